@@ -12,7 +12,7 @@ from ..copying.ncr import HIGH_PROTECTION, high_protection
 from ..recorded_texts import ALONE, RISKY, SAFE
 from ..report import tables
 from ..report.page import MEDIA_TYPES, Report, Section, Verdict
-from ..report.side_by_side import Generation, SideBySideRecord, TokenSpend
+from ..report.side_by_side import Generation, SideBySideRecord
 from ..report.tables import Column
 from ..statistics import mean_of
 from . import copied_spans, evaluated, ledgers
@@ -28,8 +28,6 @@ PICTURES: Final = {
     "divergences": "One text, step by step",
 }
 """What a run draws by itself, by file name, and is shown where it is there."""
-FIGURES: Final = {"fluency": "fluency", "factuality": "factuality", "win-rate": "win rate"}
-"""Titles of what judges say of a setting."""
 NOT_TIMED: Final = "a run is not timed: anchored bench decode times every method"
 ANALYSES: Final[dict[str, Callable[[RecordedRun], Section]]] = {
     "copying_distribution": evaluated.copying_distribution,
@@ -205,7 +203,10 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
         *([tables.RECITED_COLUMN] if any(row.get("recited") is not None for row in rows) else []),
         *map(tables.bits_per_byte_column, bits),
         *map(tables.accuracy_column, asked),
-        *(Column(key=judge, title=FIGURES[judge], num_decimals=2) for judge in judged),
+        *(
+            Column(key=judge, title=evaluated.JUDGES[judge].title.lower(), num_decimals=2)
+            for judge in judged
+        ),
         *tables.LAST_COLUMNS,
         *([tables.FAILED_COLUMN] if any(row.get("failed") for row in rows) else []),
     ]
@@ -251,10 +252,7 @@ def _record(run: RecordedRun, prompt: str, leading: Sequence[str]) -> SideBySide
 def _column(run: RecordedRun, generation: RecordedGeneration) -> Generation:
     row, ledger = generation.row, run.ledger(generation)
     pieces = row.get("pieces") or [(str(row.get("text") or ""), True)]
-    tokens = [
-        TokenSpend(step.spend, step.budget, step.weight, step.log_prob, step.safe_log_prob)
-        for step in ([] if ledger is None else ledger.steps)
-    ]
+    steps = [] if ledger is None else ledger.steps
     spans = (generation.copying or {}).get("copied_characters") or ()
     has_bound = row.get("bound") is not None
     return Generation(
@@ -266,5 +264,5 @@ def _column(run: RecordedRun, generation: RecordedGeneration) -> Generation:
         bound=row.get("bound"),
         copy_probability=None if ledger is None else run.copy_probability(generation, ledger),
         finish_reason=str(row.get("finish_reason") or ""),
-        tokens=tokens if len(tokens) == len(pieces) else (),
+        steps=steps if len(steps) == len(pieces) else (),
     )

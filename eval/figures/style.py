@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -46,8 +47,11 @@ def figure_style() -> Any:
 def new_figure(width: float, height: float, *, title: str, caption: str) -> SubFigure:
     """An empty figure of this many inches between a title and a caption that says how to read it.
 
-    What is returned is the part between them: legends "outside" its panels stay clear of both.
+    Both are wrapped to the width. What is returned is the part between them: legends "outside" its
+    panels stay clear of both.
     """
+    title = textwrap.fill(title, int(11 * width))  # characters of an inch, bold
+    caption = "\n".join(textwrap.fill(line, int(16 * width)) for line in caption.split("\n"))
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)  # pyplot would keep the figure alive and pick a windowing backend
     figure.suptitle(title, x=_EDGE, ha="left", fontsize=11, fontweight="bold")

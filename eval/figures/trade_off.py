@@ -46,9 +46,9 @@ class Scale:
 
 
 _FRONT: Final = "Pareto front"
-LEGEND_CHARACTERS: Final = 40
-"""Of a line of the legend: three columns of them fit under a panel."""
-INSET: Final = (0.09, 0.08, 0.5, 0.5)
+LEGEND_CHARACTERS: Final = 30
+"""Of a line of the legend: two columns of them fit under a panel."""
+INSET: Final = (0.18, 0.08, 0.44, 0.5)
 """Where the corner that matters is drawn once more: a part of the panel that methods worth a point
 do not come to."""
 _LABEL_OFFSETS: Final = tuple((x, y) for y in (6, -14, 18, -26) for x in (6, -6))
@@ -105,9 +105,11 @@ def plot_trade_off(
         raise ValueError("a trade-off picture needs at least one point, got none")
     names = {method: _legend_name(same) for method, same in _by_method(points).items()}
     with figure_style():
+        num_columns = 2 if len(panels) == 1 else 3
+        lines = len(names) / num_columns + sum(name.count("\n") for name in names.values())
         figure = new_figure(
-            2.2 + 4.6 * len(panels),
-            5.6 + 0.16 * sum(name.count("\n") for name in names.values()),
+            5.0 if len(panels) == 1 else 2.2 + 4.6 * len(panels),  # one is read on a phone too
+            5.0 + 0.2 * lines,
             title=title,
             caption=_caption(points, protection, num_seeds),
         )
@@ -125,7 +127,8 @@ def plot_trade_off(
             axes.yaxis.label.set_visible(axes is axes_of[0] or isinstance(utility, Mapping))
         handles = legend_entries(axes_of)
         shown = sorted(handles, key=lambda name: name == _FRONT)  # else as they came
-        figure.legend([handles[name] for name in shown], shown, loc="outside lower center", ncols=3)
+        legend = ([handles[name] for name in shown], shown)
+        figure.legend(*legend, loc="outside lower center", ncols=num_columns)
         figure.get_figure(root=True).draw_without_rendering()  # from here on places are known
         for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
             corner = _corner(panel, scales[name]) if protection is NCR else []
@@ -221,14 +224,18 @@ def _draw_inset(
 def _draw_labels(
     axes: Axes, shown: Sequence[TradeOffPoint], points: Sequence[TradeOffPoint]
 ) -> None:
-    """The names of settings at the ends of their methods' lines, clear of points and names.
+    """The names of settings at the ends of their methods' lines, clear of lines and names.
 
     points: of the panel, of which some are shown here.
     """
     size = 4.5 * axes.get_figure(root=True).dpi / 72  # half of a point's, in pixels
-    places = [axes.transData.transform((p.protection, p.utility)) for p in _finite(points)]
-    taken = [Bbox.from_extents(x - size, y - size, x + size, y + size) for x, y in places]
-    num_settings = {method: len(own) for method, own in _by_method(_finite(points)).items()}
+    taken, num_settings = [], {}
+    for method, settings in _by_method(_finite(points)).items():
+        places = axes.transData.transform([(p.protection, p.utility) for p in settings])
+        on_line = np.linspace(places[:-1], places[1:], 12).reshape(-1, 2)
+        taken += [Bbox.from_extents(x - size, y - size, x + size, y + size) for x, y in places]
+        taken += [Bbox.from_extents(x - 1, y - 1, x + 1, y + 1) for x, y in on_line]
+        num_settings[method] = len(settings)
     for method, settings in _by_method(_finite(shown)).items():
         # The ends of a line tell which way the legend's settings go.
         ends = [settings[0], settings[-1]] if num_settings[method] > 1 else []
@@ -244,7 +251,7 @@ def _draw_labels(
             for offset in _LABEL_OFFSETS:
                 label.set(position=offset, horizontalalignment="left" if offset[0] > 0 else "right")
                 box = label.get_window_extent()
-                if not box.count_overlaps(taken) and axes.bbox.containsx(box.x1):
+                if not box.count_overlaps(taken) and axes.bbox.contains(box.x1, box.y1):
                     break
             taken.append(box)
 
@@ -305,7 +312,7 @@ def _draw_high_protection(axes: Axes) -> None:
     axes.text(
         HIGH_PROTECTION,
         1.0,
-        f"high protection, {HIGH_PROTECTION} \N{RIGHTWARDS ARROW}",
+        "high protection \N{RIGHTWARDS ARROW}",
         transform=axes.get_xaxis_transform(),
         ha="left",
         va="bottom",

@@ -65,8 +65,9 @@ class Report:
     def html(self) -> str:
         """The self-contained page; every text is escaped."""
         parts = [f'<p class="headline">{escape(self.headline)}</p>'] if self.headline else []
-        parts += [_verdicts_html(self.verdicts)] if self.verdicts else []
-        parts += [_picture_html(self.picture)] if self.picture else []
+        cards = _verdicts_html(self.verdicts) if self.verdicts else ""
+        picture = _picture_html(self.picture) if self.picture else ""
+        parts += [f'<div class="verdict">{cards}{picture}</div>'] if cards or picture else []
         parts.append(self._contents())
         if self.records:
             note = f'<p class="legend">{escape(self.texts_note)}</p>'
@@ -119,12 +120,12 @@ def _verdicts_html(verdicts: Sequence[Verdict]) -> str:
     most = max(verdict.copied for verdict in verdicts) or 1.0
     cards = "\n".join(
         f'<section class="{own.role}"><h3>{escape(own.label)}</h3>'
-        f"<p>{own.copied:.1f} words in a row are the reference's, on average</p>"
+        f"<p>{own.copied:.1f} words in a row from the reference, on average</p>"
         f'<progress max="{most:g}" value="{own.copied:g}"></progress>'
         f'<p class="facts">{escape(own.facts)}</p></section>'
         for own in verdicts
     )
-    return f'<div class="columns">\n{cards}\n</div>'
+    return f"<div>\n{cards}\n</div>"
 
 
 def _picture_html(section: Section) -> str:
@@ -174,7 +175,7 @@ _PAGE: Final = """<!doctype html>
 """
 
 _ROLES: Final = "\n".join(
-    f"section.{role} {{ border-top: 4px solid {color}; accent-color: {color}; }}"
+    f"section.{role} {{ border-top: 4px solid {color}; --bar: {color}; }}"
     for role, (color, _) in ROLE_LOOKS.items()
 )
 STYLE: Final = (
@@ -199,7 +200,14 @@ p { margin: 0; }
 .legend { max-width: 60rem; margin-bottom: .4rem; line-height: 1.8; color: var(--soft); }
 .legend mark, .legend u { color: var(--ink); }
 .headline { max-width: 60rem; margin: .3rem 0 .9rem; font-size: 1.15rem; }
-progress { width: 100%; height: .9rem; }
+.verdict { display: grid; gap: 0 1.2rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
+.verdict section { margin-bottom: .7rem; }
+progress { width: 100%; height: .7rem; margin-top: .4rem; border: 0; appearance: none;
+  background: var(--line); }
+progress::-webkit-progress-bar { background: var(--line); }
+progress::-webkit-progress-value { background: var(--bar); }
+progress::-moz-progress-bar { background: var(--bar); }
 nav ul { columns: 16rem; margin: .5rem 0 0; padding-left: 1.2rem; }
 details { margin: .7rem 0; }
 summary { cursor: pointer; color: var(--soft); }
@@ -220,14 +228,14 @@ u { text-decoration: underline 2px var(--risky); text-underline-offset: 3px; }
 .s4 { background: rgba(var(--spend), 0.42); }
 .s5 { background: rgba(var(--spend), 0.54); }
 .s6 { background: rgba(var(--spend), 0.66); }
-table { border-collapse: collapse; font-size: .8rem; }
+table { border-collapse: separate; border-spacing: 0; font-size: .8rem; }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
   background: var(--paper); }
 .wide { overflow-x: auto; margin: .6rem 0; }
 figure { margin: .6rem 0; }
 img { max-width: 100%; height: auto; background: #fff; }
-@media (max-width: 40rem) { body { padding: .8rem; } figure { overflow-x: auto; }
-  img { max-width: none; width: 38rem; } }
+@media (max-width: 40rem) { body { padding: .8rem; }
+  h2 ~ figure { overflow-x: auto; } h2 ~ figure img { max-width: none; width: 38rem; } }
 """
 )

@@ -5,32 +5,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Final, NamedTuple
+from typing import Final
 
-
-class TokenSpend(NamedTuple):
-    """A step's figures in nats, as its ledger has them."""
-
-    spend: float
-    allowance: float
-    weight: float
-    log_prob: float
-    """log p* of the token."""
-    safe_log_prob: float | None
-    """log p_s; None where the safe model did not run."""
-
-    def shown(self, text: str) -> str:
-        """What the token's tooltip says."""
-        ratio = None if self.safe_log_prob is None else self.log_prob - self.safe_log_prob
-        return (
-            f"{text!r}: spend {self.spend:.4g}, allowance {self.allowance:.4g}, weight "
-            f"{self.weight:.3g}, log p*/p_s {'unknown' if ratio is None else f'{ratio:.3g}'}"
-        )
+from ...decode.ledger import LedgerStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """One text; `pieces` joined are its characters, and `copied_spans` lie within them."""
+    """One text; `pieces` joined are its characters."""
 
     label: str
     role: str = ""
@@ -47,20 +29,8 @@ class Generation:
     """Largest probability, before it was drawn, that a text of this setting begins with the
     reference (`event_bound`); None where it is not known."""
     finish_reason: str = ""
-    tokens: Sequence[TokenSpend] = ()
+    steps: Sequence[LedgerStep] = ()
     """What each piece spent, for colors and tooltips; () shows neither."""
-
-    def __post_init__(self) -> None:
-        length = sum(len(text) for text, _ in self.pieces)
-        for start, end in self.copied_spans:
-            if not 0 <= start < end <= length:
-                raise ValueError(
-                    f"copied span of {self.label!r} must lie in [0, {length}], got [{start}, {end}]"
-                )
-        if self.tokens and len(self.tokens) != len(self.pieces):
-            raise ValueError(
-                f"{self.label!r} has {len(self.pieces)} pieces and {len(self.tokens)} tokens"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,9 +79,9 @@ def _article(index: int, record: SideBySideRecord) -> str:
 
 def _column(generation: Generation) -> str:
     looks = _looks(generation)
-    if generation.tokens:
-        per_token = zip(generation.pieces, generation.tokens, strict=True)
-        body = "".join(_token(text, spend, looks) for (text, _), spend in per_token if text)
+    if generation.steps:
+        per_token = zip(generation.pieces, generation.steps, strict=True)
+        body = "".join(_token(text, step, looks) for (text, _), step in per_token if text)
     else:
         body = _runs(looks)
     return (
@@ -134,12 +104,18 @@ def _looks(generation: Generation) -> Iterator[Look]:
     )
 
 
-def _token(text: str, spend: TokenSpend, looks: Iterator[Look]) -> str:
+def _token(text: str, step: LedgerStep, looks: Iterator[Look]) -> str:
     """One token, colored by its spend; takes its characters of `looks`."""
-    level = sum(spend.spend >= nats for nats in SPEND_LEVELS)
+    level = sum(step.spend >= nats for nats in SPEND_LEVELS)
     shade = f' class="s{level}"' if level else ""
+    is_known = step.safe_log_prob is not None
+    ratio = f"{step.log_prob - step.safe_log_prob:.3g}" if is_known else "unknown"
+    tooltip = (
+        f"{text!r}: spend {step.spend:.4g}, allowance {step.budget:.4g}, weight "
+        f"{step.weight:.3g}, log p*/p_s {ratio}"
+    )
     inner = _runs(itertools.islice(looks, len(text)))
-    return f'<span{shade} title="{escape(spend.shown(text))}">{inner}</span>'
+    return f'<span{shade} title="{escape(tooltip)}">{inner}</span>'
 
 
 def _runs(looks: Iterable[Look]) -> str:
