@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..copying.metrics import METRICS
 from ..figures.distributions import Series, plot_series
 from ..figures.trade_off import NCR, Scale
-from ..recorded_texts import grouped
+from ..recorded_texts import ALONE, grouped
 from ..report.page import Section
 from ..report.tables import (
     COPYING_COLUMNS,
@@ -172,11 +172,12 @@ def copying_distribution(run: RecordedRun) -> Section:
     """How long the longest copied spans of each setting's texts are, which means hide."""
     results = run.evaluated("copying")
     tails: dict[str, Series] = {}
-    for name, texts in grouped(results["rows"], lambda row: str(row["setting"])).items():
+    rows = grouped(results["rows"], lambda row: str(row["setting"]))
+    for name, texts in [(name, rows[name]) for name in run.by_setting if name in rows]:
         words = [row["word_lcs"] for row in texts]
         lengths = range(1, max(words) + 2)
         shares = [sum(count >= length for count in words) / len(words) for length in lengths]
-        tails[name] = Series([float(length) for length in lengths], shares)
+        tails[ALONE.get(name, name)] = Series([float(length) for length in lengths], shares)
     return Section(
         title="How long copied spans are",
         note="Of each text its longest span that the reference has too, in words: the share of "
@@ -189,12 +190,12 @@ def copying_distribution(run: RecordedRun) -> Section:
         ],
         draw=partial(
             plot_series,
-            {"": {name: tails[name] for name in run.by_setting if name in tails}},
+            {"": tails},
             title="How long the longest copied spans are",
             x_label="words",
             y_label="share of texts with as many or more",
             look="steps",
-            colors={name: color for name, (color, _) in looks_of(run).items()},
+            colors={ALONE.get(name, name): color for name, (color, _) in looks_of(run).items()},
         ),
     )
 

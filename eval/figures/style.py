@@ -18,8 +18,9 @@ from matplotlib.ticker import NullFormatter
 GREEN, VERMILION, BLUE, PURPLE, ORANGE = "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"
 SKY, BLACK, WINE = "#56B4E9", "#000000", "#882255"
 GREY: Final = "#5F5F5F"
-COLORS: Final = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, GREY)
-"""Of curves and bars in their order, where no role has its color."""
+COLORS: Final = (SKY, ORANGE, PURPLE, WINE, BLACK, GREY)
+"""Of curves and bars of anything but methods, in their order: those of the roles are not among
+them."""
 # The same figure gives the same bytes: no time of writing, and no random ids in SVG (below).
 _UNDATED: Final[dict[str, dict[str, None]]] = {
     ".png": {},

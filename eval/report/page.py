@@ -229,13 +229,14 @@ u { text-decoration: underline 2px var(--risky); text-underline-offset: 3px; }
 .s5 { background: rgba(var(--spend), 0.54); }
 .s6 { background: rgba(var(--spend), 0.66); }
 table { border-collapse: separate; border-spacing: 0; font-size: .8rem; }
-th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
+th, td { padding: 3px .6rem; line-height: 18px; text-align: right;
+  border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
   background: var(--paper); }
 .wide { overflow-x: auto; margin: .6rem 0; }
 figure { margin: .6rem 0; }
 img { max-width: 100%; height: auto; background: #fff; }
 @media (max-width: 40rem) { body { padding: .8rem; }
-  h2 ~ figure { overflow-x: auto; } h2 ~ figure img { max-width: none; width: 38rem; } }
+  h2 ~ figure { overflow-x: auto; } h2 ~ figure img { max-width: none; } }
 """
 )

@@ -270,7 +270,7 @@ def test_a_browser_shows_all_of_it_and_refuses_and_loads_nothing(html, tmp_path)
         assert len(pictures) == len(ANALYSES) + 1
         assert pictures[0] == 0 and all(width > 100 for width in pictures[1:])
         tooltips = page.value("Array.from(document.querySelectorAll('span[title]'), s => s.title)")
-        assert len(tooltips) == 2 * 4 * 3 and "spend 0.25, allowance 0.25" in tooltips[4]
+        assert len(tooltips) == 2 * 4 * 3 and "spend 0.25, allowance 0.25" in tooltips[7]
         look = "s => getComputedStyle(s)"
         marks = f"Array.from(document.querySelectorAll('article mark'), {look})"
         lines = page.value(f"{marks}.map(s => s.textDecorationLine)")
@@ -281,3 +281,23 @@ def test_a_browser_shows_all_of_it_and_refuses_and_loads_nothing(html, tmp_path)
         assert HOSTILE in page.value("document.body.innerText")
         page.screenshot(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
+def test_what_matters_is_in_view_on_a_phone_and_on_a_wide_screen(html, tmp_path):
+    """It leaves the screenshots report-WIDTH.png and texts-WIDTH.png."""
+    file = tmp_path / "report.html"
+    file.write_text(html, encoding="utf-8")
+    with browser_page(file.as_uri(), tmp_path / "profile") as page:
+        for width, in_a_row in ((360, 1), (1400, 3)):
+            page.resize(width)
+            assert page.value("document.documentElement.scrollWidth") <= width
+            cards = ".verdict section, .verdict img, article > .columns > section"
+            box = "s => (({left, right, top}) => [left, right, top])(s.getBoundingClientRect())"
+            boxes = page.value(f"Array.from(document.querySelectorAll('{cards}'), {box})")
+            assert all(0 <= left < right <= width for left, right, _ in boxes)
+            first = boxes[3:6]  # after two cards and the picture: both models and the reference
+            assert [top for _, _, top in first].count(first[0][2]) == in_a_row
+            page.screenshot(tmp_path / f"report-{width}.png", width=width)
+            page.screenshot(tmp_path / f"texts-{width}.png", width=width, top=int(first[0][2]))
