@@ -16,6 +16,7 @@ from ...decode.rules.registry import make_rule
 from ...inputs import json_objects
 from ..copying.ncr import NcrStatistics
 from ..recorded_texts import (
+    EVALUATION,
     PROMPTS_FILE,
     generation_files,
     grouped,
@@ -28,9 +29,6 @@ from ..statistics import SeedStatistics
 Item = TypeVar("Item")
 MAX_LEDGERS: Final = 64
 """Ledgers of each setting: 1,600 of a run of 25 settings, which take half a second a hundred."""
-EVALUATION: Final = "evaluation"
-"""Folder in a run's folder, where the results of measures and judges lie."""
-PAGE: Final = "report.html"
 MEASURES: Final = ("copying", "nonliteral")
 """Names that `RecordedRun.evaluated` takes for measures; the others are judges."""
 SAFE_RULE, RISKY_RULE = "safe_only", "risky_only"

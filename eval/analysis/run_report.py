@@ -9,14 +9,14 @@ from typing import Final
 
 from ...durable_files import write_durably
 from ..copying.ncr import HIGH_PROTECTION, high_protection
-from ..recorded_texts import ALONE, RISKY, SAFE
+from ..recorded_texts import ALONE, PAGE, RISKY, SAFE
 from ..report import tables
 from ..report.page import MEDIA_TYPES, Report, Section, Verdict
 from ..report.side_by_side import Generation, SideBySideRecord
 from ..report.tables import Column
 from ..statistics import mean_of
 from . import copied_spans, evaluated, ledgers
-from .recorded_run import PAGE, NotMeasured, RecordedGeneration, RecordedRun, evenly
+from .recorded_run import NotMeasured, RecordedGeneration, RecordedRun, evenly
 from .trade_offs import methods_of
 
 BITS: Final = "bits_per_byte/"

@@ -16,7 +16,8 @@ from matplotlib.ticker import NullFormatter
 
 # Okabe and Ito 2008: told apart with any color vision.
 GREEN, VERMILION, BLUE, PURPLE, ORANGE = "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"
-SKY, BLACK, WINE = "#56B4E9", "#000000", "#882255"
+SKY, BLACK = "#56B4E9", "#000000"
+WINE, OLIVE = "#882255", "#999933"  # of Paul Tol's muted scheme
 GREY: Final = "#5F5F5F"
 COLORS: Final = (SKY, ORANGE, PURPLE, WINE, BLACK, GREY)
 """Of curves and bars of anything but methods, in their order: those of the roles are not among
@@ -120,7 +121,7 @@ ROLE_LOOKS: Final[Mapping[Role, Look]] = {
     "risky": (VERMILION, "D"),
     "anchored": (BLUE, "o"),
 }
-_COLORS: Final = (PURPLE, ORANGE, SKY, BLACK, WINE)
+_COLORS: Final = (PURPLE, ORANGE, SKY, BLACK, WINE, OLIVE)
 _MARKERS: Final = "^vPX"
 
 

@@ -46,7 +46,7 @@ class Scale:
 
 
 _FRONT: Final = "Pareto front"
-LEGEND_CHARACTERS: Final = 30
+LEGEND_CHARACTERS: Final = 26
 """Of a line of the legend: two columns of them fit under a panel."""
 INSET: Final = (0.18, 0.08, 0.44, 0.5)
 """Where the corner that matters is drawn once more: a part of the panel that methods worth a point

@@ -153,10 +153,10 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
     ("labels", "name"),
     [
         (["k=0.1", "k=2"], "Anchored: k=0.1, 2"),
-        (["a=1, b=2", "a=1, b=3"], "Anchored: a=1, b=2, a=1, b=3"),
+        (["a=1, b=2", "a=1, b=3"], "Anchored: a=1, b=2, a=1,\nb=3"),
         (["n=1", "m=2"], "Anchored: n=1, m=2"),
         (["", ""], "Anchored"),
-        ([f"k={n}" for n in range(20)], "Anchored: k=0, 1, 2, 3, 4, 5,\n6, 7, 8, 9, 10, 11, "),
+        ([f"k={n}" for n in range(20)], "Anchored: k=0, 1, 2, 3, 4,\n5, 6, 7, 8, 9, 10, 11, "),
     ],
 )
 def test_the_legend_names_the_settings_of_a_method_in_their_order(labels, name):
