@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from ...durable_files import write_durably
@@ -93,10 +94,9 @@ def _printed_ncr(
     # (r - m) / (r - s) moves with r, m and s by |1 - n|, 1 and |n| over the gap, to first order.
     rounding = [
         _ROUNDING * (abs(1.0 - ncr) + 1.0 + abs(ncr)) / (risky[name] - safe[name])
-        for name, ncr in reduction.per_metric.items()
-        if not math.isnan(ncr)
+        for name, ncr in reduction.items()
     ]
-    return {"ncr": reduction.mean, "ncr_rounding": math.fsum(rounding) / len(rounding)}
+    return {"ncr": fmean(reduction.values()), "ncr_rounding": fmean(rounding)}
 
 
 def found_rows(books: RecordedRun, bios: RecordedRun) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,21 +14,6 @@ HIGH_PROTECTION: Final = 0.75
 
 CopyingMeans = Mapping[str, float]
 Row = TypeVar("Row", bound=Mapping[str, Any])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopyingReduction:
-    """NCR of one setting: 0 for the risky model, 1 for the safe one, not clipped to [0, 1]."""
-
-    per_metric: dict[str, float]
-    """nan where the risky model copies no more than the safe one."""
-    mean: float
-    """Plain mean over the metrics that are defined; nan if none is."""
-
-    @property
-    def num_metrics(self) -> int:
-        """How many metrics `mean` is over."""
-        return sum(not math.isnan(value) for value in self.per_metric.values())
 
 
 class NcrStatistics(NamedTuple):
@@ -61,27 +46,20 @@ class NcrStatistics(NamedTuple):
 
 def copying_reduction(
     setting: CopyingMeans, *, risky: CopyingMeans, safe: CopyingMeans
-) -> CopyingReduction:
-    """(m_r - m) / (m_r - m_s) for each of the six metrics m, and their plain mean.
+) -> dict[str, float]:
+    """(m_r - m) / (m_r - m_s) of each metric m with a gap: NCR is their plain mean.
 
+    It is 0 for the risky model and 1 for the safe one, and not clipped to [0, 1]. A metric with
+    m_r <= m_s has no copying to reduce, and is left out.
     setting, risky, safe: data set means by the names in `METRICS`, unrounded, of the same prompts
-    and seed; other keys are ignored. A metric with m_r <= m_s has no copying to reduce: it is
-    nan in `per_metric` and left out of the mean.
-    Raises: ValueError if a metric is missing or not finite.
+    and seed; other keys are ignored.
     Source: He et al., "Anchored Decoding", section "Evaluation metrics".
     """
-    for role, means in (("setting", setting), ("risky", risky), ("safe", safe)):
-        for name in METRICS:
-            if not math.isfinite(means.get(name, math.nan)):
-                raise ValueError(f"{role} needs a finite {name}, got {means.get(name)}")
-    gaps = {name: risky[name] - safe[name] for name in METRICS}
-    per_metric = {
-        name: (risky[name] - setting[name]) / gap if gap > 0 else math.nan
-        for name, gap in gaps.items()
+    return {
+        name: (risky[name] - setting[name]) / gap
+        for name in METRICS
+        if (gap := risky[name] - safe[name]) > 0
     }
-    defined = [value for value in per_metric.values() if not math.isnan(value)]
-    mean = math.fsum(defined) / len(defined) if defined else math.nan
-    return CopyingReduction(per_metric=per_metric, mean=mean)
 
 
 def ncr_over_seeds(
@@ -90,17 +68,13 @@ def ncr_over_seeds(
     """Mean and standard deviation over seeds of the NCR that each seed has by itself.
 
     settings, risky, safe: one mapping per seed, in the same order of seeds.
-    Raises: ValueError if the numbers of seeds differ or are 0.
     """
-    num_seeds = (len(settings), len(risky), len(safe))
-    if len(set(num_seeds)) > 1:
-        raise ValueError(f"settings, risky and safe must have the same seeds, got {num_seeds}")
     reductions = [
-        copying_reduction(setting, risky=risky_means, safe=safe_means)
-        for setting, risky_means, safe_means in zip(settings, risky, safe, strict=True)
+        copying_reduction(setting, risky=most, safe=least)
+        for setting, most, least in zip(settings, risky, safe, strict=True)
     ]
-    mean, std, count = over_seeds([reduction.mean for reduction in reductions])
-    return NcrStatistics(mean, std, count, min(one.num_metrics for one in reductions))
+    ncr = over_seeds([fmean(own.values()) if own else math.nan for own in reductions])
+    return NcrStatistics(*ncr, num_metrics=min(map(len, reductions)))
 
 
 def resampled_ncr(shares: Array, setting: Array, *, risky: Array, safe: Array) -> Array:

@@ -38,13 +38,6 @@ class BudgetTrajectory:
     accepted: Sequence[bool]
     schedule: Schedule = "adaptive"
 
-    def __post_init__(self) -> None:
-        if len(self.spends) != len(self.accepted):
-            raise ValueError(
-                f"spends and accepted must have one value per step, got {len(self.spends)} "
-                f"and {len(self.accepted)}"
-            )
-
     @classmethod
     def of(cls, label: str, ledger: Ledger) -> "BudgetTrajectory":
         """What a ledger records; ValueError for one without a bound."""

@@ -92,7 +92,6 @@ def test_too_few_prompts_for_a_strict_target_are_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"metric": "rouge"}, "metric must be one of ncr, word_lcs"),
         ({"value": 1.5}, r"must be in \(0, 1\], got 1.5"),
         ({"metric": "word_lcs", "value": 0.0}, "must be finite and > 0, got 0.0"),
         ({"metric": "word_lcs", "value": math.nan}, "must be finite and > 0, got nan"),
