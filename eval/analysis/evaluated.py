@@ -260,10 +260,11 @@ def precision_by_group(run: RecordedRun) -> Section:
     )
     if not groups:
         raise NotMeasured("the judged texts name no group (as how frequent an entity is)")
+    ks = {row["setting"]: row.get("k") for row in run.rows}
     rows = [
         {
             "setting": figures["setting"],
-            "k": run.ks.get(figures["setting"]),
+            "k": ks.get(figures["setting"]),
             **{
                 name: SeedStatistics.recorded((figures["by_group"].get(name) or {}).get("macro"))
                 for name in groups
@@ -271,7 +272,7 @@ def precision_by_group(run: RecordedRun) -> Section:
         }
         for figures in results["settings"]
     ]
-    swept = [row for row in rows if row["setting"] in run.k_sweep]
+    swept = [row for row in rows if row["k"] is not None]  # no other method has one there
     return Section(
         title="Factual precision by group of texts",
         note="Share of supported claims, the mean over texts, then over seeds. The picture shows "

@@ -1,8 +1,6 @@
 """A run's folder as the analyses read it: generations, what they copied, and their ledgers."""
 
 import itertools
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -214,24 +212,6 @@ class RecordedRun:
             and all(ledger.certified for _, ledger in self.ledgers(name))
             and self.ledgers(name)
         ]
-
-    @cached_property
-    def ks(self) -> dict[str, float]:
-        """k in nats a step, of the settings with a bound that have one."""
-        ks = {name: self.ledgers(name)[0][1].header.k for name in self.budgeted}
-        return {name: k for name, k in ks.items() if math.isfinite(k)}
-
-    @cached_property
-    def k_sweep(self) -> list[str]:
-        """The largest group of settings of one rule that differ in k alone, k ascending."""
-
-        def rest(name: str) -> str:
-            header = self.ledgers(name)[0][1].header
-            others = {key: each for key, each in header.rule_settings.items() if key != "k"}
-            return json.dumps([header.rule, others], sort_keys=True)
-
-        groups = grouped(sorted(self.ks, key=self.ks.__getitem__), rest)
-        return max(groups.values(), key=len, default=[])
 
     @cached_property
     def debts(self) -> dict[int, dict[str, float]]:

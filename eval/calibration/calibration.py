@@ -217,24 +217,19 @@ def _curve(calibration: Calibration, generations: "_Generations") -> dict[float,
     """Every k that this search needs, and what earlier searches in the folder have recorded."""
     experiment, search = calibration.experiment, calibration.search
     curve: dict[float, Measured] = {}
-    waiting = [k for k in _recorded_ks(experiment) if k <= search.largest]
+    rows = experiment.read_rows(_MEASURED) if experiment.has_rows(_MEASURED) else []
+    recorded = {row["k"] for row in rows}
+    waiting = [k for k in sorted(recorded) if k <= search.largest]
     while True:
         is_met = {k: row.is_met for k, row in curve.items()}
         k = waiting.pop(0) if waiting else search.next_k(is_met)
         if k is None:
             return curve
         row = curve[k] = generations.measured(calibration.setting(k))
-        recorded = {*_recorded_ks(experiment), k}
+        recorded.add(k)
         experiment.write_rows(_MEASURED, [{"k": each} for each in sorted(recorded)])
         verdict = "met" if row.is_met else "missed"
         logger.info("%s: %s, %s", row.setting, calibration.target.shown(row.figure), verdict)
-
-
-def _recorded_ks(experiment: Experiment) -> list[float]:
-    try:
-        return [row["k"] for row in experiment.read_rows(_MEASURED)]
-    except FileNotFoundError:
-        return []
 
 
 def _check(calibration: Calibration, k: float, pair: ModelPair) -> Measured | None:
