@@ -167,7 +167,7 @@ def write_paper_table(pair: str, books: RecordedRun, bios: RecordedRun, folder: 
         raise ValueError(f"{books.folder} has no results of anchored sweep")
     rows, protected = agreement_rows(pair, found), protected_rows(pair, found)
     protected_columns = [Column(key="method", title="method"), COLUMNS[0], *COLUMNS[:-3:-1]]
-    shown = [(_cells(rows), COLUMNS), (_cells(protected), protected_columns)]
+    shown = [(rows, COLUMNS), (protected, protected_columns)]
     printed = {row["setting"] for row in rows}
     others = [row["setting"] for row in found if row["setting"] not in printed]
     full, best = (tables.markdown_table(*each) for each in shown)
@@ -202,13 +202,6 @@ def _about(
             yield f"- The {judge} was not measured: {reason}"
     if others:
         yield f"- Not in the paper's table: {', '.join(others)}"
-
-
-def _cells(rows: Sequence[AgreementRow]) -> list[dict[str, Cell]]:
-    return [
-        {name: str(each) if isinstance(each, Agreement) else each for name, each in row.items()}
-        for row in rows
-    ]
 
 
 def _json(rows: Sequence[AgreementRow]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from ...durable_files import write_durably
 from ..copying.ncr import HIGH_PROTECTION, high_protection
 from ..recorded_texts import ALONE, PAGE, RISKY, SAFE
 from ..report import tables
-from ..report.page import MEDIA_TYPES, Report, Section, Verdict
+from ..report.page import Report, Section, Verdict
 from ..report.side_by_side import Generation, SideBySideRecord
 from ..report.tables import Column
 from ..statistics import mean_of
@@ -227,9 +227,8 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
 
 def _pictures(folder: Path) -> Iterator[Section]:
     for name, title in PICTURES.items():
-        files = [folder / f"{name}{suffix}" for suffix in MEDIA_TYPES]
-        if there := [path for path in files if path.is_file()]:
-            yield Section(title=title, picture=there[0])
+        if (path := folder / f"{name}.svg").is_file():
+            yield Section(title=title, picture=path)
 
 
 def _record(run: RecordedRun, prompt: str, leading: Sequence[str]) -> SideBySideRecord:

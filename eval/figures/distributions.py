@@ -93,7 +93,8 @@ def _looks(names: Sequence[str], colors: Mapping[str, str]) -> dict[str, dict[st
         same = [other for other in names if color_of[other] == color]
         number = same.index(name)
         white = 0.6 * (1 - (number + 1) / len(same))
-        shade = to_hex([(1 - white) * part + white for part in to_rgb(color)])
+        red, green, blue = ((1 - white) * part + white for part in to_rgb(color))
+        shade = to_hex((red, green, blue))
         looks[name] = {"color": shade, "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.6}
     return looks
 

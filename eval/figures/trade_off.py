@@ -228,7 +228,7 @@ def _draw_labels(
 
     points: of the panel, of which some are shown here.
     """
-    size = 4.5 * axes.get_figure(root=True).dpi / 72  # half of a point's, in pixels
+    size = 6.25  # half of a point's, in pixels
     taken, num_settings = [], {}
     for method, settings in _by_method(_finite(points)).items():
         places = axes.transData.transform([(p.protection, p.utility) for p in settings])

@@ -15,8 +15,6 @@ from ..statistics import json_value
 from .side_by_side import SideBySideRecord, records_html
 from .tables import Column, Row, html_table, markdown_table
 
-MEDIA_TYPES: Final = {".svg": "image/svg+xml", ".png": "image/png"}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
@@ -29,7 +27,7 @@ class Section:
     draw: Callable[[Path], None] | None = None
     """Draws the picture into a file."""
     picture: Path | None = None
-    """A picture that was drawn before, .svg or .png."""
+    """An SVG that was drawn before."""
 
 
 class Verdict(NamedTuple):
@@ -135,7 +133,7 @@ def _picture_html(section: Section) -> str:
         if section.draw is not None:
             section.draw(path)
         encoded = base64.b64encode(path.read_bytes()).decode()
-    source = f"data:{MEDIA_TYPES[path.suffix]};base64,{encoded}"
+    source = f"data:image/svg+xml;base64,{encoded}"
     return f'<figure tabindex="0"><img alt="{escape(section.title)}" src="{source}"></figure>'
 
 

@@ -108,8 +108,8 @@ def _token(text: str, step: LedgerStep, looks: Iterator[Look]) -> str:
     """One token, colored by its spend; takes its characters of `looks`."""
     level = sum(step.spend >= nats for nats in SPEND_LEVELS)
     shade = f' class="s{level}"' if level else ""
-    is_known = step.safe_log_prob is not None
-    ratio = f"{step.log_prob - step.safe_log_prob:.3g}" if is_known else "unknown"
+    safe = step.safe_log_prob  # None where the safe model did not run
+    ratio = "unknown" if safe is None else f"{step.log_prob - safe:.3g}"
     tooltip = (
         f"{text!r}: spend {step.spend:.4g}, allowance {step.budget:.4g}, weight "
         f"{step.weight:.3g}, log p*/p_s {ratio}"
