@@ -78,10 +78,6 @@ class RecordedRun:
     those of judged texts have no references."""
     _read: dict[str, list[tuple[RecordedGeneration, Ledger]]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.max_ledgers < 0:
-            raise ValueError(f"the number of ledgers must be at least 0, got {self.max_ledgers}")
-
     @cached_property
     def results(self) -> Mapping[str, Any]:
         """results.json; {} where the run has not come to it."""

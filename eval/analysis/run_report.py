@@ -74,10 +74,8 @@ def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Repor
     """Everything that the run's folder holds, and what it lacks.
 
     num_texts: prompts whose texts are shown, evenly among all, one text a setting.
-    Raises: ValueError for fewer than none, or damaged records.
+    Raises: ValueError for damaged records.
     """
-    if num_texts < 0:
-        raise ValueError(f"the number of texts must be at least 0, got {num_texts}")
     prompts = list(dict.fromkeys(text.id for rows in run.by_setting.values() for text in rows))
     shown = evenly(prompts, num_texts)
     recited = {

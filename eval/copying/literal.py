@@ -142,10 +142,7 @@ def distribution(scores: Sequence[Row]) -> dict[str, Any]:
 
     A quantile is the smallest value that at least this share of texts does not exceed. Spans end
     where the word metrics stop reading: at `MAX_WORDS`.
-    Raises: ValueError if there are no scores.
     """
-    if not scores:
-        raise ValueError("a distribution needs at least one score, got none")
     longest = np.array([score["word_lcs"] for score in scores])
     quantiles = {
         name: np.quantile(

@@ -40,9 +40,7 @@ class BudgetTrajectory:
 
     @classmethod
     def of(cls, label: str, ledger: Ledger) -> "BudgetTrajectory":
-        """What a ledger records; ValueError for one without a bound."""
-        if not math.isfinite(ledger.header.bound):
-            raise ValueError(f"{label}: {ledger.header.rule} has no bound to draw a budget of")
+        """What a ledger with a bound records."""
         return cls(
             label=label,
             k=ledger.header.k,
@@ -78,10 +76,7 @@ def plot_budget_trajectories(
     Ticks at the foot mark the steps where the draw from the safe model was rejected (`accepted`
     is False) and the token is the risky model's. symbol: what a step draws, "token" or "byte".
     path: .png, .svg or .pdf.
-    Raises: ValueError if there are no trajectories or the suffix is another.
     """
-    if not trajectories:
-        raise ValueError("a budget picture needs at least one trajectory, got none")
     num_columns = 2 if len(trajectories) == 4 else min(3, len(trajectories))
     num_rows = math.ceil(len(trajectories) / num_columns)
     with figure_style():
@@ -133,7 +128,7 @@ def plot_divergences(ledger: Ledger, path: Path) -> None:
     """KL(p* || p_s), KL(p* || p_r), KL(p_r || p_s), the allowance and k of every step, in nats.
 
     ledger: of `with_divergences`. path: .png, .svg or .pdf; infinite figures are left out.
-    Raises: ValueError for a ledger without steps or divergences, or another suffix.
+    Raises: ValueError for a ledger without steps or divergences.
     Source: paper, figure of per-step divergences.
     """
     risky_safe = [step.kl_risky_safe for step in ledger.steps]

@@ -49,7 +49,6 @@ def plot_calibration(curve: CalibrationCurve, path: Path, *, caption: str) -> No
     """The figure at every measured k with its interval, over k on a logarithmic axis.
 
     caption: how many prompts and seeds, and which interval. path: .png, .svg or .pdf.
-    Raises: ValueError for another suffix.
     """
     with figure_style():
         title = f"{curve.figure_name} at every measured k: k = {curve.chosen:g} is taken"
@@ -94,10 +93,7 @@ def plot_scores(
 
     scores: by model, in the order of the benchmarks: share and standard error; nan draws nothing.
     path: .png, .svg or .pdf.
-    Raises: ValueError without models or benchmarks, or for another suffix.
     """
-    if not scores or not benchmarks:
-        raise ValueError("a picture of scores needs a model and a benchmark at least")
     with figure_style():
         width = max(6.4, 0.35 * len(benchmarks) * (1 + len(scores)))
         caption = "Each benchmark by its best variant. Bars: one standard error."

@@ -97,12 +97,9 @@ def plot_trade_off(
     The legend names the settings of each method in their order. utility: one for all panels, or
     each panel's own. num_seeds: of each point, for the caption. path: .png, .svg or .pdf. Points
     without a finite figure are left out.
-    Raises: ValueError if there is no point or the suffix is another.
     """
     scales = {name: utility[name] if isinstance(utility, Mapping) else utility for name in panels}
     points = [point for panel in panels.values() for point in panel]
-    if not points:
-        raise ValueError("a trade-off picture needs at least one point, got none")
     names = {method: _legend_name(same) for method, same in _by_method(points).items()}
     with figure_style():
         num_columns = 2 if len(panels) == 1 else 3

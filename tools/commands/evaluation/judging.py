@@ -106,7 +106,7 @@ class EvidenceOptions:
         return self.serper or self.corpus is not None or self.evidence is not None
 
     def retriever(self, client: "ChatClient", *, max_retries: int) -> "Retriever":
-        """What finds evidence for a claim; ValueError where no source is named."""
+        """What finds evidence for a claim."""
         from anchored.eval.quality.chat_client import api_key
         from anchored.eval.retrieval import evidence
 
@@ -120,8 +120,7 @@ class EvidenceOptions:
             )
         if self.evidence is not None:
             return evidence.RecordedEvidence(self.evidence)
-        if self.corpus is None:
-            raise ValueError("factuality needs one of --serper, --corpus and --evidence")
+        assert self.corpus is not None  # EvaluateConfig refuses factuality without any
         from anchored.eval.retrieval.bm25 import WordIndex
 
         folder = self.corpus.with_name(f"{self.corpus.name}.bm25")
