@@ -9,6 +9,7 @@ import numpy as np
 
 from ..figures.curves import BudgetTrajectory, plot_budget_trajectories
 from ..figures.distributions import Series, density, histogram, plot_series, tail
+from ..recorded_texts import RISKY
 from ..report.page import Section
 from ..report.tables import Cell, Column
 from .recorded_run import NotMeasured, RecordedRun, evenly
@@ -26,16 +27,14 @@ def step_divergences(run: RecordedRun) -> Section:
 
     Source: paper, section "KL is a Useful Memorization Diagnostic".
     """
-    if run.risky is None:
-        raise NotMeasured("no setting is the risky model alone")
     samples: dict[str, list[float]] = {}
-    for text, ledger in run.ledgers(run.risky):
+    for text, ledger in run.ledgers(RISKY):
         # What the risky model alone spends is its divergence, where the safe model ran beside it.
         nats = [step.spend for step in ledger.steps if step.safe_log_prob is not None]
         if nats:
             samples.setdefault(run.domain(text), []).extend(nats)
     if not samples:
-        raise NotMeasured("the risky model ran alone, without divergences (compared=False)")
+        raise NotMeasured("no ledger of the risky model alone has divergences (compared=True)")
     cutoff = _quantile([each for nats in samples.values() for each in nats], TAIL)
     rows = [
         {

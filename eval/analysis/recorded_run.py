@@ -16,6 +16,7 @@ from ..copying.ncr import NcrStatistics
 from ..recorded_texts import (
     EVALUATION,
     PROMPTS_FILE,
+    SAFE,
     generation_files,
     grouped,
     read_json,
@@ -29,7 +30,6 @@ MAX_LEDGERS: Final = 64
 """Ledgers of each setting: 1,600 of a run of 25 settings, which take half a second a hundred."""
 MEASURES: Final = ("copying", "nonliteral")
 """Names that `RecordedRun.evaluated` takes for measures; the others are judges."""
-SAFE_RULE, RISKY_RULE = "safe_only", "risky_only"
 ALL_TEXTS: Final = "all texts"
 """The domain of prompts that name none."""
 
@@ -156,7 +156,7 @@ class RecordedRun:
     def ledgers(self, setting: str) -> list[tuple[RecordedGeneration, Ledger]]:
         """Generations with the ledgers that are there, `max_ledgers` of them at most."""
         if setting not in self._read:
-            files = [(text, self._ledger_file(text)) for text in self.by_setting[setting]]
+            files = [(text, self._ledger_file(text)) for text in self.by_setting.get(setting, [])]
             there = [(text, path) for text, path in files if path is not None]
             chosen = evenly(there, self.max_ledgers or len(there))
             self._read[setting] = [(text, Ledger.load(path)) for text, path in chosen]
@@ -189,22 +189,13 @@ class RecordedRun:
         is_inside = path.resolve().is_relative_to(self.folder.resolve())
         return path if is_inside and path.is_file() else None
 
-    def rule(self, setting: str) -> str:
-        """The rule that its ledgers name; "" without ledgers."""
-        return next((ledger.header.rule for _, ledger in self.ledgers(setting)), "")
-
-    @cached_property
-    def risky(self) -> str | None:
-        """The setting that is the risky model alone."""
-        return next((name for name in self.by_setting if self.rule(name) == RISKY_RULE), None)
-
     @cached_property
     def budgeted(self) -> list[str]:
         """The settings with a bound, the safe model alone apart."""
         return [
             name
             for name in self.by_setting
-            if self.rule(name) != SAFE_RULE
+            if name != SAFE
             and all(ledger.certified for _, ledger in self.ledgers(name))
             and self.ledgers(name)
         ]

@@ -150,7 +150,7 @@ def test_what_a_run_does_not_hold_is_said_and_nothing_fails(tmp_path):
     folder = record_run(tmp_path / "run", measured=False, ledgers=False)
     result = analyses(RecordedRun(folder))
     assert result.sections == {}
-    assert "no setting is the risky model alone" in result.not_measured["step_divergences"]
+    assert "no ledger of the risky model alone" in result.not_measured["step_divergences"]
 
 
 def test_as_many_ledgers_as_asked_for_are_read_and_none_from_elsewhere(tmp_path):
