@@ -104,15 +104,17 @@ def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Repor
 def leading_settings(run: RecordedRun) -> list[str]:
     """What is seen first: the risky model, a setting that protects, and the safe model.
 
-    [] where the models alone have no figures; without the second where no setting protects.
+    [] where the copying of the models alone is not known; without the second where no setting
+    protects.
     """
-    rows = {row["setting"]: row for row in run.rows}
-    if not {SAFE, RISKY} <= rows.keys() & run.by_setting.keys():
+    rows = {row["setting"]: row for row in run.rows if row["setting"] in run.by_setting}
+    alone = [rows.get(name, {}).get("word_lcs") for name in (SAFE, RISKY)]
+    if any(math.isnan(mean_of(figure)) for figure in alone):
         return []
     protected = [
         name
         for name, (_, role) in methods_of(run).items()
-        if role == "anchored" and mean_of(rows[name].get("ncr")) >= HIGH_PROTECTION
+        if role == "anchored" and mean_of(rows.get(name, {}).get("ncr")) >= HIGH_PROTECTION
     ]
     chosen = (run.results.get("recommended"), *(run.results.get("high_protection") or {}).values())
     best = [name for name in chosen if name in protected] or protected[-1:]
@@ -120,18 +122,20 @@ def leading_settings(run: RecordedRun) -> list[str]:
 
 
 def _headline(run: RecordedRun, leading: Sequence[str]) -> str:
+    ncr = {row["setting"]: mean_of(row.get("ncr")) for row in run.rows}
+    if math.isnan(ncr[RISKY]):
+        return "The risky model copies no more of these references than the safe one."
     if len(leading) < 3:
-        return f"No setting that was swept has an NCR of {HIGH_PROTECTION}: none protects."
-    (row,) = (row for row in run.rows if row["setting"] == leading[1])
+        return f"On these prompts no budget has an NCR of {HIGH_PROTECTION} (high protection)."
     return (
-        f"{leading[1]} protects: it closes {mean_of(row['ncr']):.1%} of the gap in copying between "
-        f"the risky and the safe model (NCR; high protection begins at {HIGH_PROTECTION})."
+        f"On these prompts, {leading[1]} closes {ncr[leading[1]]:.1%} of the gap in copying "
+        f"between the risky and the safe model (NCR; high protection begins at {HIGH_PROTECTION})."
     )
 
 
 def _verdict(run: RecordedRun, setting: str) -> Verdict:
     (row,) = (row for row in run.rows if row["setting"] == setting)
-    facts = [f"NCR {mean_of(row['ncr']):.3f}"]
+    facts = [f"NCR {mean_of(row.get('ncr')):.3f}"]
     for key, figure in row.items():
         kind, _, name = key.partition("/")
         if kind in ("bits_per_byte", "accuracy") and not math.isnan(mean_of(figure)):

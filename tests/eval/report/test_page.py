@@ -137,6 +137,31 @@ def test_judges_stand_in_the_results_and_without_them_that_is_said(tmp_path):
     assert {"fluency", "factuality", "character_overlap", "copying_distribution"} <= set(missing)
 
 
+@pytest.mark.parametrize(
+    ("ncr", "words", "headline", "first"),
+    [
+        (0.9, 2.0, "On these prompts, k=1 closes 90.0% of the gap", ["p_r", "k=1", "p_s"]),
+        (0.7, 2.0, "On these prompts no budget has an NCR of 0.75", ["p_r", "p_s"]),
+        (None, 2.0, "The risky model copies no more of these references", ["p_r", "p_s"]),
+        (0.9, None, "", ["p_s", "k=1", "k=2", "p_r"]),  # without references
+    ],
+)
+def test_a_page_begins_with_what_protects_and_shows_its_text_first(
+    tmp_path, ncr, words, headline, first
+):
+    folder = record_run(tmp_path / "run", ledgers=False)
+    path = folder / "results.json"
+    results = json.loads(path.read_text())
+    for row in results["rows"]:
+        row["ncr"] |= {"mean": ncr}
+        row["word_lcs"] = words and {"mean": words, "std": None, "num_seeds": 1}
+    path.write_text(json.dumps({**results, "recommended": "k=1"}))
+    report = tables_on(folder, num_texts=1)
+    assert report.headline.startswith(headline) and bool(report.headline) == bool(headline)
+    assert [own.label.split()[0] for own in report.records[0].first] == first
+    assert len(report.verdicts) == (len(first) if headline else 0)
+
+
 def test_ncr_may_be_that_of_another_run_of_the_same_settings(tmp_path):
     books = record_run(tmp_path / "books", ledgers=False)
     path = books / "results.json"
