@@ -139,12 +139,12 @@ def _verdict(run: RecordedRun, setting: str) -> Verdict:
     for key, figure in row.items():
         kind, _, name = key.partition("/")
         if kind in ("bits_per_byte", "accuracy") and not math.isnan(mean_of(figure)):
-            unit = "bits per byte" if kind == "bits_per_byte" else "right"
-            facts.append(f"{name}: {mean_of(figure):.2f} {unit}")
+            held_out, unit = ("held-out ", "bits per byte") if kind == BITS[:-1] else ("", "right")
+            facts.append(f"{held_out}{name}: {mean_of(figure):.2f} {unit}")
     if row.get("bound") and row.get("spent") is not None:
         facts.append(f"spent {row['spent']:.1f} nats of at most {row['bound']:.1f}")
     if row.get("recited") is not None:
-        facts.append(f"begins with the reference with p <= {row['recited']:.2g}")
+        facts.append(f"recites the reference with p <= {row['recited']:.2g} on average")
     return Verdict(
         label=ALONE.get(setting, setting),
         role=methods_of(run)[setting][1],
