@@ -128,12 +128,7 @@ def plot_trade_off(
         figure.legend(*legend, loc="outside lower center", ncols=num_columns)
         figure.get_figure(root=True).draw_without_rendering()  # from here on places are known
         for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
-            corner = _corner(panel, scales[name]) if protection is NCR else []
-            inset = _draw_inset(axes, corner, panel, protection, scales[name])
-            left = [point for point in _finite(panel) if point not in corner] if inset else panel
-            _draw_labels(axes, left, panel)
-            if inset:
-                _draw_labels(inset, corner, panel)
+            _draw_details(axes, _finite(panel), protection, scales[name])
         save_figure(figure, path)
 
 
@@ -169,39 +164,50 @@ def _draw_points(axes: Axes, points: Sequence[TradeOffPoint], name: str) -> None
     axes.plot(x, y, "-", color=color, marker=marker, markersize=7, label=name, zorder=3)
 
 
+def _draw_details(
+    axes: Axes, points: Sequence[TradeOffPoint], protection: Scale, utility: Scale
+) -> None:
+    """Names of settings, and the corner that matters in an inset, where settings crowd in it."""
+    corner = _corner(points, utility) if protection is NCR else []
+    inset = _draw_inset(axes, corner, points, protection, utility) if corner else None
+    if inset is None:
+        _draw_labels(axes, points, points)
+    else:
+        _draw_labels(inset, corner, points)
+        _draw_labels(axes, [point for point in points if point not in corner], points)
+
+
 def _corner(points: Sequence[TradeOffPoint], utility: Scale) -> list[TradeOffPoint]:
     """The protected settings in the better half of the utilities, where several methods have some;
     [] where they have room enough."""
-    finite = _finite(points)
-    utilities = [point.utility for point in finite]
+    utilities = [point.utility for point in points]
     middle = (min(utilities) + max(utilities)) / 2 if utilities else math.nan
     corner = [
         point
-        for point in finite
+        for point in points
         if point.protection >= HIGH_PROTECTION and utility.is_as_good(point.utility, middle)
     ]
-    is_narrow = min((point.protection for point in finite), default=1.0) < HIGH_PROTECTION - 0.25
+    is_narrow = min((point.protection for point in points), default=1.0) < HIGH_PROTECTION - 0.25
     return corner if is_narrow and len(_by_method(corner)) > 1 and len(corner) > 3 else []
 
 
 def _draw_inset(
     axes: Axes,
     corner: Sequence[TradeOffPoint],
-    panel: Sequence[TradeOffPoint],
+    points: Sequence[TradeOffPoint],
     protection: Scale,
     utility: Scale,
 ) -> Axes | None:
-    """The corner once more; None where there is none, or where its place is taken."""
+    """The corner once more; None where points stand in its place."""
     left, bottom, width, height = INSET
     to_panel = axes.transData + axes.transAxes.inverted()
-    places = [to_panel.transform((point.protection, point.utility)) for point in _finite(panel)]
-    is_taken = any(x < left + width and y < bottom + height for x, y in places)
-    if not corner or is_taken:
+    places = [to_panel.transform((point.protection, point.utility)) for point in points]
+    if any(x < left + width and y < bottom + height for x, y in places):
         return None
     inset = axes.inset_axes(INSET)
-    for settings in _by_method(_finite(panel)).values():
+    for settings in _by_method(points).values():
         _draw_points(inset, settings, "")
-    _draw_front(inset, panel, protection, utility)
+    _draw_front(inset, points, protection, utility)
     for axis, figures in (
         (inset.xaxis, [point.protection for point in corner]),
         (inset.yaxis, [point.utility for point in corner]),
@@ -227,13 +233,13 @@ def _draw_labels(
     """
     size = 6.25  # half of a point's, in pixels
     taken, num_settings = [], {}
-    for method, settings in _by_method(_finite(points)).items():
+    for method, settings in _by_method(points).items():
         places = axes.transData.transform([(p.protection, p.utility) for p in settings])
         on_line = np.linspace(places[:-1], places[1:], 12).reshape(-1, 2)
         taken += [Bbox.from_extents(x - size, y - size, x + size, y + size) for x, y in places]
         taken += [Bbox.from_extents(x - 1, y - 1, x + 1, y + 1) for x, y in on_line]
         num_settings[method] = len(settings)
-    for method, settings in _by_method(_finite(shown)).items():
+    for method, settings in _by_method(shown).items():
         # The ends of a line tell which way the legend's settings go.
         ends = [settings[0], settings[-1]] if num_settings[method] > 1 else []
         for point in dict.fromkeys(ends):
