@@ -14,8 +14,14 @@ logger = logging.getLogger(__name__)
 
 PROMPTS_FILE = "prompts.jsonl"
 """In a run's folder: what its generations continue, by id."""
+EVALUATION = "evaluation"
+"""Folder in a run's folder, where the results of measures and judges lie."""
+PAGE = "report.html"
+"""In a run's folder: all that is known of it."""
 SAFE, RISKY = "p_s", "p_r"
 """Names of the settings that are one model alone."""
+ALONE = {SAFE: f"{SAFE} (safe model)", RISKY: f"{RISKY} (risky model)"}
+"""How pictures and pages call them."""
 CLOSING_MARKS = tuple(",.;:!?)]}")
 """What follows a word without a space."""
 

@@ -42,6 +42,12 @@ def over_seeds(values: Sequence[float]) -> SeedStatistics:
     return SeedStatistics(mean, std, len(values))
 
 
+def mean_of(figure: object) -> float:
+    """A number, or statistics by their mean; nan for anything else."""
+    mean = getattr(figure, "mean", figure)
+    return float(mean) if isinstance(mean, int | float) else math.nan
+
+
 def mean_if_known(values: Iterable[float | None]) -> float | None:
     """The mean; None without values, and if one of them is None, which stands for infinity."""
     given = list(values)

@@ -178,12 +178,6 @@ def test_a_package_s_metric_is_measured_tabled_and_recorded_and_changes_no_other
     assert after == before
 
 
-def test_a_score_with_a_package_s_metric_is_read_again(install):
-    install("stranger", *COPIED_SHARE)
-    score = copying_score("the grey b", "the grey kettle")
-    assert CopyingScore.of_row({"setting": "mine", **score.as_row()}) == score
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..figures.distributions import Series, plot_series
-from ..recorded_texts import grouped
+from ..figures.distributions import Series, histogram, plot_series
+from ..figures.style import BLUE, GREEN, PURPLE, VERMILION
+from ..recorded_texts import ALONE, RISKY, SAFE, grouped
 from ..report.page import Section
 from ..report.tables import Column, Row
-from .recorded_run import RISKY_RULE, SAFE_RULE, NotMeasured, RecordedRun
+from .recorded_run import NotMeasured, RecordedRun
 
 NUM_BINS: Final = 10
 BIN_WORDS: Final = 5
@@ -25,7 +26,8 @@ METRIC_TITLES: Final = {
     "minhash": "MinHash",
 }
 """The six metrics of one text; ROUGE as its F1."""
-_LABELS: Final = {SAFE_RULE: "safe model alone", RISKY_RULE: "risky model alone"}
+_OURS, _OTHERS = "with a bound", "other methods"
+_COLORS: Final = {ALONE[SAFE]: GREEN, ALONE[RISKY]: VERMILION, _OURS: BLUE, _OTHERS: PURPLE}
 
 
 def debt_deciles(run: RecordedRun) -> Section:
@@ -33,7 +35,7 @@ def debt_deciles(run: RecordedRun) -> Section:
 
     Source: paper, figure "Prefix debt correlates with copying metrics".
     """
-    copied = grouped(_copying(run, run.risky), lambda pair: pair[0])
+    copied = grouped(_copying(run, RISKY), lambda pair: pair[0])
     rows = [row for window in sorted(run.debts) for row in _deciles(run, copied, window)]
     if not rows:
         raise NotMeasured("no text of the risky model alone has both a copying row and a debt")
@@ -110,15 +112,14 @@ def start_positions(run: RecordedRun) -> Section:
     if not rows:
         raise NotMeasured("no copied span is recorded (measurements/copying.json)")
     panels: dict[str, dict[str, Series]] = {}
-    for kind, settings in grouped(starts, partial(_kind, run)).items():
+    others = {name: _OURS if name in run.budgeted else _OTHERS for name in starts} | ALONE
+    for kind, settings in grouped(starts, others.__getitem__).items():
         num_texts = sum(len(copied[setting]) for setting in settings)
         for spans in starts[settings[0]]:
             words = [start for setting in settings for start in starts[setting][spans]]
             if words:
-                edges = np.arange(0, max(words) + 2 * BIN_WORDS + 1, BIN_WORDS)  # an empty last bin
-                counts, _ = np.histogram(words, edges)
-                series = Series(edges[:-1].tolist(), (counts / num_texts).tolist())
-                panels.setdefault(spans, {})[kind] = series
+                edges = [float(each) for each in range(0, max(words) + BIN_WORDS + 1, BIN_WORDS)]
+                panels.setdefault(spans, {})[kind] = histogram(words, edges, num_texts)
     return Section(
         title="Where copied spans begin",
         note="Words before the longest common span of a text, whatever its length and where it has "
@@ -139,6 +140,7 @@ def start_positions(run: RecordedRun) -> Section:
             x_label="words before the span",
             y_label=f"share of texts, by {BIN_WORDS} words",
             look="steps",
+            colors=_COLORS,
         ),
     )
 
@@ -153,13 +155,7 @@ def _starts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
     }
 
 
-def _kind(run: RecordedRun, setting: str) -> str:
-    if setting in run.budgeted:
-        return "with a bound"
-    return _LABELS.get(run.rule(setting), "other methods")
-
-
-def _copying(run: RecordedRun, setting: str | None) -> list[tuple[str, Mapping[str, Any]]]:
+def _copying(run: RecordedRun, setting: str) -> list[tuple[str, Mapping[str, Any]]]:
     """Prompts and rows of measurements/copying.json of a setting's texts."""
-    texts = run.by_setting[setting] if setting is not None else []
+    texts = run.by_setting.get(setting, [])
     return [(text.id, text.copying) for text in texts if text.copying is not None]

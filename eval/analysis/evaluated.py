@@ -5,13 +5,14 @@ The first figure of a judge is the judge's; what has none is counted beside it, 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from ..copying.metrics import METRICS, installed_in
 from ..figures.distributions import Series, plot_series
 from ..figures.trade_off import NCR, Scale
-from ..recorded_texts import grouped
+from ..recorded_texts import ALONE, grouped
 from ..report.page import Section
 from ..report.tables import (
     SETTING_COLUMN,
@@ -22,10 +23,10 @@ from ..report.tables import (
     span_columns,
     terminal_table,
 )
-from ..statistics import SeedStatistics
+from ..statistics import SeedStatistics, mean_of
 from .recorded_run import NotMeasured, RecordedRun, recorded_cell
 from .resamples import judged_in_resamples, ncr_in_resamples
-from .trade_offs import figure_of, trade_off
+from .trade_offs import looks_of, trade_off
 
 Cells = dict[str, Cell]
 Figures = Mapping[str, Any]
@@ -86,13 +87,47 @@ def _win_rate_cells(figures: Figures) -> Cells:
     }
 
 
-JUDGES: Final = ("fluency", "factuality", "win-rate")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judge:
+    """How a judge's results are shown."""
+
+    title: str
+    note: str
+    label: str
+    """Of its figure, the first of the cells."""
+    cells: Callable[[Figures], Cells]
+    """Of a row of a setting."""
+
+
+JUDGES: Final = {
+    "fluency": Judge(
+        title="Fluency",
+        note="Grades from 1 to 5 by a judge, means over texts and seeds. Texts without a word "
+        "(empty) and those without a readable answer (failed) have no grade.",
+        label="fluency, 1 to 5",
+        cells=_fluency_cells,
+    ),
+    "factuality": Judge(
+        title="Factuality",
+        note="Shares of claims that evidence supports: macro over texts, micro over claims. Texts "
+        "without claims, texts that failures leave unscored, and sentences and claims that failed "
+        "are counted.",
+        label="supported claims (macro)",
+        cells=_factuality_cells,
+    ),
+    "win-rate": Judge(
+        title="Win rate",
+        note="How often a judge prefers a text to one of another setting, both orders asked; a tie "
+        "is one half, and so is a judge who contradicts itself (inconsistent). From, to: the "
+        "interval of a bootstrap over prompts.",
+        label="win rate",
+        cells=_win_rate_cells,
+    ),
+}
 CELLS: Final[dict[str, Callable[[Figures], Cells]]] = {
     "copying": _copying_cells,
     "nonliteral": _nonliteral_cells,
-    "fluency": _fluency_cells,
-    "factuality": _factuality_cells,
-    "win-rate": _win_rate_cells,
+    **{name: judge.cells for name, judge in JUDGES.items()},
 }
 """A row of a setting, by the name of the measure or judge."""
 
@@ -123,10 +158,12 @@ def _span_columns(results: Mapping[str, Any]) -> list[Column]:
 
 def evaluation_table(name: str, results: Mapping[str, Any]) -> str:
     """What the terminal shows of a measure's or judge's results."""
-    rows = [
-        {"setting": figures["setting"], **CELLS[name](figures)} for figures in results["settings"]
-    ]
-    return terminal_table(rows, evaluation_columns(name, results))
+    return terminal_table(evaluation_rows(name, results), evaluation_columns(name, results))
+
+
+def evaluation_rows(name: str, results: Mapping[str, Any]) -> list[Cells]:
+    """The rows of a measure's or judge's table."""
+    return [{"setting": own["setting"], **CELLS[name](own)} for own in results["settings"]]
 
 
 def _overlap_title(results: Mapping[str, Any]) -> str:
@@ -137,11 +174,12 @@ def copying_distribution(run: RecordedRun) -> Section:
     """How long the longest copied spans of each setting's texts are, which means hide."""
     results = run.evaluated("copying")
     tails: dict[str, Series] = {}
-    for name, texts in grouped(results["rows"], lambda row: str(row["setting"])).items():
+    rows = grouped(results["rows"], lambda row: str(row["setting"]))
+    for name, texts in [(name, rows[name]) for name in run.by_setting if name in rows]:
         words = [row["word_lcs"] for row in texts]
         lengths = range(1, max(words) + 2)
         shares = [sum(count >= length for count in words) / len(words) for length in lengths]
-        tails[name] = Series([float(length) for length in lengths], shares)
+        tails[ALONE.get(name, name)] = Series([float(length) for length in lengths], shares)
     return Section(
         title="How long copied spans are",
         note="Of each text its longest span that the reference has too, in words: the share of "
@@ -154,11 +192,12 @@ def copying_distribution(run: RecordedRun) -> Section:
         ],
         draw=partial(
             plot_series,
-            {"": {name: tails[name] for name in run.by_setting if name in tails}},
+            {"": tails},
             title="How long the longest copied spans are",
             x_label="words",
             y_label="share of texts with as many or more",
             look="steps",
+            colors={ALONE.get(name, name): color for name, (color, _) in looks_of(run).items()},
         ),
     )
 
@@ -167,13 +206,9 @@ def character_overlap(run: RecordedRun) -> Section:
     """Characters of works that stories about them take over, beside the stories' fluency."""
     results = run.evaluated("nonliteral")
     fluency, title = _judged(run, "fluency"), _overlap_title(results)
-    rows: list[Cells] = [
-        {
-            "setting": figures["setting"],
-            **_nonliteral_cells(figures),
-            "fluency": fluency.get(figures["setting"]),
-        }
-        for figures in results["settings"]
+    rows = [
+        {**row, "fluency": fluency.get(str(row["setting"]))}
+        for row in evaluation_rows("nonliteral", results)
     ]
     overlap = {str(row["setting"]): row["overlap"] for row in rows}
     columns = evaluation_columns("nonliteral", results)
@@ -193,52 +228,24 @@ def character_overlap(run: RecordedRun) -> Section:
     )
 
 
-_JUDGED: Final[dict[str, tuple[str, str, str]]] = {
-    "fluency": (
-        "Fluency",
-        "Grades from 1 to 5 by a judge, means over texts and seeds. Texts without a word (empty) "
-        "and those without a readable answer (failed) have no grade.",
-        "fluency, 1 to 5",
-    ),
-    "factuality": (
-        "Factuality",
-        "Shares of claims that evidence supports: macro over texts, micro over claims. Texts "
-        "without claims, texts that failures leave unscored, and sentences and claims that failed "
-        "are counted.",
-        "supported claims (macro)",
-    ),
-    "win-rate": (
-        "Win rate",
-        "How often a judge prefers a text to one of another setting, both orders asked; a tie is "
-        "one half, and so is a judge who contradicts itself (inconsistent). From, to: the interval "
-        "of a bootstrap over prompts.",
-        "win rate",
-    ),
-}
-"""By judge: title, note and the label of its figure."""
-
-
 def judgement(judge: str, run: RecordedRun) -> Section:
     """A judge's figures with its failures; the picture has them against NCR.
 
     judge: a name in JUDGES. Raises: NotMeasured, ValueError.
     """
-    results = run.evaluated(judge)
-    settings = results["settings"]
-    title, note, label = _JUDGED[judge]
-    rows = [{"setting": figures["setting"], **CELLS[judge](figures)} for figures in settings]
-    if not rows:
+    results, shown = run.evaluated(judge), JUDGES[judge]
+    if not results["settings"]:
         raise NotMeasured("the judge has judged no text")
     return Section(
-        title=title,
-        note=note,
+        title=shown.title,
+        note=shown.note,
         columns=evaluation_columns(judge, results),
-        rows=rows,
+        rows=evaluation_rows(judge, results),
         draw=trade_off(
             run,
             protection=(NCR, {row["setting"]: row["ncr"] for row in run.rows}),
-            utility=(Scale(label), _judged(run, judge)),
-            title=f"Protection and {title.lower()}, one point a setting",
+            utility=(Scale(shown.label), _judged(run, judge)),
+            title=f"Protection and {shown.title.lower()}, one point a setting",
             resampled=(ncr_in_resamples(run), judged_in_resamples(run, judge)),
         ),
     )
@@ -255,15 +262,19 @@ def precision_by_group(run: RecordedRun) -> Section:
     )
     if not groups:
         raise NotMeasured("the judged texts name no group (as how frequent an entity is)")
+    ks = {row["setting"]: row.get("k") for row in run.rows}
     rows = [
         {
             "setting": figures["setting"],
-            "k": run.ks.get(figures["setting"]),
-            **{name: _macro(figures["by_group"].get(name)) for name in groups},
+            "k": ks.get(figures["setting"]),
+            **{
+                name: SeedStatistics.recorded((figures["by_group"].get(name) or {}).get("macro"))
+                for name in groups
+            },
         }
         for figures in results["settings"]
     ]
-    swept = [row for row in rows if row["setting"] in run.k_sweep]
+    swept = [row for row in rows if row["k"] is not None]  # no other method has one there
     return Section(
         title="Factual precision by group of texts",
         note="Share of supported claims, the mean over texts, then over seeds. The picture shows "
@@ -287,13 +298,9 @@ def precision_by_group(run: RecordedRun) -> Section:
 
 def _over_k(rows: Sequence[Mapping[str, Cell]], group: str) -> Series:
     """The group's figure of each row that has it, against k, ascending."""
-    points = sorted((figure_of(row["k"]), figure_of(row[group])) for row in rows)
+    points = sorted((mean_of(row["k"]), mean_of(row[group])) for row in rows)
     known = [point for point in points if not any(map(math.isnan, point))]
     return Series([k for k, _ in known], [figure for _, figure in known])
-
-
-def _macro(figures: Mapping[str, Any] | None) -> SeedStatistics | None:
-    return SeedStatistics.recorded(figures["macro"]) if figures else None
 
 
 def judged_figures(run: RecordedRun) -> dict[str, dict[str, Cell]]:
@@ -307,4 +314,5 @@ def _judged(run: RecordedRun, judge: str) -> dict[str, Cell]:
         settings = run.evaluated(judge)["settings"]
     except NotMeasured:
         return {}
-    return {figures["setting"]: next(iter(CELLS[judge](figures).values())) for figures in settings}
+    cells = JUDGES[judge].cells
+    return {figures["setting"]: next(iter(cells(figures).values())) for figures in settings}

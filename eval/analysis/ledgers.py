@@ -8,13 +8,15 @@ from typing import Final
 import numpy as np
 
 from ..figures.curves import BudgetTrajectory, plot_budget_trajectories
-from ..figures.distributions import plot_densities, plot_histogram_and_tail
+from ..figures.distributions import Series, density, histogram, plot_series, tail
+from ..recorded_texts import RISKY
 from ..report.page import Section
 from ..report.tables import Cell, Column
 from .recorded_run import NotMeasured, RecordedRun, evenly
 
 TAIL: Final = 0.9
 """The quantile of all domains together from which on tails are compared."""
+NUM_BINS: Final = 40
 NUM_TRAJECTORIES: Final = 6
 """Settings whose texts are drawn: two rows of three panels."""
 _QUANTILES: Final = {"median": 0.5, "q90": 0.9, "q99": 0.99, "q995": 0.995}
@@ -25,16 +27,14 @@ def step_divergences(run: RecordedRun) -> Section:
 
     Source: paper, section "KL is a Useful Memorization Diagnostic".
     """
-    if run.risky is None:
-        raise NotMeasured("no setting is the risky model alone")
     samples: dict[str, list[float]] = {}
-    for text, ledger in run.ledgers(run.risky):
+    for text, ledger in run.ledgers(RISKY):
         # What the risky model alone spends is its divergence, where the safe model ran beside it.
         nats = [step.spend for step in ledger.steps if step.safe_log_prob is not None]
         if nats:
             samples.setdefault(run.domain(text), []).extend(nats)
     if not samples:
-        raise NotMeasured("the risky model ran alone, without divergences (compared=False)")
+        raise NotMeasured("no ledger of the risky model alone has divergences (compared=True)")
     cutoff = _quantile([each for nats in samples.values() for each in nats], TAIL)
     rows = [
         {
@@ -54,13 +54,28 @@ def step_divergences(run: RecordedRun) -> Section:
         ],
         rows=rows,
         draw=partial(
-            plot_histogram_and_tail,
-            _finite(samples),
-            tail_from=cutoff,
+            plot_series,
+            _divergence_panels(_finite(samples), cutoff),
             title="How far apart the models are at each step of the risky model's texts",
-            label="KL(p_r || p_s), nats",
+            x_label="KL(p_r || p_s), nats",
+            y_label="share of steps",
+            look="steps",
+            log_y=["as many nats or more"],
         ),
     )
+
+
+def _divergence_panels(
+    samples: Mapping[str, Sequence[float]], cutoff: float
+) -> dict[str, dict[str, Series]]:
+    """How many steps diverge by so much, and from the cutoff on by as much or more, by domain."""
+    known = {domain: nats for domain, nats in samples.items() if nats}
+    edges = np.linspace(0.0, max(map(max, known.values()), default=0.0) or 1.0, NUM_BINS + 1)
+    counted = {name: histogram(own, edges.tolist(), len(own)) for name, own in known.items()}
+    return {
+        "so many nats": counted,
+        "as many nats or more": {name: tail(own, cutoff) for name, own in known.items()},
+    }
 
 
 def prefix_ratios(run: RecordedRun) -> Section:
@@ -80,8 +95,11 @@ def prefix_ratios(run: RecordedRun) -> Section:
         for figure, samples in parts.items()
         for domain, nats in samples.items()
     ]
-    finite = {figure: _finite(samples) for figure, samples in parts.items()}
-    panels = {figure: samples for figure, samples in finite.items() if any(samples.values())}
+    panels = {
+        figure: {name: density(own) for name, own in _finite(samples).items() if own}
+        for figure, samples in parts.items()
+        if samples
+    }
     lacking = "" if ratios else " The ratios themselves are not recorded here."
     return Section(
         title="How much more the risky model expects of the prompts",
@@ -90,10 +108,11 @@ def prefix_ratios(run: RecordedRun) -> Section:
         columns=[Column(key="figure", title="figure"), *_spread_columns("domain", "count")],
         rows=rows,
         draw=partial(
-            plot_densities,
+            plot_series,
             panels,
             title="How much more the risky model expects of the prompts",
-            label="nats",
+            x_label="nats",
+            y_label="density, by Gaussian kernels",
         ),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from ...durable_files import write_durably
@@ -16,11 +17,11 @@ from ..figures.trade_off import NCR, Scale, plot_trade_off
 from ..recorded_texts import RISKY, SAFE
 from ..report import tables
 from ..report.tables import Cell, Column
-from ..statistics import json_value
+from ..statistics import json_value, mean_of
 from .evaluated import judged_figures
 from .recorded_run import NotMeasured, RecordedRun
 from .resamples import judged_in_resamples, ncr_in_resamples
-from .trade_offs import figure_of, trade_off_points
+from .trade_offs import trade_off_points
 
 PRINTED: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("paper_tables.json").read_text(encoding="utf-8")
@@ -55,7 +56,7 @@ class Agreement:
 
         0 where both are the same after rounding; None where one is not known, and of one seed.
         """
-        if self.printed is None or math.isnan(mean := figure_of(self.found)):
+        if self.printed is None or math.isnan(mean := mean_of(self.found)):
             return None
         difference, std = mean - self.printed, getattr(self.found, "std", math.nan)
         if abs(difference) <= self.rounding * (1 + 1e-9):  # decimals are not exact in binary
@@ -66,7 +67,7 @@ class Agreement:
         """As "0.281 (0.273, +0.4)": found, printed, and how far apart they are."""
         found, printed = (
             "-" if math.isnan(value) else f"{value:.{self.num_decimals}f}"
-            for value in map(figure_of, (self.found, self.printed))
+            for value in map(mean_of, (self.found, self.printed))
         )
         if self.deviations is None:
             return f"{found} ({printed})"
@@ -93,10 +94,9 @@ def _printed_ncr(
     # (r - m) / (r - s) moves with r, m and s by |1 - n|, 1 and |n| over the gap, to first order.
     rounding = [
         _ROUNDING * (abs(1.0 - ncr) + 1.0 + abs(ncr)) / (risky[name] - safe[name])
-        for name, ncr in reduction.per_metric.items()
-        if not math.isnan(ncr)
+        for name, ncr in reduction.items()
     ]
-    return {"ncr": reduction.mean, "ncr_rounding": math.fsum(rounding) / len(rounding)}
+    return {"ncr": fmean(reduction.values()), "ncr_rounding": fmean(rounding)}
 
 
 def found_rows(books: RecordedRun, bios: RecordedRun) -> list[dict[str, Any]]:
@@ -135,12 +135,9 @@ def agreement_rows(pair: str, found: Sequence[Mapping[str, Any]]) -> list[Agreem
 
 def protected_rows(pair: str, found: Sequence[Mapping[str, Any]]) -> list[AgreementRow]:
     """The table of high protection: of each method the best factuality at NCR >= 0.75."""
-    best = high_protection(
-        {"method": row["method"], "row": row, **{n: _mean(row[n]) for n in ("ncr", "factuality")}}
-        for row in found
-    )
+    best = high_protection(found)
     return [
-        {"method": method, **_protected_cells((best.get(method) or {}).get("row"), cells)}
+        {"method": method, **_protected_cells(best.get(method), cells)}
         for method, cells in PRINTED["pairs"][pair]["reported"].items()
     ]
 
@@ -160,11 +157,6 @@ def _protected_cells(row: Mapping[str, Any] | None, cells: Sequence[str] | None)
     return {"setting": row["setting"] if row else None, **agreements}
 
 
-def _mean(cell: Cell) -> float | None:
-    mean = figure_of(cell)
-    return None if math.isnan(mean) else mean
-
-
 def write_paper_table(pair: str, books: RecordedRun, bios: RecordedRun, folder: Path) -> str:
     """Write paper.md, .tex and .json and the picture trade_offs; the text of paper.md.
 
@@ -175,7 +167,7 @@ def write_paper_table(pair: str, books: RecordedRun, bios: RecordedRun, folder: 
         raise ValueError(f"{books.folder} has no results of anchored sweep")
     rows, protected = agreement_rows(pair, found), protected_rows(pair, found)
     protected_columns = [Column(key="method", title="method"), COLUMNS[0], *COLUMNS[:-3:-1]]
-    shown = [(_cells(rows), COLUMNS), (_cells(protected), protected_columns)]
+    shown = [(rows, COLUMNS), (protected, protected_columns)]
     printed = {row["setting"] for row in rows}
     others = [row["setting"] for row in found if row["setting"] not in printed]
     full, best = (tables.markdown_table(*each) for each in shown)
@@ -210,13 +202,6 @@ def _about(
             yield f"- The {judge} was not measured: {reason}"
     if others:
         yield f"- Not in the paper's table: {', '.join(others)}"
-
-
-def _cells(rows: Sequence[AgreementRow]) -> list[dict[str, Cell]]:
-    return [
-        {name: str(each) if isinstance(each, Agreement) else each for name, each in row.items()}
-        for row in rows
-    ]
 
 
 def _json(rows: Sequence[AgreementRow]) -> list[dict[str, Any]]:

@@ -1,8 +1,6 @@
 """A run's folder as the analyses read it: generations, what they copied, and their ledgers."""
 
 import itertools
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +14,9 @@ from ...decode.rules.registry import make_rule
 from ...inputs import json_objects
 from ..copying.ncr import NcrStatistics
 from ..recorded_texts import (
+    EVALUATION,
     PROMPTS_FILE,
+    SAFE,
     generation_files,
     grouped,
     read_json,
@@ -28,12 +28,8 @@ from ..statistics import SeedStatistics
 Item = TypeVar("Item")
 MAX_LEDGERS: Final = 64
 """Ledgers of each setting: 1,600 of a run of 25 settings, which take half a second a hundred."""
-EVALUATION: Final = "evaluation"
-"""Folder in a run's folder, where the results of measures and judges lie."""
-PAGE: Final = "report.html"
 MEASURES: Final = ("copying", "nonliteral")
 """Names that `RecordedRun.evaluated` takes for measures; the others are judges."""
-SAFE_RULE, RISKY_RULE = "safe_only", "risky_only"
 ALL_TEXTS: Final = "all texts"
 """The domain of prompts that name none."""
 
@@ -81,10 +77,6 @@ class RecordedRun:
     """Another run of the same settings, whose NCR stands for that of this one: of other prompts, as
     those of judged texts have no references."""
     _read: dict[str, list[tuple[RecordedGeneration, Ledger]]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.max_ledgers < 0:
-            raise ValueError(f"the number of ledgers must be at least 0, got {self.max_ledgers}")
 
     @cached_property
     def results(self) -> Mapping[str, Any]:
@@ -164,7 +156,7 @@ class RecordedRun:
     def ledgers(self, setting: str) -> list[tuple[RecordedGeneration, Ledger]]:
         """Generations with the ledgers that are there, `max_ledgers` of them at most."""
         if setting not in self._read:
-            files = [(text, self._ledger_file(text)) for text in self.by_setting[setting]]
+            files = [(text, self._ledger_file(text)) for text in self.by_setting.get(setting, [])]
             there = [(text, path) for text, path in files if path is not None]
             chosen = evenly(there, self.max_ledgers or len(there))
             self._read[setting] = [(text, Ledger.load(path)) for text, path in chosen]
@@ -197,43 +189,16 @@ class RecordedRun:
         is_inside = path.resolve().is_relative_to(self.folder.resolve())
         return path if is_inside and path.is_file() else None
 
-    def rule(self, setting: str) -> str:
-        """The rule that its ledgers name; "" without ledgers."""
-        return next((ledger.header.rule for _, ledger in self.ledgers(setting)), "")
-
-    @cached_property
-    def risky(self) -> str | None:
-        """The setting that is the risky model alone."""
-        return next((name for name in self.by_setting if self.rule(name) == RISKY_RULE), None)
-
     @cached_property
     def budgeted(self) -> list[str]:
         """The settings with a bound, the safe model alone apart."""
         return [
             name
             for name in self.by_setting
-            if self.rule(name) != SAFE_RULE
+            if name != SAFE
             and all(ledger.certified for _, ledger in self.ledgers(name))
             and self.ledgers(name)
         ]
-
-    @cached_property
-    def ks(self) -> dict[str, float]:
-        """k in nats a step, of the settings with a bound that have one."""
-        ks = {name: self.ledgers(name)[0][1].header.k for name in self.budgeted}
-        return {name: k for name, k in ks.items() if math.isfinite(k)}
-
-    @cached_property
-    def k_sweep(self) -> list[str]:
-        """The largest group of settings of one rule that differ in k alone, k ascending."""
-
-        def rest(name: str) -> str:
-            header = self.ledgers(name)[0][1].header
-            others = {key: each for key, each in header.rule_settings.items() if key != "k"}
-            return json.dumps([header.rule, others], sort_keys=True)
-
-        groups = grouped(sorted(self.ks, key=self.ks.__getitem__), rest)
-        return max(groups.values(), key=len, default=[])
 
     @cached_property
     def debts(self) -> dict[int, dict[str, float]]:

@@ -6,12 +6,12 @@ two figures of the same units alike.
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
-from ..copying.metrics import METRICS, metric_values
+from ..copying.metrics import prompt_means
 from ..copying.ncr import resampled_ncr
 from ..recorded_texts import RISKY, SAFE, grouped
 from ..statistics import Array, resampled_shares
@@ -35,7 +35,7 @@ def ncr_in_resamples(run: RecordedRun) -> Resampled:
     rows = grouped(run.results.get("examples", []), lambda row: str(row["setting"]))
     prompts = sorted({row["id"] for own in rows.values() for row in own})
     means = {
-        name: _prompt_means(own, prompts)
+        name: prompt_means(own, prompts)
         for name, own in rows.items()
         if {row["id"] for row in own} == set(prompts)
     }
@@ -46,13 +46,6 @@ def ncr_in_resamples(run: RecordedRun) -> Resampled:
         name: resampled_ncr(shares, own, risky=means[RISKY], safe=means[SAFE])
         for name, own in means.items()
     }
-
-
-def _prompt_means(rows: Iterable[Mapping[str, Any]], prompts: Iterable[str]) -> Array:
-    """(P, M): the metrics of each prompt's texts, means over seeds."""
-    texts = grouped(rows, lambda row: row["id"])
-    values = ([list(metric_values(row).values()) for row in texts[prompt]] for prompt in prompts)
-    return np.array([np.mean(each, axis=0)[: len(METRICS)] for each in values])
 
 
 def bits_in_resamples(run: RecordedRun, figure: str) -> Resampled:

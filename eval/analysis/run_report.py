@@ -1,19 +1,23 @@
 """The report on a run's folder: what it recorded, analysed and shown on one page."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...durable_files import write_durably
-from ..copying.ncr import high_protection
+from ..copying.ncr import HIGH_PROTECTION, high_protection
+from ..recorded_texts import ALONE, PAGE, RISKY, SAFE
 from ..report import tables
-from ..report.page import MEDIA_TYPES, Report, Section
-from ..report.side_by_side import Generation, SideBySideRecord, TokenSpend
+from ..report.page import Report, Section, Verdict
+from ..report.side_by_side import Generation, SideBySideRecord
 from ..report.tables import Column
+from ..statistics import mean_of
 from . import copied_spans, evaluated, ledgers
-from .recorded_run import PAGE, NotMeasured, RecordedGeneration, RecordedRun, evenly
+from .recorded_run import NotMeasured, RecordedGeneration, RecordedRun, evenly
+from .trade_offs import methods_of
 
 BITS: Final = "bits_per_byte/"
 PICTURES: Final = {
@@ -24,8 +28,6 @@ PICTURES: Final = {
     "divergences": "One text, step by step",
 }
 """What a run draws by itself, by file name, and is shown where it is there."""
-FIGURES: Final = {"fluency": "fluency", "factuality": "factuality", "win-rate": "win rate"}
-"""Titles of what judges say of a setting."""
 NOT_TIMED: Final = "a run is not timed: anchored bench decode times every method"
 ANALYSES: Final[dict[str, Callable[[RecordedRun], Section]]] = {
     "copying_distribution": evaluated.copying_distribution,
@@ -72,24 +74,82 @@ def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Repor
     """Everything that the run's folder holds, and what it lacks.
 
     num_texts: prompts whose texts are shown, evenly among all, one text a setting.
-    Raises: ValueError for fewer than none, or damaged records.
+    Raises: ValueError for damaged records.
     """
-    if num_texts < 0:
-        raise ValueError(f"the number of texts must be at least 0, got {num_texts}")
     prompts = list(dict.fromkeys(text.id for rows in run.by_setting.values() for text in rows))
     shown = evenly(prompts, num_texts)
+    recited = {
+        text.id: (text.copying or {}).get("word_lcs", 0)
+        for text in reversed(run.by_setting.get(RISKY, []))
+    }
+    leading = leading_settings(run)
+    pictures = list(_pictures(run.folder))
     return Report(
         title=f"Report on {run.folder.resolve().name}",
-        about=_about(run, len(prompts)),
-        sections=[
-            *_result_sections(run),
-            *_pictures(run.folder),
-            *analysed.sections.values(),
+        headline=_headline(run, leading) if leading else "",
+        verdicts=[_verdict(run, name) for name in leading],
+        picture=pictures[0] if pictures else None,
+        records=[
+            _record(run, prompt, leading)
+            for prompt in sorted(shown, key=lambda prompt: -recited.get(prompt, 0))
         ],
-        records=[_record(run, prompt) for prompt in shown],
-        texts_note=f"{len(shown)} of {len(prompts)} prompts, evenly among them; of each setting "
-        "the text of its first seed.",
+        texts_note=f"{len(shown)} of {len(prompts)} prompts, evenly among them, those first of "
+        "which the risky model recites most; of each setting the text of its first seed.",
+        sections=[*_result_sections(run), *pictures[1:], *analysed.sections.values()],
         not_measured={**_missing(run), **analysed.not_measured, "speed": NOT_TIMED},
+        about=_about(run, len(prompts)),
+    )
+
+
+def leading_settings(run: RecordedRun) -> list[str]:
+    """What is seen first: the risky model, a setting that protects, and the safe model.
+
+    [] where the copying of the models alone is not known; without the second where no setting
+    protects.
+    """
+    rows = {row["setting"]: row for row in run.rows if row["setting"] in run.by_setting}
+    alone = [rows.get(name, {}).get("word_lcs") for name in (SAFE, RISKY)]
+    if any(math.isnan(mean_of(figure)) for figure in alone):
+        return []
+    protected = [
+        name
+        for name, (_, role) in methods_of(run).items()
+        if role == "anchored" and mean_of(rows.get(name, {}).get("ncr")) >= HIGH_PROTECTION
+    ]
+    chosen = (run.results.get("recommended"), *(run.results.get("high_protection") or {}).values())
+    best = [name for name in chosen if name in protected] or protected[-1:]
+    return [RISKY, *best[:1], SAFE]
+
+
+def _headline(run: RecordedRun, leading: Sequence[str]) -> str:
+    ncr = {row["setting"]: mean_of(row.get("ncr")) for row in run.rows}
+    if math.isnan(ncr[RISKY]):
+        return "The risky model copies no more of these references than the safe one."
+    if len(leading) < 3:
+        return f"On these prompts no budget has an NCR of {HIGH_PROTECTION} (high protection)."
+    return (
+        f"On these prompts, {leading[1]} closes {ncr[leading[1]]:.1%} of the gap in copying "
+        f"between the risky and the safe model (NCR; high protection begins at {HIGH_PROTECTION})."
+    )
+
+
+def _verdict(run: RecordedRun, setting: str) -> Verdict:
+    (row,) = (row for row in run.rows if row["setting"] == setting)
+    facts = [f"NCR {mean_of(row.get('ncr')):.3f}"]
+    for key, figure in row.items():
+        kind, _, name = key.partition("/")
+        if kind in ("bits_per_byte", "accuracy") and not math.isnan(mean_of(figure)):
+            held_out, unit = ("held-out ", "bits per byte") if kind == BITS[:-1] else ("", "right")
+            facts.append(f"{held_out}{name}: {mean_of(figure):.2f} {unit}")
+    if row.get("bound") and row.get("spent") is not None:
+        facts.append(f"spent {row['spent']:.1f} nats of at most {row['bound']:.1f}")
+    if row.get("recited") is not None:
+        facts.append(f"recites the reference with p <= {row['recited']:.2g} on average")
+    return Verdict(
+        label=ALONE.get(setting, setting),
+        role=methods_of(run)[setting][1],
+        copied=mean_of(row["word_lcs"]),
+        facts="; ".join(facts),
     )
 
 
@@ -145,7 +205,10 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
         *([tables.RECITED_COLUMN] if any(row.get("recited") is not None for row in rows) else []),
         *map(tables.bits_per_byte_column, bits),
         *map(tables.accuracy_column, asked),
-        *(Column(key=judge, title=FIGURES[judge], num_decimals=2) for judge in judged),
+        *(
+            Column(key=judge, title=evaluated.JUDGES[judge].title.lower(), num_decimals=2)
+            for judge in judged
+        ),
         *tables.LAST_COLUMNS,
         *([tables.FAILED_COLUMN] if any(row.get("failed") for row in rows) else []),
     ]
@@ -154,72 +217,53 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
         note += f" NCR is that of {run.ncr_of.folder.resolve().name}."
     yield Section(title="Results", note=note, columns=columns, rows=rows)
     best = run.results.get("high_protection") or {}
-    chosen = [row for row in rows if row["setting"] in best.values()]
-    if chosen:
-        note = "Of each method, the setting with the best utility at NCR >= 0.75."
-        yield Section(title="High protection", note=note, columns=columns, rows=chosen)
-    yield from _protected_by_judges(rows, columns, judged)
-
-
-def _protected_by_judges(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], judged: Collection[str]
-) -> Iterator[Section]:
-    """As the paper's table: the best factuality, with the other figures of that setting."""
-    if "factuality" not in judged or not all("method" in row for row in rows):
-        return
-    best = high_protection(
-        {
-            "method": row["method"],
-            "ncr": row["ncr"].mean if row["ncr"] else None,
-            "factuality": row["factuality"].mean if row["factuality"] else None,
-            "row": row,
-        }
-        for row in rows
-    )
-    chosen = [row["row"] for row in best.values() if row is not None]
-    note = "Of each method, the setting with the best factuality at NCR >= 0.75."
-    if chosen:
-        yield Section(
-            title="High protection, by factuality", note=note, columns=columns, rows=chosen
-        )
+    protected = {"utility": [row for row in rows if row["setting"] in best.values()]}
+    if "factuality" in judged and all("method" in row for row in rows):
+        protected["factuality"] = [row for row in high_protection(rows).values() if row]
+    for utility, chosen in protected.items():
+        if chosen:
+            title = f"High protection, by {utility}"
+            note = f"Of each method, the setting with the best {utility} at NCR >= 0.75."
+            yield Section(title=title, note=note, columns=columns, rows=chosen)
 
 
 def _pictures(folder: Path) -> Iterator[Section]:
     for name, title in PICTURES.items():
-        files = [folder / f"{name}{suffix}" for suffix in MEDIA_TYPES]
-        if there := [path for path in files if path.is_file()]:
-            yield Section(title=title, picture=there[0])
+        if (path := folder / f"{name}.svg").is_file():
+            yield Section(title=title, picture=path)
 
 
-def _record(run: RecordedRun, prompt: str) -> SideBySideRecord:
+def _record(run: RecordedRun, prompt: str, leading: Sequence[str]) -> SideBySideRecord:
     about = run.prompts.get(prompt, {})
-    firsts = [
-        next((text for text in rows if text.id == prompt), None) for rows in run.by_setting.values()
-    ]
+    columns = {
+        setting: _column(run, text)
+        for setting, rows in run.by_setting.items()
+        for text in [text for text in rows if text.id == prompt][:1]
+    }
+    first = [name for name in leading if name in columns] or list(columns)
     return SideBySideRecord(
         title=str(about.get("title") or prompt),
         prompt=str(about.get("prompt") or "(not recorded)"),
         reference=str(about.get("reference") or "(not recorded)"),
-        columns=[_column(run, text) for text in firsts if text is not None],
+        first=[columns.pop(name) for name in first],
+        others=list(columns.values()),
     )
 
 
 def _column(run: RecordedRun, generation: RecordedGeneration) -> Generation:
     row, ledger = generation.row, run.ledger(generation)
     pieces = row.get("pieces") or [(str(row.get("text") or ""), True)]
-    tokens = [
-        TokenSpend(step.spend, step.budget, step.weight, step.log_prob, step.safe_log_prob)
-        for step in ([] if ledger is None else ledger.steps)
-    ]
+    steps = [] if ledger is None else ledger.steps
     spans = (generation.copying or {}).get("copied_characters") or ()
     has_bound = row.get("bound") is not None
     return Generation(
-        label=generation.setting,
+        label=ALONE.get(generation.setting, generation.setting),
+        role=methods_of(run).get(generation.setting, ("", ""))[1],
         pieces=[(str(piece), bool(kept)) for piece, kept in pieces],
         copied_spans=[(start, end) for start, end in spans],
         spent=row.get("spent") if has_bound else None,
         bound=row.get("bound"),
         copy_probability=None if ledger is None else run.copy_probability(generation, ledger),
         finish_reason=str(row.get("finish_reason") or ""),
-        tokens=tokens if len(tokens) == len(pieces) else (),
+        steps=steps if len(steps) == len(pieces) else (),
     )

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..copying.metrics import METRICS
-from ..figures.style import Role
+from ..figures.style import Look, Role, method_looks
 from ..figures.trade_off import Scale, TradeOffPoint, plot_trade_off
-from ..recorded_texts import RISKY, SAFE
+from ..recorded_texts import ALONE, RISKY, SAFE
 from ..report.tables import Cell
+from ..statistics import mean_of
 from .recorded_run import RecordedRun
 from .resamples import Resampled
 
@@ -18,12 +18,6 @@ Figures = Mapping[str, Cell]
 """A figure by setting."""
 Resamples = tuple[Resampled, Resampled]
 """Protection and utility by setting, in the same resamples."""
-
-
-def figure_of(cell: Cell) -> float:
-    """A number, statistics by their mean; nan for anything else."""
-    mean = getattr(cell, "mean", cell)
-    return float(mean) if isinstance(mean, int | float) else math.nan
 
 
 def trade_off(
@@ -59,48 +53,69 @@ def trade_off_points(
 ) -> list[TradeOffPoint]:
     """Points of the methods of one figure of a sweep, and of those that sweep k, in rows' order.
 
-    All that such a figure shows is held against the swept method. [] where nothing is. A run that
-    names no methods, as a quickstart, has its budgets as settings of one. resampled: both figures
-    in resamples, for how often a setting is on the front.
+    All that such a figure shows is held against the swept method. [] where nothing is. resampled:
+    both figures in resamples, for how often a setting is on the front.
     """
-    point = partial(_point, run, protection, utility, resampled or ({}, {}))
     about = run.results.get("methods")
     if about is None:
-        return [point(row) for row in run.rows] if figure == "methods" else []
-    names = {name for name, each in about.items() if figure in each.get("figures", ["methods"])}
-    if not names - {SAFE, RISKY}:
-        return []
-    names |= {name for name, each in about.items() if each["is_swept"] and figure != "methods"}
-    return [point(row) for row in run.rows if row["method"] in names]
+        names = {method for method, _ in methods_of(run).values()} if figure == "methods" else set()
+    else:
+        names = {own for own, each in about.items() if figure in each.get("figures", ["methods"])}
+        if not names - {SAFE, RISKY}:
+            return []
+        names |= {own for own, each in about.items() if each["is_swept"] and figure != "methods"}
+    looks = looks_of(run)
+    point = partial(_point, protection, utility, resampled or ({}, {}))
+    return [
+        point(setting=setting, method=method, look=looks[setting])
+        for setting, (method, _) in methods_of(run).items()
+        if method in names
+    ]
+
+
+def methods_of(run: RecordedRun) -> dict[str, tuple[str, Role]]:
+    """By setting, the method that it is one of, and the role of that.
+
+    A run that names no methods, as a quickstart, has its budgets as settings of one.
+    """
+    about = run.results.get("methods")
+    methods: dict[str, tuple[str, Role]] = {}
+    for row in run.rows:
+        name = str(row["setting"])
+        is_ours = row.get("k") is not None if about is None else about[row["method"]]["is_swept"]
+        method = str(row.get("method") or ("Anchored" if is_ours else name))
+        methods[name] = method, "anchored" if is_ours else "baseline"
+        if name in (SAFE, RISKY):
+            methods[name] = name, "safe" if name == SAFE else "risky"
+    return methods
+
+
+def looks_of(run: RecordedRun) -> dict[str, Look]:
+    """By setting, the look of its method: the same in every picture, whichever of them it shows."""
+    methods = methods_of(run)
+    looks = method_looks(dict(methods.values()))
+    return {setting: looks[method] for setting, (method, _) in methods.items()}
 
 
 def _point(
-    run: RecordedRun,
     protection: Figures,
     utility: Figures,
     resampled: Resamples,
-    row: Mapping[str, Any],
+    *,
+    setting: str,
+    method: str,
+    look: Look,
 ) -> TradeOffPoint:
-    name, role = row["setting"], _role(run, row)
-    method = str(row.get("method") or ("Anchored" if role == "anchored" else name))
-    x, y = protection.get(name), utility.get(name)
-    both = [own[name] for own in resampled if name in own]
+    x, y = protection.get(setting), utility.get(setting)
+    both = [own[setting] for own in resampled if setting in own]
     return TradeOffPoint(
-        label="" if role in ("safe", "risky") else name.removeprefix(method).lstrip(", "),
-        role=role,
-        method=method,
-        protection=figure_of(x),
-        utility=figure_of(y),
+        label=setting.removeprefix(method).lstrip(", "),
+        method=ALONE.get(setting, method),
+        look=look,
+        protection=mean_of(x),
+        utility=mean_of(y),
         num_metrics=getattr(x, "num_metrics", len(METRICS)),
         protection_std=float(getattr(x, "std", math.nan)),
         utility_std=float(getattr(y, "std", math.nan)),
         resampled=(both[0], both[1]) if len(both) == 2 else None,
     )
-
-
-def _role(run: RecordedRun, row: Mapping[str, Any]) -> Role:
-    if row["setting"] in (SAFE, RISKY):
-        return "safe" if row["setting"] == SAFE else "risky"
-    about = run.results.get("methods")
-    is_ours = row.get("k") is not None if about is None else about[row["method"]]["is_swept"]
-    return "anchored" if is_ours else "baseline"

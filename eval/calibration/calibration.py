@@ -166,7 +166,7 @@ def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
             *(num_prompts, FEW_PROMPTS),
         )
     generations = _Generations(calibration, calibration.experiment, pair)
-    alone = generations.alone()
+    alone = generations.measured(_SAFE), generations.measured(_RISKY)
     _check_alone(calibration.target, *alone)
     curve = _curve(calibration, generations)
     low, high = bracket({k: row.is_met for k, row in curve.items()})
@@ -217,24 +217,19 @@ def _curve(calibration: Calibration, generations: "_Generations") -> dict[float,
     """Every k that this search needs, and what earlier searches in the folder have recorded."""
     experiment, search = calibration.experiment, calibration.search
     curve: dict[float, Measured] = {}
-    waiting = [k for k in _recorded_ks(experiment) if k <= search.largest]
+    rows = experiment.read_rows(_MEASURED) if experiment.has_rows(_MEASURED) else []
+    recorded = {row["k"] for row in rows}
+    waiting = [k for k in sorted(recorded) if k <= search.largest]
     while True:
         is_met = {k: row.is_met for k, row in curve.items()}
         k = waiting.pop(0) if waiting else search.next_k(is_met)
         if k is None:
             return curve
         row = curve[k] = generations.measured(calibration.setting(k))
-        recorded = {*_recorded_ks(experiment), k}
+        recorded.add(k)
         experiment.write_rows(_MEASURED, [{"k": each} for each in sorted(recorded)])
         verdict = "met" if row.is_met else "missed"
         logger.info("%s: %s, %s", row.setting, calibration.target.shown(row.figure), verdict)
-
-
-def _recorded_ks(experiment: Experiment) -> list[float]:
-    try:
-        return [row["k"] for row in experiment.read_rows(_MEASURED)]
-    except FileNotFoundError:
-        return []
 
 
 def _check(calibration: Calibration, k: float, pair: ModelPair) -> Measured | None:
@@ -254,26 +249,20 @@ class _Generations:
 
     def __init__(self, calibration: Calibration, experiment: Experiment, pair: ModelPair) -> None:
         self._calibration, self._experiment, self._pair = calibration, experiment, pair
-        self._copied: dict[str, Copied] = {}
         read_all_prompts(experiment, pair)
         self._log_probs = reference_log_probs(experiment, pair)
+        self._alone = {"safe": self._copied(_SAFE), "risky": self._copied(_RISKY)}
 
-    def alone(self) -> tuple[Measured, Measured]:
-        """The safe and the risky model."""
-        return self.measured(_SAFE), self.measured(_RISKY)
-
-    def copied(self, setting: Setting) -> Copied:
-        if setting.name not in self._copied:
-            one = replace(self._experiment, settings=(setting,))
-            generate_all(one, self._pair)
-            if failed := failed_generations(one, setting):
-                raise ValueError(f"{setting.name}, {failed[0]['id']}: {failed[0]['error']}")
-            self._copied[setting.name] = copied_in(one, setting)
-        return self._copied[setting.name]
+    def _copied(self, setting: Setting) -> Copied:
+        one = replace(self._experiment, settings=(setting,))
+        generate_all(one, self._pair)
+        if failed := failed_generations(one, setting):
+            raise ValueError(f"{setting.name}, {failed[0]['id']}: {failed[0]['error']}")
+        return copied_in(one, setting)
 
     def measured(self, setting: Setting) -> Measured:
-        copied, target = self.copied(setting), self._calibration.target
-        figure = target.figure(copied, **self._both())
+        copied, target = self._copied(setting), self._calibration.target
+        figure = target.figure(copied, **self._alone)
         rows = read_generations(self._experiment, setting)
         is_bounded = setting.name != RISKY and self._experiment.temperature > 0.0
         return Measured(
@@ -281,7 +270,7 @@ class _Generations:
             k=setting.k,
             figure=figure,
             is_met=target.is_met(figure),
-            longest_copy=float(copied[..., METRICS.index("word_lcs")].mean()),
+            longest_copy=float(copied[:, METRICS.index("word_lcs")].mean()),
             bound=mean_if_known(row["bound"] for row in rows) if is_bounded else None,
             recited=mean_if_known(map(self._recited, rows)) if is_bounded else None,
             spent=mean_if_known(row["spent"] for row in rows),
@@ -292,6 +281,3 @@ class _Generations:
         if row["id"] not in self._log_probs:
             raise ValueError(f"{row['id']}: its reference has no probability under p_s")
         return event_bound(bound, self._log_probs[row["id"]], divergence=divergence)
-
-    def _both(self) -> dict[str, Copied]:
-        return {"safe": self.copied(_SAFE), "risky": self.copied(_RISKY)}

@@ -9,7 +9,7 @@ from typing import Any
 from ...durable_files import write_durably
 from ...environment import environment_record
 from ..copying.metrics import METRIC_SET
-from ..figures.intervals import CalibrationCurve, CurvePoint, plot_calibration
+from ..figures.intervals import CalibrationCurve, plot_calibration
 from ..figures.style import drawn
 from ..report import tables
 from ..report.tables import Column
@@ -17,21 +17,19 @@ from ..statistics import json_value
 from .calibration import FIRST_CHECK_SEED, Calibrated, Calibration, Measured
 from .target import TITLES, Target
 
-SCHEMA = "anchored-calibration/1"
 NAME = "calibration"
-_FRESH = " (fresh seeds)"
 
 
 def write_results(
     calibration: Calibration, calibrated: Calibrated, *, symbol: str, about: dict[str, Any]
-) -> None:
-    """calibration.json, .md, .png and .svg in the experiment's folder.
+) -> str:
+    """calibration.json, .md, .png and .svg in the experiment's folder; what the terminal shows.
 
     symbol: what k is given for, "token" or "byte". about: what the caller adds to the JSON.
     """
     folder = calibration.experiment.folder
     results = {
-        "schema": SCHEMA,
+        "schema": "anchored-calibration/1",
         **about,
         "settings": _settings(calibration, symbol),
         "environment": environment_record(),
@@ -39,16 +37,11 @@ def write_results(
         **asdict(calibrated),
     }
     write_durably(folder / f"{NAME}.json", json.dumps(json_value(results), indent=1) + "\n")
-    lines = [tables.markdown_table(_rows(calibration, calibrated), _columns(calibration.target))]
-    lines += ["", *verdict(calibration, calibrated, symbol=symbol)]
-    write_durably(folder / f"{NAME}.md", "\n".join(lines) + "\n")
+    table = _rows(calibrated), _columns(calibration.target)
+    said = "\n".join(verdict(calibration, calibrated, symbol=symbol))
+    write_durably(folder / f"{NAME}.md", f"{tables.markdown_table(*table)}\n\n{said}\n")
     drawn(folder, {NAME: partial(_draw, calibration, calibrated, symbol)})
-
-
-def report(calibration: Calibration, calibrated: Calibrated, *, symbol: str) -> str:
-    """What the terminal shows at the end."""
-    table = tables.terminal_table(_rows(calibration, calibrated), _columns(calibration.target))
-    return "\n".join([table, "", *verdict(calibration, calibrated, symbol=symbol)])
+    return f"{tables.terminal_table(*table)}\n\n{said}"
 
 
 def verdict(calibration: Calibration, calibrated: Calibrated, *, symbol: str) -> list[str]:
@@ -81,12 +74,12 @@ def _columns(target: Target) -> list[Column]:
     ]
 
 
-def _rows(calibration: Calibration, calibrated: Calibrated) -> list[dict[str, Any]]:
+def _rows(calibrated: Calibrated) -> list[dict[str, Any]]:
     safe, risky = calibrated.alone
     rows = [_row(row) for row in (safe, *calibrated.curve, risky)]
     if calibrated.check is not None:
         fresh = _row(calibrated.check)
-        rows.append({**fresh, "setting": fresh["setting"] + _FRESH})
+        rows.append({**fresh, "setting": f"{fresh['setting']} (fresh seeds)"})
     return rows
 
 
@@ -120,11 +113,11 @@ def _settings(calibration: Calibration, symbol: str) -> dict[str, Any]:
 def _draw(calibration: Calibration, calibrated: Calibrated, symbol: str, path: Path) -> None:
     target, experiment = calibration.target, calibration.experiment
     curve = CalibrationCurve(
-        points=[_point(row) for row in calibrated.curve],
+        points={row.k: row.figure for row in calibrated.curve if row.k is not None},
         chosen=calibrated.k,
         target=target.value,
         figure_name=TITLES[target.metric],
-        fresh=None if calibrated.check is None else _point(calibrated.check),
+        fresh=None if calibrated.check is None else calibrated.check.figure,
         symbol=symbol,
     )
     better = "larger" if target.is_reduction else "smaller"
@@ -135,9 +128,3 @@ def _draw(calibration: Calibration, calibrated: Calibrated, symbol: str, path: P
         f"at which {judged} meets the target, as it does at all smaller ones."
     )
     plot_calibration(curve, path, caption=caption)
-
-
-def _point(row: Measured) -> CurvePoint:
-    assert row.k is not None
-    value, low, high = row.figure
-    return CurvePoint(k=row.k, value=value, low=low, high=high)

@@ -5,18 +5,17 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..copying.metrics import METRICS, copying_scores, copying_summary
+from ..copying.metrics import METRICS, copying_scores, prompt_means
 from ..copying.ncr import HIGH_PROTECTION, resampled_ncr
 from ..experiments.experiment import Experiment, Setting
 from ..experiments.generations import read_generations
-from ..statistics import bootstrap_interval, resampled_shares, unseen_share
+from ..statistics import Array, bootstrap_interval, resampled_shares, unseen_share
 
-# P prompts, S seeds, M metrics of METRICS, R resamples of the prompts.
+# P prompts, M metrics of METRICS, R resamples of the prompts.
 
-Copied = NDArray[np.float64]
-"""(P, S, M): what the generations of one setting copied."""
+Copied = Array
+"""(P, M): what the generations of one setting copied, means over seeds."""
 Metric = Literal["ncr", "word_lcs", "char_lcs", "word_acs"]
 TITLES: Final[dict[Metric, str]] = {
     "ncr": "NCR",
@@ -48,8 +47,6 @@ class Target:
     mean misses its target on fresh seeds about every other time."""
 
     def __post_init__(self) -> None:
-        if self.metric not in TITLES:
-            raise ValueError(f"metric must be one of {', '.join(TITLES)}, got {self.metric!r}")
         largest = 1.0 if self.metric == "ncr" else math.inf
         if not 0.0 < self.value <= largest or math.isinf(self.value):
             allowed = "in (0, 1]" if self.metric == "ncr" else "finite and > 0"
@@ -103,32 +100,24 @@ class Target:
         unseen = unseen_share(num_prompts, self.confidence)
         if self.is_reduction:
             return Figure(value, min(low, 1.0 - unseen), high)
-        recited = unseen * float(risky[..., METRICS.index(self.metric)].mean())
+        recited = unseen * float(risky[:, METRICS.index(self.metric)].mean())
         return Figure(value, low, max(high, recited))
 
-    def _values(self, shares: Copied, *settings: Copied) -> Copied:
+    def _values(self, shares: Array, *settings: Copied) -> Array:
         """(R,) for shares (R, P) of the prompts; nan where nothing has a gap to close.
 
         settings: the one that is judged, the safe and the risky model.
         """
-        mean, safe, risky = (copied.mean(1) for copied in settings)
+        copied, safe, risky = settings
         if not self.is_reduction:
-            return shares @ mean[:, METRICS.index(self.metric)]
-        return resampled_ncr(shares, mean, safe=safe, risky=risky)
+            return shares @ copied[:, METRICS.index(self.metric)]
+        return resampled_ncr(shares, copied, safe=safe, risky=risky)
 
 
 def copied_in(experiment: Experiment, setting: Setting) -> Copied:
-    """(P, S, M) of the setting's recorded generations, in the order of the prompts and seeds."""
+    """What the setting's recorded generations copied, in the order of the prompts."""
     references = {prompt.id: prompt.reference for prompt in experiment.prompts}
     rows = read_generations(experiment, setting)
     scores = copying_scores([(row["text"], references[row["id"]]) for row in rows])
-    by_key = {
-        (row["id"], row["seed"]): copying_summary([score])
-        for row, score in zip(rows, scores, strict=True)
-    }
-    return np.array(
-        [
-            [[by_key[prompt.id, seed][name] for name in METRICS] for seed in experiment.seeds]
-            for prompt in experiment.prompts
-        ]
-    )
+    own = [{"id": row["id"], **score.as_row()} for row, score in zip(rows, scores, strict=True)]
+    return prompt_means(own, references)

@@ -4,8 +4,7 @@ A mean hides the few generations that copy much: quantiles and shares of long sp
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,11 +22,12 @@ from ..statistics import (
 from .metrics import (
     METRIC_SET,
     METRICS,
-    CopyingScore,
+    Row,
     copying_scores,
     copying_summary,
     installed_in,
     metric_packages,
+    prompt_means,
 )
 from .ncr import NcrStatistics, ncr_over_seeds, resampled_ncr
 
@@ -44,29 +44,12 @@ NUM_SAMPLES: Final = 20
 NUM_RESAMPLES: Final = 2000
 """Of the prompts, for differences: ends of an interval then move by 0.05 of their distance."""
 CONFIDENCE: Final = 0.95
-Scores = Mapping[tuple[str, int], CopyingScore]
-"""Scores of one setting's texts, by prompt and seed."""
+Scores = Mapping[tuple[str, int], Row]
+"""Rows of one setting's texts, by prompt and seed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LiteralCopying:
-    """What the texts of one setting copied."""
-
-    setting: str
-    texts: Sequence[RecordedText]
-    scores: Scores
-    means: dict[str, SeedStatistics]
-    """Over seeds, see `means_over_seeds`."""
-
-    def rows(self) -> list[dict[str, object]]:
-        """A row for each text, for a results file."""
-        return [{**text.key, **self.scores[text.id, text.seed].as_row()} for text in self.texts]
-
-
-def literal_copying(
-    texts: Sequence[RecordedText], *, progress: bool = False
-) -> list[LiteralCopying]:
-    """The six metrics of every text against its reference, by setting.
+def copying_rows(texts: Sequence[RecordedText], *, progress: bool = False) -> list[dict[str, Any]]:
+    """The six metrics of every text against its reference, a row each, for a results file.
 
     Warns as `copying_scores` does. Raises: ValueError for a text without a reference.
     """
@@ -77,20 +60,13 @@ def literal_copying(
         [(text.text, text.reference or "") for text in texts], "copying", disable=not progress
     )
     scores = copying_scores(pairs)
-    settings = grouped(zip(texts, scores, strict=True), lambda pair: pair[0].setting)
-    by_setting = {
-        name: {(text.id, text.seed): score for text, score in pairs}
-        for name, pairs in settings.items()
-    }
-    return [
-        LiteralCopying(
-            setting=name,
-            texts=[text for text, _ in settings[name]],
-            scores=scores,
-            means=means_over_seeds(scores),
-        )
-        for name, scores in by_setting.items()
-    ]
+    return [{**text.key, **score.as_row()} for text, score in zip(texts, scores, strict=True)]
+
+
+def scores_by_setting(rows: Iterable[Row]) -> dict[str, Scores]:
+    """The rows of each setting, in the order of their first ones."""
+    settings = grouped(rows, lambda row: str(row["setting"]))
+    return {name: {(row["id"], row["seed"]): row for row in own} for name, own in settings.items()}
 
 
 def seed_means(scores: Scores) -> list[dict[str, float]]:
@@ -121,19 +97,6 @@ def paired_ncr(setting: Scores, *, risky: Scores, safe: Scores) -> NcrStatistics
     return ncr._replace(num_texts=len(common), num_all_texts=num_all)
 
 
-def ncr_by_setting(
-    results: Sequence[LiteralCopying], *, safe: str, risky: str
-) -> dict[str, NcrStatistics]:
-    """`paired_ncr` of each setting; {} where one of the models alone is not among them."""
-    scores = {result.setting: result.scores for result in results}
-    if safe not in scores or risky not in scores:
-        return {}
-    return {
-        name: paired_ncr(of_setting, risky=scores[risky], safe=scores[safe])
-        for name, of_setting in scores.items()
-    }
-
-
 def copying_results(
     texts: Sequence[RecordedText],
     *,
@@ -150,10 +113,10 @@ def copying_results(
     missing = [name for name in (beside, safe, risky) if name not in settings]
     if beside is not None and missing:
         raise ValueError(f"there are no texts of {missing[0]!r}, only of {', '.join(settings)}")
-    copying = literal_copying(texts, progress=progress)
-    ncr = ncr_by_setting(copying, safe=safe, risky=risky)
-    scores = {result.setting: result.scores for result in copying}
+    rows = copying_rows(texts, progress=progress)
+    scores = scores_by_setting(rows)
     alone = {"safe": scores.get(safe, {}), "risky": scores.get(risky, {})}
+    has_ncr = all(alone.values())
     return {
         "schema": "anchored-measure/1",
         "measure": "copying",
@@ -162,35 +125,32 @@ def copying_results(
         "beside": beside,
         "settings": [
             {
-                "setting": result.setting,
-                "num_texts": len(result.texts),
-                **{name: value._asdict() for name, value in result.means.items()},
-                "ncr": ncr[result.setting]._asdict() if ncr else None,
-                **distribution(list(result.scores.values())),
-                **extraction(result.scores),
-                "difference": paired_difference(result.scores, scores[beside], **alone)
+                "setting": name,
+                "num_texts": len(own),
+                **{metric: means._asdict() for metric, means in means_over_seeds(own).items()},
+                "ncr": paired_ncr(own, **alone)._asdict() if has_ncr else None,
+                **distribution(list(own.values())),
+                **extraction(own),
+                "difference": paired_difference(own, scores[beside], **alone)
                 if beside is not None
                 else None,
             }
-            for result in copying
+            for name, own in scores.items()
         ],
-        "rows": [row for result in copying for row in result.rows()],
+        "rows": rows,
     }
 
 
-def distribution(scores: Sequence[CopyingScore]) -> dict[str, Any]:
+def distribution(scores: Sequence[Row]) -> dict[str, Any]:
     """Shares of texts with long copied spans, and quantiles of each metric, as JSON values.
 
     A quantile is the smallest value that at least this share of texts does not exceed. Spans end
     where the word metrics stop reading: at `MAX_WORDS`.
-    Raises: ValueError if there are no scores.
     """
-    if not scores:
-        raise ValueError("a distribution needs at least one score, got none")
-    longest = np.array([score.word_lcs for score in scores])
+    longest = np.array([score["word_lcs"] for score in scores])
     quantiles = {
         name: np.quantile(
-            [float(getattr(score, name)) for score in scores], QUANTILES, method="inverted_cdf"
+            [float(score[name]) for score in scores], QUANTILES, method="inverted_cdf"
         )
         for name in MEASURED
     }
@@ -211,7 +171,7 @@ def extraction(scores: Scores) -> dict[str, Any]:
     over single texts hide this: a work that one text in twenty recites is there for the asking.
     """
     by_prompt = grouped(scores, lambda key: key[0])
-    longest = [[scores[key].word_lcs for key in keys] for keys in by_prompt.values()]
+    longest = [[scores[key]["word_lcs"] for key in keys] for keys in by_prompt.values()]
     count = min(NUM_SAMPLES, *map(len, longest))
 
     def mean(values: Sequence[Sequence[float]]) -> float:
@@ -241,7 +201,8 @@ def paired_difference(
     if not prompts:
         return None
     ours, theirs, most, least = (
-        _prompt_means(one, prompts) for one in (setting, beside, risky, safe)
+        prompt_means([one[key] for key in common], prompts)
+        for one in (setting, beside, risky, safe)
     )
 
     def difference(shares: Array) -> Array:
@@ -256,9 +217,3 @@ def paired_difference(
         return None
     low, high = bootstrap_interval(known, count=count, confidence=CONFIDENCE)
     return {"ncr": value, "low": low, "high": high, "num_prompts": count}
-
-
-def _prompt_means(scores: Scores, prompts: Mapping[str, Sequence[tuple[str, int]]]) -> Array:
-    """(P, M): the metrics of each prompt's texts, means over seeds."""
-    summaries = [copying_summary([scores[key] for key in keys]) for keys in prompts.values()]
-    return np.array([[summary[name] for name in METRICS] for summary in summaries])

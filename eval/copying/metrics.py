@@ -9,17 +9,20 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import EntryPoint
 from itertools import takewhile
 from typing import Any, Final
 
+import numpy as np
 from datasketch import MinHash
 from nltk.stem.porter import PorterStemmer
 from rouge_score.tokenize import tokenize
 
 from ...decode.settings import real_number
 from ...installed import declared, entry_point, loaded, package_of
+from ..recorded_texts import grouped
+from ..statistics import Array
 from .spans import (
     Span,
     Word,
@@ -64,6 +67,9 @@ MINHASH_SEED: Final = 1
 # different F1 of 100 words differ by more than 1e-5.
 _ROUNDING: Final = 1e-9
 
+Row = Mapping[str, Any]
+"""Of a results file: what `CopyingScore.as_row` gives, and which text it is of."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyingScore:
@@ -98,12 +104,6 @@ class CopyingScore:
         row = asdict(self)
         installed = row.pop("installed")
         return {**row, **installed}
-
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> "CopyingScore":
-        """The score that `as_row` wrote; other entries of the row are left out."""
-        own = {each.name: row[each.name] for each in fields(cls) if each.name in row}
-        return cls(**own, installed=installed_in(row))
 
 
 @functools.cache
@@ -194,28 +194,32 @@ def copying_scores(pairs: Iterable[tuple[str, str]]) -> list[CopyingScore]:
     return scores
 
 
-def copying_summary(scores: Sequence[CopyingScore]) -> dict[str, float]:
-    """The six metrics of a data set, by the names in `METRICS`, the mean exact "jaccard" and the
-    means of installed metrics.
+def copying_summary(rows: Sequence[Row]) -> dict[str, float]:
+    """The six metrics of a data set, by the names in `METRICS`, and the means of installed metrics,
+    of the rows of its scores.
 
     ROUGE: share of examples whose F1 is at least the threshold; the others: means over examples.
-    Raises: ValueError if there are no scores.
+    Raises: ValueError if there are no rows.
     """
-    if not scores:
+    if not rows:
         raise ValueError("a copying summary needs at least one score, got none")
-    values = [metric_values(score.as_row()) for score in scores]
-    return {name: math.fsum(own[name] for own in values) / len(scores) for name in values[0]}
-
-
-def metric_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """One text's share in `copying_summary`, by the same names, of the row of its score."""
     threshold = ROUGE_THRESHOLD - _ROUNDING
-    return {
-        "rouge1_ge_tau": float(row["rouge1_f1"] >= threshold),
-        "rougeL_ge_tau": float(row["rougeL_f1"] >= threshold),
-        **{name: row[name] for name in ("word_lcs", "char_lcs", "word_acs", "minhash", "jaccard")},
-        **installed_in(row),
+    values = {
+        "rouge1_ge_tau": [row["rouge1_f1"] >= threshold for row in rows],
+        "rougeL_ge_tau": [row["rougeL_f1"] >= threshold for row in rows],
+        **{name: [row[name] for row in rows] for name in (*METRICS[2:], *installed_in(rows[0]))},
     }
+    return {name: math.fsum(own) / len(rows) for name, own in values.items()}
+
+
+def prompt_means(rows: Iterable[Row], prompts: Iterable[str]) -> Array:
+    """(P, M): the metrics of each prompt's texts, means over seeds.
+
+    rows: of scores, with the "id" of the prompt. The order is that of `prompts` and `METRICS`.
+    """
+    texts = grouped(rows, lambda row: row["id"])
+    summaries = [copying_summary(texts[prompt]) for prompt in prompts]
+    return np.array([[summary[name] for name in METRICS] for summary in summaries])
 
 
 def rouge_f1(hypothesis: str, reference: str) -> tuple[float, float]:

@@ -2,33 +2,18 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..statistics import Array, over_seeds
+from ..statistics import Array, mean_of, over_seeds
 from .metrics import METRICS
 
 HIGH_PROTECTION: Final = 0.75
 
 CopyingMeans = Mapping[str, float]
 Row = TypeVar("Row", bound=Mapping[str, Any])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopyingReduction:
-    """NCR of one setting: 0 for the risky model, 1 for the safe one, not clipped to [0, 1]."""
-
-    per_metric: dict[str, float]
-    """nan where the risky model copies no more than the safe one."""
-    mean: float
-    """Plain mean over the metrics that are defined; nan if none is."""
-
-    @property
-    def num_metrics(self) -> int:
-        """How many metrics `mean` is over."""
-        return sum(not math.isnan(value) for value in self.per_metric.values())
 
 
 class NcrStatistics(NamedTuple):
@@ -61,27 +46,20 @@ class NcrStatistics(NamedTuple):
 
 def copying_reduction(
     setting: CopyingMeans, *, risky: CopyingMeans, safe: CopyingMeans
-) -> CopyingReduction:
-    """(m_r - m) / (m_r - m_s) for each of the six metrics m, and their plain mean.
+) -> dict[str, float]:
+    """(m_r - m) / (m_r - m_s) of each metric m with a gap: NCR is their plain mean.
 
+    It is 0 for the risky model and 1 for the safe one, and not clipped to [0, 1]. A metric with
+    m_r <= m_s has no copying to reduce, and is left out.
     setting, risky, safe: data set means by the names in `METRICS`, unrounded, of the same prompts
-    and seed; other keys are ignored. A metric with m_r <= m_s has no copying to reduce: it is
-    nan in `per_metric` and left out of the mean.
-    Raises: ValueError if a metric is missing or not finite.
+    and seed; other keys are ignored.
     Source: He et al., "Anchored Decoding", section "Evaluation metrics".
     """
-    for role, means in (("setting", setting), ("risky", risky), ("safe", safe)):
-        for name in METRICS:
-            if not math.isfinite(means.get(name, math.nan)):
-                raise ValueError(f"{role} needs a finite {name}, got {means.get(name)}")
-    gaps = {name: risky[name] - safe[name] for name in METRICS}
-    per_metric = {
-        name: (risky[name] - setting[name]) / gap if gap > 0 else math.nan
-        for name, gap in gaps.items()
+    return {
+        name: (risky[name] - setting[name]) / gap
+        for name in METRICS
+        if (gap := risky[name] - safe[name]) > 0
     }
-    defined = [value for value in per_metric.values() if not math.isnan(value)]
-    mean = math.fsum(defined) / len(defined) if defined else math.nan
-    return CopyingReduction(per_metric=per_metric, mean=mean)
 
 
 def ncr_over_seeds(
@@ -90,17 +68,13 @@ def ncr_over_seeds(
     """Mean and standard deviation over seeds of the NCR that each seed has by itself.
 
     settings, risky, safe: one mapping per seed, in the same order of seeds.
-    Raises: ValueError if the numbers of seeds differ or are 0.
     """
-    num_seeds = (len(settings), len(risky), len(safe))
-    if len(set(num_seeds)) > 1:
-        raise ValueError(f"settings, risky and safe must have the same seeds, got {num_seeds}")
     reductions = [
-        copying_reduction(setting, risky=risky_means, safe=safe_means)
-        for setting, risky_means, safe_means in zip(settings, risky, safe, strict=True)
+        copying_reduction(setting, risky=most, safe=least)
+        for setting, most, least in zip(settings, risky, safe, strict=True)
     ]
-    mean, std, count = over_seeds([reduction.mean for reduction in reductions])
-    return NcrStatistics(mean, std, count, min(one.num_metrics for one in reductions))
+    ncr = over_seeds([fmean(own.values()) if own else math.nan for own in reductions])
+    return NcrStatistics(*ncr, num_metrics=min(map(len, reductions)))
 
 
 def resampled_ncr(shares: Array, setting: Array, *, risky: Array, safe: Array) -> Array:
@@ -117,33 +91,28 @@ def resampled_ncr(shares: Array, setting: Array, *, risky: Array, safe: Array) -
     return np.where(num_metrics > 0, reductions / np.maximum(num_metrics, 1), math.nan)
 
 
-def is_high_protection(ncr: float) -> bool:
-    """True if `ncr` reaches the paper's high-protection operating point, 0.75."""
-    return ncr >= HIGH_PROTECTION
-
-
-def high_protection(
-    rows: Iterable[Row], threshold: float = HIGH_PROTECTION, *, utility: str = "factuality"
-) -> dict[str, Row | None]:
-    """The best row of each method among those whose NCR is at least `threshold`; None if none is.
+def high_protection(rows: Iterable[Row], *, utility: str = "factuality") -> dict[str, Row | None]:
+    """The best row of each method among those with high protection; None if none has it.
 
     rows: one a setting, with its "method", its "ncr" (a mean over metrics and seeds, not rounded)
-    and the figure named `utility`, higher is better; other entries are the caller's, and are those
-    of the same setting: the paper reports the fluency of the setting with the best factuality. Of
-    equal rows the first is taken; one whose NCR is None or nan does not reach the threshold, one
-    whose utility is None or nan is taken where no other does.
+    and the figure named `utility`, higher is better, both numbers or statistics; other entries are
+    the caller's, and are those of the same setting: the paper reports the fluency of the setting
+    with the best factuality. Of equal rows the first is taken; one whose NCR is None or nan is not
+    protected, one whose utility is None or nan is taken where no other is.
     Returns: by method, in the order of their first rows.
     Source: He et al., "Anchored Decoding", table "High-protection operating point".
     """
     best: dict[str, Row | None] = {}
     for row in rows:
         chosen = best.setdefault(row["method"], None)
-        is_protected = or_least(row["ncr"]) >= threshold
-        if is_protected and (chosen is None or or_least(row[utility]) > or_least(chosen[utility])):
+        is_protected = mean_of(row["ncr"]) >= HIGH_PROTECTION
+        if is_protected and (
+            chosen is None or or_least(mean_of(row[utility])) > or_least(mean_of(chosen[utility]))
+        ):
             best[row["method"]] = row
     return best
 
 
-def or_least(value: float | None) -> float:
+def or_least(value: float) -> float:
     """The value; below all others what is not defined."""
-    return -math.inf if value is None or math.isnan(value) else value
+    return -math.inf if math.isnan(value) else value

@@ -27,10 +27,6 @@ class NonLiteralConfig:
     def __post_init__(self) -> None:
         if self.num_characters < 0:
             raise ValueError(f"num_characters must be at least 0, got {self.num_characters}")
-        if self.comparator not in (">", ">="):
-            raise ValueError(f"comparator must be '>' or '>=', got {self.comparator!r}")
-        if self.debt not in ("none", "any"):
-            raise ValueError(f"debt must be 'none' or 'any', got {self.debt!r}")
 
     def counts(self, num_matched: int) -> bool:
         """Whether a text with so many of the work's characters counts."""

@@ -90,11 +90,8 @@ def disjoint_common_spans(
     hypothesis, reference: of `word_symbols`, or any text; min_length: symbols, at least 1.
     Returns: spans of at least `min_length` symbols in order of hypothesis start. Each choice is
     `longest_common_span` of what is left, so a passage that was chosen cannot be counted twice.
-    Raises: ValueError if min_length is below 1.
     Source: He et al., "Anchored Decoding", appendix "Copyright infringement", word-level ACS.
     """
-    if min_length < 1:
-        raise ValueError(f"min_length must be at least 1, got {min_length}")
     spans = []
     while (span := longest_common_span(hypothesis, reference, min_length=min_length)).length:
         spans.append(span)

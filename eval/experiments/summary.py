@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...decode.rules.event_bound import event_bound
-from ..copying.literal import Scores, means_over_seeds, paired_ncr
-from ..copying.metrics import METRICS, CopyingScore
-from ..copying.ncr import NcrStatistics, is_high_protection, or_least
+from ..copying.literal import means_over_seeds, paired_ncr, scores_by_setting
+from ..copying.metrics import METRICS
+from ..copying.ncr import HIGH_PROTECTION, NcrStatistics, or_least
 from ..quality.bits_per_byte import Utility
 from ..recorded_texts import RISKY, SAFE
 from ..statistics import SeedStatistics, json_value, mean_if_known
@@ -79,7 +79,8 @@ class SettingSummary:
 
 def summarize(experiment: Experiment) -> list[SettingSummary]:
     """Summaries in the order of the settings."""
-    scores = _copying_scores(experiment)
+    measured = scores_by_setting(experiment.read_rows("copying"))
+    scores = {setting.name: measured.get(setting.name, {}) for setting in experiment.settings}
     utility: dict[str, dict[str, Utility]] = {}
     for row in experiment.read_rows("utility"):
         of_setting = utility.setdefault(row["setting"], {})
@@ -106,16 +107,6 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
     ]
 
 
-def _copying_scores(experiment: Experiment) -> dict[str, Scores]:
-    """By setting, the recorded scores of its texts."""
-    scores: dict[str, dict[tuple[str, int], CopyingScore]] = {
-        setting.name: {} for setting in experiment.settings
-    }
-    for row in experiment.read_rows("copying"):
-        scores[row["setting"]][row["id"], row["seed"]] = CopyingScore.of_row(row)
-    return dict(scores)
-
-
 def _gap_closed(bits: Mapping[str, float], name: str) -> float:
     """The share of the gap between both models that a setting closes, where there is one."""
     gap = bits[SAFE] - bits[RISKY] if bits else math.nan
@@ -132,7 +123,7 @@ def recommended(summaries: list[SettingSummary]) -> SettingSummary:
     smallest that is good enough, not the largest that still looks safe.
     """
     anchored = [summary for summary in summaries if summary.setting.k is not None]
-    protected = [summary for summary in anchored if is_high_protection(summary.ncr.mean)]
+    protected = [summary for summary in anchored if summary.ncr.mean >= HIGH_PROTECTION]
     if not protected:
         return max(anchored, key=lambda summary: or_least(summary.ncr.mean))
     good = [summary for summary in protected if summary.gap_closed >= GOOD_ENOUGH]

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from ...decode.ledger import Ledger, LedgerHeader
 from ...decode.rules.budget import Schedule
 from . import style
-from .style import figure_style, new_figure, save_figure
+from .style import figure_style, new_figure, panel_grid, save_figure
 
 _BUDGET_CAPTIONS: Final[dict[Schedule, str]] = {
     "adaptive": "k nats accrue with every {symbol}. They first pay the debt of the prompt; "
@@ -38,18 +38,9 @@ class BudgetTrajectory:
     accepted: Sequence[bool]
     schedule: Schedule = "adaptive"
 
-    def __post_init__(self) -> None:
-        if len(self.spends) != len(self.accepted):
-            raise ValueError(
-                f"spends and accepted must have one value per step, got {len(self.spends)} "
-                f"and {len(self.accepted)}"
-            )
-
     @classmethod
     def of(cls, label: str, ledger: Ledger) -> "BudgetTrajectory":
-        """What a ledger records; ValueError for one without a bound."""
-        if not math.isfinite(ledger.header.bound):
-            raise ValueError(f"{label}: {ledger.header.rule} has no bound to draw a budget of")
+        """What a ledger with a bound records."""
         return cls(
             label=label,
             k=ledger.header.k,
@@ -85,10 +76,7 @@ def plot_budget_trajectories(
     Ticks at the foot mark the steps where the draw from the safe model was rejected (`accepted`
     is False) and the token is the risky model's. symbol: what a step draws, "token" or "byte".
     path: .png, .svg or .pdf.
-    Raises: ValueError if there are no trajectories or the suffix is another.
     """
-    if not trajectories:
-        raise ValueError("a budget picture needs at least one trajectory, got none")
     num_columns = 2 if len(trajectories) == 4 else min(3, len(trajectories))
     num_rows = math.ceil(len(trajectories) / num_columns)
     with figure_style():
@@ -98,12 +86,9 @@ def plot_budget_trajectories(
             title="What a generation may spend and what it spent, summed over its steps",
             caption=_budget_caption(trajectories, symbol),
         )
-        panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
-        for axes, trajectory in itertools.zip_longest(panels, trajectories):
-            if trajectory is None:
-                axes.set_axis_off()
-            else:
-                _draw_trajectory(axes, trajectory)
+        panels = panel_grid(figure, len(trajectories), num_columns)
+        for axes, trajectory in zip(panels, trajectories, strict=True):
+            _draw_trajectory(axes, trajectory)
         figure.supxlabel(symbol, fontsize=10)
         figure.supylabel("nats", fontsize=10)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
@@ -143,7 +128,7 @@ def plot_divergences(ledger: Ledger, path: Path) -> None:
     """KL(p* || p_s), KL(p* || p_r), KL(p_r || p_s), the allowance and k of every step, in nats.
 
     ledger: of `with_divergences`. path: .png, .svg or .pdf; infinite figures are left out.
-    Raises: ValueError for a ledger without steps or divergences, or another suffix.
+    Raises: ValueError for a ledger without steps or divergences.
     Source: paper, figure of per-step divergences.
     """
     risky_safe = [step.kl_risky_safe for step in ledger.steps]

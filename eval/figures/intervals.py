@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from .style import (
     BLUE,
     COLORS,
     GREY,
-    PURPLE,
     figure_style,
     new_figure,
     save_figure,
@@ -25,28 +24,22 @@ GROUP_WIDTH = 0.8
 """Part of the distance between two benchmarks that the bars of one take."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CurvePoint:
-    """A measured k and its figure; an infinite end of the interval is not drawn."""
-
-    k: float
-    value: float
-    low: float
-    high: float
+Interval = tuple[float, float, float]
+"""A figure with the ends of its interval; an infinite end is not drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationCurve:
     """What a calibration measured and chose."""
 
-    points: Sequence[CurvePoint]
+    points: Mapping[float, Interval]
     """By k, ascending."""
     chosen: float
     """One of the points' k."""
     target: float
     figure_name: str
     """Of the vertical axis and the target."""
-    fresh: CurvePoint | None = None
+    fresh: Interval | None = None
     """The chosen k on seeds that it was not chosen by."""
     symbol: str = "token"
     """What k is given for, "token" or "byte"."""
@@ -56,43 +49,37 @@ def plot_calibration(curve: CalibrationCurve, path: Path, *, caption: str) -> No
     """The figure at every measured k with its interval, over k on a logarithmic axis.
 
     caption: how many prompts and seeds, and which interval. path: .png, .svg or .pdf.
-    Raises: ValueError if there are no points, the chosen one is none of them, or for another
-    suffix.
     """
-    chosen = next((point for point in curve.points if point.k == curve.chosen), None)
-    if chosen is None:
-        raise ValueError(f"the chosen k, {curve.chosen:g}, is none of the measured ones")
     with figure_style():
         title = f"{curve.figure_name} at every measured k: k = {curve.chosen:g} is taken"
         figure = new_figure(6.4, 4.4, title=title, caption=caption)
         axes = figure.add_subplot()
         set_log_scale(axes.xaxis)
         axes.axhline(curve.target, color=GREY, linestyle="--", linewidth=1, label="target")
-        _draw(axes, curve.points, color=BLUE, marker="o", linewidth=1.4, label="measured")
+        _draw(axes, curve.points, marker="o", linewidth=1.4, label="measured")
         look: dict[str, Any] = {"marker": "o", "markersize": 13, "markerfacecolor": "none"}
-        axes.plot(chosen.k, chosen.value, color=BLUE, linestyle="none", label="taken", **look)
+        value = curve.points[curve.chosen][0]
+        axes.plot(curve.chosen, value, color=BLUE, linestyle="none", label="taken", **look)
         if curve.fresh is not None:
             # Beside the chosen point: both intervals would lie on each other.
-            beside = replace(curve.fresh, k=0.94 * curve.fresh.k)
-            _draw(axes, [beside], color=PURPLE, marker="^", label="fresh seeds (drawn beside)")
+            beside = {0.94 * curve.chosen: curve.fresh}
+            look = {"marker": "^", "markerfacecolor": "white", "linestyle": "none"}
+            _draw(axes, beside, label="fresh seeds (drawn beside)", **look)
         axes.set_xlabel(f"k (nats a {curve.symbol})")
         axes.set_ylabel(curve.figure_name)
         figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
         save_figure(figure, path)
 
 
-def _draw(axes: Axes, points: Sequence[CurvePoint], **look: Any) -> None:
+def _draw(axes: Axes, points: Mapping[float, Interval], **look: Any) -> None:
+    """Points with what their intervals reach to either side: an expanded one may leave out the
+    mean."""
     lengths = [
-        [_length(point.value - point.low) for point in points],
-        [_length(point.high - point.value) for point in points],
+        [max(0.0, length) if math.isfinite(length) else 0.0 for length in side]
+        for side in zip(*((v - low, high - v) for v, low, high in points.values()), strict=True)
     ]
-    ks, values = [point.k for point in points], [point.value for point in points]
-    axes.errorbar(ks, values, lengths, capsize=3, elinewidth=1, **look)
-
-
-def _length(length: float) -> float:
-    """Of one side of an interval; an expanded one need not contain the mean."""
-    return max(0.0, length) if math.isfinite(length) else 0.0
+    values = [value for value, _, _ in points.values()]
+    axes.errorbar(list(points), values, lengths, color=BLUE, capsize=3, elinewidth=1, **look)
 
 
 def plot_scores(
@@ -106,10 +93,7 @@ def plot_scores(
 
     scores: by model, in the order of the benchmarks: share and standard error; nan draws nothing.
     path: .png, .svg or .pdf.
-    Raises: ValueError without models or benchmarks, or for another suffix.
     """
-    if not scores or not benchmarks:
-        raise ValueError("a picture of scores needs a model and a benchmark at least")
     with figure_style():
         width = max(6.4, 0.35 * len(benchmarks) * (1 + len(scores)))
         caption = "Each benchmark by its best variant. Bars: one standard error."

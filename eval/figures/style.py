@@ -1,5 +1,8 @@
 """How all pictures look: colors, fonts, legends, files that do not change."""
 
+import itertools
+import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -14,9 +17,11 @@ from matplotlib.ticker import NullFormatter
 # Okabe and Ito 2008: told apart with any color vision.
 GREEN, VERMILION, BLUE, PURPLE, ORANGE = "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"
 SKY, BLACK = "#56B4E9", "#000000"
+WINE, OLIVE = "#882255", "#999933"  # of Paul Tol's muted scheme
 GREY: Final = "#5F5F5F"
-COLORS: Final = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, GREY)
-"""Of curves and bars in their order, where no role has its color."""
+COLORS: Final = (SKY, ORANGE, PURPLE, WINE, BLACK, GREY)
+"""Of curves and bars of anything but methods, in their order: those of the roles are not among
+them."""
 # The same figure gives the same bytes: no time of writing, and no random ids in SVG (below).
 _UNDATED: Final[dict[str, dict[str, None]]] = {
     ".png": {},
@@ -44,8 +49,11 @@ def figure_style() -> Any:
 def new_figure(width: float, height: float, *, title: str, caption: str) -> SubFigure:
     """An empty figure of this many inches between a title and a caption that says how to read it.
 
-    What is returned is the part between them: legends "outside" its panels stay clear of both.
+    Both are wrapped to the width. What is returned is the part between them: legends "outside" its
+    panels stay clear of both.
     """
+    title = textwrap.fill(title, int(11 * width))  # characters of an inch, bold
+    caption = "\n".join(textwrap.fill(line, int(16 * width)) for line in caption.split("\n"))
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)  # pyplot would keep the figure alive and pick a windowing backend
     figure.suptitle(title, x=_EDGE, ha="left", fontsize=11, fontweight="bold")
@@ -95,12 +103,36 @@ def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
     }
 
 
-Role = Literal["safe", "risky", "anchored", "baseline"]
+def panel_grid(figure: SubFigure, count: int, num_columns: int) -> list[Axes]:
+    """So many panels, row by row; what is left of the last row stays empty."""
+    num_rows = math.ceil(count / num_columns)
+    axes = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+    for spare in axes[count:]:
+        spare.set_axis_off()
+    return axes[:count]
 
-# Each role has a marker beside its color.
-ROLE_STYLE: Final = {
-    "safe": (GREEN, "s", "safe model"),
-    "risky": (VERMILION, "D", "risky model"),
-    "anchored": (BLUE, "o", "Anchored Decoding"),
-    "baseline": (PURPLE, "^", "other methods"),
+
+Role = Literal["safe", "risky", "anchored", "baseline"]
+"""The models alone, the method that sweeps k, and any other."""
+Look = tuple[str, str]
+"""A method's color and marker: the same in every picture of a run."""
+ROLE_LOOKS: Final[Mapping[Role, Look]] = {
+    "safe": (GREEN, "s"),
+    "risky": (VERMILION, "D"),
+    "anchored": (BLUE, "o"),
 }
+_COLORS: Final = (PURPLE, ORANGE, SKY, BLACK, WINE, OLIVE)
+_MARKERS: Final = "^vPX"
+
+
+def method_looks(roles: Mapping[str, Role]) -> dict[str, Look]:
+    """By method: the look of its role, or one of its own for each baseline, in their order.
+
+    Colors come again, with another marker, where there are more baselines than colors.
+    """
+    looks = (
+        (color, _MARKERS[(turn + index) % len(_MARKERS)])
+        for turn in itertools.count()
+        for index, color in enumerate(_COLORS)
+    )
+    return {method: ROLE_LOOKS.get(role) or next(looks) for method, role in roles.items()}

@@ -1,6 +1,5 @@
 """The picture of the trade-off between protection from copying and utility."""
 
-import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,8 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 
 from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION
@@ -19,11 +20,7 @@ from ..statistics import Array
 from .style import (
     BLACK,
     GREY,
-    ORANGE,
-    PURPLE,
-    ROLE_STYLE,
-    SKY,
-    Role,
+    Look,
     figure_style,
     legend_entries,
     new_figure,
@@ -49,15 +46,13 @@ class Scale:
 
 
 _FRONT: Final = "Pareto front"
-LEGEND_CHARACTERS: Final = 40
-"""Of a line of the legend: three columns of them fit under a panel."""
-_COLORS: Final = (PURPLE, ORANGE, SKY, BLACK)
-_METHOD_LOOKS: Final = tuple(
-    (color, marker)
-    for turn in range(4)
-    for color, marker in zip(_COLORS, "^vPX"[turn:] + "^vPX"[:turn], strict=True)
-)
-"""Colors come again, with another marker, where there are more methods than colors."""
+LEGEND_CHARACTERS: Final = 26
+"""Of a line of the legend: two columns of them fit under a panel."""
+INSET: Final = (0.18, 0.08, 0.44, 0.5)
+"""Where the corner that matters is drawn once more: a part of the panel that methods worth a point
+do not come to."""
+_LABEL_OFFSETS: Final = tuple((x, y) for y in (6, -14, 18, -26) for x in (6, -6))
+"""Points to the right (left where negative) and up at which a label is tried, in turn."""
 NCR: Final = Scale("normalized copying reduction")
 """1 is the safe model, 0 the risky one."""
 
@@ -67,15 +62,17 @@ class TradeOffPoint:
     """One setting; a standard deviation of nan or 0 draws no error bar."""
 
     label: str
-    role: Role
+    """The setting, beside its method."""
+    method: str
+    """As the legend names it."""
+    look: Look
+    """Of the method, the same for all of its points."""
     protection: float
     utility: float
     num_metrics: int = len(METRICS)
     """Copying metrics that an NCR is over."""
     protection_std: float = math.nan
     utility_std: float = math.nan
-    method: str = ""
-    """What it is a setting of, where several methods are compared."""
     resampled: tuple[Array, Array] | None = None
     """Protection and utility in the same resamples of what they were measured on, where known."""
 
@@ -91,31 +88,32 @@ def plot_trade_off(
 ) -> None:
     """Protection against utility, up and right being better: a color and a marker a method.
 
+    Where settings crowd in the corner of high protection and good utility, it is drawn once more,
+    larger, in an inset.
+
     panels: points in the order of their methods' settings, which a line joins, by the title of the
     panel. A dotted line leads along what may be had at once (`pareto_front`), and rings tell in how
     many resamples each setting is on it (`front_shares`), where points have resamples.
     The legend names the settings of each method in their order. utility: one for all panels, or
     each panel's own. num_seeds: of each point, for the caption. path: .png, .svg or .pdf. Points
     without a finite figure are left out.
-    Raises: ValueError if there is no point or the suffix is another.
     """
     scales = {name: utility[name] if isinstance(utility, Mapping) else utility for name in panels}
     points = [point for panel in panels.values() for point in panel]
-    if not points:
-        raise ValueError("a trade-off picture needs at least one point, got none")
     names = {method: _legend_name(same) for method, same in _by_method(points).items()}
-    looks = dict(zip(names, _looks(points), strict=True))
     with figure_style():
+        num_columns = 2 if len(panels) == 1 else 3
+        lines = len(names) / num_columns + sum(name.count("\n") for name in names.values())
         figure = new_figure(
-            2.2 + 4.6 * len(panels),
-            5.6 + 0.16 * sum(name.count("\n") for name in names.values()),
+            5.0 if len(panels) == 1 else 2.2 + 4.6 * len(panels),  # one is read on a phone too
+            5.0 + 0.2 * lines,
             title=title,
             caption=_caption(points, protection, num_seeds),
         )
         axes_of = list(figure.subplots(1, len(panels), squeeze=False).flat)
         for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
             for method, settings in _by_method(_finite(panel)).items():
-                _draw_points(axes, settings, *looks[method], names[method])
+                _draw_points(axes, settings, names[method])
             _draw_front(axes, panel, protection, scales[name])
             axes.margins(0.1)
             if protection is NCR:
@@ -126,15 +124,17 @@ def plot_trade_off(
             axes.yaxis.label.set_visible(axes is axes_of[0] or isinstance(utility, Mapping))
         handles = legend_entries(axes_of)
         shown = sorted(handles, key=lambda name: name == _FRONT)  # else as they came
-        figure.legend([handles[name] for name in shown], shown, loc="outside lower center", ncols=3)
+        legend = ([handles[name] for name in shown], shown)
+        figure.legend(*legend, loc="outside lower center", ncols=num_columns)
+        figure.get_figure(root=True).draw_without_rendering()  # from here on places are known
+        for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
+            _draw_details(axes, _finite(panel), protection, scales[name])
         save_figure(figure, path)
 
 
 def _legend_name(points: Sequence[TradeOffPoint]) -> str:
     """A method with its settings in their order, as "Anchored: k=1, 2, 4"."""
-    method, role = points[0].method, points[0].role
-    if role in ("safe", "risky"):
-        return f"{method} ({ROLE_STYLE[role][2]})"
+    method = points[0].method
     labels = list(dict.fromkeys(point.label for point in points if point.label))
     if not labels:
         return method
@@ -153,18 +153,8 @@ def _finite(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
     return [p for p in points if math.isfinite(p.protection) and math.isfinite(p.utility)]
 
 
-def _looks(points: Sequence[TradeOffPoint]) -> list[tuple[str, str]]:
-    """Color and marker of each method, the same in all panels; more methods than looks share."""
-    free = itertools.cycle(_METHOD_LOOKS)
-    return [
-        next(free) if same[0].role == "baseline" else ROLE_STYLE[same[0].role][:2]
-        for same in _by_method(points).values()
-    ]
-
-
-def _draw_points(
-    axes: Axes, points: Sequence[TradeOffPoint], color: str, marker: str, name: str
-) -> None:
+def _draw_points(axes: Axes, points: Sequence[TradeOffPoint], name: str) -> None:
+    color, marker = points[0].look
     x = [point.protection for point in points]
     y = [point.utility for point in points]
     x_error, y_error = zip(*(_error_bar(point) for point in points), strict=True)
@@ -172,16 +162,101 @@ def _draw_points(
     # narrower than a point, which hides those of a bar of next to no length.
     axes.errorbar(x, y, y_error, x_error, fmt="none", ecolor=color, elinewidth=1, capsize=3)
     axes.plot(x, y, "-", color=color, marker=marker, markersize=7, label=name, zorder=3)
-    # The ends of a line tell which way the legend's settings go.
-    for point in dict.fromkeys([points[0], points[-1]] if len(points) > 1 else []):
-        axes.annotate(
-            point.label,
-            (point.protection, point.utility),
-            xytext=(6, 6),
-            textcoords="offset points",
-            fontsize=8,
-            color=color,
-        )
+
+
+def _draw_details(
+    axes: Axes, points: Sequence[TradeOffPoint], protection: Scale, utility: Scale
+) -> None:
+    """Names of settings, and the corner that matters in an inset, where settings crowd in it."""
+    corner = _corner(points, utility) if protection is NCR else []
+    inset = _draw_inset(axes, corner, points, protection, utility) if corner else None
+    if inset is None:
+        _draw_labels(axes, points, points)
+    else:
+        _draw_labels(inset, corner, points)
+        _draw_labels(axes, [point for point in points if point not in corner], points)
+
+
+def _corner(points: Sequence[TradeOffPoint], utility: Scale) -> list[TradeOffPoint]:
+    """The protected settings in the better half of the utilities, where several methods have some;
+    [] where they have room enough."""
+    utilities = [point.utility for point in points]
+    middle = (min(utilities) + max(utilities)) / 2 if utilities else math.nan
+    corner = [
+        point
+        for point in points
+        if point.protection >= HIGH_PROTECTION and utility.is_as_good(point.utility, middle)
+    ]
+    is_narrow = min((point.protection for point in points), default=1.0) < HIGH_PROTECTION - 0.25
+    return corner if is_narrow and len(_by_method(corner)) > 1 and len(corner) > 3 else []
+
+
+def _draw_inset(
+    axes: Axes,
+    corner: Sequence[TradeOffPoint],
+    points: Sequence[TradeOffPoint],
+    protection: Scale,
+    utility: Scale,
+) -> Axes | None:
+    """The corner once more; None where points stand in its place."""
+    left, bottom, width, height = INSET
+    to_panel = axes.transData + axes.transAxes.inverted()
+    places = [to_panel.transform((point.protection, point.utility)) for point in points]
+    if any(x < left + width and y < bottom + height for x, y in places):
+        return None
+    inset = axes.inset_axes(INSET)
+    for settings in _by_method(points).values():
+        _draw_points(inset, settings, "")
+    _draw_front(inset, points, protection, utility)
+    for axis, figures in (
+        (inset.xaxis, [point.protection for point in corner]),
+        (inset.yaxis, [point.utility for point in corner]),
+    ):
+        margin = 0.2 * (max(figures) - min(figures)) or 0.01
+        axis.set_view_interval(min(figures) - margin, max(figures) + margin, ignore=True)
+        axis.set_tick_params(labelsize=7)
+        axis.set_major_locator(MaxNLocator(4))
+    inset.yaxis.set_inverted(utility.lower_is_better)
+    inset.set_title("high protection and good utility, larger", fontsize=8, color=GREY, pad=3)
+    inset.spines[:].set(visible=True, color=GREY, linewidth=0.8)
+    (x0, x1), (y0, y1) = inset.get_xlim(), inset.get_ylim()
+    axes.indicate_inset((x0, y0, x1 - x0, y1 - y0), edgecolor=GREY)  # a frame alone
+    return inset
+
+
+def _draw_labels(
+    axes: Axes, shown: Sequence[TradeOffPoint], points: Sequence[TradeOffPoint]
+) -> None:
+    """The names of settings at the ends of their methods' lines, clear of lines and names.
+
+    points: of the panel, of which some are shown here.
+    """
+    size = 6.25  # half of a point's, in pixels
+    taken, num_settings = [], {}
+    for method, settings in _by_method(points).items():
+        places = axes.transData.transform([(p.protection, p.utility) for p in settings])
+        on_line = np.linspace(places[:-1], places[1:], 12).reshape(-1, 2)
+        taken += [Bbox.from_extents(x - size, y - size, x + size, y + size) for x, y in places]
+        taken += [Bbox.from_extents(x - 1, y - 1, x + 1, y + 1) for x, y in on_line]
+        num_settings[method] = len(settings)
+    for method, settings in _by_method(shown).items():
+        # The ends of a line tell which way the legend's settings go.
+        ends = [settings[0], settings[-1]] if num_settings[method] > 1 else []
+        for point in dict.fromkeys(ends):
+            label = axes.annotate(
+                point.label,
+                (point.protection, point.utility),
+                xytext=_LABEL_OFFSETS[0],
+                textcoords="offset points",
+                fontsize=8,
+                color=point.look[0],
+            )
+            for offset in _LABEL_OFFSETS:
+                label.set(position=offset, horizontalalignment="left" if offset[0] > 0 else "right")
+                box = label.get_window_extent()
+                if not box.count_overlaps(taken) and axes.bbox.contains(box.x1, box.y1):
+                    break
+            taken.append(box)
 
 
 def _draw_front(
@@ -240,7 +315,7 @@ def _draw_high_protection(axes: Axes) -> None:
     axes.text(
         HIGH_PROTECTION,
         1.0,
-        f"high protection, {HIGH_PROTECTION} \N{RIGHTWARDS ARROW}",
+        "high protection \N{RIGHTWARDS ARROW}",
         transform=axes.get_xaxis_transform(),
         ha="left",
         va="bottom",

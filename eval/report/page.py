@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, NamedTuple
 
+from ..figures.style import ROLE_LOOKS
 from ..statistics import json_value
 from .side_by_side import SideBySideRecord, records_html
 from .tables import Column, Row, html_table, markdown_table
-
-MEDIA_TYPES: Final = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,47 +27,70 @@ class Section:
     draw: Callable[[Path], None] | None = None
     """Draws the picture into a file."""
     picture: Path | None = None
-    """A picture that was drawn before, .svg or .png."""
+    """An SVG that was drawn before."""
+
+
+class Verdict(NamedTuple):
+    """What one setting copied."""
+
+    label: str
+    role: str
+    """Class of the page's style sheet, as `Generation.role`."""
+    copied: float
+    """Mean words of the longest span that a text has of its reference."""
+    facts: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """All that a page shows."""
+    """All that a page shows, in this order."""
 
     title: str
-    about: Mapping[str, str]
-    """What was run and with what, by name."""
-    sections: Sequence[Section]
+    headline: str = ""
+    """The verdict in a sentence; "" where nothing was measured."""
+    verdicts: Sequence[Verdict] = ()
+    picture: Section | None = None
+    """What shows the verdict."""
     records: Sequence[SideBySideRecord] = ()
     texts_note: str = ""
     """How many of the texts are shown."""
+    sections: Sequence[Section]
     not_measured: Mapping[str, str]
     """By what is missing, why."""
+    about: Mapping[str, str]
+    """What was run and with what, by name."""
 
     def html(self) -> str:
         """The self-contained page; every text is escaped."""
-        parts = [self._contents()]
-        for number, section in enumerate(self.sections):
-            parts.append(f'<h2 id="section-{number}">{escape(section.title)}</h2>')
-            parts += [f'<p class="legend">{escape(section.note)}</p>'] if section.note else []
-            parts += [html_table(section.rows, section.columns)] if section.rows else []
-            parts += [_picture_html(section)] if section.draw or section.picture else []
+        parts = [f'<p class="headline">{escape(self.headline)}</p>'] if self.headline else []
+        cards = _verdicts_html(self.verdicts) if self.verdicts else ""
+        picture = _picture_html(self.picture) if self.picture else ""
+        parts += [f'<div class="verdict">{cards}{picture}</div>'] if cards or picture else []
+        parts.append(self._contents())
         if self.records:
             note = f'<p class="legend">{escape(self.texts_note)}</p>'
             parts.append(f'<h2 id="texts">Texts</h2>\n{note}\n{records_html(self.records)}')
+        for number, section in enumerate(self.sections):
+            parts.append(f'<h2 id="section-{number}">{escape(section.title)}</h2>')
+            parts += [f'<p class="legend">{escape(section.note)}</p>'] if section.note else []
+            parts += [_picture_html(section)] if section.draw or section.picture else []
+            parts += [html_table(section.rows, section.columns)] if section.rows else []
         missing = _definitions(self.not_measured) or "<p>Nothing is missing.</p>"
         parts.append(f'<h2 id="not-measured">Not measured</h2>\n{missing}')
+        parts.append(f'<h2 id="about">This run</h2>\n{_definitions(self.about)}')
         return html_page(self.title, "\n".join(parts))
 
     def _contents(self) -> str:
-        titles = {f"section-{i}": section.title for i, section in enumerate(self.sections)}
-        titles |= {"texts": "Texts"} if self.records else {}
-        titles["not-measured"] = "Not measured"
+        titles = {"texts": "Texts"} if self.records else {}
+        titles |= {f"section-{i}": section.title for i, section in enumerate(self.sections)}
+        titles |= {"not-measured": "Not measured", "about": "This run"}
         links = "\n".join(
             f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in titles.items()
         )
-        nav = f'<nav aria-label="Contents"><ul>\n{links}\n</ul></nav>'
-        return f"{_definitions(self.about)}\n{nav}"
+        return (
+            "<details><summary>Contents</summary>"
+            f'<nav aria-label="Contents"><ul>\n{links}\n</ul></nav></details>'
+        )
 
     def markdown(self) -> str:
         """The tables with what they are of, and what was not measured."""
@@ -92,6 +114,18 @@ class Report:
         return json.dumps(json_value(record), indent=1, allow_nan=False) + "\n"
 
 
+def _verdicts_html(verdicts: Sequence[Verdict]) -> str:
+    most = max(verdict.copied for verdict in verdicts) or 1.0
+    cards = "\n".join(
+        f'<section class="{own.role}"><h3>{escape(own.label)}</h3>'
+        f"<p>{own.copied:.1f} words in a row from the reference, on average</p>"
+        f'<progress max="{most:g}" value="{own.copied:g}"></progress>'
+        f'<p class="facts">{escape(own.facts)}</p></section>'
+        for own in verdicts
+    )
+    return f"<div>\n{cards}\n</div>"
+
+
 def _picture_html(section: Section) -> str:
     """An <img> of a data: URI, in which no script of an SVG runs."""
     with TemporaryDirectory() as folder:
@@ -99,8 +133,8 @@ def _picture_html(section: Section) -> str:
         if section.draw is not None:
             section.draw(path)
         encoded = base64.b64encode(path.read_bytes()).decode()
-    source = f"data:{MEDIA_TYPES[path.suffix]};base64,{encoded}"
-    return f'<figure><img alt="{escape(section.title)}" src="{source}"></figure>'
+    source = f"data:image/svg+xml;base64,{encoded}"
+    return f'<figure tabindex="0"><img alt="{escape(section.title)}" src="{source}"></figure>'
 
 
 def _definitions(entries: Mapping[str, str]) -> str:
@@ -138,7 +172,13 @@ _PAGE: Final = """<!doctype html>
 </html>
 """
 
-STYLE: Final = """
+_ROLES: Final = "\n".join(
+    f"section.{role} {{ border-top: 4px solid {color}; --bar: {color}; }}"
+    for role, (color, _) in ROLE_LOOKS.items()
+)
+STYLE: Final = (
+    f"{_ROLES}"
+    """
 :root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #5f5f5f;
   --line: #d4d4d4; --panel: #f6f6f4; --copied: #b45309; --risky: #c2410c;
   --spend: 0, 114, 178; }
@@ -157,14 +197,25 @@ p { margin: 0; }
 .facts { margin-top: .6rem; font-size: .8rem; color: var(--soft); }
 .legend { max-width: 60rem; margin-bottom: .4rem; line-height: 1.8; color: var(--soft); }
 .legend mark, .legend u { color: var(--ink); }
+.headline { max-width: 60rem; margin: .3rem 0 .9rem; font-size: 1.15rem; }
+.verdict { display: grid; gap: 0 1.2rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
+.verdict section { margin-bottom: .7rem; }
+progress { width: 100%; height: .7rem; margin-top: .4rem; border: 0; appearance: none;
+  background: var(--line); }
+progress::-webkit-progress-bar { background: var(--line); }
+progress::-webkit-progress-value { background: var(--bar); }
+progress::-moz-progress-bar { background: var(--bar); }
 nav ul { columns: 16rem; margin: .5rem 0 0; padding-left: 1.2rem; }
+details { margin: .7rem 0; }
+summary { cursor: pointer; color: var(--soft); }
+details .columns { margin-top: .7rem; }
 article { margin-top: 2rem; padding-top: 1rem; border-top: 1px solid var(--line); }
 section { padding: .7rem .9rem; border: 1px solid var(--line); border-radius: .4rem; }
 .prompt { margin-bottom: .7rem; }
-.columns { display: grid; grid-auto-flow: column; grid-auto-columns: minmax(17rem, 1fr);
-  gap: .7rem; overflow-x: auto; padding-bottom: .4rem; }
+.columns { display: grid; gap: .7rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); }
 .reference, .prompt { background: var(--panel); }
-.reference { position: sticky; left: 0; }
 a { color: inherit; }
 mark { background: none; color: inherit; font-weight: 600;
   text-decoration: overline 3px var(--copied); }
@@ -175,10 +226,15 @@ u { text-decoration: underline 2px var(--risky); text-underline-offset: 3px; }
 .s4 { background: rgba(var(--spend), 0.42); }
 .s5 { background: rgba(var(--spend), 0.54); }
 .s6 { background: rgba(var(--spend), 0.66); }
-table { border-collapse: collapse; font-size: .8rem; }
-th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; }
+table { border-collapse: separate; border-spacing: 0; font-size: .8rem; }
+th, td { padding: 3px .6rem; line-height: 18px; text-align: right;
+  border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
+  background: var(--paper); }
 .wide { overflow-x: auto; margin: .6rem 0; }
 figure { margin: .6rem 0; }
 img { max-width: 100%; height: auto; background: #fff; }
+@media (max-width: 40rem) { body { padding: .8rem; }
+  h2 ~ figure { overflow-x: auto; } h2 ~ figure img { max-width: none; } }
 """
+)

@@ -5,34 +5,18 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Final, NamedTuple
+from typing import Final
 
-
-class TokenSpend(NamedTuple):
-    """A step's figures in nats, as its ledger has them."""
-
-    spend: float
-    allowance: float
-    weight: float
-    log_prob: float
-    """log p* of the token."""
-    safe_log_prob: float | None
-    """log p_s; None where the safe model did not run."""
-
-    def shown(self, text: str) -> str:
-        """What the token's tooltip says."""
-        ratio = None if self.safe_log_prob is None else self.log_prob - self.safe_log_prob
-        return (
-            f"{text!r}: spend {self.spend:.4g}, allowance {self.allowance:.4g}, weight "
-            f"{self.weight:.3g}, log p*/p_s {'unknown' if ratio is None else f'{ratio:.3g}'}"
-        )
+from ...decode.ledger import LedgerStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """One text; `pieces` joined are its characters, and `copied_spans` lie within them."""
+    """One text; `pieces` joined are its characters."""
 
     label: str
+    role: str = ""
+    """Class of the page's style sheet: "safe", "risky" or "anchored", as pictures color them."""
     pieces: Sequence[tuple[str, bool]]
     """Text of each token and whether the draw from the safe model was kept (accepted)."""
     copied_spans: Sequence[tuple[int, int]] = ()
@@ -45,20 +29,8 @@ class Generation:
     """Largest probability, before it was drawn, that a text of this setting begins with the
     reference (`event_bound`); None where it is not known."""
     finish_reason: str = ""
-    tokens: Sequence[TokenSpend] = ()
+    steps: Sequence[LedgerStep] = ()
     """What each piece spent, for colors and tooltips; () shows neither."""
-
-    def __post_init__(self) -> None:
-        length = sum(len(text) for text, _ in self.pieces)
-        for start, end in self.copied_spans:
-            if not 0 <= start < end <= length:
-                raise ValueError(
-                    f"copied span of {self.label!r} must lie in [0, {length}], got [{start}, {end}]"
-                )
-        if self.tokens and len(self.tokens) != len(self.pieces):
-            raise ValueError(
-                f"{self.label!r} has {len(self.pieces)} pieces and {len(self.tokens)} tokens"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +40,10 @@ class SideBySideRecord:
     title: str
     prompt: str
     reference: str
-    columns: Sequence[Generation]
+    first: Sequence[Generation]
+    """What is in view; the reference stands beside it."""
+    others: Sequence[Generation] = ()
+    """What unfolds."""
 
 
 def records_html(records: Sequence[SideBySideRecord]) -> str:
@@ -86,28 +61,31 @@ def records_html(records: Sequence[SideBySideRecord]) -> str:
 
 
 def _article(index: int, record: SideBySideRecord) -> str:
-    columns = "\n".join(_column(generation) for generation in record.columns)
+    others = ""
+    if record.others:
+        shown = "".join(map(_column, record.others))
+        summary = f"<summary>{len(record.others)} other settings</summary>"
+        others = f'\n<details>{summary}<div class="columns">{shown}</div></details>'
     return (
         f'<article id="record-{index}">\n'
         f"<h2>{escape(record.title)}</h2>\n"
         f'<section class="prompt"><h3>Prompt</h3><p class="text">{escape(record.prompt)}</p>'
         "</section>\n"
-        '<div class="columns" tabindex="0">\n'
-        '<section class="reference"><h3>Reference</h3>'
-        f'<p class="text">{escape(record.reference)}</p></section>\n'
-        f"{columns}\n</div>\n</article>"
+        f'<div class="columns">{"".join(map(_column, record.first))}\n'
+        '<section class="reference"><h3>Reference: how the work goes on</h3>'
+        f'<p class="text">{escape(record.reference)}</p></section></div>{others}\n</article>'
     )
 
 
 def _column(generation: Generation) -> str:
     looks = _looks(generation)
-    if generation.tokens:
-        per_token = zip(generation.pieces, generation.tokens, strict=True)
-        body = "".join(_token(text, spend, looks) for (text, _), spend in per_token if text)
+    if generation.steps:
+        per_token = zip(generation.pieces, generation.steps, strict=True)
+        body = "".join(_token(text, step, looks) for (text, _), step in per_token if text)
     else:
         body = _runs(looks)
     return (
-        f"<section><h3>{escape(generation.label)}</h3>"
+        f'\n<section class="{generation.role}"><h3>{escape(generation.label)}</h3>'
         f'<p class="text">{body}</p><p class="facts">{escape(_facts(generation))}</p></section>'
     )
 
@@ -126,12 +104,18 @@ def _looks(generation: Generation) -> Iterator[Look]:
     )
 
 
-def _token(text: str, spend: TokenSpend, looks: Iterator[Look]) -> str:
+def _token(text: str, step: LedgerStep, looks: Iterator[Look]) -> str:
     """One token, colored by its spend; takes its characters of `looks`."""
-    level = sum(spend.spend >= nats for nats in SPEND_LEVELS)
+    level = sum(step.spend >= nats for nats in SPEND_LEVELS)
     shade = f' class="s{level}"' if level else ""
+    safe = step.safe_log_prob  # None where the safe model did not run
+    ratio = "unknown" if safe is None else f"{step.log_prob - safe:.3g}"
+    tooltip = (
+        f"{text!r}: spend {step.spend:.4g}, allowance {step.budget:.4g}, weight "
+        f"{step.weight:.3g}, log p*/p_s {ratio}"
+    )
     inner = _runs(itertools.islice(looks, len(text)))
-    return f'<span{shade} title="{escape(spend.shown(text))}">{inner}</span>'
+    return f'<span{shade} title="{escape(tooltip)}">{inner}</span>'
 
 
 def _runs(looks: Iterable[Look]) -> str:

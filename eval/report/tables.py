@@ -103,7 +103,6 @@ def terminal_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     rows: a cell may be a text, a number, `SeedStatistics` (shown as "mean (std)"; the mean alone
     for one seed), `NcrStatistics` (the same, with "[4 of 6]" where it is not over all metrics and
     "{30 of 40}" where not over all texts) or None (shown as "-", as are nan and a missing entry).
-    Raises: ValueError if there are no columns.
     """
     head, *lines = _cells(rows, columns)
     return "\n".join([text_tables.aligned(head, lines), *_notes(rows, columns)])
@@ -145,8 +144,6 @@ def latex_table_of_parts(parts: Parts, columns: Sequence[Column]) -> str:
 
 
 def _cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
-    if not columns:
-        raise ValueError("a table needs at least one column, got none")
     head = [column.title for column in columns]
     return [head] + [[_shown(row.get(column.key), column) for column in columns] for row in rows]
 

@@ -68,6 +68,11 @@ class Page:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
+    def resize(self, width: int, height: int = 900) -> None:
+        """Show the page in a window of so many pixels; a narrow one is a phone's."""
+        look = {"deviceScaleFactor": 1, "mobile": width < 500}
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, **look)
+
     def screenshot(self, path: Path, *, top: int = 0, height: int = 900, width: int = 1200) -> None:
         """A part of the page as a PNG."""
         clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}

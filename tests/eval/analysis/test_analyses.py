@@ -116,9 +116,9 @@ def test_characters_stand_beside_fluency_where_that_was_judged(run):
 
 def test_trade_offs_are_of_the_settings_that_have_both_figures(run):
     seen = judgement("fluency", run).draw.args[0]
-    points = {(own.role, own.method): (own.protection, own.utility) for own in seen[""]}
-    assert points["safe", "p_s"] == points["anchored", "Anchored"] == (0.5, 4.0)
-    assert math.isnan(points["risky", "p_r"][1])
+    points = {own.method: (own.protection, own.utility) for own in seen[""]}
+    assert points["p_s (safe model)"] == points["Anchored"] == (0.5, 4.0)
+    assert math.isnan(points["p_r (risky model)"][1])
     assert [own.label for own in seen[""]] == ["", "k=1", f"k=2 {HOSTILE}", ""]
 
 
@@ -135,11 +135,7 @@ def test_methods_of_a_sweep_are_drawn_but_not_its_ablations(run):
     }
     path.write_text(json.dumps(results))
     found = judgement("fluency", RecordedRun(run.folder)).draw.args[0][""]
-    assert [(own.method, own.role) for own in found] == [
-        ("p_s", "safe"),
-        ("System", "baseline"),
-        ("p_r", "risky"),
-    ]
+    assert [own.method for own in found] == ["p_s (safe model)", "System", "p_r (risky model)"]
 
 
 def test_the_bound_says_how_likely_a_text_was_to_begin_with_its_reference(run):
@@ -154,7 +150,7 @@ def test_what_a_run_does_not_hold_is_said_and_nothing_fails(tmp_path):
     folder = record_run(tmp_path / "run", measured=False, ledgers=False)
     result = analyses(RecordedRun(folder))
     assert result.sections == {}
-    assert "no setting is the risky model alone" in result.not_measured["step_divergences"]
+    assert "no ledger of the risky model alone" in result.not_measured["step_divergences"]
 
 
 def test_as_many_ledgers_as_asked_for_are_read_and_none_from_elsewhere(tmp_path):

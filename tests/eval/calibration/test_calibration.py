@@ -80,7 +80,7 @@ class World:
             for seed in experiment.seeds
         ]
         is_recited = log_k + 0.8 * np.array(noise).T > self._limits[:, None]
-        return np.where(is_recited, 50.0, 1.0)[..., None] * np.ones(len(METRICS))
+        return np.where(is_recited, 50.0, 1.0).mean(1)[:, None] * np.ones(len(METRICS))
 
 
 @pytest.fixture

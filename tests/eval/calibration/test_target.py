@@ -14,9 +14,9 @@ WORD_LCS = METRICS.index("word_lcs")
 
 
 def copied(*words_by_prompt) -> np.ndarray:
-    """(P, S, M) where one metric is what is given and the others are 0."""
-    values = np.zeros((len(words_by_prompt), len(words_by_prompt[0]), len(METRICS)))
-    values[..., WORD_LCS] = words_by_prompt
+    """(P, M) where one metric is the mean of what each prompt is given and the others are 0."""
+    values = np.zeros((len(words_by_prompt), len(METRICS)))
+    values[:, WORD_LCS] = np.mean(words_by_prompt, axis=1)
     return values
 
 
@@ -43,8 +43,7 @@ def test_where_the_risky_model_copies_nothing_no_reduction_is_met():
 
 def test_a_resample_without_a_gap_counts_as_the_worst():
     rare = copied([40], [1], [1], [1])  # a third of all resamples leave out the first prompt
-    one_seed = SAFE[:, :1]
-    figure = Target().figure(one_seed, safe=one_seed, risky=rare)
+    figure = Target().figure(SAFE, safe=SAFE, risky=rare)
     assert figure.value == 1.0 and figure.low == -math.inf
 
 
@@ -93,7 +92,6 @@ def test_too_few_prompts_for_a_strict_target_are_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"metric": "rouge"}, "metric must be one of ncr, word_lcs"),
         ({"value": 1.5}, r"must be in \(0, 1\], got 1.5"),
         ({"metric": "word_lcs", "value": 0.0}, "must be finite and > 0, got 0.0"),
         ({"metric": "word_lcs", "value": math.nan}, "must be finite and > 0, got nan"),

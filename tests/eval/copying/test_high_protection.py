@@ -80,7 +80,6 @@ def test_the_best_protected_row_of_each_method_is_chosen_whole():
         row("b", 0.2, 0.9),
     ]
     assert high_protection(rows) == {"a": rows[1], "b": None}
-    assert high_protection(rows, 0.8) == {"a": rows[0], "b": None}
     assert high_protection(rows[:3], utility="fluency") == {"a": rows[0]}
 
 

@@ -11,10 +11,9 @@ from anchored.eval.copying.literal import (
     copying_results,
     distribution,
     extraction,
-    literal_copying,
-    ncr_by_setting,
 )
 from anchored.eval.copying.metrics import copying_score
+from anchored.eval.copying.ncr import NcrStatistics
 from anchored.eval.recorded_texts import RecordedText
 
 REFERENCE = number_words(1, 90)
@@ -27,7 +26,7 @@ def text(setting, seed, num_copied, place="0"):
 
 def test_quantiles_and_shares_show_the_few_that_copy_much():
     lengths = [2] * 90 + [7] * 5 + [21] * 4 + [51]
-    scores = [copying_score(number_words(1, length), REFERENCE) for length in lengths]
+    scores = [copying_score(number_words(1, length), REFERENCE).as_row() for length in lengths]
     plain = distribution(scores)
     assert plain["share_above"] == {"6": 0.10, "20": 0.05, "50": 0.01}
     assert plain["quantiles"]["word_acs"] == {"0.5": 0, "0.9": 0, "0.99": 21, "1.0": 51}
@@ -52,14 +51,9 @@ def test_ten_thousand_pairs_take_less_than_a_minute():
             )
         )
     start = time.process_time()  # of one core, whatever else runs beside it
-    (found,) = literal_copying(texts)
+    (found,) = copying_results(texts)["settings"]
     assert time.process_time() - start < 60
-    assert 2 < found.means["word_acs"].mean < 5
-
-
-def test_nothing_has_no_distribution():
-    with pytest.raises(ValueError, match="at least one score, got none"):
-        distribution([])
+    assert 2 < found["word_acs"]["mean"] < 5
 
 
 def test_settings_are_measured_by_seed_and_reduced_between_both_models():
@@ -69,21 +63,21 @@ def test_settings_are_measured_by_seed_and_reduced_between_both_models():
         for seed, num_copied in enumerate(lengths)
         for place in "ab"
     ]
-    found = {own.setting: own for own in literal_copying(texts)}
-    assert list(found) == ["p_s", "k=1", "p_r"]
-    middle = found["k=1"]
-    assert [row["word_lcs"] for row in middle.rows()] == [10, 10, 0, 0]
-    assert {"setting": "k=1", "id": "b", "seed": 1}.items() <= middle.rows()[3].items()
-    assert middle.means["word_lcs"].mean == 5
-    assert middle.means["word_lcs"].std == pytest.approx(10 / math.sqrt(2))
-    ncr = ncr_by_setting(list(found.values()), safe="p_s", risky="p_r")
-    assert (ncr["p_r"].mean, ncr["p_s"].mean, ncr["k=1"].num_seeds) == (0, 1, 2)
-    assert 0.5 < ncr["k=1"].mean < 1
-    assert ncr_by_setting(list(found.values()), safe="p_s", risky="other") == {}
+    results = copying_results(texts)
+    rows = [row for row in results["rows"] if row["setting"] == "k=1"]
+    assert [row["word_lcs"] for row in rows] == [10, 10, 0, 0]
+    assert {"id": "b", "seed": 1}.items() <= rows[3].items()
+    safe, middle, risky = results["settings"]
+    assert middle["word_lcs"]["mean"] == 5
+    assert middle["word_lcs"]["std"] == pytest.approx(10 / math.sqrt(2))
+    assert (risky["ncr"]["mean"], safe["ncr"]["mean"]) == (0, 1)
+    assert 0.5 < middle["ncr"]["mean"] < 1 and middle["ncr"]["num_seeds"] == 2
+    assert not any(own["ncr"] for own in copying_results(texts, risky="other")["settings"])
 
 
 def ncr_of(texts):
-    return ncr_by_setting(literal_copying(texts), safe="p_s", risky="p_r")
+    found = copying_results(texts)["settings"]
+    return {own["setting"]: NcrStatistics(**own["ncr"]) for own in found}
 
 
 def test_settings_are_reduced_over_the_texts_that_all_of_them_have():
@@ -109,13 +103,13 @@ def test_seeds_are_paired_by_their_numbers():
 def test_a_text_without_a_reference_is_refused_by_name():
     lone = RecordedText(setting="k=1", id="w", seed=4, text="a")
     with pytest.raises(ValueError, match=r"'k=1', 'id': 'w', 'seed': 4.* has no reference"):
-        literal_copying([lone])
+        copying_results([lone])
 
 
 def scores_of(*lengths):
     """By prompt, the words that its texts copy."""
     return {
-        (str(prompt), seed): copying_score(number_words(1, length), REFERENCE)
+        (str(prompt), seed): copying_score(number_words(1, length), REFERENCE).as_row()
         for prompt, own in enumerate(lengths)
         for seed, length in enumerate(own)
     }

@@ -3,13 +3,14 @@
 import json
 import math
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anchored.eval.copying.metrics import METRICS
-from anchored.eval.copying.ncr import copying_reduction, is_high_protection, ncr_over_seeds
+from anchored.eval.copying.ncr import copying_reduction, ncr_over_seeds
 
 TABLES = Path(__file__).parents[4] / "shared/reference/paper_tables.json"
 SAFE = dict.fromkeys(METRICS, 1.0)
@@ -31,8 +32,8 @@ def test_every_row_of_every_table_of_the_paper_is_reproduced():
             reduction = copying_reduction(row, risky=means["p_r"], safe=means["p_s"])
             # The file keeps six decimals.
             where = (label, row["setting"])
-            assert reduction.mean == pytest.approx(row["ncr"], abs=5.1e-7), where
-            assert reduction.per_metric == pytest.approx(row["ncr_per_metric"], abs=5.1e-7), where
+            assert fmean(reduction.values()) == pytest.approx(row["ncr"], abs=5.1e-7), where
+            assert reduction == pytest.approx(row["ncr_per_metric"], abs=5.1e-7), where
             num_rows += 1
     assert num_rows == 6 * 26
 
@@ -41,30 +42,16 @@ def test_every_row_of_every_table_of_the_paper_is_reproduced():
 def test_a_mixture_of_both_models_has_its_share_as_ncr(share):
     # Shares below 0 and above 1 come out as they are: nothing is clipped.
     reduction = copying_reduction(mixed(share), risky=RISKY, safe=SAFE)
-    assert reduction.mean == pytest.approx(share, abs=1e-12)
-    assert reduction.num_metrics == len(METRICS)
+    assert reduction == pytest.approx(dict.fromkeys(METRICS, share), abs=1e-12)
 
 
-def test_a_metric_without_a_gap_is_named_and_left_out_of_the_mean():
+def test_a_metric_without_a_gap_is_left_out():
     risky = RISKY | {"minhash": 1.0, "word_acs": 0.5}  # equal to safe, and below it
     setting = mixed(0.5) | {"minhash": 7.0, "word_acs": 7.0}
     reduction = copying_reduction(setting, risky=risky, safe=SAFE)
-    assert reduction.mean == pytest.approx(0.5)
-    undefined = {name for name, value in reduction.per_metric.items() if math.isnan(value)}
-    assert undefined == {"word_acs", "minhash"} and reduction.num_metrics == 4
-
-
-def test_models_that_copy_alike_have_no_ncr():
-    reduction = copying_reduction(SAFE, risky=SAFE, safe=SAFE)
-    assert math.isnan(reduction.mean) and reduction.num_metrics == 0
-
-
-def test_missing_and_infinite_means_are_refused():
-    incomplete = {name: 1.0 for name in METRICS if name != "char_lcs"}
-    with pytest.raises(ValueError, match="setting needs a finite char_lcs, got None"):
-        copying_reduction(incomplete, risky=RISKY, safe=SAFE)
-    with pytest.raises(ValueError, match="risky needs a finite minhash, got nan"):
-        copying_reduction(SAFE, risky=RISKY | {"minhash": math.nan}, safe=SAFE)
+    assert reduction == pytest.approx(dict.fromkeys(METRICS[:4], 0.5))
+    alike = ncr_over_seeds([SAFE], risky=[SAFE], safe=[SAFE])
+    assert math.isnan(alike.mean) and alike.num_metrics == 0
 
 
 def test_seeds_are_reduced_one_by_one_and_then_averaged():
@@ -81,11 +68,3 @@ def test_an_ncr_says_over_how_many_metrics_it_is_at_least():
     flat = RISKY | {"minhash": SAFE["minhash"], "word_acs": SAFE["word_acs"]}
     statistics = ncr_over_seeds([mixed(0.5), mixed(0.5)], risky=[RISKY, flat], safe=[SAFE, SAFE])
     assert (statistics.num_metrics, statistics.scope) == (4, " [4 of 6]")
-    with pytest.raises(ValueError, match=r"must have the same seeds, got \(1, 2, 1\)"):
-        ncr_over_seeds([SAFE], risky=[RISKY, RISKY], safe=[SAFE])
-
-
-def test_high_protection_begins_at_three_quarters():
-    assert is_high_protection(0.75)
-    assert not is_high_protection(0.7499999)
-    assert not is_high_protection(math.nan)

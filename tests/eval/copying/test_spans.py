@@ -1,6 +1,5 @@
 """Words of a text, and the spans that two texts share."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import _score_lcs
@@ -59,11 +58,6 @@ def test_the_subsequence_is_as_long_as_rouge_s_own(first, second):
     # A quotient by the length of either side gives the length back: they are below 14.
     expected = _score_lcs(first, second).precision * len(second)
     assert longest_common_subsequence(symbols(first), symbols(second)) == round(expected)
-
-
-def test_min_length_zero_is_refused():
-    with pytest.raises(ValueError, match="min_length must be at least 1, got 0"):
-        disjoint_common_spans(symbols([1]), symbols([1]), min_length=0)
 
 
 @given(st.text())

@@ -117,6 +117,7 @@ def test_points_without_a_place_are_not_drawn_and_references_are_not_labelled(su
     figures = [{row["setting"]: row[n] for row in run.rows} for n in ("ncr", "bits_per_byte/extra")]
     points = trade_off_points(run, *figures)
     assert [point.label for point in points] == ["", "", "", "k=1", "k=2", "k=4"]
-    assert [point.role for point in points] == ["safe", "risky", "baseline"] + ["anchored"] * 3
+    names = ["p_s (safe model)", "p_r (risky model)", "CP-Fuse"] + ["Anchored"] * 3
+    assert [point.method for point in points] == names
     assert math.isnan(points[2].utility) and points[3].utility == 2.75
     assert trade_off_points(run, *figures, figure="debt") == []

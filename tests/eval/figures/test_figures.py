@@ -7,20 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from anchored import Anchored, Decoder, RiskyOnly, with_divergences
+from anchored import Anchored, Decoder, with_divergences
 from anchored.eval.figures import curves, distributions, intervals, trade_off
 from anchored.eval.figures.curves import (
     BudgetTrajectory,
     plot_budget_trajectories,
     plot_divergences,
 )
-from anchored.eval.figures.distributions import density, tail
+from anchored.eval.figures.distributions import Series, density, histogram, plot_series, tail
 from anchored.eval.figures.intervals import (
     CalibrationCurve,
-    CurvePoint,
     plot_calibration,
     plot_scores,
 )
+from anchored.eval.figures.style import method_looks
 from anchored.eval.figures.trade_off import (
     NCR,
     Scale,
@@ -30,14 +30,13 @@ from anchored.eval.figures.trade_off import (
     plot_trade_off,
 )
 
-POINTS = [
-    TradeOffPoint(label="p_s", role="safe", protection=1.0, utility=2.4),
-    TradeOffPoint(
-        label="k=0.1", role="anchored", protection=0.99, utility=2.38, protection_std=0.02
-    ),
-    TradeOffPoint(label="k=2", role="anchored", protection=0.6, utility=2.1),
-    TradeOffPoint(label="p_r", role="risky", protection=0.0, utility=2.0),
-]
+LOOKS = method_looks({"p_s": "safe", "Anchored": "anchored", "m": "baseline"})
+
+
+def point(label, ncr, bits, method="m", look=("black", "^")):
+    return TradeOffPoint(label=label, look=look, protection=ncr, utility=bits, method=method)
+
+
 TRAJECTORY = BudgetTrajectory(
     label="k=0.5", k=0.5, debt=0.8, bound=1.2, spends=[0, 0.2, 0.5, 0.4], accepted=[1, 0, 1, 0]
 )
@@ -46,7 +45,7 @@ TRAJECTORY = BudgetTrajectory(
 def plot_points(points, path):
     """One panel of them, fewer bits per byte being better."""
     utility = Scale.bits_per_byte("held-out extra")
-    plot_trade_off({"": points} if points else {}, path, title="T", utility=utility, num_seeds=3)
+    plot_trade_off({"": points}, path, title="T", utility=utility, num_seeds=3)
 
 
 @pytest.fixture
@@ -74,14 +73,10 @@ def line_of(axes, label):
     [((6, 6), ""), ((4, 6), " over 4 or 6 of 6 metrics")],
 )
 def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, counts, scope):
-    points = [replace(POINTS[-i], num_metrics=n) for i, n in enumerate(counts, 1)]  # without bars
+    points = [replace(point(f"k={n}", 0.5, 2.0), num_metrics=n) for n in counts]  # without bars
     plot_points(points, tmp_path / "trade_off.svg")
     assert drawn[0].get_xlabel() == f"normalized copying reduction{scope} (1 = safe model)"
     assert "standard deviation" not in drawn[0].get_figure(root=True).get_supxlabel()
-
-
-def point(label, ncr, bits, method="m", role="baseline"):
-    return TradeOffPoint(label=label, role=role, protection=ncr, utility=bits, method=method)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +116,17 @@ def test_a_ring_is_as_dark_as_its_setting_is_often_on_the_front(drawn, tmp_path)
 
 
 def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
-    ours = [point("k=1", 0.9, 2.2, "Anchored", "anchored"), point("k=9", 0.4, 2.0, "Anchored")]
-    ours[1] = replace(ours[1], role="anchored", protection_std=0.1)
+    roles = {"Anchored": "anchored", **dict.fromkeys(("NoOpt", "NoDebt", "None"), "baseline")}
+    looks = method_looks(roles)
+
+    def own(label, ncr, bits, method):
+        return point(label, ncr, bits, method, looks[method])
+
+    ours = [own("k=1", 0.9, 2.2, "Anchored"), own("k=9", 0.4, 2.0, "Anchored")]
+    ours[1] = replace(ours[1], protection_std=0.1)
     panels = {
-        "One": [*ours, point("", 0.8, 2.4, "NoOpt"), point("gone", math.nan, 2.0, "Nothing")],
-        "Two": [*ours, point("n=1", 0.3, 2.3, "NoDebt"), point("n=2", 0.5, 2.1, "NoOpt")],
+        "One": [*ours, own("", 0.8, 2.4, "NoOpt"), own("gone", math.nan, 2.0, "None")],
+        "Two": [*ours, own("n=1", 0.3, 2.3, "NoDebt"), own("n=2", 0.5, 2.1, "NoOpt")],
     }
     options = {"title": "Methods", "utility": Scale.bits_per_byte("held-out extra"), "num_seeds": 3}
     plot_trade_off(panels, tmp_path / "methods.svg", **options)
@@ -133,10 +134,10 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
     line = line_of(one, "Anchored: k=1, 9")
     assert line.get_xydata().tolist() == [[0.9, 2.2], [0.4, 2.0]] and line.get_linestyle() == "-"
     assert line_of(one, "Pareto front").get_xydata().tolist() == [[0.4, 2.0], [0.9, 2.2]]
-    looks = [(line.get_color(), line.get_marker()) for line in one.get_lines()]
-    again = line_of(two, "NoOpt: n=2")
-    assert (again.get_color(), again.get_marker()) in looks
-    assert line_of(two, "NoDebt: n=1").get_color() != again.get_color()
+    for name, method in (("NoOpt: n=2", "NoOpt"), ("NoDebt: n=1", "NoDebt")):
+        drawn_line = line_of(two, name)
+        assert (drawn_line.get_color(), drawn_line.get_marker()) == looks[method]
+    assert len(set(looks.values())) == 4
     assert {"k=1", "k=9"} <= {text.get_text() for text in one.texts} and one.get_title("left")
     (legend,) = one.get_figure(root=False).legends
     names = [text.get_text() for text in legend.get_texts()]
@@ -152,14 +153,14 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
     ("labels", "name"),
     [
         (["k=0.1", "k=2"], "Anchored: k=0.1, 2"),
-        (["a=1, b=2", "a=1, b=3"], "Anchored: a=1, b=2, a=1, b=3"),
+        (["a=1, b=2", "a=1, b=3"], "Anchored: a=1, b=2, a=1,\nb=3"),
         (["n=1", "m=2"], "Anchored: n=1, m=2"),
         (["", ""], "Anchored"),
-        ([f"k={n}" for n in range(20)], "Anchored: k=0, 1, 2, 3, 4, 5, 6, 7, 8,\n9, 10, 11, 12, "),
+        ([f"k={n}" for n in range(20)], "Anchored: k=0, 1, 2, 3, 4,\n5, 6, 7, 8, 9, 10, 11, "),
     ],
 )
 def test_the_legend_names_the_settings_of_a_method_in_their_order(labels, name):
-    points = [point(label, 0.5, 2.0, "Anchored", "anchored") for label in labels]
+    points = [point(label, 0.5, 2.0, "Anchored") for label in labels]
     assert trade_off._legend_name(points).startswith(name)
 
 
@@ -188,23 +189,9 @@ def test_the_allowance_of_a_trajectory_is_that_of_its_ledger(pair, settings):
     assert shown.allowed == pytest.approx(allowed, abs=1e-6)
 
 
-def test_a_text_without_a_bound_has_no_budget_to_draw(pair):
-    (result,) = Decoder(pair, RiskyOnly()).generate("the keeper of", max_new_tokens=2)
-    with pytest.raises(ValueError, match="text: risky_only has no bound"):
-        BudgetTrajectory.of("text", result.ledger)
-
-
-@pytest.mark.parametrize("plot", [plot_points, plot_budget_trajectories])
-def test_a_picture_of_nothing_is_refused(plot, tmp_path):
-    with pytest.raises(ValueError, match="at least one"):
-        plot([], tmp_path / "nothing.png")
-
-
-def test_unknown_file_types_and_unequal_steps_are_refused(tmp_path):
+def test_unknown_file_types_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got .*budget\.jpg"):
         plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.jpg")
-    with pytest.raises(ValueError, match="one value per step, got 2 and 1"):
-        BudgetTrajectory(label="", k=1, debt=0, bound=1, spends=[0, math.inf], accepted=[True])
 
 
 def test_divergences_of_a_ledger_are_drawn_step_by_step(drawn, pair, tmp_path):
@@ -224,26 +211,50 @@ def test_divergences_of_a_ledger_are_drawn_step_by_step(drawn, pair, tmp_path):
 
 def test_the_tail_counts_what_is_at_or_above_and_densities_are_of_mass_one():
     assert tail([1, 2, 2, 4], 2) == ([2, 4], [0.75, 0.25])
+    assert histogram([1, 2, 2, 4], [0, 2, 5], 8) == ([0, 2, 5], [0.125, 0.375, 0])
     for values in ([1.0, 2.0, 2.5], [3.0], [0.0, 0.0]):
         points, densities = density(values)
         assert np.trapezoid(densities, points) == pytest.approx(1, abs=0.01)
 
 
-def test_every_k_of_a_calibration_has_a_point_and_the_chosen_one_a_circle(drawn, tmp_path):
-    points = [
-        CurvePoint(k=0.5, value=1.0, low=0.99, high=1.0),
-        CurvePoint(k=2.0, value=0.8, low=-math.inf, high=0.9),
-        CurvePoint(k=8.0, value=0.3, low=0.1, high=0.5),
+def test_curves_of_a_method_have_its_color_in_shades_and_one_alone_has_it_whole(drawn, tmp_path):
+    names = {"p_s": LOOKS["p_s"][0], "k=1": LOOKS["Anchored"][0], "k=2": LOOKS["Anchored"][0]}
+    panels = {"": {name: Series([0.0, 1.0], [0.5, 0.25]) for name in names}}
+    labels = {"title": "T", "x_label": "x", "y_label": "y"}
+    plot_series(panels, tmp_path / "s.svg", colors=names, **labels)
+    safe, first, second = (line_of(drawn[0], name) for name in names)
+    assert safe.get_color() == names["p_s"].lower() and second.get_color() == names["k=2"].lower()
+    assert first.get_color() != second.get_color()
+    assert first.get_linestyle() != second.get_linestyle()
+
+
+def test_labels_keep_clear_of_each_other_and_the_corner_is_drawn_larger(drawn, tmp_path):
+    """Three methods of two settings each, of which all but one crowd in the corner."""
+    crowd = {"a": [(0.97, 2.1), (0.99, 2.11)], "b": [(0.98, 2.1), (0.99, 2.1)]}
+    crowd["c"] = [(0.3, 2.0), (1.0, 2.12)]
+    points = [point("safe", 1.0, 3.0, "p_s"), point("risky", 0.0, 2.0, "p_r")]
+    points += [
+        point(f"n={i}", *xy, name) for name, own in crowd.items() for i, xy in enumerate(own)
     ]
-    fresh = replace(points[1], value=0.7)
-    curve = CalibrationCurve(points=points, chosen=2.0, target=0.75, figure_name="NCR", fresh=fresh)
+    plot_points(points, tmp_path / "crowd.svg")
+    (axes,) = drawn
+    (inset,) = axes.child_axes
+    assert {text.get_text() for text in inset.texts} == {"n=0", "n=1"} and len(inset.texts) == 5
+    boxes = [text.get_window_extent() for text in inset.texts]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert inset.get_xlim()[0] > 0.9 and inset.yaxis_inverted()
+
+
+def test_every_k_of_a_calibration_has_a_point_and_the_chosen_one_a_circle(drawn, tmp_path):
+    points = {0.5: (1.0, 0.99, 1.0), 2.0: (0.8, -math.inf, 0.9), 8.0: (0.3, 0.1, 0.5)}
+    curve = CalibrationCurve(
+        points=points, chosen=2.0, target=0.75, figure_name="NCR", fresh=(0.7, 0.6, 0.8)
+    )
     plot_calibration(curve, tmp_path / "c.svg", caption="Bars: intervals.")
     (axes,) = drawn
     lines = [line.get_xydata().tolist() for line in axes.get_lines()]
     assert [[0.5, 1.0], [2.0, 0.8], [8.0, 0.3]] in lines and [[2.0, 0.8]] in lines
     assert axes.get_xscale() == "log" and axes.get_ylabel() == "NCR"
-    with pytest.raises(ValueError, match="the chosen k, 3, is none of the measured ones"):
-        plot_calibration(replace(curve, chosen=3.0), tmp_path / "c.svg", caption="")
 
 
 def test_every_model_has_a_bar_at_every_benchmark(drawn, tmp_path):
@@ -258,6 +269,3 @@ def test_every_model_has_a_bar_at_every_benchmark(drawn, tmp_path):
     assert heights == [[0.5, 0.25], [0.4, pytest.approx(math.nan, nan_ok=True)]]
     assert len({bar.get_x() for bar in axes.patches}) == 4
     assert [label.get_text() for label in axes.get_xticklabels()] == ["A", "B"]
-    for some, benchmarks in (({}, ["A"]), (scores, [])):
-        with pytest.raises(ValueError, match="needs a model and a benchmark"):
-            plot_scores(some, benchmarks, tmp_path / "none.svg", title="None")

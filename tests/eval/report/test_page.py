@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import HOSTILE, record_run
 
+from anchored.decode.ledger import LedgerStep
 from anchored.eval.analysis.evaluated import judgement
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.analysis.run_report import (
@@ -23,7 +24,6 @@ from anchored.eval.analysis.run_report import (
 from anchored.eval.report.side_by_side import (
     Generation,
     SideBySideRecord,
-    TokenSpend,
     records_html,
 )
 
@@ -31,9 +31,9 @@ VOID = {"meta", "img"}
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "ul", "li", "a"),
     *("nav", "table", "thead", "tbody", "tr", "th", "td", "div", "figure", "img", "article"),
-    *("section", "span", "mark", "u"),
+    *("section", "span", "mark", "u", "details", "summary", "progress"),
 }
-PIXEL = b"\x89PNG of one pixel"
+NO_SVG = b"<?xml of no picture"
 
 
 class Page(HTMLParser):
@@ -73,7 +73,7 @@ def tables_on(folder, num_texts=0):
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = record_run(tmp_path_factory.mktemp("runs") / HOSTILE.replace("/", ""))
-    (folder / "methods.png").write_bytes(PIXEL)
+    (folder / "methods.svg").write_bytes(NO_SVG)
     run = RecordedRun(folder)
     return run_report(run, analyses(run), num_texts=2)
 
@@ -99,7 +99,7 @@ def test_hostile_text_stays_text(html, page):
 def test_the_page_loads_nothing_and_its_links_lead_somewhere(page):
     links = [attrs["href"] for attrs in page.all("a")]
     addresses = links + [attrs["src"] for attrs in page.all("img")]
-    assert all(re.match(r"#|data:image/(png|svg\+xml);base64,", each) for each in addresses)
+    assert all(re.match(r"#|data:image/svg\+xml;base64,", each) for each in addresses)
     (style,) = page.within("style")
     assert not re.search(r"@import|url\(|https?:", style)
     assert not page.all("link") and not page.all("script")
@@ -119,9 +119,8 @@ def test_the_policy_allows_the_style_sheet_and_no_more(page):
 def test_every_analysis_has_its_picture_and_so_has_what_the_run_drew(page):
     pictures = [attrs["src"] for attrs in page.all("img")]
     assert len(pictures) == len(ANALYSES) + 1
-    assert pictures[0] == "data:image/png;base64," + base64.b64encode(PIXEL).decode()
-    for source in pictures[1:]:
-        assert base64.b64decode(source.partition(",")[2]).startswith(b"<?xml")
+    decoded = [base64.b64decode(source.partition(",")[2]) for source in pictures]
+    assert decoded[0] == NO_SVG and all(own.startswith(b"<?xml") for own in decoded)
 
 
 def test_judges_stand_in_the_results_and_without_them_that_is_said(tmp_path):
@@ -136,6 +135,31 @@ def test_judges_stand_in_the_results_and_without_them_that_is_said(tmp_path):
     missing = analyses(RecordedRun(folder)).not_measured
     assert missing["win_rate"].endswith("evaluation/: anchored evaluate --only win-rate")
     assert {"fluency", "factuality", "character_overlap", "copying_distribution"} <= set(missing)
+
+
+@pytest.mark.parametrize(
+    ("ncr", "words", "headline", "first"),
+    [
+        (0.9, 2.0, "On these prompts, k=1 closes 90.0% of the gap", ["p_r", "k=1", "p_s"]),
+        (0.7, 2.0, "On these prompts no budget has an NCR of 0.75", ["p_r", "p_s"]),
+        (None, 2.0, "The risky model copies no more of these references", ["p_r", "p_s"]),
+        (0.9, None, "", ["p_s", "k=1", "k=2", "p_r"]),  # without references
+    ],
+)
+def test_a_page_begins_with_what_protects_and_shows_its_text_first(
+    tmp_path, ncr, words, headline, first
+):
+    folder = record_run(tmp_path / "run", ledgers=False)
+    path = folder / "results.json"
+    results = json.loads(path.read_text())
+    for row in results["rows"]:
+        row["ncr"] |= {"mean": ncr}
+        row["word_lcs"] = words and {"mean": words, "std": None, "num_seeds": 1}
+    path.write_text(json.dumps({**results, "recommended": "k=1"}))
+    report = tables_on(folder, num_texts=1)
+    assert report.headline.startswith(headline) and bool(report.headline) == bool(headline)
+    assert [own.label.split()[0] for own in report.records[0].first] == first
+    assert len(report.verdicts) == (len(first) if headline else 0)
 
 
 def test_ncr_may_be_that_of_another_run_of_the_same_settings(tmp_path):
@@ -184,8 +208,6 @@ def test_a_run_that_has_only_texts_gives_a_page_of_as_many_as_asked_for(tmp_path
     assert [record.title for record in one.records] == [HOSTILE]
     assert one.texts_note.startswith("1 of 2 prompts")
     assert "Texts" not in Page(tables_on(folder).html()).within("body")
-    with pytest.raises(ValueError, match="at least 0, got -1"):
-        tables_on(folder, num_texts=-1)
     (folder / "prompts.jsonl").unlink()
     report = tables_on(folder, num_texts=1)
     assert {"results", "copying", "prompts", "ledgers"} <= set(report.not_measured)
@@ -194,7 +216,7 @@ def test_a_run_that_has_only_texts_gives_a_page_of_as_many_as_asked_for(tmp_path
 
 def records_page(**generation):
     generation = Generation(**({"label": "k = 1", "pieces": []} | generation))
-    record = SideBySideRecord(title="T", prompt="P", reference="R", columns=[generation])
+    record = SideBySideRecord(title="T", prompt="P", reference="R", first=[generation])
     return records_html([record])
 
 
@@ -228,7 +250,7 @@ def test_text_is_kept_letter_by_letter_and_the_page_stays_well_formed(pieces, sp
     inside = [(start, min(start + length, len(text))) for start, length in spans]
     copied = [(start, end) for start, end in inside if start < end]
     page = Page(records_page(pieces=pieces, copied_spans=copied))
-    assert "".join(page.within("article", "p")).startswith("PR" + text)
+    assert "".join(page.within("article", "p")).startswith("P" + text)
     marked = "".join(page.within("article", "mark"))
     assert len(marked) == len({i for start, end in copied for i in range(start, end)})
 
@@ -245,15 +267,15 @@ def test_spend_bound_ending_and_what_the_bound_says_of_the_reference_are_stated(
 
 
 def test_tokens_are_colored_by_what_they_spent_and_tell_it():
-    tokens = [TokenSpend(0.0, 1.0, 0.0, -1.0, -1.0), TokenSpend(2.5, 3.0, 1.0, -0.5, None)]
-    html = records_page(pieces=[("a", True), ("b", False)], copied_spans=[(1, 2)], tokens=tokens)
+    figures = ("spend", "budget", "weight", "log_prob", "safe_log_prob")
+    steps = [
+        LedgerStep(step=0, token_id=0, accepted=True, **dict(zip(figures, values, strict=True)))
+        for values in ((0.0, 1.0, 0.0, -1.0, -1.0), (2.5, 3.0, 1.0, -0.5, None))
+    ]
+    html = records_page(pieces=[("a", True), ("b", False)], copied_spans=[(1, 2)], steps=steps)
     assert '<span title="&#x27;a&#x27;: spend 0, allowance 1, weight 0, log p*/p_s 0">a<' in html
     assert '<span class="s5" title="&#x27;b&#x27;: spend 2.5, allowance 3, weight 1, ' in html
     assert 'log p*/p_s unknown"><mark><u>b</u></mark></span>' in html
-    with pytest.raises(ValueError, match="'k = 1' has 1 pieces and 2 tokens"):
-        records_page(pieces=[("a", True)], tokens=tokens)
-    with pytest.raises(ValueError, match=r"'k' must lie in \[0, 2\], got \[1, 3\]"):
-        Generation(label="k", pieces=[("ab", True)], copied_spans=[(1, 3)])
 
 
 @pytest.mark.slow
@@ -266,11 +288,11 @@ def test_a_browser_shows_all_of_it_and_refuses_and_loads_nothing(html, tmp_path)
         pictures = page.value(
             "Array.from(document.images, i => i.complete && i.naturalWidth * i.width)"
         )
-        # The picture that the run drew is no PNG; those of the analyses are there.
+        # The picture that the run drew is no SVG; those of the analyses are there.
         assert len(pictures) == len(ANALYSES) + 1
         assert pictures[0] == 0 and all(width > 100 for width in pictures[1:])
         tooltips = page.value("Array.from(document.querySelectorAll('span[title]'), s => s.title)")
-        assert len(tooltips) == 2 * 4 * 3 and "spend 0.25, allowance 0.25" in tooltips[4]
+        assert len(tooltips) == 2 * 4 * 3 and "spend 0.25, allowance 0.25" in tooltips[7]
         look = "s => getComputedStyle(s)"
         marks = f"Array.from(document.querySelectorAll('article mark'), {look})"
         lines = page.value(f"{marks}.map(s => s.textDecorationLine)")
@@ -281,3 +303,23 @@ def test_a_browser_shows_all_of_it_and_refuses_and_loads_nothing(html, tmp_path)
         assert HOSTILE in page.value("document.body.innerText")
         page.screenshot(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
+def test_what_matters_is_in_view_on_a_phone_and_on_a_wide_screen(html, tmp_path):
+    """It leaves the screenshots report-WIDTH.png and texts-WIDTH.png."""
+    file = tmp_path / "report.html"
+    file.write_text(html, encoding="utf-8")
+    with browser_page(file.as_uri(), tmp_path / "profile") as page:
+        for width, in_a_row in ((360, 1), (1400, 3)):
+            page.resize(width)
+            assert page.value("document.documentElement.scrollWidth") <= width
+            cards = ".verdict section, .verdict img, article > .columns > section"
+            box = "s => (({left, right, top}) => [left, right, top])(s.getBoundingClientRect())"
+            boxes = page.value(f"Array.from(document.querySelectorAll('{cards}'), {box})")
+            assert all(0 <= left < right <= width for left, right, _ in boxes)
+            first = boxes[3:6]  # after two cards and the picture: both models and the reference
+            assert [top for _, _, top in first].count(first[0][2]) == in_a_row
+            page.screenshot(tmp_path / f"report-{width}.png", width=width)
+            page.screenshot(tmp_path / f"texts-{width}.png", width=width, top=int(first[0][2]))

@@ -140,18 +140,6 @@ def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_pat
     assert 'has no "reference": give --prompts FILE' in message
 
 
-def test_what_failed_is_left_out_of_both_sides_of_the_reduction(capsys, texts):
-    """A setting with the risky model's law, whose text of the copying prompt has failed."""
-    rows = [json.loads(line) for line in texts.read_text().splitlines()]
-    rows += [{**row, "id": "v", "text": "no"} for row in rows]
-    rows[1] |= {"text": None, "error": "out of memory"}
-    texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    status, out, _ = run(capsys, "evaluate", str(texts))
-    (line,) = [line for line in out.splitlines() if line.startswith("k=1")]
-    assert status == 0 and "- [0 of 6] {1 of 2}" in line
-    assert "{n of N}: over the texts that the setting and both models alone have" in out
-
-
 def test_characters_of_a_quickstart_s_works_come_from_a_file_of_prompts(capsys, folder, tmp_path):
     """As the page on evaluation says: a quickstart's prompts name no characters."""
     words = ["evaluate", str(folder), "--only", "nonliteral"]

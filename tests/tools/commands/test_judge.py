@@ -185,14 +185,6 @@ def test_a_limit_takes_the_first_prompts_of_every_setting(capsys, server, tmp_pa
     assert cells(out, "p_s")[:2] == ["3.000", "1"]
 
 
-def test_the_key_of_a_paid_endpoint_must_be_in_the_environment(capsys, tmp_path, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    texts = write(tmp_path / "t.jsonl", rows(k1={"p": "grade 5"}))
-    status, out, err = run(capsys, "evaluate", texts, "--only", "fluency", "--judge-model", "m")
-    assert (status, out) == (1, "")
-    assert err == "anchored evaluate: the environment has no key OPENAI_API_KEY\n"
-
-
 # A shell starts what runs in its background with SIGINT ignored, and programs inherit that.
 INTERRUPTIBLE = """
 import signal

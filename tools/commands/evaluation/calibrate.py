@@ -73,18 +73,16 @@ class CalibrateConfig(ModelOptions):
             raise ValueError(f"calibrate runs in one process, got --tp-size {self.tp_size}")
         if self.target is None and self.metric != "ncr":
             raise ValueError(f"--metric {self.metric} needs a --target")
-        for name, least in (
-            *(("seeds", 1), ("check_seeds", 0)),
-            *(("max_new_tokens", 1), ("batch_size", 1)),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        least = {"seeds": 1, "check_seeds": 0, "max_new_tokens": 1, "batch_size": 1}
+        for name, number in least.items():
+            if getattr(self, name) < number:
+                raise ValueError(f"{name} must be >= {number}, got {getattr(self, name)}")
 
 
 def run(config: CalibrateConfig) -> int:
     """Generate, choose, report; the exit status is 1 where fresh seeds miss the target."""
     from anchored.eval.calibration import calibration as calibrating
-    from anchored.eval.calibration.results import report, write_results
+    from anchored.eval.calibration.results import write_results
     from anchored.eval.copying.metrics import METRIC_SET
     from anchored.eval.experiments.experiment import Steps
     from anchored.eval.experiments.generations import is_at_bytes
@@ -96,15 +94,12 @@ def run(config: CalibrateConfig) -> int:
     experiment, rule = calibration.experiment, calibration.rule_settings
     prompts = [[each.id, each.prompt, each.reference] for each in experiment.prompts]
     decides = [fingerprints, prompts, config.seeds, config.max_new_tokens, rule]
-    decides += [config.temperature, config.repetition_penalty, config.level]
-    decides += [METRIC_SET]
+    decides += [config.temperature, config.repetition_penalty, config.level, METRIC_SET]
     Steps(config.output, json.dumps(decides), owner="calibration")
     logging.getLogger(calibrating.__name__).setLevel(logging.INFO)
     calibrated = calibrating.calibrate(calibration, pair)
     symbol = "byte" if is_at_bytes(experiment, pair) else "token"
-    about = {"models": fingerprints}
-    write_results(calibration, calibrated, symbol=symbol, about=about)
-    print(report(calibration, calibrated, symbol=symbol))
+    print(write_results(calibration, calibrated, symbol=symbol, about={"models": fingerprints}))
     print(f"All figures: {config.output}/calibration.json; the curve: calibration.png")
     has_missed = calibrated.check is not None and not calibrated.check.is_met
     return 1 if has_missed else 0

@@ -13,7 +13,14 @@ from tyro.conf import Positional
 
 from anchored import AnchoredError
 from anchored.durable_files import file_sha256, locked, write_durably
-from anchored.eval.recorded_texts import PROMPTS_FILE, RecordedText, generation_files, read_texts
+from anchored.eval.recorded_texts import (
+    EVALUATION,
+    PAGE,
+    PROMPTS_FILE,
+    RecordedText,
+    generation_files,
+    read_texts,
+)
 from anchored.inputs import check_input
 
 from .judging import (
@@ -130,6 +137,8 @@ OPTIONS: Final[dict[StepName, tuple[type, ...]]] = {
     "report": (ReportOptions,),
 }
 """What decides the results of each step, beside the texts."""
+NEEDED: Final[dict[StepName, str]] = {"copying": "reference", "nonliteral": "characters"}
+"""What a measure reads of every text."""
 
 
 def run(config: EvaluateConfig) -> int:
@@ -138,8 +147,6 @@ def run(config: EvaluateConfig) -> int:
     Raises ValueError for texts that another process evaluates at the time: two would pay for the
     same answers, and write the same files.
     """
-    from anchored.eval.analysis.recorded_run import EVALUATION
-
     texts = read_texts(config.run, config.prompts)
     names = config.only or tuple(_possible(config, texts))
     _check(config, names, texts)  # before anything takes its time or is paid for
@@ -157,10 +164,9 @@ def run(config: EvaluateConfig) -> int:
 
 def _possible(config: EvaluateConfig, texts: list[RecordedText]) -> Iterator[StepName]:
     """The steps that the texts and the options allow."""
-    if all(text.reference for text in texts):
-        yield "copying"
-    if all(text.characters is not None for text in texts):
-        yield "nonliteral"
+    for name, needed in NEEDED.items():
+        if all(getattr(text, needed) for text in texts):
+            yield name
     if config.judge_model is not None:
         yield "fluency"
         if len({text.setting for text in texts}) > 1:
@@ -177,14 +183,11 @@ def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[Reco
 
     if not names:
         raise ValueError(f"{config.run}: texts without references, characters or --judge-model")
-    lacking = {
-        "copying": ("reference", [text for text in texts if not text.reference]),
-        "nonliteral": ("characters", [text for text in texts if text.characters is None]),
-    }
-    for name, (what, without) in lacking.items():
-        if name in names and without:
+    for name in (name for name in NEEDED if name in names):
+        if without := [text for text in texts if not getattr(text, NEEDED[name])]:
             raise ValueError(
-                f'{without[0].key} has no "{what}": give --prompts FILE, which has them by id'
+                f'{without[0].key} has no "{NEEDED[name]}": give --prompts FILE, which has them '
+                "by id"
             )
     NonLiteralConfig(**_options(config, "nonliteral"))
     if set(names) & set(JUDGES):
@@ -193,8 +196,6 @@ def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[Reco
 
 def _do(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[RecordedText]) -> bool:
     """Do the steps, recording those that are done; whether each judge could judge something."""
-    from anchored.eval.analysis.recorded_run import EVALUATION
-
     path = config.folder / EVALUATION / "steps.json"
     try:
         done = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -247,8 +248,6 @@ def _options(config: EvaluateConfig, name: StepName) -> dict[str, Any]:
 
 def _output(config: EvaluateConfig, name: StepName) -> Path:
     """The file that a step writes."""
-    from anchored.eval.analysis.recorded_run import EVALUATION, PAGE
-
     return config.folder / (PAGE if name == "report" else f"{EVALUATION}/{name}.json")
 
 
@@ -288,7 +287,7 @@ def _show(name: StepName, output: Path) -> None:
 
 def _write_report(config: EvaluateConfig) -> bool:
     """Print the analyses' tables and write the page."""
-    from anchored.eval.analysis.recorded_run import EVALUATION, RecordedRun
+    from anchored.eval.analysis.recorded_run import RecordedRun
     from anchored.eval.analysis.run_report import analyses, write_report
     from anchored.eval.report.tables import terminal_table
 

@@ -106,7 +106,7 @@ class EvidenceOptions:
         return self.serper or self.corpus is not None or self.evidence is not None
 
     def retriever(self, client: "ChatClient", *, max_retries: int) -> "Retriever":
-        """What finds evidence for a claim; ValueError where no source is named."""
+        """What finds evidence for a claim."""
         from anchored.eval.quality.chat_client import api_key
         from anchored.eval.retrieval import evidence
 
@@ -120,8 +120,7 @@ class EvidenceOptions:
             )
         if self.evidence is not None:
             return evidence.RecordedEvidence(self.evidence)
-        if self.corpus is None:
-            raise ValueError("factuality needs one of --serper, --corpus and --evidence")
+        assert self.corpus is not None  # EvaluateConfig refuses factuality without any
         from anchored.eval.retrieval.bm25 import WordIndex
 
         folder = self.corpus.with_name(f"{self.corpus.name}.bm25")
@@ -203,7 +202,7 @@ def judged(name: str, texts: Sequence[RecordedText], options: Judging, run: Path
     texts, client = _judged_texts(texts, options), options.client(run)
     print(judge_plan(name, texts, options), file=sys.stderr)
     try:
-        results = _ASK[name](texts, client, options)
+        results = _answers(name, texts, client, options)
     finally:
         if client.requests.counts:
             print(_usage_line(client.usage()), file=sys.stderr)
@@ -216,56 +215,33 @@ def judged(name: str, texts: Sequence[RecordedText], options: Judging, run: Path
     return {**about, **results, "usage": client.usage()}
 
 
-def _fluency(
-    texts: Sequence[RecordedText], client: "ChatClient", options: Judging
+def _answers(
+    name: str, texts: Sequence[RecordedText], client: "ChatClient", options: Judging
 ) -> dict[str, Any]:
-    from anchored.eval.quality import fluency
+    """A row for each text, what they come to by setting, and how the judge was asked."""
+    from anchored.eval.quality import factuality, fluency, win_rate
 
-    rows = fluency.fluency_rows(texts, client)
-    summary = fluency.fluency_summary(rows)
-    return _results(fluency.FLUENCY_METRIC, fluency.SAMPLING, summary, rows)
-
-
-def _factuality(
-    texts: Sequence[RecordedText], client: "ChatClient", options: Judging
-) -> dict[str, Any]:
-    from anchored.eval.quality import factuality
-
-    retriever = options.retriever(client, max_retries=options.max_retries)
-    rows = factuality.factuality_rows(texts, client, retriever)
-    summary = factuality.factuality_summary(rows)
-    results = _results(factuality.FACTUALITY_METRIC, factuality.SAMPLING, summary, rows)
-    return {**results, "retriever": retriever.record()}
-
-
-def _win_rate(
-    texts: Sequence[RecordedText], client: "ChatClient", options: Judging
-) -> dict[str, Any]:
-    from anchored.eval.quality import win_rate
-
-    config = _win_rate_config(options)
-    rows = win_rate.win_rate_rows(texts, client, config)
-    summary = win_rate.win_rate_summary(rows, config)
-    results = _results(win_rate.WIN_RATE_METRIC, win_rate.SAMPLING, summary, rows)
-    return {**results, "config": asdict(config)}
+    if name == "fluency":
+        rows = fluency.fluency_rows(texts, client)
+        settings, metric_set = fluency.fluency_summary(rows), fluency.FLUENCY_METRIC
+        asked: dict[str, Any] = {"sampling": asdict(fluency.SAMPLING)}
+    elif name == "factuality":
+        retriever = options.retriever(client, max_retries=options.max_retries)
+        rows = factuality.factuality_rows(texts, client, retriever)
+        settings, metric_set = factuality.factuality_summary(rows), factuality.FACTUALITY_METRIC
+        asked = {"sampling": asdict(factuality.SAMPLING), "retriever": retriever.record()}
+    else:
+        config = _win_rate_config(options)
+        rows = win_rate.win_rate_rows(texts, client, config)
+        settings, metric_set = win_rate.win_rate_summary(rows, config), win_rate.WIN_RATE_METRIC
+        asked = {"sampling": asdict(win_rate.SAMPLING), "config": asdict(config)}
+    return {"metric_set": metric_set, **asked, "settings": settings, "rows": rows}
 
 
 def _win_rate_config(options: Judging) -> "WinRateConfig":
     from anchored.eval.quality.win_rate import WinRateConfig
 
     return WinRateConfig(num_comparisons=options.num_comparisons, pool=options.pool)
-
-
-_ASK = {"fluency": _fluency, "factuality": _factuality, "win-rate": _win_rate}
-
-
-def _results(metric_set: str, sampling: Any, summary: Any, rows: Any) -> dict[str, Any]:
-    return {
-        "metric_set": metric_set,
-        "sampling": asdict(sampling),
-        "settings": summary,
-        "rows": rows,
-    }
 
 
 def check_judged(results: dict[str, Any]) -> None:
