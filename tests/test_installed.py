@@ -15,7 +15,7 @@ from anchored.decode.pair_options import BUDGET_OPTIONS, BUDGETED, RuleOptions
 from anchored.decode.rules.registry import RULES, make_rule, rule_class
 from anchored.eval.analysis.evaluated import evaluation_table
 from anchored.eval.copying.literal import copying_results
-from anchored.eval.copying.metrics import CopyingScore, copying_score, installed_metrics
+from anchored.eval.copying.metrics import copying_score, installed_metrics
 from anchored.eval.experiments.sweep import Method
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.statistics import json_value
