@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,16 +57,24 @@ class Entry:
     """The same of a pair."""
     risky: str = ""
     settings: dict[str, object] = field(default_factory=dict)
-    """Other model arguments of `anchored lm-eval`: rule and k above all."""
+    """Other model arguments: of a pair those of `anchored lm-eval`, rule and k above all; of a
+    model alone those of lm-eval's own `hf`, as parallelize = true."""
 
     def __post_init__(self) -> None:
         if bool(self.model) == bool(self.safe or self.risky) or bool(self.safe) != bool(self.risky):
             raise ValueError(f"{self.label!r} must name either model, or safe and risky")
 
     @property
-    def models(self) -> list[str]:
-        """Folders and Hub ids."""
-        return [self.model] if self.model else [self.safe, self.risky]
+    def models(self) -> dict[str, str]:
+        """Folders and Hub ids, by what lm-eval calls them."""
+        if self.model:
+            return {"pretrained": self.model}
+        return {"safe": self.safe, "risky": self.risky}
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """What lm-eval makes its model of."""
+        return {**self.models, **self.settings}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +128,20 @@ def load_comparison(path: Path, models: tuple[Entry, ...] = ()) -> Comparison:
     if config.tasks and not folder.is_dir():
         raise FileNotFoundError(f"there is no folder of tasks {folder}")
     return config
+
+
+def check_settings(entry: Entry) -> None:
+    """Raise ValueError for a setting that the entry's model does not take; nothing is loaded."""
+    if not entry.model:
+        from .arguments import HarnessArguments
+
+        HarnessArguments.of(entry.arguments, {}).pair.rule.make()
+    elif entry.settings:
+        from lm_eval.models.huggingface import HFLM
+
+        known = signature(HFLM).parameters.keys() - {"pretrained", "trust_remote_code", "kwargs"}
+        if unknown := sorted(entry.settings.keys() - known):
+            raise ValueError(f"a model alone takes {', '.join(sorted(known))}, got {unknown[0]!r}")
 
 
 def evaluate(
