@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRatios
 from ...decode.arguments import beginnings, request_list
-from ...durable_files import write_durably
+from ...durable_files import new_file, write_durably
 from .experiment import Experiment, Prompt, Rows, Setting
 from .sharing import Task, share
 
@@ -160,6 +161,10 @@ def _unfinished_file(experiment: Experiment, setting: Setting) -> Path:
     return experiment.folder / "generations" / f"{setting.file_name}.unfinished.jsonl"
 
 
+def _ledgers(experiment: Experiment, setting: Setting) -> Path:
+    return experiment.folder / "ledgers" / f"{setting.file_name}.jsonl"
+
+
 def _read_rows(path: Path) -> Rows:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -203,13 +208,33 @@ def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> Non
             row = rows[prompt.id, seed] = _row(experiment, setting, prompt, seed, result)
             print(json.dumps(row), file=file, flush=True)
     ordered = [rows[prompt.id, seed] for prompt, seed in tasks]
-    write_durably(path, _json_lines(ordered))
+    write_durably(path, _json_lines(_with_one_file(experiment, setting, ordered)))
     unfinished.unlink()
+    shutil.rmtree(_ledgers(experiment, setting).with_suffix(""), ignore_errors=True)
     if failed := [row for row in ordered if "error" in row]:
         logger.warning(
             "%s: %d of %d generations failed, the first with: %s",
             *(setting.name, len(failed), len(ordered), failed[0]["error"]),
         )
+
+
+def _with_one_file(experiment: Experiment, setting: Setting, rows: Rows) -> Rows:
+    """The rows of a whole setting, whose ledgers are put into one file, in their order."""
+    folder, path = experiment.folder, _ledgers(experiment, setting)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    moved = []
+    with new_file(path) as partial, partial.open("wb") as together:
+        for row in rows:
+            if "ledger" in row:
+                with (folder / row["ledger"]).open("rb") as own:
+                    start, length = row.get("ledger_part") or (0, -1)
+                    own.seek(start)
+                    content = own.read(length)
+                part = [together.tell(), len(content)]
+                row = {**row, "ledger": path.relative_to(folder).as_posix(), "ledger_part": part}
+                together.write(content)
+            moved.append(row)
+    return moved
 
 
 def _recorded(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
@@ -226,7 +251,8 @@ def _row(
 ) -> dict[str, Any]:
     if result.error:
         return {"id": prompt.id, "seed": seed, "error": result.error}
-    path = experiment.folder / "ledgers" / setting.file_name / f"{prompt.id}-{seed}.jsonl"
+    # A file of its own until the setting is whole.
+    path = _ledgers(experiment, setting).with_suffix("") / f"{prompt.id}-{seed}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     ledger = result.ledger
     ledger.save(path)

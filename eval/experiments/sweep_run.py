@@ -9,7 +9,8 @@ from ... import ModelPair
 from ...durable_files import locked
 from ..recorded_texts import PROMPTS_FILE
 from ..retrieval.bm25 import WordIndex
-from .experiment import Experiment, Steps
+from ..retrieval.passages import PassageIndex
+from .experiment import CLAIMS, Experiment, Steps
 from .generations import check_requests, forget_failures, generation_tasks, read_all_prompts
 from .measures import forget_failed_scores, measure, utility_tasks
 from .sharing import Task, share
@@ -45,7 +46,7 @@ def run_sweep(
         share(_tasks(experiment, pair), experiment.claims, waits=False)
         return ""
     steps = Steps(folder, sweep.identity(), owner=OWNER)
-    with locked(folder / "claims" / "first", waits=False) as is_ours:
+    with locked(folder / CLAIMS / "first", waits=False) as is_ours:
         if not is_ours:
             raise ValueError(f"another sweep is at work in {folder}")
         experiment, pair = _opened(sweep, folder, load)
@@ -64,20 +65,30 @@ def _opened(
     sweep: Sweep, folder: Path, load: Callable[[], ModelPair]
 ) -> tuple[Experiment, ModelPair]:
     """The experiment and the pair, which can decode all of its prompts by all of the rules."""
-    experiment = sweep_experiment(sweep, folder, partial(_index, claims=folder / "claims"))
+    index = _index(sweep, folder) if sweep.passages else None
+    experiment = sweep_experiment(sweep, folder, index)
     pair = load()
     check_requests(experiment, pair)
     return experiment, pair
 
 
-def _index(corpus: Path, folder: Path, *, claims: Path) -> WordIndex:
+def _index(sweep: Sweep, folder: Path) -> PassageIndex:
     """Made by one process, opened by all."""
+    corpus, claims = sweep.path(sweep.passages), folder / CLAIMS
+
+    def index() -> PassageIndex:
+        if not sweep.encoder:
+            return WordIndex(corpus, folder / "passages.bm25")
+        from ..retrieval.dense import DenseIndex  # of an extra of its own
+
+        return DenseIndex(corpus, folder / "passages.dense", sweep.model(sweep.encoder))
 
     def make() -> None:
-        WordIndex(corpus, folder)
+        index()
+        (claims / "index.made").touch()
 
-    share([Task("index", folder.exists, make)], claims)
-    return WordIndex(corpus, folder)
+    share([Task("index", (claims / "index.made").exists, make)], claims)
+    return index()
 
 
 def _tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:

@@ -55,7 +55,7 @@ def summaries() -> list[SettingSummary]:
         "Anchored, k=2": (0.75, 2.5),
         "Anchored, k=4": (0.74, 2.25),
     }
-    return [summary(setting, *figures[setting.name]) for setting in sweep_settings(SWEEP, [])]
+    return [summary(setting, *figures[setting.name]) for setting in sweep_settings(SWEEP)]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def files(summaries, tmp_path) -> dict[str, str]:
     experiment = Experiment(
         folder=tmp_path,
         prompts=[],
-        settings=sweep_settings(SWEEP, []),
+        settings=sweep_settings(SWEEP),
         seeds=SWEEP.seeds,
         max_new_tokens=1,
         repetition_penalty=1.0,
