@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from ...decode.decoder import Decoder
 from ...decode.levels.level import Level
 from ...decode.tokenizer.tokenizer_file import token_bytes
+from ..statistics import ratio_standard_error
 
 PART_OF_CHARACTER: Final = "\ufffd"
 """What tokenizers write for bytes that are not a whole character."""
@@ -146,10 +147,7 @@ def _excerpt(
 
 
 def _ratio_standard_error(numerators: Sequence[float], denominators: Sequence[int]) -> float:
-    count = len(numerators)
-    if count < 2:
+    """With a variance over count - 1; nan of a single excerpt."""
+    if (count := len(numerators)) < 2:
         return math.nan
-    ratio = math.fsum(numerators) / sum(denominators)
-    residuals = [n - ratio * d for n, d in zip(numerators, denominators, strict=True)]
-    variance = math.fsum(residual**2 for residual in residuals) / (count - 1)
-    return math.sqrt(variance / count) / (sum(denominators) / count)
+    return math.sqrt(count / (count - 1)) * ratio_standard_error(numerators, denominators)
