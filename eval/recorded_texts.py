@@ -40,6 +40,8 @@ class RecordedText:
     """How the work goes on that the prompt is from."""
     characters: tuple[tuple[str, ...], ...] | None = None
     """Of that work: the names of each."""
+    answer: str | None = None
+    """The right one, where the prompt is a question of fact."""
     group: str | None = None
     """What results are split by, as how frequent the entity of a biography is."""
     debt: float | None = None
@@ -180,6 +182,7 @@ def _text(
         prompt=_string(merged, ("input", "prompt"), where, "") or "",
         reference=_string(merged, ("reference",), where, None),
         characters=_characters(merged, where),
+        answer=_string(merged, ("answer",), where, None),
         group=None if merged.get("group") is None else str(merged["group"]),
         debt=_debt(merged, where),
     )

@@ -85,13 +85,19 @@ def _win_rate_cells(figures: Figures) -> Cells:
     }
 
 
-JUDGES: Final = ("fluency", "factuality", "win-rate")
+def _answer_cells(figures: Figures) -> Cells:
+    return {"answers": SeedStatistics.recorded(figures["f1"]), "texts": figures["num_texts"]}
+
+
+JUDGES: Final = ("fluency", "factuality", "win-rate", "answers")
+"""Those who say what a text is worth; the last needs no model."""
 CELLS: Final[dict[str, Callable[[Figures], Cells]]] = {
     "copying": _copying_cells,
     "nonliteral": _nonliteral_cells,
     "fluency": _fluency_cells,
     "factuality": _factuality_cells,
     "win-rate": _win_rate_cells,
+    "answers": _answer_cells,
 }
 """A row of a setting, by the name of the measure or judge."""
 
@@ -211,6 +217,12 @@ _JUDGED: Final[dict[str, tuple[str, str, str]]] = {
         "one half, and so is a judge who contradicts itself (inconsistent). From, to: the interval "
         "of a bootstrap over prompts.",
         "win rate",
+    ),
+    "answers": (
+        "Answers",
+        "F1 of the words of each answer's first line with the right answer's, the mean over texts, "
+        "then over seeds.",
+        "answers, F1",
     ),
 }
 """By judge: title, note and the label of its figure."""

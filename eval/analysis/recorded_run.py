@@ -32,7 +32,7 @@ MAX_LEDGERS: Final = 64
 EVALUATION: Final = "evaluation"
 """Folder in a run's folder, where the results of measures and judges lie."""
 PAGE: Final = "report.html"
-MEASURES: Final = ("copying", "nonliteral")
+MEASURES: Final = ("copying", "nonliteral", "answers")
 """Names that `RecordedRun.evaluated` takes for measures; the others are judges."""
 SAFE_RULE, RISKY_RULE = "safe_only", "risky_only"
 ALL_TEXTS: Final = "all texts"

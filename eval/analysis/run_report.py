@@ -24,7 +24,12 @@ PICTURES: Final = {
     "divergences": "One text, step by step",
 }
 """What a run draws by itself, by file name, and is shown where it is there."""
-FIGURES: Final = {"fluency": "fluency", "factuality": "factuality", "win-rate": "win rate"}
+FIGURES: Final = {
+    "fluency": "fluency",
+    "factuality": "factuality",
+    "win-rate": "win rate",
+    "answers": "answers",
+}
 """Titles of what judges say of a setting."""
 NOT_TIMED: Final = "a run is not timed: anchored bench decode times every method"
 ANALYSES: Final[dict[str, Callable[[RecordedRun], Section]]] = {

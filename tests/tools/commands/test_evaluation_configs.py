@@ -65,7 +65,8 @@ def test_the_settings_are_the_papers(file):
     assert own["settings"]["k"] == KS and tables["seeds"] == [0, 1, 2]
     assert tables["temperature"] == 0.7
     assert tables["repetition_penalty"] == (1.05 if file.stem.endswith("-bios") else 1.1)
-    assert tables["max_new_tokens"] == (1024 if file.stem == "nonliteral" else 200)
+    lengths = {"nonliteral": 1024, "questions": 20}
+    assert tables["max_new_tokens"] == lengths.get(file.stem, 200)
     is_token = tables["safe"].startswith("jacquelinehe") and "Llama-3.1" in tables["risky"]
     assert tables["level"] == ("token" if is_token else "auto")
     if "+" in file.stem:

@@ -28,7 +28,9 @@ from .judging import (
     judged,
 )
 
-StepName = Literal["copying", "nonliteral", "fluency", "win-rate", "factuality", "report"]
+StepName = Literal[
+    "copying", "nonliteral", "answers", "fluency", "win-rate", "factuality", "report"
+]
 JUDGES = ("fluency", "win-rate", "factuality")
 
 
@@ -80,9 +82,10 @@ class ReportOptions:
 class EvaluateConfig(ReportOptions, NonliteralOptions, CopyingOptions, Judging):
     """Recorded texts, measured, judged and analysed: anchored evaluate runs/methods
 
-    Copying with its distribution, characters taken over, the judges (with --judge-model), analyses,
-    and one page. Nothing is generated. What is done is not done again, unless the texts or its
-    options have changed; an interrupted run goes on, and no answer is paid for twice.
+    Copying with its distribution, characters taken over, answers to questions of fact, the judges
+    (with --judge-model), analyses, and one page. Nothing is generated. What is done is not done
+    again, unless the texts or its options have changed; an interrupted run goes on, and no answer
+    is paid for twice.
     """
 
     run: Positional[Path]
@@ -124,6 +127,7 @@ class EvaluateConfig(ReportOptions, NonliteralOptions, CopyingOptions, Judging):
 OPTIONS: Final[dict[StepName, tuple[type, ...]]] = {
     "copying": (CopyingOptions,),
     "nonliteral": (NonliteralOptions,),
+    "answers": (),
     "fluency": (JudgeOptions,),
     "win-rate": (JudgeOptions, WinRateOptions),
     "factuality": (JudgeOptions, EvidenceOptions),
@@ -161,6 +165,8 @@ def _possible(config: EvaluateConfig, texts: list[RecordedText]) -> Iterator[Ste
         yield "copying"
     if all(text.characters is not None for text in texts):
         yield "nonliteral"
+    if all(text.answer for text in texts):
+        yield "answers"
     if config.judge_model is not None:
         yield "fluency"
         if len({text.setting for text in texts}) > 1:
@@ -176,10 +182,13 @@ def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[Reco
     from anchored.eval.copying.nonliteral import NonLiteralConfig
 
     if not names:
-        raise ValueError(f"{config.run}: texts without references, characters or --judge-model")
+        raise ValueError(
+            f"{config.run}: texts without references, characters, answers or --judge-model"
+        )
     lacking = {
         "copying": ("reference", [text for text in texts if not text.reference]),
         "nonliteral": ("characters", [text for text in texts if text.characters is None]),
+        "answers": ("answer", [text for text in texts if not text.answer]),
     }
     for name, (what, without) in lacking.items():
         if name in names and without:
@@ -253,6 +262,7 @@ def _evaluate(config: EvaluateConfig, name: StepName, texts: list[RecordedText])
     from anchored.environment import environment_record
     from anchored.eval.copying.literal import copying_results
     from anchored.eval.copying.nonliteral import nonliteral_results
+    from anchored.eval.quality.answers import answer_results
     from anchored.eval.statistics import json_value
 
     if name == "copying":
@@ -262,6 +272,8 @@ def _evaluate(config: EvaluateConfig, name: StepName, texts: list[RecordedText])
         )
     elif name == "nonliteral":
         results = nonliteral_results(texts, **_options(config, name))
+    elif name == "answers":
+        results = answer_results(texts)
     else:
         results = judged(name, texts, config, config.run)
     whole = json_value({**results, "environment": environment_record()})
