@@ -5,6 +5,7 @@ import logging
 import shutil
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,15 +26,21 @@ def generate_all(experiment: Experiment, pair: ModelPair) -> None:
 def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
     """One task a setting. Prompts whose ratios `read_all_prompts` has recorded are read faster."""
     decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
+    return [
+        generation_task(experiment, setting, partial(decoder_of, setting))
+        for setting in experiment.settings
+    ]
 
-    def task(setting: Setting) -> Task:
-        return Task(
-            name=f"generate {setting.file_name}",
-            is_done=_file(experiment, setting).exists,
-            work=lambda: _generate(experiment, setting, decoder_of(setting)),
-        )
 
-    return [task(setting) for setting in experiment.settings]
+def generation_task(
+    experiment: Experiment, setting: Setting, decoder: Callable[[], Decoder]
+) -> Task:
+    """All generations of a setting. decoder: makes what draws them, once there is work."""
+    return Task(
+        name=f"generate {setting.file_name}",
+        is_done=_file(experiment, setting).exists,
+        work=lambda: _generate(experiment, setting, decoder()),
+    )
 
 
 def check_requests(experiment: Experiment, pair: ModelPair) -> None:

@@ -27,6 +27,9 @@ class Placement:
     """GB/s of each GPU's memory, for a plan's hours; none are given without it."""
     options: dict[str, Any] = field(default_factory=dict)
     """Of the pair, by the names that anchored generate has for them, as risky_device_map."""
+    vllm: dict[str, Any] = field(default_factory=dict)
+    """Arguments of vLLM's engine, for a sweep that draws by it: gpu_memory_utilization and the
+    like; tensor_parallel_size is gpus unless given."""
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -37,7 +40,8 @@ class Placement:
         if "tp_size" in self.options:
             raise ValueError(
                 "placement.options: the processes of a sweep share its settings and do not split a "
-                'model: risky_device_map = "auto" lays it over the GPUs of each'
+                'model: risky_device_map = "auto" lays it over the GPUs of each, and by engine = '
+                '"vllm" it is split over them'
             )
         is_spread = {"risky_device", "risky_device_map"} & set(self.options)
         if self.gpus > 1 and not is_spread:

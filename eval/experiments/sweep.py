@@ -121,6 +121,9 @@ class Sweep:
     """Multiple-choice tasks among these, which every setting answers that reads no passage."""
     level: LevelName | Literal["auto"] = "auto"
     """What is decoded step by step; auto takes tokens where the tokenizers share them."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """vllm draws the settings of Anchored Decoding, at token level, before transformers loads the
+    pair for the other rules and all measures."""
     max_new_tokens: int = 200
     """Length of a generation; four bytes each at byte level."""
     temperature: float = 0.7
@@ -160,6 +163,10 @@ class Sweep:
         if self.utility not in ("", *self.held_out):
             known = ", ".join(self.held_out) or "held_out, which is empty"
             raise ValueError(f"utility must be one of {known}, got {self.utility!r}")
+        if self.engine == "vllm":
+            _require(self.level == "token", f'vLLM draws level = "token", got {self.level!r}')
+            unknown = self.placement.options.keys() - {"risky_device", "risky_device_map"}
+            _require(not unknown, f"vLLM reads placement.vllm, not placement.options {unknown}")
         _check_unique("label", [method.label for method in self.methods])
         reading = [method.label for method in self.methods if method.rule in ("memfree", "rcad")]
         if reading and not self.passages:
@@ -186,7 +193,7 @@ class Sweep:
 
     def identity(self) -> str:
         """All that decides the results but the models, whose fingerprints are in the ledgers."""
-        where = ("inputs", "device", "placement", "batch_size")
+        where = ("inputs", "device", "placement", "batch_size", "engine")
         own = asdict(self) | dict.fromkeys(where)
         contents = [file_sha256(file) for file in self.files]
         return json.dumps([own, contents, METRIC_SET])

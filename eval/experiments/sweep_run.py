@@ -17,6 +17,7 @@ from .sharing import Task, share
 from .summary import VERBATIM
 from .sweep import Sweep, save_prompts, sweep_experiment
 from .sweep_results import sweep_report, write_sweep_results
+from .vllm_generations import draw_by_vllm
 
 OWNER = "sweep"
 MEASURED = ("copying", "utility", "questions", VERBATIM)
@@ -49,9 +50,7 @@ def run_sweep(
     with locked(folder / CLAIMS / "first", waits=False) as is_ours:
         if not is_ours:
             raise ValueError(f"another sweep is at work in {folder}")
-        experiment, pair = _opened(sweep, folder, load)
-        if retry_failed and forget_failures(experiment) + forget_failed_scores(experiment):
-            steps.forget("read prompts", "generate", *(f"measure {name}" for name in MEASURED))
+        experiment, pair = _opened(sweep, folder, load, steps if retry_failed else None)
         save_prompts(experiment.prompts, folder / PROMPTS_FILE)
         steps.run("read prompts", lambda: read_all_prompts(experiment, pair))
         steps.run("generate", lambda: share(_tasks(experiment, pair), experiment.claims))
@@ -62,11 +61,18 @@ def run_sweep(
 
 
 def _opened(
-    sweep: Sweep, folder: Path, load: Callable[[], ModelPair]
+    sweep: Sweep, folder: Path, load: Callable[[], ModelPair], retried: Steps | None = None
 ) -> tuple[Experiment, ModelPair]:
-    """The experiment and the pair, which can decode all of its prompts by all of the rules."""
+    """The experiment and the pair, which can decode all of its prompts by all of the rules.
+
+    retried: the steps of which those that failed are done again.
+    """
     index = _index(sweep, folder) if sweep.passages else None
     experiment = sweep_experiment(sweep, folder, index)
+    if retried is not None and forget_failures(experiment) + forget_failed_scores(experiment):
+        retried.forget("read prompts", "generate", *(f"measure {name}" for name in MEASURED))
+    if sweep.engine == "vllm":
+        draw_by_vllm(sweep, experiment)
     pair = load()
     check_requests(experiment, pair)
     return experiment, pair

@@ -3,13 +3,14 @@
 import copy
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny_models import tiny_llama
 
-from anchored import RCAD, Anchored, Ledger, ModelPair
+from anchored import RCAD, Anchored, Decoder, Ledger, ModelPair
 from anchored.decode.ledger import ledger_parts
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
@@ -19,6 +20,7 @@ from anchored.eval.experiments.generations import (
     read_generations,
 )
 from anchored.eval.experiments.measures import reference_log_probs
+from anchored.eval.experiments.placement import Placement
 from anchored.eval.experiments.results import terminal_report, trajectories
 from anchored.eval.experiments.summary import VERBATIM, summarize
 from anchored.eval.experiments.sweep import Method, Sweep
@@ -252,3 +254,47 @@ def test_a_rule_that_needs_passages_is_refused_without_a_corpus(pair, tmp_path):
     own = experiment_of(tmp_path, settings=(Setting("RCAD", RCAD(alpha=0.5)),))
     with pytest.raises(ValueError, match="RCAD reads a passage before each prompt: name a corpus"):
         check_requests(own, pair)
+
+
+def test_vllm_draws_the_settings_of_anchored_decoding_before_the_pair_is_loaded(
+    tmp_path, broken, monkeypatch
+):
+    """An engine for all k, gone before transformers loads the pair; the texts are the same."""
+    events: list[str] = []
+
+    class Fake(Decoder):
+        """Steps of transformers by the names of a `PairDecoder`."""
+
+        def __init__(self, llm, pair, rule):
+            super().__init__(pair, rule, level="token")
+            self.llm = llm
+            events.append(f"k = {rule.k:g}")
+
+    def open_pair(safe, risky, rule, **arguments):
+        events.append(f"open {safe} {risky} {arguments}")
+        end = SimpleNamespace(shutdown=lambda: events.append("shut down"))
+        return Fake(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=end)), broken, rule)
+
+    def load():
+        events.append("load")
+        return broken
+
+    monkeypatch.setattr("anchored.decode.vllm.engine.open_pair", open_pair)
+    named = {"safe": "org/safe", "risky": "org/risky", "level": "token"}
+    plain = sweep_of(tmp_path, {"one": "the keeper of"}, **named)
+    placement = Placement(gpus=2, options={"risky_device_map": "auto"}, vllm={"max_model_len": 64})
+    fast = replace(plain, engine="vllm", placement=placement)
+    run_sweep(plain, tmp_path / "plain", lambda: broken)
+    run_sweep(fast, tmp_path / "fast", load)
+    arguments = {"tensor_parallel_size": 2, "max_model_len": 64}
+    assert events == [
+        f"open org/safe org/risky {arguments}",
+        *("k = 0.5", "k = 0.5", "k = 4", "shut down", "load"),
+    ]
+    for name in ("Anchored-k=0.5", "Anchored-k=4"):
+        ours, theirs = (recorded(tmp_path / run, name) for run in ("fast", "plain"))
+        assert [row["pieces"] for row in ours] == [row["pieces"] for row in theirs]
+        assert len(ledger_parts(tmp_path / "fast" / "ledgers" / f"{name}.jsonl")) == 2
+    events.clear()
+    run_sweep(fast, tmp_path / "fast", load)
+    assert events == ["load"]  # all is recorded

@@ -9,6 +9,7 @@ import pytest
 import anchored
 from anchored import CPFuse, MemFree
 from anchored.eval.experiments.experiment import Prompt
+from anchored.eval.experiments.placement import Placement
 from anchored.eval.experiments.sweep import (
     Method,
     Sweep,
@@ -92,6 +93,11 @@ def test_settings_that_cannot_be_are_named(methods, message):
     ("change", "message"),
     [
         ({"methods": (ANCHORED, ANCHORED)}, "label 'Anchored' stands twice"),
+        ({"engine": "vllm"}, 'vLLM draws level = "token", got .auto'),
+        (
+            {"engine": "vllm", "level": "token", "placement": Placement(options={"dtype": "auto"})},
+            "vLLM reads placement.vllm, not placement.options",
+        ),
         ({"prompts": []}, "a sweep needs a file of prompts, got none"),
         ({"methods": ()}, r"a sweep needs \[\[methods\]\], got none"),
         ({"held_out": {"a": [1]}}, "held_out must be lists of files"),
