@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRatios
 from ...decode.arguments import beginnings, request_list
@@ -110,20 +110,17 @@ def decoders(
     experiment: Experiment, pair: ModelPair, prompt_ratios: PromptRatios | None = None
 ) -> Callable[[Setting], Decoder]:
     """A setting's decoder; at byte level prompts are read once for all: no budget decides how."""
-    cache = PromptCache()
+    cache = PromptCache() if is_at_bytes(experiment, pair) else None
 
     def decoder(setting: Setting) -> Decoder:
-        symbols = symbols_of(experiment, pair, setting)
         return Decoder(
             pair,
             setting.rule,
             level=experiment.level,
             batch_size=experiment.batch_size,
-            prompt_cache=cache if symbols == "bytes" else None,
+            prompt_cache=None if setting.rule.retokenizes else cache,
             # A rule without a debt needs no ratios, which a prompt that fails does not have.
-            prompt_ratios=prompt_ratios
-            if setting.rule.charges_debt and symbols != "risky tokens"
-            else None,
+            prompt_ratios=prompt_ratios if setting.rule.charges_debt else None,
         )
 
     return decoder
@@ -133,18 +130,6 @@ def is_at_bytes(experiment: Experiment, pair: ModelPair) -> bool:
     """Whether budgets are in nats a byte, not a token."""
     is_other = experiment.level == "auto" and not pair.shares_tokens
     return experiment.level == "byte" or is_other
-
-
-Symbols = Literal["tokens", "bytes", "risky tokens"]
-
-
-def symbols_of(experiment: Experiment, pair: ModelPair, setting: Setting) -> Symbols:
-    """What a setting decodes: tokens of both models, or, where each has its own, bytes or the
-    risky model's tokens (`Rule.retokenizes`)."""
-    has_choice = experiment.level != "byte" and not pair.shares_tokens
-    if has_choice and setting.rule.retokenizes:
-        return "risky tokens"
-    return "bytes" if is_at_bytes(experiment, pair) else "tokens"
 
 
 def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, Any]:

@@ -58,13 +58,12 @@ class Placement:
 
     def weights(self, models: ModelOptions) -> dict[ModelName, int] | None:
         """Bytes of both models' safetensors; None where one is still on the Hub."""
-        folders = {"safe": model_location(models.safe), "risky": model_location(models.risky)}
-        if any(isinstance(folder, str) for folder in folders.values()):
-            return None
-        return {
-            name: sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
-            for name, folder in folders.items()
-        }
+        sizes: dict[ModelName, int] = {}
+        for name, model in ("safe", models.safe), ("risky", models.risky):
+            if isinstance(folder := model_location(model), str):
+                return None
+            sizes[name] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        return sizes
 
     def take_gpus(self, device: str) -> None:
         """Show this process the GPUs of its own group alone, before any of them is in use.

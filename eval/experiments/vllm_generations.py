@@ -20,26 +20,31 @@ def draw_by_vllm(sweep: Sweep, experiment: Experiment) -> None:
     for each group of rules that differ in k alone: it starts once and is gone before the next.
     Raises ImportError, and ValueError, as `open_pair` does.
     """
-    ours = [own for own in experiment.settings if isinstance(own.rule, Anchored)]
-    for members in grouped(ours, lambda own: repr(replace(own.rule, k=1.0, K=None))).values():
+    ours = [(own, own.rule) for own in experiment.settings if isinstance(own.rule, Anchored)]
+    for members in grouped(ours, lambda own: repr(replace(own[1], k=1.0, K=None))).values():
         _draw(sweep, experiment, members)
 
 
-def _draw(sweep: Sweep, experiment: Experiment, settings: Sequence[Setting]) -> None:
+def _draw(
+    sweep: Sweep, experiment: Experiment, settings: Sequence[tuple[Setting, Anchored]]
+) -> None:
     from ...decode.vllm.engine import open_pair
 
     engine: list[Any] = []
 
-    def decoder_of(setting: Setting) -> Any:
+    def decoder_of(rule: Anchored) -> Any:
         """Of the engine, which starts with the first setting that is not generated yet."""
         if not engine:
             models, placement = sweep.models, sweep.placement
             arguments = {"tensor_parallel_size": placement.gpus, **placement.vllm}
-            engine.append(open_pair(models.safe, models.risky, setting.rule, **arguments))
-        return type(engine[0])(engine[0].llm, engine[0].pair, setting.rule)
+            engine.append(open_pair(models.safe, models.risky, rule, **arguments))
+        return type(engine[0])(engine[0].llm, engine[0].pair, rule)
 
     try:
-        tasks = [generation_task(experiment, own, partial(decoder_of, own)) for own in settings]
+        tasks = [
+            generation_task(experiment, setting, partial(decoder_of, rule))
+            for setting, rule in settings
+        ]
         share(tasks, experiment.claims, waits=False)
     finally:
         for decoder in engine:

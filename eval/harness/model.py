@@ -20,7 +20,7 @@ try:
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import simple_parse_args_string
 
-    from .fitting import fitting_of
+    from .fitting import ByteFitting, TokenFitting
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"lm-eval is not installed ({error}): pip install 'anchored[eval]'", name=error.name
@@ -67,10 +67,14 @@ class AnchoredLM(TemplateLM):
         self.decoder, self._ranks = decoder, ranks or Ranks()
         self._rank, self._world_size = self._ranks.rank, self._ranks.world_size
         self._device = torch.device("cpu")  # of what is gathered
-        self._fitting = fitting_of(decoder.level)
+        self._deals_in_bytes = decoder.level.name == "byte"
+        self._fitting = (
+            ByteFitting(decoder.level)
+            if self._deals_in_bytes
+            else TokenFitting(decoder.level.context_length)
+        )
         own = "safe" if decoder.level.compares_models else "risky"  # whose tokens are decoded
         self.tokenizer = decoder.pair.tokenizers[own]
-        self._deals_in_bytes = decoder.level.name == "byte"
         self.max_gen_toks = max_gen_toks
         self.seed = seed
 
