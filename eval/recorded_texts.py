@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..inputs import json_objects
+from .statistics import over_seeds
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +147,13 @@ def by_setting(texts: Iterable[RecordedText]) -> dict[str, list[RecordedText]]:
 def rows_by_setting(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """The rows of results of each setting."""
     return grouped(rows, lambda row: str(row["setting"]))
+
+
+def figure_over_seeds(rows: Iterable[dict[str, Any]], figure: str) -> dict[str, Any] | None:
+    """Statistics of a figure's mean over the rows of each seed; None without rows."""
+    seeds = grouped(rows, lambda row: row["seed"]).values()
+    means = [math.fsum(row[figure] for row in own) / len(own) for own in seeds]
+    return over_seeds(means)._asdict() if means else None
 
 
 def _with_numbers(file: Path) -> list[str | float]:

@@ -16,7 +16,7 @@ from .measures import forget_failed_scores, measure, utility_tasks
 from .sharing import Task, share
 from .summary import VERBATIM
 from .sweep import Sweep, save_prompts, sweep_experiment
-from .sweep_results import sweep_report, write_sweep_results
+from .sweep_results import write_sweep_results
 from .vllm_generations import draw_by_vllm
 
 OWNER = "sweep"
@@ -56,8 +56,8 @@ def run_sweep(
         steps.run("generate", lambda: share(_tasks(experiment, pair), experiment.claims))
         for name in MEASURED:
             steps.run(f"measure {name}", partial(measure, experiment, name, pair))
-        write_sweep_results(experiment, sweep)
-    return f"{sweep_report(experiment)}\n\n{_where_to_look(folder, sum(steps.seconds.values()))}"
+        shown = write_sweep_results(experiment, sweep)
+    return f"{shown}\n\n{_where_to_look(folder, sum(steps.seconds.values()))}"
 
 
 def _opened(

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from ...decode.decoder import Decoder
+from ..recorded_texts import grouped
 from .arguments import HarnessArguments
 from .ranks import Ranks
 
@@ -259,7 +260,8 @@ class AnchoredLM(TemplateLM):
         texts: dict[int, str] = {}
         seeds = self._seeds([request.args[0] for request in requests])
         with self._bar("generate", len(requests), disable_tqdm) as bar:
-            for _, group in _grouped(repr(request.args[1]) for request in requests):
+            alike = grouped(range(len(requests)), lambda i: repr(requests[i].args[1]))
+            for group in alike.values():
                 max_new_tokens, settings = _generation_settings(
                     requests[group[0]].args[1], self.max_gen_toks
                 )
@@ -319,14 +321,6 @@ class AnchoredLM(TemplateLM):
             seeds.append(int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1)
             counts[context] += 1
         return seeds
-
-
-def _grouped(keys: Iterable[Any]) -> list[tuple[Any, list[int]]]:
-    """Indices of equal keys, in order of first appearance."""
-    groups: defaultdict[Any, list[int]] = defaultdict(list)
-    for index, key in enumerate(keys):
-        groups[key].append(index)
-    return list(groups.items())
 
 
 def _generation_settings(

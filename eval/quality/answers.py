@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..recorded_texts import RecordedText, grouped, rows_by_setting
-from ..statistics import over_seeds
+from ..recorded_texts import RecordedText, figure_over_seeds, rows_by_setting
 
 ANSWERS_METRIC: Final = "answers_v1"
 """Version of what is read of a text, and of how words are compared."""
@@ -30,11 +29,10 @@ def answer_f1(text: str, answer: str) -> float:
 def answer_results(texts: Sequence[RecordedText]) -> dict[str, Any]:
     """Everything about answers, for a results file: settings, and a row for each text."""
     rows = [{**text.key, "f1": answer_f1(text.text, text.answer or "")} for text in texts]
-    settings = []
-    for name, own in rows_by_setting(rows).items():
-        seeds = grouped(own, lambda row: row["seed"]).values()
-        means = [sum(row["f1"] for row in of_seed) / len(of_seed) for of_seed in seeds]
-        settings.append({"setting": name, "f1": over_seeds(means)._asdict(), "num_texts": len(own)})
+    settings = [
+        {"setting": name, "f1": figure_over_seeds(own, "f1"), "num_texts": len(own)}
+        for name, own in rows_by_setting(rows).items()
+    ]
     return {
         "schema": "anchored-measure/1",
         "measure": "answers",

@@ -73,7 +73,8 @@ def files(summaries, tmp_path) -> dict[str, str]:
         excerpt_tokens=1,
     )
     chosen = sweep_results._protected(summaries, "extra")
-    return sweep_results._table_files(experiment, SWEEP, summaries, chosen)
+    both = sweep_results._tables(experiment, summaries, chosen)
+    return sweep_results._table_files(SWEEP, both)
 
 
 def test_each_method_s_best_setting_among_those_that_protect_is_chosen(summaries):
