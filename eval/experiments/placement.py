@@ -58,8 +58,9 @@ class Placement:
 
     def weights(self, models: ModelOptions) -> dict[ModelName, int] | None:
         """Bytes of both models' safetensors; None where one is still on the Hub."""
+        pair: dict[ModelName, Path] = {"safe": models.safe, "risky": models.risky}
         sizes: dict[ModelName, int] = {}
-        for name, model in ("safe", models.safe), ("risky", models.risky):
+        for name, model in pair.items():
             if isinstance(folder := model_location(model), str):
                 return None
             sizes[name] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
