@@ -207,11 +207,10 @@ def ledger_parts(path: Path) -> list[tuple[int, int]]:
     """Where each ledger of a file begins, and its length, in bytes; none is read."""
     content = path.read_bytes()
     lines = content.splitlines(keepends=True)
-    ends = list(itertools.accumulate(map(len, lines)))
-    # In a text the quotes would be escaped.
-    heads = [index for index, line in enumerate(lines) if index == 0 or _HEAD in line]
-    starts = [ends[index] - len(lines[index]) for index in heads]
-    return [(start, end - start) for start, end in itertools.pairwise([*starts, len(content)])]
+    begins = itertools.accumulate(map(len, lines), initial=0)
+    # A header's schema; in a text its quotes would be escaped.
+    heads = [begin for begin, line in zip(begins, lines, strict=False) if begin and _HEAD in line]
+    return [(begin, end - begin) for begin, end in itertools.pairwise([0, *heads, len(content)])]
 
 
 _HEAD = json.dumps({"schema": SCHEMA})[1:-1].encode()
@@ -234,6 +233,8 @@ def _read(path: Path, part: Sequence[int] | None) -> str:
 def _check_order(records: list[dict[str, Any]], path: Path) -> None:
     if not records or records[0].get("schema") != SCHEMA:
         raise LedgerError(f"{path}: line 1 is not the header of an {SCHEMA} ledger")
+    if any(record.get("schema") == SCHEMA for record in records[1:]):
+        raise LedgerError(f"{path} holds several ledgers: `ledger_parts` says where each begins")
     if len(records) == 1:
         raise LedgerError(f"{path}: cut off after the header: the footer is missing")
     if "sha256" not in records[-1]:

@@ -142,14 +142,6 @@ def test_every_setting_prompt_and_seed_has_a_generation_with_a_ledger(experiment
         assert all(row["is_within_bound"] for row in rows if row["certified"])
 
 
-def test_what_is_generated_is_not_generated_again(experiment, pair):
-    files = sorted(experiment.folder.glob("*/**/*.jsonl"))
-    assert len(files) == 4 + 4  # texts and ledgers of each setting
-    before = [file.stat().st_mtime_ns for file in files]
-    generate_all(experiment, pair)
-    assert [file.stat().st_mtime_ns for file in files] == before
-
-
 def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
     experiment, pair, tmp_path, monkeypatch
 ):

@@ -12,7 +12,7 @@ import pytest
 from command_line import refused, run
 from forked_program import ForkedProgram, start_ranks
 
-from anchored import Ledger
+from anchored import Ledger, LedgerError
 from anchored.decode.ledger import ledger_parts
 from anchored.durable_files import locked
 from anchored.eval.figures import style
@@ -146,6 +146,8 @@ def test_the_ledgers_of_a_setting_are_verified_and_drawn_together(
     safe, risky = map(str, pair_folders)
     words = ["verify", "--safe", safe, "--risky", risky, "--device", "cpu", "--ledger"]
     ledgers = swept / "ledgers" / "Anchored-k=4.jsonl"
+    with pytest.raises(LedgerError, match="holds several ledgers: `ledger_parts` says where"):
+        Ledger.load(ledgers)
     longer, picture = tmp_path / "longer.jsonl", tmp_path / "means.svg"
     asked = ["--divergences", str(longer), "--picture", str(picture)]
     status, out, _ = run(capsys, *words, str(ledgers), *asked)
@@ -154,6 +156,8 @@ def test_the_ledgers_of_a_setting_are_verified_and_drawn_together(
     ledgers = tmp_path / "changed.jsonl"
     ledgers.write_text(longer.read_text().replace('"seed": ', '"seed": 1', 1))
     assert run(capsys, *words, str(ledgers))[0] == 1
+    ledgers.write_text("")
+    assert "line 1 is not the header" in run(capsys, *words, str(ledgers))[2]
     start, length = ledger_parts(longer)[1]
     ledgers.write_bytes(longer.read_bytes()[start : start + length])
     status, out, err = run(capsys, *words, str(ledgers), "--limit", "2")
