@@ -1,9 +1,11 @@
 """The record of one generation, step by step, in a form that shows whether it was touched."""
 
 import hashlib
+import itertools
 import json
 import math
 import reprlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -169,11 +171,14 @@ class Ledger:
         return [*lines, _dump({**footer, "sha256": _sha256([*lines, _dump(footer)])})]
 
     @classmethod
-    def load(cls, path: Path | str) -> "Ledger":
+    def load(cls, path: Path | str, part: Sequence[int] | None = None) -> "Ledger":
         """Read a ledger; LedgerError, in one line, says what is wrong with one that was touched,
-        damaged or never a ledger."""
+        damaged or never a ledger.
+
+        part: where it begins in a file that holds several, and its length, both in bytes.
+        """
         path = Path(path)
-        lines = _read(path).splitlines()
+        lines = _read(path, part).splitlines()
         records = [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
         _check_order(records, path)
         header, *steps, footer = records
@@ -198,13 +203,27 @@ class Ledger:
         return ledger
 
 
+def ledger_parts(path: Path) -> list[tuple[int, int]]:
+    """Where each ledger of a file begins, and its length, in bytes; none is read."""
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    begins = itertools.accumulate(map(len, lines), initial=0)
+    # A header's schema; in a text its quotes would be escaped.
+    heads = [begin for begin, line in zip(begins, lines, strict=False) if begin and _HEAD in line]
+    return [(begin, end - begin) for begin, end in itertools.pairwise([0, *heads, len(content)])]
+
+
+_HEAD = json.dumps({"schema": SCHEMA})[1:-1].encode()
 _SUMS = ("total_spend", "num_steps")
 """Fields of the footer that follow from the steps."""
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, part: Sequence[int] | None) -> str:
+    start, length = part or (0, -1)
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(length).decode("utf-8")
     except IsADirectoryError:
         raise LedgerError(f"{path} is a directory, not a ledger") from None
     except UnicodeDecodeError:
@@ -214,6 +233,8 @@ def _read(path: Path) -> str:
 def _check_order(records: list[dict[str, Any]], path: Path) -> None:
     if not records or records[0].get("schema") != SCHEMA:
         raise LedgerError(f"{path}: line 1 is not the header of an {SCHEMA} ledger")
+    if any(record.get("schema") == SCHEMA for record in records[1:]):
+        raise LedgerError(f"{path} holds several ledgers: `ledger_parts` says where each begins")
     if len(records) == 1:
         raise LedgerError(f"{path}: cut off after the header: the footer is missing")
     if "sha256" not in records[-1]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..inputs import json_objects
+from .statistics import over_seeds
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ class RecordedText:
     """How the work goes on that the prompt is from."""
     characters: tuple[tuple[str, ...], ...] | None = None
     """Of that work: the names of each."""
+    answer: str | None = None
+    """The right one, where the prompt is a question of fact."""
     group: str | None = None
     """What results are split by, as how frequent the entity of a biography is."""
     debt: float | None = None
@@ -151,6 +155,13 @@ def rows_by_setting(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, 
     return grouped(rows, lambda row: str(row["setting"]))
 
 
+def figure_over_seeds(rows: Iterable[dict[str, Any]], figure: str) -> dict[str, Any] | None:
+    """Statistics of a figure's mean over the rows of each seed; None without rows."""
+    seeds = grouped(rows, lambda row: row["seed"]).values()
+    means = [math.fsum(row[figure] for row in own) / len(own) for own in seeds]
+    return over_seeds(means)._asdict() if means else None
+
+
 def _with_numbers(file: Path) -> list[str | float]:
     """So that k=2 comes before k=10: texts and the numbers between them, in turn."""
     parts = re.split(r"(\d+(?:\.\d+)?)", file.stem)
@@ -186,6 +197,7 @@ def _text(
         prompt=_string(merged, ("input", "prompt"), where, "") or "",
         reference=_string(merged, ("reference",), where, None),
         characters=_characters(merged, where),
+        answer=_string(merged, ("answer",), where, None),
         group=None if merged.get("group") is None else str(merged["group"]),
         debt=_debt(merged, where),
     )

@@ -116,6 +116,30 @@ def unseen_share(count: int, confidence: float) -> float:
     return float(1.0 - (1.0 - confidence) ** (1.0 / count))
 
 
+def share_interval(
+    mean: float, standard_error: float, *, count: int, confidence: float
+) -> tuple[float, float]:
+    """The score interval of a mean of `count` units in [0, 1], as of a share.
+
+    Of zeros and ones it is Wilson's, which holds for rare events too: a share of 0.1 of 16 units is
+    inside of 0.93 of those at 0.95. Units between have as many zeros and ones to a unit as
+    standard_error tells: that of the mean, with a variance over count. Source: Wilson 1927.
+    """
+    squared = statistics.NormalDist().inv_cdf((1.0 + confidence) / 2.0) ** 2
+    spread = mean * (1.0 - mean)
+    number = spread / standard_error**2 if standard_error > 0.0 else count
+    middle, scale = mean + squared / (2.0 * number), 1.0 + squared / number
+    reach = math.sqrt(squared * (spread + squared / (4.0 * number)) / number)
+    return max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale)
+
+
+def ratio_standard_error(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """Of all numerators over all denominators, over their units; a variance over count."""
+    ratio = math.fsum(numerators) / math.fsum(denominators)
+    residuals = [n - ratio * d for n, d in zip(numerators, denominators, strict=True)]
+    return math.sqrt(math.fsum(each**2 for each in residuals)) / math.fsum(denominators)
+
+
 def student_quantile(confidence: float, freedom: int) -> float:
     """The t that Student's distribution exceeds, up or down, with probability 1 - confidence.
 

@@ -339,7 +339,8 @@ def with_divergences(ledger: Ledger | Path | str, pair: ModelPair) -> Ledger:
 def _step_divergences(forced: ForcedStep) -> dict[str, Any]:
     """Nats, by the fields of `LedgerStep`; infinite where a law has mass that the other lacks."""
     risky, safe = (forced.inputs.warped(name).cpu() for name in ("risky", "safe"))
-    star = forced.drawn.log_probs().cpu().double()
+    # In float32 the masses of p* may sum to a little more than 1, which a KL of 0 would show.
+    star = reference.log_softmax(forced.drawn.log_probs().cpu().double())
     figures = {
         "kl_risky_safe": reference.kl_divergence(reference.log_softmax(risky), safe).item(),
         "kl_star_risky": reference.kl_divergence(star, risky).item(),

@@ -107,23 +107,24 @@ def _head(text: Sequence[int], n: int) -> tuple[int, ...]:
     return tuple(text[max(0, len(text) - n + 1) :])
 
 
-_corpora: dict[tuple[Any, ...], CorpusNGrams] = {}
+_corpora: dict[tuple[Any, ...], PassageNGrams | CorpusNGrams] = {}
 """The last one only: a corpus is read once for a decoder and the ledgers that it wrote."""
 
 
 def corpus_ngrams(
     corpus: Path, sha256: str, symbols: Symbols, n: int, false_positives: float
-) -> CorpusNGrams:
-    """The n-grams of a JSONL file of texts, see `records`.
+) -> PassageNGrams | CorpusNGrams:
+    """The n-grams of a JSONL file of texts, see `records`; exact where false_positives is 0.
 
     Raises OSError or ValueError for a file that cannot be read so.
     """
     key = (sha256, symbols.encoding(), n, false_positives)
     if key not in _corpora:
         texts = (symbols.encode_continuation(record["text"]) for record in records(corpus))
-        ngrams = CorpusNGrams(texts, n, false_positives)
         _corpora.clear()
-        _corpora[key] = ngrams
+        _corpora[key] = (
+            CorpusNGrams(texts, n, false_positives) if false_positives else PassageNGrams(texts, n)
+        )
     return _corpora[key]
 
 
@@ -175,13 +176,14 @@ class MemFree(Unbounded):
     n: int = 5
     """Tokens of an n-gram, at least 1; at byte level 4 n bytes (`Level.symbols_per_token`)."""
     corpus: str | None = None
-    """JSONL file, {"text": ...} a line, of which every n-gram is blocked: in Bloom filters, which
-    block a few others too."""
+    """JSONL file, {"text": ...} a line, of which every n-gram is blocked. A ledger names it and its
+    sha256, and holds no text of it."""
     corpus_sha256: str | None = None
     """The hash that this file must have; computed unless given."""
     false_positives: float = 1e-6
     """Largest probability that a symbol behind the beginning of one of the corpus's n-grams is
-    blocked though it completes none; in [1e-15, 1)."""
+    blocked though it completes none: of Bloom filters, in [1e-15, 1). 0 keeps the n-grams
+    themselves, as of passages, in 400 bytes each."""
     _blocklists: tuple[PassageNGrams | CorpusNGrams, ...] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -198,8 +200,8 @@ class MemFree(Unbounded):
             raise ValueError(f"n must be in [1, {LARGEST_N}], got {self.n}")
         rate = real_number("false_positives", self.false_positives)
         object.__setattr__(self, "false_positives", rate)
-        if not 1e-15 <= rate < 1.0:
-            raise ValueError(f"false_positives must be in [1e-15, 1), got {rate}")
+        if rate and not 1e-15 <= rate < 1.0:
+            raise ValueError(f"false_positives must be 0 or in [1e-15, 1), got {rate}")
         if self.passages is not None:
             object.__setattr__(self, "passages", checked_texts("passages", self.passages))
         self._check_corpus()

@@ -87,6 +87,10 @@ def _win_rate_cells(figures: Figures) -> Cells:
     }
 
 
+def _answer_cells(figures: Figures) -> Cells:
+    return {"answers": SeedStatistics.recorded(figures["f1"]), "texts": figures["num_texts"]}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judge:
     """How a judge's results are shown."""
@@ -122,6 +126,13 @@ JUDGES: Final = {
         "interval of a bootstrap over prompts.",
         label="win rate",
         cells=_win_rate_cells,
+    ),
+    "answers": Judge(
+        title="Answers",
+        note="F1 of the words of each answer's first line with the right answer's, the mean over "
+        "texts, then over seeds. No model is asked.",
+        label="answers, F1",
+        cells=_answer_cells,
     ),
 }
 CELLS: Final[dict[str, Callable[[Figures], Cells]]] = {

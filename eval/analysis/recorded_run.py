@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ... import Ledger, PromptRatios
+from ...decode.ledger import ledger_parts
 from ...decode.rules.budget import prompt_digest
 from ...decode.rules.event_bound import event_bound
 from ...decode.rules.registry import make_rule
@@ -28,7 +29,7 @@ from ..statistics import SeedStatistics
 Item = TypeVar("Item")
 MAX_LEDGERS: Final = 64
 """Ledgers of each setting: 1,600 of a run of 25 settings, which take half a second a hundred."""
-MEASURES: Final = ("copying", "nonliteral")
+MEASURES: Final = ("copying", "nonliteral", "answers")
 """Names that `RecordedRun.evaluated` takes for measures; the others are judges."""
 ALL_TEXTS: Final = "all texts"
 """The domain of prompts that name none."""
@@ -159,13 +160,15 @@ class RecordedRun:
             files = [(text, self._ledger_file(text)) for text in self.by_setting.get(setting, [])]
             there = [(text, path) for text, path in files if path is not None]
             chosen = evenly(there, self.max_ledgers or len(there))
-            self._read[setting] = [(text, Ledger.load(path)) for text, path in chosen]
+            self._read[setting] = [
+                (text, Ledger.load(path, text.row.get("ledger_part"))) for text, path in chosen
+            ]
         return self._read[setting]
 
     def ledger(self, generation: RecordedGeneration) -> Ledger | None:
         """Its ledger, if it is there."""
         path = self._ledger_file(generation)
-        return None if path is None else Ledger.load(path)
+        return None if path is None else Ledger.load(path, generation.row.get("ledger_part"))
 
     def copy_probability(self, generation: RecordedGeneration, ledger: Ledger) -> float | None:
         """The largest probability that its bound left to texts that begin with the reference.
@@ -224,7 +227,12 @@ class RecordedRun:
         by_digest = {digest: ratios.tolist() for digest, ratios in recorded.items()}
         files = [self.folder / "divergences.jsonl", *(self.folder / "divergences").glob("*.jsonl")]
         read = [pair for name in self.by_setting for pair in self.ledgers(name)]
-        longer = [Ledger.load(path) for path in sorted(files) if path.is_file()]
+        longer = [
+            Ledger.load(path, part)
+            for path in sorted(files)
+            if path.is_file()
+            for part in ledger_parts(path)
+        ]
         for ledger in [*longer, *(ledger for _, ledger in read)]:
             if ledger.header.prompt_ratios is not None:
                 digest = prompt_digest(ledger.header.prompt_token_ids)

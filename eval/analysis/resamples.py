@@ -19,7 +19,12 @@ from .recorded_run import NotMeasured, RecordedRun
 
 NUM_RESAMPLES: Final = 1000
 """A share of them has a standard error of 0.016 at most."""
-_FIGURES: Final = {"fluency": "fluency", "factuality": "precision", "win-rate": "score"}
+_FIGURES: Final = {
+    "fluency": "fluency",
+    "factuality": "precision",
+    "win-rate": "score",
+    "answers": "f1",
+}
 """By judge, what a row of its results has for each text."""
 
 Resampled = dict[str, Array]

@@ -2,14 +2,16 @@
 
 import json
 import logging
+import shutil
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRatios
 from ...decode.arguments import beginnings, request_list
-from ...durable_files import write_durably
+from ...durable_files import new_file, write_durably
 from .experiment import Experiment, Prompt, Rows, Setting
 from .sharing import Task, share
 
@@ -24,15 +26,21 @@ def generate_all(experiment: Experiment, pair: ModelPair) -> None:
 def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
     """One task a setting. Prompts whose ratios `read_all_prompts` has recorded are read faster."""
     decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
+    return [
+        generation_task(experiment, setting, partial(decoder_of, setting))
+        for setting in experiment.settings
+    ]
 
-    def task(setting: Setting) -> Task:
-        return Task(
-            name=f"generate {setting.file_name}",
-            is_done=_file(experiment, setting).exists,
-            work=lambda: _generate(experiment, setting, decoder_of(setting)),
-        )
 
-    return [task(setting) for setting in experiment.settings]
+def generation_task(
+    experiment: Experiment, setting: Setting, decoder: Callable[[], Decoder]
+) -> Task:
+    """All generations of a setting. decoder: makes what draws them, once there is work."""
+    return Task(
+        name=f"generate {setting.file_name}",
+        is_done=_file(experiment, setting).exists,
+        work=lambda: _generate(experiment, setting, decoder()),
+    )
 
 
 def check_requests(experiment: Experiment, pair: ModelPair) -> None:
@@ -102,20 +110,17 @@ def decoders(
     experiment: Experiment, pair: ModelPair, prompt_ratios: PromptRatios | None = None
 ) -> Callable[[Setting], Decoder]:
     """A setting's decoder; at byte level prompts are read once for all: no budget decides how."""
-    cache = PromptCache()
+    cache = PromptCache() if is_at_bytes(experiment, pair) else None
 
     def decoder(setting: Setting) -> Decoder:
-        symbols = symbols_of(experiment, pair, setting)
         return Decoder(
             pair,
             setting.rule,
             level=experiment.level,
             batch_size=experiment.batch_size,
-            prompt_cache=cache if symbols == "bytes" else None,
+            prompt_cache=None if setting.rule.retokenizes else cache,
             # A rule without a debt needs no ratios, which a prompt that fails does not have.
-            prompt_ratios=prompt_ratios
-            if setting.rule.charges_debt and symbols != "risky tokens"
-            else None,
+            prompt_ratios=prompt_ratios if setting.rule.charges_debt else None,
         )
 
     return decoder
@@ -125,18 +130,6 @@ def is_at_bytes(experiment: Experiment, pair: ModelPair) -> bool:
     """Whether budgets are in nats a byte, not a token."""
     is_other = experiment.level == "auto" and not pair.shares_tokens
     return experiment.level == "byte" or is_other
-
-
-Symbols = Literal["tokens", "bytes", "risky tokens"]
-
-
-def symbols_of(experiment: Experiment, pair: ModelPair, setting: Setting) -> Symbols:
-    """What a setting decodes: tokens of both models, or, where each has its own, bytes or the
-    risky model's tokens (`Rule.retokenizes`)."""
-    has_choice = experiment.level != "byte" and not pair.shares_tokens
-    if has_choice and setting.rule.retokenizes:
-        return "risky tokens"
-    return "bytes" if is_at_bytes(experiment, pair) else "tokens"
 
 
 def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, Any]:
@@ -158,6 +151,10 @@ def _file(experiment: Experiment, setting: Setting) -> Path:
 
 def _unfinished_file(experiment: Experiment, setting: Setting) -> Path:
     return experiment.folder / "generations" / f"{setting.file_name}.unfinished.jsonl"
+
+
+def _ledgers(experiment: Experiment, setting: Setting) -> Path:
+    return experiment.folder / "ledgers" / f"{setting.file_name}.jsonl"
 
 
 def _read_rows(path: Path) -> Rows:
@@ -203,13 +200,33 @@ def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> Non
             row = rows[prompt.id, seed] = _row(experiment, setting, prompt, seed, result)
             print(json.dumps(row), file=file, flush=True)
     ordered = [rows[prompt.id, seed] for prompt, seed in tasks]
-    write_durably(path, _json_lines(ordered))
+    write_durably(path, _json_lines(_with_one_file(experiment, setting, ordered)))
     unfinished.unlink()
+    shutil.rmtree(_ledgers(experiment, setting).with_suffix(""), ignore_errors=True)
     if failed := [row for row in ordered if "error" in row]:
         logger.warning(
             "%s: %d of %d generations failed, the first with: %s",
             *(setting.name, len(failed), len(ordered), failed[0]["error"]),
         )
+
+
+def _with_one_file(experiment: Experiment, setting: Setting, rows: Rows) -> Rows:
+    """The rows of a whole setting, whose ledgers are put into one file, in their order."""
+    folder, path = experiment.folder, _ledgers(experiment, setting)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    moved = []
+    with new_file(path) as partial, partial.open("wb") as together:
+        for row in rows:
+            if "ledger" in row:
+                with (folder / row["ledger"]).open("rb") as own:
+                    start, length = row.get("ledger_part") or (0, -1)
+                    own.seek(start)
+                    content = own.read(length)
+                part = [together.tell(), len(content)]
+                row = {**row, "ledger": path.relative_to(folder).as_posix(), "ledger_part": part}
+                together.write(content)
+            moved.append(row)
+    return moved
 
 
 def _recorded(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
@@ -226,7 +243,8 @@ def _row(
 ) -> dict[str, Any]:
     if result.error:
         return {"id": prompt.id, "seed": seed, "error": result.error}
-    path = experiment.folder / "ledgers" / setting.file_name / f"{prompt.id}-{seed}.jsonl"
+    # A file of its own until the setting is whole.
+    path = _ledgers(experiment, setting).with_suffix("") / f"{prompt.id}-{seed}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     ledger = result.ledger
     ledger.save(path)

@@ -17,11 +17,11 @@ from tqdm import tqdm
 from ... import Anchored, Decoder, ModelPair, SafeOnly
 from ..copying.metrics import copying_scores
 from ..harness.model import AnchoredLM
-from ..harness.tasks import local_task_results
+from ..harness.tasks import task_figures
 from ..quality.bits_per_byte import Excerpt, excerpts, utility
 from ..recorded_texts import has_open_seam
 from .experiment import Experiment, Rows, Setting
-from .generations import Symbols, decoders, passages_for, read_generations, symbols_of
+from .generations import decoders, passages_for, read_generations
 from .sharing import Task, share
 from .summary import VERBATIM
 
@@ -63,11 +63,11 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
 
     def score(setting: Setting) -> None:
         rows, decoder = [], decoder_of(setting)
-        symbols = symbols_of(experiment, pair, setting)
         for name in tqdm(experiment.held_out, f"bits per byte, {setting.name}"):
             passages, found = excerpts_of(name)
-            own = [_in_symbols(passage, pair, decoder, symbols) for passage in passages]
-            result = utility(decoder, own, **passages_for(setting, found))
+            if decoder.level.name == "byte" or not decoder.level.compares_models:
+                passages = [own.in_symbols(pair.tokenizer, decoder.level) for own in passages]
+            result = utility(decoder, passages, **passages_for(setting, found))
             # A rule may give a text no probability; JSON has no infinity.
             nats = [each if math.isfinite(each) else None for each in result.nats]
             key = {"setting": setting.name, "held_out": name}
@@ -116,13 +116,6 @@ def _excerpts(
     return found, nearest
 
 
-def _in_symbols(passage: Excerpt, pair: ModelPair, decoder: Decoder, symbols: Symbols) -> Excerpt:
-    """A passage of `pair.tokenizer`'s tokens, as the decoder reads it."""
-    if symbols == "risky tokens":
-        return passage.in_symbols(pair.tokenizer, decoder.level)
-    return passage.in_bytes(pair.tokenizer) if symbols == "bytes" else passage
-
-
 def _questions(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
     """Accuracy on the tasks of lm-eval, of every setting whose rule reads no passage.
 
@@ -136,8 +129,10 @@ def _questions(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
         if isinstance(rule, Anchored) and rule.charges_debt:
             rule = replace(rule, debt="none")
         model = AnchoredLM(decoder_of(replace(setting, rule=rule)))
-        answers = local_task_results(model, experiment.task_folder, experiment.tasks)
-        rows += [{"setting": setting.name, "task": t, **f} for t, f in answers.items()]
+        for task in experiment.tasks:
+            figures = task_figures(model, task, experiment.task_folder)
+            assert figures is not None  # of one process
+            rows.append({"setting": setting.name, "task": task, **figures})
     return {"questions": rows}
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from ...configs.config_file import from_table
 from ...decode.models.folder import model_location
 from ...decode.pair_options import ModelOptions
+from ...decode.rules.rule import ModelName
 
 ROOM: Final = 1.15
 """Of the weights' bytes, what a pair takes with caches, logits and the CUDA context: 173 GB for the
@@ -22,18 +23,25 @@ class Placement:
     """GPUs that each process has to itself; torchrun starts a process a group."""
     gpu_memory: float = 0.0
     """GB of each, for a plan on a machine that has none; else the machine's own count."""
+    gpu_bandwidth: float = 0.0
+    """GB/s of each GPU's memory, for a plan's hours; none are given without it."""
     options: dict[str, Any] = field(default_factory=dict)
     """Of the pair, by the names that anchored generate has for them, as risky_device_map."""
+    vllm: dict[str, Any] = field(default_factory=dict)
+    """Arguments of vLLM's engine, for a sweep that draws by it: gpu_memory_utilization and the
+    like; tensor_parallel_size is gpus unless given."""
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise ValueError(f"placement.gpus must be >= 1, got {self.gpus}")
-        if not self.gpu_memory >= 0:
-            raise ValueError(f"placement.gpu_memory must be >= 0, got {self.gpu_memory}")
+        for name in ("gpu_memory", "gpu_bandwidth"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"placement.{name} must be >= 0, got {getattr(self, name)}")
         if "tp_size" in self.options:
             raise ValueError(
                 "placement.options: the processes of a sweep share its settings and do not split a "
-                'model: risky_device_map = "auto" lays it over the GPUs of each'
+                'model: risky_device_map = "auto" lays it over the GPUs of each, and by engine = '
+                '"vllm" it is split over them'
             )
         is_spread = {"risky_device", "risky_device_map"} & set(self.options)
         if self.gpus > 1 and not is_spread:
@@ -47,6 +55,15 @@ class Placement:
         table = {"safe": safe, "risky": risky, **({"device": device} if device else {})}
         models: ModelOptions = from_table(ModelOptions, table | self.options, "placement.options.")
         return models
+
+    def weights(self, models: ModelOptions) -> dict[ModelName, int] | None:
+        """Bytes of both models' safetensors; None where one is still on the Hub."""
+        sizes: dict[ModelName, int] = {}
+        for name, model in models.locations.items():
+            if isinstance(folder := model_location(model), str):
+                return None
+            sizes[name] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        return sizes
 
     def take_gpus(self, device: str) -> None:
         """Show this process the GPUs of its own group alone, before any of them is in use.
@@ -77,26 +94,18 @@ class Placement:
         given = ", ".join(f"{name} = {value}" for name, value in self.options.items())
         where = models.device or "CUDA where there is one"
         lines = [f"each process: {self.gpus} GPU(s), device = {where}{given and ', ' + given}"]
-        sizes = [_weight_bytes(model) for model in models.locations.values()]
-        known = [size for size in sizes if size is not None]
-        if models.device == "cpu" or len(known) < len(sizes) or models.risky_quantization:
+        sizes = self.weights(models)
+        if models.device == "cpu" or sizes is None or models.risky_quantization:
             return lines[0]
-        needed, memory = ROOM * sum(known) / 1e9, _gpu_memory() or self.gpu_memory
-        lines.append(f"weights of {sum(known) / 1e9:,.1f} GB take about {needed:,.1f} GB")
+        num_bytes, memory = sum(sizes.values()), _gpu_memory() or self.gpu_memory
+        needed = ROOM * num_bytes / 1e9
+        lines.append(f"weights of {num_bytes / 1e9:,.1f} GB take about {needed:,.1f} GB")
         if memory and needed > self.gpus * memory:
             raise ValueError(
                 f"{lines[1]}, and {self.gpus} GPU(s) of {memory:,.1f} GB hold "
                 f"{self.gpus * memory:,.1f}: raise placement.gpus, or quantise the risky model"
             )
         return "; ".join(lines)
-
-
-def _weight_bytes(model: Path) -> int | None:
-    """The size of a model's safetensors; None of one that is still on the Hub."""
-    folder = model_location(model)
-    if isinstance(folder, str):
-        return None
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _gpu_memory() -> float:

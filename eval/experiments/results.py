@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import Ledger
+from ...decode.ledger import ledger_parts
 from ...durable_files import write_durably
 from ...environment import environment_record
 from ..analysis.recorded_run import RecordedRun
@@ -27,7 +28,7 @@ from .summary import VERBATIM, SettingSummary, recommended, summarize
 from .sweep import FIGURES
 
 DIVERGENCES = "divergences.jsonl"
-"""A ledger that anchored divergences wrote."""
+"""Ledgers that anchored verify --divergences wrote."""
 PANELS = {
     "methods": ("methods",),
     "ablations": ("objective", "debt", "budget"),
@@ -116,7 +117,7 @@ def trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
             continue
         # The first that went on to its length, if there is one.
         row = next((row for row in rows if row["finish_reason"] == "length"), rows[0])
-        ledger = Ledger.load(experiment.folder / row["ledger"])
+        ledger = Ledger.load(experiment.folder / row["ledger"], row["ledger_part"])
         yield BudgetTrajectory.of(f"{setting.name}, {row['id']}", ledger)
 
 
@@ -186,6 +187,7 @@ def _curves(run: RecordedRun, symbol: str) -> Pictures:
     if budgets := [BudgetTrajectory(**own) for own in run.results.get("trajectories", [])]:
         pictures["budgets"] = partial(curves.plot_budget_trajectories, budgets, symbol=symbol)
     if (run.folder / DIVERGENCES).exists():
-        ledger = Ledger.load(run.folder / DIVERGENCES)
-        pictures["divergences"] = partial(curves.plot_divergences, ledger)
+        path = run.folder / DIVERGENCES
+        ledgers = [Ledger.load(path, part) for part in ledger_parts(path)]
+        pictures["divergences"] = partial(curves.plot_divergences, ledgers)
     return pictures

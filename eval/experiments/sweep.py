@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -98,8 +98,9 @@ class Sweep:
     """Hugging Face folder or Hub id of the safe model."""
     risky: str
     """The same of the risky model."""
-    prompts: str
-    """JSON lines, {"id", "prompt", "reference", optional "title", "domain", "passage"}."""
+    prompts: str | list[str]
+    """JSON lines, {"id", "prompt", "reference", optional "title", "domain", "passage"}; several
+    files where domains are compared."""
     held_out: dict[str, list[str]] = field(default_factory=dict)
     """By the name of a held-out set its files: JSON lines, {"text"}; without any, bits per byte,
     which stand for utility, are not measured."""
@@ -109,7 +110,10 @@ class Sweep:
     """Folder of models and files that are not absolute; where the command runs unless given."""
     passages: str = ""
     """Corpus of protected texts, JSON lines, {"text", optional "id"}: MemFree and RCAD read what
-    BM25 finds in it for each prompt."""
+    is found in it for each prompt."""
+    encoder: str = ""
+    """sentence-transformers folder or Hub id whose embeddings find passages; BM25 of their words
+    unless given."""
     utility: str = ""
     """The held-out set that utility is shown on; the last one unless given."""
     task_folder: str = ""
@@ -118,6 +122,9 @@ class Sweep:
     """Multiple-choice tasks among these, which every setting answers that reads no passage."""
     level: LevelName | Literal["auto"] = "auto"
     """What is decoded step by step; auto takes tokens where the tokenizers share them."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """vllm draws the settings of Anchored Decoding, at token level, before transformers loads the
+    pair for the other rules and all measures."""
     max_new_tokens: int = 200
     """Length of a generation; four bytes each at byte level."""
     temperature: float = 0.7
@@ -125,7 +132,7 @@ class Sweep:
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """One generation a prompt, setting and seed."""
     max_prompts: int = 0
-    """The first prompts of the file; 0 takes all."""
+    """The first prompts of each file; 0 takes all."""
     num_excerpts: int = 32
     """Held-out passages a set, for bits per byte."""
     excerpt_tokens: int = 128
@@ -148,6 +155,7 @@ class Sweep:
         shown = f"seeds must be different whole numbers >= 0, at least one, got {self.seeds}"
         _require(all(are_seeds) and 0 < len(self.seeds) == len(set(self.seeds)), shown)
         _require(bool(self.methods), "a sweep needs [[methods]], got none")
+        _require(bool(self.prompts), "a sweep needs a file of prompts, got none")
         files = list(itertools.chain.from_iterable(self.held_out.values()))
         are_named = all(self.held_out.values()) and all(isinstance(name, str) for name in files)
         shown = f"held_out must be lists of files by the names of sets, got {self.held_out}"
@@ -156,6 +164,10 @@ class Sweep:
         if self.utility not in ("", *self.held_out):
             known = ", ".join(self.held_out) or "held_out, which is empty"
             raise ValueError(f"utility must be one of {known}, got {self.utility!r}")
+        if self.engine == "vllm":
+            _require(self.level == "token", f'vLLM draws level = "token", got {self.level!r}')
+            unknown = self.placement.options.keys() - {"risky_device", "risky_device_map"}
+            _require(not unknown, f"vLLM reads placement.vllm, not placement.options {unknown}")
         _check_unique("label", [method.label for method in self.methods])
         reading = [method.label for method in self.methods if method.rule in ("memfree", "rcad")]
         if reading and not self.passages:
@@ -182,7 +194,7 @@ class Sweep:
 
     def identity(self) -> str:
         """All that decides the results but the models, whose fingerprints are in the ledgers."""
-        where = ("inputs", "device", "placement", "batch_size")
+        where = ("inputs", "device", "placement", "batch_size", "engine")
         own = asdict(self) | dict.fromkeys(where)
         contents = [file_sha256(file) for file in self.files]
         return json.dumps([own, contents, METRIC_SET])
@@ -192,8 +204,14 @@ class Sweep:
         """All that are read, models aside."""
         held_out = [name for names in self.held_out.values() for name in names]
         tasks = [f"{self.task_folder}/{task}.yaml" for task in self.tasks]
-        names = (self.prompts, self.passages, *held_out, *tasks)
-        return [self.path(name) for name in names if name]
+        names = (self.passages, *held_out, *tasks)
+        return [*self.prompt_files, *(self.path(name) for name in names if name)]
+
+    @property
+    def prompt_files(self) -> list[Path]:
+        """Where its prompts stand."""
+        names = self.prompts if isinstance(self.prompts, list) else [self.prompts]
+        return [self.path(name) for name in names]
 
 
 def load_sweep(path: Path, *, inputs: Path | None = None) -> Sweep:
@@ -233,6 +251,14 @@ def load_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
+def sweep_prompts(config: Sweep) -> list[Prompt]:
+    """The prompts of all files of a sweep. Raises as `load_prompts` does."""
+    files = [load_prompts(file)[: config.max_prompts or None] for file in config.prompt_files]
+    prompts = list(itertools.chain.from_iterable(files))
+    _check_unique("prompt id", [prompt.id for prompt in prompts])
+    return prompts
+
+
 def save_prompts(prompts: Sequence[Prompt], path: Path) -> None:
     """Write what `load_prompts` reads, a prompt a line."""
     lines = []
@@ -243,15 +269,16 @@ def save_prompts(prompts: Sequence[Prompt], path: Path) -> None:
     write_durably(path, "".join(lines))
 
 
-def sweep_settings(config: Sweep, passages: Sequence[str]) -> tuple[Setting, ...]:
+def sweep_settings(config: Sweep, blocked: Path | None = None) -> tuple[Setting, ...]:
     """p_s, p_r, then every setting of the methods, by the sections of the table.
 
-    passages: what was found for the prompts, which MemFree blocks. Raises ValueError for unknown
-    rules and settings and for two settings that are the same.
+    blocked: file of the passages that were found for the prompts, which MemFree blocks; none yet
+    unless given. Raises ValueError for unknown rules and settings and for two settings that are the
+    same.
     """
     settings = [Setting(SAFE, SafeOnly(), method=SAFE), Setting(RISKY, RiskyOnly(), method=RISKY)]
     for method in sorted(config.methods, key=lambda method: SECTIONS.index(method.section)):
-        settings += _method_settings(method, passages)
+        settings += _method_settings(method, blocked)
     _check_unique("setting", [setting.file_name for setting in settings])
     for first, second in itertools.combinations(settings, 2):
         if first.rule == second.rule:
@@ -261,11 +288,11 @@ def sweep_settings(config: Sweep, passages: Sequence[str]) -> tuple[Setting, ...
     return tuple(settings)
 
 
-def _method_settings(method: Method, passages: Sequence[str]) -> Iterator[Setting]:
+def _method_settings(method: Method, blocked: Path | None) -> Iterator[Setting]:
     for suffix, chosen in method.expanded():
         name = f"{method.label}, {suffix}" if suffix else method.label
         try:
-            rule = _rule(method, chosen, passages)
+            rule = _rule(method, chosen, blocked)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         is_ours = method.section == SECTIONS[3]
@@ -273,32 +300,30 @@ def _method_settings(method: Method, passages: Sequence[str]) -> Iterator[Settin
         yield Setting(name, rule, k, method.label)
 
 
-def _rule(method: Method, settings: dict[str, Any], passages: Sequence[str]) -> Rule:
-    if method.rule == "memfree":
-        settings = {"passages": list(dict.fromkeys(passages)), **settings}
+def _rule(method: Method, settings: dict[str, Any], blocked: Path | None) -> Rule:
+    if method.rule == "memfree" and blocked is None:
+        settings = {"passages": [], **settings}
+    elif method.rule == "memfree":  # a file, so that no ledger repeats all passages of the run
+        settings = {"corpus": str(blocked), "false_positives": 0.0, **settings}
     return make_rule(method.rule, settings)
 
 
-def sweep_experiment(
-    config: Sweep,
-    folder: Path,
-    open_index: Callable[[Path, Path], PassageIndex],
-) -> Experiment:
+def sweep_experiment(config: Sweep, folder: Path, index: PassageIndex | None) -> Experiment:
     """What a sweep measures, recorded in `folder`.
 
-    open_index: opens the index of a corpus in a folder, making it where it is not.
-    Raises as `load_prompts` and `sweep_settings` do.
+    index: of the corpus, where one is named. Raises as `sweep_prompts` and `sweep_settings` do.
     """
-    prompts = load_prompts(config.path(config.prompts))[: config.max_prompts or None]
-    index = None
-    if config.passages:
-        index = open_index(config.path(config.passages), folder / "passages.bm25")
+    prompts = sweep_prompts(config)
+    if index is not None:
         prompts = _with_passages(prompts, index)
-    passages = [prompt.passage for prompt in prompts if prompt.passage is not None]
+    blocked = None
+    if passages := dict.fromkeys(own.passage for own in prompts if own.passage is not None):
+        blocked = folder / "blocked.jsonl"
+        write_durably(blocked, "".join(json.dumps({"text": text}) + "\n" for text in passages))
     return Experiment(
         folder=folder,
         prompts=prompts,
-        settings=sweep_settings(config, passages),
+        settings=sweep_settings(config, blocked),
         seeds=config.seeds,
         max_new_tokens=config.max_new_tokens,
         repetition_penalty=config.repetition_penalty,

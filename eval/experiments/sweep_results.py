@@ -6,7 +6,7 @@ from typing import Any
 
 from ...durable_files import write_durably
 from ..copying.ncr import high_protection
-from ..recorded_texts import RISKY, SAFE
+from ..recorded_texts import RISKY, SAFE, grouped
 from ..report import tables
 from ..report.tables import Column, Parts
 from .experiment import Experiment
@@ -17,14 +17,20 @@ from .sweep import SECTIONS, Sweep
 SCHEMA = "anchored-sweep/1"
 
 
-def write_sweep_results(experiment: Experiment, sweep: Sweep) -> None:
+Tables = dict[str, tuple[list[dict[str, Any]], list[Column]]]
+"""Rows and columns by the name of a file."""
+
+
+def write_sweep_results(experiment: Experiment, sweep: Sweep) -> str:
     """results.json; table and high_protection as .md and .tex; pictures; report.html.
 
-    All of it follows from what is recorded in the folder.
+    All of it follows from what is recorded in the folder. Returns both tables as the terminal shows
+    them.
     """
     summaries = summarize(experiment)
     chosen = _protected(summaries, experiment.extra)
-    for name, text in _table_files(experiment, sweep, summaries, chosen).items():
+    both = _tables(experiment, summaries, chosen)
+    for name, text in _table_files(sweep, both).items():
         write_durably(experiment.folder / name, text)
     about = {
         "schema": SCHEMA,
@@ -36,18 +42,9 @@ def write_sweep_results(experiment: Experiment, sweep: Sweep) -> None:
         },
     }
     write_results(experiment, summaries, about)
-
-
-def sweep_report(experiment: Experiment) -> str:
-    """What the terminal shows at the end: both tables."""
-    summaries = summarize(experiment)
-    rows = [summary.as_row() for summary in summaries]
-    table = tables.terminal_table(rows, result_columns(experiment, summaries))
-    if not experiment.extra:
-        return table
-    chosen = _protected_rows(_protected(summaries, experiment.extra))
-    best = tables.terminal_table(chosen, _protected_columns(experiment))
-    return f"{table}\n\nBest utility at NCR >= 0.75:\n{best}"
+    return "\n\nBest utility at NCR >= 0.75:\n".join(
+        tables.terminal_table(rows, columns) for rows, columns in both.values()
+    )
 
 
 def _settings(sweep: Sweep) -> dict[str, Any]:
@@ -90,40 +87,33 @@ def _protected(summaries: Sequence[SettingSummary], extra: str) -> dict[str, Set
     return {method: None if row is None else row["summary"] for method, row in best.items()}
 
 
-def _protected_columns(experiment: Experiment) -> list[Column]:
-    bits = tables.bits_per_byte_column(experiment.extra)
-    ncr = Column(key="ncr", title="NCR")
-    gap = Column(key="gap_closed", title="gap closed", num_decimals=2)
-    return [Column(key="method", title="method"), tables.SETTING_COLUMN, bits, gap, ncr]
-
-
-def _protected_rows(chosen: Mapping[str, SettingSummary | None]) -> list[dict[str, Any]]:
-    """A method without a protected setting has an empty row."""
-    return [
-        {"method": method} | ({} if summary is None else summary.as_row())
-        for method, summary in chosen.items()
-    ]
-
-
-def _table_files(
+def _tables(
     experiment: Experiment,
-    sweep: Sweep,
     summaries: Sequence[SettingSummary],
     chosen: Mapping[str, SettingSummary | None],
-) -> dict[str, str]:
-    """Contents by file name."""
-    about = _about_methods(sweep)
-    rows = [{"method": s.setting.method, **s.as_row()} for s in summaries]
-    both = {"table": (rows, result_columns(experiment, summaries))}
+) -> Tables:
+    """Every setting; of each method the chosen one, an empty row where none protects."""
+    rows = [{"method": own.setting.method, **own.as_row()} for own in summaries]
+    both: Tables = {"table": (rows, result_columns(experiment, summaries))}
     if experiment.extra:
-        both["high_protection"] = (_protected_rows(chosen), _protected_columns(experiment))
-    files = {}
-    for name, (own, columns) in both.items():
-        by_section = [
-            (section, [row for row in own if about[row["method"]]["section"] == section])
-            for section in SECTIONS
+        best = [{"method": name} | (own.as_row() if own else {}) for name, own in chosen.items()]
+        columns = [
+            Column(key="method", title="method"),
+            tables.SETTING_COLUMN,
+            tables.bits_per_byte_column(experiment.extra),
+            Column(key="gap_closed", title="gap closed", num_decimals=2),
+            Column(key="ncr", title="NCR"),
         ]
-        parts: Parts = [(section, members) for section, members in by_section if members]
+        both["high_protection"] = (best, columns)
+    return both
+
+
+def _table_files(sweep: Sweep, both: Tables) -> dict[str, str]:
+    """Contents by file name, in parts by the sections of the methods."""
+    about, files = _about_methods(sweep), {}
+    for name, (rows, columns) in both.items():
+        by_section = grouped(rows, lambda row: str(about[row["method"]]["section"]))
+        parts: Parts = [(own, by_section[own]) for own in SECTIONS if own in by_section]
         files[f"{name}.md"] = tables.markdown_table_of_parts(parts, columns) + "\n"
         files[f"{name}.tex"] = tables.latex_table_of_parts(parts, columns) + "\n"
     return files

@@ -9,13 +9,15 @@ from ... import ModelPair
 from ...durable_files import locked
 from ..recorded_texts import PROMPTS_FILE
 from ..retrieval.bm25 import WordIndex
-from .experiment import Experiment, Steps
+from ..retrieval.passages import PassageIndex
+from .experiment import CLAIMS, Experiment, Steps
 from .generations import check_requests, forget_failures, generation_tasks, read_all_prompts
 from .measures import forget_failed_scores, measure, utility_tasks
 from .sharing import Task, share
 from .summary import VERBATIM
 from .sweep import Sweep, save_prompts, sweep_experiment
-from .sweep_results import sweep_report, write_sweep_results
+from .sweep_results import write_sweep_results
+from .vllm_generations import draw_by_vllm
 
 OWNER = "sweep"
 MEASURED = ("copying", "utility", "questions", VERBATIM)
@@ -45,39 +47,54 @@ def run_sweep(
         share(_tasks(experiment, pair), experiment.claims, waits=False)
         return ""
     steps = Steps(folder, sweep.identity(), owner=OWNER)
-    with locked(folder / "claims" / "first", waits=False) as is_ours:
+    with locked(folder / CLAIMS / "first", waits=False) as is_ours:
         if not is_ours:
             raise ValueError(f"another sweep is at work in {folder}")
-        experiment, pair = _opened(sweep, folder, load)
-        if retry_failed and forget_failures(experiment) + forget_failed_scores(experiment):
-            steps.forget("read prompts", "generate", *(f"measure {name}" for name in MEASURED))
+        experiment, pair = _opened(sweep, folder, load, steps if retry_failed else None)
         save_prompts(experiment.prompts, folder / PROMPTS_FILE)
         steps.run("read prompts", lambda: read_all_prompts(experiment, pair))
         steps.run("generate", lambda: share(_tasks(experiment, pair), experiment.claims))
         for name in MEASURED:
             steps.run(f"measure {name}", partial(measure, experiment, name, pair))
-        write_sweep_results(experiment, sweep)
-    return f"{sweep_report(experiment)}\n\n{_where_to_look(folder, sum(steps.seconds.values()))}"
+        shown = write_sweep_results(experiment, sweep)
+    return f"{shown}\n\n{_where_to_look(folder, sum(steps.seconds.values()))}"
 
 
 def _opened(
-    sweep: Sweep, folder: Path, load: Callable[[], ModelPair]
+    sweep: Sweep, folder: Path, load: Callable[[], ModelPair], retried: Steps | None = None
 ) -> tuple[Experiment, ModelPair]:
-    """The experiment and the pair, which can decode all of its prompts by all of the rules."""
-    experiment = sweep_experiment(sweep, folder, partial(_index, claims=folder / "claims"))
+    """The experiment and the pair, which can decode all of its prompts by all of the rules.
+
+    retried: the steps of which those that failed are done again.
+    """
+    index = _index(sweep, folder) if sweep.passages else None
+    experiment = sweep_experiment(sweep, folder, index)
+    if retried is not None and forget_failures(experiment) + forget_failed_scores(experiment):
+        retried.forget("read prompts", "generate", *(f"measure {name}" for name in MEASURED))
+    if sweep.engine == "vllm":
+        draw_by_vllm(sweep, experiment)
     pair = load()
     check_requests(experiment, pair)
     return experiment, pair
 
 
-def _index(corpus: Path, folder: Path, *, claims: Path) -> WordIndex:
+def _index(sweep: Sweep, folder: Path) -> PassageIndex:
     """Made by one process, opened by all."""
+    corpus, claims = sweep.path(sweep.passages), folder / CLAIMS
+
+    def index() -> PassageIndex:
+        if not sweep.encoder:
+            return WordIndex(corpus, folder / "passages.bm25")
+        from ..retrieval.dense import DenseIndex  # of an extra of its own
+
+        return DenseIndex(corpus, folder / "passages.dense", sweep.model(sweep.encoder))
 
     def make() -> None:
-        WordIndex(corpus, folder)
+        index()
+        (claims / "index.made").touch()
 
-    share([Task("index", folder.exists, make)], claims)
-    return WordIndex(corpus, folder)
+    share([Task("index", (claims / "index.made").exists, make)], claims)
+    return index()
 
 
 def _tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:

@@ -124,35 +124,42 @@ def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
     axes.set_ylim(-0.05 * top, 1.05 * top)  # the ticks get a strip below 0
 
 
-def plot_divergences(ledger: Ledger, path: Path) -> None:
+def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
     """KL(p* || p_s), KL(p* || p_r), KL(p_r || p_s), the allowance and k of every step, in nats.
 
-    ledger: of `with_divergences`. path: .png, .svg or .pdf; infinite figures are left out.
-    Raises: ValueError for a ledger without steps or divergences.
+    ledgers: of `with_divergences`; of several, means over those that have the step. path: .png,
+    .svg or .pdf; infinite figures are left out.
+    Raises: ValueError for ledgers without steps or divergences.
     Source: paper, figure of per-step divergences.
     """
-    risky_safe = [step.kl_risky_safe for step in ledger.steps]
-    star_risky = [step.kl_star_risky for step in ledger.steps]
-    if not ledger.steps or None in [*risky_safe, *star_risky]:
+    steps = [ledger.steps for ledger in ledgers]
+    if not any(steps) or any(step.kl_star_risky is None for own in steps for step in own):
         raise ValueError("the ledger holds no divergences: see with_divergences")
-    header = ledger.header
+    header = ledgers[0].header
+    count = "One generation" if len(ledgers) == 1 else f"Means of {len(ledgers)} generations"
+
+    def draw(axes: Axes, figure: str, label: str, color: str, line_style: str) -> None:
+        columns = itertools.zip_longest(*([getattr(step, figure) for step in own] for own in steps))
+        known = ([nats for nats in own if nats is not None and nats < math.inf] for own in columns)
+        means = [math.fsum(nats) / len(nats) if nats else math.nan for nats in known]
+        look: dict[str, Any] = {"color": color, "linewidth": 1.4, "label": label}
+        axes.plot(range(1, len(means) + 1), means, line_style, **look)
+
     with figure_style():
         figure = new_figure(
             7.2,
             5.0,
-            title=f"One generation, step by step: what a {header.level} might spend and spent",
-            caption=_caption(header),
+            title=f"{count}, step by step: what a {header.level} might spend and spent",
+            caption=_caption(ledgers),
         )
         distances, budget = figure.subplots(2, 1, sharex=True)
-        _draw_steps(distances, risky_safe, "models apart: KL(p_r || p_s)", style.GREEN, "-")
-        _draw_steps(
-            distances, star_risky, "p* from the risky model: KL(p* || p_r)", style.PURPLE, "--"
+        draw(distances, "kl_risky_safe", "models apart: KL(p_r || p_s)", style.GREEN, "-")
+        draw(
+            distances, "kl_star_risky", "p* from the risky model: KL(p* || p_r)", style.PURPLE, "--"
         )
         budget.axhline(header.k, color=style.GREY, linestyle=":", linewidth=1.2, label="k")
-        _draw_steps(
-            budget, [step.spend for step in ledger.steps], "spend: KL(p* || p_s)", style.BLUE, "-"
-        )
-        _draw_steps(budget, [step.budget for step in ledger.steps], "allowance", style.ORANGE, "--")
+        draw(budget, "spend", "spend: KL(p* || p_s)", style.BLUE, "-")
+        draw(budget, "budget", "allowance", style.ORANGE, "--")
         for axes in (distances, budget):
             axes.set_ylabel("nats")
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0)
@@ -160,22 +167,20 @@ def plot_divergences(ledger: Ledger, path: Path) -> None:
         save_figure(figure, path)
 
 
-def _caption(header: LedgerHeader) -> str:
+def _caption(ledgers: Sequence[Ledger]) -> str:
+    header = ledgers[0].header
+    debts, bounds = ([getattr(own.header, n) for own in ledgers] for n in ("debt", "bound"))
     return (
         f"k = {header.k:g} nats a {header.level}, K = {header.K:.4g}, debt of the prompt "
-        f"{header.debt:.3g}, bound {header.bound:.4g} nats.\n"
+        f"{_range(debts, '.3g')}, bound {_range(bounds, '.4g')} nats.\n"
         + _BUDGET_CAPTIONS[_schedule(header)].format(symbol=header.level)
     )
+
+
+def _range(values: Sequence[float], digits: str) -> str:
+    return " to ".join(dict.fromkeys(format(end(values), digits) for end in (min, max)))
 
 
 def _schedule(header: LedgerHeader) -> Schedule:
     schedule: Schedule = header.rule_settings.get("budget", "adaptive")
     return schedule
-
-
-def _draw_steps(
-    axes: Axes, nats: Sequence[float | None], label: str, color: str, line_style: str
-) -> None:
-    shown = [math.nan if each is None or math.isinf(each) else each for each in nats]
-    steps = range(1, len(shown) + 1)
-    axes.plot(steps, shown, line_style, color=color, linewidth=1.4, label=label)

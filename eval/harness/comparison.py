@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from ... import AnchoredError, text_tables
 from ...configs.config_file import from_table, read_config_file
 from ...durable_files import write_durably
 from ...environment import environment_record
-from ..recorded_texts import file_name
+from ..recorded_texts import file_name, grouped
 from ..statistics import json_value
 from .tasks import task_figures
 
@@ -56,16 +57,24 @@ class Entry:
     """The same of a pair."""
     risky: str = ""
     settings: dict[str, object] = field(default_factory=dict)
-    """Other model arguments of `anchored lm-eval`: rule and k above all."""
+    """Other model arguments: of a pair those of `anchored lm-eval`, rule and k above all; of a
+    model alone those of lm-eval's own `hf`, as parallelize = true."""
 
     def __post_init__(self) -> None:
         if bool(self.model) == bool(self.safe or self.risky) or bool(self.safe) != bool(self.risky):
             raise ValueError(f"{self.label!r} must name either model, or safe and risky")
 
     @property
-    def models(self) -> list[str]:
-        """Folders and Hub ids."""
-        return [self.model] if self.model else [self.safe, self.risky]
+    def models(self) -> dict[str, str]:
+        """Folders and Hub ids, by what lm-eval calls them."""
+        if self.model:
+            return {"pretrained": self.model}
+        return {"safe": self.safe, "risky": self.risky}
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """What lm-eval makes its model of."""
+        return {**self.models, **self.settings}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +130,20 @@ def load_comparison(path: Path, models: tuple[Entry, ...] = ()) -> Comparison:
     return config
 
 
+def check_settings(entry: Entry) -> None:
+    """Raise ValueError for a setting that the entry's model does not take; nothing is loaded."""
+    if not entry.model:
+        from .arguments import HarnessArguments
+
+        HarnessArguments.of(entry.arguments, {}).pair.rule.make()
+    elif entry.settings:
+        from lm_eval.models.huggingface import HFLM
+
+        known = signature(HFLM).parameters.keys() - {"pretrained", "trust_remote_code", "kwargs"}
+        if unknown := sorted(entry.settings.keys() - known):
+            raise ValueError(f"a model alone takes {', '.join(sorted(known))}, got {unknown[0]!r}")
+
+
 def evaluate(
     config: Comparison,
     folder: Path,
@@ -135,25 +158,26 @@ def evaluate(
     """
     # Known before any is done: all processes leave out the same.
     todo = [
-        (entry, [v for v in variants if not _file(folder, entry, v).is_file()])
+        (entry, benchmark, variant)
         for entry in config.models
-        for variants in [list(_variants(config, runs_code))]
+        for benchmark in config.benchmarks
+        for variant in benchmark.variants
+        if (runs_code or not benchmark.runs_code) and not _file(folder, entry, variant).is_file()
     ]
-    for entry, missing in todo:
-        model = make_model(entry, config) if missing else None
-        for variant in missing:
-            benchmark = _owner(config, variant)
+    for members in grouped(todo, lambda own: own[0].label).values():
+        model = make_model(members[0][0], config)
+        for own, benchmark, variant in members:
             figures = task_figures(
                 model,
                 variant.task,
                 task_folder,
                 num_fewshot=None if variant.num_fewshot < 0 else variant.num_fewshot,
-                limit=_limit(config, benchmark),
+                limit=benchmark.limit or config.limit or None,
                 runs_code=benchmark.runs_code,
             )
             if figures is not None:  # the first process
-                record = {**_asked(entry, variant, config), "figures": figures}
-                file = _file(folder, entry, variant)
+                record = {**_asked(own, benchmark, variant, config), "figures": figures}
+                file = _file(folder, own, variant)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_durably(file, json.dumps(record) + "\n")
 
@@ -201,28 +225,16 @@ def _shown(cell: Cell) -> str:
     return f"{cell.value:.3f}" + ("" if math.isnan(cell.error) else f" +- {cell.error:.3f}")
 
 
-def _variants(config: Comparison, runs_code: bool) -> Iterator[Variant]:
-    for benchmark in config.benchmarks:
-        if runs_code or not benchmark.runs_code:
-            yield from benchmark.variants
-
-
-def _owner(config: Comparison, variant: Variant) -> Benchmark:
-    return next(b for b in config.benchmarks if any(own is variant for own in b.variants))
-
-
 def _file(folder: Path, entry: Entry, variant: Variant) -> Path:
     shots = "" if variant.num_fewshot < 0 else f"-{variant.num_fewshot}"
     return folder / "answers" / file_name(entry.label) / f"{file_name(variant.task)}{shots}.json"
 
 
-def _limit(config: Comparison, benchmark: Benchmark) -> int | None:
-    return benchmark.limit or config.limit or None
-
-
-def _asked(entry: Entry, variant: Variant, config: Comparison) -> dict[str, Any]:
+def _asked(
+    entry: Entry, benchmark: Benchmark, variant: Variant, config: Comparison
+) -> dict[str, Any]:
     """What decides a recorded figure."""
-    limit = _limit(config, _owner(config, variant))
+    limit = benchmark.limit or config.limit or None
     return {"model": asdict(entry), "variant": asdict(variant), "limit": limit}
 
 
@@ -235,7 +247,7 @@ def _cell(config: Comparison, folder: Path, entry: Entry, benchmark: Benchmark) 
             continue
         record = json.loads(file.read_text(encoding="utf-8"))
         figures = record.pop("figures")
-        if record != _asked(entry, variant, config):
+        if record != _asked(entry, benchmark, variant, config):
             raise AnchoredError(f"{file} records other settings: name a new folder")
         if variant.metric not in figures:
             known = ", ".join(figures)

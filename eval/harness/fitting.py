@@ -1,8 +1,7 @@
 """What fits into the models: contexts cut at the left, long texts cut into windows."""
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -16,35 +15,17 @@ SPARE_BYTES = 32
 """At byte level, counted with every text: tokens that are still open may take a few positions."""
 
 
-class Fitting(ABC):
-    """What the models of a level can read at once; contexts are as long as they may be."""
+class TokenFitting:
+    """A number of tokens is the limit, if there is one; all of it as lm-eval's own models do.
 
-    def scored(self, context: list[int], continuation: list[int]) -> list[int]:
-        """The end of a context that fits with its continuation, whose last symbol is not read.
-
-        Raises ValueError where the continuation leaves no room for any context.
-        """
-        return self._cut(context, continuation)
-
-    @abstractmethod
-    def prompt(self, context: list[int], max_new_tokens: int) -> list[int]:
-        """The end of a context that leaves room for new tokens; ValueError where none does."""
-
-    @abstractmethod
-    def windows(self, symbols: list[int], prefix: int) -> list[Split]:
-        """A text that follows `prefix`, every symbol scored once, in pieces with a context each."""
-
-    @abstractmethod
-    def _cut(self, context: list[int], continuation: list[int]) -> list[int]: ...
-
-
-class TokenFitting(Fitting):
-    """A number of tokens is the limit, if there is one; all of it as lm-eval's own models do."""
+    Contexts are as long as they may be.
+    """
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
 
     def prompt(self, context: list[int], max_new_tokens: int) -> list[int]:
+        """The end of a context that leaves room for new tokens; ValueError where none does."""
         if self._limit is None:
             return context
         if max_new_tokens >= self._limit:
@@ -55,6 +36,7 @@ class TokenFitting(Fitting):
         return context[-(self._limit - max_new_tokens) :]
 
     def windows(self, symbols: list[int], prefix: int) -> list[Split]:
+        """A text that follows `prefix`, every symbol scored once, in pieces with a context each."""
         windows = get_rolling_token_windows(
             token_list=symbols,
             prefix_token=prefix,
@@ -63,7 +45,11 @@ class TokenFitting(Fitting):
         )
         return [make_disjoint_window(window) for window in windows]
 
-    def _cut(self, context: list[int], continuation: list[int]) -> list[int]:
+    def scored(self, context: list[int], continuation: list[int]) -> list[int]:
+        """The end of a context that fits with its continuation, whose last symbol is not read.
+
+        Raises ValueError where the continuation leaves no room for any context.
+        """
         if self._limit is None:
             return context
         if len(continuation) > self._limit:
@@ -74,11 +60,9 @@ class TokenFitting(Fitting):
         return context[-(self._limit + 1 - len(continuation)) :]
 
 
-class ByteFitting(Fitting):
-    """Each model's own tokens are the limit: a text is counted by both tokenizers.
-
-    Cuts are between characters.
-    """
+class ByteFitting:
+    """The same of bytes: each model's own tokens are the limit, a text is counted by both
+    tokenizers, and cuts are between characters."""
 
     def __init__(self, level: Level) -> None:
         self._level = level
@@ -91,9 +75,7 @@ class ByteFitting(Fitting):
             return self._end_of(context, [], num_new)
 
     def windows(self, symbols: list[int], prefix: int) -> list[Split]:
-        return list(self._windows(symbols, prefix))
-
-    def _windows(self, symbols: list[int], prefix: int) -> Iterator[Split]:
+        windows: list[Split] = []
         starts = [*_character_starts(symbols), len(symbols)]
         context, first = [prefix], 0  # of the characters, not of the bytes
         while first < len(starts) - 1:
@@ -104,10 +86,11 @@ class ByteFitting(Fitting):
             if not num_fitting:
                 raise ValueError("the models read too few tokens for a single character")
             first += num_fitting
-            yield context, symbols[starts[first - num_fitting] : starts[first]]
+            windows.append((context, symbols[starts[first - num_fitting] : starts[first]]))
             context = symbols[starts[first - 1] : starts[first]]
+        return windows
 
-    def _cut(self, context: list[int], continuation: list[int]) -> list[int]:
+    def scored(self, context: list[int], continuation: list[int]) -> list[int]:
         return self._end_of(context, continuation, SPARE_BYTES)
 
     def _end_of(self, context: list[int], continuation: list[int], num_new: int) -> list[int]:
@@ -133,11 +116,6 @@ class ByteFitting(Fitting):
             too_long([*context, *continuation], num_new)
             or (continuation and too_long(context, len(continuation)))
         )
-
-
-def fitting_of(level: Level) -> Fitting:
-    """What fits into the models of this level."""
-    return ByteFitting(level) if level.name == "byte" else TokenFitting(level.context_length)
 
 
 def _character_starts(symbols: Sequence[int]) -> list[int]:

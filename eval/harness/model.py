@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from ...decode.decoder import Decoder
+from ..recorded_texts import grouped
 from .arguments import HarnessArguments
 from .ranks import Ranks
 
@@ -20,7 +21,7 @@ try:
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import simple_parse_args_string
 
-    from .fitting import fitting_of
+    from .fitting import ByteFitting, TokenFitting
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"lm-eval is not installed ({error}): pip install 'anchored[eval]'", name=error.name
@@ -67,10 +68,14 @@ class AnchoredLM(TemplateLM):
         self.decoder, self._ranks = decoder, ranks or Ranks()
         self._rank, self._world_size = self._ranks.rank, self._ranks.world_size
         self._device = torch.device("cpu")  # of what is gathered
-        self._fitting = fitting_of(decoder.level)
+        self._deals_in_bytes = decoder.level.name == "byte"
+        self._fitting = (
+            ByteFitting(decoder.level)
+            if self._deals_in_bytes
+            else TokenFitting(decoder.level.context_length)
+        )
         own = "safe" if decoder.level.compares_models else "risky"  # whose tokens are decoded
         self.tokenizer = decoder.pair.tokenizers[own]
-        self._deals_in_bytes = decoder.level.name == "byte"
         self.max_gen_toks = max_gen_toks
         self.seed = seed
 
@@ -255,7 +260,8 @@ class AnchoredLM(TemplateLM):
         texts: dict[int, str] = {}
         seeds = self._seeds([request.args[0] for request in requests])
         with self._bar("generate", len(requests), disable_tqdm) as bar:
-            for _, group in _grouped(repr(request.args[1]) for request in requests):
+            alike = grouped(range(len(requests)), lambda i: repr(requests[i].args[1]))
+            for group in alike.values():
                 max_new_tokens, settings = _generation_settings(
                     requests[group[0]].args[1], self.max_gen_toks
                 )
@@ -315,14 +321,6 @@ class AnchoredLM(TemplateLM):
             seeds.append(int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1)
             counts[context] += 1
         return seeds
-
-
-def _grouped(keys: Iterable[Any]) -> list[tuple[Any, list[int]]]:
-    """Indices of equal keys, in order of first appearance."""
-    groups: defaultdict[Any, list[int]] = defaultdict(list)
-    for index, key in enumerate(keys):
-        groups[key].append(index)
-    return list(groups.items())
 
 
 def _generation_settings(

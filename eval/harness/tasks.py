@@ -1,7 +1,6 @@
 """Tasks of lm-evaluation-harness from a folder on this machine, without the network."""
 
 import importlib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,24 +20,6 @@ def register_model() -> None:
         model_registry.register(MODEL_NAME, target=MODEL_TARGET)
 
 
-def local_task_results(
-    model: Any, folder: Path, tasks: Sequence[str], *, limit: int | None = None
-) -> dict[str, dict[str, float]]:
-    """Run tasks of the YAML files in `folder`: {task: {metric: value, metric_stderr: value}}.
-
-    model: an AnchoredLM. limit: documents a task, None for all. lm-eval's own tasks are not
-    known here, so nothing is fetched.
-    Raises: ValueError for a task that the folder does not hold; ModuleNotFoundError if lm-eval
-    is not installed.
-    """
-    manager = task_manager(folder)
-    if unknown := [task for task in tasks if task not in manager.all_tasks]:
-        raise ValueError(f"no task {unknown} in {folder}, which holds {manager.all_tasks}")
-    results = _evaluated(model, tasks, manager, limit=limit)
-    assert results is not None  # of one process
-    return results
-
-
 def task_figures(
     model: Any,
     task: str,
@@ -50,26 +31,42 @@ def task_figures(
 ) -> dict[str, float] | None:
     """A task's {metric: value, metric_stderr: value}; None on all but the first process.
 
-    folder: of YAML files beside lm-eval's own tasks. runs_code: lets what the model writes run on
-    this machine, for tasks that do so.
+    folder: of YAML files beside lm-eval's own tasks; of a task that stands there nothing else is
+    known, so that nothing is fetched. limit: documents, None for all. runs_code: lets what the
+    model writes run on this machine, for tasks that do so.
     Raises: AnchoredError, in one line, for an unknown task, for data that cannot be had, and for a
-    task that runs code unasked.
+    task that runs code unasked; ModuleNotFoundError if lm-eval is not installed.
     """
     manager = task_manager(folder) if folder is not None else None
     if manager is None or task not in manager.all_tasks:
         manager = task_manager(folder, has_defaults=True)
     if task not in manager.all_tasks:
         raise AnchoredError(f"neither lm-eval nor {folder} has a task {task!r}")
+    from lm_eval import simple_evaluate
+
     try:
-        results = _evaluated(
-            model, [task], manager, num_fewshot=num_fewshot, limit=limit, runs_code=runs_code
+        evaluated = simple_evaluate(
+            model=model,
+            tasks=[task],
+            task_manager=manager,
+            num_fewshot=num_fewshot,
+            limit=limit,
+            log_samples=False,
+            bootstrap_iters=1000,  # for metrics without a closed-form standard error; acc has one
+            confirm_run_unsafe_code=runs_code,
         )
     except OSError as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AnchoredError(
             f"the data of task {task} is not on this machine, and the Hub did not give it: {reason}"
         ) from error
-    return None if results is None else results[task]
+    if evaluated is None:
+        return None
+    return {  # "acc,none" has what lm-eval calls the filter behind the metric
+        name.partition(",")[0]: float(value)
+        for name, value in evaluated["results"][task].items()
+        if isinstance(value, int | float)
+    }
 
 
 def task_manager(folder: Path | None, *, has_defaults: bool = False) -> Any:
@@ -82,41 +79,6 @@ def task_manager(folder: Path | None, *, has_defaults: bool = False) -> Any:
 
     path = None if folder is None else str(folder)
     return TaskManager(include_path=path, include_defaults=has_defaults)
-
-
-def _evaluated(
-    model: Any,
-    tasks: Sequence[str],
-    manager: Any,
-    *,
-    num_fewshot: int | None = None,
-    limit: int | None = None,
-    runs_code: bool = False,
-) -> dict[str, dict[str, float]] | None:
-    from lm_eval import simple_evaluate
-
-    evaluated = simple_evaluate(
-        model=model,
-        tasks=list(tasks),
-        task_manager=manager,
-        num_fewshot=num_fewshot,
-        limit=limit,
-        log_samples=False,
-        bootstrap_iters=1000,  # for metrics without a closed-form standard error; acc has one
-        confirm_run_unsafe_code=runs_code,
-    )
-    if evaluated is None:
-        return None
-    return {task: _numbers(values) for task, values in evaluated["results"].items()}
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """By metric, with what lm-eval calls the filter left out: "acc" of "acc,none"."""
-    return {
-        name.partition(",")[0]: float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float)
-    }
 
 
 def _lm_eval_registry() -> Any:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ...decode.decoder import Decoder
 from ...decode.levels.level import Level
-from ...decode.tokenizer.tokenizer_file import token_bytes
+from ..statistics import ratio_standard_error
 
 PART_OF_CHARACTER: Final = "\ufffd"
 """What tokenizers write for bytes that are not a whole character."""
@@ -24,20 +24,9 @@ class Excerpt:
     num_bytes: int
     """UTF-8 bytes of the scored tokens."""
 
-    def in_bytes(self, tokenizer: PreTrainedTokenizerFast) -> "Excerpt":
-        """The same passage for the byte level; of a byte-level BPE tokenizer, without specials."""
-        special = set(tokenizer.all_special_ids)
-        prompt, target = (
-            [token_bytes(str(tokenizer.convert_ids_to_tokens(i))) for i in ids if i not in special]
-            for ids in (self.prompt_token_ids, self.token_ids)
-        )
-        text = b"".join(target)
-        return Excerpt(
-            prompt_token_ids=list(b"".join(prompt)), token_ids=list(text), num_bytes=len(text)
-        )
-
     def in_symbols(self, tokenizer: PreTrainedTokenizerFast, level: Level) -> "Excerpt":
-        """The same text in the symbols of a level that does not decode this tokenizer's tokens."""
+        """The same text in the symbols of a level that does not decode this tokenizer's tokens:
+        bytes, or tokens of another one."""
         prompt, target = (
             str(tokenizer.decode(token_ids, skip_special_tokens=True))
             for token_ids in (self.prompt_token_ids, self.token_ids)
@@ -146,10 +135,7 @@ def _excerpt(
 
 
 def _ratio_standard_error(numerators: Sequence[float], denominators: Sequence[int]) -> float:
-    count = len(numerators)
-    if count < 2:
+    """With a variance over count - 1; nan of a single excerpt."""
+    if (count := len(numerators)) < 2:
         return math.nan
-    ratio = math.fsum(numerators) / sum(denominators)
-    residuals = [n - ratio * d for n, d in zip(numerators, denominators, strict=True)]
-    variance = math.fsum(residual**2 for residual in residuals) / (count - 1)
-    return math.sqrt(variance / count) / (sum(denominators) / count)
+    return math.sqrt(count / (count - 1)) * ratio_standard_error(numerators, denominators)

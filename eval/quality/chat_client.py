@@ -14,6 +14,8 @@ from ..paid_requests import Answer, PaidRequests, RequestFailed
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 
+ATTEMPTS: Final = 3
+"""Answers to the same messages that are read, at most."""
 RETRY_TEMPERATURE: Final = 0.3
 """Of a further attempt where the first was drawn at 0, which would give the same answer again."""
 TOKEN_LIMITS: Final = ("max_tokens", "max_completion_tokens")
@@ -84,23 +86,18 @@ class ChatClient:
         *,
         api_key: str | None,
         max_retries: int = 6,
-        attempts: int = 3,
         concurrency: int = 8,
         progress: bool = False,
     ) -> None:
         """api_key: None for services that ask for none; max_retries: further attempts of a request
-        without an answer; attempts: answers to the same messages that are read, at most;
-        concurrency: requests at once; progress: with a bar.
+        without an answer; concurrency: requests at once; progress: with a bar.
 
-        Raises: ValueError, ImportError without openai.
+        Raises: ImportError without openai.
         """
         import openai
 
-        for name, number in (("attempts", attempts), ("concurrency", concurrency)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
         self.endpoint, self.requests = endpoint, requests
-        self._attempts, self._concurrency, self._progress = attempts, concurrency, progress
+        self._concurrency, self._progress = concurrency, progress
         self._client = openai.OpenAI(
             api_key=api_key or "none",
             base_url=endpoint.base_url,
@@ -123,7 +120,7 @@ class ChatClient:
         request that fails ends the attempts. Raises: RequestRefused.
         """
         answer = ""
-        for draw in range(self._attempts):
+        for draw in range(ATTEMPTS):
             if draw and sampling.temperature == 0:
                 sampling = replace(sampling, temperature=RETRY_TEMPERATURE)
             try:
@@ -132,7 +129,7 @@ class ChatClient:
                 return Asked(value=None, problem=str(error))
             if (value := read(answer)) is not None:
                 return Asked(value=value, answer=answer)
-        problem = f"none of {self._attempts} answers could be read"
+        problem = f"none of {ATTEMPTS} answers could be read"
         return Asked(value=None, problem=problem, answer=answer)
 
     def complete(self, messages: Sequence[Message], sampling: Sampling, *, draw: int = 0) -> str:

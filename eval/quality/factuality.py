@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from ..paid_requests import RequestFailed
-from ..recorded_texts import RecordedText, grouped, rows_by_setting
+from ..recorded_texts import RecordedText, figure_over_seeds, grouped, rows_by_setting
 from ..retrieval.evidence import Evidence, Retriever
-from ..statistics import over_seeds
 from .chat_client import Asked, ChatClient, Message, Sampling
 
 FACTUALITY_METRIC: Final = "factuality_v1"
@@ -213,12 +212,10 @@ def _by_group(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def _figures(own: Sequence[dict[str, Any]]) -> dict[str, Any]:
     scored = [row for row in own if row["precision"] is not None]
-    seeds = grouped(scored, lambda row: row["seed"]).values()
-    macro = [sum(row["precision"] for row in rows) / len(rows) for rows in seeds]
     num_verified = sum(row["num_verified"] for row in own)
     without = [row for row in own if not row["claims"] and not row["num_failed_sentences"]]
     return {
-        "macro": over_seeds(macro)._asdict() if macro else None,
+        "macro": figure_over_seeds(scored, "precision"),
         "micro": sum(row["num_supported"] for row in own) / num_verified if num_verified else None,
         "claims_per_text": sum(len(row["claims"]) for row in own) / len(own),
         "num_texts": len(own),

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..recorded_texts import RecordedText, grouped, rows_by_setting
-from ..statistics import over_seeds
+from ..recorded_texts import RecordedText, figure_over_seeds, rows_by_setting
 from .chat_client import ChatClient, Message, Sampling
 
 FLUENCY_METRIC: Final = "fluency_v1"
@@ -105,12 +104,10 @@ def fluency_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _of_setting(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     graded = [row for row in rows if row["fluency"] is not None]
-    seeds = grouped(graded, lambda row: row["seed"]).values()
-    means = [sum(row["fluency"] for row in own) / len(own) for own in seeds]
     counts = Counter(row["fluency"] for row in graded)
     num_empty = sum(row["problem"] == EMPTY for row in rows)
     return {
-        "fluency": over_seeds(means)._asdict() if means else None,
+        "fluency": figure_over_seeds(graded, "fluency"),
         "grades": {str(value): counts[value] for value in RUBRIC},
         "num_judged": len(graded),
         "num_empty": num_empty,

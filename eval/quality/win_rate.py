@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from ..recorded_texts import RecordedText, by_setting, grouped, rows_by_setting
-from ..statistics import bootstrap_interval, resampled_shares, unseen_share
+from ..statistics import ratio_standard_error, share_interval
 from .chat_client import ChatClient, Message, Sampling
 
 WIN_RATE_METRIC: Final = "win_rate_v1"
 """Version of the messages, of how pairs are drawn, of ties and of how answers are read."""
 SAMPLING: Final = Sampling(temperature=0.0, max_tokens=512)
-NUM_RESAMPLES: Final = 10_000
 _SCORES = {"win": 1.0, "tie": 0.5, "loss": 0.0}
 _CHOICE = re.compile(r"\[RESULT\][\s:*(]*(A|B|TIE)\b", re.IGNORECASE)
 
@@ -43,7 +40,7 @@ class WinRateConfig:
     pool: tuple[str, ...] = ()
     """Settings whose texts are competitors; all unless given. None competes with itself."""
     seed: int = 0
-    """Of the draw of pairs, and of the resamples."""
+    """Of the draw of pairs."""
     confidence: float = 0.95
     """Of the interval."""
 
@@ -133,10 +130,10 @@ def win_rate_rows(
 
 
 def win_rate_summary(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> list[dict[str, Any]]:
-    """By setting: the mean score, its bootstrap interval over prompts, and what has none.
+    """By setting: the mean score, its interval over prompts, and what has none.
 
-    interval: of the mean, from resamples of the prompts with all of their comparisons, as those of
-    one prompt are no independent draws; [0, 1] for a single prompt.
+    interval: of the mean (`share_interval`), with the prompts as units, as the comparisons of one
+    prompt are no independent draws.
     """
     return [
         {"setting": name, **_of_setting(own, config)} for name, own in rows_by_setting(rows).items()
@@ -157,15 +154,13 @@ def _of_setting(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> dict[s
 
 def _interval(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> list[float]:
     prompts = grouped(rows, lambda row: row["id"]).values()
-    count = len(prompts)
-    shares = resampled_shares(count, num_resamples=NUM_RESAMPLES, seed=config.seed)
-    sums = np.array([sum(row["score"] for row in own) for own in prompts])
-    sizes = np.array([len(own) for own in prompts], dtype=float)
-    values = (shares @ sums) / (shares @ sizes)
-    low, high = bootstrap_interval(values, count=count, confidence=config.confidence)
-    # Resamples of prompts that were all won, or all lost, show no other: as many may be unseen.
-    unseen = unseen_share(count, config.confidence)
-    return [max(0.0, min(low, 1.0 - unseen)), min(1.0, max(high, unseen))]
+    sums = [sum(row["score"] for row in own) for own in prompts]
+    sizes = list(map(len, prompts))
+    error = ratio_standard_error(sums, sizes)
+    ends = share_interval(
+        sum(sums) / sum(sizes), error, count=len(prompts), confidence=config.confidence
+    )
+    return list(ends)
 
 
 def _result(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 SERPER_URL: Final = "https://google.serper.dev/search"
 SEARCH_TIMEOUT_S: Final = 60.0
+NUM_RESULTS: Final = 5
+"""Of a claim, the most that are looked at (paper)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,13 @@ class SerperSearch:
         requests: PaidRequests,
         *,
         api_key: str,
-        count: int = 5,
         url: str = SERPER_URL,
         max_retries: int = 6,
     ) -> None:
-        """count: results a claim; max_retries: further attempts of a search without an answer."""
+        """max_retries: further attempts of a search without an answer."""
         import openai
 
-        self._requests, self._count, self._url = requests, count, url
+        self._requests, self._url = requests, url
         # For its retries: a search is a POST of JSON, as a completion is.
         self._client = openai.OpenAI(
             api_key="none", timeout=SEARCH_TIMEOUT_S, max_retries=max_retries
@@ -60,44 +61,44 @@ class SerperSearch:
         self._headers = {"X-API-KEY": api_key, "Authorization": openai.Omit()}
 
     def evidence(self, claim: str) -> list[Evidence]:
-        body = {"q": claim, "num": self._count}
+        body = {"q": claim, "num": NUM_RESULTS}
 
         def send() -> str:
             options: Any = {"headers": self._headers}
             return self._client.post(self._url, body=body, cast_to=str, options=options)
 
         answer = self._requests.answer({"url": self._url, "body": body}, send, _read_results)
-        return [Evidence(**own) for own in answer["results"][: self._count]]
+        return [Evidence(**own) for own in answer["results"][:NUM_RESULTS]]
 
     def record(self) -> dict[str, Any]:
-        return {"evidence": "serper", "url": self._url, "count": self._count}
+        return {"evidence": "serper", "url": self._url, "count": NUM_RESULTS}
 
 
 class CorpusSearch:
     """The passages of a corpus that share words with a claim."""
 
-    def __init__(self, index: "WordIndex", *, name: str, count: int = 5) -> None:
-        """name: of the corpus, for results; count: passages a claim."""
-        self._index, self._name, self._count = index, name, count
+    def __init__(self, index: "WordIndex", *, name: str) -> None:
+        """name: of the corpus, for results."""
+        self._index, self._name = index, name
 
     def evidence(self, claim: str) -> list[Evidence]:
-        (found,) = self._index.best([claim], self._count)
+        (found,) = self._index.best([claim], NUM_RESULTS)
         return [Evidence(str(own.id), "", own.text) for own in found if own.score > 0]
 
     def record(self) -> dict[str, Any]:
-        return {"evidence": "bm25", "corpus": self._name, "count": self._count}
+        return {"evidence": "bm25", "corpus": self._name, "count": NUM_RESULTS}
 
 
 class RecordedEvidence:
     """What an earlier search found, by claim: a file, so that a result can be had again."""
 
-    def __init__(self, path: Path, *, count: int = 5) -> None:
+    def __init__(self, path: Path) -> None:
         """path: JSON objects {"claim": ..., "results": [{"title", "link", "text"}]}, of which title
-        and link may be missing; count: results a claim.
+        and link may be missing.
 
         Raises: ValueError that names the line.
         """
-        self._path, self._count = path, count
+        self._path = path
         self._results = {
             _claim(row, f"{path}, row {number}"): _results(row, f"{path}, row {number}")
             for number, row in json_objects(path)
@@ -106,10 +107,10 @@ class RecordedEvidence:
     def evidence(self, claim: str) -> list[Evidence]:
         if claim not in self._results:
             raise RequestFailed(f"{self._path} has no evidence for this claim")
-        return self._results[claim][: self._count]
+        return self._results[claim][:NUM_RESULTS]
 
     def record(self) -> dict[str, Any]:
-        return {"evidence": "file", "file": self._path.name, "count": self._count}
+        return {"evidence": "file", "file": self._path.name, "count": NUM_RESULTS}
 
 
 def _read_results(reply: Any) -> Answer:

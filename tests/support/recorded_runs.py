@@ -79,12 +79,13 @@ def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
             **{"win_rate": 0.75, "interval": [0.5, 1.0], "num_compared": 2},
             "num_inconsistent": 0,
         },
+        "answers": {"f1": half, "num_texts": 2},
     }
     nothing = {"fluency": {"fluency": None}, "factuality": {"macro": None, "micro": None}}
     nothing["win-rate"] = {"win_rate": None, "interval": None}
     kinds = {name: "measure" if name in MEASURES else "judge" for name in whole}
     about = {"config": {"comparator": ">", "num_characters": 3}}
-    judged = {"fluency": 4, "precision": 0.5, "score": 0.75}
+    judged = {"fluency": 4, "precision": 0.5, "score": 0.75, "f1": 0.5}
     about["rows"] = [
         {"setting": name, "id": id, "word_lcs": words, **judged}
         for name in names

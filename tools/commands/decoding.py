@@ -8,8 +8,9 @@ from tyro.conf import UseAppendAction
 
 import anchored
 from anchored import AnchoredError
+from anchored.decode.ledger import ledger_parts
 from anchored.decode.pair_options import ModelOptions, PairOptions
-from anchored.durable_files import json_value
+from anchored.durable_files import json_value, write_durably
 from anchored.inputs import check_input
 
 from .files import check_outputs, is_first_process
@@ -54,54 +55,65 @@ def score(config: ScoreConfig) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyConfig(ModelOptions):
-    """Check a ledger against its models: anchored verify --safe A --risky B --ledger FILE
+    """Check ledgers against their models: anchored verify --safe A --risky B --ledger FILE
 
     Replays every step: figures, bound, and each token from its seed. With --divergences or
-    --picture, a ledger that holds is replayed once more for KL(p_r || p_s) and KL(p* || p_r) of
+    --picture, ledgers that hold are replayed once more for KL(p_r || p_s) and KL(p* || p_r) of
     each step and the ratios of the prompt.
     """
 
     ledger: Path
-    """File that anchored generate or Ledger.save wrote."""
+    """File that anchored generate or Ledger.save wrote; or of a sweep, RUN/ledgers/SETTING.jsonl,
+    which holds one of each text."""
+    limit: int | None = None
+    """The first ledgers of the file, so many; all unless given."""
     divergences: OutputFile | None = None
-    """File for the ledger with these divergences, which anchored verify takes like any other."""
+    """File for the ledgers with these divergences, which anchored verify takes like any other."""
     picture: OutputFile | None = None
-    """File for a picture (.png, .svg or .pdf) of them; needs matplotlib."""
+    """File for a picture (.png, .svg or .pdf) of them, means over several; needs matplotlib."""
     overwrite: bool = False
     """Replace files that exist."""
 
     def __post_init__(self) -> None:
         ModelOptions.__post_init__(self)
         check_input(self.ledger)
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"--limit must be >= 1, got {self.limit}")
         if self.picture is not None and self.picture.suffix not in PICTURE_SUFFIXES:
             allowed = ", ".join(PICTURE_SUFFIXES)
             raise ValueError(f"--picture must end in one of {allowed}, got {self.picture}")
 
 
 def verify(config: VerifyConfig) -> int:
-    """Print the verdict; status 0 for a ledger that holds, 1 for one that does not."""
+    """Print the verdicts; status 0 where every ledger holds, 1 where one does not."""
     check_outputs(config, config.divergences, config.picture)
-    ledger = anchored.Ledger.load(config.ledger)
+    parts = ledger_parts(config.ledger)[: config.limit]
+    first = anchored.Ledger.load(config.ledger, parts[0])
     pair = config.load()
-    report = anchored.verify(ledger, pair)
-    if is_first_process():
-        print(report, *(f"  {failure}" for failure in report.failures), sep="\n")
-    if report.is_ok and (config.divergences or config.picture):
-        longer = anchored.with_divergences(ledger, pair)
+    is_whole, longer = True, []
+    for part in parts:
+        ledger = first if part == parts[0] else anchored.Ledger.load(config.ledger, part)
+        report = anchored.verify(ledger, pair)
         if is_first_process():
-            _write_divergences(config, longer)
-    return 0 if report.is_ok else 1
+            print(report, *(f"  {failure}" for failure in report.failures), sep="\n", flush=True)
+        is_whole = is_whole and report.is_ok
+        if report.is_ok and (config.divergences or config.picture):
+            longer.append(anchored.with_divergences(ledger, pair))
+    if longer and is_first_process():
+        _write_divergences(config, longer)
+    return 0 if is_whole else 1
 
 
-def _write_divergences(config: VerifyConfig, ledger: "anchored.Ledger") -> None:
+def _write_divergences(config: VerifyConfig, ledgers: "list[anchored.Ledger]") -> None:
     if config.divergences is not None:
         config.divergences.parent.mkdir(parents=True, exist_ok=True)
-        ledger.save(config.divergences, overwrite=config.overwrite)
+        lines = [line + "\n" for ledger in ledgers for line in ledger.lines()]
+        write_durably(config.divergences, "".join(lines), overwrite=config.overwrite)
     if config.picture is not None:
         from anchored.eval.figures.curves import plot_divergences
 
         config.picture.parent.mkdir(parents=True, exist_ok=True)
-        plot_divergences(ledger, config.picture)
+        plot_divergences(ledgers, config.picture)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from anchored import Ledger, ModelPair, verify
+from anchored.decode.ledger import ledger_parts
 from anchored.decode.models.folder import ADAPTER_CONFIG
 from anchored.decode.pair_options import ModelOptions
 from anchored.durable_files import write_durably
@@ -51,7 +52,7 @@ def run(config: QuickstartConfig) -> int:
     _measure(steps, "", experiment, pair)
     steps.run("measure utility", partial(measure, experiment, "utility", pair))
     steps.run("answer questions", partial(measure, experiment, "questions", pair))
-    ledger = _example_ledger(experiment)
+    ledger = _example_ledgers(experiment)
     steps.run("verify a ledger", lambda: _verify(ledger, pair))
     judged = findings(summarize(experiment), shows_effects=preset.shows_effects)
     about = {
@@ -164,13 +165,13 @@ def _measure_at_bytes(steps: Steps, preset_name: str, folders: Folders, tokens: 
 
 
 def _verify(path: Path, pair: ModelPair) -> None:
-    report = verify(Ledger.load(path), pair)
-    print(f"ledger {path.name}: {report}")
+    report = verify(Ledger.load(path, ledger_parts(path)[0]), pair)
+    print(f"a ledger of {path.name}: {report}")
     if not report.is_ok:
         raise ValueError(f"a ledger of this run was not verified: {report}")
 
 
-def _example_ledger(experiment: Experiment) -> Path:
+def _example_ledgers(experiment: Experiment) -> Path:
     middle = experiment.budgets[len(experiment.budgets) // 2]
     return experiment.folder / read_generations(experiment, middle)[0]["ledger"]
 
@@ -185,5 +186,5 @@ The first part took {seconds / 60:.1f} minutes. Where to look:
   {folders.root}/results.json   every figure; table.md is the table above
 What to try next:
   anchored generate {pair} --k 1.0 --prompt "The keeper"
-  anchored verify {pair} --ledger {ledger}
+  anchored verify {pair} --ledger {ledger} --limit 1
 """

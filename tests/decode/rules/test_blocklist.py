@@ -77,13 +77,13 @@ def corpus(pairs, level, tmp_path):
     return file, texts
 
 
-@pytest.mark.parametrize("level", ["token", "byte"])
-def test_a_corpus_blocks_what_its_texts_block(pairs, level, corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("level", "rate"), [("token", 1e-12), ("token", 0.0), ("byte", 1e-12)])
+def test_a_corpus_blocks_what_its_texts_block(pairs, level, rate, corpus, tmp_path, monkeypatch):
     file, texts = corpus
     num_read, records = [], memfree.records
     monkeypatch.setattr(memfree, "records", lambda path: num_read.append(path) or records(path))
     asked = {"max_new_tokens": 6, "temperature": 0.4}
-    rule = MemFree(n=2, corpus=str(file), false_positives=1e-12)
+    rule = MemFree(n=2, corpus=str(file), false_positives=rate)
     by_corpus = Decoder(pairs[level], rule, level=level).generate([PROMPT] * 2, **asked)
     exact = Decoder(pairs[level], MemFree(n=2, passages=texts), level=level)
     by_texts = exact.generate([PROMPT] * 2, **asked)
@@ -96,7 +96,7 @@ def test_a_corpus_blocks_what_its_texts_block(pairs, level, corpus, tmp_path, mo
     assert report, report.failures
     assert len(num_read) == 1  # for the decoder, and for what verify looks at
     settings = loaded.header.rule_settings
-    assert settings["false_positives"] == 1e-12 and len(settings["corpus_sha256"]) == 64
+    assert settings["false_positives"] == rate and len(settings["corpus_sha256"]) == 64
 
 
 @pytest.mark.parametrize("level", ["token"])

@@ -101,7 +101,7 @@ def test_judges_have_their_figures_and_what_failed_is_counted(run):
     rate = judgement("win-rate", run).rows[1]
     assert (rate["win rate"], rate["from"], rate["to"]) == (0.75, 0.5, 1.0)
     figures = judged_figures(run)
-    assert list(figures) == ["fluency", "factuality", "win-rate"]
+    assert list(figures) == ["fluency", "factuality", "win-rate", "answers"]
     assert figures["win-rate"] == {"p_s": 0.75, "k=1": 0.75, f"k=2 {HOSTILE}": 0.75, "p_r": None}
 
 

@@ -19,6 +19,7 @@ from anchored import (
     TokenSwap,
     event_bound,
 )
+from anchored.decode.ledger import ledger_parts
 from anchored.eval.experiments import generations
 from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
 from anchored.eval.experiments.generations import (
@@ -30,6 +31,7 @@ from anchored.eval.experiments.generations import (
 from anchored.eval.experiments.measures import MEASURES, measure, reference_log_probs
 from anchored.eval.experiments.results import terminal_report, write_budget_results
 from anchored.eval.experiments.summary import VERBATIM, copy_probabilities, summarize
+from anchored.eval.statistics import json_value
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
 
@@ -133,16 +135,11 @@ def test_every_setting_prompt_and_seed_has_a_generation_with_a_ledger(experiment
         assert [(row["id"], row["seed"]) for row in rows] == [
             (prompt.id, seed) for seed in (0, 1) for prompt in experiment.prompts
         ]
-        assert all((experiment.folder / row["ledger"]).is_file() for row in rows)
+        ledgers = [
+            Ledger.load(experiment.folder / own["ledger"], own["ledger_part"]) for own in rows
+        ]
+        assert [json_value(own.spent) for own in ledgers] == [row["spent"] for row in rows]
         assert all(row["is_within_bound"] for row in rows if row["certified"])
-
-
-def test_what_is_generated_is_not_generated_again(experiment, pair):
-    files = sorted(experiment.folder.glob("*/**/*.jsonl"))
-    assert len(files) == 4 + 16
-    before = [file.stat().st_mtime_ns for file in files]
-    generate_all(experiment, pair)
-    assert [file.stat().st_mtime_ns for file in files] == before
 
 
 def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
@@ -168,6 +165,7 @@ def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
         again, before = (read_generations(own, setting) for own in (cut_off, experiment))
         assert [own["text"] for own in again] == [own["text"] for own in before]
     assert not list(tmp_path.glob("generations/*.unfinished.jsonl"))
+    assert all(path.is_file() for path in (tmp_path / "ledgers").iterdir())
 
 
 def test_prompts_that_were_read_before_give_the_same_texts(experiment, pair, tmp_path):
@@ -201,8 +199,10 @@ def test_bytes_and_the_risky_model_s_tokens_stand_side_by_side(experiment, tmp_p
     check_requests(both, pair)
     generate_all(both, pair)
     measure(both, "utility", pair)
-    found = {s.name: tmp_path / read_generations(both, s)[0]["ledger"] for s in settings}
-    levels = {name: Ledger.load(path).header.level for name, path in found.items()}
+    found = {s.name: tmp_path / f"ledgers/{s.file_name}.jsonl" for s in settings}
+    parts = {name: ledger_parts(path) for name, path in found.items()}
+    assert [len(own) for own in parts.values()] == [2] * 4
+    levels = {name: Ledger.load(found[name], own[1]).header.level for name, own in parts.items()}
     assert levels == {"p_s": "byte", "k=2": "byte", "p_r": "byte", "swap": "token"}
     rows = both.read_rows("utility")
     assert all(row["num_bytes"] == rows[0]["num_bytes"] for row in rows[:4])

@@ -3,13 +3,15 @@
 import copy
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny_models import tiny_llama
 
-from anchored import RCAD, Anchored, ModelPair
+from anchored import RCAD, Anchored, Decoder, Ledger, ModelPair
+from anchored.decode.ledger import ledger_parts
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
 from anchored.eval.experiments.generations import (
@@ -18,6 +20,7 @@ from anchored.eval.experiments.generations import (
     read_generations,
 )
 from anchored.eval.experiments.measures import reference_log_probs
+from anchored.eval.experiments.placement import Placement
 from anchored.eval.experiments.results import terminal_report, trajectories
 from anchored.eval.experiments.summary import VERBATIM, summarize
 from anchored.eval.experiments.sweep import Method, Sweep
@@ -127,21 +130,23 @@ def test_what_failed_is_no_text_to_those_who_measure(swept):
     }
 
 
+def fine_ledgers(run, name: str) -> list[Ledger]:
+    """Those of the prompt that both models can read."""
+    rows = [row for row in recorded(run, name) if row["id"] == "fine"]
+    return [Ledger.load(run / row["ledger"], row["ledger_part"]) for row in rows]
+
+
 def test_failures_are_tried_again_only_if_asked_and_nothing_else_is(swept, broken, healed):
-    ledgers = {path: path.stat().st_mtime_ns for path in swept.run.glob("ledgers/**/*.jsonl")}
     before = {name: recorded(swept.run, name) for name in ("p_s", "RCAD", "Anchored-k=4")}
+    ledgers = {name: fine_ledgers(swept.run, name) for name in before}
     run_sweep(swept.sweep, swept.run, lambda: broken)
     assert {name: recorded(swept.run, name) for name in before} == before
     shown = run_sweep(swept.sweep, swept.run, lambda: healed, retry_failed=True)
     assert "failed" not in shown.splitlines()[0]
-    assert {path: path.stat().st_mtime_ns for path in ledgers} == ledgers
-    assert len(list(swept.run.glob("ledgers/**/*.jsonl"))) == 5 * 4
-    for name, rows in before.items():
-        again = recorded(swept.run, name)
-        assert not any("error" in row for row in again)
-        assert [row for row in again if row["id"] == "fine"] == [
-            row for row in rows if row["id"] == "fine"
-        ]
+    for name, own in ledgers.items():
+        assert not any("error" in row for row in recorded(swept.run, name))
+        assert fine_ledgers(swept.run, name) == own
+        assert len(ledger_parts(swept.run / f"ledgers/{name}.jsonl")) == 4
     assert all(None not in row["nats"] for row in utility_of(swept.run))
 
 
@@ -249,3 +254,47 @@ def test_a_rule_that_needs_passages_is_refused_without_a_corpus(pair, tmp_path):
     own = experiment_of(tmp_path, settings=(Setting("RCAD", RCAD(alpha=0.5)),))
     with pytest.raises(ValueError, match="RCAD reads a passage before each prompt: name a corpus"):
         check_requests(own, pair)
+
+
+def test_vllm_draws_the_settings_of_anchored_decoding_before_the_pair_is_loaded(
+    tmp_path, broken, monkeypatch
+):
+    """An engine for all k, gone before transformers loads the pair; the texts are the same."""
+    events: list[str] = []
+
+    class Fake(Decoder):
+        """Steps of transformers by the names of a `PairDecoder`."""
+
+        def __init__(self, llm, pair, rule):
+            super().__init__(pair, rule, level="token")
+            self.llm = llm
+            events.append(f"k = {rule.k:g}")
+
+    def open_pair(safe, risky, rule, **arguments):
+        events.append(f"open {safe} {risky} {arguments}")
+        end = SimpleNamespace(shutdown=lambda: events.append("shut down"))
+        return Fake(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=end)), broken, rule)
+
+    def load():
+        events.append("load")
+        return broken
+
+    monkeypatch.setattr("anchored.decode.vllm.engine.open_pair", open_pair)
+    named = {"safe": "org/safe", "risky": "org/risky", "level": "token"}
+    plain = sweep_of(tmp_path, {"one": "the keeper of"}, **named)
+    placement = Placement(gpus=2, options={"risky_device_map": "auto"}, vllm={"max_model_len": 64})
+    fast = replace(plain, engine="vllm", placement=placement)
+    run_sweep(plain, tmp_path / "plain", lambda: broken)
+    run_sweep(fast, tmp_path / "fast", load)
+    arguments = {"tensor_parallel_size": 2, "max_model_len": 64}
+    assert events == [
+        f"open org/safe org/risky {arguments}",
+        *("k = 0.5", "k = 0.5", "k = 4", "shut down", "load"),
+    ]
+    for name in ("Anchored-k=0.5", "Anchored-k=4"):
+        ours, theirs = (recorded(tmp_path / run, name) for run in ("fast", "plain"))
+        assert [row["pieces"] for row in ours] == [row["pieces"] for row in theirs]
+        assert len(ledger_parts(tmp_path / "fast" / "ledgers" / f"{name}.jsonl")) == 2
+    events.clear()
+    run_sweep(fast, tmp_path / "fast", load)
+    assert events == ["load"]  # all is recorded

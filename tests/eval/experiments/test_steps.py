@@ -30,22 +30,9 @@ def test_an_interrupted_step_runs_again_in_the_same_folder(tmp_path):
     assert ran == ["one"]
 
 
-def test_a_folder_of_somebody_else_is_refused_and_left_as_it_is(tmp_path):
-    (tmp_path / "models").mkdir()
-    with pytest.raises(ValueError, match="holds files that are no quickstart's"):
-        Steps(tmp_path, "a")
-    assert [path.name for path in tmp_path.iterdir()] == ["models"]
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"settings": "a"}', '{"seconds": 3}'])
 def test_a_record_that_no_quickstart_wrote_is_refused(tmp_path, content):
     (tmp_path / "steps.json").write_text(content)
     with pytest.raises(ValueError, match=r"steps.json is not what a quickstart writes"):
         Steps(tmp_path, "a")
     assert (tmp_path / "steps.json").read_text() == content
-
-
-def test_a_folder_of_other_settings_is_refused(tmp_path):
-    Steps(tmp_path, "a").run("one", lambda: None)
-    with pytest.raises(ValueError, match="holds a run with other settings"):
-        Steps(tmp_path, "b")

@@ -9,12 +9,14 @@ import pytest
 import anchored
 from anchored import CPFuse, MemFree
 from anchored.eval.experiments.experiment import Prompt
+from anchored.eval.experiments.placement import Placement
 from anchored.eval.experiments.sweep import (
     Method,
     Sweep,
     load_prompts,
     load_sweep,
     save_prompts,
+    sweep_prompts,
     sweep_settings,
 )
 
@@ -30,10 +32,10 @@ SWEEP = Sweep(
 
 
 def names_of(*methods):
-    return [setting.name for setting in sweep_settings(replace(SWEEP, methods=methods), ["a b"])]
+    return [setting.name for setting in sweep_settings(replace(SWEEP, methods=methods))]
 
 
-def test_both_models_come_first_and_methods_in_the_order_of_the_paper():
+def test_both_models_come_first_and_methods_in_the_order_of_the_paper(tmp_path):
     fuse = Method(rule="cp_fuse", label="CP-Fuse")
     block = Method(rule="memfree", label="MemFree", settings={"n": 3})
     fixed = Method(
@@ -41,9 +43,12 @@ def test_both_models_come_first_and_methods_in_the_order_of_the_paper():
     )
     names = ["p_s", "p_r", "MemFree", "CP-Fuse", "Anchored, k=0.5", "Anchored, k=2", "Fixed"]
     assert names_of(fixed, ANCHORED, fuse, block) == names
-    settings = sweep_settings(replace(SWEEP, methods=(fixed, ANCHORED, fuse, block)), ["b", "b"])
+    blocked = tmp_path / "blocked.jsonl"
+    blocked.write_text('{"text": "b"}\n')
+    settings = sweep_settings(replace(SWEEP, methods=(fixed, ANCHORED, fuse, block)), blocked)
     assert [setting.k for setting in settings] == [None] * 4 + [0.5, 2.0] + [None]
-    assert settings[2].rule == MemFree(n=3, passages=["b"]) and settings[3].rule == CPFuse()
+    assert settings[2].rule == MemFree(n=3, corpus=str(blocked), false_positives=0)
+    assert settings[3].rule == CPFuse()
     assert [setting.method for setting in settings][3:5] == ["CP-Fuse", "Anchored"]
 
 
@@ -64,7 +69,7 @@ def test_lists_are_all_combinations_and_names_say_what_differs():
 )
 def test_files_have_plain_names(settings, file_name):
     method = Method(rule="anchored", label="a / b", settings=settings)
-    *_, setting = sweep_settings(replace(SWEEP, methods=(method,)), [])
+    *_, setting = sweep_settings(replace(SWEEP, methods=(method,)))
     assert setting.file_name == file_name
 
 
@@ -81,13 +86,19 @@ def test_files_have_plain_names(settings, file_name):
 )
 def test_settings_that_cannot_be_are_named(methods, message):
     with pytest.raises(ValueError, match=message):
-        sweep_settings(replace(SWEEP, methods=tuple(methods)), [])
+        sweep_settings(replace(SWEEP, methods=tuple(methods)))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"methods": (ANCHORED, ANCHORED)}, "label 'Anchored' stands twice"),
+        ({"engine": "vllm"}, 'vLLM draws level = "token", got .auto'),
+        (
+            {"engine": "vllm", "level": "token", "placement": Placement(options={"dtype": "auto"})},
+            "vLLM reads placement.vllm, not placement.options",
+        ),
+        ({"prompts": []}, "a sweep needs a file of prompts, got none"),
         ({"methods": ()}, r"a sweep needs \[\[methods\]\], got none"),
         ({"held_out": {"a": [1]}}, "held_out must be lists of files"),
         ({"held_out": {"a": ["b"], "c": []}}, "held_out must be lists of files"),
@@ -128,7 +139,7 @@ def test_methods_that_cannot_be_are_named(change, message):
 def test_the_sweeps_of_the_quickstart_s_pairs_are_well_formed(name, num_settings):
     file = Path(anchored.__file__).parent / "configs" / "eval" / f"quickstart-methods{name}.toml"
     sweep = load_sweep(file)
-    settings = sweep_settings(sweep, ["a"])
+    settings = sweep_settings(sweep)
     assert len(settings) == num_settings and sweep.utility_set == "facts"
     assert {"RCAD", "CP-Fuse", "Anchored"} <= {setting.method for setting in settings}
     assert all("runs/" in str(path) for path in sweep.files)
@@ -205,6 +216,21 @@ def test_prompts_that_are_saved_are_read_again(tmp_path):
     ]
     save_prompts(prompts, tmp_path / "prompts.jsonl")
     assert load_prompts(tmp_path / "prompts.jsonl") == prompts
+
+
+def test_files_of_several_domains_are_prompts_of_one_sweep(tmp_path):
+    for name in ("books", "bios"):
+        rows = [
+            {"id": f"{name}-{n}", "prompt": "a", "reference": "", "domain": name} for n in "123"
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = ["books.jsonl", "bios.jsonl"]
+    both = replace(SWEEP, prompts=files, max_prompts=2, inputs=str(tmp_path))
+    names = [(prompt.id, prompt.domain) for prompt in sweep_prompts(both)]
+    assert names == [(f"{name}-{n}", name) for name in ("books", "bios") for n in "12"]
+    assert both.files[:2] == [tmp_path / name for name in files]
+    with pytest.raises(ValueError, match="prompt id 'books-1' stands twice"):
+        sweep_prompts(replace(both, prompts=files[:1] * 2))
 
 
 def test_prompts_keep_what_is_theirs(tmp_path):

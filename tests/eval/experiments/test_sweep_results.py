@@ -55,7 +55,7 @@ def summaries() -> list[SettingSummary]:
         "Anchored, k=2": (0.75, 2.5),
         "Anchored, k=4": (0.74, 2.25),
     }
-    return [summary(setting, *figures[setting.name]) for setting in sweep_settings(SWEEP, [])]
+    return [summary(setting, *figures[setting.name]) for setting in sweep_settings(SWEEP)]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def files(summaries, tmp_path) -> dict[str, str]:
     experiment = Experiment(
         folder=tmp_path,
         prompts=[],
-        settings=sweep_settings(SWEEP, []),
+        settings=sweep_settings(SWEEP),
         seeds=SWEEP.seeds,
         max_new_tokens=1,
         repetition_penalty=1.0,
@@ -73,7 +73,8 @@ def files(summaries, tmp_path) -> dict[str, str]:
         excerpt_tokens=1,
     )
     chosen = sweep_results._protected(summaries, "extra")
-    return sweep_results._table_files(experiment, SWEEP, summaries, chosen)
+    both = sweep_results._tables(experiment, summaries, chosen)
+    return sweep_results._table_files(SWEEP, both)
 
 
 def test_each_method_s_best_setting_among_those_that_protect_is_chosen(summaries):

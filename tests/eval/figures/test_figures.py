@@ -194,12 +194,16 @@ def test_unknown_file_types_are_refused(tmp_path):
         plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.jpg")
 
 
-def test_divergences_of_a_ledger_are_drawn_step_by_step(drawn, pair, tmp_path):
-    (result,) = Decoder(pair, Anchored(k=0.5)).generate("the keeper of", max_new_tokens=5, top_k=9)
+def test_divergences_of_ledgers_are_drawn_step_by_step_as_their_means(drawn, pair, tmp_path):
+    decoder = Decoder(pair, Anchored(k=0.5))
+    ledgers = [
+        decoder.generate("the keeper of", max_new_tokens=count, top_k=9)[0].ledger
+        for count in (5, 3)
+    ]
     with pytest.raises(ValueError, match="holds no divergences"):
-        plot_divergences(result.ledger, tmp_path / "none.png")
-    longer = with_divergences(result.ledger, pair)
-    plot_divergences(longer, tmp_path / "one.svg")
+        plot_divergences(ledgers, tmp_path / "none.png")
+    longer, shorter = (with_divergences(ledger, pair) for ledger in ledgers)
+    plot_divergences([longer], tmp_path / "one.svg")
     distances, axes = drawn
     spends, budgets = (line_of(axes, name) for name in ("spend: KL(p* || p_s)", "allowance"))
     assert spends.get_ydata() == pytest.approx([step.spend for step in longer.steps])
@@ -207,6 +211,10 @@ def test_divergences_of_a_ledger_are_drawn_step_by_step(drawn, pair, tmp_path):
     finite = [math.nan if math.isinf(s.kl_risky_safe) else s.kl_risky_safe for s in longer.steps]
     risky_safe = line_of(distances, "models apart: KL(p_r || p_s)").get_ydata()
     assert risky_safe == pytest.approx(finite, nan_ok=True)
+    plot_divergences([longer, shorter], tmp_path / "two.svg")
+    means = line_of(drawn[1], "spend: KL(p* || p_s)").get_ydata()
+    both = [(a.spend + b.spend) / 2 for a, b in zip(longer.steps, shorter.steps, strict=False)]
+    assert means == pytest.approx([*both, *(step.spend for step in longer.steps[3:])])
 
 
 def test_the_tail_counts_what_is_at_or_above_and_densities_are_of_mass_one():

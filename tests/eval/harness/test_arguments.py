@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from anchored import RCAD, Anchored, ByteSettings, Decoder, SafeOnly
+from anchored import RCAD, Anchored, ByteSettings, SafeOnly
 from anchored.eval.harness.arguments import HarnessArguments
 from anchored.eval.harness.model import AnchoredLM
 
@@ -114,16 +114,6 @@ def test_pair_and_decoder_take_every_argument_by_name(pair_folders):
         {"device": "cpu"},
     )
     assert as_bytes.decoder.level.byte_settings == ByteSettings(prefetch=2)
-
-
-def test_ratios_and_quantisation_come_from_files(pair, tmp_path):
-    ratios, quantization = tmp_path / "ratios.safetensors", tmp_path / "quantization.json"
-    Decoder(pair, Anchored(k=1.0)).prompt_ratios("salt").save(ratios)
-    quantization.write_text('{"quant_method": "eetq"}')
-    files = {"prompt_ratios": str(ratios), "risky_quantization": str(quantization)}
-    arguments = HarnessArguments.of(NAMES | files, {})
-    assert arguments.pair.prompt_ratios == ratios
-    assert arguments.pair.risky_quantization == quantization
 
 
 def test_what_no_option_is_called_is_a_setting_of_the_rule():

@@ -17,7 +17,12 @@ CHOICES = [
     for number in range(5)
     for length in range(4)
 ]
-LIKELIHOODS = [*CHOICES, ("", "Nine tides ago"), ("two tides ", "ago"), (LONG, " salt and rain")]
+LIKELIHOODS = [
+    *CHOICES,
+    ("", "Nine tides ago"),
+    ("two tides ", "ago"),
+    (LONG, " salt and rain"),
+]
 TEXTS = ["", "Nine tides ago, the harbour bell rang twice", LONG]
 GENERATIONS = [
     (text, {"until": until, "max_gen_toks": count})
@@ -49,10 +54,12 @@ def test_one_model_alone_answers_as_the_model_of_lm_eval(folders_pair, pair_fold
     ours = AnchoredLM(Decoder(folders_pair, rule, batch_size=4))
 
     def answers(lm):
+        texts = lm.generate_until([asked(*given) for given in GENERATIONS], disable_tqdm=True)
+        likeliest = (GENERATIONS[1][0], texts[1])  # what greedy decoding writes
         return (
-            lm.loglikelihood([asked(*pair) for pair in LIKELIHOODS], disable_tqdm=True),
+            lm.loglikelihood([asked(*own) for own in (*LIKELIHOODS, likeliest)], disable_tqdm=True),
             lm.loglikelihood_rolling([asked(text) for text in TEXTS], disable_tqdm=True),
-            lm.generate_until([asked(*given) for given in GENERATIONS], disable_tqdm=True),
+            texts,
         )
 
     (our_scores, our_totals, our_texts), (scores, totals, texts) = answers(ours), answers(theirs)

@@ -1,11 +1,10 @@
-"""The lm-eval model: hand-computed log-likelihoods, the boundary, windows."""
+"""The lm-eval model beside what lm-eval's own shows (test_hf.py): refusals, cache, bytes, chats."""
 
 import copy
 import logging
 from types import SimpleNamespace
 
 import pytest
-import torch
 from tiny_models import tiny_llama, train_tokenizer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -28,41 +27,6 @@ def safe_lm(pair):
     return AnchoredLM(Decoder(pair, SafeOnly()), max_gen_toks=64)
 
 
-def log_probs_after_each_token(model, token_ids):
-    """(T, V) float64: row t is the distribution after the first t + 1 tokens."""
-    with torch.no_grad():
-        return model(torch.tensor([token_ids])).logits[0].double().log_softmax(-1)
-
-
-def hand_log_likelihood(model, context, continuation):
-    rows = log_probs_after_each_token(model, context + continuation)[len(context) - 1 : -1]
-    log_prob = sum(row[token].item() for row, token in zip(rows, continuation, strict=True))
-    return log_prob, rows.argmax(-1).tolist() == continuation
-
-
-def kl(log_p, log_q):
-    return (log_p.exp() * (log_p - log_q)).sum().item()
-
-
-def hand_projection(log_safe, log_risky, budget):
-    """log p* by plain bisection on the weight of the risky model."""
-    if kl(log_risky, log_safe) <= budget:
-        return log_risky
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        mixed = ((1 - middle) * log_safe + middle * log_risky).log_softmax(-1)
-        low, high = (middle, high) if kl(mixed, log_safe) <= budget else (low, middle)
-    return ((1 - low) * log_safe + low * log_risky).log_softmax(-1)
-
-
-@pytest.fixture
-def split(pair):
-    """Tokens of CONTEXT and CONTINUATION."""
-    context = pair.tokenizer(CONTEXT)["input_ids"]
-    return context, pair.tokenizer(CONTINUATION, add_special_tokens=False)["input_ids"]
-
-
 def likelihoods(lm, *requests):
     return lm.loglikelihood([request(*one) for one in requests], disable_tqdm=True)
 
@@ -71,89 +35,10 @@ def texts(lm, *requests):
     return lm.generate_until([request(*one) for one in requests], disable_tqdm=True)
 
 
-@pytest.mark.parametrize(("rule", "name"), [(SafeOnly(), "safe"), (RiskyOnly(), "risky")])
-def test_one_model_alone_scores_as_its_softmax_does(pair, split, rule, name):
-    expected, is_greedy = hand_log_likelihood(pair.models[name], *split)
-    lm = AnchoredLM(Decoder(pair, rule))
-    assert likelihoods(lm, (CONTEXT, CONTINUATION)) == [
-        (pytest.approx(expected, abs=1e-9), is_greedy)
-    ]
-
-
-def test_anchored_scores_follow_the_adaptive_budget(pair, split):
-    k, (context, continuation) = 0.5, split
-    safe, risky = (
-        log_probs_after_each_token(pair.models[name], context + continuation)[len(context) - 1 :]
-        for name in ("safe", "risky")
-    )
-    expected, spent = 0.0, 0.0
-    for step, token in enumerate(continuation):
-        projected = hand_projection(safe[step], risky[step], (step + 1) * k - spent)
-        expected += projected[token].item()
-        spent += kl(projected, safe[step])
-    lm = AnchoredLM(Decoder(pair, Anchored(k=k, debt="none")))
-    ((log_prob, _),) = likelihoods(lm, (CONTEXT, CONTINUATION))
-    # The solver stays up to 1e-5 of the budget below it: 4 steps of weight off by as much.
-    assert log_prob == pytest.approx(expected, abs=1e-3)
-    assert spent > k  # the budget was used, so this is not the safe model's score
-
-
-def test_the_greedy_continuation_is_recognised_and_another_is_not(safe_lm, pair):
-    context = safe_lm.tok_encode(CONTEXT)
-    best = log_probs_after_each_token(pair.safe, context)[-1].argsort(descending=True).tolist()
-    first, second = (
-        safe_lm._loglikelihood_tokens([(None, context, [token])], disable_tqdm=True)[0]
-        for token in best[:2]
-    )
-    assert first[1]
-    assert not second[1]
-    assert first[0] > second[0]
-
-
-def test_the_boundary_decides_the_debt(pair):
-    lm = AnchoredLM(Decoder(pair, Anchored(k=0.5)))
-    tokens = lm.tok_encode(CONTEXT + CONTINUATION)
-    splits = [(None, tokens[:i], tokens[i:]) for i in (4, 8)]
-    early, late = (lm.decoder.score([given], [rest])[0] for _, given, rest in splits)
-    assert early.debt != late.debt
-    answers = lm._loglikelihood_tokens(splits, disable_tqdm=True)
-    expected = [early.log_prob, late.log_prob]
-    assert [log_prob for log_prob, _ in answers] == pytest.approx(expected, abs=1e-9)
-
-
-def test_an_answer_does_not_depend_on_the_other_requests(pair):
-    lm = AnchoredLM(Decoder(pair, Anchored(k=0.5, budget="global"), batch_size=3))
-    requests = [
-        (CONTEXT, CONTINUATION),
-        ("Nine tides", " ago"),
-        ("", "the harbour bell rang twice; nobody had pulled its rope"),
-        ("the harbour bell", " rang"),
-    ]
-    alone = [likelihoods(lm, one)[0] for one in requests]
-    assert likelihoods(lm, *requests) == [
-        (pytest.approx(a, abs=1e-9), greedy) for a, greedy in alone
-    ]
-
-
-def test_begin_of_text_stands_before_an_empty_context_and_once(safe_lm, pair):
-    tokens = pair.tokenizer("nine tides", add_special_tokens=False)["input_ids"]
-    expected, _ = hand_log_likelihood(pair.safe, [pair.tokenizer.bos_token_id], tokens)
-    ((log_prob, _),) = likelihoods(safe_lm, ("", "nine tides"))
-    assert log_prob == pytest.approx(expected, abs=1e-9)
+def test_begin_of_text_stands_once_where_a_context_brings_it(safe_lm):
+    """As chat templates write it; lm-eval's own model reads it twice."""
     with_token = safe_lm.tokenizer.bos_token + CONTEXT
     assert safe_lm.tok_encode(with_token) == safe_lm.tok_encode(CONTEXT)
-
-
-def test_long_contexts_are_cut_at_the_left_with_one_warning(safe_lm, pair, caplog):
-    long = [0, *range(10, 160)]
-    continuation = [20, 21]
-    with caplog.at_level(logging.WARNING):
-        answers = safe_lm._loglikelihood_tokens(
-            [(None, long, continuation), (None, long, continuation)], disable_tqdm=True
-        )
-    assert caplog.messages == ["2 contexts were cut at the left to fit the models' context"]
-    expected, _ = hand_log_likelihood(pair.safe, long[-127:], continuation)
-    assert [a for a, _ in answers] == pytest.approx([expected] * 2, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -180,27 +65,6 @@ def test_continuations_that_cannot_be_scored_are_refused(
 def test_generations_that_cannot_be_are_refused(safe_lm, settings, message):
     with pytest.raises(ValueError, match=message):
         texts(safe_lm, (CONTEXT, settings))
-
-
-def test_rolling_scores_a_short_text_after_begin_of_text(safe_lm, pair):
-    begin = pair.tokenizer.bos_token_id  # which the tokenizer puts before the text once more
-    tokens = pair.tokenizer(CONTEXT)["input_ids"]
-    expected, _ = hand_log_likelihood(pair.safe, [begin], tokens)
-    empty, _ = hand_log_likelihood(pair.safe, [begin], [begin])
-    answers = safe_lm.loglikelihood_rolling([request(CONTEXT), request("")], disable_tqdm=True)
-    assert answers == pytest.approx([expected, empty], abs=1e-9)
-
-
-def test_rolling_scores_every_token_of_a_long_text_once(safe_lm, pair):
-    text = " ".join(f"{number} waves" for number in range(28))
-    tokens = pair.tokenizer(text)["input_ids"]
-    assert 129 < len(tokens) < 2 * 128  # two windows
-    first, _ = hand_log_likelihood(pair.safe, [pair.tokenizer.bos_token_id], tokens[:128])
-    last = tokens[128:]
-    context = tokens[len(tokens) - 129 : 128]  # as much as fits with the rest
-    second, _ = hand_log_likelihood(pair.safe, context, last)
-    (total,) = safe_lm.loglikelihood_rolling([request(text)], disable_tqdm=True)
-    assert total == pytest.approx(first + second, abs=1e-9)
 
 
 def test_failed_requests_are_refused_rather_than_averaged(safe_lm, monkeypatch):
@@ -271,19 +135,6 @@ def test_bytes_of_a_long_text_are_each_scored_once_in_windows(pair):
     scores = lm.decoder.score(contexts, ends, horizon=[len(own) for _, own in windows])
     (total,) = lm.loglikelihood_rolling([request(text)], disable_tqdm=True)
     assert total == pytest.approx(sum(score.log_prob for score in scores), abs=1e-9)
-
-
-def test_generation_is_greedy_unless_sampling_is_asked_for_and_ends_at_a_stop(safe_lm, pair):
-    tokens = safe_lm.tok_encode(CONTEXT)
-    start = len(tokens)
-    for _ in range(6):
-        tokens.append(log_probs_after_each_token(pair.safe, tokens)[-1].argmax().item())
-    settings = {"until": [], "max_gen_toks": 6, "do_sample": False}
-    (whole,) = texts(safe_lm, (CONTEXT, settings))
-    assert whole == pair.tokenizer.decode(tokens[start:], skip_special_tokens=True)
-    stop = whole[3:5]
-    (cut,) = texts(safe_lm, (CONTEXT, settings | {"until": [stop, ""]}))
-    assert cut == whole[: whole.index(stop)]
 
 
 def test_sampled_texts_depend_on_seed_context_and_repetition_alone(pair):

@@ -53,12 +53,6 @@ def test_two_processes_find_what_one_finds(pair_folders, tmp_path, monkeypatch):
             assert two[name][metric] == expected, (name, metric)
 
 
-def test_one_process_gathers_its_own():
-    alone = Ranks.joined()
-    assert alone == Ranks() and alone.gather_object("a") == ["a"]
-    assert alone.all_gather(torch.tensor(3)).item() == 3
-
-
 def test_processes_that_have_met_gather_through_a_group_of_the_host(monkeypatch):
     """Of themselves here: one process of a group of one."""
     monkeypatch.setenv("WORLD_SIZE", "1")

@@ -59,7 +59,6 @@ def test_excerpts_are_whole_characters_and_count_their_bytes(pair, text):
         )
         assert text.startswith((prompt + target).removeprefix(pair.tokenizer.bos_token))
         assert passage.num_bytes == len(target.encode())
-        assert passage.num_bytes == passage.in_bytes(pair.tokenizer).num_bytes
 
 
 def test_a_prompt_takes_the_rest_of_the_character_that_it_ends_in(pair):
@@ -89,10 +88,10 @@ def test_standard_error_is_that_of_the_mean_for_equal_sizes():
 def test_excerpts_in_bytes_are_the_same_text(pair):
     text = "a\u2603b\u2603 c\u2603de"
     (passage,) = excerpts(pair.tokenizer, [text], num_prompt_tokens=3)
-    in_bytes = passage.in_bytes(pair.tokenizer)
+    decoder = Decoder(pair, SafeOnly(), level="byte")
+    in_bytes = passage.in_symbols(pair.tokenizer, decoder.level)
     assert bytes(in_bytes.prompt_token_ids + in_bytes.token_ids) == text.encode()
     assert len(in_bytes.token_ids) == in_bytes.num_bytes
     assert len(passage.prompt_token_ids) == 5 and passage.token_ids  # the third begins a snowman
-    decoder = Decoder(pair, SafeOnly(), level="byte")
     (score,) = decoder.score([in_bytes.prompt_token_ids], [in_bytes.token_ids])
     assert utility(decoder, [in_bytes]).nats == [-score.log_prob]

@@ -1,5 +1,7 @@
 """Win rates: which pairs are drawn, both orders, ties, failures, and the interval."""
 
+import math
+
 import pytest
 from chat_server import Say, chat_server, user_text
 
@@ -12,6 +14,7 @@ from anchored.eval.quality.win_rate import (
     win_rate_summary,
 )
 from anchored.eval.recorded_texts import RecordedText
+from anchored.eval.statistics import share_interval
 
 WHOLE = WinRateConfig(num_comparisons=1000)
 
@@ -96,12 +99,12 @@ def test_both_orders_count_ties_are_halves_and_failures_are_no_loss(tmp_path, ch
     assert (a["setting"], a["win_rate"], b["win_rate"]) == ("a", 3.5 / 5, 1.5 / 5)
     assert [a[name] for name in ("num_compared", "num_failed", "num_inconsistent")] == [5, 1, 1]
     low, high = a["interval"]
-    assert 0.5 <= low < 0.7 < high <= 1.0
+    assert 0.4 <= low < 0.7 < high <= 1.0
     # Equal texts are not sent, and b asks what a has paid for; what failed is sent again.
     assert len(server.requests) == 4 * 2 + 2 * 2
 
 
-def test_the_interval_resamples_prompts_not_comparisons():
+def test_the_interval_counts_prompts_not_comparisons():
     rows = [
         {"setting": "a", "id": id, "seed": seed, "score": score, "results": ["win", "win"]}
         for id, score in (("p", 1.0), ("q", 0.0), ("r", 1.0), ("s", 0.0))
@@ -111,13 +114,28 @@ def test_the_interval_resamples_prompts_not_comparisons():
     apart = [{**row, "id": number} for number, row in enumerate(rows)]
     (of_many,) = win_rate_summary(apart, WHOLE)
     assert of_four["win_rate"] == of_many["win_rate"] == 0.5
-    assert of_four["interval"] == [0.0, 1.0]
-    low, high = of_many["interval"]  # 0.5 -+ 1.96 sqrt(0.25 / 200)
-    assert (low, high) == pytest.approx((0.431, 0.569), abs=0.006)
-    (single,) = win_rate_summary(rows[:50], WHOLE)
-    assert single["interval"] == [0.0, 1.0]
+    assert of_four["interval"] == pytest.approx([0.150, 0.850], abs=5e-4)  # Wilson's of 2 of 4
+    assert of_many["interval"] == pytest.approx([0.431, 0.569], abs=5e-4)
     (all_won,) = win_rate_summary([{**row, "score": 1.0} for row in rows], WHOLE)
-    assert all_won["interval"] == pytest.approx([0.05**0.25, 1.0])  # as likely as not seen in four
+    assert all_won["interval"] == pytest.approx([0.510, 1.0], abs=5e-4)
+    ties = [{**row, "id": number, "score": 0.5} for number, row in enumerate(rows)]
+    ties[0]["score"] = 1.0
+    low, high = win_rate_summary(ties, WHOLE)[0]["interval"]
+    assert 0.49 < low < 0.5025 < high < 0.52  # sharper than of as many wins and losses
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("count", [8, 16, 40, 150])
+def test_an_interval_holds_the_share_of_all_as_often_as_it_says(share, count):
+    held = 0.0
+    for number in range(count + 1):
+        mean = number / count
+        error = math.sqrt(mean * (1 - mean) / count)
+        low, high = share_interval(mean, error, count=count, confidence=0.95)
+        if low <= share <= high:
+            odds = share**number * (1 - share) ** (count - number)
+            held += math.comb(count, number) * odds
+    assert 0.90 <= held <= 0.97
 
 
 def test_the_judge_sees_the_beginning_and_both_texts_in_order():

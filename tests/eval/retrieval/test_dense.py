@@ -8,6 +8,9 @@ import pytest
 from command_line import run
 from tiny_models import tiny_llama, train_tokenizer
 
+from anchored.eval.experiments import sweep_run
+from anchored.eval.experiments.sweep import Method, Sweep
+
 sentence_transformers = pytest.importorskip("sentence_transformers")
 pytest.importorskip("faiss")
 dense = importlib.import_module("anchored.eval.retrieval.dense")
@@ -92,3 +95,13 @@ def test_the_command_takes_an_encoder(capsys, corpus, encoder, tmp_path):
     assert status == 0 and row["passage"] in TEXTS and -1.0 <= row["score"] <= 1.0
     status, _, err = run(capsys, *words, "--instruction", "Find: ")
     assert status == 2 and "--instruction needs an --encoder" in err
+
+
+def test_a_sweep_finds_its_passages_by_an_encoder(corpus, encoder, tmp_path, monkeypatch):
+    method = Method(rule="rcad", label="RCAD")
+    texts = {"prompts": "prompts.jsonl", "passages": str(corpus), "encoder": str(encoder)}
+    sweep = Sweep(safe="a", risky="b", methods=(method,), **texts)
+    found = sweep_run._index(sweep, tmp_path / "run").search(QUERIES)
+    assert found == dense.DenseIndex(corpus, tmp_path / "index", encoder).search(QUERIES)
+    monkeypatch.setattr(dense.np, "save", lambda *_: pytest.fail("computed again"))
+    assert sweep_run._index(sweep, tmp_path / "run").search(QUERIES) == found

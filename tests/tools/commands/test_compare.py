@@ -18,6 +18,7 @@ device = "cpu"
 [[models]]
 label = "safe alone"
 model = "{safe}"
+settings = {{ dtype = "float32" }}
 
 [[models]]
 label = "pair"
@@ -123,7 +124,11 @@ def test_a_dry_run_names_models_and_tasks(config, capsys):
         ('tasks = "tasks"', 'tasks = "none"', "there is no folder of tasks"),
         ('label = "pair"', 'label = "safe alone"', "models need labels of their own"),
         ("limit = 3", 'limit = "x"', "config key limit must be int"),
+        ('dtype = "float32"', "nonsense = 3", "safe alone: a model alone takes .* got 'nonsense'"),
+        ('dtype = "float32"', "trust_remote_code = true", "got 'trust_remote_code'"),
+        ('dtype = "float32"', 'dtype = "int3"', "int3"),
         ("safe_only", "magic", "rule must be one of anchored, "),
+        ('"safe_only"', '"rcad", beta = 1', "pair: settings of rule rcad"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(config, capsys, old, new, message):

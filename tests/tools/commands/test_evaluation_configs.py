@@ -14,6 +14,7 @@ CONFIGS = sorted(FOLDER.glob("*.toml"))
 SWEEPS = [file for file in CONFIGS if "methods" in read_config_file(file)]
 COMPARISONS = [file for file in CONFIGS if file not in SWEEPS]
 PAPER = [file for file in SWEEPS if "quickstart" not in file.name]
+TABLES = [file for file in PAPER if "domains" not in file.name]
 KS = [0.1, 0.5, 1, 1.5, 2, 3, 4, 5, 10, 15, 20]
 
 
@@ -23,13 +24,15 @@ def inputs(tmp_path, pair_folders):
     prompt = {"id": "a", "prompt": "Once upon a time", "reference": "x y z"}
     for file in SWEEPS:
         tables = read_config_file(file)
-        names = [tables["prompts"], tables["passages"]]
+        own = tables["prompts"]
+        names = [*(own if isinstance(own, list) else [own]), tables["passages"]]
         names += [name for own in tables["held_out"].values() for name in own]
         names += [f"{tables['task_folder']}/{task}.yaml" for task in tables.get("tasks", [])]
         for name in filter(None, names):
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(json.dumps(prompt | {"id": i}) + "\n" for i in "ab"))
+            rows = [prompt | {"id": f"{path.stem}-{number}"} for number in range(2)]
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "models").mkdir()
     for name, folder in zip(
         ("safe", "risky", "miniature"), (*pair_folders, pair_folders[0]), strict=True
@@ -43,7 +46,7 @@ def test_every_sweep_can_begin(file, inputs, capsys):
     words = ("sweep", str(file), "--inputs", str(inputs), "--dry-run")
     status, out, err = run(capsys, *words)
     assert status == 0, err
-    assert " x 2 prompts x " in out
+    assert f" x {6 if 'domains' in file.stem else 2} prompts x " in out
     is_paper = file in PAPER
     spread = "each process: 2 GPU(s), device = CUDA where there is one, risky_device_map = auto"
     assert (spread in out) == is_paper
@@ -55,18 +58,26 @@ def test_every_comparison_can_begin(file, capsys):
     assert status == 0 and "3 models x" in out, err
 
 
-@pytest.mark.parametrize("file", PAPER, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", TABLES, ids=lambda file: file.stem)
 def test_the_settings_are_the_papers(file):
     tables = read_config_file(file)
     (own,) = (m for m in tables["methods"] if m["label"] == "Anchored")
     assert own["settings"]["k"] == KS and tables["seeds"] == [0, 1, 2]
     assert tables["temperature"] == 0.7
     assert tables["repetition_penalty"] == (1.05 if file.stem.endswith("-bios") else 1.1)
-    assert tables["max_new_tokens"] == (1024 if file.stem == "nonliteral" else 200)
+    lengths = {"nonliteral": 1024, "questions": 20}
+    assert tables["max_new_tokens"] == lengths.get(file.stem, 200)
     is_token = tables["safe"].startswith("jacquelinehe") and "Llama-3.1" in tables["risky"]
     assert tables["level"] == ("token" if is_token else "auto")
     if "+" in file.stem:
         assert "token_swap" in [method["rule"] for method in tables["methods"]]
+
+
+@pytest.mark.parametrize(("name", "level"), [("domains", "token"), ("domains-bytes", "byte")])
+def test_the_domains_are_the_papers(name, level):
+    tables = read_config_file(FOLDER / f"{name}.toml")
+    assert len(tables["prompts"]) == 3 and tables["max_prompts"] == 180
+    assert (tables["max_new_tokens"], tables["level"]) == (50, level)  # of bytes four each
 
 
 def test_all_pairs_are_there():

@@ -12,7 +12,8 @@ import pytest
 from command_line import refused, run
 from forked_program import ForkedProgram, start_ranks
 
-from anchored import Ledger
+from anchored import Ledger, LedgerError
+from anchored.decode.ledger import ledger_parts
 from anchored.durable_files import locked
 from anchored.eval.figures import style
 from anchored.eval.recorded_texts import read_texts
@@ -42,6 +43,7 @@ label = "NoDebt"
 settings = { k = 0.5, debt = "none" }
 figures = ["debt", "debt_window"]
 """
+PAIR = ("safe", "risky")
 SETTINGS = ["p_s", "p_r", "MemFree", "RCAD", "Anchored, k=0.5", "Anchored, k=4", "NoDebt"]
 
 # A random model writes letters that ROUGE cannot read.
@@ -64,7 +66,7 @@ def write_json_lines(path: Path, records: list[dict]) -> None:
 def inputs(tmp_path_factory, pair_folders) -> Path:
     """A folder of models and texts, and the sweep's file."""
     folder = tmp_path_factory.mktemp("inputs")
-    for name, model in zip(("safe", "risky"), pair_folders, strict=True):
+    for name, model in zip(PAIR, pair_folders, strict=True):
         (folder / name).symlink_to(model)
     prompts = [
         {"id": f"work-{i}", "prompt": start, "reference": " " + TEXT}
@@ -105,9 +107,12 @@ def swept(inputs, tmp_path_factory) -> Path:
 
 def recorded(folder: Path) -> dict[str, str]:
     """What one process leaves and several do, by file: texts, figures, tables."""
-    kept = [*folder.glob("generations/*"), *folder.glob("measurements/**/*.json")]
+    # Ledgers of MemFree name a file in the folder, so that they are as long as its path.
+    texts = [*folder.glob("generations/*"), *folder.glob("ledgers/*")]
+    kept = [path for path in texts if path.stem != "MemFree"]
+    kept += folder.glob("measurements/**/*.json")
     kept += [*folder.glob("*.md"), *folder.glob("*.tex")]
-    kept += [folder / "results.json", *folder.glob("ledgers/**/*.jsonl"), *folder.glob("*.svg")]
+    kept += [folder / "results.json", *folder.glob("*.svg")]
     return {str(path.relative_to(folder)): path.read_text() for path in kept}
 
 
@@ -125,12 +130,38 @@ def test_every_setting_prompt_and_seed_is_recorded_with_its_ledger(swept):
     assert [(row["id"], row["seed"]) for row in rows] == [
         (f"work-{i}", seed) for seed in (0, 1) for i in (0, 1)
     ]
-    header = Ledger.load(swept / rows[0]["ledger"]).header
+    header = Ledger.load(swept / rows[0]["ledger"], rows[0]["ledger_part"]).header
     assert (header.k, header.horizon, header.sampling["temperature"]) == (4.0, 6, 0.7)
     assert all(row["is_within_bound"] for row in rows)
     assert figures["rows"][2]["bits_per_byte/extra"] is None  # MemFree blocks the held-out text
-    window = Ledger.load(swept / rows_of(swept, "MemFree")[0]["ledger"]).header.rule_settings
-    assert window["passages"] == [TEXT]  # what BM25 found for both prompts
+    (blocked,) = (swept / "blocked.jsonl").read_text().splitlines()
+    assert json.loads(blocked) == {"text": TEXT}  # what BM25 found for both prompts
+    ledgers = (swept / "ledgers" / "MemFree.jsonl").read_text()
+    assert ledgers.count(f'"corpus": "{swept}/blocked.jsonl"') == 4 and TEXT not in ledgers
+
+
+def test_the_ledgers_of_a_setting_are_verified_and_drawn_together(
+    capsys, swept, pair_folders, tmp_path
+):
+    safe, risky = map(str, pair_folders)
+    words = ["verify", "--safe", safe, "--risky", risky, "--device", "cpu", "--ledger"]
+    ledgers = swept / "ledgers" / "Anchored-k=4.jsonl"
+    with pytest.raises(LedgerError, match="holds several ledgers: `ledger_parts` says where"):
+        Ledger.load(ledgers)
+    longer, picture = tmp_path / "longer.jsonl", tmp_path / "means.svg"
+    asked = ["--divergences", str(longer), "--picture", str(picture)]
+    status, out, _ = run(capsys, *words, str(ledgers), *asked)
+    assert status == 0 and out.count("OK: ") == 4 == len(ledger_parts(longer))
+    assert "Means of 4 generations" in picture.read_text()
+    ledgers = tmp_path / "changed.jsonl"
+    ledgers.write_text(longer.read_text().replace('"seed": ', '"seed": 1', 1))
+    assert run(capsys, *words, str(ledgers))[0] == 1
+    ledgers.write_text("")
+    assert "line 1 is not the header" in run(capsys, *words, str(ledgers))[2]
+    start, length = ledger_parts(longer)[1]
+    ledgers.write_bytes(longer.read_bytes()[start : start + length])
+    status, out, err = run(capsys, *words, str(ledgers), "--limit", "2")
+    assert status == 0 and out.count("OK: ") == 1, out + err
 
 
 def test_tables_have_the_paper_s_columns_and_parts(swept):
@@ -183,6 +214,18 @@ def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(capsys, input
     total = "7 settings x 2 prompts x 2 seeds = 28 generations of at most 6 tokens: 168 tokens"
     assert status == 0 and total in out and not (tmp_path / "run").exists()
     assert [line.split("  ")[0] for line in out.splitlines()[2:9]] == SETTINGS
+    # Of two batches: the safe model alone, rules of both models, RCAD that reads twice.
+    assert f"{2 * 24 * (1 + 5 * 2 + 3)} forwards of a batch" in out and "hours" not in out
+    assert "about 0.0 GB of texts and ledgers" in out
+    (tmp_path / "here.toml").write_text(
+        f'base = "{inputs / "sweep.toml"}"\nlevel = "token"\n'
+        "placement = { gpu_bandwidth = 1e-6 }\n"
+    )
+    status, out, _ = run(capsys, "sweep", str(tmp_path / "here.toml"), "--dry-run")
+    safe, risky = ((inputs / name / "model.safetensors").stat().st_size for name in PAIR)
+    seconds = 2 * 6 * (7 * safe + 7 * risky) / (0.5 * 1e-6 * 1e9)
+    assert f"about {seconds / 3600:,.1f} hours of one process" in out
+    assert "memfree step from the host and take longer" in out
 
 
 @pytest.mark.parametrize(
@@ -249,18 +292,18 @@ def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, 
         assert killed.poll() is None, killed.output.read_text()
         time.sleep(0.01)
     kill(killed)
-    lines = {path: path.read_text() for path in output.glob("generations/*")}
-    whole = [line for text in lines.values() for line in text.split("\n")[:-1]]
-    files = [output / json.loads(line)["ledger"] for line in whole]
-    times = {file: file.stat().st_mtime_ns for file in files}
-    assert ended and len(times) >= 12
+    whole = [
+        path for path in output.glob("ledgers/*") if (output / "generations" / path.name).exists()
+    ]
+    times = {path: path.stat().st_mtime_ns for path in whole}
+    assert ended and len(times) >= 2
     ForkedProgram("anchored.tools.cli", words, tmp_path / "resumed.txt").wait_for_success()
-    assert {file: file.stat().st_mtime_ns for file in files} == times
+    assert {path: path.stat().st_mtime_ns for path in times} == times
     names = [path.stem for path in (swept / "generations").iterdir()]
     for name in names:
         keys = [(row["id"], row["seed"], row["text"]) for row in rows_of(output, name)]
         assert keys == [(row["id"], row["seed"], row["text"]) for row in rows_of(swept, name)]
-    assert len(list(output.glob("ledgers/**/*.jsonl"))) == 28
+    assert len(list(output.glob("ledgers/*"))) == 7
 
 
 @pytest.mark.slow

@@ -91,13 +91,17 @@ def _entry(text: str) -> "Entry":
 
 
 def _check_models(comparison: "Comparison") -> None:
-    """Raise FileNotFoundError for a name that is neither a folder nor an id of the Hub."""
+    """Raise FileNotFoundError for a name that is neither a folder nor an id of the Hub, and
+    ValueError for a setting that a model does not take."""
+    from anchored.eval.harness.comparison import check_settings
+
     for entry in comparison.models:
-        for name in entry.models:
-            try:
+        try:
+            for name in entry.models.values():
                 model_location(name)
-            except FileNotFoundError as error:
-                raise FileNotFoundError(f"{entry.label}: {error}") from None
+            check_settings(entry)
+        except (FileNotFoundError, ValueError) as error:
+            raise type(error)(f"{entry.label}: {error}") from None
 
 
 def comparison_plan(comparison: "Comparison") -> str:
@@ -106,7 +110,7 @@ def comparison_plan(comparison: "Comparison") -> str:
         [benchmark.label, ", ".join(variant.task for variant in benchmark.variants)]
         for benchmark in comparison.benchmarks
     ]
-    models = [[entry.label, " + ".join(entry.models)] for entry in comparison.models]
+    models = [[entry.label, " + ".join(entry.models.values())] for entry in comparison.models]
     asked = comparison.limit or "all"
     num_tasks = sum(len(benchmark.variants) for benchmark in comparison.benchmarks)
     return (
@@ -117,19 +121,16 @@ def comparison_plan(comparison: "Comparison") -> str:
 
 
 def _model(entry: "Entry", comparison: "Comparison") -> Any:
-    """lm-eval's own model of a folder, ours of a pair."""
+    """lm-eval's own model of a model alone, ours of a pair."""
     from lm_eval.api.registry import get_model
 
     from anchored.eval.harness.tasks import register_model
 
     register_model()
-    device = comparison.device or None
-    defaults = {"batch_size": comparison.batch_size, "device": device}
-    if entry.model:
-        return get_model("hf").create_from_arg_obj({"pretrained": entry.model}, defaults)
-    pair = {"safe": entry.safe, "risky": entry.risky, **entry.settings}
-    given = {**pair, "batch_size": comparison.batch_size}
-    return get_model("anchored").create_from_arg_obj(given, {"device": device})
+    given = {"batch_size": comparison.batch_size, **entry.arguments}
+    defaults = {} if "device" in given else {"device": comparison.device or None}
+    kind = "hf" if entry.model else "anchored"
+    return get_model(kind).create_from_arg_obj(given, defaults)
 
 
 def _draw(comparison: "Comparison", cells: Any, path: Path) -> None:

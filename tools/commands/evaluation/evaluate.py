@@ -35,7 +35,9 @@ from .judging import (
     judged,
 )
 
-StepName = Literal["copying", "nonliteral", "fluency", "win-rate", "factuality", "report"]
+StepName = Literal[
+    "copying", "nonliteral", "answers", "fluency", "win-rate", "factuality", "report"
+]
 JUDGES = ("fluency", "win-rate", "factuality")
 
 
@@ -87,9 +89,10 @@ class ReportOptions:
 class EvaluateConfig(ReportOptions, NonliteralOptions, CopyingOptions, Judging):
     """Recorded texts, measured, judged and analysed: anchored evaluate runs/methods
 
-    Copying with its distribution, characters taken over, the judges (with --judge-model), analyses,
-    and one page. Nothing is generated. What is done is not done again, unless the texts or its
-    options have changed; an interrupted run goes on, and no answer is paid for twice.
+    Copying with its distribution, characters taken over, answers to questions of fact, the judges
+    (with --judge-model), analyses, and one page. Nothing is generated. What is done is not done
+    again, unless the texts or its options have changed; an interrupted run goes on, and no answer
+    is paid for twice.
     """
 
     run: Positional[Path]
@@ -131,13 +134,18 @@ class EvaluateConfig(ReportOptions, NonliteralOptions, CopyingOptions, Judging):
 OPTIONS: Final[dict[StepName, tuple[type, ...]]] = {
     "copying": (CopyingOptions,),
     "nonliteral": (NonliteralOptions,),
+    "answers": (),
     "fluency": (JudgeOptions,),
     "win-rate": (JudgeOptions, WinRateOptions),
     "factuality": (JudgeOptions, EvidenceOptions),
     "report": (ReportOptions,),
 }
 """What decides the results of each step, beside the texts."""
-NEEDED: Final[dict[StepName, str]] = {"copying": "reference", "nonliteral": "characters"}
+NEEDED: Final[dict[StepName, str]] = {
+    "copying": "reference",
+    "nonliteral": "characters",
+    "answers": "answer",
+}
 """What a measure reads of every text."""
 
 
@@ -182,7 +190,9 @@ def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[Reco
     from anchored.eval.copying.nonliteral import NonLiteralConfig
 
     if not names:
-        raise ValueError(f"{config.run}: texts without references, characters or --judge-model")
+        raise ValueError(
+            f"{config.run}: texts without references, characters, answers or --judge-model"
+        )
     for name in (name for name in NEEDED if name in names):
         if without := [text for text in texts if not getattr(text, NEEDED[name])]:
             raise ValueError(
@@ -256,6 +266,7 @@ def _evaluate(config: EvaluateConfig, name: StepName, texts: list[RecordedText])
     from anchored.environment import environment_record
     from anchored.eval.copying.literal import copying_results
     from anchored.eval.copying.nonliteral import nonliteral_results
+    from anchored.eval.quality.answers import answer_results
     from anchored.eval.statistics import json_value
 
     if name == "copying":
@@ -265,6 +276,8 @@ def _evaluate(config: EvaluateConfig, name: StepName, texts: list[RecordedText])
         )
     elif name == "nonliteral":
         results = nonliteral_results(texts, **_options(config, name))
+    elif name == "answers":
+        results = answer_results(texts)
     else:
         results = judged(name, texts, config, config.run)
     whole = json_value({**results, "environment": environment_record()})

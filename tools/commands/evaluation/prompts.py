@@ -1,6 +1,7 @@
 """The command that puts the texts of a data set into the paper's prompts."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,9 +14,11 @@ from anchored.inputs import check_input, json_objects
 from ..files import check_outputs
 
 TEMPLATES = Path(__file__).parents[3] / "configs" / "eval" / "methods" / "prompts.toml"
-Kind = Literal["books", "bios", "news", "creative", "nonliteral"]
+Kind = Literal["books", "bios", "news", "creative", "nonliteral", "questions"]
 SLOT = "{text}"
-KEPT = ("characters", "reference_characters", "group")
+NUM_WORDS = 170
+"""Words that are given of a whole text, and as many that it goes on with: about CopyBench's."""
+KEPT = ("characters", "reference_characters", "group", "answer")
 """Fields of a record that measures of the texts read (`read_texts`)."""
 
 
@@ -53,6 +56,8 @@ class Template:
     """Field of a record that stands there."""
     reference: str = ""
     """Field of the text's own continuation; "" for none."""
+    whole: list[str] = field(default_factory=list)
+    """Fields of which one may hold a whole text, which is cut into both: an article, a story."""
     aliases: dict[str, str] = field(default_factory=dict)
     """By a field, what a data set calls it; of a list of values the first is taken."""
 
@@ -90,6 +95,12 @@ def _prompt(
     for name, alias in template.aliases.items():
         if record.get(name) is None and (value := record.get(alias)):
             record = {**record, name: value[0] if isinstance(value, list) else value}
+    whole = next((record[name] for name in template.whole if record.get(name)), None)
+    if record.get(template.text) is None and isinstance(whole, str):
+        words = re.findall(r"\s*\S+", whole)
+        parts = words[:NUM_WORDS], words[NUM_WORDS : 2 * NUM_WORDS]
+        cut = dict(zip((template.text, template.reference), map("".join, parts), strict=True))
+        record = {**record, **cut}
     for name in filter(None, (template.text, template.reference)):
         if not isinstance(record.get(name), str):
             raise ValueError(f"{config.input}, record {number} has no text {name!r}")

@@ -2,18 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tyro
 
-from anchored import text_tables
 from anchored.inputs import check_input
 
 from ..files import is_first_process
 from ..words import ConfigFile
-
-if TYPE_CHECKING:
-    from anchored.eval.experiments.sweep import Sweep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +29,8 @@ class SweepConfig:
     retry_failed: bool = False
     """Try generations and held-out scores again that failed before; else they stay recorded so."""
     dry_run: bool = False
-    """Print the settings and how much they generate; no model is loaded."""
+    """Print the settings, how much they generate, the placement of the models, about how many hours
+    and GB; no model is loaded."""
 
     def __post_init__(self) -> None:
         check_input(self.file)
@@ -42,49 +38,27 @@ class SweepConfig:
 
 def run(config: SweepConfig) -> int:
     """Do what is not done yet; returns the exit status."""
+    from anchored.eval.experiments.plan import sweep_plan
     from anchored.eval.experiments.sweep import load_sweep
 
     sweep = load_sweep(config.file, inputs=config.inputs)
-    models = sweep.models
     for file in sweep.files:
         check_input(file)
-    plan = _plan(sweep)  # reads what can be wrong before anything costly begins
+    if not config.dry_run:
+        sweep.placement.take_gpus(sweep.device)
+    plan = sweep_plan(sweep)  # reads what can be wrong before anything costly begins
     if config.dry_run:
-        print(f"{plan}\n{sweep.placement.plan(models)}")
+        print(plan)
         return 0
-    sweep.placement.take_gpus(sweep.device)
-    sweep.placement.plan(models)  # ValueError for what does not fit
     from anchored.eval.experiments.sweep_run import run_sweep
 
     report = run_sweep(
         sweep,
         config.output,
-        models.load,
+        sweep.models.load,
         is_first=is_first_process(),
         retry_failed=config.retry_failed,
     )
     if report:
         print(report)
     return 0
-
-
-def _plan(sweep: "Sweep") -> str:
-    """What would be generated; ValueError for prompts, rules or settings that cannot be."""
-    from anchored.eval.copying.metrics import installed_metrics
-    from anchored.eval.experiments.sweep import load_prompts, sweep_settings
-
-    installed_metrics()
-    settings = sweep_settings(sweep, passages=[])
-    num_prompts = len(load_prompts(sweep.path(sweep.prompts))[: sweep.max_prompts or None])
-    num_seeds = len(sweep.seeds)
-    total = num_prompts * num_seeds * len(settings)
-    rows = [
-        [setting.name, setting.rule.name, "yes" if setting.rule.is_certified else "no"]
-        for setting in settings
-    ]
-    return (
-        f"{text_tables.aligned(['setting', 'rule', 'certified'], rows)}\n\n"
-        f"{len(settings)} settings x {num_prompts} prompts x {num_seeds} seeds = {total} "
-        f"generations of at most {sweep.max_new_tokens} tokens: {total * sweep.max_new_tokens} "
-        "tokens (four bytes each at byte level)"
-    )
