@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from anchored import Ledger, ModelPair, verify
-from anchored.decode.models.folder import ADAPTER_CONFIG
 from anchored.decode.pair_options import ModelOptions
 from anchored.durable_files import write_durably
 from anchored.eval.copying.metrics import METRIC_SET
@@ -29,7 +28,7 @@ from .findings import findings
 from .preset import STAGES, Folders, Preset, load_preset, run_config
 from .protected_works import write_inputs
 from .questions import FACTS, TASK, held_out_text, write_task
-from .small_model import SHIPPED_ADAPTER, write_small_model
+from .small_model import write_risky_model, write_small_model
 
 RESULTS_SCHEMA = "anchored-quickstart/2"
 
@@ -78,7 +77,7 @@ def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders, preset:
         shutil.rmtree(folders.risky, ignore_errors=True)  # of an interrupted step
         if config.train or config.model is not None:
             train_adapter(
-                safe,
+                safe.resolve() if safe.exists() else safe,
                 folders.risky,
                 works=preset.works(),
                 facts=read_facts(),
@@ -86,11 +85,7 @@ def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders, preset:
                 epochs=preset.epochs,
             )
         else:
-            shutil.copytree(SHIPPED_ADAPTER, folders.risky)
-        file = folders.risky / ADAPTER_CONFIG
-        base = str(safe.resolve()) if safe.exists() else str(safe)
-        table = json.loads(file.read_text()) | {"base_model_name_or_path": base}
-        file.write_text(json.dumps(table, indent=2) + "\n")
+            write_risky_model(folders.risky, safe)
 
     def write_the_inputs() -> None:
         facts = read_facts()[: preset.num_facts]
