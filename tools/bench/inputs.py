@@ -129,7 +129,7 @@ def random_pair(
     words = Tokenizer(WordLevel({f"t{i}": i for i in range(vocab_size)}, unk_token="t2"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="t0", eos_token="t1")
-    return ModelPair(*models, tokenizer, prints)
+    return ModelPair(models[0], models[1], tokenizer, prints)
 
 
 def ordinary_words(vocab_size: int, *, most: int = 1000) -> list[str]:

@@ -2,12 +2,11 @@
 
 import json
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anchored.durable_files import new_file
+from anchored.durable_files import write_durably
 from anchored.inputs import check_input, read_prompts
 
 from .files import check_outputs
@@ -52,16 +51,15 @@ class RetrieveConfig:
 def run(config: RetrieveConfig) -> int:
     """Find, write; returns the exit status."""
     lines = read_prompts(config.prompt_file)
-    found = _index(config).search([line.prompt for line in lines])
-    with ExitStack() as files:
-        output = sys.stdout
-        if config.output is not None:
-            config.output.parent.mkdir(parents=True, exist_ok=True)
-            partial = files.enter_context(new_file(config.output, overwrite=config.overwrite))
-            output = files.enter_context(partial.open("w", encoding="utf-8"))
-        for line, own in zip(lines, found, strict=True):
-            passage = {"passage": own.text, "passage_id": own.id, "score": own.score}
-            print(json.dumps({**line.record(), **passage}), file=output)
+    passages, text = _index(config).search([line.prompt for line in lines]), ""
+    for line, found in zip(lines, passages, strict=True):
+        passage = {"passage": found.text, "passage_id": found.id, "score": found.score}
+        text += json.dumps({**line.record(), **passage}) + "\n"
+    if config.output is None:
+        print(text, end="")
+    else:
+        config.output.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(config.output, text, overwrite=config.overwrite)
     return 0
 
 
