@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from command_line import refused, run
+from command_line import refused
 
 from anchored.configs.config_file import CONFIGS, find_config
 from anchored.tools.cli import COMMANDS
@@ -43,17 +43,6 @@ def test_no_option_of_any_command_keeps_only_the_last_of_two_values(name):
                 gather(options, words)
 
 
-def test_options_that_lost_values_are_among_those():
-    lost = {
-        "decontaminate": ("--against", "--input"),
-        "tokenize": ("--input", "--licences"),
-        "plan": ("--config",),
-        "generate": ("--prompt", "--stop", "--setting"),
-    }
-    for name, flags in lost.items():
-        assert not {option_values(CLASSES[name])[flag] for flag in flags} & {"one"}
-
-
 def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
     file = str(tmp_path)
     words = ["--source", "s", "--output", "o", "--input", "i"]
@@ -70,13 +59,6 @@ def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
         ServeConfig, "vllm serve", ["--safe", "a", "--risky", "b", "--lora", "c", "--lora", "d"]
     )
     assert config.safe == Path("a") and others == ["--lora", "c", "--lora", "d"]
-
-
-def test_one_value_given_twice_is_a_usage_message(capsys, pair_words):
-    words = ["score", *pair_words, "--prompt", "a", "--prompt", "b", "--continuation", "c"]
-    status, out, err = run(capsys, *words)
-    assert (status, out) == (2, "")
-    assert err == "anchored score: --prompt is given twice, and takes one value\n"
 
 
 def test_a_home_folder_is_expanded_and_no_path_is_empty(monkeypatch, tmp_path):
