@@ -106,7 +106,7 @@ GROUPS = {
         "evaluate": Command(
             "commands.evaluation.evaluate.run",
             "EvaluateConfig",
-            "measure, judge and analyse recorded texts, to one page",
+            "measure, judge and analyze recorded texts, to one page",
         ),
         "paper": Command(
             "commands.evaluation.paper.run",
@@ -221,7 +221,7 @@ def _module(name: str) -> Any:
 
 def _one_line(error: Exception) -> str:
     """The message; of one with several lines as much as a screen's few lines hold, because the
-    reason often stands behind a first line that only says what failed."""
+    reason often stands after a first line that only says what failed."""
     text = str(error).strip() or type(error).__name__
     return textwrap.shorten(text, _LONGEST_MESSAGE) if "\n" in text else text
 

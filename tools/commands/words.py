@@ -162,12 +162,12 @@ def _options(info: StructTypeInfo) -> StructConstructorSpec | None:
         hint = hints[field.name]
         if default in (None, "", ()):
             hint = Annotated[hint, tyro.conf.arg(help_behavior_hint="(optional)")]
-        text = partial(_docstring, info.type, field.name)
+        text = partial(described, info.type, field.name)
         options.append(StructFieldSpec(field.name, hint, default, text))
     return StructConstructorSpec(info.type, tuple(options))
 
 
-def _docstring(kind: type, name: str) -> str | None:
+def described(kind: type, name: str) -> str | None:
     """The docstring of a field, in one line, from the class that defines it."""
     texts = (_docstrings(base.__module__).get((base.__name__, name)) for base in kind.__mro__)
     return next(filter(None, texts), None)

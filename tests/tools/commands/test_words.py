@@ -1,7 +1,9 @@
 """What holds for the options of every command: repeats, paths, names of configs."""
 
 import importlib
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from command_line import refused
@@ -14,7 +16,13 @@ from anchored.tools.commands.training.training_options import (
     PlanConfig,
     TokenizeConfig,
 )
-from anchored.tools.commands.words import gather, option_values, parse, parse_known
+from anchored.tools.commands.words import (
+    described,
+    gather,
+    option_values,
+    parse,
+    parse_known,
+)
 
 
 def options_class(name: str) -> type:
@@ -41,6 +49,15 @@ def test_no_option_of_any_command_keeps_only_the_last_of_two_values(name):
         else:
             with pytest.raises(ValueError, match=f"{flag} is given twice, and takes one value"):
                 gather(options, words)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_option_of_any_command_says_what_it_is(name):
+    kinds = [CLASSES[name]]
+    for kind in kinds:
+        hints = get_type_hints(kind)
+        kinds += filter(is_dataclass, hints.values())
+        assert [option for option in hints if not described(kind, option)] == []
 
 
 def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
