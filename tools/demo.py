@@ -112,7 +112,7 @@ def decode(
     k: float,
     length: int,
     rule_name: str,
-    seed: int,
+    seed: int | None,
 ) -> Iterator[tuple[Any, ...]]:
     """What every output shows, after each step of the three texts and once they have ended.
 
@@ -126,7 +126,7 @@ def decode(
     waiting = (*("",) * 3, None, gr.DownloadButton(interactive=False), None, "")
     try:
         streams = [
-            Decoder(pair, rule).stream(**given, max_new_tokens=int(length), seed=int(seed))
+            Decoder(pair, rule).stream(**given, max_new_tokens=int(length), seed=int(seed or 0))
             for rule in rules
         ]
         for pieces in itertools.zip_longest(*streams):

@@ -128,7 +128,7 @@ ratios {pair}
     = "--prompt a" "--output {new}" "--prompt a --output {safe}/tokenizer.json --overwrite"
 verify {pair} --ledger {ledger} --overwrite
     --divergences = {folder} {fifo} {link} {ledger}
-    --divergences one.png --picture = one.png
+    --divergences new.png --picture = new.png {new}.png
 verify {pair} --ledger {ledger}
     = "--divergences {new}/" "--divergences {hard_link} --overwrite" "--picture ''" "--unknown 1"
     = "--device cuda:7"
@@ -219,7 +219,7 @@ prompts
 sweep
     = "" {missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} "{toml_circle} --dry-run"
     = "{toml_odd} --inputs" "{toml_odd} --output" "no-such-methods --dry-run"
-    = "~nobody/x.toml --dry-run" "{sweep_label} --dry-run" "{sweep_rule} --dry-run"
+    = "~no-such-user/x.toml --dry-run" "{sweep_label} --dry-run" "{sweep_rule} --dry-run"
     = "{sweep_type} --dry-run" "{sweep_prompts} --dry-run" "{base_number} --dry-run"
     = "{base_missing} --dry-run"
 compare

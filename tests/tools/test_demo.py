@@ -72,7 +72,7 @@ def test_a_page_streams_three_texts_and_verifies_the_ledger(pair, tmp_path):
 def test_a_question_is_asked_as_a_chat(pair, tmp_path):
     from anchored.tools.demo import RULES, decode
 
-    asked = ("Who keeps the lamp?", True, "", 4.0, 8, next(iter(RULES)), 0)
+    asked = ("Who keeps the lamp?", True, "", 4.0, 8, next(iter(RULES)), None)  # an empty seed
     *_, last = decode(pair, tmp_path, *asked)
     (result,) = Decoder(pair, Anchored(k=4.0)).generate(
         messages=[{"role": "user", "content": asked[0]}], max_new_tokens=8

@@ -120,7 +120,7 @@ def _path_spec(
 
 
 def _expanded(word: str) -> Path:
-    return Path(word).expanduser()
+    return Path(os.path.expanduser(word))  # as a shell, it leaves the ~ of an unknown user alone
 
 
 def _file_to_write(word: str) -> Path:
