@@ -202,7 +202,12 @@ def test_importing_the_package_loads_neither_torch_nor_transformers():
     assert result.stdout.strip() == "set()"
 
 
-def test_public_names_are_all_importable():
+def test_public_names_are_all_importable_and_known_to_type_checkers():
     assert all(getattr(anchored, name) for name in anchored.__all__)
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    typed = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+    assert {f"{n.module}.{a.asname}" for n in typed for a in n.names} == {
+        f"{module}.{name}" for name, module in anchored._HOME.items()
+    }
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = anchored.nonsense

@@ -83,7 +83,7 @@ generate {pair} --max-new-tokens 3 --prompt a
     --risky-device = cpu gpu
     --tp-size = 2 COUNTS
     --prompt-ratios = {missing} {folder} {empty} {garbage} {ledger} {other}
-    --risky-quantization = {missing} {folder} {empty} {garbage} {prompts}
+    --risky-quantization = {missing} {folder} {empty} {garbage} {prompts} {list} {no_method}
     --ledger = {existing} {folder} {fifo} {link} {under_file} {long_name} /proc/none/x.jsonl
 generate {pair} --max-new-tokens 3
     = "" "--prompt-file {prompts_huge_seed}" "--prompt-file {prompts_huge_k}"
@@ -275,10 +275,11 @@ bench kernel
     --batch-sizes = 0 x
     --threads = -1
 bench decode --vocab-size 64
-    = "--new-length 1" "--methods nonsense" "--drafts 0"
+    = "--new-length 1" "--methods nonsense" "--drafts 0" "--runs 0" "--safe x" "--k nan"
+    = "--clock cpu --device cuda" "--passage-words 0" "--level byte" "--vocab-size 2"
 bench pretrain
+    = "--levers nonsense" "--vocab-size 2" "--steps 4 --skipped-steps 4" "--rounds 3"
     --config = {missing} {garbage}
-    --levers = nonsense
 bench
     = "" nonsense
 nonsense

@@ -190,17 +190,6 @@ def test_nan_logits_are_one_line_that_names_the_model(capsys, pair_words, tokeni
     assert "the risky model's logits over the prompt are NaN" in err
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [("[]", "must hold a JSON object, got []"), ('{"quant_method": "nope"}', "got nope")],
-)
-def test_a_bad_quantisation_file_is_one_line(capsys, pair_words, tmp_path, settings, message):
-    file = tmp_path / "quantization.json"
-    file.write_text(settings)
-    words = [*pair_words, "--prompt", "a", "--risky-quantization", str(file)]
-    assert message in refused(capsys, "generate", *words)
-
-
 def test_each_model_has_the_attention_that_was_asked_for(pair_folders):
     safe, risky = pair_folders
     options = ModelOptions(safe=safe, risky=risky, device="cpu", safe_attn_implementation="eager")

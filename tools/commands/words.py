@@ -48,16 +48,15 @@ def parse_known(kind: type[Options], name: str, words: Iterable[str]) -> tuple[O
     return _cli(kind, name, words, return_unknown_args=True)
 
 
-def _cli(kind: type, name: str, words: Iterable[str], **settings: bool) -> Any:
+def _cli(kind: type, name: str, words: Iterable[str], **settings: Any) -> Any:
     try:
         given = gather(option_values(kind), words)
     except ValueError as error:
         print(f"anchored {name}: {error}", file=sys.stderr)
         sys.exit(_USAGE_STATUS)
-    with _RULES:
-        # An option that is not given is None; nobody can give that.
-        settings = {"config": (DisallowNone,), **settings}
-        return tyro.cli(kind, prog=f"anchored {name}", args=given, **settings)
+    with _RULES:  # None stands for an option that is not given: nobody can give it
+        config = (DisallowNone,)
+        return tyro.cli(kind, prog=f"anchored {name}", args=given, config=config, **settings)
 
 
 def option_values(kind: type, prefix: str = "--") -> dict[str, Values]:
