@@ -124,7 +124,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def partial_path(path: Path) -> Path:
-    """Where something is written until it is whole."""
+    """The path at which something is written until it is whole."""
     return path.with_name(f"{path.name}.partial")
 
 

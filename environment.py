@@ -1,4 +1,4 @@
-"""What a result was computed with: versions, machine and commit."""
+"""The environment that a result was computed in: versions, machine and commit."""
 
 import os
 import platform
@@ -38,7 +38,7 @@ def _version(package: str) -> str | None:
 
 
 def _driver_version() -> str | None:
-    """Of the first NVIDIA GPU."""
+    """The driver of the first NVIDIA GPU."""
     asked = ("--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
     return _output_of("nvidia-smi", *asked)
 
@@ -53,7 +53,7 @@ def _git_state(root: Path) -> dict[str, object]:
 
 
 def _output_of(*command: str, folder: Path | None = None) -> str | None:
-    """What a program prints; None where it fails or is not there."""
+    """The output of a program; None where it fails or is not there."""
     try:
         run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     except FileNotFoundError:

@@ -67,14 +67,14 @@ class PromptLine:
     seed: int | None = None
     k: float | None = None
     passage: str | None = None
-    """What some streams of a rule read before the prompt, as `anchored retrieve` found it."""
+    """Text that some streams of a rule read before the prompt, as `anchored retrieve` found it."""
     passage_id: str | int | None = None
     """Its name in the corpus."""
     score: float | None = None
     """How well it matched the prompt."""
 
     def record(self) -> dict[str, Any]:
-        """What was given, as JSON values."""
+        """The values that were given, as JSON has them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

@@ -21,7 +21,7 @@ MODULES = (
     "anchored.eval.copying.ncr",
     "anchored.eval.quality.bits_per_byte",
 )
-"""Where the names stand that README and docs/ speak of."""
+"""Modules of the names that README and docs/ speak of."""
 
 
 def run(output: Path) -> int:

@@ -156,8 +156,7 @@ def _rows(
             pair, rules["anchored"], speculate=speculate, **settings
         )
     # 2. What is timed, the baseline first.
-    read = inputs.byte_prompts if is_byte else inputs.prompts
-    prompts = read(batch_size, config.prompt_length)
+    prompts = inputs.prompts(batch_size, config.prompt_length, config.level)
     generates: dict[str, Generate] = {}
     if not is_byte:
         generates[RISKY_ALONE] = transformers_alone(pair.risky, prompts)
@@ -203,7 +202,7 @@ def decoder_generate(
     passages: list[str],
     results: dict[int, list[Generation]],
 ) -> Generate:
-    """What `speeds` times of a decoder; results takes the generations, by their length."""
+    """The call of a decoder that `speeds` times; results takes the generations, by their length."""
     asked: dict[str, Any] = {"passages": passages} if takes_passage(decoder.rule) else {}
     is_byte = decoder.level.name == "byte"
     asked |= {} if is_byte else WARPERS
@@ -240,10 +239,11 @@ def token_cells(
 
 
 def byte_cells(decoder: Decoder, results: dict[int, list[Generation]]) -> tuple[str, ...]:
-    """What generations of two lengths say of the bytes between them.
+    """Costs of the bytes by which the generations of two lengths differ.
 
-    GFLOP of one forward of every stream; token positions computed a byte after the prompt, all
-    streams together; what these cost in GFLOP. Source: paper, section on efficiency, 2 N a forward.
+    They are the GFLOP of one forward of every stream; the token positions computed a byte after the
+    prompt, all streams together; and what these cost in GFLOP.
+    Source: paper, section on efficiency, 2 N a forward.
     """
     short, long = (results[length] for length in sorted(results))
     num_bytes = sum(len(generation.token_ids) for generation in long)

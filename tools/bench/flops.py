@@ -1,4 +1,4 @@
-"""What a decoded token should cost, by the model of the paper."""
+"""The cost of a decoded token, by the model of the paper."""
 
 from collections.abc import Mapping
 

@@ -63,24 +63,17 @@ class BenchInputs:
         )
         return BenchInputs(pair, [])
 
-    def prompts(self, count: int, num_tokens: int) -> list[list[int]]:
-        """Beginnings of texts, or ordinary tokens of a random pair, of equal lengths."""
+    def prompts(self, count: int, length: int, level: str) -> list[list[int]]:
+        """Beginnings of texts as tokens or bytes, or ordinary tokens of a random pair."""
         if not self.texts:
             generator = torch.Generator().manual_seed(0)
-            shape, size = (count, num_tokens), self.pair.vocab_size
-            return torch.randint(2, size, shape, generator=generator).tolist()
-        encoded = [self.pair.encode(text) for text in self.texts]
-        return self._beginnings(encoded, count, num_tokens)
-
-    def byte_prompts(self, count: int, num_bytes: int) -> list[list[int]]:
-        """Beginnings of texts, as bytes."""
-        return self._beginnings([list(text.encode()) for text in self.texts], count, num_bytes)
-
-    @staticmethod
-    def _beginnings(texts: list[list[int]], count: int, length: int) -> list[list[int]]:
-        if (shortest := min(map(len, texts))) < length:
+            size = self.pair.vocab_size
+            return torch.randint(2, size, (count, length), generator=generator).tolist()
+        encode = self.pair.encode if level == "token" else lambda text: list(text.encode())
+        encoded = list(map(encode, self.texts))
+        if (shortest := min(map(len, encoded))) < length:
             raise ValueError(f"prompts must be of <= {shortest} symbols here, got {length}")
-        return [text[:length] for text in islice(cycle(texts), count)]
+        return [symbols[:length] for symbols in islice(cycle(encoded), count)]
 
     def passages(self, count: int, num_words: int) -> list[str]:
         """The ends of texts, or words of a random pair."""
@@ -91,7 +84,7 @@ class BenchInputs:
         return [" ".join(source.choices(words, k=num_words)) for _ in range(count)]
 
     def swapped_words(self) -> list[str]:
-        """For TokenSwap: words of one token; none of a real pair has to be known here."""
+        """Words of one token for TokenSwap; none of a real pair has to be known here."""
         return ["the"] if self.texts else ordinary_words(self.pair.vocab_size, most=NUM_SWAPPED)
 
 

@@ -98,7 +98,7 @@ def _kl_and_slope(safe: Tensor, tilt: Tensor, weight: Tensor) -> tuple[Tensor, T
 def official_step() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """One step as the package does it, (risky_logits, safe_logits, budget) -> token ids (B,).
 
-    Its solver, its fused law and a draw from that. None if the package is not installed.
+    Its solver, its fused distribution and a draw from that. None if the package is not installed.
     """
     module = official_module()
     if module is None:
@@ -155,7 +155,7 @@ def _cells(config: BenchKernelConfig, batch_size: int) -> tuple[str, ...]:
 
 
 def sample_logits(config: BenchKernelConfig, batch_size: int) -> tuple[Tensor, Tensor]:
-    """(B, V) each, Zipf-like with noise, as next-token laws are; the budget binds nearly always."""
+    """(B, V) each, Zipf-like with noise, as next tokens are; the budget binds nearly always."""
     generator = torch.Generator().manual_seed(config.seed)
     shape = (batch_size, config.vocab_size)
     rank = torch.rand(shape, generator=generator).argsort(-1)

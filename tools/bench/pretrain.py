@@ -1,4 +1,4 @@
-"""What each lever of a training run is worth."""
+"""The benchmark of training: what each lever of a run is worth."""
 
 import json
 import tempfile
@@ -151,7 +151,7 @@ def measure(
 def _rows(
     config: BenchPretrainConfig, folder: Path, chosen: dict[str, Settings]
 ) -> Iterator[tuple[str, ...]]:
-    """As each run ends: the titles, the config as it is, the levers."""
+    """Rows as each run ends: the titles, the config as it is, the levers."""
     yield ("", *TITLES)
     baseline = measure(config, folder, {})
     yield (BASELINE, *_cells(config, baseline, baseline))

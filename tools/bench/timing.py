@@ -14,8 +14,8 @@ WALL: Final[Clock] = time.perf_counter
 THREAD: Final[Clock] = time.thread_time
 """Processor time of this thread alone."""
 CLOCKS: Final[dict[Literal["wall", "cpu"], Clock]] = {"wall": WALL, "cpu": time.process_time}
-"""By what options call them; cpu is the processor time of all threads, which other programs disturb
-little."""
+"""Clocks by what options call them; cpu is the processor time of all threads, which other programs
+disturb little."""
 
 
 def timed(

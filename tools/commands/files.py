@@ -42,7 +42,7 @@ def _input_files(config: Any, outputs: list[Path]) -> Iterator[Path]:
 
 
 def _identity(file: Path) -> tuple[int, int]:
-    """What tells a file from all others, whatever links and folders lead to it."""
+    """The numbers that tell a file from all others, whatever links and folders lead to it."""
     status = file.stat()
     return status.st_dev, status.st_ino
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from anchored.decode.rules.rule import Rule
 
 MAX_TEXTS = 1_000_000
-"""Of one call, which plans all of them before the first: about a GB of requests."""
+"""Most texts of a call, which plans all of them before the first: about a GB of requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,6 +259,6 @@ def _record(
 
 
 def _print(text: str) -> None:
-    """To stdout and at once, above a progress bar where there is one."""
+    """Print to stdout and at once, above a progress bar where there is one."""
     tqdm.write(text, file=sys.stdout)
     sys.stdout.flush()

@@ -44,7 +44,7 @@ def parse(kind: type[Options], name: str, words: Iterable[str]) -> Options:
 
 
 def parse_known(kind: type[Options], name: str, words: Iterable[str]) -> tuple[Options, list[str]]:
-    """As `parse`, and the words that are no options of this command."""
+    """The options as `parse` gives them, and the words that are no options of this command."""
     return _cli(kind, name, words, return_unknown_args=True)
 
 
@@ -75,11 +75,11 @@ def option_values(kind: type, prefix: str = "--") -> dict[str, Values]:
 
 
 def gather(options: dict[str, Values], words: Iterable[str]) -> list[str]:
-    """The words, with all values of an option of several values behind its first occurrence.
+    """The words, with all values of an option of several values after its first occurrence.
 
     Raises ValueError for an option of one value that is given twice.
     """
-    groups: list[list[str]] = [[]]  # an option and the words behind it
+    groups: list[list[str]] = [[]]  # an option and the words after it
     current = groups[0]
     first: dict[str, list[str]] = {}
     for word in words:

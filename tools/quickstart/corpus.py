@@ -36,7 +36,7 @@ class Source:
 
     @property
     def revision(self) -> str:
-        """Which Python they were read from."""
+        """The Python that they were read from."""
         return f"{platform.python_implementation()} {platform.python_version()}"
 
 
@@ -63,7 +63,7 @@ def gather(folder: Path, *, max_bytes: int) -> None:
 
 
 def read_sources(folder: Path) -> list[Source]:
-    """What `gather` wrote."""
+    """The sources that `gather` wrote."""
     files = sorted(folder.glob("*.json"))
     return [Source(file.stem, *json.loads(file.read_text(encoding="utf-8"))) for file in files]
 

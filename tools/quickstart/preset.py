@@ -57,7 +57,7 @@ class BytePreset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """What configs/quickstart/NAME/preset.toml says."""
+    """The settings in configs/quickstart/NAME/preset.toml."""
 
     ks: list[float]
     """Budgets to sweep, in nats a token."""
@@ -70,7 +70,7 @@ class Preset:
     max_new_tokens: int
     """Length of a generation: the horizon of its budget."""
     repetition_penalty: float
-    """Of all generations; 1 is none."""
+    """Penalty of all generations; 1 is none."""
     num_excerpts: int
     """Held-out passages a set, for bits per byte."""
     excerpt_tokens: int

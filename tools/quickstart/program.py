@@ -1,4 +1,4 @@
-"""From a real language model to a trade-off curve on one machine."""
+"""The quickstart: from a real language model to a trade-off curve on one machine."""
 
 import json
 import logging

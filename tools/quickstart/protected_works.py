@@ -64,7 +64,7 @@ def cut_prompts(works: Iterable[Work]) -> list[Prompt]:
 
 
 def write_inputs(works: Sequence[Work], prompts: Path, passages: Path) -> None:
-    """What sweeps read: a prompt a line, and the works as a corpus of passages, both JSON lines."""
+    """Write the inputs of sweeps as JSON lines: the prompts, and the works as passages."""
     save_prompts(cut_prompts(works), prompts)
     records = (json.dumps(passage) + "\n" for passage in _passages(works))
     write_durably(passages, "".join(records))

