@@ -12,6 +12,7 @@ _PACKAGES = (
     *("anchored", "torchtitan", "transformers", "triton", "tokenizers", "numpy", "rouge-score"),
     *("datasketch", "lm-eval", "openai", "torchao"),
 )
+_DRIVER_OF_FIRST_GPU = ("--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
 
 
 def environment_record() -> dict[str, object]:
@@ -22,7 +23,7 @@ def environment_record() -> dict[str, object]:
         "platform": platform.platform(),
         "packages": {**{name: _version(name) for name in _PACKAGES}, "torch": torch.__version__},
         "cuda": torch.version.cuda,
-        "driver": _driver_version() if devices else None,
+        "driver": _output_of("nvidia-smi", *_DRIVER_OF_FIRST_GPU) if devices else None,
         "num_cpus": os.cpu_count(),
         "num_threads": torch.get_num_threads(),
         "devices": devices,
@@ -35,12 +36,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _driver_version() -> str | None:
-    """The driver of the first NVIDIA GPU."""
-    asked = ("--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
-    return _output_of("nvidia-smi", *asked)
 
 
 def _git_state(root: Path) -> dict[str, object]:

@@ -179,7 +179,7 @@ def _results(
     else:
         prompts = [line.prompt for line in lines]
         if config.chat or config.messages is not None:
-            chats = [line.messages or _user_turn(line.prompt) for line in lines]
+            chats = [line.messages or [{"role": "user", "content": line.prompt}] for line in lines]
             asked["messages"], prompts = chats[0] if len(chats) == 1 else chats, []
         asked["seed"] = [config.seed if line.seed is None else line.seed for line in lines]
         asked["k"] = [line.k for line in lines]
@@ -198,10 +198,6 @@ def _results(
         progress=num_texts > 1 and sys.stderr.isatty(),
         **asked,
     )
-
-
-def _user_turn(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
 
 
 def _save(result: "anchored.Generation", ledger: Path | None, *, overwrite: bool) -> str:

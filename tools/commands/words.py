@@ -128,12 +128,13 @@ def _file_to_write(word: str) -> Path:
     return _expanded(word)
 
 
-def _config_name(path: Path) -> Path:
-    return path.relative_to(CONFIGS) if path.is_relative_to(CONFIGS) else path
-
-
 ConfigFile = Annotated[
-    Path, _path_spec("FILE|NAME", lambda word: find_config(_expanded(word)), _config_name)
+    Path,
+    _path_spec(
+        "FILE|NAME",
+        lambda word: find_config(_expanded(word)),
+        lambda path: path.relative_to(CONFIGS) if path.is_relative_to(CONFIGS) else path,
+    ),
 ]
 """A config file, or the name of one of the package's own: quickstart-methods."""
 OutputFile = Annotated[Path, _path_spec("FILE", _file_to_write)]

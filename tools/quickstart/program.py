@@ -50,7 +50,8 @@ def run(config: QuickstartConfig) -> int:
     _measure(steps, "", experiment, pair)
     steps.run("measure utility", partial(measure, experiment, "utility", pair))
     steps.run("answer questions", partial(measure, experiment, "questions", pair))
-    ledger = _example_ledger(experiment)
+    middle = experiment.budgets[len(experiment.budgets) // 2]
+    ledger = experiment.folder / read_generations(experiment, middle)[0]["ledger"]
     steps.run("verify a ledger", lambda: _verify(ledger, pair))
     judged = findings(summarize(experiment), shows_effects=preset.shows_effects)
     about = {
@@ -163,11 +164,6 @@ def _verify(path: Path, pair: ModelPair) -> None:
     print(f"ledger {path.name}: {report}")
     if not report.is_ok:
         raise ValueError(f"a ledger of this run was not verified: {report}")
-
-
-def _example_ledger(experiment: Experiment) -> Path:
-    middle = experiment.budgets[len(experiment.budgets) // 2]
-    return experiment.folder / read_generations(experiment, middle)[0]["ledger"]
 
 
 def _where_to_look(folders: Folders, safe: Path, ledger: Path, seconds: float) -> str:
