@@ -14,7 +14,7 @@ from forked_program import ForkedProgram, start_ranks
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored.decode.pair_options import ModelOptions
-from anchored.tools.cli import COMMANDS, GROUPS
+from anchored.tools.cli import COMMANDS, GROUPS, main
 
 
 def test_the_command_is_installed_and_lists_its_programs():
@@ -22,6 +22,16 @@ def test_the_command_is_installed_and_lists_its_programs():
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert all(name in result.stdout for name in (*COMMANDS, *GROUPS, "--debug"))
     assert len(COMMANDS) <= 24
+
+
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_a_stdout_that_takes_nothing_is_one_line(capsys, monkeypatch, word):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as end:
+            main([word])
+    _, err = capsys.readouterr()
+    assert end.value.code == 1 and err == "anchored: [Errno 28] No space left on device\n"
 
 
 HELP = """
