@@ -68,10 +68,9 @@ class Page:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def screenshot(self, path: Path, *, top: int = 0, height: int = 900, width: int = 1200) -> None:
-        """A part of the page as a PNG."""
-        clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
-        found = self.send("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+    def screenshot(self, path: Path) -> None:
+        """The page's beginning as a PNG."""
+        found = self.send("Page.captureScreenshot")
         path.write_bytes(base64.b64decode(found["data"]))
 
     def _next(self) -> dict[str, Any]:

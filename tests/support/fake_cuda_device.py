@@ -38,10 +38,6 @@ class FakeDevice:
         self.is_passive = False
         """Set while the fake itself, or an interpreted kernel, computes."""
 
-    @property
-    def num_waits(self) -> int:
-        return self.waits.total()
-
     def wait(self, what: str) -> None:
         """The host waits for the device."""
         self.waits[f"{what} {here()}"] += 1
