@@ -1,8 +1,6 @@
 """The demonstration's page, in a browser, on the quickstart's pair."""
 
-import gc
 import time
-from collections.abc import Iterator
 
 import pytest
 from browser import CHROMIUM, Page, browser_page
@@ -24,13 +22,6 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> ModelPair:
     return ModelPair.from_pretrained(*real_folders(tmp_path_factory.mktemp("real")))
-
-
-@pytest.fixture(autouse=True)
-def gradio_s_leftovers() -> Iterator[None]:
-    """Sockets that gradio leaves open are collected here, where their warnings are no errors."""
-    yield
-    gc.collect()
 
 
 def wait_for(page: Page, words: str) -> None:
