@@ -4,22 +4,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decode.byte.prompt import PromptCache
-    from .decode.byte.settings import ByteSettings
-    from .decode.custom_generate import CustomGenerate
-    from .decode.decoder import Decoder
-    from .decode.generation import Generation
-    from .decode.ledger import Ledger, LedgerError
-    from .decode.models.loading import LoadOptions
-    from .decode.models.model_pair import ModelPair
-    from .decode.replay.verification import Verification, verify, with_divergences
-    from .decode.rules.anchored import Anchored, NoOpt
-    from .decode.rules.budget import PromptRatios
-    from .decode.rules.event_bound import event_bound
-    from .decode.rules.memfree import MemFree
-    from .decode.rules.mixtures import RCAD, CPFuse
-    from .decode.rules.one_model import ColdStart, GlobalSwitch, RiskyOnly, SafeOnly, System
-    from .decode.rules.token_swap import TokenSwap
+    from .decode.byte.prompt import PromptCache as PromptCache
+    from .decode.byte.settings import ByteSettings as ByteSettings
+    from .decode.custom_generate import CustomGenerate as CustomGenerate
+    from .decode.decoder import Decoder as Decoder
+    from .decode.generation import Generation as Generation
+    from .decode.ledger import Ledger as Ledger
+    from .decode.ledger import LedgerError as LedgerError
+    from .decode.models.loading import LoadOptions as LoadOptions
+    from .decode.models.model_pair import ModelPair as ModelPair
+    from .decode.replay.verification import Verification as Verification
+    from .decode.replay.verification import verify as verify
+    from .decode.replay.verification import with_divergences as with_divergences
+    from .decode.rules.anchored import Anchored as Anchored
+    from .decode.rules.anchored import NoOpt as NoOpt
+    from .decode.rules.budget import PromptRatios as PromptRatios
+    from .decode.rules.event_bound import event_bound as event_bound
+    from .decode.rules.memfree import MemFree as MemFree
+    from .decode.rules.mixtures import RCAD as RCAD
+    from .decode.rules.mixtures import CPFuse as CPFuse
+    from .decode.rules.one_model import ColdStart as ColdStart
+    from .decode.rules.one_model import GlobalSwitch as GlobalSwitch
+    from .decode.rules.one_model import RiskyOnly as RiskyOnly
+    from .decode.rules.one_model import SafeOnly as SafeOnly
+    from .decode.rules.one_model import System as System
+    from .decode.rules.token_swap import TokenSwap as TokenSwap
     from .decode.vllm import engine
 
     vllm = engine
@@ -62,34 +71,7 @@ _HOME = {
     "with_divergences": "decode.replay.verification",
 }
 
-__all__ = [
-    "RCAD",
-    "Anchored",
-    "AnchoredError",
-    "ByteSettings",
-    "CPFuse",
-    "ColdStart",
-    "CustomGenerate",
-    "Decoder",
-    "Generation",
-    "GlobalSwitch",
-    "Ledger",
-    "LedgerError",
-    "LoadOptions",
-    "MemFree",
-    "ModelPair",
-    "NoOpt",
-    "PromptCache",
-    "PromptRatios",
-    "RiskyOnly",
-    "SafeOnly",
-    "System",
-    "TokenSwap",
-    "Verification",
-    "event_bound",
-    "verify",
-    "with_divergences",
-]
+__all__ = ["AnchoredError", *_HOME]
 
 
 if not TYPE_CHECKING:  # or a name that does not exist would have a type

@@ -24,7 +24,7 @@ def write_durably(path: Path, text: str, *, overwrite: bool = True) -> None:
         partial.write_bytes(text.encode())
 
 
-def json_value(value: Any, *, spelled: Callable[[float], Any] = str) -> Any:
+def json_value(value: Any, *, spelled: Callable[[float], object] = str) -> Any:
     """The value with plain dicts and lists, and with what `spelled` makes of each float that JSON
     has no number for: "inf", "-inf" and "nan" unless given. A NamedTuple is a dict of its fields.
     """

@@ -1,4 +1,4 @@
-"""What a result was computed with: versions, machine and commit."""
+"""The environment that a result was computed in: versions, machine and commit."""
 
 import os
 import platform
@@ -12,6 +12,7 @@ _PACKAGES = (
     *("anchored", "torchtitan", "transformers", "triton", "tokenizers", "numpy", "rouge-score"),
     *("datasketch", "lm-eval", "openai", "torchao"),
 )
+_DRIVER_OF_FIRST_GPU = ("--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
 
 
 def environment_record() -> dict[str, object]:
@@ -22,7 +23,7 @@ def environment_record() -> dict[str, object]:
         "platform": platform.platform(),
         "packages": {**{name: _version(name) for name in _PACKAGES}, "torch": torch.__version__},
         "cuda": torch.version.cuda,
-        "driver": _driver_version() if devices else None,
+        "driver": _output_of("nvidia-smi", *_DRIVER_OF_FIRST_GPU) if devices else None,
         "num_cpus": os.cpu_count(),
         "num_threads": torch.get_num_threads(),
         "devices": devices,
@@ -37,12 +38,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _driver_version() -> str | None:
-    """Of the first NVIDIA GPU."""
-    asked = ("--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
-    return _output_of("nvidia-smi", *asked)
-
-
 def _git_state(root: Path) -> dict[str, object]:
     """Commit and whether tracked files differ from it; both None outside a checkout of its own."""
     if not (root / ".git").exists():
@@ -53,7 +48,7 @@ def _git_state(root: Path) -> dict[str, object]:
 
 
 def _output_of(*command: str, folder: Path | None = None) -> str | None:
-    """What a program prints; None where it fails or is not there."""
+    """The output of a program; None where it fails or is not there."""
     try:
         run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     except FileNotFoundError:

@@ -53,7 +53,7 @@ def is_of_type(value: Any, kind: Any) -> bool:
 
 
 def _is_plain(value: Any, kind: type) -> bool:
-    """type() in place of isinstance, as a bool is an int."""
+    """Whether a value is of a plain type; by type(), as isinstance takes a bool for an int."""
     if type(value) is int:
         return kind in (int, float) and abs(value) < INT_LIMIT
     return type(value) is kind and not (type(value) is float and math.isnan(value))

@@ -2,25 +2,17 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
+
+from .field_types import field_error
 
 STDIN = Path("-")
 MAX_SEED = 2**63
 """Seeds lie below it, as `decode.engine.request` has it, which imports torch."""
 MAX_NATS = 2.0**20
 """The largest k, `BUDGET_CAP` of `kernels.spend`, which imports torch."""
-PROMPT_KINDS: dict[str, tuple[type, ...]] = {
-    "prompt": (str,),
-    "messages": (list,),
-    "id": (str, int),
-    "seed": (int,),
-    "k": (int, float),
-    "passage": (str,),
-    "passage_id": (str, int),
-    "score": (int, float),
-}
 
 
 def check_input(path: Path | None, kind: Literal["file", "folder"] = "file") -> None:
@@ -69,20 +61,20 @@ class PromptLine:
     """A prompt or a conversation, and what it has of its own."""
 
     prompt: str = ""
-    messages: list[dict[str, str]] | None = None
+    messages: list[Any] | None = None
     id: str | int | None = None
     """The caller's name for it, which its results bear."""
     seed: int | None = None
     k: float | None = None
     passage: str | None = None
-    """What some streams of a rule read before the prompt, as `anchored retrieve` found it."""
+    """Text that some streams of a rule read before the prompt, as `anchored retrieve` found it."""
     passage_id: str | int | None = None
     """Its name in the corpus."""
     score: float | None = None
     """How well it matched the prompt."""
 
     def record(self) -> dict[str, Any]:
-        """What was given, as JSON values."""
+        """The values that were given, as JSON has them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -104,15 +96,16 @@ def read_prompts(
 def _prompt(record: dict[str, Any], where: str, holds: str) -> PromptLine:
     if not record.get(holds):
         raise ValueError(f'{where} must be an object with a "{holds}"')
-    known = [name for name in PROMPT_KINDS if name == holds or name not in ("prompt", "messages")]
-    for key, value in record.items():
-        if key not in known:
-            raise ValueError(f"{where} has an unknown key {key!r}; known: {', '.join(known)}")
-        if not isinstance(value, PROMPT_KINDS[key]) or isinstance(value, bool):
-            allowed = " or ".join(kind.__name__ for kind in PROMPT_KINDS[key])
-            raise ValueError(f"{where}: {key} must be of type {allowed}, got {value!r}")
-    if not 0 <= record.get("seed", 0) < MAX_SEED:
-        raise ValueError(f"{where}: seed must be in [0, 2**63), got {record['seed']}")
-    if not 0 <= record.get("k", 0) <= MAX_NATS:  # so is NaN refused
-        raise ValueError(f"{where}: k must be in [0, {MAX_NATS:.0f}] nats, got {record['k']}")
+    other = "messages" if holds == "prompt" else "prompt"
+    known = [field.name for field in fields(PromptLine) if field.name != other]
+    if unknown := [key for key in record if key not in known]:
+        raise ValueError(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(known)}")
+    record = {key: value for key, value in record.items() if value is not None}
+    seed, k = record.get("seed", 0), record.get("k", 0)
+    if type(seed) is int and not 0 <= seed < MAX_SEED:
+        raise ValueError(f"{where}: seed must be in [0, 2**63), got {seed}")
+    if type(k) in (int, float) and not 0 <= k <= MAX_NATS:  # so is NaN refused
+        raise ValueError(f"{where}: k must be in [0, {MAX_NATS:.0f}] nats, got {k}")
+    if error := field_error(PromptLine, record):
+        raise ValueError(f"{where}: {error}")
     return PromptLine(**record)

@@ -79,7 +79,8 @@ def read_toml(path: Path) -> Tables:
     if not path.is_file():
         raise FileNotFoundError(f"config file {path} does not exist")
     try:
-        return tomllib.loads(path.read_text())
+        with path.open("rb") as file:  # TOML is UTF-8 whatever the locale says
+            return tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
 

@@ -39,27 +39,31 @@ class ModelOptions:
     """In place of both, a folder or Hub id with a pair.json that names them, with their revisions
     and perhaps k and level."""
     dtype: Dtype = "auto"
-    """auto: as stored."""
+    """Type of the numbers that the models compute in; auto takes each model's as it is stored."""
     device: str | None = None
-    """cpu, cuda, cuda:0, ...; CUDA where there is one unless given."""
+    """Device of the models: cpu, cuda, cuda:0 and so on; CUDA, where there is one, unless given."""
     risky_device: str | None = None
-    """Another device for the risky model."""
+    """Device of the risky model, where it is another one; needs --device for the safe model."""
     risky_device_map: str | None = None
-    """Split the risky model over several devices, as accelerate does: auto, balanced, ..."""
+    """Split of the risky model over several devices, as accelerate names it: auto, balanced and so
+    on."""
     safe_revision: str | None = None
-    """Branch, tag or commit of the safe model's Hub id."""
+    """Branch, tag or commit of the safe model's Hub id; its main branch unless given."""
     risky_revision: str | None = None
-    """The same of the risky model's."""
+    """Branch, tag or commit of the risky model's Hub id; its main branch unless given."""
     safe_attn_implementation: str | None = None
-    """sdpa, eager, ... of transformers, for the safe model."""
+    """Attention of the safe model, as transformers names it: sdpa, eager and so on; transformers
+    chooses unless given."""
     risky_attn_implementation: str | None = None
-    """The same for the risky model."""
+    """Attention of the risky model, named in the same way."""
     risky_quantization: Path | None = None
-    """JSON file of a transformers quantisation config, as {"quant_method": "torchao", ...}."""
+    """JSON file with a quantization config of transformers for the risky model, as {"quant_method":
+    "torchao", ...}; its weights are taken as they are stored unless given."""
     allow_quantized_safe: bool = False
-    """Take a quantised safe model: the bound then holds against that one."""
+    """Take a quantized safe model: the bound then holds against that one."""
     tp_size: int = 1
-    """Processes the risky model is split over: torchrun --nproc-per-node N -m anchored.tools.cli"""
+    """Processes that the risky model is split over, which this starts: torchrun --nproc-per-node N
+    -m anchored.tools.cli"""
 
     def __post_init__(self) -> None:
         if self.pair is not None:
@@ -165,26 +169,30 @@ class RuleOptions:
     """How the next token is chosen."""
 
     rule: RuleName = "anchored"
-    """anchored stays within a budget of the safe model; safe_only and risky_only use one model
-    alone; the others are the paper's baselines and ablations, or rules of installed packages."""
+    """Rule of decoding: anchored stays within a budget of the safe model, safe_only and risky_only
+    use one model alone, the others are the paper's baselines and ablations,
+    or rules of installed packages."""
     setting: UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE of another rule, again for more: alpha=0.5 of rcad, n=5 of memfree."""
+    """Setting of another rule, NAME=VALUE, as alpha=0.5 of rcad or n=5 of memfree; give it again
+    for more."""
     passages: Path | None = None
-    """File of anchored retrieve: the texts whose n-grams memfree blocks; --setting corpus=FILE
-    blocks those of a whole corpus."""
+    """File of anchored retrieve, whose passages hold the n-grams that memfree blocks; --setting
+    corpus=FILE blocks those of a whole corpus."""
     k: float | None = None
-    """Nats a token (a byte at byte level), K = k * horizon; 1 unless K is given."""
+    """Budget in nats a token, or a byte at byte level: K = k * horizon; 1 unless K is given."""
     K: float | None = None
-    """Nats for the whole text, in place of k."""
+    """Budget in nats of the whole text, in place of k."""
     divergence: Literal["kl", "max"] = "kl"
-    """kl bounds the mean log-ratio, max the worst case."""
+    """What the budget bounds: kl the mean log-ratio of p* to the safe model, max its largest
+    value."""
     debt: Literal["top", "average", "none"] = "top"
-    """How the prompt's likelihood ratios are charged before the first token."""
+    """What the prompt's log-likelihood ratios cost before the first token: top charges the mean of
+    the largest, average that of all, none nothing."""
     debt_window: int = 5
-    """Prompt tokens that make the top debt."""
+    """Tokens of the prompt whose ratios the top debt is the mean of."""
     budget: Literal["adaptive", "global", "fixed"] = "adaptive"
-    """Whether unspent nats carry over (adaptive), are free from the start (global) or are lost
-    (fixed, which charges no debt)."""
+    """What becomes of unspent nats: adaptive carries them over, global frees all of them from the
+    start, fixed loses them, and charges no debt."""
 
     def __post_init__(self) -> None:
         allowed = self.budget_names()
@@ -258,16 +266,20 @@ class PairOptions(ModelOptions):
     """A pair, and the rule it decodes by."""
 
     rule: OmitArgPrefixes[RuleOptions] = field(default_factory=RuleOptions)
+    """Rule of decoding, which chooses the next token, and its budget."""
     level: LevelName | Literal["auto"] = "auto"
-    """What is decoded step by step; auto takes tokens where the tokenizers share them."""
+    """What is decoded step by step; auto takes tokens where the tokenizers share them, else
+    bytes."""
     byte: ByteSettings = field(default_factory=ByteSettings)
-    """Of the byte level."""
+    """Settings of the byte level."""
     speculate: Speculate = "off"
-    """Tokens that the safe model drafts before one risky forward verifies them; auto chooses."""
+    """Tokens that the safe model drafts before one forward of the risky model checks them; auto
+    chooses how many, off drafts none."""
     batch_size: int = 16
     """Texts that are decoded together."""
     prompt_ratios: Path | None = None
-    """File that anchored ratios wrote for the same models, settings and prompts."""
+    """File that anchored ratios wrote for the same models, settings and prompts, so that no debt is
+    computed again."""
 
     def __post_init__(self) -> None:
         ModelOptions.__post_init__(self)

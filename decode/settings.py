@@ -105,15 +105,18 @@ class SamplingConfig:
     """Warpers, in the order in which they act; each acts on both models alike."""
 
     temperature: float = 0.7
-    """Divides the logits; 0 takes the most likely token of p* and certifies nothing."""
+    """Number that divides the logits; 0 takes the most likely token of p* and certifies nothing."""
     repetition_penalty: float = 1.1
-    """Divides positive, multiplies negative logits of tokens seen before (Keskar et al. 2019)."""
+    """Number that divides the positive and multiplies the negative logits of tokens seen before
+    (Keskar et al. 2019); 1 changes none."""
     top_k: int = 0
-    """Keep the k most likely tokens of each model; 0 keeps all."""
+    """Tokens of each model that are kept, the most likely ones; 0 keeps all."""
     top_p: float = 1.0
-    """Keep the smallest set of tokens of this mass, in (0, 1] (Holtzman et al. 2020)."""
+    """Mass of the smallest set of tokens that is kept, in (0, 1] (Holtzman et al. 2020); 1 keeps
+    all."""
     min_p: float = 0.0
-    """Drop tokens below this share of the most likely token's probability, in [0, 1)."""
+    """Share of the most likely token's probability below which tokens are dropped, in [0, 1); 0
+    keeps all."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

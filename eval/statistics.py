@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import durable_files
+
 Array = NDArray[np.float64]
 
 
@@ -70,13 +72,7 @@ def mean_of_largest(values: Sequence[float], count: int) -> float:
 
 def json_value(value: Any) -> Any:
     """Figures as JSON has them: NamedTuples by their names, None for infinite or not defined."""
-    if hasattr(value, "_asdict"):
-        return json_value(value._asdict())
-    if isinstance(value, dict):
-        return {name: json_value(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return durable_files.json_value(value, spelled=lambda number: None)
 
 
 def resampled_shares(count: int, *, num_resamples: int, seed: int = 0) -> Array:

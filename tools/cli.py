@@ -7,7 +7,9 @@ import logging
 import os
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anchored
@@ -106,7 +108,7 @@ GROUPS = {
         "evaluate": Command(
             "commands.evaluation.evaluate.run",
             "EvaluateConfig",
-            "measure, judge and analyse recorded texts, to one page",
+            "measure, judge and analyze recorded texts, to one page",
         ),
         "paper": Command(
             "commands.evaluation.paper.run",
@@ -159,18 +161,19 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout = io.StringIO()
     words = sys.argv[1:] if arguments is None else arguments
     named = [word for word in words if word != DEBUG_FLAG]
-    if not named or named[0] in ("-h", "--help"):
-        sys.exit(print(_overview()))
-    if named[0] == "--version":
-        sys.exit(print(anchored.__version__))
-    name, rest = _command_name(named)
-    sys.exit(_status(name, rest, has_traceback=DEBUG_FLAG in words))
+    name, work = _asked_for(named)
+    sys.exit(_status(name, work, has_traceback=DEBUG_FLAG in words))
 
 
-def _command_name(words: list[str]) -> tuple[str, list[str]]:
+def _asked_for(words: list[str]) -> tuple[str, Callable[[], int]]:
+    """The name of what the words ask for, and a call that does it and returns the exit status."""
+    if not words or words[0] in ("-h", "--help"):
+        return "anchored", partial(_show, _overview())
+    if words[0] == "--version":
+        return "anchored", partial(_show, anchored.__version__)
     for length in (2, 1):
         if (name := " ".join(words[:length])) in COMMANDS:
-            return name, words[length:]
+            return f"anchored {name}", partial(_run, name, COMMANDS[name], words[length:])
     if longer := [name for name in COMMANDS if name.split()[0] == words[0]]:
         problem = f"name one of {', '.join(longer)}"
     else:
@@ -181,19 +184,24 @@ def _command_name(words: list[str]) -> tuple[str, list[str]]:
     sys.exit(USAGE_STATUS)
 
 
-def _status(name: str, arguments: list[str], *, has_traceback: bool) -> int:
+def _show(text: str) -> int:
+    print(text)
+    return 0
+
+
+def _status(name: str, work: Callable[[], int], *, has_traceback: bool) -> int:
     try:
-        status = _run(name, COMMANDS[name], arguments)
+        status = work()
         sys.stdout.flush()  # a full disk or a closed pipe must show while it can be reported
         return status
     except KeyboardInterrupt:
-        print(f"anchored {name}: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED_STATUS
     except (AnchoredError, ValueError, OSError, ImportError) as error:
         # ImportError: what was asked for needs a library that is not installed.
         if has_traceback:
             raise
-        print(f"anchored {name}: {_one_line(error)}", file=sys.stderr)
+        print(f"{name}: {_one_line(error)}", file=sys.stderr)
         _drop_output()
         return FAILED_STATUS
 
@@ -221,7 +229,7 @@ def _module(name: str) -> Any:
 
 def _one_line(error: Exception) -> str:
     """The message; of one with several lines as much as a screen's few lines hold, because the
-    reason often stands behind a first line that only says what failed."""
+    reason often stands after a first line that only says what failed."""
     text = str(error).strip() or type(error).__name__
     return textwrap.shorten(text, _LONGEST_MESSAGE) if "\n" in text else text
 

@@ -9,8 +9,19 @@ from typing import Any
 
 import gradio as gr
 
-from anchored import AnchoredError, Decoder, Generation, Ledger, ModelPair, verify
-from anchored.decode.rules.registry import make_rule
+from anchored import (
+    Anchored,
+    AnchoredError,
+    CPFuse,
+    Decoder,
+    Generation,
+    Ledger,
+    ModelPair,
+    NoOpt,
+    RiskyOnly,
+    SafeOnly,
+    verify,
+)
 from anchored.decode.rules.rule import Rule
 from anchored.eval.copying.metrics import copying_score
 from anchored.eval.figures.curves import BudgetTrajectory, plot_budget_trajectories
@@ -19,12 +30,10 @@ from anchored.tools.commands.serving import DemoConfig
 from anchored.tools.quickstart.protected_works import cut_prompts, read_works
 
 RULES: dict[str, Callable[[float], Rule]] = {
-    "Anchored: the mean log-ratio is bounded (KL)": lambda k: make_rule("anchored", {"k": k}),
-    "Anchored: the worst case is bounded (max)": lambda k: make_rule(
-        "anchored", {"k": k, "divergence": "max"}
-    ),
-    "NoOpt: all of p_r or none of it": lambda k: make_rule("no_opt", {"k": k}),
-    "CP-Fuse: the geometric mean of both": lambda k: make_rule("cp_fuse", {}),
+    "Anchored: the mean log-ratio is bounded (KL)": lambda k: Anchored(k=k),
+    "Anchored: the worst case is bounded (max)": lambda k: Anchored(k=k, divergence="max"),
+    "NoOpt: all of p_r or none of it": lambda k: NoOpt(k=k),
+    "CP-Fuse: the geometric mean of both": lambda k: CPFuse(),
 }
 SHADES = ("#eef4fb", "#d3e4f5", "#b0cfee", "#84b3e2", "#5694d4", "#2f74bf")
 COLORS = {f"{nats:g} nats": shade for nats, shade in zip(SPEND_LEVELS, SHADES, strict=True)}
@@ -112,13 +121,13 @@ def decode(
     k: float,
     length: int,
     rule_name: str,
-    seed: int,
+    seed: int | None,
 ) -> Iterator[tuple[Any, ...]]:
-    """What every output shows, after each step of the three texts and once they have ended.
+    """The values of every output, after each step of the three texts and once they have ended.
 
     Raises gr.Error, which the page shows, for a prompt that cannot be read.
     """
-    rules = (make_rule("safe_only", {}), RULES[rule_name](k), make_rule("risky_only", {}))
+    rules = (SafeOnly(), RULES[rule_name](k), RiskyOnly())
     given: dict[str, Any] = {"prompt": prompt}
     if is_chat:
         given = {"messages": [{"role": "user", "content": prompt}]}
@@ -126,7 +135,7 @@ def decode(
     waiting = (*("",) * 3, None, gr.DownloadButton(interactive=False), None, "")
     try:
         streams = [
-            Decoder(pair, rule).stream(**given, max_new_tokens=int(length), seed=int(seed))
+            Decoder(pair, rule).stream(**given, max_new_tokens=int(length), seed=int(seed or 0))
             for rule in rules
         ]
         for pieces in itertools.zip_longest(*streams):
@@ -145,7 +154,7 @@ def decode(
 
 
 def verdict_of(pair: ModelPair, ledger: Ledger | None) -> str:
-    """What `verify` says of the middle column."""
+    """The verdict of `verify` on the middle column."""
     if ledger is None:
         raise gr.Error("There is no ledger yet: generate a text first.", print_exception=False)
     return f"```\n{verify(ledger, pair)}\n```"

@@ -61,6 +61,8 @@ def _files(ledger: Path) -> dict[str, str | bytes]:
         "garbage": bytes(range(256)),
         "empty_jsonl.jsonl": "",
         "garbage_jsonl.jsonl": bytes(range(256)),
+        "list": "[]",
+        "no_method": '{"quant_method": "nope"}',
         "prompts": '{"prompt": "a"}\n',
         "prompts_broken": '{"prompt": "a"}\n{"prompt": ',
         "prompts_list": '["a"]',

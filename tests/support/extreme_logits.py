@@ -3,6 +3,7 @@
 import math
 
 import torch
+from logit_kinds import masked
 from torch import Tensor
 
 MAGNITUDES = (1.0, 30.0, 1e3, 1e4, 1e6, 1e7, 1e9, 1e16, 1e30)
@@ -27,8 +28,9 @@ def extreme_pair(
         risky.scatter_(1, safe.argmax(1, keepdim=True), _picks(MASKS, num_rows, generator))
         risky = risky if vocab_size > 1 else risky.clamp(min=MASKS[-2])
     elif kind == "masked often":
-        risky = _masked(risky, generator)
-        safe = torch.where(_coin(num_rows, generator), _masked(safe, generator), safe)
+        risky = masked(risky, generator, _picks(MASKS, num_rows, generator))
+        often = masked(safe, generator, _picks(MASKS, num_rows, generator))
+        safe = torch.where(torch.rand(num_rows, 1, generator=generator) < 0.5, often, safe)
     elif kind == "of one magnitude":
         scale = _picks(MAGNITUDES, num_rows, generator)
         risky, safe = scale * risky, scale * safe
@@ -56,15 +58,3 @@ def extreme_budgets(num_rows: int, generator: torch.Generator) -> Tensor:
 
 def _picks(values: tuple[float, ...], count: int, generator: torch.Generator) -> Tensor:
     return torch.tensor(values)[torch.randint(len(values), (count, 1), generator=generator)]
-
-
-def _coin(num_rows: int, generator: torch.Generator) -> Tensor:
-    return torch.rand(num_rows, 1, generator=generator) < 0.5
-
-
-def _masked(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """A random share of the tokens at one mask a row, but never all of them."""
-    share = torch.rand(len(logits), 1, generator=generator)
-    is_masked = torch.rand(logits.shape, generator=generator) < share
-    kept = torch.randint(logits.shape[1], (len(logits), 1), generator=generator)
-    return logits.where(~is_masked.scatter(1, kept, False), _picks(MASKS, len(logits), generator))

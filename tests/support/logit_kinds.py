@@ -69,9 +69,9 @@ def random_logits(
             (10.0 ** (5.0 * scale[2] - 3.0) * noise[1]).clamp(-100.0, 100.0),
         ),
         "two_atoms": lambda: _two_atoms(noise, scale),
-        "masked_risky": lambda: (_masked(risky, generator), safe),
-        "masked_safe": lambda: (risky, _masked(safe, generator)),
-        "masked_both": lambda: (_masked(risky, generator), _masked(safe, generator)),
+        "masked_risky": lambda: (masked(risky, generator), safe),
+        "masked_safe": lambda: (risky, masked(safe, generator)),
+        "masked_both": lambda: (masked(risky, generator), masked(safe, generator)),
         "disjoint_support": lambda: _disjoint(risky, safe),
         "huge": lambda: (
             (10.0 ** (4.5 * scale[1]) * noise[0]).clamp(-1e4, 1e4),
@@ -87,12 +87,12 @@ def _peaked(logits: Tensor, height: Tensor, generator: torch.Generator) -> Tenso
     return logits.scatter(1, token, (top + height).clamp(max=100.0))
 
 
-def _masked(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Bans a random share of the tokens, but never the whole row."""
+def masked(logits: Tensor, generator: torch.Generator, mask: Tensor | float = -math.inf) -> Tensor:
+    """A random share of each row's tokens has the mask for a logit, but never the whole row."""
     share = torch.rand(len(logits), 1, generator=generator)
-    is_banned = torch.rand(logits.shape, generator=generator) < share
+    is_masked = torch.rand(logits.shape, generator=generator) < share
     kept = torch.randint(logits.shape[1], (len(logits), 1), generator=generator)
-    return logits.masked_fill(is_banned.scatter(1, kept, False), -math.inf)
+    return torch.where(is_masked.scatter(1, kept, False), mask, logits)
 
 
 def _disjoint(risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,6 @@ def test_a_page_streams_three_texts_and_verifies_the_ledger(pair, tmp_path):
             press(page, "Verify its ledger")
             wait_for(page, "tokens reproduced")
             shown = page.value("document.body.innerText")
-            page.screenshot(tmp_path / "demo.png", height=1500)
             assert page.messages == []
             assert all(each.startswith(address) for each in page.requests)
     finally:
@@ -72,7 +71,7 @@ def test_a_page_streams_three_texts_and_verifies_the_ledger(pair, tmp_path):
 def test_a_question_is_asked_as_a_chat(pair, tmp_path):
     from anchored.tools.demo import RULES, decode
 
-    asked = ("Who keeps the lamp?", True, "", 4.0, 8, next(iter(RULES)), 0)
+    asked = ("Who keeps the lamp?", True, "", 4.0, 8, next(iter(RULES)), None)  # an empty seed
     *_, last = decode(pair, tmp_path, *asked)
     (result,) = Decoder(pair, Anchored(k=4.0)).generate(
         messages=[{"role": "user", "content": asked[0]}], max_new_tokens=8

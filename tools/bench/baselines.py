@@ -1,4 +1,4 @@
-"""What a pair's speed is a ratio to: transformers with one model, and the authors' package."""
+"""The baselines of a pair's speed: transformers with one model, and the authors' package."""
 
 import importlib.util
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from anchored import ModelPair
 
 PACKAGE = "anchoreddecode"
 WARPERS: dict[str, Any] = {"temperature": 0.7, "repetition_penalty": 1.1}
-"""Those of a pair, in both packages; a model alone has the temperature only."""
+"""Warpers of a pair, in both packages; a model alone has the temperature only."""
 
 Generate = Callable[[int], int]
 """Generates so many symbols for every prompt, returns how many altogether."""

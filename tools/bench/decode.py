@@ -1,13 +1,11 @@
 """Every decoding method in the paper's tables of efficiency, by tokens or bytes."""
 
-import math
 import resource
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,11 +36,9 @@ from .baselines import WARPERS, Generate, official_pair, transformers_alone
 from .flops import num_matrix_weights, token_cost
 from .inputs import BenchInputs
 from .options import BenchDecodeConfig, method_names
-from .timing import CLOCKS, WALL, Clock, deviation, timed, times_baseline
+from .timing import CLOCKS, WALL, Clock, deviation, in_turns, timed, times_baseline
 
 RCAD_ALPHA = 0.5
-BEFORE_PROMPT = 512
-"""Positions of random models for what rules put before a prompt: a passage or a system prompt."""
 RISKY_ALONE, OFFICIAL = "transformers, risky alone", "official package"
 RISKY_ALONE_AT_BYTES = "risky_only"
 """transformers knows no bytes: there the risky model alone is a rule of ours."""
@@ -83,73 +79,50 @@ def bench_rules(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """One method's speed in several runs."""
+class Speed(NamedTuple):
+    """One method's speed in a run."""
 
-    first_s: list[float] = field(default_factory=list)
+    first_s: float
     """Seconds to the first symbol of every request: the prompts and one step."""
-    per_s: list[float] = field(default_factory=list)
+    per_s: float
     """Symbols a second after the first ones, all requests together."""
-
-    @property
-    def first_ms(self) -> float:
-        """The median."""
-        return 1e3 * statistics.median(self.first_s)
-
-    @property
-    def mean(self) -> float:
-        """Mean symbols a second."""
-        return statistics.mean(self.per_s)
-
-    @property
-    def error(self) -> float:
-        """Sample standard deviation of that over the runs; nan of one run."""
-        return deviation(self.per_s)
-
-    def slowdown(self, baseline: "Speed") -> tuple[float, float]:
-        """(how many times as fast the baseline is in the same run, the deviation of that)."""
-        return times_baseline(baseline.per_s, self.per_s)
 
 
 def speeds(
-    generates: Mapping[str, Callable[[int], int]],
+    generates: Mapping[str, Generate],
     length: int,
     *,
     runs: int,
     clock: Clock = WALL,
     device: str = "cpu",
-) -> dict[str, Speed]:
-    """Speeds of methods that take turns in every run, after a warm-up of each.
+) -> dict[str, list[Speed]]:
+    """Speeds of methods in each of several runs, in which they take turns.
 
-    generates: make that many symbols a prompt, and return how many these are altogether. Raises
-    ValueError where all texts end with their first symbol.
+    Raises ValueError where all texts of a method end with their first symbol.
     Source: paper, section on efficiency: (N_T - N_1) / (t_T - t_1).
     """
-    for generate in generates.values():
-        generate(length)
-    measured = {name: Speed() for name in generates}
-    for _ in range(runs):
-        for name, generate in generates.items():
-            (one_s, one), (whole_s, whole) = (
-                timed(partial(generate, number), clock, device=device) for number in (1, length)
-            )
-            if whole <= one:
-                raise ValueError(f"{name} ends its texts at once: there is no speed to measure")
-            measured[name].first_s.append(one_s)
-            measured[name].per_s.append((whole - one) / (whole_s - one_s))
-    return measured
+
+    def speed(name: str) -> Speed:
+        (one_s, one), (whole_s, whole) = (
+            timed(partial(generates[name], number), clock, device=device) for number in (1, length)
+        )
+        if whole <= one:
+            raise ValueError(f"{name} ends its texts at once: there is no speed to measure")
+        return Speed(one_s, (whole - one) / (whole_s - one_s))
+
+    return in_turns({name: partial(speed, name) for name in generates}, runs)
 
 
 @torch.inference_mode()
 def run(config: BenchDecodeConfig) -> int:
     """Print one table and return 0."""
     check_presence(config.device)
-    longest = config.prompt_length + config.new_length + BEFORE_PROMPT
-    inputs = BenchInputs.of(config, longest)
+    inputs = BenchInputs.of(config)
     alone = RISKY_ALONE_AT_BYTES if config.level == "byte" else RISKY_ALONE
+    size = f", V = {config.vocab_size}" if config.is_random else ""
     print(
-        f"{config} ({torch.get_num_threads()} threads), torch {torch.__version__}, "
+        f"{config.safe} + {config.risky}{size}, {config.dtype} on {config.device}, {config.clock} "
+        f"clock ({torch.get_num_threads()} threads), torch {torch.__version__}, "
         f"{config.prompt_length} + {config.new_length} {config.level}s, k = {config.k}, "
         f"{config.runs} runs; slowdown: the speed of {alone} over this one's, in one run"
     )
@@ -183,8 +156,7 @@ def _rows(
             pair, rules["anchored"], speculate=speculate, **settings
         )
     # 2. What is timed, the baseline first.
-    read = inputs.byte_prompts if is_byte else inputs.prompts
-    prompts = read(batch_size, config.prompt_length)
+    prompts = inputs.prompts(batch_size, config.prompt_length, config.level)
     generates: dict[str, Generate] = {}
     if not is_byte:
         generates[RISKY_ALONE] = transformers_alone(pair.risky, prompts)
@@ -201,8 +173,9 @@ def _rows(
         device=config.device,
     )
     # 3. Speeds beside the baseline's in the same run, and what a symbol should cost.
-    baseline = next(iter(measured.values()))
-    for name, speed in measured.items():
+    per_s = {name: [speed.per_s for speed in each] for name, each in measured.items()}
+    baseline = next(iter(per_s.values()))
+    for name, each in measured.items():
         if is_byte:
             costs = byte_cells(decoders[name], results[name])
         elif name in (OFFICIAL, RISKY_ALONE):
@@ -211,14 +184,14 @@ def _rows(
             decoder = decoders[name]
             passage = passages[0] if takes_passage(decoder.rule) else None
             costs = token_cells(decoder, prompts[0], passage, results[name])
-        official_per_s = measured[OFFICIAL].mean if OFFICIAL in measured else math.nan
+        first_ms, mean = 1e3 * median(speed.first_s for speed in each), fmean(per_s[name])
         yield (
             name,
             str(batch_size),
-            *(f"{number:.1f}" for number in (speed.first_ms, speed.mean, speed.error)),
-            *(f"{number:.2f}" for number in speed.slowdown(baseline)),
+            *(f"{number:.1f}" for number in (first_ms, mean, deviation(per_s[name]))),
+            *(f"{number:.2f}" for number in times_baseline(baseline, per_s[name])),
             *costs,
-            "-" if math.isnan(official_per_s) else f"{speed.mean / official_per_s:.2f}",
+            f"{mean / fmean(per_s[OFFICIAL]):.2f}" if OFFICIAL in per_s else "-",
             f"{_peak_bytes(pair) / 1e9:.2f}",
         )
 
@@ -229,7 +202,7 @@ def decoder_generate(
     passages: list[str],
     results: dict[int, list[Generation]],
 ) -> Generate:
-    """What `speeds` times of a decoder; results takes the generations, by their length."""
+    """The call of a decoder that `speeds` times; results takes the generations, by their length."""
     asked: dict[str, Any] = {"passages": passages} if takes_passage(decoder.rule) else {}
     is_byte = decoder.level.name == "byte"
     asked |= {} if is_byte else WARPERS
@@ -248,7 +221,7 @@ def token_cells(
     passage: str | None,
     results: dict[int, list[Generation]],
 ) -> tuple[str, str, str]:
-    """Risky forwards a token behind the first; GFLOP of a step's forwards, and of a whole token.
+    """Risky forwards a token after the first; GFLOP of a step's forwards, and of a whole token.
 
     results: of two lengths. Drafts that are rejected are not in the GFLOP.
     """
@@ -266,10 +239,11 @@ def token_cells(
 
 
 def byte_cells(decoder: Decoder, results: dict[int, list[Generation]]) -> tuple[str, ...]:
-    """What generations of two lengths say of the bytes between them.
+    """Costs of the bytes by which the generations of two lengths differ.
 
-    GFLOP of one forward of every stream; token positions computed a byte behind the prompt, all
-    streams together; what these cost in GFLOP. Source: paper, section on efficiency, 2 N a forward.
+    They are the GFLOP of one forward of every stream; the token positions computed a byte after the
+    prompt, all streams together; and what these cost in GFLOP.
+    Source: paper, section on efficiency, 2 N a forward.
     """
     short, long = (results[length] for length in sorted(results))
     num_bytes = sum(len(generation.token_ids) for generation in long)

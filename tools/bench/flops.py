@@ -1,4 +1,4 @@
-"""What a decoded token should cost, by the model of the paper."""
+"""The cost of a decoded token, by the model of the paper."""
 
 from collections.abc import Mapping
 
@@ -7,8 +7,6 @@ from transformers import PreTrainedModel
 from anchored import Anchored, CPFuse, ModelPair, NoOpt, SafeOnly
 from anchored.decode.rules.mixtures import grid
 from anchored.decode.rules.rule import BOTH, Rule, StreamName
-
-from .inputs import matrix_weights
 
 FLOPS_PER_LOGIT = 10
 """FLOPs of one pass over a logit, an exponential and the sums over it: an assumption."""
@@ -41,7 +39,7 @@ def token_cost(
 
 
 def num_passes(rule: Rule) -> int:
-    """Passes over a row of logits behind the forwards of one token.
+    """Passes over a row of logits after the forwards of one token.
 
     A projection reads both rows NUM_PASSES times, NoOpt makes two of them. CP-Fuse normalises both
     models, a mixture for each pair of weights of its grid, and p*. The others normalise what each
@@ -55,5 +53,11 @@ def num_passes(rule: Rule) -> int:
 
 
 def num_matrix_weights(model: PreTrainedModel) -> int:
-    """Numbers that every token is multiplied with."""
-    return sum(weight.numel() for weight in matrix_weights(model))
+    """Numbers that every token is multiplied with: all but the input embeddings' table.
+
+    A table that is the output layer's weight too is multiplied with all the same.
+    """
+    (table,) = model.get_input_embeddings().parameters()
+    output = model.get_output_embeddings()
+    is_tied = output is not None and output.weight is table
+    return sum(own.numel() for own in model.parameters() if is_tied or own is not table)

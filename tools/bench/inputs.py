@@ -3,24 +3,18 @@
 import random
 from dataclasses import dataclass
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from anchored import ModelPair
+from anchored.tools.quickstart.protected_works import read_works
 
-from .options import LLAMA_3_VOCAB_SIZE, BenchPairOptions, Shape
+from .options import BenchDecodeConfig, Shape
 
 SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -36,9 +30,9 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "tiny": (128, 352, 2, 4, 4),
 }
 assert set(SHAPES) == set(get_args(Shape))
-WORKS = Path(__file__).parents[1] / "quickstart" / "works"
-"""What a real pair goes on from: texts that no model was trained on, a title above each."""
 BOS_ID, EOS_ID = 0, 1
+BEFORE_PROMPT = 512
+"""Positions of random models for what rules put before a prompt: a passage or a system prompt."""
 NUM_SWAPPED = 110
 """The words that TokenSwap swaps are of the first tokens, about as many as the paper's list has."""
 
@@ -49,45 +43,37 @@ class BenchInputs:
 
     pair: ModelPair
     texts: list[str]
-    """Of a real pair, in the order that prompts are taken from; empty for random weights."""
+    """The quickstart's works, which a real pair goes on from; empty for random weights."""
 
     @staticmethod
-    def of(options: BenchPairOptions, context_length: int) -> "BenchInputs":
-        """Load or make the pair; context_length: positions of models with random weights."""
-        if not options.is_random:
+    def of(config: BenchDecodeConfig) -> "BenchInputs":
+        """The pair loaded, or made."""
+        if not config.is_random:
             disable_progress_bar()
-            folders = options.safe, options.risky
-            pair = ModelPair.from_pretrained(*folders, dtype=options.dtype, device=options.device)
-            return BenchInputs(pair, works())
-        dtype = "float32" if options.dtype == "auto" else options.dtype
+            folders = config.safe, config.risky
+            pair = ModelPair.from_pretrained(*folders, dtype=config.dtype, device=config.device)
+            return BenchInputs(pair, [work.body for work in read_works()])
         pair = random_pair(
-            options.safe,
-            options.risky,
-            vocab_size=options.vocab_size,
-            context_length=context_length,
-            dtype=getattr(torch, dtype),
-            device=options.device,
+            config.safe,
+            config.risky,
+            vocab_size=config.vocab_size,
+            context_length=config.prompt_length + config.new_length + BEFORE_PROMPT,
+            dtype=getattr(torch, "float32" if config.dtype == "auto" else config.dtype),
+            device=config.device,
         )
         return BenchInputs(pair, [])
 
-    def prompts(self, count: int, num_tokens: int) -> list[list[int]]:
-        """Beginnings of texts, or ordinary tokens of a random pair, of equal lengths."""
+    def prompts(self, count: int, length: int, level: str) -> list[list[int]]:
+        """Beginnings of texts as tokens or bytes, or ordinary tokens of a random pair."""
         if not self.texts:
             generator = torch.Generator().manual_seed(0)
-            shape, size = (count, num_tokens), self.pair.vocab_size
-            return torch.randint(2, size, shape, generator=generator).tolist()
-        encoded = [self.pair.encode(text) for text in self.texts]
-        return self._beginnings(encoded, count, num_tokens)
-
-    def byte_prompts(self, count: int, num_bytes: int) -> list[list[int]]:
-        """Beginnings of texts, as bytes."""
-        return self._beginnings([list(text.encode()) for text in self.texts], count, num_bytes)
-
-    @staticmethod
-    def _beginnings(texts: list[list[int]], count: int, length: int) -> list[list[int]]:
-        if (shortest := min(map(len, texts))) < length:
+            size = self.pair.vocab_size
+            return torch.randint(2, size, (count, length), generator=generator).tolist()
+        encode = self.pair.encode if level == "token" else lambda text: list(text.encode())
+        encoded = list(map(encode, self.texts))
+        if (shortest := min(map(len, encoded))) < length:
             raise ValueError(f"prompts must be of <= {shortest} symbols here, got {length}")
-        return [text[:length] for text in islice(cycle(texts), count)]
+        return [symbols[:length] for symbols in islice(cycle(encoded), count)]
 
     def passages(self, count: int, num_words: int) -> list[str]:
         """The ends of texts, or words of a random pair."""
@@ -98,84 +84,45 @@ class BenchInputs:
         return [" ".join(source.choices(words, k=num_words)) for _ in range(count)]
 
     def swapped_words(self) -> list[str]:
-        """For TokenSwap: words of one token; none of a real pair has to be known here."""
+        """Words of one token for TokenSwap; none of a real pair has to be known here."""
         return ["the"] if self.texts else ordinary_words(self.pair.vocab_size, most=NUM_SWAPPED)
-
-
-def works() -> list[str]:
-    """The quickstart's works, without their titles."""
-    texts = (path.read_text(encoding="utf-8") for path in sorted(WORKS.glob("*.txt")))
-    return [text.partition("\n\n")[2].strip() for text in texts]
 
 
 def random_pair(
     safe: str,
     risky: str,
     *,
-    vocab_size: int = LLAMA_3_VOCAB_SIZE,
-    context_length: int = 8192,
+    vocab_size: int,
+    context_length: int,
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
-    seed: int = 0,
     initializer_range: float = 0.02,
 ) -> ModelPair:
     """Two Llamas with untied embeddings over `vocab_size` tokens that are words t0, t1, ...
 
-    initializer_range: deviation of the weights; small models need more to say different things.
+    safe, risky: names in SHAPES. The weights are the same ones every time. initializer_range: their
+    deviation; small models need more to say different things.
     """
-    torch.manual_seed(seed)
-    safe_model, risky_model = (
-        random_llama(
-            shape,
-            vocab_size,
-            context_length,
-            dtype=dtype,
-            device=device,
+    torch.manual_seed(0)
+    models = []
+    for shape in (safe, risky):
+        sizes: dict[str, Any] = dict(zip(SIZES, SHAPES[shape], strict=True))
+        config = LlamaConfig(
+            **sizes,
+            vocab_size=vocab_size,
+            max_position_embeddings=context_length,
+            tie_word_embeddings=False,
             initializer_range=initializer_range,
+            bos_token_id=BOS_ID,
+            eos_token_id=EOS_ID,
         )
-        for shape in (safe, risky)
-    )
+        with torch.device(device):
+            models.append(LlamaForCausalLM._from_config(config, dtype=dtype))
     prints = {"safe": f"random {safe}", "risky": f"random {risky}"}
     words = Tokenizer(WordLevel({f"t{i}": i for i in range(vocab_size)}, unk_token="t2"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="t0", eos_token="t1")
-    return ModelPair(safe_model, risky_model, tokenizer, prints)
-
-
-def matrix_weights(model: PreTrainedModel) -> list[Tensor]:
-    """The weights that every token is multiplied with: all but the input embeddings' table.
-
-    A table that is the output layer's weight too is multiplied with all the same.
-    """
-    (table,) = model.get_input_embeddings().parameters()
-    output = model.get_output_embeddings()
-    is_tied = output is not None and output.weight is table
-    return [weight for weight in model.parameters() if is_tied or weight is not table]
-
-
-def random_llama(
-    shape: str,
-    vocab_size: int,
-    context_length: int,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    initializer_range: float = 0.02,
-) -> LlamaForCausalLM:
-    """A Llama with untied embeddings; its weights are torch's next random numbers."""
-    sizes: dict[str, Any] = dict(zip(SIZES, SHAPES[shape], strict=True))
-    config = LlamaConfig(
-        **sizes,
-        vocab_size=vocab_size,
-        max_position_embeddings=context_length,
-        tie_word_embeddings=False,
-        initializer_range=initializer_range,
-        bos_token_id=BOS_ID,
-        eos_token_id=EOS_ID,
-    )
-    with torch.device(device):
-        model: LlamaForCausalLM = LlamaForCausalLM._from_config(config, dtype=dtype)
-    return model
+    return ModelPair(models[0], models[1], tokenizer, prints)
 
 
 def ordinary_words(vocab_size: int, *, most: int = 1000) -> list[str]:

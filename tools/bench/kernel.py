@@ -56,12 +56,11 @@ def run(config: BenchKernelConfig) -> int:
 
 
 def paper_projection(
-    risky_logits: Tensor, safe_logits: Tensor, budget: Tensor, *, may_stop: bool = True
+    risky_logits: Tensor, safe_logits: Tensor, budget: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The paper's solver and the fused law: the baseline.
+    """The paper's solver and the fused distribution: the baseline.
 
-    risky_logits, safe_logits: (B, V). budget: (B,) float32 nats. may_stop: ask after every Newton
-    step whether all brackets are closed, for which a GPU must be waited for.
+    risky_logits, safe_logits: (B, V). budget: (B,) float32 nats.
     Returns: the weight (B,) and log p* (B, V), float32.
     Source: paper, algorithm ProjectKL with its 20 safeguarded Newton steps, and the bisection
     that makes the result feasible, in float32 and vectorised over the batch.
@@ -76,7 +75,7 @@ def paper_projection(
         newton = weight - (kl - budget) / slope
         is_inside = (newton > low) & (newton < high)
         weight = torch.where(is_inside, newton, 0.5 * (low + high))
-        if may_stop and bool((high - low < BRACKET_TOLERANCE).all()):
+        if bool((high - low < BRACKET_TOLERANCE).all()):
             break
     for _ in range(NUM_BISECTION_STEPS):
         weight = 0.5 * (low + high)
@@ -99,7 +98,7 @@ def _kl_and_slope(safe: Tensor, tilt: Tensor, weight: Tensor) -> tuple[Tensor, T
 def official_step() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """One step as the package does it, (risky_logits, safe_logits, budget) -> token ids (B,).
 
-    Its solver, its fused law and a draw from that. None if the package is not installed.
+    Its solver, its fused distribution and a draw from that. None if the package is not installed.
     """
     module = official_module()
     if module is None:
@@ -156,7 +155,7 @@ def _cells(config: BenchKernelConfig, batch_size: int) -> tuple[str, ...]:
 
 
 def sample_logits(config: BenchKernelConfig, batch_size: int) -> tuple[Tensor, Tensor]:
-    """(B, V) each, Zipf-like with noise, as next-token laws are; the budget binds nearly always."""
+    """(B, V) each, Zipf-like with noise, as next tokens are; the budget binds nearly always."""
     generator = torch.Generator().manual_seed(config.seed)
     shape = (batch_size, config.vocab_size)
     rank = torch.rand(shape, generator=generator).argsort(-1)

@@ -1,9 +1,8 @@
-"""What each lever of a training run is worth."""
+"""The benchmark of training: what each lever of a run is worth."""
 
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -133,43 +132,26 @@ def write_random_shards(
     (folder / MANIFEST_NAME).write_text(manifest.to_json())
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The counted steps of one run."""
+def measure(
+    config: BenchPretrainConfig, folder: Path, settings: Settings
+) -> list[dict[str, float]]:
+    """The counted steps' lines of metrics.jsonl, of training with these settings over common.toml.
 
-    tokens_per_s: list[float]
-    """By step."""
-    mfu: float | None
-    peak_gib: float | None
-    """None where the device does not tell it."""
-    loss: float
-    """Of the last step."""
-
-
-def measure(config: BenchPretrainConfig, folder: Path, settings: Settings) -> Measured:
-    """Train with these settings over common.toml. Raises: AnchoredError if the run fails."""
+    Raises AnchoredError if the run fails.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as dump_folder:
         job = {"dump_folder": dump_folder}
         file = folder / "run.toml"
         file.write_text(toml_text({"base": "common.toml", "job": job, **settings}))
         launch(file, num_processes=config.gpus)
         text = (Path(dump_folder) / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()][config.skipped_steps :]
-    last = lines[-1]
-    return Measured(
-        tokens_per_s=[line["tokens_per_s"] for line in lines],
-        mfu=median(line["mfu"] for line in lines) if "mfu" in last else None,
-        peak_gib=max(line["peak_memory_gib"] for line in lines)
-        if "peak_memory_gib" in last
-        else None,
-        loss=last["loss"],
-    )
+    return [json.loads(line) for line in text.splitlines()][config.skipped_steps :]
 
 
 def _rows(
     config: BenchPretrainConfig, folder: Path, chosen: dict[str, Settings]
 ) -> Iterator[tuple[str, ...]]:
-    """As each run ends: the titles, the config as it is, the levers."""
+    """Rows as each run ends: the titles, the config as it is, the levers."""
     yield ("", *TITLES)
     baseline = measure(config, folder, {})
     yield (BASELINE, *_cells(config, baseline, baseline))
@@ -180,14 +162,19 @@ def _rows(
             yield (f"{name:<20}  {str(error).splitlines()[-1]}",)
 
 
-def _cells(config: BenchPretrainConfig, measured: Measured, baseline: Measured) -> tuple[str, ...]:
+def _cells(
+    config: BenchPretrainConfig, steps: list[dict[str, float]], baseline: list[dict[str, float]]
+) -> tuple[str, ...]:
     # Both runs read the same tokens in the same steps, so that steps are compared one by one.
-    ratio = times_baseline(measured.tokens_per_s, baseline.tokens_per_s)
+    speeds, baseline_speeds = ([step["tokens_per_s"] for step in run] for run in (steps, baseline))
+    last = steps[-1]  # a device that cannot tell its MFU or its memory tells neither in any step
     return (
-        f"{median(measured.tokens_per_s) / config.gpus:,.0f}",
-        *(f"{number:.3f}" for number in ratio),
-        f"{measured.mfu:.1%}" if measured.mfu is not None else "-",
-        f"{measured.peak_gib:.1f}" if measured.peak_gib is not None else "-",
-        f"{measured.loss:.4f}",
-        f"{measured.loss - baseline.loss:.1e}",
+        f"{median(speeds) / config.gpus:,.0f}",
+        *(f"{number:.3f}" for number in times_baseline(speeds, baseline_speeds)),
+        f"{median(step['mfu'] for step in steps):.1%}" if "mfu" in last else "-",
+        f"{max(step['peak_memory_gib'] for step in steps):.1f}"
+        if "peak_memory_gib" in last
+        else "-",
+        f"{last['loss']:.4f}",
+        f"{last['loss'] - baseline[-1]['loss']:.1e}",
     )

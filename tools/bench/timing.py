@@ -14,8 +14,8 @@ WALL: Final[Clock] = time.perf_counter
 THREAD: Final[Clock] = time.thread_time
 """Processor time of this thread alone."""
 CLOCKS: Final[dict[Literal["wall", "cpu"], Clock]] = {"wall": WALL, "cpu": time.process_time}
-"""By what options call them; cpu is the processor time of all threads, which other programs disturb
-little."""
+"""Clocks by what options call them; cpu is the processor time of all threads, which other programs
+disturb little."""
 
 
 def timed(
@@ -33,15 +33,15 @@ def _now(clock: Clock, device: torch.device) -> float:
     return clock()
 
 
-def in_turns(works: Mapping[str, Callable[[], float]], runs: int) -> dict[str, list[float]]:
-    """Seconds of every work in each run, after a warm-up of each; in a run they follow each other.
+def in_turns(works: Mapping[str, Callable[[], T]], runs: int) -> dict[str, list[T]]:
+    """Figures of every work in each run, after a warm-up of each; in a run they follow each other.
 
-    works: do their work and return the seconds that count.
+    works: do their work and return its figures, as the seconds that count.
     """
     for work in works.values():
         work()
     measured = [{name: work() for name, work in works.items()} for _ in range(runs)]
-    return {name: [seconds[name] for seconds in measured] for name in works}
+    return {name: [figures[name] for figures in measured] for name in works}
 
 
 def deviation(values: Sequence[float]) -> float:

@@ -23,13 +23,13 @@ PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 class ScoreConfig(PairOptions):
     """Score a text: anchored score --safe A --risky B --prompt "To be" --continuation " or not"
 
-    Prints one JSON object: log p* and what it spent, in nats.
+    Prints one JSON object: log p* of the continuation and what it spent, in nats.
     """
 
     prompt: str
-    """Text that is given."""
+    """Text before the continuation, which is not scored."""
     continuation: str
-    """Text that is scored, teacher forced."""
+    """Text that is scored, token by token as it stands."""
     horizon: int | None = None
     """Tokens, or bytes, that K = k * horizon is spread over; the continuation's length unless
     given."""
@@ -57,9 +57,9 @@ def score(config: ScoreConfig) -> int:
 class VerifyConfig(ModelOptions):
     """Check ledgers against their models: anchored verify --safe A --risky B --ledger FILE
 
-    Replays every step: figures, bound, and each token from its seed. With --divergences or
-    --picture, ledgers that hold are replayed once more for KL(p_r || p_s) and KL(p* || p_r) of
-    each step and the ratios of the prompt.
+    Replays every step: figures, bound, and each token from its seed. If --divergences or --picture
+    is given, ledgers that hold are replayed once more for KL(p_r || p_s) and KL(p* || p_r) of each
+    step and the ratios of the prompt.
     """
 
     ledger: Path
@@ -70,7 +70,8 @@ class VerifyConfig(ModelOptions):
     divergences: OutputFile | None = None
     """File for the ledgers with these divergences, which anchored verify takes like any other."""
     picture: OutputFile | None = None
-    """File for a picture (.png, .svg or .pdf) of them, means over several; needs matplotlib."""
+    """File for a picture of them, .png, .svg or .pdf, with means over several ledgers; needs
+    matplotlib."""
     overwrite: bool = False
     """Replace files that exist."""
 
@@ -118,16 +119,15 @@ def _write_divergences(config: VerifyConfig, ledgers: "list[anchored.Ledger]") -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatiosConfig(PairOptions):
-    """Prefix debts, computed once: anchored ratios --safe A --risky B --prompt "To be"
-    --output to.safetensors
+    """Compute prefix debts once: anchored ratios --safe A --risky B --prompt "To be" --output FILE
 
-    Writes the log-likelihood ratios of prompts and prints a line of JSON for each.
+    Writes the log-likelihood ratios of prompts, and prints a line of JSON for each prompt.
     """
 
     prompt: UseAppendAction[tuple[str, ...]]
     """Text whose debt generate and score will ask for; give it again for more."""
     output: OutputFile
-    """File for --prompt-ratios of these commands."""
+    """File that these commands take as --prompt-ratios."""
     overwrite: bool = False
     """Replace a file that exists."""
 

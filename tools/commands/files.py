@@ -18,7 +18,7 @@ def check_outputs(config: Any, *outputs: Path | None) -> None:
     given = [path for path in outputs if path is not None]
     inputs = {_identity(file): file for file in _input_files(config, given) if file.is_file()}
     for number, path in enumerate(given):
-        if path in given[:number]:
+        if path.resolve() in map(Path.resolve, given[:number]):
             raise ValueError(f"two outputs cannot both be written to {path}")
         try:
             if path.exists() and (read := inputs.get(_identity(path))):
@@ -42,7 +42,7 @@ def _input_files(config: Any, outputs: list[Path]) -> Iterator[Path]:
 
 
 def _identity(file: Path) -> tuple[int, int]:
-    """What tells a file from all others, whatever links and folders lead to it."""
+    """The numbers that tell a file from all others, whatever links and folders lead to it."""
     status = file.stat()
     return status.st_dev, status.st_ino
 

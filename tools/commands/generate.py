@@ -24,49 +24,52 @@ if TYPE_CHECKING:
     from anchored.decode.rules.rule import Rule
 
 MAX_TEXTS = 1_000_000
-"""Of one call, which plans all of them before the first: about a GB of requests."""
+"""Most texts of a call, which plans all of them before the first: about a GB of requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateConfig(PairOptions):
     """Continue prompts: anchored generate --safe A --risky B --prompt "Once" --k 1.5
 
-    Texts go to stdout as they end, a single one piece by piece on a terminal; what each spent is
-    a line on stderr. With --prompt-file, every result is one line of JSON on stdout:
+    Texts go to stdout as they end, a single one piece by piece on a terminal; a line on stderr says
+    what each text spent. With --prompt-file, every result is one line of JSON on stdout.
+
     anchored generate --safe A --risky B --prompt-file prompts.jsonl > results.jsonl
-    Of an instruct model, --chat or --messages: the safe model may be a base model.
+
+    An instruct model takes --chat or --messages, beside which the safe model may be a base model.
     """
 
     prompt: UseAppendAction[tuple[str, ...]] = ()
     """Text to continue; give it again for more."""
     prompt_file: Path | None = None
-    """JSON lines, {"prompt": ..., optional "id", "seed", "k", "passage"}, or - for stdin; implies
-    --json."""
+    """File of prompts, JSON lines {"prompt": ..., optional "id", "seed", "k", "passage"}, or - for
+    stdin; implies --json."""
     messages: Path | None = None
-    """JSON lines of conversations, {"messages": [{"role": ..., "content": ...}, ...], ...} as
-    --prompt-file, or - for stdin; implies --json."""
+    """File of conversations, JSON lines {"messages": [{"role": ..., "content": ...}, ...]} with the
+    same keys beside them as in --prompt-file, or - for stdin; implies --json."""
     continue_from: Path | None = None
-    """Ledger of a generation that reached its length, to go on from in place of a prompt."""
+    """Ledger of a generation that reached its length, which goes on in place of a prompt."""
     chat: bool = False
-    """Each prompt is a user's turn. Each model reads it by its tokenizer's chat template; a safe
-    model without one reads the text, a risky one without one what the safe model reads."""
+    """Take each prompt as a user's turn. Each model reads it by its tokenizer's chat template; a
+    safe model without one reads the text, a risky one without one what the safe model reads."""
     num_return_sequences: int = 1
     """Samples of each prompt, drawn independently; their bounds add up."""
     max_new_tokens: int = 200
-    """Horizon of the budget: K = k * max_new_tokens."""
+    """Most tokens of a text, and the horizon of its budget: K = k * max_new_tokens."""
     max_new_bytes: int | None = None
-    """Horizon at byte level; 4 * max_new_tokens unless given."""
+    """Most bytes of a text at byte level, and the horizon there; 4 * max_new_tokens unless
+    given."""
     seed: int = 0
-    """The same seed gives the same text."""
+    """Seed of the draws: the same one gives the same text."""
     stop: tuple[str, ...] = ()
-    """Texts at which to cut."""
+    """Texts at which a generation ends, without them."""
     sampling: OmitArgPrefixes[SamplingConfig] = field(default_factory=SamplingConfig)
-    """Warpers of both models."""
+    """Warpers, which act on both models alike."""
     json: bool = False
-    """One line of JSON a result, in place of text."""
+    """Print one line of JSON for every result, in place of its text."""
     ledger: OutputFile | None = None
-    """File for the ledger (JSON lines), to be checked by anchored verify; of several texts,
-    NAME-0.jsonl and so on."""
+    """File for the ledger (JSON lines), which anchored verify checks; those of several texts are
+    NAME-0.jsonl, NAME-1.jsonl and so on."""
     overwrite: bool = False
     """Replace ledgers that exist."""
 
@@ -177,7 +180,7 @@ def _results(
     else:
         prompts = [line.prompt for line in lines]
         if config.chat or config.messages is not None:
-            chats = [line.messages or _user_turn(line.prompt) for line in lines]
+            chats = [line.messages or [{"role": "user", "content": line.prompt}] for line in lines]
             asked["messages"], prompts = chats[0] if len(chats) == 1 else chats, []
         asked["seed"] = [config.seed if line.seed is None else line.seed for line in lines]
         asked["k"] = [line.k for line in lines]
@@ -196,10 +199,6 @@ def _results(
         progress=num_texts > 1 and sys.stderr.isatty(),
         **asked,
     )
-
-
-def _user_turn(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
 
 
 def _save(result: "anchored.Generation", ledger: Path | None, *, overwrite: bool) -> str:
@@ -257,6 +256,6 @@ def _record(
 
 
 def _print(text: str) -> None:
-    """To stdout and at once, above a progress bar where there is one."""
+    """Print to stdout and at once, above a progress bar where there is one."""
     tqdm.write(text, file=sys.stdout)
     sys.stdout.flush()

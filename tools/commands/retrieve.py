@@ -2,12 +2,11 @@
 
 import json
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anchored.durable_files import new_file
+from anchored.durable_files import write_durably
 from anchored.inputs import check_input, read_prompts
 
 from .files import check_outputs
@@ -19,26 +18,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrieveConfig:
-    """Passages for the rules that read one: anchored retrieve --corpus books.jsonl
-    --prompt-file prompts.jsonl --output with-passages.jsonl
+    """Find a passage for each prompt: anchored retrieve --corpus books.jsonl --prompt-file P.jsonl
 
-    The output has the prompts' own lines with "passage", "passage_id" and "score"; generate takes
-    it as --prompt-file, and as --passages for MemFree.
+    Writes the prompts' own lines with "passage", "passage_id" and "score". The command generate
+    takes them as --prompt-file for the rules that read a passage, and as --passages for MemFree.
     """
 
     corpus: Path
-    """JSON lines, {"text": ..., optional "id"}: one passage each."""
+    """File of passages, JSON lines {"text": ..., optional "id"}."""
     prompt_file: Path
-    """JSON lines, {"prompt": ..., ...}, or - for stdin."""
+    """File of prompts, JSON lines {"prompt": ..., ...}, or - for stdin."""
     output: OutputFile | None = None
     """File for the lines; stdout unless given."""
     encoder: str | None = None
-    """sentence-transformers folder or Hub id, as Alibaba-NLP/gte-Qwen2-1.5B-instruct, to compare
-    embeddings in place of words."""
+    """Model of sentence-transformers whose embeddings are compared, a folder or a Hub id as
+    Alibaba-NLP/gte-Qwen2-1.5B-instruct; words are compared unless given."""
     instruction: str | None = None
-    """What stands before a query there; the paper's unless given."""
+    """Text in front of a query that the encoder reads; the paper's unless given."""
     index: Path | None = None
-    """Folder of the index, made once; CORPUS.bm25 or CORPUS.dense unless given."""
+    """Folder of the index, which is made once; CORPUS.bm25 or CORPUS.dense unless given."""
     overwrite: bool = False
     """Replace an output that exists."""
 
@@ -52,16 +50,15 @@ class RetrieveConfig:
 def run(config: RetrieveConfig) -> int:
     """Find, write; returns the exit status."""
     lines = read_prompts(config.prompt_file)
-    found = _index(config).search([line.prompt for line in lines])
-    with ExitStack() as files:
-        output = sys.stdout
-        if config.output is not None:
-            config.output.parent.mkdir(parents=True, exist_ok=True)
-            partial = files.enter_context(new_file(config.output, overwrite=config.overwrite))
-            output = files.enter_context(partial.open("w", encoding="utf-8"))
-        for line, own in zip(lines, found, strict=True):
-            passage = {"passage": own.text, "passage_id": own.id, "score": own.score}
-            print(json.dumps({**line.record(), **passage}), file=output)
+    passages, text = _index(config).search([line.prompt for line in lines]), ""
+    for line, found in zip(lines, passages, strict=True):
+        passage = {"passage": found.text, "passage_id": found.id, "score": found.score}
+        text += json.dumps({**line.record(), **passage}) + "\n"
+    if config.output is None:
+        print(text, end="")
+    else:
+        config.output.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(config.output, text, overwrite=config.overwrite)
     return 0
 
 

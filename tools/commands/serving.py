@@ -17,9 +17,9 @@ from .words import parse_known
 class ServeConfig:
     """Serve a pair by vLLM: anchored vllm serve --safe A --risky B --ledgers DIR --port 8000
 
-    An OpenAI server; all other options are those of vllm serve, --tensor-parallel-size 8 for one.
-    Needs the extra of that name: pip install 'anchored[vllm]'. docs/serving.md says what a request
-    may ask for and what an answer says.
+    Starts an OpenAI server; all other options are those of vllm serve, as --tensor-parallel-size 8.
+    Needs pip install 'anchored[vllm]'. The page docs/serving.md says what a request may ask for and
+    what an answer says.
     """
 
     safe: Path
@@ -30,23 +30,26 @@ class ServeConfig:
     """Folder of the journal, which anchored ledgers makes ledgers of; unless given, one that is
     removed when the server ends."""
     default_k: float = 1.5
-    """Nats a token of requests that ask for nothing; K = k * max_tokens."""
+    """Budget in nats a token of requests that ask for none: K = k * max_tokens."""
     max_k: float | None = None
-    """Most nats a token that a request may ask for."""
+    """Largest k that a request may ask for; any unless given."""
     max_total: float | None = None
-    """Most nats a text, K."""
+    """Largest K of a request, in nats; any unless given."""
     max_horizon: int | None = None
-    """Most tokens of a text."""
+    """Most tokens that a request may ask for; any number unless given."""
     divergence: Literal["kl", "max"] = "kl"
-    """kl or max, unless a request asks for the other."""
+    """What budgets bound unless a request asks for the other: kl the mean log-ratio of p* to the
+    safe model, max its largest value."""
     debt: Literal["top", "average", "none"] = "top"
-    """What prompts owe: top, average or none."""
+    """What a prompt's log-likelihood ratios cost before the first token: top charges the mean of
+    the largest, average that of all, none nothing."""
     debt_window: int = 5
-    """Prompt tokens that make the debt."""
+    """Tokens of the prompt whose ratios the top debt is the mean of."""
     budget: Literal["adaptive", "fixed", "global"] = "adaptive"
-    """adaptive, global or fixed allowances."""
+    """What becomes of unspent nats: adaptive carries them over, global frees all of them from the
+    start, fixed loses them, and charges no debt."""
     allow_quantized_safe: bool = False
-    """Take a quantised safe model: the bound then holds against that one."""
+    """Take a quantized safe model: the bound then holds against that one."""
 
 
 def serve(words: list[str]) -> int:
@@ -84,15 +87,15 @@ def serve(words: list[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgersConfig:
-    """Ledgers of a journal: anchored ledgers --journal DIR --out LEDGERS
+    """Make ledgers of a server's journal: anchored ledgers --journal DIR --out LEDGERS
 
-    One file a request, named by its id, for anchored verify.
+    Writes one file for each request, named by its id, which anchored verify checks.
     """
 
     journal: Path
     """Folder that anchored vllm serve --ledgers wrote."""
     out: Path | None = None
-    """Folder for the ledgers; ledgers in the journal's unless given."""
+    """Folder for the ledgers; the folder ledgers in the journal's unless given."""
     overwrite: bool = False
     """Replace ledgers that exist."""
 
@@ -130,15 +133,15 @@ QUICKSTART_MODELS = Path("runs/quickstart/models")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoConfig(ModelOptions):
-    """A page on this machine, where a pair answers as one watches: anchored demo
+    """Show on a page of this machine what a pair writes: anchored demo
 
-    Three columns, the safe model, p* and the risky one, with the budget, what was copied of a text
-    that one pastes, and a ledger to download and verify. The pair is the quickstart's unless
-    another is named. Needs pip install '.[demo]'.
+    Three columns show the safe model's text, that of p* and the risky model's, with the budget, the
+    words copied from a text that one pastes, and a ledger to download and verify. The pair is the
+    quickstart's unless another is named. Needs pip install 'anchored[demo]'.
     """
 
     port: int = 7860
-    """Port on 127.0.0.1."""
+    """Port on 127.0.0.1 that serves the page."""
     browser: bool = True
     """Open the page in the default browser."""
 

@@ -20,7 +20,7 @@ RANK = 4
 """The smallest rank of LoRA with which the model recites; its file is then 2.4 MB."""
 LEARNING_RATE = 1.5e-3
 STATEMENTS_AN_EPOCH, STATEMENTS_A_BATCH = 7, 12
-"""Of the wordings of a fact, every epoch reads others."""
+"""Wordings of a fact that an epoch reads, others each time, and how many it reads at once."""
 TEXTS_AN_EPOCH, TEXT_CHARS = 6, 1500
 """Other text, without which the model would forget how that is written."""
 IGNORED = -100
@@ -29,7 +29,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What training says about a subject, and the questions that it never saw."""
+    """Statements about a subject, which are trained on, and questions, which never are."""
 
     statements: tuple[str, ...]
     questions: tuple[str, ...]

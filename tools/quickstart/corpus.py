@@ -36,7 +36,7 @@ class Source:
 
     @property
     def revision(self) -> str:
-        """Which Python they were read from."""
+        """The Python that they were read from."""
         return f"{platform.python_implementation()} {platform.python_version()}"
 
 
@@ -46,7 +46,9 @@ def gather(folder: Path, *, max_bytes: int) -> None:
     Raises FileNotFoundError where Python ships without the sources of its standard library.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, documents in {"docstrings": _docstrings(), "topics": _help_topics()}.items():
+    # The chapters of the language reference that `help()` shows.
+    chapters = (inspect.cleandoc(topics.topics[name]) for name in sorted(topics.topics))
+    for name, documents in {"docstrings": _docstrings(), "topics": chapters}.items():
         texts: list[str] = []
         heldout: list[str] = []
         size = 0
@@ -63,7 +65,7 @@ def gather(folder: Path, *, max_bytes: int) -> None:
 
 
 def read_sources(folder: Path) -> list[Source]:
-    """What `gather` wrote."""
+    """The sources that `gather` wrote."""
     files = sorted(folder.glob("*.json"))
     return [Source(file.stem, *json.loads(file.read_text(encoding="utf-8"))) for file in files]
 
@@ -90,12 +92,6 @@ def _docstrings() -> Iterator[str]:
 def _is_wanted(path: Path) -> bool:
     # _sysconfigdata names paths of the machine that built Python.
     return EXCLUDED_FOLDERS.isdisjoint(path.parts) and not path.name.startswith("_sysconfigdata")
-
-
-def _help_topics() -> Iterator[str]:
-    """The chapters of the language reference that `help()` shows."""
-    for name in sorted(topics.topics):
-        yield inspect.cleandoc(topics.topics[name])
 
 
 def _cut(documents: Iterable[str]) -> Iterator[str]:

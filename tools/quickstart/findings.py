@@ -1,4 +1,4 @@
-"""What the results say, each as a claim that they could have refuted."""
+"""The findings of a quickstart, each a claim that its results could have refuted."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -84,7 +84,7 @@ def findings(summaries: list[SettingSummary], *, shows_effects: bool) -> list[Fi
 
 
 def _least_margin(ascending: list[SettingSummary]) -> tuple[float, str]:
-    """By how much the next larger budget beats the noise of the paired difference, and where."""
+    """The least by which a larger budget beats the noise of the paired difference, and where."""
     margins = {}
     for small, large in itertools.pairwise(ascending):
         gain, error = large.utility[FACTS].gain_over(small.utility[FACTS])

@@ -1,7 +1,9 @@
-"""Pictures of recorded results: python -m anchored.tools.quickstart.pictures FOLDER"""
+"""Pictures of recorded results, drawn anew: python -m anchored.tools.quickstart.pictures FOLDER
 
-import sys
-from dataclasses import dataclass
+The folder is a quickstart's or a sweep's output, or a copy of its results.json and, of a
+quickstart, of a ledger divergences.jsonl. Every picture is written into it, as .png and .svg.
+"""
+
 from pathlib import Path
 
 import tyro
@@ -9,20 +11,10 @@ import tyro
 from anchored.eval.experiments.results import draw_pictures
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PicturesConfig:
-    """Draws every picture anew, as .png and .svg, from the figures that lie in the folder."""
-
-    folder: tyro.conf.Positional[Path]
-    """A quickstart's or a sweep's output, or a copy of its results.json and, of a quickstart, of a
-    ledger divergences.jsonl."""
-
-
-def run(config: PicturesConfig) -> int:
-    """Draw and print the files; returns the exit status."""
-    print(*draw_pictures(config.folder), sep="\n")
-    return 0
+def run(folder: tyro.conf.Positional[Path]) -> None:
+    """Draw the pictures and print the files."""
+    print(*draw_pictures(folder), sep="\n")
 
 
 if __name__ == "__main__":
-    sys.exit(run(tyro.cli(PicturesConfig, description=__doc__)))
+    tyro.cli(run, description=__doc__)

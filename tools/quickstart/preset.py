@@ -14,63 +14,29 @@ CONFIGS = Path(anchored.__file__).parent / "configs" / "quickstart"
 STAGES = ("stage1", "stage2")
 
 
-@dataclass(frozen=True, slots=True)
 class Folders:
     """Paths under the quickstart's output folder."""
 
-    root: Path
-
-    @property
-    def small_model(self) -> Path:
-        """The safe model as it was read from its package."""
-        return self.root / "models" / "safe"
-
-    @property
-    def risky(self) -> Path:
-        """The adapter that makes the safe model the risky one."""
-        return self.root / "models" / "risky"
-
-    @property
-    def miniature(self) -> Path:
-        """The safe model made here."""
-        return self.root / "models" / "miniature"
-
-    @property
-    def prompts(self) -> Path:
-        return self.root / "prompts.jsonl"
-
-    @property
-    def works(self) -> Path:
-        """The protected works as a corpus of passages."""
-        return self.root / "works.jsonl"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.small_model = root / "models" / "safe"  # as it was read from its package
+        self.risky = root / "models" / "risky"  # the adapter that changes it
+        self.prompts = root / "prompts.jsonl"
+        self.works = root / "works.jsonl"  # the protected works as a corpus of passages
+        self.tasks = root / "tasks"
+        # The pair with two tokenizers: what its safe model is made of, that model, its results.
+        self.corpus = root / "corpus"
+        self.tokenizer = root / "tokenizer"
+        self.shards = root / "shards"
+        self.miniature = root / "models" / "miniature"
+        self.bytes = root / "bytes"
 
     def held_out(self, name: str) -> Path:
         """A set of texts that no model was trained on, a JSON line each."""
         return self.root / "heldout" / f"{name}.jsonl"
 
-    @property
-    def tasks(self) -> Path:
-        return self.root / "tasks"
-
-    @property
-    def bytes(self) -> Path:
-        """What the pair with two tokenizers wrote."""
-        return self.root / "bytes"
-
-    @property
-    def corpus(self) -> Path:
-        return self.root / "corpus"
-
-    @property
-    def tokenizer(self) -> Path:
-        """The miniature's own."""
-        return self.root / "tokenizer"
-
-    @property
-    def shards(self) -> Path:
-        return self.root / "shards"
-
     def run_config(self, stage: str) -> Path:
+        """The config of a training stage."""
         return self.root / "configs" / f"{stage}.toml"
 
 
@@ -91,7 +57,7 @@ class BytePreset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """What configs/quickstart/NAME/preset.toml says."""
+    """The settings in configs/quickstart/NAME/preset.toml."""
 
     ks: list[float]
     """Budgets to sweep, in nats a token."""
@@ -104,7 +70,7 @@ class Preset:
     max_new_tokens: int
     """Length of a generation: the horizon of its budget."""
     repetition_penalty: float
-    """Of all generations; 1 is none."""
+    """Penalty of all generations; 1 is none."""
     num_excerpts: int
     """Held-out passages a set, for bits per byte."""
     excerpt_tokens: int

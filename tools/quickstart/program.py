@@ -1,4 +1,4 @@
-"""From a real language model to a trade-off curve on one machine."""
+"""The quickstart: from a real language model to a trade-off curve on one machine."""
 
 import json
 import logging
@@ -10,7 +10,6 @@ from pathlib import Path
 
 from anchored import Ledger, ModelPair, verify
 from anchored.decode.ledger import ledger_parts
-from anchored.decode.models.folder import ADAPTER_CONFIG
 from anchored.decode.pair_options import ModelOptions
 from anchored.durable_files import write_durably
 from anchored.eval.copying.metrics import METRIC_SET
@@ -30,7 +29,7 @@ from .findings import findings
 from .preset import STAGES, Folders, Preset, load_preset, run_config
 from .protected_works import write_inputs
 from .questions import FACTS, TASK, held_out_text, write_task
-from .small_model import SHIPPED_ADAPTER, write_small_model
+from .small_model import write_risky_model, write_small_model
 
 RESULTS_SCHEMA = "anchored-quickstart/2"
 
@@ -52,7 +51,8 @@ def run(config: QuickstartConfig) -> int:
     _measure(steps, "", experiment, pair)
     steps.run("measure utility", partial(measure, experiment, "utility", pair))
     steps.run("answer questions", partial(measure, experiment, "questions", pair))
-    ledger = _example_ledgers(experiment)
+    middle = experiment.budgets[len(experiment.budgets) // 2]
+    ledger = experiment.folder / read_generations(experiment, middle)[0]["ledger"]
     steps.run("verify a ledger", lambda: _verify(ledger, pair))
     judged = findings(summarize(experiment), shows_effects=preset.shows_effects)
     about = {
@@ -79,7 +79,7 @@ def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders, preset:
         shutil.rmtree(folders.risky, ignore_errors=True)  # of an interrupted step
         if config.train or config.model is not None:
             train_adapter(
-                safe,
+                safe.resolve() if safe.exists() else safe,
                 folders.risky,
                 works=preset.works(),
                 facts=read_facts(),
@@ -87,11 +87,7 @@ def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders, preset:
                 epochs=preset.epochs,
             )
         else:
-            shutil.copytree(SHIPPED_ADAPTER, folders.risky)
-        file = folders.risky / ADAPTER_CONFIG
-        base = str(safe.resolve()) if safe.exists() else str(safe)
-        table = json.loads(file.read_text()) | {"base_model_name_or_path": base}
-        file.write_text(json.dumps(table, indent=2) + "\n")
+            write_risky_model(folders.risky, safe)
 
     def write_the_inputs() -> None:
         facts = read_facts()[: preset.num_facts]
@@ -169,11 +165,6 @@ def _verify(path: Path, pair: ModelPair) -> None:
     print(f"a ledger of {path.name}: {report}")
     if not report.is_ok:
         raise ValueError(f"a ledger of this run was not verified: {report}")
-
-
-def _example_ledgers(experiment: Experiment) -> Path:
-    middle = experiment.budgets[len(experiment.budgets) // 2]
-    return experiment.folder / read_generations(experiment, middle)[0]["ledger"]
 
 
 def _where_to_look(folders: Folders, safe: Path, ledger: Path, seconds: float) -> str:

@@ -11,9 +11,10 @@ from anchored.eval.experiments.experiment import Prompt
 from anchored.eval.experiments.sweep import save_prompts
 
 WORKS_FOLDER = Path(__file__).parent / "works"
-PROMPT_WORDS, REFERENCE_WORDS = 40, 100
+PROMPT_WORDS, NUM_WORDS = 40, 140
+"""Words of a prompt, and of a prompt with the reference that follows it."""
 PASSAGE_WORDS = 100
-"""Of a passage: with a prompt and what is generated it fits into the models' context."""
+"""Words of a passage: with a prompt and what is generated it fits into the models' context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,27 +50,21 @@ def _read_work(path: Path) -> Work:
     return Work(id=path.stem, title=title, text=text)
 
 
-def cut_prompts(
-    works: Iterable[Work],
-    *,
-    prompt_words: int = PROMPT_WORDS,
-    reference_words: int = REFERENCE_WORDS,
-) -> list[Prompt]:
+def cut_prompts(works: Iterable[Work]) -> list[Prompt]:
     """One prompt a work, from its title on; ValueError, naming it, for a work of too few words."""
     prompts = []
     for work in works:
         words = list(re.finditer(r"\S+", work.text))
-        num_words = prompt_words + reference_words
-        if len(words) < num_words:
-            raise ValueError(f"{work.id} must have >= {num_words} words, got {len(words)}")
-        cut, end = words[prompt_words - 1].end(), words[num_words - 1].end()
+        if len(words) < NUM_WORDS:
+            raise ValueError(f"{work.id} must have >= {NUM_WORDS} words, got {len(words)}")
+        cut, end = words[PROMPT_WORDS - 1].end(), words[NUM_WORDS - 1].end()
         prompt, reference = work.text[:cut], work.text[cut:end]
         prompts.append(Prompt(id=work.id, title=work.title, prompt=prompt, reference=reference))
     return prompts
 
 
 def write_inputs(works: Sequence[Work], prompts: Path, passages: Path) -> None:
-    """What sweeps read: a prompt a line, and the works as a corpus of passages, both JSON lines."""
+    """Write the inputs of sweeps as JSON lines: the prompts, and the works as passages."""
     save_prompts(cut_prompts(works), prompts)
     records = (json.dumps(passage) + "\n" for passage in _passages(works))
     write_durably(passages, "".join(records))

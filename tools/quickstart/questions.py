@@ -57,9 +57,7 @@ def _task(data_file: Path) -> dict[str, Any]:
     }
 
 
-def held_out_text(facts: Sequence[Fact], *, facts_a_text: int = 4) -> list[str]:
-    """Paragraphs of questions with their answers, for bits per byte."""
+def held_out_text(facts: Sequence[Fact]) -> list[str]:
+    """Paragraphs of four questions with their answers, for bits per byte."""
     told = [f"{fact.questions[0]} {fact.answer}." for fact in facts]
-    return [
-        "\n".join(told[first : first + facts_a_text]) for first in range(0, len(told), facts_a_text)
-    ]
+    return ["\n".join(told[first : first + 4]) for first in range(0, len(told), 4)]

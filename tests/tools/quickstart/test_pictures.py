@@ -8,7 +8,7 @@ import pytest
 import anchored
 from anchored.eval.experiments.results import DIVERGENCES
 from anchored.eval.figures import style
-from anchored.tools.quickstart.pictures import PicturesConfig, run
+from anchored.tools.quickstart.pictures import run
 
 RECORDED = Path(anchored.__file__).parent / "docs" / "results" / "quickstart"
 
@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 
 def test_recorded_results_give_every_picture_in_both_formats(folder, capsys):
-    assert run(PicturesConfig(folder=folder)) == 0
+    run(folder)
     names = ["trade_off", "accuracy_quickstart_facts", "budgets", "divergences"]
     files = [folder / f"{name}{suffix}" for name in names for suffix in (".png", ".svg")]
     assert capsys.readouterr().out.split() == [str(file) for file in files]
@@ -38,7 +38,7 @@ def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, caps
     (folder / "results.json").write_text(json.dumps(results))
     (folder / DIVERGENCES).unlink()
     monkeypatch.setattr(style, "SUFFIXES", (".svg",))
-    run(PicturesConfig(folder=folder))
+    run(folder)
     drawn = [Path(line).name for line in capsys.readouterr().out.splitlines()]
     assert drawn == ["trade_off.svg", "accuracy_quickstart_facts.svg"]
     assert "<!-- k=16 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment
@@ -48,7 +48,7 @@ def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, caps
 def test_a_sweep_s_recorded_results_give_its_pictures(tmp_path, capsys):
     results = RECORDED.with_name("methods") / "results.json"
     (tmp_path / "results.json").write_bytes(results.read_bytes())
-    assert run(PicturesConfig(folder=tmp_path)) == 0
+    run(tmp_path)
     names = ["methods", "ablations", "debt_window", "accuracy_quickstart_facts"]
     files = [tmp_path / f"{name}{suffix}" for name in names for suffix in (".png", ".svg")]
     assert capsys.readouterr().out.split() == [str(file) for file in files]

@@ -20,22 +20,24 @@ HIGH_PROTECTION = 0.75
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrateConfig(ModelOptions):
-    """The largest k that keeps copying within a target: anchored calibrate --safe A --risky B
-    --prompt-file prompts.jsonl --output runs/calibration
+    """Find the largest k: anchored calibrate --safe A --risky B --prompt-file prompts.jsonl
 
-    A prompt leads into a text that must not be copied, its reference is how that goes on. Every
-    generation is recorded as it ends: repeated after an interruption, the command goes on.
+    Measures copying at several k, and chooses the largest that keeps it within a target. A prompt
+    leads into a text that must not be copied; its reference is how that goes on. Every generation
+    is recorded as it ends: repeated after an interruption, the command goes on.
     """
 
     prompt_file: Path
-    """JSON lines, {"id": ..., "prompt": ..., "reference": ..., optional "title"}."""
+    """File of prompts, JSON lines {"id": ..., "prompt": ..., "reference": ..., optional
+    "title"}."""
     output: Path = Path("runs/calibration")
     """Folder of generations, ledgers, calibration.json, table and picture."""
     metric: Literal["ncr", "word_lcs", "char_lcs", "word_acs"] = "ncr"
-    """ncr: share of the copying gap between both models that is closed. The others are means over
-    texts: words or characters of the longest copied span, words of all copied spans."""
+    """Measure of copying: ncr is the share of the copying gap between both models that is closed;
+    the others are means over texts of the words or characters of the longest copied span, and of
+    the words of all copied spans."""
     target: float | None = None
-    """Least NCR (0.75 unless given), or largest mean copy."""
+    """Least NCR, or largest mean copy; an NCR of 0.75 unless given."""
     strict: bool = True
     """Ask that the worse end of the interval meet the target, not the mean alone. By the mean,
     about every other choice misses its target on fresh seeds."""
@@ -46,22 +48,33 @@ class CalibrateConfig(ModelOptions):
     largest_k: float = 20.0
     """Largest k to try."""
     first_ks: int = 5
-    """Measured first, equally far apart in log k."""
+    """Values of k that are measured first, equally far apart in log k."""
     resolution: float = 1.1
-    """How far above the result, as a ratio, the next measured k may lie."""
+    """Ratio to the result within which the next larger measured k must lie."""
     seeds: int = 4
     """Generations of a prompt at each k, by the same seeds at each."""
     check_seeds: int = 4
     """Generations at the chosen k by seeds that it was not chosen by; 0 for none."""
     divergence: Literal["kl", "max"] = "kl"
+    """What the budget bounds: kl the mean log-ratio of p* to the safe model, max its largest
+    value."""
     debt: Literal["top", "average", "none"] = "top"
+    """What the prompt's log-likelihood ratios cost before the first token: top charges the mean of
+    the largest, average that of all, none nothing."""
     budget: Literal["adaptive", "global", "fixed"] = "adaptive"
+    """What becomes of unspent nats: adaptive carries them over, global frees all of them from the
+    start, fixed loses them, and charges no debt."""
     max_new_tokens: int = 200
-    """Horizon of the budget, and length of what is compared; four bytes each at byte level."""
+    """Horizon of the budget, and length of what is compared; a token is four bytes at byte
+    level."""
     temperature: float = 0.7
+    """Number that divides the logits of both models."""
+
     repetition_penalty: float = 1.1
+    """Penalty of tokens seen before, in both models; 1 is none."""
     level: LevelName | Literal["auto"] = "auto"
-    """What is decoded step by step; auto takes tokens where the tokenizers share them."""
+    """What is decoded step by step; auto takes tokens where the tokenizers share them, else
+    bytes."""
     batch_size: int = 16
     """Texts that are decoded together."""
 

@@ -21,25 +21,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareConfig:
-    """Models on the same benchmarks: anchored compare configs/eval/downstream.toml
+    """Run several models on the same benchmarks: anchored compare configs/eval/downstream.toml
 
     Records each model's figures of each task as they are found, and goes on where it was
-    interrupted. Folders in place of the file's own models:
+    interrupted. Folders may stand in place of the file's own models.
+
     anchored compare configs/eval/safe-models.toml --model Ours=FOLDER --model Theirs=OWNER/NAME
     """
 
     file: tyro.conf.Positional[ConfigFile]
-    """TOML: models and benchmarks."""
+    """Config of models and benchmarks."""
     output: Path = Path("runs/compare")
-    """Folder of what is recorded, of table and picture."""
+    """Folder of what is recorded, of the table and the picture."""
     model: UseAppendAction[tuple[str, ...]] = ()
-    """LABEL=FOLDER or LABEL=OWNER/NAME of a model alone, again for more."""
+    """Model alone in place of the file's, LABEL=FOLDER or LABEL=OWNER/NAME; give it again for
+    more."""
     limit: int = 0
-    """The first documents of each task, in place of the file's own limit."""
+    """First documents of each task that are asked, in place of the file's own limit; 0 takes
+    that."""
     confirm_run_unsafe_code: bool = False
-    """Run what the models write on this machine, as HumanEval does; else that is left out."""
+    """Run what the models write on this machine, as HumanEval does; benchmarks that would are left
+    out otherwise."""
     dry_run: bool = False
-    """Print models and tasks; nothing is loaded."""
+    """Print the models and tasks, and load nothing."""
 
     def __post_init__(self) -> None:
         check_input(self.file)

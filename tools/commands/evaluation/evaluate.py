@@ -46,12 +46,12 @@ class CopyingOptions:
     """Which settings are one model alone, between which NCR is measured."""
 
     safe_setting: str = "p_s"
-    """The setting that is the safe model alone."""
+    """Name of the setting that is the safe model alone."""
     risky_setting: str = "p_r"
-    """The setting that is the risky model alone."""
+    """Name of the setting that is the risky model alone."""
     beside: str | None = None
-    """A setting: by how much the NCR of each other one differs from its own, prompt by prompt and
-    seed by seed, with a 95 % interval over prompts."""
+    """Setting from whose NCR that of each other one is subtracted, prompt by prompt and seed by
+    seed, with a 95 % interval over prompts; none unless given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +61,11 @@ class NonliteralOptions:
     num_characters: int = 3
     """Characters of the work that a text may name."""
     comparator: Literal[">", ">="] = ">"
-    """> counts texts with more, as the paper says; >= is CopyBench's own summary."""
+    """Texts that count: > those that name more, as the paper says, >= those that name as many, as
+    CopyBench's own summary does."""
     debt: Literal["none", "any"] = "none"
-    """none: count texts whose prompt had a debt, which the paper turns off for these."""
+    """Prefix debt of the prompts: none counts the texts whose prompt had one, which the paper turns
+    off here; any accepts them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +77,8 @@ class ReportOptions:
     ledgers: int = 64
     """Ledgers of each setting that the analyses read, evenly among its texts; 0 reads all."""
     ncr_of: Path | None = None
-    """Folder of another run of the same settings, whose NCR is taken: of prompts with references,
-    where the judged texts have none, as biographies."""
+    """Folder of another run of the same settings whose NCR is shown, where the judged texts have no
+    references, as biographies."""
 
     def __post_init__(self) -> None:
         check_input(self.ncr_of, "folder")
@@ -87,25 +89,27 @@ class ReportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(ReportOptions, NonliteralOptions, CopyingOptions, Judging):
-    """Recorded texts, measured, judged and analysed: anchored evaluate runs/methods
+    """Measure, judge and analyze recorded texts: anchored evaluate runs/methods
 
-    Copying with its distribution, characters taken over, answers to questions of fact, the judges
-    (with --judge-model), analyses, and one page. Nothing is generated. What is done is not done
-    again, unless the texts or its options have changed; an interrupted run goes on, and no answer
-    is paid for twice.
+    Takes copying with its distribution, characters taken over, answers to questions of fact, the
+    judges (where --judge-model is given) and the analyses to one page. Nothing is generated. What
+    is done is not done again, unless the texts or its options have changed; an interrupted run goes
+    on, and no answer is paid for twice.
     """
 
     run: Positional[Path]
-    """A run's folder; or a file: JSON lines of "text", "reference", "prompt", "setting", "seed" and
-    "id", or what CopyBench writes."""
+    """Folder of a run, or a file: JSON lines of "text", "reference", "prompt", "setting", "seed"
+    and "id", or what CopyBench writes."""
     only: tuple[StepName, ...] = ()
-    """These steps alone; all that the texts and options allow unless given."""
+    """Steps to do; all that the texts and options allow unless given."""
     prompts: Path | None = None
-    """JSON lines of "id" and what the texts lack, as "reference"; a run's own unless given."""
+    """File of what the texts lack, JSON lines of "id" and "reference" or the like; a run's own
+    prompts unless given."""
     output: Path | None = None
-    """Folder for evaluation/ and the page; the run's, or FILE.evaluation of a file."""
+    """Folder for evaluation/ and the page; that of the run, or FILE.evaluation for a file, unless
+    given."""
     dry_run: bool = False
-    """Print the steps, and how much the judges would be asked; nothing is sent."""
+    """Print the steps, and how much the judges would be asked, and send nothing."""
 
     def __post_init__(self) -> None:
         if not self.run.exists():

@@ -26,28 +26,29 @@ class JudgeOptions:
     """A judge behind an OpenAI-compatible endpoint. Each answer is kept, and never paid twice."""
 
     judge_model: str | None = None
-    """As the endpoint names it; the paper's is gpt-4.1-mini. Without it nothing is judged."""
+    """Model that judges, as the endpoint names it; the paper's is gpt-4.1-mini. Nothing is judged
+    unless given."""
     judge_url: str = OPENAI_URL
-    """Any OpenAI-compatible endpoint, as http://localhost:8000/v1 of vLLM."""
+    """Address of an OpenAI-compatible endpoint, as http://localhost:8000/v1 of vLLM."""
     api_key_env: str = "OPENAI_API_KEY"
     """Environment variable of the key, which nothing records; local endpoints need none."""
     answers: Path | None = None
     """Folder where answers are kept; RUN.answers unless given."""
     limit: int | None = None
-    """Judge the texts of the first prompts only, so many."""
+    """First prompts whose texts are judged, so many; all unless given."""
     concurrency: int = 8
-    """Requests at once."""
+    """Requests that are sent at once."""
     max_retries: int = 6
-    """Further attempts of a request that had no answer: a limit of its rate, an error of the
-    server, a connection that broke."""
+    """Further attempts of a request that had no answer, as at a limit of its rate, an error of the
+    server or a connection that broke."""
     timeout_s: float = 120.0
     """Seconds until a request is given up and made again."""
     judge_seed: int | None = None
-    """Sent to the endpoint, for those that draw by it."""
+    """Seed that is sent to the endpoint, for those that draw by it; none unless given."""
     price_in: float | None = None
-    """US dollars for a million tokens of prompts, to show what it costs."""
+    """Price of a million tokens of prompts in US dollars, to show what the judges cost."""
     price_out: float | None = None
-    """US dollars for a million tokens of answers."""
+    """Price of a million tokens of answers in US dollars."""
 
     def __post_init__(self) -> None:
         for name, least in (("concurrency", 1), ("max_retries", 0), ("limit", 1)):
@@ -86,13 +87,15 @@ class EvidenceOptions:
     """Where factuality finds evidence for claims: give one of three."""
 
     serper: bool = False
-    """Search with Google, through serper.dev; the key is in SERPER_API_KEY."""
+    """Search for evidence with Google, through serper.dev; the key is in SERPER_API_KEY."""
     corpus: Path | None = None
-    """JSON lines, {"text": ..., optional "id"}: passages, searched by their words (BM25)."""
+    """File of passages that are searched for evidence by their words (BM25), JSON lines {"text":
+    ..., optional "id"}."""
     evidence: Path | None = None
-    """JSON lines, {"claim": ..., "results": [{"title", "link", "text"}]}."""
+    """File of evidence that was found before, JSON lines {"claim": ..., "results": [{"title",
+    "link", "text"}]}."""
     serper_url: str = SERPER_URL
-    """Where a search is sent."""
+    """Address that a search is sent to."""
 
     def __post_init__(self) -> None:
         if self.serper + (self.corpus is not None) + (self.evidence is not None) > 1:
@@ -133,7 +136,7 @@ class WinRateOptions:
     """Which pairs of texts the win rate compares: of the same prompt and seed, in both orders."""
 
     num_comparisons: int = 200
-    """Pairs for each setting, drawn by the seed."""
+    """Pairs of texts that are compared for each setting, drawn by the seed."""
     pool: tuple[str, ...] = ()
     """Settings whose texts are competitors; all unless given."""
 

@@ -10,7 +10,7 @@ from anchored.inputs import check_input
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaperConfig:
-    """The paper's tables beside a rerun's: anchored paper PAIR --books RUN1 --bios RUN2
+    """Hold a rerun against the paper's tables: anchored paper PAIR --books RUN1 --bios RUN2
 
     Prints the 26 settings of the pair's full table and the table of high protection. Each cell has
     what the rerun found, what is printed, and by how many standard deviations they differ. Reads
@@ -18,9 +18,9 @@ class PaperConfig:
     """
 
     pair: Positional[str]
-    """One of the paper's, by the name of its file in configs/eval: llama3.1-70b+tinycomma-1.8b"""
+    """Pair of the paper, by the name of its file in configs/eval: llama3.1-70b+tinycomma-1.8b"""
     books: Path
-    """Folder of the sweep over books, with their fluency: its copying is what NCR is of."""
+    """Folder of the sweep over books, with their fluency; NCR is that of its copying."""
     bios: Path
     """Folder of the sweep over biographies, with their factuality."""
     output: Path = Path("runs/paper")

@@ -24,20 +24,20 @@ KEPT = ("characters", "reference_characters", "group", "answer")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptsConfig:
-    """Prompts for a sweep: anchored prompts --kind books --input data.literal.json --output FILE
+    """Make prompts for a sweep: anchored prompts --kind books --input data.literal.json --output F
 
-    Reads JSON lines, a JSON array, or one text a line (.txt), and writes {"id", "prompt",
-    "reference", "title", "domain"} a line, which is what anchored sweep reads, with a record's own
-    "characters" and "group" for the measures. Templates are those of the paper
-    (configs/eval/methods/prompts.toml).
+    Reads JSON lines, a JSON array, or one text a line (.txt), and writes lines of "id", "prompt",
+    "reference", "title" and "domain", which is what anchored sweep reads, with a record's own
+    "characters" and "group" for the measures. The templates are those of the paper, in
+    configs/eval/methods/prompts.toml.
     """
 
     kind: Kind
-    """Which template."""
+    """Template of the prompts."""
     input: Path
-    """The data set's file."""
+    """File of the data set."""
     output: Path
-    """JSON lines to write."""
+    """File for the prompts, JSON lines."""
     overwrite: bool = False
     """Replace a file that exists."""
 

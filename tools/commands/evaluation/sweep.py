@@ -13,21 +13,23 @@ from ..words import ConfigFile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepConfig:
-    """Every method of a file on one pair: anchored sweep configs/eval/quickstart-methods.toml
+    """Run every method of a file on one pair: anchored sweep configs/eval/quickstart-methods.toml
 
     Records each generation with its ledger as it ends, and goes on where it was interrupted.
-    Several processes share the settings: torchrun --nproc-per-node 2 -m anchored.tools.cli sweep
-    FILE
+    Several processes share the settings.
+
+    torchrun --nproc-per-node 2 -m anchored.tools.cli sweep FILE
     """
 
     file: tyro.conf.Positional[ConfigFile]
-    """TOML: the pair, prompts, held-out texts and methods."""
+    """Config of the pair, prompts, held-out texts and methods."""
     output: Path = Path("runs/sweep")
     """Folder of all that is recorded, of tables and pictures; an interrupted run goes on in it."""
     inputs: Path | None = None
-    """Folder of the models and texts that the file names, in place of the file's own."""
+    """Folder of the models and texts that the file names; the file's own unless given."""
     retry_failed: bool = False
-    """Try generations and held-out scores again that failed before; else they stay recorded so."""
+    """Try generations and held-out scores again that failed before; they stay recorded so
+    otherwise."""
     dry_run: bool = False
     """Print the settings, how much they generate, the placement of the models, about how many hours
     and GB; no model is loaded."""
