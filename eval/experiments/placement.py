@@ -8,7 +8,6 @@ from typing import Any, Final
 from ...configs.config_file import from_table
 from ...decode.models.folder import model_location
 from ...decode.pair_options import ModelOptions
-from ...decode.rules.rule import ModelName
 
 ROOM: Final = 1.15
 """Of the weights' bytes, what a pair takes with caches, logits and the CUDA context: 173 GB for the
@@ -56,9 +55,9 @@ class Placement:
         models: ModelOptions = from_table(ModelOptions, table | self.options, "placement.options.")
         return models
 
-    def weights(self, models: ModelOptions) -> dict[ModelName, int] | None:
+    def weights(self, models: ModelOptions) -> dict[str, int] | None:
         """Bytes of both models' safetensors; None where one is still on the Hub."""
-        sizes: dict[ModelName, int] = {}
+        sizes: dict[str, int] = {}
         for name, model in models.locations.items():
             if isinstance(folder := model_location(model), str):
                 return None

@@ -35,9 +35,10 @@ def _draw(
     def decoder_of(rule: Anchored) -> Any:
         """Of the engine, which starts with the first setting that is not generated yet."""
         if not engine:
-            models, placement = sweep.models, sweep.placement
+            placement = sweep.placement
+            safe, risky = sweep.models.locations.values()
             arguments = {"tensor_parallel_size": placement.gpus, **placement.vllm}
-            engine.append(open_pair(models.safe, models.risky, rule, **arguments))
+            engine.append(open_pair(safe, risky, rule, **arguments))
         return type(engine[0])(engine[0].llm, engine[0].pair, rule)
 
     try:
