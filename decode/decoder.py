@@ -270,15 +270,14 @@ class Decoder:
             num_unread=1,
             is_alone=is_single(prompts if messages is None else messages),
         )
-        for request, (target, _) in zip(requests, targets, strict=True):
+        scores: dict[int, Score] = {}
+        fitting: list[Request] = []
+        for request, (target, unreadable) in zip(requests, targets, strict=True):
             if len(target) > request.max_new_tokens:
                 raise ValueError(
                     f"a continuation has {len(target)} {self.level.name}s, the horizon is "
                     f"{request.max_new_tokens}"
                 )
-        scores: dict[int, Score] = {}
-        fitting: list[Request] = []
-        for request, (target, unreadable) in zip(requests, targets, strict=True):
             if error := request.error or unreadable:
                 budget = self.rule.budget_for(horizon=request.max_new_tokens, k=request.k)
                 scores[request.index] = Score.of(budget, target, error)

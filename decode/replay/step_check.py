@@ -351,13 +351,17 @@ def _divergences(claim: Claim, laws: StepLaws) -> dict[str, tuple[float, float]]
     """Divergences that were asked for, see `with_divergences`."""
     safe, risky = claim.safe_logits[None], claim.risky_logits[None]
     step, either = claim.recorded, claim.safe_tolerance + claim.risky_tolerance
+
+    def allowed(nats: float) -> float:
+        return ARITHMETIC + moved(nats, either)
+
     figures = {}
     if step.kl_risky_safe is not None:
         nats = reference.kl_divergence(reference.log_softmax(risky), safe).item()
-        figures["kl_risky_safe"] = (difference(nats, step.kl_risky_safe), moved(nats, either))
+        figures["kl_risky_safe"] = (difference(nats, step.kl_risky_safe), allowed(nats))
     if step.kl_star_risky is not None:
         nats = reference.kl_divergence(laws.star[None], risky).item()
-        figures["kl_star_risky"] = (difference(nats, step.kl_star_risky), moved(nats, either))
+        figures["kl_star_risky"] = (difference(nats, step.kl_star_risky), allowed(nats))
     return figures
 
 

@@ -198,7 +198,7 @@ def test_what_is_nothing_of_the_kind_is_refused_before_anything_runs(
         (lambda: MemFree(passages=["a"], n=0), r"n must be in \[1, 1000\], got 0"),
         (lambda: MemFree(passages=["a"], n=99999999999), r"n must be in \[1, 1000\], got 999"),
         (lambda: MemFree(passages=["a"], n=True), "n must be a whole number, got True"),
-        (lambda: MemFree(passages=["a"], false_positives=2), r"false_positives must be in"),
+        (lambda: MemFree(passages=["a"], false_positives=2), r"false_positives must be 0 or in \["),
         (lambda: CPFuse(grid_size=1000000), r"grid_size must be in \[2, 100\], got 1000000"),
         (lambda: CPFuse(warping="never"), "warping must be one of after, before, got 'never'"),
         (lambda: TokenSwap(words=[]), "words must be a list of at least one word"),
