@@ -32,7 +32,7 @@ class ByteTrie:
         self.first_child = np.searchsorted(parent[1:], np.arange(num_nodes)).astype(np.int32) + 1
         self.start = low - (low + num_ends)[parent]
         self.symbol = byte.copy()
-        self._bytes = byte.astype(np.uint8).tobytes()
+        self._bytes: bytes = byte.astype(np.uint8).tobytes()
         # Views whose items are Python numbers: a third of the time of an item of an array.
         self._first_child: memoryview[int] = self.first_child.data
         self._num_children: memoryview[int] = self.num_children.data
