@@ -362,9 +362,8 @@ class Decoder:
             yield from decode_all(self._open(batch, config), batch)
 
     def _open(self, requests: list[Request], config: SamplingConfig) -> PairedBatch:
-        num_rows = min(self.batch_size, len(requests))
         max_length = max(request.max_length for request in requests)
-        size = {"num_rows": num_rows, "max_length": max_length}
+        size = {"num_rows": min(self.batch_size, len(requests)), "max_length": max_length}
         length = self._draft_length
         if length is not None and drafts_fit(length, self.level, max_length):
             return SpeculativeBatch(self.level, self.rule, config, **size, length=length)
