@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from anchored import Anchored, Decoder, Ledger, ModelPair, verify
+from anchored.decode.replay.step_check import logit_tolerance
 
 
 @register_quantization_config("rounded")
@@ -75,3 +77,19 @@ def test_a_quantised_safe_model_in_memory_is_refused_unless_asked_for(tokenizer)
     pair = ModelPair(safe, risky, tokenizer, allow_quantized_safe=True)
     (result,) = Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_tokens=3)
     assert result.ledger.header.quantization == {"safe": "rounded"}
+
+
+def test_a_quantised_model_s_figures_may_be_twice_as_far_off(tokenizer):
+    for is_quantised in (False, True):
+        safe, risky = tiny_llama(1), tiny_llama(2)
+        if is_quantised:
+            safe.config.quantization_config = RoundedConfig()
+        pair = ModelPair(safe, risky, tokenizer, allow_quantized_safe=True)
+        decoder = Decoder(pair, Anchored(k=1.0))
+        plain = {"temperature": 1.0, "repetition_penalty": 1.0, "max_new_tokens": 3}
+        ledger = decoder.generate("salt", **plain)[0].ledger
+        logits = safe(torch.tensor([ledger.header.prompt_token_ids])).logits[0, -1].double()
+        off = 1.5 * logit_tolerance(logits, safe.dtype)
+        moved = replace(ledger.steps[0], safe_log_prob=ledger.steps[0].safe_log_prob - off)
+        report = verify(replace(ledger, steps=[moved, *ledger.steps[1:]]), pair)
+        assert report.is_ok == is_quantised, report
