@@ -57,8 +57,9 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     check_memory(config, estimate_memory(config, args, num_shards=num_shards))
     _check_disk(config, num_parameters=parameter_count(args))
     if config.data.verify_checksums:
-        trained = [Path(source.path) for source in config.data.sources]
-        check_shards([*trained, *(Path(source.path) for source in config.heldout.sources)])
+        paths = [source.path for source in config.data.sources]
+        paths += [source.path for source in config.heldout.sources]
+        check_shards(list(map(Path, paths)))
     # 5. The record. Of a fork the copy is made after it: what was refused before, or is killed in
     # between, begins again as if it had never been started.
     started = start.record.started(

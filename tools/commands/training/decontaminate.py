@@ -6,7 +6,7 @@ from anchored.pretrain.tokens.decontamination import DecontaminationJob, Forbidd
 from anchored.pretrain.tokens.documents import RecordFields
 from anchored.pretrain.tokens.workers import do_files
 
-from .tokenize import each_source, input_files, with_mixture
+from .tokenize import STILL_AT_WORK, each_source, input_files, with_mixture
 from .training_options import DecontaminateConfig
 
 _NUM_SHOWN = 10
@@ -32,7 +32,7 @@ def run(config: DecontaminateConfig) -> int:
         job.start()
         print(do_files(job, num_workers=config.workers, unit="documents"))
         report = job.finish(least_chars=config.least_chars)
-        print(_report(report) if report else f"{source}: other processes are still at work")
+        print(_report(report) if report else f"{source}: {STILL_AT_WORK}")
         if report:
             print(job.report_file)
     return 0

@@ -26,6 +26,7 @@ from anchored.pretrain.tokens.writer import HELDOUT_FOLDER, DocumentTally
 from .training_options import SourceConfig, TokenizeConfig
 
 Config = TypeVar("Config", bound=SourceConfig)
+STILL_AT_WORK = "other processes are still at work; run this again where they were stopped"
 _NUM_NAMED = 3
 # Other languages and code lie within a factor of 3 of English for the tokenizers in use.
 _FAR_FROM_USUAL = 4.0
@@ -42,7 +43,7 @@ def run(config: TokenizeConfig) -> int:
     if not job.is_complete:
         print(do_files(job, num_workers=config.workers, unit="tokens"))
         if not job.finish(encoder):
-            print(f"{config.source}: other processes are still at work on {job.output}")
+            print(f"{config.source}: {STILL_AT_WORK}")
             return 0
     print(report(job.output, encoder))
     return 0
