@@ -137,10 +137,11 @@ class PairedBatch:
         token_ids = drawn.log_probs().argmax(-1) if drawn.token_ids is None else drawn.token_ids
         token_ids = token_ids.masked_fill(~drawn.is_valid, -1)
         token_ids = agreed(token_ids, self.pair.num_processes)
+        # 2. All figures of the step in one transfer: the one wait for the device. Then the token is
+        #    seen, and not before: on a device the inputs' warpers read `_seen` itself.
+        figures = _drawn(inputs, drawn, token_ids, was_drawn_here=self.pair.num_processes == 1)
         index = uploaded(torch.tensor(rows), self._device), token_ids.clamp(min=0)
         self._seen.index_put_(index, torch.ones_like(token_ids, dtype=torch.bool))
-        # 2. All figures of the step in one transfer: the one wait for the device.
-        figures = _drawn(inputs, drawn, token_ids, was_drawn_here=self.pair.num_processes == 1)
         columns = torch.stack([column.double() for column in figures], 1)
         steps = [
             ledger_step(len(self._state(row).steps), values)

@@ -207,8 +207,8 @@ def absorb_point(row, column, beta, slot, NUM_SLOTS: tl.constexpr):
     psi = (log2_partition - tl.load(row.facts + LOG2_SHARED)) * LN_2
     kl, velocity, curvature = _curve(beta, psi, mean, mean_square, mean_cube)
     spread = tl.sqrt(mean_square)
-    weight_error = ROUNDING + EPSILON * (spread + tl.abs(psi))
-    margin = KL_MARGIN * weight_error * (1.0 + tl.abs(psi) + beta * spread)
+    weight_error = (spread + tl.abs(psi)) * EPSILON + ROUNDING
+    margin = weight_error * KL_MARGIN * (1.0 + tl.abs(psi) + beta * spread)
     is_known = (log2_partition > LEAST_BITS) & (kl < INF)
     # No tilt wherever either law has weight: the two are one, and the divergence is exactly 0.
     is_same = (mean_square == 0.0) & (tl.load(row.facts + IS_UNTILTED) > 0.0)
@@ -226,7 +226,7 @@ def absorb_point(row, column, beta, slot, NUM_SLOTS: tl.constexpr):
 @triton.jit
 def step_sums(step):
     """First record of the sums of a step; steps take turns, for some programs may lag behind."""
-    return STEP_SUMS + step % 2 * NUM_SUMS
+    return step % 2 * NUM_SUMS + STEP_SUMS
 
 
 MAX_STEPS = tl.constexpr(56)
@@ -247,7 +247,7 @@ ALLOWANCE_ROUNDINGS = tl.constexpr(certificate.ALLOWANCE_ROUNDINGS)
 def kl_allowance(row):
     """Nats that the KL on the common support may take; see `certificate`."""
     budget = tl.load(row.facts + BUDGET)
-    return budget - tl.load(row.facts + FLOOR) - ALLOWANCE_ROUNDINGS * EPSILON * budget
+    return budget - tl.load(row.facts + FLOOR) - budget * (ALLOWANCE_ROUNDINGS * EPSILON)
 
 
 @triton.jit
@@ -259,7 +259,7 @@ def next_beta(row, step):
     allowance = kl_allowance(row)
     tolerance = _tolerance(row, allowance)
     slots = tl.arange(0, TABLE_SIZE)
-    is_known = slots < NUM_ESTIMATES + step
+    is_known = slots < step + NUM_ESTIMATES
     beta = tl.load(row.table + BETA * TABLE_SIZE + slots, mask=is_known, other=2.0)
     kl = tl.load(row.table + KL * TABLE_SIZE + slots, mask=is_known, other=INF)
     kl_high = tl.load(row.table + KL_HIGH * TABLE_SIZE + slots, mask=is_known, other=INF)
@@ -275,7 +275,7 @@ def next_beta(row, step):
     aim = allowance - tl.maximum(0.5 * tolerance, 2.0 * low_margin)
 
     # The guide is the tightest bracket that estimates and measured points agree on.
-    is_clear = tl.abs(kl - aim) > ESTIMATE_ERROR * (kl + aim)
+    is_clear = tl.abs(kl - aim) > (kl + aim) * ESTIMATE_ERROR
     num_guides = tl.where(step < NUM_GUIDED_STEPS, NUM_ESTIMATES, 0)
     is_guide = is_measured | (is_clear & (kl < INF) & (slots < num_guides))
     is_guide &= (beta >= low) & (beta <= high) & is_known
@@ -298,7 +298,7 @@ def next_beta(row, step):
 @triton.jit
 def _tolerance(row, allowance):
     budget = tl.load(row.facts + BUDGET)
-    return tl.minimum(tl.maximum(SHORTFALL_FRACTION * budget, SHORTFALL_NATS), 0.5 * allowance)
+    return tl.minimum(tl.maximum(budget * SHORTFALL_FRACTION, SHORTFALL_NATS), 0.5 * allowance)
 
 
 @triton.jit
@@ -348,7 +348,7 @@ def best_point(row, step):
     """The largest feasible beta measured: beta, its KL rounded up, log2 of its partition sum."""
     allowance = kl_allowance(row)
     slots = tl.arange(0, TABLE_SIZE)
-    is_known = slots < NUM_ESTIMATES + step
+    is_known = slots < step + NUM_ESTIMATES
     beta = tl.load(row.table + BETA * TABLE_SIZE + slots, mask=is_known, other=2.0)
     kl_high = tl.load(row.table + KL_HIGH * TABLE_SIZE + slots, mask=is_known, other=INF)
     is_feasible = kl_high <= allowance

@@ -74,7 +74,7 @@ def clip_ceiling(row):
     limit = (budget - RESERVE_NATS - MASS_RESERVE * ROUNDING) * LOG2_E
     reach = tl.abs(tl.load(row.facts + LARGEST_TILT)) + tl.abs(tl.load(row.facts + SMALLEST_TILT))
     reach += tl.abs(unscaled_offset(row)) + tl.abs(limit)
-    return limit - OFFSET_RESERVE * EPSILON * reach
+    return limit - reach * (OFFSET_RESERVE * EPSILON)
 
 
 @triton.jit
@@ -176,7 +176,7 @@ def best_scale(row, step):
     is_known = steps < step
     trial = tl.load(row.table + steps, mask=is_known, other=-INF)
     total = tl.load(row.table + TOTAL * TABLE_SIZE + steps, mask=is_known, other=0.0)
-    is_usable = is_known & (total <= 1.0 + MISSING_MASS)
+    is_usable = is_known & (total - 1.0 <= MISSING_MASS)
     best = tl.max(tl.where(is_usable, trial, -INF), 0)
     return best, tl.max(tl.where(is_usable & (trial == best), total, 0.0), 0)
 
@@ -187,7 +187,7 @@ def clipped_spend(row, offset, excess):
     largest_tilt = tl.load(row.facts + LARGEST_TILT)
     largest = tl.minimum(offset + largest_tilt, clip_ceiling(row)) - excess
     magnitude = tl.abs(offset) + tl.abs(largest_tilt)
-    margin = MASS_MARGIN * ROUNDING + OFFSET_MARGIN * EPSILON * magnitude * LN_2
+    margin = magnitude * (OFFSET_MARGIN * EPSILON) * LN_2 + MASS_MARGIN * ROUNDING
     floor = tl.load(row.facts + FLOOR)
     is_same = largest_tilt == tl.load(row.facts + SMALLEST_TILT)
     return tl.where(is_same, floor, tl.maximum(largest * LN_2 + margin, floor))
@@ -222,7 +222,7 @@ def search_beta(
     entry = row.table + BETA * TABLE_SIZE + NUM_ESTIMATES + step
     if step > 0:
         absorb_point(
-            row, step_sums(step - 1), tl.load(entry - 1), NUM_ESTIMATES + step - 1, NUM_SLOTS
+            row, step_sums(step - 1), tl.load(entry - 1), step - 1 + NUM_ESTIMATES, NUM_SLOTS
         )
         tl.debug_barrier()  # the point of the last step, before next_beta reads it
     beta, is_over = next_beta(row, step)
