@@ -229,8 +229,11 @@ def _module(name: str) -> Any:
 
 def _one_line(error: Exception) -> str:
     """The message; of one with several lines as much as a screen's few lines hold, because the
-    reason often stands after a first line that only says what failed."""
+    reason often stands after a first line that only says what failed. The system's errors name the
+    file first and have no number."""
     text = str(error).strip() or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return textwrap.shorten(text, _LONGEST_MESSAGE) if "\n" in text else text
 
 
