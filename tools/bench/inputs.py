@@ -12,7 +12,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from anchored import ModelPair
-from anchored.tools.quickstart.protected_works import read_works
 
 from .options import BenchDecodeConfig, Shape
 
@@ -50,6 +49,8 @@ class BenchInputs:
         """The pair loaded, or made."""
         if not config.is_random:
             disable_progress_bar()
+            from anchored.tools.quickstart.protected_works import read_works  # of the extra eval
+
             folders = config.safe, config.risky
             pair = ModelPair.from_pretrained(*folders, dtype=config.dtype, device=config.device)
             return BenchInputs(pair, [work.body for work in read_works()])
