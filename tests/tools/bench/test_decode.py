@@ -17,6 +17,7 @@ from anchored.tools.bench.flops import num_matrix_weights
 from anchored.tools.bench.inputs import random_pair
 from anchored.tools.bench.options import METHODS, BenchDecodeConfig, method_names
 from anchored.tools.bench.timing import times_baseline
+from anchored.tools.quickstart import protected_works
 from anchored.tools.quickstart.protected_works import Work
 
 TINY = {"safe": "tiny", "risky": "tiny", "vocab_size": 64}
@@ -62,7 +63,7 @@ def byte_pair_folders(tmp_path, monkeypatch):
         pair.models[name].save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
     work = Work(id="w", title="t", text="t\n\nthe keeper of the lamp kept the harbour bell")
-    monkeypatch.setattr(inputs, "read_works", lambda: [work])
+    monkeypatch.setattr(protected_works, "read_works", lambda: [work])
     return {"safe": str(tmp_path / "safe"), "risky": str(tmp_path / "risky")}
 
 
