@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -118,11 +121,12 @@ def project(
     solve = clipping.solve if is_max else kl.solve
     budgets, facts, draws = host(budget), [_NO_FACTS], [_NO_DRAWS]
     numbers = None if uniform is None else uniform.cpu()
-    for group, rows in row_groups(risky_logits.cpu(), safe_logits.cpu()):
-        solution = solve(rows, budgets[group])
-        facts.append(_facts(rows, solution))
-        if numbers is not None:
-            draws.append(draw(rows, solution, numbers[group]))
+    with _one_thread():
+        for group, rows in row_groups(risky_logits.cpu(), safe_logits.cpu()):
+            solution = solve(rows, budgets[group])
+            facts.append(_facts(rows, solution))
+            if numbers is not None:
+                draws.append(draw(rows, solution, numbers[group]))
     columns = torch.from_numpy(np.concatenate(facts, 1)).to(safe_logits.device)
     drawn = torch.from_numpy(np.concatenate(draws, 1)).to(safe_logits.device)
     has_draw = uniform is not None
@@ -143,6 +147,18 @@ def project(
         safe_peak=columns[8],
         log2_safe_mass=columns[9],
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch on one thread. Several divide an operation where its size says, and compute what is
+    left of a vector by another routine: a row's last digit would depend on the rows beside it."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 _NO_FACTS, _NO_DRAWS = np.zeros((10, 0)), np.zeros((4, 0))

@@ -214,6 +214,29 @@ def test_a_row_has_the_same_digits_alone_and_beside_any_others(vocab_size, proje
             assert torch.equal(getattr(alone, name), getattr(batch, name)[one])
 
 
+@both_projections
+def test_a_row_has_the_same_digits_on_any_number_of_threads(project):
+    generator = torch.Generator().manual_seed(6)
+    num_rows, vocab_size, num_threads = 7, 36_288, 5
+    budget, uniform = torch.full((num_rows,), 0.1), uniforms(torch.arange(7), torch.arange(7))
+    before, share = torch.get_num_threads(), -(-num_rows * vocab_size // 5)
+    for _ in range(12):
+        # Nearly all weight is where the fifths of the rows meet, which threads would share.
+        risky, safe = torch.randn(2, num_rows, vocab_size, generator=generator).sub(60.0)
+        for border in range(share, num_rows * vocab_size, share):
+            for logits in (risky, safe):
+                logits.view(-1)[border - 4 : border] += 60.0
+        alone = project(risky, safe, budget, uniform)
+        try:
+            torch.set_num_threads(num_threads)
+            shared = project(risky, safe, budget, uniform)
+            assert torch.get_num_threads() == num_threads
+        finally:
+            torch.set_num_threads(before)
+        for name in ("weight", "spend", "offset", "ceiling", "log2_safe_mass", "token_ids"):
+            assert torch.equal(getattr(alone, name), getattr(shared, name)), name
+
+
 def test_token_log_probs_are_those_of_the_whole_row():
     generator = torch.Generator().manual_seed(4)
     for kind in KINDS:
