@@ -22,7 +22,7 @@ SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
 
 @dataclass(frozen=True)
 class TinyCorpus:
-    """Three tokenised sources of different sizes and their tokenizer."""
+    """Three tokenized sources of different sizes and their tokenizer."""
 
     folder: Path
 

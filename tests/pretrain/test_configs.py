@@ -117,7 +117,7 @@ def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes, tmp
     assert end == "nothing of this was measured"
 
 
-def test_the_slurm_scripts_are_valid_and_search_and_tokenise_every_source(tmp_path):
+def test_the_slurm_scripts_are_valid_and_search_and_tokenize_every_source(tmp_path):
     training = CONFIGS / "slurm" / "pretrain.sbatch"
     subprocess.run(["bash", "-n", str(training)], check=True)
     assert "-m anchored.pretrain --job.config_file" in training.read_text()

@@ -135,7 +135,7 @@ def test_sources_that_cannot_be_mixed_are_refused(corpus, tmp_path):
     other = tmp_path / "tokenizer.json"
     other.write_text(text + "\n")
     write_token_shards(tmp_path / "s", ["salt"] * 50, other, source="s", licence="x", revision="1")
-    with pytest.raises(ValueError, match=r"harbour and .* were tokenised by different tokenizers"):
+    with pytest.raises(ValueError, match=r"harbour and .* were tokenized by different tokenizers"):
         plan_of(corpus, WEIGHTS | {str(tmp_path / "s"): 1.0})
     with pytest.raises(ValueError, match=r"source harbour has \d+ tokens, too few"):
         plan_of(corpus, seq_len=100_000)

@@ -107,7 +107,7 @@ def test_another_tokenizer_is_refused_in_the_model_and_in_held_out_shards(check,
     text = manifest.read_text()
     manifest.write_text(text.replace('"tokenizer_sha256": "', '"tokenizer_sha256": "0'))
     message = refusal(check, heldout={"num_sequences": 3, "sources": [str(other)]})
-    assert "other was tokenised by another tokenizer than the data" in message
+    assert "other was tokenized by another tokenizer than the data" in message
 
 
 def test_a_source_that_would_be_read_too_often_is_refused(check, corpus):

@@ -16,7 +16,7 @@ from anchored.pretrain.plan.stages import StageSpec, plan_stage
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens import passages
 from anchored.pretrain.tokens.decontamination import ForbiddenTexts, Report, search_summary
-from anchored.pretrain.tokens.passages import Passages, normalised
+from anchored.pretrain.tokens.passages import Passages, normalized
 from anchored.pretrain.tokens.shards import Manifest
 from anchored.tools.commands.training.decontaminate import run
 from anchored.tools.commands.training.tokenize import run as tokenize
@@ -261,7 +261,7 @@ def test_any_71_shared_letters_are_found_63_are_not_and_numbers_are_nobodys():
         assert sought.shared_with("qq" + work[first : first + 71] + "qq", ["w"])
         assert not sought.shared_with("qq" + work[first : first + 63] + "qq", ["w"])
     assert Passages.of([(0, " ".join(map(str, range(20))))])[1] == set()
-    assert normalised("\ufb01n\uff21\u0301 Stra\u00dfe") == normalised("FINA STRASSE")
+    assert normalized("\ufb01n\uff21\u0301 Stra\u00dfe") == normalized("FINA STRASSE")
 
 
 def test_every_string_of_every_file_is_looked_for(tmp_path, capsys):
