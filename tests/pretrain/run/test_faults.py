@@ -87,31 +87,6 @@ def assert_equal_runs(run, whole):
 
 
 @pytest.mark.slow
-def test_a_run_whose_checkpoints_are_damaged_ends_as_the_unbroken_one(
-    whole, write_config, tmp_path
-):
-    run, saves = tmp_path / "run", {"interval": 4}
-    train(write_config(run, steps=16, checkpoint=saves), num_processes=2)
-    checkpoint = run / "checkpoint"
-    flipped = bytearray((checkpoint / "step-16" / "__0_0.distcp").read_bytes())
-    flipped[len(flipped) // 2] ^= 64
-    (checkpoint / "step-16" / "__0_0.distcp").write_bytes(flipped)
-    (checkpoint / "step-12" / "__1_0.distcp").unlink()  # of the other process
-    torn = checkpoint / "step-8" / ".metadata"
-    torn.write_bytes(torn.read_bytes()[:-5])
-    programs = start_run(write_config(run, checkpoint=saves), num_processes=2)
-    (line,) = (line for line in programs[0].wait_for_success().splitlines() if "set aside" in line)
-    for reason in (
-        "step-16.torn (__0_0.distcp is not what was written)",
-        "step-12.torn (__1_0.distcp is missing)",
-        "step-8.torn (.metadata is not what was written)",
-        f"resuming from {checkpoint}/step-4",
-    ):
-        assert reason in line
-    assert_equal_runs(run, whole)
-
-
-@pytest.mark.slow
 def test_a_run_on_a_disk_that_is_full_for_a_while_ends_as_the_unbroken_one(
     whole, write_config, tmp_path, monkeypatch
 ):
