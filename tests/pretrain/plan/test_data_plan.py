@@ -58,12 +58,6 @@ def test_every_epoch_reads_each_token_at_most_once_and_almost_all(corpus):
         assert [one // SEQ_LEN for one in first] != [one // SEQ_LEN for one in second]
 
 
-def test_shares_of_tokens_follow_the_weights(corpus):
-    plan = plan_of(corpus)
-    tally = Counter(plan.locate(sequence).source for sequence in range(1000))
-    assert [tally[0], tally[1], tally[2]] == pytest.approx([500, 300, 200], abs=1.68)
-
-
 def test_document_weights_count_long_documents_more(corpus, tmp_path):
     tokenizer_file = corpus.tokenizer_folder / "tokenizer.json"
     for name, text in (("short", "a"), ("long", "a b c d e f g h " * 10)):
@@ -101,16 +95,13 @@ def test_order_and_hash_never_change(corpus):
     assert plan.hash == "ffd69355491605a08e726821aff05c855cc93af652174d26d6c71874f060ae53"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"seed": 1},
-        {"weights": WEIGHTS | {"quarry": 0.21}},
-        {"weights": {"harbour": 0.5, "orchard": 0.3}},
-        {"weight_unit": "documents"},
-        {"seq_len": 16},
-    ],
-)
+CHANGES = [
+    *({"seed": 1}, {"weights": WEIGHTS | {"quarry": 0.21}}, {"weight_unit": "documents"}),
+    *({"weights": {"harbour": 0.5, "orchard": 0.3}}, {"seq_len": 16}),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_the_hash_tells_plans_apart(corpus, change):
     assert plan_of(corpus).hash == plan_of(corpus).hash
     assert plan_of(corpus, **change).hash != plan_of(corpus).hash
