@@ -16,9 +16,8 @@ SEQ_LEN = 32
 WEIGHTS = {"harbour": 0.5, "orchard": 0.3, "quarry": 0.2}
 
 
-def plan_of(corpus, weights=WEIGHTS, *, seq_len=SEQ_LEN, **changes):
-    data = corpus.data_config(weights, **changes)
-    return DataPlan.open(data, seq_len=seq_len)
+def plan_of(corpus, weights=WEIGHTS, **changes):
+    return corpus.plan(weights, **changes)
 
 
 def test_a_sequence_is_its_window_and_one_token_more(corpus):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
+from anchored.pretrain.plan.data_plan import data_record, skipped_steps
 from anchored.pretrain.plan.provenance import (
     document_spans,
     find_document,
@@ -19,8 +19,7 @@ BATCH_SIZE = 3
 
 @pytest.mark.parametrize("skips", [[], [[5, 3], [11, 2]]])
 def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
-    config = corpus.data_config({"harbour": 0.5, "orchard": 0.2, "quarry": 0.3}, seed=5)
-    plan = DataPlan.open(config, seq_len=40)
+    plan = corpus.plan({"harbour": 0.5, "orchard": 0.2, "quarry": 0.3}, seq_len=40, seed=5)
     data = data_record(plan, batch_size=BATCH_SIZE) | {"skips": skips}
     num_steps = 30
     # Against the steps, each read from its number, and the raw texts.
