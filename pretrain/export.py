@@ -178,7 +178,7 @@ def export_checkpoint(
     """Write a Hugging Face folder from one checkpoint; it appears only when it is complete.
 
     checkpoint: a step folder inside the dump folder of a run, two levels below its run.json.
-    tokenizer_folder: holds the tokenizer.json that the run's data was tokenised by.
+    tokenizer_folder: holds the tokenizer.json that the run's data was tokenized by.
     max_position_embeddings: 0, or at least the training length: rotary embeddings go on beyond
         it without new weights, at a quality that training did not see.
     average_last: number of whole checkpoints of the run, ending with this one, whose mean is

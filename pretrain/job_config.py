@@ -51,7 +51,7 @@ class SpikeGuardConfig:
     """The limit above which a loss is a spike, and the answer to one."""
 
     action: Literal["off", "log", "skip"] = "log"
-    """log: write the step's documents to spikes.jsonl; skip: also leave the weights as they are"""
+    """log: write the step to spikes.jsonl; skip: also leave the weights as they are"""
     window: int = 128
     """Losses of this many steps before are compared with; no step is a spike before that many"""
     deviations: float = 6.0

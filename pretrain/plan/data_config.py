@@ -37,7 +37,7 @@ class DataConfig:
     """The data that the model is trained on."""
 
     sources: tuple[DataSource, ...] = ()
-    """At least one; all tokenised by the same tokenizer."""
+    """At least one; all tokenized by the same tokenizer."""
     weight_unit: WeightUnit = "tokens"
     seed: int = 0
     """Keys the order of windows in every source and epoch."""
@@ -110,7 +110,7 @@ class MixtureConfig:
     sources: tuple[MixtureSource, ...]
     weight_unit: WeightUnit = "tokens"
     licences: tuple[str, ...] = ()
-    """Allow-list for tokenising; shell patterns."""
+    """Allow-list for tokenizing; shell patterns."""
     spdx_licences: tuple[str, ...] = ()
     """Further ones for sources that state SPDX ids."""
 

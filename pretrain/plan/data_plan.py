@@ -45,7 +45,7 @@ class DataPlan:
         self.config = config
         self.shards = list(shards)
         self.seq_len = seq_len
-        # Of the tokenizer that all sources were tokenised by.
+        # Of the tokenizer that all sources were tokenized by.
         first = self.shards[0].manifest
         self.tokenizer_sha256, self.vocab_size = first.tokenizer_sha256, first.vocab_size
         self.bos_id, self.eos_id = first.bos_id, first.eos_id
@@ -54,7 +54,7 @@ class DataPlan:
         for source, manifest in zip(config.sources, [one.manifest for one in shards], strict=True):
             if manifest.tokenizer_sha256 != self.tokenizer_sha256:
                 raise ValueError(
-                    f"sources {config.sources[0].name} and {source.name} were tokenised by "
+                    f"sources {config.sources[0].name} and {source.name} were tokenized by "
                     f"different tokenizers: sha256 {self.tokenizer_sha256[:12]} and "
                     f"{manifest.tokenizer_sha256[:12]}"
                 )

@@ -151,7 +151,7 @@ class KeyedPermutation:
 
 
 def _scramble(value: int) -> int:
-    # Finaliser of splitmix64 (Steele et al. 2014): every input bit reaches every output bit.
+    # Finalizer of splitmix64 (Steele et al. 2014): every input bit reaches every output bit.
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
     return value ^ (value >> 31)

@@ -82,55 +82,46 @@ def document_spans(shards: TokenShards, start: int, count: int) -> Iterator[Docu
             offset, document = stop, document + 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamDocument:
-    """A document in the stream of its source."""
-
-    source: str
-    input_file: str
-    record: int
-    licence: str
-    start: int
-    """Its BOS, in the stream."""
-    num_tokens: int
-
-
 def find_document(
-    source: str, shards: TokenShards, input_file: str, record: int
-) -> StreamDocument | None:
-    """Find a document by its record in the input of a source; None if the shards do not hold it."""
+    shards: TokenShards, input_file: str, record: int
+) -> tuple[int, DocumentSpan] | None:
+    """A whole document by its record in the input of a source, after its first token in the stream.
+
+    None if the shards do not hold it.
+    """
     base = 0
     for shard in shards.manifest.shards:
         if shard.input_file == input_file:
             records = shards.provenance(shard)[:, 0]
             number = int(np.searchsorted(records, record))
             if number < len(records) and records[number] == record:
-                offsets = shards.document_offsets(shard)
-                return StreamDocument(
-                    source=source,
-                    input_file=input_file,
-                    record=record,
-                    licence=shard.licences[int(shards.provenance(shard)[number, 1])],
-                    start=base + int(offsets[number]),
-                    num_tokens=int(offsets[number + 1] - offsets[number]),
-                )
+                start, stop = shards.document_offsets(shard)[number : number + 2].tolist()
+                return base + start, next(document_spans(shards, base + start, stop - start))
         base += shard.num_tokens
     return None
 
 
 def parts_read(
-    plan: DataPlan, document: StreamDocument, data: dict[str, Any], *, num_steps: int
+    plan: DataPlan,
+    source: int,
+    start: int,
+    document: DocumentSpan,
+    data: dict[str, Any],
+    *,
+    num_steps: int,
 ) -> list[tuple[int, ConsumedDocument]]:
     """Every part of a document that the first `num_steps` steps of a run read, each with its step.
 
+    start, document: as `find_document` gives them for the shards of the plan's source `source`.
     data: the run's `data_record`, with what it skipped, and its batch size.
     """
     batch_size = data["batch_size"]
-    source = [one.name for one in plan.config.sources].index(document.source)
     num_skipped = sum(number for _, number in data.get("skips", []))
-    stop = document.start + document.num_tokens
     sequences = plan.sequences_with(
-        source, document.start, stop, num_sequences=(num_steps + num_skipped) * batch_size
+        source,
+        start,
+        start + document.num_tokens,
+        num_sequences=(num_steps + num_skipped) * batch_size,
     )
     parts = []
     for sequence in sorted(sequences):

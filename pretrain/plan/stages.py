@@ -218,7 +218,7 @@ def check_epochs(stages: Iterable[Mapping[str, float]], max_epochs: float) -> No
 
 
 def shards_bytes(stages: Sequence[StagePlan], mixture: MixtureConfig) -> int:
-    """Bytes of the shards that are there, and of those that tokenising the rest would write."""
+    """Bytes of the shards that are there, and of those that tokenizing the rest would write."""
     sources = {source.name: source for stage in stages for source in stage.sources}
     needed = {
         name: needed_tokens(mixture, name)

@@ -20,7 +20,7 @@ def check_heldout(config: HeldoutConfig, *, seq_len: int, tokenizer_sha256: str)
         shards = TokenShards.open(source.path)
         if shards.manifest.tokenizer_sha256 != tokenizer_sha256:
             raise ValueError(
-                f"heldout source {source.name} was tokenised by another tokenizer than the data"
+                f"heldout source {source.name} was tokenized by another tokenizer than the data"
             )
         if shards.num_tokens <= seq_len:
             raise ValueError(

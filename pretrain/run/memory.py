@@ -5,10 +5,11 @@ d hidden_size, f width of the feed-forward, T tokens of a process in a round, P 
 
 from dataclasses import asdict, dataclass
 
+from torch import nn
 from torchtitan.config import TORCH_DTYPE_MAP
 
 from ..job_config import JobConfig
-from ..model.tinycomma import TinyCommaArgs
+from ..model.tinycomma import TinyComma, TinyCommaArgs
 
 _FLOAT32_BYTES = 4
 _ADAM_MOMENTS = 2
@@ -39,14 +40,15 @@ class MemoryEstimate:
         return f"{self.total / GIB:.1f} GiB ({parts})"
 
 
-def estimate_memory(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) -> MemoryEstimate:
+def estimate_memory(config: JobConfig, model: TinyComma, *, num_shards: int) -> MemoryEstimate:
     """Estimate the memory of one GPU in a run whose weights are divided among `num_shards` of them.
 
-    args: the model, updated from the config. Activation checkpointing other than "full" is
-    counted as none.
+    model: on the meta device, for example. Activation checkpointing other than "full" is counted
+    as none.
     """
     training, compiled = config.training, config.compile.components if config.compile.enable else ()
-    num_parameters, embedding = parameter_count(args), args.vocab_size * args.dim
+    args, num_parameters = model.model_args, parameter_count(model)
+    embedding = args.vocab_size * args.dim
     width = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
     shard_bytes = _FLOAT32_BYTES * -(-num_parameters // num_shards)
 
@@ -62,7 +64,7 @@ def estimate_memory(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) 
     if num_shards == 1:
         gathered = 0 if width == _FLOAT32_BYTES else width * num_parameters
     else:
-        num_gathered = 2 * (embedding + _layer_parameters(args))
+        num_gathered = 2 * (embedding + parameter_count(model.layers["0"]))
         if config.parallelism.fsdp_reshard_after_forward == "never":
             num_gathered = num_parameters
         gathered = width * num_gathered + (width + _FLOAT32_BYTES) * embedding
@@ -92,15 +94,9 @@ def estimate_memory(config: JobConfig, args: TinyCommaArgs, *, num_shards: int) 
     )
 
 
-def parameter_count(args: TinyCommaArgs) -> int:
-    """Count the parameters of an untied model without biases."""
-    return 2 * args.vocab_size * args.dim + args.n_layers * _layer_parameters(args) + args.dim
-
-
-def _layer_parameters(args: TinyCommaArgs) -> int:
-    kv_width = args.dim * (args.n_kv_heads or args.n_heads) // args.n_heads
-    attention = 2 * args.dim * args.dim + 2 * args.dim * kv_width
-    return attention + 3 * args.dim * args.hidden_dim + 2 * args.dim
+def parameter_count(module: nn.Module) -> int:
+    """Numbers in all weights of a module."""
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def layer_activation_values(args: TinyCommaArgs, *, is_compiled: bool) -> int:

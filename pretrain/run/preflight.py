@@ -12,7 +12,7 @@ import torch
 from ...durable_files import file_sha256
 from ...environment import environment_record
 from ..job_config import Checkpoint, JobConfig
-from ..model.tinycomma import flavors, model_args
+from ..model.tinycomma import TinyComma, flavors, model_args
 from ..plan.data_plan import DataPlan, epochs_read
 from ..plan.stages import check_epochs
 from ..tokens.shards import check_shards
@@ -52,10 +52,11 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     passes = start.record.stages(config.training.steps)
     check_epochs([epochs_read(run.data, step) for run, step in passes], config.data.max_epochs)
     # 4. Room for a step and for the checkpoints; checksums last, as they may take a minute.
-    args = model_args(config)
+    with torch.device("meta"):
+        model = TinyComma(model_args(config))
     num_shards = num_processes // config.parallelism.data_parallel_replicate_degree
-    check_memory(config, estimate_memory(config, args, num_shards=num_shards))
-    _check_disk(config, num_parameters=parameter_count(args))
+    check_memory(config, estimate_memory(config, model, num_shards=num_shards))
+    _check_disk(config, num_parameters=parameter_count(model))
     if config.data.verify_checksums:
         paths = [source.path for source in config.data.sources]
         paths += [source.path for source in config.heldout.sources]

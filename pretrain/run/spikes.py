@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import AnchoredError
-from ...durable_files import json_value
 from ..job_config import SpikeGuardConfig
-from ..plan.data_plan import DataPlan, skipped_steps
-from ..plan.provenance import sequence_documents
 
 MAX_CONSECUTIVE_SKIPS = 8
 
@@ -91,31 +88,3 @@ class SpikeGuard:
         variance = sum((loss - mean) ** 2 for loss in self._losses) / len(self._losses)
         rise = self._config.deviations * math.sqrt(variance)
         return mean + max(rise, self._config.min_rise_nats)
-
-
-def spike_line(spike: Spike, plan: DataPlan, data: dict[str, Any], *, step: int) -> dict[str, Any]:
-    """The line of spikes.jsonl for a step of a run; data: what its record says of the plan.
-
-    Of each sequence it has the source, the epoch, and the first and the last document, by input
-    file and record there; `anchored plan --step` lists those between too. JSON has no infinity: a
-    loss or limit that is not finite is written as text.
-    """
-    figures = {"loss": spike.loss, "limit": spike.limit, "grad_norm": spike.grad_norm}
-    batch_size = data["batch_size"]
-    first = (step + skipped_steps(data, step - 1) - 1) * batch_size
-    rows = []
-    for sequence in range(first, first + batch_size):
-        documents = list(sequence_documents(plan, sequence))
-        ends = {"first_document": documents[0], "last_document": documents[-1]}
-        rows.append(
-            {
-                "sequence": sequence,
-                "source": documents[0].source,
-                "epoch": documents[0].epoch,
-                **{
-                    name: {"input_file": one.input_file, "record": one.record}
-                    for name, one in ends.items()
-                },
-            }
-        )
-    return {"step": step, **json_value(figures), "action": spike.action, "sequences": rows}

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -36,6 +37,7 @@ from torchtitan.tools.utils import (
 )
 
 from ... import AnchoredError
+from ...durable_files import json_value
 from ..job_config import JobConfig
 from ..model.attention import document_mask
 from ..model.tinycomma import (
@@ -52,7 +54,7 @@ from .checkpointer import OPTIMIZER, Checkpointer
 from .heldout import HeldoutLoss
 from .metrics import RunMetrics, StepLog
 from .record import RunRecord
-from .spikes import SpikeGuard, spike_line
+from .spikes import SpikeGuard
 
 logger = logging.getLogger(__name__)
 # A last save that fails is tried again after these pauses: they fit into Slurm's notice of ten
@@ -295,8 +297,9 @@ class Trainer:
         if spike is None:
             return True
         if dist.get_rank() == 0:
-            logger.warning("step %d: %s, see %s", self.step, spike, self._spike_log.path)
-            self._spike_log.append(spike_line(spike, self._plan, self._data, step=self.step))
+            documents = f"`anchored plan --config FILE --step {self.step}` lists its documents"
+            logger.warning("step %d: %s; %s", self.step, spike, documents)
+            self._spike_log.append({"step": self.step, **json_value(asdict(spike))})
         self._guard.end_if_lost(self.step)
         return spike.action == "logged"
 

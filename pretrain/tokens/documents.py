@@ -204,19 +204,32 @@ def _json_document(line: bytes, record: int, fields: RecordFields) -> Document:
 
 
 def _parquet_rows(file: InputFile, fields: RecordFields) -> Iterator[Any]:
+    # Not the Parquet reader of datasets: it decodes row groups ahead in threads, so that how much
+    # it gives before a damaged one is a race. One group after another always ends at one record.
+    import fsspec
     import pyarrow
+    from pyarrow.parquet import ParquetFile
 
+    name = fields.text
+    columns = {name} if fields.fixed_licence else {name, fields.licence.partition(".")[0]}
     try:
-        for table in _parquet_tables(file, fields):
-            index = table.schema.get_field_index(fields.text)
-            texts = table.column(index)
-            try:  # as bytes: one invalid string would fail the conversion of the whole batch
-                raw = texts.cast(pyarrow.large_binary())
-            except pyarrow.ArrowNotImplementedError as error:
-                raise ValueError(
-                    f"column {fields.text!r} of input file {file.name} is {texts.type}, not text"
-                ) from error
-            yield from table.set_column(index, fields.text, raw).to_pylist()
+        with fsspec.open(file.url, "rb") as stream, ParquetFile(stream, pre_buffer=False) as groups:
+            names = groups.schema_arrow.names
+            if name not in names:
+                raise ValueError(f"input file {file.name} has no column {name!r}: {names}")
+            columns &= set(names)
+            for rows in groups.iter_batches(
+                _PARQUET_ROWS, columns=sorted(columns), use_threads=False
+            ):
+                index = rows.schema.get_field_index(name)
+                texts = rows.column(index)
+                try:  # as bytes: one invalid string would fail the conversion of the whole batch
+                    raw = texts.cast(pyarrow.large_binary())
+                except pyarrow.ArrowNotImplementedError as error:
+                    raise ValueError(
+                        f"column {name!r} of input file {file.name} is {texts.type}, not text"
+                    ) from error
+                yield from rows.set_column(index, name, raw).to_pylist()
     except pyarrow.ArrowInvalid as error:
         raise DamagedFile(error) from error
     except OSError as error:
@@ -225,24 +238,6 @@ def _parquet_rows(file: InputFile, fields: RecordFields) -> Iterator[Any]:
         if type(error) is not OSError or error.errno is not None:
             raise
         raise DamagedFile(error) from error
-
-
-def _parquet_tables(file: InputFile, fields: RecordFields) -> Iterator[Any]:
-    # Not the Parquet reader of datasets: it decodes row groups ahead in threads, so that how much
-    # it gives before a damaged one is a race. One group after another always ends at one record.
-    import fsspec
-    from pyarrow.parquet import ParquetFile
-
-    with fsspec.open(file.url, "rb") as stream, ParquetFile(stream, pre_buffer=False) as groups:
-        names = groups.schema_arrow.names
-        if fields.text not in names:
-            raise ValueError(f"input file {file.name} has no column {fields.text!r}: {names}")
-        columns = {fields.text}
-        if not fields.fixed_licence:
-            columns.add(fields.licence.partition(".")[0])
-        yield from groups.iter_batches(
-            _PARQUET_ROWS, columns=sorted(columns & set(names)), use_threads=False
-        )
 
 
 def _parquet_document(row: dict[str, Any], record: int, fields: RecordFields) -> Document:

@@ -1,4 +1,4 @@
-"""Tokenising one source: its settings, its folder, and the work on one input file."""
+"""Tokenizing one source: its settings, its folder, and the work on one input file."""
 
 import functools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Passages that texts share: 13 words, or 64 letters, in a row, recognised by their hashes."""
+"""Passages that texts share: 13 words, or 64 letters, in a row, recognized by their hashes."""
 
 import re
 import unicodedata
@@ -31,7 +31,7 @@ Indices = NDArray[np.int64]
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     """Unicode NFKC without case and accents; all but letters is left out when it is hashed."""
     if text.isascii():
         return text.lower()
@@ -41,7 +41,7 @@ def normalised(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SharedText:
-    """The share of a document in the texts looked for, in characters of its normalised form."""
+    """The share of a document in the texts looked for, in characters of its normalized form."""
 
     num_chars: int
     """Matched characters, spaces within a match included."""
@@ -52,7 +52,7 @@ class SharedText:
     texts: tuple[str, ...]
     """Names of the texts with most matches, at most 5."""
     excerpt: str
-    """Beginning of the longest stretch, normalised."""
+    """Beginning of the longest stretch, normalized."""
 
 
 class Passages:
@@ -78,7 +78,7 @@ class Passages:
         # 1. All hashes, each with the number of its text.
         hashes, numbers, long_ones = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)], set()
         for number, text in texts:
-            for _, block in _blocks(normalised(text)):
+            for _, block in _blocks(normalized(text)):
                 for spans, starts, _ in block.spans(LETTER_STRIDE):
                     hashes.append(spans)
                     numbers.append(np.full(len(starts), number, np.uint32))
@@ -120,7 +120,7 @@ class Passages:
     def shared_with(self, text: str, names: list[str]) -> SharedText | None:
         """Compare a text with those looked for, named by number; None if it shares nothing."""
         # 1. Every span of the text whose hash is there: from where to where, and of which text.
-        plain = normalised(text)
+        plain = normalized(text)
         matches = [np.zeros((3, 0), np.int64)]
         for offset, block in _blocks(plain):
             for hashes, starts, ends in block.spans(1):
@@ -217,7 +217,7 @@ def _letter_values() -> Hashes:
 
 
 def _scrambled(values: Hashes) -> Hashes:
-    # Finaliser of splitmix64 (Steele et al. 2014).
+    # Finalizer of splitmix64 (Steele et al. 2014).
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

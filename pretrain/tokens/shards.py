@@ -75,7 +75,7 @@ class Manifest:
     """Documents left out because they are longer than max_document_bytes."""
     max_document_bytes: int
     num_bytes: int
-    """UTF-8 bytes of the text that was tokenised."""
+    """UTF-8 bytes of the text that was tokenized."""
     num_tokens: int
     """Tokens in all shards, BOS and EOS included."""
     shards: tuple[Shard, ...]

@@ -125,29 +125,24 @@ class _Throughput:
     """Counts what was done since the start, on stderr: a bar, or a line now and then."""
 
     def __init__(self, title: str, *, num_files: int, unit: str) -> None:
-        self.num_finished = 0
-        self._num_bytes, self._num_units = 0, 0
-        self._num_files, self._unit = num_files, unit
+        self.num_finished, self._num_files = 0, num_files
+        self._num_units, self._unit = 0, unit
         interval = _POLL_SECONDS if sys.stderr.isatty() else _LOG_SECONDS
         self._bar = tqdm(
             desc=title, unit="B", unit_scale=True, file=sys.stderr, mininterval=interval
         )
 
     def add(self, num_bytes: int, num_units: int) -> None:
-        """Count a document."""
-        self.advance_to(self._num_bytes + num_bytes, self._num_units + num_units)
-
-    def advance_to(self, num_bytes: int, num_units: int) -> None:
-        """Set the totals; the bar itself sees to it that it is not drawn too often."""
-        self._num_bytes, self._num_units = num_bytes, num_units
+        """Count documents; the bar itself sees to it that it is not drawn too often."""
+        self._num_units += num_units
         files = f"{self.num_finished}/{self._num_files} files"
         self._bar.set_postfix_str(f"{self._units_per_second()}, {files}", refresh=False)
-        self._bar.update(num_bytes - self._bar.n)
+        self._bar.update(num_bytes)
 
     def close(self) -> str:
         """End the bar; returns the average rates in words."""
         self._bar.close()
-        return f"{self._per_second(self._num_bytes / 1e6):.2f} MB/s, {self._units_per_second()}"
+        return f"{self._per_second(self._bar.n / 1e6):.2f} MB/s, {self._units_per_second()}"
 
     def _units_per_second(self) -> str:
         return f"{self._per_second(self._num_units):,.0f} {self._unit}/s"
@@ -159,6 +154,7 @@ class _Throughput:
 def _do_in_pool(job: FileJob, num_workers: int, num_threads: int, throughput: _Throughput) -> None:
     context = multiprocessing.get_context("spawn")
     totals: Any = context.Array("q", 2)
+    seen = [0, 0]
     with ProcessPoolExecutor(
         num_workers, context, _start_worker, (job, num_threads, totals)
     ) as pool:
@@ -166,7 +162,8 @@ def _do_in_pool(job: FileJob, num_workers: int, num_threads: int, throughput: _T
         while pending:
             finished, pending = wait(pending, timeout=_POLL_SECONDS)
             throughput.num_finished += len(finished)
-            throughput.advance_to(*totals)
+            before, seen = seen, totals[:]
+            throughput.add(seen[0] - before[0], seen[1] - before[1])
             if errors := [error for future in finished if (error := future.exception())]:
                 pool.shutdown(cancel_futures=True)
                 raise errors[0]

@@ -11,6 +11,7 @@ import pytest
 from anchored.configs.config_file import toml_text
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
+from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.run.preflight import check_run
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
@@ -22,7 +23,7 @@ SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
 
 @dataclass(frozen=True)
 class TinyCorpus:
-    """Three tokenised sources of different sizes and their tokenizer."""
+    """Three tokenized sources of different sizes and their tokenizer."""
 
     folder: Path
 
@@ -45,6 +46,10 @@ class TinyCorpus:
             for name, weight in weights.items()
         )
         return DataConfig(sources=sources, **changes)
+
+    def plan(self, weights: dict[str, float], *, seq_len: int = 32, **changes: object) -> DataPlan:
+        """The plan of such a mixture."""
+        return DataPlan.open(self.data_config(weights, **changes), seq_len=seq_len)
 
 
 def tiny_texts(seed: int, count: int) -> list[str]:
@@ -118,7 +123,7 @@ def write_config(corpus) -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def begin(write_config) -> Callable[..., tuple[list[str], RunRecord]]:
     """Starts a run, in so far as its preflight does; returns the remarks but the last, which every
     run of this corpus gets, and the record."""

@@ -7,10 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from forked_program import ForkedProgram
 
 from anchored.pretrain.job_config import load_job_config
-from anchored.pretrain.model.tinycomma import model_args
+from anchored.pretrain.model.tinycomma import TinyComma, model_args
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.run.memory import estimate_memory
 from anchored.pretrain.run.preflight import check_memory
@@ -80,7 +81,9 @@ def test_variants_are_the_first_stage_but_for_speed(stages):
 def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes, monkeypatch):
     config = load(name)
     num_shards = num_gpus // config.parallelism.data_parallel_replicate_degree
-    estimate = estimate_memory(config, model_args(config), num_shards=num_shards)
+    with torch.device("meta"):
+        model = TinyComma(model_args(config))
+    estimate = estimate_memory(config, model, num_shards=num_shards)
     size = gibibytes << 30
     gpu = SimpleNamespace(name="", total_memory=size)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
@@ -114,7 +117,7 @@ def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes, tmp
     assert end == "nothing of this was measured"
 
 
-def test_the_slurm_scripts_are_valid_and_search_and_tokenise_every_source(tmp_path):
+def test_the_slurm_scripts_are_valid_and_search_and_tokenize_every_source(tmp_path):
     training = CONFIGS / "slurm" / "pretrain.sbatch"
     subprocess.run(["bash", "-n", str(training)], check=True)
     assert "-m anchored.pretrain --job.config_file" in training.read_text()

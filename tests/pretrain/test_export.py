@@ -13,21 +13,20 @@ from anchored.durable_files import file_sha256
 from anchored.pretrain.export import export_checkpoint, model_card
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import TinyComma, model_args
-from anchored.pretrain.run.preflight import check_run
 from anchored.pretrain.run.record import RunRecord
 from anchored.tools.commands.training.export import run
 from anchored.tools.commands.training.training_options import ExportConfig
 
 SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
+FORM = {"model": {"flavor": "quickstart"}, "training": {"seq_len": 48}}
 
 
 @pytest.fixture(scope="module")
-def trained(write_config, tmp_path_factory):
+def trained(begin, tmp_path_factory):
     """A model in memory and its checkpoint, as a run of flavor quickstart leaves it."""
     folder = tmp_path_factory.mktemp("export") / "run"
-    path = write_config(folder, model={"flavor": "quickstart"}, training={"seq_len": 48})
-    config = load_job_config(["--job.config_file", str(path)])
-    check_run(config, num_processes=1)
+    begin(folder, **FORM)
+    config = load_job_config(["--job.config_file", str(folder.with_suffix(".toml"))])
     model = TinyComma(model_args(config))
     model.init_weights()
     with torch.no_grad():
@@ -81,12 +80,20 @@ def test_the_command_prints_the_folder_and_stores_the_asked_type(trained, corpus
 
 
 def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported, tmp_path):
-    _, checkpoint = trained
+    model, checkpoint = trained
+    folder = shutil.copytree(checkpoint.parents[1], tmp_path / "run") / "checkpoint"
+    lost = model.state_dict()
+    lost["norm.weight"] = torch.full_like(lost["norm.weight"], torch.inf)
+    save_weights(lost, folder / "step-99")
+    data = folder / "step-24" / "__0_0.distcp"
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
     other = shutil.copytree(corpus.tokenizer_folder, tmp_path / "tokenizer")
     (other / "tokenizer.json").write_text("{}")
     for change, message in (
         ({"output": exported}, r"and .* exists"),
-        ({"checkpoint": checkpoint.parent / "step-9"}, "step-9 is not a complete checkpoint"),
+        ({"checkpoint": folder / "step-9"}, "step-9 is not a complete checkpoint"),
+        ({"checkpoint": folder / "step-24"}, "__0_0.distcp is not what was written"),
+        ({"checkpoint": folder / "step-99"}, "holds norm.weight, which is not finite"),
         ({"max_position_embeddings": 40}, "at least the training length 48, got 40"),
         ({"tokenizer_folder": other}, "is not the tokenizer of the run"),
         ({"tokenizer_folder": tmp_path}, r"tokenizer file .* does not exist"),
@@ -94,24 +101,6 @@ def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported
         sound = {"checkpoint": checkpoint, "tokenizer_folder": corpus.tokenizer_folder}
         with pytest.raises(ValueError, match=message):
             export_checkpoint(**{**sound, "output": tmp_path / "m", **change})
-    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
-
-
-def test_damaged_and_non_finite_weights_are_refused(trained, corpus, tmp_path):
-    model, checkpoint = trained
-    run_folder = shutil.copytree(checkpoint.parents[1], tmp_path / "run")
-    lost = model.state_dict()
-    lost["norm.weight"] = torch.full_like(lost["norm.weight"], torch.inf)
-    save_weights(lost, run_folder / "checkpoint" / "step-99")
-    data = run_folder / "checkpoint" / "step-24" / "__0_0.distcp"
-    data.write_bytes(data.read_bytes()[:-1] + b"x")
-    for step, message in (
-        (24, "is not a complete checkpoint: __0_0.distcp is not what was written"),
-        (99, r"holds norm.weight, which is not finite"),
-    ):
-        folder = run_folder / "checkpoint" / f"step-{step}"
-        with pytest.raises(ValueError, match=message):
-            export_checkpoint(folder, corpus.tokenizer_folder, tmp_path / "m")
     assert not (tmp_path / "m").exists()
 
 
@@ -147,17 +136,10 @@ def test_the_model_card_says_what_was_read_under_which_licences(exported, traine
     assert RunRecord.read(trained[1].parents[1]).identity["data.plan_hash"] in card
 
 
-def test_the_card_of_a_second_stage_tells_of_the_first(trained, write_config, tmp_path):
-    _, checkpoint = trained
-    path = write_config(
-        tmp_path / "second",
-        model={"flavor": "quickstart"},
-        training={"seq_len": 48},
-        checkpoint={"initial_load_path": str(checkpoint)},
-        data={"sources": {"quarry": 2.0}, "mask_documents": True},
-    )
-    check_run(load_job_config(["--job.config_file", str(path)]), num_processes=1)
-    record = RunRecord.read(tmp_path / "second")
+def test_the_card_of_a_second_stage_tells_of_the_first(trained, begin, tmp_path):
+    stage = {"checkpoint": {"initial_load_path": str(trained[1])}}
+    data = {"sources": {"quarry": 2.0}, "mask_documents": True}
+    _, record = begin(tmp_path / "second", data=data, **stage, **FORM)
     card = model_card(record, steps=[10], title="second")
     first, second = card.split("## Stage 2: 10 steps")
     assert "## Stage 1: 24 steps" in first and "| harbour |" in first

@@ -30,10 +30,11 @@ def run(config: DryRunConfig) -> int:
     check_batch(job, config.gpus)
     args = model_args(job)
     num_replicas = job.parallelism.data_parallel_replicate_degree
-    memory = estimate_memory(job, args, num_shards=config.gpus // num_replicas)
-    dist.init_process_group("fake", rank=0, world_size=config.gpus)
     with torch.device("meta"):
-        model = parallelized(TinyComma(args), parallel_dims(job, config.gpus), job)
+        model = TinyComma(args)
+    memory = estimate_memory(job, model, num_shards=config.gpus // num_replicas)
+    dist.init_process_group("fake", rank=0, world_size=config.gpus)
+    model = parallelized(model, parallel_dims(job, config.gpus), job)
     _, flops_per_token = args.get_nparams_and_flops(model, job.training.seq_len)
     print(f"{config.config.stem}: {model_line(model, num_processes=config.gpus)}")
     dist.destroy_process_group()

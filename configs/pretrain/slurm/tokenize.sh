@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The 31 sources of the Common Pile, searched for texts that must not be in them and tokenised, by two Slurm arrays.
+# The 31 sources of the Common Pile, searched for texts that must not be in them and tokenized, by two Slurm arrays.
 # From the repository's root:
 #   search=$(sbatch --parsable --array=0-15 configs/pretrain/slurm/tokenize.sh search AGAINST [SOURCE ...])
 #   sbatch --array=0-15 --dependency=afterok:$search configs/pretrain/slurm/tokenize.sh write TOKENIZER [SOURCE ...]

@@ -11,13 +11,11 @@ from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.plan.loader import read_batches
 
 GLOBAL_BATCH = 8
-SEQ_LEN = 16
 
 
 @pytest.fixture(scope="module")
 def plan(corpus):
-    data = corpus.data_config({"harbour": 0.55, "orchard": 0.25, "quarry": 0.2})
-    return DataPlan.open(data, seq_len=SEQ_LEN)
+    return corpus.plan({"harbour": 0.55, "orchard": 0.25, "quarry": 0.2}, seq_len=16)
 
 
 def loaders(plan, world_size, local_batch_size, **options):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
+from anchored.pretrain.plan.data_plan import data_record, skipped_steps
 from anchored.pretrain.plan.provenance import (
     document_spans,
     find_document,
@@ -19,8 +19,7 @@ BATCH_SIZE = 3
 
 @pytest.mark.parametrize("skips", [[], [[5, 3], [11, 2]]])
 def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
-    config = corpus.data_config({"harbour": 0.5, "orchard": 0.2, "quarry": 0.3}, seed=5)
-    plan = DataPlan.open(config, seq_len=40)
+    plan = corpus.plan({"harbour": 0.5, "orchard": 0.2, "quarry": 0.3}, seq_len=40, seed=5)
     data = data_record(plan, batch_size=BATCH_SIZE) | {"skips": skips}
     num_steps = 30
     # Against the steps, each read from its number, and the raw texts.
@@ -38,20 +37,19 @@ def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
     assert len(covered) == num_steps * BATCH_SIZE
     assert set(covered.values()) == {plan.seq_len + 1}
     num_documents = 0
-    for source, shards in zip(plan.config.sources, plan.shards, strict=True):
+    for index, (source, shards) in enumerate(zip(plan.config.sources, plan.shards, strict=True)):
         for span in document_spans(shards, 0, shards.num_tokens):
             num_documents += 1
-            document = find_document(source.name, shards, span.input_file, span.record)
-            assert document is not None and document.num_tokens == span.num_tokens
-            assert document.licence == span.licence == "CC0-1.0"
-            tokens = shards.tokens(document.start, document.num_tokens)
+            start, document = find_document(shards, span.input_file, span.record)
+            assert document == span and span.licence == "CC0-1.0"
+            tokens = shards.tokens(start, document.num_tokens)
             raw = tokenizer.encode(texts[source.name][span.record], add_special_tokens=False).ids
             assert tokens.tolist() == [plan.bos_id, *raw, plan.eos_id]
-            said = parts_read(plan, document, data, num_steps=num_steps)
+            said = parts_read(plan, index, start, document, data, num_steps=num_steps)
             assert said == read[source.name, span.shard, span.record]
             for _, one in said:  # the text itself
                 sequence = plan.tokens(one.sequence)[one.position :][: one.num_tokens]
                 assert np.array_equal(sequence, tokens[one.first_token :][: one.num_tokens])
-        assert find_document(source.name, shards, "", 10**6) is None
-        assert find_document(source.name, shards, "other.jsonl", 0) is None
+        assert find_document(shards, "", 10**6) is None
+        assert find_document(shards, "other.jsonl", 0) is None
     assert num_documents == 125

@@ -117,39 +117,27 @@ def test_a_folder_that_cannot_be_read_is_damage_in_words(saved, monkeypatch):
     assert damage(saved) == "it cannot be read: Input/output error"
 
 
-class FullDisk:
-    """Writes of checkpoints fail while `is_full`."""
-
-    def __init__(self, monkeypatch):
-        self.is_full = True
-        write = FileSystemWriter.write_data
-
-        def write_data(writer, *arguments):
-            if self.is_full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return write(writer, *arguments)
-
-        monkeypatch.setattr(FileSystemWriter, "write_data", write_data)
-
-
 @pytest.mark.parametrize("async_mode", ["disabled", "async"])
 def test_a_save_on_a_full_disk_is_tried_again_and_deletes_no_other(
     checkpointer, tmp_path, monkeypatch, clock, async_mode, caplog
 ):
+    def full(writer, *arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     run = checkpointer(interval=2, async_mode=async_mode)
     run.save(2)
     run.save(4)
     run.wait_for_saves()
-    disk = FullDisk(monkeypatch)
-    for step in (6, 8, 10):
-        run.save(step)
-    run.wait_for_saves()
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSystemWriter, "write_data", full)
+        for step in (6, 8, 10):
+            run.save(step)
+        run.wait_for_saves()
     assert saved_steps(tmp_path) == [2, 4] and not run.is_time_up
     assert "step 10 could not be saved ([Errno 28] No space left on device)" in caplog.text
     assert "\n" not in run.failure
     clock.seconds += 60
     assert run.is_time_up
-    disk.is_full = False
     run.save(11, is_due=run.is_time_up)
     run.wait_for_saves()
     assert run.failure is None and not run.is_time_up

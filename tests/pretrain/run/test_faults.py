@@ -43,9 +43,10 @@ def test_steps_that_are_not_finite_move_nothing_and_three_end_the_run(
     ending = [line for line in output.splitlines() if "3 steps up to step 9 had a loss" in line]
     assert len(ending) == 1 and ending[0].startswith("anchored.pretrain: spike_guard: ")
     spikes = lines_of(run / "spikes.jsonl")
-    assert [(line["step"], line["action"]) for line in spikes] == [
-        (step, "refused") for step in faults
-    ]
+    assert [line["step"] for line in spikes] == list(faults)
+    assert all(line["action"] == "refused" for line in spikes)
+    assert spikes[0]["loss"] == "nan"  # JSON has no number for it
+    assert "step 3: refused, as the loss is nan" in output and "--step 3` lists its" in output
     checkpoints = checkpoint_steps(run / "checkpoint")
     assert max(checkpoints) == 8 and not any(map(damage, checkpoints.values()))
     losses = {line["step"]: line["loss"] for line in lines_of(run / "metrics.jsonl")}
@@ -84,31 +85,6 @@ def assert_equal_runs(run, whole):
     last = [folder / "checkpoint" / "step-24" for folder in (run, whole)]
     ours, theirs = (llama_weights(path, record) for path in last)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
-@pytest.mark.slow
-def test_a_run_whose_checkpoints_are_damaged_ends_as_the_unbroken_one(
-    whole, write_config, tmp_path
-):
-    run, saves = tmp_path / "run", {"interval": 4}
-    train(write_config(run, steps=16, checkpoint=saves), num_processes=2)
-    checkpoint = run / "checkpoint"
-    flipped = bytearray((checkpoint / "step-16" / "__0_0.distcp").read_bytes())
-    flipped[len(flipped) // 2] ^= 64
-    (checkpoint / "step-16" / "__0_0.distcp").write_bytes(flipped)
-    (checkpoint / "step-12" / "__1_0.distcp").unlink()  # of the other process
-    torn = checkpoint / "step-8" / ".metadata"
-    torn.write_bytes(torn.read_bytes()[:-5])
-    programs = start_run(write_config(run, checkpoint=saves), num_processes=2)
-    (line,) = (line for line in programs[0].wait_for_success().splitlines() if "set aside" in line)
-    for reason in (
-        "step-16.torn (__0_0.distcp is not what was written)",
-        "step-12.torn (__1_0.distcp is missing)",
-        "step-8.torn (.metadata is not what was written)",
-        f"resuming from {checkpoint}/step-4",
-    ):
-        assert reason in line
-    assert_equal_runs(run, whole)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from training_runs import lines_of
 
 from anchored.pretrain.run.metrics import StepLog, peak_flops_per_s
 
@@ -40,6 +41,10 @@ def test_lines_that_cannot_be_read_are_set_aside_and_end_nothing(tmp_path, caplo
     assert caplog.messages[0].endswith(f"1 damaged lines were set aside as {path}.damaged")
 
 
+def steps_in(path):
+    return [line["step"] for line in lines_of(path)]
+
+
 def test_lines_that_cannot_be_written_wait_for_the_next_one(tmp_path, caplog):
     log = StepLog(Path("/dev/full"))
     for step in (1, 2, 3):
@@ -50,13 +55,7 @@ def test_lines_that_cannot_be_written_wait_for_the_next_one(tmp_path, caplog):
     log.path = tmp_path / "metrics.jsonl"
     log.append({"step": 4})
     log.append({"step": 5})
-    assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
+    assert steps_in(log.path) == [1, 2, 3, 4, 5]
 
 
 def test_half_of_a_line_is_taken_back(tmp_path, monkeypatch):
@@ -64,15 +63,14 @@ def test_half_of_a_line_is_taken_back(tmp_path, monkeypatch):
         def write(self, data):
             return super().write(data[:5])
 
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n')
-    log = StepLog(path)
-    monkeypatch.setattr(Path, "open", lambda path, *_, **__: FullAfter(path, "a"))
-    log.append({"step": 2})
-    monkeypatch.undo()
-    assert path.read_text() == '{"step": 1}\n'
+    log = StepLog(tmp_path / "metrics.jsonl")
+    log.append({"step": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda path, *_, **__: FullAfter(path, "a"))
+        log.append({"step": 2})
+    assert log.path.read_text() == '{"step": 1}\n'
     log.append({"step": 3})
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+    assert steps_in(log.path) == [1, 2, 3]
 
 
 def test_the_peak_of_a_gpu_that_is_not_known_is_not_guessed():

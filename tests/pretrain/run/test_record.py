@@ -1,14 +1,21 @@
 """run.json says what every start of a run was computed with, and keeps its id in W&B."""
 
 import json
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
-import pytest
 import torch
-from training_runs import lines_of, save_weights, start_run
+import torch.distributed as dist
+from training_runs import lines_of, save_weights
 
 from anchored.environment import environment_record
+from anchored.pretrain.cpu_device import _CpuDeviceModule
 from anchored.pretrain.export import model_card
-from anchored.pretrain.run.record import RunRecord
+from anchored.pretrain.job_config import load_job_config
+from anchored.pretrain.model.tinycomma import parallel_dims
+from anchored.pretrain.run.metrics import RunMetrics
 
 # Other processes may change them meanwhile.
 MACHINE = {"git_commit": "0123456789abcdef", "has_local_changes": True, "num_threads": 1}
@@ -39,27 +46,47 @@ def test_every_start_is_recorded_with_its_machine_and_what_changed(begin, tmp_pa
     assert "| 5 | 2 | cpu |" in card
 
 
-@pytest.mark.slow
-def test_starts_on_other_numbers_of_processes_are_one_run_in_wandb(
-    write_config, tmp_path, monkeypatch
-):
-    notes, run = tmp_path / "notes.jsonl", tmp_path / "run"
-    monkeypatch.setenv("WANDB_NOTES", str(notes))
-    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    for steps, num_processes in ((2, 2), (4, 1)):
-        config_file = write_config(run, steps=steps, metrics={"enable_wandb": True})
-        settings = {"num_processes": num_processes, "program": "wandb_pretrain"}
-        for process in start_run(config_file, **settings):
-            process.wait_for_success()
-    calls = lines_of(notes)
-    inits = [call for call in calls if call["call"] == "init"]
-    wandb_id = RunRecord.read(run).wandb_id
-    assert wandb_id and [one["id"] for one in inits] == [wandb_id] * 2
-    assert all(one["resume"] == "allow" for one in inits)
-    logs = [call for call in calls if call["call"] == "log"]
-    assert [one["figures"]["step"] for one in logs] == [1, 2, 3, 4]
-    assert [one["figures"]["n_tokens_seen"] for one in logs] == [128, 256, 384, 512]
-    # W&B drops figures of steps that are behind its own, so the step is a figure as well.
-    assert not any(one["options"] for one in logs)
-    assert {"call": "define", "name": "*", "step_metric": "step"} in calls
-    assert all("loss_metrics/global_avg_loss" in one["figures"] for one in logs)
+class NotingWandb(ModuleType):
+    """Weights & Biases that only notes what it is told: nothing is sent."""
+
+    run = None
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.__spec__ = ModuleSpec("wandb", None)
+        self.ids, self.metrics, self.logs = [], [], []
+
+    def init(self, **options):
+        self.ids.append((options["id"], os.environ["WANDB_RESUME"]))
+
+    def define_metric(self, name, *, step_metric):
+        self.metrics.append((name, step_metric))
+
+    def log(self, figures):  # W&B drops figures of steps behind its own: the step is a figure too
+        self.logs.append(figures)
+
+
+def test_all_starts_are_one_run_in_wandb(begin, tmp_path, monkeypatch):
+    wandb, run = NotingWandb(), tmp_path / "run"
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr("torchtitan.components.metrics.device_module", _CpuDeviceModule())
+    monkeypatch.setattr("torchtitan.components.metrics.device_type", "cpu")
+    for rank, first in ((0, 0), (1, 2), (0, 2)):  # of several processes the first one writes
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        _, record = begin(run, metrics={"enable_wandb": True})
+        config = load_job_config(["--job.config_file", str(run.with_suffix(".toml"))])
+        metrics = RunMetrics(config, parallel_dims(config, 1))
+        metrics.num_flops_per_token = 1
+        metrics.start(first, record.data)
+        for step in (first + 1, first + 2):
+            metrics.count(128, seconds=0.0)
+            metrics.log(step, 2.5, 2.6, 1.0, {"lr": 0.1})
+        metrics.close()
+        save_weights({"a": torch.zeros(3)}, run / "checkpoint" / f"step-{first + 2}")
+    assert record.wandb_id and wandb.ids == [(record.wandb_id, "allow")] * 2
+    assert wandb.metrics == [("step", "step"), ("*", "step")] * 2
+    assert [one["step"] for one in wandb.logs] == [1, 2, 3, 4]
+    assert [one["n_tokens_seen"] for one in wandb.logs] == [128, 256, 384, 512]
+    assert all(one["loss_metrics/global_avg_loss"] == 2.5 for one in wandb.logs)
+    assert [line["step"] for line in lines_of(run / "metrics.jsonl")] == [1, 2, 3, 4]

@@ -6,9 +6,7 @@ import pytest
 
 from anchored import AnchoredError
 from anchored.pretrain.job_config import SpikeGuardConfig
-from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.plan.provenance import document_spans
-from anchored.pretrain.run.spikes import Spike, SpikeGuard, spike_line
+from anchored.pretrain.run.spikes import Spike, SpikeGuard
 
 
 def guard(losses=(), **settings):
@@ -76,31 +74,3 @@ SENSELESS = [{"window": 1}, {"deviations": 0}, {"min_rise_nats": -1}, {"max_nonf
 def test_settings_without_sense_are_refused(settings):
     with pytest.raises(ValueError, match=rf"spike_guard.*({next(iter(settings))}|window >= 2)"):
         SpikeGuardConfig(**settings)
-
-
-@pytest.fixture
-def plan(corpus):
-    data = corpus.data_config({"harbour": 1.0, "quarry": 1.0})
-    return DataPlan.open(data, seq_len=32)
-
-
-def test_a_sequence_is_named_by_its_first_and_last_document(plan):
-    spike = Spike(9.0, 2.0, 1.0, "logged")
-    rows = spike_line(spike, plan, {"batch_size": 10}, step=3)["sequences"]
-    assert [row["sequence"] for row in rows] == list(range(20, 30))
-    for row in rows:
-        window = plan.locate(row["sequence"])
-        shards = plan.shards[window.source]
-        assert (row["source"], row["epoch"]) == (shards.manifest.source, window.epoch)
-        # The window may run on at token 0, so its last token is taken modulo the source.
-        ends = (window.start, (window.start + 32) % shards.num_tokens)
-        for end, name in zip(ends, ("first_document", "last_document"), strict=True):
-            (span,) = document_spans(shards, end, 1)
-            assert row[name] == {"input_file": span.input_file, "record": span.record}
-
-
-def test_the_line_of_a_spike_is_valid_json_for_any_loss(plan):
-    line = spike_line(Spike(math.nan, math.inf, 2.0, "refused"), plan, {"batch_size": 4}, step=3)
-    assert (line["loss"], line["limit"], line["grad_norm"]) == ("nan", "inf", 2.0)
-    assert line["action"] == "refused"
-    assert [row["sequence"] for row in line["sequences"]] == [8, 9, 10, 11]

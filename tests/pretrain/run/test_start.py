@@ -11,7 +11,7 @@ from training_runs import lines_of, save_weights, train
 
 from anchored.pretrain.export import model_card
 from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig
-from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps, tokens_read
+from anchored.pretrain.plan.data_plan import data_record, skipped_steps, tokens_read
 from anchored.pretrain.run.checkpoints import SEAL_NAME, checkpoint_steps
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.run.start import record_of
@@ -21,7 +21,7 @@ from anchored.tools.commands.training.training_options import PlanConfig
 
 @pytest.fixture(scope="module")
 def plan(corpus):
-    return DataPlan.open(corpus.data_config({"quarry": 1.0}), seq_len=32)
+    return corpus.plan({"quarry": 1.0})
 
 
 def run_config(plan):
@@ -180,8 +180,7 @@ def test_what_cannot_be_forked_is_refused_and_nothing_is_copied(
 
 
 def test_what_was_read_leaves_out_what_was_skipped(corpus):
-    config = corpus.data_config({"harbour": 2.0, "quarry": 1.0})
-    plan = DataPlan.open(config, seq_len=32)
+    plan = corpus.plan({"harbour": 2.0, "quarry": 1.0})
     data = data_record(plan, batch_size=4) | {"skips": [[3, 2], [3 + 4, 5]]}
     assert [skipped_steps(data, step) for step in (2, 3, 6, 7)] == [0, 2, 2, 7]
     for step in range(12):

@@ -186,8 +186,6 @@ def test_skipped_spikes_are_recorded_and_resumed_alike(write_config, tmp_path):
     spikes = curve(tmp_path / "whole", "spikes.jsonl")
     assert spikes and all(line["loss"] > line["limit"] for line in spikes)
     assert all(line["action"] == "skipped" for line in spikes)
-    first = 4 * (spikes[0]["step"] - 1)
-    assert [row["sequence"] for row in spikes[0]["sequences"]] == list(range(first, first + 4))
     train(write_config(tmp_path / "run", spike_guard=guard, steps=12))
     train(write_config(tmp_path / "run", spike_guard=guard), num_processes=2)
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)

@@ -225,7 +225,7 @@ def test_a_connection_that_breaks_is_an_error_and_no_damage(tmp_path, monkeypatc
         raise ConnectionError("server disconnected")
 
     write(tmp_path / "a.parquet", ROWS)
-    monkeypatch.setattr("anchored.pretrain.tokens.documents._parquet_tables", broken)
+    monkeypatch.setattr("fsspec.open", broken)
     with pytest.raises(ValueError, match=r"a\.parquet cannot be read: server disconnected"):
         documents(tmp_path / "a.parquet")
 

@@ -35,6 +35,23 @@ def write(folder, documents, tokenizer_file, **changes):
     return write_token_shards(folder, documents, tokenizer_file, **ORIGIN | changes)
 
 
+@pytest.fixture
+def folder(corpus, tmp_path):
+    """A copy of a source that was verified."""
+    copy = shutil.copytree(corpus.source("harbour"), tmp_path / "s")
+    verify_shards(copy)
+    return copy
+
+
+def swap_halves(path, *, keeps_time):
+    """Another order of the same bytes, in place."""
+    stat, data = path.stat(), path.read_bytes()
+    half = len(data) // 16 * 8
+    path.write_bytes(data[half:] + data[:half])
+    if keeps_time:
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
 def test_documents_stand_between_begin_and_end(tmp_path, tokenizer_file):
     # Text that spells a special token does not become one.
     documents = ["h\u00e9", "salt <|end_of_text|><|begin_of_text|> rain\n", "", "a wave"]
@@ -92,8 +109,7 @@ def test_any_slice_reads_across_shards(tmp_path_factory, tokenizer_file, lengths
 @pytest.mark.parametrize(
     "name", ["tokens-00001.bin", "documents-00000.bin", "provenance-00000.bin"]
 )
-def test_a_file_that_is_flipped_cut_or_lost_is_refused_by_name(corpus, tmp_path, name):
-    folder = shutil.copytree(corpus.source("harbour"), tmp_path / "s")
+def test_a_file_that_is_flipped_cut_or_lost_is_refused_by_name(folder, name):
     before, data = file_sha256(folder / name), bytearray((folder / name).read_bytes())
     data[9] ^= 1
     (folder / name).write_bytes(data)
@@ -164,16 +180,8 @@ def test_a_thousand_shards_are_read_with_few_descriptors(corpus, tmp_path):
     assert len(os.listdir("/proc/self/fd")) <= before + MAX_OPEN_SHARDS
 
 
-def swap_halves(path):
-    """Another order of the same tokens, in place."""
-    data = path.read_bytes()
-    half = len(data) // 8 * 4
-    path.write_bytes(data[half:] + data[:half])
-
-
-def test_a_stamp_holds_until_a_file_changes(corpus, tmp_path, monkeypatch):
-    folder = shutil.copytree(corpus.source("harbour"), tmp_path / "s")
-    (folder / STAMP_NAME).unlink(missing_ok=True)
+def test_a_stamp_holds_until_a_file_changes(folder, monkeypatch):
+    (folder / STAMP_NAME).unlink()
     assert not is_verified(folder)
     check_shards([folder])
     assert is_verified(folder)
@@ -181,7 +189,7 @@ def test_a_stamp_holds_until_a_file_changes(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("anchored.pretrain.tokens.shards.files_sha256", None)
     check_shards([folder])  # nothing is read
     monkeypatch.undo()
-    swap_halves(folder / "tokens-00001.bin")
+    swap_halves(folder / "tokens-00001.bin", keeps_time=False)
     assert not is_verified(folder)
     with pytest.raises(ValueError, match=r"tokens-00001.bin has sha256"):
         check_shards([folder])
@@ -189,37 +197,25 @@ def test_a_stamp_holds_until_a_file_changes(corpus, tmp_path, monkeypatch):
     assert not is_verified(folder)
 
 
-def test_a_spot_check_finds_what_keeps_its_time(corpus, tmp_path):
-    folder = shutil.copytree(corpus.source("harbour"), tmp_path / "s")
-    verify_shards(folder)
-    for path in folder.glob("tokens-*.bin"):
-        stat = path.stat()
-        swap_halves(path)
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+@pytest.mark.parametrize("kind", ["tokens", "documents", "provenance"])
+def test_what_is_damaged_and_keeps_its_time_is_found_when_it_is_read(folder, kind):
+    for path in folder.glob(f"{kind}-*.bin"):
+        swap_halves(path, keeps_time=True)
     assert is_verified(folder)
-    with pytest.raises(ValueError, match="corrupt token shard"):
-        check_shards([folder])
-
-
-@pytest.mark.parametrize("kind", ["documents", "provenance"])
-def test_answers_are_not_taken_from_damaged_files(corpus, tmp_path, kind):
-    folder = shutil.copytree(corpus.source("harbour"), tmp_path / "s")
-    verify_shards(folder)
-    (path,) = folder.glob(f"{kind}-00000.bin")
-    stat = path.stat()
-    path.write_bytes(path.read_bytes()[8:] + bytes(8))
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with pytest.raises(ValueError, match=f"corrupt token shard: .*{kind}-00000.bin has sha256"):
-        list(document_spans(TokenShards.open(folder), 0, 100))
+    with pytest.raises(ValueError, match=f"corrupt token shard: .*{kind}-0000..bin has sha256"):
+        if kind == "tokens":  # of which a run looks at a few when it starts
+            check_shards([folder])
+        else:
+            list(document_spans(TokenShards.open(folder), 0, 100))
 
 
 def test_more_than_is_soon_read_is_left_to_the_command(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("anchored.pretrain.tokens.shards._MOST_HASHED_BYTES", 100)
+    unverified = shutil.ignore_patterns(STAMP_NAME)
     folders = [
-        shutil.copytree(corpus.source(name), tmp_path / name) for name in ("harbour", "quarry")
+        shutil.copytree(corpus.source(name), tmp_path / name, ignore=unverified)
+        for name in ("harbour", "quarry")
     ]
-    for folder in folders:
-        (folder / STAMP_NAME).unlink(missing_ok=True)
     with pytest.raises(ValueError, match="run `anchored plan --config FILE --verify`"):
         check_shards(folders)
     for folder in folders:

@@ -15,7 +15,7 @@ from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
 from anchored.pretrain.plan.provenance import (
     ConsumedDocument,
-    StreamDocument,
+    DocumentSpan,
     find_document,
     parts_read,
     sequence_documents,
@@ -125,13 +125,15 @@ def _print_document(spec: StageSpec, name: str) -> None:
     names = [each.name for each in plan.config.sources]
     if source not in names:
         raise ValueError(f"the run reads no source {source!r}: {', '.join(names)}")
-    shards = plan.shards[names.index(source)]
-    document = find_document(source, shards, input_file, record)
-    if document is None:
-        reason = _absence(shards.folder, source, input_file, record)
+    index = names.index(source)
+    found = find_document(plan.shards[index], input_file, record)
+    if found is None:
+        reason = _absence(plan.shards[index].folder, source, input_file, record)
         print(f"{name}: {reason}", file=sys.stderr)
         return
-    parts = parts_read(plan, document, _run_data(spec, plan), num_steps=spec.num_steps)
+    start, document = found
+    data = _run_data(spec, plan)
+    parts = parts_read(plan, index, start, document, data, num_steps=spec.num_steps)
     for step, part in parts:
         print(json.dumps({"step": step, **asdict(part)}, ensure_ascii=False))
     print(_summary(name, document, parts, spec.num_steps, plan.seq_len), file=sys.stderr)
@@ -142,14 +144,14 @@ def _absence(folder: Path, source: str, input_file: str, record: int) -> str:
     heldout = folder / HELDOUT_FOLDER
     if (heldout / MANIFEST_NAME).is_file():
         shards = TokenShards.open(heldout)
-        if find_document(source, shards, input_file, record):
+        if find_document(shards, input_file, record):
             return "never read: it is held out"
     return f"never read: the token shards of {source} do not hold it"
 
 
 def _summary(
     name: str,
-    document: StreamDocument,
+    document: DocumentSpan,
     parts: list[tuple[int, ConsumedDocument]],
     num_steps: int,
     seq_len: int,

@@ -33,7 +33,7 @@ _FAR_FROM_USUAL = 4.0
 
 
 def run(config: TokenizeConfig) -> int:
-    """Tokenise the files that no other process is at work on; the last one completes the folder."""
+    """Tokenize the files that no other process is at work on; the last one completes the folder."""
     if config.sample:
         return run_sample(config)
     job = _job(config)
