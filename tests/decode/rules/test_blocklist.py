@@ -10,7 +10,7 @@ from tiny_models import TEXT, tiny_llama, train_tokenizer
 
 from anchored import Decoder, Ledger, MemFree, ModelPair, RiskyOnly, verify
 from anchored.decode.rules import memfree
-from anchored.decode.rules.memfree import CorpusNGrams, GrowingFilter, PassageNGrams
+from anchored.decode.rules.memfree import CorpusNGrams, PassageNGrams
 
 pytest.importorskip("rbloom")
 RATE = 1e-3
@@ -42,18 +42,6 @@ def test_every_n_gram_is_found_and_others_as_rarely_as_asked(n):
     unknown = [[vocab_size + place] * n for place in range(20_000)]
     if n > 1:
         assert sum(map(filters.knows, unknown)) <= RATE * len(unknown) + 5 * (RATE * 20_000) ** 0.5
-
-
-def test_filters_grow_without_becoming_wrong_more_often():
-    source = random.Random(3)
-    grown = GrowingFilter(RATE, first_capacity=64)
-    items = [(source.getrandbits(40), source.getrandbits(20)) for _ in range(20_000)]
-    for start in range(0, len(items), 777):
-        grown.update(iter(items[start : start + 777]))
-    assert all(item in grown for item in items)
-    others = [(source.getrandbits(40), -1 - place) for place in range(50_000)]
-    wrong = sum(other in grown for other in others)
-    assert wrong <= RATE * len(others) + 5 * (RATE * len(others)) ** 0.5
 
 
 @pytest.fixture(scope="module")
