@@ -108,8 +108,8 @@ class Decoder:
         num_return_sequences: samples of each prompt, side by side in the result, the first of them
         what one alone would be.
         continue_from: generations that reached their length, or their ledgers, to go on from in
-        place of prompts. Of an edited ledger its own figures tell the bound, see `Beginning.of`:
-        `verify` first what you did not write. Bounds of samples and of earlier text add up: see
+        place of prompts. A ledger that contradicts itself is refused, see `Beginning.of`: `verify`
+        first what you did not write. Bounds of samples and of earlier text add up: see
         `Ledger.total_bound`.
         passages: for rules that read one before each prompt, such as RCAD; one for all, or one a
         prompt.
