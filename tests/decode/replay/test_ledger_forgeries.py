@@ -35,6 +35,7 @@ def ledgers(pair) -> dict[str, Ledger]:
         "max": decoded(Anchored(k=1.0, divergence="max")),
         "greedy": decoded(Anchored(k=1.0), temperature=0.0),
         "risky": decoded(RiskyOnly()),
+        "alone": decoded(RiskyOnly(compared=False)),
         "rcad": decoded(RCAD(), passages="salt and rain"),
         "longer": with_divergences(decoded(Anchored(k=1.0)), pair),
     }
@@ -203,6 +204,9 @@ FORGERIES = {
     "log p_s": ("kl", put(5, safe_log_prob=-0.5), "step 5: safe_log_prob differs"),
     "log p of greedy": ("greedy", put(5, log_prob=-0.5), "step 5: log_prob differs"),
     "last spend": ("kl", spent(11, 0.0), "step 11: spend differs"),
+    "token of one model": ("alone", put(5, token_id=17), "step 5: log_prob differs"),
+    "log p of one model": ("alone", put(5, log_prob=-0.5), "step 5: log_prob differs"),
+    "log p_s of one model": ("alone", put(5, safe_log_prob=-0.5), "risky_only reads risky"),
     "spend of risky": ("risky", spent(5, 0.0), "step 5: spend differs"),
     "seed": ("kl", put(H, seed=8), "the seed gives another token"),
     "KL of p*": ("longer", put(4, kl_star_risky=0.5), "step 4: kl_star_risky differs"),
@@ -224,7 +228,7 @@ def test_a_forgery_is_refused(ledgers, pair, tmp_path, name):
     assert message in found and "\n" not in found
 
 
-@pytest.mark.parametrize("kind", ["kl", "max", "greedy", "risky", "rcad", "longer"])
+@pytest.mark.parametrize("kind", ["kl", "max", "greedy", "risky", "alone", "rcad", "longer"])
 def test_what_they_were_forged_from_stands(ledgers, pair, tmp_path, kind):
     path = write(changed(ledgers[kind], lambda *_: None), tmp_path / "honest.jsonl")
     assert refusal(path, pair) == ""

@@ -2,9 +2,11 @@
 
 import json
 import random
+import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from byte_pairs import tiny_byte_pair
 from tiny_models import TEXT, tiny_llama, train_tokenizer
 
@@ -48,6 +50,18 @@ def test_every_n_gram_is_found_and_others_as_rarely_as_asked(n):
 def pairs() -> dict[str, ModelPair]:
     token = ModelPair(tiny_llama(3), tiny_llama(4), train_tokenizer(320))
     return {"token": token, "byte": tiny_byte_pair()}
+
+
+def test_an_n_gram_has_four_bytes_a_token(pairs):
+    rule = Decoder(pairs["byte"], MemFree(n=1, passages=["0123"]), level="byte").rule
+    anything = torch.zeros(257)
+    assert rule.blocked(b"012", anything) == [*b"3"] and not rule.blocked(b"12", anything)
+
+
+def test_a_corpus_needs_a_library_that_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rbloom", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'anchored\[retrieval\]'"):
+        CorpusNGrams([[1, 2, 3]], 2, 1e-3)
 
 
 PROMPT = "the keeper of"
