@@ -168,6 +168,16 @@ def test_a_row_with_nan_logits_fails_alone(tokenizer):
         list(Decoder(pair, Anchored(k=1.0)).stream("salt", max_new_tokens=3))
 
 
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 1e-38}, {"temperature": 5e-324}, {"repetition_penalty": 1e-300}]
+)
+def test_logits_that_overflow_fail_with_a_message(tokenizer, settings):
+    pair = ModelPair(tiny_llama(1).float(), tiny_llama(2, layers=3).float(), tokenizer)
+    for result in Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=5, **settings):
+        assert result.error.endswith("the warped logits at step 0 are not finite")
+        assert not result.ledger.certified
+
+
 def test_safe_and_risky_scores_are_the_models_own_log_likelihoods(pair):
     prompt, text = PROMPTS[0], " of salt and rain"
     tokens = pair.encode(prompt)
