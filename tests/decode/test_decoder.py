@@ -164,8 +164,10 @@ def test_a_row_with_nan_logits_fails_alone(tokenizer):
     assert failed.finish_reason == "error" and not failed.ledger.certified
     (expected,) = healthy.generate(prompts[0], max_new_tokens=3)
     assert not fine.error and fine.token_ids == expected.token_ids
+    pieces = Decoder(pair, Anchored(k=1.0)).stream("salt", max_new_tokens=3)
     with pytest.raises(AnchoredError, match="the risky model's logits"):
-        list(Decoder(pair, Anchored(k=1.0)).stream("salt", max_new_tokens=3))
+        list(pieces)
+    assert not pieces.ledger.certified and pieces.ledger.finish_reason == "error"
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,11 @@ FORGERIES = {
     "certified denied": ("kl", put(F, certified=False), "certified must be True"),
     # models
     "no fingerprints": ("kl", put(H, fingerprints={}), "fingerprints must name"),
+    "another model": (
+        "kl",
+        lambda h, s, f: h["fingerprints"].update(risky="0" * 64),
+        "the risky model is not the recorded one",
+    ),
     "dtype": ("kl", put(H, dtype="float32"), "dtype is float64, recorded float32"),
     "quantized": ("kl", put(H, quantization={"safe": "int8"}), "quantised are"),
     # NaN, with which every comparison is false
