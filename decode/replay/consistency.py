@@ -130,7 +130,7 @@ def _of_models(header: LedgerHeader, pair: ModelPair) -> Iterator[str]:
                 f"({fingerprint[:12]}, recorded {recorded[:12]})"
             )
     if pair.quantization != header.quantization:
-        yield f"quantised are {pair.quantization}, recorded {header.quantization}"
+        yield f"quantized are {pair.quantization}, recorded {header.quantization}"
     if (dtype := str(pair.dtype).removeprefix("torch.")) != header.dtype:
         yield f"the models' dtype is {dtype}, recorded {header.dtype}"
 

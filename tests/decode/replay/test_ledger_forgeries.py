@@ -95,7 +95,7 @@ def debt_forgiven(header, steps, footer):
 
 FORGERIES = {
     # fields
-    "unknown in the header": ("kl", put(H, colour="red"), "line 1: unknown field 'colour'"),
+    "unknown in the header": ("kl", put(H, color="red"), "line 1: unknown field 'color'"),
     "missing in the header": ("kl", take(H, "debt"), "line 1: field 'debt' is missing"),
     "null in the header": ("kl", put(H, k=None), "line 1: k must be float, got None"),
     "text for a number": ("kl", put(0, spend="much"), "line 2: spend must be float, got 'much'"),
@@ -151,7 +151,7 @@ FORGERIES = {
         "the risky model is not the recorded one",
     ),
     "dtype": ("kl", put(H, dtype="float32"), "dtype is float64, recorded float32"),
-    "quantized": ("kl", put(H, quantization={"safe": "int8"}), "quantised are"),
+    "quantized": ("kl", put(H, quantization={"safe": "int8"}), "quantized are"),
     # NaN, with which every comparison is false
     "log p NaN": ("kl", put(2, log_prob=NAN), "not JSON"),
     "spend NaN": ("kl", put(2, spend=NAN), "not JSON"),
