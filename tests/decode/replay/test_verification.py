@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from forged_ledgers import changed, refusal, summed_up, with_budgets, write
+from forged_ledgers import changed, put, refusal, with_budgets, write
 from tiny_models import tiny_llama
 
 from anchored import (
@@ -182,8 +182,7 @@ def nothing_spent(header, steps, footer):
     """As if p* were p_s: every figure that says so, and the budgets that follow."""
     for step in steps:
         step.update(spend=0.0, weight=0.0, log_prob=step["safe_log_prob"])
-    with_budgets(header, steps)
-    summed_up(steps, footer)
+    with_budgets(header, steps, footer)
 
 
 @pytest.mark.parametrize("k", [0.1, 0.5])
@@ -199,23 +198,15 @@ def test_spends_forged_to_nothing_are_refused(pairs, tmp_path, name, schedule, k
 def a_tenth_less_spent(header, steps, footer):
     for step in steps:
         step["spend"] = math.floor(0.9 * step["spend"] / SPEND_QUANTUM) * SPEND_QUANTUM
-    with_budgets(header, steps)
-    summed_up(steps, footer)
-
-
-def moved(name: str, nats: float):
-    def change(header, steps, footer):
-        steps[2][name] -= nats
-
-    return change
+    with_budgets(header, steps, footer)
 
 
 EDITS = [
     nothing_spent,
     a_tenth_less_spent,
-    moved("log_prob", 0.02),
-    moved("safe_log_prob", 0.02),
-    lambda header, steps, footer: steps[2].update(token_id=(steps[2]["token_id"] + 1) % 320),
+    put(2, log_prob=lambda nats: nats - 0.02),
+    put(2, safe_log_prob=lambda nats: nats - 0.02),
+    put(2, token_id=lambda token: (token + 1) % 320),
 ]
 
 
@@ -233,8 +224,7 @@ def shaved(header, steps, footer):
     """A part of every spend, small enough for a step's own tolerance."""
     for step in steps:
         step["spend"] -= 2.0**-7 if step["spend"] > 0.4 else 0.0
-    with_budgets(header, steps)
-    summed_up(steps, footer)
+    with_budgets(header, steps, footer)
 
 
 def test_spends_that_are_a_little_too_small_everywhere_are_refused(pairs, tmp_path):
