@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, compress, product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -342,7 +343,7 @@ def with_divergences(ledger: Ledger | Path | str, pair: ModelPair) -> Ledger:
         # In float32 the masses of p* may sum to a little more than 1, which a KL of 0 would show.
         star = reference.log_softmax(forced.drawn.log_probs()[0].cpu().double())
         rows = (_warped(replay, forced, name, replay.sampling) for name in ("risky", "safe"))
-        figures = divergences(star, *rows)
+        figures: dict[str, Any] = divergences(star, *rows)
         if any(map(math.isnan, figures.values())):
             raise LedgerError(f"step {forced.step}: the replayed logits are no distribution")
         steps.append(replace(recorded, **figures))
