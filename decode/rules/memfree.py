@@ -42,7 +42,7 @@ class PassageNGrams:
 
 
 class CorpusNGrams:
-    """The n-grams of many texts in Bloom filters: 8 bytes each where one test in a million errs.
+    """The n-grams of many texts in Bloom filters: 7 bytes each where one test in a million errs.
 
     All of them are found; of others, at most `false_positives` are too. The n-grams' beginnings are
     kept beside them, so that symbols are tested one by one behind a known beginning alone.
