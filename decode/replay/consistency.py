@@ -48,8 +48,9 @@ def contradictions(ledger: Ledger, level: Level) -> list[str]:
     """
     if failures := _before_the_rule(ledger):
         return failures
-    rule = make_rule(ledger.header.rule, ledger.header.rule_settings).for_symbols(level)
-    return _by_the_rule(ledger, rule)
+    header = ledger.header
+    rule = make_rule(header.rule, header.rule_settings).for_symbols(level)
+    return [*_by_the_rule(ledger, rule), *_of_chat(header.chat_prompts or {}, rule, level)]
 
 
 def _before_the_rule(ledger: Ledger) -> list[str]:

@@ -172,6 +172,7 @@ def prior_bound(decoder: Decoder, ledger: Ledger) -> float:
         ({"certified": False}, "certified must be True"),
         ({"sampling": SamplingConfig(temperature=0.0).as_dict()}, "certified must be False"),
         ({"sampling": {"heat": 2.0}}, "sampling: unknown field 'heat'"),
+        ({"chat_prompts": {"safe": [5, 6]}}, "safe cannot read something else than the prompt"),
         ({"prompt_token_ids": [5, 320]}, "does not follow from the header's prompt"),
     ],
     ids=str,
