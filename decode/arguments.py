@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set, ValuesView
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import compress
 from numbers import Number
 from typing import Any, cast
@@ -114,16 +114,6 @@ def one_each(name: str, value: Any, count: int) -> list[Any]:
     return values
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """The settings of a call, by its arguments or by a config of transformers."""
-
-    max_new_tokens: int
-    stop: str | Sequence[str] | None
-    num_return_sequences: int
-    sampling: dict[str, Any]
-
-
 DEFAULT_NEW_TOKENS = 200
 NAMES_HERE = {
     **{field.name: field.name for field in fields(SamplingConfig)},
@@ -150,11 +140,11 @@ def with_generation_config(
     max_new_tokens: int | None = None,
     stop: str | Sequence[str] | None = (),
     num_return_sequences: int = 1,
-) -> Asked:
-    """The arguments of a call, with the fields that a config sets.
+) -> tuple[SamplingConfig, dict[str, Any]]:
+    """(the warpers of a call, its max_new_tokens, stop and num_return_sequences by name).
 
-    A field that is left at its default says nothing. Raises ValueError, with its name, for one that
-    is given beside the config too, and for one that would not be honored.
+    A field that a config leaves at its default says nothing. Raises ValueError, with its name, for
+    one that is given beside the config too, and for one that would not be honored.
     """
     given: dict[str, Any] = dict(sampling)
     if max_new_tokens is not None:
@@ -167,12 +157,10 @@ def with_generation_config(
         if name in given:
             raise ValueError(f"{name} is given as an argument and in generation_config, not both")
         given[name] = value
-    return Asked(
-        max_new_tokens=given.pop("max_new_tokens", DEFAULT_NEW_TOKENS),
-        stop=given.pop("stop", ()),
-        num_return_sequences=given.pop("num_return_sequences", num_return_sequences),
-        sampling=given,
-    )
+    asked: dict[str, Any] = {"max_new_tokens": DEFAULT_NEW_TOKENS, "stop": ()}
+    asked["num_return_sequences"] = num_return_sequences
+    asked |= {name: given.pop(name) for name in asked.keys() & given.keys()}
+    return SamplingConfig.of(given), asked
 
 
 def _set_fields(pair: ModelPair, config: GenerationConfig) -> dict[str, Any]:

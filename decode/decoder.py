@@ -9,7 +9,6 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
 from .arguments import (
-    Asked,
     Earlier,
     Prompt,
     beginnings,
@@ -108,8 +107,8 @@ class Decoder:
         num_return_sequences: samples of each prompt, side by side in the result, the first of them
         what one alone would be.
         continue_from: generations that reached their length, or their ledgers, to go on from in
-        place of prompts. Of an edited ledger its own figures tell the bound, see `Beginning.of`:
-        `verify` first what you did not write. Bounds of samples and of earlier text add up: see
+        place of prompts. A ledger that contradicts itself is refused, see `Beginning.of`: `verify`
+        first what you did not write. Bounds of samples and of earlier text add up: see
         `Ledger.total_bound`.
         passages: for rules that read one before each prompt, such as RCAD; one for all, or one a
         prompt.
@@ -310,22 +309,18 @@ class Decoder:
         return measured_ratios(self.level, ([r.prompt_token_ids for r in b] for b in batches))
 
     def _asked(
-        self, begun: list[Beginning], asked: Asked, max_new_bytes: int | None, **each: Any
+        self,
+        begun: list[Beginning],
+        asked: tuple[SamplingConfig, dict[str, Any]],
+        max_new_bytes: int | None,
+        **each: Any,
     ) -> tuple[list[Request], SamplingConfig]:
         """The requests of a call, and how they are sampled."""
-        config = SamplingConfig.of(asked.sampling)
+        config, others = asked
         if config.is_greedy and self.rule.is_certified:
             logger.warning("temperature 0 samples nothing, so no bound holds: ledgers uncertified")
-        requests = request_list(
-            self.level,
-            self.rule,
-            begun,
-            self.level.horizon(asked.max_new_tokens, max_new_bytes),
-            stop=asked.stop,
-            num_return_sequences=asked.num_return_sequences,
-            **each,
-        )
-        return requests, config
+        horizon = self.level.horizon(others.pop("max_new_tokens"), max_new_bytes)
+        return request_list(self.level, self.rule, begun, horizon, **others, **each), config
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
         """Batches by prompt length, longest first: prompts read together need little padding.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from ..durable_files import json_value, write_durably
 from ..field_types import field_error, field_values
@@ -280,9 +280,7 @@ def _from_json(value: Any, kind: Any) -> Any:
 
 
 def _has_floats(kind: Any) -> bool:
-    """float, an optional one or a list of them; what a dict holds is never written as a string."""
-    if get_origin(kind) is dict:
-        return False
+    """float, an optional one or a list of them."""
     return kind is float or any(map(_has_floats, get_args(kind)))
 
 

@@ -162,26 +162,6 @@ class Score:
         """Nats spent along the continuation."""
         return math.fsum(self.spends)
 
-    def append(
-        self,
-        is_valid: bool,
-        spend: float,
-        weight: float,
-        log_prob: float,
-        safe_log_prob: float,
-        is_greedy: bool,
-    ) -> None:
-        """Enter the next token; behind one that cannot follow all are impossible."""
-        if not is_valid and -math.inf in self.token_log_probs:
-            log_prob = safe_log_prob = -math.inf
-        elif not is_valid and not self.error:
-            self.error = f"a model's logits at step {len(self.spends)} are no distribution"
-        self.is_greedy = is_greedy
-        self.token_log_probs.append(log_prob)
-        self.safe_token_log_probs.append(safe_log_prob)
-        self.spends.append(spend)
-        self.weights.append(weight)
-
 
 def score_batch(
     level: Level,
@@ -245,9 +225,17 @@ def _enter(
         best = rule.next_token(few.inputs(warpers, [nats[row] for row in rows])).log_probs()
         for row, is_best in zip(rows, (best.argmax(-1) == few.token_ids).tolist(), strict=True):
             is_greedy[row] = is_best
-    # 3. The figures.
+    # 3. The figures. After a token that cannot follow, all are impossible.
     safe_log_probs = drawn.safe_token_log_probs(column.token_ids)
     figures = (drawn.is_valid, drawn.spend, drawn.weight, log_probs, safe_log_probs)
-    valid, spends, weights, given, safe = (each.tolist() for each in figures)
-    for row, score in enumerate(found):
-        score.append(valid[row], spends[row], weights[row], given[row], safe[row], is_greedy[row])
+    rows_of_figures = zip(found, is_greedy, *(each.tolist() for each in figures), strict=True)
+    for score, is_likeliest, is_valid, spend, weight, given, safe in rows_of_figures:
+        if not is_valid and -math.inf in score.token_log_probs:
+            given = safe = -math.inf
+        elif not is_valid and not score.error:
+            score.error = f"a model's logits at step {len(score.spends)} are no distribution"
+        score.is_greedy = is_likeliest
+        score.token_log_probs.append(given)
+        score.safe_token_log_probs.append(safe)
+        score.spends.append(spend)
+        score.weights.append(weight)

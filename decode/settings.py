@@ -6,15 +6,13 @@ from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal
 
+from ..field_types import INT_LIMIT
+
 LevelName = Literal["token", "byte"]
 """The unit that is decoded and budgeted step by step."""
 
 Speculate = Literal["auto", "off"] | int
 """Tokens of a draft, as many as it is worth, or none."""
-
-
-INTEGER_LIMIT = 2**63
-"""Integers lie below it in size: larger ones fit no tensor, and `Ledger` refuses them."""
 
 
 def real_number(name: str, value: Any) -> float:
@@ -37,7 +35,7 @@ def whole_number(name: str, value: Any) -> int:
     if isinstance(plain, bool) or not isinstance(plain, Integral):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     number = int(plain)
-    if not -INTEGER_LIMIT <= number < INTEGER_LIMIT:
+    if abs(number) >= INT_LIMIT:  # which no ledger holds
         raise ValueError(f"{name} must be a whole number of 64 bits, got {value!r}")
     return number
 

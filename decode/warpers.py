@@ -17,7 +17,7 @@ Seen = Tensor | tuple[NDArray[np.int64], ...]
 (n,) rows and (n,) tokens, in any order and with repeats."""
 
 
-def penalised(scores: Any, penalty: Any, where: Callable[..., Any] = torch.where) -> Any:
+def penalized(scores: Any, penalty: Any, where: Callable[..., Any] = torch.where) -> Any:
     """Scores of tokens that were seen: positive ones divided by the penalty, others multiplied.
 
     where: of torch, or of numpy for its arrays.
@@ -78,13 +78,13 @@ class Warpers:
         if seen is None:
             scores = raw / divisor
         elif isinstance(seen, Tensor):
-            scores = torch.where(seen, penalised(raw, penalty), raw) / divisor
+            scores = torch.where(seen, penalized(raw, penalty), raw) / divisor
         else:  # numpy, as these are few
             values = raw.numpy()
             # As in torch: a row that overflows, by T = 1e-40 say, is found to be no distribution.
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                 scores = torch.from_numpy(values / divisor)
-                scores.numpy()[seen] = penalised(values[seen], penalty, np.where) / divisor
+                scores.numpy()[seen] = penalized(values[seen], penalty, np.where) / divisor
         if len(self._banned) > 0:
             self._send(scores.device)
             scores.index_fill_(1, self._banned, float("-inf"))

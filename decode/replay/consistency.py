@@ -23,8 +23,7 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
     No model runs: what only a replay can tell (debt, spends, log-probabilities, draws) is not
     looked at. Never raises for a ledger whatever it holds.
     """
-    failures = list(_of_fields(ledger)) or list(_of_settings(ledger.header))
-    if failures:
+    if failures := _before_the_rule(ledger):
         return failures
     header = ledger.header
     try:
@@ -36,12 +35,34 @@ def inconsistencies(ledger: Ledger, pair: ModelPair) -> list[str]:
     return [
         *_of_models(header, pair),
         *of_symbols,
+        *_by_the_rule(ledger, rule),
+        *([] if of_symbols else _of_chat_prompts(ledger, rule, level)),
+        *_of_comparisons(ledger, rule, level),
+    ]
+
+
+def contradictions(ledger: Ledger, level: Level) -> list[str]:
+    """Everything wrong with a ledger of this level by itself, whichever models wrote it.
+
+    Raises ValueError for a rule that cannot decode at the level.
+    """
+    if failures := _before_the_rule(ledger):
+        return failures
+    header = ledger.header
+    rule = make_rule(header.rule, header.rule_settings).for_symbols(level)
+    return [*_by_the_rule(ledger, rule), *_of_chat(header.chat_prompts or {}, rule, level)]
+
+
+def _before_the_rule(ledger: Ledger) -> list[str]:
+    return list(_of_fields(ledger)) or list(_of_settings(ledger.header))
+
+
+def _by_the_rule(ledger: Ledger, rule: Rule) -> list[str]:
+    return [
         *_of_end(ledger, rule),
         *_of_budget(ledger, rule),
         *_of_counts(ledger, rule),
-        *_of_stream(header),
-        *([] if of_symbols else _of_chat_prompts(ledger, rule, level)),
-        *_of_comparisons(ledger, rule, level),
+        *_of_stream(ledger.header),
     ]
 
 
@@ -110,7 +131,7 @@ def _of_models(header: LedgerHeader, pair: ModelPair) -> Iterator[str]:
                 f"({fingerprint[:12]}, recorded {recorded[:12]})"
             )
     if pair.quantization != header.quantization:
-        yield f"quantised are {pair.quantization}, recorded {header.quantization}"
+        yield f"quantized are {pair.quantization}, recorded {header.quantization}"
     if (dtype := str(pair.dtype).removeprefix("torch.")) != header.dtype:
         yield f"the models' dtype is {dtype}, recorded {header.dtype}"
 

@@ -308,7 +308,13 @@ def _figures(claim: Claim, laws: StepLaws) -> dict[str, tuple[float, float]]:
         ),
         "safe_log_prob": (difference(safe, recorded_safe), claim.safe_tolerance),
     }
-    return figures | _divergences(claim, laws)
+    if step.kl_risky_safe is None and step.kl_star_risky is None:
+        return figures
+    either = claim.safe_tolerance + claim.risky_tolerance
+    for name, nats in divergences(laws.star, claim.risky_logits, claim.safe_logits).items():
+        if (asked := getattr(step, name)) is not None:
+            figures[name] = (difference(nats, asked), ARITHMETIC + moved(nats, either))
+    return figures
 
 
 def _left_of_budget(claim: Claim) -> float:
@@ -347,22 +353,16 @@ def _weight_error(claim: Claim, laws: StepLaws) -> float:
     return max(0.0, lowest + math.log(weight), -math.log(weight) - highest)
 
 
-def _divergences(claim: Claim, laws: StepLaws) -> dict[str, tuple[float, float]]:
-    """Divergences that were asked for, see `with_divergences`."""
-    safe, risky = claim.safe_logits[None], claim.risky_logits[None]
-    step, either = claim.recorded, claim.safe_tolerance + claim.risky_tolerance
+def divergences(star: Tensor, risky_logits: Tensor, safe_logits: Tensor) -> dict[str, float]:
+    """Nats by the fields of `LedgerStep`; infinite where a law has mass that the other lacks.
 
-    def allowed(nats: float) -> float:
-        return ARITHMETIC + moved(nats, either)
-
-    figures = {}
-    if step.kl_risky_safe is not None:
-        nats = reference.kl_divergence(reference.log_softmax(risky), safe).item()
-        figures["kl_risky_safe"] = (difference(nats, step.kl_risky_safe), allowed(nats))
-    if step.kl_star_risky is not None:
-        nats = reference.kl_divergence(laws.star[None], risky).item()
-        figures["kl_star_risky"] = (difference(nats, step.kl_star_risky), allowed(nats))
-    return figures
+    star: (V,) float64 log p*. risky_logits, safe_logits: (V,) warped.
+    """
+    safe, risky = safe_logits[None], risky_logits[None]
+    return {
+        "kl_risky_safe": reference.kl_divergence(reference.log_softmax(risky), safe).item(),
+        "kl_star_risky": reference.kl_divergence(star[None], risky).item(),
+    }
 
 
 def _redrawn(claim: Claim, laws: StepLaws) -> tuple[float, float, int]:

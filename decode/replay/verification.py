@@ -28,6 +28,7 @@ from .step_check import (
     StepReport,
     check_step,
     difference,
+    divergences,
     logit_tolerance,
 )
 
@@ -337,23 +338,14 @@ def with_divergences(ledger: Ledger | Path | str, pair: ModelPair) -> Ledger:
     replay = Replay(ledger, pair, scores_prompt=True)
     if not replay.level.compares_models:
         raise LedgerError("the models have different tokens, so no divergence is known")
-    steps = [
-        replace(recorded, **_step_divergences(forced))
-        for forced, recorded in zip(replay.steps(), ledger.steps, strict=True)
-    ]
+    steps = []
+    for forced, recorded in zip(replay.steps(), ledger.steps, strict=True):
+        # In float32 the masses of p* may sum to a little more than 1, which a KL of 0 would show.
+        star = reference.log_softmax(forced.drawn.log_probs()[0].cpu().double())
+        rows = (_warped(replay, forced, name, replay.sampling) for name in ("risky", "safe"))
+        figures: dict[str, Any] = divergences(star, *rows)
+        if any(map(math.isnan, figures.values())):
+            raise LedgerError(f"step {forced.step}: the replayed logits are no distribution")
+        steps.append(replace(recorded, **figures))
     ratios = replay.prompt.ratios[0].tolist()
     return replace(ledger, header=replace(ledger.header, prompt_ratios=ratios), steps=steps)
-
-
-def _step_divergences(forced: ForcedStep) -> dict[str, Any]:
-    """Nats, by the fields of `LedgerStep`; infinite where a law has mass that the other lacks."""
-    risky, safe = (forced.inputs.warped(name).cpu() for name in ("risky", "safe"))
-    # In float32 the masses of p* may sum to a little more than 1, which a KL of 0 would show.
-    star = reference.log_softmax(forced.drawn.log_probs().cpu().double())
-    figures = {
-        "kl_risky_safe": reference.kl_divergence(reference.log_softmax(risky), safe).item(),
-        "kl_star_risky": reference.kl_divergence(star, risky).item(),
-    }
-    if any(map(math.isnan, figures.values())):
-        raise LedgerError(f"step {forced.step}: the replayed logits are no distribution")
-    return figures

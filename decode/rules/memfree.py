@@ -1,6 +1,7 @@
 """MemFree: the risky model, never completing an n-gram of a blocklist."""
 
 import json
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -41,7 +42,7 @@ class PassageNGrams:
 
 
 class CorpusNGrams:
-    """The n-grams of many texts in Bloom filters: 8 bytes each where one test in a million errs.
+    """The n-grams of many texts in Bloom filters: 7 bytes each where one test in a million errs.
 
     All of them are found; of others, at most `false_positives` are too. The n-grams' beginnings are
     kept beside them, so that symbols are tested one by one behind a known beginning alone.
@@ -49,9 +50,18 @@ class CorpusNGrams:
 
     def __init__(self, texts: Iterable[Sequence[int]], n: int, false_positives: float) -> None:
         """Raises ModuleNotFoundError without rbloom."""
+        try:
+            from rbloom import Bloom
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                "a blocklist of a corpus needs rbloom: pip install 'anchored[retrieval]'"
+            ) from None
+        # Filters have one size, so the n-grams are counted first; a symbol takes 4 bytes meanwhile.
+        symbols = [array("i", text) for text in texts]
+        size = max(1, sum(max(0, len(text) - n + 1) for text in symbols))
         self._n = n
-        self._whole, self._heads = GrowingFilter(false_positives), GrowingFilter(false_positives)
-        for text in texts:
+        self._whole, self._heads = Bloom(size, false_positives), Bloom(size, false_positives)
+        for text in symbols:
             self._whole.update(_ngrams(text, n))
             self._heads.update(gram[:-1] for gram in _ngrams(text, n))
 
@@ -61,41 +71,6 @@ class CorpusNGrams:
     def blocked(self, text: Sequence[int], candidates: Iterable[int]) -> Sequence[int]:
         head = _head(text, self._n)
         return [symbol for symbol in candidates if (*head, symbol) in self._whole]
-
-
-FIRST_CAPACITY = 1 << 20
-
-
-class GrowingFilter:
-    """A set of tuples of ints that may hold a few more: Bloom filters, each twice as large as the
-    one before and wrong half as often, so that together they are wrong no more than allowed."""
-
-    def __init__(self, false_positives: float, first_capacity: int = FIRST_CAPACITY) -> None:
-        try:
-            from rbloom import Bloom
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError(
-                "a blocklist of a corpus needs rbloom: pip install 'anchored[retrieval]'"
-            ) from None
-        self._new, self._rate, self._room = Bloom, false_positives, 0
-        self._capacity = first_capacity
-        self._filters: list[Any] = []
-
-    def update(self, items: Iterator[tuple[int, ...]]) -> None:
-        """Add items; equal ones count each time, as long as they are in no earlier filter."""
-        while part := list(islice(items, max(self._room, 1))):
-            new = [
-                item for item in part if not any(item in earlier for earlier in self._filters[:-1])
-            ]
-            if not self._room:
-                self._rate, self._room = self._rate / 2.0, self._capacity
-                self._filters.append(self._new(self._capacity, self._rate))
-                self._capacity *= 2
-            self._filters[-1].update(new)
-            self._room -= len(new)
-
-    def __contains__(self, item: tuple[int, ...]) -> bool:
-        return any(item in bloom for bloom in self._filters)
 
 
 def _ngrams(text: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:

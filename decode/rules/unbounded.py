@@ -71,7 +71,7 @@ class Categorical:
     def draw(
         cls, logits: Tensor, safe_logits: Tensor | None, uniform: Tensor | None
     ) -> "Categorical":
-        """Normalise logits (batch, vocab_size), and draw beside the safe model's where asked.
+        """Normalize logits (batch, vocab_size), and draw beside the safe model's where asked.
 
         Without the safe model p* is its own draft, by the first uniform; none is accepted then.
         """
@@ -89,7 +89,7 @@ class Categorical:
         return cls(star, safe, torch.ones_like(spend), spend, is_valid, token_ids, accepted)
 
     def log_probs(self) -> Tensor:
-        """log p* (batch, vocab_size) float64, normalised."""
+        """log p* (batch, vocab_size) float64, normalized."""
         return self.star
 
     def token_log_probs(self, token_ids: Tensor) -> Tensor:

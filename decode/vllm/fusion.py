@@ -14,7 +14,7 @@ from ..engine.request import Drawn
 from ..models.kv_cache import uploaded
 from ..rules.rule import Divergence
 from ..settings import SamplingConfig
-from ..warpers import Warpers, merge_ends, penalised
+from ..warpers import Warpers, merge_ends, penalized
 from .settings import PairFacts
 
 # S slots of the engine, B requests of a step, R rows of logits, G rows of a request, V vocabulary.
@@ -305,7 +305,7 @@ class SlotAccounts:
         penalty, temperature = (
             own[rows.slots, None, None] for own in (self._penalty, self._temperature)
         )
-        scores = torch.where(seen, penalised(scores, penalty), scores) / temperature
+        scores = torch.where(seen, penalized(scores, penalty), scores) / temperature
         if len(self._stops) > 1:
             merge_ends(scores, self._stops)
         return scores

@@ -5,9 +5,10 @@ import math
 
 import pytest
 
-from anchored import Anchored, Decoder, Ledger, RiskyOnly, SafeOnly, verify
+from anchored import Anchored, Decoder, Ledger, verify
 from anchored.decode.beginning import Beginning
 from anchored.decode.engine.request import recorded_key
+from anchored.decode.settings import SamplingConfig
 
 PROMPTS = ["the keeper of the lamp", "import math"]
 
@@ -152,39 +153,27 @@ def prior_bound(decoder: Decoder, ledger: Ledger) -> float:
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [
-        Anchored(k=0.7),
-        Anchored(K=1.1),
-        Anchored(K=3.1, budget="global", divergence="max"),
-        Anchored(k=0.3, budget="fixed"),
-        SafeOnly(),
-    ],
-    ids=str,
-)
-def test_an_honest_ledger_is_believed_whatever_its_rule(pair, rule):
-    (first,) = Decoder(pair, rule).generate("salt", max_new_tokens=7)
-    (later,) = Decoder(pair, rule).generate(continue_from=first, max_new_tokens=3)
-    assert later.ledger.header.prior_bound == first.ledger.total_bound < math.inf
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_return_sequences": 0}, "the ledger's num_return_sequences must be >= 1, got 0"),
-        ({"horizon": 0}, "the ledger's horizon must be >= 1, got 0"),
-        ({"prior_bound": -5.0}, "the ledger's prior_bound must be >= 0 nats, got -5.0"),
-        ({"prior_bound": math.nan}, "the ledger's prior_bound must be >= 0 nats, got nan"),
-        ({"debt": math.nan}, "the ledger's debt must be >= 0 nats, got nan"),
-        ({"bound": -1.0}, "the ledger's bound must be >= 0 nats, got -1.0"),
+        ({"num_return_sequences": 0}, "contradicts itself: num_return_sequences must be >= 1, got"),
+        ({"horizon": 0}, "horizon must be >= 1, got 0"),
+        ({"prior_bound": -5.0}, "prior_bound must be >= 0, got -5.0"),
+        ({"prior_bound": math.nan}, "prior_bound must be float, got nan"),
+        ({"debt": math.nan}, "debt must be float, got nan"),
+        ({"bound": -1.0}, "bound -1.0 does not follow from K and debt"),
+        ({"bound": 0.0}, "bound 0.0 does not follow from K and debt"),
         ({"K": 0.5}, "k 1.0 and K 0.5 over 4 steps are not those of anchored"),
-        ({"horizon": 3, "K": 3.0}, "can be continued, this one has 4 of 3 steps"),
-        ({"horizon": 40, "K": 40.0}, "can be continued, this one has 4 of 40 steps"),
+        ({"horizon": 3, "K": 3.0}, "is 'length' after 4 steps, the horizon 3"),
+        ({"horizon": 40, "K": 40.0}, "is 'length' after 4 steps, the horizon 40"),
         ({"finish_reason": "stop_string"}, "this one ended by 'stop_string'"),
         ({"fingerprints": {}}, "against another safe model"),
         ({"rule": "nobody"}, "rule must be one of"),
-        ({"sampling": {"heat": 2.0}}, "unknown sampling setting 'heat': allowed are temperature"),
-        ({"prompt_token_ids": [5, 320]}, r"token ids must be in \[0, 320\), got 320"),
+        ({"rule": "risky_only", "rule_settings": {}}, "certified must be False"),
+        ({"certified": False}, "certified must be True"),
+        ({"sampling": SamplingConfig(temperature=0.0).as_dict()}, "certified must be False"),
+        ({"sampling": {"heat": 2.0}}, "sampling: unknown field 'heat'"),
+        ({"chat_prompts": {"safe": [5, 6]}}, "safe cannot read something else than the prompt"),
+        ({"prompt_token_ids": [5, 320]}, "does not follow from the header's prompt"),
     ],
     ids=str,
 )
@@ -194,29 +183,16 @@ def test_figures_that_no_generation_has_are_refused_in_one_line(decoder, ledger,
 
 
 def test_a_text_that_was_cut_or_has_ended_is_not_one_that_reached_its_length(decoder, ledger):
-    """Whatever the footer says, which an editor can change."""
-    cut = edited(ledger, steps=ledger.steps[:3])
-    with pytest.raises(ValueError, match="this one has 3 of 4 steps"):
-        prior_bound(decoder, cut)
+    """Whatever header and footer say, which an editor can change."""
+    with pytest.raises(ValueError, match="is 'length' after 3 steps, the horizon 4"):
+        prior_bound(decoder, edited(ledger, steps=ledger.steps[:3]))
     end = dataclasses.replace(ledger.steps[-1], token_id=1)
     with pytest.raises(ValueError, match="this one holds the end symbol 1"):
-        prior_bound(decoder, edited(ledger, steps=[*ledger.steps[:3], end]))
+        prior_bound(decoder, edited(ledger, steps=[*ledger.steps[:3], end], stop_token_ids=[9]))
 
 
-def test_a_bound_below_what_k_and_debt_give_is_recomputed(decoder, ledger):
-    honest = prior_bound(decoder, ledger)
-    assert honest == ledger.header.bound
-    assert prior_bound(decoder, edited(ledger, bound=0.0)) == honest
-    assert prior_bound(decoder, edited(ledger, bound=99.0)) == 99.0
-    assert prior_bound(decoder, edited(ledger, bound=0.0, num_return_sequences=3)) == 3 * honest
-    assert prior_bound(decoder, edited(ledger, prior_bound=2.0)) == 2.0 + honest
-
-
-def test_what_certifies_nothing_leaves_no_bound_whatever_it_claims(decoder, ledger):
-    header = ledger.header
-    for changes in (
-        {"certified": False},
-        {"rule": RiskyOnly().name, "rule_settings": {}},
-        {"sampling": {**header.sampling, "temperature": 0.0}},
-    ):
-        assert prior_bound(decoder, edited(ledger, **changes)) == math.inf
+def test_samples_and_earlier_text_count_as_recorded(decoder, ledger):
+    bound = ledger.header.bound
+    assert prior_bound(decoder, ledger) == bound
+    assert prior_bound(decoder, edited(ledger, num_return_sequences=3)) == 3 * bound
+    assert prior_bound(decoder, edited(ledger, prior_bound=2.0)) == 2.0 + bound

@@ -42,19 +42,16 @@ def case(request, pair) -> Case:
     return Case(tiny_byte_pair(), byte_pairs.PROMPTS, {"max_new_bytes": 12})
 
 
-def assert_a_batch_changes_nothing(case: Case) -> None:
-    decoder = Decoder(case.pair, Anchored(k=0.5), batch_size=3)
-    seeds = [3, 1, 4, 1, 5]
-    together = decoder.generate(case.prompts, seed=seeds, **case.length)
-    for prompt, seed, result in zip(case.prompts, seeds, together, strict=True):
-        (alone,) = decoder.generate(prompt, seed=seed, **case.length)
-        assert alone.token_ids == result.token_ids and alone.text == result.text
-        assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
-
-
 @pytest.mark.sampled(2)
 def test_symbols_and_debt_are_the_same_alone_and_in_any_batch(case):
-    assert_a_batch_changes_nothing(case)
+    seeds, ks = [3, 1, 4, 1, 5], [0.0, 0.5, 1.0, 2.0, 50.0]
+    decoder = Decoder(case.pair, Anchored(k=9.0), batch_size=3)
+    together = decoder.generate(case.prompts, seed=seeds, k=ks, **case.length)
+    for prompt, seed, k, result in zip(case.prompts, seeds, ks, together, strict=True):
+        (alone,) = Decoder(case.pair, Anchored(k=k)).generate(prompt, seed=seed, **case.length)
+        assert alone.token_ids == result.token_ids and alone.text == result.text
+        assert alone.ledger.header.K == result.ledger.header.K
+        assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
 
 
 @pytest.mark.parametrize(("k", "rule"), [(0.0, SafeOnly()), (1000.0, RiskyOnly())], ids=str)
@@ -89,15 +86,6 @@ def test_a_stop_string_cuts_the_text_given_in_a_list_or_by_itself(case):
     streamed = decoder.stream(case.prompts[0], stop=stop, **settings)
     assert "".join(piece.text for piece in streamed) == single.text
     assert [*decoder.stream(case.prompts[0], stop=None, **settings)]
-
-
-def test_one_k_per_prompt_equals_one_call_each(pair):
-    ks = [0.0, 0.5, 1.0, 2.0, 50.0]
-    together = Decoder(pair, Anchored(k=9.0)).generate(PROMPTS, max_new_tokens=12, k=ks)
-    for prompt, k, result in zip(PROMPTS, ks, together, strict=True):
-        (alone,) = Decoder(pair, Anchored(k=k)).generate(prompt, max_new_tokens=12)
-        assert alone.token_ids == result.token_ids
-        assert k * 12 == result.ledger.header.K
 
 
 def test_each_generation_comes_as_soon_as_it_has_ended(pair):
@@ -164,8 +152,20 @@ def test_a_row_with_nan_logits_fails_alone(tokenizer):
     assert failed.finish_reason == "error" and not failed.ledger.certified
     (expected,) = healthy.generate(prompts[0], max_new_tokens=3)
     assert not fine.error and fine.token_ids == expected.token_ids
+    pieces = Decoder(pair, Anchored(k=1.0)).stream("salt", max_new_tokens=3)
     with pytest.raises(AnchoredError, match="the risky model's logits"):
-        list(Decoder(pair, Anchored(k=1.0)).stream("salt", max_new_tokens=3))
+        list(pieces)
+    assert not pieces.ledger.certified and pieces.ledger.finish_reason == "error"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 1e-38}, {"temperature": 5e-324}, {"repetition_penalty": 1e-300}]
+)
+def test_logits_that_overflow_fail_with_a_message(tokenizer, settings):
+    pair = ModelPair(tiny_llama(1).float(), tiny_llama(2, layers=3).float(), tokenizer)
+    for result in Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=5, **settings):
+        assert result.error.endswith("the warped logits at step 0 are not finite")
+        assert not result.ledger.certified
 
 
 def test_safe_and_risky_scores_are_the_models_own_log_likelihoods(pair):

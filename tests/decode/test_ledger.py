@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import math
 
 import pytest
-from tiny_models import tiny_llama
 
 from anchored import (
     RCAD,
@@ -13,8 +11,6 @@ from anchored import (
     Decoder,
     Ledger,
     LedgerError,
-    ModelPair,
-    RiskyOnly,
     verify,
     with_divergences,
 )
@@ -32,16 +28,6 @@ def ledger(pair) -> Ledger:
 def path(ledger, tmp_path):
     ledger.save(tmp_path / "ledger.jsonl")
     return tmp_path / "ledger.jsonl"
-
-
-def test_a_ledger_survives_a_round_trip(ledger, path):
-    assert Ledger.load(path) == Ledger.load(str(path)) == ledger
-
-
-def test_infinite_figures_survive_a_round_trip(pair, tmp_path):
-    (result,) = Decoder(pair, RiskyOnly()).generate(PROMPT, max_new_tokens=3)
-    result.ledger.save(tmp_path / "risky.jsonl")
-    assert Ledger.load(tmp_path / "risky.jsonl").header.bound == math.inf
 
 
 @pytest.mark.parametrize(
@@ -93,6 +79,7 @@ def test_an_edited_file_is_refused(path, name):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (None, "is a directory, not a ledger"),
         (b"", "line 1 is not the header"),
         (b'{"a": 1}', "line 1 is not the header"),
         (b"\n\n", "line 1 is cut off or not JSON"),
@@ -102,25 +89,17 @@ def test_an_edited_file_is_refused(path, name):
         (b"[" * 100_000, "line 1 is cut off or not JSON"),
         (b'{"schema": ' + b"9" * 5000 + b"}", "line 1 is cut off or not JSON"),
     ],
-    ids=["empty", "other", "blank", "list", "binary", "header", "deep", "digits"],
+    ids=["folder", "empty", "other", "blank", "list", "binary", "header", "deep", "digits"],
 )
 def test_another_file_is_refused(pair, tmp_path, content, message):
-    (tmp_path / "other").write_bytes(content)
+    path = tmp_path if content is None else tmp_path / "other"
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(LedgerError, match=message):
-        verify(tmp_path / "other", pair)
-
-
-def test_a_directory_is_refused(pair, tmp_path):
-    with pytest.raises(LedgerError, match="is a directory, not a ledger"):
-        verify(tmp_path, pair)
+        verify(path, pair)
 
 
 def test_divergences_of_a_ledger_that_is_inconsistent_are_refused(ledger, pair):
     header = dataclasses.replace(ledger.header, prompt_token_ids=[999])
     with pytest.raises(LedgerError, match="prompt: token ids must be in"):
         with_divergences(dataclasses.replace(ledger, header=header), pair)
-
-
-def test_another_model_is_found(ledger, pair, tokenizer):
-    report = verify(ledger, ModelPair(pair.safe, tiny_llama(9, layers=3), tokenizer))
-    assert "the risky model is not the recorded one" in report.failures[0]

@@ -6,13 +6,11 @@ import pytest
 import torch
 from byte_streams import model_of, stream_of
 from real_pair import needs_real_model, real_folders
+from reference_steps import reference_steps
 from text_oracle import FRESH_OF_SMOLLM2, OracleLaws, TextOracle, worst_error
 from tokenizers import Tokenizer
-from transformers import LogitsProcessorList
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
-from anchored.decode.engine.request import random_key
-from anchored.decode.reference_decoder import anchored_decode, prefix_debt
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 from anchored.eval.copying.metrics import copying_scores
 from anchored.eval.harness.model import AnchoredLM
@@ -56,22 +54,7 @@ def test_a_decoder_writes_and_spends_what_the_papers_algorithm_does(pair, diverg
         PROMPTS[0].prompt, max_new_tokens=LENGTH, seed=3, **PLAIN
     )
     prompt = pair.tokenizer(PROMPTS[0].prompt)["input_ids"]
-    models = (pair.safe, pair.risky)
-    debt = prefix_debt(models, prompt, pair.tokenizer.all_special_ids, rule.debt_window)
-    steps = list(
-        anchored_decode(
-            models,
-            prompt,
-            K=rule.k * LENGTH,
-            max_new_tokens=LENGTH,
-            key=random_key(3, prompt, level="token", place=0),
-            stop_token_ids=pair.stop_token_ids,
-            debt=debt,
-            divergence=divergence,
-            schedule=rule.budget,
-            warpers=LogitsProcessorList(),
-        )
-    )
+    debt, steps = reference_steps(pair, prompt, rule, length=LENGTH, seed=3)
     assert result.ledger.header.debt == pytest.approx(debt, abs=1e-3)  # float32 forwards
     assert result.token_ids == [step.token_id for step in steps]
     spends = [step.spend for step in result.ledger.steps]

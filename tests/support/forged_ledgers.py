@@ -23,43 +23,50 @@ def lines_of(ledger: Ledger) -> Lines:
 
 def write(records: Lines, path: Path) -> Path:
     """With the hash of what is written; NaN is written too."""
-    lines = [json.dumps(record) for record in records]
-    footer = {**records[-1], "sha256": sha256("\n".join(lines).encode()).hexdigest()}
-    path.write_text("\n".join([*lines[:-1], json.dumps(footer)]) + "\n")
+    return write_lines([json.dumps(record) for record in records], path)
+
+
+def write_lines(lines: list[str], path: Path) -> Path:
+    sha = sha256("\n".join(lines).encode()).hexdigest()
+    lines[-1] = f'{lines[-1].removesuffix("}")}, "sha256": "{sha}"}}'
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def changed(ledger: Ledger, change: Callable[[dict, list[dict], dict], Any]) -> Lines:
-    """`change` edits header, steps and footer."""
+Change = Callable[[dict, list[dict], dict], Any]
+"""Edits header, steps and footer."""
+
+
+def changed(ledger: Ledger, *changes: Change) -> Lines:
     header, *steps, footer = copy.deepcopy(lines_of(ledger))
-    change(header, steps, footer)
+    for change in changes:
+        change(header, steps, footer)
     return [header, *steps, footer]
 
 
 H, F = "header", "footer"
 
 
-def put(place: str | int, **fields: Any) -> Callable[[dict, list[dict], dict], None]:
-    """Change fields of the header, a step (by number) or the footer."""
-    return lambda header, steps, footer: _record(place, header, steps, footer).update(fields)
+def put(place: str | int, **fields: Any) -> Change:
+    """Change fields of the header, a step (by number) or the footer, by new values or functions of
+    the old ones."""
+
+    def change(header: dict, steps: list[dict], footer: dict) -> None:
+        record = {H: header, F: footer}.get(place) or steps[place]
+        for name, value in fields.items():
+            record[name] = value(record[name]) if callable(value) else value
+
+    return change
 
 
-def take(place: str | int, name: str) -> Callable[[dict, list[dict], dict], None]:
-    """Leave out a field."""
-    return lambda header, steps, footer: _record(place, header, steps, footer).pop(name)
-
-
-def _record(place: str | int, header: dict, steps: list[dict], footer: dict) -> dict:
-    return {H: header, F: footer}.get(place) or steps[place]
-
-
-def summed_up(steps: list[dict], footer: dict) -> None:
+def summed_up(header: dict, steps: list[dict], footer: dict) -> None:
+    """A footer that counts the steps and their spends."""
     footer["num_steps"] = len(steps)
     footer["total_spend"] = math.fsum(step["spend"] for step in steps)
 
 
-def with_budgets(header: dict, steps: list[dict]) -> None:
-    """Allowances that follow from the steps' spends."""
+def with_budgets(header: dict, steps: list[dict], footer: dict) -> None:
+    """Allowances that follow from the steps' spends, and a footer that does."""
     names = {"per_step": "k", "total": "K", "horizon": "horizon", "debt": "debt"}
     budget = Budget(
         **{name: header[key] for name, key in names.items()},
@@ -69,6 +76,7 @@ def with_budgets(header: dict, steps: list[dict]) -> None:
     for number, step in enumerate(steps):
         step["budget"] = budget.allowance(number, spent)
         spent += step["spend"]
+    summed_up(header, steps, footer)
 
 
 def refusal(path: Path, pair: ModelPair) -> str:

@@ -21,7 +21,7 @@ def log_probs(logits: Array) -> Array:
 
 
 def tilted(risky: Array, safe: Array, weight: float) -> Array:
-    """log of p_s^(1-w) p_r^w on the tokens that both allow (V,), normalised."""
+    """log of p_s^(1-w) p_r^w on the tokens that both allow (V,), normalized."""
     p_r, p_s = log_probs(risky), log_probs(safe)
     is_shared = np.isfinite(p_r) & np.isfinite(p_s)
     w = np.longdouble(weight)

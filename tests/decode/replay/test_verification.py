@@ -1,12 +1,12 @@
 """What rounding explains and what it does not: honest ledgers stand, steered ones do not."""
 
-import copy
 import math
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
-from forged_ledgers import changed, refusal, summed_up, with_budgets, write
+from forged_ledgers import changed, put, refusal, with_budgets, write
 from tiny_models import tiny_llama
 
 from anchored import (
@@ -31,19 +31,42 @@ from anchored.kernels.spend import SPEND_QUANTUM
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain nine tides ago"
 PROMPTS = [TEXT[row : row + 3 + 17 * row % 61] for row in range(8)]
 """Of 3 to 61 characters: a batch of them is ragged, and a replay alone rounds differently."""
-DTYPES = list(LOGIT_TOLERANCE)
+DTYPES = [str(dtype).removeprefix("torch.") for dtype in LOGIT_TOLERANCE]
 
 
 @pytest.fixture(scope="module")
-def pairs(tokenizer) -> dict[torch.dtype, ModelPair]:
+def pairs(tokenizer) -> dict[str, ModelPair]:
+    """By dtype, and by what is unusual about the models."""
+
+    def made(safe, risky) -> ModelPair:
+        return ModelPair(safe, risky, tokenizer)
+
+    def scaled(model, times: float):
+        model.lm_head.weight.data *= times
+        return model
+
+    deaf = tiny_llama(4)
+    rows = torch.ones(320, dtype=torch.bool)
+    rows[tokenizer(PROMPTS[0])["input_ids"]] = False
+    deaf.get_input_embeddings().weight.data[rows] = math.nan
+    wide = {"initializer_range": 0.6}
     return {
-        dtype: ModelPair(tiny_llama(1).to(dtype), tiny_llama(2, layers=3).to(dtype), tokenizer)
-        for dtype in DTYPES
+        **{
+            name: made(tiny_llama(1).to(dtype), tiny_llama(2, layers=3).to(dtype))
+            for name, dtype in zip(DTYPES, LOGIT_TOLERANCE, strict=True)
+        },
+        # Their divergence is mostly rounding.
+        "agreeing": made(*(scaled(tiny_llama(1).bfloat16(), times) for times in (1.0, 1.004))),
+        "sharp": made(*(scaled(tiny_llama(n, layers=n + 1).float(), 16.0) for n in (1, 2))),
+        # Attention that is nearly a choice: rounding comes out up to 40 times as large.
+        "enlarging": made(*(tiny_llama(n, layers=5 + n, **wide).float() for n in (1, 2))),
+        # The risky model is NaN after most tokens, though not after those of the first prompt.
+        "deaf": made(tiny_llama(3), deaf),
     }
 
 
 def decoded(
-    pair: ModelPair, rule, num_tokens: int, prompts: list[str] = PROMPTS, **sampling
+    pair: ModelPair, rule, num_tokens: int = 6, prompts: list[str] = PROMPTS, **sampling
 ) -> list[Ledger]:
     settings = {"max_new_tokens": num_tokens, "temperature": 0.7, "seed": range(len(prompts))}
     results = Decoder(pair, rule).generate(prompts, **{**settings, **sampling})
@@ -55,87 +78,80 @@ def assert_all_stand(ledgers: list[Ledger], pair: ModelPair) -> None:
     assert [str(report) for report in reports if not report] == []
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("temperature", [0.7, 0.1])
-@pytest.mark.parametrize("divergence", ["kl", "max"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_honest_ledgers_of_a_ragged_batch_stand(pairs, dtype, divergence, temperature):
-    rule = Anchored(k=0.5, divergence=divergence)
-    assert_all_stand(decoded(pairs[dtype], rule, 4, temperature=temperature), pairs[dtype])
+K = Anchored(k=0.5)
+K_INF = Anchored(k=0.5, divergence="max")
+HONEST = [
+    *(
+        (name, rule, {"temperature": temperature, "num_tokens": 4})
+        for name, rule, temperature in product(DTYPES, (K, K_INF), (0.7, 0.1))
+    ),
+    *(
+        (name, rule, sampling)
+        for name in ("float16", "bfloat16")
+        for rule, sampling in (
+            *((K, {"top_k": 20}), (K, {"top_p": 0.9}), (K, {"min_p": 0.05})),
+            *((K, {"repetition_penalty": 1.3}), (K, {"temperature": 0.0})),
+            *((SafeOnly(), {"top_k": 20}), (RiskyOnly(), {"top_k": 20})),
+        )
+    ),
+    # The ends of numbers.
+    *(
+        ("float32", rule, {name: value, "prompts": PROMPTS[3:5]})
+        for rule in (K, K_INF)
+        for name, value in (
+            *(("temperature", value) for value in (1e-20, 1e-6, 1e300)),
+            ("repetition_penalty", 1e300),
+        )
+    ),
+]
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("rule", "sampling"),
-    [
-        (Anchored(k=0.5), {"top_k": 20}),
-        (Anchored(k=0.5), {"top_p": 0.9}),
-        (Anchored(k=0.5), {"min_p": 0.05}),
-        (Anchored(k=0.5), {"repetition_penalty": 1.3}),
-        (Anchored(k=0.5), {"temperature": 0.0}),
-        (SafeOnly(), {"top_k": 20}),
-        (RiskyOnly(), {"top_k": 20}),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_honest_ledgers_of_warped_laws_and_of_one_model_stand(pairs, dtype, rule, sampling):
-    assert_all_stand(decoded(pairs[dtype], rule, 6, **sampling), pairs[dtype])
+@pytest.mark.parametrize(("name", "rule", "settings"), HONEST, ids=str)
+def test_honest_ledgers_of_a_ragged_batch_stand(pairs, name, rule, settings):
+    assert_all_stand(decoded(pairs[name], rule, **settings), pairs[name])
 
 
-def test_an_honest_ledger_of_models_that_agree_stands(pairs, tokenizer):
-    # Their divergence is mostly rounding.
-    near = tiny_llama(1).to(torch.bfloat16)
-    near.lm_head.weight.data *= 1.004
-    pair = ModelPair(pairs[torch.bfloat16].safe, near, tokenizer)
-    assert_all_stand(decoded(pair, Anchored(k=0.5), 6), pair)
-
-
-@pytest.mark.parametrize("temperature", [1e-4, 1e-6])
-def test_honest_ledgers_of_the_lowest_temperatures_stand(pairs, temperature):
+UNDEBTED = Anchored(k=0.05, debt="none")
+UNUSUAL = [
+    ("agreeing", K, {}, lambda step: step.spend > 0.0),
+    ("enlarging", Anchored(k=9.0), {"temperature": 1.0}, lambda step: step.weight == 1.0),
+    (
+        "enlarging",
+        Anchored(k=1.0, debt="none"),
+        {"num_tokens": 12, "temperature": 1.0},
+        lambda step: step.spend > 0.0,
+    ),
     # What solvers charge for their own rounding grows with the square of the warped logits.
-    rule = Anchored(k=0.05, debt="none")
-    ledgers = decoded(pairs[torch.float64], rule, 5, PROMPTS[4:], temperature=temperature)
-    assert_all_stand(ledgers, pairs[torch.float64])
+    *(
+        ("float64", UNDEBTED, {"temperature": low, "prompts": PROMPTS[4:]}, lambda step: True)
+        for low in (1e-4, 1e-6)
+    ),
+    # Rules that ban nothing.
+    *(
+        (
+            "float64",
+            rule,
+            {"num_tokens": 3, "temperature": 1e-7, "prompts": PROMPTS[6:]},
+            lambda step: 2.0**20 < step.spend < 1e9,
+        )
+        for rule in (RiskyOnly(), CPFuse(grid_size=3), GlobalSwitch(K=1.0))
+    ),
+    # Weights below the normal numbers.
+    (
+        "sharp",
+        Anchored(k=1.0, divergence="max", debt="none"),
+        {"num_tokens": 12, "temperature": 0.1},
+        lambda step: 0.0 < step.weight < 2e-308,
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "rule", [RiskyOnly(), CPFuse(grid_size=3), GlobalSwitch(K=1.0)], ids=lambda rule: rule.name
-)
-def test_honest_ledgers_of_rules_that_ban_nothing_stand_at_the_lowest_temperatures(pairs, rule):
-    pair = pairs[torch.float64]
-    ledgers = decoded(pair, rule, 3, PROMPTS[6:], temperature=1e-7)
-    assert any(2.0**20 < step.spend < 1e9 for ledger in ledgers for step in ledger.steps)
-    assert_all_stand(ledgers, pair)
-
-
-def sharp(pair: ModelPair, times: float) -> ModelPair:
-    """The same models with logits so many times as large."""
-    models = [copy.deepcopy(model) for model in (pair.safe, pair.risky)]
-    for model in models:
-        model.lm_head.weight.data *= times
-    return ModelPair(*models, pair.tokenizer)
-
-
-def test_honest_ledgers_of_weights_below_the_normal_numbers_stand(pairs):
-    pair = sharp(pairs[torch.float32], 16.0)
-    rule = Anchored(k=1.0, divergence="max", debt="none")
-    ledgers = decoded(pair, rule, 12, temperature=0.1)
-    assert any(0.0 < step.weight < 2e-308 for ledger in ledgers for step in ledger.steps)
-    assert_all_stand(ledgers, pair)
-
-
-@pytest.fixture(scope="module")
-def enlarging(tokenizer) -> ModelPair:
-    """Attention that is nearly a choice: rounding comes out up to 40 times as large."""
-    safe, risky = (tiny_llama(n, layers=5 + n, initializer_range=0.6).float() for n in (1, 2))
-    return ModelPair(safe, risky, tokenizer)
-
-
-@pytest.mark.parametrize("rule", [Anchored(k=1.0, debt="none"), Anchored(k=9.0)], ids=str)
-def test_honest_ledgers_of_models_that_enlarge_rounding_stand(enlarging, rule):
-    ledgers = decoded(enlarging, rule, 12, temperature=1.0)
-    assert_all_stand(ledgers, enlarging)
+@pytest.mark.parametrize(("name", "rule", "settings", "is_meant"), UNUSUAL)
+def test_honest_ledgers_of_unusual_models_and_settings_stand(pairs, name, rule, settings, is_meant):
+    ledgers = decoded(pairs[name], rule, **settings)
+    assert any(is_meant(step) for ledger in ledgers for step in ledger.steps)
+    assert_all_stand(ledgers, pairs[name])
 
 
 def test_the_ledger_of_a_request_that_was_refused_stands(pair):
@@ -146,8 +162,8 @@ def test_the_ledger_of_a_request_that_was_refused_stands(pair):
 
 
 def test_a_report_states_divergence_bound_and_tolerance(pairs):
-    (ledger,) = decoded(pairs[torch.float32], Anchored(k=0.5, debt="none"), 6, PROMPTS[3:4])
-    report = verify(ledger, pairs[torch.float32])
+    (ledger,) = decoded(pairs["float32"], Anchored(k=0.5, debt="none"), 6, PROMPTS[3:4])
+    report = verify(ledger, pairs["float32"])
     assert report.bound == ledger.header.bound
     assert 0.0 < report.divergence <= report.bound + report.tolerance
     assert abs(report.divergence - ledger.spent) <= report.tolerance < 1e-3
@@ -155,7 +171,7 @@ def test_a_report_states_divergence_bound_and_tolerance(pairs):
 
 
 def test_a_report_says_what_was_refused_and_where_no_bound_holds(pairs):
-    pair = pairs[torch.float64]
+    pair = pairs["float64"]
     (risky,) = decoded(pair, RiskyOnly(), 1, PROMPTS[:1])
     assert str(verify(risky, pair)) == "OK: 1 token reproduced, no bound holds"
     other = replace(risky, header=replace(risky.header, seed=5, horizon=9))
@@ -166,52 +182,40 @@ def nothing_spent(header, steps, footer):
     """As if p* were p_s: every figure that says so, and the budgets that follow."""
     for step in steps:
         step.update(spend=0.0, weight=0.0, log_prob=step["safe_log_prob"])
-    with_budgets(header, steps)
-    summed_up(steps, footer)
+    with_budgets(header, steps, footer)
 
 
 @pytest.mark.parametrize("k", [0.1, 0.5])
 @pytest.mark.parametrize("schedule", ["adaptive", "fixed"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_spends_forged_to_nothing_are_refused(pairs, tmp_path, dtype, schedule, k):
+@pytest.mark.parametrize("name", DTYPES)
+def test_spends_forged_to_nothing_are_refused(pairs, tmp_path, name, schedule, k):
     rule = Anchored(k=k, debt="none", budget=schedule)
-    (ledger,) = decoded(pairs[dtype], rule, 8, PROMPTS[7:8])
+    (ledger,) = decoded(pairs[name], rule, 8, PROMPTS[7:8])
     forged = write(changed(ledger, nothing_spent), tmp_path / "forged.jsonl")
-    assert "differs" in refusal(forged, pairs[dtype])
+    assert "differs" in refusal(forged, pairs[name])
 
 
 def a_tenth_less_spent(header, steps, footer):
     for step in steps:
         step["spend"] = math.floor(0.9 * step["spend"] / SPEND_QUANTUM) * SPEND_QUANTUM
-    with_budgets(header, steps)
-    summed_up(steps, footer)
-
-
-def moved(name: str, nats: float):
-    def change(header, steps, footer):
-        steps[2][name] -= nats
-
-    return change
+    with_budgets(header, steps, footer)
 
 
 EDITS = [
     nothing_spent,
     a_tenth_less_spent,
-    moved("log_prob", 0.02),
-    moved("safe_log_prob", 0.02),
-    lambda header, steps, footer: steps[2].update(token_id=(steps[2]["token_id"] + 1) % 320),
+    put(2, log_prob=lambda nats: nats - 0.02),
+    put(2, safe_log_prob=lambda nats: nats - 0.02),
+    put(2, token_id=lambda token: (token + 1) % 320),
 ]
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", EDITS)
-@pytest.mark.parametrize("name", ["cold", "enlarging"])
-def test_forgeries_are_refused_where_rounding_is_large(pairs, enlarging, tmp_path, name, change):
-    pair, settings = {
-        "cold": (pairs[torch.float64], {"temperature": 1e-5}),
-        "enlarging": (enlarging, {"temperature": 1.0}),
-    }[name]
-    (ledger,) = decoded(pair, Anchored(k=0.5, debt="none"), 8, PROMPTS[7:], **settings)
+@pytest.mark.parametrize(("name", "temperature"), [("float64", 1e-5), ("enlarging", 1.0)])
+def test_forgeries_are_refused_where_rounding_is_large(pairs, tmp_path, name, temperature, change):
+    pair, rule = pairs[name], Anchored(k=0.5, debt="none")
+    (ledger,) = decoded(pair, rule, 8, PROMPTS[7:], temperature=temperature)
     assert verify(ledger, pair)
     assert refusal(write(changed(ledger, change), tmp_path / "forged.jsonl"), pair)
 
@@ -220,35 +224,23 @@ def shaved(header, steps, footer):
     """A part of every spend, small enough for a step's own tolerance."""
     for step in steps:
         step["spend"] -= 2.0**-7 if step["spend"] > 0.4 else 0.0
-    with_budgets(header, steps)
-    summed_up(steps, footer)
+    with_budgets(header, steps, footer)
 
 
 def test_spends_that_are_a_little_too_small_everywhere_are_refused(pairs, tmp_path):
-    pair = pairs[torch.bfloat16]
+    pair = pairs["bfloat16"]
     ledger = decoded(pair, Anchored(k=0.5, debt="none", budget="fixed"), 8, PROMPTS[7:8])[0]
     forged = write(changed(ledger, shaved), tmp_path / "forged.jsonl")
     assert "budget left differs" in refusal(forged, pair)
 
 
-@pytest.fixture(scope="module")
-def deaf_pair(tokenizer) -> ModelPair:
-    """A risky model that is NaN after most tokens, though not after those of the first prompt."""
-    risky = tiny_llama(4)
-    rows = torch.ones(320, dtype=torch.bool)
-    rows[tokenizer(PROMPTS[0])["input_ids"]] = False
-    with torch.no_grad():
-        risky.get_input_embeddings().weight[rows] = float("nan")
-    return ModelPair(tiny_llama(3), risky, tokenizer)
-
-
-def test_the_risky_model_is_not_looked_at_where_nothing_may_be_spent(deaf_pair):
-    rule = Anchored(k=0.0, debt="none")
-    (ledger,) = decoded(deaf_pair, rule, 8, PROMPTS[:1])
-    assert ledger.certified and verify(ledger, deaf_pair)
+def test_the_risky_model_is_not_looked_at_where_nothing_may_be_spent(pairs):
+    pair, rule = pairs["deaf"], Anchored(k=0.0, debt="none")
+    (ledger,) = decoded(pair, rule, 8, PROMPTS[:1])
+    assert ledger.certified and verify(ledger, pair)
     with pytest.raises(LedgerError, match="step 1: the replayed logits are no distribution"):
-        with_divergences(ledger, deaf_pair)
-    (score,) = Decoder(deaf_pair, rule).score(PROMPTS[:1], [ledger.token_ids], temperature=0.7)
+        with_divergences(ledger, pair)
+    (score,) = Decoder(pair, rule).score(PROMPTS[:1], [ledger.token_ids], temperature=0.7)
     assert score.error == "" and math.isfinite(score.log_prob)
 
 
@@ -297,7 +289,7 @@ class Steered(Anchored):
     ("most", "why"), [(0.05, "nats of log p_r/p_s"), (0.4, "tokens follow only")]
 )
 def test_ledgers_steered_within_the_tolerance_of_each_draw_are_refused(pairs, most, why):
-    pair = pairs[torch.bfloat16]
+    pair = pairs["bfloat16"]
     rule = Steered(k=0.5, debt="none", most=most)
     ledgers = decoded(pair, rule, 60, PROMPTS[:3], repetition_penalty=1.0)
     for ledger in ledgers:
@@ -322,7 +314,7 @@ def test_a_solver_that_overspends_is_found_though_the_replay_repeats_it(
     pairs, monkeypatch, divergence, name, figure
 ):
     monkeypatch.setattr(anchored_rule, name, overspending(getattr(anchored_rule, name)))
-    pair = pairs[torch.float32]
+    pair = pairs["float32"]
     rule = Anchored(k=0.2, divergence=divergence, debt="none", budget="fixed")
     (ledger,) = decoded(pair, rule, 6, ["the keeper"])
     assert all(step.spend <= step.budget for step in ledger.steps)

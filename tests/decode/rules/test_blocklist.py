@@ -2,15 +2,17 @@
 
 import json
 import random
+import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from byte_pairs import tiny_byte_pair
 from tiny_models import TEXT, tiny_llama, train_tokenizer
 
 from anchored import Decoder, Ledger, MemFree, ModelPair, RiskyOnly, verify
 from anchored.decode.rules import memfree
-from anchored.decode.rules.memfree import CorpusNGrams, GrowingFilter, PassageNGrams
+from anchored.decode.rules.memfree import CorpusNGrams, PassageNGrams
 
 pytest.importorskip("rbloom")
 RATE = 1e-3
@@ -44,22 +46,22 @@ def test_every_n_gram_is_found_and_others_as_rarely_as_asked(n):
         assert sum(map(filters.knows, unknown)) <= RATE * len(unknown) + 5 * (RATE * 20_000) ** 0.5
 
 
-def test_filters_grow_without_becoming_wrong_more_often():
-    source = random.Random(3)
-    grown = GrowingFilter(RATE, first_capacity=64)
-    items = [(source.getrandbits(40), source.getrandbits(20)) for _ in range(20_000)]
-    for start in range(0, len(items), 777):
-        grown.update(iter(items[start : start + 777]))
-    assert all(item in grown for item in items)
-    others = [(source.getrandbits(40), -1 - place) for place in range(50_000)]
-    wrong = sum(other in grown for other in others)
-    assert wrong <= RATE * len(others) + 5 * (RATE * len(others)) ** 0.5
-
-
 @pytest.fixture(scope="module")
 def pairs() -> dict[str, ModelPair]:
     token = ModelPair(tiny_llama(3), tiny_llama(4), train_tokenizer(320))
     return {"token": token, "byte": tiny_byte_pair()}
+
+
+def test_an_n_gram_has_four_bytes_a_token(pairs):
+    rule = Decoder(pairs["byte"], MemFree(n=1, passages=["0123"]), level="byte").rule
+    anything = torch.zeros(257)
+    assert rule.blocked(b"012", anything) == [*b"3"] and not rule.blocked(b"12", anything)
+
+
+def test_a_corpus_needs_a_library_that_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rbloom", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'anchored\[retrieval\]'"):
+        CorpusNGrams([[1, 2, 3]], 2, 1e-3)
 
 
 PROMPT = "the keeper of"

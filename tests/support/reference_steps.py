@@ -1,0 +1,34 @@
+"""The paper's algorithm over the text that a decoder has begun."""
+
+from transformers import LogitsProcessorList
+
+from anchored import Anchored, ModelPair
+from anchored.decode.engine.request import random_key
+from anchored.decode.reference_decoder import ReferenceStep, anchored_decode, prefix_debt
+
+
+def reference_steps(
+    pair: ModelPair,
+    prompt: list[int],
+    rule: Anchored,
+    *,
+    length: int,
+    seed: int,
+    warpers: LogitsProcessorList | None = None,
+) -> tuple[float, list[ReferenceStep]]:
+    """The prompt's debt in nats, and what the algorithm draws for the seed."""
+    models = (pair.safe, pair.risky)
+    debt = prefix_debt(models, prompt, pair.tokenizer.all_special_ids, rule.debt_window)
+    steps = anchored_decode(
+        models,
+        prompt,
+        K=rule.k * length,
+        max_new_tokens=length,
+        key=random_key(seed, prompt, level="token", place=0),
+        stop_token_ids=pair.stop_token_ids,
+        debt=debt,
+        divergence=rule.divergence,
+        schedule=rule.budget,
+        warpers=warpers,
+    )
+    return debt, list(steps)
