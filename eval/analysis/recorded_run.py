@@ -1,6 +1,7 @@
 """A run's folder as the analyses read it: generations, what they copied, and their ledgers."""
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,12 +17,15 @@ from ...inputs import json_objects
 from ..copying.ncr import NcrStatistics
 from ..recorded_texts import (
     EVALUATION,
-    PROMPTS_FILE,
     SAFE,
+    Record,
+    RecordedText,
+    by_setting,
     generation_files,
     grouped,
     read_json,
     setting_names,
+    texts_in,
 )
 from ..report.tables import Cell
 from ..statistics import SeedStatistics
@@ -45,23 +49,6 @@ class NotMeasured(Exception):
     """Why a run does not hold what an analysis reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedGeneration:
-    """One row of generations/SETTING.jsonl, under its setting's name."""
-
-    setting: str
-    id: str
-    """Of its prompt."""
-    row: Mapping[str, Any]
-    copying: Mapping[str, Any] | None = None
-    """Its row of measurements/copying.json."""
-
-    @property
-    def seed(self) -> int:
-        """Which of several of the same prompt."""
-        return int(self.row.get("seed", 0))
-
-
 @dataclass(frozen=True)
 class RecordedRun:
     """What `anchored quickstart` or `anchored sweep` left in a folder; every part is read once.
@@ -77,7 +64,7 @@ class RecordedRun:
     ncr_of: "RecordedRun | None" = None
     """Another run of the same settings, whose NCR stands for that of this one: of other prompts, as
     those of judged texts have no references."""
-    _read: dict[str, list[tuple[RecordedGeneration, Ledger]]] = field(default_factory=dict)
+    _read: dict[str, list[tuple[RecordedText, Ledger]]] = field(default_factory=dict)
 
     @cached_property
     def results(self) -> Mapping[str, Any]:
@@ -96,13 +83,6 @@ class RecordedRun:
             return rows
         ncr = {row["setting"]: row["ncr"] for row in self.ncr_of.rows}
         return [{**row, "ncr": ncr.get(row["setting"])} for row in rows]
-
-    @cached_property
-    def prompts(self) -> dict[str, Mapping[str, Any]]:
-        """prompts.jsonl by id; {} where there is none."""
-        path = self.folder / PROMPTS_FILE
-        rows = [row for _, row in json_objects(path)] if path.exists() else []
-        return {str(row.get("id")): row for row in rows}
 
     def evaluated(self, name: str) -> Mapping[str, Any]:
         """What `anchored evaluate RUN --only NAME` recorded, settings in the run's order.
@@ -127,55 +107,51 @@ class RecordedRun:
         return {**results, "settings": in_order}
 
     @cached_property
-    def by_setting(self) -> dict[str, list[RecordedGeneration]]:
-        """Generations by setting, in the order of the results' rows, then of the files."""
-        copying = {
-            (str(row["setting"]), str(row["id"]), int(row["seed"])): row
-            for row in self._measured("copying")
-        }
-        names = setting_names(self.folder)
-        texts: dict[str, list[RecordedGeneration]] = {}
-        for path in generation_files(self.folder):
-            setting = texts.setdefault(names.get(path.stem, path.stem), [])
-            for number, row in json_objects(path):
-                if row.get("error"):  # a generation that failed has no text
-                    continue
-                key = (names.get(path.stem, path.stem), str(row.get("id", number)))
-                measured = copying.get((*key, int(row.get("seed", 0))))
-                setting.append(RecordedGeneration(*key, row=row, copying=measured))
-        known = [name for name in names.values() if name in texts]
-        return {name: texts[name] for name in dict.fromkeys([*known, *texts])}
+    def by_setting(self) -> dict[str, list[RecordedText]]:
+        """Texts by setting, in the order of the results' rows, then of the files; [] of a setting
+        whose generations all failed."""
+        texts, names = by_setting(texts_in(self.folder)[0]), setting_names(self.folder)
+        files = [names.get(path.stem, path.stem) for path in generation_files(self.folder)]
+        known = [name for name in names.values() if name in files]
+        return {name: texts.get(name, []) for name in dict.fromkeys([*known, *files])}
+
+    def copying(self, text: RecordedText) -> Record | None:
+        """Its row of measurements/copying.json."""
+        return self._copying.get((text.setting, text.id, text.seed))
+
+    @cached_property
+    def _copying(self) -> dict[tuple[str, str, int], Record]:
+        rows = self._measured("copying")
+        return {(row["setting"], str(row["id"]), row["seed"]): row for row in rows}
 
     def _measured(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / "measurements" / f"{name}.json"
         return [row for _, row in json_objects(path)] if path.exists() else []
 
-    def domain(self, generation: RecordedGeneration) -> str:
+    def domain(self, text: RecordedText) -> str:
         """What kind of text its prompt is from."""
-        return str(self.prompts.get(generation.id, {}).get("domain") or ALL_TEXTS)
+        return str(text.row.get("domain") or ALL_TEXTS)
 
-    def ledgers(self, setting: str) -> list[tuple[RecordedGeneration, Ledger]]:
-        """Generations with the ledgers that are there, `max_ledgers` of them at most."""
+    def ledgers(self, setting: str) -> list[tuple[RecordedText, Ledger]]:
+        """Texts with the ledgers that are there, `max_ledgers` of them at most."""
         if setting not in self._read:
-            files = [(text, self._ledger_file(text)) for text in self.by_setting.get(setting, [])]
-            there = [(text, path) for text, path in files if path is not None]
+            there = list(filter(self._ledger_file, self.by_setting.get(setting, [])))
             chosen = evenly(there, self.max_ledgers or len(there))
-            self._read[setting] = [
-                (text, Ledger.load(path, text.row.get("ledger_part"))) for text, path in chosen
-            ]
+            read = [(text, self.ledger(text)) for text in chosen]
+            self._read[setting] = [(text, ledger) for text, ledger in read if ledger is not None]
         return self._read[setting]
 
-    def ledger(self, generation: RecordedGeneration) -> Ledger | None:
+    def ledger(self, text: RecordedText) -> Ledger | None:
         """Its ledger, if it is there."""
-        path = self._ledger_file(generation)
-        return None if path is None else Ledger.load(path, generation.row.get("ledger_part"))
+        path = self._ledger_file(text)
+        return None if path is None else Ledger.load(path, text.row.get("ledger_part"))
 
-    def copy_probability(self, generation: RecordedGeneration, ledger: Ledger) -> float | None:
+    def copy_probability(self, text: RecordedText, ledger: Ledger) -> float | None:
         """The largest probability that its bound left to texts that begin with the reference.
 
         None without a bound, and where the run did not measure what the safe model gives to it.
         """
-        safe_log_prob = self._safe_log_probs.get(generation.id)
+        safe_log_prob = self._safe_log_probs.get(text.id)
         if safe_log_prob is None or not ledger.certified:
             return None
         rule = make_rule(ledger.header.rule, ledger.header.rule_settings)
@@ -186,9 +162,9 @@ class RecordedRun:
     def _safe_log_probs(self) -> dict[str, float]:
         return {str(row["id"]): float(row["safe_log_prob"]) for row in self._measured("verbatim")}
 
-    def _ledger_file(self, generation: RecordedGeneration) -> Path | None:
+    def _ledger_file(self, text: RecordedText) -> Path | None:
         """Where its ledger lies, if it is there, within the folder."""
-        path = self.folder / str(generation.row.get("ledger") or "")
+        path = self.folder / str(text.row.get("ledger") or "")
         is_inside = path.resolve().is_relative_to(self.folder.resolve())
         return path if is_inside and path.is_file() else None
 
@@ -212,7 +188,7 @@ class RecordedRun:
             if rule_settings.get("debt") == "top":
                 of_window = debts.setdefault(int(rule_settings["debt_window"]), {})
                 for text in self.by_setting[name]:
-                    of_window.setdefault(text.id, float(text.row.get("debt") or 0.0))
+                    of_window.setdefault(text.id, text.debt or 0.0)
         return debts
 
     @cached_property
@@ -255,8 +231,9 @@ def recorded_cell(figure: Any) -> Cell:
     """A figure of results.json, in which nan is null."""
     if not isinstance(figure, Mapping):
         return figure if isinstance(figure, str | int | float) else None
-    statistics = SeedStatistics.recorded(figure)
-    if statistics is None or "num_metrics" not in figure:
+    mean, std = (math.nan if figure[name] is None else figure[name] for name in ("mean", "std"))
+    statistics = SeedStatistics(mean, std, figure.get("num_seeds", 1))
+    if "num_metrics" not in figure:
         return statistics
     scope = figure["num_metrics"], figure.get("num_texts"), figure.get("num_all_texts")
     return NcrStatistics(*statistics, *scope)

@@ -9,14 +9,14 @@ from typing import Final
 
 from ...durable_files import write_durably
 from ..copying.ncr import HIGH_PROTECTION, high_protection
-from ..recorded_texts import ALONE, PAGE, RISKY, SAFE
+from ..recorded_texts import ALONE, PAGE, PROMPTS_FILE, RISKY, SAFE, RecordedText
 from ..report import tables
 from ..report.page import Report, Section, Verdict
 from ..report.side_by_side import Generation, SideBySideRecord
 from ..report.tables import Column
 from ..statistics import mean_of
 from . import copied_spans, evaluated, ledgers
-from .recorded_run import NotMeasured, RecordedGeneration, RecordedRun, evenly
+from .recorded_run import NotMeasured, RecordedRun, evenly
 from .trade_offs import methods_of
 
 BITS: Final = "bits_per_byte/"
@@ -79,7 +79,7 @@ def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Repor
     prompts = list(dict.fromkeys(text.id for rows in run.by_setting.values() for text in rows))
     shown = evenly(prompts, num_texts)
     recited = {
-        text.id: (text.copying or {}).get("word_lcs", 0)
+        text.id: (run.copying(text) or {}).get("word_lcs", 0)
         for text in reversed(run.by_setting.get(RISKY, []))
     }
     leading = leading_settings(run)
@@ -179,9 +179,9 @@ def _missing(run: RecordedRun) -> dict[str, str]:
     missing = {}
     if not run.results.get("rows"):
         missing["results"] = "there is no results.json: the run has not come to its end"
-    if not any(text.copying for rows in run.by_setting.values() for text in rows):
+    if not any(run.copying(text) for rows in run.by_setting.values() for text in rows):
         missing["copying"] = "there is no measurements/copying.json"
-    if not run.prompts:
+    if not (run.folder / PROMPTS_FILE).exists():
         missing["prompts"] = "there is no prompts.jsonl: neither prompts nor references are shown"
     without = [name for name in run.by_setting if not run.ledgers(name)]
     if without:
@@ -234,12 +234,13 @@ def _pictures(folder: Path) -> Iterator[Section]:
 
 
 def _record(run: RecordedRun, prompt: str, leading: Sequence[str]) -> SideBySideRecord:
-    about = run.prompts.get(prompt, {})
-    columns = {
-        setting: _column(run, text)
+    texts = {
+        setting: text
         for setting, rows in run.by_setting.items()
         for text in [text for text in rows if text.id == prompt][:1]
     }
+    about = next(iter(texts.values())).row
+    columns = {setting: _column(run, text) for setting, text in texts.items()}
     first = [name for name in leading if name in columns] or list(columns)
     return SideBySideRecord(
         title=str(about.get("title") or prompt),
@@ -250,20 +251,20 @@ def _record(run: RecordedRun, prompt: str, leading: Sequence[str]) -> SideBySide
     )
 
 
-def _column(run: RecordedRun, generation: RecordedGeneration) -> Generation:
-    row, ledger = generation.row, run.ledger(generation)
-    pieces = row.get("pieces") or [(str(row.get("text") or ""), True)]
+def _column(run: RecordedRun, text: RecordedText) -> Generation:
+    row, ledger = text.row, run.ledger(text)
+    pieces = row.get("pieces") or [(text.text, True)]
     steps = [] if ledger is None else ledger.steps
-    spans = (generation.copying or {}).get("copied_characters") or ()
+    spans = (run.copying(text) or {}).get("copied_characters") or ()
     has_bound = row.get("bound") is not None
     return Generation(
-        label=ALONE.get(generation.setting, generation.setting),
-        role=methods_of(run).get(generation.setting, ("", ""))[1],
+        label=ALONE.get(text.setting, text.setting),
+        role=methods_of(run).get(text.setting, ("", ""))[1],
         pieces=[(str(piece), bool(kept)) for piece, kept in pieces],
         copied_spans=[(start, end) for start, end in spans],
         spent=row.get("spent") if has_bound else None,
         bound=row.get("bound"),
-        copy_probability=None if ledger is None else run.copy_probability(generation, ledger),
+        copy_probability=None if ledger is None else run.copy_probability(text, ledger),
         finish_reason=str(row.get("finish_reason") or ""),
         steps=steps if len(steps) == len(pieces) else (),
     )

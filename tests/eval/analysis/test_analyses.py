@@ -54,8 +54,8 @@ def test_each_window_has_its_own_debts_and_groups(run):
     """Another window puts the prompts in another order."""
     other = run.ledgers("k=1")[0][1].header
     other.rule_settings["debt_window"] = 1
-    for text, debt in zip(run.by_setting["k=1"], (4.0, 2.0), strict=True):
-        text.row["debt"] = debt
+    texts = zip(run.by_setting["k=1"], (4.0, 2.0), strict=True)
+    run.by_setting["k=1"] = [replace(text, debt=debt) for text, debt in texts]
     rows = debt_deciles(run).rows
     assert [(row["window"], row["from"], row["word_lcs"]) for row in rows] == [
         *((1, 2.0, 8.0), (1, 4.0, 2.0)),
