@@ -241,5 +241,4 @@ def _draw(
         title="Protection and both utilities of every method",
         utility={"fluency": Scale("fluency, 1 to 5"), "factuality": Scale("supported claims")},
         protection=NCR,
-        num_seeds=max(int(getattr(cell, "num_seeds", 1)) for cell in ncr.values()),
     )

@@ -9,7 +9,7 @@ from typing import Any
 from ...durable_files import write_durably
 from ...environment import environment_record
 from ..copying.metrics import METRIC_SET
-from ..figures.intervals import CalibrationCurve, plot_calibration
+from ..figures.intervals import plot_calibration
 from ..figures.style import drawn
 from ..report import tables
 from ..report.tables import Column
@@ -112,14 +112,6 @@ def _settings(calibration: Calibration, symbol: str) -> dict[str, Any]:
 
 def _draw(calibration: Calibration, calibrated: Calibrated, symbol: str, path: Path) -> None:
     target, experiment = calibration.target, calibration.experiment
-    curve = CalibrationCurve(
-        points={row.k: row.figure for row in calibrated.curve if row.k is not None},
-        chosen=calibrated.k,
-        target=target.value,
-        figure_name=TITLES[target.metric],
-        fresh=None if calibrated.check is None else calibrated.check.figure,
-        symbol=symbol,
-    )
     better = "larger" if target.is_reduction else "smaller"
     judged = "the worse end of the interval" if target.is_strict else "the mean"
     caption = (
@@ -127,4 +119,13 @@ def _draw(calibration: Calibration, calibrated: Calibrated, symbol: str, path: P
         f"bars: {100 * target.confidence:g} % intervals over prompts.\nThe chosen k is the largest "
         f"at which {judged} meets the target, as it does at all smaller ones."
     )
-    plot_calibration(curve, path, caption=caption)
+    plot_calibration(
+        {row.k: row.figure for row in calibrated.curve if row.k is not None},
+        path,
+        chosen=calibrated.k,
+        target=target.value,
+        fresh=None if calibrated.check is None else calibrated.check.figure,
+        figure_name=TITLES[target.metric],
+        symbol=symbol,
+        caption=caption,
+    )

@@ -15,11 +15,7 @@ from anchored.eval.figures.curves import (
     plot_divergences,
 )
 from anchored.eval.figures.distributions import Series, density, histogram, plot_series, tail
-from anchored.eval.figures.intervals import (
-    CalibrationCurve,
-    plot_calibration,
-    plot_scores,
-)
+from anchored.eval.figures.intervals import plot_calibration, plot_scores
 from anchored.eval.figures.style import method_looks
 from anchored.eval.figures.trade_off import (
     NCR,
@@ -45,7 +41,7 @@ TRAJECTORY = BudgetTrajectory(
 def plot_points(points, path):
     """One panel of them, fewer bits per byte being better."""
     utility = Scale.bits_per_byte("held-out extra")
-    plot_trade_off({"": points}, path, title="T", utility=utility, num_seeds=3)
+    plot_trade_off({"": points}, path, title="T", utility=utility)
 
 
 @pytest.fixture
@@ -123,12 +119,12 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
         return point(label, ncr, bits, method, looks[method])
 
     ours = [own("k=1", 0.9, 2.2, "Anchored"), own("k=9", 0.4, 2.0, "Anchored")]
-    ours[1] = replace(ours[1], protection_std=0.1)
+    ours[1] = replace(ours[1], protection_std=0.1, num_seeds=3)
     panels = {
         "One": [*ours, own("", 0.8, 2.4, "NoOpt"), own("gone", math.nan, 2.0, "None")],
         "Two": [*ours, own("n=1", 0.3, 2.3, "NoDebt"), own("n=2", 0.5, 2.1, "NoOpt")],
     }
-    options = {"title": "Methods", "utility": Scale.bits_per_byte("held-out extra"), "num_seeds": 3}
+    options = {"title": "Methods", "utility": Scale.bits_per_byte("held-out extra")}
     plot_trade_off(panels, tmp_path / "methods.svg", **options)
     one, two = drawn
     line = line_of(one, "Anchored: k=1, 9")
@@ -255,10 +251,8 @@ def test_labels_keep_clear_of_each_other_and_the_corner_is_drawn_larger(drawn, t
 
 def test_every_k_of_a_calibration_has_a_point_and_the_chosen_one_a_circle(drawn, tmp_path):
     points = {0.5: (1.0, 0.99, 1.0), 2.0: (0.8, -math.inf, 0.9), 8.0: (0.3, 0.1, 0.5)}
-    curve = CalibrationCurve(
-        points=points, chosen=2.0, target=0.75, figure_name="NCR", fresh=(0.7, 0.6, 0.8)
-    )
-    plot_calibration(curve, tmp_path / "c.svg", caption="Bars: intervals.")
+    figures = {"chosen": 2.0, "target": 0.75, "figure_name": "NCR", "fresh": (0.7, 0.6, 0.8)}
+    plot_calibration(points, tmp_path / "c.svg", caption="Bars: intervals.", **figures)
     (axes,) = drawn
     lines = [line.get_xydata().tolist() for line in axes.get_lines()]
     assert [[0.5, 1.0], [2.0, 0.8], [8.0, 0.3]] in lines and [[2.0, 0.8]] in lines
