@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from ..copying.literal import LONG_SPANS, QUANTILES
 from ..copying.metrics import METRICS, installed_in
 from ..figures.distributions import Series, plot_series
 from ..figures.trade_off import NCR, Scale
@@ -19,8 +20,6 @@ from ..report.tables import (
     Cell,
     Column,
     copying_columns,
-    span_cells,
-    span_columns,
     terminal_table,
 )
 from ..statistics import mean_of
@@ -36,7 +35,7 @@ Figures = Mapping[str, Any]
 def _copying_cells(figures: Figures) -> Cells:
     names = (*METRICS, "ncr", *installed_in(figures))
     metrics = {name: recorded_cell(figures.get(name)) for name in names}
-    cells = {"texts": figures.get("num_texts"), **metrics, **span_cells(figures)}
+    cells = {"texts": figures.get("num_texts"), **metrics, **_span_cells(figures)}
     if own := figures.get("difference"):
         interval = "" if own["low"] is None else " [{low:+.3f}, {high:+.3f}]"  # of a single prompt
         cells["difference"] = ("{ncr:+.3f}" + interval).format(**own)
@@ -152,7 +151,32 @@ def evaluation_columns(name: str, results: Mapping[str, Any]) -> list[Column]:
 
 
 def _span_columns(results: Mapping[str, Any]) -> list[Column]:
-    return span_columns(min((own["num_samples"] for own in results["settings"]), default=1))
+    """Longest copied spans: shares of texts above some lengths, and quantiles in words.
+
+    Then the same of the longest of all texts of a prompt, where there are several.
+    """
+    n = LONG_SPANS[1]
+    num_samples = min((own["num_samples"] for own in results["settings"]), default=1)
+    of_samples = [
+        Column(key=f"any above {n}", title=f"> {n} in any of {num_samples}"),
+        Column(key="longest", title=f"longest of {num_samples}", num_decimals=1),
+    ]
+    titles = {f"q{q}": "longest" if q == 1 else f"{q:.0%}" for q in QUANTILES}
+    return [
+        *(Column(key=f"above {n}", title=f"> {n} words") for n in LONG_SPANS),
+        *(Column(key=key, title=title, num_decimals=0) for key, title in titles.items()),
+        *(of_samples if num_samples > 1 else []),
+    ]
+
+
+def _span_cells(figures: Figures) -> Cells:
+    above, quantiles = figures["share_above"], figures["quantiles"]["word_lcs"]
+    return {
+        **{f"above {n}": share for n, share in above.items()},
+        **{f"q{q}": length for q, length in quantiles.items()},
+        **{f"any above {n}": chance for n, chance in figures["chance_above"].items()},
+        "longest": figures["longest_of_samples"],
+    }
 
 
 def evaluation_table(name: str, results: Mapping[str, Any]) -> str:
@@ -186,7 +210,7 @@ def copying_distribution(run: RecordedRun) -> Section:
         "prompt, as one gets who draws them all.",
         columns=[SETTING_COLUMN, *_span_columns(results)],
         rows=[
-            {"setting": figures["setting"], **span_cells(figures)}
+            {"setting": figures["setting"], **_span_cells(figures)}
             for figures in results["settings"]
         ],
         draw=partial(

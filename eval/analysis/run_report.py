@@ -235,36 +235,21 @@ def _pictures(folder: Path) -> Iterator[Section]:
 
 def _record(run: RecordedRun, prompt: str, leading: Sequence[str]) -> SideBySideRecord:
     texts = {
-        setting: text
+        setting: _generation(run, text)
         for setting, rows in run.by_setting.items()
         for text in [text for text in rows if text.id == prompt][:1]
     }
-    about = next(iter(texts.values())).row
-    columns = {setting: _column(run, text) for setting, text in texts.items()}
-    first = [name for name in leading if name in columns] or list(columns)
-    return SideBySideRecord(
-        title=str(about.get("title") or prompt),
-        prompt=str(about.get("prompt") or "(not recorded)"),
-        reference=str(about.get("reference") or "(not recorded)"),
-        first=[columns.pop(name) for name in first],
-        others=list(columns.values()),
-    )
+    first = [name for name in leading if name in texts] or list(texts)
+    shown = [texts.pop(name) for name in first]
+    return SideBySideRecord(first=shown, others=list(texts.values()))
 
 
-def _column(run: RecordedRun, text: RecordedText) -> Generation:
-    row, ledger = text.row, run.ledger(text)
-    pieces = row.get("pieces") or [(text.text, True)]
-    steps = [] if ledger is None else ledger.steps
-    spans = (run.copying(text) or {}).get("copied_characters") or ()
-    has_bound = row.get("bound") is not None
+def _generation(run: RecordedRun, text: RecordedText) -> Generation:
+    ledger = run.ledger(text)
     return Generation(
-        label=ALONE.get(text.setting, text.setting),
+        text=text,
         role=methods_of(run).get(text.setting, ("", ""))[1],
-        pieces=[(str(piece), bool(kept)) for piece, kept in pieces],
-        copied_spans=[(start, end) for start, end in spans],
-        spent=row.get("spent") if has_bound else None,
-        bound=row.get("bound"),
+        copied_spans=(run.copying(text) or {}).get("copied_characters") or (),
         copy_probability=None if ledger is None else run.copy_probability(text, ledger),
-        finish_reason=str(row.get("finish_reason") or ""),
-        steps=steps if len(steps) == len(pieces) else (),
+        steps=() if ledger is None else ledger.steps,
     )

@@ -60,9 +60,8 @@ class Search:
     @property
     def first_ks(self) -> list[float]:
         """Ascending."""
-        logs = np.linspace(math.log(self.smallest), math.log(self.largest), self.num_first)
-        inner = [_rounded(math.exp(each)) for each in logs[1:-1]]
-        return [self.smallest, *inner, self.largest]
+        inner = np.geomspace(self.smallest, self.largest, self.num_first)[1:-1]
+        return [self.smallest, *map(_rounded, inner), self.largest]
 
     def next_k(self, is_met: Mapping[float, bool]) -> float | None:
         """What to measure next, knowing which k meet the target; None where that is enough."""

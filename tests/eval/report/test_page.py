@@ -21,11 +21,8 @@ from anchored.eval.analysis.run_report import (
     analyses,
     run_report,
 )
-from anchored.eval.report.side_by_side import (
-    Generation,
-    SideBySideRecord,
-    records_html,
-)
+from anchored.eval.recorded_texts import RecordedText
+from anchored.eval.report.side_by_side import Generation, SideBySideRecord, records_html
 
 VOID = {"meta", "img"}
 ALLOWED = {
@@ -158,7 +155,7 @@ def test_a_page_begins_with_what_protects_and_shows_its_text_first(
     path.write_text(json.dumps({**results, "recommended": "k=1"}))
     report = tables_on(folder, num_texts=1)
     assert report.headline.startswith(headline) and bool(report.headline) == bool(headline)
-    assert [own.label.split()[0] for own in report.records[0].first] == first
+    assert [own.text.setting.split()[0] for own in report.records[0].first] == first
     assert len(report.verdicts) == (len(first) if headline else 0)
 
 
@@ -214,10 +211,12 @@ def test_a_run_that_has_only_texts_gives_a_page_of_as_many_as_asked_for(tmp_path
     assert "(not recorded)" in Page(report.html()).within("article")
 
 
-def records_page(**generation):
-    generation = Generation(**({"label": "k = 1", "pieces": []} | generation))
-    record = SideBySideRecord(title="T", prompt="P", reference="R", first=[generation])
-    return records_html([record])
+def records_page(pieces=(), copied_spans=(), steps=(), copy_probability=None, **row):
+    row["pieces"] = list(pieces)
+    about = {"setting": "k = 1", "id": "T", "seed": 0, "prompt": "P", "reference": "R"}
+    text = RecordedText(text="", row=row, **about)
+    shown = {"copied_spans": copied_spans, "steps": steps, "copy_probability": copy_probability}
+    return records_html([SideBySideRecord(first=[Generation(text=text, **shown)])])
 
 
 @pytest.mark.parametrize(
@@ -260,8 +259,7 @@ def test_spend_bound_ending_and_what_the_bound_says_of_the_reference_are_stated(
     html = records_page(pieces=pieces, spent=1.25, bound=4.0, finish_reason="length")
     facts = "2 tokens, 1 by the risky model; spent 1.25 nats; bound 4.00 nats; ended by length"
     assert facts in html and "begins with" not in html
-    assert "no bound" in records_page(bound=float("inf"))
-    assert "no bound" in records_page(bound=None)
+    assert "no bound" in records_page()
     html = records_page(copy_probability=0.0674)
     assert "begins with the reference with p &lt;= 0.067" in html
 
