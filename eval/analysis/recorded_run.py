@@ -33,8 +33,6 @@ from ..statistics import SeedStatistics
 Item = TypeVar("Item")
 MAX_LEDGERS: Final = 64
 """Ledgers of each setting: 1,600 of a run of 25 settings, which take half a second a hundred."""
-MEASURES: Final = ("copying", "nonliteral", "answers")
-"""Names that `RecordedRun.evaluated` takes for measures; the others are judges."""
 ALL_TEXTS: Final = "all texts"
 """The domain of prompts that name none."""
 
@@ -96,8 +94,8 @@ class RecordedRun:
             )
         writer = f"anchored evaluate --only {name}"
         results = read_json(path, writer)
-        kind = "measure" if name in MEASURES else "judge"
-        if results.get(kind) != name or not isinstance(results.get("settings"), list):
+        is_of_it = name in (results.get("measure"), results.get("judge"))
+        if not is_of_it or not isinstance(results.get("settings"), list):
             raise ValueError(f"{path} is not what {writer} writes")
         order = list(self.by_setting)
         in_order = sorted(  # settings that the run does not have stand last

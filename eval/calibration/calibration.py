@@ -110,6 +110,11 @@ class Calibration:
         own = self.rule.settings()
         return {name: value for name, value in own.items() if name not in ("k", "K")}
 
+    @property
+    def check_seeds(self) -> list[int]:
+        """Seeds that nothing is chosen by."""
+        return list(range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + self.num_check_seeds))
+
     def setting(self, k: float) -> Setting:
         """Anchored Decoding at this k."""
         return Setting(f"k={k:g}", replace(self.rule, k=k), k)
@@ -234,11 +239,10 @@ def _curve(calibration: Calibration, generations: "_Generations") -> dict[float,
 def _check(calibration: Calibration, k: float, pair: ModelPair) -> Measured | None:
     """The chosen k and both models alone on fresh seeds, judged by the mean: strictness is a margin
     for the choice, which this measurement does not make."""
-    if not calibration.num_check_seeds:
+    if not (seeds := calibration.check_seeds):
         return None
-    seeds = range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + calibration.num_check_seeds)
     folder = calibration.experiment.folder / "check" / f"{len(seeds)}-seeds"
-    fresh = replace(calibration.experiment, folder=folder, seeds=list(seeds))
+    fresh = replace(calibration.experiment, folder=folder, seeds=seeds)
     by_mean = replace(calibration, target=replace(calibration.target, is_strict=False))
     return _Generations(by_mean, fresh, pair).measured(calibration.setting(k))
 

@@ -14,7 +14,7 @@ from ..figures.style import drawn
 from ..report import tables
 from ..report.tables import Column
 from ..statistics import json_value
-from .calibration import FIRST_CHECK_SEED, Calibrated, Calibration, Measured
+from .calibration import Calibrated, Calibration, Measured
 from .target import TITLES, Target
 
 NAME = "calibration"
@@ -95,7 +95,6 @@ def _row(measured: Measured) -> dict[str, Any]:
 
 def _settings(calibration: Calibration, symbol: str) -> dict[str, Any]:
     experiment = calibration.experiment
-    check = range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + calibration.num_check_seeds)
     return {
         "target": asdict(calibration.target),
         "search": asdict(calibration.search),
@@ -103,7 +102,7 @@ def _settings(calibration: Calibration, symbol: str) -> dict[str, Any]:
         "symbol": symbol,
         "num_prompts": len(experiment.prompts),
         "seeds": list(experiment.seeds),
-        "check_seeds": list(check),
+        "check_seeds": calibration.check_seeds,
         "max_new_tokens": experiment.max_new_tokens,
         "temperature": experiment.temperature,
         "repetition_penalty": experiment.repetition_penalty,

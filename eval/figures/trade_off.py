@@ -12,20 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
+from numpy.typing import NDArray
 
 from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION
 from ..recorded_texts import grouped
 from ..statistics import Array
-from .style import (
-    BLACK,
-    GREY,
-    Look,
-    figure_style,
-    legend_entries,
-    new_figure,
-    save_figure,
-)
+from .style import BLACK, GREY, Look, figure_style, legend_entries, new_figure, save_figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +33,10 @@ class Scale:
         """Of held-out text."""
         return cls(f"bits per byte, {held_out_set}", lower_is_better=True)
 
-    def is_as_good(self, one: float, other: float) -> bool:
-        """Whether `one` is no worse than `other`."""
-        return one <= other if self.lower_is_better else one >= other
+    @property
+    def sign(self) -> float:
+        """What a figure is multiplied by, so that more is better."""
+        return -1.0 if self.lower_is_better else 1.0
 
 
 _FRONT: Final = "Pareto front"
@@ -185,7 +179,7 @@ def _corner(points: Sequence[TradeOffPoint], utility: Scale) -> list[TradeOffPoi
     corner = [
         point
         for point in points
-        if point.protection >= HIGH_PROTECTION and utility.is_as_good(point.utility, middle)
+        if point.protection >= HIGH_PROTECTION and utility.sign * (point.utility - middle) >= 0
     ]
     is_narrow = min((point.protection for point in points), default=1.0) < HIGH_PROTECTION - 0.25
     return corner if is_narrow and len(_by_method(corner)) > 1 and len(corner) > 3 else []
@@ -350,14 +344,13 @@ def front_shares(
     return dict(zip(known, on_front.mean(1).tolist(), strict=True))
 
 
-def _unbeaten(figures: Array, protection: Scale, utility: Scale) -> Array:
+def _unbeaten(figures: Array, protection: Scale, utility: Scale) -> NDArray[np.bool_]:
     """(P, R): whether no other point has one figure better and the other as good.
 
     figures: (P, 2, R), protection and utility of P points in R resamples. A point is not on the
     front of a resample in which one of its figures is not finite, and beats none there.
     """
-    signs = [-1.0 if scale.lower_is_better else 1.0 for scale in (protection, utility)]
-    x, y = (sign * figures[:, axis] for axis, sign in enumerate(signs))
+    x, y = protection.sign * figures[:, 0], utility.sign * figures[:, 1]
     as_good = (x[:, None] >= x) & (y[:, None] >= y)
     is_beaten = (as_good & ((x[:, None] > x) | (y[:, None] > y))).any(0)
     return np.isfinite(x) & np.isfinite(y) & ~is_beaten

@@ -3,12 +3,12 @@
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from anchored import Ledger
 from anchored.decode.ledger import LedgerHeader, LedgerStep
-from anchored.eval.analysis.recorded_run import MEASURES
 from anchored.eval.recorded_texts import file_name
 
 HOSTILE = "</script><img onerror=alert(1) src=x>$x_{&%"
@@ -83,7 +83,7 @@ def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
     nothing = {"fluency": {"fluency": None}, "factuality": {"macro": None, "micro": None}}
     nothing["win-rate"] = {"win_rate": None, "interval": None}
-    kinds = {name: "measure" if name in MEASURES else "judge" for name in whole}
+    kinds = dict.fromkeys(("copying", "nonliteral", "answers"), "measure")
     about = {"config": {"comparator": ">", "num_characters": 3}}
     judged = {"fluency": 4, "precision": 0.5, "score": 0.75, "f1": 0.5}
     about["rows"] = [
@@ -93,7 +93,7 @@ def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
     ]
     return {
         name: {
-            kinds[name]: name,
+            kinds.get(name, "judge"): name,
             **about,
             "settings": [
                 {"setting": own, "num_failed": 1, **figures}
@@ -148,14 +148,10 @@ def _ledger(setting: str, k: float | None, prompt: str) -> Ledger:
 
 def _longer(ledger: Ledger) -> Ledger:
     """With divergences, as `with_divergences` adds them."""
-    ledger.header = _with(ledger.header, prompt_ratios=[-1.0, 0.5, 2.0])
+    ledger.header = replace(ledger.header, prompt_ratios=[-1.0, 0.5, 2.0])
     apart = {"kl_risky_safe": 1.0, "kl_star_risky": math.log(2)}
-    ledger.steps = [_with(step, **apart) for step in ledger.steps]
+    ledger.steps = [replace(step, **apart) for step in ledger.steps]
     return ledger
-
-
-def _with(record: Any, **changes: Any) -> Any:
-    return type(record)(**{n: getattr(record, n) for n in type(record).__slots__} | changes)
 
 
 def _row(prompt: str, path: str, ledger: Ledger) -> dict[str, Any]:

@@ -8,19 +8,14 @@ from html.parser import HTMLParser
 
 import pytest
 from browser import CHROMIUM, browser_page
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from recorded_runs import HOSTILE, record_run
 
 from anchored.decode.ledger import LedgerStep
 from anchored.eval.analysis.evaluated import judgement
 from anchored.eval.analysis.recorded_run import RecordedRun
-from anchored.eval.analysis.run_report import (
-    ANALYSES,
-    Analyses,
-    analyses,
-    run_report,
-)
+from anchored.eval.analysis.run_report import ANALYSES, Analyses, analyses, run_report
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.report.side_by_side import Generation, SideBySideRecord, records_html
 
@@ -219,39 +214,24 @@ def records_page(pieces=(), copied_spans=(), steps=(), copy_probability=None, **
     return records_html([SideBySideRecord(first=[Generation(text=text, **shown)])])
 
 
-@pytest.mark.parametrize(
-    ("pieces", "copied", "marked", "underlined"),
-    [
-        (
-            [("the", True), (" old", False), (" clock", False), (" maker", True)],
-            (4, 13),
-            ["old", " ", "clock"],
-            ["old", "clock"],
-        ),
-        # A span may begin inside a token.
-        ([("unfold", True), ("ing", False)], (2, 8), ["fold", "in"], ["in", "g"]),
-    ],
-)
-def test_copied_characters_are_marked_and_rejected_tokens_underlined(
-    pieces, copied, marked, underlined
-):
-    page = Page(records_page(pieces=pieces, copied_spans=[copied]))
-    assert page.within("article", "mark") == marked
-    assert page.within("article", "u") == underlined
-
-
 @given(
     st.lists(st.tuples(st.text(alphabet="ab <>&\"'\n", max_size=4), st.booleans()), max_size=8),
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=3),
 )
-def test_text_is_kept_letter_by_letter_and_the_page_stays_well_formed(pieces, spans):
-    text = "".join(piece for piece, _ in pieces)
-    inside = [(start, min(start + length, len(text))) for start, length in spans]
-    copied = [(start, end) for start, end in inside if start < end]
-    page = Page(records_page(pieces=pieces, copied_spans=copied))
+@example([("the", True), (" old", False), (" clock", False), (" maker", True)], [(4, 9)])
+@example([("unfold", True), ("ing", False)], [(2, 6)])  # a span may begin inside a token
+def test_copied_characters_are_marked_rejected_tokens_underlined_and_the_text_is_kept(
+    pieces, spans
+):
+    characters = [(each, kept) for piece, kept in pieces for each in piece]
+    copied = {i for start, length in spans for i in range(start, start + length)}
+    page = Page(records_page(pieces=pieces, copied_spans=[(a, a + n) for a, n in spans]))
+    text = "".join(each for each, _ in characters)
     assert "".join(page.within("article", "p")).startswith("P" + text)
-    marked = "".join(page.within("article", "mark"))
-    assert len(marked) == len({i for start, end in copied for i in range(start, end)})
+    marked = [each for index, (each, _) in enumerate(characters) if index in copied]
+    assert "".join(page.within("article", "mark")) == "".join(marked)
+    underlined = [each for each, kept in characters if not kept and not each.isspace()]
+    assert "".join(page.within("article", "u")) == "".join(underlined)
 
 
 def test_spend_bound_ending_and_what_the_bound_says_of_the_reference_are_stated():
