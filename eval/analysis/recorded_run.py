@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ... import Ledger, PromptRatios
-from ...decode.ledger import ledger_parts
 from ...decode.rules.budget import prompt_digest
 from ...decode.rules.event_bound import event_bound
 from ...decode.rules.registry import make_rule
@@ -191,28 +190,13 @@ class RecordedRun:
 
     @cached_property
     def prompt_ratios(self) -> dict[str, list[float]]:
-        """By prompt, log p_r - log p_s of its symbols, where the run or a longer ledger has it.
-
-        Longer ledgers are those with divergences: divergences.jsonl, divergences/*.jsonl, and any
-        of the run's.
-        """
+        """By prompt, log p_r - log p_s of its symbols; {} where no rule of the run has a debt."""
         path = self.folder / "prompt_ratios.safetensors"
         recorded = PromptRatios.load(path).by_prompt if path.exists() else {}
-        by_digest = {digest: ratios.tolist() for digest, ratios in recorded.items()}
-        files = [self.folder / "divergences.jsonl", *(self.folder / "divergences").glob("*.jsonl")]
-        read = [pair for name in self.by_setting for pair in self.ledgers(name)]
-        longer = [
-            Ledger.load(path, part)
-            for path in sorted(files)
-            if path.is_file()
-            for part in ledger_parts(path)
-        ]
-        for ledger in [*longer, *(ledger for _, ledger in read)]:
-            if ledger.header.prompt_ratios is not None:
-                digest = prompt_digest(ledger.header.prompt_token_ids)
-                by_digest.setdefault(digest, ledger.header.prompt_ratios)
+        read = itertools.chain.from_iterable(map(self.ledgers, self.by_setting))
         digests = {text.id: prompt_digest(ledger.header.prompt_token_ids) for text, ledger in read}
-        return {name: by_digest[each] for name, each in digests.items() if by_digest.get(each)}
+        ratios = {name: recorded[own].tolist() for name, own in digests.items() if own in recorded}
+        return {name: own for name, own in ratios.items() if own}
 
     def by_domain(self, values: Mapping[str, Iterable[float]]) -> dict[str, list[float]]:
         """Values by prompt, as those of each domain together."""

@@ -3,12 +3,14 @@
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anchored import Ledger
+import torch
+
+from anchored import Ledger, PromptRatios
 from anchored.decode.ledger import LedgerHeader, LedgerStep
+from anchored.decode.rules.budget import prompt_digest
 from anchored.eval.recorded_texts import file_name
 
 HOSTILE = "</script><img onerror=alert(1) src=x>$x_{&%"
@@ -39,7 +41,8 @@ def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> 
             copying.append(_copying(setting, prompt, place))
         _write(folder / "generations" / f"{file_name(setting)}.jsonl", rows)
     if ledgers:
-        _longer(_ledger("k=1", 1.0, "a")).save(folder / "divergences.jsonl")
+        ratios = {prompt_digest([1, 2, 3, ord("a")]): torch.tensor([-1.0, 0.5, 2.0]).double()}
+        PromptRatios({}, ratios).save(folder / "prompt_ratios.safetensors")
     if measured:
         (folder / "measurements").mkdir()
         (folder / "measurements/copying.json").write_text(json.dumps(copying))
@@ -144,14 +147,6 @@ def _ledger(setting: str, k: float | None, prompt: str) -> Ledger:
     ]
     is_certified = rule != "risky_only"
     return Ledger(header=header, steps=steps, certified=is_certified, finish_reason="length")
-
-
-def _longer(ledger: Ledger) -> Ledger:
-    """With divergences, as `with_divergences` adds them."""
-    ledger.header = replace(ledger.header, prompt_ratios=[-1.0, 0.5, 2.0])
-    apart = {"kl_risky_safe": 1.0, "kl_star_risky": math.log(2)}
-    ledger.steps = [replace(step, **apart) for step in ledger.steps]
-    return ledger
 
 
 def _row(prompt: str, path: str, ledger: Ledger) -> dict[str, Any]:

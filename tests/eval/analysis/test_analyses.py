@@ -37,7 +37,7 @@ def test_divergences_are_split_by_domain_and_their_tail_by_a_common_quantile(run
 def test_ratios_of_prompts_stand_beside_their_debts(run):
     rows = {(row["figure"], row["domain"]): row for row in prefix_ratios(run).rows}
     assert rows["debt, window 5", "books"]["mean"] == 1.0
-    # divergences.jsonl holds the ratios of prompt a alone: -1, 0.5, 2.
+    # The ratios of prompt a alone are recorded: -1, 0.5, 2.
     ratios = rows["ratio of a symbol", "books"]
     assert (ratios["count"], ratios["mean"], ratios["q99"]) == (3, 0.5, 2.0)
     assert ("ratio of a symbol", "news") not in rows
