@@ -5,7 +5,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,7 +56,7 @@ class RecordedText:
     debt: float | None = None
     """Nats that the prompt took from the budget."""
     row: Record = field(default_factory=dict, compare=False, repr=False)
-    """All that its file says of it, and that of the prompts."""
+    """All that its file says of it, and that of the prompts; {} of `read_texts`."""
 
     @property
     def key(self) -> dict[str, str | int]:
@@ -82,11 +82,11 @@ def read_texts(path: Path, prompts: Path | None = None) -> list[RecordedText]:
         logger.warning("%d of %d rows have no text: left out", num_missing, num_rows)
     if not texts:
         raise ValueError(f"{path} holds no texts")
-    return texts
+    return [replace(text, row={}) for text in texts]  # rows of a long run fill gigabytes
 
 
 def texts_in(path: Path, prompts: Path | None = None) -> tuple[list[RecordedText], int]:
-    """The texts of `read_texts`, [] where there are none; and how many rows lack theirs."""
+    """The texts of `read_texts` with their rows, and how many rows have none."""
     files, names = [path], {}
     if path.is_dir():
         files, names = generation_files(path), setting_names(path)
