@@ -126,7 +126,7 @@ def read_json(path: Path, writer: str) -> Mapping[str, Any]:
 def has_open_seam(prompt: str, reference: str) -> bool:
     """Whether a space is missing between a prompt and its continuation, as data sets cut them.
 
-    A word begins behind a space, which belongs to the continuation; marks as commas have none.
+    A word begins after a space, which belongs to the continuation; marks as commas have none.
     """
     if not prompt or not reference or prompt[-1].isspace() or reference[0].isspace():
         return False

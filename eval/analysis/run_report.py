@@ -1,4 +1,4 @@
-"""The report on a run's folder: what it recorded, analysed and shown on one page."""
+"""The report on a run's folder: what it recorded, analyzed and shown on one page."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ ANALYSES: Final[dict[str, Callable[[RecordedRun], Section]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Analyses:
-    """What could be analysed, and why the rest could not, by name."""
+    """What could be analyzed, and why the rest could not, by name."""
 
     sections: dict[str, Section] = field(default_factory=dict)
     not_measured: dict[str, str] = field(default_factory=dict)
@@ -53,24 +53,24 @@ class Analyses:
 def analyses(run: RecordedRun) -> Analyses:
     """All of them on one run. Raises: ValueError for damaged records."""
     result = Analyses()
-    for name, analyse in ANALYSES.items():
+    for name, analyze in ANALYSES.items():
         try:
-            result.sections[name] = analyse(run)
+            result.sections[name] = analyze(run)
         except NotMeasured as reason:
             result.not_measured[name] = str(reason)
     return result
 
 
-def write_report(run: RecordedRun, analysed: Analyses, folder: Path, *, num_texts: int) -> None:
+def write_report(run: RecordedRun, analyzed: Analyses, folder: Path, *, num_texts: int) -> None:
     """report.html, .md and .json in `folder`."""
-    report = run_report(run, analysed, num_texts=num_texts)
+    report = run_report(run, analyzed, num_texts=num_texts)
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / PAGE, report.html())
     write_durably(folder / "report.md", report.markdown())
     write_durably(folder / "report.json", report.json())
 
 
-def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Report:
+def run_report(run: RecordedRun, analyzed: Analyses, *, num_texts: int) -> Report:
     """Everything that the run's folder holds, and what it lacks.
 
     num_texts: prompts whose texts are shown, evenly among all, one text a setting.
@@ -95,8 +95,8 @@ def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Repor
         ],
         texts_note=f"{len(shown)} of {len(prompts)} prompts, evenly among them, those first of "
         "which the risky model recites most; of each setting the text of its first seed.",
-        sections=[*_result_sections(run), *pictures[1:], *analysed.sections.values()],
-        not_measured={**_missing(run), **analysed.not_measured, "speed": NOT_TIMED},
+        sections=[*_result_sections(run), *pictures[1:], *analyzed.sections.values()],
+        not_measured={**_missing(run), **analyzed.not_measured, "speed": NOT_TIMED},
         about=_about(run, len(prompts)),
     )
 

@@ -266,7 +266,7 @@ def test_every_model_has_a_bar_at_every_benchmark(drawn, tmp_path):
     }
     plot_scores(scores, ["A", "B"], tmp_path / "scores.svg", title="Two models")
     (axes,) = drawn
-    bars = axes.containers[1::2]  # behind each, the errors of its figures
+    bars = axes.containers[1::2]  # after each, the errors of its figures
     heights = [[bar.get_height() for bar in model.patches] for model in bars]
     assert heights == [[0.5, 0.25], [0.4, pytest.approx(math.nan, nan_ok=True)]]
     assert len({bar.get_x() for bar in axes.patches}) == 4
