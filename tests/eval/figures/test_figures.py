@@ -84,6 +84,7 @@ def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, count
         ([(0.5, 2.0), (0.5, 2.0)], "ab"),  # equal points are all kept
         ([(0.2, 2.5), (0.9, 2.1), (0.8, 2.2), (1.1, 2.6)], "bd"),
         ([(math.nan, 1.0), (0.5, math.inf), (0.1, 2.0)], "c"),
+        ([(math.nan, 1.0)], ""),
     ],
 )
 def test_the_front_is_what_no_other_point_betters(figures, front):
@@ -155,9 +156,10 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
         ([f"k={n}" for n in range(20)], "Anchored: k=0, 1, 2, 3, 4,\n5, 6, 7, 8, 9, 10, 11, "),
     ],
 )
-def test_the_legend_names_the_settings_of_a_method_in_their_order(labels, name):
-    points = [point(label, 0.5, 2.0, "Anchored") for label in labels]
-    assert trade_off._legend_name(points).startswith(name)
+def test_the_legend_names_the_settings_of_a_method_in_their_order(drawn, tmp_path, labels, name):
+    plot_points([point(label, 0.5, 2.0, "Anchored") for label in labels], tmp_path / "legend.svg")
+    (legend,) = drawn[0].get_figure(root=False).legends
+    assert legend.get_texts()[0].get_text().startswith(name)
 
 
 def test_budget_panel_shows_debt_spend_allowance_bound_and_rejections(drawn, tmp_path):
