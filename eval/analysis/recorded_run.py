@@ -93,15 +93,13 @@ class RecordedRun:
             )
         writer = f"anchored evaluate --only {name}"
         results = read_json(path, writer)
-        is_of_it = name in (results.get("measure"), results.get("judge"))
-        if not is_of_it or not isinstance(results.get("settings"), list):
+        kinds, settings = (results.get("measure"), results.get("judge")), results.get("settings")
+        if name not in kinds or not isinstance(settings, list):
             raise ValueError(f"{path} is not what {writer} writes")
-        order = list(self.by_setting)
-        in_order = sorted(  # settings that the run does not have stand last
-            results["settings"],
-            key=lambda row: order.index(row["setting"]) if row["setting"] in order else len(order),
-        )
-        return {**results, "settings": in_order}
+        figures = {own["setting"]: own for own in settings}
+        # Settings that the run does not have stand last.
+        order = dict.fromkeys([*self.by_setting, *figures])
+        return {**results, "settings": [figures[own] for own in order if own in figures]}
 
     @cached_property
     def by_setting(self) -> dict[str, list[RecordedText]]:

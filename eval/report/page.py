@@ -66,31 +66,26 @@ class Report:
         cards = _verdicts_html(self.verdicts) if self.verdicts else ""
         picture = _picture_html(self.picture) if self.picture else ""
         parts += [f'<div class="verdict">{cards}{picture}</div>'] if cards or picture else []
-        parts.append(self._contents())
-        if self.records:
-            note = f'<p class="legend">{escape(self.texts_note)}</p>'
-            parts.append(f'<h2 id="texts">Texts</h2>\n{note}\n{records_html(self.records)}')
-        for number, section in enumerate(self.sections):
-            parts.append(f'<h2 id="section-{number}">{escape(section.title)}</h2>')
-            parts += [f'<p class="legend">{escape(section.note)}</p>'] if section.note else []
-            parts += [_picture_html(section)] if section.draw or section.picture else []
-            parts += [html_table(section.rows, section.columns)] if section.rows else []
-        missing = _definitions(self.not_measured) or "<p>Nothing is missing.</p>"
-        parts.append(f'<h2 id="not-measured">Not measured</h2>\n{missing}')
-        parts.append(f'<h2 id="about">This run</h2>\n{_definitions(self.about)}')
-        return html_page(self.title, "\n".join(parts))
-
-    def _contents(self) -> str:
-        titles = {"texts": "Texts"} if self.records else {}
-        titles |= {f"section-{i}": section.title for i, section in enumerate(self.sections)}
-        titles |= {"not-measured": "Not measured", "about": "This run"}
+        chapters = self._chapters()
         links = "\n".join(
-            f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in titles.items()
+            f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title, _ in chapters
         )
-        return (
+        parts.append(
             "<details><summary>Contents</summary>"
             f'<nav aria-label="Contents"><ul>\n{links}\n</ul></nav></details>'
         )
+        parts += [f'<h2 id="{name}">{escape(title)}</h2>\n{body}' for name, title, body in chapters]
+        return html_page(self.title, "\n".join(parts))
+
+    def _chapters(self) -> list[tuple[str, str, str]]:
+        """Ids, titles and contents of what is below the verdict."""
+        texts = f'<p class="legend">{escape(self.texts_note)}</p>\n{records_html(self.records)}'
+        chapters = [("texts", "Texts", texts)] if self.records else []
+        for number, section in enumerate(self.sections):
+            chapters.append((f"section-{number}", section.title, _section_html(section)))
+        missing = _definitions(self.not_measured) or "<p>Nothing is missing.</p>"
+        chapters.append(("not-measured", "Not measured", missing))
+        return [*chapters, ("about", "This run", _definitions(self.about))]
 
     def markdown(self) -> str:
         """The tables with what they are of, and what was not measured."""
@@ -124,6 +119,13 @@ def _verdicts_html(verdicts: Sequence[Verdict]) -> str:
         for own in verdicts
     )
     return f"<div>\n{cards}\n</div>"
+
+
+def _section_html(section: Section) -> str:
+    parts = [f'<p class="legend">{escape(section.note)}</p>'] if section.note else []
+    parts += [_picture_html(section)] if section.draw or section.picture else []
+    parts += [html_table(section.rows, section.columns)] if section.rows else []
+    return "\n".join(parts)
 
 
 def _picture_html(section: Section) -> str:
