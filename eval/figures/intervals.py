@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from .style import BLUE, COLORS, GREY, figure_style, new_figure, save_figure, set_log_scale
+from .style import BLUE, COLORS, GREY, new_figure, set_log_scale
 
 HATCHES = ("", "//", "..", "xx")
 """Hatches of bars: another for each round of the colors."""
@@ -37,9 +37,8 @@ def plot_calibration(
     for, "token" or "byte". caption: how many prompts and seeds, and which interval. path: .png,
     .svg or .pdf.
     """
-    with figure_style():
-        title = f"{figure_name} at every measured k: k = {chosen:g} is taken"
-        figure = new_figure(6.4, 4.4, title=title, caption=caption)
+    title = f"{figure_name} at every measured k: k = {chosen:g} is taken"
+    with new_figure(path, 6.4, 4.4, title=title, caption=caption) as figure:
         axes = figure.add_subplot()
         set_log_scale(axes.xaxis)
         axes.axhline(target, color=GREY, linestyle="--", linewidth=1, label="target")
@@ -54,7 +53,6 @@ def plot_calibration(
         axes.set_xlabel(f"k (nats a {symbol})")
         axes.set_ylabel(figure_name)
         figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
-        save_figure(figure, path)
 
 
 def _draw(axes: Axes, points: Mapping[float, Interval], **look: Any) -> None:
@@ -78,10 +76,9 @@ def plot_scores(
     scores: by model, in the order of the benchmarks: share and standard error; nan draws nothing.
     path: .png, .svg or .pdf.
     """
-    with figure_style():
-        width = max(6.4, 0.35 * len(benchmarks) * (1 + len(scores)))
-        caption = "Each benchmark by its best variant. Bars: one standard error."
-        figure = new_figure(width, 4.2, title=title, caption=caption)
+    width = max(6.4, 0.35 * len(benchmarks) * (1 + len(scores)))
+    caption = "Each benchmark by its best variant. Bars: one standard error."
+    with new_figure(path, width, 4.2, title=title, caption=caption) as figure:
         axes = figure.add_subplot()
         bar = GROUP_WIDTH / len(scores)
         for number, (model, values) in enumerate(scores.items()):
@@ -99,4 +96,3 @@ def plot_scores(
         axes.set_xticks(range(len(benchmarks)), benchmarks, rotation=30, ha="right")
         axes.set_ylabel("score")
         figure.legend(loc="outside lower center", ncols=3, handletextpad=0.4)
-        save_figure(figure, path)

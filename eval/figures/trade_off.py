@@ -18,7 +18,7 @@ from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION
 from ..recorded_texts import grouped
 from ..statistics import Array
-from .style import BLACK, GREY, Look, figure_style, legend_entries, new_figure, save_figure
+from .style import BLACK, GREY, Look, legend_entries, new_figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +94,15 @@ def plot_trade_off(
     scales = {name: utility[name] if isinstance(utility, Mapping) else utility for name in panels}
     points = [point for panel in panels.values() for point in panel]
     names = {method: _legend_name(same) for method, same in _by_method(points).items()}
-    with figure_style():
-        num_columns = 2 if len(panels) == 1 else 3
-        lines = len(names) / num_columns + sum(name.count("\n") for name in names.values())
-        figure = new_figure(
-            5.0 if len(panels) == 1 else 2.2 + 4.6 * len(panels),  # one is read on a phone too
-            5.0 + 0.2 * lines,
-            title=title,
-            caption=_caption(points, protection),
-        )
+    num_columns = 2 if len(panels) == 1 else 3
+    lines = len(names) / num_columns + sum(name.count("\n") for name in names.values())
+    with new_figure(
+        path,
+        5.0 if len(panels) == 1 else 2.2 + 4.6 * len(panels),  # one is read on a phone too
+        5.0 + 0.2 * lines,
+        title=title,
+        caption=_caption(points, protection),
+    ) as figure:
         axes_of = list(figure.subplots(1, len(panels), squeeze=False).flat)
         for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
             for method, settings in _by_method(_finite(panel)).items():
@@ -122,7 +122,6 @@ def plot_trade_off(
         figure.get_figure(root=True).draw_without_rendering()  # from here on places are known
         for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
             _draw_details(axes, _finite(panel), protection, scales[name])
-        save_figure(figure, path)
 
 
 def _legend_name(points: Sequence[TradeOffPoint]) -> str:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from anchored import Anchored, Decoder, with_divergences
-from anchored.eval.figures import curves, distributions, intervals, trade_off
 from anchored.eval.figures.curves import (
     BudgetTrajectory,
     plot_budget_trajectories,
@@ -47,15 +47,13 @@ def plot_points(points, path):
 @pytest.fixture
 def drawn(monkeypatch):
     """The axes of each figure that was saved."""
-    axes = []
+    axes, save = [], Figure.savefig
 
-    def keep(figure, path):
+    def keep(figure, *asked, **options):
         axes.extend(figure.axes)
-        save(figure, path)
+        save(figure, *asked, **options)
 
-    save = trade_off.save_figure
-    for module in (curves, trade_off, intervals, distributions):
-        monkeypatch.setattr(module, "save_figure", keep)
+    monkeypatch.setattr(Figure, "savefig", keep)
     return axes
 
 
