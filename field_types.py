@@ -4,6 +4,7 @@ import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -16,7 +17,8 @@ def field_error(kind: type[Any], record: Mapping[str, Any]) -> str:
 
     kind: a dataclass; fields with a default may be missing. An int counts as a float; NaN as none.
     """
-    types, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
+    types = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
+    known = {field.name: field for field in fields(kind)}
     if unknown := [name for name in record if name not in known]:
         return f"unknown field {reprlib.repr(unknown[0])}"
     for name, allowed in known.items():
@@ -26,6 +28,9 @@ def field_error(kind: type[Any], record: Mapping[str, Any]) -> str:
         elif allowed.default is MISSING and allowed.default_factory is MISSING:
             return f"field {name!r} is missing"
     return ""
+
+
+_hints = cache(get_type_hints)  # a file has thousands of records of a kind
 
 
 def field_values(record: Any) -> dict[str, Any]:

@@ -5,10 +5,11 @@ import logging
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..field_types import field_error
 from ..inputs import json_objects
 from .statistics import over_seeds
 
@@ -46,7 +47,7 @@ class RecordedText:
     prompt: str = ""
     reference: str | None = None
     """How the work goes on that the prompt is from."""
-    characters: tuple[tuple[str, ...], ...] | None = None
+    characters: list[list[str]] | None = None
     """Of that work: the names of each."""
     answer: str | None = None
     """The right one, where the prompt is a question of fact."""
@@ -54,6 +55,8 @@ class RecordedText:
     """What results are split by, as how frequent the entity of a biography is."""
     debt: float | None = None
     """Nats that the prompt took from the budget."""
+    row: Record = field(default_factory=dict, compare=False, repr=False)
+    """All that its file says of it, and that of the prompts; {} of `read_texts`."""
 
     @property
     def key(self) -> dict[str, str | int]:
@@ -73,23 +76,30 @@ def read_texts(path: Path, prompts: Path | None = None) -> list[RecordedText]:
     Rows with an "error", or with null for a text, are left out with one line in the log.
     Raises: ValueError that names the file and the line, or a text that stands twice; OSError.
     """
+    texts, num_missing = texts_in(path, prompts)
+    if num_missing:
+        num_rows = len(texts) + num_missing
+        logger.warning("%d of %d rows have no text: left out", num_missing, num_rows)
+    if not texts:
+        raise ValueError(f"{path} holds no texts")
+    return [replace(text, row={}) for text in texts]  # rows of a long run fill gigabytes
+
+
+def texts_in(path: Path, prompts: Path | None = None) -> tuple[list[RecordedText], int]:
+    """The texts of `read_texts` with their rows, and how many rows have none."""
     files, names = [path], {}
     if path.is_dir():
         files, names = generation_files(path), setting_names(path)
         beside = path / PROMPTS_FILE
         prompts = beside if prompts is None and beside.exists() else prompts
-    known = {} if prompts is None else _by_id(prompts)
+    known = {} if prompts is None else {_id(*own): own[1] for own in json_objects(prompts)}
     rows = [(file, *numbered) for file in files for numbered in json_objects(file)]
     whole = [row for row in rows if not _has_failed(row[2])]
-    if len(whole) < len(rows):
-        logger.warning("%d of %d rows have no text: left out", len(rows) - len(whole), len(rows))
-    texts = [_text(file, number, row, known, names) for file, number, row in whole]
-    if not texts:
-        raise ValueError(f"{path} holds no texts")
+    texts = [_text(*row, known, names) for row in whole]
     for same in grouped(texts, lambda text: tuple(text.key.values())).values():
         if len(same) > 1:  # it would count twice
             raise ValueError(f"{path}: the text of {same[0].key} stands twice")
-    return texts
+    return texts, len(rows) - len(whole)
 
 
 def setting_names(folder: Path) -> dict[str, str]:
@@ -116,7 +126,7 @@ def read_json(path: Path, writer: str) -> Mapping[str, Any]:
 def has_open_seam(prompt: str, reference: str) -> bool:
     """Whether a space is missing between a prompt and its continuation, as data sets cut them.
 
-    A word begins behind a space, which belongs to the continuation; marks as commas have none.
+    A word begins after a space, which belongs to the continuation; marks as commas have none.
     """
     if not prompt or not reference or prompt[-1].isspace() or reference[0].isspace():
         return False
@@ -168,43 +178,44 @@ def _with_numbers(file: Path) -> list[str | float]:
     return [float(part) if index % 2 else part for index, part in enumerate(parts)]
 
 
-def _by_id(prompts: Path) -> dict[str, Record]:
-    return {_id(row, number): row for number, row in json_objects(prompts)}
-
-
-def _id(row: Record, number: int) -> str:
+def _id(number: int, row: Record) -> str:
     return str(number if row.get("id") is None else row["id"])
 
 
+_ENTRIES = {
+    "text": ("text", "output"),
+    "prompt": ("input", "prompt"),
+    "reference": ("reference",),
+    "characters": ("characters", "reference_characters"),
+    "answer": ("answer",),
+    "seed": ("seed",),
+    "debt": ("debt",),
+}
+"""Names that a field of `RecordedText` may have in a file, the first before the others."""
+
+
 def _text(
-    file: Path,
-    number: int,
-    row: Record,
-    known: Mapping[str, Record],
-    names: Mapping[str, str],
+    file: Path, number: int, row: Record, known: Mapping[str, Record], names: Mapping[str, str]
 ) -> RecordedText:
-    prompt_id = _id(row, number)
+    prompt_id = _id(number, row)
     merged = {**known.get(prompt_id, {}), **{k: v for k, v in row.items() if v is not None}}
-    where = f"{file}, row {number}"
-    seed = merged.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ValueError(f"{where}: seed must be a whole number, got {seed!r}")
-    return RecordedText(
-        setting=_setting(merged, names.get(file.stem, file.stem)),
-        id=prompt_id,
-        seed=seed,
-        text=_string(merged, ("text", "output"), where) or "",
-        prompt=_string(merged, ("input", "prompt"), where, "") or "",
-        reference=_string(merged, ("reference",), where, None),
-        characters=_characters(merged, where),
-        answer=_string(merged, ("answer",), where, None),
-        group=None if merged.get("group") is None else str(merged["group"]),
-        debt=_debt(merged, where),
-    )
+    values: dict[str, Any] = {"seed": 0}
+    for name, entries in _ENTRIES.items():
+        given = next((merged[entry] for entry in entries if entry in merged), None)
+        values |= {} if given is None else {name: given}
+    if values.get("debt") == "inf":  # as ledgers have it
+        values["debt"] = math.inf
+    if "text" not in values:
+        raise ValueError(f"{file}, row {number} lacks {' or '.join(map(repr, _ENTRIES['text']))}")
+    values["setting"] = _setting(merged, names.get(file.stem, file.stem))
+    values["group"] = None if merged.get("group") is None else str(merged["group"])
+    if error := field_error(RecordedText, {"id": prompt_id, **values}):
+        raise ValueError(f"{file}, row {number}: {error}")
+    return RecordedText(id=prompt_id, row=merged, **values)
 
 
 def _has_failed(row: Record) -> bool:
-    nulls = [row[name] is None for name in ("text", "output") if name in row]
+    nulls = [row[name] is None for name in _ENTRIES["text"] if name in row]
     return bool(row.get("error")) or (bool(nulls) and all(nulls))
 
 
@@ -212,36 +223,3 @@ def _setting(row: Record, default: str) -> str:
     """The setting's name; for rows of CopyBench the model and how it was decoded."""
     parts = [row["setting"]] if "setting" in row else [row.get("model"), row.get("decoding")]
     return "/".join(str(part) for part in parts if part) or default
-
-
-_NEEDED = object()
-
-
-def _string(row: Record, names: tuple[str, ...], where: str, default: Any = _NEEDED) -> str | None:
-    """The first of these entries."""
-    value = next((row[name] for name in names if name in row), default)
-    if value is _NEEDED:
-        raise ValueError(f"{where} lacks {' or '.join(map(repr, names))}")
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{where}: {names[0]} must be text, got {value!r}")
-    return value
-
-
-def _debt(row: Record, where: str) -> float | None:
-    """A number, or the text "inf" as ledgers have it."""
-    if (debt := row.get("debt")) is None:
-        return None
-    try:
-        return float(debt)
-    except (TypeError, ValueError):
-        raise ValueError(f"{where}: debt must be a number, got {debt!r}") from None
-
-
-def _characters(row: Record, where: str) -> tuple[tuple[str, ...], ...] | None:
-    names = row.get("characters", row.get("reference_characters"))
-    if names is None:
-        return None
-    is_list = isinstance(names, list) and all(isinstance(each, list) and each for each in names)
-    if not is_list or not all(isinstance(name, str) for each in names for name in each):
-        raise ValueError(f"{where}: characters must be a list of lists of names, got {names!r}")
-    return tuple(map(tuple, names))

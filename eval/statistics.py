@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,16 +19,6 @@ class SeedStatistics(NamedTuple):
     mean: float
     std: float
     num_seeds: int
-
-    @classmethod
-    def recorded(cls, figures: Mapping[str, Any] | None) -> "SeedStatistics | None":
-        """Of a results file, in which nan is null; None where it has none."""
-        if not figures:
-            return None
-        mean, std = (
-            math.nan if figures[name] is None else figures[name] for name in ("mean", "std")
-        )
-        return cls(mean, std, figures.get("num_seeds", 1))
 
 
 def over_seeds(values: Sequence[float]) -> SeedStatistics:

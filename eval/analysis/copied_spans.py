@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from ..figures.distributions import Series, histogram, plot_series
 from ..figures.style import BLUE, GREEN, PURPLE, VERMILION
-from ..recorded_texts import ALONE, RISKY, SAFE, grouped
+from ..recorded_texts import ALONE, RISKY, SAFE, Record, grouped
 from ..report.page import Section
 from ..report.tables import Column, Row
 from .recorded_run import NotMeasured, RecordedRun
@@ -35,7 +35,7 @@ def debt_deciles(run: RecordedRun) -> Section:
 
     Source: paper, figure "Prefix debt correlates with copying metrics".
     """
-    copied = grouped(_copying(run, RISKY), lambda pair: pair[0])
+    copied = grouped(_copying(run, RISKY), lambda row: str(row["id"]))
     rows = [row for window in sorted(run.debts) for row in _deciles(run, copied, window)]
     if not rows:
         raise NotMeasured("no text of the risky model alone has both a copying row and a debt")
@@ -71,14 +71,14 @@ def debt_deciles(run: RecordedRun) -> Section:
 
 
 def _deciles(
-    run: RecordedRun, copied: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]], window: int
+    run: RecordedRun, copied: Mapping[str, Sequence[Record]], window: int
 ) -> Iterator[dict[str, float]]:
     """A row for each group of the prompts that have both a debt and texts."""
     debts = run.debts[window]
     known = [prompt for prompt in copied if math.isfinite(debts.get(prompt, math.inf))]
     in_order = sorted(known, key=lambda prompt: (debts[prompt], prompt))
     for number, prompts in enumerate(np.array_split(in_order, min(NUM_BINS, len(known) or 1)), 1):
-        texts = [row for prompt in prompts for _, row in copied[prompt]]
+        texts = [row for prompt in prompts for row in copied[prompt]]
         if texts:
             yield {
                 "window": window,
@@ -96,7 +96,7 @@ def start_positions(run: RecordedRun) -> Section:
     Source: paper, figure "High-copying regions are front-loaded".
     """
     copied = {setting: _copying(run, setting) for setting in run.by_setting}
-    starts = {setting: _starts([row for _, row in texts]) for setting, texts in copied.items()}
+    starts = {setting: _starts(texts) for setting, texts in copied.items()}
     rows: list[Row] = [
         {
             "setting": setting,
@@ -145,7 +145,7 @@ def start_positions(run: RecordedRun) -> Section:
     )
 
 
-def _starts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
+def _starts(rows: Sequence[Record]) -> dict[str, list[int]]:
     """First words of the spans that texts have, by what spans are counted."""
     longest = [row["word_lcs_span"] for row in rows]
     return {
@@ -155,7 +155,7 @@ def _starts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
     }
 
 
-def _copying(run: RecordedRun, setting: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Prompts and rows of measurements/copying.json of a setting's texts."""
-    texts = run.by_setting.get(setting, [])
-    return [(text.id, text.copying) for text in texts if text.copying is not None]
+def _copying(run: RecordedRun, setting: str) -> list[Record]:
+    """Rows of measurements/copying.json of a setting's texts."""
+    rows = map(run.copying, run.by_setting.get(setting, []))
+    return [row for row in rows if row is not None]

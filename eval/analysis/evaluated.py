@@ -4,26 +4,25 @@ The first figure of a judge is the judge's; what has none is counted beside it, 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from ..copying.literal import LONG_SPANS, QUANTILES
 from ..copying.metrics import METRICS, installed_in
 from ..figures.distributions import Series, plot_series
 from ..figures.trade_off import NCR, Scale
-from ..recorded_texts import ALONE, grouped
+from ..recorded_texts import ALONE, rows_by_setting
 from ..report.page import Section
 from ..report.tables import (
     SETTING_COLUMN,
     Cell,
     Column,
     copying_columns,
-    span_cells,
-    span_columns,
     terminal_table,
 )
-from ..statistics import SeedStatistics, mean_of
+from ..statistics import mean_of
 from .recorded_run import NotMeasured, RecordedRun, recorded_cell
 from .resamples import judged_in_resamples, ncr_in_resamples
 from .trade_offs import looks_of, trade_off
@@ -36,59 +35,11 @@ Figures = Mapping[str, Any]
 def _copying_cells(figures: Figures) -> Cells:
     names = (*METRICS, "ncr", *installed_in(figures))
     metrics = {name: recorded_cell(figures.get(name)) for name in names}
-    cells = {"texts": figures.get("num_texts"), **metrics, **span_cells(figures)}
+    cells = {"texts": figures.get("num_texts"), **metrics, **_span_cells(figures)}
     if own := figures.get("difference"):
         interval = "" if own["low"] is None else " [{low:+.3f}, {high:+.3f}]"  # of a single prompt
         cells["difference"] = ("{ncr:+.3f}" + interval).format(**own)
     return cells
-
-
-def _nonliteral_cells(figures: Figures) -> Cells:
-    return {
-        "overlap": recorded_cell(figures["share"]),
-        "matched": recorded_cell(figures["mean_matched"]),
-        "texts": figures["num_texts"],
-        "with debt": figures["num_with_debt"],
-    }
-
-
-def _fluency_cells(figures: Figures) -> Cells:
-    """Mean grade; texts with one, without a word, and without an answer."""
-    return {
-        "fluency": SeedStatistics.recorded(figures["fluency"]),
-        "judged": figures["num_judged"],
-        "empty": figures["num_empty"],
-        "failed": figures["num_failed"],
-    }
-
-
-def _factuality_cells(figures: Figures) -> Cells:
-    """Precision, claims, and what has none."""
-    return {
-        "macro": SeedStatistics.recorded(figures["macro"]),
-        "micro": figures["micro"],
-        "claims/text": figures["claims_per_text"],
-        "no claims": figures["num_without_claims"],
-        "unscored": figures["num_unscored"],
-        "failed": figures["num_failed_sentences"] + figures["num_failed_claims"],
-    }
-
-
-def _win_rate_cells(figures: Figures) -> Cells:
-    """The rate, its interval, and what has none."""
-    low, high = figures["interval"] or (None, None)
-    return {
-        "win rate": figures["win_rate"],
-        "from": low,
-        "to": high,
-        "compared": figures["num_compared"],
-        "inconsistent": figures["num_inconsistent"],
-        "failed": figures["num_failed"],
-    }
-
-
-def _answer_cells(figures: Figures) -> Cells:
-    return {"answers": SeedStatistics.recorded(figures["f1"]), "texts": figures["num_texts"]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +50,8 @@ class Judge:
     note: str
     label: str
     """Of its figure, the first of the cells."""
-    cells: Callable[[Figures], Cells]
-    """Of a row of a setting."""
+    cells: Mapping[str, str]
+    """What is shown of a setting's results, by the titles of the columns."""
 
 
 JUDGES: Final = {
@@ -109,7 +60,12 @@ JUDGES: Final = {
         note="Grades from 1 to 5 by a judge, means over texts and seeds. Texts without a word "
         "(empty) and those without a readable answer (failed) have no grade.",
         label="fluency, 1 to 5",
-        cells=_fluency_cells,
+        cells={
+            "fluency": "fluency",
+            "judged": "num_judged",
+            "empty": "num_empty",
+            "failed": "num_failed",
+        },
     ),
     "factuality": Judge(
         title="Factuality",
@@ -117,7 +73,14 @@ JUDGES: Final = {
         "without claims, texts that failures leave unscored, and sentences and claims that failed "
         "are counted.",
         label="supported claims (macro)",
-        cells=_factuality_cells,
+        cells={
+            "macro": "macro",
+            "micro": "micro",
+            "claims/text": "claims_per_text",
+            "no claims": "num_without_claims",
+            "unscored": "num_unscored",
+            "failed": "num_failed",
+        },
     ),
     "win-rate": Judge(
         title="Win rate",
@@ -125,22 +88,47 @@ JUDGES: Final = {
         "is one half, and so is a judge who contradicts itself (inconsistent). From, to: the "
         "interval of a bootstrap over prompts.",
         label="win rate",
-        cells=_win_rate_cells,
+        cells={
+            "win rate": "win_rate",
+            "from": "low",
+            "to": "high",
+            "compared": "num_compared",
+            "inconsistent": "num_inconsistent",
+            "failed": "num_failed",
+        },
     ),
     "answers": Judge(
         title="Answers",
         note="F1 of the words of each answer's first line with the right answer's, the mean over "
         "texts, then over seeds. No model is asked.",
         label="answers, F1",
-        cells=_answer_cells,
+        cells={"answers": "f1", "texts": "num_texts"},
     ),
 }
-CELLS: Final[dict[str, Callable[[Figures], Cells]]] = {
-    "copying": _copying_cells,
-    "nonliteral": _nonliteral_cells,
-    **{name: judge.cells for name, judge in JUDGES.items()},
+_NONLITERAL: Final = {
+    "overlap": "share",
+    "matched": "mean_matched",
+    "texts": "num_texts",
+    "with debt": "num_with_debt",
 }
-"""A row of a setting, by the name of the measure or judge."""
+
+
+def _cells(name: str, figures: Figures) -> Cells:
+    """A row of a setting, but for its name."""
+    if name == "copying":
+        return _copying_cells(figures)
+    low, high = figures.get("interval") or (None, None)
+    figures = {"low": low, "high": high, **figures}
+    if name == "factuality":
+        failed = figures["num_failed_sentences"] + figures["num_failed_claims"]
+        figures = {**figures, "num_failed": failed}
+    shown = _NONLITERAL if name == "nonliteral" else JUDGES[name].cells
+    return {key: recorded_cell(figures[entry]) for key, entry in shown.items()}
+
+
+def judged_figure(judge: str, figures: Figures) -> Cell:
+    """The judge's figure of a setting; None where nothing could be judged."""
+    return next(iter(_cells(judge, figures).values()))
 
 
 def evaluation_columns(name: str, results: Mapping[str, Any]) -> list[Column]:
@@ -159,12 +147,36 @@ def evaluation_columns(name: str, results: Mapping[str, Any]) -> list[Column]:
             Column(key="texts", title="texts"),
             Column(key="with debt", title="with debt"),
         ]
-    titles = CELLS[name](results["settings"][0]) if results["settings"] else ()
-    return [SETTING_COLUMN, *(Column(key=title, title=title) for title in titles)]
+    return [SETTING_COLUMN, *(Column(key=title, title=title) for title in JUDGES[name].cells)]
 
 
 def _span_columns(results: Mapping[str, Any]) -> list[Column]:
-    return span_columns(min((own["num_samples"] for own in results["settings"]), default=1))
+    """Longest copied spans: shares of texts above some lengths, and quantiles in words.
+
+    Then the same of the longest of all texts of a prompt, where there are several.
+    """
+    n = LONG_SPANS[1]
+    num_samples = min((own["num_samples"] for own in results["settings"]), default=1)
+    of_samples = [
+        Column(key=f"any above {n}", title=f"> {n} in any of {num_samples}"),
+        Column(key="longest", title=f"longest of {num_samples}", num_decimals=1),
+    ]
+    titles = {f"q{q}": "longest" if q == 1 else f"{q:.0%}" for q in QUANTILES}
+    return [
+        *(Column(key=f"above {n}", title=f"> {n} words") for n in LONG_SPANS),
+        *(Column(key=key, title=title, num_decimals=0) for key, title in titles.items()),
+        *(of_samples if num_samples > 1 else []),
+    ]
+
+
+def _span_cells(figures: Figures) -> Cells:
+    above, quantiles = figures["share_above"], figures["quantiles"]["word_lcs"]
+    return {
+        **{f"above {n}": share for n, share in above.items()},
+        **{f"q{q}": length for q, length in quantiles.items()},
+        **{f"any above {n}": chance for n, chance in figures["chance_above"].items()},
+        "longest": figures["longest_of_samples"],
+    }
 
 
 def evaluation_table(name: str, results: Mapping[str, Any]) -> str:
@@ -174,7 +186,7 @@ def evaluation_table(name: str, results: Mapping[str, Any]) -> str:
 
 def evaluation_rows(name: str, results: Mapping[str, Any]) -> list[Cells]:
     """The rows of a measure's or judge's table."""
-    return [{"setting": own["setting"], **CELLS[name](own)} for own in results["settings"]]
+    return [{"setting": own["setting"], **_cells(name, own)} for own in results["settings"]]
 
 
 def _overlap_title(results: Mapping[str, Any]) -> str:
@@ -185,7 +197,7 @@ def copying_distribution(run: RecordedRun) -> Section:
     """How long the longest copied spans of each setting's texts are, which means hide."""
     results = run.evaluated("copying")
     tails: dict[str, Series] = {}
-    rows = grouped(results["rows"], lambda row: str(row["setting"]))
+    rows = rows_by_setting(results["rows"])
     for name, texts in [(name, rows[name]) for name in run.by_setting if name in rows]:
         words = [row["word_lcs"] for row in texts]
         lengths = range(1, max(words) + 2)
@@ -198,7 +210,7 @@ def copying_distribution(run: RecordedRun) -> Section:
         "prompt, as one gets who draws them all.",
         columns=[SETTING_COLUMN, *_span_columns(results)],
         rows=[
-            {"setting": figures["setting"], **span_cells(figures)}
+            {"setting": figures["setting"], **_span_cells(figures)}
             for figures in results["settings"]
         ],
         draw=partial(
@@ -279,7 +291,7 @@ def precision_by_group(run: RecordedRun) -> Section:
             "setting": figures["setting"],
             "k": ks.get(figures["setting"]),
             **{
-                name: SeedStatistics.recorded((figures["by_group"].get(name) or {}).get("macro"))
+                name: recorded_cell((figures["by_group"].get(name) or {}).get("macro"))
                 for name in groups
             },
         }
@@ -325,5 +337,4 @@ def _judged(run: RecordedRun, judge: str) -> dict[str, Cell]:
         settings = run.evaluated(judge)["settings"]
     except NotMeasured:
         return {}
-    cells = JUDGES[judge].cells
-    return {figures["setting"]: next(iter(cells(figures).values())) for figures in settings}
+    return {figures["setting"]: judged_figure(judge, figures) for figures in settings}

@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any, Final
 
 from ...durable_files import write_durably
-from ..copying.metrics import METRICS
 from ..copying.ncr import copying_reduction, high_protection
 from ..figures.style import drawn
 from ..figures.trade_off import NCR, Scale, plot_trade_off
@@ -105,7 +104,7 @@ def found_rows(books: RecordedRun, bios: RecordedRun) -> list[dict[str, Any]]:
     factuality = judged_figures(bios).get("factuality", {})
     return [
         {
-            **{name: row.get(name) for name in ("setting", "method", *METRICS, "ncr")},
+            **row,
             "fluency": fluency.get(row["setting"]),
             "factuality": factuality.get(row["setting"]),
         }
@@ -241,5 +240,4 @@ def _draw(
         title="Protection and both utilities of every method",
         utility={"fluency": Scale("fluency, 1 to 5"), "factuality": Scale("supported claims")},
         protection=NCR,
-        num_seeds=max(int(getattr(cell, "num_seeds", 1)) for cell in ncr.values()),
     )

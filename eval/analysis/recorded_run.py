@@ -1,6 +1,7 @@
 """A run's folder as the analyses read it: generations, what they copied, and their ledgers."""
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ... import Ledger, PromptRatios
-from ...decode.ledger import ledger_parts
 from ...decode.rules.budget import prompt_digest
 from ...decode.rules.event_bound import event_bound
 from ...decode.rules.registry import make_rule
@@ -16,12 +16,15 @@ from ...inputs import json_objects
 from ..copying.ncr import NcrStatistics
 from ..recorded_texts import (
     EVALUATION,
-    PROMPTS_FILE,
     SAFE,
+    Record,
+    RecordedText,
+    by_setting,
     generation_files,
     grouped,
     read_json,
     setting_names,
+    texts_in,
 )
 from ..report.tables import Cell
 from ..statistics import SeedStatistics
@@ -29,8 +32,6 @@ from ..statistics import SeedStatistics
 Item = TypeVar("Item")
 MAX_LEDGERS: Final = 64
 """Ledgers of each setting: 1,600 of a run of 25 settings, which take half a second a hundred."""
-MEASURES: Final = ("copying", "nonliteral", "answers")
-"""Names that `RecordedRun.evaluated` takes for measures; the others are judges."""
 ALL_TEXTS: Final = "all texts"
 """The domain of prompts that name none."""
 
@@ -43,23 +44,6 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
 
 class NotMeasured(Exception):
     """Why a run does not hold what an analysis reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedGeneration:
-    """One row of generations/SETTING.jsonl, under its setting's name."""
-
-    setting: str
-    id: str
-    """Of its prompt."""
-    row: Mapping[str, Any]
-    copying: Mapping[str, Any] | None = None
-    """Its row of measurements/copying.json."""
-
-    @property
-    def seed(self) -> int:
-        """Which of several of the same prompt."""
-        return int(self.row.get("seed", 0))
 
 
 @dataclass(frozen=True)
@@ -77,7 +61,7 @@ class RecordedRun:
     ncr_of: "RecordedRun | None" = None
     """Another run of the same settings, whose NCR stands for that of this one: of other prompts, as
     those of judged texts have no references."""
-    _read: dict[str, list[tuple[RecordedGeneration, Ledger]]] = field(default_factory=dict)
+    _read: dict[str, list[tuple[RecordedText, Ledger]]] = field(default_factory=dict)
 
     @cached_property
     def results(self) -> Mapping[str, Any]:
@@ -97,13 +81,6 @@ class RecordedRun:
         ncr = {row["setting"]: row["ncr"] for row in self.ncr_of.rows}
         return [{**row, "ncr": ncr.get(row["setting"])} for row in rows]
 
-    @cached_property
-    def prompts(self) -> dict[str, Mapping[str, Any]]:
-        """prompts.jsonl by id; {} where there is none."""
-        path = self.folder / PROMPTS_FILE
-        rows = [row for _, row in json_objects(path)] if path.exists() else []
-        return {str(row.get("id")): row for row in rows}
-
     def evaluated(self, name: str) -> Mapping[str, Any]:
         """What `anchored evaluate RUN --only NAME` recorded, settings in the run's order.
 
@@ -116,66 +93,60 @@ class RecordedRun:
             )
         writer = f"anchored evaluate --only {name}"
         results = read_json(path, writer)
-        kind = "measure" if name in MEASURES else "judge"
-        if results.get(kind) != name or not isinstance(results.get("settings"), list):
+        kinds, settings = (results.get("measure"), results.get("judge")), results.get("settings")
+        if name not in kinds or not isinstance(settings, list):
             raise ValueError(f"{path} is not what {writer} writes")
-        order = list(self.by_setting)
-        in_order = sorted(  # settings that the run does not have stand last
-            results["settings"],
-            key=lambda row: order.index(row["setting"]) if row["setting"] in order else len(order),
-        )
-        return {**results, "settings": in_order}
+        figures = {own["setting"]: own for own in settings}
+        # Settings that the run does not have stand last.
+        order = dict.fromkeys([*self.by_setting, *figures])
+        return {**results, "settings": [figures[own] for own in order if own in figures]}
 
     @cached_property
-    def by_setting(self) -> dict[str, list[RecordedGeneration]]:
-        """Generations by setting, in the order of the results' rows, then of the files."""
-        copying = {
-            (str(row["setting"]), str(row["id"]), int(row["seed"])): row
-            for row in self._measured("copying")
-        }
-        names = setting_names(self.folder)
-        texts: dict[str, list[RecordedGeneration]] = {}
-        for path in generation_files(self.folder):
-            setting = texts.setdefault(names.get(path.stem, path.stem), [])
-            for number, row in json_objects(path):
-                if row.get("error"):  # a generation that failed has no text
-                    continue
-                key = (names.get(path.stem, path.stem), str(row.get("id", number)))
-                measured = copying.get((*key, int(row.get("seed", 0))))
-                setting.append(RecordedGeneration(*key, row=row, copying=measured))
-        known = [name for name in names.values() if name in texts]
-        return {name: texts[name] for name in dict.fromkeys([*known, *texts])}
+    def by_setting(self) -> dict[str, list[RecordedText]]:
+        """Texts by setting, in the order of the results' rows, then of the files; [] of a setting
+        whose generations all failed."""
+        texts, names = by_setting(texts_in(self.folder)[0]), setting_names(self.folder)
+        files = [names.get(path.stem, path.stem) for path in generation_files(self.folder)]
+        known = [name for name in names.values() if name in files]
+        return {name: texts.get(name, []) for name in dict.fromkeys([*known, *files])}
+
+    def copying(self, text: RecordedText) -> Record | None:
+        """Its row of measurements/copying.json."""
+        return self._copying.get((text.setting, text.id, text.seed))
+
+    @cached_property
+    def _copying(self) -> dict[tuple[str, str, int], Record]:
+        rows = self._measured("copying")
+        return {(row["setting"], str(row["id"]), row["seed"]): row for row in rows}
 
     def _measured(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / "measurements" / f"{name}.json"
         return [row for _, row in json_objects(path)] if path.exists() else []
 
-    def domain(self, generation: RecordedGeneration) -> str:
+    def domain(self, text: RecordedText) -> str:
         """What kind of text its prompt is from."""
-        return str(self.prompts.get(generation.id, {}).get("domain") or ALL_TEXTS)
+        return str(text.row.get("domain") or ALL_TEXTS)
 
-    def ledgers(self, setting: str) -> list[tuple[RecordedGeneration, Ledger]]:
-        """Generations with the ledgers that are there, `max_ledgers` of them at most."""
+    def ledgers(self, setting: str) -> list[tuple[RecordedText, Ledger]]:
+        """Texts with the ledgers that are there, `max_ledgers` of them at most."""
         if setting not in self._read:
-            files = [(text, self._ledger_file(text)) for text in self.by_setting.get(setting, [])]
-            there = [(text, path) for text, path in files if path is not None]
+            there = list(filter(self._ledger_file, self.by_setting.get(setting, [])))
             chosen = evenly(there, self.max_ledgers or len(there))
-            self._read[setting] = [
-                (text, Ledger.load(path, text.row.get("ledger_part"))) for text, path in chosen
-            ]
+            read = [(text, self.ledger(text)) for text in chosen]
+            self._read[setting] = [(text, ledger) for text, ledger in read if ledger is not None]
         return self._read[setting]
 
-    def ledger(self, generation: RecordedGeneration) -> Ledger | None:
+    def ledger(self, text: RecordedText) -> Ledger | None:
         """Its ledger, if it is there."""
-        path = self._ledger_file(generation)
-        return None if path is None else Ledger.load(path, generation.row.get("ledger_part"))
+        path = self._ledger_file(text)
+        return None if path is None else Ledger.load(path, text.row.get("ledger_part"))
 
-    def copy_probability(self, generation: RecordedGeneration, ledger: Ledger) -> float | None:
+    def copy_probability(self, text: RecordedText, ledger: Ledger) -> float | None:
         """The largest probability that its bound left to texts that begin with the reference.
 
         None without a bound, and where the run did not measure what the safe model gives to it.
         """
-        safe_log_prob = self._safe_log_probs.get(generation.id)
+        safe_log_prob = self._safe_log_probs.get(text.id)
         if safe_log_prob is None or not ledger.certified:
             return None
         rule = make_rule(ledger.header.rule, ledger.header.rule_settings)
@@ -186,9 +157,9 @@ class RecordedRun:
     def _safe_log_probs(self) -> dict[str, float]:
         return {str(row["id"]): float(row["safe_log_prob"]) for row in self._measured("verbatim")}
 
-    def _ledger_file(self, generation: RecordedGeneration) -> Path | None:
+    def _ledger_file(self, text: RecordedText) -> Path | None:
         """Where its ledger lies, if it is there, within the folder."""
-        path = self.folder / str(generation.row.get("ledger") or "")
+        path = self.folder / str(text.row.get("ledger") or "")
         is_inside = path.resolve().is_relative_to(self.folder.resolve())
         return path if is_inside and path.is_file() else None
 
@@ -212,33 +183,18 @@ class RecordedRun:
             if rule_settings.get("debt") == "top":
                 of_window = debts.setdefault(int(rule_settings["debt_window"]), {})
                 for text in self.by_setting[name]:
-                    of_window.setdefault(text.id, float(text.row.get("debt") or 0.0))
+                    of_window.setdefault(text.id, text.debt or 0.0)
         return debts
 
     @cached_property
     def prompt_ratios(self) -> dict[str, list[float]]:
-        """By prompt, log p_r - log p_s of its symbols, where the run or a longer ledger has it.
-
-        Longer ledgers are those with divergences: divergences.jsonl, divergences/*.jsonl, and any
-        of the run's.
-        """
+        """By prompt, log p_r - log p_s of its symbols; {} where no rule of the run has a debt."""
         path = self.folder / "prompt_ratios.safetensors"
         recorded = PromptRatios.load(path).by_prompt if path.exists() else {}
-        by_digest = {digest: ratios.tolist() for digest, ratios in recorded.items()}
-        files = [self.folder / "divergences.jsonl", *(self.folder / "divergences").glob("*.jsonl")]
-        read = [pair for name in self.by_setting for pair in self.ledgers(name)]
-        longer = [
-            Ledger.load(path, part)
-            for path in sorted(files)
-            if path.is_file()
-            for part in ledger_parts(path)
-        ]
-        for ledger in [*longer, *(ledger for _, ledger in read)]:
-            if ledger.header.prompt_ratios is not None:
-                digest = prompt_digest(ledger.header.prompt_token_ids)
-                by_digest.setdefault(digest, ledger.header.prompt_ratios)
+        read = itertools.chain.from_iterable(map(self.ledgers, self.by_setting))
         digests = {text.id: prompt_digest(ledger.header.prompt_token_ids) for text, ledger in read}
-        return {name: by_digest[each] for name, each in digests.items() if by_digest.get(each)}
+        ratios = {name: recorded[own].tolist() for name, own in digests.items() if own in recorded}
+        return {name: own for name, own in ratios.items() if own}
 
     def by_domain(self, values: Mapping[str, Iterable[float]]) -> dict[str, list[float]]:
         """Values by prompt, as those of each domain together."""
@@ -255,8 +211,9 @@ def recorded_cell(figure: Any) -> Cell:
     """A figure of results.json, in which nan is null."""
     if not isinstance(figure, Mapping):
         return figure if isinstance(figure, str | int | float) else None
-    statistics = SeedStatistics.recorded(figure)
-    if statistics is None or "num_metrics" not in figure:
+    mean, std = (math.nan if figure[name] is None else figure[name] for name in ("mean", "std"))
+    statistics = SeedStatistics(mean, std, figure.get("num_seeds", 1))
+    if "num_metrics" not in figure:
         return statistics
     scope = figure["num_metrics"], figure.get("num_texts"), figure.get("num_all_texts")
     return NcrStatistics(*statistics, *scope)

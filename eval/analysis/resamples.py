@@ -13,7 +13,7 @@ import numpy as np
 
 from ..copying.metrics import prompt_means
 from ..copying.ncr import resampled_ncr
-from ..recorded_texts import RISKY, SAFE, grouped
+from ..recorded_texts import RISKY, SAFE, grouped, rows_by_setting
 from ..statistics import Array, resampled_shares
 from .recorded_run import NotMeasured, RecordedRun
 
@@ -37,7 +37,7 @@ def ncr_in_resamples(run: RecordedRun) -> Resampled:
     {} where either model alone is not measured.
     """
     run = run.ncr_of or run
-    rows = grouped(run.results.get("examples", []), lambda row: str(row["setting"]))
+    rows = rows_by_setting(run.results.get("examples", []))
     prompts = sorted({row["id"] for own in rows.values() for row in own})
     means = {
         name: prompt_means(own, prompts)
@@ -78,7 +78,7 @@ def judged_in_resamples(run: RecordedRun, judge: str) -> Resampled:
         return {}
     prompts = sorted({row["id"] for row in rows})
     shares, resampled = _shares(prompts), {}
-    for name, own in grouped(rows, lambda row: str(row["setting"])).items():
+    for name, own in rows_by_setting(rows).items():
         known = [row for row in own if row[_FIGURES[judge]] is not None]
         texts = grouped(known, lambda row: row["id"])
         grades = [[row[_FIGURES[judge]] for row in texts.get(prompt, ())] for prompt in prompts]

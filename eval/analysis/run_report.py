@@ -1,4 +1,4 @@
-"""The report on a run's folder: what it recorded, analysed and shown on one page."""
+"""The report on a run's folder: what it recorded, analyzed and shown on one page."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,14 +9,14 @@ from typing import Final
 
 from ...durable_files import write_durably
 from ..copying.ncr import HIGH_PROTECTION, high_protection
-from ..recorded_texts import ALONE, PAGE, RISKY, SAFE
+from ..recorded_texts import ALONE, PAGE, PROMPTS_FILE, RISKY, SAFE, RecordedText
 from ..report import tables
 from ..report.page import Report, Section, Verdict
 from ..report.side_by_side import Generation, SideBySideRecord
 from ..report.tables import Column
 from ..statistics import mean_of
 from . import copied_spans, evaluated, ledgers
-from .recorded_run import NotMeasured, RecordedGeneration, RecordedRun, evenly
+from .recorded_run import NotMeasured, RecordedRun, evenly
 from .trade_offs import methods_of
 
 BITS: Final = "bits_per_byte/"
@@ -44,7 +44,7 @@ ANALYSES: Final[dict[str, Callable[[RecordedRun], Section]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Analyses:
-    """What could be analysed, and why the rest could not, by name."""
+    """What could be analyzed, and why the rest could not, by name."""
 
     sections: dict[str, Section] = field(default_factory=dict)
     not_measured: dict[str, str] = field(default_factory=dict)
@@ -53,24 +53,24 @@ class Analyses:
 def analyses(run: RecordedRun) -> Analyses:
     """All of them on one run. Raises: ValueError for damaged records."""
     result = Analyses()
-    for name, analyse in ANALYSES.items():
+    for name, analyze in ANALYSES.items():
         try:
-            result.sections[name] = analyse(run)
+            result.sections[name] = analyze(run)
         except NotMeasured as reason:
             result.not_measured[name] = str(reason)
     return result
 
 
-def write_report(run: RecordedRun, analysed: Analyses, folder: Path, *, num_texts: int) -> None:
+def write_report(run: RecordedRun, analyzed: Analyses, folder: Path, *, num_texts: int) -> None:
     """report.html, .md and .json in `folder`."""
-    report = run_report(run, analysed, num_texts=num_texts)
+    report = run_report(run, analyzed, num_texts=num_texts)
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / PAGE, report.html())
     write_durably(folder / "report.md", report.markdown())
     write_durably(folder / "report.json", report.json())
 
 
-def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Report:
+def run_report(run: RecordedRun, analyzed: Analyses, *, num_texts: int) -> Report:
     """Everything that the run's folder holds, and what it lacks.
 
     num_texts: prompts whose texts are shown, evenly among all, one text a setting.
@@ -79,7 +79,7 @@ def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Repor
     prompts = list(dict.fromkeys(text.id for rows in run.by_setting.values() for text in rows))
     shown = evenly(prompts, num_texts)
     recited = {
-        text.id: (text.copying or {}).get("word_lcs", 0)
+        text.id: (run.copying(text) or {}).get("word_lcs", 0)
         for text in reversed(run.by_setting.get(RISKY, []))
     }
     leading = leading_settings(run)
@@ -95,8 +95,8 @@ def run_report(run: RecordedRun, analysed: Analyses, *, num_texts: int) -> Repor
         ],
         texts_note=f"{len(shown)} of {len(prompts)} prompts, evenly among them, those first of "
         "which the risky model recites most; of each setting the text of its first seed.",
-        sections=[*_result_sections(run), *pictures[1:], *analysed.sections.values()],
-        not_measured={**_missing(run), **analysed.not_measured, "speed": NOT_TIMED},
+        sections=[*_result_sections(run), *pictures[1:], *analyzed.sections.values()],
+        not_measured={**_missing(run), **analyzed.not_measured, "speed": NOT_TIMED},
         about=_about(run, len(prompts)),
     )
 
@@ -179,9 +179,9 @@ def _missing(run: RecordedRun) -> dict[str, str]:
     missing = {}
     if not run.results.get("rows"):
         missing["results"] = "there is no results.json: the run has not come to its end"
-    if not any(text.copying for rows in run.by_setting.values() for text in rows):
+    if not any(run.copying(text) for rows in run.by_setting.values() for text in rows):
         missing["copying"] = "there is no measurements/copying.json"
-    if not run.prompts:
+    if not (run.folder / PROMPTS_FILE).exists():
         missing["prompts"] = "there is no prompts.jsonl: neither prompts nor references are shown"
     without = [name for name in run.by_setting if not run.ledgers(name)]
     if without:
@@ -234,36 +234,22 @@ def _pictures(folder: Path) -> Iterator[Section]:
 
 
 def _record(run: RecordedRun, prompt: str, leading: Sequence[str]) -> SideBySideRecord:
-    about = run.prompts.get(prompt, {})
-    columns = {
-        setting: _column(run, text)
+    texts = {
+        setting: _generation(run, text)
         for setting, rows in run.by_setting.items()
         for text in [text for text in rows if text.id == prompt][:1]
     }
-    first = [name for name in leading if name in columns] or list(columns)
-    return SideBySideRecord(
-        title=str(about.get("title") or prompt),
-        prompt=str(about.get("prompt") or "(not recorded)"),
-        reference=str(about.get("reference") or "(not recorded)"),
-        first=[columns.pop(name) for name in first],
-        others=list(columns.values()),
-    )
+    first = [name for name in leading if name in texts] or list(texts)
+    shown = [texts.pop(name) for name in first]
+    return SideBySideRecord(first=shown, others=list(texts.values()))
 
 
-def _column(run: RecordedRun, generation: RecordedGeneration) -> Generation:
-    row, ledger = generation.row, run.ledger(generation)
-    pieces = row.get("pieces") or [(str(row.get("text") or ""), True)]
-    steps = [] if ledger is None else ledger.steps
-    spans = (generation.copying or {}).get("copied_characters") or ()
-    has_bound = row.get("bound") is not None
+def _generation(run: RecordedRun, text: RecordedText) -> Generation:
+    ledger = run.ledger(text)
     return Generation(
-        label=ALONE.get(generation.setting, generation.setting),
-        role=methods_of(run).get(generation.setting, ("", ""))[1],
-        pieces=[(str(piece), bool(kept)) for piece, kept in pieces],
-        copied_spans=[(start, end) for start, end in spans],
-        spent=row.get("spent") if has_bound else None,
-        bound=row.get("bound"),
-        copy_probability=None if ledger is None else run.copy_probability(generation, ledger),
-        finish_reason=str(row.get("finish_reason") or ""),
-        steps=steps if len(steps) == len(pieces) else (),
+        text=text,
+        role=methods_of(run).get(text.setting, ("", ""))[1],
+        copied_spans=(run.copying(text) or {}).get("copied_characters") or (),
+        copy_probability=None if ledger is None else run.copy_probability(text, ledger),
+        steps=() if ledger is None else ledger.steps,
     )

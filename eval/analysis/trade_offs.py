@@ -32,14 +32,12 @@ def trade_off(
     points = trade_off_points(run, protection[1], utility[1], resampled=resampled)
     if not any(math.isfinite(p.protection) and math.isfinite(p.utility) for p in points):
         return None
-    cells = [*protection[1].values(), *utility[1].values()]
     return partial(
         plot_trade_off,
         {"": points},
         title=title,
         protection=protection[0],
         utility=utility[0],
-        num_seeds=max(int(getattr(cell, "num_seeds", 1)) for cell in cells),
     )
 
 
@@ -117,5 +115,6 @@ def _point(
         num_metrics=getattr(x, "num_metrics", len(METRICS)),
         protection_std=float(getattr(x, "std", math.nan)),
         utility_std=float(getattr(y, "std", math.nan)),
+        num_seeds=max(getattr(cell, "num_seeds", 1) for cell in (x, y)),
         resampled=(both[0], both[1]) if len(both) == 2 else None,
     )

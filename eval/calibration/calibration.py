@@ -60,9 +60,8 @@ class Search:
     @property
     def first_ks(self) -> list[float]:
         """Ascending."""
-        logs = np.linspace(math.log(self.smallest), math.log(self.largest), self.num_first)
-        inner = [_rounded(math.exp(each)) for each in logs[1:-1]]
-        return [self.smallest, *inner, self.largest]
+        inner = np.geomspace(self.smallest, self.largest, self.num_first)[1:-1]
+        return [self.smallest, *map(_rounded, inner), self.largest]
 
     def next_k(self, is_met: Mapping[float, bool]) -> float | None:
         """What to measure next, knowing which k meet the target; None where that is enough."""
@@ -110,6 +109,11 @@ class Calibration:
         """Of the rule, but for the budget that is searched."""
         own = self.rule.settings()
         return {name: value for name, value in own.items() if name not in ("k", "K")}
+
+    @property
+    def check_seeds(self) -> list[int]:
+        """Seeds that nothing is chosen by."""
+        return list(range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + self.num_check_seeds))
 
     def setting(self, k: float) -> Setting:
         """Anchored Decoding at this k."""
@@ -235,11 +239,10 @@ def _curve(calibration: Calibration, generations: "_Generations") -> dict[float,
 def _check(calibration: Calibration, k: float, pair: ModelPair) -> Measured | None:
     """The chosen k and both models alone on fresh seeds, judged by the mean: strictness is a margin
     for the choice, which this measurement does not make."""
-    if not calibration.num_check_seeds:
+    if not (seeds := calibration.check_seeds):
         return None
-    seeds = range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + calibration.num_check_seeds)
     folder = calibration.experiment.folder / "check" / f"{len(seeds)}-seeds"
-    fresh = replace(calibration.experiment, folder=folder, seeds=list(seeds))
+    fresh = replace(calibration.experiment, folder=folder, seeds=seeds)
     by_mean = replace(calibration, target=replace(calibration.target, is_strict=False))
     return _Generations(by_mean, fresh, pair).measured(calibration.setting(k))
 

@@ -9,12 +9,12 @@ from typing import Any
 from ...durable_files import write_durably
 from ...environment import environment_record
 from ..copying.metrics import METRIC_SET
-from ..figures.intervals import CalibrationCurve, plot_calibration
+from ..figures.intervals import plot_calibration
 from ..figures.style import drawn
 from ..report import tables
 from ..report.tables import Column
 from ..statistics import json_value
-from .calibration import FIRST_CHECK_SEED, Calibrated, Calibration, Measured
+from .calibration import Calibrated, Calibration, Measured
 from .target import TITLES, Target
 
 NAME = "calibration"
@@ -95,7 +95,6 @@ def _row(measured: Measured) -> dict[str, Any]:
 
 def _settings(calibration: Calibration, symbol: str) -> dict[str, Any]:
     experiment = calibration.experiment
-    check = range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + calibration.num_check_seeds)
     return {
         "target": asdict(calibration.target),
         "search": asdict(calibration.search),
@@ -103,7 +102,7 @@ def _settings(calibration: Calibration, symbol: str) -> dict[str, Any]:
         "symbol": symbol,
         "num_prompts": len(experiment.prompts),
         "seeds": list(experiment.seeds),
-        "check_seeds": list(check),
+        "check_seeds": calibration.check_seeds,
         "max_new_tokens": experiment.max_new_tokens,
         "temperature": experiment.temperature,
         "repetition_penalty": experiment.repetition_penalty,
@@ -112,14 +111,6 @@ def _settings(calibration: Calibration, symbol: str) -> dict[str, Any]:
 
 def _draw(calibration: Calibration, calibrated: Calibrated, symbol: str, path: Path) -> None:
     target, experiment = calibration.target, calibration.experiment
-    curve = CalibrationCurve(
-        points={row.k: row.figure for row in calibrated.curve if row.k is not None},
-        chosen=calibrated.k,
-        target=target.value,
-        figure_name=TITLES[target.metric],
-        fresh=None if calibrated.check is None else calibrated.check.figure,
-        symbol=symbol,
-    )
     better = "larger" if target.is_reduction else "smaller"
     judged = "the worse end of the interval" if target.is_strict else "the mean"
     caption = (
@@ -127,4 +118,13 @@ def _draw(calibration: Calibration, calibrated: Calibrated, symbol: str, path: P
         f"bars: {100 * target.confidence:g} % intervals over prompts.\nThe chosen k is the largest "
         f"at which {judged} meets the target, as it does at all smaller ones."
     )
-    plot_calibration(curve, path, caption=caption)
+    plot_calibration(
+        {row.k: row.figure for row in calibrated.curve if row.k is not None},
+        path,
+        chosen=calibrated.k,
+        target=target.value,
+        fresh=None if calibrated.check is None else calibrated.check.figure,
+        figure_name=TITLES[target.metric],
+        symbol=symbol,
+        caption=caption,
+    )

@@ -158,12 +158,8 @@ def _trade_offs(run: RecordedRun, symbol: str) -> Pictures:
 def _pictures_of(run: RecordedRun, utility: str, scale: Scale, symbol: str) -> Pictures:
     """The pictures of NCR against one figure of the rows."""
     figures = [{row["setting"]: row.get(name) for row in run.rows} for name in ("ncr", utility)]
-    resampled = (
-        ncr_in_resamples(run),
-        bits_in_resamples(run, utility),
-    )
-    num_seeds = len(run.results["settings"]["seeds"])
-    draw = partial(plot_trade_off, utility=scale, num_seeds=num_seeds)
+    resampled = ncr_in_resamples(run), bits_in_resamples(run, utility)
+    draw = partial(plot_trade_off, utility=scale)
     shown = {name: {FIGURES[own]: own for own in panels} for name, panels in PANELS.items()}
     titles = TITLES
     if "methods" not in run.results:  # of a quickstart: budgets alone

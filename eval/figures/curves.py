@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from ...decode.ledger import Ledger, LedgerHeader
 from ...decode.rules.budget import Schedule
 from . import style
-from .style import figure_style, new_figure, panel_grid, save_figure
+from .style import new_figure, panel_grid
 
 _BUDGET_CAPTIONS: Final[dict[Schedule, str]] = {
     "adaptive": "k nats accrue with every {symbol}. They first pay the debt of the prompt; "
@@ -79,20 +79,19 @@ def plot_budget_trajectories(
     """
     num_columns = 2 if len(trajectories) == 4 else min(3, len(trajectories))
     num_rows = math.ceil(len(trajectories) / num_columns)
-    with figure_style():
-        figure = new_figure(
-            0.6 + 3.4 * max(2, num_columns),  # the title and the legend need two panels' width
-            1.6 + 2.6 * num_rows,
-            title="What a generation may spend and what it spent, summed over its steps",
-            caption=_budget_caption(trajectories, symbol),
-        )
+    with new_figure(
+        path,
+        0.6 + 3.4 * max(2, num_columns),  # the title and the legend need two panels' width
+        1.6 + 2.6 * num_rows,
+        title="What a generation may spend and what it spent, summed over its steps",
+        caption=_budget_caption(trajectories, symbol),
+    ) as figure:
         panels = panel_grid(figure, len(trajectories), num_columns)
         for axes, trajectory in zip(panels, trajectories, strict=True):
             _draw_trajectory(axes, trajectory)
         figure.supxlabel(symbol, fontsize=10)
         figure.supylabel("nats", fontsize=10)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
-        save_figure(figure, path)
 
 
 def _budget_caption(trajectories: Sequence[BudgetTrajectory], symbol: str) -> str:
@@ -145,13 +144,8 @@ def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
         look: dict[str, Any] = {"color": color, "linewidth": 1.4, "label": label}
         axes.plot(range(1, len(means) + 1), means, line_style, **look)
 
-    with figure_style():
-        figure = new_figure(
-            7.2,
-            5.0,
-            title=f"{count}, step by step: what a {header.level} might spend and spent",
-            caption=_caption(ledgers),
-        )
+    title = f"{count}, step by step: what a {header.level} might spend and spent"
+    with new_figure(path, 7.2, 5.0, title=title, caption=_caption(ledgers)) as figure:
         distances, budget = figure.subplots(2, 1, sharex=True)
         draw(distances, "kl_risky_safe", "models apart: KL(p_r || p_s)", style.GREEN, "-")
         draw(
@@ -164,7 +158,6 @@ def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
             axes.set_ylabel("nats")
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0)
         budget.set_xlabel(header.level)
-        save_figure(figure, path)
 
 
 def _caption(ledgers: Sequence[Ledger]) -> str:

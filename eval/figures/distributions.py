@@ -8,15 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 
-from .style import (
-    COLORS,
-    figure_style,
-    legend_entries,
-    new_figure,
-    panel_grid,
-    save_figure,
-    set_log_scale,
-)
+from .style import COLORS, legend_entries, new_figure, panel_grid, set_log_scale
 
 DASHES: Final = ("-", "--", "-.", ":")
 NUM_POINTS: Final = 200
@@ -60,10 +52,9 @@ def plot_series(
     num_rows = -(-len(panels) // num_columns)
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     looks = _looks(names, colors or {})
-    with figure_style():
-        width, height = max(6.4, 0.6 + 3.2 * num_columns), max(4.2, 1.6 + 2.4 * num_rows)
-        height = max(height, LEGEND_LINE * len(names) + 1.0)  # else names would be cut off
-        figure = new_figure(width, height, title=title, caption="")
+    width, height = max(6.4, 0.6 + 3.2 * num_columns), max(4.2, 1.6 + 2.4 * num_rows)
+    height = max(height, LEGEND_LINE * len(names) + 1.0)  # else names would be cut off
+    with new_figure(path, width, height, title=title) as figure:
         axes_of = panel_grid(figure, len(panels), num_columns)
         for axes, (name, curves) in zip(axes_of, panels.items(), strict=True):
             for label, series in curves.items():
@@ -79,7 +70,6 @@ def plot_series(
             handles = legend_entries(axes_of)
             shown = (list(handles.values()), list(handles))
             figure.legend(*shown, loc="outside right upper", fontsize=8)
-        save_figure(figure, path)
 
 
 def _looks(names: Sequence[str], colors: Mapping[str, str]) -> dict[str, dict[str, Any]]:

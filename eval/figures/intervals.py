@@ -1,22 +1,13 @@
 """Figures with their intervals: copying over k, and scores of models on benchmarks."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
-from .style import (
-    BLUE,
-    COLORS,
-    GREY,
-    figure_style,
-    new_figure,
-    save_figure,
-    set_log_scale,
-)
+from .style import BLUE, COLORS, GREY, new_figure, set_log_scale
 
 HATCHES = ("", "//", "..", "xx")
 """Hatches of bars: another for each round of the colors."""
@@ -28,57 +19,48 @@ Interval = tuple[float, float, float]
 """A figure with the ends of its interval; an infinite end is not drawn."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrationCurve:
-    """What a calibration measured and chose."""
-
-    points: Mapping[float, Interval]
-    """By k, ascending."""
-    chosen: float
-    """One of the points' k."""
-    target: float
-    figure_name: str
-    """Of the vertical axis and the target."""
-    fresh: Interval | None = None
-    """The chosen k on seeds that it was not chosen by."""
-    symbol: str = "token"
-    """What k is given for, "token" or "byte"."""
-
-
-def plot_calibration(curve: CalibrationCurve, path: Path, *, caption: str) -> None:
+def plot_calibration(
+    points: Mapping[float, Interval],
+    path: Path,
+    *,
+    chosen: float,
+    target: float,
+    fresh: Interval | None = None,
+    figure_name: str,
+    symbol: str = "token",
+    caption: str,
+) -> None:
     """The figure at every measured k with its interval, over k on a logarithmic axis.
 
-    caption: how many prompts and seeds, and which interval. path: .png, .svg or .pdf.
+    points: by k, ascending. chosen: the k of one of them; fresh: the figure there on seeds that it
+    was not chosen by. figure_name: of the vertical axis and the target. symbol: what k is given
+    for, "token" or "byte". caption: how many prompts and seeds, and which interval. path: .png,
+    .svg or .pdf.
     """
-    with figure_style():
-        title = f"{curve.figure_name} at every measured k: k = {curve.chosen:g} is taken"
-        figure = new_figure(6.4, 4.4, title=title, caption=caption)
+    title = f"{figure_name} at every measured k: k = {chosen:g} is taken"
+    with new_figure(path, 6.4, 4.4, title=title, caption=caption) as figure:
         axes = figure.add_subplot()
         set_log_scale(axes.xaxis)
-        axes.axhline(curve.target, color=GREY, linestyle="--", linewidth=1, label="target")
-        _draw(axes, curve.points, marker="o", linewidth=1.4, label="measured")
+        axes.axhline(target, color=GREY, linestyle="--", linewidth=1, label="target")
+        _draw(axes, points, marker="o", linewidth=1.4, label="measured")
         look: dict[str, Any] = {"marker": "o", "markersize": 13, "markerfacecolor": "none"}
-        value = curve.points[curve.chosen][0]
-        axes.plot(curve.chosen, value, color=BLUE, linestyle="none", label="taken", **look)
-        if curve.fresh is not None:
+        value = points[chosen][0]
+        axes.plot(chosen, value, color=BLUE, linestyle="none", label="taken", **look)
+        if fresh is not None:
             # Beside the chosen point: both intervals would lie on each other.
-            beside = {0.94 * curve.chosen: curve.fresh}
             look = {"marker": "^", "markerfacecolor": "white", "linestyle": "none"}
-            _draw(axes, beside, label="fresh seeds (drawn beside)", **look)
-        axes.set_xlabel(f"k (nats a {curve.symbol})")
-        axes.set_ylabel(curve.figure_name)
+            _draw(axes, {0.94 * chosen: fresh}, label="fresh seeds (drawn beside)", **look)
+        axes.set_xlabel(f"k (nats a {symbol})")
+        axes.set_ylabel(figure_name)
         figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
-        save_figure(figure, path)
 
 
 def _draw(axes: Axes, points: Mapping[float, Interval], **look: Any) -> None:
     """Points with what their intervals reach to either side: an expanded one may leave out the
     mean."""
-    lengths = [
-        [max(0.0, length) if math.isfinite(length) else 0.0 for length in side]
-        for side in zip(*((v - low, high - v) for v, low, high in points.values()), strict=True)
-    ]
-    values = [value for value, _, _ in points.values()]
+    values, lows, highs = np.array(list(points.values())).T
+    lengths = np.array([values - lows, highs - values])
+    lengths = np.where(np.isfinite(lengths), np.maximum(lengths, 0.0), 0.0)
     axes.errorbar(list(points), values, lengths, color=BLUE, capsize=3, elinewidth=1, **look)
 
 
@@ -94,10 +76,9 @@ def plot_scores(
     scores: by model, in the order of the benchmarks: share and standard error; nan draws nothing.
     path: .png, .svg or .pdf.
     """
-    with figure_style():
-        width = max(6.4, 0.35 * len(benchmarks) * (1 + len(scores)))
-        caption = "Each benchmark by its best variant. Bars: one standard error."
-        figure = new_figure(width, 4.2, title=title, caption=caption)
+    width = max(6.4, 0.35 * len(benchmarks) * (1 + len(scores)))
+    caption = "Each benchmark by its best variant. Bars: one standard error."
+    with new_figure(path, width, 4.2, title=title, caption=caption) as figure:
         axes = figure.add_subplot()
         bar = GROUP_WIDTH / len(scores)
         for number, (model, values) in enumerate(scores.items()):
@@ -106,7 +87,7 @@ def plot_scores(
                 [index + offset for index in range(len(benchmarks))],
                 [value for value, _ in values],
                 bar,
-                yerr=[0.0 if math.isnan(error) else error for _, error in values],
+                yerr=[error for _, error in values],
                 label=model,
                 color=COLORS[number % len(COLORS)],
                 hatch=HATCHES[number // len(COLORS) % len(HATCHES)],
@@ -115,4 +96,3 @@ def plot_scores(
         axes.set_xticks(range(len(benchmarks)), benchmarks, rotation=30, ha="right")
         axes.set_ylabel("score")
         figure.legend(loc="outside lower center", ncols=3, handletextpad=0.4)
-        save_figure(figure, path)

@@ -3,7 +3,8 @@
 import itertools
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -41,24 +42,27 @@ _RC: Final[dict[Any, Any]] = {
 }
 
 
-def figure_style() -> Any:
-    """A context in which figures are drawn and saved."""
-    return rc_context(_RC)
+@contextmanager
+def new_figure(
+    path: Path, width: float, height: float, *, title: str, caption: str = ""
+) -> Iterator[SubFigure]:
+    """A figure of this many inches between a title and a caption that says how to read it.
 
-
-def new_figure(width: float, height: float, *, title: str, caption: str) -> SubFigure:
-    """An empty figure of this many inches between a title and a caption that says how to read it.
-
-    Both are wrapped to the width. What is returned is the part between them: legends "outside" its
-    panels stay clear of both.
+    Both are wrapped to the width. What is given is the part between them: legends "outside" its
+    panels stay clear of both. At the end it is written, as .png, .svg or .pdf; ValueError for
+    another suffix.
     """
+    if path.suffix not in _UNDATED:
+        raise ValueError(f"path must end in .png, .svg or .pdf, got {path}")
     title = textwrap.fill(title, int(11 * width))  # characters of an inch, bold
     caption = "\n".join(textwrap.fill(line, int(16 * width)) for line in caption.split("\n"))
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)  # pyplot would keep the figure alive and pick a windowing backend
-    figure.suptitle(title, x=_EDGE, ha="left", fontsize=11, fontweight="bold")
-    figure.supxlabel(caption, x=_EDGE, ha="left", fontsize=8.5, color=GREY)
-    return figure.add_subfigure(figure.add_gridspec()[0])
+    with rc_context(_RC):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)  # pyplot would keep the figure alive and pick a windowing backend
+        figure.suptitle(title, x=_EDGE, ha="left", fontsize=11, fontweight="bold")
+        figure.supxlabel(caption, x=_EDGE, ha="left", fontsize=8.5, color=GREY)
+        yield figure.add_subfigure(figure.add_gridspec()[0])
+        figure.savefig(path, dpi=160, metadata=_UNDATED[path.suffix])
 
 
 def set_log_scale(axis: Axis) -> None:
@@ -67,14 +71,6 @@ def set_log_scale(axis: Axis) -> None:
     (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
-
-
-def save_figure(figure: SubFigure, path: Path) -> None:
-    """Write it with title and caption as .png, .svg or .pdf; ValueError for another suffix."""
-    if path.suffix not in _UNDATED:
-        raise ValueError(f"path must end in .png, .svg or .pdf, got {path}")
-    whole = figure.get_figure(root=True)
-    whole.savefig(path, dpi=160, metadata=_UNDATED[path.suffix])
 
 
 SUFFIXES: Final = (".png", ".svg")

@@ -12,20 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
+from numpy.typing import NDArray
 
 from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION
 from ..recorded_texts import grouped
 from ..statistics import Array
-from .style import (
-    BLACK,
-    GREY,
-    Look,
-    figure_style,
-    legend_entries,
-    new_figure,
-    save_figure,
-)
+from .style import BLACK, GREY, Look, legend_entries, new_figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +33,10 @@ class Scale:
         """Of held-out text."""
         return cls(f"bits per byte, {held_out_set}", lower_is_better=True)
 
-    def is_as_good(self, one: float, other: float) -> bool:
-        """Whether `one` is no worse than `other`."""
-        return one <= other if self.lower_is_better else one >= other
+    @property
+    def sign(self) -> float:
+        """What a figure is multiplied by, so that more is better."""
+        return -1.0 if self.lower_is_better else 1.0
 
 
 _FRONT: Final = "Pareto front"
@@ -73,6 +67,7 @@ class TradeOffPoint:
     """Copying metrics that an NCR is over."""
     protection_std: float = math.nan
     utility_std: float = math.nan
+    num_seeds: int = 1
     resampled: tuple[Array, Array] | None = None
     """Protection and utility in the same resamples of what they were measured on, where known."""
 
@@ -84,7 +79,6 @@ def plot_trade_off(
     title: str,
     utility: Scale | Mapping[str, Scale],
     protection: Scale = NCR,
-    num_seeds: int = 1,
 ) -> None:
     """Protection against utility, up and right being better: a color and a marker a method.
 
@@ -95,21 +89,20 @@ def plot_trade_off(
     panel. A dotted line leads along what may be had at once (`pareto_front`), and rings tell in how
     many resamples each setting is on it (`front_shares`), where points have resamples.
     The legend names the settings of each method in their order. utility: one for all panels, or
-    each panel's own. num_seeds: of each point, for the caption. path: .png, .svg or .pdf. Points
-    without a finite figure are left out.
+    each panel's own. path: .png, .svg or .pdf. Points without a finite figure are left out.
     """
     scales = {name: utility[name] if isinstance(utility, Mapping) else utility for name in panels}
     points = [point for panel in panels.values() for point in panel]
     names = {method: _legend_name(same) for method, same in _by_method(points).items()}
-    with figure_style():
-        num_columns = 2 if len(panels) == 1 else 3
-        lines = len(names) / num_columns + sum(name.count("\n") for name in names.values())
-        figure = new_figure(
-            5.0 if len(panels) == 1 else 2.2 + 4.6 * len(panels),  # one is read on a phone too
-            5.0 + 0.2 * lines,
-            title=title,
-            caption=_caption(points, protection, num_seeds),
-        )
+    num_columns = 2 if len(panels) == 1 else 3
+    lines = len(names) / num_columns + sum(name.count("\n") for name in names.values())
+    with new_figure(
+        path,
+        5.0 if len(panels) == 1 else 2.2 + 4.6 * len(panels),  # one is read on a phone too
+        5.0 + 0.2 * lines,
+        title=title,
+        caption=_caption(points, protection),
+    ) as figure:
         axes_of = list(figure.subplots(1, len(panels), squeeze=False).flat)
         for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
             for method, settings in _by_method(_finite(panel)).items():
@@ -129,7 +122,6 @@ def plot_trade_off(
         figure.get_figure(root=True).draw_without_rendering()  # from here on places are known
         for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
             _draw_details(axes, _finite(panel), protection, scales[name])
-        save_figure(figure, path)
 
 
 def _legend_name(points: Sequence[TradeOffPoint]) -> str:
@@ -157,7 +149,8 @@ def _draw_points(axes: Axes, points: Sequence[TradeOffPoint], name: str) -> None
     color, marker = points[0].look
     x = [point.protection for point in points]
     y = [point.utility for point in points]
-    x_error, y_error = zip(*(_error_bar(point) for point in points), strict=True)
+    x_error = [point.protection_std for point in points]
+    y_error = [point.utility_std for point in points]
     # Capped: a bar along the line through the points would not show without its ends. The caps are
     # narrower than a point, which hides those of a bar of next to no length.
     axes.errorbar(x, y, y_error, x_error, fmt="none", ecolor=color, elinewidth=1, capsize=3)
@@ -185,7 +178,7 @@ def _corner(points: Sequence[TradeOffPoint], utility: Scale) -> list[TradeOffPoi
     corner = [
         point
         for point in points
-        if point.protection >= HIGH_PROTECTION and utility.is_as_good(point.utility, middle)
+        if point.protection >= HIGH_PROTECTION and utility.sign * (point.utility - middle) >= 0
     ]
     is_narrow = min((point.protection for point in points), default=1.0) < HIGH_PROTECTION - 0.25
     return corner if is_narrow and len(_by_method(corner)) > 1 and len(corner) > 3 else []
@@ -291,18 +284,12 @@ def _scope(points: Sequence[TradeOffPoint]) -> str:
     return f" over {' or '.join(map(str, counts))} of {len(METRICS)} metrics"
 
 
-def _error_bar(point: TradeOffPoint) -> tuple[float, float]:
-    """Half lengths along x and y; a point of one seed has no spread and gets no bar."""
-    stds = (point.protection_std, point.utility_std)
-    x, y = (0.0 if math.isnan(std) else std for std in stds)
-    return x, y
-
-
-def _caption(points: Sequence[TradeOffPoint], protection: Scale, num_seeds: int) -> str:
+def _caption(points: Sequence[TradeOffPoint], protection: Scale) -> str:
     lines = ["Up and to the right is better."]
     if protection is NCR:
         lines[0] += f" Protection is called high where the reduction is at least {HIGH_PROTECTION}."
-    if any(sum(_error_bar(point)) for point in points):
+    if any(point.protection_std > 0.0 or point.utility_std > 0.0 for point in points):
+        num_seeds = max(point.num_seeds for point in points)
         lines.append(f"Bars: one standard deviation over {num_seeds} seeds, to either side.")
     lines.append("Dotted line: what no other setting of the panel betters (Pareto front).")
     if any(point.resampled is not None for point in points):
@@ -335,16 +322,10 @@ def pareto_front(
     Points without a finite figure are left out; equal points are all kept.
     """
     finite = _finite(points)
-
-    def is_beaten(point: TradeOffPoint) -> bool:
-        return any(
-            protection.is_as_good(other.protection, point.protection)
-            and utility.is_as_good(other.utility, point.utility)
-            and (other.protection, other.utility) != (point.protection, point.utility)
-            for other in finite
-        )
-
-    return sorted((p for p in finite if not is_beaten(p)), key=lambda p: p.protection)
+    figures = np.array([(point.protection, point.utility) for point in finite]).reshape(-1, 2, 1)
+    on_front = _unbeaten(figures, protection, utility)[:, 0]
+    front = [point for point, is_on in zip(finite, on_front, strict=True) if is_on]
+    return sorted(front, key=lambda point: point.protection)
 
 
 def front_shares(
@@ -358,10 +339,17 @@ def front_shares(
     known = [point for point in _finite(points) if point.resampled is not None]
     if not known:
         return {}
-    figures = np.array([point.resampled for point in known])  # (points, 2, resamples)
-    signs = [-1.0 if scale.lower_is_better else 1.0 for scale in (protection, utility)]
-    x, y = (sign * figures[:, axis] for axis, sign in enumerate(signs))
+    on_front = _unbeaten(np.array([point.resampled for point in known]), protection, utility)
+    return dict(zip(known, on_front.mean(1).tolist(), strict=True))
+
+
+def _unbeaten(figures: Array, protection: Scale, utility: Scale) -> NDArray[np.bool_]:
+    """(P, R): whether no other point has one figure better and the other as good.
+
+    figures: (P, 2, R), protection and utility of P points in R resamples. A point is not on the
+    front of a resample in which one of its figures is not finite, and beats none there.
+    """
+    x, y = protection.sign * figures[:, 0], utility.sign * figures[:, 1]
     as_good = (x[:, None] >= x) & (y[:, None] >= y)
     is_beaten = (as_good & ((x[:, None] > x) | (y[:, None] > y))).any(0)
-    on_front = np.isfinite(x) & np.isfinite(y) & ~is_beaten
-    return dict(zip(known, on_front.mean(1).tolist(), strict=True))
+    return np.isfinite(x) & np.isfinite(y) & ~is_beaten

@@ -66,31 +66,26 @@ class Report:
         cards = _verdicts_html(self.verdicts) if self.verdicts else ""
         picture = _picture_html(self.picture) if self.picture else ""
         parts += [f'<div class="verdict">{cards}{picture}</div>'] if cards or picture else []
-        parts.append(self._contents())
-        if self.records:
-            note = f'<p class="legend">{escape(self.texts_note)}</p>'
-            parts.append(f'<h2 id="texts">Texts</h2>\n{note}\n{records_html(self.records)}')
-        for number, section in enumerate(self.sections):
-            parts.append(f'<h2 id="section-{number}">{escape(section.title)}</h2>')
-            parts += [f'<p class="legend">{escape(section.note)}</p>'] if section.note else []
-            parts += [_picture_html(section)] if section.draw or section.picture else []
-            parts += [html_table(section.rows, section.columns)] if section.rows else []
-        missing = _definitions(self.not_measured) or "<p>Nothing is missing.</p>"
-        parts.append(f'<h2 id="not-measured">Not measured</h2>\n{missing}')
-        parts.append(f'<h2 id="about">This run</h2>\n{_definitions(self.about)}')
-        return html_page(self.title, "\n".join(parts))
-
-    def _contents(self) -> str:
-        titles = {"texts": "Texts"} if self.records else {}
-        titles |= {f"section-{i}": section.title for i, section in enumerate(self.sections)}
-        titles |= {"not-measured": "Not measured", "about": "This run"}
+        chapters = self._chapters()
         links = "\n".join(
-            f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in titles.items()
+            f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title, _ in chapters
         )
-        return (
+        parts.append(
             "<details><summary>Contents</summary>"
             f'<nav aria-label="Contents"><ul>\n{links}\n</ul></nav></details>'
         )
+        parts += [f'<h2 id="{name}">{escape(title)}</h2>\n{body}' for name, title, body in chapters]
+        return html_page(self.title, "\n".join(parts))
+
+    def _chapters(self) -> list[tuple[str, str, str]]:
+        """Ids, titles and contents of what is below the verdict."""
+        texts = f'<p class="legend">{escape(self.texts_note)}</p>\n{records_html(self.records)}'
+        chapters = [("texts", "Texts", texts)] if self.records else []
+        for number, section in enumerate(self.sections):
+            chapters.append((f"section-{number}", section.title, _section_html(section)))
+        missing = _definitions(self.not_measured) or "<p>Nothing is missing.</p>"
+        chapters.append(("not-measured", "Not measured", missing))
+        return [*chapters, ("about", "This run", _definitions(self.about))]
 
     def markdown(self) -> str:
         """The tables with what they are of, and what was not measured."""
@@ -124,6 +119,13 @@ def _verdicts_html(verdicts: Sequence[Verdict]) -> str:
         for own in verdicts
     )
     return f"<div>\n{cards}\n</div>"
+
+
+def _section_html(section: Section) -> str:
+    parts = [f'<p class="legend">{escape(section.note)}</p>'] if section.note else []
+    parts += [_picture_html(section)] if section.draw or section.picture else []
+    parts += [html_table(section.rows, section.columns)] if section.rows else []
+    return "\n".join(parts)
 
 
 def _picture_html(section: Section) -> str:
@@ -176,65 +178,5 @@ _ROLES: Final = "\n".join(
     f"section.{role} {{ border-top: 4px solid {color}; --bar: {color}; }}"
     for role, (color, _) in ROLE_LOOKS.items()
 )
-STYLE: Final = (
-    f"{_ROLES}"
-    """
-:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #5f5f5f;
-  --line: #d4d4d4; --panel: #f6f6f4; --copied: #b45309; --risky: #c2410c;
-  --spend: 0, 114, 178; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e6; --paper: #161618; --soft: #a3a3a3;
-  --line: #3a3a3d; --panel: #1f1f22; --copied: #fbbf24; --risky: #ff9d6b;
-  --spend: 86, 180, 233; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem; color: var(--ink); background: var(--paper);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.4rem; margin: 0 0 .5rem; }
-h2 { font-size: 1.1rem; margin: 0 0 .5rem; }
-h2[id] { margin-top: 2.2rem; }
-h3 { font-size: .85rem; margin: 0 0 .4rem; color: var(--soft); }
-p { margin: 0; }
-.text { white-space: pre-wrap; overflow-wrap: anywhere; font-family: Georgia, serif; }
-.facts { margin-top: .6rem; font-size: .8rem; color: var(--soft); }
-.legend { max-width: 60rem; margin-bottom: .4rem; line-height: 1.8; color: var(--soft); }
-.legend mark, .legend u { color: var(--ink); }
-.headline { max-width: 60rem; margin: .3rem 0 .9rem; font-size: 1.15rem; }
-.verdict { display: grid; gap: 0 1.2rem; align-items: start;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
-.verdict section { margin-bottom: .7rem; }
-progress { width: 100%; height: .7rem; margin-top: .4rem; border: 0; appearance: none;
-  background: var(--line); }
-progress::-webkit-progress-bar { background: var(--line); }
-progress::-webkit-progress-value { background: var(--bar); }
-progress::-moz-progress-bar { background: var(--bar); }
-nav ul { columns: 16rem; margin: .5rem 0 0; padding-left: 1.2rem; }
-details { margin: .7rem 0; }
-summary { cursor: pointer; color: var(--soft); }
-details .columns { margin-top: .7rem; }
-article { margin-top: 2rem; padding-top: 1rem; border-top: 1px solid var(--line); }
-section { padding: .7rem .9rem; border: 1px solid var(--line); border-radius: .4rem; }
-.prompt { margin-bottom: .7rem; }
-.columns { display: grid; gap: .7rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); }
-.reference, .prompt { background: var(--panel); }
-a { color: inherit; }
-mark { background: none; color: inherit; font-weight: 600;
-  text-decoration: overline 3px var(--copied); }
-u { text-decoration: underline 2px var(--risky); text-underline-offset: 3px; }
-.s1 { background: rgba(var(--spend), 0.08); }
-.s2 { background: rgba(var(--spend), 0.18); }
-.s3 { background: rgba(var(--spend), 0.3); }
-.s4 { background: rgba(var(--spend), 0.42); }
-.s5 { background: rgba(var(--spend), 0.54); }
-.s6 { background: rgba(var(--spend), 0.66); }
-table { border-collapse: separate; border-spacing: 0; font-size: .8rem; }
-th, td { padding: 3px .6rem; line-height: 18px; text-align: right;
-  border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
-  background: var(--paper); }
-.wide { overflow-x: auto; margin: .6rem 0; }
-figure { margin: .6rem 0; }
-img { max-width: 100%; height: auto; background: #fff; }
-@media (max-width: 40rem) { body { padding: .8rem; }
-  h2 ~ figure { overflow-x: auto; } h2 ~ figure img { max-width: none; } }
-"""
-)
+_CSS: Final = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+STYLE: Final = f"{_ROLES}\n{_CSS}"

@@ -1,49 +1,50 @@
 """Generations of several settings side by side, as a part of an HTML page."""
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 from ...decode.ledger import LedgerStep
+from ..recorded_texts import ALONE, RecordedText
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """One text; `pieces` joined are its characters."""
+    """A recorded text, and what is shown of it beside its own row."""
 
-    label: str
+    text: RecordedText
     role: str = ""
     """Class of the page's style sheet: "safe", "risky" or "anchored", as pictures color them."""
-    pieces: Sequence[tuple[str, bool]]
-    """Text of each token and whether the draw from the safe model was kept (accepted)."""
     copied_spans: Sequence[tuple[int, int]] = ()
     """Characters [start, end) that the reference has too."""
-    spent: float | None = None
-    """Nats spent; None where no budget applies (the risky model alone)."""
-    bound: float | None = None
-    """Nats that could be spent at most; None where no bound holds."""
     copy_probability: float | None = None
     """Largest probability, before it was drawn, that a text of this setting begins with the
     reference (`event_bound`); None where it is not known."""
-    finish_reason: str = ""
     steps: Sequence[LedgerStep] = ()
     """What each piece spent, for colors and tooltips; () shows neither."""
+
+    @property
+    def pieces(self) -> Sequence[tuple[str, bool]]:
+        """Text of each token and whether the draw from the safe model was kept (accepted)."""
+        return self.text.row.get("pieces") or [(self.text.text, True)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideRecord:
-    """One prompt, the text that it was cut from, and what each setting made of it."""
+    """What each setting made of one prompt."""
 
-    title: str
-    prompt: str
-    reference: str
     first: Sequence[Generation]
-    """What is in view; the reference stands beside it."""
+    """What is in view, one at least; the reference stands beside it."""
     others: Sequence[Generation] = ()
     """What unfolds."""
+
+    @property
+    def title(self) -> str:
+        """The work's, or else the prompt's name."""
+        text = self.first[0].text
+        return str(text.row.get("title") or text.id)
 
 
 def records_html(records: Sequence[SideBySideRecord]) -> str:
@@ -61,7 +62,7 @@ def records_html(records: Sequence[SideBySideRecord]) -> str:
 
 
 def _article(index: int, record: SideBySideRecord) -> str:
-    others = ""
+    text, others = record.first[0].text, ""
     if record.others:
         shown = "".join(map(_column, record.others))
         summary = f"<summary>{len(record.others)} other settings</summary>"
@@ -69,23 +70,25 @@ def _article(index: int, record: SideBySideRecord) -> str:
     return (
         f'<article id="record-{index}">\n'
         f"<h2>{escape(record.title)}</h2>\n"
-        f'<section class="prompt"><h3>Prompt</h3><p class="text">{escape(record.prompt)}</p>'
-        "</section>\n"
+        f'<section class="prompt"><h3>Prompt</h3><p class="text">'
+        f"{escape(text.prompt or _UNKNOWN)}</p></section>\n"
         f'<div class="columns">{"".join(map(_column, record.first))}\n'
         '<section class="reference"><h3>Reference: how the work goes on</h3>'
-        f'<p class="text">{escape(record.reference)}</p></section></div>{others}\n</article>'
+        f'<p class="text">{escape(text.reference or _UNKNOWN)}</p></section></div>'
+        f"{others}\n</article>"
     )
 
 
 def _column(generation: Generation) -> str:
     looks = _looks(generation)
-    if generation.steps:
-        per_token = zip(generation.pieces, generation.steps, strict=True)
+    setting, pieces, steps = generation.text.setting, generation.pieces, generation.steps
+    if steps and len(steps) == len(pieces):
+        per_token = zip(pieces, steps, strict=True)
         body = "".join(_token(text, step, looks) for (text, _), step in per_token if text)
     else:
         body = _runs(looks)
     return (
-        f'\n<section class="{generation.role}"><h3>{escape(generation.label)}</h3>'
+        f'\n<section class="{generation.role}"><h3>{escape(ALONE.get(setting, setting))}</h3>'
         f'<p class="text">{body}</p><p class="facts">{escape(_facts(generation))}</p></section>'
     )
 
@@ -134,19 +137,21 @@ def _marked(text: str, is_copied: bool, is_risky: bool) -> str:
 
 
 def _facts(generation: Generation) -> str:
-    num_risky = sum(not accepted for _, accepted in generation.pieces)
-    facts = [f"{len(generation.pieces)} tokens, {num_risky} by the risky model"]
-    if generation.spent is not None:
-        facts.append(f"spent {generation.spent:.2f} nats")
-    has_bound = generation.bound is not None and math.isfinite(generation.bound)
-    facts.append(f"bound {generation.bound:.2f} nats" if has_bound else "no bound")
+    row, pieces = generation.text.row, generation.pieces
+    num_risky = sum(not accepted for _, accepted in pieces)
+    facts = [f"{len(pieces)} tokens, {num_risky} by the risky model"]
+    spent, bound = row.get("spent"), row.get("bound")
+    if spent is not None and bound is not None:  # without a bound, what was spent says nothing
+        facts.append(f"spent {spent:.2f} nats")
+    facts.append("no bound" if bound is None else f"bound {bound:.2f} nats")
     if generation.copy_probability is not None:
         facts.append(f"begins with the reference with p <= {generation.copy_probability:.2g}")
-    if generation.finish_reason:
-        facts.append(f"ended by {generation.finish_reason}")
+    if row.get("finish_reason"):
+        facts.append(f"ended by {row['finish_reason']}")
     return "; ".join(facts)
 
 
+_UNKNOWN: Final = "(not recorded)"
 SPEND_LEVELS: Final = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
 """Nats from which on a token has the next darker color: classes s1 to s6 of the style."""
 

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from ... import text_tables
-from ..copying.literal import LONG_SPANS, QUANTILES
 from ..copying.metrics import INSTALLED, METRICS
 from ..copying.ncr import NcrStatistics
 from ..statistics import SeedStatistics
@@ -38,13 +37,6 @@ COPYING_COLUMNS: Final = (
 RECITED_COLUMN: Final = Column(key="recited", title="recited, at most")
 """The largest probability that bounds leave to texts that begin with their references."""
 
-_SPAN_COLUMNS: Final = (
-    *(Column(key=f"above {n}", title=f"> {n} words") for n in LONG_SPANS),
-    *(
-        Column(key=f"q{q}", title="longest" if q == 1 else f"{q:.0%}", num_decimals=0)
-        for q in QUANTILES
-    ),
-)
 LAST_COLUMNS: Final = (
     Column(key="gap_closed", title="gap closed", num_decimals=2),
     Column(key="spent", title="spent", num_decimals=1),
@@ -61,30 +53,6 @@ def copying_columns(names: Iterable[str]) -> list[Column]:
     installed = [name for name in dict.fromkeys(names) if name.startswith(INSTALLED)]
     titled = (Column(key=name, title=name.removeprefix(INSTALLED)) for name in installed)
     return [*COPYING_COLUMNS, *titled]
-
-
-def span_columns(num_samples: int) -> list[Column]:
-    """Longest copied spans: shares of texts above some lengths, and quantiles in words.
-
-    Then the same of the longest in `num_samples` texts of a prompt, where there are several.
-    """
-    n = LONG_SPANS[1]
-    of_samples = [
-        Column(key=f"any above {n}", title=f"> {n} in any of {num_samples}"),
-        Column(key="longest", title=f"longest of {num_samples}", num_decimals=1),
-    ]
-    return [*_SPAN_COLUMNS, *(of_samples if num_samples > 1 else [])]
-
-
-def span_cells(figures: Mapping[str, Any]) -> dict[str, Cell]:
-    """Cells of `span_columns` of what `literal.distribution` and `literal.extraction` give."""
-    above, quantiles = figures["share_above"], figures["quantiles"]["word_lcs"]
-    return {
-        **{f"above {n}": share for n, share in above.items()},
-        **{f"q{q}": length for q, length in quantiles.items()},
-        **{f"any above {n}": chance for n, chance in figures["chance_above"].items()},
-        "longest": figures["longest_of_samples"],
-    }
 
 
 def bits_per_byte_column(held_out_set: str) -> Column:

@@ -26,7 +26,7 @@ def test_json_lines_name_their_settings_and_what_they_lack_has_defaults(tmp_path
             text="a\u2028b",
             prompt="p",
             reference="r",
-            characters=(("Ann", "Miss Lee"),),
+            characters=[["Ann", "Miss Lee"]],
             group="rare",
             debt=float("inf"),
         ),
@@ -41,7 +41,7 @@ def test_copybench_s_own_files_are_read(tmp_path):
     path.write_text(json.dumps([row | {"output": "x"}, row | {"id": 2, "output": None}]))
     (first,) = read_texts(path)
     assert (first.setting, first.prompt) == ("m/greedy", "A sentence.")
-    assert first.characters == (("Ann",),)
+    assert first.characters == [["Ann"]]
     assert first.text == "x"  # null is a text that could not be made
 
 
@@ -94,10 +94,13 @@ def test_what_generate_could_not_make_is_left_out_with_a_line(tmp_path, caplog):
         ("[3]", "row 1 must be a JSON object"),
         ('[{"text": ', "is not JSON"),
         ('{"prompt": "a"}', "row 1 lacks 'text' or 'output'"),
-        ('{"text": 3}', "row 1: text must be text, got 3"),
-        ('{"text": "a", "seed": true}', "seed must be a whole number, got True"),
-        ('{"text": "a", "debt": "much"}', "row 1: debt must be a number, got 'much'"),
-        ('{"text": "a", "characters": ["Ann"]}', "characters must be a list of lists of names"),
+        ('{"text": 3}', "row 1: text must be str, got 3"),
+        ('{"text": "a", "seed": true}', "seed must be int, got True"),
+        ('{"text": "a", "debt": "much"}', r"row 1: debt must be float \| None, got 'much'"),
+        (
+            '{"text": "a", "characters": ["Ann"]}',
+            r"characters must be list\[list\[str\]\] \| None, got \['Ann'\]",
+        ),
         ("\n\n", "holds no texts"),
         ('{"text": "a", "error": "e"}', "holds no texts"),
     ],

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from anchored import Ledger
+import torch
+
+from anchored import Ledger, PromptRatios
 from anchored.decode.ledger import LedgerHeader, LedgerStep
-from anchored.eval.analysis.recorded_run import MEASURES
+from anchored.decode.rules.budget import prompt_digest
 from anchored.eval.recorded_texts import file_name
 
 HOSTILE = "</script><img onerror=alert(1) src=x>$x_{&%"
@@ -39,7 +41,8 @@ def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> 
             copying.append(_copying(setting, prompt, place))
         _write(folder / "generations" / f"{file_name(setting)}.jsonl", rows)
     if ledgers:
-        _longer(_ledger("k=1", 1.0, "a")).save(folder / "divergences.jsonl")
+        ratios = {prompt_digest([1, 2, 3, ord("a")]): torch.tensor([-1.0, 0.5, 2.0]).double()}
+        PromptRatios({}, ratios).save(folder / "prompt_ratios.safetensors")
     if measured:
         (folder / "measurements").mkdir()
         (folder / "measurements/copying.json").write_text(json.dumps(copying))
@@ -83,7 +86,7 @@ def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
     nothing = {"fluency": {"fluency": None}, "factuality": {"macro": None, "micro": None}}
     nothing["win-rate"] = {"win_rate": None, "interval": None}
-    kinds = {name: "measure" if name in MEASURES else "judge" for name in whole}
+    kinds = dict.fromkeys(("copying", "nonliteral", "answers"), "measure")
     about = {"config": {"comparator": ">", "num_characters": 3}}
     judged = {"fluency": 4, "precision": 0.5, "score": 0.75, "f1": 0.5}
     about["rows"] = [
@@ -93,7 +96,7 @@ def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
     ]
     return {
         name: {
-            kinds[name]: name,
+            kinds.get(name, "judge"): name,
             **about,
             "settings": [
                 {"setting": own, "num_failed": 1, **figures}
@@ -144,18 +147,6 @@ def _ledger(setting: str, k: float | None, prompt: str) -> Ledger:
     ]
     is_certified = rule != "risky_only"
     return Ledger(header=header, steps=steps, certified=is_certified, finish_reason="length")
-
-
-def _longer(ledger: Ledger) -> Ledger:
-    """With divergences, as `with_divergences` adds them."""
-    ledger.header = _with(ledger.header, prompt_ratios=[-1.0, 0.5, 2.0])
-    apart = {"kl_risky_safe": 1.0, "kl_star_risky": math.log(2)}
-    ledger.steps = [_with(step, **apart) for step in ledger.steps]
-    return ledger
-
-
-def _with(record: Any, **changes: Any) -> Any:
-    return type(record)(**{n: getattr(record, n) for n in type(record).__slots__} | changes)
 
 
 def _row(prompt: str, path: str, ledger: Ledger) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def test_divergences_are_split_by_domain_and_their_tail_by_a_common_quantile(run
 def test_ratios_of_prompts_stand_beside_their_debts(run):
     rows = {(row["figure"], row["domain"]): row for row in prefix_ratios(run).rows}
     assert rows["debt, window 5", "books"]["mean"] == 1.0
-    # divergences.jsonl holds the ratios of prompt a alone: -1, 0.5, 2.
+    # The ratios of prompt a alone are recorded: -1, 0.5, 2.
     ratios = rows["ratio of a symbol", "books"]
     assert (ratios["count"], ratios["mean"], ratios["q99"]) == (3, 0.5, 2.0)
     assert ("ratio of a symbol", "news") not in rows
@@ -54,8 +54,8 @@ def test_each_window_has_its_own_debts_and_groups(run):
     """Another window puts the prompts in another order."""
     other = run.ledgers("k=1")[0][1].header
     other.rule_settings["debt_window"] = 1
-    for text, debt in zip(run.by_setting["k=1"], (4.0, 2.0), strict=True):
-        text.row["debt"] = debt
+    texts = zip(run.by_setting["k=1"], (4.0, 2.0), strict=True)
+    run.by_setting["k=1"] = [replace(text, debt=debt) for text, debt in texts]
     rows = debt_deciles(run).rows
     assert [(row["window"], row["from"], row["word_lcs"]) for row in rows] == [
         *((1, 2.0, 8.0), (1, 4.0, 2.0)),

@@ -7,7 +7,6 @@ import pytest
 
 from anchored.eval.analysis.paper_table import PAIRS, PRINTED, Agreement, printed_rows
 from anchored.eval.copying.metrics import METRICS
-from anchored.eval.recorded_texts import file_name
 from anchored.eval.statistics import SeedStatistics
 from anchored.tools.cli import main
 
@@ -22,10 +21,7 @@ def record(folder, rows, judge, *, std=0.01):
 
     (folder / "generations").mkdir(parents=True)
     (folder / "evaluation").mkdir()
-    for row in rows:
-        text = {"id": "a", "text": "a", "seed": 0}
-        path = folder / "generations" / f"{file_name(row['setting'])}.jsonl"
-        path.write_text(json.dumps(text) + "\n")
+    (folder / "generations/p_s.jsonl").write_text('{"id": "a", "text": "a"}\n')
     results = {
         "schema": "anchored-sweep/1",
         "settings": {"safe": "S", "risky": "R"},

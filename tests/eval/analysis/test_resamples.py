@@ -15,13 +15,8 @@ from anchored.eval.analysis.resamples import (
 
 def score(setting, id, seed, words):
     names = ("rouge1_f1", "rougeL_f1", "word_acs", "minhash", "jaccard", "char_lcs")
-    return {
-        "setting": setting,
-        "id": id,
-        "seed": seed,
-        **dict.fromkeys(names, 0),
-        "word_lcs": words,
-    }
+    about = {"setting": setting, "id": id, "seed": seed}
+    return {**about, **dict.fromkeys(names, 0), "word_lcs": words}
 
 
 @pytest.fixture

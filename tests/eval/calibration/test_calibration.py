@@ -87,13 +87,15 @@ class World:
 def calibrated(monkeypatch, tmp_path):
     """Calibrate in a world, in a folder of its own."""
     rows = [{"id": "0", "bound": 1.0, "spent": 0.5}, {"id": "1", "bound": 3.0, "spent": None}]
-    monkeypatch.setattr(
-        calibrating, "reference_log_probs", lambda experiment, pair: {"0": -5.0, "1": -1.0}
-    )
-    monkeypatch.setattr(calibrating, "generate_all", lambda experiment, pair: None)
-    monkeypatch.setattr(calibrating, "failed_generations", lambda experiment, setting: [])
-    monkeypatch.setattr(calibrating, "read_all_prompts", lambda experiment, pair: None)
-    monkeypatch.setattr(calibrating, "read_generations", lambda experiment, setting: rows)
+    generations = {
+        "reference_log_probs": {"0": -5.0, "1": -1.0},
+        "generate_all": None,
+        "failed_generations": [],
+        "read_all_prompts": None,
+        "read_generations": rows,
+    }
+    for name, made in generations.items():
+        monkeypatch.setattr(calibrating, name, lambda *_, made=made: made)
     monkeypatch.setattr(targets, "NUM_RESAMPLES", 50)
 
     def calibrate_in(seed: int, **target):

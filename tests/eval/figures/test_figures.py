@@ -6,20 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from anchored import Anchored, Decoder, with_divergences
-from anchored.eval.figures import curves, distributions, intervals, trade_off
 from anchored.eval.figures.curves import (
     BudgetTrajectory,
     plot_budget_trajectories,
     plot_divergences,
 )
 from anchored.eval.figures.distributions import Series, density, histogram, plot_series, tail
-from anchored.eval.figures.intervals import (
-    CalibrationCurve,
-    plot_calibration,
-    plot_scores,
-)
+from anchored.eval.figures.intervals import plot_calibration, plot_scores
 from anchored.eval.figures.style import method_looks
 from anchored.eval.figures.trade_off import (
     NCR,
@@ -45,21 +41,19 @@ TRAJECTORY = BudgetTrajectory(
 def plot_points(points, path):
     """One panel of them, fewer bits per byte being better."""
     utility = Scale.bits_per_byte("held-out extra")
-    plot_trade_off({"": points}, path, title="T", utility=utility, num_seeds=3)
+    plot_trade_off({"": points}, path, title="T", utility=utility)
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """The axes of each figure that was saved."""
-    axes = []
+    axes, save = [], Figure.savefig
 
-    def keep(figure, path):
+    def keep(figure, *asked, **options):
         axes.extend(figure.axes)
-        save(figure, path)
+        save(figure, *asked, **options)
 
-    save = trade_off.save_figure
-    for module in (curves, trade_off, intervals, distributions):
-        monkeypatch.setattr(module, "save_figure", keep)
+    monkeypatch.setattr(Figure, "savefig", keep)
     return axes
 
 
@@ -88,6 +82,7 @@ def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, count
         ([(0.5, 2.0), (0.5, 2.0)], "ab"),  # equal points are all kept
         ([(0.2, 2.5), (0.9, 2.1), (0.8, 2.2), (1.1, 2.6)], "bd"),
         ([(math.nan, 1.0), (0.5, math.inf), (0.1, 2.0)], "c"),
+        ([(math.nan, 1.0)], ""),
     ],
 )
 def test_the_front_is_what_no_other_point_betters(figures, front):
@@ -123,12 +118,12 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
         return point(label, ncr, bits, method, looks[method])
 
     ours = [own("k=1", 0.9, 2.2, "Anchored"), own("k=9", 0.4, 2.0, "Anchored")]
-    ours[1] = replace(ours[1], protection_std=0.1)
+    ours[1] = replace(ours[1], protection_std=0.1, num_seeds=3)
     panels = {
         "One": [*ours, own("", 0.8, 2.4, "NoOpt"), own("gone", math.nan, 2.0, "None")],
         "Two": [*ours, own("n=1", 0.3, 2.3, "NoDebt"), own("n=2", 0.5, 2.1, "NoOpt")],
     }
-    options = {"title": "Methods", "utility": Scale.bits_per_byte("held-out extra"), "num_seeds": 3}
+    options = {"title": "Methods", "utility": Scale.bits_per_byte("held-out extra")}
     plot_trade_off(panels, tmp_path / "methods.svg", **options)
     one, two = drawn
     line = line_of(one, "Anchored: k=1, 9")
@@ -159,9 +154,10 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
         ([f"k={n}" for n in range(20)], "Anchored: k=0, 1, 2, 3, 4,\n5, 6, 7, 8, 9, 10, 11, "),
     ],
 )
-def test_the_legend_names_the_settings_of_a_method_in_their_order(labels, name):
-    points = [point(label, 0.5, 2.0, "Anchored") for label in labels]
-    assert trade_off._legend_name(points).startswith(name)
+def test_the_legend_names_the_settings_of_a_method_in_their_order(drawn, tmp_path, labels, name):
+    plot_points([point(label, 0.5, 2.0, "Anchored") for label in labels], tmp_path / "legend.svg")
+    (legend,) = drawn[0].get_figure(root=False).legends
+    assert legend.get_texts()[0].get_text().startswith(name)
 
 
 def test_budget_panel_shows_debt_spend_allowance_bound_and_rejections(drawn, tmp_path):
@@ -255,10 +251,8 @@ def test_labels_keep_clear_of_each_other_and_the_corner_is_drawn_larger(drawn, t
 
 def test_every_k_of_a_calibration_has_a_point_and_the_chosen_one_a_circle(drawn, tmp_path):
     points = {0.5: (1.0, 0.99, 1.0), 2.0: (0.8, -math.inf, 0.9), 8.0: (0.3, 0.1, 0.5)}
-    curve = CalibrationCurve(
-        points=points, chosen=2.0, target=0.75, figure_name="NCR", fresh=(0.7, 0.6, 0.8)
-    )
-    plot_calibration(curve, tmp_path / "c.svg", caption="Bars: intervals.")
+    figures = {"chosen": 2.0, "target": 0.75, "figure_name": "NCR", "fresh": (0.7, 0.6, 0.8)}
+    plot_calibration(points, tmp_path / "c.svg", caption="Bars: intervals.", **figures)
     (axes,) = drawn
     lines = [line.get_xydata().tolist() for line in axes.get_lines()]
     assert [[0.5, 1.0], [2.0, 0.8], [8.0, 0.3]] in lines and [[2.0, 0.8]] in lines
@@ -272,7 +266,7 @@ def test_every_model_has_a_bar_at_every_benchmark(drawn, tmp_path):
     }
     plot_scores(scores, ["A", "B"], tmp_path / "scores.svg", title="Two models")
     (axes,) = drawn
-    bars = axes.containers[1::2]  # behind each, the errors of its figures
+    bars = axes.containers[1::2]  # after each, the errors of its figures
     heights = [[bar.get_height() for bar in model.patches] for model in bars]
     assert heights == [[0.5, 0.25], [0.4, pytest.approx(math.nan, nan_ok=True)]]
     assert len({bar.get_x() for bar in axes.patches}) == 4

@@ -8,24 +8,16 @@ from html.parser import HTMLParser
 
 import pytest
 from browser import CHROMIUM, browser_page
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from recorded_runs import HOSTILE, record_run
 
 from anchored.decode.ledger import LedgerStep
 from anchored.eval.analysis.evaluated import judgement
 from anchored.eval.analysis.recorded_run import RecordedRun
-from anchored.eval.analysis.run_report import (
-    ANALYSES,
-    Analyses,
-    analyses,
-    run_report,
-)
-from anchored.eval.report.side_by_side import (
-    Generation,
-    SideBySideRecord,
-    records_html,
-)
+from anchored.eval.analysis.run_report import ANALYSES, Analyses, analyses, run_report
+from anchored.eval.recorded_texts import RecordedText
+from anchored.eval.report.side_by_side import Generation, SideBySideRecord, records_html
 
 VOID = {"meta", "img"}
 ALLOWED = {
@@ -158,7 +150,7 @@ def test_a_page_begins_with_what_protects_and_shows_its_text_first(
     path.write_text(json.dumps({**results, "recommended": "k=1"}))
     report = tables_on(folder, num_texts=1)
     assert report.headline.startswith(headline) and bool(report.headline) == bool(headline)
-    assert [own.label.split()[0] for own in report.records[0].first] == first
+    assert [own.text.setting.split()[0] for own in report.records[0].first] == first
     assert len(report.verdicts) == (len(first) if headline else 0)
 
 
@@ -214,45 +206,32 @@ def test_a_run_that_has_only_texts_gives_a_page_of_as_many_as_asked_for(tmp_path
     assert "(not recorded)" in Page(report.html()).within("article")
 
 
-def records_page(**generation):
-    generation = Generation(**({"label": "k = 1", "pieces": []} | generation))
-    record = SideBySideRecord(title="T", prompt="P", reference="R", first=[generation])
-    return records_html([record])
-
-
-@pytest.mark.parametrize(
-    ("pieces", "copied", "marked", "underlined"),
-    [
-        (
-            [("the", True), (" old", False), (" clock", False), (" maker", True)],
-            (4, 13),
-            ["old", " ", "clock"],
-            ["old", "clock"],
-        ),
-        # A span may begin inside a token.
-        ([("unfold", True), ("ing", False)], (2, 8), ["fold", "in"], ["in", "g"]),
-    ],
-)
-def test_copied_characters_are_marked_and_rejected_tokens_underlined(
-    pieces, copied, marked, underlined
-):
-    page = Page(records_page(pieces=pieces, copied_spans=[copied]))
-    assert page.within("article", "mark") == marked
-    assert page.within("article", "u") == underlined
+def records_page(pieces=(), copied_spans=(), steps=(), copy_probability=None, **row):
+    row["pieces"] = list(pieces)
+    about = {"setting": "k = 1", "id": "T", "seed": 0, "prompt": "P", "reference": "R"}
+    text = RecordedText(text="", row=row, **about)
+    shown = {"copied_spans": copied_spans, "steps": steps, "copy_probability": copy_probability}
+    return records_html([SideBySideRecord(first=[Generation(text=text, **shown)])])
 
 
 @given(
     st.lists(st.tuples(st.text(alphabet="ab <>&\"'\n", max_size=4), st.booleans()), max_size=8),
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=3),
 )
-def test_text_is_kept_letter_by_letter_and_the_page_stays_well_formed(pieces, spans):
-    text = "".join(piece for piece, _ in pieces)
-    inside = [(start, min(start + length, len(text))) for start, length in spans]
-    copied = [(start, end) for start, end in inside if start < end]
-    page = Page(records_page(pieces=pieces, copied_spans=copied))
+@example([("the", True), (" old", False), (" clock", False), (" maker", True)], [(4, 9)])
+@example([("unfold", True), ("ing", False)], [(2, 6)])  # a span may begin inside a token
+def test_copied_characters_are_marked_rejected_tokens_underlined_and_the_text_is_kept(
+    pieces, spans
+):
+    characters = [(each, kept) for piece, kept in pieces for each in piece]
+    copied = {i for start, length in spans for i in range(start, start + length)}
+    page = Page(records_page(pieces=pieces, copied_spans=[(a, a + n) for a, n in spans]))
+    text = "".join(each for each, _ in characters)
     assert "".join(page.within("article", "p")).startswith("P" + text)
-    marked = "".join(page.within("article", "mark"))
-    assert len(marked) == len({i for start, end in copied for i in range(start, end)})
+    marked = [each for index, (each, _) in enumerate(characters) if index in copied]
+    assert "".join(page.within("article", "mark")) == "".join(marked)
+    underlined = [each for each, kept in characters if not kept and not each.isspace()]
+    assert "".join(page.within("article", "u")) == "".join(underlined)
 
 
 def test_spend_bound_ending_and_what_the_bound_says_of_the_reference_are_stated():
@@ -260,8 +239,7 @@ def test_spend_bound_ending_and_what_the_bound_says_of_the_reference_are_stated(
     html = records_page(pieces=pieces, spent=1.25, bound=4.0, finish_reason="length")
     facts = "2 tokens, 1 by the risky model; spent 1.25 nats; bound 4.00 nats; ended by length"
     assert facts in html and "begins with" not in html
-    assert "no bound" in records_page(bound=float("inf"))
-    assert "no bound" in records_page(bound=None)
+    assert "no bound" in records_page()
     html = records_page(copy_probability=0.0674)
     assert "begins with the reference with p &lt;= 0.067" in html
 

@@ -41,18 +41,6 @@ def test_terminal_table_is_aligned_and_says_what_the_brackets_are():
     ]
 
 
-def test_markdown_table_has_the_same_cells():
-    assert markdown_table(ROWS, COLUMNS).splitlines() == [
-        "| setting | NCR | bpb extra | prompts |",
-        "| :-- | --: | --: | --: |",
-        "| p_s | 1.000 | 2.412 | 16 |",
-        "| k = 0.5 | 0.920 (0.020) | - | - |",
-        "| p_r | - | 2.000 | 16 |",
-        "",
-        "mean (standard deviation) over 3 seeds",
-    ]
-
-
 def test_an_ncr_over_fewer_metrics_than_all_is_marked_and_the_mark_explained():
     rows = [{"ncr": NcrStatistics(0.9, 0.02, 3, num_metrics)} for num_metrics in (6, 4)]
     rows.append({"ncr": NcrStatistics(math.nan, math.nan, 1, 0)})

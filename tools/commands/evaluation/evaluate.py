@@ -295,9 +295,9 @@ def _evaluate(config: EvaluateConfig, name: StepName, texts: list[RecordedText])
 
 def _show(name: StepName, output: Path) -> None:
     """Print the table of a measure's or judge's results."""
-    from anchored.eval.analysis.evaluated import CELLS, evaluation_table
+    from anchored.eval.analysis.evaluated import evaluation_table
 
-    if name in CELLS:
+    if name != "report":
         results = json.loads(output.read_text(encoding="utf-8"))
         print(evaluation_table(name, results), end="\n\n", flush=True)
 

@@ -249,13 +249,13 @@ def _win_rate_config(options: Judging) -> "WinRateConfig":
 
 def check_judged(results: dict[str, Any]) -> None:
     """Raise AnchoredError, with the first reason, where a judge could judge nothing."""
-    from anchored.eval.analysis.evaluated import CELLS
+    from anchored.eval.analysis.evaluated import judged_figure
 
-    cells = [CELLS[results["judge"]](figures) for figures in results["settings"]]
+    figures = [judged_figure(results["judge"], own) for own in results["settings"]]
     problems = [row["problem"] for row in results["rows"]]
     problems += [claim["problem"] for row in results["rows"] for claim in row.get("claims", ())]
     problem = next(filter(None, problems), None)
-    if problem and all(next(iter(row.values())) is None for row in cells):
+    if problem and all(figure is None for figure in figures):
         raise AnchoredError(f"nothing could be judged: {problem}")
 
 
