@@ -26,8 +26,7 @@ from .byte.settings import ByteSettings
 from .engine.paired_batch import PairedBatch, decode_all
 from .engine.prompts import measured_ratios, ratio_source
 from .engine.request import Request, RequestState, refused, warn_of_safe_only
-from .engine.speculation import draft_length, drafts_fit
-from .engine.speculative_batch import SpeculativeBatch
+from .engine.speculative_batch import SpeculativeBatch, draft_length, drafts_fit
 from .generation import Generation, PieceStream, generation_of, with_bar
 from .levels.chat import Conversation
 from .levels.level import Level, TokenLevel

@@ -288,18 +288,8 @@ PROBED_TOKENS = (1, 7, 3, 5, 2, 6)
 """A short text; two versions of its second half must leave the first half's logits alone."""
 
 
-def fixed_memory(config: PretrainedConfig) -> str:
-    """Why what a model remembers of a text cannot be cut back to an earlier token."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if any("linear" in kind or "mamba" in kind or "recurrent" in kind for kind in kinds):
-        return "has a recurrent state, which cannot go back to an earlier token"
-    if getattr(config, "sliding_window", None) is not None:
-        return "keeps its window in a ring buffer, which cannot go back to an earlier token"
-    return "decodes in whole batches, whose cache cannot go back to an earlier token"
-
-
 def shared_scale(config: PretrainedConfig) -> str:
-    """What tokens of one forward share, "" for nothing: scales of quantisation, routing."""
+    """What tokens of one forward share, "" for nothing: scales of quantization, routing."""
     settings: Any = getattr(config, "quantization_config", None)
     plain: dict[str, Any] = {}
     if settings is not None:

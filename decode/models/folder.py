@@ -116,7 +116,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
             )
         )
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-        # Another program downloaded only some of the files: a licence, say, is not needed.
+        # Another program downloaded only some of the files: a license, say, is not needed.
         if known := getattr(error, "snapshot_path", None):
             return Path(known)
         at = "" if revision is None else f" at revision {revision}"
@@ -164,7 +164,7 @@ def check_adapter(adapter: Path, *, is_quantized: bool) -> None:
             name="peft",
         )
     if is_quantized:
-        raise ValueError(f"the adapter in {adapter} cannot be merged into quantised weights")
+        raise ValueError(f"the adapter in {adapter} cannot be merged into quantized weights")
 
 
 def merged(model: "PreTrainedModel", adapter: Path) -> "PreTrainedModel":

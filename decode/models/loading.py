@@ -128,7 +128,7 @@ def load_model(
     if quantization is not None:
         settings["quantization_config"] = quantization
     if device is not None:
-        # Read onto it: a model may not fit the host's memory, nor quantised weights be moved.
+        # Read onto it: a model may not fit the host's memory, nor quantized weights be moved.
         settings["device_map"] = {"": torch.device(device)}
     model = _from_pretrained(folder.base, dtype, **settings)
     return model if folder.adapter is None else merged(model, folder.adapter)
@@ -178,7 +178,7 @@ def device_of(device: DeviceMap, name: str) -> str | torch.device:
 
 
 def quantization_method(config: PretrainedConfig) -> str:
-    """What a model's weights are quantised with ("gptq", ...), "" if they are not.
+    """What a model's weights are quantized with ("gptq", ...), "" if they are not.
 
     Raises ValueError for a config that names no method.
     """
@@ -203,7 +203,7 @@ def quantization_config(given: Mapping[str, Any] | Path | str) -> QuantizationCo
     """
     settings = given if isinstance(given, Mapping) else read_json(Path(given))
     if not isinstance(settings, Mapping) or "quant_method" not in settings:
-        raise ValueError(f'a quantisation must be an object with "quant_method", got {given}')
+        raise ValueError(f'a quantization must be an object with "quant_method", got {given}')
     try:
         config: QuantizationConfigMixin = AutoQuantizationConfig.from_dict(dict(settings))
     except TypeError as error:  # a setting that the method does not have
@@ -262,7 +262,7 @@ def _check_stored_floats(folder: Path, model: PreTrainedModel) -> None:
                 if is_parameter and stored not in STORED_FLOATS:
                     raise ValueError(
                         f"the weights in {folder} hold {name} as {stored}, but the model is not "
-                        "quantised"
+                        "quantized"
                     )
 
 
@@ -310,4 +310,4 @@ def check_split(
     if risky.device_map is not None:
         raise ValueError(f"tp_size splits the model, got device_map={risky.device_map!r}")
     if quantization is not None:
-        raise ValueError("a model cannot be quantised and split over processes while it is loaded")
+        raise ValueError("a model cannot be quantized and split over processes while it is loaded")

@@ -52,10 +52,10 @@ class ModelPair:
 
     Each model is run on a few tokens, in the way in which it will decode, and compared with its
     plain forward: see `row_support`. Hooks that it is given later, and other layers in place of its
-    own, are honoured by the next call, but neither compared nor seen in its fingerprint.
+    own, are honored by the next call, but neither compared nor seen in its fingerprint.
 
     Both may carry embeddings padded beyond the tokenizer: the padding is never predicted. Only the
-    safe model has to be exact for the bound, so a quantised one is refused unless asked for.
+    safe model has to be exact for the bound, so a quantized one is refused unless asked for.
     """
 
     safe: PreTrainedModel
@@ -67,7 +67,7 @@ class ModelPair:
     risky_tokenizer: PreTrainedTokenizerFast | None = None
     """The risky model's; None where it has the same tokens as `tokenizer`, the safe one's."""
     allow_quantized_safe: bool = False
-    """Take a quantised safe model: the bound then holds against that model, not the original."""
+    """Take a quantized safe model: the bound then holds against that model, not the original."""
     source: PairFile | None = None
     """Where the models were loaded from; None for models in memory."""
     shared: SharedTokens = field(init=False)
@@ -85,7 +85,7 @@ class ModelPair:
     byte, those of the model's own tokenizer."""
 
     quantization: dict[str, str] = field(default_factory=dict, init=False)
-    """Methods by the names of the quantised models."""
+    """Methods by the names of the quantized models."""
 
     def __post_init__(self) -> None:
         if not self.allow_quantized_safe:
@@ -135,7 +135,7 @@ class ModelPair:
         if name not in self.fingerprints:
             self.fingerprints[name] = model_fingerprint(model)
         model.train(False)
-        self.runners[name] = ModelRunner(model, tokens, packs=True)
+        self.runners[name] = ModelRunner(model, tokens)
         support = row_support(self.runners[name], name)
         self.row_attention[name], self.decodes_alone[name] = support.attention, support.is_alone
 
@@ -161,14 +161,14 @@ class ModelPair:
 
         dtype: "auto" (as stored), or one of torch or its name. device: one for both, or a mapping
         with "safe" and "risky"; by default CUDA where there is one. risky_quantization: any of
-        transformers' configs; a checkpoint that is quantised already needs none. tp_size: processes
+        transformers' configs; a checkpoint that is quantized already needs none. tp_size: processes
         (started by torchrun, one device each) that the risky model is split over; each has the
         whole safe model and gets the same results. safe_options, risky_options: revision,
         attention, and for the risky model a device_map that stands in place of its device.
 
         Raises FileNotFoundError for a missing folder or Hub id, ValueError for a config, weights or
         an adapter that are damaged or lack a tensor, for a model that `row_support` refuses, for a
-        quantised safe model, or for tokenizers that make other tokens of plain text unless both are
+        quantized safe model, or for tokenizers that make other tokens of plain text unless both are
         byte-level BPE, and ModuleNotFoundError for an adapter without peft.
         """
         check_spellings(safe, risky, unknown)
@@ -366,6 +366,6 @@ class ModelPair:
 def _refuse_quantized(config: PretrainedConfig) -> None:
     if method := quantization_method(config):
         raise ValueError(
-            f"the safe model is quantised ({method}), so the bound would hold against another "
+            f"the safe model is quantized ({method}), so the bound would hold against another "
             "model than the original: pass allow_quantized_safe=True to accept that"
         )

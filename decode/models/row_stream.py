@@ -74,12 +74,12 @@ class ModelRunner:
     ValueError while the model itself has a hook, which nothing but a call of the whole model would
     run.
 
-    packs: keep a packed copy of the output layer's weight, which a CPU reads faster (see
-    `PackedLinear`), made when the first logits are asked for, and anew once the weight has changed.
+    A CPU reads a packed copy of the output layer's weight (see `PackedLinear`), which is made when
+    the first logits are asked for, and anew once the weight has changed.
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, *, packs: bool = False) -> None:
-        self.model, self.vocab_size, self._packs = model, vocab_size, packs
+    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
+        self.model, self.vocab_size = model, vocab_size
         self._lean: LeanBackbone | None = None
         self._packed: tuple[object, PackedLinear] | None = None
 
@@ -104,7 +104,7 @@ class ModelRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., vocab_size) of hidden states (..., D), in the model's dtype."""
         layer = self._output_layer
-        if self._packs and self._has_whole_weight(layer) and can_pack(layer.weight):
+        if self._has_whole_weight(layer) and can_pack(layer.weight):
             state = weight_state(*layer.parameters())
             if self._packed is None or self._packed[0] != state:
                 self._packed = state, PackedLinear(*self._predicted(layer))
@@ -137,7 +137,7 @@ class ModelRunner:
         return layer.weight[: self.vocab_size], bias
 
     def _has_whole_weight(self, layer: nn.Module) -> bool:
-        """False for a quantised layer, one that tensor parallelism splits, and one with hooks."""
+        """False for a quantized layer, one that tensor parallelism splits, and one with hooks."""
         if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
             return False
         return len(layer.weight) >= self.vocab_size and not is_hooked(layer)

@@ -76,7 +76,7 @@ def keys_of(results) -> list[int]:
     return [recorded_key(result.ledger.header) for result in results]
 
 
-def test_equal_prompts_samples_and_neighbouring_seeds_are_drawn_apart(pair):
+def test_equal_prompts_samples_and_neighboring_seeds_are_drawn_apart(pair):
     decoder = Decoder(pair, Anchored(k=1.0))
     equal = decoder.generate(["salt"] * 3, max_new_tokens=8)
     samples = decoder.generate("salt", max_new_tokens=8, num_return_sequences=3)

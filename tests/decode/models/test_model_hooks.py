@@ -16,7 +16,7 @@ from anchored.decode.levels.level import open_stream
 PROMPTS = ["the keeper of the lamp", "salt"]
 
 
-def favours_one_token(module, given, logits):
+def favors_one_token(module, given, logits):
     """A forward hook that makes one token likelier by far."""
     return logits + 5.0 * (torch.arange(logits.shape[-1]) == 40)
 
@@ -53,12 +53,12 @@ def with_its_own_forward(layer) -> None:
 
 
 CHANGES = {
-    "a hook on the output layer": lambda m: m.lm_head.register_forward_hook(favours_one_token),
+    "a hook on the output layer": lambda m: m.lm_head.register_forward_hook(favors_one_token),
     "a pre-hook on the output layer": lambda m: m.lm_head.register_forward_pre_hook(halved),
     "another output layer": lambda m: setattr(m, "lm_head", nn.Linear(32, 320)),
     "an adapted output layer": lambda m: setattr(m, "lm_head", Adapted(m.lm_head)),
     "a forward of the output layer's own": lambda m: with_its_own_forward(m.lm_head),
-    "a parametrised output layer": lambda m: parametrize.register_parametrization(
+    "a parametrized output layer": lambda m: parametrize.register_parametrization(
         m.lm_head, "weight", Doubled()
     ),
     "a hook on a layer": lambda m: m.model.layers[1].mlp.register_forward_pre_hook(halved),
@@ -123,11 +123,11 @@ def test_a_hook_on_the_whole_model_is_refused_if_it_came_after(tokenizer):
 
 
 def with_hook_on_logits(model):
-    def favours(module, given, output):
-        output.logits = favours_one_token(module, given, output.logits)
+    def favors(module, given, output):
+        output.logits = favors_one_token(module, given, output.logits)
         return output
 
-    model.register_forward_hook(favours)
+    model.register_forward_hook(favors)
     return model
 
 

@@ -73,7 +73,7 @@ def edit_json(path: Path, **values: object) -> None:
     [
         ("config.json", {"quantization_config": {}}, "quantization_config has no quant_method"),
         ("config.json", {"quantization_config": "gptq"}, "the config in .* cannot be read"),
-        ("config.json", {"quantization_config": {"load_in_8bit": True}}, "quantised .bitsandbytes"),
+        ("config.json", {"quantization_config": {"load_in_8bit": True}}, "quantized .bitsandbytes"),
         (
             "config.json",
             {"dtype": "float8"},

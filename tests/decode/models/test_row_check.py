@@ -39,7 +39,7 @@ def tiny_neox(seed: int):
 
 
 def support_of(model, name: str) -> RowSupport:
-    return row_support(ModelRunner(model, model.config.vocab_size, packs=True), name)
+    return row_support(ModelRunner(model, model.config.vocab_size), name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

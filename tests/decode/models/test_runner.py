@@ -30,7 +30,7 @@ def test_a_packed_layer_gives_the_logits_of_the_plain_one(dtype, bias):
 
 @torch.inference_mode()
 def test_a_packed_row_has_the_same_bits_among_any_others():
-    output = ModelRunner(packing_model(torch.float32, bias=True), 300, packs=True)
+    output = ModelRunner(packing_model(torch.float32, bias=True), 300)
     hidden = torch.randn(33, 32)
     logits = output.logits(hidden)
     hidden[7] = torch.nan
@@ -42,7 +42,7 @@ def test_a_packed_row_has_the_same_bits_among_any_others():
 @pytest.mark.parametrize("through_data", [False, True])
 def test_a_changed_weight_is_packed_anew(through_data):
     model = packing_model(torch.float32, bias=False)
-    output, hidden = ModelRunner(model, 300, packs=True), torch.randn(2, 32)
+    output, hidden = ModelRunner(model, 300), torch.randn(2, 32)
     with torch.inference_mode():
         before = output.logits(hidden)
     weight = model.lm_head.weight.data if through_data else model.lm_head.weight
