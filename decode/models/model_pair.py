@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Never
 
 import torch
-from transformers import (
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..settings import LevelName
@@ -22,14 +18,12 @@ from .loading import (
     DEFAULT_OPTIONS,
     DeviceMap,
     LoadOptions,
-    check_device_map,
+    check_placement,
     check_spellings,
-    check_split,
     checked_dtype,
     device_of,
     load_config,
     load_model,
-    load_split_model,
     load_tokenizer,
     quantization_method,
 )
@@ -178,9 +172,7 @@ class ModelPair:
             safe_options = safe_options.pinned(named.safe_revision)
             risky_options = risky_options.pinned(named.risky_revision)
         dtype = checked_dtype(dtype)
-        check_device_map(device, safe_options, risky_options)
-        if tp_size != 1:
-            check_split(device, risky_quantization, risky_options)
+        check_placement(device, tp_size, risky_quantization, safe_options, risky_options)
         folders = {
             "safe": ModelFolder.find(safe, safe_options.revision),
             "risky": ModelFolder.find(risky, risky_options.revision),
@@ -189,18 +181,16 @@ class ModelPair:
         if not allow_quantized_safe:
             _refuse_quantized(configs["safe"])
         tokenizers = {name: load_tokenizer(folder.tokenizer) for name, folder in folders.items()}
-        if tp_size == 1:
-            risky_model = load_model(
-                folders["risky"],
-                dtype,
-                None if risky_options.device_map else device_of(device, "risky"),
-                options=risky_options,
-                quantization=risky_quantization,
-            )
-            safe_device = device_of(device, "safe")
-        else:
-            risky_model = load_split_model(folders["risky"], dtype, tp_size, options=risky_options)
-            safe_device = risky_model.device
+        is_spread = tp_size != 1 or risky_options.device_map is not None
+        risky_model = load_model(
+            folders["risky"],
+            dtype,
+            None if is_spread else device_of(device, "risky"),
+            options=risky_options,
+            quantization=risky_quantization,
+            tp_size=tp_size,
+        )
+        safe_device = device_of(device, "safe") if tp_size == 1 else risky_model.device
         return cls(
             load_model(folders["safe"], dtype, safe_device, options=safe_options),
             risky_model,
