@@ -67,18 +67,12 @@ STORED_FLOATS = ("F16", "F32", "F64", "BF16")
 def load_config(folder: Path) -> PretrainedConfig:
     """The config alone, once its files are looked at; ValueError if one cannot be read or holds a
     value that no model has, which transformers ignores or stumbles over later."""
-    for name in (GENERATION_CONFIG, "model.safetensors.index.json"):
-        if (folder / name).is_file():
-            read_json(folder / name)
+    names = (GENERATION_CONFIG, "model.safetensors.index.json")
+    found = {name: read_json(folder / name) for name in names if (folder / name).is_file()}
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (AttributeError, OSError, ValueError, StrictDataclassError) as error:
         raise ValueError(f"the config in {folder} cannot be read: {_line(error)}") from error
-    _check_values(folder, config)
-    return config
-
-
-def _check_values(folder: Path, config: PretrainedConfig) -> None:
     quantization_method(config)
     text = config.get_text_config()
     if config.dtype is not None and config.dtype not in FLOATS.values():
@@ -88,14 +82,14 @@ def _check_values(folder: Path, config: PretrainedConfig) -> None:
     pad, size = text.pad_token_id, text.vocab_size
     if pad is not None and not -size <= pad < size:
         raise ValueError(f"pad_token_id must be in [-{size}, {size}), got {pad} in {folder}")
-    if (folder / GENERATION_CONFIG).is_file():
-        ends = read_json(folder / GENERATION_CONFIG).get("eos_token_id")
-        listed = ends if isinstance(ends, list) else [ends]
-        if ends is not None and not all(type(token) is int for token in listed):
-            raise ValueError(
-                f"eos_token_id must be a token id or a list of them, got {ends!r} in "
-                f"{folder / GENERATION_CONFIG}"
-            )
+    ends = found.get(GENERATION_CONFIG, {}).get("eos_token_id")
+    listed = ends if isinstance(ends, list) else [ends]
+    if ends is not None and not all(type(token) is int for token in listed):
+        raise ValueError(
+            f"eos_token_id must be a token id or a list of them, got {ends!r} in "
+            f"{folder / GENERATION_CONFIG}"
+        )
+    return config
 
 
 def checked_dtype(dtype: str | torch.dtype) -> str:

@@ -13,11 +13,11 @@ from .kv_cache import Masks, RowAttention, RowCache, uploaded
 from .lean import (
     LeanBackbone,
     PackedLinear,
+    can_be_lean,
     can_pack,
     has_room,
     is_hooked,
     layer_state,
-    lean_refusal,
     weight_state,
 )
 from .stream import UNSCORED, PromptLogits
@@ -85,7 +85,7 @@ class ModelRunner:
 
     def backbone(self, attention: RowAttention) -> Backbone:
         """What computes hidden states: lean layers, made once, or the modules of transformers."""
-        is_lean = not lean_refusal(self.model, attention)
+        is_lean = can_be_lean(self.model, attention)
         if is_lean and self._lean is not None and self._lean.state == layer_state(self.model):
             return self._lean
         self._lean = None  # copies of other weights: dropped before room is made for new ones
