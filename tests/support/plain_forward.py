@@ -1,8 +1,9 @@
 """The figures that a ledger should record: forwards of one text alone, without cache or padding."""
 
+import pytest
 import torch
 
-from anchored import Ledger, ModelPair
+from anchored import Generation, Ledger, ModelPair
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
 
@@ -19,3 +20,9 @@ def plain_log_probs(pair: ModelPair, ledger: Ledger) -> list[float]:
         log_probs.append(warpers(logits, seen).double().log_softmax(-1)[0, step.token_id].item())
         text.append(step.token_id)
     return log_probs
+
+
+def assert_recorded(pair: ModelPair, result: Generation) -> None:
+    """The ledger holds them, up to the rounding of float32."""
+    recorded = [step.safe_log_prob for step in result.ledger.steps]
+    assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from plain_forward import plain_log_probs
+from plain_forward import assert_recorded
 from tiny_models import tiny_llama
 from torch import nn
 from torch.nn.utils import parametrize
@@ -80,8 +80,7 @@ def small_tiles(monkeypatch):
 def check_recorded(pair: ModelPair) -> None:
     """The steps of ledgers, and the scores of prompts that debts are made of."""
     for result in Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=6):
-        recorded = [step.safe_log_prob for step in result.ledger.steps]
-        assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)
+        assert_recorded(pair, result)
     prompts = [pair.encode(prompt) for prompt in PROMPTS]
     read = open_stream(pair, "safe", 2, 30, scores_prompts=True).read(prompts, [0, 1])
     for prompt, scores in zip(prompts, read.token_log_probs, strict=True):

@@ -5,8 +5,9 @@ import math
 
 import pytest
 import torch
+from model_zoo import zoo_model
 from tiny_models import FAMILIES, tiny_family, tiny_llama
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaForCausalLM
+from transformers import GPTNeoXForCausalLM, LlamaForCausalLM
 
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.models.capabilities import (
@@ -23,19 +24,8 @@ PROMPTS = ["the keeper of the lamp", "import math", "salt", "Nine tides ago, the
 
 
 def tiny_neox(seed: int):
-    torch.manual_seed(seed)
-    config = GPTNeoXConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    return GPTNeoXForCausalLM(config).double()
+    sizes = {"vocab_size": 320, "max_position_embeddings": 128, "eos_token_id": 1}
+    return zoo_model("gpt_neox", seed, **sizes).double()
 
 
 def support_of(model, name: str) -> RowSupport:
@@ -91,15 +81,18 @@ def test_attention_that_takes_no_masks_of_ours_is_refused_for_rows():
 
 
 @pytest.mark.parametrize("make_risky", [tiny_neox, tiny_llama], ids=["batches", "mixed"])
-def test_models_in_batches_decode_the_same_alone_and_together(tokenizer, make_risky):
+def test_models_in_batches_decode_the_same_alone_and_together(tokenizer, make_risky, monkeypatch):
     pair = ModelPair(tiny_neox(1), make_risky(2), tokenizer)
     assert pair.row_attention["safe"] is None
     assert (pair.row_attention["risky"] is None) == (make_risky is tiny_neox)
+    alone = [Decoder(pair, Anchored(k=1.0)).generate(text, max_new_tokens=8)[0] for text in PROMPTS]
+    # Prompts of a batch are read two columns at a time.
+    monkeypatch.setattr("anchored.decode.models.stream.CHUNK_LOGITS", 3 * 320 * 2)
     together = Decoder(pair, Anchored(k=1.0), batch_size=3).generate(PROMPTS, max_new_tokens=8)
-    for prompt, result in zip(PROMPTS, together, strict=True):
-        (alone,) = Decoder(pair, Anchored(k=1.0)).generate(prompt, max_new_tokens=8)
-        assert alone.token_ids == result.token_ids
-        assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
+    for one, result in zip(alone, together, strict=True):
+        assert one.token_ids == result.token_ids
+        assert one.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
+    assert together[0].ledger.safe_forwards > alone[0].ledger.safe_forwards
 
 
 class Shifted(ModelRunner):
@@ -111,17 +104,14 @@ class Shifted(ModelRunner):
         return super().logits(hidden) + self.nats * (torch.arange(self.vocab_size) == 40)
 
 
-@pytest.mark.parametrize(("nats", "is_allowed"), [(5e-5, True), (2e-4, False)])
-def test_float32_log_probs_may_be_off_by_a_ten_thousandth_of_a_nat(nats, is_allowed):
+def test_float32_log_probs_may_be_off_by_a_ten_thousandth_of_a_nat():
     model = tiny_family("llama", 1).float()
-    output = Shifted(model, 320)
-    output.nats = nats
-    check = RowCheck(output)
-    if is_allowed:
-        check.compare_rows(row_attention(model))
-    else:
-        with pytest.raises(ValueError, match=r"in rows .* off by 0.0002 nats \(0.0001 allowed\)"):
-            check.compare_rows(row_attention(model))
+    runner = Shifted(model, 320)
+    runner.nats = 5e-5
+    RowCheck(runner).compare_rows(row_attention(model))
+    runner.nats = 2e-4
+    with pytest.raises(ValueError, match=r"in rows .* off by 0.0002 nats \(0.0001 allowed\)"):
+        RowCheck(runner).compare_rows(row_attention(model))
 
 
 @pytest.mark.parametrize(
