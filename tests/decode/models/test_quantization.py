@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,23 +59,17 @@ def test_a_quantized_risky_model_decodes_certified_and_is_recorded(quantized_pai
 
 
 def test_a_quantized_safe_folder_is_refused_before_it_is_loaded(pair_folders, tmp_path):
-    folder = tmp_path / "safe"
-    shutil.copytree(pair_folders[0], folder)
+    folder = Path(shutil.copytree(pair_folders[0], tmp_path / "safe"))
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "rounded"}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"the safe model is quantized \(rounded\)"):
+    reason = r"the safe model is quantized \(rounded\), .* pass allow_quantized_safe=True to accept"
+    with pytest.raises(ValueError, match=reason):
         ModelPair.from_pretrained(folder, pair_folders[1])
     pair = ModelPair.from_pretrained(folder, pair_folders[1], allow_quantized_safe=True)
     assert pair.quantization == {"safe": "rounded"}
-
-
-def test_a_quantized_safe_model_in_memory_is_refused_unless_asked_for(tokenizer):
-    safe, risky = tiny_llama(1), tiny_llama(2)
-    safe.config.quantization_config = RoundedConfig()
-    with pytest.raises(ValueError, match="pass allow_quantized_safe=True to accept that"):
-        ModelPair(safe, risky, tokenizer)
-    pair = ModelPair(safe, risky, tokenizer, allow_quantized_safe=True)
+    with pytest.raises(ValueError, match=reason):
+        ModelPair(pair.safe, pair.risky, pair.tokenizer)
     (result,) = Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_tokens=3)
     assert result.ledger.header.quantization == {"safe": "rounded"}
 
