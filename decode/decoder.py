@@ -327,15 +327,10 @@ class Decoder:
         return requests, config
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
-        """Batches by prompt length, longest first: prompts read together need little padding.
-
-        One request each where the models decode texts of such lengths one at a time.
-        """
+        """Batches by prompt length, longest first: prompts read together need little padding."""
         ordered = sorted(requests, key=lambda request: -len(request.prompt_token_ids))
-        longest = max((len(request.longest_prompt) for request in requests), default=0)
-        longest += max((request.max_new_tokens for request in requests), default=0)
-        size = self.batch_size if self.level.rows_can_share(longest) else 1
-        return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+        starts = range(0, len(ordered), self.batch_size)
+        return [ordered[start : start + self.batch_size] for start in starts]
 
     def _generations(
         self, requests: list[Request], config: SamplingConfig, progress: bool | str

@@ -107,7 +107,8 @@ def drafts_fit(length: DraftLength, level: Level, max_length: int) -> bool:
     Raises ValueError where a draft of a fixed length does not fit.
     """
     longest = length.longest
-    if level.rows_can_join(max_length + longest):
+    attentions = level.pair.row_attention.values()
+    if all(own is not None and own.covers(max_length + longest) for own in attentions):
         return True
     refusal = f"rows of {max_length} tokens and drafts of {longest} exceed the models' reach"
     if len(length.lengths) == 1:

@@ -97,7 +97,7 @@ class RowSupport:
     attention: RowAttention | None
     """Of rows that join and leave, as far as it reaches; None where they cannot."""
     is_alone: bool
-    """Other rows are run one at a time, not in left-padded batches."""
+    """Other rows are run one by one, not in left-padded batches."""
 
 
 def row_support(runner: ModelRunner, name: str) -> RowSupport:
@@ -191,9 +191,9 @@ class RowCheck:
 
     def compare_alone(self) -> bool:
         """Each text alone, in turns; returns whether every new token rereads the whole text."""
-        runs = [(LoneStream(self.model, self.runner.vocab_size), [text]) for text in self.texts]
-        self._compare("alone", _distances(runs))
-        return any(stream.rereads for stream, _ in runs)
+        stream = LoneStream(self.model, len(LENGTHS), self.runner.vocab_size)
+        self._compare("alone", _distances([(stream, self.texts)]))
+        return stream.rereads
 
     def _row_distances(self, attention: RowAttention) -> Distances:
         longest = max(map(sum, LENGTHS))

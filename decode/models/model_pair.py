@@ -73,7 +73,7 @@ class ModelPair:
     """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
     decodes_alone: dict[str, bool] = field(default_factory=dict, init=False)
     """By "safe" and "risky": whether rows that cannot share a forward like that, or are longer than
-    it reaches, decode one at a time; else they decode in left-padded batches."""
+    it reaches, are run one by one; else they decode in left-padded batches."""
     runners: dict[str, ModelRunner] = field(default_factory=dict, init=False)
     """By "safe" and "risky"; they predict shared tokens, or where the models are compared byte by
     byte, those of the model's own tokenizer."""
