@@ -90,14 +90,9 @@ def row_attention(model: PreTrainedModel) -> RowAttention:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RowSupport:
-    """How rows of one model are run."""
-
-    attention: RowAttention | None
-    """Of rows that join and leave, as far as it reaches; None where they cannot."""
-    is_alone: bool
-    """Other rows are run one by one, not in left-padded batches."""
+RowSupport = tuple[RowAttention | None, bool]
+"""How rows of one model are run: of those that join and leave, as far as it reaches, or None; and
+whether others are run one by one, not in left-padded batches."""
 
 
 def row_support(runner: ModelRunner, name: str) -> RowSupport:
@@ -170,7 +165,7 @@ class RowCheck:
         else:
             if attention.reach is not None:
                 self.compare_alone()
-            return RowSupport(attention, is_alone=attention.reach is not None), slower
+            return (attention, attention.reach is not None), slower
         # 2. Left-padded batches.
         try:
             self.compare_batches()
@@ -178,8 +173,8 @@ class RowCheck:
             # 3. One text at a time, as `generate` of transformers reads it.
             rereads = ", read anew for every token" if self.compare_alone() else ""
             slower = f"one text at a time{rereads}: {reason}; {refusal}"
-            return RowSupport(None, is_alone=True), slower
-        return RowSupport(None, is_alone=False), f"in whole batches: {reason}"
+            return (None, True), slower
+        return (None, False), f"in whole batches: {reason}"
 
     def compare_rows(self, attention: RowAttention) -> None:
         """Rows that join, are fed unequally and go back."""

@@ -130,8 +130,7 @@ class ModelPair:
             self.fingerprints[name] = model_fingerprint(model)
         model.train(False)
         self.runners[name] = ModelRunner(model, tokens)
-        support = row_support(self.runners[name], name)
-        self.row_attention[name], self.decodes_alone[name] = support.attention, support.is_alone
+        self.row_attention[name], self.decodes_alone[name] = row_support(self.runners[name], name)
 
     @classmethod
     def from_pretrained(

@@ -215,11 +215,11 @@ def test_lean_layers_that_differ_or_fail_are_left_to_the_modules(fault, monkeypa
     model = tiny_llama(1).float()
     monkeypatch.setattr(LeanBackbone, "_rotation", wrong)
     with caplog.at_level(logging.WARNING):
-        support = row_support(ModelRunner(model, 320), "safe")
-    assert support.attention.keeps_modules and not support.is_alone
+        attention, is_alone = row_support(ModelRunner(model, 320), "safe")
+    assert attention.keeps_modules and not is_alone
     (line,) = caplog.messages
     start = "the safe model (llama) decodes by the modules of transformers: in rows it"
     assert line.startswith(start), line
-    stream = RowStream(ModelRunner(model, 320), support.attention, num_rows=1, max_length=9)
+    stream = RowStream(ModelRunner(model, 320), attention, num_rows=1, max_length=9)
     expected = model(torch.tensor([[5, 6]])).logits[:, -1]
     torch.testing.assert_close(stream.read([[5, 6]], [0]).logits, expected, atol=1e-5, rtol=0)
