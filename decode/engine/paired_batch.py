@@ -101,7 +101,7 @@ class PairedBatch:
         rows = rows_to_draw({row: self._nats[row] for row in occupied}, can_rest=self._can_rest)
         if not rows:
             return []
-        # 2. What was drawn last is read: now, as a row that ended then is not read for at all.
+        # 2. The models read what was drawn last; nothing is read for a row that ended with it.
         self._read_on(rows)
         # 3. One token each, by the laws at hand, and what it cost; rows that it ends are free.
         self._draw(rows)
@@ -110,8 +110,6 @@ class PairedBatch:
     def _count_budgets(self, rows: list[int]) -> None:
         """Count what the next token of these rows may spend: once a token, and the same in every
         process, since which models read depends on it."""
-        if not rows:
-            return
         nats = allowances([self._state(row) for row in rows])
         if self.pair.num_processes > 1:
             nats = agreed(nats.to(self._device), self.pair.num_processes)
