@@ -1,7 +1,7 @@
 """The paired decoding step: both models, a rule and a sampler over the rows of a batch."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed
@@ -24,6 +24,10 @@ from .request import (
 )
 
 # B rows of the batch, A rows that hold a request, V symbols of the level.
+
+ALONE_FRACTION = 0.25
+"""Share of rows without an allowance from which they are drawn for alone: c / (1 + c) with a safe
+forward of a third of the risky one's cost, about the dearest that is worth a pair."""
 
 
 class PairedBatch:
@@ -96,11 +100,14 @@ class PairedBatch:
     @torch.inference_mode()
     def step(self) -> list[RequestState]:
         """Draw the next token of some requests or all of them; returns those that it ended."""
-        occupied = [row for row, state in enumerate(self._states) if state is not None]
-        # 1. Rows that may spend nothing go first, where that is worth it: no risky model for them.
-        rows = rows_to_draw({row: self._nats[row] for row in occupied}, can_rest=self._can_rest)
+        rows = [row for row, state in enumerate(self._states) if state is not None]
         if not rows:
             return []
+        # 1. Rows without an allowance need the safe model only, which is cheap by itself and saves
+        #    nothing beside a risky forward: they go first where that is worth the others' waiting.
+        without = [row for row in rows if self._nats[row] <= 0.0]
+        if self._can_rest and len(without) >= max(1, ALONE_FRACTION * len(rows)):
+            rows = without
         # 2. The models read what was drawn last; nothing is read for a row that ended with it.
         self._read_on(rows)
         # 3. One token each, by the laws at hand, and what it cost; rows that it ends are free.
@@ -281,24 +288,6 @@ def _drawn(
         log_prob=log_probs[0],
         safe_log_prob=log_probs[1],
     )
-
-
-ALONE_FRACTION = 0.25
-"""Share of rows without an allowance from which they are drawn for alone: c / (1 + c) with a safe
-forward of a third of the risky one's cost, about the dearest that is worth a pair."""
-
-
-def rows_to_draw(allowances: Mapping[int, float], *, can_rest: bool) -> list[int]:
-    """Rows whose next token is drawn now, by the nats that each may spend on it.
-
-    Rows without an allowance need the safe model only, which is cheap by itself and saves nothing
-    beside a risky forward: they are drawn for alone where that is worth the others' waiting.
-    can_rest: rows may be fed apart from each other.
-    """
-    rows = list(allowances)
-    safe_alone = [row for row in rows if allowances[row] <= 0.0]
-    is_worth_it = can_rest and len(safe_alone) >= ALONE_FRACTION * len(rows)
-    return safe_alone if safe_alone and is_worth_it else rows
 
 
 def agreed(values: Tensor, num_processes: int) -> Tensor:

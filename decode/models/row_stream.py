@@ -161,8 +161,7 @@ class RowStream:
     ) -> None:
         """scores_prompts: whether reading gives log-probabilities of the prompts' own tokens."""
         self.model, self.attention = runner.model, attention
-        self.vocab_size = runner.vocab_size
-        self.max_length, self.scores_prompts = max_length, scores_prompts
+        self.vocab_size, self.scores_prompts = runner.vocab_size, scores_prompts
         self._backbone = runner.backbone(attention)
         self._runner = runner
         self._cache = RowCache(self.model.config.num_hidden_layers, num_rows, max_length)
@@ -244,7 +243,12 @@ class RowStream:
     def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         token_ids, lengths = right_padded(prompts)
         token_ids = uploaded(token_ids, self.model.device)
-        hidden = prefill(self._backbone, self._cache, rows, token_ids, lengths)
+        placement = self._cache.prepare(rows, token_ids.shape[1], token_ids.device)
+        assert placement.is_fresh, f"rows {rows} were not freed"
+        # Nothing lies before these tokens and padding only after them: no mask is needed, which
+        # leaves the fused attention kernels usable.
+        hidden = self._backbone(token_ids, placement.columns, None, self._cache)
+        self._cache.advance(rows, lengths)
         ends = uploaded(torch.tensor(lengths) - 1, hidden.device)
         last = hidden[torch.arange(len(rows), device=hidden.device), ends]
         log_probs = [UNSCORED] * len(rows)
@@ -277,20 +281,3 @@ def right_padded(prompts: list[list[int]]) -> tuple[Tensor, list[int]]:
     longest = max(lengths)
     padded = [prompt + prompt[-1:] * (longest - len(prompt)) for prompt in prompts]
     return torch.tensor(padded), lengths
-
-
-def prefill(
-    backbone: Backbone,
-    cache: RowCache,
-    rows: Sequence[int],
-    token_ids: Tensor,
-    lengths: Sequence[int],
-) -> Tensor:
-    """Hidden states (R, T, D) of prompts read into empty rows; token_ids (R, T), padded behind."""
-    placement = cache.prepare(rows, token_ids.shape[1], token_ids.device)
-    assert placement.is_fresh, f"rows {rows} were not freed"
-    # Nothing lies before these tokens and padding only after them: no mask is needed, which leaves
-    # the fused attention kernels usable.
-    hidden = backbone(token_ids, placement.columns, None, cache)
-    cache.advance(rows, lengths)
-    return hidden
