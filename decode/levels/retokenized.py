@@ -213,7 +213,7 @@ class RetokenizedStream:
 
     With every new symbol the whole text is tokenised again, as its last tokens may change; the
     model's cache is cut back to the tokens that stayed, and it reads the others. A model whose rows
-    cannot be cut back reads each whole text.
+    cannot be cut back reads the whole text, one row at a time.
     """
 
     def __init__(
