@@ -33,48 +33,53 @@ def device(monkeypatch):
     projection.check_rows.cache_clear()
 
 
-@pytest.fixture
-def fail(monkeypatch):
-    """Lets launches raise an error from here on, or change what they have drawn."""
-    launched = launch.project
+def raising(error):
+    """A launch that does not come to its end."""
 
-    def fail(fault) -> None:
-        def project(*arguments, **settings):
-            if isinstance(fault, Exception):
-                raise fault
-            return fault(launched(*arguments, **settings))
+    def launched(*_, **__):
+        raise error
 
-        monkeypatch.setattr(launch, "project", project)
+    return launched
 
-    return fail
+
+def wrong(name: str, change):
+    """Launches whose result has another value of this name."""
+
+    def of(launched):
+        def changed(*arguments, **settings):
+            drawn = launched(*arguments, **settings)
+            return replace(drawn, **{name: change(getattr(drawn, name))})
+
+        return changed
+
+    return of
+
+
+misspending = wrong("spend", lambda nats: nats + 1e-3)
+misdrawing = wrong("token_ids", lambda token_ids: (token_ids + 1) % VOCAB_SIZE)
 
 
 FAULTS = {
     "does not compile": (
-        CompilationError("x = 1", None, "no fp64 here"),
+        lambda _: raising(CompilationError("x = 1", None, "no fp64 here")),
         "CompilationError: .*no fp64 here",
     ),
     "lacks resources": (
-        OutOfResources(9, 1, "shared memory"),
+        lambda _: raising(OutOfResources(9, 1, "shared memory")),
         "OutOfResources: out of resource: shared memory",
     ),
     "has no compiler": (
-        FileNotFoundError(2, "No such file or directory", "gcc"),
+        lambda _: raising(FileNotFoundError(2, "No such file or directory", "gcc")),
         "FileNotFoundError: .*'gcc'",
     ),
     "fails at a launch": (
-        RuntimeError("Triton Error [CUDA]: invalid device function"),
+        lambda _: raising(RuntimeError("Triton Error [CUDA]: invalid device function")),
         r"RuntimeError: Triton Error \[CUDA\]: invalid device function",
     ),
-    "spends wrongly": (
-        lambda drawn: replace(drawn, spend=drawn.spend + 1e-3),
-        "RuntimeError: the spend of row 0 is not that of the CPU",
-    ),
-    "draws wrongly": (
-        lambda drawn: replace(drawn, token_ids=(drawn.token_ids + 1) % VOCAB_SIZE),
-        "RuntimeError: the token of row 0 is not that of the CPU",
-    ),
+    "spends wrongly": (misspending, "RuntimeError: the spend of row 0 is not that of the CPU"),
+    "draws wrongly": (misdrawing, "RuntimeError: the token of row 0 is not that of the CPU"),
 }
+faults = pytest.mark.parametrize(("fault", "reason"), FAULTS.values(), ids=FAULTS)
 
 
 def decoded(place: str, divergence: str = "kl") -> list:
@@ -86,10 +91,10 @@ def decoded(place: str, divergence: str = "kl") -> list:
 
 @pytest.mark.sampled(5)
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize(("fault", "reason"), FAULTS.values(), ids=FAULTS)
-def test_the_cpu_solver_decodes_in_its_place(fault, reason, fail, caplog):
+@faults
+def test_the_cpu_solver_decodes_in_its_place(fault, reason, monkeypatch, caplog):
     expected = decoded("cpu")
-    fail(fault)
+    monkeypatch.setattr(launch, "project", fault(launch.project))
     with caplog.at_level(logging.WARNING):
         actual = [*decoded("cuda"), *decoded("cuda")][:2]
     for ours, plain in zip(actual, expected, strict=True):
@@ -111,21 +116,21 @@ def drawn(backend: str, place: torch.device) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("device")
-def test_a_launch_that_fails_later_is_made_up_for(fail, caplog):
+def test_a_launch_that_fails_later_is_made_up_for(monkeypatch, caplog):
     expected = drawn("torch", torch.device("cpu")).token_ids
     drawn("auto", DEVICE)
     assert not caplog.messages and projection._failed == set()
-    fail(RuntimeError("an illegal instruction"))
+    monkeypatch.setattr(launch, "project", raising(RuntimeError("an illegal instruction")))
     assert torch.equal(drawn("auto", DEVICE).token_ids.cpu(), expected)
     assert len(caplog.messages) == 1 and "an illegal instruction" in caplog.text
 
 
 @pytest.mark.usefixtures("device")
-def test_what_says_nothing_of_triton_is_raised(fail, caplog):
-    fail(torch.OutOfMemoryError("CUDA out of memory"))
+def test_what_says_nothing_of_triton_is_raised(monkeypatch, caplog):
+    monkeypatch.setattr(launch, "project", raising(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
         drawn("auto", DEVICE)
-    fail(RuntimeError("an illegal instruction"))
+    monkeypatch.setattr(launch, "project", raising(RuntimeError("an illegal instruction")))
     with pytest.raises(RuntimeError, match="an illegal instruction"):
         drawn("triton", DEVICE)
     assert not caplog.messages
