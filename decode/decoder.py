@@ -25,8 +25,7 @@ from .byte.settings import ByteSettings
 from .engine.paired_batch import PairedBatch, decode_all
 from .engine.prompts import measured_ratios, ratio_source
 from .engine.request import Request, RequestState, refused, warn_of_safe_only
-from .engine.speculation import draft_length, drafts_fit
-from .engine.speculative_batch import SpeculativeBatch
+from .engine.speculative_batch import SpeculativeBatch, draft_length, drafts_fit
 from .generation import Generation, PieceStream, generation_of, with_bar
 from .levels.chat import Conversation
 from .levels.level import Level, TokenLevel
@@ -323,15 +322,10 @@ class Decoder:
         return request_list(self.level, self.rule, begun, horizon, **others, **each), config
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
-        """Batches by prompt length, longest first: prompts read together need little padding.
-
-        One request each where the models decode texts of such lengths one at a time.
-        """
+        """Batches by prompt length, longest first: prompts read together need little padding."""
         ordered = sorted(requests, key=lambda request: -len(request.prompt_token_ids))
-        longest = max((len(request.longest_prompt) for request in requests), default=0)
-        longest += max((request.max_new_tokens for request in requests), default=0)
-        size = self.batch_size if self.level.rows_can_share(longest) else 1
-        return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+        starts = range(0, len(ordered), self.batch_size)
+        return [ordered[start : start + self.batch_size] for start in starts]
 
     def _generations(
         self, requests: list[Request], config: SamplingConfig, progress: bool | str

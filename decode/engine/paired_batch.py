@@ -1,7 +1,7 @@
 """The paired decoding step: both models, a rule and a sampler over the rows of a batch."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed
@@ -24,6 +24,10 @@ from .request import (
 )
 
 # B rows of the batch, A rows that hold a request, V symbols of the level.
+
+ALONE_FRACTION = 0.25
+"""Share of rows without an allowance from which they are drawn for alone: c / (1 + c) with a safe
+forward of a third of the risky one's cost, about the dearest that is worth a pair."""
 
 
 class PairedBatch:
@@ -96,24 +100,23 @@ class PairedBatch:
     @torch.inference_mode()
     def step(self) -> list[RequestState]:
         """Draw the next token of some requests or all of them; returns those that it ended."""
-        occupied = [row for row, state in enumerate(self._states) if state is not None]
-        # 1. Rows that may spend nothing go first, where that is worth it: no risky model for them.
-        rows = rows_to_draw({row: self._nats[row] for row in occupied}, can_rest=self._can_rest)
+        rows = [row for row, state in enumerate(self._states) if state is not None]
         if not rows:
             return []
-        # 2. One token each, by the laws at hand, and what it cost.
+        # 1. Rows without an allowance need the safe model only, which is cheap by itself and saves
+        #    nothing beside a risky forward: they go first where that is worth the others' waiting.
+        without = [row for row in rows if self._nats[row] <= 0.0]
+        if self._can_rest and len(without) >= max(1, ALONE_FRACTION * len(rows)):
+            rows = without
+        # 2. The models read what was drawn last; nothing is read for a row that ended with it.
+        self._read_on(rows)
+        # 3. One token each, by the laws at hand, and what it cost; rows that it ends are free.
         self._draw(rows)
-        # 3. Rows that ended are free before anything is read, so that nothing is read for them.
-        finished = self._release(rows)
-        # 4. The laws of the next token; the risky one only where something may be spent on it.
-        self._read_on([row for row in rows if self._states[row] is not None])
-        return finished
+        return self._release(rows)
 
     def _count_budgets(self, rows: list[int]) -> None:
         """Count what the next token of these rows may spend: once a token, and the same in every
         process, since which models read depends on it."""
-        if not rows:
-            return
         nats = allowances([self._state(row) for row in rows])
         if self.pair.num_processes > 1:
             nats = agreed(nats.to(self._device), self.pair.num_processes)
@@ -132,7 +135,8 @@ class PairedBatch:
         """Draw and bank the next token of these rows by the logits at hand; -1 where that fails."""
         # 1. p* of every row, and the token drawn from it, -1 where nothing can be drawn; as process
         #    0 has it, since a token that differed would make the caches differ from then on.
-        inputs = self._inputs(rows, self._seen)
+        num_before = [len(self._state(row).steps) for row in rows]
+        inputs = self._inputs(rows, num_before, self._seen)
         drawn = self.rule.next_token(inputs)
         token_ids = drawn.log_probs().argmax(-1) if drawn.token_ids is None else drawn.token_ids
         token_ids = token_ids.masked_fill(~drawn.is_valid, -1)
@@ -144,8 +148,8 @@ class PairedBatch:
         self._seen.index_put_(index, torch.ones_like(token_ids, dtype=torch.bool))
         columns = torch.stack([column.double() for column in figures], 1)
         steps = [
-            ledger_step(len(self._state(row).steps), values)
-            for row, values in zip(rows, columns.tolist(), strict=True)
+            ledger_step(step, values)
+            for step, values in zip(num_before, columns.tolist(), strict=True)
         ]
         # 3. The spends are banked, and what that leaves for the next token is counted.
         if self.rule.looks_back:
@@ -160,7 +164,7 @@ class PairedBatch:
         return [step.token_id for step in steps]
 
     def _read_on(self, rows: list[int]) -> None:
-        """Let the safe model read what was drawn, and the risky one where it will be asked next."""
+        """Let both models read what was drawn, the risky one only where something may be spent."""
         warm = [row for row in rows if self._nats[row] > 0.0]
         for name in self.streams:
             is_risky = self.rule.streams[name].model == "risky"
@@ -208,13 +212,13 @@ class PairedBatch:
                 self._logits[name] = new.new_zeros(len(self._states), new.shape[1])
             self._logits[name].index_copy_(0, uploaded(torch.tensor(rows), new.device), new)
 
-    def _inputs(self, rows: list[int], seen: Tensor) -> StepInputs:
-        """seen: (B, V) bool, the tokens that the penalty falls on."""
+    def _inputs(self, rows: list[int], steps: list[int], seen: Tensor) -> StepInputs:
+        """steps: the 0-based step of each row; seen: (B, V) bool, what the penalty falls on."""
         nats = torch.tensor([self._nats[row] for row in rows], dtype=torch.float64)
         uniform = [
-            state.uniforms[len(state.steps)]
-            for state in map(self._state, rows)
-            if state.uniforms is not None
+            own[step]
+            for row, step in zip(rows, steps, strict=True)
+            if (own := self._state(row).uniforms) is not None
         ]
         logits = {
             name: self._of_rows(logits, rows).to(self._device)
@@ -284,24 +288,6 @@ def _drawn(
         log_prob=log_probs[0],
         safe_log_prob=log_probs[1],
     )
-
-
-ALONE_FRACTION = 0.25
-"""Share of rows without an allowance from which they are drawn for alone: c / (1 + c) with a safe
-forward of a third of the risky one's cost, about the dearest that is worth a pair."""
-
-
-def rows_to_draw(allowances: Mapping[int, float], *, can_rest: bool) -> list[int]:
-    """Rows whose next token is drawn now, by the nats that each may spend on it.
-
-    Rows without an allowance need the safe model only, which is cheap by itself and saves nothing
-    beside a risky forward: they are drawn for alone where that is worth the others' waiting.
-    can_rest: rows may be fed apart from each other.
-    """
-    rows = list(allowances)
-    safe_alone = [row for row in rows if allowances[row] <= 0.0]
-    is_worth_it = can_rest and len(safe_alone) >= ALONE_FRACTION * len(rows)
-    return safe_alone if safe_alone and is_worth_it else rows
 
 
 def agreed(values: Tensor, num_processes: int) -> Tensor:

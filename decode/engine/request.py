@@ -183,7 +183,7 @@ class RequestState:
 
 
 def allowances(states: Sequence[RequestState]) -> Tensor:
-    """(A,) float64 nats on the CPU that the next token of each may spend; 0 once it is finished.
+    """(A,) float64 nats on the CPU that the next token of each may spend.
 
     states: of one rule, so that their budgets have one schedule.
     """
@@ -197,8 +197,7 @@ def allowances(states: Sequence[RequestState]) -> Tensor:
     )
     accounts[:, STEP] = torch.tensor([float(len(state.steps)) for state in states])
     spent = torch.tensor([state.spent for state in states], dtype=torch.float64)
-    is_finished = torch.tensor([state.is_finished for state in states])
-    return allowance(accounts, 0, spent).masked_fill(is_finished, 0.0)
+    return allowance(accounts, 0, spent)
 
 
 def request_budget(request: Request, rule: Rule, ratios: Tensor) -> Budget:

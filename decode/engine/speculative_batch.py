@@ -3,24 +3,27 @@
 How far it drafts is decided by what drafts of each length have been worth.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...kernels.sampler import inverse_cdf
 from ..levels.level import Level
+from ..models.capabilities import largest_leak, shared_scale
 from ..models.kv_cache import uploaded
 from ..models.row_stream import RowStream
-from ..rules.rule import Rule, StepInputs
-from ..settings import SamplingConfig
+from ..rules.rule import BOTH, Rule, StepInputs
+from ..settings import SamplingConfig, Speculate
 from .paired_batch import PairedBatch, agreed
 from .request import RequestState
 
-# A rows of the batch that take part, V vocabulary.
+logger = logging.getLogger(__name__)
 
+# A rows of the batch that take part, V vocabulary.
 
 LENGTHS = (0, 1, 2, 4, 8)
 """Draft lengths among which "auto" chooses; 0 is plain decoding. Longer drafts are hardly ever kept
@@ -79,11 +82,73 @@ class DraftLength:
         self._num_rounds += 1
 
 
+def draft_length(level: Level, rule: Rule, speculate: Speculate) -> DraftLength | None:
+    """How far the batches of a decoder draft, which share what is learnt about drafts.
+
+    None for "off", and, with one log line, for "auto" where the pair cannot speculate. Raises
+    ValueError for another value, and for a number where the pair cannot speculate.
+    """
+    if speculate == "off":
+        return None
+    if speculate != "auto" and (type(speculate) is not int or speculate < 1):
+        raise ValueError(f'speculate must be "auto", "off" or >= 1, got {speculate!r}')
+    refusal = speculation_refusal(level, rule)
+    if not refusal:
+        return DraftLength(LENGTHS if speculate == "auto" else (int(speculate),))
+    if speculate != "auto":
+        raise ValueError(f"speculate={speculate} cannot run here: {refusal}")
+    logger.warning("decoding without speculation: %s", refusal)
+    return None
+
+
+def drafts_fit(length: DraftLength, level: Level, max_length: int) -> bool:
+    """Whether rows of up to this many tokens can speculate; for "auto" a log line if not.
+
+    Raises ValueError where a draft of a fixed length does not fit.
+    """
+    longest = length.longest
+    attentions = level.pair.row_attention.values()
+    if all(own is not None and own.covers(max_length + longest) for own in attentions):
+        return True
+    refusal = f"rows of {max_length} tokens and drafts of {longest} exceed the models' reach"
+    if len(length.lengths) == 1:
+        raise ValueError(f"speculate={longest} cannot run here: {refusal}")
+    logger.warning("decoding without speculation: %s", refusal)
+    return False
+
+
+def speculation_refusal(level: Level, rule: Rule) -> str:
+    """Why a pair cannot speculate at this level under this rule, "" if it can.
+
+    The safe model is only ever fed a token at a time; the risky one reads whole drafts, and then
+    its law at a position must not depend on the drafts from there on (else the spends are wrong).
+    """
+    pair = level.pair
+    if len(rule.streams) == 1:
+        return f"the rule {rule.name} reads the {' and '.join(rule.streams)} model alone"
+    if dict(rule.streams) != BOTH or rule.looks_back:
+        return f"the rule {rule.name} reads more than both models' next tokens"
+    if level.name != "token":
+        return f"its level is the {level.name}, not the token"
+    for name, model in pair.models.items():
+        if pair.row_attention[name] is None:
+            family = model.config.model_type
+            return f"the {name} model ({family}) has a memory that cannot go back to earlier tokens"
+    if refusal := shared_scale(pair.risky.config):
+        return refusal
+    attention = pair.row_attention["risky"]
+    assert attention is not None
+    if error := largest_leak(pair.runners["risky"], attention):
+        return f"the risky model's logits depend on later drafts (by up to {error:.2g})"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A token that the safe model would draw, and the very logits that it would draw it from."""
 
     token_id: int
+    """-1 where these are no distribution: nothing is drafted after it, and the walk fails there."""
     safe_logits: Tensor
     """(V,), raw."""
 
@@ -118,15 +183,15 @@ class SpeculativeBatch(PairedBatch):
         )
         self.length = length
         self._drafts: list[list[Draft]] = [[] for _ in range(num_rows)]
-        self._stuck: set[int] = set()
-        self._ends = set(level.stop_token_ids)
+        self._ends = {-1, *level.stop_token_ids}
 
     @torch.inference_mode()
     def step(self) -> list[RequestState]:
         """One round; returns the requests that it ended."""
         rows = [row for row, state in enumerate(self._states) if state is not None]
+        states = [self._state(row) for row in rows]
+        num_before = [len(state.steps) for state in states]
         # 1. How far to draft: by what rounds of each length have taken and given so far.
-        num_before = {row: len(self._state(row).steps) for row in rows}
         start_s = time.perf_counter()
         length = self.length.chosen()
         if self.pair.num_processes > 1:  # process 0 decides, as clocks differ
@@ -137,21 +202,21 @@ class SpeculativeBatch(PairedBatch):
             self._draft_ahead(rows, length)
             # 3. The risky model reads the drafts in one forward, and the walk decides their
             #    positions in order, up to the first token that is not the guess.
-            num_verified = self._verify([row for row in rows if self._drafts[row]])
+            self._verify([row for row in rows if self._drafts[row]])
+            finished = self._release(rows)
         else:
-            num_verified = sum(self._nats[row] > 0.0 for row in rows)
-            self._read_on(rows)
-            self._draw(rows)
+            finished = super().step()
         # 4. What the round took is told to those who choose the next length.
-        if num_verified:  # where the budget was 0, tokens say nothing about those to come
-            drawn = [step for row in rows for step in self._state(row).steps[num_before[row] :]]
+        ends = zip(states, num_before, strict=True)
+        drawn = [step for state, start in ends for step in state.steps[start:]]
+        if any(step.budget > 0.0 for step in drawn):  # else they say nothing about those to come
             self.length.took(
                 length,
                 time.perf_counter() - start_s,
                 num_kept=sum(step.accepted for step in drawn),
                 num_drawn=len(drawn),
             )
-        return self._release(rows)
+        return finished
 
     def _draft_ahead(self, rows: list[int], length: int) -> None:
         """Draft up to `length` tokens in each row; tokens that need no draft are drawn at once."""
@@ -171,7 +236,7 @@ class SpeculativeBatch(PairedBatch):
 
     def _can_draft(self, row: int, length: int) -> bool:
         state, drafts = self._state(row), self._drafts[row]
-        if state.is_finished or row in self._stuck or len(drafts) >= length:
+        if state.is_finished or len(drafts) >= length:
             return False
         is_at_horizon = len(state.steps) + len(drafts) >= state.request.max_new_tokens
         return not is_at_horizon and not (drafts and drafts[-1].token_id in self._ends)
@@ -184,19 +249,10 @@ class SpeculativeBatch(PairedBatch):
 
     def _draft(self, rows: list[int], ahead: Tensor) -> None:
         """Guess the next token of these rows; ahead: (B, V) bool, seen once all drafts are kept."""
-        inputs = self._inputs(rows, ahead)
-        if inputs.uniform is not None:  # those of the drafted positions
-            ends = [(self._state(row), len(self._drafts[row])) for row in rows]
-            drawn = [(s.uniforms, len(s.steps) + num_drafts) for s, num_drafts in ends]
-            uniform = torch.stack([u[step] for u, step in drawn if u is not None])
-            inputs = replace(inputs, uniform=uploaded(uniform, self._device))
+        steps = [len(self._state(row).steps) + len(self._drafts[row]) for row in rows]
+        inputs = self._inputs(rows, steps, ahead)
         token_ids = self._guessed(inputs).tolist()
         for row, token_id, safe_logits in zip(rows, token_ids, inputs.logits["safe"], strict=True):
-            if token_id < 0:
-                self._stuck.add(row)
-                if not self._drafts[row]:
-                    self._decide([row])  # and so fail: there is nothing to verify before it
-                continue
             self._drafts[row].append(Draft(token_id, safe_logits.clone()))
             self._unread["safe"][row].append(token_id)
             ahead[row, token_id] = True
@@ -211,15 +267,13 @@ class SpeculativeBatch(PairedBatch):
             token_ids = inverse_cdf(probs, inputs.uniform[:, 0])
         return agreed(token_ids.masked_fill(~is_valid, -1), self.pair.num_processes)
 
-    def _verify(self, rows: list[int]) -> int:
-        """Decide drafted positions after one risky forward; returns how many tokens it read."""
+    def _verify(self, rows: list[int]) -> None:
+        """Decide the drafted positions of these rows after one risky forward."""
         unread = {row: self._to_verify(row) for row in rows}
         laws = dict(self._risky_laws(unread))
         for row, num_kept in self._walk(laws).items():
             self._forget_rejected(row, laws[row], num_kept)
             self._drafts[row].clear()
-        self._stuck.clear()
-        return sum(map(len, unread.values()))
 
     def _to_verify(self, row: int) -> list[int]:
         """What the risky model reads to verify a row: nothing behind what would end it."""
@@ -266,7 +320,7 @@ class SpeculativeBatch(PairedBatch):
                 self._logits["risky"][row] = laws[row][num_kept[row]]
             token_ids = self._decide(rows)
             pairs = zip(drafts.items(), token_ids, strict=True)
-            kept = [row for (row, draft), token_id in pairs if draft.token_id == token_id]
+            kept = [row for (row, draft), token_id in pairs if draft.token_id == token_id >= 0]
             for row in kept:
                 num_kept[row] += 1
             more = [row for row in kept if num_kept[row] < len(self._drafts[row])]
@@ -281,7 +335,7 @@ class SpeculativeBatch(PairedBatch):
         if state.is_finished:
             return
         self._roll_back("safe", row)
-        if row in self._stuck:
+        if self._drafts[row][-1].token_id < 0:
             self.streams["safe"].erase_rest(row)
         if num_kept == len(self._drafts[row]) < len(laws):
             self._logits["risky"][row] = laws[-1]

@@ -186,10 +186,6 @@ class Level(ABC):
         """Whether rows of up to `max_length` symbols can join a batch that is being decoded."""
         return True
 
-    def rows_can_share(self, max_length: int) -> bool:
-        """Whether several rows of up to `max_length` symbols can be decoded at once."""
-        return True
-
     @abstractmethod
     def open_streams(
         self,
@@ -272,10 +268,7 @@ class TokenLevel(Level):
         return TextStream(TokenText(self.pair.tokenizer), stop)
 
     def rows_can_join(self, max_length: int) -> bool:
-        return all(_attention(self.pair, name, max_length) for name in self.pair.models)
-
-    def rows_can_share(self, max_length: int) -> bool:
-        return not any(rows_are_alone(self.pair, name, max_length) for name in self.pair.models)
+        return all(rows_join(self.pair, name, max_length) for name in self.pair.models)
 
     def open_streams(
         self,
@@ -300,20 +293,12 @@ def open_stream(
 ) -> Stream:
     """One model's memory of `num_rows` rows of up to `max_length` tokens.
 
-    scores_prompts: whether reading gives log-probabilities of the prompts' own tokens. Raises
-    ValueError for several rows of a model that decodes such texts one at a time.
+    scores_prompts: whether reading gives log-probabilities of the prompts' own tokens.
     """
     runner, attention = pair.runners[name], _attention(pair, name, max_length)
-    if rows_are_alone(pair, name, max_length):
-        if num_rows > 1:
-            raise ValueError(
-                f"the {name} model decodes texts of {max_length} tokens one at a time, "
-                f"got {num_rows} rows"
-            )
-        return LoneStream(runner.model, runner.vocab_size, scores_prompts=scores_prompts)
     if attention is None:
-        size = runner.vocab_size
-        return BatchStream(runner.model, num_rows, size, scores_prompts=scores_prompts)
+        kind = LoneStream if pair.decodes_alone[name] else BatchStream
+        return kind(runner.model, num_rows, runner.vocab_size, scores_prompts=scores_prompts)
     return RowStream(
         runner,
         attention,
@@ -328,6 +313,6 @@ def _attention(pair: ModelPair, name: str, max_length: int) -> RowAttention | No
     return attention if attention is not None and attention.covers(max_length) else None
 
 
-def rows_are_alone(pair: ModelPair, name: str, max_length: int) -> bool:
-    """Whether a model decodes texts of this length one at a time."""
-    return pair.decodes_alone[name] and _attention(pair, name, max_length) is None
+def rows_join(pair: ModelPair, name: str, max_length: int) -> bool:
+    """Whether texts of this length can join a batch of a model: unless they are padded there."""
+    return pair.decodes_alone[name] or _attention(pair, name, max_length) is not None

@@ -19,7 +19,7 @@ from ..rules.rule import BOTH, StreamName, StreamSpec
 from ..settings import LevelName, SamplingConfig
 from ..tokenizer.tokenizer_file import TokenizerFile, read_tokenizer
 from ..warpers import Warpers
-from .level import Level, TextStream, TokenText, open_stream, rows_are_alone
+from .level import Level, TextStream, TokenText, open_stream, rows_join
 
 # R rows of one call, T new columns, V symbols, which are tokens of the risky model.
 
@@ -101,13 +101,7 @@ class RetokenizedLevel(Level):
         return TextStream(TokenText(self._tokenizer), stop)
 
     def rows_can_join(self, max_length: int) -> bool:
-        attention = self.pair.row_attention["risky"]
-        covers = attention is not None and attention.covers(max_length)
-        return covers and self.pair.row_attention["safe"] is not None
-
-    def rows_can_share(self, max_length: int) -> bool:
-        is_alone = rows_are_alone(self.pair, "risky", max_length)
-        return not is_alone and self.pair.row_attention["safe"] is not None
+        return rows_join(self.pair, "risky", max_length)
 
     def open_streams(
         self,
@@ -145,7 +139,7 @@ class RetokenizedLevel(Level):
         reach = min((n for n in limits if n), default=longest * max_length + 8)
         runner = pair.runners["safe"]
         inner: RowStream | LoneStream = LoneStream(
-            pair.safe, runner.vocab_size, scores_prompts=False
+            pair.safe, num_rows, runner.vocab_size, scores_prompts=False
         )
         if attention is not None:
             size = {"num_rows": num_rows, "max_length": reach}

@@ -90,14 +90,9 @@ def row_attention(model: PreTrainedModel) -> RowAttention:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RowSupport:
-    """How rows of one model are run."""
-
-    attention: RowAttention | None
-    """Of rows that join and leave, as far as it reaches; None where they cannot."""
-    is_alone: bool
-    """Other rows are run one at a time, not in left-padded batches."""
+RowSupport = tuple[RowAttention | None, bool]
+"""How rows of one model are run: of those that join and leave, as far as it reaches, or None; and
+whether others are run one by one, not in left-padded batches."""
 
 
 def row_support(runner: ModelRunner, name: str) -> RowSupport:
@@ -170,7 +165,7 @@ class RowCheck:
         else:
             if attention.reach is not None:
                 self.compare_alone()
-            return RowSupport(attention, is_alone=attention.reach is not None), slower
+            return (attention, attention.reach is not None), slower
         # 2. Left-padded batches.
         try:
             self.compare_batches()
@@ -178,8 +173,8 @@ class RowCheck:
             # 3. One text at a time, as `generate` of transformers reads it.
             rereads = ", read anew for every token" if self.compare_alone() else ""
             slower = f"one text at a time{rereads}: {reason}; {refusal}"
-            return RowSupport(None, is_alone=True), slower
-        return RowSupport(None, is_alone=False), f"in whole batches: {reason}"
+            return (None, True), slower
+        return (None, False), f"in whole batches: {reason}"
 
     def compare_rows(self, attention: RowAttention) -> None:
         """Rows that join, are fed unequally and go back."""
@@ -191,9 +186,9 @@ class RowCheck:
 
     def compare_alone(self) -> bool:
         """Each text alone, in turns; returns whether every new token rereads the whole text."""
-        runs = [(LoneStream(self.model, self.runner.vocab_size), [text]) for text in self.texts]
-        self._compare("alone", _distances(runs))
-        return any(stream.rereads for stream, _ in runs)
+        stream = LoneStream(self.model, len(LENGTHS), self.runner.vocab_size)
+        self._compare("alone", _distances([(stream, self.texts)]))
+        return stream.rereads
 
     def _row_distances(self, attention: RowAttention) -> Distances:
         longest = max(map(sum, LENGTHS))
@@ -288,18 +283,8 @@ PROBED_TOKENS = (1, 7, 3, 5, 2, 6)
 """A short text; two versions of its second half must leave the first half's logits alone."""
 
 
-def fixed_memory(config: PretrainedConfig) -> str:
-    """Why what a model remembers of a text cannot be cut back to an earlier token."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if any("linear" in kind or "mamba" in kind or "recurrent" in kind for kind in kinds):
-        return "has a recurrent state, which cannot go back to an earlier token"
-    if getattr(config, "sliding_window", None) is not None:
-        return "keeps its window in a ring buffer, which cannot go back to an earlier token"
-    return "decodes in whole batches, whose cache cannot go back to an earlier token"
-
-
 def shared_scale(config: PretrainedConfig) -> str:
-    """What tokens of one forward share, "" for nothing: scales of quantisation, routing."""
+    """What tokens of one forward share, "" for nothing: scales of quantization, routing."""
     settings: Any = getattr(config, "quantization_config", None)
     plain: dict[str, Any] = {}
     if settings is not None:

@@ -15,15 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import SafetensorError
 
-from ...durable_files import file_sha256
+from ...durable_files import file_sha256, write_durably
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,7 +112,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
             )
         )
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-        # Another program downloaded only some of the files: a licence, say, is not needed.
+        # Another program downloaded only some of the files: a license, say, is not needed.
         if known := getattr(error, "snapshot_path", None):
             return Path(known)
         at = "" if revision is None else f" at revision {revision}"
@@ -164,7 +160,7 @@ def check_adapter(adapter: Path, *, is_quantized: bool) -> None:
             name="peft",
         )
     if is_quantized:
-        raise ValueError(f"the adapter in {adapter} cannot be merged into quantised weights")
+        raise ValueError(f"the adapter in {adapter} cannot be merged into quantized weights")
 
 
 def merged(model: "PreTrainedModel", adapter: Path) -> "PreTrainedModel":
@@ -260,8 +256,6 @@ def _read_cache(cache: Path) -> dict[str, object]:
 def _write_cache(cache: Path, content: dict[str, object]) -> None:
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        partial = cache.with_suffix(f".{os.getpid()}")  # a split model's processes write at once
-        partial.write_text(json.dumps(content))
-        partial.replace(cache)
+        write_durably(cache, json.dumps(content))
     except OSError as error:
         logger.warning("fingerprint not cached, it is computed anew each time: %s", error)

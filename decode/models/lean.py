@@ -103,7 +103,7 @@ class LeanBackbone:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """model: one for which `lean_refusal` returns ""."""
+        """model: one that `can_be_lean`."""
         base: Any = model.get_submodule("model")
         self.state = layer_state(model)
         self._embeddings, self._norm = base.embed_tokens.weight, base.norm.weight
@@ -178,24 +178,19 @@ class LeanBackbone:
         return rotated[:, : self._num_heads], rotated[:, self._num_heads :], value
 
 
-def lean_refusal(model: PreTrainedModel, attention: RowAttention) -> str:
-    """Why a model needs the modules of transformers, "" if it does not."""
+def can_be_lean(model: PreTrainedModel, attention: RowAttention) -> bool:
+    """Whether these layers compute what the modules of a model do."""
     config = model.config
-    if config.model_type not in FAMILIES:
-        return f"the family {config.model_type} is none of {', '.join(FAMILIES)}"
-    if attention.keeps_modules:
-        return "its lean layers differed from its modules"
-    if attention.layer_types != ("full_attention",):
-        return "its attention is not full in all layers"
-    if (config._attn_implementation, config.hidden_act) != ("sdpa", "silu"):
-        return f"it uses {config._attn_implementation} and {config.hidden_act}, not sdpa and silu"
     kinds = {(type(weight), weight.dtype, weight.device.type) for weight in model.parameters()}
-    if kinds != {(nn.Parameter, torch.float32, "cpu")}:
-        return "its weights are not all float32 on the CPU"
-    if not can_pack(next(model.parameters())):
-        return "this build of torch has no oneDNN"
-    changed = [name for name, module in model.named_modules() if _is_changed(name, module)]
-    return f"its module {changed[0]} is not what the family has" if changed else ""
+    return (
+        config.model_type in FAMILIES
+        and not attention.keeps_modules
+        and attention.layer_types == ("full_attention",)
+        and (config._attn_implementation, config.hidden_act) == ("sdpa", "silu")
+        and kinds == {(nn.Parameter, torch.float32, "cpu")}
+        and can_pack(next(model.parameters()))
+        and not any(_is_changed(name, module) for name, module in model.named_modules())
+    )
 
 
 def is_hooked(module: nn.Module) -> bool:

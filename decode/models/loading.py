@@ -67,18 +67,12 @@ STORED_FLOATS = ("F16", "F32", "F64", "BF16")
 def load_config(folder: Path) -> PretrainedConfig:
     """The config alone, once its files are looked at; ValueError if one cannot be read or holds a
     value that no model has, which transformers ignores or stumbles over later."""
-    for name in (GENERATION_CONFIG, "model.safetensors.index.json"):
-        if (folder / name).is_file():
-            read_json(folder / name)
+    names = (GENERATION_CONFIG, "model.safetensors.index.json")
+    found = {name: read_json(folder / name) for name in names if (folder / name).is_file()}
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (AttributeError, OSError, ValueError, StrictDataclassError) as error:
         raise ValueError(f"the config in {folder} cannot be read: {_line(error)}") from error
-    _check_values(folder, config)
-    return config
-
-
-def _check_values(folder: Path, config: PretrainedConfig) -> None:
     quantization_method(config)
     text = config.get_text_config()
     if config.dtype is not None and config.dtype not in FLOATS.values():
@@ -88,14 +82,14 @@ def _check_values(folder: Path, config: PretrainedConfig) -> None:
     pad, size = text.pad_token_id, text.vocab_size
     if pad is not None and not -size <= pad < size:
         raise ValueError(f"pad_token_id must be in [-{size}, {size}), got {pad} in {folder}")
-    if (folder / GENERATION_CONFIG).is_file():
-        ends = read_json(folder / GENERATION_CONFIG).get("eos_token_id")
-        listed = ends if isinstance(ends, list) else [ends]
-        if ends is not None and not all(type(token) is int for token in listed):
-            raise ValueError(
-                f"eos_token_id must be a token id or a list of them, got {ends!r} in "
-                f"{folder / GENERATION_CONFIG}"
-            )
+    ends = found.get(GENERATION_CONFIG, {}).get("eos_token_id")
+    listed = ends if isinstance(ends, list) else [ends]
+    if ends is not None and not all(type(token) is int for token in listed):
+        raise ValueError(
+            f"eos_token_id must be a token id or a list of them, got {ends!r} in "
+            f"{folder / GENERATION_CONFIG}"
+        )
+    return config
 
 
 def checked_dtype(dtype: str | torch.dtype) -> str:
@@ -113,43 +107,30 @@ def load_model(
     *,
     options: LoadOptions = DEFAULT_OPTIONS,
     quantization: QuantizationConfigMixin | None = None,
+    tp_size: int = 1,
 ) -> PreTrainedModel:
-    """A model on one device; an adapter is merged into its weights.
+    """A model on one device, or split over `tp_size` processes; an adapter is merged into it.
 
-    device: None where the device_map of `options` says where the model goes. quantization: unless
-    given, as the model's own config says. Raises ValueError, in one line, for weights that cannot
-    be read or that lack a tensor and for an adapter that cannot be merged, and ModuleNotFoundError
-    for one where peft is not installed.
+    device: None where the device_map of `options` or the processes say where the model goes.
+    quantization: unless given, as the model's own config says. Raises ValueError, in one line, for
+    weights that cannot be read or that lack a tensor and for an adapter that cannot be merged, and
+    ModuleNotFoundError for one where peft is not installed.
     """
-    is_quantized = quantization is not None or bool(quantization_method(load_config(folder.base)))
     if folder.adapter is not None:
+        if tp_size != 1:
+            raise ValueError(f"an adapter ({folder.adapter}) cannot be merged into a split model")
+        is_quantized = bool(quantization or quantization_method(load_config(folder.base)))
         check_adapter(folder.adapter, is_quantized=is_quantized)
     settings = options.settings()
     if quantization is not None:
         settings["quantization_config"] = quantization
+    if tp_size != 1:
+        settings["distributed_config"] = DistributedConfig(tp_size=tp_size)
     if device is not None:
-        # Read onto it: a model may not fit the host's memory, nor quantised weights be moved.
+        # Read onto it: a model may not fit the host's memory, nor quantized weights be moved.
         settings["device_map"] = {"": torch.device(device)}
     model = _from_pretrained(folder.base, dtype, **settings)
     return model if folder.adapter is None else merged(model, folder.adapter)
-
-
-def load_split_model(
-    folder: ModelFolder, dtype: str, tp_size: int, *, options: LoadOptions = DEFAULT_OPTIONS
-) -> PreTrainedModel:
-    """A model split over the `tp_size` processes that torchrun started, one device each."""
-    if folder.adapter is not None:
-        raise ValueError(f"an adapter ({folder.adapter}) cannot be merged into a split model")
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size != tp_size:
-        raise ValueError(
-            f"tp_size {tp_size} needs torchrun --nproc-per-node {tp_size}, "
-            f"this process is one of {world_size}"
-        )
-    distributed = DistributedConfig(tp_size=tp_size)
-    return _from_pretrained(
-        folder.base, dtype, distributed_config=distributed, **options.settings()
-    )
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -178,7 +159,7 @@ def device_of(device: DeviceMap, name: str) -> str | torch.device:
 
 
 def quantization_method(config: PretrainedConfig) -> str:
-    """What a model's weights are quantised with ("gptq", ...), "" if they are not.
+    """What a model's weights are quantized with ("gptq", ...), "" if they are not.
 
     Raises ValueError for a config that names no method.
     """
@@ -203,7 +184,7 @@ def quantization_config(given: Mapping[str, Any] | Path | str) -> QuantizationCo
     """
     settings = given if isinstance(given, Mapping) else read_json(Path(given))
     if not isinstance(settings, Mapping) or "quant_method" not in settings:
-        raise ValueError(f'a quantisation must be an object with "quant_method", got {given}')
+        raise ValueError(f'a quantization must be an object with "quant_method", got {given}')
     try:
         config: QuantizationConfigMixin = AutoQuantizationConfig.from_dict(dict(settings))
     except TypeError as error:  # a setting that the method does not have
@@ -262,7 +243,7 @@ def _check_stored_floats(folder: Path, model: PreTrainedModel) -> None:
                 if is_parameter and stored not in STORED_FLOATS:
                     raise ValueError(
                         f"the weights in {folder} hold {name} as {stored}, but the model is not "
-                        "quantised"
+                        "quantized"
                     )
 
 
@@ -293,21 +274,31 @@ def check_spellings(safe: object, risky: object, unknown: Mapping[str, object]) 
         raise TypeError(f"from_pretrained takes no {name}: {hint}")
 
 
-def check_device_map(device: DeviceMap, safe: LoadOptions, risky: LoadOptions) -> None:
+def check_placement(
+    device: DeviceMap,
+    tp_size: int,
+    quantization: QuantizationConfigMixin | None,
+    safe: LoadOptions,
+    risky: LoadOptions,
+) -> None:
+    """Raise ValueError for places of the models that exclude each other."""
     if safe.device_map is not None:
         raise ValueError("a device_map is for the risky model: the safe one lies on one device")
     if risky.device_map is not None and isinstance(device, Mapping) and "risky" in device:
         raise ValueError(
             f"the risky model has a device_map, so it has no device, got {device['risky']!r}"
         )
-
-
-def check_split(
-    device: DeviceMap, quantization: QuantizationConfigMixin | None, risky: LoadOptions
-) -> None:
+    if tp_size == 1:
+        return
     if device is not None:
         raise ValueError(f"tp_size gives each process its own device, got device={device!r}")
     if risky.device_map is not None:
         raise ValueError(f"tp_size splits the model, got device_map={risky.device_map!r}")
     if quantization is not None:
-        raise ValueError("a model cannot be quantised and split over processes while it is loaded")
+        raise ValueError("a model cannot be quantized and split over processes while it is loaded")
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size != tp_size:
+        raise ValueError(
+            f"tp_size {tp_size} needs torchrun --nproc-per-node {tp_size}, "
+            f"this process is one of {world_size}"
+        )

@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Never
 
 import torch
-from transformers import (
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..settings import LevelName
@@ -22,14 +18,12 @@ from .loading import (
     DEFAULT_OPTIONS,
     DeviceMap,
     LoadOptions,
-    check_device_map,
+    check_placement,
     check_spellings,
-    check_split,
     checked_dtype,
     device_of,
     load_config,
     load_model,
-    load_split_model,
     load_tokenizer,
     quantization_method,
 )
@@ -52,10 +46,10 @@ class ModelPair:
 
     Each model is run on a few tokens, in the way in which it will decode, and compared with its
     plain forward: see `row_support`. Hooks that it is given later, and other layers in place of its
-    own, are honoured by the next call, but neither compared nor seen in its fingerprint.
+    own, are honored by the next call, but neither compared nor seen in its fingerprint.
 
     Both may carry embeddings padded beyond the tokenizer: the padding is never predicted. Only the
-    safe model has to be exact for the bound, so a quantised one is refused unless asked for.
+    safe model has to be exact for the bound, so a quantized one is refused unless asked for.
     """
 
     safe: PreTrainedModel
@@ -67,7 +61,7 @@ class ModelPair:
     risky_tokenizer: PreTrainedTokenizerFast | None = None
     """The risky model's; None where it has the same tokens as `tokenizer`, the safe one's."""
     allow_quantized_safe: bool = False
-    """Take a quantised safe model: the bound then holds against that model, not the original."""
+    """Take a quantized safe model: the bound then holds against that model, not the original."""
     source: PairFile | None = None
     """Where the models were loaded from; None for models in memory."""
     shared: SharedTokens = field(init=False)
@@ -79,13 +73,13 @@ class ModelPair:
     """By "safe" and "risky": how rows of different lengths share a forward, None if they cannot."""
     decodes_alone: dict[str, bool] = field(default_factory=dict, init=False)
     """By "safe" and "risky": whether rows that cannot share a forward like that, or are longer than
-    it reaches, decode one at a time; else they decode in left-padded batches."""
+    it reaches, are run one by one; else they decode in left-padded batches."""
     runners: dict[str, ModelRunner] = field(default_factory=dict, init=False)
     """By "safe" and "risky"; they predict shared tokens, or where the models are compared byte by
     byte, those of the model's own tokenizer."""
 
     quantization: dict[str, str] = field(default_factory=dict, init=False)
-    """Methods by the names of the quantised models."""
+    """Methods by the names of the quantized models."""
 
     def __post_init__(self) -> None:
         if not self.allow_quantized_safe:
@@ -135,9 +129,8 @@ class ModelPair:
         if name not in self.fingerprints:
             self.fingerprints[name] = model_fingerprint(model)
         model.train(False)
-        self.runners[name] = ModelRunner(model, tokens, packs=True)
-        support = row_support(self.runners[name], name)
-        self.row_attention[name], self.decodes_alone[name] = support.attention, support.is_alone
+        self.runners[name] = ModelRunner(model, tokens)
+        self.row_attention[name], self.decodes_alone[name] = row_support(self.runners[name], name)
 
     @classmethod
     def from_pretrained(
@@ -161,14 +154,14 @@ class ModelPair:
 
         dtype: "auto" (as stored), or one of torch or its name. device: one for both, or a mapping
         with "safe" and "risky"; by default CUDA where there is one. risky_quantization: any of
-        transformers' configs; a checkpoint that is quantised already needs none. tp_size: processes
+        transformers' configs; a checkpoint that is quantized already needs none. tp_size: processes
         (started by torchrun, one device each) that the risky model is split over; each has the
         whole safe model and gets the same results. safe_options, risky_options: revision,
         attention, and for the risky model a device_map that stands in place of its device.
 
         Raises FileNotFoundError for a missing folder or Hub id, ValueError for a config, weights or
         an adapter that are damaged or lack a tensor, for a model that `row_support` refuses, for a
-        quantised safe model, or for tokenizers that make other tokens of plain text unless both are
+        quantized safe model, or for tokenizers that make other tokens of plain text unless both are
         byte-level BPE, and ModuleNotFoundError for an adapter without peft.
         """
         check_spellings(safe, risky, unknown)
@@ -178,9 +171,7 @@ class ModelPair:
             safe_options = safe_options.pinned(named.safe_revision)
             risky_options = risky_options.pinned(named.risky_revision)
         dtype = checked_dtype(dtype)
-        check_device_map(device, safe_options, risky_options)
-        if tp_size != 1:
-            check_split(device, risky_quantization, risky_options)
+        check_placement(device, tp_size, risky_quantization, safe_options, risky_options)
         folders = {
             "safe": ModelFolder.find(safe, safe_options.revision),
             "risky": ModelFolder.find(risky, risky_options.revision),
@@ -189,18 +180,16 @@ class ModelPair:
         if not allow_quantized_safe:
             _refuse_quantized(configs["safe"])
         tokenizers = {name: load_tokenizer(folder.tokenizer) for name, folder in folders.items()}
-        if tp_size == 1:
-            risky_model = load_model(
-                folders["risky"],
-                dtype,
-                None if risky_options.device_map else device_of(device, "risky"),
-                options=risky_options,
-                quantization=risky_quantization,
-            )
-            safe_device = device_of(device, "safe")
-        else:
-            risky_model = load_split_model(folders["risky"], dtype, tp_size, options=risky_options)
-            safe_device = risky_model.device
+        is_spread = tp_size != 1 or risky_options.device_map is not None
+        risky_model = load_model(
+            folders["risky"],
+            dtype,
+            None if is_spread else device_of(device, "risky"),
+            options=risky_options,
+            quantization=risky_quantization,
+            tp_size=tp_size,
+        )
+        safe_device = device_of(device, "safe") if tp_size == 1 else risky_model.device
         return cls(
             load_model(folders["safe"], dtype, safe_device, options=safe_options),
             risky_model,
@@ -366,6 +355,6 @@ class ModelPair:
 def _refuse_quantized(config: PretrainedConfig) -> None:
     if method := quantization_method(config):
         raise ValueError(
-            f"the safe model is quantised ({method}), so the bound would hold against another "
+            f"the safe model is quantized ({method}), so the bound would hold against another "
             "model than the original: pass allow_quantized_safe=True to accept that"
         )

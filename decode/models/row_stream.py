@@ -13,11 +13,11 @@ from .kv_cache import Masks, RowAttention, RowCache, uploaded
 from .lean import (
     LeanBackbone,
     PackedLinear,
+    can_be_lean,
     can_pack,
     has_room,
     is_hooked,
     layer_state,
-    lean_refusal,
     weight_state,
 )
 from .stream import UNSCORED, PromptLogits
@@ -74,18 +74,18 @@ class ModelRunner:
     ValueError while the model itself has a hook, which nothing but a call of the whole model would
     run.
 
-    packs: keep a packed copy of the output layer's weight, which a CPU reads faster (see
-    `PackedLinear`), made when the first logits are asked for, and anew once the weight has changed.
+    A CPU reads a packed copy of the output layer's weight (see `PackedLinear`), which is made when
+    the first logits are asked for, and anew once the weight has changed.
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, *, packs: bool = False) -> None:
-        self.model, self.vocab_size, self._packs = model, vocab_size, packs
+    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
+        self.model, self.vocab_size = model, vocab_size
         self._lean: LeanBackbone | None = None
         self._packed: tuple[object, PackedLinear] | None = None
 
     def backbone(self, attention: RowAttention) -> Backbone:
         """What computes hidden states: lean layers, made once, or the modules of transformers."""
-        is_lean = not lean_refusal(self.model, attention)
+        is_lean = can_be_lean(self.model, attention)
         if is_lean and self._lean is not None and self._lean.state == layer_state(self.model):
             return self._lean
         self._lean = None  # copies of other weights: dropped before room is made for new ones
@@ -104,7 +104,7 @@ class ModelRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., vocab_size) of hidden states (..., D), in the model's dtype."""
         layer = self._output_layer
-        if self._packs and self._has_whole_weight(layer) and can_pack(layer.weight):
+        if self._has_whole_weight(layer) and can_pack(layer.weight):
             state = weight_state(*layer.parameters())
             if self._packed is None or self._packed[0] != state:
                 self._packed = state, PackedLinear(*self._predicted(layer))
@@ -137,7 +137,7 @@ class ModelRunner:
         return layer.weight[: self.vocab_size], bias
 
     def _has_whole_weight(self, layer: nn.Module) -> bool:
-        """False for a quantised layer, one that tensor parallelism splits, and one with hooks."""
+        """False for a quantized layer, one that tensor parallelism splits, and one with hooks."""
         if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
             return False
         return len(layer.weight) >= self.vocab_size and not is_hooked(layer)
@@ -161,8 +161,7 @@ class RowStream:
     ) -> None:
         """scores_prompts: whether reading gives log-probabilities of the prompts' own tokens."""
         self.model, self.attention = runner.model, attention
-        self.vocab_size = runner.vocab_size
-        self.max_length, self.scores_prompts = max_length, scores_prompts
+        self.vocab_size, self.scores_prompts = runner.vocab_size, scores_prompts
         self._backbone = runner.backbone(attention)
         self._runner = runner
         self._cache = RowCache(self.model.config.num_hidden_layers, num_rows, max_length)
@@ -244,7 +243,12 @@ class RowStream:
     def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         token_ids, lengths = right_padded(prompts)
         token_ids = uploaded(token_ids, self.model.device)
-        hidden = prefill(self._backbone, self._cache, rows, token_ids, lengths)
+        placement = self._cache.prepare(rows, token_ids.shape[1], token_ids.device)
+        assert placement.is_fresh, f"rows {rows} were not freed"
+        # Nothing lies before these tokens and padding only after them: no mask is needed, which
+        # leaves the fused attention kernels usable.
+        hidden = self._backbone(token_ids, placement.columns, None, self._cache)
+        self._cache.advance(rows, lengths)
         ends = uploaded(torch.tensor(lengths) - 1, hidden.device)
         last = hidden[torch.arange(len(rows), device=hidden.device), ends]
         log_probs = [UNSCORED] * len(rows)
@@ -277,20 +281,3 @@ def right_padded(prompts: list[list[int]]) -> tuple[Tensor, list[int]]:
     longest = max(lengths)
     padded = [prompt + prompt[-1:] * (longest - len(prompt)) for prompt in prompts]
     return torch.tensor(padded), lengths
-
-
-def prefill(
-    backbone: Backbone,
-    cache: RowCache,
-    rows: Sequence[int],
-    token_ids: Tensor,
-    lengths: Sequence[int],
-) -> Tensor:
-    """Hidden states (R, T, D) of prompts read into empty rows; token_ids (R, T), padded behind."""
-    placement = cache.prepare(rows, token_ids.shape[1], token_ids.device)
-    assert placement.is_fresh, f"rows {rows} were not freed"
-    # Nothing lies before these tokens and padding only after them: no mask is needed, which leaves
-    # the fused attention kernels usable.
-    hidden = backbone(token_ids, placement.columns, None, cache)
-    cache.advance(rows, lengths)
-    return hidden

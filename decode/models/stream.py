@@ -137,69 +137,84 @@ CACHES = ("past_key_values", "cache_params", "state")
 
 
 class LoneStream:
-    """A text that is read and continued as `generate` of transformers would do it, without padding.
+    """Texts that are read and continued one by one, as `generate` of transformers would do it.
 
-    The prompt takes one forward, each later token another: a recurrent state takes many tokens at
-    once only where a text begins. A model that returns no memory reads the whole text every time,
-    since what it may keep within its modules would be shared with other streams.
+    A prompt takes one forward, each later token another, without padding: a recurrent state takes
+    many tokens at once only where a text begins. A model that returns no memory reads the whole
+    text every time, since what it may keep within its modules would be shared with other texts.
     """
 
     def __init__(
-        self, model: PreTrainedModel, vocab_size: int, *, scores_prompts: bool = True
+        self, model: PreTrainedModel, num_rows: int, vocab_size: int, *, scores_prompts: bool = True
     ) -> None:
-        """scores_prompts: whether reading gives log-probabilities of the prompt's own tokens."""
+        """scores_prompts: whether reading gives log-probabilities of the prompts' own tokens."""
         self.model, self.vocab_size = model, vocab_size
         self.scores_prompts = scores_prompts
-        self._text: list[int] = []
-        self._cache: dict[str, Any] = {}
+        self._texts: list[list[int]] = [[] for _ in range(num_rows)]
+        self._caches: list[dict[str, Any]] = [{} for _ in range(num_rows)]
 
     @property
     def rereads(self) -> bool:
         """Whether every new token makes the model read the whole text again."""
-        return not self._cache
+        return not all(self._caches)
 
     @torch.inference_mode()
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
-        """Read the one prompt; its (L, vocab_size) logits exist once."""
-        assert rows == [0] and not self._text, rows
-        logits = self._forward(prompts[0])
-        if not self.scores_prompts:
-            return PromptLogits(logits[-1:], [UNSCORED], 1)
-        targets = torch.tensor(prompts[0][1:], device=logits.device)
-        parts = [
-            token_log_probs(logits[columns], targets[columns]).cpu()
-            for columns in chunks(self.vocab_size, 1, len(targets))
-        ]
-        return PromptLogits(logits[-1:], [torch.cat([UNSCORED, *parts])], 1)
+        """Read each prompt into an empty row; (L, vocab_size) logits of one exist at a time."""
+        last, log_probs = [], []
+        for row, prompt in zip(rows, prompts, strict=True):
+            logits = self._forward(row, prompt)
+            last.append(logits[-1:].clone())
+            targets = torch.tensor(prompt[1:], device=logits.device)
+            parts = [
+                token_log_probs(logits[columns], targets[columns]).cpu()
+                for columns in chunks(self.vocab_size, 1, len(targets))
+                if self.scores_prompts
+            ]
+            log_probs.append(torch.cat([UNSCORED, *parts]))
+        return PromptLogits(torch.cat(last), log_probs, 1)
 
     @torch.inference_mode()
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """Logits (1, T, vocab_size) after each new column; a single row has no padding."""
-        assert bool(mask.all()), "a lone row has nothing to be padded to"
-        return torch.cat([self._forward([token]) for token in token_ids[0].tolist()])[None]
+        """See Stream; logits of padding are zeros."""
+        counts = mask.sum(1).tolist()
+        texts = [row[:count] for row, count in zip(token_ids.tolist(), counts, strict=True)]
+        fed = {
+            row: torch.cat([self._forward(row, [token]) for token in tokens])
+            for row, tokens in enumerate(texts)
+            if tokens
+        }
+        logits = next(iter(fed.values())).new_zeros(*token_ids.shape, self.vocab_size)
+        for row, own in fed.items():
+            logits[row, : len(own)] = own
+        return logits
 
     @torch.inference_mode()
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
-        """Logits (1, vocab_size) after the last of the new tokens; see Stream."""
-        for token in tokens[0]:
-            logits = self._forward([token])
-        return logits
+        """See Stream."""
+        last = []
+        for row, new in zip(rows, tokens, strict=True):
+            for token in new:
+                logits = self._forward(row, [token])
+            last.append(logits)
+        return torch.cat(last)
 
     def free(self, row: int) -> None:
-        """Forget the text."""
-        self._text, self._cache = [], {}
+        """Forget a text."""
+        self._texts[row], self._caches[row] = [], {}
 
-    def _forward(self, tokens: list[int]) -> Tensor:
+    def _forward(self, row: int, tokens: list[int]) -> Tensor:
         """(new tokens, vocab_size) after a whole prompt, or after one token more."""
-        self._text += tokens
-        unread = tokens if self._cache else self._text
-        positions = torch.arange(len(self._text) - len(unread), len(self._text))
+        self._texts[row] += tokens
+        text, cache = self._texts[row], self._caches[row]
+        unread = tokens if cache else text
+        positions = torch.arange(len(text) - len(unread), len(text))
         output = self.model(
             input_ids=torch.tensor([unread], device=self.model.device),
             position_ids=positions[None].to(self.model.device),
             use_cache=True,
-            **self._cache,
+            **cache,
         )
-        self._cache = {name: output[name] for name in CACHES if output.get(name) is not None}
+        self._caches[row] = {name: output[name] for name in CACHES if output.get(name) is not None}
         logits: Tensor = output.logits[0, -len(tokens) :, : self.vocab_size]
         return logits

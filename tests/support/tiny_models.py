@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import random
 from collections.abc import Iterable
 
 import torch
@@ -126,6 +127,12 @@ def tiny_family(name: str, seed: int, **changes) -> PreTrainedModel:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[name]), **changes)
     return model.double().eval()
+
+
+def word_prompts(count: int, seed: int = 0) -> list[str]:
+    """Texts of one to eight words of `TEXT`."""
+    source, words = random.Random(seed), " ".join(TEXT).split()
+    return [" ".join(source.choices(words, k=source.randint(1, 8))) for _ in range(count)]
 
 
 def every_text(words: Iterable[int], horizon: int, end: int = 1) -> list[list[int]]:

@@ -1,11 +1,10 @@
 """Requests without an allowance need no risky model: the same ledgers, fewer forwards."""
 
 import math
-import random
-from collections import Counter
 
 import pytest
-from tiny_models import TEXT, tiny_llama
+from plain_forward import assert_same
+from tiny_models import TEXT, tiny_llama, word_prompts
 
 from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
 from anchored.decode import decoder
@@ -19,14 +18,8 @@ RULES = [
     Anchored(k=0.0),
     SafeOnly(),
 ]
-WORDS = " ".join(TEXT).split()
 NUM_PROMPTS = 8
 NUM_TOKENS = 16
-
-
-def prompts(count: int) -> list[str]:
-    source = random.Random(count)
-    return [" ".join(source.choices(WORDS, k=source.randint(1, 8))) for _ in range(count)]
 
 
 class RestlessBatch(PairedBatch):
@@ -37,23 +30,10 @@ class RestlessBatch(PairedBatch):
             self._read(name, rows)
 
 
-@pytest.fixture
-def forwards(pair):
-    """Counts the forwards of both models' backbones."""
-    counts: Counter[str] = Counter()
-    hooks = [
-        model.model.register_forward_pre_hook(lambda *_, name=name: counts.update([name]))
-        for name, model in pair.models.items()
-    ]
-    yield counts
-    for hook in hooks:
-        hook.remove()
-
-
 def generate(pair, rule, batch_size, **settings):
     decoder = Decoder(pair, rule, batch_size=batch_size)
     settings = {"max_new_tokens": NUM_TOKENS, "seed": list(range(NUM_PROMPTS)), **settings}
-    return decoder.generate(prompts(NUM_PROMPTS), **settings)
+    return decoder.generate(word_prompts(NUM_PROMPTS, 8), **settings)
 
 
 def cold_steps(ledger) -> int:
@@ -68,14 +48,7 @@ def test_resting_changes_no_token_and_no_figure(pair, rule, monkeypatch):
     monkeypatch.setattr(decoder, "PairedBatch", RestlessBatch)
     restless = generate(pair, rule, 5)
     assert all(result.ledger.skipped_risky == 0 for result in restless)
-    for ours, theirs in zip(rested, restless, strict=True):
-        assert ours.token_ids == theirs.token_ids and ours.text == theirs.text
-        for left, right in zip(ours.ledger.steps, theirs.ledger.steps, strict=True):
-            assert left.accepted == right.accepted
-            for figure in ("budget", "spend", "weight", "log_prob", "safe_log_prob"):
-                expected = getattr(right, figure)
-                assert getattr(left, figure) == pytest.approx(expected, abs=1e-5)
-        assert ours.ledger.certified and ours.ledger.is_within_bound
+    assert_same(restless, rested)
     assert verify(rested[0].ledger, pair).is_ok
 
 

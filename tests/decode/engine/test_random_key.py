@@ -49,18 +49,14 @@ def safe_joint_law(pair: ModelPair) -> torch.Tensor:
     return laws[0, -2][:, None] * laws[:, -1]
 
 
-def chi_square(counts: torch.Tensor, law: torch.Tensor) -> float:
-    expected = law * counts.sum()
-    assert expected.min() > 5.0
-    return ((counts - expected) ** 2 / expected).sum().item()
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", [SafeOnly(), Anchored(k=0.0)], ids=["safe_only", "no budget"])
 def test_two_turns_without_a_budget_have_the_safe_models_joint_law(word_pair, rule):
     """Measured: chi-square 28, 0.014 nats from the law of independent turns, which is chance."""
     counts = second_turns(Decoder(word_pair, rule, batch_size=250))
-    assert chi_square(counts, safe_joint_law(word_pair)) < LIMIT
+    expected = safe_joint_law(word_pair) * counts.sum()
+    assert expected.min() > 5.0
+    assert ((counts - expected) ** 2 / expected).sum() < LIMIT
 
 
 def test_the_key_of_a_request_never_changes():
@@ -72,23 +68,18 @@ def test_the_key_of_a_request_never_changes():
     assert random_key(7, [5, 6, 300], level="token", place=2) == expected
 
 
-def keys_of(results) -> list[int]:
-    return [recorded_key(result.ledger.header) for result in results]
-
-
-def test_equal_prompts_samples_and_neighbouring_seeds_are_drawn_apart(pair):
+def test_equal_prompts_samples_and_neighboring_seeds_are_drawn_apart(pair):
     decoder = Decoder(pair, Anchored(k=1.0))
     equal = decoder.generate(["salt"] * 3, max_new_tokens=8)
     samples = decoder.generate("salt", max_new_tokens=8, num_return_sequences=3)
     next_seed = decoder.generate("salt", max_new_tokens=8, seed=1, num_return_sequences=3)
-    assert keys_of(equal) == keys_of(samples)
-    assert tokens_of(equal) == tokens_of(samples)
-    assert len({*keys_of(samples), *keys_of(next_seed)}) == 6
-    assert len(set(map(tuple, tokens_of(samples) + tokens_of(next_seed)))) == 6
-
-
-def tokens_of(results) -> list[list[int]]:
-    return [result.token_ids for result in results]
+    drawn = [
+        [(recorded_key(result.ledger.header), tuple(result.token_ids)) for result in results]
+        for results in (equal, samples, next_seed)
+    ]
+    assert drawn[0] == drawn[1]
+    for keys_or_tokens in zip(*drawn[1], *drawn[2], strict=True):
+        assert len(set(keys_or_tokens)) == 6
 
 
 def test_a_place_counts_the_requests_of_one_prompt_and_one_seed(pair):

@@ -4,40 +4,13 @@ import random
 
 import pytest
 import torch
-from tiny_models import tiny_llama
+from tiny_models import tiny_llama, word_prompts
 
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.engine.paired_batch import PairedBatch, decode_all
 from anchored.decode.engine.request import Request
 from anchored.decode.levels.level import TokenLevel
 from anchored.decode.settings import SamplingConfig
-
-WORDS = [
-    "the keeper",
-    "of",
-    "lamp",
-    "wrote every",
-    "wave",
-    "into",
-    "ledger",
-    "salt",
-    "rain",
-    "math",
-]
-
-
-def prompts(count: int) -> list[str]:
-    source = random.Random(count)
-    return [" ".join(source.choices(WORDS, k=source.randint(1, 12))) for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def ending_pair(tokenizer) -> ModelPair:
-    """Requests end at stop tokens after anything from 1 to 30 steps."""
-    safe, risky = tiny_llama(1), tiny_llama(2, layers=3)
-    for model in (safe, risky):
-        model.lm_head.weight.data[1] += 1.5
-    return ModelPair(safe, risky, tokenizer)
 
 
 def tokens_of(results) -> list[list[int]]:
@@ -47,7 +20,7 @@ def tokens_of(results) -> list[list[int]]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("batch_size", [2, 16])
 def test_a_full_batch_gives_every_request_the_tokens_it_gets_alone(ending_pair, batch_size):
-    texts, seeds = prompts(40), list(range(40))
+    texts, seeds = word_prompts(40), list(range(40))
     settings = {"max_new_tokens": 30, "temperature": 1.0}
     alone = Decoder(ending_pair, Anchored(k=1.0), batch_size=1)
     expected = alone.generate(texts, seed=seeds, **settings)
@@ -65,7 +38,7 @@ def test_a_full_batch_gives_every_request_the_tokens_it_gets_alone(ending_pair, 
 def test_the_batch_stays_full_while_requests_wait(ending_pair):
     requests = [
         Request(prompt_token_ids=ending_pair.encode(text), max_new_tokens=30, index=i, seed=i)
-        for i, text in enumerate(prompts(30))
+        for i, text in enumerate(word_prompts(30))
     ]
     batch = PairedBatch(
         TokenLevel(ending_pair),
@@ -116,6 +89,6 @@ def test_a_row_that_failed_leaves_nothing_to_the_request_that_joins_it(tokenizer
 
 
 def test_the_bar_shows_tokens_per_second(pair, capfd):
-    Decoder(pair, Anchored(k=1.0)).generate(prompts(3), max_new_tokens=4, progress="pair")
+    Decoder(pair, Anchored(k=1.0)).generate(word_prompts(3), max_new_tokens=4, progress="pair")
     shown = capfd.readouterr().err
     assert "pair" in shown and "3/3" in shown and "tokens/s" in shown

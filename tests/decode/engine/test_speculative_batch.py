@@ -2,17 +2,16 @@
 
 import math
 import random
-from collections import Counter
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import TEXT, tiny_llama, word_tokenizer
+from plain_forward import assert_same
+from tiny_models import TEXT, tiny_llama, word_prompts, word_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
 
-WORDS = " ".join(TEXT).split()
 RULES = [
     Anchored(k=0.4),
     Anchored(k=1.0, divergence="max", debt="none"),
@@ -21,21 +20,6 @@ RULES = [
 ]
 LENGTHS = [1, 2, 4, 8, "auto"]
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
-FIGURES = ("budget", "spend", "weight", "log_prob", "safe_log_prob")
-
-
-def prompts(count: int, seed: int = 0) -> list[str]:
-    source = random.Random(seed)
-    return [" ".join(source.choices(WORDS, k=source.randint(1, 8))) for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def ending_pair(tokenizer) -> ModelPair:
-    """Texts end at stop tokens here and there, drafts too."""
-    safe, risky = tiny_llama(1), tiny_llama(2, layers=3)
-    for model in (safe, risky):
-        model.lm_head.weight.data[1] += 1.0
-    return ModelPair(safe, risky, tokenizer)
 
 
 def generate(pair, rule, speculate, texts, *, batch_size=16, order=None, **settings):
@@ -47,17 +31,6 @@ def generate(pair, rule, speculate, texts, *, batch_size=16, order=None, **setti
     return [result for _, result in sorted(zip(order, results, strict=True), key=lambda x: x[0])]
 
 
-def assert_same(expected, actual) -> None:
-    for plain, result in zip(expected, actual, strict=True):
-        assert result.token_ids == plain.token_ids and result.error == plain.error
-        assert result.text == plain.text and result.finish_reason == plain.finish_reason
-        assert result.ledger.is_within_bound and result.ledger.certified == plain.ledger.certified
-        for left, right in zip(result.ledger.steps, plain.ledger.steps, strict=True):
-            assert left.accepted == right.accepted
-            for figure in FIGURES:
-                assert getattr(left, figure) == pytest.approx(getattr(right, figure), abs=1e-5)
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("rule", "speculate"),
@@ -65,7 +38,7 @@ def assert_same(expected, actual) -> None:
     ids=str,
 )
 def test_every_draft_length_gives_the_plain_tokens_and_ledgers(ending_pair, rule, speculate):
-    texts = prompts(12)
+    texts = word_prompts(12)
     plain = generate(ending_pair, rule, "off", texts)
     order = random.Random(1).sample(range(12), 12)
     ours = generate(ending_pair, rule, speculate, texts, batch_size=5, order=order)
@@ -124,7 +97,7 @@ WAYS = {
 
 @pytest.mark.parametrize(("rule", "settings"), WAYS.values(), ids=WAYS)
 def test_other_ways_to_decode_give_the_plain_tokens_too(ending_pair, rule, settings):
-    plain, ours = (generate(ending_pair, rule, n, prompts(4), **settings) for n in ("off", 3))
+    plain, ours = (generate(ending_pair, rule, n, word_prompts(4), **settings) for n in ("off", 3))
     assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
 
 
@@ -133,7 +106,7 @@ def test_other_ways_to_decode_give_the_plain_tokens_too(ending_pair, rule, setti
 def test_identical_models_accept_every_draft(tokenizer, gamma, num_tokens):
     pair = ModelPair(tiny_llama(1), tiny_llama(1), tokenizer)
     decoder = Decoder(pair, Anchored(k=1.0), speculate=gamma)
-    for result in decoder.generate(prompts(3), max_new_tokens=num_tokens, temperature=1.0):
+    for result in decoder.generate(word_prompts(3), max_new_tokens=num_tokens, temperature=1.0):
         ledger, drawn = result.ledger, len(result.token_ids)
         assert ledger.accepted == ledger.drafted
         # The prompt tells the first law; each forward then gives a draft and one token more.
@@ -153,19 +126,13 @@ def test_a_debt_above_k_leaves_the_risky_model_with_the_prompt(pair, speculate):
 
 
 @pytest.mark.parametrize("speculate", ["off", 3])
-def test_the_forwards_of_one_request_are_those_of_its_ledger(pair, speculate):
-    counts: Counter[str] = Counter()
-    hooks = [
-        model.model.register_forward_pre_hook(lambda *_, name=name: counts.update([name]))
-        for name, model in pair.models.items()
-    ]
+def test_the_forwards_of_one_request_are_those_of_its_ledger(pair, forwards, speculate):
     decoder = Decoder(pair, Anchored(k=0.4), speculate=speculate)
-    counts.clear()
+    forwards.clear()
     (result,) = decoder.generate(TEXT[2], max_new_tokens=20)
-    for hook in hooks:
-        hook.remove()
-    assert counts == {"safe": result.ledger.safe_forwards, "risky": result.ledger.risky_forwards}
-    assert result.ledger.risky_forwards < len(result.token_ids) - 1
+    ledger = result.ledger
+    assert forwards == {"safe": ledger.safe_forwards, "risky": ledger.risky_forwards}
+    assert ledger.risky_forwards < len(result.token_ids) - 1
 
 
 def test_streams_give_accepted_runs_of_the_same_text(pair):

@@ -10,7 +10,7 @@ from triton.runtime.errors import OutOfResources
 from anchored.decode.models import lean
 from anchored.decode.models.capabilities import row_attention, row_support
 from anchored.decode.models.kv_cache import RowCache
-from anchored.decode.models.lean import FAMILIES, LeanBackbone, PackedLinear, lean_refusal
+from anchored.decode.models.lean import FAMILIES, LeanBackbone, PackedLinear
 from anchored.decode.models.row_stream import ModelRunner, ModuleBackbone, RowStream
 
 NUM_ROWS = 3
@@ -57,10 +57,7 @@ class Both:
                 masks = self.attention.masks(*columns, self.model.dtype)
             hidden.append(backbone(tokens, place.columns, masks, cache))
             cache.advance(rows, counts)
-        self.assert_near(*hidden)
-
-    def assert_near(self, plain: torch.Tensor, lean: torch.Tensor) -> None:
-        torch.testing.assert_close(lean, plain, atol=2e-5, rtol=0)
+        torch.testing.assert_close(*hidden, atol=2e-5, rtol=0)
 
 
 def backbone_of(model):
@@ -90,38 +87,44 @@ def test_hidden_states_are_those_of_the_modules(name):
     both.agree([1], 20, [20], masked=True)
 
 
-def test_a_model_made_in_inference_mode_can_be_lean():
+def made_in_inference_mode():
     with torch.inference_mode():
-        model = tiny_llama(1).float()
-    both = Both(model)
-    both.agree([0, 1, 2], 3, [3, 3, 3], masked=False)
-    assert isinstance(backbone_of(model), LeanBackbone)
+        return tiny_llama(1).float()
 
 
-def test_other_models_keep_their_modules():
-    refusals = {
-        "the family olmo2 is none of llama, mistral, qwen2, qwen3": tiny_family("olmo2", 1).float(),
-        "its attention is not full in all layers": tiny_family("mistral, sliding", 1).float(),
-        "it uses eager and silu, not sdpa and silu": tiny_family(
-            "llama", 1, attn_implementation="eager"
-        ).float(),
-        "it uses sdpa and gelu, not sdpa and silu": tiny_llama(1, hidden_act="gelu").float(),
-        "its weights are not all float32 on the CPU": tiny_llama(1).bfloat16(),
-    }
-    for reason, model in refusals.items():
-        assert lean_refusal(model, row_attention(model)) == reason
-        assert isinstance(backbone_of(model), ModuleBackbone)
-    mixed = tiny_llama(1).float()
-    mixed.model.layers[0].mlp.double()
-    weights = "its weights are not all float32 on the CPU"
-    assert lean_refusal(mixed, row_attention(mixed)) == weights
-
-
-def test_layers_that_share_weights_are_lean():
+def with_shared_weights():
     model = tiny_llama(1).float()
     first, second = model.model.layers
     second.mlp.up_proj.weight = first.mlp.up_proj.weight
+    return model
+
+
+@pytest.mark.parametrize("make", [made_in_inference_mode, with_shared_weights])
+def test_models_made_in_other_ways_are_lean_too(make):
+    model = make()
     Both(model).agree([0, 1, 2], 3, [3, 3, 3], masked=False)
+    assert isinstance(backbone_of(model), LeanBackbone)
+
+
+def of_two_dtypes():
+    model = tiny_llama(1).float()
+    model.model.layers[0].mlp.double()
+    return model
+
+
+OTHERS = {
+    "family": lambda: tiny_family("olmo2", 1).float(),
+    "window": lambda: tiny_family("mistral, sliding", 1).float(),
+    "eager attention": lambda: tiny_family("llama", 1, attn_implementation="eager").float(),
+    "activation": lambda: tiny_llama(1, hidden_act="gelu").float(),
+    "dtype": lambda: tiny_llama(1).bfloat16(),
+    "two dtypes": of_two_dtypes,
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_other_models_keep_their_modules(make):
+    assert isinstance(backbone_of(make()), ModuleBackbone)
 
 
 def test_the_user_s_model_is_not_touched():
@@ -156,6 +159,17 @@ def test_layers_are_packed_once_and_anew_when_the_model_changes():
     assert isinstance(runner.backbone(attention), ModuleBackbone)
 
 
+@torch.no_grad()
+def test_the_output_layer_is_packed_anew_when_its_weight_changes():
+    model, hidden = tiny_llama(1).float(), torch.randn(2, 32)
+    runner, weight = ModelRunner(model, 320), model.lm_head.weight
+    logits = runner.logits(hidden)
+    for change in (weight, weight.data):
+        change.mul_(2.0)
+        before, logits = logits, runner.logits(hidden)
+        assert torch.equal(logits, 2.0 * before)
+
+
 @pytest.mark.parametrize("width", [48, 1_536, 4_099])
 def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(width):
     generator = torch.Generator().manual_seed(width)
@@ -165,8 +179,10 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(width):
     layer = PackedLinear(weight, bias)
     together = layer(rows)
     torch.testing.assert_close(together, rows @ weight.T + bias, atol=1e-3, rtol=0)
+    rows[17] = torch.nan
     for num_rows in (1, 2, 3, 4, 5, 17):
         assert torch.equal(layer(rows[:num_rows]), together[:num_rows])
+    assert layer(rows).isnan().any(-1).nonzero().tolist() == [[17]]
 
 
 def test_without_room_for_packed_weights_the_modules_are_run(monkeypatch):
@@ -196,11 +212,11 @@ def test_lean_layers_that_differ_or_fail_are_left_to_the_modules(fault, monkeypa
     model = tiny_llama(1).float()
     monkeypatch.setattr(LeanBackbone, "_rotation", wrong)
     with caplog.at_level(logging.WARNING):
-        support = row_support(ModelRunner(model, 320), "safe")
-    assert support.attention.keeps_modules and not support.is_alone
+        attention, is_alone = row_support(ModelRunner(model, 320), "safe")
+    assert attention.keeps_modules and not is_alone
     (line,) = caplog.messages
     start = "the safe model (llama) decodes by the modules of transformers: in rows it"
     assert line.startswith(start), line
-    stream = RowStream(ModelRunner(model, 320), support.attention, num_rows=1, max_length=9)
+    stream = RowStream(ModelRunner(model, 320), attention, num_rows=1, max_length=9)
     expected = model(torch.tensor([[5, 6]])).logits[:, -1]
     torch.testing.assert_close(stream.read([[5, 6]], [0]).logits, expected, atol=1e-5, rtol=0)

@@ -17,6 +17,7 @@ from anchored.decode.models import folder as model_folder
 from anchored.decode.models.folder import ModelFolder, fingerprint, model_location
 from anchored.decode.models.loading import load_model
 
+WEIGHTS = "adapter_model.safetensors"
 NEEDED = {"config.json", "model.safetensors", "tokenizer.json"}
 OPTIONAL = {"generation_config.json", "tokenizer_config.json", "chat_template.jinja", "LICENSE"}
 UNREAD = {
@@ -71,14 +72,25 @@ def test_a_revision_is_asked_of_the_hub_for_its_own_model(hub, pair_folders):
         ModelPair.from_pretrained(pair_folders[0], "owner/model", safe_options=options)
 
 
+def raising(monkeypatch, error: Exception) -> None:
+    def download(name: str, **_) -> str:
+        raise error
+
+    monkeypatch.setattr(model_folder, "snapshot_download", download)
+
+
 def test_files_that_another_program_downloaded_are_enough_without_the_hub(
     pair_folders, monkeypatch
 ):
-    def offline(name: str, **_) -> str:
-        raise IncompleteSnapshotError("the Hub is out of reach", str(pair_folders[1]))
-
-    monkeypatch.setattr(model_folder, "snapshot_download", offline)
+    raising(monkeypatch, IncompleteSnapshotError("the Hub is out of reach", str(pair_folders[1])))
     assert ModelFolder.find("owner/model") == ModelFolder(pair_folders[1])
+
+
+def test_an_id_that_the_hub_does_not_have_is_refused_in_one_line(monkeypatch):
+    raising(monkeypatch, LocalEntryNotFoundError("no such repository,\nnor a snapshot of it"))
+    reason = "no model owner/model at revision v2 on the Hub or in its cache: no such repository, n"
+    with pytest.raises(FileNotFoundError, match=reason):
+        ModelFolder.find("owner/model", "v2")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "distilgpt2", "owner/model", "meta-llama/Llama-3.1-8B"])
@@ -100,18 +112,6 @@ def test_a_folder_comes_before_an_id_of_its_name_and_may_begin_at_home(tmp_path,
 def test_what_is_neither_a_folder_nor_an_id_is_refused(name):
     with pytest.raises(FileNotFoundError, match=r"no model folder .* nor is it the id of a model"):
         ModelFolder.find(name)
-
-
-def test_an_id_that_the_hub_does_not_have_is_refused_in_one_line(monkeypatch):
-    def nowhere(name: str, **_) -> str:
-        raise LocalEntryNotFoundError("no such repository,\nnor a snapshot of it")
-
-    monkeypatch.setattr(model_folder, "snapshot_download", nowhere)
-    reason = (
-        "no model owner/model at revision v2 on the Hub or in its cache: no such repository, nor"
-    )
-    with pytest.raises(FileNotFoundError, match=reason):
-        ModelFolder.find("owner/model", "v2")
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def adapter(pair_folders, tmp_path) -> Path:
         for layer in range(3)
         for side, shape in shapes.items()
     }
-    save_file(tensors, folder / "adapter_model.safetensors")
+    save_file(tensors, folder / WEIGHTS)
     return folder
 
 
@@ -153,8 +153,8 @@ def test_the_fingerprint_of_an_adapter_covers_it_and_its_base(adapter, pair_fold
     base = Path(shutil.copytree(pair_folders[1], tmp_path / "base"))
     known = {fingerprint(ModelFolder(base)), fingerprint(ModelFolder(base, adapter))}
     assert len(known) == 2
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    save_file({name: 2 * t for name, t in tensors.items()}, adapter / "adapter_model.safetensors")
+    tensors = load_file(adapter / WEIGHTS)
+    save_file({name: 2 * t for name, t in tensors.items()}, adapter / WEIGHTS)
     known.add(fingerprint(ModelFolder(base, adapter)))
     tiny_llama(9, layers=3).float().save_pretrained(base)
     known.add(fingerprint(ModelFolder(base, adapter)))
@@ -171,7 +171,7 @@ def test_an_adapter_without_peft_is_refused_in_one_line(adapter, pair_folders, m
 def test_an_adapter_is_merged_into_the_weights_of_its_base(adapter, pair_folders):
     pytest.importorskip("peft")
     pair = ModelPair.from_pretrained(pair_folders[0], adapter, device="cpu")
-    tensors = load_file(adapter / "adapter_model.safetensors")
+    tensors = load_file(adapter / WEIGHTS)
     name = "base_model.model.model.layers.1.self_attn.q_proj.lora_{}.weight"
     change = 4 / 2 * tensors[name.format("B")] @ tensors[name.format("A")]
     plain = load_model(ModelFolder(pair_folders[1]), "auto", "cpu")
@@ -182,32 +182,35 @@ def test_an_adapter_is_merged_into_the_weights_of_its_base(adapter, pair_folders
 
 def test_an_adapter_that_lacks_a_tensor_is_refused(adapter, pair_folders):
     pytest.importorskip("peft")
-    tensors = load_file(adapter / "adapter_model.safetensors")
+    tensors = load_file(adapter / WEIGHTS)
     tensors.popitem()
-    save_file(tensors, adapter / "adapter_model.safetensors")
+    save_file(tensors, adapter / WEIGHTS)
     with pytest.raises(ValueError, match=r"adapter cannot be merged: Found missing adapter keys"):
         ModelPair.from_pretrained(pair_folders[0], adapter, device="cpu")
 
 
-def damage(adapter: Path, kind: str) -> None:
-    if kind == "weights":
-        (adapter / "adapter_model.safetensors").unlink()
-    elif kind == "model":
-        shutil.copy(adapter / "adapter_model.safetensors", adapter / "model.safetensors")
-    else:
-        (adapter / "adapter_config.json").write_text(kind)
-
-
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("damage", "reason"),
     [
-        ("weights", "the adapter in .*adapter has no adapter_model.safetensors"),
-        ("model", "holds a whole model and an adapter: keep them in two folders"),
-        ("{", "adapter_config.json is not JSON"),
-        ("{}", "the adapter_config.json in .*adapter has no base_model_name_or_path"),
+        (
+            lambda adapter: (adapter / WEIGHTS).unlink(),
+            "the adapter in .*adapter has no adapter_model.safetensors",
+        ),
+        (
+            lambda adapter: shutil.copy(adapter / WEIGHTS, adapter / "model.safetensors"),
+            "holds a whole model and an adapter: keep them in two folders",
+        ),
+        (
+            lambda adapter: (adapter / "adapter_config.json").write_text("{"),
+            "adapter_config.json is not JSON",
+        ),
+        (
+            lambda adapter: (adapter / "adapter_config.json").write_text("{}"),
+            "the adapter_config.json in .*adapter has no base_model_name_or_path",
+        ),
     ],
 )
-def test_an_adapter_that_is_not_whole_is_refused(adapter, kind, reason):
-    damage(adapter, kind)
+def test_an_adapter_that_is_not_whole_is_refused(adapter, damage, reason):
+    damage(adapter)
     with pytest.raises(ValueError, match=reason):
         ModelFolder.find(adapter)

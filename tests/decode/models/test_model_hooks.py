@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from plain_forward import plain_log_probs
+from plain_forward import assert_recorded
 from tiny_models import tiny_llama
 from torch import nn
 from torch.nn.utils import parametrize
@@ -16,7 +16,7 @@ from anchored.decode.levels.level import open_stream
 PROMPTS = ["the keeper of the lamp", "salt"]
 
 
-def favours_one_token(module, given, logits):
+def favors_one_token(module, given, logits):
     """A forward hook that makes one token likelier by far."""
     return logits + 5.0 * (torch.arange(logits.shape[-1]) == 40)
 
@@ -53,12 +53,12 @@ def with_its_own_forward(layer) -> None:
 
 
 CHANGES = {
-    "a hook on the output layer": lambda m: m.lm_head.register_forward_hook(favours_one_token),
+    "a hook on the output layer": lambda m: m.lm_head.register_forward_hook(favors_one_token),
     "a pre-hook on the output layer": lambda m: m.lm_head.register_forward_pre_hook(halved),
     "another output layer": lambda m: setattr(m, "lm_head", nn.Linear(32, 320)),
     "an adapted output layer": lambda m: setattr(m, "lm_head", Adapted(m.lm_head)),
     "a forward of the output layer's own": lambda m: with_its_own_forward(m.lm_head),
-    "a parametrised output layer": lambda m: parametrize.register_parametrization(
+    "a parametrized output layer": lambda m: parametrize.register_parametrization(
         m.lm_head, "weight", Doubled()
     ),
     "a hook on a layer": lambda m: m.model.layers[1].mlp.register_forward_pre_hook(halved),
@@ -80,8 +80,7 @@ def small_tiles(monkeypatch):
 def check_recorded(pair: ModelPair) -> None:
     """The steps of ledgers, and the scores of prompts that debts are made of."""
     for result in Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=6):
-        recorded = [step.safe_log_prob for step in result.ledger.steps]
-        assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)
+        assert_recorded(pair, result)
     prompts = [pair.encode(prompt) for prompt in PROMPTS]
     read = open_stream(pair, "safe", 2, 30, scores_prompts=True).read(prompts, [0, 1])
     for prompt, scores in zip(prompts, read.token_log_probs, strict=True):
@@ -123,11 +122,11 @@ def test_a_hook_on_the_whole_model_is_refused_if_it_came_after(tokenizer):
 
 
 def with_hook_on_logits(model):
-    def favours(module, given, output):
-        output.logits = favours_one_token(module, given, output.logits)
+    def favors(module, given, output):
+        output.logits = favors_one_token(module, given, output.logits)
         return output
 
-    model.register_forward_hook(favours)
+    model.register_forward_hook(favors)
     return model
 
 

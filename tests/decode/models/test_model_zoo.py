@@ -3,11 +3,12 @@
 import pytest
 import torch
 from model_zoo import FAMILIES, zoo_model, zoo_pair
-from plain_forward import plain_log_probs
+from plain_forward import assert_recorded, assert_same, plain_log_probs
+from tiny_models import tiny_family, tiny_llama
 
-from anchored import Anchored, Decoder
+from anchored import Anchored, Decoder, ModelPair, verify
 
-PROMPTS = [[0, 5, 9, 33, 7, 8, 41, 22, 17], [0, 12, 60]]
+PROMPTS = [[0, 5, 9, 33, 7, 8, 41, 22, 17], [0, 12, 60], [0, 7]]
 
 ALONE = (
     "openai-gpt",
@@ -53,10 +54,9 @@ def test_the_recorded_law_is_that_of_the_plain_forward_or_the_model_is_refused(f
         assert str(refusal).startswith(title + REFUSED[family]) and "\n" not in str(refusal)
         return
     assert pair.decodes_alone["safe"] == (family in ALONE)
-    for result in Decoder(pair, Anchored(k=0.5)).generate(PROMPTS, max_new_tokens=4):
-        recorded = [step.safe_log_prob for step in result.ledger.steps]
-        assert result.ledger.certified and len(recorded) == 4
-        assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)
+    for result in Decoder(pair, Anchored(k=0.5)).generate(PROMPTS[:2], max_new_tokens=4):
+        assert result.ledger.certified and len(result.token_ids) == 4
+        assert_recorded(pair, result)
 
 
 def test_texts_end_where_long_rotary_embeddings_change_their_angles():
@@ -66,7 +66,38 @@ def test_texts_end_where_long_rotary_embeddings_change_their_angles():
     pair = zoo_pair(safe)
     decoder = Decoder(pair, Anchored(k=0.5))
     (result,) = decoder.generate(PROMPTS[:1], max_new_tokens=7)
-    recorded = [step.safe_log_prob for step in result.ledger.steps]
-    assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)
+    assert_recorded(pair, result)
     with pytest.raises(ValueError, match="it exceeds the pair's context of 16"):
         decoder.generate(PROMPTS[0], max_new_tokens=8)
+
+
+@pytest.mark.parametrize("family", ["mamba2", "rwkv", "jamba", "recurrent_gemma"])
+def test_texts_are_the_same_together_alone_scored_and_streamed_by_turns(family):
+    pair = zoo_pair(zoo_model(family, 1))
+    decoder = Decoder(pair, Anchored(k=1.0), batch_size=2)  # the last of the three joins
+    settings = {"max_new_tokens": 6, "temperature": 1.0, "repetition_penalty": 1.0}
+    together = decoder.generate(PROMPTS, **settings)
+    ends = [result.token_ids[: 6 - i] for i, result in enumerate(together)]
+    scores = decoder.score(PROMPTS, ends, k=1.0, horizon=6)
+    streams = [decoder.stream(prompt, **settings) for prompt in PROMPTS]
+    for _ in range(6):
+        for stream in streams:
+            next(stream)
+    for prompt, result, score, stream in zip(PROMPTS, together, scores, streams, strict=True):
+        assert_same([result] * 2, [*decoder.generate([prompt], **settings), stream.generation])
+        plain = plain_log_probs(pair, result.ledger)[: len(score.token_ids)]
+        assert score.safe_token_log_probs == pytest.approx(plain, abs=1e-4, rel=0)
+        assert verify(result.ledger, pair).is_ok
+    assert sum(result.ledger.spent for result in together) > 0
+
+
+def test_llama4_texts_of_unequal_lengths_beyond_its_reach_decode_alone(tokenizer):
+    models = (tiny_family("llama4_text", 1).float(), tiny_llama(2).float())
+    pair = ModelPair(*models, tokenizer)
+    prompts = [[0, *range(5, 40)], [0, *range(7, 18)]]  # rows of up to 39 tokens share a forward
+    decoder = Decoder(pair, Anchored(k=1.0))
+    results = decoder.generate(prompts, max_new_tokens=30)
+    for prompt, result in zip(prompts, results, strict=True):
+        (alone,) = decoder.generate([prompt], max_new_tokens=30)
+        assert result.token_ids == alone.token_ids
+        assert_recorded(pair, result)

@@ -1,8 +1,9 @@
-"""A quantised risky model is allowed and recorded; a quantised safe model has to be asked for."""
+"""A quantized risky model is allowed and recorded; a quantized safe model has to be asked for."""
 
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def quantized_pair(pair_folders) -> ModelPair:
     return ModelPair.from_pretrained(*pair_folders, risky_quantization=RoundedConfig())
 
 
-def test_a_quantised_risky_model_decodes_certified_and_is_recorded(quantized_pair, tmp_path):
+def test_a_quantized_risky_model_decodes_certified_and_is_recorded(quantized_pair, tmp_path):
     assert quantized_pair.quantization == {"risky": "rounded"}
     rounded = quantized_pair.risky.lm_head.weight * 8
     assert torch.equal(rounded, rounded.round())
@@ -57,32 +58,26 @@ def test_a_quantised_risky_model_decodes_certified_and_is_recorded(quantized_pai
     assert verify(result.ledger, quantized_pair).is_ok
 
 
-def test_a_quantised_safe_folder_is_refused_before_it_is_loaded(pair_folders, tmp_path):
-    folder = tmp_path / "safe"
-    shutil.copytree(pair_folders[0], folder)
+def test_a_quantized_safe_folder_is_refused_before_it_is_loaded(pair_folders, tmp_path):
+    folder = Path(shutil.copytree(pair_folders[0], tmp_path / "safe"))
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "rounded"}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"the safe model is quantised \(rounded\)"):
+    reason = r"the safe model is quantized \(rounded\), .* pass allow_quantized_safe=True to accept"
+    with pytest.raises(ValueError, match=reason):
         ModelPair.from_pretrained(folder, pair_folders[1])
     pair = ModelPair.from_pretrained(folder, pair_folders[1], allow_quantized_safe=True)
     assert pair.quantization == {"safe": "rounded"}
-
-
-def test_a_quantised_safe_model_in_memory_is_refused_unless_asked_for(tokenizer):
-    safe, risky = tiny_llama(1), tiny_llama(2)
-    safe.config.quantization_config = RoundedConfig()
-    with pytest.raises(ValueError, match="pass allow_quantized_safe=True to accept that"):
-        ModelPair(safe, risky, tokenizer)
-    pair = ModelPair(safe, risky, tokenizer, allow_quantized_safe=True)
+    with pytest.raises(ValueError, match=reason):
+        ModelPair(pair.safe, pair.risky, pair.tokenizer)
     (result,) = Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_tokens=3)
     assert result.ledger.header.quantization == {"safe": "rounded"}
 
 
-def test_a_quantised_model_s_figures_may_be_twice_as_far_off(tokenizer):
-    for is_quantised in (False, True):
+def test_a_quantized_model_s_figures_may_be_twice_as_far_off(tokenizer):
+    for is_quantized in (False, True):
         safe, risky = tiny_llama(1), tiny_llama(2)
-        if is_quantised:
+        if is_quantized:
             safe.config.quantization_config = RoundedConfig()
         pair = ModelPair(safe, risky, tokenizer, allow_quantized_safe=True)
         decoder = Decoder(pair, Anchored(k=1.0))
@@ -92,4 +87,4 @@ def test_a_quantised_model_s_figures_may_be_twice_as_far_off(tokenizer):
         off = 1.5 * logit_tolerance(logits, safe.dtype)
         moved = replace(ledger.steps[0], safe_log_prob=ledger.steps[0].safe_log_prob - off)
         report = verify(replace(ledger, steps=[moved, *ledger.steps[1:]]), pair)
-        assert report.is_ok == is_quantised, report
+        assert report.is_ok == is_quantized, report

@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
+from model_zoo import zoo_model
 from tiny_models import FAMILIES, tiny_family, tiny_llama
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaForCausalLM
+from transformers import GPTNeoXForCausalLM, LlamaForCausalLM
 
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.models.capabilities import (
     RowCheck,
-    RowSupport,
     allowed_nats,
     row_attention,
     row_support,
@@ -23,30 +23,20 @@ PROMPTS = ["the keeper of the lamp", "import math", "salt", "Nine tides ago, the
 
 
 def tiny_neox(seed: int):
-    torch.manual_seed(seed)
-    config = GPTNeoXConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    return GPTNeoXForCausalLM(config).double()
+    sizes = {"vocab_size": 320, "max_position_embeddings": 128, "eos_token_id": 1}
+    return zoo_model("gpt_neox", seed, **sizes).double()
 
 
-def support_of(model, name: str) -> RowSupport:
-    return row_support(ModelRunner(model, model.config.vocab_size, packs=True), name)
+def support_of(model, name: str) -> tuple[RowAttention | None, bool]:
+    """Of a model whose last tokens are padding."""
+    return row_support(ModelRunner(model, 300), name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_every_family_passes_its_check_in_every_dtype(family, dtype):
     model = tiny_family(family, 1).to(dtype)
-    assert support_of(model, "safe").attention == row_attention(model)
+    assert support_of(model, "safe")[0] == row_attention(model)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
@@ -61,7 +51,7 @@ def test_a_mask_that_is_dropped_is_found_and_logged(family, monkeypatch, caplog)
     with pytest.raises(ValueError, match=r"in rows its log-probabilities are off by \d"):
         RowCheck(ModelRunner(model, 320)).compare_rows(row_attention(model))
     with caplog.at_level(logging.WARNING):
-        assert support_of(model, "risky") == RowSupport(None, is_alone=False)
+        assert support_of(model, "risky") == (None, False)
     (line,) = caplog.messages
     assert f"the risky model ({family}) decodes in whole batches: in rows its log-" in line
 
@@ -78,7 +68,7 @@ def test_a_mask_that_is_dropped_is_found_and_logged(family, monkeypatch, caplog)
 )
 def test_other_models_decode_in_batches_with_one_log_line(model, reason, caplog):
     with caplog.at_level(logging.WARNING):
-        assert support_of(model, "safe") == RowSupport(None, is_alone=False)
+        assert support_of(model, "safe") == (None, False)
     family = model.config.model_type
     assert caplog.messages == [f"the safe model ({family}) decodes in whole batches: {reason}"]
 
@@ -90,15 +80,18 @@ def test_attention_that_takes_no_masks_of_ours_is_refused_for_rows():
 
 
 @pytest.mark.parametrize("make_risky", [tiny_neox, tiny_llama], ids=["batches", "mixed"])
-def test_models_in_batches_decode_the_same_alone_and_together(tokenizer, make_risky):
+def test_models_in_batches_decode_the_same_alone_and_together(tokenizer, make_risky, monkeypatch):
     pair = ModelPair(tiny_neox(1), make_risky(2), tokenizer)
     assert pair.row_attention["safe"] is None
     assert (pair.row_attention["risky"] is None) == (make_risky is tiny_neox)
+    alone = [Decoder(pair, Anchored(k=1.0)).generate(text, max_new_tokens=8)[0] for text in PROMPTS]
+    # Prompts of a batch are read two columns at a time.
+    monkeypatch.setattr("anchored.decode.models.stream.CHUNK_LOGITS", 3 * 320 * 2)
     together = Decoder(pair, Anchored(k=1.0), batch_size=3).generate(PROMPTS, max_new_tokens=8)
-    for prompt, result in zip(PROMPTS, together, strict=True):
-        (alone,) = Decoder(pair, Anchored(k=1.0)).generate(prompt, max_new_tokens=8)
-        assert alone.token_ids == result.token_ids
-        assert alone.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
+    for one, result in zip(alone, together, strict=True):
+        assert one.token_ids == result.token_ids
+        assert one.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
+    assert together[0].ledger.safe_forwards > alone[0].ledger.safe_forwards
 
 
 class Shifted(ModelRunner):
@@ -110,17 +103,14 @@ class Shifted(ModelRunner):
         return super().logits(hidden) + self.nats * (torch.arange(self.vocab_size) == 40)
 
 
-@pytest.mark.parametrize(("nats", "is_allowed"), [(5e-5, True), (2e-4, False)])
-def test_float32_log_probs_may_be_off_by_a_ten_thousandth_of_a_nat(nats, is_allowed):
+def test_float32_log_probs_may_be_off_by_a_ten_thousandth_of_a_nat():
     model = tiny_family("llama", 1).float()
-    output = Shifted(model, 320)
-    output.nats = nats
-    check = RowCheck(output)
-    if is_allowed:
-        check.compare_rows(row_attention(model))
-    else:
-        with pytest.raises(ValueError, match=r"in rows .* off by 0.0002 nats \(0.0001 allowed\)"):
-            check.compare_rows(row_attention(model))
+    runner = Shifted(model, 320)
+    runner.nats = 5e-5
+    RowCheck(runner).compare_rows(row_attention(model))
+    runner.nats = 2e-4
+    with pytest.raises(ValueError, match=r"in rows .* off by 0.0002 nats \(0.0001 allowed\)"):
+        RowCheck(runner).compare_rows(row_attention(model))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_quantised_safe_model_is_refused_unless_it_is_allowed(pair_folders, tm
     config = json.loads((safe / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8"}
     (safe / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"safe model is quantised \(fp8\)"):
+    with pytest.raises(ValueError, match=r"safe model is quantized \(fp8\)"):
         facts_of(safe, pair_folders[1])
     facts = facts_of(safe, pair_folders[1], allow_quantized_safe=True)
     assert facts.quantization == {"safe": "fp8"}
