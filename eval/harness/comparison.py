@@ -133,9 +133,10 @@ def load_comparison(path: Path, models: tuple[Entry, ...] = ()) -> Comparison:
 def check_settings(entry: Entry) -> None:
     """Raise ValueError for a setting that the entry's model does not take; nothing is loaded."""
     if not entry.model:
-        from .arguments import HarnessArguments
+        from .arguments import pair_arguments
 
-        HarnessArguments.of(entry.arguments, {}).pair.rule.make()
+        pair, _ = pair_arguments(entry.arguments, {})
+        pair.rule.make()
     elif entry.settings:
         from lm_eval.models.huggingface import HFLM
 

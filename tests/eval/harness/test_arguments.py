@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anchored import RCAD, Anchored, ByteSettings, SafeOnly
-from anchored.eval.harness.arguments import HarnessArguments
+from anchored.eval.harness.arguments import pair_arguments
 from anchored.eval.harness.model import AnchoredLM
 
 pytest.importorskip("lm_eval")
@@ -53,6 +53,10 @@ def test_bad_argument_strings_are_refused(arguments, message):
         AnchoredLM.create_from_arg_string(arguments)
 
 
+def options(given, defaults=None):
+    return pair_arguments(NAMES | given, defaults or {})[0]
+
+
 @pytest.mark.parametrize(
     ("defaults", "given", "batch_size"),
     [
@@ -66,37 +70,34 @@ def test_bad_argument_strings_are_refused(arguments, message):
     ],
 )
 def test_a_batch_size_is_the_one_that_was_asked_for(defaults, given, batch_size):
-    arguments = HarnessArguments.of(NAMES | given, defaults)
-    assert arguments.pair.batch_size == batch_size
+    assert options(given, defaults).batch_size == batch_size
 
 
 @NO_CUDA
 def test_cuda_that_nobody_chose_becomes_the_cpu_with_a_line(caplog):
     with caplog.at_level(logging.WARNING):
-        arguments = HarnessArguments.of(NAMES, {"device": "cuda:0"})
-    assert arguments.pair.device == "cpu"
+        assert options({}, {"device": "cuda:0"}).device == "cpu"
     line = "there is no CUDA device here: the pair runs on the CPU, not on cuda:0"
     assert caplog.messages == [line]
 
 
 @pytest.mark.parametrize(
-    ("given", "default", "device"),
+    ("given", "device"),
     [
-        ({"device": "mps"}, "cpu", ("mps", None, 1)),
-        ({"risky_device": "mps"}, "cpu", ("cpu", "mps", 1)),
-        ({"tp_size": 2}, "cpu", (None, None, 2)),  # each process has a device of its own
+        ({"device": "mps"}, ("mps", None, 1)),
+        ({"risky_device": "mps"}, ("cpu", "mps", 1)),
+        ({"tp_size": 2}, (None, None, 2)),  # each process has a device of its own
     ],
 )
-def test_devices_are_those_that_somebody_chose(given, default, device):
-    arguments = HarnessArguments.of(NAMES | given, {"device": default})
-    pair = arguments.pair
+def test_devices_are_those_that_somebody_chose(given, device):
+    pair = options(given, {"device": "cpu"})
     assert (pair.safe, pair.risky) == (Path("a"), Path("b"))
     assert (pair.device, pair.risky_device, pair.tp_size) == device
 
 
 def test_a_split_pair_is_given_no_device():
     with pytest.raises(ValueError, match="tp_size gives each process its own device"):
-        HarnessArguments.of(NAMES | {"tp_size": 2, "device": "cpu"}, {}).pair.decoder()
+        options({"tp_size": 2, "device": "cpu"}).decoder()
 
 
 def test_pair_and_decoder_take_every_argument_by_name(pair_folders):
@@ -117,7 +118,6 @@ def test_pair_and_decoder_take_every_argument_by_name(pair_folders):
 
 
 def test_what_no_option_is_called_is_a_setting_of_the_rule():
-    arguments = HarnessArguments.of(
-        {"safe": "a", "risky": "b", "rule": "rcad", "alpha": 0.25, "compared": False}, {}
-    )
-    assert arguments.pair.rule.make() == RCAD(alpha=0.25, compared=False)
+    names = {"safe": "a", "risky": "b", "rule": "rcad", "alpha": 0.25, "compared": False}
+    pair, _ = pair_arguments(names, {})
+    assert pair.rule.make() == RCAD(alpha=0.25, compared=False)

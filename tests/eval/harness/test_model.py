@@ -118,7 +118,7 @@ def test_bytes_are_cut_between_characters_to_what_both_tokenizers_let_through(pa
     assert log_prob == pytest.approx(score.log_prob, abs=1e-9) and text
     longer = symbols[-len(kept) - 3 :]
     assert lm.decoder.level.too_long([*longer, *lm.tok_encode(" wrote")], 32)
-    with pytest.raises(ValueError, match="no room is left for context"):
+    with pytest.raises(ValueError, match="800 bytes leaves no room for context"):
         likelihoods(lm, ("a", "\u2603 " * 200))
 
 
