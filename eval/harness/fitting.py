@@ -50,8 +50,8 @@ class Fitting:
         if (end := self._end_of(context, continuation, more)) is not None:
             return end
         raise ValueError(
-            f"a continuation of {len(continuation)} {self._level.name}s leaves no room for context: "
-            f"{self._problem(context[-1:], continuation, more)}"
+            f"a continuation of {len(continuation)} {self._level.name}s leaves no room for "
+            f"context: {self._problem(context[-1:], continuation, more)}"
         )
 
     def windows(self, symbols: list[int], prefix: int) -> list[Split]:

@@ -16,7 +16,6 @@ from anchored.eval.copying.metrics import (
     copying_score,
     copying_scores,
     copying_summary,
-    rouge_f1,
 )
 
 TEXTS = st.lists(st.sampled_from(["the", "owl", "Owl", "sat,", "sat", "by", "night"]), max_size=25)
@@ -52,7 +51,9 @@ def test_rouge_is_that_of_rouge_score_to_the_last_bit(first, second):
     texts = [" ".join(words + ["running", "Nightly's"][: len(words)]) for words in (first, second)]
     scores = RougeScorer(["rouge1", "rougeL"], use_stemmer=True).score(*reversed(texts))
     expected = scores["rouge1"].fmeasure, scores["rougeL"].fmeasure
-    assert rouge_f1(*texts) == expected
+    score = copying_score(*texts)
+    assert (score.rouge1_f1, score.rougeL_f1) == expected
+    assert copying_score(number_words(1, 120), number_words(101, 120)).rouge1_f1 == 0  # not read
 
 
 def test_copied_characters_are_the_copied_words_as_the_hypothesis_spells_them():
