@@ -73,25 +73,20 @@ def _slim(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in spans}
 
 
-def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> None:
-    """The results of a sweep of budgets, with table.md and the budget that is recommended."""
+def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> str:
+    """The results of a sweep of budgets, with table.md and the budget that is recommended.
+
+    Returns the table as the terminal shows it.
+    """
     summaries = summarize(experiment)
-    columns = result_columns(experiment, summaries)
-    table = tables.markdown_table([summary.as_row() for summary in summaries], columns)
-    write_durably(experiment.folder / "table.md", table + "\n")
+    table = [own.as_row() for own in summaries], result_columns(experiment, summaries)
+    write_durably(experiment.folder / "table.md", tables.markdown_table(*table) + "\n")
     more = {
         "recommended": recommended(summaries).setting.name,
         "trajectories": [asdict(each) for each in trajectories(experiment)],
     }
     write_results(experiment, summaries, {**about, **more})
-
-
-def terminal_report(experiment: Experiment, findings: Sequence[object]) -> str:
-    """What the terminal shows at the end: the table, the findings, answers to questions."""
-    summaries = summarize(experiment)
-    rows = [summary.as_row() for summary in summaries]
-    table = tables.terminal_table(rows, result_columns(experiment, summaries))
-    return "\n".join([table, "", *map(str, findings)])
+    return tables.terminal_table(*table)
 
 
 def result_columns(experiment: Experiment, summaries: Sequence[SettingSummary]) -> list[Column]:
@@ -99,7 +94,7 @@ def result_columns(experiment: Experiment, summaries: Sequence[SettingSummary]) 
     return [
         tables.SETTING_COLUMN,
         *tables.copying_columns(name for own in summaries for name in own.copying),
-        *([tables.RECITED_COLUMN] if experiment.has_rows(VERBATIM) else []),
+        *([tables.RECITED_COLUMN] if experiment.rows_file(VERBATIM).exists() else []),
         *map(tables.bits_per_byte_column, experiment.held_out),
         *map(tables.accuracy_column, experiment.tasks),
         *tables.LAST_COLUMNS,

@@ -70,7 +70,7 @@ def _opened(
     index = _index(sweep, folder) if sweep.passages else None
     experiment = sweep_experiment(sweep, folder, index)
     if retried is not None and forget_failures(experiment) + forget_failed_scores(experiment):
-        retried.forget("read prompts", "generate", *(f"measure {name}" for name in MEASURED))
+        retried.forget()
     if sweep.engine == "vllm":
         draw_by_vllm(sweep, experiment)
     pair = load()
@@ -89,11 +89,13 @@ def _index(sweep: Sweep, folder: Path) -> PassageIndex:
 
         return DenseIndex(corpus, folder / "passages.dense", sweep.model(sweep.encoder))
 
+    made = claims / "index.made"
+
     def make() -> None:
         index()
-        (claims / "index.made").touch()
+        made.touch()
 
-    share([Task("index", (claims / "index.made").exists, make)], claims)
+    share([Task("index", made, make)], claims)
     return index()
 
 
