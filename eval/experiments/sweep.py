@@ -16,6 +16,7 @@ from ...decode.rules.registry import RULES, make_rule
 from ...decode.rules.rule import Rule
 from ...decode.settings import LevelName, SamplingConfig
 from ...durable_files import file_sha256, write_durably
+from ...field_types import field_error
 from ...inputs import json_objects
 from ..copying.metrics import METRIC_SET
 from ..recorded_texts import RISKY, SAFE
@@ -236,16 +237,15 @@ def load_prompts(path: Path) -> list[Prompt]:
     """
     prompts = []
     for number, record in json_objects(path):
-        names = [name for name in _PROMPT_KEYS if record.get(name) is not None]
-        place, own = f"{path}, row {number}", {name: record[name] for name in names}
-        for name in _NEEDED:
-            _require(name in own, f'{place} lacks "{name}"')
-        for name, value in own.items():
-            _require(isinstance(value, str), f"{place}: {name} must be text, got {value!r}")
+        place = f"{path}, row {number}"
+        own = {name: record[name] for name in _PROMPT_KEYS if record.get(name) is not None}
+        own.setdefault("title", own.get("id", ""))
+        if error := field_error(Prompt, own):
+            raise ValueError(f"{place}: {error}")
         _require(bool(own["prompt"]), f"{place}: the prompt is empty")
         _require(bool(_ID.fullmatch(own["id"])), f"{place}: an id names a file, got {own['id']!r}")
         about = {name: value for name, value in record.items() if name not in _PROMPT_KEYS}
-        prompts.append(Prompt(**{"title": own["id"], **own}, about=about))
+        prompts.append(Prompt(**own, about=about))
     _require(bool(prompts), f"{path} holds no prompts")
     _check_unique(f"{path}: id", [prompt.id for prompt in prompts])
     return prompts

@@ -90,11 +90,9 @@ def utility(
     decoder: Decoder,
     excerpts: Sequence[Excerpt],
     *,
-    k: float | None = None,
     passages: Sequence[str] | None = None,
-    progress: bool = False,
 ) -> Utility:
-    """Score every excerpt under the decoder's rule (k in place of the rule's own, if given).
+    """Score every excerpt under the decoder's rule.
 
     passages: for rules that read one before each excerpt, such as RCAD.
 
@@ -103,9 +101,7 @@ def utility(
     scores = decoder.score(
         [excerpt.prompt_token_ids for excerpt in excerpts],
         [excerpt.token_ids for excerpt in excerpts],
-        k=k,
         passages=passages,
-        progress=progress,
     )
     return Utility(
         nats=[math.nan if score.error else -score.log_prob for score in scores],

@@ -190,10 +190,10 @@ GOOD = {"id": "a-1", "prompt": "the", "reference": " keeper", "rank": 3}
     [
         ([GOOD, "{"], "line 2 is not JSON"),
         ([["a"]], "row 1 must be a JSON object"),
-        ([{"id": "a", "prompt": "b"}], 'row 1 lacks "reference"'),
-        ([{"prompt": "b", "reference": "c"}], 'row 1 lacks "id"'),
+        ([{"id": "a", "prompt": "b"}], "row 1: field 'reference' is missing"),
+        ([{"prompt": "b", "reference": "c"}], "row 1: field 'id' is missing"),
         ([GOOD | {"prompt": ""}], "row 1: the prompt is empty"),
-        ([GOOD | {"reference": 3}], "row 1: reference must be text, got 3"),
+        ([GOOD | {"reference": 3}], "row 1: reference must be str, got 3"),
         ([GOOD | {"id": "../a"}], r"row 1: an id names a file, got '\.\./a'"),
         ([GOOD, GOOD], "id 'a-1' stands twice"),
         ([], "holds no prompts"),

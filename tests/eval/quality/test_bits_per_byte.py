@@ -38,8 +38,7 @@ def test_bits_per_byte_of_the_safe_model_are_its_own_cross_entropy(pair):
 def test_utility_moves_from_the_safe_to_the_risky_models_as_k_grows(pair):
     passages = excerpts(pair.tokenizer, TEXTS, num_prompt_tokens=4, num_tokens=10)
     safe, risky = (utility(Decoder(pair, rule), passages) for rule in (SafeOnly(), RiskyOnly()))
-    anchored = Decoder(pair, Anchored(k=1.0))
-    none, ample = utility(anchored, passages, k=0.0), utility(anchored, passages, k=500.0)
+    none, ample = (utility(Decoder(pair, Anchored(k=k)), passages) for k in (0.0, 500.0))
     assert none.nats == pytest.approx(safe.nats, abs=1e-6)
     assert ample.nats == pytest.approx(risky.nats, abs=1e-6)
 
