@@ -13,6 +13,7 @@ from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRat
 from ...decode.arguments import beginnings, request_list
 from ...decode.rules.rule import takes_passage
 from ...durable_files import new_file, write_durably
+from ..statistics import json_value
 from .experiment import Experiment, Prompt, Rows, Setting
 from .sharing import Task, share
 
@@ -249,7 +250,6 @@ def _row(
     path.parent.mkdir(parents=True, exist_ok=True)
     ledger = result.ledger
     ledger.save(path)
-    finite = {"spent": ledger.spent, "bound": ledger.header.bound}
     return {
         "id": prompt.id,
         "seed": seed,
@@ -257,7 +257,8 @@ def _row(
         "pieces": result.pieces,
         "ledger": path.relative_to(experiment.folder).as_posix(),
         "certified": ledger.certified,
-        **{name: nats if nats < float("inf") else None for name, nats in finite.items()},
+        "spent": json_value(ledger.spent),
+        "bound": json_value(ledger.header.bound),
         "debt": ledger.header.debt,
         "is_within_bound": ledger.is_within_bound,
         "finish_reason": result.finish_reason,

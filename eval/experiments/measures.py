@@ -21,6 +21,7 @@ from ..harness.model import AnchoredLM
 from ..harness.tasks import task_figures
 from ..quality.bits_per_byte import Excerpt, excerpts, utility
 from ..recorded_texts import RecordedText, has_open_seam
+from ..statistics import json_value
 from .experiment import Experiment, Rows, Setting
 from .generations import decoders, passages_for, read_generations
 from .sharing import Task, share
@@ -74,8 +75,7 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
             if decoder.level.name == "byte" or not decoder.level.compares_models:
                 passages = [own.in_symbols(pair.tokenizer, decoder.level) for own in passages]
             result = utility(decoder, passages, **passages_for(setting, found))
-            # A rule may give a text no probability; JSON has no infinity.
-            nats = [each if math.isfinite(each) else None for each in result.nats]
+            nats = json_value(result.nats)  # a rule may give a text no probability
             key = {"setting": setting.name, "held_out": name}
             failed = {"error": result.error} if result.error else {}
             rows.append({**key, "nats": nats, "num_bytes": result.num_bytes, **failed})

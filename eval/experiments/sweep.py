@@ -81,15 +81,6 @@ class Method:
         others = 3 if self.rule in RULES else 2
         return SECTIONS[4 if is_ablation else _SECTION_OF.get(self.rule, others)]
 
-    def expanded(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(what tells a setting from the method's others, its settings)."""
-        swept = {name: own for name, own in self.settings.items() if isinstance(own, list)}
-        for name, values in swept.items():
-            _require(bool(values), f"{self.label}: the list of {name} is empty")
-        for combination in itertools.product(*swept.values()):
-            chosen = dict(zip(swept, combination, strict=True))
-            yield ", ".join(f"{n}={_shown(v)}" for n, v in chosen.items()), self.settings | chosen
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
@@ -289,10 +280,15 @@ def sweep_settings(config: Sweep, blocked: Path | None = None) -> tuple[Setting,
 
 
 def _method_settings(method: Method, blocked: Path | None) -> Iterator[Setting]:
-    for suffix, chosen in method.expanded():
-        name = f"{method.label}, {suffix}" if suffix else method.label
+    """A setting for each combination of the values that are lists, named by these values."""
+    swept = {name: own for name, own in method.settings.items() if isinstance(own, list)}
+    for name, values in swept.items():
+        _require(bool(values), f"{method.label}: the list of {name} is empty")
+    for combination in itertools.product(*swept.values()):
+        chosen = dict(zip(swept, combination, strict=True))
+        name = ", ".join([method.label, *(f"{n}={_shown(own)}" for n, own in chosen.items())])
         try:
-            rule = _rule(method, chosen, blocked)
+            rule = _rule(method, method.settings | chosen, blocked)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         is_ours = method.section == SECTIONS[3]
