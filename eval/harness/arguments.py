@@ -43,7 +43,7 @@ def pair_arguments(
     if settings.get("risky_device") is not None and settings.get("device") is None:
         settings["device"] = str(device_of(None, "safe"))
     settings["batch_size"] = _batch_size(settings)
-    counts = {
+    counts: dict[str, int] = {
         name: _whole_number(name, settings.pop(name))
         for name in ("max_gen_toks", "seed")
         if name in settings

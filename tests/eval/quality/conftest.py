@@ -16,9 +16,11 @@ def chat_client() -> Callable[..., Any]:
     pytest.importorskip("openai")
     from anchored.eval.quality.chat_client import ChatClient, Endpoint
 
-    def make(server: ChatServer, folder: Path, **options: Any) -> ChatClient:
-        requests = PaidRequests(folder)
-        endpoint = Endpoint(model="judge", base_url=server.url, timeout_s=60.0)
-        return ChatClient(endpoint, requests, api_key=None, **options)
+    def make(
+        server: ChatServer, folder: Path, *, key: str | None = None, **options: Any
+    ) -> ChatClient:
+        about = {"timeout_s": options.pop("timeout_s", 60.0), "price_in": 2.0, "price_out": 8.0}
+        endpoint = Endpoint(model="judge", base_url=server.url, **about)
+        return ChatClient(endpoint, PaidRequests(folder), api_key=key, **options)
 
     return make

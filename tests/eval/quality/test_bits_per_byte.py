@@ -61,14 +61,10 @@ def test_excerpts_are_whole_characters_and_count_their_bytes(pair, text):
 
 
 def test_a_prompt_takes_the_rest_of_the_character_that_it_ends_in(pair):
-    (passage,) = excerpts(pair.tokenizer, [SNOW], num_prompt_tokens=3, num_tokens=11)
+    (passage,) = excerpts(pair.tokenizer, [SNOW, "a"], num_prompt_tokens=3, num_tokens=11)
     # Begin of text, "a" and the first of a snowman's three bytes were asked for.
     assert pair.tokenizer.decode(passage.prompt_token_ids[1:]) == "a\u2603"
     assert pair.tokenizer.decode(passage.token_ids) == "b\u2603c\u2603d"
-
-
-def test_short_texts_are_left_out(pair):
-    assert excerpts(pair.tokenizer, ["a"], num_prompt_tokens=4) == []
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 9)), min_size=2, max_size=9))
