@@ -70,7 +70,7 @@ class Method:
         if not self.label.strip():
             raise ValueError(f"label of a method with the rule {self.rule!r} is empty")
         for name in self.figures:
-            if name not in list(FIGURES):  # a file may hold what no mapping can be asked for
+            if name not in FIGURES:
                 known = ", ".join(FIGURES)
                 raise ValueError(f"{self.label}: figures must be of {known}, got {name!r}")
 
@@ -143,15 +143,13 @@ class Sweep:
         for name in ("max_new_tokens", "num_excerpts", "excerpt_tokens", "batch_size"):
             _require(getattr(self, name) >= 1, f"{name} must be >= 1, got {getattr(self, name)}")
         _require(self.max_prompts >= 0, f"max_prompts must be >= 0, got {self.max_prompts}")
-        are_seeds = [type(seed) is int and seed >= 0 for seed in self.seeds]
+        are_seeds = 0 < len(self.seeds) == len(set(self.seeds)) and min(self.seeds) >= 0
         shown = f"seeds must be different whole numbers >= 0, at least one, got {self.seeds}"
-        _require(all(are_seeds) and 0 < len(self.seeds) == len(set(self.seeds)), shown)
+        _require(are_seeds, shown)
         _require(bool(self.methods), "a sweep needs [[methods]], got none")
         _require(bool(self.prompts), "a sweep needs a file of prompts, got none")
-        files = list(itertools.chain.from_iterable(self.held_out.values()))
-        are_named = all(self.held_out.values()) and all(isinstance(name, str) for name in files)
         shown = f"held_out must be lists of files by the names of sets, got {self.held_out}"
-        _require(are_named, shown)
+        _require(all(self.held_out.values()), shown)
         _require(bool(self.task_folder) or not self.tasks, "tasks need a task_folder")
         if self.utility not in ("", *self.held_out):
             known = ", ".join(self.held_out) or "held_out, which is empty"

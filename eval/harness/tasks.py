@@ -62,7 +62,7 @@ def task_figures(
         ) from error
     if evaluated is None:
         return None
-    return {  # "acc,none" has what lm-eval calls the filter behind the metric
+    return {  # "acc,none" has what lm-eval calls the filter after the metric
         name.partition(",")[0]: float(value)
         for name, value in evaluated["results"][task].items()
         if isinstance(value, int | float)

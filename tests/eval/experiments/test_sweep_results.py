@@ -102,7 +102,7 @@ def test_the_whole_table_has_the_paper_s_order_of_columns(folder):
     assert "| inf | inf | - |" in table
 
 
-def test_points_without_a_place_are_not_drawn_and_references_are_not_labelled(summaries, tmp_path):
+def test_points_without_a_place_are_not_drawn_and_references_are_not_labeled(summaries, tmp_path):
     results = {
         "methods": sweep_results._about_methods(SWEEP),
         "rows": [summary.as_json() for summary in summaries],

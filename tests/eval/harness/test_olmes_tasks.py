@@ -66,7 +66,7 @@ def test_every_file_has_a_case():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_letters_are_asked_for_behind_all_choices(local_tasks, name):
+def test_letters_are_asked_for_after_all_choices(local_tasks, name):
     task, (document, answer) = local_tasks[f"{name}_mc"], CASES[name]
     question, choices = ASKED[name]
     lines = [f" {letter}. {choice}" for letter, choice in zip("ABCDE", choices, strict=False)]

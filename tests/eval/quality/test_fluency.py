@@ -31,7 +31,7 @@ from anchored.eval.recorded_texts import RecordedText
         ("", None),
     ],
 )
-def test_a_grade_is_a_whole_number_from_1_to_5_behind_its_mark(answer, expected):
+def test_a_grade_is_a_whole_number_from_1_to_5_after_its_mark(answer, expected):
     assert grade(answer) == expected
 
 

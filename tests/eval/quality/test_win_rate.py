@@ -29,7 +29,7 @@ WHOLE = WinRateConfig(num_comparisons=1000)
         ("A", None),
     ],
 )
-def test_a_choice_stands_behind_its_mark(answer, expected):
+def test_a_choice_stands_after_its_mark(answer, expected):
     assert choice(answer) == expected
 
 
