@@ -29,6 +29,8 @@ from .sweep import FIGURES
 
 DIVERGENCES = "divergences.jsonl"
 """Ledgers that anchored verify --divergences wrote."""
+SPANS = ("word_lcs_span", "char_lcs_span", "word_acs_spans", "copied_characters")
+"""Of the rows of measurements/copying.json, what results.json leaves out."""
 PANELS = {
     "methods": ("methods",),
     "ablations": ("objective", "debt", "budget"),
@@ -57,7 +59,10 @@ def write_results(
         "metric_set": METRIC_SET,
         **metric_packages(),
         "rows": [summary.as_json() for summary in summaries],
-        "examples": [_slim(row) for row in experiment.read_rows("copying")],
+        "examples": [
+            {name: value for name, value in row.items() if name not in SPANS}
+            for row in experiment.read_rows("copying")
+        ],
         "utility": experiment.read_rows("utility"),
     }
     folder = experiment.folder
@@ -65,12 +70,6 @@ def write_results(
     draw_pictures(folder)
     later = Analyses(not_measured={"analyses": "anchored evaluate makes them"})
     write_report(RecordedRun(folder), later, folder, num_texts=PAGE_TEXTS)
-
-
-def _slim(row: dict[str, Any]) -> dict[str, Any]:
-    """Without the spans, which stay in measurements/copying.json."""
-    spans = ("word_lcs_span", "char_lcs_span", "word_acs_spans", "copied_characters")
-    return {name: value for name, value in row.items() if name not in spans}
 
 
 def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> str:

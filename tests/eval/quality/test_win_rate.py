@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from chat_server import Say, chat_server, user_text
+from chat_server import Say, user_text
 
 from anchored.eval.quality.win_rate import (
     WinRateConfig,
@@ -80,14 +80,14 @@ def judge(body):
     return Say("[RESULT] A" if len(first) > len(second) else "[RESULT] B")
 
 
-def test_both_orders_count_ties_are_halves_and_failures_are_no_loss(tmp_path, chat_client):
+def test_both_orders_count_ties_are_halves_and_failures_are_no_loss(server, chat_client):
     others = {"p": "xxx", "q": "first x", "r": "same", "s": "twin", "t": "broken", "u": "x"}
     own = {"p": "yyyyyy", "q": "y", "r": "same", "s": "niwt", "t": "y", "u": "y" * 9}
     texts = [text("a", words, id=id) for id, words in own.items()]
     texts += [text("b", words, id=id) for id, words in others.items()]
-    with chat_server(judge) as server:
-        client = chat_client(server, tmp_path)
-        rows = win_rate_rows(texts, client, WHOLE)
+    server.script = judge
+    client = chat_client()
+    rows = win_rate_rows(texts, client, WHOLE)
     by_id = {row["id"]: row for row in rows if row["setting"] == "a"}
     assert by_id["p"]["results"] == ["win", "win"] and by_id["p"]["score"] == 1.0
     assert by_id["q"]["results"] == ["win", "loss"] and by_id["q"]["score"] == 0.5
