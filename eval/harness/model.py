@@ -16,17 +16,14 @@ from ...decode.decoder import Decoder
 from ..recorded_texts import grouped
 from .arguments import pair_arguments
 from .ranks import process_group
+from .tasks import lm_eval_needed
 
-try:
+with lm_eval_needed():
     from lm_eval.api.model import TemplateLM
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import simple_parse_args_string
 
     from .fitting import Fitting
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"lm-eval is not installed ({error}): pip install 'anchored[eval]'", name=error.name
-    ) from error
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
