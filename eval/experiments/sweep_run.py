@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from ... import ModelPair
@@ -82,6 +82,7 @@ def _index(sweep: Sweep, folder: Path) -> PassageIndex:
     """Made by one process, opened by all."""
     corpus, claims = sweep.path(sweep.passages), folder / CLAIMS
 
+    @cache
     def index() -> PassageIndex:
         if not sweep.encoder:
             return WordIndex(corpus, folder / "passages.bm25")

@@ -142,27 +142,24 @@ def test_sampled_texts_depend_on_seed_context_and_repetition_alone(pair):
     assert first == alone and len({first, again, reseeded}) == 3
 
 
-def test_warpers_are_off_unless_a_task_sets_them(safe_lm, monkeypatch):
-    calls = []
+SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}
 
-    def generate(prompts, **settings):
-        calls.append(settings)
-        return [(place, SimpleNamespace(text="", error="")) for place in range(len(prompts))]
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({"until": "\n"}, {"temperature": 0.0, "stop": ("\n",)}),
+        ({"do_sample": True}, {"temperature": 1.0, "stop": ()}),
+        ({"do_sample": True, **SAMPLED}, {"stop": (), **SAMPLED}),
+    ],
+)
+def test_warpers_are_off_unless_a_task_sets_them(safe_lm, monkeypatch, given, chosen):
+    def generate(prompts, *, seed, **settings):
+        assert settings == {"max_new_tokens": 64, "repetition_penalty": 1.0} | chosen
+        return [(0, SimpleNamespace(text="", error=""))]
 
     monkeypatch.setattr(safe_lm.decoder, "generate_each", generate)
-    for gen_kwargs in (
-        {"until": "\n"},
-        {"do_sample": True},
-        {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2},
-    ):
-        texts(safe_lm, (CONTEXT, gen_kwargs))
-    chosen = [{name: v for name, v in call.items() if name != "seed"} for call in calls]
-    default = {"max_new_tokens": 64, "repetition_penalty": 1.0}
-    assert chosen == [
-        default | {"temperature": 0.0, "stop": ("\n",)},
-        default | {"temperature": 1.0, "stop": ()},
-        default | {"temperature": 0.7, "stop": (), "top_p": 0.9, "repetition_penalty": 1.2},
-    ]
+    assert texts(safe_lm, (CONTEXT, given)) == [""]
 
 
 TEMPLATE = (

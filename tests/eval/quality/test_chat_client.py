@@ -97,17 +97,21 @@ def test_failures_of_one_kind_in_a_row_end_everything(reply, server, chat_client
     assert len(server.requests) == 2 * REPEATED  # the answer between them began the count anew
 
 
-def test_a_service_that_asks_for_the_other_name_of_the_limit_gets_it(server, chat_client):
-    refusal = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
-
-    server.script = lambda body: (
-        Say("well") if "max_completion_tokens" in body else Say(status=400, raw=refusal)
-    )
-    asked = chat_client()
-    answers = [asked.complete(HELLO, SAMPLING, draw=draw) for draw in range(3)]
-    assert answers == ["well"] * 3 and len(server.requests) == 4
-    assert server.requests[1]["max_completion_tokens"] == 7
-    assert "max_tokens" not in server.requests[1]
+@pytest.mark.parametrize("concurrency", [1, REPEATED + 4])
+def test_a_service_that_asks_for_the_other_name_of_the_limit_gets_it(
+    concurrency, server, chat_client
+):
+    """However many are on their way when the first one is refused, which takes no time."""
+    words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+    says = Say(status=400, raw=words, after_s=0.2), Say("well", after_s=0.4)
+    server.script = lambda body: says["max_completion_tokens" in body]
+    asked = chat_client(concurrency=concurrency)
+    draws = range(concurrency + 2)
+    answers = asked.each(lambda draw: asked.complete(HELLO, SAMPLING, draw=draw), draws, "x")
+    assert answers == ["well"] * len(draws)
+    assert len(server.requests) == len(draws) + concurrency
+    assert server.requests[-1]["max_completion_tokens"] == 7
+    assert "max_tokens" not in server.requests[-1]
 
 
 def test_an_answer_without_the_form_is_asked_for_again_and_then_given_up(server, chat_client):
