@@ -19,7 +19,7 @@ from ...decode.rules.rule import takes_passage
 from ..copying.literal import copying_rows
 from ..harness.model import AnchoredLM
 from ..harness.tasks import task_figures
-from ..quality.bits_per_byte import Excerpt, excerpts, utility
+from ..quality.bits_per_byte import PROMPT_TOKENS, Excerpt, excerpts, utility
 from ..recorded_texts import RecordedText, has_open_seam
 from ..statistics import json_value
 from .experiment import Experiment, Rows, Setting
@@ -91,6 +91,16 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
         )
         for setting in experiment.settings
     ]
+
+
+def check_held_out(experiment: Experiment, pair: ModelPair) -> None:
+    """Raise ValueError for a held-out set of which nothing could be scored."""
+    for name, texts in experiment.held_out.items():
+        if not excerpts(pair.tokenizer, texts, num_tokens=experiment.excerpt_tokens):
+            raise ValueError(
+                f"held-out set {name}: no text has more than the {PROMPT_TOKENS} tokens that come "
+                "before what is scored"
+            )
 
 
 def forget_failed_scores(experiment: Experiment) -> int:

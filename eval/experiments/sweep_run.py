@@ -12,7 +12,7 @@ from ..retrieval.bm25 import WordIndex
 from ..retrieval.passages import PassageIndex
 from .experiment import CLAIMS, Experiment, Steps
 from .generations import check_requests, forget_failures, generation_tasks, read_all_prompts
-from .measures import forget_failed_scores, measure, utility_tasks
+from .measures import check_held_out, forget_failed_scores, measure, utility_tasks
 from .sharing import Task, share
 from .summary import VERBATIM
 from .sweep import Sweep, save_prompts, sweep_experiment
@@ -63,7 +63,8 @@ def run_sweep(
 def _opened(
     sweep: Sweep, folder: Path, load: Callable[[], ModelPair], retried: Steps | None = None
 ) -> tuple[Experiment, ModelPair]:
-    """The experiment and the pair, which can decode all of its prompts by all of the rules.
+    """The experiment and the pair, which can decode all of its prompts by all of the rules and has
+    held-out texts to be scored on.
 
     retried: the steps of which those that failed are done again.
     """
@@ -75,6 +76,7 @@ def _opened(
         draw_by_vllm(sweep, experiment)
     pair = load()
     check_requests(experiment, pair)
+    check_held_out(experiment, pair)
     return experiment, pair
 
 

@@ -11,6 +11,8 @@ from ...decode.decoder import Decoder
 from ...decode.levels.level import Level
 from ..statistics import ratio_standard_error
 
+PROMPT_TOKENS: Final = 32
+"""Of a held-out text, what the models are given before the part that is scored."""
 PART_OF_CHARACTER: Final = "\ufffd"
 """What tokenizers write for bytes that are not a whole character."""
 
@@ -71,7 +73,7 @@ def excerpts(
     tokenizer: PreTrainedTokenizerFast,
     texts: Sequence[str],
     *,
-    num_prompt_tokens: int = 32,
+    num_prompt_tokens: int = PROMPT_TOKENS,
     num_tokens: int = 128,
 ) -> list[Excerpt]:
     """The first tokens of each text as prompt, the next ones to score; short texts are left out.

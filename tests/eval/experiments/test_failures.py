@@ -217,6 +217,13 @@ def test_what_is_too_long_is_refused_by_setting_and_id_before_the_first_token(
     assert not list(tmp_path.glob("run/generations/*"))
 
 
+def test_held_out_texts_that_are_all_too_short_are_refused_before_the_first_token(tmp_path, pair):
+    sweep = sweep_of(tmp_path, {"fine": "the keeper of"}, texts=["too short", "the keeper"])
+    with pytest.raises(ValueError, match="held-out set extra: no text has more than the 32 tokens"):
+        run_sweep(sweep, tmp_path / "run", lambda: pair)
+    assert not list(tmp_path.glob("run/generations/*"))
+
+
 def test_a_rule_that_needs_passages_is_refused_without_a_corpus(pair, tmp_path):
     own = experiment_of(tmp_path, settings=(Setting("RCAD", RCAD(alpha=0.5)),))
     with pytest.raises(ValueError, match="RCAD reads a passage before each prompt: name a corpus"):
