@@ -140,22 +140,16 @@ def _trade_offs(run: RecordedRun, symbol: str) -> Pictures:
         pictures |= _pictures_of(run, utility, scale, symbol)
     for name in (name for name in names if name.startswith("accuracy/")):
         task = name.partition("/")[2]
-        drawn_too = _pictures_of(run, name, Scale(f"accuracy, {task}"), symbol)
-        pictures |= {
-            f"accuracy_{task}": drawn_too[own]
-            for own in ("methods", "trade_off")
-            if own in drawn_too
-        }
+        against = _pictures_of(run, name, Scale(f"accuracy, {task}"), symbol)
+        if picture := against.get("methods") or against.get("trade_off"):
+            pictures[f"accuracy_{task}"] = picture
     return pictures
 
 
 def _pictures_of(run: RecordedRun, utility: str, scale: Scale, symbol: str) -> Pictures:
     """The pictures of NCR against one figure of the rows."""
     figures = [{row["setting"]: row.get(name) for row in run.rows} for name in ("ncr", utility)]
-    resampled = (
-        ncr_in_resamples(run),
-        bits_in_resamples(run, utility),
-    )
+    resampled = ncr_in_resamples(run), bits_in_resamples(run, utility)
     num_seeds = len(run.results["settings"]["seeds"])
     draw = partial(plot_trade_off, utility=scale, num_seeds=num_seeds)
     shown = {name: {FIGURES[own]: own for own in panels} for name, panels in PANELS.items()}
