@@ -95,8 +95,9 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
 
 def check_held_out(experiment: Experiment, pair: ModelPair) -> None:
     """Raise ValueError for a held-out set of which nothing could be scored."""
+    length = experiment.excerpt_tokens
     for name, texts in experiment.held_out.items():
-        if not excerpts(pair.tokenizer, texts, num_tokens=experiment.excerpt_tokens):
+        if not any(excerpts(pair.tokenizer, [text], num_tokens=length) for text in texts):
             raise ValueError(
                 f"held-out set {name}: no text has more than the {PROMPT_TOKENS} tokens that come "
                 "before what is scored"

@@ -21,16 +21,6 @@ with locked(Path(sys.argv[1]), waits=False) as is_ours:
 """
 
 
-@pytest.fixture
-def holder(tmp_path):
-    """Another process that is at the task "b"."""
-    words = [sys.executable, "-c", HOLDER, str(tmp_path / "claims" / "b")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "True\n"
-        yield process
-        process.kill()
-
-
 def tasks_of(folder, done):
     def work(name):
         done.append(name)
@@ -39,18 +29,15 @@ def tasks_of(folder, done):
     return [Task(name, folder / name, partial(work, name)) for name in "abc"]
 
 
-def test_what_another_process_is_at_is_left_to_it(tmp_path, holder):
-    done = []
-    share(tasks_of(tmp_path, done), tmp_path / "claims", waits=False)
-    assert done == ["a", "c"]
-
-
-def test_what_a_killed_process_was_at_is_done_by_another(tmp_path, holder):
-    holder.kill()
-    holder.wait()
-    done = []
+def test_what_another_process_is_at_is_left_to_it_until_it_is_killed(tmp_path):
+    words, done = [sys.executable, "-c", HOLDER, str(tmp_path / "claims" / "b")], []
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "True\n"
+        share(tasks_of(tmp_path, done), tmp_path / "claims", waits=False)
+        assert done == ["a", "c"]
+        process.kill()
     share(tasks_of(tmp_path, done), tmp_path / "claims")
-    assert done == ["a", "b", "c"]
+    assert done == ["a", "c", "b"]
 
 
 def test_what_is_done_is_not_done_again_be_it_found_out_under_the_claim(tmp_path, monkeypatch):
