@@ -15,8 +15,8 @@ REFUSED: Final = (401, 403, 404)
 """Statuses that every request would have: a key, an address or a model is wrong."""
 
 REPEATED: Final = 16
-"""Failures of one kind in a row, two of each of the usual eight threads, that stand for all that
-would follow: a quota that is used up, an option that the service does not know."""
+"""Failures of one kind in a row that stand for all that would follow: a quota that is used up, an
+option that the service does not know."""
 
 Answer = dict[str, Any]
 
@@ -45,6 +45,9 @@ class PaidRequests:
         """By service: requests "asked" for, "kept" (in the folder), "sent", "failed"."""
         self._in_a_row: Counter[str] = Counter()
         """Failures since the last answer, by kind."""
+        self.repeated = REPEATED
+        """How many of one kind in a row end everything: at least two of each thread that asks, as
+        the first of each may be mended."""
 
     def answer(
         self,
@@ -115,10 +118,10 @@ class PaidRequests:
         self._count(counts, "failed")
         kind = words.partition(":")[0]
         self._count(self._in_a_row, kind)
-        if self._in_a_row[kind] < REPEATED or self._stopped.is_set():
+        if self._in_a_row[kind] < self.repeated or self._stopped.is_set():
             return RequestFailed(words)
         self.stop()
-        return RequestRefused(f"{REPEATED} requests in a row failed alike: {words}")
+        return RequestRefused(f"{self.repeated} requests in a row failed alike: {words}")
 
     def _count(self, counts: Counter[str], name: str) -> None:
         with self._guard:

@@ -221,8 +221,7 @@ def _curve(calibration: Calibration, generations: "_Generations") -> dict[float,
     """Every k that this search needs, and what earlier searches in the folder have recorded."""
     experiment, search = calibration.experiment, calibration.search
     curve: dict[float, Measured] = {}
-    rows = experiment.read_rows(_MEASURED) if experiment.has_rows(_MEASURED) else []
-    recorded = {row["k"] for row in rows}
+    recorded = {row["k"] for row in experiment.read_rows(_MEASURED)}
     waiting = [k for k in sorted(recorded) if k <= search.largest]
     while True:
         is_met = {k: row.is_met for k, row in curve.items()}

@@ -5,6 +5,7 @@ A mean hides the few generations that copy much: quantiles and shares of long sp
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +30,7 @@ from .metrics import (
     metric_packages,
     prompt_means,
 )
-from .ncr import NcrStatistics, ncr_over_seeds, resampled_ncr
+from .ncr import NcrStatistics, copying_reduction, resampled_ncr
 
 QUANTILES: Final = (0.5, 0.9, 0.99, 1.0)
 LONG_SPANS: Final = (6, 20, 50)
@@ -83,7 +84,7 @@ def means_over_seeds(scores: Scores) -> dict[str, SeedStatistics]:
 
 
 def paired_ncr(setting: Scores, *, risky: Scores, safe: Scores) -> NcrStatistics:
-    """NCR over seeds, on the texts that the setting and both models alone have.
+    """NCR of each seed by itself, over seeds, on the texts that the setting and both models have.
 
     A setting whose copying prompts failed would else be held against texts that it does not have.
     nan where the three have no prompt and seed in common.
@@ -93,8 +94,13 @@ def paired_ncr(setting: Scores, *, risky: Scores, safe: Scores) -> NcrStatistics
     if not common:
         return NcrStatistics(math.nan, math.nan, 0, 0, 0, num_all)
     means = [seed_means({key: one[key] for key in common}) for one in (setting, risky, safe)]
-    ncr = ncr_over_seeds(means[0], risky=means[1], safe=means[2])
-    return ncr._replace(num_texts=len(common), num_all_texts=num_all)
+    reductions = [
+        copying_reduction(own, risky=most, safe=least)
+        for own, most, least in zip(*means, strict=True)
+    ]
+    ncr = over_seeds([fmean(own.values()) if own else math.nan for own in reductions])
+    num_metrics = min(map(len, reductions))
+    return NcrStatistics(*ncr, num_metrics, num_texts=len(common), num_all_texts=num_all)
 
 
 def copying_results(

@@ -1,13 +1,12 @@
 """Normalized copying reduction: how much of the copying gap between two models a setting closes."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..statistics import Array, mean_of, over_seeds
+from ..statistics import Array, mean_of
 from .metrics import METRICS
 
 HIGH_PROTECTION: Final = 0.75
@@ -60,21 +59,6 @@ def copying_reduction(
         for name in METRICS
         if (gap := risky[name] - safe[name]) > 0
     }
-
-
-def ncr_over_seeds(
-    settings: Sequence[CopyingMeans], *, risky: Sequence[CopyingMeans], safe: Sequence[CopyingMeans]
-) -> NcrStatistics:
-    """Mean and standard deviation over seeds of the NCR that each seed has by itself.
-
-    settings, risky, safe: one mapping per seed, in the same order of seeds.
-    """
-    reductions = [
-        copying_reduction(setting, risky=most, safe=least)
-        for setting, most, least in zip(settings, risky, safe, strict=True)
-    ]
-    ncr = over_seeds([fmean(own.values()) if own else math.nan for own in reductions])
-    return NcrStatistics(*ncr, num_metrics=min(map(len, reductions)))
 
 
 def resampled_ncr(shares: Array, setting: Array, *, risky: Array, safe: Array) -> Array:

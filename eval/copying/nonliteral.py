@@ -77,7 +77,7 @@ def character_rows(texts: Sequence[RecordedText]) -> list[dict[str, Any]]:
 
 
 def character_overlap(
-    rows: Sequence[dict[str, Any]], config: NonLiteralConfig | None = None
+    rows: Sequence[dict[str, Any]], config: NonLiteralConfig
 ) -> list[dict[str, Any]]:
     """How often each setting's texts take over a work's characters; `rows` are `character_rows`.
 
@@ -85,7 +85,6 @@ def character_overlap(
     "mean_matched", of the characters that a text names; "num_texts"; and "num_with_debt", texts
     known to have had a prefix debt, 0 where the protocol does not ask.
     """
-    config = config or NonLiteralConfig()
     settings = []
     for name, of_setting in rows_by_setting(rows).items():
         seeds = [

@@ -101,21 +101,5 @@ def disjoint_common_spans(
     return tuple(sorted(spans))
 
 
-def longest_common_subsequence(hypothesis: Symbols, reference: Symbols) -> int:
-    """How many symbols both have in the same order, others between them or not.
-
-    Source: Hyyro 2004, "Bit-parallel LCS-length computation revisited": a column of the table is
-    one number, whose zero bits count the symbols matched so far.
-    """
-    positions: dict[str, int] = {}
-    for index, symbol in enumerate(hypothesis):
-        positions[symbol] = positions.get(symbol, 0) | 1 << index
-    column = whole = (1 << len(hypothesis)) - 1
-    for symbol in reference:
-        matches = column & positions.get(symbol, 0)
-        column = (column + matches) | (column - matches)
-    return len(hypothesis) - (column & whole).bit_count()
-
-
 def _without(text: Symbols, start: int, length: int, used: str) -> Symbols:
     return text[:start] + used * length + text[start + length :]

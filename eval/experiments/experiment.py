@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ... import Anchored, RiskyOnly, SafeOnly
-from ...decode.rules.rule import Rule, takes_passage
+from ...decode.rules.rule import Rule
 from ...decode.settings import LevelName
 from ...durable_files import write_durably
 from ..recorded_texts import RISKY, SAFE, file_name
@@ -37,11 +37,6 @@ class Setting:
     def file_name(self) -> str:
         """The name, as files and folders bear it."""
         return file_name(self.name)
-
-    @property
-    def takes_passage(self) -> bool:
-        """The rule reads a passage before each prompt."""
-        return takes_passage(self.rule)
 
 
 def budget_sweep(ks: Sequence[float]) -> tuple[Setting, ...]:
@@ -111,26 +106,20 @@ class Experiment:
         """Where processes that share the work say what they are at."""
         return self.folder / CLAIMS
 
-    def has_rows(self, name: str) -> bool:
-        """Whether a measure has recorded rows under this name."""
-        return self._rows_file(name).exists()
+    def rows_file(self, name: str) -> Path:
+        """Where a measure records rows under this name."""
+        return self.folder / "measurements" / f"{name}.json"
 
     def read_rows(self, name: str) -> Rows:
-        """The rows that a measure recorded under this name."""
-        return list(json.loads(self._rows_file(name).read_text(encoding="utf-8")))
+        """The rows that a measure recorded under this name; none where it was not taken."""
+        path = self.rows_file(name)
+        return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
 
     def write_rows(self, name: str, rows: Rows) -> None:
         """Record a measure's rows."""
-        path = self._rows_file(name)
+        path = self.rows_file(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, json.dumps(rows))
-
-    def remove_rows(self, name: str) -> None:
-        """Forget a measure's rows."""
-        self._rows_file(name).unlink()
-
-    def _rows_file(self, name: str) -> Path:
-        return self.folder / "measurements" / f"{name}.json"
 
 
 logger = logging.getLogger(__name__)
@@ -185,9 +174,9 @@ class Steps:
         self.seconds[name] = round(time.perf_counter() - start, 2)
         self._save()
 
-    def forget(self, *names: str) -> None:
-        """Do these steps again when they are run next."""
-        self.seconds = {name: own for name, own in self.seconds.items() if name not in names}
+    def forget(self) -> None:
+        """Do all steps again when they are run next."""
+        self.seconds = {}
         self._save()
 
     def _finished(self) -> dict[str, float]:

@@ -11,7 +11,9 @@ from typing import Any
 
 from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRatios
 from ...decode.arguments import beginnings, request_list
+from ...decode.rules.rule import takes_passage
 from ...durable_files import new_file, write_durably
+from ..statistics import json_value
 from .experiment import Experiment, Prompt, Rows, Setting
 from .sharing import Task, share
 
@@ -38,7 +40,7 @@ def generation_task(
     """All generations of a setting. decoder: makes what draws them, once there is work."""
     return Task(
         name=f"generate {setting.file_name}",
-        is_done=_file(experiment, setting).exists,
+        result=_file(experiment, setting),
         work=lambda: _generate(experiment, setting, decoder()),
     )
 
@@ -73,7 +75,7 @@ def read_all_prompts(experiment: Experiment, pair: ModelPair) -> None:
         some_budget = Setting("", Anchored(k=1.0))  # ratios do not depend on the rule
         decoders(experiment, pair)(some_budget).prompt_ratios(texts).save(path)
 
-    share([Task("prompts", path.exists, read)], experiment.claims)
+    share([Task("prompts", path, read)], experiment.claims)
 
 
 def read_generations(experiment: Experiment, setting: Setting) -> Rows:
@@ -137,7 +139,7 @@ def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, 
 
     Raises ValueError where there are none.
     """
-    if not setting.takes_passage:
+    if not takes_passage(setting.rule):
         return {}
     found = [passage for passage in passages if passage is not None]
     if len(found) < len(passages):
@@ -248,7 +250,6 @@ def _row(
     path.parent.mkdir(parents=True, exist_ok=True)
     ledger = result.ledger
     ledger.save(path)
-    finite = {"spent": ledger.spent, "bound": ledger.header.bound}
     return {
         "id": prompt.id,
         "seed": seed,
@@ -256,7 +257,8 @@ def _row(
         "pieces": result.pieces,
         "ledger": path.relative_to(experiment.folder).as_posix(),
         "certified": ledger.certified,
-        **{name: nats if nats < float("inf") else None for name, nats in finite.items()},
+        "spent": json_value(ledger.spent),
+        "bound": json_value(ledger.header.bound),
         "debt": ledger.header.debt,
         "is_within_bound": ledger.is_within_bound,
         "finish_reason": result.finish_reason,

@@ -15,11 +15,13 @@ import numpy as np
 from tqdm import tqdm
 
 from ... import Anchored, Decoder, ModelPair, SafeOnly
-from ..copying.metrics import copying_scores
+from ...decode.rules.rule import takes_passage
+from ..copying.literal import copying_rows
 from ..harness.model import AnchoredLM
 from ..harness.tasks import task_figures
-from ..quality.bits_per_byte import Excerpt, excerpts, utility
-from ..recorded_texts import has_open_seam
+from ..quality.bits_per_byte import PROMPT_TOKENS, Excerpt, excerpts, utility
+from ..recorded_texts import RecordedText, has_open_seam
+from ..statistics import json_value
 from .experiment import Experiment, Rows, Setting
 from .generations import decoders, passages_for, read_generations
 from .sharing import Task, share
@@ -37,14 +39,19 @@ def measure(experiment: Experiment, name: str, pair: ModelPair) -> None:
 def _copying(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
     """Six metrics of every generation of a prompt that has a reference, against it."""
     references = {prompt.id: prompt.reference for prompt in experiment.prompts if prompt.reference}
-    rows = []
-    for setting in tqdm(experiment.settings, "copying"):
-        own = [row for row in read_generations(experiment, setting) if row["id"] in references]
-        pairs = [(row["text"], references[row["id"]]) for row in own]
-        for row, score in zip(own, copying_scores(pairs), strict=True):
-            key = {"setting": setting.name, "id": row["id"], "seed": row["seed"]}
-            rows.append({**key, **score.as_row()})
-    return {"copying": rows}
+    texts = [
+        RecordedText(
+            setting=setting.name,
+            id=row["id"],
+            seed=row["seed"],
+            text=row["text"],
+            reference=references[row["id"]],
+        )
+        for setting in experiment.settings
+        for row in read_generations(experiment, setting)
+        if row["id"] in references
+    ]
+    return {"copying": copying_rows(texts, progress=True)}
 
 
 def _utility(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
@@ -68,8 +75,7 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
             if decoder.level.name == "byte" or not decoder.level.compares_models:
                 passages = [own.in_symbols(pair.tokenizer, decoder.level) for own in passages]
             result = utility(decoder, passages, **passages_for(setting, found))
-            # A rule may give a text no probability; JSON has no infinity.
-            nats = [each if math.isfinite(each) else None for each in result.nats]
+            nats = json_value(result.nats)  # a rule may give a text no probability
             key = {"setting": setting.name, "held_out": name}
             failed = {"error": result.error} if result.error else {}
             rows.append({**key, "nats": nats, "num_bytes": result.num_bytes, **failed})
@@ -77,12 +83,25 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
                 logger.warning("%s, held-out text of %s: %s", setting.name, name, result.error)
         experiment.write_rows(_utility_rows(setting), rows)
 
-    def task(setting: Setting) -> Task:
-        name = _utility_rows(setting)
-        is_done = partial(experiment.has_rows, name)
-        return Task(f"score {setting.file_name}", is_done, partial(score, setting))
+    return [
+        Task(
+            name=f"score {setting.file_name}",
+            result=experiment.rows_file(_utility_rows(setting)),
+            work=partial(score, setting),
+        )
+        for setting in experiment.settings
+    ]
 
-    return [task(setting) for setting in experiment.settings]
+
+def check_held_out(experiment: Experiment, pair: ModelPair) -> None:
+    """Raise ValueError for a held-out set of which nothing could be scored."""
+    length = experiment.excerpt_tokens
+    for name, texts in experiment.held_out.items():
+        if not any(excerpts(pair.tokenizer, [text], num_tokens=length) for text in texts):
+            raise ValueError(
+                f"held-out set {name}: no text has more than the {PROMPT_TOKENS} tokens that come "
+                "before what is scored"
+            )
 
 
 def forget_failed_scores(experiment: Experiment) -> int:
@@ -90,10 +109,10 @@ def forget_failed_scores(experiment: Experiment) -> int:
     failed = [
         name
         for name in map(_utility_rows, experiment.settings)
-        if experiment.has_rows(name) and any("error" in row for row in experiment.read_rows(name))
+        if any("error" in row for row in experiment.read_rows(name))
     ]
     for name in failed:
-        experiment.remove_rows(name)
+        experiment.rows_file(name).unlink()
     return len(failed)
 
 
@@ -123,8 +142,9 @@ def _questions(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
     before the first of an answer's few tokens.
     """
     rows, decoder_of = [], decoders(experiment, pair)
-    asked = [own for own in experiment.settings if experiment.tasks and not own.takes_passage]
-    for setting in asked:
+    for setting in experiment.settings:
+        if not experiment.tasks or takes_passage(setting.rule):
+            continue
         rule = setting.rule
         if isinstance(rule, Anchored) and rule.charges_debt:
             rule = replace(rule, debt="none")

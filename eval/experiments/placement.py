@@ -102,7 +102,7 @@ class Placement:
         if memory and needed > self.gpus * memory:
             raise ValueError(
                 f"{lines[1]}, and {self.gpus} GPU(s) of {memory:,.1f} GB hold "
-                f"{self.gpus * memory:,.1f}: raise placement.gpus, or quantise the risky model"
+                f"{self.gpus * memory:,.1f}: raise placement.gpus, or quantize the risky model"
             )
         return "; ".join(lines)
 

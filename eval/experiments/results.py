@@ -29,6 +29,8 @@ from .sweep import FIGURES
 
 DIVERGENCES = "divergences.jsonl"
 """Ledgers that anchored verify --divergences wrote."""
+SPANS = ("word_lcs_span", "char_lcs_span", "word_acs_spans", "copied_characters")
+"""Of the rows of measurements/copying.json, what results.json leaves out."""
 PANELS = {
     "methods": ("methods",),
     "ablations": ("objective", "debt", "budget"),
@@ -57,7 +59,10 @@ def write_results(
         "metric_set": METRIC_SET,
         **metric_packages(),
         "rows": [summary.as_json() for summary in summaries],
-        "examples": [_slim(row) for row in experiment.read_rows("copying")],
+        "examples": [
+            {name: value for name, value in row.items() if name not in SPANS}
+            for row in experiment.read_rows("copying")
+        ],
         "utility": experiment.read_rows("utility"),
     }
     folder = experiment.folder
@@ -67,31 +72,20 @@ def write_results(
     write_report(RecordedRun(folder), later, folder, num_texts=PAGE_TEXTS)
 
 
-def _slim(row: dict[str, Any]) -> dict[str, Any]:
-    """Without the spans, which stay in measurements/copying.json."""
-    spans = ("word_lcs_span", "char_lcs_span", "word_acs_spans", "copied_characters")
-    return {name: value for name, value in row.items() if name not in spans}
+def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> str:
+    """The results of a sweep of budgets, with table.md and the budget that is recommended.
 
-
-def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> None:
-    """The results of a sweep of budgets, with table.md and the budget that is recommended."""
+    Returns the table as the terminal shows it.
+    """
     summaries = summarize(experiment)
-    columns = result_columns(experiment, summaries)
-    table = tables.markdown_table([summary.as_row() for summary in summaries], columns)
-    write_durably(experiment.folder / "table.md", table + "\n")
+    table = [own.as_row() for own in summaries], result_columns(experiment, summaries)
+    write_durably(experiment.folder / "table.md", tables.markdown_table(*table) + "\n")
     more = {
         "recommended": recommended(summaries).setting.name,
         "trajectories": [asdict(each) for each in trajectories(experiment)],
     }
     write_results(experiment, summaries, {**about, **more})
-
-
-def terminal_report(experiment: Experiment, findings: Sequence[object]) -> str:
-    """What the terminal shows at the end: the table, the findings, answers to questions."""
-    summaries = summarize(experiment)
-    rows = [summary.as_row() for summary in summaries]
-    table = tables.terminal_table(rows, result_columns(experiment, summaries))
-    return "\n".join([table, "", *map(str, findings)])
+    return tables.terminal_table(*table)
 
 
 def result_columns(experiment: Experiment, summaries: Sequence[SettingSummary]) -> list[Column]:
@@ -99,7 +93,7 @@ def result_columns(experiment: Experiment, summaries: Sequence[SettingSummary]) 
     return [
         tables.SETTING_COLUMN,
         *tables.copying_columns(name for own in summaries for name in own.copying),
-        *([tables.RECITED_COLUMN] if experiment.has_rows(VERBATIM) else []),
+        *([tables.RECITED_COLUMN] if experiment.rows_file(VERBATIM).exists() else []),
         *map(tables.bits_per_byte_column, experiment.held_out),
         *map(tables.accuracy_column, experiment.tasks),
         *tables.LAST_COLUMNS,
@@ -146,12 +140,9 @@ def _trade_offs(run: RecordedRun, symbol: str) -> Pictures:
         pictures |= _pictures_of(run, utility, scale, symbol)
     for name in (name for name in names if name.startswith("accuracy/")):
         task = name.partition("/")[2]
-        drawn_too = _pictures_of(run, name, Scale(f"accuracy, {task}"), symbol)
-        pictures |= {
-            f"accuracy_{task}": drawn_too[own]
-            for own in ("methods", "trade_off")
-            if own in drawn_too
-        }
+        against = _pictures_of(run, name, Scale(f"accuracy, {task}"), symbol)
+        if picture := against.get("methods") or against.get("trade_off"):
+            pictures[f"accuracy_{task}"] = picture
     return pictures
 
 

@@ -19,8 +19,8 @@ class Task:
 
     name: str
     """Of the file that claims it: another one for every task."""
-    is_done: Callable[[], bool]
-    """Whether the work's result is there, whole; asked before and under the claim."""
+    result: Path
+    """A file that is there, whole, once the work is done; looked for before and under the claim."""
     work: Callable[[], None]
 
 
@@ -32,7 +32,7 @@ def share(tasks: Sequence[Task], claims: Path, *, waits: bool = True) -> None:
     are done; else as soon as none is free.
     """
     has_told = False
-    while left := [task for task in tasks if not task.is_done()]:
+    while left := [task for task in tasks if not task.result.exists()]:
         if any([_is_done_here(task, claims) for task in left]):
             continue
         if not waits:
@@ -45,7 +45,7 @@ def share(tasks: Sequence[Task], claims: Path, *, waits: bool = True) -> None:
 
 def _is_done_here(task: Task, claims: Path) -> bool:
     with locked(claims / task.name, waits=False) as is_ours:
-        if not is_ours or task.is_done():
+        if not is_ours or task.result.exists():
             return False
         task.work()
         return True

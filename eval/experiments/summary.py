@@ -89,7 +89,7 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
         nats = [missing if each is None else each for each in row["nats"]]
         of_setting[row["held_out"]] = Utility(nats=nats, num_bytes=row["num_bytes"])
     accuracy: dict[str, dict[str, float]] = {}
-    for row in experiment.read_rows("questions") if experiment.has_rows("questions") else []:
+    for row in experiment.read_rows("questions"):
         accuracy.setdefault(row["setting"], {})[row["task"]] = row["acc"]
     bits = {name: sets[experiment.extra].bits_per_byte for name, sets in utility.items()}
     return [
@@ -147,8 +147,6 @@ def _spends(experiment: Experiment, setting: Setting) -> dict[str, Any]:
 def copy_probabilities(experiment: Experiment, setting: Setting) -> list[float | None]:
     """Of each recorded text of a setting, how likely its bound let it begin with its reference."""
     rows = read_generations(experiment, setting)
-    if not experiment.has_rows(VERBATIM):
-        return [None for _ in rows]
     log_probs = {row["id"]: row["safe_log_prob"] for row in experiment.read_rows(VERBATIM)}
     divergence = setting.rule.divergence or "kl"
     bounds = [row["bound"] if row["certified"] else None for row in rows]

@@ -16,6 +16,7 @@ from ...decode.rules.registry import RULES, make_rule
 from ...decode.rules.rule import Rule
 from ...decode.settings import LevelName, SamplingConfig
 from ...durable_files import file_sha256, write_durably
+from ...field_types import field_error
 from ...inputs import json_objects
 from ..copying.metrics import METRIC_SET
 from ..recorded_texts import RISKY, SAFE
@@ -69,7 +70,7 @@ class Method:
         if not self.label.strip():
             raise ValueError(f"label of a method with the rule {self.rule!r} is empty")
         for name in self.figures:
-            if name not in list(FIGURES):  # a file may hold what no mapping can be asked for
+            if name not in FIGURES:
                 known = ", ".join(FIGURES)
                 raise ValueError(f"{self.label}: figures must be of {known}, got {name!r}")
 
@@ -79,15 +80,6 @@ class Method:
         is_ablation = "methods" not in self.figures
         others = 3 if self.rule in RULES else 2
         return SECTIONS[4 if is_ablation else _SECTION_OF.get(self.rule, others)]
-
-    def expanded(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(what tells a setting from the method's others, its settings)."""
-        swept = {name: own for name, own in self.settings.items() if isinstance(own, list)}
-        for name, values in swept.items():
-            _require(bool(values), f"{self.label}: the list of {name} is empty")
-        for combination in itertools.product(*swept.values()):
-            chosen = dict(zip(swept, combination, strict=True))
-            yield ", ".join(f"{n}={_shown(v)}" for n, v in chosen.items()), self.settings | chosen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,15 +143,13 @@ class Sweep:
         for name in ("max_new_tokens", "num_excerpts", "excerpt_tokens", "batch_size"):
             _require(getattr(self, name) >= 1, f"{name} must be >= 1, got {getattr(self, name)}")
         _require(self.max_prompts >= 0, f"max_prompts must be >= 0, got {self.max_prompts}")
-        are_seeds = [type(seed) is int and seed >= 0 for seed in self.seeds]
+        are_seeds = 0 < len(self.seeds) == len(set(self.seeds)) and min(self.seeds) >= 0
         shown = f"seeds must be different whole numbers >= 0, at least one, got {self.seeds}"
-        _require(all(are_seeds) and 0 < len(self.seeds) == len(set(self.seeds)), shown)
+        _require(are_seeds, shown)
         _require(bool(self.methods), "a sweep needs [[methods]], got none")
         _require(bool(self.prompts), "a sweep needs a file of prompts, got none")
-        files = list(itertools.chain.from_iterable(self.held_out.values()))
-        are_named = all(self.held_out.values()) and all(isinstance(name, str) for name in files)
         shown = f"held_out must be lists of files by the names of sets, got {self.held_out}"
-        _require(are_named, shown)
+        _require(all(self.held_out.values()), shown)
         _require(bool(self.task_folder) or not self.tasks, "tasks need a task_folder")
         if self.utility not in ("", *self.held_out):
             known = ", ".join(self.held_out) or "held_out, which is empty"
@@ -236,16 +226,15 @@ def load_prompts(path: Path) -> list[Prompt]:
     """
     prompts = []
     for number, record in json_objects(path):
-        names = [name for name in _PROMPT_KEYS if record.get(name) is not None]
-        place, own = f"{path}, row {number}", {name: record[name] for name in names}
-        for name in _NEEDED:
-            _require(name in own, f'{place} lacks "{name}"')
-        for name, value in own.items():
-            _require(isinstance(value, str), f"{place}: {name} must be text, got {value!r}")
+        place = f"{path}, row {number}"
+        own = {name: record[name] for name in _PROMPT_KEYS if record.get(name) is not None}
+        own.setdefault("title", own.get("id", ""))
+        if error := field_error(Prompt, own):
+            raise ValueError(f"{place}: {error}")
         _require(bool(own["prompt"]), f"{place}: the prompt is empty")
         _require(bool(_ID.fullmatch(own["id"])), f"{place}: an id names a file, got {own['id']!r}")
         about = {name: value for name, value in record.items() if name not in _PROMPT_KEYS}
-        prompts.append(Prompt(**{"title": own["id"], **own}, about=about))
+        prompts.append(Prompt(**own, about=about))
     _require(bool(prompts), f"{path} holds no prompts")
     _check_unique(f"{path}: id", [prompt.id for prompt in prompts])
     return prompts
@@ -289,10 +278,15 @@ def sweep_settings(config: Sweep, blocked: Path | None = None) -> tuple[Setting,
 
 
 def _method_settings(method: Method, blocked: Path | None) -> Iterator[Setting]:
-    for suffix, chosen in method.expanded():
-        name = f"{method.label}, {suffix}" if suffix else method.label
+    """A setting for each combination of the values that are lists, named by these values."""
+    swept = {name: own for name, own in method.settings.items() if isinstance(own, list)}
+    for name, values in swept.items():
+        _require(bool(values), f"{method.label}: the list of {name} is empty")
+    for combination in itertools.product(*swept.values()):
+        chosen = dict(zip(swept, combination, strict=True))
+        name = ", ".join([method.label, *(f"{n}={_shown(own)}" for n, own in chosen.items())])
         try:
-            rule = _rule(method, chosen, blocked)
+            rule = _rule(method, method.settings | chosen, blocked)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         is_ours = method.section == SECTIONS[3]

@@ -29,13 +29,20 @@ def write_sweep_results(experiment: Experiment, sweep: Sweep) -> str:
     """
     summaries = summarize(experiment)
     chosen = _protected(summaries, experiment.extra)
-    both = _tables(experiment, summaries, chosen)
-    for name, text in _table_files(sweep, both).items():
-        write_durably(experiment.folder / name, text)
+    both, methods = _tables(experiment, summaries, chosen), _about_methods(sweep)
+    for name, (rows, columns) in both.items():
+        by_section = grouped(rows, lambda row: str(methods[row["method"]]["section"]))
+        parts: Parts = [(own, by_section[own]) for own in SECTIONS if own in by_section]
+        markdown = tables.markdown_table_of_parts(parts, columns)
+        latex = tables.latex_table_of_parts(parts, columns)
+        write_durably(experiment.folder / f"{name}.md", markdown + "\n")
+        write_durably(experiment.folder / f"{name}.tex", latex + "\n")
+    # Where files and models lay decides nothing.
+    settings = asdict(sweep) | {"utility": sweep.utility_set}
     about = {
         "schema": SCHEMA,
-        "settings": _settings(sweep),
-        "methods": _about_methods(sweep),
+        "settings": {n: own for n, own in settings.items() if n not in ("inputs", "placement")},
+        "methods": methods,
         "high_protection": {
             method: None if summary is None else summary.setting.name
             for method, summary in chosen.items()
@@ -45,12 +52,6 @@ def write_sweep_results(experiment: Experiment, sweep: Sweep) -> str:
     return "\n\nBest utility at NCR >= 0.75:\n".join(
         tables.terminal_table(rows, columns) for rows, columns in both.values()
     )
-
-
-def _settings(sweep: Sweep) -> dict[str, Any]:
-    """Those of the file; where files and models lay decides nothing."""
-    own = asdict(sweep) | {"utility": sweep.utility_set}
-    return {name: value for name, value in own.items() if name not in ("inputs", "placement")}
 
 
 def _about_methods(sweep: Sweep) -> dict[str, dict[str, Any]]:
@@ -106,14 +107,3 @@ def _tables(
         ]
         both["high_protection"] = (best, columns)
     return both
-
-
-def _table_files(sweep: Sweep, both: Tables) -> dict[str, str]:
-    """Contents by file name, in parts by the sections of the methods."""
-    about, files = _about_methods(sweep), {}
-    for name, (rows, columns) in both.items():
-        by_section = grouped(rows, lambda row: str(about[row["method"]]["section"]))
-        parts: Parts = [(own, by_section[own]) for own in SECTIONS if own in by_section]
-        files[f"{name}.md"] = tables.markdown_table_of_parts(parts, columns) + "\n"
-        files[f"{name}.tex"] = tables.latex_table_of_parts(parts, columns) + "\n"
-    return files

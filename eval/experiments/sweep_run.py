@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from ... import ModelPair
@@ -12,7 +12,7 @@ from ..retrieval.bm25 import WordIndex
 from ..retrieval.passages import PassageIndex
 from .experiment import CLAIMS, Experiment, Steps
 from .generations import check_requests, forget_failures, generation_tasks, read_all_prompts
-from .measures import forget_failed_scores, measure, utility_tasks
+from .measures import check_held_out, forget_failed_scores, measure, utility_tasks
 from .sharing import Task, share
 from .summary import VERBATIM
 from .sweep import Sweep, save_prompts, sweep_experiment
@@ -63,18 +63,20 @@ def run_sweep(
 def _opened(
     sweep: Sweep, folder: Path, load: Callable[[], ModelPair], retried: Steps | None = None
 ) -> tuple[Experiment, ModelPair]:
-    """The experiment and the pair, which can decode all of its prompts by all of the rules.
+    """The experiment and the pair, which can decode all of its prompts by all of the rules and has
+    held-out texts to be scored on.
 
     retried: the steps of which those that failed are done again.
     """
     index = _index(sweep, folder) if sweep.passages else None
     experiment = sweep_experiment(sweep, folder, index)
     if retried is not None and forget_failures(experiment) + forget_failed_scores(experiment):
-        retried.forget("read prompts", "generate", *(f"measure {name}" for name in MEASURED))
+        retried.forget()
     if sweep.engine == "vllm":
         draw_by_vllm(sweep, experiment)
     pair = load()
     check_requests(experiment, pair)
+    check_held_out(experiment, pair)
     return experiment, pair
 
 
@@ -82,6 +84,7 @@ def _index(sweep: Sweep, folder: Path) -> PassageIndex:
     """Made by one process, opened by all."""
     corpus, claims = sweep.path(sweep.passages), folder / CLAIMS
 
+    @cache
     def index() -> PassageIndex:
         if not sweep.encoder:
             return WordIndex(corpus, folder / "passages.bm25")
@@ -89,11 +92,13 @@ def _index(sweep: Sweep, folder: Path) -> PassageIndex:
 
         return DenseIndex(corpus, folder / "passages.dense", sweep.model(sweep.encoder))
 
+    made = claims / "index.made"
+
     def make() -> None:
         index()
-        (claims / "index.made").touch()
+        made.touch()
 
-    share([Task("index", (claims / "index.made").exists, make)], claims)
+    share([Task("index", made, make)], claims)
     return index()
 
 

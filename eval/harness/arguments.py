@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -22,43 +22,34 @@ UNASKED_BATCH_SIZE = 1
 """What lm-eval passes when nobody asked for a size; its command line gives a text where one did."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HarnessArguments:
-    """What lm-eval's model is made of; checked before any model is loaded."""
+def pair_arguments(
+    given: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> tuple[PairOptions, dict[str, int]]:
+    """What lm-eval's model is made of, checked before any model is loaded: the options of the pair,
+    and max_gen_toks and seed where they are given.
 
-    pair: PairOptions
-    counts: dict[str, int]
-    """max_gen_toks and seed, where they are given."""
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> "HarnessArguments":
-        """given: of model_args. defaults: batch_size, max_batch_size and device of lm-eval itself.
-
-        Raises ValueError for a missing or unknown setting or a value out of range.
-        """
-        settings = {**_asked(defaults, is_split=given.get("tp_size", 1) != 1), **given}
-        missing = [name for name in ("safe", "risky") if not settings.get(name)]
-        if missing and not settings.get("pair"):
-            raise ValueError(f"model arguments need {' and '.join(missing)}: a model folder each")
-        if num_processes() > 1 and settings.get("risky_device_map"):
-            raise ValueError(
-                "under torchrun each process has models of its own: risky_device_map needs one "
-                "process, tp_size splits a model over all of them"
-            )
-        if settings.get("risky_device") is not None and settings.get("device") is None:
-            settings["device"] = str(device_of(None, "safe"))
-        settings["batch_size"] = _batch_size(settings)
-        counts: dict[str, int] = {
-            name: _whole_number(name, settings.pop(name))
-            for name in ("max_gen_toks", "seed")
-            if name in settings
-        }
-        return cls(pair=from_table(PairOptions, _tables(settings)), counts=counts)
-
-    @property
-    def divides_requests(self) -> bool:
-        """Whether processes of torchrun share the requests; else each answers all of them."""
-        return self.pair.tp_size == 1
+    given: of model_args. defaults: batch_size, max_batch_size and device of lm-eval itself.
+    Raises ValueError for a missing or unknown setting or a value out of range.
+    """
+    settings = {**_asked(defaults, is_split=given.get("tp_size", 1) != 1), **given}
+    missing = [name for name in ("safe", "risky") if not settings.get(name)]
+    if missing and not settings.get("pair"):
+        raise ValueError(f"model arguments need {' and '.join(missing)}: a model folder each")
+    if num_processes() > 1 and settings.get("risky_device_map"):
+        raise ValueError(
+            "under torchrun each process has models of its own: risky_device_map needs one "
+            "process, tp_size splits a model over all of them"
+        )
+    if settings.get("risky_device") is not None and settings.get("device") is None:
+        settings["device"] = str(device_of(None, "safe"))
+    settings["batch_size"] = _batch_size(settings)
+    counts: dict[str, int] = {
+        name: _whole_number(name, settings.pop(name))
+        for name in ("max_gen_toks", "seed")
+        if name in settings
+    }
+    pair: PairOptions = from_table(PairOptions, _tables(settings))
+    return pair, counts
 
 
 def _tables(settings: Mapping[str, Any]) -> dict[str, Any]:

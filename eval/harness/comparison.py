@@ -133,9 +133,10 @@ def load_comparison(path: Path, models: tuple[Entry, ...] = ()) -> Comparison:
 def check_settings(entry: Entry) -> None:
     """Raise ValueError for a setting that the entry's model does not take; nothing is loaded."""
     if not entry.model:
-        from .arguments import HarnessArguments
+        from .arguments import pair_arguments
 
-        HarnessArguments.of(entry.arguments, {}).pair.rule.make()
+        pair, _ = pair_arguments(entry.arguments, {})
+        pair.rule.make()
     elif entry.settings:
         from lm_eval.models.huggingface import HFLM
 
@@ -167,19 +168,19 @@ def evaluate(
     for members in grouped(todo, lambda own: own[0].label).values():
         model = make_model(members[0][0], config)
         for own, benchmark, variant in members:
+            asked = _asked(own, benchmark, variant, config)
             figures = task_figures(
                 model,
                 variant.task,
                 task_folder,
                 num_fewshot=None if variant.num_fewshot < 0 else variant.num_fewshot,
-                limit=benchmark.limit or config.limit or None,
+                limit=asked["limit"],
                 runs_code=benchmark.runs_code,
             )
             if figures is not None:  # the first process
-                record = {**_asked(own, benchmark, variant, config), "figures": figures}
                 file = _file(folder, own, variant)
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_durably(file, json.dumps(record) + "\n")
+                write_durably(file, json.dumps({**asked, "figures": figures}) + "\n")
 
 
 def write_comparison(config: Comparison, folder: Path) -> Cells:

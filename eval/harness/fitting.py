@@ -5,83 +5,79 @@ from collections.abc import Sequence
 
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from ...decode.byte.byte_level import BYTES_PER_TOKEN
 from ...decode.levels.level import Level
 
 Split = tuple[list[int], list[int]]
-"""Symbols of a context, and of the continuation that is scored behind it."""
+"""Symbols of a context, and of the continuation that is scored after it."""
 
 SPARE_BYTES = 32
 """At byte level, counted with every text: tokens that are still open may take a few positions."""
 
 
-class TokenFitting:
-    """A number of tokens is the limit, if there is one; all of it as lm-eval's own models do.
+class Fitting:
+    """Texts of a level and the models' contexts.
 
-    Contexts are as long as they may be.
+    Tokens are cut as lm-eval's own models cut them. Of bytes, which each model reads as tokens of
+    its own, cuts are between characters.
     """
 
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
+    def __init__(self, level: Level) -> None:
+        self._level = level
+        self._deals_in_bytes = level.name == "byte"
 
     def prompt(self, context: list[int], max_new_tokens: int) -> list[int]:
-        """The end of a context that leaves room for new tokens; ValueError where none does."""
-        if self._limit is None:
-            return context
-        if max_new_tokens >= self._limit:
-            raise ValueError(
-                f"max_gen_toks must leave room for context: the models read {self._limit} "
-                f"tokens, got {max_new_tokens}"
-            )
-        return context[-(self._limit - max_new_tokens) :]
+        """The longest end of a context that leaves room for new tokens; ValueError where none does.
+
+        At byte level every new byte may be a token, as a text that outgrows a model would end the
+        evaluation; where that leaves no room, they are counted as `Decoder.generate` does.
+        """
+        num_new = self._level.horizon(max_new_tokens, None)
+        for number in (num_new * self._level.symbols_per_token, num_new):
+            if (end := self._end_of(context, [], number)) is not None:
+                return end
+        raise ValueError(
+            f"max_gen_toks must leave room for context, got {max_new_tokens}: "
+            f"{self._problem(context[-1:], [], num_new)}"
+        )
+
+    def scored(self, context: list[int], continuation: list[int]) -> list[int]:
+        """The longest end of a context that fits with its continuation.
+
+        Raises ValueError where the continuation leaves no room for any context.
+        """
+        # The last token that is scored is not read.
+        more = SPARE_BYTES if self._deals_in_bytes else -1
+        if (end := self._end_of(context, continuation, more)) is not None:
+            return end
+        raise ValueError(
+            f"a continuation of {len(continuation)} {self._level.name}s leaves no room for "
+            f"context: {self._problem(context[-1:], continuation, more)}"
+        )
 
     def windows(self, symbols: list[int], prefix: int) -> list[Split]:
         """A text that follows `prefix`, every symbol scored once, in pieces with a context each."""
+        if self._deals_in_bytes:
+            return self._byte_windows(symbols, prefix)
         windows = get_rolling_token_windows(
             token_list=symbols,
             prefix_token=prefix,
-            max_seq_len=self._limit or len(symbols) + 1,
+            max_seq_len=self._level.context_length or len(symbols) + 1,
             context_len=1,
         )
         return [make_disjoint_window(window) for window in windows]
 
-    def scored(self, context: list[int], continuation: list[int]) -> list[int]:
-        """The end of a context that fits with its continuation, whose last symbol is not read.
-
-        Raises ValueError where the continuation leaves no room for any context.
-        """
-        if self._limit is None:
-            return context
-        if len(continuation) > self._limit:
-            raise ValueError(
-                f"a continuation of {len(continuation)} tokens leaves no room for context: "
-                f"the models read {self._limit} tokens"
-            )
-        return context[-(self._limit + 1 - len(continuation)) :]
-
-
-class ByteFitting:
-    """The same of bytes: each model's own tokens are the limit, a text is counted by both
-    tokenizers, and cuts are between characters."""
-
-    def __init__(self, level: Level) -> None:
-        self._level = level
-
-    def prompt(self, context: list[int], max_new_tokens: int) -> list[int]:
-        num_new = self._level.horizon(max_new_tokens, None)
-        try:  # every new byte a token: a text that outgrows a model would end the evaluation
-            return self._end_of(context, [], BYTES_PER_TOKEN * num_new)
-        except ValueError:
-            return self._end_of(context, [], num_new)
-
-    def windows(self, symbols: list[int], prefix: int) -> list[Split]:
+    def _byte_windows(self, symbols: list[int], prefix: int) -> list[Split]:
         windows: list[Split] = []
-        starts = [*_character_starts(symbols), len(symbols)]
+        starts = [*self._starts(symbols), len(symbols)]
         context, first = [prefix], 0  # of the characters, not of the bytes
         while first < len(starts) - 1:
             ends = starts[first + 1 :]
             num_fitting = bisect_left(
-                ends, True, key=lambda end: not self._fits(context, symbols[starts[first] : end])
+                ends,
+                True,
+                key=lambda end: bool(
+                    self._problem(context, symbols[starts[first] : end], SPARE_BYTES)
+                ),
             )
             if not num_fitting:
                 raise ValueError("the models read too few tokens for a single character")
@@ -90,34 +86,29 @@ class ByteFitting:
             context = symbols[starts[first - 1] : starts[first]]
         return windows
 
-    def scored(self, context: list[int], continuation: list[int]) -> list[int]:
-        return self._end_of(context, continuation, SPARE_BYTES)
-
-    def _end_of(self, context: list[int], continuation: list[int], num_new: int) -> list[int]:
-        """The longest end of a context that fits."""
-        if self._fits(context, continuation, num_new):
-            return context
-        starts = _character_starts(context)
+    def _end_of(self, context: list[int], continuation: list[int], more: int) -> list[int] | None:
+        """The longest end of a context that fits; None where no symbol of it does."""
+        starts = self._starts(context) or [0]
         cut = bisect_left(
-            starts, True, key=lambda start: self._fits(context[start:], continuation, num_new)
+            starts, True, key=lambda start: not self._problem(context[start:], continuation, more)
         )
-        if cut == len(starts):
-            raise ValueError(
-                "no room is left for context: " + self._level.too_long(continuation, num_new)
-            )
-        return context[starts[cut] :]
+        return context[starts[cut] :] if cut < len(starts) else None
 
-    def _fits(
-        self, context: list[int], continuation: list[int], num_new: int = SPARE_BYTES
-    ) -> bool:
-        """Counted as a whole text, and as the decoder does before it reads the continuation."""
+    def _problem(self, context: list[int], continuation: list[int], more: int) -> str:
+        """Why a context does not fit, "" if it does.
+
+        It is counted as a whole text with `more` symbols, and as the decoder does before it reads
+        the continuation.
+        """
         too_long = self._level.too_long
-        return not (
-            too_long([*context, *continuation], num_new)
-            or (continuation and too_long(context, len(continuation)))
+        return too_long([*context, *continuation], more) or (
+            too_long(context, len(continuation) - 1) if continuation else ""
         )
 
-
-def _character_starts(symbols: Sequence[int]) -> list[int]:
-    """Places at which a character of UTF-8 begins."""
-    return [place for place, byte in enumerate(symbols) if byte & 0xC0 != 0x80]
+    def _starts(self, symbols: Sequence[int]) -> list[int]:
+        """Indices at which a text may be cut: before any token, before a character of UTF-8."""
+        return [
+            index
+            for index, symbol in enumerate(symbols)
+            if not self._deals_in_bytes or symbol & 0xC0 != 0x80
+        ]

@@ -8,24 +8,22 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from ...decode.decoder import Decoder
 from ..recorded_texts import grouped
-from .arguments import HarnessArguments
-from .ranks import Ranks
+from .arguments import pair_arguments
+from .ranks import process_group
+from .tasks import lm_eval_needed
 
-try:
+with lm_eval_needed():
     from lm_eval.api.model import TemplateLM
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import simple_parse_args_string
 
-    from .fitting import ByteFitting, TokenFitting
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"lm-eval is not installed ({error}): pip install 'anchored[eval]'", name=error.name
-    ) from error
+    from .fitting import Fitting
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -58,22 +56,19 @@ class AnchoredLM(TemplateLM):
         *,
         max_gen_toks: int = 256,
         seed: int = 0,
-        ranks: Ranks | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         """max_gen_toks: tokens to generate where a task names no number; seed: of all sampling.
 
-        ranks: the processes that share the requests; this one alone unless given.
+        group: the processes that share the requests; this one alone unless given.
         """
         super().__init__()
-        self.decoder, self._ranks = decoder, ranks or Ranks()
-        self._rank, self._world_size = self._ranks.rank, self._ranks.world_size
+        self.decoder, self._group = decoder, group
+        if group is not None:
+            self._rank, self._world_size = group.rank(), group.size()
         self._device = torch.device("cpu")  # of what is gathered
         self._deals_in_bytes = decoder.level.name == "byte"
-        self._fitting = (
-            ByteFitting(decoder.level)
-            if self._deals_in_bytes
-            else TokenFitting(decoder.level.context_length)
-        )
+        self._fitting = Fitting(decoder.level)
         own = "safe" if decoder.level.compares_models else "risky"  # whose tokens are decoded
         self.tokenizer = decoder.pair.tokenizers[own]
         self.max_gen_toks = max_gen_toks
@@ -103,21 +98,28 @@ class AnchoredLM(TemplateLM):
         tp_size, each process takes the GPU of its own number in place of lm-eval's.
         Raises ValueError for a missing or unknown setting.
         """
-        arguments = HarnessArguments.of(arg_dict, additional_config or {})
-        ranks = Ranks.joined() if arguments.divides_requests else None
-        return cls(arguments.pair.decoder(), ranks=ranks, **arguments.counts)
+        pair, counts = pair_arguments(arg_dict, additional_config or {})
+        # Of a pair that is split over all processes, each answers every request.
+        group = process_group() if pair.tp_size == 1 else None
+        return cls(pair.decoder(), group=group, **counts)
+
+    # lm-eval calls the next three where there are several processes.
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Tensors of all processes, by rank."""
-        return self._ranks.all_gather(tensor)
+        """(world_size, ...) tensors of one shape, one of each process, by rank."""
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(gathered, tensor, group=self._group)
+        return torch.stack(gathered)
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """What all processes have, by rank, on process `dst`."""
-        return self._ranks.gather_object(obj, dst)
+        """What each process has, by rank, on process `dst`; None on the others."""
+        gathered = [None] * self.world_size if self.rank == dst else None
+        dist.gather_object(obj, gathered, dst=dst, group=self._group)
+        return gathered
 
     def barrier(self) -> None:
         """Wait for all processes."""
-        self._ranks.barrier()
+        dist.barrier(group=self._group)
 
     @property
     def eot_token_id(self) -> int:

@@ -1,6 +1,8 @@
 """Tasks of lm-evaluation-harness from a folder on this machine, without the network."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +17,10 @@ def register_model() -> None:
 
     May be called again. Raises: ModuleNotFoundError if lm-eval is not installed.
     """
-    model_registry = _lm_eval_registry()
+    with lm_eval_needed():
+        # The built-in models first: lm-eval adds them only while its registry is empty.
+        importlib.import_module("lm_eval.models")
+        from lm_eval.api.registry import model_registry
     if MODEL_NAME not in model_registry:
         model_registry.register(MODEL_NAME, target=MODEL_TARGET)
 
@@ -62,7 +67,7 @@ def task_figures(
         ) from error
     if evaluated is None:
         return None
-    return {  # "acc,none" has what lm-eval calls the filter behind the metric
+    return {  # "acc,none" has what lm-eval calls the filter after the metric
         name.partition(",")[0]: float(value)
         for name, value in evaluated["results"][task].items()
         if isinstance(value, int | float)
@@ -74,18 +79,18 @@ def task_manager(folder: Path | None, *, has_defaults: bool = False) -> Any:
 
     Raises: ModuleNotFoundError if lm-eval is not installed.
     """
-    _lm_eval_registry()
-    from lm_eval.tasks import TaskManager
+    with lm_eval_needed():
+        from lm_eval.tasks import TaskManager
 
     path = None if folder is None else str(folder)
     return TaskManager(include_path=path, include_defaults=has_defaults)
 
 
-def _lm_eval_registry() -> Any:
+@contextmanager
+def lm_eval_needed() -> Iterator[None]:
+    """Raise ModuleNotFoundError, with how to install it, where lm-eval cannot be imported."""
     try:
-        # The built-in models first: lm-eval adds them only while its registry is empty.
-        importlib.import_module("lm_eval.models")
-        return importlib.import_module("lm_eval.api.registry").model_registry
+        yield
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"lm-eval is not installed ({error}): pip install 'anchored[eval]'", name=error.name

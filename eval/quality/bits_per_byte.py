@@ -11,6 +11,8 @@ from ...decode.decoder import Decoder
 from ...decode.levels.level import Level
 from ..statistics import ratio_standard_error
 
+PROMPT_TOKENS: Final = 32
+"""Of a held-out text, what the models are given before the part that is scored."""
 PART_OF_CHARACTER: Final = "\ufffd"
 """What tokenizers write for bytes that are not a whole character."""
 
@@ -71,7 +73,7 @@ def excerpts(
     tokenizer: PreTrainedTokenizerFast,
     texts: Sequence[str],
     *,
-    num_prompt_tokens: int = 32,
+    num_prompt_tokens: int = PROMPT_TOKENS,
     num_tokens: int = 128,
 ) -> list[Excerpt]:
     """The first tokens of each text as prompt, the next ones to score; short texts are left out.
@@ -90,11 +92,9 @@ def utility(
     decoder: Decoder,
     excerpts: Sequence[Excerpt],
     *,
-    k: float | None = None,
     passages: Sequence[str] | None = None,
-    progress: bool = False,
 ) -> Utility:
-    """Score every excerpt under the decoder's rule (k in place of the rule's own, if given).
+    """Score every excerpt under the decoder's rule.
 
     passages: for rules that read one before each excerpt, such as RCAD.
 
@@ -103,9 +103,7 @@ def utility(
     scores = decoder.score(
         [excerpt.prompt_token_ids for excerpt in excerpts],
         [excerpt.token_ids for excerpt in excerpts],
-        k=k,
         passages=passages,
-        progress=progress,
     )
     return Utility(
         nats=[math.nan if score.error else -score.log_prob for score in scores],

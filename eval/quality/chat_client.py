@@ -97,6 +97,7 @@ class ChatClient:
         import openai
 
         self.endpoint, self.requests = endpoint, requests
+        requests.repeated = max(requests.repeated, 2 * concurrency)
         self._concurrency, self._progress = concurrency, progress
         self._client = openai.OpenAI(
             api_key=api_key or "none",

@@ -64,13 +64,9 @@ def comparisons(texts: Sequence[RecordedText], config: WinRateConfig) -> list[Co
 
     Pairs stand in an order that depends on their prompt, seed and competitor alone, so that all
     settings are compared on the same ones as far as there are such.
-    Raises: ValueError for two texts with one key, a pool that names no setting, or no pair.
+    texts: no two with one key. Raises: ValueError for a pool that names no setting, or no pair.
     """
-    by_key: dict[tuple[str, str, int], RecordedText] = {}
-    for text in texts:
-        if (key := (text.setting, text.id, text.seed)) in by_key:
-            raise ValueError(f"two texts are {text.key}: none is the one to compare")
-        by_key[key] = text
+    by_key = {(text.setting, text.id, text.seed): text for text in texts}
     settings = by_setting(texts)
     pool = config.pool or tuple(settings)
     if unknown := [name for name in pool if name not in settings]:

@@ -40,9 +40,7 @@ class DenseIndex:
         encoder: Path | str,
         *,
         instruction: str = INSTRUCTION,
-        device: str | None = None,
         progress: bool = False,
-        part_size: int = PART_SIZE,
     ) -> None:
         """Open the index in `folder`, computing the parts that are not there.
 
@@ -54,7 +52,7 @@ class DenseIndex:
             "schema": SCHEMA,
             "corpus": file_sha256(corpus),
             "encoder": str(encoder),
-            "part_size": part_size,
+            "part_size": PART_SIZE,
         }
         if folder.exists():
             check_stamp(folder, made_from)
@@ -63,8 +61,8 @@ class DenseIndex:
                 pass
             folder.mkdir(parents=True)
             write_stamp(folder, made_from)
-        self._corpus, self._instruction, self._part_size = corpus, instruction, part_size
-        self._model = SentenceTransformer(str(encoder), device=device)
+        self._corpus, self._instruction = corpus, instruction
+        self._model = SentenceTransformer(str(encoder))
         self._parts = list(self._computed(folder, progress))
 
     def search(self, queries: Sequence[str]) -> list[Passage]:
@@ -76,7 +74,7 @@ class DenseIndex:
             scores, found = faiss.knn(vectors, np.load(part), 1, metric=faiss.METRIC_INNER_PRODUCT)
             is_better = scores[:, 0] > best
             best[is_better] = scores[is_better, 0]
-            places[is_better] = number * self._part_size + found[is_better, 0]
+            places[is_better] = number * PART_SIZE + found[is_better, 0]
         texts = self._records_at(set(places.tolist()))
         return [
             Passage(text=texts[place]["text"], id=texts[place]["id"], score=float(score))
@@ -86,7 +84,7 @@ class DenseIndex:
     def _computed(self, folder: Path, progress: bool) -> Iterator[Path]:
         """Files of embeddings, (passages, dimension) float32 with rows of length 1."""
         texts = records(self._corpus)
-        parts = iter(lambda: list(islice(texts, self._part_size)), [])
+        parts = iter(lambda: list(islice(texts, PART_SIZE)), [])
         for number, part in enumerate(tqdm(parts, "embed", unit="part", disable=not progress)):
             path = folder / f"part-{number:05d}.npy"
             if not path.exists():

@@ -1,6 +1,6 @@
 """Evidence for or against a claim: of a web search, of a corpus, or of a file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -99,10 +99,9 @@ class RecordedEvidence:
         Raises: ValueError that names the line.
         """
         self._path = path
-        self._results = {
-            _claim(row, f"{path}, row {number}"): _results(row, f"{path}, row {number}")
-            for number, row in json_objects(path)
-        }
+        self._results = dict(
+            _recorded(row, f"{path}, row {number}") for number, row in json_objects(path)
+        )
 
     def evidence(self, claim: str) -> list[Evidence]:
         if claim not in self._results:
@@ -123,19 +122,16 @@ def _read_results(reply: Any) -> Answer:
     }
 
 
-def _claim(row: Mapping[str, Any], place: str) -> str:
-    if not isinstance(row.get("claim"), str):
+def _recorded(row: Mapping[str, Any], place: str) -> tuple[str, list[Evidence]]:
+    """A claim and what was found for it."""
+    claim, results = row.get("claim"), row.get("results")
+    if not isinstance(claim, str):
         raise ValueError(f'{place} must have a "claim"')
-    return str(row["claim"])
-
-
-def _results(row: Mapping[str, Any], place: str) -> list[Evidence]:
-    results = row.get("results")
-    if not isinstance(results, Sequence) or isinstance(results, str):
+    if not isinstance(results, list):
         raise ValueError(f'{place} must have a list of "results"')
     found = []
     for own in results:
         if not isinstance(own, dict) or not isinstance(own.get("text"), str):
             raise ValueError(f'{place}: a result must have a "text", got {own!r}')
         found.append(Evidence(str(own.get("title", "")), str(own.get("link", "")), own["text"]))
-    return found
+    return claim, found

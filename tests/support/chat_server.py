@@ -100,14 +100,5 @@ def chat_server(script: Callable[[Body], Say]) -> Iterator[ChatServer]:
 
 
 def _completion(text: str | None) -> str:
-    message = {"role": "assistant", "content": text}
-    return json.dumps(
-        {
-            "id": "c",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "m",
-            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-            "usage": {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13},
-        }
-    )
+    usage = {"prompt_tokens": 10, "completion_tokens": 3}
+    return json.dumps({"choices": [{"message": {"content": text}}], "usage": usage})

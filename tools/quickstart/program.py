@@ -17,7 +17,7 @@ from anchored.eval.experiments import experiment as experiment_steps
 from anchored.eval.experiments.experiment import Experiment, Steps, budget_sweep
 from anchored.eval.experiments.generations import generate_all, read_generations
 from anchored.eval.experiments.measures import measure
-from anchored.eval.experiments.results import terminal_report, write_budget_results
+from anchored.eval.experiments.results import write_budget_results
 from anchored.eval.experiments.summary import summarize
 from anchored.inputs import json_objects
 from anchored.tools.commands.training.training_options import QuickstartConfig
@@ -60,8 +60,8 @@ def run(config: QuickstartConfig) -> int:
         "settings": {**asdict(preset), **chosen},
         "findings": [asdict(finding) for finding in judged],
     }
-    write_budget_results(experiment, {**about, "seconds": steps.seconds})
-    print(terminal_report(experiment, judged))
+    print(write_budget_results(experiment, {**about, "seconds": steps.seconds}))
+    print("", *judged, sep="\n")
     print(_where_to_look(folders, safe, ledger, sum(steps.seconds.values())))
     _measure_at_bytes(steps, config.preset, folders, experiment)
     print(f"\nDone: {sum(steps.seconds.values()) / 60:.1f} minutes of work.")
@@ -152,12 +152,10 @@ def _measure_at_bytes(steps: Steps, preset_name: str, folders: Folders, tokens: 
     )
     pair = ModelOptions(safe=folders.miniature, risky=folders.risky, device="cpu").load()
     _measure(steps, prefix, experiment, pair)
-    for name in ("utility", "questions"):  # of nothing, as results have rows of both
-        measure(experiment, name, pair)
     settings = {"seeds": preset.seeds, "level": "byte"}
-    write_budget_results(experiment, {"schema": RESULTS_SCHEMA, "settings": settings})
+    table = write_budget_results(experiment, {"schema": RESULTS_SCHEMA, "settings": settings})
     print("\nThe safe model made here with the same risky model, byte by byte (k in nats a byte):")
-    print(terminal_report(experiment, []))
+    print(f"{table}\n")
 
 
 def _verify(path: Path, pair: ModelPair) -> None:

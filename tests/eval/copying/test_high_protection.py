@@ -60,12 +60,8 @@ def test_the_whole_table_is_there_and_one_full_table_is_printed_twice():
         ("p_s", "p_r", "System", "MemFree", "RCAD", "CP-Fuse", "TokenSwap", "Anchored")
     }
     tables = [json.dumps(pair["rows"]) for pair in PAIRS.values()]
-    assert [
-        names for names, pair in PAIRS.items() if tables.count(json.dumps(pair["rows"])) > 1
-    ] == [
-        ("TinyComma 1.8B", "Llama 4 Scout"),
-        ("Comma 7B", "Llama 4 Scout"),
-    ]
+    twice = [names for names, own in zip(PAIRS, tables, strict=True) if tables.count(own) > 1]
+    assert twice == [("TinyComma 1.8B", "Llama 4 Scout"), ("Comma 7B", "Llama 4 Scout")]
 
 
 def row(method, ncr, factuality, **others):
@@ -78,14 +74,12 @@ def test_the_best_protected_row_of_each_method_is_chosen_whole():
         row("a", 0.75, 0.4, fluency=3.0),  # the threshold itself is protected
         row("a", 0.7499, 0.9, fluency=4.0),
         row("b", 0.2, 0.9),
+        row("c", math.nan, 0.9),  # what is not defined protects nobody
+        row("d", None, 0.9),
+        row("e", 0.9, None),  # and is taken last
+        row("e", 0.8, 0.0),
+        row("f", 0.9, None),
     ]
-    assert high_protection(rows) == {"a": rows[1], "b": None}
+    undefined = {"c": None, "d": None, "e": rows[7], "f": rows[8]}
+    assert high_protection(rows) == {"a": rows[1], "b": None, **undefined}
     assert high_protection(rows[:3], utility="fluency") == {"a": rows[0]}
-
-
-def test_what_is_not_defined_protects_nobody_and_is_taken_last():
-    undefined = row("a", math.nan, 0.9), row("b", None, 0.9)
-    assert high_protection(undefined) == {"a": None, "b": None}
-    unmeasured, measured = row("a", 0.9, None), row("a", 0.8, 0.0)
-    assert high_protection([unmeasured]) == {"a": unmeasured}
-    assert high_protection([unmeasured, measured]) == {"a": measured}

@@ -7,11 +7,7 @@ import time
 import pytest
 from copying_cases import NUMBERS, number_words
 
-from anchored.eval.copying.literal import (
-    copying_results,
-    distribution,
-    extraction,
-)
+from anchored.eval.copying.literal import copying_results, distribution, extraction
 from anchored.eval.copying.metrics import copying_score
 from anchored.eval.copying.ncr import NcrStatistics
 from anchored.eval.recorded_texts import RecordedText
@@ -40,16 +36,9 @@ def test_ten_thousand_pairs_take_less_than_a_minute():
     for number in range(10_000):
         reference = draw.choices(words, k=80)
         copied = reference[: draw.randrange(40)] if number % 4 == 0 else []
-        hypothesis = copied + draw.choices(words, k=150 - len(copied))
-        texts.append(
-            RecordedText(
-                setting="k=1",
-                id=str(number),
-                seed=0,
-                text=" ".join(hypothesis),
-                reference=" ".join(reference),
-            )
-        )
+        hypothesis = " ".join(copied + draw.choices(words, k=150 - len(copied)))
+        own = {"text": hypothesis, "reference": " ".join(reference)}
+        texts.append(RecordedText(setting="k=1", id=str(number), seed=0, **own))
     start = time.process_time()  # of one core, whatever else runs beside it
     (found,) = copying_results(texts)["settings"]
     assert time.process_time() - start < 60

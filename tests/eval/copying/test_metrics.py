@@ -16,7 +16,6 @@ from anchored.eval.copying.metrics import (
     copying_score,
     copying_scores,
     copying_summary,
-    rouge_f1,
 )
 
 TEXTS = st.lists(st.sampled_from(["the", "owl", "Owl", "sat,", "sat", "by", "night"]), max_size=25)
@@ -52,7 +51,9 @@ def test_rouge_is_that_of_rouge_score_to_the_last_bit(first, second):
     texts = [" ".join(words + ["running", "Nightly's"][: len(words)]) for words in (first, second)]
     scores = RougeScorer(["rouge1", "rougeL"], use_stemmer=True).score(*reversed(texts))
     expected = scores["rouge1"].fmeasure, scores["rougeL"].fmeasure
-    assert rouge_f1(*texts) == expected
+    score = copying_score(*texts)
+    assert (score.rouge1_f1, score.rougeL_f1) == expected
+    assert copying_score(number_words(1, 120), number_words(101, 120)).rouge1_f1 == 0  # not read
 
 
 def test_copied_characters_are_the_copied_words_as_the_hypothesis_spells_them():
@@ -86,15 +87,11 @@ def test_summary_takes_shares_for_rouge_and_means_for_the_rest():
     assert summary["minhash"] == 1 / 3
 
 
-@pytest.mark.parametrize(
-    ("num_words", "num_reference_words", "num_shared"), [(1, 4, 1), (4, 11, 3), (5, 5, 2)]
-)
-def test_an_f1_of_exactly_the_threshold_counts_however_it_rounds(
-    num_words, num_reference_words, num_shared
-):
-    # F1 = 2 * shared / (words + words) = 0.4; in floats equal to, below and above 0.4.
-    hypothesis = " ".join(["sun"] * num_shared + ["owl"] * (num_words - num_shared))
-    reference = " ".join(["sun"] * num_shared + ["elm"] * (num_reference_words - num_shared))
+@pytest.mark.parametrize(("ours", "theirs", "both"), [(1, 4, 1), (4, 11, 3), (5, 5, 2)])
+def test_an_f1_of_exactly_the_threshold_counts_however_it_rounds(ours, theirs, both):
+    # F1 = 2 * both / (ours + theirs) = 0.4 words; in floats equal to, below and above 0.4.
+    hypothesis = " ".join(["sun"] * both + ["owl"] * (ours - both))
+    reference = " ".join(["sun"] * both + ["elm"] * (theirs - both))
     summary = copying_summary([copying_score(hypothesis, reference).as_row()])
     assert summary["rouge1_ge_tau"] == summary["rougeL_ge_tau"] == 1
 

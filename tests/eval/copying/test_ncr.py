@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anchored.eval.copying.literal import paired_ncr
 from anchored.eval.copying.metrics import METRICS
-from anchored.eval.copying.ncr import copying_reduction, ncr_over_seeds
+from anchored.eval.copying.ncr import copying_reduction
 
 TABLES = Path(__file__).parents[4] / "shared/reference/paper_tables.json"
 SAFE = dict.fromkeys(METRICS, 1.0)
@@ -50,21 +51,24 @@ def test_a_metric_without_a_gap_is_left_out():
     setting = mixed(0.5) | {"minhash": 7.0, "word_acs": 7.0}
     reduction = copying_reduction(setting, risky=risky, safe=SAFE)
     assert reduction == pytest.approx(dict.fromkeys(METRICS[:4], 0.5))
-    alike = ncr_over_seeds([SAFE], risky=[SAFE], safe=[SAFE])
-    assert math.isnan(alike.mean) and alike.num_metrics == 0
+
+
+def scores(*figures):
+    """A text in each seed, with one number for all metrics; ROUGE counts from 0.4 on."""
+    names = ("rouge1_f1", "rougeL_f1", *METRICS[2:])
+    return {("p", seed): dict.fromkeys(names, own) for seed, own in enumerate(figures)}
 
 
 def test_seeds_are_reduced_one_by_one_and_then_averaged():
-    wide = {name: 11.0 for name in METRICS}  # a seed with a gap of 10, closed by 0.8
-    statistics = ncr_over_seeds(
-        [mixed(0.5), dict.fromkeys(METRICS, 3.0)], risky=[RISKY, wide], safe=[SAFE, SAFE]
-    )
-    assert statistics.mean == pytest.approx(0.65)
-    assert statistics.std == pytest.approx(0.15 * math.sqrt(2))
-    assert (statistics.num_seeds, statistics.num_metrics, statistics.scope) == (2, 6, "")
+    ncr = paired_ncr(scores(1.0, 0.0), risky=scores(2.0, 8.0), safe=scores(0.0, 0.0))
+    first = (2 * 0 + 4 * 0.5) / 6  # ROUGE counts the text as the risky model's
+    assert ncr.mean == pytest.approx((first + 1) / 2)
+    assert ncr.std == pytest.approx((1 - first) / math.sqrt(2))
+    assert (ncr.num_seeds, ncr.num_metrics, ncr.scope) == (2, 6, "")
 
 
 def test_an_ncr_says_over_how_many_metrics_it_is_at_least():
-    flat = RISKY | {"minhash": SAFE["minhash"], "word_acs": SAFE["word_acs"]}
-    statistics = ncr_over_seeds([mixed(0.5), mixed(0.5)], risky=[RISKY, flat], safe=[SAFE, SAFE])
-    assert (statistics.num_metrics, statistics.scope) == (4, " [4 of 6]")
+    ncr = paired_ncr(scores(0.0, 0.0), risky=scores(2.0, 0.3), safe=scores(0.0, 0.0))
+    assert (ncr.num_metrics, ncr.scope) == (4, " [4 of 6]")
+    alike = paired_ncr(scores(1.0), risky=scores(1.0), safe=scores(1.0))
+    assert math.isnan(alike.mean) and alike.num_metrics == 0

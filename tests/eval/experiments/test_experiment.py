@@ -29,11 +29,12 @@ from anchored.eval.experiments.generations import (
     read_generations,
 )
 from anchored.eval.experiments.measures import MEASURES, measure, reference_log_probs
-from anchored.eval.experiments.results import terminal_report, write_budget_results
+from anchored.eval.experiments.results import write_budget_results
 from anchored.eval.experiments.summary import VERBATIM, copy_probabilities, summarize
 from anchored.eval.statistics import json_value
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
+ABOUT = {"settings": {"seeds": [0, 1]}}
 
 # A random model writes letters that ROUGE cannot read.
 pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside ASCII")
@@ -60,14 +61,23 @@ def experiment(tmp_path_factory, pair) -> Experiment:
     generate_all(built, pair)
     for name in ("copying", "utility"):
         measure(built, name, pair)
-    built.write_rows("questions", [])
     return built
 
 
-def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment, pair, tmp_path):
+@pytest.fixture
+def copied(experiment, tmp_path):
+    """Makes a copy of it, with what is changed."""
+
+    def copy(**changed):
+        shutil.copytree(experiment.folder, tmp_path / "copy")
+        return replace(experiment, folder=tmp_path / "copy", **changed)
+
+    return copy
+
+
+def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment, pair, copied):
     assert copy_probabilities(experiment, experiment.settings[1]) == [None] * 4  # not measured
-    own = replace(experiment, folder=tmp_path / "copy")
-    shutil.copytree(experiment.folder, own.folder)
+    own = copied()
     measure(own, VERBATIM, pair)
     (nats,) = {row["safe_log_prob"] for row in own.read_rows(VERBATIM)}
     safe, some, more, risky = summarize(own)
@@ -75,9 +85,8 @@ def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment,
     bounds = [row["bound"] for row in read_generations(own, own.settings[1])]
     assert some.recited == pytest.approx(sum(event_bound(each, nats) for each in bounds) / 4)
     assert safe.recited < some.recited < more.recited <= 1
-    own.write_rows("questions", [])
     (own.folder / "prompts.jsonl").write_text('{"id": "0", "title": "W"}\n{"id": "1"}\n')
-    write_budget_results(own, {"settings": {"seeds": [0, 1]}})
+    write_budget_results(own, ABOUT)
     page = (own.folder / "report.html").read_text()
     assert page.count("begins with the reference with p &lt;=") == 2 * 3  # texts with a bound
     assert "recited, at most" in (own.folder / "table.md").read_text()
@@ -97,33 +106,18 @@ def test_a_reference_cut_without_its_space_is_bounded_with_and_without_it(experi
     assert len(found) == 3
 
 
-def test_prompts_without_a_reference_have_no_such_bound(experiment, pair, tmp_path):
-    first, second = experiment.prompts
-    some = replace(experiment, prompts=[replace(first, reference=""), second])
-    assert list(reference_log_probs(some, pair)) == [second.id]
-    none = replace(some, prompts=[some.prompts[0]], folder=tmp_path / "copy")
-    assert reference_log_probs(none, pair) == {}
-    shutil.copytree(experiment.folder, none.folder)
-    measure(none, VERBATIM, pair)
-    assert copy_probabilities(none, none.settings[1]) == [None] * 4
-
-
 def test_texts_without_references_or_held_out_texts_have_no_figure_of_what_was_not_measured(
-    experiment, pair, tmp_path
+    experiment, pair, copied
 ):
-    own = replace(
-        experiment,
-        folder=tmp_path / "copy",
-        prompts=[replace(prompt, reference="") for prompt in experiment.prompts],
-        held_out={},
-        extra="",
-    )
-    shutil.copytree(experiment.folder, own.folder)
+    first, second = (replace(prompt, reference="") for prompt in experiment.prompts)
+    some = replace(experiment, prompts=[first, experiment.prompts[1]])
+    assert list(reference_log_probs(some, pair)) == [second.id]
+    own = copied(prompts=[first, second], held_out={}, extra="")
     shutil.rmtree(own.folder / "measurements")
     for name in ("copying", "utility", VERBATIM):
         measure(own, name, pair)
-    own.write_rows("questions", [])
-    table = terminal_report(own, []).splitlines()
+    assert copy_probabilities(own, own.settings[1]) == [None] * 4
+    table = write_budget_results(own, ABOUT).splitlines()
     assert len(table[2:6]) == 4 and all(line.split()[1:9] == ["-"] * 8 for line in table[2:6])
     assert "0.000" not in "".join(table[2:6]) and "bpb" not in table[0]
     assert summarize(own)[0].as_json()["word_lcs"] is None
@@ -132,13 +126,11 @@ def test_texts_without_references_or_held_out_texts_have_no_figure_of_what_was_n
 def test_every_setting_prompt_and_seed_has_a_generation_with_a_ledger(experiment):
     for setting in experiment.settings:
         rows = read_generations(experiment, setting)
-        assert [(row["id"], row["seed"]) for row in rows] == [
-            (prompt.id, seed) for seed in (0, 1) for prompt in experiment.prompts
-        ]
-        ledgers = [
-            Ledger.load(experiment.folder / own["ledger"], own["ledger_part"]) for own in rows
-        ]
-        assert [json_value(own.spent) for own in ledgers] == [row["spent"] for row in rows]
+        keys = [(row["id"], row["seed"]) for row in rows]
+        assert keys == [(prompt.id, seed) for seed in (0, 1) for prompt in experiment.prompts]
+        for row in rows:
+            ledger = Ledger.load(experiment.folder / row["ledger"], row["ledger_part"])
+            assert json_value(ledger.spent) == row["spent"]
         assert all(row["is_within_bound"] for row in rows if row["certified"])
 
 
@@ -243,24 +235,22 @@ def test_the_gap_between_the_two_models_is_that_of_the_extra_set(experiment):
 
 
 def test_results_hold_the_rows_and_what_the_caller_says(experiment):
-    write_budget_results(experiment, {"schema": "test/1", "settings": {"seeds": [0, 1]}})
+    table = write_budget_results(experiment, {"schema": "test/1", **ABOUT})
+    assert "bpb mixture  bpb extra" in table
     results = json.loads((experiment.folder / "results.json").read_text())
     assert results["schema"] == "test/1"
     assert [row["setting"] for row in results["rows"]] == ["p_s", "k=0.5", "k=2", "p_r"]
     assert results["recommended"] in ("k=0.5", "k=2")
     for name in ("table.md", "report.html", "trade_off.svg", "budgets.png"):
         assert (experiment.folder / name).stat().st_size > 0
-    table = terminal_report(experiment, ["a finding"])
-    assert "bpb mixture  bpb extra" in table and table.endswith("\na finding")
 
 
-def test_accuracy_is_a_column_and_a_picture_of_its_own(experiment, tmp_path):
-    own = replace(experiment, folder=tmp_path / "copy", tasks=("toy",))
-    shutil.copytree(experiment.folder, own.folder)
+def test_accuracy_is_a_column_and_a_picture_of_its_own(copied):
+    own = copied(tasks=("toy",))
     asked = {setting.name: number / 4 for number, setting in enumerate(own.settings)}
     own.write_rows("questions", [{"setting": n, "task": "toy", "acc": a} for n, a in asked.items()])
     assert [summary.accuracy for summary in summarize(own)] == [{"toy": n / 4} for n in range(4)]
-    write_budget_results(own, {"settings": {"seeds": [0, 1]}})
+    write_budget_results(own, ABOUT)
     assert "| acc toy |" in (own.folder / "table.md").read_text()
     assert "acc toy" in (own.folder / "report.html").read_text()
     assert "accuracy, toy" in (own.folder / "accuracy_toy.svg").read_text()

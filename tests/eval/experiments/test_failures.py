@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,19 +9,15 @@ import pytest
 import torch
 from tiny_models import tiny_llama
 
-from anchored import RCAD, Anchored, Decoder, Ledger, ModelPair
+from anchored import RCAD, Decoder, Ledger, ModelPair
 from anchored.decode.ledger import ledger_parts
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
-from anchored.eval.experiments.generations import (
-    check_requests,
-    failed_generations,
-    read_generations,
-)
+from anchored.eval.experiments.generations import check_requests
 from anchored.eval.experiments.measures import reference_log_probs
 from anchored.eval.experiments.placement import Placement
-from anchored.eval.experiments.results import terminal_report, trajectories
-from anchored.eval.experiments.summary import VERBATIM, summarize
+from anchored.eval.experiments.results import write_budget_results
+from anchored.eval.experiments.summary import VERBATIM
 from anchored.eval.experiments.sweep import Method, Sweep
 from anchored.eval.experiments.sweep_run import run_sweep
 from anchored.eval.recorded_texts import read_texts
@@ -64,26 +59,24 @@ def sweep_of(folder, prompts, **changed) -> Sweep:
     passages = changed.pop("passages", {})
     for row in rows:
         row.update({"passage": passages[row["id"]]} if row["id"] in passages else {})
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "works.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
-    held_out = changed.pop("texts", [TEXT * 3, TEXT * 2])
-    (folder / "extra.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in held_out))
-    return Sweep(
-        **{
-            "safe": "safe",
-            "risky": "risky",
-            "prompts": str(folder / "prompts.jsonl"),
-            "passages": str(folder / "works.jsonl"),
-            "held_out": {"extra": [str(folder / "extra.jsonl")]},
-            "methods": METHODS,
-            "max_new_tokens": 4,
-            "repetition_penalty": 1.0,
-            "seeds": [0, 1],
-            "num_excerpts": 2,
-            "excerpt_tokens": 6,
-            **changed,
-        }
+    texts = [{"text": own} for own in changed.pop("texts", [TEXT * 3, TEXT * 2])]
+    files = {"prompts": rows, "works": [{"text": TEXT}], "extra": texts}
+    for name, records in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(own) + "\n" for own in records))
+    sweep = Sweep(
+        safe="safe",
+        risky="risky",
+        prompts=str(folder / "prompts.jsonl"),
+        passages=str(folder / "works.jsonl"),
+        held_out={"extra": [str(folder / "extra.jsonl")]},
+        methods=METHODS,
+        max_new_tokens=4,
+        repetition_penalty=1.0,
+        seeds=[0, 1],
+        num_excerpts=2,
+        excerpt_tokens=6,
     )
+    return replace(sweep, **changed)
 
 
 def recorded(run, name: str) -> list[dict]:
@@ -105,10 +98,8 @@ def swept(tmp_path_factory, broken) -> SimpleNamespace:
 def test_a_prompt_that_fails_is_recorded_and_counted_and_the_others_go_on(swept):
     for name in ("p_r", "RCAD", "Anchored-k=0.5", "Anchored-k=4"):
         rows = recorded(swept.run, name)
-        assert [(row["id"], "error" in row) for row in rows] == [
-            ("fine", False),
-            ("broken", True),
-        ] * 2
+        failed = [(row["id"], "error" in row) for row in rows]
+        assert failed == [("fine", False), ("broken", True)] * 2
         assert all("NaN" in row["error"] for row in rows if "error" in row)
     assert not any("error" in row for row in recorded(swept.run, "p_s"))  # reads no risky model
     table = (swept.run / "table.md").read_text().splitlines()
@@ -172,34 +163,27 @@ def test_settings_whose_generations_all_failed_have_a_row_of_dashes(tmp_path, br
 
 
 def experiment_of(folder, **changed) -> Experiment:
-    return Experiment(
-        **{
-            "folder": folder,
-            "prompts": [Prompt(id="a", title="A", prompt="the keeper of", reference=TEXT)],
-            "settings": budget_sweep([0.5]),
-            "seeds": [0],
-            "max_new_tokens": 4,
-            "repetition_penalty": 1.0,
-            **changed,
-        }
+    experiment = Experiment(
+        folder=folder,
+        prompts=[Prompt(id="a", title="A", prompt="the keeper of", reference=TEXT)],
+        settings=budget_sweep([0.5]),
+        seeds=[0],
+        max_new_tokens=4,
+        repetition_penalty=1.0,
     )
+    return replace(experiment, **changed)
 
 
-def test_a_budget_without_texts_has_no_trajectory(tmp_path, broken):
+def test_a_budget_without_texts_has_no_trajectory(tmp_path):
     own = experiment_of(tmp_path)
     (tmp_path / "generations").mkdir()
     for setting in own.settings:
         row = {"id": "a", "seed": 0, "error": "the risky model's logits are NaN"}
         (tmp_path / "generations" / f"{setting.file_name}.jsonl").write_text(json.dumps(row) + "\n")
-    for name in ("copying", "utility", VERBATIM, "questions"):
-        own.write_rows(name, [])
-    assert list(trajectories(own)) == []
-    summaries = summarize(own)
-    assert [each.num_failed for each in summaries] == [1, 1, 1]
-    assert all(math.isnan(each.risky_token_share) and each.mean_spent is None for each in summaries)
-    assert terminal_report(own, []).splitlines()[2].split()[1:] == ["-"] * 11 + ["1"]
-    assert [len(failed_generations(own, s)) for s in own.settings] == [1, 1, 1]
-    assert [read_generations(own, s) for s in own.settings] == [[], [], []]
+    own.write_rows(VERBATIM, [])
+    table = write_budget_results(own, {"settings": {"seeds": [0]}})
+    assert [line.split()[1:] for line in table.splitlines()[2:5]] == [["-"] * 11 + ["1"]] * 3
+    assert json.loads((tmp_path / "results.json").read_text())["trajectories"] == []
 
 
 def test_a_reference_whose_score_fails_is_left_out_with_a_warning(tokenizer, caplog, tmp_path):
@@ -233,21 +217,11 @@ def test_what_is_too_long_is_refused_by_setting_and_id_before_the_first_token(
     assert not list(tmp_path.glob("run/generations/*"))
 
 
-def test_the_longest_request_that_fits_is_not_refused(pair, tmp_path):
-    limit = pair.safe.config.max_position_embeddings
-    ids = pair.tokenizer(TEXT * 20)["input_ids"]
-    for length, fits in ((limit - 4, True), (limit - 3, False)):
-        prompt = pair.tokenizer.decode(ids[1:length])
-        assert len(pair.tokenizer(prompt)["input_ids"]) == length
-        own = experiment_of(
-            tmp_path, prompts=[Prompt(id="a", title="A", prompt=prompt, reference="")],
-            settings=(Setting("k=1", Anchored(k=1.0)),),
-        )  # fmt: skip
-        if fits:
-            check_requests(own, pair)
-        else:
-            with pytest.raises(ValueError, match="k=1, prompt a: "):
-                check_requests(own, pair)
+def test_held_out_texts_that_are_all_too_short_are_refused_before_the_first_token(tmp_path, pair):
+    sweep = sweep_of(tmp_path, {"fine": "the keeper of"}, texts=["too short", "the keeper"])
+    with pytest.raises(ValueError, match="held-out set extra: no text has more than the 32 tokens"):
+        run_sweep(sweep, tmp_path / "run", lambda: pair)
+    assert not list(tmp_path.glob("run/generations/*"))
 
 
 def test_a_rule_that_needs_passages_is_refused_without_a_corpus(pair, tmp_path):

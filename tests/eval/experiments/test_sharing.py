@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
 
 from anchored.durable_files import locked
+from anchored.eval.experiments import sharing
 from anchored.eval.experiments.sharing import Task, share
 
 HOLDER = """
@@ -19,43 +21,33 @@ with locked(Path(sys.argv[1]), waits=False) as is_ours:
 """
 
 
-@pytest.fixture
-def holder(tmp_path):
-    """Another process that is at the task "b"."""
-    words = [sys.executable, "-c", HOLDER, str(tmp_path / "claims" / "b")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "True\n"
-        yield process
-        process.kill()
-
-
 def tasks_of(folder, done):
     def work(name):
         done.append(name)
         (folder / name).touch()
 
-    return [Task(name, (folder / name).exists, partial(work, name)) for name in "abc"]
+    return [Task(name, folder / name, partial(work, name)) for name in "abc"]
 
 
-def test_what_another_process_is_at_is_left_to_it(tmp_path, holder):
-    done = []
-    share(tasks_of(tmp_path, done), tmp_path / "claims", waits=False)
-    assert done == ["a", "c"]
-
-
-def test_what_a_killed_process_was_at_is_done_by_another(tmp_path, holder):
-    holder.kill()
-    holder.wait()
-    done = []
+def test_what_another_process_is_at_is_left_to_it_until_it_is_killed(tmp_path):
+    words, done = [sys.executable, "-c", HOLDER, str(tmp_path / "claims" / "b")], []
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "True\n"
+        share(tasks_of(tmp_path, done), tmp_path / "claims", waits=False)
+        assert done == ["a", "c"]
+        process.kill()
     share(tasks_of(tmp_path, done), tmp_path / "claims")
-    assert done == ["a", "b", "c"]
+    assert done == ["a", "c", "b"]
 
 
-def test_what_is_done_is_not_done_again_be_it_found_out_under_the_claim(tmp_path):
-    answers = iter([False, True, True])
-    task = Task("a", lambda: next(answers), lambda: pytest.fail("done again"))
-    share([task], tmp_path / "claims")
-    assert next(answers, None) is None  # before the claim, under it, and once more
+def test_what_is_done_is_not_done_again_be_it_found_out_under_the_claim(tmp_path, monkeypatch):
+    @contextmanager
+    def just_done(path, **_):
+        (tmp_path / "a").touch()  # by a process that gave back the claim a moment ago
+        yield True
+
+    monkeypatch.setattr(sharing, "locked", just_done)
+    share([Task("a", tmp_path / "a", lambda: pytest.fail("done again"))], tmp_path / "claims")
 
 
 def test_an_error_gives_the_claim_back(tmp_path):
@@ -63,6 +55,6 @@ def test_an_error_gives_the_claim_back(tmp_path):
         raise ValueError("no models")
 
     with pytest.raises(ValueError, match="no models"):
-        share([Task("a", lambda: False, fail)], tmp_path / "claims")
+        share([Task("a", tmp_path / "a", fail)], tmp_path / "claims")
     with locked(tmp_path / "claims" / "a", waits=False) as is_ours:
         assert is_ours

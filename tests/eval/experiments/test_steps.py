@@ -19,15 +19,11 @@ def test_finished_steps_are_not_run_again(tmp_path):
 
 
 def test_an_interrupted_step_runs_again_in_the_same_folder(tmp_path):
-    def interrupted() -> None:
-        (tmp_path / "corpus").mkdir()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Steps(tmp_path, "a").run("one", interrupted)
-    ran = []
-    Steps(tmp_path, "a").run("one", lambda: ran.append("one"))
-    assert ran == ["one"]
+    with pytest.raises(FileNotFoundError):
+        Steps(tmp_path, "a").run("one", (tmp_path / "gone" / "corpus").mkdir)
+    (tmp_path / "left").touch()
+    Steps(tmp_path, "a").run("one", (tmp_path / "corpus").mkdir)
+    assert (tmp_path / "corpus").exists()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"settings": "a"}', '{"seconds": 3}'])

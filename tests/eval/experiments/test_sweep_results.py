@@ -59,7 +59,8 @@ def summaries() -> list[SettingSummary]:
 
 
 @pytest.fixture
-def files(summaries, tmp_path) -> dict[str, str]:
+def folder(summaries, tmp_path, monkeypatch):
+    """The tables of a sweep with these figures."""
     experiment = Experiment(
         folder=tmp_path,
         prompts=[],
@@ -69,23 +70,15 @@ def files(summaries, tmp_path) -> dict[str, str]:
         repetition_penalty=1.0,
         held_out={"mixture": [], "extra": []},
         extra=SWEEP.utility_set,
-        num_excerpts=1,
-        excerpt_tokens=1,
     )
-    chosen = sweep_results._protected(summaries, "extra")
-    both = sweep_results._tables(experiment, summaries, chosen)
-    return sweep_results._table_files(SWEEP, both)
+    monkeypatch.setattr(sweep_results, "summarize", lambda _: summaries)
+    monkeypatch.setattr(sweep_results, "write_results", lambda *_: None)
+    sweep_results.write_sweep_results(experiment, SWEEP)
+    return tmp_path
 
 
-def test_each_method_s_best_setting_among_those_that_protect_is_chosen(summaries):
-    chosen = sweep_results._protected(summaries, "extra")
-    names = {method: own and own.setting.name for method, own in chosen.items()}
-    expected = {"p_s": "p_s", "p_r": None, "CP-Fuse": None, "Anchored": "Anchored, k=2"}
-    assert names == expected
-
-
-def test_the_table_of_the_protected_has_a_row_a_method(files):
-    assert files["high_protection.md"].splitlines() == [
+def test_the_table_of_the_protected_has_the_best_setting_of_each_method(folder):
+    assert (folder / "high_protection.md").read_text().splitlines() == [
         "| method | setting | bpb extra | gap closed | NCR |",
         "| :-- | --: | --: | --: | --: |",
         "| *Reference LMs* |  |  |  |  |",
@@ -100,15 +93,16 @@ def test_the_table_of_the_protected_has_a_row_a_method(files):
     ]
 
 
-def test_the_whole_table_has_the_paper_s_order_of_columns(files):
-    titles = files["table.md"].splitlines()[0].strip("| ").split(" | ")
+def test_the_whole_table_has_the_paper_s_order_of_columns(folder):
+    table = (folder / "table.md").read_text()
+    titles = table.splitlines()[0].strip("| ").split(" | ")
     assert titles[1:8] == ["ROUGE-1", "ROUGE-L", "word LCS", "char LCS", "ACS", "MinHash", "NCR"]
     assert titles[8:] == ["bpb mixture", "bpb extra", "gap closed", "spent", "bound"]
-    assert r"CP-Fuse & 0.250 (0.125) & 0.250 (0.125) &" in files["table.tex"]
-    assert "| inf | inf | - |" in files["table.md"]
+    assert r"CP-Fuse & 0.250 (0.125) & 0.250 (0.125) &" in (folder / "table.tex").read_text()
+    assert "| inf | inf | - |" in table
 
 
-def test_points_without_a_place_are_not_drawn_and_references_are_not_labelled(summaries, tmp_path):
+def test_points_without_a_place_are_not_drawn_and_references_are_not_labeled(summaries, tmp_path):
     results = {
         "methods": sweep_results._about_methods(SWEEP),
         "rows": [summary.as_json() for summary in summaries],

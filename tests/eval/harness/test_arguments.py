@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from anchored import RCAD, Anchored, ByteSettings, SafeOnly
-from anchored.eval.harness.arguments import HarnessArguments
+from anchored import RCAD, Anchored, ByteSettings
+from anchored.eval.harness.arguments import pair_arguments
 from anchored.eval.harness.model import AnchoredLM
 
 pytest.importorskip("lm_eval")
@@ -21,17 +21,23 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a machi
 def test_a_model_is_made_from_an_argument_string(pair_folders, tmp_path):
     safe, risky = map(str, pair_folders)
     lm = AnchoredLM.create_from_arg_string(
-        f"safe={safe},risky={risky},k=0.5,debt_window=3,seed=7",
+        f"safe={safe},risky={risky},k=0.5,debt_window=3,seed=7,dtype=float64,risky_device=cpu,"
+        "speculate=2,safe_attn_implementation=eager,level=token",
         {"batch_size": "4", "device": "cpu", "max_batch_size": None},
     )
     assert lm.decoder.rule == Anchored(k=0.5, debt_window=3)
     assert (lm.decoder.batch_size, lm.seed, lm.max_length) == (4, 7, 128)
     assert (lm.rank, lm.world_size) == (0, 1)
+    assert lm.decoder.pair.dtype == torch.float64
+    assert lm.decoder.generate("salt", max_new_tokens=4)[0].ledger.drafted > 0
+    assert lm.decoder.pair.safe.config._attn_implementation == "eager"
     named = tmp_path / "pair.json"
     named.write_text(json.dumps({"schema": "anchored-pair/1", "safe": safe, "risky": risky}))
-    assert AnchoredLM.create_from_arg_obj({"pair": str(named), "k": 0.5}).decoder.rule.k == 0.5
-    alone = AnchoredLM.create_from_arg_obj({"safe": safe, "risky": risky, "rule": "safe_only"})
-    assert alone.decoder.rule == SafeOnly()
+    as_bytes = AnchoredLM.create_from_arg_obj(
+        {"pair": str(named), "k": 2, "level": "byte", "byte_prefetch": 2}, {"device": "cpu"}
+    )
+    assert as_bytes.decoder.rule.k == 2
+    assert as_bytes.decoder.level.byte_settings == ByteSettings(prefetch=2)
 
 
 @pytest.mark.parametrize(
@@ -46,11 +52,16 @@ def test_a_model_is_made_from_an_argument_string(pair_folders, tmp_path):
         ("safe=a,risky=b,k=much", "rule.k must be float | None, got 'much'"),
         ("safe=a,risky=b,level=word", "level must be "),
         ("safe=a,risky=b,k=1,kk=2", "settings of rule anchored"),
+        ("safe=a,risky=b,k=1,tp_size=2,device=cpu", "tp_size gives each process its own device"),
     ],
 )
 def test_bad_argument_strings_are_refused(arguments, message):
     with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
         AnchoredLM.create_from_arg_string(arguments)
+
+
+def options(given, defaults=None):
+    return pair_arguments(NAMES | given, defaults or {})[0]
 
 
 @pytest.mark.parametrize(
@@ -66,58 +77,32 @@ def test_bad_argument_strings_are_refused(arguments, message):
     ],
 )
 def test_a_batch_size_is_the_one_that_was_asked_for(defaults, given, batch_size):
-    arguments = HarnessArguments.of(NAMES | given, defaults)
-    assert arguments.pair.batch_size == batch_size
+    assert options(given, defaults).batch_size == batch_size
 
 
 @NO_CUDA
 def test_cuda_that_nobody_chose_becomes_the_cpu_with_a_line(caplog):
     with caplog.at_level(logging.WARNING):
-        arguments = HarnessArguments.of(NAMES, {"device": "cuda:0"})
-    assert arguments.pair.device == "cpu"
+        assert options({}, {"device": "cuda:0"}).device == "cpu"
     line = "there is no CUDA device here: the pair runs on the CPU, not on cuda:0"
     assert caplog.messages == [line]
 
 
 @pytest.mark.parametrize(
-    ("given", "default", "device"),
+    ("given", "device"),
     [
-        ({"device": "mps"}, "cpu", ("mps", None, 1)),
-        ({"risky_device": "mps"}, "cpu", ("cpu", "mps", 1)),
-        ({"tp_size": 2}, "cpu", (None, None, 2)),  # each process has a device of its own
+        ({"device": "mps"}, ("mps", None, 1)),
+        ({"risky_device": "mps"}, ("cpu", "mps", 1)),
+        ({"tp_size": 2}, (None, None, 2)),  # each process has a device of its own
     ],
 )
-def test_devices_are_those_that_somebody_chose(given, default, device):
-    arguments = HarnessArguments.of(NAMES | given, {"device": default})
-    pair = arguments.pair
+def test_devices_are_those_that_somebody_chose(given, device):
+    pair = options(given, {"device": "cpu"})
     assert (pair.safe, pair.risky) == (Path("a"), Path("b"))
     assert (pair.device, pair.risky_device, pair.tp_size) == device
 
 
-def test_a_split_pair_is_given_no_device():
-    with pytest.raises(ValueError, match="tp_size gives each process its own device"):
-        HarnessArguments.of(NAMES | {"tp_size": 2, "device": "cpu"}, {}).pair.decoder()
-
-
-def test_pair_and_decoder_take_every_argument_by_name(pair_folders):
-    safe, risky = pair_folders
-    lm = AnchoredLM.create_from_arg_string(
-        f"safe={safe},risky={risky},k=2,dtype=float64,risky_device=cpu,speculate=2,"
-        "safe_attn_implementation=eager,level=token"
-    )
-    decoder = lm.decoder
-    assert decoder.pair.dtype == torch.float64
-    assert decoder.generate("salt", max_new_tokens=4)[0].ledger.drafted > 0
-    assert decoder.pair.safe.config._attn_implementation == "eager"
-    as_bytes = AnchoredLM.create_from_arg_obj(
-        {"safe": safe, "risky": risky, "k": 2, "level": "byte", "byte_prefetch": 2},
-        {"device": "cpu"},
-    )
-    assert as_bytes.decoder.level.byte_settings == ByteSettings(prefetch=2)
-
-
 def test_what_no_option_is_called_is_a_setting_of_the_rule():
-    arguments = HarnessArguments.of(
-        {"safe": "a", "risky": "b", "rule": "rcad", "alpha": 0.25, "compared": False}, {}
-    )
-    assert arguments.pair.rule.make() == RCAD(alpha=0.25, compared=False)
+    names = {"safe": "a", "risky": "b", "rule": "rcad", "alpha": 0.25, "compared": False}
+    pair, _ = pair_arguments(names, {})
+    assert pair.rule.make() == RCAD(alpha=0.25, compared=False)

@@ -11,14 +11,10 @@ from anchored.eval.harness.tasks import task_manager
 pytest.importorskip("lm_eval")
 
 FOLDER = Path(anchored.__file__).parent / "configs" / "eval" / "tasks"
-ABC = {"text": ["rain", "salt", "wood"], "label": ["A", "B", "C"]}
-WIKIHOW = {
-    "activity_label": "Bells",
-    "ctx_a": "[header] Ring [title] Pull.",
-    "ctx_b": "the rope",
-    "endings": ["swings.", "sings."],
-    "label": "1",
-}
+FALLS = ["rain", "salt", "wood"]
+ABC = {"text": FALLS, "label": ["A", "B", "C"]}
+WIKIHOW = {"activity_label": "Bells", "ctx_a": "[header] Ring [title] Pull.", "ctx_b": "the rope"}
+WIKIHOW |= {"endings": ["swings.", "sings."], "label": "1"}
 SIQA = {"context": "Sam rowed.", "question": "Why?", "label": "3"}
 SIQA |= {"answerA": "to sleep", "answerB": "to sing", "answerC": "to fish"}
 WINO = {"sentence": "The _ rang twice.", "option1": "lamp", "option2": "bell", "answer": "2"}
@@ -34,10 +30,7 @@ CASES = {
     "winogrande": (WINO, 1),
 }
 ASKED = {
-    "arc_easy": ("Question: What falls?", ["rain", "salt", "wood"]),
-    "arc_challenge": ("Question: What falls?", ["rain", "salt", "wood"]),
-    "commonsense_qa": ("Question: What falls?", ["rain", "salt", "wood"]),
-    "openbookqa": ("Question: What falls?", ["rain", "salt", "wood"]),
+    **dict.fromkeys(CASES, ("Question: What falls?", FALLS)),
     "boolq": ("Rain falls.\nQuestion: does rain fall?", ["yes", "no"]),
     "hellaswag": ("Bells: Ring. Pull. The rope", ["swings.", "sings."]),
     "piqa": ("Goal: Ring", ["Pull.", "Push."]),
@@ -57,11 +50,8 @@ def local_tasks(tmp_path_factory):
         data.write_text(json.dumps([document] * 7))
         files = json.dumps({split: str(data) for split in ("train", "validation", "test")})
         for variant in ("mc", "cloze"):
-            kept = [
-                line
-                for line in (FOLDER / f"{name}_{variant}.yaml").read_text().splitlines()
-                if not line.startswith(("dataset_path", "dataset_name"))
-            ]
+            lines = (FOLDER / f"{name}_{variant}.yaml").read_text().splitlines()
+            kept = [line for line in lines if not line.startswith(("dataset_path", "dataset_name"))]
             own = f'{{data_files: {files}, cache_dir: "{folder / ".cache"}"}}'
             kept += ["dataset_path: json", f"dataset_kwargs: {own}"]
             (folder / f"{name}_{variant}.yaml").write_text("\n".join(kept) + "\n")
@@ -76,7 +66,7 @@ def test_every_file_has_a_case():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_letters_are_asked_for_behind_all_choices(local_tasks, name):
+def test_letters_are_asked_for_after_all_choices(local_tasks, name):
     task, (document, answer) = local_tasks[f"{name}_mc"], CASES[name]
     question, choices = ASKED[name]
     lines = [f" {letter}. {choice}" for letter, choice in zip("ABCDE", choices, strict=False)]
@@ -88,17 +78,12 @@ def test_letters_are_asked_for_behind_all_choices(local_tasks, name):
     assert task.config.num_fewshot == 5
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "winogrande"])
+@pytest.mark.parametrize("name", CASES)
 def test_cloze_continues_the_question_by_each_choice(local_tasks, name):
     task, (document, answer) = local_tasks[f"{name}_cloze"], CASES[name]
     question, choices = ASKED[name]
-    assert task.doc_to_text(document) == question + ("" if name == "hellaswag" else "\nAnswer:")
-    assert task.doc_to_choice(document) == choices
-    assert int(task.doc_to_target(document)) == answer
-
-
-def test_winogrande_scores_the_rest_of_the_sentence_behind_each_option(local_tasks):
-    task, (document, answer) = local_tasks["winogrande_cloze"], CASES["winogrande"]
-    assert task.doc_to_choice(document) == ["The lamp", "The bell"]
-    assert task.doc_to_text(document) == answer
-    assert task.doc_to_target(document) == "rang twice."
+    expected = question + ("" if name == "hellaswag" else "\nAnswer:"), choices, answer
+    if name == "winogrande":  # the rest of the sentence is scored after each option
+        expected = answer, ["The lamp", "The bell"], "rang twice."
+    asked = task.doc_to_text(document), task.doc_to_choice(document)
+    assert (*asked, task.doc_to_target(document)) == expected

@@ -8,8 +8,10 @@ import torch
 from forked_program import start_ranks
 from local_tasks import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, write_task
 
-from anchored.eval.harness.arguments import HarnessArguments
-from anchored.eval.harness.ranks import Ranks
+from anchored import Decoder, SafeOnly
+from anchored.eval.harness.arguments import pair_arguments
+from anchored.eval.harness.model import AnchoredLM
+from anchored.eval.harness.ranks import process_group
 
 pytest.importorskip("lm_eval")
 
@@ -53,45 +55,42 @@ def test_two_processes_find_what_one_finds(pair_folders, tmp_path, monkeypatch):
             assert two[name][metric] == expected, (name, metric)
 
 
-def test_processes_that_have_met_gather_through_a_group_of_the_host(monkeypatch):
+def test_processes_that_have_met_gather_through_a_group_of_the_host(pair, monkeypatch):
     """Of themselves here: one process of a group of one."""
-    monkeypatch.setenv("WORLD_SIZE", "1")
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
+        assert process_group() is None  # there is no torchrun
         monkeypatch.setenv("WORLD_SIZE", "2")
-        ranks = Ranks.joined()
-        assert ranks.group is not None and ranks.rank == 0
-        ranks.barrier()
-        assert ranks.gather_object({"a": 1}) == [{"a": 1}, None]
+        lm = AnchoredLM(Decoder(pair, SafeOnly()), group=process_group())
+        assert (lm.rank, lm.world_size) == (0, 1)
+        lm.barrier()
+        assert lm.gather_object({"a": 1}) == [{"a": 1}]
+        assert lm.all_gather(torch.tensor(3)).tolist() == [3]
     finally:
         torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
-def second_of_two(monkeypatch):
+def device_of(monkeypatch):
+    """The device of the second of two processes, on a machine with so many GPUs."""
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
 
+    def device(num_gpus, **given):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        return pair_arguments(NAMES | given, {"device": "cuda:0"})[0].device
 
-def test_each_process_has_a_device_of_its_own(second_of_two, monkeypatch, caplog):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    arguments = HarnessArguments.of(NAMES, {"device": "cuda:0"})
-    assert arguments.pair.device == "cuda:1" and arguments.divides_requests
-    chosen = HarnessArguments.of(NAMES | {"device": "cuda:0"}, {"device": "cuda:0"})
-    assert chosen.pair.device == "cuda:0"
-    split = HarnessArguments.of(NAMES | {"tp_size": 2}, {"device": "cuda:0"})
-    assert split.pair.device is None and not split.divides_requests
+    return device
 
 
-def test_processes_without_cuda_say_nothing_and_stay_on_the_cpu(second_of_two, monkeypatch, caplog):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_each_process_has_a_device_of_its_own(device_of, caplog):
+    assert device_of(2) == "cuda:1"
+    assert device_of(2, device="cuda:0") == "cuda:0"
+    assert device_of(2, tp_size=2) is None
     with caplog.at_level(logging.WARNING):
-        assert HarnessArguments.of(NAMES, {"device": "cuda:0"}).pair.device == "cpu"
+        assert device_of(0) == "cpu"
     assert not caplog.messages
-
-
-def test_a_model_over_several_gpus_cannot_be_one_of_several_processes(second_of_two):
     with pytest.raises(ValueError, match="risky_device_map needs one process, tp_size splits"):
-        HarnessArguments.of(NAMES | {"risky_device_map": "auto"}, {})
+        device_of(2, risky_device_map="auto")

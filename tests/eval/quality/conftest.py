@@ -1,24 +1,31 @@
-"""A client of the scripted server, for the judges."""
+"""A client of a scripted server, for the judges."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_server import ChatServer
+from chat_server import ChatServer, Say, chat_server, in_turn
 
 from anchored.eval.paid_requests import PaidRequests
 
 
 @pytest.fixture
-def chat_client() -> Callable[..., Any]:
-    """Makes a client of a server, which keeps answers in a folder; skips without openai."""
+def server() -> Iterator[ChatServer]:
+    """Says "well" until it has another script."""
+    with chat_server(in_turn([Say("well")])) as own:
+        yield own
+
+
+@pytest.fixture
+def chat_client(server: ChatServer, tmp_path: Path) -> Callable[..., Any]:
+    """Makes a client of the server, which keeps answers in the test's folder; needs openai."""
     pytest.importorskip("openai")
     from anchored.eval.quality.chat_client import ChatClient, Endpoint
 
-    def make(server: ChatServer, folder: Path, **options: Any) -> ChatClient:
-        requests = PaidRequests(folder)
-        endpoint = Endpoint(model="judge", base_url=server.url, timeout_s=60.0)
-        return ChatClient(endpoint, requests, api_key=None, **options)
+    def make(*, timeout_s: float = 60.0, key: str | None = None, **options: Any) -> ChatClient:
+        about = {"timeout_s": timeout_s, "price_in": 2.0, "price_out": 8.0}
+        endpoint = Endpoint(model="judge", base_url=server.url, **about)
+        return ChatClient(endpoint, PaidRequests(tmp_path), api_key=key, **options)
 
     return make

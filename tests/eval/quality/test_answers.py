@@ -32,12 +32,7 @@ def test_answers_are_measured_where_questions_have_one(capsys, tmp_path):
     prompts = [{"id": "p", "answer": "the keeper"}, {"id": "q", "answer": "two ships"}]
     for name, records in (("texts", rows), ("prompts", prompts)):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
-    words = (
-        "evaluate",
-        str(tmp_path / "texts.jsonl"),
-        "--prompts",
-        str(tmp_path / "prompts.jsonl"),
-    )
+    words = ["evaluate", f"{tmp_path}/texts.jsonl", "--prompts", f"{tmp_path}/prompts.jsonl"]
     status, out, err = run(capsys, *words)
     assert status == 0 and [line.split() for line in out.splitlines()[2:4]] == [
         ["a", "0.500", "(0.000)", "4"],

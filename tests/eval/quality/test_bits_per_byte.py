@@ -38,8 +38,7 @@ def test_bits_per_byte_of_the_safe_model_are_its_own_cross_entropy(pair):
 def test_utility_moves_from_the_safe_to_the_risky_models_as_k_grows(pair):
     passages = excerpts(pair.tokenizer, TEXTS, num_prompt_tokens=4, num_tokens=10)
     safe, risky = (utility(Decoder(pair, rule), passages) for rule in (SafeOnly(), RiskyOnly()))
-    anchored = Decoder(pair, Anchored(k=1.0))
-    none, ample = utility(anchored, passages, k=0.0), utility(anchored, passages, k=500.0)
+    none, ample = (utility(Decoder(pair, Anchored(k=k)), passages) for k in (0.0, 500.0))
     assert none.nats == pytest.approx(safe.nats, abs=1e-6)
     assert ample.nats == pytest.approx(risky.nats, abs=1e-6)
 
@@ -62,14 +61,10 @@ def test_excerpts_are_whole_characters_and_count_their_bytes(pair, text):
 
 
 def test_a_prompt_takes_the_rest_of_the_character_that_it_ends_in(pair):
-    (passage,) = excerpts(pair.tokenizer, [SNOW], num_prompt_tokens=3, num_tokens=11)
+    (passage,) = excerpts(pair.tokenizer, [SNOW, "a"], num_prompt_tokens=3, num_tokens=11)
     # Begin of text, "a" and the first of a snowman's three bytes were asked for.
     assert pair.tokenizer.decode(passage.prompt_token_ids[1:]) == "a\u2603"
     assert pair.tokenizer.decode(passage.token_ids) == "b\u2603c\u2603d"
-
-
-def test_short_texts_are_left_out(pair):
-    assert excerpts(pair.tokenizer, ["a"], num_prompt_tokens=4) == []
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 9)), min_size=2, max_size=9))

@@ -1,7 +1,7 @@
 """Factual precision: sentences, windows, claims, verdicts, and figures worked out by hand."""
 
 import pytest
-from chat_server import Say, chat_server, user_text
+from chat_server import Say, user_text
 
 from anchored.eval.paid_requests import RequestFailed
 from anchored.eval.quality.factuality import (
@@ -112,7 +112,7 @@ def bio(words, *, group=None, seed=0):
     return RecordedText(setting="k=1", id=words, seed=seed, text=words, group=group)
 
 
-def test_precision_is_that_of_claims_with_a_verdict(tmp_path, chat_client):
+def test_precision_is_that_of_claims_with_a_verdict(server, chat_client):
     texts = [
         bio("T1 F1. T1 T2 F2.", group="rare"),  # T1 once: 2 of 4
         bio("T3 T4 T5.", group="frequent"),  # 3 of 3
@@ -122,8 +122,8 @@ def test_precision_is_that_of_claims_with_a_verdict(tmp_path, chat_client):
         bio("T6. Broken.", seed=1),  # 1 of 1: what failed is no claim
         bio("lost.", seed=1),
     ]
-    with chat_server(judge) as server:
-        rows = factuality_rows(texts, chat_client(server, tmp_path), Library())
+    server.script = judge
+    rows = factuality_rows(texts, chat_client(), Library())
     assert [row["precision"] for row in rows] == [0.5, 1.0, 0.0, None, None, 1.0, None]
     assert [own["claim"] for own in rows[0]["claims"]] == ["T1", "F1", "T2", "F2"]
     assert [own["supported"] for own in rows[2]["claims"]] == [False, False, None, None]
@@ -148,9 +148,9 @@ def test_precision_is_that_of_claims_with_a_verdict(tmp_path, chat_client):
     assert (groups["frequent"]["num_texts"], groups["frequent"]["num_unscored"]) == (2, 1)
 
 
-def test_texts_without_anything_to_judge_have_no_figures(tmp_path, chat_client):
-    with chat_server(judge) as server:
-        rows = factuality_rows([bio(""), bio("...")], chat_client(server, tmp_path), Library())
+def test_texts_without_anything_to_judge_have_no_figures(server, chat_client):
+    server.script = judge
+    rows = factuality_rows([bio(""), bio("...")], chat_client(), Library())
     (found,) = factuality_summary(rows)
     assert (found["macro"], found["micro"], found["num_without_claims"]) == (None, None, 2)
     assert server.requests == []

@@ -1,7 +1,7 @@
 """The fluency judge: its messages, how grades are read, and means that leave failures out."""
 
 import pytest
-from chat_server import Say, chat_server, user_text
+from chat_server import Say, user_text
 
 from anchored.eval.quality.fluency import (
     CRITERIA,
@@ -31,7 +31,7 @@ from anchored.eval.recorded_texts import RecordedText
         ("", None),
     ],
 )
-def test_a_grade_is_a_whole_number_from_1_to_5_behind_its_mark(answer, expected):
+def test_a_grade_is_a_whole_number_from_1_to_5_after_its_mark(answer, expected):
     assert grade(answer) == expected
 
 
@@ -46,7 +46,7 @@ def text(words, *, setting="k=1", seed=0):
     return RecordedText(setting=setting, id=words, seed=seed, text=words, prompt="PROMPT")
 
 
-def test_grades_are_those_of_the_judge_and_failures_are_counted_not_scored(tmp_path, chat_client):
+def test_grades_are_those_of_the_judge_and_failures_are_counted_not_scored(server, chat_client):
     def script(body):
         words = user_text(body)
         assert "PROMPT" not in words
@@ -64,8 +64,8 @@ def test_grades_are_those_of_the_judge_and_failures_are_counted_not_scored(tmp_p
         text(" \n"),
         text("never sent", setting="none"),
     ]
-    with chat_server(script) as server:
-        rows = fluency_rows(texts, chat_client(server, tmp_path))
+    server.script = script
+    rows = fluency_rows(texts, chat_client())
     assert [row["fluency"] for row in rows] == [5, 2, 4, 4, 1, None, None, None, None]
     assert rows[5]["problem"] == "status 400: 'too long'"
     assert rows[6]["problem"] == "none of 3 answers could be read"

@@ -86,10 +86,8 @@ def test_the_command_adds_a_passage_to_every_prompt(capsys, corpus, tmp_path):
     status, out, _ = run(capsys, *words)
     rows = [json.loads(line) for line in out.splitlines()]
     assert status == 0
-    assert [(row["passage"], row["passage_id"]) for row in rows] == [
-        (TEXTS[1], "tides"),
-        (TEXTS[0], 0),
-    ]
+    found = [(row["passage"], row["passage_id"]) for row in rows]
+    assert found == [(TEXTS[1], "tides"), (TEXTS[0], 0)]
     assert rows[0]["id"] == 7 and rows[1]["seed"] == 3 and rows[0]["score"] > 0.0
     assert run(capsys, *words, "--output", str(output))[0] == 0
     assert [json.loads(line) for line in output.read_text().splitlines()] == rows

@@ -45,10 +45,13 @@ def corpus(tmp_path):
     return path
 
 
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(dense, "PART_SIZE", 8)
+
+
 def test_the_nearest_of_all_parts_is_found(corpus, encoder, tmp_path):
-    index = dense.DenseIndex(
-        corpus, tmp_path / "index", encoder, instruction="Query: ", device="cpu", part_size=8
-    )
+    index = dense.DenseIndex(corpus, tmp_path / "index", encoder, instruction="Query: ")
     assert len(list((tmp_path / "index").glob("part-*.npy"))) == 3
     model = sentence_transformers.SentenceTransformer(str(encoder), device="cpu")
     own = model.encode(TEXTS, show_progress_bar=False).astype(np.float64)
@@ -62,8 +65,7 @@ def test_the_nearest_of_all_parts_is_found(corpus, encoder, tmp_path):
 
 
 def test_an_interrupted_index_goes_on_where_it_was(corpus, encoder, tmp_path, monkeypatch):
-    settings = {"encoder": encoder, "device": "cpu", "part_size": 8}
-    whole = dense.DenseIndex(corpus, tmp_path / "whole", **settings).search(QUERIES)
+    whole = dense.DenseIndex(corpus, tmp_path / "whole", encoder).search(QUERIES)
     embedded, calls = dense.DenseIndex._embedded, []
 
     def counted(self, texts, progress):
@@ -74,16 +76,16 @@ def test_an_interrupted_index_goes_on_where_it_was(corpus, encoder, tmp_path, mo
 
     monkeypatch.setattr(dense.DenseIndex, "_embedded", counted)
     with pytest.raises(KeyboardInterrupt):
-        dense.DenseIndex(corpus, tmp_path / "index", **settings)
-    resumed = dense.DenseIndex(corpus, tmp_path / "index", **settings)
+        dense.DenseIndex(corpus, tmp_path / "index", encoder)
+    resumed = dense.DenseIndex(corpus, tmp_path / "index", encoder)
     assert calls == [8, 8, 8, 5]
     assert resumed.search(QUERIES) == whole
 
 
 def test_an_index_of_another_encoder_is_refused(corpus, encoder, tmp_path):
-    dense.DenseIndex(corpus, tmp_path / "index", encoder, device="cpu")
+    dense.DenseIndex(corpus, tmp_path / "index", encoder)
     with pytest.raises(ValueError, match="was made with another encoder"):
-        dense.DenseIndex(corpus, tmp_path / "index", "someone/else", device="cpu")
+        dense.DenseIndex(corpus, tmp_path / "index", "someone/else")
 
 
 def test_the_command_takes_an_encoder(capsys, corpus, encoder, tmp_path):

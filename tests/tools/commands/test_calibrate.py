@@ -186,5 +186,5 @@ def test_prompts_without_a_reference_are_one_line(command, capsys, prompt_file, 
     file.write_text(json.dumps({"id": "a", "prompt": "b"}))
     asked = [str(file) if word == str(prompt_file) else word for word in command]
     err = refused(capsys, *asked, str(tmp_path / "c"))
-    assert 'row 1 lacks "reference"' in err
+    assert "row 1: field 'reference' is missing" in err
     assert not (tmp_path / "c").exists()
