@@ -15,7 +15,7 @@ from .layout import (
     row_barrier,
 )
 from .sampler import draft, drawn_token, row_uniforms, store_token
-from .solver import QUANTUM, close_row, open_row, search_step
+from .solver import QUANTUM, close_row, open_row, search_beta, search_scale
 from .statistics import finite_masks, measure_statistics
 
 BUDGET_CAP = tl.constexpr(spend.BUDGET_CAP)
@@ -94,7 +94,10 @@ def projection_kernel(
     step = tl.full((), 0, tl.int32)
     is_searching = open_row(row, NUM_SLOTS, IS_MAX)
     while is_searching:
-        is_searching = search_step(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS, IS_MAX)
+        if IS_MAX:
+            is_searching = ~search_scale(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+        else:
+            is_searching = ~search_beta(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
         if is_searching:
             row_barrier(counter_ptr, num_splits)
             step += 1

@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-from .kl_search import is_full
 from .layout import (
     ACCEPTED,
     BAN_BITS,
@@ -112,16 +111,13 @@ def _first_above(masses, uniform, NUM_SLOTS: tl.constexpr):
 
 
 @triton.jit
-def _weights(row, first, KIND: tl.constexpr, SIZE: tl.constexpr, IS_FULL: tl.constexpr = False):
-    """(SIZE,) float64 weights from the token `first` on, at least 0; IS_FULL: see `is_full`."""
-    is_safe, is_shared, safe, tilt = read_bits(row, first, SIZE, IS_FULL)
+def _weights(row, first, KIND: tl.constexpr, SIZE: tl.constexpr):
+    """(SIZE,) float64 weights from the token `first` on, at least 0."""
+    is_safe, is_shared, safe, tilt = read_bits(row, first, SIZE)
     if KIND == SAFE:
         masses = weights(safe, is_safe)
     elif KIND == SHARED:
         masses = weights(safe, is_shared)
-    elif IS_FULL:
-        masses = weights(safe + log2_ratio(row, tilt), None) - weights(safe, None)
-        masses = tl.maximum(masses, 0.0)
     else:
         masses = weights(safe + log2_ratio(row, tilt), is_shared) - weights(safe, is_shared)
         masses = tl.maximum(masses, 0.0)
@@ -138,23 +134,11 @@ def log2_ratio(row, tilt):
 @triton.jit
 def measure_residual(row, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
     """Mass of (p* - p_s)+ in every block of this split, in units of the largest safe weight."""
-    risky_peak, safe_peak = tl.load(row.facts + RISKY_PEAK), tl.load(row.facts + SAFE_PEAK)
     for block in range(row.split, row.num_blocks, row.num_splits):
-        if is_full(row, block, risky_peak, safe_peak):
-            _store_residual(row, block, BLOCK_SIZE, STEP_SIZE, IS_FULL=True)
-        else:
-            _store_residual(row, block, BLOCK_SIZE, STEP_SIZE, IS_FULL=False)
-
-
-@triton.jit
-def _store_residual(
-    row, block, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, IS_FULL: tl.constexpr
-):
-    mass = tl.zeros([NUM_LANES], tl.float64)
-    for start in range(0, BLOCK_SIZE, STEP_SIZE):
-        first = block * BLOCK_SIZE + start
-        mass += in_lanes(_weights(row, first, RESIDUAL, STEP_SIZE, IS_FULL))
-    store_record(row, RESIDUAL_MASS, block, tl.sum(mass, 0))
+        mass = tl.zeros([NUM_LANES], tl.float64)
+        for start in range(0, BLOCK_SIZE, STEP_SIZE):
+            mass += in_lanes(_weights(row, block * BLOCK_SIZE + start, RESIDUAL, STEP_SIZE))
+        store_record(row, RESIDUAL_MASS, block, tl.sum(mass, 0))
 
 
 @triton.jit

@@ -6,9 +6,11 @@ import triton.language as tl
 from .. import certificate, spend
 from .kl_search import (
     BETA,
+    KL_HIGH,
+    LOG2_RATIO,
     TABLE_SIZE,
     absorb_point,
-    best_point,
+    best_slot,
     kl_allowance,
     measure_point,
     merge_estimates,
@@ -28,6 +30,7 @@ from .layout import (
     LOG2_E,
     LOG2_RISKY,
     LOG2_SAFE_MASS,
+    LOG2_SHARED,
     NUM_ESTIMATES,
     NUM_LANES,
     OFFSET,
@@ -250,23 +253,6 @@ def search_scale(
 
 
 @triton.jit
-def search_step(
-    row,
-    step,
-    BLOCK_SIZE: tl.constexpr,
-    STEP_SIZE: tl.constexpr,
-    NUM_SLOTS: tl.constexpr,
-    IS_MAX: tl.constexpr,
-):
-    """One step of the solver of this divergence; returns whether another one is needed."""
-    if IS_MAX:
-        is_over = search_scale(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-    else:
-        is_over = search_beta(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-    return ~is_over
-
-
-@triton.jit
 def close_row(row, step, IS_MAX: tl.constexpr):
     """Write the law p* / p_s = 2**min(SLOPE d + OFFSET, CEILING), its weight and its spend."""
     is_open = tl.load(row.facts + IS_OPEN) > 0.0
@@ -281,9 +267,11 @@ def close_row(row, step, IS_MAX: tl.constexpr):
         offset -= excess
         tl.store(row.facts + CEILING, tl.where(is_open, clip_ceiling(row) - excess, INF))
     else:
-        slope, kl, log2_partition = best_point(row, step)
-        weight, spent = slope, kl + tl.load(row.facts + FLOOR)
-        offset = tl.load(row.facts + LOG2_SAFE_MASS) - log2_partition
+        best = row.table + best_slot(row, step)
+        slope = tl.load(best + BETA * TABLE_SIZE)
+        weight, spent = slope, tl.load(best + KL_HIGH * TABLE_SIZE) + tl.load(row.facts + FLOOR)
+        offset = tl.load(row.facts + LOG2_SAFE_MASS) - tl.load(row.facts + LOG2_SHARED)
+        offset -= tl.load(best + LOG2_RATIO * TABLE_SIZE)
         tl.store(row.facts + CEILING, INF)
     spent = tl.ceil(spent / QUANTUM) * QUANTUM
     tl.store(row.facts + WEIGHT, tl.where(is_open, weight, 0.0))
