@@ -25,6 +25,7 @@ from .layout import (
     load_record,
     power_sums,
     read_bits,
+    row_barrier,
     store_power_sums,
     weights,
 )
@@ -146,22 +147,6 @@ def measure_point(row, column, beta, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.con
 
 
 @triton.jit
-def absorb_point(row, column, beta, slot, NUM_SLOTS: tl.constexpr):
-    """Enter the point whose sums were measured into the table."""
-    partition = tl.sum(load_record(row, column, 0.0, NUM_SLOTS), 0)
-    _enter_point(
-        row,
-        slot,
-        beta,
-        tl.log2(partition) - tl.load(row.facts + LOG2_SHARED),
-        tl.sum(load_record(row, column + 1, 0.0, NUM_SLOTS), 0) / partition,
-        tl.sum(load_record(row, column + 2, 0.0, NUM_SLOTS), 0) / partition,
-        tl.sum(load_record(row, column + 3, 0.0, NUM_SLOTS), 0) / partition,
-        IS_ESTIMATE=False,
-    )
-
-
-@triton.jit
 def step_sums(step):
     """First record of the sums of a step; steps take turns, for some programs may lag behind."""
     return step % 2 * NUM_SUMS + STEP_SUMS
@@ -189,7 +174,46 @@ def kl_allowance(row):
 
 
 @triton.jit
-def next_beta(row, step):
+def search_beta(
+    row,
+    is_open,
+    counter_ptr,
+    BLOCK_SIZE: tl.constexpr,
+    STEP_SIZE: tl.constexpr,
+    NUM_SLOTS: tl.constexpr,
+):
+    """The entry of the largest feasible beta measured; one pass over the vocabulary a step."""
+    step, is_searching = tl.full((), 0, tl.int32), is_open
+    while is_searching:
+        beta, is_over = _next_beta(row, step)
+        is_searching = ~is_over
+        if is_searching:
+            measure_point(row, step_sums(step), beta, BLOCK_SIZE, STEP_SIZE)
+            row_barrier(counter_ptr, row.num_splits)
+            _absorb_point(row, step_sums(step), beta, step + NUM_ESTIMATES, NUM_SLOTS)
+            tl.debug_barrier()  # the point, before it is looked at
+            step += 1
+    return _best_entry(row, step)
+
+
+@triton.jit
+def _absorb_point(row, column, beta, slot, NUM_SLOTS: tl.constexpr):
+    """Enter the point whose sums were measured into the table."""
+    partition = tl.sum(load_record(row, column, 0.0, NUM_SLOTS), 0)
+    _enter_point(
+        row,
+        slot,
+        beta,
+        tl.log2(partition) - tl.load(row.facts + LOG2_SHARED),
+        tl.sum(load_record(row, column + 1, 0.0, NUM_SLOTS), 0) / partition,
+        tl.sum(load_record(row, column + 2, 0.0, NUM_SLOTS), 0) / partition,
+        tl.sum(load_record(row, column + 3, 0.0, NUM_SLOTS), 0) / partition,
+        IS_ESTIMATE=False,
+    )
+
+
+@triton.jit
+def _next_beta(row, step):
     """The beta to measure next, and whether the search is over.
 
     Only the points of earlier steps are looked at: another program may be ahead of this one.
@@ -204,7 +228,7 @@ def next_beta(row, step):
     is_measured = is_known & ((slots == 0) | (slots >= NUM_ESTIMATES))
 
     is_feasible = kl_high <= allowance
-    low_entry = row.table + best_slot(row, step)
+    low_entry = _best_entry(row, step)
     low = tl.load(low_entry + BETA * TABLE_SIZE)
     low_kl = tl.load(low_entry + KL * TABLE_SIZE)
     low_margin = tl.load(low_entry + KL_HIGH * TABLE_SIZE) - low_kl
@@ -278,11 +302,12 @@ def _predicted(lower, upper, lower_entry, upper_entry, root):
 
 
 @triton.jit
-def best_slot(row, step):
-    """The slot of the largest feasible beta that was measured."""
+def _best_entry(row, step):
+    """The entry of the largest beta of the steps before that is feasible."""
     slots = tl.arange(0, TABLE_SIZE)
     is_known = slots < step + NUM_ESTIMATES
     beta = tl.load(row.table + BETA * TABLE_SIZE + slots, mask=is_known, other=2.0)
     kl_high = tl.load(row.table + KL_HIGH * TABLE_SIZE + slots, mask=is_known, other=INF)
     is_feasible = kl_high <= kl_allowance(row)
-    return _slot(is_feasible & (beta == tl.max(tl.where(is_feasible, beta, 0.0), 0)))
+    low = tl.max(tl.where(is_feasible, beta, 0.0), 0)
+    return row.table + _slot(is_feasible & (beta == low))

@@ -48,14 +48,11 @@ OFFSET = tl.constexpr(9)
 CEILING = tl.constexpr(10)
 LOG2_SHARED = tl.constexpr(11)
 FLOOR = tl.constexpr(12)
-IS_OPEN = tl.constexpr(13)
-IS_UNTILTED = tl.constexpr(14)
-LOG2_RISKY = tl.constexpr(15)
-LARGEST_TILT = tl.constexpr(16)
-SMALLEST_TILT = tl.constexpr(17)
-DRAFT = tl.constexpr(18)
-IS_KEPT = tl.constexpr(19)
-NUM_FACTS = tl.constexpr(20)
+IS_UNTILTED = tl.constexpr(13)
+LOG2_RISKY = tl.constexpr(14)
+LARGEST_TILT = tl.constexpr(15)
+SMALLEST_TILT = tl.constexpr(16)
+NUM_FACTS = tl.constexpr(17)
 
 # Flags of a row, one byte each.
 IS_VALID = tl.constexpr(0)
@@ -89,7 +86,6 @@ INF = tl.constexpr(float("inf"))
 LEAST_32 = tl.constexpr(-3.4028234663852886e38)
 LEAST_64 = tl.constexpr(-sys.float_info.max)
 BAN_GAP = tl.constexpr(spend.BAN_GAP)
-BAN_BITS = tl.constexpr(spend.BAN_BITS)
 EPSILON = tl.constexpr(spend.EPSILON)
 
 NUM_LANES = tl.constexpr(32)
@@ -121,14 +117,6 @@ def read_pair(row, first, SIZE: tl.constexpr):
     risky = tl.load(row.risky + tokens * row.risky_stride, mask=is_token, other=-INF)
     safe = tl.load(row.safe + tokens * row.safe_stride, mask=is_token, other=-INF)
     return _widened(row.risky, risky), _widened(row.safe, safe)
-
-
-@triton.jit
-def read_token(row, token):
-    """`read_pair` of one token, int64."""
-    risky = _widened(row.risky, tl.load(row.risky + token * row.risky_stride))
-    safe = _widened(row.safe, tl.load(row.safe + token * row.safe_stride))
-    return risky, safe
 
 
 @triton.jit
