@@ -164,14 +164,6 @@ def test_identical_models_give_the_risky_law_for_nothing(project, backend):
     assert not projection.is_safe_only.any()
 
 
-def test_one_token_vocabulary_is_certain():
-    projection = project_kl(
-        torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1), torch.zeros(1, 3).double()
-    )
-    assert projection.log_probs().tolist() == [[0.0]]
-    assert projection.token_ids.tolist() == [0]
-
-
 @both_backends
 @both_projections
 def test_invalid_rows_are_flagged_and_leave_the_others_alone(project, backend):
