@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -59,7 +58,7 @@ def project_kl(
     keyed: tuple[Tensor, Tensor] | None = None,
     backend: str = "auto",
 ) -> Projection:
-    """The p* that minimises KL(p* || p_r) subject to KL(p* || p_s) <= budget, and a draw from it.
+    """The p* that minimizes KL(p* || p_r) subject to KL(p* || p_s) <= budget, and a draw from it.
 
     risky_logits, safe_logits: (B, V), any float dtype and strides, warped; -inf is a banned token.
     budget: (B,) float, nats; rounded down to the spend quantum and capped at BUDGET_CAP.
@@ -87,9 +86,9 @@ def project_max(
     keyed: tuple[Tensor, Tensor] | None = None,
     backend: str = "auto",
 ) -> Projection:
-    """The p* that minimises D_inf(p* || p_r) subject to D_inf(p* || p_s) <= budget, and a draw.
+    """The p* that minimizes D_inf(p* || p_r) subject to D_inf(p* || p_s) <= budget, and a draw.
 
-    On the common support S, p* = min(c p_r, e^budget p_s) with c >= 1 and p_r renormalised on S;
+    On the common support S, p* = min(c p_r, e^budget p_s) with c >= 1 and p_r renormalized on S;
     the weight of the Projection is 1 / c. Arguments, spend and errors are those of `project_kl`,
     with D_inf(p* || p_s), the largest log-ratio, in place of the KL divergence.
     Source: paper, proposition on optimal Renyi clipping; c by Newton from c = 1, which climbs
@@ -113,24 +112,32 @@ def _project(
     check_budget(budget, num_rows)
     if uniform is not None:
         check_uniform(uniform, num_rows)
-    pair = risky_logits, safe_logits
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
 
     def by_triton() -> Projection:
         from .gpu import launch  # triton is not there on every platform
 
-        return launch.project(*pair, budget, uniform, keyed, is_max=is_max)
+        return launch.project(risky_logits, safe_logits, budget, uniform, keyed, is_max=is_max)
 
-    def by_torch() -> Projection:
-        numbers = uniform if keyed is None else uniforms(*(own.cpu() for own in keyed))
-        if uniform is not None:
-            check_unit(uniform)
-        return solver.project(*pair, usable_budget(budget), numbers, is_max=is_max)
-
-    dtypes = risky_logits.dtype, safe_logits.dtype
-    check = partial(
-        check_rows, device, dtypes, vocab_size, is_max=is_max, is_keyed=keyed is not None
-    )
-    return _computed(backend, device, by_triton=by_triton, by_torch=by_torch, check=check)
+    if backend == "triton":
+        return by_triton()
+    if backend == "auto" and device.type == "cuda" and device not in _failed:
+        # Where Triton fails, the CPU's solver is used on that device for the rest of the process. A
+        # launch that raised has changed nothing.
+        try:
+            dtypes = risky_logits.dtype, safe_logits.dtype
+            check_rows(device, dtypes, vocab_size, is_max=is_max, is_keyed=keyed is not None)
+            return by_triton()
+        except torch.OutOfMemoryError:
+            raise  # says nothing of Triton
+        except _failures() as error:
+            _give_up(device, error)
+    if uniform is not None:
+        check_unit(uniform)
+    numbers = uniform if keyed is None else uniforms(*(own.cpu() for own in keyed))
+    pair = risky_logits, safe_logits
+    return solver.project(*pair, usable_budget(budget), numbers, is_max=is_max)
 
 
 def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
@@ -149,38 +156,6 @@ def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
         raise ValueError(
             f"both logits must be on one device, got {risky_logits.device} and {safe_logits.device}"
         )
-
-
-def _computed(
-    backend: str,
-    device: torch.device,
-    *,
-    by_triton: Callable[[], Projection],
-    by_torch: Callable[[], Projection],
-    check: Callable[[], None],
-) -> Projection:
-    """The result of one implementation.
-
-    backend: "torch", "triton", or "auto" for Triton on CUDA, which then has to pass the check.
-    Where it does not, where it does not compile or where a launch raises, the CPU's solver is used
-    on that device for the rest of the process, and one warning says why. A launch that raised has
-    changed nothing. check: raises where Triton is wrong; cheap once it has passed.
-    Raises: ValueError for another name; whatever is raised where Triton was asked for by name.
-    """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "triton":
-        return by_triton()
-    if backend == "torch" or device.type != "cuda" or device in _failed:
-        return by_torch()
-    try:
-        check()
-        return by_triton()
-    except torch.OutOfMemoryError:
-        raise  # says nothing of Triton
-    except _failures() as error:
-        _give_up(device, error)
-    return by_torch()
 
 
 def _failures() -> tuple[type[Exception], ...]:

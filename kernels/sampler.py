@@ -82,7 +82,7 @@ def coupled_sample(
 ) -> tuple[Tensor, Tensor]:
     """Draw from p* so that the token is the safe model's own draw as often as possible.
 
-    safe_log_probs, log_probs: (B, V) float, nats, each row normalised; p* may have mass where p_s
+    safe_log_probs, log_probs: (B, V) float, nats, each row normalized; p* may have mass where p_s
     has none. uniform: (B, 3) float64 in [0, 1).
     Returns: token_ids (B,) int64, never one with p* = 0, and accepted (B,) bool; accepted with
     probability 1 - TV(p*, p_s), the most any coupling reaches.

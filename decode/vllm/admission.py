@@ -1,4 +1,4 @@
-"""Which sampling parameters of vLLM are honoured before the projection, and which are refused."""
+"""Which sampling parameters of vLLM are honored before the projection, and which are refused."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -61,7 +61,7 @@ NEUTRAL: Final[dict[str, Any]] = {
     "thinking_token_budget": None,
     "trace_decode_token_ids": None,
 }
-"""Would change the law after the projection, or could not be honoured: refused beside these."""
+"""Would change the law after the projection, or could not be honored: refused beside these."""
 
 ON_BY_DEFAULT: Final = ("watermarking",)
 """Fields of NEUTRAL that some releases set: there they do nothing without an engine argument that
@@ -94,10 +94,10 @@ class Admitted:
 def admit(params: Any, limits: Limits) -> Admitted:
     """The budget, the warpers and the horizon that SamplingParams ask for.
 
-    Raises ValueError, in one line that names field and value, for one that cannot be honoured
+    Raises ValueError, in one line that names field and value, for one that cannot be honored
     within the bound, and for a budget or a length beyond the limits.
     """
-    _refuse_unhonoured(params)
+    _refuse_unhonored(params)
     asked = Asked.of(params.extra_args)
     if params.max_tokens is None:
         raise ValueError("anchored: max_tokens is the horizon of the budget and must be given")
@@ -150,14 +150,14 @@ def sampling_of(params: Any) -> SamplingConfig:
     )
 
 
-def _refuse_unhonoured(params: Any) -> None:
+def _refuse_unhonored(params: Any) -> None:
     for name, neutral in NEUTRAL.items():
         value = getattr(params, name, neutral)
         if name in ON_BY_DEFAULT and value == _default(params, name):
             continue
         if value != neutral and value not in ([], {}, False):
             raise ValueError(
-                f"anchored: {name}={value!r} cannot be honoured within the bound: leave it out"
+                f"anchored: {name}={value!r} cannot be honored within the bound: leave it out"
             )
     for name in type(params).__struct_fields__:
         if name not in KNOWN and getattr(params, name) != _default(params, name):

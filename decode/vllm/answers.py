@@ -141,7 +141,7 @@ def asked_body(body: bytes) -> bytes:
     if not isinstance(request, dict):
         return body
     if request.get("use_beam_search"):
-        raise ValueError("use_beam_search cannot be honoured: beams are not drawn from p*")
+        raise ValueError("use_beam_search cannot be honored: beams are not drawn from p*")
     asked = request.pop(FIELD, None) or {}
     extra = request.get("vllm_xargs") or {}
     if not isinstance(asked, dict) or not isinstance(extra, dict):

@@ -40,8 +40,8 @@ REFUSED_ARGUMENTS = {
     "watermark_config": "a watermark changes the law after the projection",
     "enable_return_routed_experts": "it would tell of the risky model",
     "return_sampling_mask": "rows hold one token only",
-    "quantization": "each model's folder says how it is quantised, and so do ledgers",
-    "quantization_config": "each model's folder says how it is quantised, and so do ledgers",
+    "quantization": "each model's folder says how it is quantized, and so do ledgers",
+    "quantization_config": "each model's folder says how it is quantized, and so do ledgers",
     "trust_remote_code": "no code of a checkpoint is run",
 }
 """Engine arguments of vLLM that cannot go with a pair, and why."""
@@ -173,7 +173,7 @@ def open_pair(
     that this process removes when it ends. engine: arguments of vLLM, `tensor_parallel_size=8` for
     one.
     Raises ImportError for a release of vLLM that is not supported or finds no Triton; ValueError
-    for another rule, a pair without shared tokens, a quantised safe model or an argument that
+    for another rule, a pair without shared tokens, a quantized safe model or an argument that
     cannot go with a pair.
     """
     if not isinstance(rule, Anchored):

@@ -40,7 +40,7 @@ class AnchoredPairForCausalLM(nn.Module):
         bodies = {}
         for name in NAMES:
             folder = getattr(facts, name) if name in facts.quantization else None
-            # A quantised folder names its layers from its root.
+            # A quantized folder names its layers from its root.
             own_prefix = prefix if folder else maybe_prefix(prefix, name)
             with set_model_tag(name):
                 bodies[name] = _body(vllm_config, configs[name], folder, own_prefix)
@@ -135,7 +135,7 @@ def _by_model(
 
 
 def _body(vllm_config: Any, config: Any, quantized: str | None, prefix: str) -> nn.Module:
-    """quantized: folder of a quantised checkpoint; the engine knows the safe model's way only."""
+    """quantized: folder of a quantized checkpoint; the engine knows the safe model's way only."""
     alone = vllm_config.with_hf_config(config, architectures=config.architectures)
     alone.quant_config = quantized and _quantization(vllm_config, quantized)
     body: nn.Module = initialize_model(vllm_config=alone, prefix=prefix)

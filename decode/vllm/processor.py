@@ -35,7 +35,7 @@ class AnchoredDraw(LogitsProcessor):
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Raise ValueError for a request that cannot be honoured; see `admission`."""
+        """Raise ValueError for a request that cannot be honored; see `admission`."""
         admit(sampling_params, limits)
         # The debt needs all rows of the prompt; no later hook is asked before they are read.
         sampling_params.skip_reading_prefix_cache = limits.rule.charges_debt

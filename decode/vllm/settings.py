@@ -38,7 +38,7 @@ class DescribedPair(ModelPair):
         """Read configs and tokenizers of two Hugging Face folders or Hub ids.
 
         Raises FileNotFoundError for what is none, ValueError for an adapter (vLLM loads no merged
-        ones) and for a quantised safe model unless it is allowed.
+        ones) and for a quantized safe model unless it is allowed.
         """
         folders = {"safe": ModelFolder.find(safe), "risky": ModelFolder.find(risky)}
         for folder in folders.values():
@@ -58,7 +58,7 @@ class DescribedPair(ModelPair):
         )
 
     def _check_model(self, name: str, model: Any) -> None:
-        """Note how its folder is quantised; nothing is run, as vLLM loads the models."""
+        """Note how its folder is quantized; nothing is run, as vLLM loads the models."""
         if method := quantization_method(model.config):
             self.quantization[name] = method
 
@@ -94,11 +94,11 @@ class PairFacts:
 
     @classmethod
     def of(cls, pair: DescribedPair) -> "PairFacts":
-        """Facts of a pair; ValueError for one without shared tokens, or quantised twice."""
+        """Facts of a pair; ValueError for one without shared tokens, or quantized twice."""
         methods, shared = pair.quantization, pair.shared
         if len(methods) == len(pair.models):
             raise ValueError(
-                f"both models are quantised ({methods['safe']}, {methods['risky']}): in vLLM only "
+                f"both models are quantized ({methods['safe']}, {methods['risky']}): in vLLM only "
                 "one of a pair can be"
             )
         if shared.difference:

@@ -125,7 +125,7 @@ class _Search:
     def open_rows(self) -> Numbers:
         """Rows that may still rise, and have not come near enough."""
         best = self.best
-        # Neighbours: no number is left to be tried.
+        # Neighbors: no number is left to be tried.
         can_rise = (best.beta < 1.0) & (np.nextafter(best.beta, 2.0) < self._high)
         slack = np.maximum(self._tolerance, 4.0 * best.margin)
         return np.flatnonzero(can_rise & (best.kl < self._allowance - slack))
@@ -180,7 +180,7 @@ def _guess(curves: _Curves, aim: Floats, work: Tensor) -> Floats:
         return beta
     # 2. Newton in float32, with tilts less their mean, whose digits would hide small differences.
     is_over = aim < LEAST_GUESSED
-    curves = _centred(curves, mean, work)
+    curves = _centered(curves, mean, work)
     scratch = torch.empty_like(curves.bits)
     low, high = np.zeros_like(beta), np.full_like(beta, np.inf)
     for _ in range(GUESS_PASSES):
@@ -195,7 +195,7 @@ def _guess(curves: _Curves, aim: Floats, work: Tensor) -> Floats:
     return beta
 
 
-def _centred(curves: _Curves, mean: Floats, work: Tensor) -> _Curves:
+def _centered(curves: _Curves, mean: Floats, work: Tensor) -> _Curves:
     """The curves in float32, with tilts less their mean at beta = 0, nats."""
     tilt = torch.sub(curves.tilt, columns(mean * BITS_PER_NAT, work), out=work).float()
     return curves._replace(bits=curves.bits.float(), tilt=tilt)

@@ -17,21 +17,19 @@ from .layout import (
     NUM_ESTIMATES,
     NUM_LANES,
     NUM_SUMS,
-    RISKY_LOW,
     RISKY_MAX,
     RISKY_PEAK,
-    SAFE_LOW,
     SAFE_MAX,
     SAFE_PEAK,
     STEP_SUMS,
-    ban_limit,
     load_record,
     power_sums,
-    read_pair,
+    read_bits,
+    row_barrier,
     store_power_sums,
     weights,
 )
-from .statistics import NEAR, ROUNDING
+from .statistics import ROUNDING
 
 # The table of a row: TABLE_SIZE points, the estimates first, then one a step.
 TABLE_SIZE = tl.constexpr(64)
@@ -43,92 +41,93 @@ VELOCITY = tl.constexpr(3)
 """d beta / d sqrt(KL), the slope of a nearly straight curve."""
 CURVATURE = tl.constexpr(4)
 """The derivative of the velocity."""
-LOG2_PARTITION = tl.constexpr(5)
+LOG2_RATIO = tl.constexpr(5)
+"""log2 of the partition sum, less that at beta = 0."""
 NUM_COLUMNS = tl.constexpr(6)
 
 LEAST_BITS = tl.constexpr(certificate.LEAST_BITS)
 KL_MARGIN = tl.constexpr(certificate.KL_MARGIN)
 
-PADDED_ESTIMATES = tl.constexpr(8)
-
 
 @triton.jit
 def merge_estimates(row, NUM_SLOTS: tl.constexpr):
-    """Estimated points of the row from the sums of its blocks; the one at beta = 0 is exact."""
-    points, blocks = tl.arange(0, PADDED_ESTIMATES), tl.arange(0, NUM_SLOTS)
-    is_block = blocks < row.num_blocks
+    """Enter estimated points of the row, from the sums of its blocks; the one at 0 is exact."""
+    # Blocks count bits from their largest logits; from here on all count from the row's.
     safe_shift = _peak_shift(row, SAFE_MAX, SAFE_PEAK, NUM_SLOTS)
     shift = _peak_shift(row, RISKY_MAX, RISKY_PEAK, NUM_SLOTS) - safe_shift
-    partition = tl.full([PADDED_ESTIMATES], 1.0, tl.float64)
-    first, second, third = partition, partition, partition
-    for point in tl.static_range(NUM_ESTIMATES):
-        column = row.records + (ESTIMATES + NUM_SUMS * point) * row.num_blocks + blocks
-        # Blocks count bits from their largest logits; from here on all count from the row's.
-        scale = weights(safe_shift + shift * (point / (NUM_ESTIMATES - 1)), is_block)
-        weight = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
-        column += row.num_blocks
-        moment = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
-        column += row.num_blocks
-        square = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
-        column += row.num_blocks
-        cube = scale * tl.load(column, mask=is_block, other=0.0, cache_modifier=".cg")
+    is_block = tl.arange(0, NUM_SLOTS) < row.num_blocks
+    log2_untilted, untilted_square = tl.zeros((), tl.float64), tl.zeros((), tl.float64)
+    for point in range(NUM_ESTIMATES):
+        beta = (tl.zeros((), tl.float64) + point) / (NUM_ESTIMATES - 1)
+        scale, column = weights(safe_shift + beta * shift, is_block), ESTIMATES + NUM_SUMS * point
+        weight = scale * load_record(row, column, 0.0, NUM_SLOTS)
+        moment = scale * load_record(row, column + 1, 0.0, NUM_SLOTS)
+        square = scale * load_record(row, column + 2, 0.0, NUM_SLOTS)
+        cube = scale * load_record(row, column + 3, 0.0, NUM_SLOTS)
         cube += shift * (3.0 * square + shift * (3.0 * moment + shift * weight))
         square += shift * (2.0 * moment + shift * weight)
         moment += shift * weight
-        partition = tl.where(points == point, tl.sum(weight, 0), partition)
-        first = tl.where(points == point, tl.sum(moment, 0), first)
-        second = tl.where(points == point, tl.sum(square, 0), second)
-        third = tl.where(points == point, tl.sum(cube, 0), third)
-    beta = points.to(tl.float64) / (NUM_ESTIMATES - 1)
-    log2_partition = tl.log2(partition)
-    at_zero = tl.sum(tl.where(points == 0, log2_partition, 0.0), 0)
-    kl, velocity, curvature = _curve(
-        beta,
-        (log2_partition - at_zero) * LN_2,
-        first / partition * LN_2,
-        second / partition * LN_2 * LN_2,
-        third / partition * LN_2 * LN_2 * LN_2,
-    )
-    kl = tl.where(points == 0, 0.0, tl.where(kl < INF, kl, INF))
-    log2_partition = tl.where(points == 0, tl.load(row.facts + LOG2_SHARED), log2_partition)
-    is_there = points < NUM_ESTIMATES
-    slots = row.table + points
-    tl.store(slots + BETA * TABLE_SIZE, beta, mask=is_there)
-    tl.store(slots + KL * TABLE_SIZE, kl, mask=is_there)
-    tl.store(slots + KL_HIGH * TABLE_SIZE, tl.where(points == 0, 0.0, INF), mask=is_there)
-    tl.store(slots + VELOCITY * TABLE_SIZE, velocity, mask=is_there)
-    tl.store(slots + CURVATURE * TABLE_SIZE, curvature, mask=is_there)
-    tl.store(slots + LOG2_PARTITION * TABLE_SIZE, log2_partition, mask=is_there)
-    untilted = tl.sum(tl.where(points == 0, second, 0.0), 0) == 0.0
-    tl.store(row.facts + IS_UNTILTED, untilted.to(tl.float64))
+        partition = tl.sum(weight, 0)
+        mean_square = tl.sum(square, 0) / partition
+        log2_untilted = tl.where(point == 0, tl.log2(partition), log2_untilted)
+        untilted_square = tl.where(point == 0, mean_square, untilted_square)
+        _enter_point(
+            row,
+            point,
+            beta,
+            tl.log2(partition) - log2_untilted,
+            tl.sum(moment, 0) / partition,
+            mean_square,
+            tl.sum(cube, 0) / partition,
+            IS_ESTIMATE=True,
+        )
+    tl.store(row.facts + IS_UNTILTED, (untilted_square == 0.0).to(tl.float64))
 
 
 @triton.jit
 def _peak_shift(row, BLOCK_MAX: tl.constexpr, PEAK: tl.constexpr, NUM_SLOTS: tl.constexpr):
-    """(NUM_SLOTS,) bits from the row's largest logit to each block's, as the float32 sums count."""
+    """(NUM_SLOTS,) bits from the row's largest logit to each block's."""
     block_max = load_record(row, BLOCK_MAX, -INF, NUM_SLOTS)
-    block_bits = tl.where(block_max > -INF, block_max, 0.0).to(tl.float32) * LOG2_E
-    peak_bits = tl.load(row.facts + PEAK).to(tl.float32) * LOG2_E
-    shift = block_bits.to(tl.float64) - peak_bits.to(tl.float64)
+    shift = (block_max - tl.load(row.facts + PEAK)) * LOG2_E
     return tl.where(block_max > -INF, shift, 0.0)
 
 
 @triton.jit
-def _curve(beta, psi, mean, mean_square, mean_cube):
-    """KL = beta psi' - psi, and beta as a function of sqrt(KL): its two derivatives; nats.
+def _enter_point(
+    row, slot, beta, log2_ratio, mean, mean_square, mean_cube, IS_ESTIMATE: tl.constexpr
+):
+    """Enter a point into the table: KL = beta psi' - psi, and beta as a function of sqrt(KL).
 
-    mean, mean_square, mean_cube: of the tilt at beta. KL' = beta psi'', KL'' = psi'' + beta psi'''.
+    log2_ratio: of the partition sum to that at beta = 0. mean, mean_square, mean_cube: of the tilt
+    at beta, bits. KL' = beta psi'', KL'' = psi'' + beta psi'''.
     """
+    psi, mean, mean_square = log2_ratio * LN_2, mean * LN_2, mean_square * (LN_2 * LN_2)
+    mean_cube *= LN_2 * LN_2 * LN_2
     kl = tl.maximum(beta * mean - psi, 0.0)
     variance = tl.maximum(mean_square - mean * mean, 0.0)
     skew = mean_cube - mean * (3.0 * mean_square - 2.0 * mean * mean)
     slope, bend = beta * variance, variance + beta * skew
-    velocity = 2.0 * tl.sqrt(kl) / slope
-    curvature = (2.0 - 4.0 * bend * kl / (slope * slope)) / slope
     is_zero = beta == 0.0
-    velocity = tl.where(is_zero, tl.sqrt(2.0 / variance), velocity)
+    velocity = tl.where(is_zero, tl.sqrt(2.0 / variance), 2.0 * tl.sqrt(kl) / slope)
+    curvature = (2.0 - 4.0 * bend * kl / (slope * slope)) / slope
     curvature = tl.where(is_zero, -4.0 * skew / (3.0 * variance * variance), curvature)
-    return kl, velocity, curvature
+    if IS_ESTIMATE:
+        is_exact, is_known, margin = is_zero, kl < INF, INF
+    else:
+        # No tilt wherever either law has weight: the two are one, and the divergence is exactly 0.
+        is_exact = (mean_square == 0.0) & (tl.load(row.facts + IS_UNTILTED) > 0.0)
+        is_known = (log2_ratio + tl.load(row.facts + LOG2_SHARED) > LEAST_BITS) & (kl < INF)
+        spread = tl.sqrt(mean_square)
+        weight_error = (spread + tl.abs(psi)) * EPSILON + ROUNDING
+        margin = weight_error * KL_MARGIN * (1.0 + tl.abs(psi) + beta * spread)
+    kl = tl.where(is_exact, 0.0, tl.where(is_known, kl, INF))
+    entry = row.table + slot
+    tl.store(entry + BETA * TABLE_SIZE, beta)
+    tl.store(entry + KL * TABLE_SIZE, kl)
+    tl.store(entry + KL_HIGH * TABLE_SIZE, tl.where(is_exact, 0.0, kl + margin))
+    tl.store(entry + VELOCITY * TABLE_SIZE, velocity)
+    tl.store(entry + CURVATURE * TABLE_SIZE, curvature)
+    tl.store(entry + LOG2_RATIO * TABLE_SIZE, log2_ratio)
 
 
 @triton.jit
@@ -137,90 +136,14 @@ def measure_point(row, column, beta, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.con
 
     column: of `step_sums`.
     """
-    risky_peak, safe_peak = tl.load(row.facts + RISKY_PEAK), tl.load(row.facts + SAFE_PEAK)
     for block in range(row.split, row.num_blocks, row.num_splits):
-        if is_full(row, block, risky_peak, safe_peak):
-            _store_sums(
-                row, column, block, beta, risky_peak, safe_peak, BLOCK_SIZE, STEP_SIZE, IS_FULL=True
-            )
-        else:
-            _store_sums(
-                row,
-                column,
-                block,
-                beta,
-                risky_peak,
-                safe_peak,
-                BLOCK_SIZE,
-                STEP_SIZE,
-                IS_FULL=False,
-            )
-
-
-@triton.jit
-def is_full(row, block, risky_peak, safe_peak):
-    """Whether no token of a block is banned, and no weight between the models' is nothing."""
-    risky_low = tl.load(row.records + RISKY_LOW * row.num_blocks + block)
-    safe_low = tl.load(row.records + SAFE_LOW * row.num_blocks + block)
-    return (risky_low > risky_peak - NEAR) & (safe_low > safe_peak - NEAR)
-
-
-@triton.jit
-def _store_sums(
-    row,
-    column,
-    block,
-    beta,
-    risky_peak,
-    safe_peak,
-    BLOCK_SIZE: tl.constexpr,
-    STEP_SIZE: tl.constexpr,
-    IS_FULL: tl.constexpr,
-):
-    risky_limit = ban_limit(risky_peak, row.risky)
-    safe_limit = ban_limit(safe_peak, row.safe)
-    sums = tl.zeros([NUM_LANES, 2, 2], tl.float64)
-    for start in range(0, BLOCK_SIZE, STEP_SIZE):
-        risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
-        is_shared = (risky >= risky_limit) & (safe >= safe_limit)
-        safe = safe.to(tl.float64) - safe_peak
-        tilt = (risky.to(tl.float64) - risky_peak) - safe
-        bits = (safe + beta * tilt) * LOG2_E
-        if IS_FULL:
-            weight = weights(bits, None)
-        else:
-            tilt = tl.where(is_shared, tilt, 0.0)
-            weight = weights(bits, is_shared)
-        square = tilt * tilt
-        sums += power_sums(weight, tilt, square, square * tilt)
-    store_power_sums(row, column, block, sums)
-
-
-@triton.jit
-def absorb_point(row, column, beta, slot, NUM_SLOTS: tl.constexpr):
-    """Enter the point whose sums were measured into the table."""
-    partition = tl.sum(load_record(row, column, 0.0, NUM_SLOTS), 0)
-    mean = tl.sum(load_record(row, column + 1, 0.0, NUM_SLOTS), 0) / partition
-    mean_square = tl.sum(load_record(row, column + 2, 0.0, NUM_SLOTS), 0) / partition
-    mean_cube = tl.sum(load_record(row, column + 3, 0.0, NUM_SLOTS), 0) / partition
-    log2_partition = tl.log2(partition)
-    psi = (log2_partition - tl.load(row.facts + LOG2_SHARED)) * LN_2
-    kl, velocity, curvature = _curve(beta, psi, mean, mean_square, mean_cube)
-    spread = tl.sqrt(mean_square)
-    weight_error = (spread + tl.abs(psi)) * EPSILON + ROUNDING
-    margin = weight_error * KL_MARGIN * (1.0 + tl.abs(psi) + beta * spread)
-    is_known = (log2_partition > LEAST_BITS) & (kl < INF)
-    # No tilt wherever either law has weight: the two are one, and the divergence is exactly 0.
-    is_same = (mean_square == 0.0) & (tl.load(row.facts + IS_UNTILTED) > 0.0)
-    kl = tl.where(is_same, 0.0, tl.where(is_known, kl, INF))
-    margin = tl.where(is_same, 0.0, margin)
-    entry = row.table + slot
-    tl.store(entry + BETA * TABLE_SIZE, beta)
-    tl.store(entry + KL * TABLE_SIZE, kl)
-    tl.store(entry + KL_HIGH * TABLE_SIZE, tl.where(is_known | is_same, kl + margin, INF))
-    tl.store(entry + VELOCITY * TABLE_SIZE, velocity)
-    tl.store(entry + CURVATURE * TABLE_SIZE, curvature)
-    tl.store(entry + LOG2_PARTITION * TABLE_SIZE, log2_partition)
+        sums = tl.zeros([NUM_LANES, 2, 2], tl.float64)
+        for start in range(0, BLOCK_SIZE, STEP_SIZE):
+            _, is_shared, safe, tilt = read_bits(row, block * BLOCK_SIZE + start, STEP_SIZE)
+            square = tilt * tilt
+            weight = weights(safe + beta * tilt, is_shared)
+            sums += power_sums(weight, tilt, square, square * tilt)
+        store_power_sums(row, column, block, sums)
 
 
 @triton.jit
@@ -251,7 +174,46 @@ def kl_allowance(row):
 
 
 @triton.jit
-def next_beta(row, step):
+def search_beta(
+    row,
+    is_open,
+    counter_ptr,
+    BLOCK_SIZE: tl.constexpr,
+    STEP_SIZE: tl.constexpr,
+    NUM_SLOTS: tl.constexpr,
+):
+    """The entry of the largest feasible beta measured; one pass over the vocabulary a step."""
+    step, is_searching = tl.full((), 0, tl.int32), is_open
+    while is_searching:
+        beta, is_over = _next_beta(row, step)
+        is_searching = ~is_over
+        if is_searching:
+            measure_point(row, step_sums(step), beta, BLOCK_SIZE, STEP_SIZE)
+            row_barrier(counter_ptr, row.num_splits)
+            _absorb_point(row, step_sums(step), beta, step + NUM_ESTIMATES, NUM_SLOTS)
+            tl.debug_barrier()  # the point, before it is looked at
+            step += 1
+    return _best_entry(row, step)
+
+
+@triton.jit
+def _absorb_point(row, column, beta, slot, NUM_SLOTS: tl.constexpr):
+    """Enter the point whose sums were measured into the table."""
+    partition = tl.sum(load_record(row, column, 0.0, NUM_SLOTS), 0)
+    _enter_point(
+        row,
+        slot,
+        beta,
+        tl.log2(partition) - tl.load(row.facts + LOG2_SHARED),
+        tl.sum(load_record(row, column + 1, 0.0, NUM_SLOTS), 0) / partition,
+        tl.sum(load_record(row, column + 2, 0.0, NUM_SLOTS), 0) / partition,
+        tl.sum(load_record(row, column + 3, 0.0, NUM_SLOTS), 0) / partition,
+        IS_ESTIMATE=False,
+    )
+
+
+@triton.jit
+def _next_beta(row, step):
     """The beta to measure next, and whether the search is over.
 
     Only the points of earlier steps are looked at: another program may be ahead of this one.
@@ -266,8 +228,8 @@ def next_beta(row, step):
     is_measured = is_known & ((slots == 0) | (slots >= NUM_ESTIMATES))
 
     is_feasible = kl_high <= allowance
-    low = tl.max(tl.where(is_feasible, beta, 0.0), 0)
-    low_entry = row.table + _slot(is_feasible & (beta == low))
+    low_entry = _best_entry(row, step)
+    low = tl.load(low_entry + BETA * TABLE_SIZE)
     low_kl = tl.load(low_entry + KL * TABLE_SIZE)
     low_margin = tl.load(low_entry + KL_HIGH * TABLE_SIZE) - low_kl
     high = tl.min(tl.where(is_measured & ~is_feasible & (beta > low), beta, 2.0), 0)
@@ -311,8 +273,8 @@ def _slot(is_there):
 def _predicted(lower, upper, lower_entry, upper_entry, root):
     """Where sqrt(KL) takes the value sought: from both ends of the bracket, and by log KL.
 
-    Source: quintic and cubic Hermite interpolation of beta over sqrt(KL); the secant where they
-    leave the bracket, the middle where an end is unknown, 1 where no end above is known.
+    Source: quintic Hermite interpolation of beta over sqrt(KL); the secant where that leaves the
+    bracket, the middle where an end is unknown, 1 where no end above is known.
     """
     root_0 = tl.sqrt(tl.load(lower_entry + KL * TABLE_SIZE))
     root_1 = tl.sqrt(tl.load(upper_entry + KL * TABLE_SIZE))
@@ -325,34 +287,27 @@ def _predicted(lower, upper, lower_entry, upper_entry, root):
     secant = lower + t * width
     speed_0, speed_1 = span * velocity_0, span * velocity_1
     bend_0, bend_1 = 0.5 * span * span * curvature_0, 0.5 * span * span * curvature_1
-    # What is left of width, speed and bend at the upper end after the cubic and the quadratic
-    # terms that the lower end asks for.
-    rest = width - speed_0
-    cubic = lower + t * (
-        speed_0 + t * (3.0 * rest - speed_1 + speed_0 + t * (speed_1 - speed_0 - 2.0 * rest))
-    )
-    rest, turn, bend = rest - bend_0, speed_1 - speed_0 - 2.0 * bend_0, bend_1 - bend_0
+    # What is left of width, speed and bend at the upper end after the quadratic that the lower
+    # end asks for.
+    rest, turn = width - speed_0 - bend_0, speed_1 - speed_0 - 2.0 * bend_0
+    bend = bend_1 - bend_0
     series = 10.0 * rest - 4.0 * turn + bend
     series += t * (7.0 * turn - 15.0 * rest - 2.0 * bend + t * (6.0 * rest - 3.0 * turn + bend))
     quintic = lower + t * (speed_0 + t * (bend_0 + t * series))
     first = lower + 0.5 * width
     first = tl.where((secant > lower) & (secant < upper), secant, first)
-    first = tl.where((cubic > lower) & (cubic < upper), cubic, first)
     first = tl.where((quintic > lower) & (quintic < upper), quintic, first)
     rising = lower + tl.log(root / root_0) * root_0 * velocity_0
     return tl.where(upper > 1.0, 1.0, first), rising
 
 
 @triton.jit
-def best_point(row, step):
-    """The largest feasible beta measured: beta, its KL rounded up, log2 of its partition sum."""
-    allowance = kl_allowance(row)
+def _best_entry(row, step):
+    """The entry of the largest beta of the steps before that is feasible."""
     slots = tl.arange(0, TABLE_SIZE)
     is_known = slots < step + NUM_ESTIMATES
     beta = tl.load(row.table + BETA * TABLE_SIZE + slots, mask=is_known, other=2.0)
     kl_high = tl.load(row.table + KL_HIGH * TABLE_SIZE + slots, mask=is_known, other=INF)
-    is_feasible = kl_high <= allowance
+    is_feasible = kl_high <= kl_allowance(row)
     low = tl.max(tl.where(is_feasible, beta, 0.0), 0)
-    entry = row.table + _slot(is_feasible & (beta == low))
-    kl_high = tl.load(entry + KL_HIGH * TABLE_SIZE)
-    return low, kl_high, tl.load(entry + LOG2_PARTITION * TABLE_SIZE)
+    return row.table + _slot(is_feasible & (beta == low))

@@ -48,14 +48,11 @@ OFFSET = tl.constexpr(9)
 CEILING = tl.constexpr(10)
 LOG2_SHARED = tl.constexpr(11)
 FLOOR = tl.constexpr(12)
-IS_OPEN = tl.constexpr(13)
-IS_UNTILTED = tl.constexpr(14)
-LOG2_RISKY = tl.constexpr(15)
-LARGEST_TILT = tl.constexpr(16)
-SMALLEST_TILT = tl.constexpr(17)
-DRAFT = tl.constexpr(18)
-IS_KEPT = tl.constexpr(19)
-NUM_FACTS = tl.constexpr(20)
+IS_UNTILTED = tl.constexpr(13)
+LOG2_RISKY = tl.constexpr(14)
+LARGEST_TILT = tl.constexpr(15)
+SMALLEST_TILT = tl.constexpr(16)
+NUM_FACTS = tl.constexpr(17)
 
 # Flags of a row, one byte each.
 IS_VALID = tl.constexpr(0)
@@ -72,14 +69,12 @@ SAFE_MAX = tl.constexpr(0)
 RISKY_MAX = tl.constexpr(1)
 SAFE_MIN = tl.constexpr(2)  # of the finite logits, masks by a finite number among them
 RISKY_MIN = tl.constexpr(3)
-SAFE_LOW = tl.constexpr(4)  # of all logits, -inf where the block is not full
-RISKY_LOW = tl.constexpr(5)
-IS_BAD = tl.constexpr(6)
-SHARED_MASS = tl.constexpr(7)
-BANNED_MASS = tl.constexpr(8)
-RESIDUAL_MASS = tl.constexpr(9)
-STEP_SUMS = tl.constexpr(10)  # of two steps in turn
-ESTIMATES = tl.constexpr(10 + 2 * NUM_SUMS.value)  # NUM_SUMS of each
+IS_BAD = tl.constexpr(4)
+SHARED_MASS = tl.constexpr(5)
+BANNED_MASS = tl.constexpr(6)
+RESIDUAL_MASS = tl.constexpr(7)
+STEP_SUMS = tl.constexpr(8)  # of two steps in turn
+ESTIMATES = tl.constexpr(8 + 2 * NUM_SUMS.value)  # NUM_SUMS of each
 NUM_RECORDS = tl.constexpr(ESTIMATES.value + NUM_SUMS.value * NUM_ESTIMATES.value)
 RISKY_MASS = tl.constexpr(ESTIMATES.value)  # order infinity has extremes in place of estimates
 TILT_MAX = tl.constexpr(ESTIMATES.value + 1)
@@ -91,7 +86,6 @@ INF = tl.constexpr(float("inf"))
 LEAST_32 = tl.constexpr(-3.4028234663852886e38)
 LEAST_64 = tl.constexpr(-sys.float_info.max)
 BAN_GAP = tl.constexpr(spend.BAN_GAP)
-BAN_BITS = tl.constexpr(spend.BAN_BITS)
 EPSILON = tl.constexpr(spend.EPSILON)
 
 NUM_LANES = tl.constexpr(32)
@@ -126,14 +120,6 @@ def read_pair(row, first, SIZE: tl.constexpr):
 
 
 @triton.jit
-def read_token(row, token):
-    """`read_pair` of one token, int64."""
-    risky = _widened(row.risky, tl.load(row.risky + token * row.risky_stride))
-    safe = _widened(row.safe, tl.load(row.safe + token * row.safe_stride))
-    return risky, safe
-
-
-@triton.jit
 def _widened(row_ptr, logits):
     if row_ptr.dtype.element_ty == tl.float64:
         return logits
@@ -159,22 +145,17 @@ def ban_limit(peak, row_ptr):
 
 
 @triton.jit
-def read_bits(row, first, SIZE: tl.constexpr, IS_FULL: tl.constexpr = False):
+def read_bits(row, first, SIZE: tl.constexpr):
     """(SIZE,) from the token `first` on: which tokens the safe model allows, which both do, float64
     log2-weights of the safe model, 0 for its largest logit, and the tilt between the models in
-    bits, 0 off the common support.
-
-    IS_FULL: no token is banned here.
-    """
+    bits, 0 off the common support."""
     risky, safe = read_pair(row, first, SIZE)
     risky_peak, safe_peak = tl.load(row.facts + RISKY_PEAK), tl.load(row.facts + SAFE_PEAK)
     safe_bits = (safe.to(tl.float64) - safe_peak) * LOG2_E
     tilt = (risky.to(tl.float64) - risky_peak) * LOG2_E - safe_bits
     is_safe = safe >= ban_limit(safe_peak, row.safe)
     is_shared = is_safe & (risky >= ban_limit(risky_peak, row.risky))
-    if not IS_FULL:
-        tilt = tl.where(is_shared, tilt, 0.0)
-    return is_safe, is_shared, safe_bits, tilt
+    return is_safe, is_shared, safe_bits, tl.where(is_shared, tilt, 0.0)
 
 
 @triton.jit
@@ -219,8 +200,7 @@ def row_barrier(counter_ptr, num_splits):
 def weights(bits, is_there):
     """2**bits where is_there, else 0, and 0 where that is less than 2**LEAST_POWER; float64.
 
-    bits: float64, at most 1000; any, NaN too, where not is_there. is_there: None where all are and
-    no power is that low, which saves a quarter of the instructions.
+    bits: float64, at most 1000; any, NaN too, where not is_there.
     Relative error 2e-14; exactly 1 at 0. The library's takes twice the instructions.
     Source: Cody and Waite 1980, chapter 6, with the polynomial of least relative error.
     """
@@ -231,9 +211,7 @@ def weights(bits, is_there):
     digits = (1.0 + part * series).to(tl.int64, bitcast=True)
     exponent = shifted.to(tl.int64, bitcast=True)
     powers = (digits + (exponent << 52)).to(tl.float64, bitcast=True)
-    if is_there is not None:
-        powers = tl.where(is_there & (bits > LEAST_POWER), powers, 0.0)
-    return powers
+    return tl.where(is_there & (bits > LEAST_POWER), powers, 0.0)
 
 
 @triton.jit

@@ -14,8 +14,8 @@ from .layout import (
     Row,
     row_barrier,
 )
-from .sampler import draft, drawn_token, row_uniforms, store_token
-from .solver import QUANTUM, close_row, open_row, search_step
+from .sampler import draft, measure_residual, replaced, row_uniforms, store_token
+from .solver import QUANTUM, solve_row
 from .statistics import finite_masks, measure_statistics
 
 BUDGET_CAP = tl.constexpr(spend.BUDGET_CAP)
@@ -90,24 +90,18 @@ def projection_kernel(
         has_masks, risky_peak, safe_peak = finite_masks(row, NUM_SLOTS)
         is_measuring = is_first & has_masks
 
-    # 3. The search, one pass over the vocabulary a step.
-    step = tl.full((), 0, tl.int32)
-    is_searching = open_row(row, NUM_SLOTS, IS_MAX)
-    while is_searching:
-        is_searching = search_step(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS, IS_MAX)
-        if is_searching:
-            row_barrier(counter_ptr, num_splits)
-            step += 1
+    # 3. The law: the search for its weight or its scale, one pass over the vocabulary a step.
+    solve_row(row, counter_ptr, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS, IS_MAX)
 
-    # 4. The law, the draft, and the masses of the residual if the draft is not kept.
-    close_row(row, step, IS_MAX)
+    # 4. The safe model's draft; where it is not kept, a token by the masses of the residual.
     if HAS_DRAW:
         first, second, _ = row_uniforms(uniform_ptr, keys_ptr, positions_ptr, index)
-        is_kept = draft(row, first, second, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+        token, is_kept = draft(row, first, second, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
         if not is_kept:
+            measure_residual(row, BLOCK_SIZE, STEP_SIZE)
             row_barrier(counter_ptr, num_splits)
-        # 5. The token and its log-probabilities. Its uniform is made again, which takes no register
-        #    over the passes of the draft.
-        _, _, third = row_uniforms(uniform_ptr, keys_ptr, positions_ptr, index)
-        token = drawn_token(row, third, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-        store_token(row, tokens_ptr + index, token)
+            # Made again, which takes no register over the passes before.
+            _, _, third = row_uniforms(uniform_ptr, keys_ptr, positions_ptr, index)
+            token, is_kept = replaced(row, token, third, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+        # 5. The token and its log-probabilities.
+        store_token(row, tokens_ptr + index, token, is_kept)

@@ -3,15 +3,11 @@
 import triton
 import triton.language as tl
 
-from .kl_search import is_full
 from .layout import (
     ACCEPTED,
-    BAN_BITS,
     BANNED_MASS,
     CEILING,
-    DRAFT,
     INF,
-    IS_KEPT,
     IS_SAFE_ONLY,
     IS_VALID,
     LN_2,
@@ -21,7 +17,6 @@ from .layout import (
     NUM_LANES,
     OFFSET,
     RESIDUAL_MASS,
-    RISKY_PEAK,
     SAFE_LOG_PROB,
     SAFE_MAX,
     SAFE_PEAK,
@@ -30,7 +25,6 @@ from .layout import (
     in_lanes,
     load_record,
     read_bits,
-    read_token,
     store_record,
     weights,
 )
@@ -112,16 +106,13 @@ def _first_above(masses, uniform, NUM_SLOTS: tl.constexpr):
 
 
 @triton.jit
-def _weights(row, first, KIND: tl.constexpr, SIZE: tl.constexpr, IS_FULL: tl.constexpr = False):
-    """(SIZE,) float64 weights from the token `first` on, at least 0; IS_FULL: see `is_full`."""
-    is_safe, is_shared, safe, tilt = read_bits(row, first, SIZE, IS_FULL)
+def _weights(row, first, KIND: tl.constexpr, SIZE: tl.constexpr):
+    """(SIZE,) float64 weights from the token `first` on, at least 0."""
+    is_safe, is_shared, safe, tilt = read_bits(row, first, SIZE)
     if KIND == SAFE:
         masses = weights(safe, is_safe)
     elif KIND == SHARED:
         masses = weights(safe, is_shared)
-    elif IS_FULL:
-        masses = weights(safe + log2_ratio(row, tilt), None) - weights(safe, None)
-        masses = tl.maximum(masses, 0.0)
     else:
         masses = weights(safe + log2_ratio(row, tilt), is_shared) - weights(safe, is_shared)
         masses = tl.maximum(masses, 0.0)
@@ -138,37 +129,21 @@ def log2_ratio(row, tilt):
 @triton.jit
 def measure_residual(row, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
     """Mass of (p* - p_s)+ in every block of this split, in units of the largest safe weight."""
-    risky_peak, safe_peak = tl.load(row.facts + RISKY_PEAK), tl.load(row.facts + SAFE_PEAK)
     for block in range(row.split, row.num_blocks, row.num_splits):
-        if is_full(row, block, risky_peak, safe_peak):
-            _store_residual(row, block, BLOCK_SIZE, STEP_SIZE, IS_FULL=True)
-        else:
-            _store_residual(row, block, BLOCK_SIZE, STEP_SIZE, IS_FULL=False)
-
-
-@triton.jit
-def _store_residual(
-    row, block, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, IS_FULL: tl.constexpr
-):
-    mass = tl.zeros([NUM_LANES], tl.float64)
-    for start in range(0, BLOCK_SIZE, STEP_SIZE):
-        first = block * BLOCK_SIZE + start
-        mass += in_lanes(_weights(row, first, RESIDUAL, STEP_SIZE, IS_FULL))
-    store_record(row, RESIDUAL_MASS, block, tl.sum(mass, 0))
+        mass = tl.zeros([NUM_LANES], tl.float64)
+        for start in range(0, BLOCK_SIZE, STEP_SIZE):
+            mass += in_lanes(_weights(row, block * BLOCK_SIZE + start, RESIDUAL, STEP_SIZE))
+        store_record(row, RESIDUAL_MASS, block, tl.sum(mass, 0))
 
 
 @triton.jit
 def token_bits(row, token):
     """log2 p_s and log2 of p* / p_s of one token; the ratio is -inf off the common support."""
-    risky, safe = read_token(row, token.to(tl.int64))
-    safe = (safe.to(tl.float64) - tl.load(row.facts + SAFE_PEAK)) * LOG2_E
-    risky = (risky.to(tl.float64) - tl.load(row.facts + RISKY_PEAK)) * LOG2_E
-    safe, risky = tl.where(safe < BAN_BITS, -INF, safe), tl.where(risky < BAN_BITS, -INF, risky)
-    is_shared = (safe > -INF) & (risky > -INF)
-    tilt = tl.where(is_shared, risky, 0.0) - tl.where(is_shared, safe, 0.0)
+    is_safe, is_shared, safe, tilt = read_bits(row, token, 1)
     ratio = tl.where(is_shared, log2_ratio(row, tilt), -INF)
     ratio = tl.where(tl.load(row.flags + IS_SAFE_ONLY) > 0, 0.0, ratio)
-    return safe - tl.load(row.facts + LOG2_SAFE_MASS), ratio
+    safe = tl.where(is_safe, safe, -INF) - tl.load(row.facts + LOG2_SAFE_MASS)
+    return tl.sum(safe, 0), tl.sum(ratio, 0)
 
 
 @triton.jit
@@ -188,55 +163,45 @@ def row_uniforms(uniform_ptr, keys_ptr, positions_ptr, index):
 def draft(
     row, first, second, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr
 ):
-    """Draw the safe model's token by u1 and see by u2 whether it stands; returns whether it does.
-
-    Nothing is drawn in a row that is not valid; it counts as kept.
-    """
+    """The safe model's token by u1, and whether it stands by u2; one that stands for nothing in a
+    row that is not valid."""
     token = tl.full((), 0, tl.int32)
     is_kept = tl.load(row.flags + IS_VALID) == 0
     if not is_kept:
         token = token_at(row, first, SAFE, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
         _, ratio = token_bits(row, token)
         is_kept = second < tl.exp2(ratio)
-    tl.store(row.facts + DRAFT, token.to(tl.float64))
-    tl.store(row.facts + IS_KEPT, is_kept.to(tl.float64))
-    if not is_kept:
-        measure_residual(row, BLOCK_SIZE, STEP_SIZE)
-    tl.debug_barrier()  # DRAFT, IS_KEPT and the residual, before drawn_token reads them
-    return is_kept
+    return token, is_kept
 
 
 @triton.jit
-def drawn_token(
-    row, third, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr
+def replaced(
+    row, token, third, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr
 ):
-    """The draft if it was kept, else the residual's token by u3; -1 in a row that is not valid."""
-    token = tl.load(row.facts + DRAFT).to(tl.int32)
-    is_kept = tl.load(row.facts + IS_KEPT) > 0.0
-    if not is_kept:
-        masses = block_masses(row, RESIDUAL, NUM_SLOTS)
-        if tl.sum(masses, 0) > 0.0:
-            token = token_at(row, third, RESIDUAL, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-        else:
-            # Rounding can leave no residual though the draft failed: then p* is p_s to rounding.
-            _, ratio = token_bits(row, token)
-            is_kept = ratio > -INF
-            if not is_kept:
-                token = token_at(row, third, SHARED, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-    is_valid = tl.load(row.flags + IS_VALID) > 0
-    tl.store(row.flags + ACCEPTED, (is_kept & is_valid).to(tl.uint8))
-    return tl.where(is_valid, token, -1).to(tl.int64)
+    """The residual's token by u3 in place of a draft that failed, and whether the draft stays."""
+    is_kept = tl.full((), False, tl.int1)
+    if tl.sum(block_masses(row, RESIDUAL, NUM_SLOTS), 0) > 0.0:
+        token = token_at(row, third, RESIDUAL, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+    else:
+        # Rounding can leave no residual though the draft failed: then p* is p_s to rounding.
+        _, ratio = token_bits(row, token)
+        is_kept = ratio > -INF
+        if not is_kept:
+            token = token_at(row, third, SHARED, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+    return token, is_kept
 
 
 @triton.jit
-def store_token(row, token_ptr, token):
-    """The token with log p* and log p_s of it, in nats; NaN in a row that is not valid."""
+def store_token(row, token_ptr, token, is_kept):
+    """The token, -1 in a row that is not valid, whether it is the safe model's own, and log p* and
+    log p_s of it, in nats, NaN in a row that is not valid."""
     is_valid = tl.load(row.flags + IS_VALID) > 0
-    safe, ratio = token_bits(row, tl.maximum(token, 0))
+    safe, ratio = token_bits(row, token)
     # A token that the safe model bans has p* = 0, whatever the ratio.
     log_prob = tl.where(safe > -INF, safe + ratio, -INF) * LN_2
     # No global: Triton 3.9 compares globals with what they were, and NaN with nothing is the same.
     nan = float("nan")
-    tl.store(token_ptr, tl.where(is_valid, token, -1))
+    tl.store(token_ptr, tl.where(is_valid, token, -1).to(tl.int64))
+    tl.store(row.flags + ACCEPTED, (is_kept & is_valid).to(tl.uint8))
     tl.store(row.facts + LOG_PROB, tl.where(is_valid, log_prob, nan))
     tl.store(row.facts + SAFE_LOG_PROB, tl.where(is_valid, safe * LN_2, nan))

@@ -1,4 +1,4 @@
-"""The scale of a clipped law, one step of either solver, and the law it ends with."""
+"""The search for the scale of a clipped law, and the law that either search ends with."""
 
 import triton
 import triton.language as tl
@@ -6,13 +6,12 @@ import triton.language as tl
 from .. import certificate, spend
 from .kl_search import (
     BETA,
+    KL_HIGH,
+    LOG2_RATIO,
     TABLE_SIZE,
-    absorb_point,
-    best_point,
     kl_allowance,
-    measure_point,
     merge_estimates,
-    next_beta,
+    search_beta,
     step_sums,
 )
 from .layout import (
@@ -21,14 +20,13 @@ from .layout import (
     EPSILON,
     FLOOR,
     INF,
-    IS_OPEN,
     IS_SAFE_ONLY,
     LARGEST_TILT,
     LN_2,
     LOG2_E,
     LOG2_RISKY,
     LOG2_SAFE_MASS,
-    NUM_ESTIMATES,
+    LOG2_SHARED,
     NUM_LANES,
     OFFSET,
     SLOPE,
@@ -39,24 +37,14 @@ from .layout import (
     largest_in_lanes,
     load_record,
     read_bits,
+    row_barrier,
     store_record,
     weights,
 )
 from .statistics import ROUNDING, merge_extremes, merge_masses
 
-# The table of a row: what each step of the search begins with.
-TRIAL = tl.constexpr(0)
-"""The offset log2 c + constant that is measured."""
-TOTAL = tl.constexpr(1)
-"""The mass reached there, written by the step after."""
-LOW = tl.constexpr(2)
-HIGH = tl.constexpr(3)
-"""Offsets between which the mass reaches 1."""
-MISSING = tl.constexpr(4)
-"""1 less the mass at the last trial below the root."""
-
 MAX_CLIP_STEPS = tl.constexpr(60)
-"""Below TABLE_SIZE. 288 rows within +-10,000 took at most 16; at the limit a row keeps p_s."""
+"""288 rows within +-10,000 took at most 16."""
 
 MAX_CAP = tl.constexpr(spend.MAX_DIVERGENCE_CAP)
 MISSING_MASS = tl.constexpr(certificate.MISSING_MASS)
@@ -84,21 +72,10 @@ def unscaled_offset(row):
 
 
 @triton.jit
-def begin_scale(row):
-    """The first step: c = 1, between it and where every token is clipped."""
-    low = unscaled_offset(row)
-    tl.store(row.table + TRIAL * TABLE_SIZE, low)
-    tl.store(row.table + LOW * TABLE_SIZE, low)
-    high = clip_ceiling(row) - tl.load(row.facts + SMALLEST_TILT)
-    tl.store(row.table + HIGH * TABLE_SIZE, high)
-    tl.store(row.table + MISSING * TABLE_SIZE, INF)
-
-
-@triton.jit
 def measure_cut(row, column, cut, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
     """Safe weight where the tilt is at least `cut`, and the risky weight elsewhere with its peak.
 
-    The peak is the block's: what is left of the risky model may lie far below its favourites.
+    The peak is the block's: what is left of the risky model may lie far below its favorites.
     """
     for block in range(row.split, row.num_blocks, row.num_splits):
         peak = tl.full([NUM_LANES], -INF, tl.float64)
@@ -123,32 +100,45 @@ def measure_cut(row, column, cut, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.conste
 
 
 @triton.jit
-def next_offset(row, column, step, NUM_SLOTS: tl.constexpr):
-    """Enter the mass that the step before reached and where to try next; returns whether to stop.
+def search_scale(
+    row,
+    is_open,
+    counter_ptr,
+    BLOCK_SIZE: tl.constexpr,
+    STEP_SIZE: tl.constexpr,
+    NUM_SLOTS: tl.constexpr,
+):
+    """The largest offset log2 c + constant tried whose mass is not above 1, and that mass; -inf and
+    0 if there is none. One pass over the vocabulary a step.
 
     The tangent meets 1 at or below the root and so raises the lower end of the bracket; where it is
     slow, the middle is tried. See `cpu.clipping`.
     """
-    before, here = row.table + step - 1, row.table + step
-    trial, missing = tl.load(before), tl.load(before + MISSING * TABLE_SIZE)
-    low, high = tl.load(before + LOW * TABLE_SIZE), tl.load(before + HIGH * TABLE_SIZE)
-    total, root = _reached(row, column, trial, NUM_SLOTS)
-    is_below = total <= 1.0
-    # Not above: the same linear piece twice, so its root is exact; or nothing is left to scale.
-    is_over = (tl.abs(1.0 - total) <= MISSING_MASS) | (is_below & ~(root > trial))
-    width = high - low
-    high = tl.where(is_below, high, trial)
-    low = tl.maximum(low, tl.minimum(root, high))
-    is_slow = (high - low > 0.5 * width) & (trial != low)
-    is_slow &= ~is_below | (1.0 - total > 0.25 * missing)
-    following = tl.where(is_slow, low + 0.5 * (high - low), low)
-    is_over |= (following == trial) | (step >= MAX_CLIP_STEPS)
-    tl.store(before + TOTAL * TABLE_SIZE, total)
-    tl.store(here, following)
-    tl.store(here + LOW * TABLE_SIZE, low)
-    tl.store(here + HIGH * TABLE_SIZE, high)
-    tl.store(here + MISSING * TABLE_SIZE, tl.where(is_below, 1.0 - total, missing))
-    return is_over
+    # c = 1 first; the mass reaches 1 between it and where every token is clipped.
+    ceiling, low = clip_ceiling(row), unscaled_offset(row)
+    high, trial = ceiling - tl.load(row.facts + SMALLEST_TILT), low
+    best, total = tl.full((), -INF, tl.float64), tl.full((), 0.0, tl.float64)
+    missing, step = tl.full((), INF, tl.float64), tl.full((), 0, tl.int32)
+    while is_open:
+        measure_cut(row, step_sums(step), ceiling - trial, BLOCK_SIZE, STEP_SIZE)
+        row_barrier(counter_ptr, row.num_splits)
+        reached, root = _reached(row, step_sums(step), trial, NUM_SLOTS)
+        is_best = (reached - 1.0 <= MISSING_MASS) & (trial >= best)
+        best, total = tl.where(is_best, trial, best), tl.where(is_best, reached, total)
+        is_below = reached <= 1.0
+        # Not above: the same linear piece twice, so its root is exact; or nothing is left to scale.
+        is_over = (tl.abs(1.0 - reached) <= MISSING_MASS) | (is_below & ~(root > trial))
+        width = high - low
+        high = tl.where(is_below, high, trial)
+        low = tl.maximum(low, tl.minimum(root, high))
+        is_slow = (high - low > 0.5 * width) & (trial != low)
+        is_slow &= ~is_below | (1.0 - reached > 0.25 * missing)
+        missing = tl.where(is_below, 1.0 - reached, missing)
+        following = tl.where(is_slow, low + 0.5 * (high - low), low)
+        step += 1
+        is_open = ~is_over & (following != trial) & (step < MAX_CLIP_STEPS)
+        trial = following
+    return best, total
 
 
 @triton.jit
@@ -167,18 +157,6 @@ def _reached(row, column, offset, NUM_SLOTS: tl.constexpr):
     has_room = clipped < 1.0
     root = tl.log2(tl.where(has_room, 1.0 - clipped, 1.0)) + log2_safe - log2_free
     return total, tl.where(has_room, root, -INF)
-
-
-@triton.jit
-def best_scale(row, step):
-    """The largest offset tried whose mass is not above 1, and that mass; 0 if there is none."""
-    steps = tl.arange(0, TABLE_SIZE)
-    is_known = steps < step
-    trial = tl.load(row.table + steps, mask=is_known, other=-INF)
-    total = tl.load(row.table + TOTAL * TABLE_SIZE + steps, mask=is_known, other=0.0)
-    is_usable = is_known & (total - 1.0 <= MISSING_MASS)
-    best = tl.max(tl.where(is_usable, trial, -INF), 0)
-    return best, tl.max(tl.where(is_usable & (trial == best), total, 0.0), 0)
 
 
 @triton.jit
@@ -205,73 +183,26 @@ def open_row(row, NUM_SLOTS: tl.constexpr, IS_MAX: tl.constexpr):
         merge_extremes(row, NUM_SLOTS)
         tl.debug_barrier()  # the ends of the tilt, before clip_ceiling reads them
         is_open = is_valid & (tl.load(row.facts + FLOOR) <= clip_ceiling(row) * LN_2)
-        begin_scale(row)
     else:
         is_open = is_valid & (tl.load(row.facts + BUDGET) > 0.0) & (kl_allowance(row) >= 0.0)
         merge_estimates(row, NUM_SLOTS)
-    tl.store(row.facts + IS_OPEN, is_open.to(tl.float64))
-    tl.debug_barrier()  # FLOOR, IS_OPEN and the table, before the search reads them
+    tl.debug_barrier()  # FLOOR and the table, before the search reads them
     return is_open
 
 
 @triton.jit
-def search_beta(
-    row, step, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr
-):
-    """Enter the last step's point, then measure the next one; returns whether none is needed."""
-    entry = row.table + BETA * TABLE_SIZE + NUM_ESTIMATES + step
-    if step > 0:
-        absorb_point(
-            row, step_sums(step - 1), tl.load(entry - 1), step - 1 + NUM_ESTIMATES, NUM_SLOTS
-        )
-        tl.debug_barrier()  # the point of the last step, before next_beta reads it
-    beta, is_over = next_beta(row, step)
-    if not is_over:
-        tl.store(entry, beta)
-        measure_point(row, step_sums(step), beta, BLOCK_SIZE, STEP_SIZE)
-    tl.debug_barrier()  # the beta, before the next step reads it
-    return is_over
-
-
-@triton.jit
-def search_scale(
-    row, step, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr
-):
-    """As `search_beta`, for the offset of the clipped law."""
-    is_over = step < 0
-    if step > 0:
-        column = step_sums(step - 1)
-        is_over = next_offset(row, column, step, NUM_SLOTS)
-        tl.debug_barrier()  # the next trial, before it is loaded below
-    if not is_over:
-        cut = clip_ceiling(row) - tl.load(row.table + step)
-        measure_cut(row, step_sums(step), cut, BLOCK_SIZE, STEP_SIZE)
-    return is_over
-
-
-@triton.jit
-def search_step(
+def solve_row(
     row,
-    step,
+    counter_ptr,
     BLOCK_SIZE: tl.constexpr,
     STEP_SIZE: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
     IS_MAX: tl.constexpr,
 ):
-    """One step of the solver of this divergence; returns whether another one is needed."""
-    if IS_MAX:
-        is_over = search_scale(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-    else:
-        is_over = search_beta(row, step, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-    return ~is_over
-
-
-@triton.jit
-def close_row(row, step, IS_MAX: tl.constexpr):
     """Write the law p* / p_s = 2**min(SLOPE d + OFFSET, CEILING), its weight and its spend."""
-    is_open = tl.load(row.facts + IS_OPEN) > 0.0
+    is_open = open_row(row, NUM_SLOTS, IS_MAX)
     if IS_MAX:
-        offset, total = best_scale(row, step)
+        offset, total = search_scale(row, is_open, counter_ptr, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
         # Where rounding leaves mass missing, p* stays p_s.
         is_open &= tl.abs(1.0 - total) <= MISSING_MASS
         excess = tl.log2(tl.where(is_open, total, 1.0))
@@ -281,9 +212,11 @@ def close_row(row, step, IS_MAX: tl.constexpr):
         offset -= excess
         tl.store(row.facts + CEILING, tl.where(is_open, clip_ceiling(row) - excess, INF))
     else:
-        slope, kl, log2_partition = best_point(row, step)
-        weight, spent = slope, kl + tl.load(row.facts + FLOOR)
-        offset = tl.load(row.facts + LOG2_SAFE_MASS) - log2_partition
+        best = search_beta(row, is_open, counter_ptr, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+        slope = tl.load(best + BETA * TABLE_SIZE)
+        weight, spent = slope, tl.load(best + KL_HIGH * TABLE_SIZE) + tl.load(row.facts + FLOOR)
+        offset = tl.load(row.facts + LOG2_SAFE_MASS) - tl.load(row.facts + LOG2_SHARED)
+        offset -= tl.load(best + LOG2_RATIO * TABLE_SIZE)
         tl.store(row.facts + CEILING, INF)
     spent = tl.ceil(spent / QUANTUM) * QUANTUM
     tl.store(row.facts + WEIGHT, tl.where(is_open, weight, 0.0))

@@ -20,12 +20,10 @@ from .layout import (
     NUM_ESTIMATES,
     NUM_LANES,
     NUM_SUMS,
-    RISKY_LOW,
     RISKY_MASS,
     RISKY_MAX,
     RISKY_MIN,
     RISKY_PEAK,
-    SAFE_LOW,
     SAFE_MAX,
     SAFE_MIN,
     SAFE_PEAK,
@@ -53,9 +51,6 @@ and 2e-14 of each weight beside its exponent's roundings."""
 TINY = tl.constexpr(2.0**-40)
 """Times it no sum of float32 logits overflows."""
 
-NEAR = tl.constexpr(690.0)
-"""Nats below the peak down to which a weight is no less than 2**-1000: see `weights`."""
-
 
 @triton.jit
 def measure_statistics(
@@ -72,48 +67,30 @@ def measure_statistics(
     again with its peaks, below which masks are known by their distance; what it finds of ranges
     is the same again, bit for bit, for slower programs may still ask for masks.
     """
+    risky_limit, safe_limit = ban_limit(risky_peak, row.risky), ban_limit(safe_peak, row.safe)
     for block in range(row.split, row.num_blocks, row.num_splits):
-        risky_max, safe_max, is_full = _store_ranges(row, block, risky_peak, safe_peak, BLOCK_SIZE)
-        if IS_MAX:
-            _store_extremes(
-                row, block, risky_max, safe_max, risky_peak, safe_peak, BLOCK_SIZE, STEP_SIZE
-            )
-        elif is_full:
-            _store_masses(
-                row, block, risky_max, safe_max, risky_peak, safe_peak,
-                BLOCK_SIZE, STEP_SIZE, IS_FULL=True,
-            )  # fmt: skip
-        else:
-            _store_masses(
-                row, block, risky_max, safe_max, risky_peak, safe_peak,
-                BLOCK_SIZE, STEP_SIZE, IS_FULL=False,
-            )  # fmt: skip
+        risky_max, safe_max = _store_ranges(row, block, BLOCK_SIZE)
+        _store_masses(
+            row, block, risky_max, safe_max, risky_limit, safe_limit, BLOCK_SIZE, STEP_SIZE, IS_MAX
+        )
 
 
 @triton.jit
-def _store_ranges(row, block, risky_peak, safe_peak, BLOCK_SIZE: tl.constexpr):
-    """The block's largest logits, and whether it has no banned token and no weight of nothing."""
+def _store_ranges(row, block, BLOCK_SIZE: tl.constexpr):
+    """The block's largest logits, its least finite ones, and whether any is no logit."""
     risky, safe = read_pair(row, block * BLOCK_SIZE, BLOCK_SIZE)
     risky_max, safe_max = tl.max(risky, 0), tl.max(safe, 0)
-    risky_low, safe_low = tl.min(risky, 0), tl.min(safe, 0)
+    risky_min = tl.min(tl.where(risky > -INF, risky, INF), 0)
+    safe_min = tl.min(tl.where(safe > -INF, safe, INF), 0)
     # NaN if anything is: neither -inf nor numbers times TINY make one.
     trace = tl.sum(risky * TINY + safe * TINY, 0)
     is_bad = (trace != trace) | (risky_max == INF) | (safe_max == INF)
-    risky_min, safe_min = risky_low, safe_low
-    if (risky_low == -INF) | (safe_low == -INF):
-        risky_min = tl.min(tl.where(risky > -INF, risky, INF), 0)
-        safe_min = tl.min(tl.where(safe > -INF, safe, INF), 0)
     store_record(row, RISKY_MAX, block, risky_max.to(tl.float64))
     store_record(row, SAFE_MAX, block, safe_max.to(tl.float64))
     store_record(row, RISKY_MIN, block, risky_min.to(tl.float64))
     store_record(row, SAFE_MIN, block, safe_min.to(tl.float64))
-    store_record(row, RISKY_LOW, block, risky_low.to(tl.float64))
-    store_record(row, SAFE_LOW, block, safe_low.to(tl.float64))
     store_record(row, IS_BAD, block, is_bad.to(tl.float64))
-    is_full = (risky_low > tl.maximum(risky_max, risky_peak) - NEAR) & (
-        safe_low > tl.maximum(safe_max, safe_peak) - NEAR
-    )
-    return risky_max, safe_max, is_full
+    return risky_max, safe_max
 
 
 @triton.jit
@@ -122,48 +99,56 @@ def _store_masses(
     block,
     risky_max,
     safe_max,
-    risky_peak,
-    safe_peak,
+    risky_limit,
+    safe_limit,
     BLOCK_SIZE: tl.constexpr,
     STEP_SIZE: tl.constexpr,
-    IS_FULL: tl.constexpr,
+    IS_MAX: tl.constexpr,
 ):
-    """Safe masses in float64, and in float32 (1e-6 relative) power sums of the tilt at
-    NUM_ESTIMATES betas.
+    """Safe masses in float64, on the common support and off it, and what the solver starts from.
 
-    Their weights are relative to (1 - beta) times the largest safe and beta times the largest risky
-    one, which bounds them all.
+    That is the risky mass on the common support and the range of the tilt for order infinity; for
+    KL, in float32 (1e-6 relative), power sums of the tilt at NUM_ESTIMATES betas, whose weights are
+    relative to (1 - beta) times the largest safe and beta times the largest risky one, which bounds
+    them all.
     """
-    safe_base = tl.where(safe_max > -INF, safe_max, 0.0)
-    safe_shift = safe_base.to(tl.float32) * LOG2_E
-    risky_shift = tl.where(risky_max > -INF, risky_max, 0.0).to(tl.float32) * LOG2_E
-    risky_limit = ban_limit(risky_peak, row.risky)
-    safe_limit = ban_limit(safe_peak, row.safe)
+    risky_base = tl.where(risky_max > -INF, risky_max, 0.0).to(tl.float64)
+    safe_base = tl.where(safe_max > -INF, safe_max, 0.0).to(tl.float64)
     shared = tl.zeros([NUM_LANES], tl.float64)
-    banned = tl.zeros([NUM_LANES], tl.float64)
+    banned, mass = shared, shared
+    largest = tl.full([NUM_LANES], -INF, tl.float64)
+    smallest = largest
     sums = ()
     for _ in tl.static_range(NUM_ESTIMATES):
         sums += (tl.zeros([NUM_LANES, 2, 2], tl.float32),)  # type: ignore[assignment]
     for start in range(0, BLOCK_SIZE, STEP_SIZE):
         risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
-        safe_bits = safe.to(tl.float32) * LOG2_E - safe_shift
-        tilt = (risky.to(tl.float32) * LOG2_E - risky_shift) - safe_bits
-        weight_bits = (safe.to(tl.float64) - safe_base) * LOG2_E
-        if IS_FULL:
-            shared += in_lanes(weights(weight_bits, None))
+        is_safe = safe >= safe_limit
+        is_shared = is_safe & (risky >= risky_limit)
+        # The block's largest logits first: what is left is exact to its last digit however large
+        # both are.
+        risky, safe = risky.to(tl.float64) - risky_base, safe.to(tl.float64) - safe_base
+        tilt, safe_bits = risky - safe, safe * LOG2_E
+        weight = weights(safe_bits, is_safe)
+        shared += in_lanes(tl.where(is_shared, weight, 0.0))
+        banned += in_lanes(tl.where(is_shared, 0.0, weight))
+        if IS_MAX:
+            mass += in_lanes(weights(risky * LOG2_E, is_shared))
+            largest = tl.maximum(largest, largest_in_lanes(tl.where(is_shared, tilt, -INF)))
+            smallest = tl.maximum(smallest, largest_in_lanes(tl.where(is_shared, -tilt, -INF)))
         else:
-            is_safe = safe >= safe_limit
-            is_shared = is_safe & (risky >= risky_limit)
-            weight = weights(weight_bits, is_safe)
-            shared += in_lanes(tl.where(is_shared, weight, 0.0))
-            banned += in_lanes(tl.where(is_shared, 0.0, weight))
-            safe_bits = tl.where(is_shared, safe_bits, -INF)
-            tilt = tl.where(is_shared, tilt, 0.0)
-        sums = _with_estimates(sums, safe_bits, tilt)
+            safe_bits = tl.where(is_shared, safe_bits, -INF).to(tl.float32)
+            tilt_bits = tl.where(is_shared, tilt * LOG2_E, 0.0).to(tl.float32)
+            sums = _with_estimates(sums, safe_bits, tilt_bits)
     store_record(row, SHARED_MASS, block, tl.sum(shared, 0))
     store_record(row, BANNED_MASS, block, tl.sum(banned, 0))
-    for point in tl.static_range(NUM_ESTIMATES):
-        store_power_sums(row, ESTIMATES + NUM_SUMS * point, block, sums[point])
+    if IS_MAX:
+        store_record(row, RISKY_MASS, block, tl.sum(mass, 0))
+        store_record(row, TILT_MAX, block, tl.max(largest, 0))
+        store_record(row, TILT_MIN, block, -tl.max(smallest, 0))
+    else:
+        for point in tl.static_range(NUM_ESTIMATES):
+            store_power_sums(row, ESTIMATES + NUM_SUMS * point, block, sums[point])
 
 
 @triton.jit
@@ -177,46 +162,6 @@ def _with_estimates(sums, safe_bits, tilt):
         sum_of_point = sums[point] + power_sums(weight, tilt, square, cube)
         more += (sum_of_point,)  # type: ignore[assignment]
     return more
-
-
-@triton.jit
-def _store_extremes(
-    row,
-    block,
-    risky_max,
-    safe_max,
-    risky_peak,
-    safe_peak,
-    BLOCK_SIZE: tl.constexpr,
-    STEP_SIZE: tl.constexpr,
-):
-    """Masses of both models on the common support and the range of the tilt, all in float64."""
-    risky_limit, safe_limit = ban_limit(risky_peak, row.risky), ban_limit(safe_peak, row.safe)
-    risky_base = tl.where(risky_max > -INF, risky_max, 0.0)
-    safe_base = tl.where(safe_max > -INF, safe_max, 0.0)
-    shared = tl.zeros([NUM_LANES], tl.float64)
-    banned, mass = shared, shared
-    largest = tl.full([NUM_LANES], -INF, tl.float64)
-    smallest = largest
-    for start in range(0, BLOCK_SIZE, STEP_SIZE):
-        risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
-        is_safe = safe >= safe_limit
-        is_shared = is_safe & (risky >= risky_limit)
-        # The block's largest logits first: what is left is exact to its last digit however large
-        # both are.
-        risky, safe = risky.to(tl.float64) - risky_base, safe.to(tl.float64) - safe_base
-        weight = weights(safe * LOG2_E, is_safe)
-        shared += in_lanes(tl.where(is_shared, weight, 0.0))
-        banned += in_lanes(tl.where(is_shared, 0.0, weight))
-        mass += in_lanes(weights(risky * LOG2_E, is_shared))
-        tilt = risky - safe
-        largest = tl.maximum(largest, largest_in_lanes(tl.where(is_shared, tilt, -INF)))
-        smallest = tl.maximum(smallest, largest_in_lanes(tl.where(is_shared, -tilt, -INF)))
-    store_record(row, SHARED_MASS, block, tl.sum(shared, 0))
-    store_record(row, BANNED_MASS, block, tl.sum(banned, 0))
-    store_record(row, RISKY_MASS, block, tl.sum(mass, 0))
-    store_record(row, TILT_MAX, block, tl.max(largest, 0))
-    store_record(row, TILT_MIN, block, -tl.max(smallest, 0))
 
 
 @triton.jit

@@ -30,44 +30,34 @@ def violations(divergence, risky, safe, budget, *, backend):
     risky, safe = risky.double(), safe.double()
     wide = project(risky, safe, budget, backend=backend)
     assert torch.equal(projection.spend, wide.spend)
-    wide_risky, wide_safe = risky.cpu().numpy(), safe.cpu().numpy()
-    log_probs = wide.log_probs().cpu().numpy()
-    for row in range(len(budget)):
-        facts = Row(projection, log_probs[row], wide_risky[row], wide_safe[row], row)
-        for fault in facts.faults(divergence, budget[row].item()):
-            yield f"row {row}, budget {budget[row]:.3g}: {fault}"
+    log_probs, risky, safe = (x.cpu().numpy() for x in (wide.log_probs(), risky, safe))
+    for row, nats in enumerate(budget.tolist()):
+        logits = risky[row], safe[row]
+        for fault in faults(divergence, projection, row, log_probs[row], *logits, nats):
+            yield f"row {row}, budget {nats:.3g}: {fault}"
 
 
-class Row:
-    """What a projection says of one row, beside the logits."""
-
-    def __init__(self, projection, star, risky, safe, row):
-        self.star, self.risky, self.safe = star, risky, safe
-        self.spend, self.weight = projection.spend[row].item(), projection.weight[row].item()
-        self.is_safe_only = bool(projection.is_safe_only[row])
-        self.token = projection.token_ids[row].item()
-
-    def faults(self, divergence, budget):
-        if self.is_safe_only and self.spend != 0.0:
-            yield f"p_s alone spends {self.spend}"
-        if not self.spend <= budget or self.spend % SPEND_QUANTUM:
-            yield f"spend {self.spend}"
-        true = self.divergence(divergence)
-        if not true <= self.spend + ORACLE_ERROR + 1e-13 * self.spend:
-            yield f"true divergence {true}, spend {self.spend}"
-        if not abs(oracle.total_mass(self.star) - 1.0) < 1e-8:
-            yield f"total mass {oracle.total_mass(self.star)}"
-        if not self.star[self.token] > -math.inf:
-            yield f"token {self.token} of probability 0 was drawn"
-
-    def divergence(self, divergence):
-        """Of the law that the weight stands for (kl), or of the log-probabilities given (max)."""
-        if divergence == "max":
-            return oracle.max_divergence(self.star, self.safe) if not self.is_safe_only else 0.0
-        law = oracle.log_probs(self.safe)
-        if not self.is_safe_only:
-            law = oracle.tilted(self.risky, self.safe, self.weight)
-        return oracle.kl_divergence(law, self.safe)
+def faults(divergence, projection, row, star, risky, safe, budget):
+    """What is wrong with a row; star: (V,) its log-probabilities."""
+    spend, is_safe_only = projection.spend[row].item(), bool(projection.is_safe_only[row])
+    if is_safe_only and spend != 0.0:
+        yield f"p_s alone spends {spend}"
+    if not spend <= budget or spend % SPEND_QUANTUM:
+        yield f"spend {spend}"
+    # Of the law that the weight stands for (kl), or of the log-probabilities given (max).
+    if is_safe_only:
+        true = 0.0
+    elif divergence == "max":
+        true = oracle.max_divergence(star, safe)
+    else:
+        law = oracle.tilted(risky, safe, projection.weight[row].item())
+        true = oracle.kl_divergence(law, safe)
+    if not true <= spend + ORACLE_ERROR + 1e-13 * spend:
+        yield f"true divergence {true}, spend {spend}"
+    if not abs(oracle.total_mass(star) - 1.0) < 1e-8:
+        yield f"total mass {oracle.total_mass(star)}"
+    if not star[projection.token_ids[row].item()] > -math.inf:
+        yield f"token {projection.token_ids[row].item()} of probability 0 was drawn"
 
 
 # The interpreter takes a tenth of a second for a row.

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from drawn_law import follows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logit_kinds import random_budgets, random_logits
@@ -21,24 +22,6 @@ FALSE_ALARM_Z = 4.9
 """A standard normal exceeds it in absolute value once in a million times."""
 
 
-def chi_square_limit(degrees: int) -> float:
-    """Exceeded about once in a million (Wilson and Hilferty 1931)."""
-    spread = 2.0 / (9.0 * degrees)
-    return degrees * (1.0 - spread + 4.75 * math.sqrt(spread)) ** 3
-
-
-def assert_law(token_ids, probs):
-    """Chi-square of the tokens against the probabilities; false alarm 1e-6, seeds fixed."""
-    counts = torch.bincount(token_ids, minlength=len(probs)).double()
-    assert counts[probs == 0.0].sum() == 0.0
-    expected = probs * len(token_ids)
-    is_common = expected >= 5.0
-    counts = torch.cat([counts[is_common], counts[~is_common].sum()[None]])
-    expected = torch.cat([expected[is_common], expected[~is_common].sum()[None]])
-    terms = torch.where(expected > 0, (counts - expected) ** 2 / expected.clamp_min(1e-9), 0.0)
-    assert terms.sum() < chi_square_limit(max(1, len(expected) - 1))
-
-
 def assert_share(accepted, expected):
     share = accepted.double().mean().item()
     deviation = math.sqrt(expected * (1.0 - expected) / len(accepted))
@@ -52,9 +35,9 @@ def draws(seed: int):
 def check_draws(token_ids, accepted, safe_probs, probs):
     distance = 0.5 * (probs - safe_probs).abs().sum()
     residual = (probs - safe_probs).clamp_min(0.0)
-    assert_law(token_ids, probs)
-    assert_law(token_ids[~accepted], residual / residual.sum())
-    assert_law(token_ids[accepted], torch.minimum(probs, safe_probs) / (1.0 - distance))
+    assert follows(token_ids, probs)
+    assert follows(token_ids[~accepted], residual / residual.sum())
+    assert follows(token_ids[accepted], torch.minimum(probs, safe_probs) / (1.0 - distance))
     assert_share(accepted, 1.0 - distance.item())
 
 

@@ -8,8 +8,6 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,32 +26,18 @@ VOCAB_SIZE = 128_256
 NUM_PROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
 CPU = torch.device("cpu")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-MODES = ("solve", "draw", "keyed")
+DTYPES = torch.bfloat16, torch.float16, torch.float32
+MODES = "solve", "draw", "keyed"
+"""Nothing is drawn, by uniforms, or by keys and positions."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
-    """A launch: what is done with which logits."""
-
-    mode: str
-    """Nothing is drawn ("solve"), by uniforms ("draw"), or by keys and positions ("keyed")."""
-    is_max: bool = False
-    dtype: str = "bf16"
-    num_rows: int = 4
-
-    @property
-    def name(self) -> str:
-        divergence = "max" if self.is_max else "kl"
-        return f"{self.mode}-{divergence}-{self.dtype}-B{self.num_rows}"
-
-
-def variants() -> Iterator[Variant]:
-    """Every variant that projections, decoding and scoring launch."""
-    for mode, is_max, dtype in product(MODES, (False, True), DTYPES):
-        yield Variant(mode=mode, is_max=is_max, dtype=dtype)
-    for num_rows in (1, 16, 64, 67, 256, 3000):
-        yield Variant(mode="keyed", num_rows=num_rows)
+LAUNCHES: list[dict[str, Any]] = [
+    *(
+        {"mode": mode, "is_max": is_max, "dtype": dtype}
+        for mode, is_max, dtype in product(MODES, (False, True), DTYPES)
+    ),
+    *({"mode": "keyed", "num_rows": num_rows} for num_rows in (1, 16, 64, 67, 256, 3000)),
+]
+"""Every variant that projections, decoding and scoring launch."""
 
 
 class _NoDevice:
@@ -76,7 +60,9 @@ def _splits(num_rows: int, vocab_size: int, device: torch.device) -> int:
     return splits_of(num_rows, vocab_size, NUM_PROCESSORS)
 
 
-def compiled(variant: Variant) -> Any:
+def compiled(
+    mode: str, *, is_max: bool = False, dtype: torch.dtype = torch.bfloat16, num_rows: int = 4
+) -> Any:
     """The kernel of one launch, which is compiled in place of being run."""
     kernels: list[Any] = []
     run = JITFunction.run
@@ -85,27 +71,22 @@ def compiled(variant: Variant) -> Any:
         kernels.append(run(function, *args, **options | {"warmup": True}))
         return kernels[-1]
 
+    logits = torch.empty(num_rows, VOCAB_SIZE, dtype=dtype)
+    numbers = torch.empty(num_rows, 3, dtype=torch.float64)
+    keys = torch.empty(num_rows, dtype=torch.int64)
     driver.set_active(_NoDevice())
     with (
         patch.object(JITFunction, "run", compile_only),
         patch.object(launch, "check_device", lambda device: None),
         patch.object(launch, "resident_splits", _splits),
     ):
-        _launch(variant)
+        launch.project(
+            *(logits, logits, numbers[:, 0]),
+            numbers if mode == "draw" else None,
+            (keys, keys) if mode == "keyed" else None,
+            is_max=is_max,
+        )
     return kernels[-1]
-
-
-def _launch(variant: Variant) -> None:
-    num_rows = variant.num_rows
-    logits = torch.empty(num_rows, VOCAB_SIZE, dtype=DTYPES[variant.dtype])
-    numbers = torch.empty(num_rows, 3, dtype=torch.float64)
-    keys = torch.empty(num_rows, dtype=torch.int64)
-    launch.project(
-        *(logits, logits, numbers[:, 0]),
-        numbers if variant.mode == "draw" else None,
-        (keys, keys) if variant.mode == "keyed" else None,
-        is_max=variant.is_max,
-    )
 
 
 def usage(kernel: Any) -> dict[str, int]:
@@ -120,4 +101,4 @@ def usage(kernel: Any) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({variant.name: usage(compiled(variant)) for variant in variants()}))
+    print(json.dumps([[str(own), usage(compiled(**own))] for own in LAUNCHES]))

@@ -102,28 +102,26 @@ def _own_hazards(accesses):
 
 
 @contextmanager
-def concurrent(monkeypatch, *, is_recording=True, delay=0.02):
+def concurrent(monkeypatch):
     """Launches within run their programs at once, live barriers and all; yields a Recorder.
 
-    delay: the share of accesses that wait a while, so that programs overtake each other.
+    One access in fifty waits a while, so that programs overtake each other.
     """
     recorder, builder = Recorder(), type(interpreter.interpreter_builder)
     load, store = builder.create_masked_load, builder.create_masked_store
     atomic = builder.create_atomic_rmw
 
     def stumble():
-        if random.random() < delay:
+        if random.random() < 0.02:
             time.sleep(random.random() * 0.004)
 
     def noted_load(self, pointers, mask, other, *rest):
-        if is_recording:
-            recorder.note(pointers, mask)
+        recorder.note(pointers, mask)
         stumble()
         return load(self, pointers, mask, other, *rest)
 
     def noted_store(self, pointers, value, mask, *rest):
-        if is_recording:
-            recorder.note(pointers, mask, value)
+        recorder.note(pointers, mask, value)
         stumble()
         return store(self, pointers, value, mask, *rest)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm_requests import MixedRequest, mixed_requests
+from vllm_requests import mixed_requests
 
 import anchored
 from anchored import ModelPair, verify
@@ -95,9 +95,15 @@ def assert_same_as_decoder(
             "num_speculative_tokens": kind.num_drafts,
         }
     journal = root / "journal"
-    with opened(folders, ledgers=journal, **arguments) as llm:
-        tokens = generated_by(llm, requests)
-        num_events = sum(each.value for each in llm.get_metrics() if each.name == kind.event)
+    with opened(folders, ledgers=journal, **arguments) as decoder:
+        outputs = decoder.llm.generate(
+            [{"prompt_token_ids": request.prompt} for request in requests],
+            [request.params() for request in requests],
+            use_tqdm=False,
+        )
+        metrics = decoder.llm.get_metrics()
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    num_events = sum(each.value for each in metrics if each.name == kind.event)
     if kind.event:
         assert num_events >= max(1, num_requests // REQUESTS_PER_EVENT)
     expected = [request.decoded(pair).token_ids for request in requests]
@@ -128,22 +134,13 @@ def saved_pair(root: Path, shapes: tuple[str, str], vocab_size: int) -> tuple[Pa
 
 @contextmanager
 def opened(folders: tuple[Path, Path], **arguments: Any) -> Iterator[Any]:
-    """An engine of vLLM, its processes and its memory gone afterwards."""
+    """A decoder inside vLLM; the engine's processes and its memory are gone afterwards."""
     os.environ.update(ENVIRONMENT)
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    llm = anchored.vllm.open_pair(*folders, **arguments).llm
+    decoder = anchored.vllm.open_pair(*folders, **arguments)
     try:
-        yield llm
+        yield decoder
     finally:
-        llm.llm_engine.engine_core.shutdown()
+        decoder.llm.llm_engine.engine_core.shutdown()
         cleanup_dist_env_and_memory()
-
-
-def generated_by(llm: Any, requests: list[MixedRequest]) -> list[list[int]]:
-    outputs = llm.generate(
-        [{"prompt_token_ids": request.prompt} for request in requests],
-        [request.params() for request in requests],
-        use_tqdm=False,
-    )
-    return [list(output.outputs[0].token_ids) for output in outputs]

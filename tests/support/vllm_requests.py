@@ -67,15 +67,13 @@ def mixed_requests(
     count: int,
     *,
     stop: str,
-    longest: int = 60,
     lengths: Sequence[int] = (1, 5, 12, 30),
     min_p: float = 0.02,
 ) -> list[MixedRequest]:
     """Requests of every kind, the same ones every time; a third of them have a prefix in common.
 
-    words: of the prompts. stop: of every sixth request. longest: most tokens of a prompt behind
-    what it shares. lengths: to choose max_tokens from. Prompts end with whole characters: where
-    they do not, vLLM's text begins with the rest of one.
+    words: of the prompts. stop: of every sixth request. lengths: to choose max_tokens from.
+    Prompts end with whole characters: where they do not, vLLM's text begins with the rest of one.
     """
     rng = random.Random(5)
 
@@ -86,7 +84,7 @@ def mixed_requests(
     shared = prompt(70)
     requests = []
     for number in range(count):
-        unshared = prompt(longest)
+        unshared = prompt(60)
         k = rng.choice([0.0, 0.05, 0.3, 1.0, 3.0, 6.0])
         length = rng.choice(lengths)
         truncation: dict[str, float] = rng.choice(
@@ -114,9 +112,9 @@ Ended = list[tuple[MixedRequest, list[int]]]
 """Requests, each with the tokens that vLLM answered."""
 
 
-def requests_of(tokenizer: Any, count: int, **changes: Any) -> list[MixedRequest]:
+def requests_of(tokenizer: Any, count: int) -> list[MixedRequest]:
     """About the words of `TEXT`."""
-    return mixed_requests(tokenizer, " ".join(TEXT).split(), count, stop="e", **changes)
+    return mixed_requests(tokenizer, " ".join(TEXT).split(), count, stop="e")
 
 
 def run(llm: Any, requests: list[MixedRequest], *, aborts_at: tuple[int, ...] = ()) -> Ended:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vllm_pair
 from tiny_models import tiny_llama, train_tokenizer
 
 import anchored
@@ -53,14 +54,8 @@ def pair(folders) -> anchored.ModelPair:
 @contextmanager
 def opened(folders: tuple[Path, Path], **changes: Any) -> Iterator[Any]:
     """An engine in this process, gone afterwards."""
-    from vllm.distributed import cleanup_dist_env_and_memory
-
-    llm = anchored.vllm.open_pair(*folders, **{**ENGINE, **changes}).llm
-    try:
-        yield llm
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        cleanup_dist_env_and_memory()
+    with vllm_pair.opened(folders, **{**ENGINE, **changes}) as decoder:
+        yield decoder.llm
 
 
 def state_of(llm: Any) -> Any:

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
+from drawn_law import follows
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 
@@ -32,7 +33,7 @@ def params(number: int = 0, **changes) -> SamplingParams:
 
 
 def test_every_field_of_sampling_params_is_looked_at():
-    """A new release of vLLM with a new field fails here: honour it or refuse it."""
+    """A new release of vLLM with a new field fails here: honor it or refuse it."""
     fields = set(SamplingParams.__struct_fields__)
     assert fields <= admission.KNOWN
     assert admission.KNOWN - fields <= {"_watermarking_skipped"}  # 0.31 lacks it
@@ -64,7 +65,7 @@ def test_what_acts_after_the_projection_is_refused(name):
     if name in admission.ON_BY_DEFAULT and getattr(own, name) == CHANGED[name]:
         pytest.skip("on by default here, and without effect")
     setattr(own, name, CHANGED[name])
-    with pytest.raises(ValueError, match=rf"{name}=.* cannot be honoured"):
+    with pytest.raises(ValueError, match=rf"{name}=.* cannot be honored"):
         admission.admit(own, Limits())
 
 
@@ -191,43 +192,23 @@ def test_greedy_texts_say_that_nothing_bounds_them(llm, pair):
     assert list(output.outputs[0].token_ids) == result.token_ids
 
 
-def test_a_request_that_came_past_the_front_end_draws_nothing(llm):
-    own = state_of(llm)
-    data = SimpleNamespace(
-        req_id="past",
-        prefill_token_ids=[0, 5],
-        prompt_len=2,
-        sampling_params=params(logit_bias={5: 2.0}),
-        mm_features=[],
-    )
-    own.add_request(3, data)
-    assert own.slots.is_failed[3]
-    own.remove_request("past")
-
-
-def test_a_preempted_request_whose_tokens_are_not_ours_fails(llm):
+@pytest.mark.parametrize(
+    ("token_ids", "changes"),
+    [([0, 5], {"logit_bias": {5: 2.0}}), ([0, 5, 9], {})],
+    ids=["came past the front end", "came back with a token that is not ours"],
+)
+def test_a_request_that_cannot_be_draws_nothing(llm, token_ids, changes):
     own = state_of(llm)
     data = SimpleNamespace(
         req_id="other",
-        prefill_token_ids=[0, 5, 9],
+        prefill_token_ids=token_ids,
         prompt_len=2,
-        sampling_params=params(),
+        sampling_params=params(**changes),
         mm_features=[],
     )
     own.add_request(3, data)
     assert own.slots.is_failed[3]
     own.remove_request("other")
-
-
-def chi_square(token_ids: list[int], log_probs: torch.Tensor) -> float:
-    """The p-value of tokens against a law; those expected fewer than 5 times are one kind."""
-    expected = log_probs.double().exp() * len(token_ids)
-    observed = torch.bincount(torch.tensor(token_ids), minlength=len(expected)).double()
-    is_common = expected >= 5.0
-    parts = [torch.cat([x[is_common], x[~is_common].sum()[None]]) for x in (observed, expected)]
-    statistic = ((parts[0] - parts[1]) ** 2 / parts[1]).sum()
-    half = torch.tensor(int(is_common.sum()) / 2.0, dtype=torch.float64)
-    return torch.special.gammaincc(half, statistic / 2.0).item()
 
 
 def test_without_the_hook_texts_and_figures_are_the_safe_models(folders, pair, tmp_path):
@@ -243,9 +224,9 @@ def test_without_the_hook_texts_and_figures_are_the_safe_models(folders, pair, t
             name: model(torch.tensor([prompt])).logits[0].log_softmax(-1)
             for name, model in pair.models.items()
         }
-    drawn = [output.outputs[0].token_ids[0] for output in outputs]
-    assert chi_square(drawn, laws["safe"][-1]) > 1e-3
-    assert chi_square(drawn, laws["risky"][-1]) < 1e-9
+    drawn = torch.tensor([output.outputs[0].token_ids[0] for output in outputs])
+    assert follows(drawn, laws["safe"][-1].double().exp())
+    assert not follows(drawn, laws["risky"][-1].double().exp())
     figures = [
         (own.logprob, laws["safe"][place, token].item(), laws["risky"][place, token].item())
         for output in outputs[:50]

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
 import torch
-from vllm_pair import KINDS, assert_same_as_decoder
+from vllm_pair import KINDS, assert_same_as_decoder, opened
 
 import anchored
 from anchored import Anchored, Decoder
@@ -17,7 +17,7 @@ from .conftest import ENGINE
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_the_decoders_and_ledgers_verify(kind, tmp_path):
-    sizes = {"shapes": ("tiny", "tiny"), "vocab_size": 40, "num_requests": 12}
+    sizes = {"shapes": ("tiny", "tiny"), "vocab_size": 40, "num_requests": 24}
     assert_same_as_decoder(kind, tmp_path, torch.device("cpu"), num_apart=0, **sizes)
 
 
@@ -38,13 +38,9 @@ CALLS = [
 
 @pytest.fixture(scope="module")
 def fast(folders, tmp_path_factory):
-    from vllm.distributed import cleanup_dist_env_and_memory
-
     ledgers = tmp_path_factory.mktemp("journal")
-    decoder = anchored.vllm.open_pair(*folders, Anchored(k=1.0), ledgers=ledgers, **ENGINE)
-    yield decoder
-    decoder.llm.llm_engine.engine_core.shutdown()
-    cleanup_dist_env_and_memory()
+    with opened(folders, rule=Anchored(k=1.0), ledgers=ledgers, **ENGINE) as decoder:
+        yield decoder
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)

@@ -12,18 +12,13 @@ from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
 from vllm_requests import requests_of, run
 
 import anchored
-from anchored.decode.engine.request import Drawn
-from anchored.decode.vllm.engine import check_version
 from anchored.decode.vllm.journal import journal_ledgers
 
 from .conftest import SIZES, opened, state_of
 
 
-def check(ended, pair, folder, debt="top", *, goes_on=False) -> None:
-    """goes_on: tokens may follow the one that ends a stop string."""
+def check(ended, pair, folder, debt="top") -> None:
     own = [(request, tokens, request.decoded(pair, debt).token_ids) for request, tokens in ended]
-    if goes_on:
-        own = [(r, told[: len(drawn)] if r.stop else told, drawn) for r, told, drawn in own]
     assert [each for each in own if each[1] != each[2]] == []
     ledgers = dict(journal_ledgers(folder))
     assert all(ledger.certified and ledger.is_within_bound for ledger in ledgers.values())
@@ -40,43 +35,6 @@ def test_two_hundred_mixed_requests_with_chunks_a_prefix_cache_and_aborts(folder
     assert file.closed  # an engine that was shut down holds nothing
     assert len(ended) == 200
     check(ended, pair, tmp_path)
-
-
-def test_preempted_requests_go_on_where_they_were(folders, pair, tmp_path):
-    few = {"num_gpu_blocks_override": 15, "enable_prefix_caching": False}
-    with opened(folders, ledgers=tmp_path, **few) as llm:
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        preempt, preempted = scheduler._preempt_request, []
-        scheduler._preempt_request = lambda *a, **k: (preempted.append(a), preempt(*a, **k))[1]
-        ended = run(llm, requests_of(pair.tokenizer, 40, lengths=(30, 60)))
-    assert len(preempted) >= 10
-    assert len(ended) == 40
-    check(ended, pair, tmp_path)
-
-
-@pytest.mark.parametrize("num_drafts", [2, 4])
-def test_drafts_of_the_safe_model_change_no_token(folders, pair, tmp_path, num_drafts):
-    drafts = {
-        "model": str(folders[0]),
-        "method": "draft_model",
-        "num_speculative_tokens": num_drafts,
-    }
-    with opened(folders, ledgers=tmp_path, speculative_config=drafts) as llm:
-        slots, accepted = state_of(llm).slots, []
-        decide = slots.decide
-
-        def counted(*rows):
-            tokens, records = decide(*rows)
-            is_drawn = records[:, 1:, len(Drawn._fields)]
-            accepted.append(int(is_drawn.sum()))
-            return tokens, records
-
-        slots.decide = counted
-        # vLLM refuses min_p beside drafts
-        ended = run(llm, requests_of(pair.tokenizer, 40, min_p=0.0))
-    assert len(ended) == 40
-    assert sum(accepted) >= 20  # tokens that rest on drafts
-    check(ended, pair, tmp_path, goes_on=check_version().startswith("0.31."))
 
 
 def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_the_cache(

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -113,6 +114,15 @@ def drawn(backend: str, place: torch.device) -> torch.Tensor:
     )
     keyed = torch.arange(3).to(place), torch.arange(3).to(place)
     return project_kl(risky, safe, torch.full((3,), 0.5).to(place), keyed=keyed, backend=backend)
+
+
+@pytest.mark.usefixtures("device")
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch):
+    """Triton launches on the current device, which may be another one."""
+    current = []
+    monkeypatch.setattr(torch.cuda, "device", lambda own: current.append(own) or nullcontext())
+    drawn("triton", DEVICE)
+    assert current == [DEVICE]
 
 
 @pytest.mark.usefixtures("device")

@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -48,27 +49,22 @@ def step(number: int, token_id: int = 9, spend: float = 0.5) -> LedgerStep:
     )
 
 
-WRITERS: list[JournalWriter] = []
+@pytest.fixture
+def written():
+    """Makes a journal with a request "a-12345678", and steps of it, a line each."""
+    with ExitStack() as stack:
+
+        def write(folder, *lines, has_stops=False, **changes) -> JournalWriter:
+            writer = stack.enter_context(closing(JournalWriter(folder)))
+            writer.open("a-12345678", header(**changes), has_stops=has_stops)
+            for line in lines:
+                writer.steps([("a-12345678", own) for own in line])
+            return writer
+
+        yield write
 
 
-@pytest.fixture(autouse=True)
-def closed_writers():
-    yield
-    while WRITERS:
-        WRITERS.pop().close()
-
-
-def written(folder, *lines, has_stops=False, **changes) -> JournalWriter:
-    """A journal with a request "a-12345678", and steps of it, a line each."""
-    writer = JournalWriter(folder)
-    WRITERS.append(writer)
-    writer.open("a-12345678", header(**changes), has_stops=has_stops)
-    for line in lines:
-        writer.steps([("a-12345678", own) for own in line])
-    return writer
-
-
-def test_a_journal_becomes_the_ledger_of_what_was_drawn(tmp_path):
+def test_a_journal_becomes_the_ledger_of_what_was_drawn(tmp_path, written):
     written(tmp_path, [step(0)], [step(1, 8), step(2)], [step(3, 1)])
     ((name, ledger),) = journal_ledgers(tmp_path)
     assert name == "a-12345678"
@@ -80,28 +76,25 @@ def test_a_journal_becomes_the_ledger_of_what_was_drawn(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "has_stops", "reason"),
-    [(4, False, "length"), (2, True, "stop_string"), (2, False, "aborted")],
+    ("steps", "settings", "told"),
+    [
+        ([step(n) for n in range(4)], {}, ([9] * 4, "length", True)),
+        ([step(0), step(1)], {"has_stops": True}, ([9, 9], "stop_string", True)),
+        ([step(0), step(1)], {}, ([9, 9], "aborted", True)),
+        ([step(0)], {"sampling": {"temperature": 0.0}}, ([9], "aborted", False)),
+        # One that was drawn again counts by its last line.
+        ([step(0), step(1, 8), step(1, 7)], {}, ([9, 7], "aborted", True)),
+        # What was drawn beyond the end is left out.
+        ([step(0), step(1, 1), step(2)], {}, ([9, 1], "stop_token", True)),
+    ],
 )
-def test_how_a_text_ended(tmp_path, num_steps, has_stops, reason):
-    written(tmp_path, *([step(n)] for n in range(num_steps)), has_stops=has_stops)
+def test_how_a_text_ended(tmp_path, written, steps, settings, told):
+    written(tmp_path, *([own] for own in steps), **settings)
     ((_, ledger),) = journal_ledgers(tmp_path)
-    assert ledger.finish_reason == reason
+    assert (ledger.token_ids, ledger.finish_reason, ledger.certified) == told
 
 
-def test_a_step_that_was_drawn_again_counts_by_its_last_line(tmp_path):
-    written(tmp_path, [step(0)], [step(1, 8)], [step(1, 7)])
-    ((_, ledger),) = journal_ledgers(tmp_path)
-    assert ledger.token_ids == [9, 7]
-
-
-def test_what_was_drawn_beyond_the_end_is_left_out(tmp_path):
-    written(tmp_path, [step(0)], [step(1, 1)], [step(2)])
-    ((_, ledger),) = journal_ledgers(tmp_path)
-    assert ledger.token_ids == [9, 1]
-
-
-def test_a_line_that_a_full_disk_tore_costs_its_requests_the_certificate(tmp_path):
+def test_a_line_that_a_full_disk_tore_costs_its_requests_the_certificate(tmp_path, written):
     writer = written(tmp_path, [step(0)])
 
     class Full:
@@ -118,7 +111,7 @@ def test_a_line_that_a_full_disk_tore_costs_its_requests_the_certificate(tmp_pat
     assert ledger.token_ids == [9]
 
 
-def test_a_reader_follows_the_writer_and_waits_for_whole_lines(tmp_path):
+def test_a_reader_follows_the_writer_and_waits_for_whole_lines(tmp_path, written):
     writer, reader = written(tmp_path, [step(0)]), JournalReader(tmp_path)
     reader.refresh()
     with writer.path.open("ab") as file:
@@ -136,7 +129,7 @@ def test_a_reader_follows_the_writer_and_waits_for_whole_lines(tmp_path):
     assert reader.find("a") is None
 
 
-def test_an_answer_counts_the_tokens_that_were_sent_and_refuses_others(tmp_path):
+def test_an_answer_counts_the_tokens_that_were_sent_and_refuses_others(tmp_path, written):
     written(tmp_path, [step(0)], [step(1, 8)], debt=float("inf"), bound=0.0)
     reader = JournalReader(tmp_path)
     reader.refresh()
@@ -148,13 +141,7 @@ def test_an_answer_counts_the_tokens_that_were_sent_and_refuses_others(tmp_path)
             record.answer(others)
 
 
-def test_a_greedy_text_is_not_certified(tmp_path):
-    written(tmp_path, [step(0)], sampling={"temperature": 0.0})
-    ((_, ledger),) = journal_ledgers(tmp_path)
-    assert ledger.certified is False
-
-
-def test_the_command_writes_a_ledger_a_request_and_overwrites_none(tmp_path, capsys):
+def test_the_command_writes_a_ledger_a_request_and_overwrites_none(tmp_path, written, capsys):
     written(tmp_path, [step(0)])
     words = ["ledgers", "--journal", str(tmp_path), "--out", str(tmp_path / "out")]
     for status in (0, 1):
@@ -185,7 +172,7 @@ def test_a_writer_that_is_dropped_closes_its_file(tmp_path):
     assert file.closed
 
 
-def test_a_file_is_named_by_an_id_within_the_folder(tmp_path, capsys):
+def test_a_file_is_named_by_an_id_within_the_folder(tmp_path, written, capsys):
     writer = written(tmp_path / "journal", [step(0)])
     for name in ("../out/of-12345678", ".._out/of-12345678"):
         writer.open(name, header(), has_stops=False)
@@ -197,7 +184,7 @@ def test_a_file_is_named_by_an_id_within_the_folder(tmp_path, capsys):
     assert all(re.fullmatch(r"\.\._out_of-12345678-[0-9a-f]{16}\.jsonl", own) for own in names[:2])
 
 
-def test_a_server_reads_nothing_of_the_engines_before_it(tmp_path):
+def test_a_server_reads_nothing_of_the_engines_before_it(tmp_path, written):
     written(tmp_path, [step(0)])
     reader = JournalReader(tmp_path, skips_written=True)
     written(tmp_path, [step(0)], [step(1)])

@@ -34,7 +34,7 @@ def test_facts_of_folders_are_those_of_the_loaded_pair(pair_folders):
     assert facts.level_settings == decoder.level.settings()
 
 
-def test_a_quantised_safe_model_is_refused_unless_it_is_allowed(pair_folders, tmp_path):
+def test_a_quantized_safe_model_is_refused_unless_it_is_allowed(pair_folders, tmp_path):
     safe = tmp_path / "safe"
     safe.mkdir()
     for file in pair_folders[0].iterdir():
@@ -46,7 +46,7 @@ def test_a_quantised_safe_model_is_refused_unless_it_is_allowed(pair_folders, tm
         facts_of(safe, pair_folders[1])
     facts = facts_of(safe, pair_folders[1], allow_quantized_safe=True)
     assert facts.quantization == {"safe": "fp8"}
-    with pytest.raises(ValueError, match=r"both models are quantised \(fp8, fp8\)"):
+    with pytest.raises(ValueError, match=r"both models are quantized \(fp8, fp8\)"):
         facts_of(safe, safe, allow_quantized_safe=True)
 
 

@@ -69,15 +69,6 @@ def test_a_walk_is_plain_decoding_up_to_the_first_rejection(schedule, divergence
     assert account[:, STEP].tolist() == [3.0, 2.0, 1.0]
 
 
-def test_requests_that_do_not_draw_are_not_charged():
-    risky, safe = pairs(60, 1)
-    account, drafts = accounts("global"), torch.full((NUM_REQUESTS, NUM_POSITIONS - 1), -1)
-    is_going = torch.tensor([True, False, True])
-    _, reached = walk(risky, safe, accounts=account, is_going=is_going, keys=KEYS, drafts=drafts)
-    assert torch.equal(reached[:, 0], is_going)
-    assert account[:, STEP].tolist() == [1.0, 0.0, 1.0] and account[1, SPENT] == 0.0
-
-
 def test_an_invalid_row_ends_its_walk_and_is_not_committed():
     risky, safe = pairs(40, 6)
     tokens, spends, *_ = plain_decoding(risky, safe, "adaptive")

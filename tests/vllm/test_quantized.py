@@ -1,4 +1,4 @@
-"""One of a pair may be quantised: each model is read as its own folder says."""
+"""One of a pair may be quantized: each model is read as its own folder says."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ FORMATS = {
 """As compressed-tensors has them, which llm-compressor writes."""
 
 
-def quantised(folder: Path, to: Path, kind: str) -> Path:
+def quantized(folder: Path, to: Path, kind: str) -> Path:
     """A copy whose projections are rounded; the last layer's down_proj and the head are left."""
     shutil.copytree(folder, to)
     weights = load_file(to / "model.safetensors")
@@ -85,9 +85,9 @@ def divergence(folder: Path, prompt: list[int], row: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("risky", "int8"), ("risky", "int4"), ("safe", "int4")])
-def test_a_quantised_model_beside_a_plain_one(folders, tmp_path, name, kind):
+def test_a_quantized_model_beside_a_plain_one(folders, tmp_path, name, kind):
     own = dict(zip(("safe", "risky"), folders, strict=True))
-    own[name] = quantised(own[name], tmp_path / name, kind)
+    own[name] = quantized(own[name], tmp_path / name, kind)
     prompt, journal = [0, 5, 9, 40, 77, 100], tmp_path / "journal"
     changes = {"ledgers": journal, "dtype": "bfloat16", "allow_quantized_safe": name == "safe"}
     with opened((own["safe"], own["risky"]), **changes) as llm:
