@@ -29,9 +29,6 @@ class WholePretokens:
     def __bool__(self) -> bool:
         return bool(self._texts)
 
-    def __contains__(self, text: object) -> bool:
-        return text in self._texts
-
     def opened(
         self,
         before: Opened,
@@ -95,7 +92,7 @@ class TokenShapes:
     def __init__(self, automaton: PretokenizerAutomaton, texts: Sequence[bytes]) -> None:
         """texts: bytes of each row."""
         self.automaton = automaton
-        num_states = len(automaton.names)
+        num_states = automaton.num_states
         identity = tuple(1 << state for state in range(num_states))
         self.joins: list[tuple[int, ...]] = [identity] * 2
         self.splits: list[tuple[int, ...]] = [(0,) * num_states] * 2

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .merges import MergeTable, PairRows, RowCache
+from .merges import MergeTable, PairRows, cached_rows
 from .pretokenizer import PretokenizerAutomaton, image
 from .token_shapes import EMPTY, Opened, TokenCut, TokenShapes, WholePretokens
 from .trie import ByteTrie
@@ -107,7 +107,11 @@ class Viability:
         self._is_startable = self._is_joinable | whole
         self._whole = WholePretokens([trie.texts[row] for row in np.flatnonzero(whole)], trie)
         self._lead_rows = np.flatnonzero(self._is_joinable & (self.shapes.num_lead > 0)).tolist()
-        self._rows = RowCache(MAX_CACHED_ROWS)
+        size = MAX_CACHED_ROWS, len(self._tokens)
+        self.allowed = cached_rows(self._allowed, *size)
+        """(V,) bool by row: the tokens that may follow a state."""
+        self._row = cached_rows(self._row_of_states, *size)
+        self._partial_row = cached_rows(self._row_of_partial, *size)
         self.extend = lru_cache(MAX_CACHED_STATES)(self._extend)
         """The state behind a token that follows a state, or None where it may not follow."""
         self._has_end: dict[ViabilityState, bool] = {}
@@ -120,13 +124,10 @@ class Viability:
         """Whether the text may end here: the sequence is then the tokenisation of all of it."""
         return not state.partial and bool(state.splits & self.automaton.accepting)
 
-    def allowed(self, state: ViabilityState) -> NDArray[np.bool_]:
-        """(V,) bool by row: the tokens that may follow."""
-        return self._rows.get(state, lambda: self._allowed(state))
-
     def _allowed(self, state: ViabilityState) -> NDArray[np.bool_]:
         if state.partial:
-            row = self._valid_pairs(state, self._partial_row(state))
+            without_token = ViabilityState(state.joins, state.splits, state.partial)
+            row = self._valid_pairs(state, self._partial_row(without_token))
         else:
             joining = self._valid_pairs(state, self._row(state.joins, is_split=False))
             row = joining | self._row(state.splits, is_split=True)
@@ -264,23 +265,19 @@ class Viability:
         return self.added.banned_after(state.token, text)
 
     def _valid_pairs(self, state: ViabilityState, row: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """A copy of `row` without the tokens that form no valid pair with the last one."""
+        """`row` without the tokens that form no valid pair with the last one."""
         token = state.token
-        if token is None or not state.joins | len(state.partial):
-            return row.copy()
-        return row.copy() if token in self.added else row & ~self.pairs.invalid(token)
-
-    def _row(self, states: int, *, is_split: bool) -> NDArray[np.bool_]:
-        """Tokens that begin a character, can be walked from the states and meet no dead end."""
-
-        def computed() -> NDArray[np.bool_]:
-            row, is_end = self._walkable(states, is_split)
-            state = ViabilityState(0, states) if is_split else ViabilityState(states, 0)
-            for row_index in np.flatnonzero(row & ~is_end).tolist():
-                row[row_index] = self._extend(state, self._tokens[row_index]) is not None
+        if token is None or token in self.added or not (state.joins or state.partial):
             return row
+        return row & ~self.pairs.invalid(token)
 
-        return self._rows.get((states, is_split), computed)
+    def _row_of_states(self, states: int, *, is_split: bool) -> NDArray[np.bool_]:
+        """Tokens that begin a character, can be walked from the states and meet no dead end."""
+        row, is_end = self._walkable(states, is_split)
+        state = ViabilityState(0, states) if is_split else ViabilityState(states, 0)
+        for row_index in np.flatnonzero(row & ~is_end).tolist():
+            row[row_index] = self._extend(state, self._tokens[row_index]) is not None
+        return row
 
     def _walkable(self, states: int, is_split: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """(V,) bool each: tokens of which some way through is open, and those that may end then."""
@@ -291,14 +288,10 @@ class Viability:
         is_end = (reached & np.uint64(self.automaton.accepting) != 0)[self.shapes.shape_of]
         return row, is_end & ~self.shapes.has_tail
 
-    def _partial_row(self, state: ViabilityState) -> NDArray[np.bool_]:
-        """Tokens that go on with the unfinished character and meet no dead end."""
-        without_token = ViabilityState(state.joins, state.splits, state.partial)
-
-        def computed() -> NDArray[np.bool_]:
-            row = np.zeros(len(self._tokens), np.bool_)
-            for row_index in self._lead_rows:
-                row[row_index] = self._extend(without_token, self._tokens[row_index]) is not None
-            return row
-
-        return self._rows.get(("partial", without_token), computed)
+    def _row_of_partial(self, state: ViabilityState) -> NDArray[np.bool_]:
+        """Tokens that go on with the unfinished character of a state without a last token, and
+        meet no dead end."""
+        row = np.zeros(len(self._tokens), np.bool_)
+        for row_index in self._lead_rows:
+            row[row_index] = self._extend(state, self._tokens[row_index]) is not None
+        return row
