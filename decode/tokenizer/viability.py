@@ -72,7 +72,7 @@ class Viability:
     A token follows when no pretoken border lies before it and it forms a valid pair with the last
     token, or when a border lies there; no border may lie inside it, the text must stay well-formed
     UTF-8, and it must not lead into a *dead end*, from which no sequence reaches the end of a text.
-    So every sequence begins the tokenisation of some text, and every complete text has exactly one,
+    So every sequence begins the tokenization of some text, and every complete text has exactly one,
     the tokenizer's own. Rows are those of `trie`.
     Source: Berglund and van der Merwe 2023, per pretoken.
 
@@ -121,7 +121,7 @@ class Viability:
         return ViabilityState(0, self.automaton.begin)
 
     def may_end(self, state: ViabilityState) -> bool:
-        """Whether the text may end here: the sequence is then the tokenisation of all of it."""
+        """Whether the text may end here: the sequence is then the tokenization of all of it."""
         return not state.partial and bool(state.splits & self.automaton.accepting)
 
     def _allowed(self, state: ViabilityState) -> NDArray[np.bool_]:

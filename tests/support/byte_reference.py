@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import torch
-from byte_streams import path_of
+from byte_streams import grown, path_of
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -49,9 +49,7 @@ class ReferenceStream:
 
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         for prompt, row in zip(prompts, rows, strict=True):
-            tree = TokenTree(self.vocabulary)
-            tree.extend(prompt)
-            self.trees[row] = tree
+            self.trees[row] = tree = grown(self.vocabulary, prompt)
             self.known[row] = {(tree.trunk() or [ROOT_NODE])[-1]: 0.0}
         logits = torch.stack([self.log_probs(row) for row in rows])
         return PromptLogits(logits, [UNSCORED] * len(rows), num_forwards=1)
