@@ -54,7 +54,7 @@ def test_an_empty_prompt_is_what_stands_behind_the_start_tokens(pair):
     assert verify(results[0].ledger, pair).is_ok
     assert decoder.generate("", max_new_bytes=3)[0].token_ids == results[0].token_ids
     (score,) = Decoder(pair, SafeOnly()).score([""], ["s"])
-    law = reference_of(pair, "safe").read([[]], [0]).logits[0]
+    law = reference_of(pair, "safe").read([])
     assert score.log_prob == pytest.approx(law[ord("s")].item(), abs=1e-9)
 
 

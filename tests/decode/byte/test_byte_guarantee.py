@@ -6,11 +6,12 @@ from collections import Counter
 import pytest
 import torch
 from byte_pairs import PROMPTS, log_probs_along, reference_of
-from byte_reference import ReferenceStream, node_law
+from byte_reference import ReferenceLaws
 from scipy.stats import chi2
 from tiny_models import tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, SafeOnly
+from anchored.decode.byte.node_law import node_laws
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL
 from anchored.kernels import reference
@@ -113,19 +114,18 @@ def test_an_ample_budget_draws_the_texts_of_the_masked_risky_model(pair):
     assert math.fsum(terms) < chi2.isf(FALSE_ALARM, len(common))
 
 
-def token_law(stream: ReferenceStream, prompt: bytes, number: int) -> dict[bytes, float]:
+def token_law(laws: ReferenceLaws, prompt: bytes, number: int) -> dict[bytes, float]:
     """Probability of the `number` bytes behind a prompt (the end: 0xff), token by token.
 
     Every token sequence that the prompt may begin is followed until it is long enough.
     """
-    vocabulary = stream.vocabulary
+    vocabulary = laws.vocabulary
     trie, viability = vocabulary.trie, vocabulary.viability
     found: dict[bytes, float] = {}
     open_paths = [((), b"", viability.start(), 1.0)]
     while open_paths:
         path, text, state, prob = open_paths.pop()
-        logits = stream.raw_logits([(*vocabulary.start_token_ids, *path)])[0] / TEMPERATURE
-        law = node_law(vocabulary, state, logits)
+        law = next(node_laws(vocabulary, [state], laws.raw_logits(path) / TEMPERATURE))
         steps = [
             (text + t, int(token), law.of_token(token))
             for t, token in zip(trie.texts, trie.tokens, strict=True)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from byte_reference import ReferenceStream
+from byte_reference import ReferenceLaws
 from byte_streams import (
     CONTINUATION,
     PROMPT,
@@ -31,7 +31,7 @@ def check_against_definition(model, vocabulary: ByteVocabulary) -> None:
     stream = stream_of(model, vocabulary)
     read = stream.read([prompt, prompt], [1, 2])
     one_by_one, at_once = feed_byte_by_byte(stream, 1, text), feed(stream, {2: text})[2]
-    expected = ReferenceStream(model, vocabulary, num_rows=1).walk(prompt + text)
+    expected = ReferenceLaws(model, vocabulary).walk(prompt + text)
     for fed in (one_by_one, at_once):
         assert_same(torch.cat([read.logits[:1], fed]), expected[len(prompt) - 1 :])
     assert_same(read.token_log_probs[0], expected[range(len(prompt) - 1), prompt[1:]])
