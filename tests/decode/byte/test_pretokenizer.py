@@ -95,7 +95,10 @@ REFUSED = {
     r"Split .*: it matches an empty text": (r"a*|b",),
     "Whitespace: byte level needs regexes": (pre_tokenizers.Whitespace(), REGEXES["GPT-2"]),
     "it does not cut$": (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),),
-    "it does not cut as its regexes do": (pre_tokenizers.Split(Regex("a"), "merged_with_next"),),
+    "it does more than to cut out": (pre_tokenizers.Split(Regex("a"), "merged_with_next"),),
+    "it does more than to cut out what": (
+        pre_tokenizers.Split(Regex(r"[^\u0e01-\u0e7f]"), "removed", invert=True),
+    ),
     "Split .*: it needs 71 states, at most 64": (r"a{1,70}",),
     r"it needs \d+ states, at most 64": ("a{1,40}", "[ab]{1,39}"),
     "Split .*: it needs more than 4096 states": (r"(?:a|b)*a(?:a|b){12}",),
