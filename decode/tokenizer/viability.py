@@ -280,10 +280,11 @@ class Viability:
         return row
 
     def _walkable(self, states: int, is_split: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """(V,) bool each: tokens of which some way through is open, and those that may end then."""
+        """(V,) bool each: tokens whose whole characters some way leads through, and those behind
+        which the text may end then."""
         reached = self.shapes.reached(states, is_split=is_split)
         mask = self._is_startable if is_split else self._is_joinable
-        row = (reached != 0)[self.shapes.full_shape_of] & mask & (self.shapes.num_lead == 0)
+        row = (reached != 0)[self.shapes.shape_of] & mask & (self.shapes.num_lead == 0)
         # Behind a tail the text cannot end yet, whatever the characters before it allow.
         is_end = (reached & np.uint64(self.automaton.accepting) != 0)[self.shapes.shape_of]
         return row, is_end & ~self.shapes.has_tail
