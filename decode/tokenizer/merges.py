@@ -1,24 +1,26 @@
 """The merges of a byte-level BPE: how each token is made, and which two may stand side by side."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import chain, pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Row = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+Key = TypeVar("Key", bound=Hashable)
 
 
-def cached_rows(compute: Callable[..., Row], num_rows: int, length: int) -> Callable[..., Row]:
+def cached_rows(compute: Callable[[Key], Row], num_rows: int, length: int) -> Callable[[Key], Row]:
     """`compute`, of which the last `num_rows` results are kept, (length,) bool, packed to bits.
 
     A row of 128k columns takes 16 kB.
     """
-    packed = lru_cache(num_rows)(lambda *key, **named: np.packbits(compute(*key, **named)))
-    return lambda *key, **named: np.unpackbits(packed(*key, **named), count=length).view(np.bool_)
+    packed = lru_cache(num_rows)(lambda key: np.packbits(compute(key)))
+    return lambda key: np.unpackbits(packed(key), count=length).view(np.bool_)
 
 
 RANK_LIMIT = math.inf

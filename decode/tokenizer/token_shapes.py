@@ -103,11 +103,6 @@ class TokenShapes:
         self.has_tail = np.array([bool(cut.tail) for cut in self.cuts])
         self.shape_of = self._walk()
 
-    def reached(self, states: int, *, is_split: bool) -> NDArray[np.uint64]:
-        """(number of shapes,) uint64: the set of states behind each shape from a set before it."""
-        table = self.splits if is_split else self.joins
-        return np.array([image(relation, states) for relation in table], np.uint64)
-
     def _walk(self) -> NDArray[np.int32]:
         """Shapes of the whole characters of all rows, one character of every row at a time."""
         classes = self.automaton.classes.of_text("".join(cut.characters for cut in self.cuts))

@@ -111,7 +111,6 @@ class Viability:
         self.allowed = cached_rows(self._allowed, *size)
         """(V,) bool by row: the tokens that may follow a state."""
         self._row = cached_rows(self._row_of_states, *size)
-        self._partial_row = cached_rows(self._row_of_partial, *size)
         self.extend = lru_cache(MAX_CACHED_STATES)(self._extend)
         """The state behind a token that follows a state, or None where it may not follow."""
         self._has_end: dict[ViabilityState, bool] = {}
@@ -127,10 +126,10 @@ class Viability:
     def _allowed(self, state: ViabilityState) -> NDArray[np.bool_]:
         if state.partial:
             without_token = ViabilityState(state.joins, state.splits, state.partial)
-            row = self._valid_pairs(state, self._partial_row(without_token))
+            row = self._valid_pairs(state, self._row(without_token))
         else:
-            joining = self._valid_pairs(state, self._row(state.joins, is_split=False))
-            row = joining | self._row(state.splits, is_split=True)
+            joining, splitting = _ways(state)
+            row = self._valid_pairs(state, self._row(joining)) | self._row(splitting)
             row[self._added_rows] = self.may_end(state)
         for prefix in self._banned(state):
             row[slice(*self.trie.interval(prefix))] = False
@@ -174,8 +173,8 @@ class Viability:
         if state.partial:
             yield from self._lead_rows
             return
-        for states, is_split in ((state.joins, False), (state.splits, True)):
-            row, is_end = self._walkable(states, is_split)
+        for way in _ways(state):
+            row, is_end = self._walkable(way)
             for part in (row & is_end, row & ~is_end):
                 yield from np.flatnonzero(part).tolist()
 
@@ -271,28 +270,31 @@ class Viability:
             return row
         return row & ~self.pairs.invalid(token)
 
-    def _row_of_states(self, states: int, *, is_split: bool) -> NDArray[np.bool_]:
-        """Tokens that begin a character, can be walked from the states and meet no dead end."""
-        row, is_end = self._walkable(states, is_split)
-        state = ViabilityState(0, states) if is_split else ViabilityState(states, 0)
-        for row_index in np.flatnonzero(row & ~is_end).tolist():
+    def _row_of_states(self, state: ViabilityState) -> NDArray[np.bool_]:
+        """Tokens that go on from a state without a last token and meet no dead end; outside
+        characters it is one of `_ways`."""
+        if state.partial:
+            row, doubtful = np.zeros(len(self._tokens), np.bool_), self._lead_rows
+        else:
+            row, is_end = self._walkable(state)
+            doubtful = np.flatnonzero(row & ~is_end).tolist()
+        for row_index in doubtful:
             row[row_index] = self._extend(state, self._tokens[row_index]) is not None
         return row
 
-    def _walkable(self, states: int, is_split: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """(V,) bool each: tokens whose whole characters some way leads through, and those behind
-        which the text may end then."""
-        reached = self.shapes.reached(states, is_split=is_split)
-        mask = self._is_startable if is_split else self._is_joinable
-        row = (reached != 0)[self.shapes.shape_of] & mask & (self.shapes.num_lead == 0)
+    def _walkable(self, way: ViabilityState) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """(V,) bool each: tokens that one of `_ways` leads through but for their tails, and those
+        behind which the text may end then."""
+        shapes, states = self.shapes, way.joins | way.splits
+        table = shapes.splits if way.splits else shapes.joins
+        mask = self._is_startable if way.splits else self._is_joinable
+        reached = np.array([image(relation, states) for relation in table], np.uint64)
+        row = (reached != 0)[shapes.shape_of] & mask & (shapes.num_lead == 0)
         # Behind a tail the text cannot end yet, whatever the characters before it allow.
-        is_end = (reached & np.uint64(self.automaton.accepting) != 0)[self.shapes.shape_of]
-        return row, is_end & ~self.shapes.has_tail
+        is_end = (reached & np.uint64(self.automaton.accepting) != 0)[shapes.shape_of]
+        return row, is_end & ~shapes.has_tail
 
-    def _row_of_partial(self, state: ViabilityState) -> NDArray[np.bool_]:
-        """Tokens that go on with the unfinished character of a state without a last token, and
-        meet no dead end."""
-        row = np.zeros(len(self._tokens), np.bool_)
-        for row_index in self._lead_rows:
-            row[row_index] = self._extend(state, self._tokens[row_index]) is not None
-        return row
+
+def _ways(state: ViabilityState) -> tuple[ViabilityState, ViabilityState]:
+    """What a state outside characters allows to a token that joins, and to one that splits."""
+    return ViabilityState(state.joins, 0), ViabilityState(0, state.splits)

@@ -121,19 +121,6 @@ def test_prompts_of_several_forwards_are_read_exactly(monkeypatch, vocabulary, m
 
 
 @one_tokenizer
-def test_a_text_that_outgrows_the_positions_is_over(vocabulary):
-    model = model_of(vocabulary, "gpt2")
-    stream = stream_of(model, vocabulary)
-    prompt = list(b"1!" * 500)
-    stream.read([prompt, prompt[:8]], [0, 1])
-    logits = feed(stream, {0: list(b"1!" * 20), 1: list(b"1!" * 20)})
-    is_over = (logits[0] == -torch.inf).all(-1)
-    assert not is_over[:20].any() and is_over[-10:].all()
-    assert not (logits[1] == -torch.inf).all(-1).any()
-    assert [stream.outgrown(row) for row in (0, 1)] == [1024, 0]
-
-
-@one_tokenizer
 def test_a_prompt_whose_last_word_begins_with_too_many_tokens_is_over(vocabulary):
     """The word is one token, and fits; some beginning of it is three."""
     stream = stream_of(model_of(vocabulary, "gpt2"), vocabulary)
