@@ -106,7 +106,7 @@ def _cut_out(contiguous: pre_tokenizers.PreTokenizer) -> str:
 def _hard_strings(classes: CharacterClasses) -> list[str]:
     """Strings over ALPHABET and three characters of each class."""
     source = random.Random(0)
-    kinds = [np.flatnonzero(classes.of == name).tolist() for name in range(1, classes.number)]
+    kinds = [np.flatnonzero(classes.of == kind).tolist() for kind in range(1, classes.number)]
     letters = [*ALPHABET, *(chr(source.choice(kind)) for kind in kinds for _ in range(3))]
     lengths = (source.randint(1, MAX_CHARACTERS) for _ in range(NUM_STRINGS))
     drawn = ["".join(source.choices(letters, k=length)) for length in lengths]
@@ -132,9 +132,9 @@ def cut_again(first: PretokenizerAutomaton, second: PretokenizerAutomaton) -> Pr
     """
     classes, parts = joint_classes((first.classes.of, second.classes.of))
 
-    def step(state: State, name: int) -> tuple[list[State], list[State]]:
+    def step(state: State, kind: int) -> tuple[list[State], list[State]]:
         # 1. Where both may go on: by joining or splitting, and the second one by beginning too.
-        one, two = parts[name]
+        one, two = parts[kind]
         joined = members(first.joins[one][state[0]])
         split = members(first.splits[one][state[0]])
         within = members(second.joins[two][state[1]])

@@ -37,7 +37,7 @@ class CharacterClasses:
         """Classes of the characters whose UTF-8 form starts with `partial`."""
         if partial not in self._completions:
             possible = {
-                int(name) for part in completions(partial) for name in np.unique(self.of[part])
+                int(kind) for part in completions(partial) for kind in np.unique(self.of[part])
             }
             self._completions[partial] = frozenset(possible - {0})
         return self._completions[partial]
@@ -98,13 +98,13 @@ class PretokenizerAutomaton:
     def pretokens(self, text: str) -> list[str]:
         """The pretokens of a complete text."""
         frontier: dict[int, list[int]] = {0: []}
-        for at, name in enumerate(self.classes.of_text(text).tolist()):
+        for at, kind in enumerate(self.classes.of_text(text).tolist()):
             advanced: dict[int, list[int]] = {}
             for state, cuts in frontier.items():
-                for target in members(self.joins[name][state]):
+                for target in members(self.joins[kind][state]):
                     assert target not in advanced
                     advanced[target] = cuts
-                for target in members(self.splits[name][state]):
+                for target in members(self.splits[kind][state]):
                     assert target not in advanced
                     advanced[target] = [*cuts, at]
             frontier = advanced
@@ -136,7 +136,7 @@ def smallest_automaton(
     step: Callable[[State, int], Targets[State]],
     may_end: Callable[[State], bool],
 ) -> PretokenizerAutomaton:
-    """The automaton that goes on from each state by `step(state, class)`, from `begin` on.
+    """The automaton that goes on from each state by `step(state, kind)`, from `begin` on.
 
     It has only states that lie on a run of some text, one for all behind which the same texts are
     cut alike, and one class for all characters that lead to the same. Raises ValueError for more
@@ -186,7 +186,7 @@ def _steps_of_texts(
     unseen = [begin]
     while unseen:
         state = unseen.pop()
-        steps[state] = [set(to) for name in range(1, num_classes) for to in step(state, name)]
+        steps[state] = [set(to) for kind in range(1, num_classes) for to in step(state, kind)]
         for target in dict.fromkeys(chain.from_iterable(steps[state])):
             if target not in before:
                 before[target] = set()

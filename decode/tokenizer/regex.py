@@ -1,11 +1,12 @@
 r"""The automaton of a regex: where its matches begin and end, told one character at a time.
 
-A backtracking engine takes the first way through a regex that matches, in the order of
-alternatives, and the longest first of what is repeated. Followed along a text these ways are a
-list of places in the regex, the first ones preferred (Pike 1987; Cox 2009, "Regular Expression
+A backtracking engine takes the first way through a regex that matches: alternatives in order, and
+the longest first of what is repeated. Followed along a text, these ways are a list of threads, each
+a node of the regex, the preferred one first (Pike's simulation; Cox 2009, "Regular Expression
 Matching: the Virtual Machine Approach"). Where one of them matches, a run of the automaton guesses
-whether the match ends here: then none of the ways before it may ever match, and else one of them
-must, and the ways behind it are out. Where no match begins, no way from the first place may match.
+whether the match ends here. If so, none of the threads before it may ever match; if not, one of
+them must, and the threads after it are dropped. Where no match begins, no thread from the first
+node may match.
 """
 
 import re
@@ -40,37 +41,37 @@ PIECE = re.compile(
 REPEATED = re.compile(r"(?P<sign>[?*+])|\{(?P<least>\d+)(?P<more>,(?P<most>\d*))?\}")
 SIGNS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 MATCH, END = 0, 0
-"""The last place of a regex, and what stands behind a text in place of a character's class."""
+"""The node in which a regex has matched, and what follows a text, in place of a class."""
 
 CharacterSet = NDArray[np.bool_]
-"""(0x110000,) which code points belong to it; surrogates never do."""
-Ways = tuple[int, ...]
+"""(0x110000,) which code points belong to it; of surrogates all or none."""
+Threads = tuple[int, ...]
 Build = Callable[[int], int]
-"""Adds the places of a part of a regex before a given one; returns the first of them."""
+"""Adds the nodes of a part of a regex before a given one; returns the first of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
-    """A place in a regex: a character of a set is read or only seen, then `after` go on in order.
+class Node:
+    """A node of a regex: reads a character of a set, or only sees it; `after` go on, in order.
 
     chars: None where nothing is read or seen. at_end: whether the end of the text will do for it.
     """
 
-    after: Ways
+    after: Threads
     chars: CharacterSet | None = None
     is_read: bool = False
     at_end: bool = False
 
 
 class BacktrackingRegex:
-    """A regex in Oniguruma's syntax: greedy, with at most one character ahead, and none behind.
+    """A regex in Oniguruma's syntax: greedy; it may look ahead by one character.
 
-    `places`: MATCH, then those before it; `start` is the number of the first one of the regex.
+    `nodes`: MATCH, then those before it; `start` is the number of the first one of the regex.
     """
 
     def __init__(self, pattern: str) -> None:
         """Raises ValueError for syntax that is not known here."""
-        self.places = [Place(())]
+        self.nodes = [Node(())]
         self._pattern, self._at = pattern, 0
         build = self._alternatives(ignores_case=False)
         if self._at < len(pattern):
@@ -91,7 +92,7 @@ class BacktrackingRegex:
         while self._pattern[self._at : self._at + 1] == "|":
             self._at += 1
             parts.append(self._sequence(ignores_case=ignores_case))
-        return lambda after: self._add(Place(tuple(part(after) for part in parts)))
+        return lambda after: self._add(Node(tuple(part(after) for part in parts)))
 
     def _sequence(self, *, ignores_case: bool) -> Build:
         parts: list[Build] = []
@@ -105,13 +106,13 @@ class BacktrackingRegex:
             raise self._unknown()
         if piece["set"]:
             chars = character_set(piece["set"], ignores_case=ignores_case)
-            return lambda after: self._add(Place((after,), chars, is_read=True))
+            return lambda after: self._add(Node((after,), chars, is_read=True))
         if piece["ahead"]:
             is_none = piece["look"] == "!"
             seen = character_set(piece["ahead"], ignores_case=ignores_case) ^ is_none
-            return lambda after: self._add(Place((after,), seen, at_end=is_none))
+            return lambda after: self._add(Node((after,), seen, at_end=is_none))
         if piece["end"]:
-            return lambda after: self._add(Place((after,), character_set("\n"), at_end=True))
+            return lambda after: self._add(Node((after,), character_set("\n"), at_end=True))
         build = self._alternatives(ignores_case=ignores_case or piece["group"] == "(?i:")
         if self._taken(re.compile(r"\)")) is None:
             raise self._unknown()
@@ -131,17 +132,17 @@ class BacktrackingRegex:
             raise self._unknown()
         return partial(self._add_repeated, part, least, most)
 
-    def _add(self, place: Place) -> int:
-        self.places.append(place)
-        return len(self.places) - 1
+    def _add(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
 
     def _add_repeated(self, part: Build, least: int, most: int | None, after: int) -> int:
         at = after
         if most is None:
-            at = self._add(Place(()))
-            self.places[at] = Place((part(at), after))
+            at = self._add(Node(()))
+            self.nodes[at] = Node((part(at), after))
         for _ in range(0 if most is None else most - least):
-            at = self._add(Place((part(at), after)))
+            at = self._add(Node((part(at), after)))
         for _ in range(least):
             at = part(at)
         return at
@@ -172,8 +173,8 @@ def known_characters() -> str:
     return "".join(map(chr, chain(*spans)))
 
 
-State = tuple[Ways, frozenset[int]]
-"""The ways on from the open pretoken, none where it is no match; and those that may not match."""
+State = tuple[Threads, frozenset[int]]
+"""The threads of the open match, none outside matches, and the nodes that may not match."""
 
 
 class RegexSteps:
@@ -186,50 +187,50 @@ class RegexSteps:
 
     def __init__(self, regex: BacktrackingRegex) -> None:
         """Raises ValueError for a regex that matches an empty text."""
-        sets = {id(place.chars): place.chars for place in regex.places if place.chars is not None}
+        sets = {id(node.chars): node.chars for node in regex.nodes if node.chars is not None}
         self.classes, kinds = joint_classes(sets.values())
         self._holds = dict(zip(sets, zip(*kinds, strict=True), strict=True))
-        self._places, self._first = regex.places, (regex.start,)
-        self.read = cache(self._ways_behind)
-        """The ways behind a character of a class, or END, and whether a match ends before it, by
-        which the ways that are tried after it are out."""
-        if any(self.read(self._first, name)[1] for name in range(self.classes.number)):
+        self._nodes, self._first = regex.nodes, (regex.start,)
+        self.read = cache(self._threads_after)
+        """The threads after a character of a class, or END, and whether a match ends before it; the
+        threads after that match are dropped."""
+        if any(self.read(self._first, kind)[1] for kind in range(self.classes.number)):
             raise ValueError("it matches an empty text")
 
-    def _ways_behind(self, ways: Ways, name: int) -> tuple[Ways, bool]:
-        behind: dict[int, None] = {}  # as a set in order
+    def _threads_after(self, threads: Threads, kind: int) -> tuple[Threads, bool]:
+        following: dict[int, None] = {}  # as a set in order
         seen: set[int] = set()
-        untried = [*reversed(ways)]
+        untried = [*reversed(threads)]
         while untried:
             if (at := untried.pop()) in seen:
                 continue
             seen.add(at)
             if at == MATCH:
-                return tuple(behind), True
-            place = self._places[at]
-            if place.chars is not None and not self._stands_at(place, name):
+                return tuple(following), True
+            node = self._nodes[at]
+            if node.chars is not None and not self._stands_at(node, kind):
                 continue
-            if place.is_read:
-                behind.update(dict.fromkeys(place.after))
+            if node.is_read:
+                following.update(dict.fromkeys(node.after))
             else:
-                untried += reversed(place.after)
-        return tuple(behind), False
+                untried += reversed(node.after)
+        return tuple(following), False
 
-    def _stands_at(self, place: Place, name: int) -> bool:
-        return place.at_end if name == END else bool(self._holds[id(place.chars)][name])
+    def _stands_at(self, node: Node, kind: int) -> bool:
+        return node.at_end if kind == END else bool(self._holds[id(node.chars)][kind])
 
-    def step(self, state: State, name: int) -> tuple[list[State], list[State]]:
+    def step(self, state: State, kind: int) -> tuple[list[State], list[State]]:
         """Where a character leads by joining the open pretoken, and where by beginning one."""
-        ways, banned = state
-        behind, is_wrong = self.read(tuple(sorted(banned)), name)
+        threads, banned = state
+        following, is_wrong = self.read(tuple(sorted(banned)), kind)
         if is_wrong:
             return [], []
-        banned, (first, _) = frozenset(behind), self.read(self._first, name)
+        banned, (first, _) = frozenset(following), self.read(self._first, kind)
         # 1. Outside matches: one begins here, or none does.
-        if not ways:
+        if not threads:
             return [((), banned.union(first))], [(first, banned)] if first else []
-        # 2. Inside: the match goes on by a way that is preferred to its end here, or it ends here.
-        preferred, may_end = self.read(ways, name)
+        # 2. Inside: the match goes on by a preferred thread, or it ends here.
+        preferred, may_end = self.read(threads, kind)
         joins = [(preferred, banned)] if preferred else []
         if not may_end:
             return joins, []
@@ -239,8 +240,8 @@ class RegexSteps:
 
     def may_end(self, state: State) -> bool:
         """Whether the text may end here."""
-        ways, banned = state
-        may_end = not ways or self.read(ways, END)[1]
+        threads, banned = state
+        may_end = not threads or self.read(threads, END)[1]
         return may_end and not self.read(tuple(sorted(banned)), END)[1]
 
 

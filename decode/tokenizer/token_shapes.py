@@ -114,14 +114,14 @@ class TokenShapes:
             shape[rows] = self._step(shape[rows], classes[starts[rows] + i].astype(np.int64))
         return shape.astype(np.int32)
 
-    def _step(self, shape: NDArray[np.int64], name: NDArray[np.int64]) -> NDArray[np.int64]:
-        keys, index = np.unique(shape << 16 | name, return_inverse=True)
+    def _step(self, shape: NDArray[np.int64], kind: NDArray[np.int64]) -> NDArray[np.int64]:
+        keys, index = np.unique(shape << 16 | kind, return_inverse=True)
         values = [self._shape_after(key >> 16, key & 0xFFFF) for key in keys.tolist()]
         return np.array(values)[index]
 
-    def _shape_after(self, shape: int, name: int) -> int:
-        if (shape, name) not in self._next:
-            joins, splits = self.automaton.joins[name], self.automaton.splits[name]
+    def _shape_after(self, shape: int, kind: int) -> int:
+        if (shape, kind) not in self._next:
+            joins, splits = self.automaton.joins[kind], self.automaton.splits[kind]
             relation = tuple(joins), tuple(splits)
             if shape != EMPTY:
                 relation = (
@@ -132,8 +132,8 @@ class TokenShapes:
                 self._number[relation] = len(self.joins)
                 self.joins.append(relation[0])
                 self.splits.append(relation[1])
-            self._next[shape, name] = self._number[relation]
-        return self._next[shape, name]
+            self._next[shape, kind] = self._number[relation]
+        return self._next[shape, kind]
 
 
 def _cut(text: bytes) -> TokenCut | None:

@@ -216,8 +216,8 @@ class Viability:
             return None
         if len(partial) < form_length(partial[0]):
             return None if cut.characters or cut.tail else replace(state, partial=partial)
-        name = int(self.automaton.classes.of[completions(partial)[0].start])
-        relation = self.automaton.joins[name], self.automaton.splits[name]
+        kind = int(self.automaton.classes.of[completions(partial)[0].start])
+        relation = self.automaton.joins[kind], self.automaton.splits[kind]
         return self._moved(state, relation, partial)
 
     def _walk(self, state: ViabilityState, row: int) -> ViabilityState | None:
@@ -231,9 +231,9 @@ class Viability:
         if state.partial:
             # Some character that starts with the partial one must be possible.
             may_go_on = any(
-                image(self.automaton.joins[name], state.joins)
-                or image(self.automaton.splits[name], state.splits)
-                for name in self.automaton.classes.of_partial(state.partial)
+                image(self.automaton.joins[kind], state.joins)
+                or image(self.automaton.splits[kind], state.splits)
+                for kind in self.automaton.classes.of_partial(state.partial)
             )
             return state if may_go_on else None
         if not state.joins:
