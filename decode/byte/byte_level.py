@@ -29,7 +29,7 @@ UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
 class ByteLevel(Level):
     """Symbols are the 256 bytes and the end of the text, into which all stop tokens merge.
 
-    Special tokens of a prompt's text are not recognised: all of it is bytes.
+    Special tokens of a prompt's text are not recognized: all of it is bytes.
     """
 
     name: LevelName = "byte"

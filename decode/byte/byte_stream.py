@@ -215,7 +215,7 @@ class ByteStream:
         # 2. Logits of these, and of others whose turn may come.
         parts = [(text, text.without_logits(wanted[row])) for row, text in texts.items()]
         if hidden := [text.hidden[node] for text, nodes in parts for node in nodes]:
-            logits = iter(self._runner.logits(_joined(hidden))[:, None].unbind())
+            logits = iter(self._runner.logits(torch.cat(hidden))[:, None].unbind())
             for text, nodes in parts:
                 text.take_logits(nodes, logits)
         # 3. Laws of tokens, warped and masked; then laws of bytes.
@@ -235,7 +235,7 @@ class ByteStream:
     def _add_laws(self, wanted: list[tuple[ByteRow, int]]) -> None:
         if not wanted:
             return
-        logits = _joined([text.logits[node] for text, node in wanted])
+        logits = torch.cat([text.logits[node] for text, node in wanted])
         states = [text.tree.state[node] for text, node in wanted]
         if self._truncates:
             logits = self._masked(states, logits)
@@ -258,8 +258,3 @@ class ByteStream:
         for row, path in zip(seen, paths, strict=True):
             row[path] = True
         return uploaded(seen, self._device)
-
-
-def _joined(rows: list[Tensor]) -> Tensor:
-    """(N, ...) of tensors (1, ...), without a copy where there is but one."""
-    return rows[0] if len(rows) == 1 else torch.cat(rows)

@@ -156,16 +156,14 @@ class TreeMarginals:
         self.laws: dict[int, NodeLaw] = {}
         self.log_mass = {base: 0.0}
 
-    def append(self, byte: int) -> list[int]:
-        """Grow the tree; returns the new nodes. Raises ValueError if `byte` cannot follow."""
-        new = self.tree.append(byte)
-        for node in new:
+    def append(self, byte: int) -> None:
+        """Grow the tree. Raises ValueError if `byte` cannot follow."""
+        for node in self.tree.append(byte):
             self._weigh(node)
         heads = {head.node for head in self.tree.heads}
         kept = heads.union(self.missing())
         self.laws = {node: law for node, law in self.laws.items() if node in heads}
         self.log_mass = {node: mass for node, mass in self.log_mass.items() if node in kept}
-        return new
 
     def add_law(self, node: int, law: NodeLaw) -> None:
         """Learn the law of a node; parents come first."""

@@ -30,7 +30,7 @@ class Guess(NamedTuple):
 
 
 class TokenTree:
-    """Viable tokenisations of one growing text (Berglund and van der Merwe 2023: one per prefix).
+    """Viable tokenizations of one growing text (Berglund and van der Merwe 2023: one per prefix).
 
     A node is a token sequence whose text is the first `end[node]` bytes; there is one per byte, two
     where a later character decides (white space, unfinished characters, contractions). Nodes are
@@ -80,10 +80,6 @@ class TokenTree:
         if self._guesses:
             self._drop_wrong_guesses(byte)
         return new
-
-    def extend(self, text: Iterable[int]) -> list[int]:
-        """Append many bytes; returns the new nodes, those that died on the way included."""
-        return [node for byte in text for node in self.append(byte)]
 
     def guess(self, continuation: bytes) -> list[int]:
         """The nodes that `continuation` would add, numbered ahead of it, parents first.

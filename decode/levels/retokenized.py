@@ -211,7 +211,7 @@ class OtherTokens:
 class RetokenizedStream:
     """A model that reads the text of symbols in tokens of its own.
 
-    With every new symbol the whole text is tokenised again, as its last tokens may change; the
+    With every new symbol the whole text is tokenized again, as its last tokens may change; the
     model's cache is cut back to the tokens that stayed, and it reads the others. A model whose rows
     cannot be cut back reads the whole text, one row at a time.
     """

@@ -1,56 +1,26 @@
 """The merges of a byte-level BPE: how each token is made, and which two may stand side by side."""
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from itertools import chain, pairwise
-from typing import Literal
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Row = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+Key = TypeVar("Key", bound=Hashable)
 
 
-class RowCache:
-    """Boolean rows by key, packed to bits; the least recently used one makes room."""
+def cached_rows(compute: Callable[[Key], Row], num_rows: int, length: int) -> Callable[[Key], Row]:
+    """`compute`, of which the last `num_rows` results are kept, (length,) bool, packed to bits.
 
-    def __init__(self, num_rows: int) -> None:
-        """num_rows: how many are kept; one of 128k columns takes 16 kB."""
-        self._limit = num_rows
-        self._rows: OrderedDict[Hashable, tuple[NDArray[np.uint8], int]] = OrderedDict()
-
-    def get(self, key: Hashable, compute: Callable[[], Row]) -> Row:
-        """The row of `key`, computed the first time."""
-        if key in self._rows:
-            self._rows.move_to_end(key)
-            bits, length = self._rows[key]
-            return np.unpackbits(bits, count=length).view(np.bool_)
-        row = compute()
-        self._rows[key] = (np.packbits(row), len(row))
-        if len(self._rows) > self._limit:
-            self._rows.popitem(last=False)
-        return row
-
-
-class Spines(dict[int, tuple[int, ...]]):
-    """The parts of each token on one side, from a byte to itself; made when it is asked for.
-
-    Few of a large vocabulary are, in any one text.
+    A row of 128k columns takes 16 kB.
     """
-
-    def __init__(self, split: Mapping[int, tuple[int, int]], side: Literal[0, 1]) -> None:
-        """split: the halves of each token that is no byte, by side left (0) and right (1)."""
-        super().__init__()
-        self._split, self._side = split, side
-
-    def __missing__(self, token: int) -> tuple[int, ...]:
-        halves = self._split.get(token)
-        spine = (token,) if halves is None else (*self[halves[self._side]], token)
-        self[token] = spine
-        return spine
+    packed = lru_cache(num_rows)(lambda key: np.packbits(compute(key)))
+    return lambda key: np.unpackbits(packed(key), count=length).view(np.bool_)
 
 
 RANK_LIMIT = math.inf
@@ -80,11 +50,18 @@ class MergeTable:
         self.split: dict[int, tuple[int, int]] = {}
         self.rank = dict.fromkeys(self.byte_token.values(), -1)
         self.latest = dict(self.rank)
-        self.left_spine, self.right_spine = Spines(self.split, 0), Spines(self.split, 1)
+        self.left_spine, self.right_spine = (cache(partial(self._spine, side)) for side in (0, 1))
+        """The parts of a token on one side, from a byte to itself; few tokens are asked for."""
         self._find_splits()
         self.irregular = self._find_irregular()
         self.encoded_pair_is_valid = lru_cache(MAX_CACHED_PAIRS)(self._encoded_pair_is_valid)
         """As `is_valid_pair` by running BPE: slow, right for irregular tokens too; remembered."""
+
+    def _spine(self, side: int, token: int) -> tuple[int, ...]:
+        halves = self.split.get(token)
+        if halves is None:
+            return (token,)
+        return *(self.right_spine if side else self.left_spine)(halves[side]), token
 
     def is_reachable(self, token: int) -> bool:
         """Whether BPE turns the bytes of `token` into `token`."""
@@ -107,7 +84,7 @@ class MergeTable:
         """Whether BPE turns the bytes of two reachable tokens into these two tokens."""
         if left in self.irregular or right in self.irregular:
             return self.encoded_pair_is_valid(left, right)
-        return self._meet(self.right_spine[left], self.left_spine[right], RANK_LIMIT)
+        return self._meet(self.right_spine(left), self.left_spine(right), RANK_LIMIT)
 
     def _encoded_pair_is_valid(self, left: int, right: int) -> bool:
         return self.encode(self.bytes_of[left] + self.bytes_of[right]) == [left, right]
@@ -137,7 +114,7 @@ class MergeTable:
         for (left, right), (rank, merged) in self.merged.items():
             if merged in self.rank or left not in self.rank or right not in self.rank:
                 continue
-            if self._meet(self.right_spine[left], self.left_spine[right], rank):
+            if self._meet(self.right_spine(left), self.left_spine(right), rank):
                 self._set_split(merged, left, right, rank)
 
     def _set_split(self, token: int, left: int, right: int, rank: int) -> None:
@@ -180,20 +157,17 @@ class PairRows:
         self._num_stops = len(merges.rank)
         stops = first[tokens]
         self._stop_of_column = np.where(stops < 0, self._num_stops, stops)
-        self._irregular_pieces = [(t, set(merges.left_spine[t])) for t in merges.irregular]
-        self._cache = RowCache(MAX_CACHED_ROWS)
-
-    def invalid(self, left: int) -> NDArray[np.bool_]:
-        """(V,) bool: the tokens that form no valid pair behind the reachable token `left`.
+        self._irregular_pieces = [(t, set(merges.left_spine(t))) for t in merges.irregular]
+        self.invalid = cached_rows(self._invalid, MAX_CACHED_ROWS, len(tokens))
+        """(V,) bool: the tokens that form no valid pair behind a reachable token.
 
         Columns of unreachable tokens are False: they are never inside a longer pretoken.
         """
-        return self._cache.get(left, lambda: self._compute(left))
 
-    def _compute(self, left: int) -> NDArray[np.bool_]:
+    def _invalid(self, left: int) -> Row:
         is_irregular = left in self.merges.irregular
         changes = np.zeros(self._num_stops + 1, np.int32)
-        spine = self.merges.right_spine[left]
+        spine = self.merges.right_spine(left)
         for piece, parent in zip(spine, (*spine[1:], None), strict=True):
             end = RANK_LIMIT if parent is None else self.merges.latest[parent] + is_irregular
             # Count its merges that fire before it dies over the stops that they spoil.

@@ -1,61 +1,33 @@
 """Where a pretokenizer cuts, as an automaton over character classes."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Regex, normalizers
 
 from .utf8 import completions
 
 NUM_CODE_POINTS = 0x110000
 SURROGATES = range(0xD800, 0xE000)
-CATEGORIES = ("Lu", "Lt", "Ll", "Lm", "Lo", "M", "N", "P", "S")
-# Unicode White_Space: what \s means to Oniguruma, and less than str.isspace.
-WHITE_SPACE = frozenset(
-    chain(
-        range(0x09, 0x0E),
-        (0x20, 0x85, 0xA0, 0x1680),
-        range(0x2000, 0x200B),
-        (0x2028, 0x2029, 0x202F, 0x205F, 0x3000),
-    )
-)
-# What patterns name by itself: ASCII, white space and the long s, which folds to s.
-NAMED = sorted({*range(0x80), *WHITE_SPACE, 0x17F})
-_UNNAMED = "\U0010ffff"
+MAX_STATES, MAX_REACHED, MAX_CLASSES = 64, 4096, 256
+State = TypeVar("State")
+Targets = tuple[Iterable[State], Iterable[State]]
+"""The states in which a run may go on when it joins a character, and when it splits before it."""
 
 
 class CharacterClasses:
     """A partition of the code points; class 0 is what no text holds (surrogates, overlong forms).
 
-    `names`: the classes in order; `of`: (0x110000,) uint8, the class of each code point.
+    `of`: (0x110000,) uint8, the class of each code point; `number`: how many classes there are.
     """
 
-    def __init__(self, names: Sequence[str], of: NDArray[np.integer]) -> None:
-        """names: the first is that of class 0. of: (0x110000,) the class of each code point."""
-        self.names = [*names]
+    def __init__(self, of: NDArray[np.integer]) -> None:
+        """of: (0x110000,) the class of each code point."""
         self.of = of.astype(np.uint8)
-        self.of[SURROGATES.start : SURROGATES.stop] = 0
+        self.number = int(self.of.max()) + 1
         self._completions: dict[bytes, frozenset[int]] = {}
-
-    @classmethod
-    def by_category(cls, classify: Callable[[str, str], str]) -> "CharacterClasses":
-        """classify: name of the class of a character, given it and its category.
-
-        Categories are those of CATEGORIES, "" for all others. Of a character that is not among
-        NAMED nothing but its category may decide.
-        """
-        categories, known = _categories(), ("", *CATEGORIES)
-        kinds = [classify(_UNNAMED, category) for category in known]
-        named = {code: classify(chr(code), known[categories[code]]) for code in NAMED}
-        names = ["", *sorted({*kinds, *named.values()})]
-        of = np.array([names.index(kind) for kind in kinds], np.uint8)[categories]
-        for code, name in named.items():
-            of[code] = names.index(name)
-        return cls(names, of)
 
     def of_text(self, text: str) -> NDArray[np.uint8]:
         """Class of each character, (len(text),) uint8."""
@@ -65,31 +37,10 @@ class CharacterClasses:
         """Classes of the characters whose UTF-8 form starts with `partial`."""
         if partial not in self._completions:
             possible = {
-                int(name) for part in completions(partial) for name in np.unique(self.of[part])
+                int(kind) for part in completions(partial) for kind in np.unique(self.of[part])
             }
             self._completions[partial] = frozenset(possible - {0})
         return self._completions[partial]
-
-
-@lru_cache(maxsize=1)
-def assigned_characters() -> str:
-    """Planes 0 to 3 and 14 without the surrogates: all that is assigned, private use aside."""
-    spans = (range(SURROGATES.start), range(SURROGATES.stop, 0x40000), range(0xE0000, 0xE1000))
-    return "".join(map(chr, chain(*spans)))
-
-
-@lru_cache(maxsize=1)
-def _categories() -> NDArray[np.uint8]:
-    """(0x110000,) 1 + the index in CATEGORIES of each character that has one, 0 for all others.
-
-    As the pretokenizers' regex engine has it: Python's table would differ from it by the
-    version of Unicode, 9,392 letters with Python 3.11.
-    """
-    category = np.zeros(NUM_CODE_POINTS, np.uint8)
-    for number, name in enumerate(CATEGORIES, 1):
-        others = normalizers.Replace(Regex(rf"\P{{{name}}}+"), "")
-        category[code_points(others.normalize_str(assigned_characters()))] = number
-    return category
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
@@ -97,56 +48,63 @@ def code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
-BEGIN = "begin"
+def joint_classes(
+    partitions: Iterable[NDArray[np.generic]],
+) -> tuple[CharacterClasses, list[tuple[int, ...]]]:
+    """The coarsest classes that tell apart what any of some partitions does.
+
+    partitions: (0x110000,) each, below 256, with all surrogates in one part. Returns the classes,
+    and for each of them its number in every partition. Raises ValueError for more than 256 of them.
+    """
+    of = np.ones(NUM_CODE_POINTS, np.int64)
+    of[SURROGATES.start : SURROGATES.stop] = 0
+    parts: list[tuple[int, ...]] = [(), ()]
+    for partition in partitions:
+        pairs = of << 8 | partition.astype(np.int64)
+        chosen = np.flatnonzero(np.bincount(pairs))
+        if len(chosen) > MAX_CLASSES:
+            raise ValueError(f"it tells {len(chosen)} kinds of characters apart, at most 256")
+        number = np.zeros(chosen[-1] + 1, np.int64)
+        number[chosen] = np.arange(len(chosen))
+        of = number[pairs]
+        parts = [(*parts[pair >> 8], pair & 0xFF) for pair in chosen.tolist()]
+    return CharacterClasses(of), parts
 
 
 class PretokenizerAutomaton:
     """A non-deterministic automaton in which every complete text has exactly one accepted run.
 
-    A set of states is an int, bit i for state i. Before each character a run either joins it to the
-    open pretoken or splits there: `joins[class][state]` and `splits[class][state]` are the sets of
-    states it may go on in. What a regex decides by looking ahead, a run guesses and a later state
-    enforces; a text may end in the states of `accepting`. `begin` is the state before any text.
+    A set of states is an int, bit i for state i, at most 64; state 0 is that before any text.
+    Before each character a run either joins it to the open pretoken or splits there:
+    `joins[class][state]` and `splits[class][state]` are the sets of states it may go on in. What a
+    regex decides by looking ahead, a run guesses and a later state enforces; a text may end in the
+    states of `accepting`.
     """
+
+    begin = 1
+    """The set of state 0 alone."""
 
     def __init__(
         self,
         classes: CharacterClasses,
-        joins: Mapping[tuple[Any, str], Iterable[Any]],
-        splits: Mapping[tuple[Any, str], Iterable[Any]],
-        accepting: Iterable[Any],
-        begin: Any = BEGIN,
+        joins: list[list[int]],
+        splits: list[list[int]],
+        accepting: int,
     ) -> None:
-        """joins, splits: target states by (state, class), states and classes by name."""
-        self.classes = classes
-        targets = {name for table in (joins, splits) for names in table.values() for name in names}
-        self.names = [begin, *sorted(targets - {begin})]
-        """States in order, at most 64."""
-        self._bit = {name: 1 << i for i, name in enumerate(self.names)}
-        self.begin = self._bit[begin]
-        self.accepting = self._set(accepting)
-        self.joins = self._table(joins)
-        self.splits = self._table(splits)
-
-    def _set(self, names: Iterable[Any]) -> int:
-        return sum(self._bit[name] for name in set(names))
-
-    def _table(self, rules: Mapping[tuple[Any, str], Iterable[Any]]) -> list[list[int]]:
-        return [
-            [self._set(rules.get((state, name), ())) for state in self.names]
-            for name in self.classes.names
-        ]
+        """joins, splits: sets of states by class and state. accepting: a set of states."""
+        self.classes, self.joins, self.splits = classes, joins, splits
+        self.accepting, self.num_states = accepting, len(joins[0])
 
     def pretokens(self, text: str) -> list[str]:
         """The pretokens of a complete text."""
         frontier: dict[int, list[int]] = {0: []}
-        for at, name in enumerate(self.classes.of_text(text).tolist()):
+        for at, kind in enumerate(self.classes.of_text(text).tolist()):
             advanced: dict[int, list[int]] = {}
             for state, cuts in frontier.items():
-                for target in members(self.joins[name][state]):
+                for target in members(self.joins[kind][state]):
                     assert target not in advanced
                     advanced[target] = cuts
-                for target in members(self.splits[name][state]):
+                for target in members(self.splits[kind][state]):
                     assert target not in advanced
                     advanced[target] = [*cuts, at]
             frontier = advanced
@@ -172,95 +130,74 @@ def image(relation: Sequence[int], states: int) -> int:
     return union
 
 
-Table = dict[tuple[str, str], tuple[str, ...]]
+def smallest_automaton(
+    classes: CharacterClasses,
+    begin: State,
+    step: Callable[[State, int], Targets[State]],
+    may_end: Callable[[State], bool],
+) -> PretokenizerAutomaton:
+    """The automaton that goes on from each state by `step(state, kind)`, from `begin` on.
 
-APOSTROPHE, SPACE, WHITE, NEWLINE = "apostrophe", "space", "white", "newline"
-NUMBER, OTHER, SLASH, MARK = "number", "other", "slash", "mark"
-WHITES = (SPACE, WHITE)
-WHITE_ENDS = ("single_space", "single_gap", "white_run")
-ROLES = {**dict.fromkeys("stmd", "stmd"), **dict.fromkeys("rv", "rv"), "e": "e", "l": "l"}
-"""Letters by their part in contractions."""
-
-
-class TransitionRules:
-    """Transitions of an automaton under construction, state by state.
-
-    `start`: the states in which a pretoken begins, by the class of its first character.
+    It has only states that lie on a run of some text, one for all behind which the same texts are
+    cut alike, and one class for all characters that lead to the same. Raises ValueError for more
+    than 64 states, the bits of a set.
     """
+    steps = _steps_of_texts(classes.number, begin, step, may_end)
+    # 1. Number the states by what may follow, told apart further in each round; the first is 0.
+    number = {state: int(may_end(state)) for state in steps}
+    num_states, num_before = 1, 0
+    while num_states > num_before:
+        forms = {
+            state: (number[state], *(frozenset(number[to] for to in each) for each in targets))
+            for state, targets in steps.items()
+        }
+        numbers = {form: i for i, form in enumerate(dict.fromkeys(forms.values()))}
+        number = {state: numbers[form] for state, form in forms.items()}
+        num_states, num_before = len(numbers), num_states
+    if num_states > MAX_STATES:
+        raise ValueError(f"it needs {num_states} states, at most {MAX_STATES}")
+    # 2. Sets of them as bits, by state and class: where a character joins, and where it splits.
+    rows = {
+        number[state]: [sum(1 << to for to in {number[to] for to in each}) for each in targets]
+        for state, targets in steps.items()
+    }
+    columns = [*zip(*(rows[i] for i in range(num_states)), strict=True)]
+    nowhere = (0,) * num_states
+    relations = [(nowhere, nowhere), *zip(columns[::2], columns[1::2], strict=True)]
+    # 3. One class for all characters that lead to the same.
+    distinct = [*dict.fromkeys(relations)]
+    of = np.array([distinct.index(relation) for relation in relations])[classes.of]
+    joins, splits = ([[*side] for side in sides] for sides in zip(*distinct, strict=True))
+    accepting = sum(1 << i for i in {number[state] for state in steps if may_end(state)})
+    return PretokenizerAutomaton(CharacterClasses(of), joins, splits, accepting)
 
-    def __init__(self, start: Mapping[str, tuple[str, ...]]) -> None:
-        self.start = start
-        self.joins: Table = {}
-        self.splits: Table = {}
 
-    def automaton(
-        self, classify: Callable[[str, str], str], accepting: Iterable[str]
-    ) -> PretokenizerAutomaton:
-        """That of all transitions, with those of the state before any text.
-
-        accepting: states in which a text may end, beside that and those of white space.
-        """
-        self.split(BEGIN, list(self.start))
-        ends = {BEGIN, *WHITE_ENDS, *accepting}
-        classes = CharacterClasses.by_category(classify)
-        return PretokenizerAutomaton(classes, self.joins, self.splits, ends)
-
-    def join(self, state: str, classes: Collection[str], *targets: str) -> None:
-        """Characters of `classes` belong to the open pretoken."""
-        self.joins.update({(state, name): targets for name in classes})
-
-    def split(self, state: str, classes: Collection[str], *targets: str) -> None:
-        """Characters of `classes` begin a pretoken, in `targets` or else where any of them does."""
-        self.splits.update({(state, name): targets or self.start[name] for name in classes})
-
-    def split_rest(self, state: str) -> None:
-        """Every class that does not join in `state` begins a pretoken."""
-        self.split(state, [name for name in self.start if (state, name) not in self.joins])
-
-    def add_white_space(self, keeps: Table) -> None:
-        r"""`\s+(?!\S)|\s+` over WHITES: a run gives back its last character before others.
-
-        keeps: which first characters of the next pretoken join a single white space, as (kind,
-        class) -> targets; the kinds are "space" and "gap" (any other white space).
-        """
-        visible = [name for name in self.start if name not in (*WHITES, NEWLINE)]
-        for kind in ("space", "gap"):
-            for state in (f"single_{kind}", f"last_{kind}"):
-                for (at, name), targets in keeps.items():
-                    if at == kind:
-                        self.join(state, [name], *targets)
-                self.split(state, [name for name in visible if (state, name) not in self.joins])
-        for state in WHITE_ENDS:
-            self.join(state, WHITES, "white_run")
-            self.split(state, [SPACE], "last_space")
-            self.split(state, [WHITE], "last_gap")
-
-    def add_newlines(self) -> None:
-        r"""`\s*[\r\n]+`: white space up to the last newline of the run is one pretoken.
-
-        "before_newline" owes a newline, "last_newline" claims to be the last of its run.
-        """
-        self.join("before_newline", WHITES, "before_newline")
-        self.join("before_newline", [NEWLINE], "before_newline", "last_newline")
-        visible = [name for name in self.start if name not in (*WHITES, NEWLINE)]
-        self.split("last_newline", visible)
-        self.split("last_newline", [SPACE], "single_space")
-        self.split("last_newline", [WHITE], "single_gap")
-
-    def add_contraction(self, letters: Mapping[str, Collection[str]]) -> None:
-        """`'s|'t|'re|'ve|'m|'ll|'d` behind its apostrophe; letters: classes by role, see ROLES."""
-        self.join("contraction", letters["stmd"], "contracted")
-        self.join("contraction", letters["rv"], "contraction_e")
-        self.join("contraction", letters["l"], "contraction_l")
-        self.join("contraction_e", letters["e"], "contracted")
-        self.join("contraction_l", letters["l"], "contracted")
-        self.split_rest("contracted")
-
-    def add_digits(self, longest: int | None) -> None:
-        r"""`\p{N}{1,longest}`, or `\p{N}+` without a limit; the first digit is in "digits_1"."""
-        for count in range(1, (longest or 1) + 1):
-            if longest is None:
-                self.join("digits_1", [NUMBER], "digits_1")
-            elif count < longest:
-                self.join(f"digits_{count}", [NUMBER], f"digits_{count + 1}")
-            self.split_rest(f"digits_{count}")
+def _steps_of_texts(
+    num_classes: int,
+    begin: State,
+    step: Callable[[State, int], Targets[State]],
+    may_end: Callable[[State], bool],
+) -> dict[State, list[set[State]]]:
+    """Where each state leads that lies on a run of some text, class by class but for class 0: in
+    turn by joining and by splitting. The first state is `begin`."""
+    # 1. Follow all characters from the beginning.
+    steps: dict[State, list[set[State]]] = {}
+    before: dict[State, set[State]] = {begin: set()}
+    unseen = [begin]
+    while unseen:
+        state = unseen.pop()
+        steps[state] = [set(to) for kind in range(1, num_classes) for to in step(state, kind)]
+        for target in dict.fromkeys(chain.from_iterable(steps[state])):
+            if target not in before:
+                before[target] = set()
+                unseen.append(target)
+            before[target].add(state)
+        if len(before) > MAX_REACHED:
+            raise ValueError(f"it needs more than {MAX_REACHED} states")
+    # 2. Keep the states from which a text comes to an end.
+    kept, unseen = set[State](), [state for state in steps if may_end(state)]
+    while unseen:
+        if (state := unseen.pop()) not in kept:
+            kept.add(state)
+            unseen += before[state]
+    return {state: [to & kept for to in steps[state]] for state in steps if state in kept}

@@ -1,8 +1,6 @@
 """The effect of each token on the states of a pretokenizer, for the whole vocabulary at once."""
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
-from operator import or_
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +26,6 @@ class WholePretokens:
 
     def __bool__(self) -> bool:
         return bool(self._texts)
-
-    def __contains__(self, text: object) -> bool:
-        return text in self._texts
 
     def opened(
         self,
@@ -85,9 +80,9 @@ class TokenShapes:
     """Each token's characters as a relation on automaton states ("shape"); few are different.
 
     `shape_of` (V,) int32 is the shape of the whole characters of each row, EMPTY if there are none
-    (behind lead bytes: IDENTITY and what follows); `full_shape_of` has the tail too, as any of the
-    characters it may become. A shape maps a state to the set of states after the characters, by
-    whether the first one joins (`joins[shape][state]`) or splits (`splits[shape][state]`).
+    (behind lead bytes: IDENTITY and what follows). A shape maps a state to the set of states after
+    the characters, by whether the first one joins (`joins[shape][state]`) or splits
+    (`splits[shape][state]`); EMPTY maps it to itself.
     `is_ill_formed` (V,) bool: rows that no UTF-8 text contains; `has_tail`: those that end inside a
     character.
     """
@@ -95,29 +90,18 @@ class TokenShapes:
     def __init__(self, automaton: PretokenizerAutomaton, texts: Sequence[bytes]) -> None:
         """texts: bytes of each row."""
         self.automaton = automaton
-        num_states = len(automaton.names)
+        num_states = automaton.num_states
         identity = tuple(1 << state for state in range(num_states))
         self.joins: list[tuple[int, ...]] = [identity] * 2
-        self.splits: list[tuple[int, ...]] = [(0,) * num_states] * 2
+        self.splits: list[tuple[int, ...]] = [identity, (0,) * num_states]
         self._number: dict[Relation, int] = {}
         self._next: dict[tuple[int, int], int] = {}
-        self._rules = list(zip(automaton.joins, automaton.splits, strict=True))
-        self._tail_classes: dict[frozenset[int], int] = {}
         cuts = [_cut(text) for text in texts]
         self.is_ill_formed = np.array([cut is None for cut in cuts])
         self.cuts = [cut or TokenCut(b"", "", b"") for cut in cuts]
         self.num_lead = np.array([len(cut.lead) for cut in self.cuts])
         self.has_tail = np.array([bool(cut.tail) for cut in self.cuts])
         self.shape_of = self._walk()
-        self.full_shape_of = self.shape_of.copy()
-        for row in np.flatnonzero(self.has_tail).tolist():
-            any_of = self._any_of(automaton.classes.of_partial(self.cuts[row].tail))
-            self.full_shape_of[row] = self._shape_after(int(self.shape_of[row]), any_of)
-
-    def reached(self, states: int, *, is_split: bool) -> NDArray[np.uint64]:
-        """(number of shapes,) uint64: the set of states behind each shape from a set before it."""
-        table = self.splits if is_split else self.joins
-        return np.array([image(relation, states) for relation in table], np.uint64)
 
     def _walk(self) -> NDArray[np.int32]:
         """Shapes of the whole characters of all rows, one character of every row at a time."""
@@ -130,14 +114,14 @@ class TokenShapes:
             shape[rows] = self._step(shape[rows], classes[starts[rows] + i].astype(np.int64))
         return shape.astype(np.int32)
 
-    def _step(self, shape: NDArray[np.int64], name: NDArray[np.int64]) -> NDArray[np.int64]:
-        keys, index = np.unique(shape << 16 | name, return_inverse=True)
+    def _step(self, shape: NDArray[np.int64], kind: NDArray[np.int64]) -> NDArray[np.int64]:
+        keys, index = np.unique(shape << 16 | kind, return_inverse=True)
         values = [self._shape_after(key >> 16, key & 0xFFFF) for key in keys.tolist()]
         return np.array(values)[index]
 
-    def _shape_after(self, shape: int, name: int) -> int:
-        if (shape, name) not in self._next:
-            joins, splits = self._rules[name]
+    def _shape_after(self, shape: int, kind: int) -> int:
+        if (shape, kind) not in self._next:
+            joins, splits = self.automaton.joins[kind], self.automaton.splits[kind]
             relation = tuple(joins), tuple(splits)
             if shape != EMPTY:
                 relation = (
@@ -148,21 +132,8 @@ class TokenShapes:
                 self._number[relation] = len(self.joins)
                 self.joins.append(relation[0])
                 self.splits.append(relation[1])
-            self._next[shape, name] = self._number[relation]
-        return self._next[shape, name]
-
-    def _any_of(self, names: frozenset[int]) -> int:
-        """A new class for "any character of these", known to this object only."""
-        if names not in self._tail_classes:
-            self._tail_classes[names] = len(self._rules)
-            tables = self.automaton.joins, self.automaton.splits
-            joins, splits = (self._union(table, names) for table in tables)
-            self._rules.append((joins, splits))
-        return self._tail_classes[names]
-
-    def _union(self, table: Sequence[list[int]], names: frozenset[int]) -> list[int]:
-        columns = zip(*(table[name] for name in names), strict=True)
-        return [reduce(or_, states) for states in columns] if names else [0] * len(table[0])
+            self._next[shape, kind] = self._number[relation]
+        return self._next[shape, kind]
 
 
 def _cut(text: bytes) -> TokenCut | None:

@@ -33,36 +33,30 @@ class ByteTrie:
         self.start = low - (low + num_ends)[parent]
         self.symbol = byte.copy()
         self._bytes: bytes = byte.astype(np.uint8).tobytes()
-        # Views whose items are Python numbers: a third of the time of an item of an array.
-        self._first_child: memoryview[int] = self.first_child.data
-        self._num_children: memoryview[int] = self.num_children.data
-        self._tokens: memoryview[int] = self.tokens.data
-        self._low: memoryview[int] = self.low.data
-        self._high: memoryview[int] = self.high.data
-        self._num_ends: memoryview[int] = self.num_ends.data
 
     def child(self, node: int, byte: int) -> int:
         """The node one byte further, or -1 where no token goes on."""
-        start = self._first_child[node]
-        return self._bytes.find(byte, start, start + self._num_children[node])
+        start = self.first_child[node]
+        return self._bytes.find(byte, start, start + self.num_children[node])
 
     def children(self, node: int) -> slice:
         """The consecutive nodes one byte further."""
-        start = self._first_child[node]
-        return slice(start, start + self._num_children[node])
+        start = self.first_child[node]
+        return slice(start, start + self.num_children[node])
 
     def longer(self, node: int) -> tuple[int, int]:
         """The rows whose bytes start with the node's prefix and are longer, half-open."""
-        return self._low[node] + self._num_ends[node], self._high[node]
+        return self.low[node] + self.num_ends[node], self.high[node]
 
     def has_children(self, node: int) -> bool:
         """Whether some token goes on."""
-        return self._num_children[node] > 0
+        return bool(self.num_children[node])
 
     def ends(self, node: int) -> list[int]:
         """The tokens whose bytes are exactly the node's prefix."""
-        low = self._low[node]
-        return self._tokens[low : low + self._num_ends[node]].tolist()
+        low = self.low[node]
+        tokens: list[int] = self.tokens[low : low + self.num_ends[node]].tolist()
+        return tokens
 
     def interval(self, prefix: bytes) -> tuple[int, int]:
         """The rows whose bytes start with `prefix`, as a half-open interval."""

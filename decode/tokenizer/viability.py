@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .merges import MergeTable, PairRows, RowCache
+from .merges import MergeTable, PairRows, cached_rows
 from .pretokenizer import PretokenizerAutomaton, image
 from .token_shapes import EMPTY, Opened, TokenCut, TokenShapes, WholePretokens
 from .trie import ByteTrie
@@ -72,7 +72,7 @@ class Viability:
     A token follows when no pretoken border lies before it and it forms a valid pair with the last
     token, or when a border lies there; no border may lie inside it, the text must stay well-formed
     UTF-8, and it must not lead into a *dead end*, from which no sequence reaches the end of a text.
-    So every sequence begins the tokenisation of some text, and every complete text has exactly one,
+    So every sequence begins the tokenization of some text, and every complete text has exactly one,
     the tokenizer's own. Rows are those of `trie`.
     Source: Berglund and van der Merwe 2023, per pretoken.
 
@@ -107,7 +107,10 @@ class Viability:
         self._is_startable = self._is_joinable | whole
         self._whole = WholePretokens([trie.texts[row] for row in np.flatnonzero(whole)], trie)
         self._lead_rows = np.flatnonzero(self._is_joinable & (self.shapes.num_lead > 0)).tolist()
-        self._rows = RowCache(MAX_CACHED_ROWS)
+        size = MAX_CACHED_ROWS, len(self._tokens)
+        self.allowed = cached_rows(self._allowed, *size)
+        """(V,) bool by row: the tokens that may follow a state."""
+        self._row = cached_rows(self._row_of_states, *size)
         self.extend = lru_cache(MAX_CACHED_STATES)(self._extend)
         """The state behind a token that follows a state, or None where it may not follow."""
         self._has_end: dict[ViabilityState, bool] = {}
@@ -117,19 +120,16 @@ class Viability:
         return ViabilityState(0, self.automaton.begin)
 
     def may_end(self, state: ViabilityState) -> bool:
-        """Whether the text may end here: the sequence is then the tokenisation of all of it."""
+        """Whether the text may end here: the sequence is then the tokenization of all of it."""
         return not state.partial and bool(state.splits & self.automaton.accepting)
-
-    def allowed(self, state: ViabilityState) -> NDArray[np.bool_]:
-        """(V,) bool by row: the tokens that may follow."""
-        return self._rows.get(state, lambda: self._allowed(state))
 
     def _allowed(self, state: ViabilityState) -> NDArray[np.bool_]:
         if state.partial:
-            row = self._valid_pairs(state, self._partial_row(state))
+            without_token = ViabilityState(state.joins, state.splits, state.partial)
+            row = self._valid_pairs(state, self._row(without_token))
         else:
-            joining = self._valid_pairs(state, self._row(state.joins, is_split=False))
-            row = joining | self._row(state.splits, is_split=True)
+            joining, splitting = _ways(state)
+            row = self._valid_pairs(state, self._row(joining)) | self._row(splitting)
             row[self._added_rows] = self.may_end(state)
         for prefix in self._banned(state):
             row[slice(*self.trie.interval(prefix))] = False
@@ -173,8 +173,8 @@ class Viability:
         if state.partial:
             yield from self._lead_rows
             return
-        for states, is_split in ((state.joins, False), (state.splits, True)):
-            row, is_end = self._walkable(states, is_split)
+        for way in _ways(state):
+            row, is_end = self._walkable(way)
             for part in (row & is_end, row & ~is_end):
                 yield from np.flatnonzero(part).tolist()
 
@@ -216,8 +216,8 @@ class Viability:
             return None
         if len(partial) < form_length(partial[0]):
             return None if cut.characters or cut.tail else replace(state, partial=partial)
-        name = int(self.automaton.classes.of[completions(partial)[0].start])
-        relation = self.automaton.joins[name], self.automaton.splits[name]
+        kind = int(self.automaton.classes.of[completions(partial)[0].start])
+        relation = self.automaton.joins[kind], self.automaton.splits[kind]
         return self._moved(state, relation, partial)
 
     def _walk(self, state: ViabilityState, row: int) -> ViabilityState | None:
@@ -231,9 +231,9 @@ class Viability:
         if state.partial:
             # Some character that starts with the partial one must be possible.
             may_go_on = any(
-                image(self.automaton.joins[name], state.joins)
-                or image(self.automaton.splits[name], state.splits)
-                for name in self.automaton.classes.of_partial(state.partial)
+                image(self.automaton.joins[kind], state.joins)
+                or image(self.automaton.splits[kind], state.splits)
+                for kind in self.automaton.classes.of_partial(state.partial)
             )
             return state if may_go_on else None
         if not state.joins:
@@ -264,41 +264,37 @@ class Viability:
         return self.added.banned_after(state.token, text)
 
     def _valid_pairs(self, state: ViabilityState, row: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """A copy of `row` without the tokens that form no valid pair with the last one."""
+        """`row` without the tokens that form no valid pair with the last one."""
         token = state.token
-        if token is None or not state.joins | len(state.partial):
-            return row.copy()
-        return row.copy() if token in self.added else row & ~self.pairs.invalid(token)
-
-    def _row(self, states: int, *, is_split: bool) -> NDArray[np.bool_]:
-        """Tokens that begin a character, can be walked from the states and meet no dead end."""
-
-        def computed() -> NDArray[np.bool_]:
-            row, is_end = self._walkable(states, is_split)
-            state = ViabilityState(0, states) if is_split else ViabilityState(states, 0)
-            for row_index in np.flatnonzero(row & ~is_end).tolist():
-                row[row_index] = self._extend(state, self._tokens[row_index]) is not None
+        if token is None or token in self.added or not (state.joins or state.partial):
             return row
+        return row & ~self.pairs.invalid(token)
 
-        return self._rows.get((states, is_split), computed)
+    def _row_of_states(self, state: ViabilityState) -> NDArray[np.bool_]:
+        """Tokens that go on from a state without a last token and meet no dead end; outside
+        characters it is one of `_ways`."""
+        if state.partial:
+            row, doubtful = np.zeros(len(self._tokens), np.bool_), self._lead_rows
+        else:
+            row, is_end = self._walkable(state)
+            doubtful = np.flatnonzero(row & ~is_end).tolist()
+        for row_index in doubtful:
+            row[row_index] = self._extend(state, self._tokens[row_index]) is not None
+        return row
 
-    def _walkable(self, states: int, is_split: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """(V,) bool each: tokens of which some way through is open, and those that may end then."""
-        reached = self.shapes.reached(states, is_split=is_split)
-        mask = self._is_startable if is_split else self._is_joinable
-        row = (reached != 0)[self.shapes.full_shape_of] & mask & (self.shapes.num_lead == 0)
+    def _walkable(self, way: ViabilityState) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """(V,) bool each: tokens that one of `_ways` leads through but for their tails, and those
+        behind which the text may end then."""
+        shapes, states = self.shapes, way.joins | way.splits
+        table = shapes.splits if way.splits else shapes.joins
+        mask = self._is_startable if way.splits else self._is_joinable
+        reached = np.array([image(relation, states) for relation in table], np.uint64)
+        row = (reached != 0)[shapes.shape_of] & mask & (shapes.num_lead == 0)
         # Behind a tail the text cannot end yet, whatever the characters before it allow.
-        is_end = (reached & np.uint64(self.automaton.accepting) != 0)[self.shapes.shape_of]
-        return row, is_end & ~self.shapes.has_tail
+        is_end = (reached & np.uint64(self.automaton.accepting) != 0)[shapes.shape_of]
+        return row, is_end & ~shapes.has_tail
 
-    def _partial_row(self, state: ViabilityState) -> NDArray[np.bool_]:
-        """Tokens that go on with the unfinished character and meet no dead end."""
-        without_token = ViabilityState(state.joins, state.splits, state.partial)
 
-        def computed() -> NDArray[np.bool_]:
-            row = np.zeros(len(self._tokens), np.bool_)
-            for row_index in self._lead_rows:
-                row[row_index] = self._extend(without_token, self._tokens[row_index]) is not None
-            return row
-
-        return self._rows.get(("partial", without_token), computed)
+def _ways(state: ViabilityState) -> tuple[ViabilityState, ViabilityState]:
+    """What a state outside characters allows to a token that joins, and to one that splits."""
+    return ViabilityState(state.joins, 0), ViabilityState(0, state.splits)

@@ -3,7 +3,7 @@
 from functools import cache
 
 import torch
-from byte_reference import ReferenceStream
+from byte_reference import ReferenceLaws
 from tiny_models import TEXT, tiny_llama, train_tokenizer
 from torch import Tensor
 
@@ -26,17 +26,14 @@ def llama3_tokenizer(vocab_size: int):
     return train_tokenizer(vocab_size, TEXT[::-1], pre_tokenizer())
 
 
-def reference_of(pair: ModelPair, name: str, **changes) -> ReferenceStream:
+def reference_of(pair: ModelPair, name: str, **changes) -> ReferenceLaws:
     vocabulary = ByteLevel(pair, ByteSettings()).vocabularies[name]
-    return ReferenceStream(pair.models[name], vocabulary, num_rows=1, **changes)
+    return ReferenceLaws(pair.models[name], vocabulary, **changes)
 
 
 def log_probs_along(
     pair: ModelPair, name: str, prompt: str, symbols: list[int], **changes
 ) -> Tensor:
     """(symbols, 257) float64 before each symbol, by the definition."""
-    stream = reference_of(pair, name, **changes)
-    rows = [stream.read([list(prompt.encode())], [0]).logits[0]]
-    for symbol in symbols[:-1]:
-        rows.append(stream.feed(torch.tensor([[symbol]]), torch.tensor([[1]]))[0, 0])
-    return torch.stack(rows)
+    laws = reference_of(pair, name, **changes)
+    return torch.stack([laws.read(prompt.encode()), *map(laws.append, symbols[:-1])])

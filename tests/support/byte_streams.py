@@ -1,6 +1,7 @@
 """Byte-level streams of tiny models, and texts to feed them."""
 
 import copy
+from collections.abc import Iterable
 from functools import cache
 
 import torch
@@ -43,6 +44,13 @@ def bytes_of(vocabulary: ByteVocabulary, text: str) -> list[int]:
     return list(vocabulary.normalize(text))
 
 
+def grown(vocabulary: ByteVocabulary, text: Iterable[int]) -> TokenTree:
+    tree = TokenTree(vocabulary)
+    for byte in text:
+        tree.append(byte)
+    return tree
+
+
 def path_of(tree: TokenTree, node: int) -> list[int]:
     """The tokens of a node, first to last."""
     tokens = []
@@ -53,7 +61,7 @@ def path_of(tree: TokenTree, node: int) -> list[int]:
 
 
 def closed_path(tree: TokenTree) -> list[int] | None:
-    """The tokenisation of the whole text, if the text may end here."""
+    """The tokenization of the whole text, if the text may end here."""
     may_end = tree.vocabulary.viability.may_end
     ends = (h.node for h in tree.heads if h.prefix == ROOT and may_end(tree.state[h.node]))
     return next((path_of(tree, node) for node in ends), None)

@@ -13,22 +13,22 @@ WORKS = Path(__file__).parents[2] / "tools" / "quickstart" / "works"
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 CL100K = CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES
+CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def cased(ending: str, digits: str) -> str:
+    """Words cut by case, as o200k and Tekken have them."""
+    words = (f"{CASED[0]}*{CASED[1]}+", f"{CASED[0]}+{CASED[1]}*")
+    starts = "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{word}{ending}" for word in words)
+    return rf"{starts}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
+
+
 REGEXES = {
     "GPT-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "cl100k": CL100K,
     "Qwen": CL100K.replace("{1,3}", ""),
-    "o200k": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    + CONTRACTION
-    + r"?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    + CONTRACTION
-    + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
-    + SPACES,
+    "o200k": cased(f"{CONTRACTION}?", r"\p{N}{1,3}"),
 }
-CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{CASED[0]}*{CASED[1]}+|[^\r\n\p{{L}}\p{{N}}]?{CASED[0]}+{CASED[1]}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
-)
 DEEPSEEK_WORDS = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES
@@ -40,7 +40,7 @@ DEEPSEEK_LETTERS = (
 )
 DEEPSEEK_SYMBOLS = r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 STEPS: dict[str, tuple[str | pre_tokenizers.PreTokenizer, ...]] = {
-    "Tekken": (TEKKEN,),
+    "Tekken": (cased("", r"\p{N}"),),
     "BLOOM": (r" ?[^(\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+",),
     "StarCoder": (
         pre_tokenizers.Digits(individual_digits=True),

@@ -28,9 +28,9 @@ def adversarial_pairs(table: MergeTable, number: int) -> list[tuple[int, int]]:
     source = random.Random(2)
     ending, starting = {}, {}
     for token in table.rank:
-        for piece in table.right_spine[token]:
+        for piece in table.right_spine(token):
             ending.setdefault(piece, []).append(token)
-        for piece in table.left_spine[token]:
+        for piece in table.left_spine(token):
             starting.setdefault(piece, []).append(token)
     merges = [pair for pair in table.merged if pair[0] in ending and pair[1] in starting]
     chosen = source.choices(merges, k=number)

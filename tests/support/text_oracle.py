@@ -36,7 +36,7 @@ FEW = (0x80, 0x90, 0xA0, 0xBF)
 
 
 class TextOracle:
-    """A token sequence occurs if the tokenisation of some complete text begins with it.
+    """A token sequence occurs if the tokenization of some complete text begins with it.
 
     That is asked of the library, for each token behind a sequence that occurs and for these texts:
 
@@ -91,7 +91,7 @@ class TextOracle:
         return b"".join(self.bytes_of[token] for token in path)
 
     def may_end(self, path: tuple[int, ...]) -> bool:
-        """Whether the sequence is the tokenisation of a text."""
+        """Whether the sequence is the tokenization of a text."""
         text = decoded(self.text(path))
         if text is None:
             return False

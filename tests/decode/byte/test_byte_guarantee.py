@@ -6,12 +6,14 @@ from collections import Counter
 import pytest
 import torch
 from byte_pairs import PROMPTS, log_probs_along, reference_of
-from byte_reference import ReferenceStream, node_law
+from byte_reference import ReferenceLaws
 from scipy.stats import chi2
 from tiny_models import tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, SafeOnly
+from anchored.decode.byte.node_law import node_laws
 from anchored.decode.settings import SamplingConfig
+from anchored.decode.tokenizer.vocabulary import END_SYMBOL
 from anchored.kernels import reference
 
 NUM_DRAWS = 400
@@ -45,6 +47,42 @@ def test_spends_are_the_true_divergence_from_the_safe_model(pair, warpers):
         assert (allowed["risky"] & ~allowed["safe"]).any()
 
 
+HORIZON = 3
+
+
+def safe_texts(pair: ModelPair, prompt: str, sampling: SamplingConfig) -> dict[tuple, float]:
+    """log P_s of every text of HORIZON symbols, or of fewer that end, by the definition."""
+    texts, begun = {}, {(): 0.0}
+    while begun:
+        text, log_prob = begun.popitem()
+        law = log_probs_along(pair, "safe", prompt, [*text, END_SYMBOL], sampling=sampling)[-1]
+        for symbol in (law > -torch.inf).nonzero()[:, 0].tolist():
+            longer = (*text, symbol)
+            is_whole = symbol == END_SYMBOL or len(longer) == HORIZON
+            (texts if is_whole else begun)[longer] = log_prob + law[symbol].item()
+    return texts
+
+
+@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[3]])
+def test_divergences_of_bytes_add_up_to_that_of_texts_within_the_budget(pair, prompt):
+    """A risky model that is surer of what the safe one says: top_k leaves both the same tokens."""
+    sampling, surer = SamplingConfig(top_k=3), tiny_llama(1, max_position_embeddings=256)
+    surer.lm_head.weight.data *= 6
+    one = ModelPair(pair.safe, surer, pair.tokenizer)
+    safe = safe_texts(one, prompt, sampling)
+    decoder = Decoder(one, Anchored(k=0.1, debt="none"), level="byte")
+    scores = decoder.score(
+        [prompt] * len(safe), [*map(list, safe)], horizon=HORIZON, **sampling.as_dict()
+    )
+    drawn = [math.exp(score.log_prob) for score in scores]
+    pairs = [pair for pair in zip(drawn, scores, safe.values(), strict=True) if pair[0] > 0]
+    divergence = math.fsum(prob * (score.log_prob - log_prob) for prob, score, log_prob in pairs)
+    spends = math.fsum(prob * score.spend for prob, score, _ in pairs)
+    assert len(safe) > 8 and math.fsum(drawn) == pytest.approx(1, abs=1e-7)
+    assert divergence == pytest.approx(spends, rel=1e-4)
+    assert 0.5 * scores[0].bound < divergence <= scores[0].bound
+
+
 def test_no_budget_gives_the_safe_model_exactly(pair):
     anchored = Decoder(pair, Anchored(k=0.0)).generate(PROMPTS, max_new_bytes=12)
     safe = Decoder(pair, SafeOnly()).generate(PROMPTS, max_new_bytes=12)
@@ -76,19 +114,18 @@ def test_an_ample_budget_draws_the_texts_of_the_masked_risky_model(pair):
     assert math.fsum(terms) < chi2.isf(FALSE_ALARM, len(common))
 
 
-def token_law(stream: ReferenceStream, prompt: bytes, number: int) -> dict[bytes, float]:
+def token_law(laws: ReferenceLaws, prompt: bytes, number: int) -> dict[bytes, float]:
     """Probability of the `number` bytes behind a prompt (the end: 0xff), token by token.
 
     Every token sequence that the prompt may begin is followed until it is long enough.
     """
-    vocabulary = stream.vocabulary
+    vocabulary = laws.vocabulary
     trie, viability = vocabulary.trie, vocabulary.viability
     found: dict[bytes, float] = {}
     open_paths = [((), b"", viability.start(), 1.0)]
     while open_paths:
         path, text, state, prob = open_paths.pop()
-        logits = stream.raw_logits([(*vocabulary.start_token_ids, *path)])[0] / TEMPERATURE
-        law = node_law(vocabulary, state, logits)
+        law = next(node_laws(vocabulary, [state], laws.raw_logits(path) / TEMPERATURE))
         steps = [
             (text + t, int(token), law.of_token(token))
             for t, token in zip(trie.texts, trie.tokens, strict=True)

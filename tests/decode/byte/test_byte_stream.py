@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from byte_reference import ReferenceStream
+from byte_reference import ReferenceLaws
 from byte_streams import (
     CONTINUATION,
     PROMPT,
@@ -29,10 +29,11 @@ one_tokenizer = pytest.mark.parametrize("family", ["cl100k"])
 def check_against_definition(model, vocabulary: ByteVocabulary) -> None:
     prompt, text = bytes_of(vocabulary, PROMPT), bytes_of(vocabulary, CONTINUATION)
     stream = stream_of(model, vocabulary)
-    read = stream.read([prompt], [1])
-    fed = feed_byte_by_byte(stream, 1, text)
-    expected = ReferenceStream(model, vocabulary, num_rows=1).walk(prompt + text)
-    assert_same(torch.cat([read.logits, fed]), expected[len(prompt) - 1 :])
+    read = stream.read([prompt, prompt], [1, 2])
+    one_by_one, at_once = feed_byte_by_byte(stream, 1, text), feed(stream, {2: text})[2]
+    expected = ReferenceLaws(model, vocabulary).walk(prompt + text)
+    for fed in (one_by_one, at_once):
+        assert_same(torch.cat([read.logits[:1], fed]), expected[len(prompt) - 1 :])
     assert_same(read.token_log_probs[0], expected[range(len(prompt) - 1), prompt[1:]])
 
 
@@ -46,18 +47,6 @@ def test_logits_and_prompt_scores_are_those_of_the_definition(vocabulary, model)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_model_family_reads_its_token_tree(name, vocabulary):
     check_against_definition(model_of(vocabulary, name), vocabulary)
-
-
-def test_reading_is_feeding_byte_by_byte_and_feeding_at_once(vocabulary, model, prompt, text):
-    stream = stream_of(model, vocabulary)
-    stream.read([prompt, prompt], [0, 1])
-    one_by_one = feed_byte_by_byte(stream, 0, text)
-    at_once = feed(stream, {1: text})[1]
-    whole = stream.read([prompt + text], [2])
-    assert_same(at_once, one_by_one)
-    assert_same(whole.logits[0], one_by_one[-1])
-    chosen = one_by_one[:-1].gather(-1, torch.tensor(text[1:])[:, None])[:, 0]
-    assert_same(whole.token_log_probs[0][len(prompt) :], chosen)
 
 
 @one_tokenizer
@@ -99,7 +88,7 @@ def test_nothing_follows_the_end(vocabulary, model):
 
 
 @one_tokenizer
-def test_a_text_that_warping_excludes_stands_for_its_tokenisation(vocabulary, model, prompt, text):
+def test_a_text_that_warping_excludes_stands_for_its_tokenization(vocabulary, model, prompt, text):
     warp = Warpers(SamplingConfig(top_k=100), vocabulary.stop_token_ids.tolist())
     stream = stream_of(model, vocabulary, warp=warp)
     read = stream.read([prompt], [0])
@@ -129,19 +118,6 @@ def test_prompts_of_several_forwards_are_read_exactly(monkeypatch, vocabulary, m
     assert_same(read.logits[0], expected.logits[0])
     assert_same(read.token_log_probs[0], expected.token_log_probs[0])
     assert pieces.counts(0).num_forwards > 5
-
-
-@one_tokenizer
-def test_a_text_that_outgrows_the_positions_is_over(vocabulary):
-    model = model_of(vocabulary, "gpt2")
-    stream = stream_of(model, vocabulary)
-    prompt = list(b"1!" * 500)
-    stream.read([prompt, prompt[:8]], [0, 1])
-    logits = feed(stream, {0: list(b"1!" * 20), 1: list(b"1!" * 20)})
-    is_over = (logits[0] == -torch.inf).all(-1)
-    assert not is_over[:20].any() and is_over[-10:].all()
-    assert not (logits[1] == -torch.inf).all(-1).any()
-    assert [stream.outgrown(row) for row in (0, 1)] == [1024, 0]
 
 
 @one_tokenizer

@@ -54,7 +54,7 @@ def beginnings(strings: tuple[str, ...]) -> list[bytes]:
     return list(dict.fromkeys(cut))
 
 
-CASES = [("trained", "GPT-2")]
+CASES = [("trained", "GPT-2"), ("random", "o200k")]
 SLOW_CASES = [case for case in product(NUM_STRINGS, (*REGEXES, *STEPS)) if case not in CASES]
 
 

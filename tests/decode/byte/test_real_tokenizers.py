@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from byte_streams import closed_path
+from byte_streams import closed_path, grown
 from hard_strings import draw_hard_strings
 from merge_pairs import hard_pairs, library_says
 from tokenizers import Tokenizer
 
-from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 FOLDER = Path(__file__).parents[4] / "shared" / "tokenizers"
@@ -33,11 +32,10 @@ def published(name) -> tuple[Tokenizer, ByteVocabulary]:
     return tokenizer, ByteVocabulary(tokenizer, [STOP_TOKENS[name]])
 
 
-def test_trees_hold_the_librarys_tokenisation_of_every_string(published):
+def test_trees_hold_the_librarys_tokenization_of_every_string(published):
     tokenizer, vocabulary = published
     for text in (*draw_hard_strings(1500, seed=10, longest=30), *LLAMA3_ODDITIES):
-        tree = TokenTree(vocabulary)
-        tree.extend(vocabulary.normalize(text))
+        tree = grown(vocabulary, vocabulary.normalize(text))
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         assert closed_path(tree) == ids, text
         trunk = [tree.token[node] for node in tree.trunk()]

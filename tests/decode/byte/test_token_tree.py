@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from byte_streams import alive
+from byte_streams import alive, grown
 
 from anchored.decode.byte.byte_row import ByteRow
 from anchored.decode.byte.node_law import node_laws
@@ -15,7 +15,7 @@ from anchored.decode.byte.tree_cache import TreeCache
 PROSE = "The harbour bell rang twice; nobody'd pulled its rope.\n\n  It's  1234 caf\u00e9s! " * 3
 
 
-def test_the_trunk_only_grows_and_begins_the_final_tokenisation(tokenizer, tree):
+def test_the_trunk_only_grows_and_begins_the_final_tokenization(tokenizer, tree):
     final = tokenizer.encode(PROSE).ids
     before: list[int] = []
     for byte in tree.vocabulary.normalize(PROSE):
@@ -27,17 +27,16 @@ def test_the_trunk_only_grows_and_begins_the_final_tokenisation(tokenizer, tree)
     assert len(before) > 0.9 * len(final)
 
 
-def test_a_byte_that_cannot_follow_changes_nothing(tree):
-    tree.extend("caf\u00e9".encode())
+def test_a_byte_that_cannot_follow_changes_nothing(vocabulary):
+    tree = grown(vocabulary, "caf\u00e9".encode())
     before = (len(tree), list(tree.heads), bytes(tree.text), alive(tree))
     with pytest.raises(ValueError, match="byte 0xa9 cannot follow"):
         tree.append(0xA9)
     assert (len(tree), list(tree.heads), bytes(tree.text), alive(tree)) == before
 
 
-def test_long_texts_need_no_recursion(tree):
-    tree.extend(b"ab" * 3000)
-    assert len(tree.trunk()) > 500
+def test_long_texts_need_no_recursion(vocabulary):
+    assert len(grown(vocabulary, b"ab" * 3000).trunk()) > 500
 
 
 @pytest.mark.parametrize("family", ["cl100k"])

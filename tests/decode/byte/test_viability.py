@@ -1,10 +1,7 @@
-"""What may follow what, against all tokenisations of all short strings."""
-
-from collections import defaultdict
-from itertools import chain, product
+"""What may follow what: rows against single tokens, ends and added tokens against the library."""
 
 import pytest
-from byte_streams import alive, closed_path, path_of, vocabulary_of
+from byte_streams import alive, closed_path, grown, path_of, vocabulary_of
 from byte_tokenizers import REGEXES, STEPS, regex_split, trained
 from hard_strings import draw_hard_strings
 from tokenizers import AddedToken, Tokenizer, models
@@ -12,63 +9,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.tokenizer.tokenizer_file import byte_characters
 from anchored.decode.tokenizer.trie import ROOT
-from anchored.decode.tokenizer.utf8 import completions, cut_partial
 from anchored.decode.tokenizer.viability import Viability, ViabilityState
-
-ALPHABETS = {
-    "GPT-2": (" ", "\n", "'", "r", "e", "1", "!", "\u00e9"),
-    "cl100k": (" ", "\n", "'", "r", "e", "1", "!", "\u00e9"),
-    "Qwen": (" ", "\n", "'", "l", "L", "1", "\u00e9"),
-    "o200k": (" ", "'", "r", "E", "\u4e2d", "\u0301", "/", "\n"),
-}
-# Two characters behind a beginning show what it may turn into.
-NUM_SHOWN, NUM_BEHIND = 3, 2
-
-
-def beginnings(tokenizer: Tokenizer, alphabet: tuple[str, ...]) -> dict[bytes, set]:
-    """By text: the token sequences with which tokenisations of short strings begin."""
-    vocabulary = vocabulary_of(tokenizer)
-    bytes_of = vocabulary.viability.merges.bytes_of
-    longest = NUM_SHOWN + NUM_BEHIND
-    strings = [
-        "".join(letters) for k in range(longest + 1) for letters in product(alphabet, repeat=k)
-    ]
-    found = defaultdict(set)
-    for encoding in tokenizer.encode_batch_fast(strings, add_special_tokens=False):
-        text = b""
-        for place, token in enumerate(encoding.ids):
-            text += bytes_of[token]
-            found[text].add(tuple(encoding.ids[: place + 1]))
-    return found
-
-
-@pytest.mark.sampled(3)
-def test_nodes_are_exactly_the_beginnings_of_tokenisations(family, tokenizer, vocabulary):
-    found = beginnings(tokenizer, ALPHABETS[family])
-    grown = defaultdict(set)
-    for letters in product(ALPHABETS[family], repeat=NUM_SHOWN):
-        tree = TokenTree(vocabulary)
-        for byte in "".join(letters).encode():
-            paths = {tuple(path_of(tree, node)) for node in tree.append(byte)}
-            grown[bytes(tree.text)] = paths
-    assert len(grown) > 400
-    for text, paths in grown.items():
-        assert found[text] <= paths
-        # Nodes that only characters outside the alphabet bear out: find such a character.
-        for path in paths - found[text]:
-            assert has_witness(tokenizer, text, path), (text, path)
-
-
-def has_witness(tokenizer: Tokenizer, text: bytes, path: tuple[int, ...]) -> bool:
-    """Whether some text that starts with `text` has a tokenisation that starts with `path`."""
-    whole, partial = cut_partial(text)
-    ranges = completions(partial) if partial else [range(0x21, 0x7F), range(0x4E00, 0x4E80)]
-    for code_point in chain(*(points[:400] for points in ranges)):
-        for tail in ("", "a"):
-            ids = tokenizer.encode(whole + chr(code_point) + tail).ids
-            if tuple(ids[: len(path)]) == path:
-                return True
-    return False
 
 
 @pytest.mark.sampled(2)
@@ -97,28 +38,23 @@ def assert_row_is_right(viability: Viability, state: ViabilityState) -> None:
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", [*REGEXES, *STEPS])
-def test_texts_may_end_where_their_tokenisation_does(tokenizer, vocabulary):
+def test_texts_may_end_where_their_tokenization_does(tokenizer, vocabulary):
     for text in draw_hard_strings(300, seed=8):
-        normal = vocabulary.normalize(text)
-        tree = TokenTree(vocabulary)
-        tree.extend(normal)
+        tree = grown(vocabulary, vocabulary.normalize(text))
         assert closed_path(tree) == tokenizer.encode(text).ids
 
 
-def test_no_text_ends_inside_a_character(tokenizer):
-    tree = TokenTree(vocabulary_of(tokenizer))
-    tree.extend(b"a\xe4\xb8")
-    assert closed_path(tree) is None
+def test_no_text_ends_inside_a_character(vocabulary):
+    assert closed_path(grown(vocabulary, b"a\xe4\xb8")) is None
 
 
 @pytest.mark.parametrize(
     "wrong", [b"\x80", b"\xc0", b"\xe4a", b"\xe0\x80", b"\xed\xa0", b"\xf4\x90", b"\xff"]
 )
-def test_ill_formed_utf8_cannot_follow(tokenizer, wrong):
-    tree = TokenTree(vocabulary_of(tokenizer))
+def test_ill_formed_utf8_cannot_follow(vocabulary, wrong):
+    tree = grown(vocabulary, wrong[:-1])
     with pytest.raises(ValueError, match=f"byte 0x{wrong[-1]:02x} cannot follow"):
-        tree.extend(wrong)
-    assert bytes(tree.text) == wrong[:-1]
+        tree.append(wrong[-1])
 
 
 def with_added_spaces(tokenizer: Tokenizer) -> Tokenizer:
@@ -132,8 +68,7 @@ def test_added_tokens_are_matched_leftmost_longest(tokenizer):
     added = with_added_spaces(tokenizer)
     vocabulary = vocabulary_of(added)
     for text in draw_hard_strings(200, seed=9):
-        tree = TokenTree(vocabulary)
-        tree.extend(vocabulary.normalize(text))
+        tree = grown(vocabulary, vocabulary.normalize(text))
         assert closed_path(tree) == added.encode(text).ids
         if len(text) < 4:
             for head in tree.heads:
@@ -157,8 +92,7 @@ def test_whole_pretokens_stand_only_for_themselves():
     tokenizer.pre_tokenizer = regex_split(REGEXES["cl100k"])
     vocabulary = vocabulary_of(tokenizer)
     for text in (" abc", " abcd", "x abc", "x abc abc1", " abc  abc", "  abc", "abc", "abc abcabc"):
-        tree = TokenTree(vocabulary)
-        tree.extend(text.encode())
+        tree = grown(vocabulary, text.encode())
         ends = [node for node in alive(tree) if tree.end[node] == len(text)]
         closed = [node for node in ends if vocabulary.viability.may_end(tree.state[node])]
         assert [path_of(tree, node) for node in closed] == [tokenizer.encode(text).ids]

@@ -1,6 +1,6 @@
 """TokenSwap over two tokenizers: the risky model's tokens, the safe model's reading of their text.
 
-The law is told by plain forwards in float64 over whole texts, tokenised from nothing at each step.
+The law is told by plain forwards in float64 over whole texts, tokenized from nothing at each step.
 """
 
 import itertools
