@@ -79,6 +79,8 @@ def _files(ledger: Path) -> dict[str, str | bytes]:
         "prompts_passage": '{"prompt": "a", "passage": ""}',
         "prompts_deep": "[" * 100_000,
         "prompts_bom": b"\xff\xfe{\x00",
+        "prompts_id": '{"id": "a", "prompt": "b"}',
+        "prompts_input.jsonl": '{"input": "a"}',
         "books.jsonl": '{"text": "a b", "reference": "c", "snippet": "a b", "output": "c"}\n',
         "letters.jsonl": '{"text": "a b c"}\n{"text": "d"}\n',
         "no_text.jsonl": '{"title": "a"}\n',

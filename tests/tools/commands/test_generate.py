@@ -88,8 +88,6 @@ def test_several_texts_are_told_apart(capsys, words, expected):
 def test_k_for_a_text_and_k_for_a_token_are_two_options(capsys, words):
     _, _, err = run(capsys, *words, "--prompt", "a", "--K", "2")
     assert "K=2 (k=0.4 x 5)" in err
-    both = ["--prompt", "a", "--K", "2", "--k", "1"]
-    assert "give either k or K" in refused(capsys, *words, *both)
 
 
 class Terminal(io.StringIO):

@@ -6,7 +6,6 @@ import pytest
 from command_line import run
 
 from anchored import RCAD, Decoder, MemFree, ModelPair
-from anchored.decode.pair_options import RuleOptions
 
 PROMPTS = [
     {"prompt": "the keeper", "passage": "the keeper of the lamp wrote", "passage_id": 0},
@@ -67,20 +66,3 @@ def test_memfree_blocks_the_passages_of_a_file(capsys, words, pair_words, pair_f
 )
 def test_the_others_need_no_passage(capsys, words, pair_words, tmp_path, asked):
     generated(capsys, [*words, "--rule", *asked], pair_words, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rule": "rcad", "k": 1.0}, "--rule rcad takes no budget: remove --k and the like"),
-        ({"rule": "cold_start", "K": 1.0}, "--rule cold_start takes no budget: only --k"),
-        ({"rule": "memfree"}, "--rule memfree needs --passages FILE or --setting corpus=FILE"),
-        ({"rule": "rcad", "setting": ("alpha",)}, "--setting must be NAME=VALUE, got 'alpha'"),
-        ({"rule": "rcad", "setting": ("beta=1",)}, "settings of rule rcad: .*beta"),
-        ({"rule": "global_switch"}, "settings of rule global_switch: .*K"),
-    ],
-    ids=str,
-)
-def test_what_a_rule_does_not_take_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        RuleOptions(**options).make()

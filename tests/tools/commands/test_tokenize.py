@@ -268,24 +268,6 @@ def test_folders_of_others_are_not_touched(config, tmp_path, tokenizer_folder, t
             run(config(folder))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"input": ()}, "give one of --input, --dataset"),
-        ({"dataset": "a/b"}, "give one of --input, --dataset"),
-        ({"licences": ("GPL",)}, "no text to write: 600 refused; refused licences: CC0, CC BY-NC"),
-        ({"shard_tokens": 0}, "shard_tokens must be at least 1, got 0"),
-        ({"tokenizer": "missing"}, "tokenizer missing is neither a file, nor a folder"),
-        ({"tokenizer": "a/b"}, "nor OWNER/NAME@REVISION"),
-        ({"workers": -1}, "workers must be at least 0"),
-        ({"max_invalid_documents": -1}, "max_invalid_documents must be at least 0, got -1"),
-    ],
-)
-def test_bad_input_is_refused_in_words(config, tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
-        run(config(tmp_path / "s", **change))
-
-
 def test_a_tokenizer_is_a_file_or_its_folder(tokenizer_folder, tmp_path):
     file = tokenizer_folder / "tokenizer.json"
     assert tokenizer_file(str(file)) == tokenizer_file(str(tokenizer_folder)) == file

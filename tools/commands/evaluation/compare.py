@@ -10,7 +10,7 @@ from tyro.conf import UseAppendAction
 
 from anchored import AnchoredError, text_tables
 from anchored.decode.models.folder import model_location
-from anchored.inputs import check_input
+from anchored.inputs import check_input, check_least
 
 from ..files import is_first_process
 from ..words import ConfigFile
@@ -47,8 +47,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         check_input(self.file)
-        if self.limit < 0:
-            raise ValueError(f"--limit must be >= 0, got {self.limit}")
+        check_least(self, 0, "limit")
 
 
 def run(config: CompareConfig) -> int:

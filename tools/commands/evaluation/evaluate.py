@@ -21,7 +21,7 @@ from anchored.eval.recorded_texts import (
     generation_files,
     read_texts,
 )
-from anchored.inputs import check_input
+from anchored.inputs import check_input, check_least
 
 from .judging import (
     EvidenceOptions,
@@ -82,9 +82,7 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         check_input(self.ncr_of, "folder")
-        for name in ("texts", "ledgers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name} must be at least 0, got {getattr(self, name)}")
+        check_least(self, 0, "texts", "ledgers")
 
 
 @dataclass(frozen=True, kw_only=True)

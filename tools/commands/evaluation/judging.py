@@ -10,7 +10,7 @@ from anchored import AnchoredError
 from anchored.eval.quality.chat_client import OPENAI_URL
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.retrieval.evidence import SERPER_URL
-from anchored.inputs import check_input
+from anchored.inputs import check_input, check_least
 
 if TYPE_CHECKING:
     from anchored.eval.quality.chat_client import ChatClient, Message, Sampling
@@ -51,10 +51,8 @@ class JudgeOptions:
     """Price of a million tokens of answers in US dollars."""
 
     def __post_init__(self) -> None:
-        for name, least in (("concurrency", 1), ("max_retries", 0), ("limit", 1)):
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise ValueError(f"--{name.replace('_', '-')} must be >= {least}, got {number}")
+        check_least(self, 1, "concurrency", "limit")
+        check_least(self, 0, "max_retries")
 
     def client(self, texts: Path) -> "ChatClient":
         """The judge of these texts; ValueError without the key of an endpoint that needs one."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from anchored.decode.models.folder import model_location
-from anchored.inputs import check_input
+from anchored.inputs import check_input, check_least
 from anchored.pretrain.tokens.documents import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_INVALID_DOCUMENTS,
@@ -70,8 +70,7 @@ class SourceConfig:
         check_input(self.mixture)
         if not self.source and self.mixture is None:
             raise ValueError("--source is needed, or a --mixture of several")
-        if self.workers < 0:
-            raise ValueError(f"workers must be at least 0 (0: one a core), got {self.workers}")
+        check_least(self, 0, "workers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,18 +121,10 @@ class TokenizeConfig(SourceConfig):
 
     def __post_init__(self) -> None:
         SourceConfig.__post_init__(self)  # not super(), which a dataclass with slots has lost
-        if self.sample < 0:
-            raise ValueError(f"sample must be at least 0 (write shards), got {self.sample}")
+        check_least(self, 0, "sample", "max_tokens", "max_invalid_documents")
+        check_least(self, 1, "shard_tokens")
         if not self.sample and not (self.source and self.output):
             raise ValueError("--source and --output are needed, but for --sample")
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise ValueError(f"max_tokens must be at least 0 (all), got {self.max_tokens}")
-        if self.max_invalid_documents < 0:
-            raise ValueError(
-                f"max_invalid_documents must be at least 0, got {self.max_invalid_documents}"
-            )
-        if self.shard_tokens < 1:
-            raise ValueError(f"shard_tokens must be at least 1, got {self.shard_tokens}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,8 +147,7 @@ class DecontaminateConfig(SourceConfig):
 
     def __post_init__(self) -> None:
         SourceConfig.__post_init__(self)
-        if self.least_chars < 0:
-            raise ValueError(f"least_chars must be at least 0 (all), got {self.least_chars}")
+        check_least(self, 0, "least_chars")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,8 +183,7 @@ class PlanConfig:
     """Replace a file that exists."""
 
     def __post_init__(self) -> None:
-        if not self.max_epochs >= 0:  # NaN too
-            raise ValueError(f"max_epochs must be >= 0, got {self.max_epochs}")
+        check_least(self, 0, "max_epochs")
         if self.document:
             if self.step:
                 raise ValueError(f"give step or document, not both: {self.step}, {self.document}")
@@ -221,9 +210,7 @@ class DryRunConfig:
 
     def __post_init__(self) -> None:
         check_input(self.config)
-        for name in ("gpus", "peak_flops"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        check_least(self, 1, "gpus", "peak_flops")
         if not 0 < self.mfu <= 1:
             raise ValueError(f"mfu must be in (0, 1], got {self.mfu}")
 
