@@ -15,8 +15,7 @@ from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import TinyComma, model_args
 from anchored.pretrain.run.preflight import check_run
 from anchored.pretrain.run.record import RunRecord
-from anchored.tools.commands.training.export import run
-from anchored.tools.commands.training.training_options import ExportConfig
+from anchored.tools.commands.training.export import ExportConfig, run
 
 SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
 

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from anchored.decode.pair_options import Dtype, check_device_name
 from anchored.inputs import MAX_NATS, check_input, check_least
-from anchored.tools.commands.training.training_options import STAGE_1
+from anchored.tools.commands.dry_run import STAGE_1
 from anchored.tools.commands.words import ConfigFile
 
 Shape = Literal["tinycomma-1.8b", "llama-8b", "llama-70b", "wide", "medium", "small", "tiny"]

@@ -9,8 +9,7 @@ import pytest
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.tokens.writer import write_token_shards
-from anchored.tools.commands.training.plan import run
-from anchored.tools.commands.training.training_options import COMMON_PILE, PlanConfig
+from anchored.tools.commands.training.plan import COMMON_PILE, PlanConfig, run
 
 WEIGHTS = {"bay": 0.75, "cove": 0.25}
 RUN = """

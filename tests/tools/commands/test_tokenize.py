@@ -20,8 +20,8 @@ from anchored.pretrain.tokens.encoder import DocumentEncoder, tokenizer_file
 from anchored.pretrain.tokens.input_files import local_files
 from anchored.pretrain.tokens.shards import Manifest, TokenShards
 from anchored.pretrain.tokens.writer import Segment, write_token_shards
-from anchored.tools.commands.training.tokenize import report, run
-from anchored.tools.commands.training.training_options import COMMON_PILE, TokenizeConfig
+from anchored.tools.commands.training.plan import COMMON_PILE
+from anchored.tools.commands.training.tokenize import TokenizeConfig, report, run
 
 WORDS = ["the", "keeper", "of", "lamp", "wrote", "every", "wave", "salt", "rain", "bells", "rang"]
 

@@ -8,8 +8,8 @@ import pytest
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.stages import needed_tokens
 from anchored.pretrain.tokens.shards import Manifest, TokenShards
-from anchored.tools.commands.training.tokenize import run
-from anchored.tools.commands.training.training_options import COMMON_PILE, TokenizeConfig
+from anchored.tools.commands.training.plan import COMMON_PILE
+from anchored.tools.commands.training.tokenize import TokenizeConfig, run
 
 CC = "Creative Commons - "
 BY = f"{CC}Attribution - https://creativecommons.org/licenses/by/4.0/"
