@@ -71,7 +71,7 @@ class Page:
         path.write_bytes(base64.b64decode(found["data"]))
 
     def _next(self) -> dict[str, Any]:
-        whole = b""
+        whole = bytearray()
         while (byte := self._from_browser.read(1)) != b"\0":
             assert byte, "the browser has ended"
             whole += byte
