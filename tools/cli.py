@@ -6,10 +6,12 @@ import inspect
 import io
 import logging
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from typing import Any, NamedTuple, cast
 
 import anchored
@@ -210,9 +212,21 @@ def _one_line(error: Exception) -> str:
     reason often stands after a first line that only says what failed. The system's errors name the
     file first and have no number."""
     text = str(error).strip() or type(error).__name__
+    if (extra := _missing_extra(error)) and "pip install" not in text:
+        text += f": pip install 'anchored[{extra}]'"
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return textwrap.shorten(text, _LONGEST_MESSAGE) if "\n" in text else text
+
+
+def _missing_extra(error: Exception) -> str | None:
+    """The extra of this package that brings what could not be imported, if one does."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    package = error.name.partition(".")[0].replace("_", "-")
+    brings = re.compile(rf"{re.escape(package)}\b(?!-).*; extra == ['\"](\w+)")
+    found = map(brings.match, metadata.requires("anchored") or ())
+    return next((each[1] for each in found if each), None)
 
 
 def _drop_output() -> None:

@@ -44,7 +44,7 @@ NOT_RUN = {
     "anchored plan --config": "needs the token shards of the run",
     "anchored plan --verify": "needs the token shards of the run",
     "--risky-device": "needs two GPUs",
-    "--risky-quantization": "needs a library of quantised layers",
+    "--risky-quantization": "needs a library of quantized layers",
 }
 
 

@@ -119,7 +119,7 @@ settings = { k = 1.0 }
 
 _HEADER_CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "field_missing": lambda header: {key: header[key] for key in header if key != "seed"},
-    "field_unknown": lambda header: header | {"colour": "red"},
+    "field_unknown": lambda header: header | {"color": "red"},
     "field_mistyped": lambda header: header | {"horizon": "many"},
     "field_null": lambda header: header | {"K": None},
 }

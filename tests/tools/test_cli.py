@@ -136,6 +136,18 @@ def test_a_library_that_is_not_installed_is_named(capsys, pair_words):
     assert "FlashAttention2" in refused(capsys, "generate", *pair_words, *words)
 
 
+@pytest.mark.parametrize(("module", "extra"), [("gradio", "demo"), ("lm_eval", "eval")])
+def test_the_extra_with_a_missing_library_is_named_once(
+    capsys, pair_words, monkeypatch, module, extra
+):
+    for name in [*sys.modules]:
+        if name.startswith(("anchored.tools.demo", "anchored.eval.harness")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    words = {"demo": ["demo", *pair_words], "eval": ["lm-eval", "run"]}[extra]
+    assert refused(capsys, *words).count(f"pip install 'anchored[{extra}]'") == 1
+
+
 @pytest.mark.slow
 def test_a_prompt_beyond_the_tokenizer_s_own_limit_is_one_line(pair_folders, tokenizer, tmp_path):
     for name, folder in zip(("safe", "risky"), pair_folders, strict=True):

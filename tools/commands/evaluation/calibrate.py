@@ -14,9 +14,6 @@ from anchored.inputs import check_input, check_least
 if TYPE_CHECKING:
     from anchored.eval.calibration.calibration import Calibration
 
-HIGH_PROTECTION = 0.75
-"""The NCR that the paper calls high protection."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrateConfig(ModelOptions):
@@ -120,6 +117,7 @@ def _calibration(config: CalibrateConfig) -> "Calibration":
     """All settings, checked before a model is loaded."""
     from anchored.eval.calibration.calibration import Calibration, Search
     from anchored.eval.calibration.target import Target
+    from anchored.eval.copying.ncr import HIGH_PROTECTION
     from anchored.eval.experiments.experiment import Experiment
     from anchored.eval.experiments.sweep import load_prompts
 

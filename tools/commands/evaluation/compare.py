@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from tyro.conf import UseAppendAction
 
-from anchored import AnchoredError, text_tables
+from anchored import text_tables
 from anchored.decode.models.folder import model_location
 from anchored.inputs import check_input, check_least
 
@@ -137,13 +137,8 @@ def _model(entry: "Entry", comparison: "Comparison") -> Any:
 
 
 def _draw(comparison: "Comparison", cells: Any, path: Path) -> None:
-    try:
-        from anchored.eval.figures.intervals import plot_scores
-    except ModuleNotFoundError as error:
-        raise AnchoredError(
-            f"the table is written, the picture needs matplotlib ({error}): "
-            "pip install 'anchored[plots]'"
-        ) from error
+    from anchored.eval.figures.intervals import plot_scores
+
     names = [benchmark.label for benchmark in comparison.benchmarks]
     drawn = [
         name for name in names if not all(math.isnan(row[name].value) for row in cells.values())

@@ -120,7 +120,7 @@ Config = TypeVar("Config", bound=SourceConfig)
 
 
 def run(config: TokenizeConfig) -> int:
-    """Tokenise the files that no other process is at work on; the last one completes the folder."""
+    """Tokenize the files that no other process is at work on; the last one completes the folder."""
     if config.sample:
         return run_sample(config)
     job = _job(config)
