@@ -136,16 +136,20 @@ def test_a_library_that_is_not_installed_is_named(capsys, pair_words):
     assert "FlashAttention2" in refused(capsys, "generate", *pair_words, *words)
 
 
-@pytest.mark.parametrize(("module", "extra"), [("gradio", "demo"), ("lm_eval", "eval")])
+@pytest.mark.parametrize(
+    ("module", "extra"), [("gradio", "demo"), ("lm_eval", "eval"), ("matplotlib", "plots")]
+)
 def test_the_extra_with_a_missing_library_is_named_once(
-    capsys, pair_words, monkeypatch, module, extra
+    capsys, pair_words, generated, monkeypatch, module, extra
 ):
+    _, ledger, _ = generated("--max-new-tokens", "1")
     for name in [*sys.modules]:
-        if name.startswith(("anchored.tools.demo", "anchored.eval.harness")):
+        if name.startswith(("anchored.tools.demo", "anchored.eval.harness", "anchored.eval.fig")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    words = {"demo": ["demo", *pair_words], "eval": ["lm-eval", "run"]}[extra]
-    assert refused(capsys, *words).count(f"pip install 'anchored[{extra}]'") == 1
+    pictured = ["verify", *pair_words, "--ledger", str(ledger), "--picture", "new.png"]
+    words = {"demo": ["demo", *pair_words], "eval": ["lm-eval", "run"], "plots": pictured}
+    assert refused(capsys, *words[extra]).count(f"pip install 'anchored[{extra}]'") == 1
 
 
 @pytest.mark.slow

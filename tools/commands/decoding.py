@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from tyro.conf import UseAppendAction
@@ -89,6 +90,8 @@ def verify(config: VerifyConfig) -> int:
     check_outputs(config, config.divergences, config.picture)
     parts = ledger_parts(config.ledger)[: config.limit]
     first = anchored.Ledger.load(config.ledger, parts[0])
+    if config.picture is not None:
+        import_module("anchored.eval.figures.curves")  # without matplotlib, before the replay
     pair = config.load()
     is_whole, longer = True, []
     for part in parts:
