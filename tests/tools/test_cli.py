@@ -143,8 +143,9 @@ def test_the_extra_with_a_missing_library_is_named_once(
     capsys, pair_words, generated, monkeypatch, module, extra
 ):
     _, ledger, _ = generated("--max-new-tokens", "1")
+    importing = ("anchored.tools.demo", "anchored.eval.harness", "anchored.eval.figures")
     for name in [*sys.modules]:
-        if name.startswith(("anchored.tools.demo", "anchored.eval.harness", "anchored.eval.fig")):
+        if name.startswith((*importing, f"{module}.")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     pictured = ["verify", *pair_words, "--ledger", str(ledger), "--picture", "new.png"]
