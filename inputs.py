@@ -1,4 +1,4 @@
-"""Files that a user hands in: JSON objects, prompts; and how what is wrong with them is named."""
+"""What a user hands in: files, JSON objects, prompts, numbers; and how what is wrong is named."""
 
 import json
 import sys
@@ -20,6 +20,16 @@ def check_input(path: Path | None, kind: Literal["file", "folder"] = "file") -> 
     if path is not None and not (path.is_file() if kind == "file" else path.is_dir()):
         where = f"{path} is no {kind}" if path.exists() else f"there is no {kind} {path}"
         raise FileNotFoundError(where)
+
+
+def check_least(options: object, least: int, *names: str) -> None:
+    """Raise ValueError, by its option, for a field below `least`; a tuple holds several numbers,
+    None is none."""
+    for name in names:
+        value = getattr(options, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None and not number >= least:  # so is NaN refused
+                raise ValueError(f"--{name.replace('_', '-')} must be >= {least}, got {number}")
 
 
 def json_objects(file: Path) -> list[tuple[int, dict[str, Any]]]:

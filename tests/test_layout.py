@@ -51,7 +51,6 @@ STOREYS = {
     ),
     "tools": (
         *("tools/commands", "tools/commands/training", "tools/commands/evaluation"),
-        "tools/commands/dry_run.py",
         *("tools/quickstart", "tools/bench", "tools"),
     ),
 }

@@ -2,143 +2,117 @@
 
 import difflib
 import importlib
+import inspect
 import io
 import logging
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from importlib import metadata
+from typing import Any, NamedTuple, cast
 
 import anchored
 from anchored import AnchoredError
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A program: a function of its options that returns an exit status."""
+class Command(NamedTuple):
+    """A program: a function of its options that returns an exit status.
+
+    The options are the dataclass that its `config` is; without one it gets the words as they are.
+    """
 
     function: str
     """MODULE.FUNCTION in `tools`."""
-    options: str
-    """The class of its options: a name in that module, or MODULE.NAME of another one. That module
-    imports neither torch nor transformers, so that --help and a mistyped flag cost nothing.
-    Without a class, the function gets the words as they are."""
     summary: str
+    options: str = ""
+    """MODULE.NAME of the options of a function whose module imports torch, which --help and a
+    mistyped flag do not wait for: this one does not import it."""
 
 
-_TRAINING = "commands.training.training_options"
 GROUPS = {
     "start here": {
         "quickstart": Command(
             "quickstart.program.run",
-            f"{_TRAINING}.QuickstartConfig",
             "a real model and its risky twin: decode, measure, see",
+            options="quickstart.options.QuickstartConfig",
         ),
         "demo": Command(
-            "demo.run", "commands.serving.DemoConfig", "a page where one sees a pair decode"
+            "demo.run",
+            "a page where one sees a pair decode",
+            options="commands.serving.DemoConfig",
         ),
     },
     "decode": {
-        "generate": Command(
-            "commands.generate.run", "GenerateConfig", "continue prompts with a pair"
-        ),
-        "score": Command("commands.decoding.score", "ScoreConfig", "log p* of a given text"),
-        "verify": Command(
-            "commands.decoding.verify", "VerifyConfig", "replay a ledger against its models"
-        ),
-        "ratios": Command(
-            "commands.decoding.ratios", "RatiosConfig", "compute the prefix debt of prompts once"
-        ),
-        "retrieve": Command(
-            "commands.retrieve.run", "RetrieveConfig", "find a passage for each prompt"
-        ),
+        "generate": Command("commands.generate.run", "continue prompts with a pair"),
+        "score": Command("commands.decoding.score", "log p* of a given text"),
+        "verify": Command("commands.decoding.verify", "replay a ledger against its models"),
+        "ratios": Command("commands.decoding.ratios", "compute the prefix debt of prompts once"),
+        "retrieve": Command("commands.retrieve.run", "find a passage for each prompt"),
     },
     "serve": {
-        "vllm serve": Command(
-            "commands.serving.serve", "", "an OpenAI server that answers with p*"
-        ),
-        "ledgers": Command(
-            "commands.serving.ledgers", "LedgersConfig", "make ledgers of a server's journal"
-        ),
+        "vllm serve": Command("commands.serving.serve", "an OpenAI server that answers with p*"),
+        "ledgers": Command("commands.serving.ledgers", "make ledgers of a server's journal"),
     },
     "train": {
         "decontaminate": Command(
-            "commands.training.decontaminate.run",
-            f"{_TRAINING}.DecontaminateConfig",
-            "search training text for works and benchmarks",
+            "commands.training.decontaminate.run", "search training text for works and benchmarks"
         ),
         "tokenize": Command(
-            "commands.training.tokenize.run",
-            f"{_TRAINING}.TokenizeConfig",
-            "write text as token shards, resumable",
+            "commands.training.tokenize.run", "write text as token shards, resumable"
         ),
         "plan": Command(
             "commands.training.plan.run",
-            f"{_TRAINING}.PlanConfig",
             "what training reads: epochs, documents of a step, steps of a document",
         ),
         "export": Command(
-            "commands.training.export.run",
-            f"{_TRAINING}.ExportConfig",
-            "write a checkpoint as a Hugging Face folder",
+            "commands.training.export.run", "write a checkpoint as a Hugging Face folder"
         ),
         "dry-run": Command(
-            "commands.dry_run.run",
-            f"{_TRAINING}.DryRunConfig",
-            "a run's model, memory and time, without its machine",
+            "commands.dry_run.run", "a run's model, memory and time, without its machine"
         ),
     },
     "evaluate": {
         "prompts": Command(
             "commands.evaluation.prompts.run",
-            "PromptsConfig",
             "put the texts of a data set into the paper's prompts",
         ),
-        "sweep": Command(
-            "commands.evaluation.sweep.run", "SweepConfig", "run every method of a file on one pair"
-        ),
+        "sweep": Command("commands.evaluation.sweep.run", "run every method of a file on one pair"),
         "compare": Command(
-            "commands.evaluation.compare.run",
-            "CompareConfig",
-            "run several models on the same benchmarks",
+            "commands.evaluation.compare.run", "run several models on the same benchmarks"
         ),
         "evaluate": Command(
             "commands.evaluation.evaluate.run",
-            "EvaluateConfig",
             "measure, judge and analyze recorded texts, to one page",
         ),
         "paper": Command(
-            "commands.evaluation.paper.run",
-            "PaperConfig",
-            "hold a rerun against the paper's own tables",
+            "commands.evaluation.paper.run", "hold a rerun against the paper's own tables"
         ),
         "calibrate": Command(
             "commands.evaluation.calibrate.run",
-            "CalibrateConfig",
             "find the largest k that keeps copying within a target",
         ),
         "lm-eval": Command(
-            "commands.evaluation.lm_eval.run", "", "lm-evaluation-harness with a pair as its model"
+            "commands.evaluation.lm_eval.run", "lm-evaluation-harness with a pair as its model"
         ),
     },
     "benchmark": {
         "bench kernel": Command(
             "bench.kernel.run",
-            "bench.options.BenchKernelConfig",
             "time the projection on this CPU beside the paper's algorithm",
+            options="bench.options.BenchKernelConfig",
         ),
         "bench decode": Command(
             "bench.decode.run",
-            "bench.options.BenchDecodeConfig",
             "time every method and drafts beside the risky model alone, by tokens or bytes",
+            options="bench.options.BenchDecodeConfig",
         ),
         "bench pretrain": Command(
             "bench.pretrain.run",
-            "bench.options.BenchPretrainConfig",
             "time training, and what each lever of it is worth",
+            options="bench.options.BenchPretrainConfig",
         ),
     },
 }
@@ -211,20 +185,26 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     # that sleep at once lose a third on an idle machine. 2,000 turns are a few microseconds.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    module, _, function = command.function.rpartition(".")
     options: Any = arguments
+    if kind := options_class(command):
+        # Not above: it imports tyro, a tenth of a second that the overview saves.
+        from anchored.tools.commands.words import parse
+
+        options = parse(kind, name, arguments)
+    return int(_named(command.function)(options))
+
+
+def options_class(command: Command) -> type | None:
+    """The class of a command's options; None if it takes words, a list[str]."""
     if command.options:
-        from anchored.tools.commands.words import (
-            parse,  # imports tyro, a tenth of a second that the overview saves
-        )
-
-        other_module, _, kind = command.options.rpartition(".")
-        options = parse(getattr(_module(other_module or module), kind), name, arguments)
-    return int(getattr(_module(module), function)(options))
+        return cast(type, _named(command.options))
+    (config,) = inspect.signature(_named(command.function)).parameters.values()
+    return config.annotation if isinstance(config.annotation, type) else None
 
 
-def _module(name: str) -> Any:
-    return importlib.import_module(f"anchored.tools.{name}")
+def _named(name: str) -> Any:
+    module, _, own = name.rpartition(".")
+    return getattr(importlib.import_module(f"anchored.tools.{module}"), own)
 
 
 def _one_line(error: Exception) -> str:
@@ -232,9 +212,21 @@ def _one_line(error: Exception) -> str:
     reason often stands after a first line that only says what failed. The system's errors name the
     file first and have no number."""
     text = str(error).strip() or type(error).__name__
+    if (extra := _missing_extra(error)) and "pip install" not in text:
+        text += f": pip install 'anchored[{extra}]'"
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return textwrap.shorten(text, _LONGEST_MESSAGE) if "\n" in text else text
+
+
+def _missing_extra(error: Exception) -> str | None:
+    """The extra of this package that brings what could not be imported, if one does."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    package = error.name.partition(".")[0].replace("_", "-")
+    brings = re.compile(rf"{re.escape(package)}\b(?!-).*; extra == ['\"](\w+)")
+    found = map(brings.match, metadata.requires("anchored") or ())
+    return next((each[1] for each in found if each), None)
 
 
 def _drop_output() -> None:

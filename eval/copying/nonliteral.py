@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from ...inputs import check_least
 from ..recorded_texts import RecordedText, grouped, rows_by_setting
 from ..statistics import over_seeds
 
@@ -12,21 +13,21 @@ CHARACTER_METRIC: Final = "character_overlap_v1"
 """Version of the metric: raised with every change by which some text gets another figure."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class NonLiteralConfig:
-    """What counts as taking over a work's characters."""
+    """When a story takes over a work's characters."""
 
     num_characters: int = 3
+    """Characters of the work that a text may name."""
     comparator: Literal[">", ">="] = ">"
-    """A text counts with more than `num_characters` of the work's characters, as the paper says;
-    CopyBench's own summary takes ">=" with the same 3."""
+    """Texts that count: > those that name more, as the paper says, >= those that name as many, as
+    CopyBench's own summary does."""
     debt: Literal["none", "any"] = "none"
-    """The paper decodes these stories without a prefix debt; "none" counts the generations that
-    had one, "any" does not look."""
+    """Prefix debt of the prompts: none counts the texts whose prompt had one, which the paper turns
+    off here; any accepts them."""
 
     def __post_init__(self) -> None:
-        if self.num_characters < 0:
-            raise ValueError(f"num_characters must be at least 0, got {self.num_characters}")
+        check_least(self, 0, "num_characters")
 
     def counts(self, num_matched: int) -> bool:
         """Whether a text with so many of the work's characters counts."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ...inputs import check_least
 from ..recorded_texts import RecordedText, by_setting, grouped, rows_by_setting
 from ..statistics import ratio_standard_error, share_interval
 from .chat_client import ChatClient, Message, Sampling
@@ -18,6 +19,10 @@ from .chat_client import ChatClient, Message, Sampling
 WIN_RATE_METRIC: Final = "win_rate_v1"
 """Version of the messages, of how pairs are drawn, of ties and of how answers are read."""
 SAMPLING: Final = Sampling(temperature=0.0, max_tokens=512)
+SEED: Final = 0
+"""Seed of the draw of pairs."""
+CONFIDENCE: Final = 0.95
+"""Confidence level of the interval."""
 _SCORES = {"win": 1.0, "tie": 0.5, "loss": 0.0}
 _CHOICE = re.compile(r"\[RESULT\][\s:*(]*(A|B|TIE)\b", re.IGNORECASE)
 
@@ -31,24 +36,17 @@ suspect where it is from. Write one or two sentences of reasons, then one line: 
 [RESULT] B, or, if neither is better, [RESULT] TIE. Write nothing after that."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class WinRateConfig:
-    """What is compared."""
+    """Which pairs of texts the win rate compares: of the same prompt and seed, in both orders."""
 
     num_comparisons: int = 200
-    """Pairs for each setting, or all that there are."""
+    """Pairs of texts that are compared for each setting, drawn by a seed, or all that there are."""
     pool: tuple[str, ...] = ()
-    """Settings whose texts are competitors; all unless given. None competes with itself."""
-    seed: int = 0
-    """Of the draw of pairs."""
-    confidence: float = 0.95
-    """Of the interval."""
+    """Settings whose texts are competitors, each of all others; all unless given."""
 
     def __post_init__(self) -> None:
-        if self.num_comparisons < 1:
-            raise ValueError(f"num_comparisons must be at least 1, got {self.num_comparisons}")
-        if not 0 < self.confidence < 1:
-            raise ValueError(f"confidence must be in (0, 1), got {self.confidence}")
+        check_least(self, 1, "num_comparisons")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ def comparisons(texts: Sequence[RecordedText], config: WinRateConfig) -> list[Co
             for name in pool
             if name != text.setting and (competitor := by_key.get((name, text.id, text.seed)))
         ]
-        found += sorted(pairs, key=lambda pair: _rank(pair, config))[: config.num_comparisons]
+        found += sorted(pairs, key=lambda pair: _rank(pair))[: config.num_comparisons]
     if not found:
         raise ValueError("no two settings have a text of the same prompt and seed")
     return found
@@ -125,38 +123,34 @@ def win_rate_rows(
     return client.each(row, comparisons(texts, config), "comparisons")
 
 
-def win_rate_summary(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> list[dict[str, Any]]:
+def win_rate_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """By setting: the mean score, its interval over prompts, and what has none.
 
     interval: of the mean (`share_interval`), with the prompts as units, as the comparisons of one
     prompt are no independent draws.
     """
-    return [
-        {"setting": name, **_of_setting(own, config)} for name, own in rows_by_setting(rows).items()
-    ]
+    return [{"setting": name, **_of_setting(own)} for name, own in rows_by_setting(rows).items()]
 
 
-def _of_setting(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> dict[str, Any]:
+def _of_setting(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     scored = [row for row in rows if row["score"] is not None]
     results = [row["results"] for row in scored]
     return {
         "win_rate": sum(row["score"] for row in scored) / len(scored) if scored else None,
-        "interval": _interval(scored, config) if scored else None,
+        "interval": _interval(scored) if scored else None,
         "num_compared": len(scored),
         "num_failed": len(rows) - len(scored),
         "num_inconsistent": sum(first != second for first, second in results),
     }
 
 
-def _interval(rows: Sequence[dict[str, Any]], config: WinRateConfig) -> list[float]:
+def _interval(rows: Sequence[dict[str, Any]]) -> list[float]:
     prompts = grouped(rows, lambda row: row["id"]).values()
     sums = [sum(row["score"] for row in own) for own in prompts]
     sizes = list(map(len, prompts))
     error = ratio_standard_error(sums, sizes)
-    ends = share_interval(
-        sum(sums) / sum(sizes), error, count=len(prompts), confidence=config.confidence
-    )
-    return list(ends)
+    mean = sum(sums) / sum(sizes)
+    return list(share_interval(mean, error, count=len(prompts), confidence=CONFIDENCE))
 
 
 def _result(
@@ -175,8 +169,8 @@ def _result(
     return ("win" if (asked.value == "A") == is_first else "loss"), None
 
 
-def _rank(pair: Comparison, config: WinRateConfig) -> bytes:
+def _rank(pair: Comparison) -> bytes:
     """A place that is drawn once for a prompt, seed and competitor."""
     text = pair.competitor
-    words = repr((config.seed, text.id, text.seed, text.setting))
+    words = repr((SEED, text.id, text.seed, text.setting))
     return hashlib.sha256(words.encode()).digest()

@@ -1,5 +1,6 @@
 """README.md and docs/: what they tell a reader to run does run, and their links lead somewhere."""
 
+import functools
 import importlib
 import re
 import runpy
@@ -43,7 +44,7 @@ NOT_RUN = {
     "anchored plan --config": "needs the token shards of the run",
     "anchored plan --verify": "needs the token shards of the run",
     "--risky-device": "needs two GPUs",
-    "--risky-quantization": "needs a library of quantised layers",
+    "--risky-quantization": "needs a library of quantized layers",
 }
 
 
@@ -157,7 +158,8 @@ def read_options_only(words: list[str], patches: pytest.MonkeyPatch) -> None:
     name = next(" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS)
     module, _, function = COMMANDS[name].function.rpartition(".")
     imported = importlib.import_module(f"anchored.tools.{module}")
-    patches.setattr(imported, function, READERS.get(name, lambda config: 0))
+    reader = functools.wraps(getattr(imported, function))(READERS.get(name, lambda config: 0))
+    patches.setattr(imported, function, reader)  # whose options are those of the command
 
 
 def read_lm_eval_options(words: list[str]) -> int:

@@ -14,8 +14,7 @@ from anchored.pretrain.export import export_checkpoint, model_card
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import TinyComma, model_args
 from anchored.pretrain.run.record import RunRecord
-from anchored.tools.commands.training.export import run
-from anchored.tools.commands.training.training_options import ExportConfig
+from anchored.tools.commands.training.export import ExportConfig, run
 
 SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
 FORM = {"model": {"flavor": "quickstart"}, "training": {"seq_len": 48}}

@@ -4,7 +4,7 @@ A line at the margin is a command. Each line below it is an option, an equals si
 shell quotes where they have spaces: the command with that option is refused with each of them. A
 line that begins with the equals sign adds whole words. Words in capitals stand for several values
 (VALUES), those in braces for places: {name} for one of `bad_places`, {new} for one with nothing
-there, {pair} for the options that name a good pair.
+there, {pair} for the options that name a good pair. After a bar come words of the message.
 
 No device stands for an output: where the command fails to refuse it, root would lose the device.
 """
@@ -28,16 +28,20 @@ VALUES = {
 }
 
 
-def command_lines(table: str) -> list[str]:
-    """All lines of a table, with their {places} to be filled in."""
-    command, lines = "", []
+def command_lines(table: str) -> dict[str, str]:
+    """All lines of a table, with their {places} to be filled in, and words of their messages."""
+    command, lines = "", {}
     for line in table.strip().splitlines():
         if not line.startswith(" "):
             command = line
             continue
-        option, _, values = line.strip().partition("= ")
+        option, _, rest = line.strip().partition("= ")
+        values, _, message = rest.partition(" | ")
         for value in shlex.split(values):
-            lines += [f"{command}{REPLACES}{option}{each}" for each in VALUES.get(value, (value,))]
+            for each in VALUES.get(value, (value,)):
+                whole = f"{command}{REPLACES}{option}{each}"
+                assert whole not in lines, f"it stands twice: {whole}"
+                lines[whole] = message
     return lines
 
 
@@ -56,11 +60,10 @@ generate {pair} --max-new-tokens 3 --prompt a
     = "--ledger {risky}/model.safetensors --overwrite"
     = "--prompt-ratios {other} --ledger {other} --overwrite" "--ledger ''" "--ledger {new}/"
     = "--stop ''" "--divergence tv" "--debt some" "--budget none" "--unknown-option 1"
-    = "--k 1 --K 2" "--chat --continue-from {ledger}" "--continue-from {ledger}"
     = "--prompt-file {prompts}" --chat
     --max-new-tokens = COUNTS HUGE
     --max-new-bytes = 0 -1 9 many
-    --num-return-sequences = COUNTS HUGE
+    --num-return-sequences = -1 NOT_WHOLE HUGE
     --seed = -1 NOT_WHOLE HUGE
     --k = -1 NOT_FINITE
     --K = -1 NOT_FINITE
@@ -73,9 +76,9 @@ generate {pair} --max-new-tokens 3 --prompt a
     --batch-size = COUNTS
     --speculate = 0 -1 1.5 maybe
     --byte.prefetch = -1 1.5 many
-    --rule = nonsense "safe_only --k 2" "risky_only --budget fixed" "cold_start --K 2"
-    --rule = global_switch memfree "memfree --passages {missing}" "memfree --passages {garbage}"
-    --rule = rcad "rcad --setting alpha" "rcad --setting alpha=-1" "cp_fuse --setting grid_size=1"
+    --rule = nonsense "safe_only --k 2" "risky_only --budget fixed" rcad
+    --rule = "memfree --passages {missing}" "memfree --passages {garbage}"
+    --rule = "rcad --setting alpha=-1" "cp_fuse --setting grid_size=1"
     --rule = "token_swap --setting words=[]" "token_swap --level byte"
     --level = word "byte --max-new-bytes 0"
     --dtype = int8 float23 ""
@@ -169,15 +172,14 @@ decontaminate --against {mixture_key} --output {new}
     --source s --input {texts} --workers = -1 NOT_WHOLE
     --mixture = {missing} {folder} {toml_broken} {toml_odd}
 tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
-    --tokenizer = {missing} {folder} a/b a@b {empty} {garbage}
+    --tokenizer = {missing} {folder} a@b {empty} {garbage}
     --input = {missing} {folder} {garbage}
     --output = {somebody} {existing} {under_file} {fifo}
     --mixture = {missing} {folder} {empty} {garbage} {toml_odd}
     --heldout-fraction = -0.1 1.1 nan many
     --max-document-bytes = 0 -1 many
-    --shard-tokens = 0 -1 1.5
-    --workers = -1 many
-    --dataset = a/b
+    --shard-tokens = -1 1.5
+    --workers = many
 tokenize --tokenizer {tokens}
     = "" "--source s" "--output {new}" "--sample 1"
     --sample = -1 NOT_WHOLE
@@ -187,7 +189,7 @@ plan
     --config = {missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} {toml_circle}
     --config = {mixture_weight} {mixture_key}
     --max-epochs = -1 many nan
-    --step = 1 -1 x
+    --step = -1 x
     --output = {existing} {folder} {fifo} {under_file}
 plan --config {toml_odd}
     = --verify "--document a" "--document a:b:c" "--document a:b:1 --step 2"
@@ -229,20 +231,20 @@ compare
     = "" {missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} "{toml_circle} --dry-run"
     = "{toml_odd} --model ours" "{toml_odd} --limit -1" "quickstart-methods --dry-run"
 evaluate
-    = "''" {missing} {existing} {folder} {empty} {garbage} {prompts} {texts}
+    = "''" {existing} {empty} {garbage} {prompts} {texts}
     = "{folder} --evidence {existing}"
     {folder} --texts = -1 NOT_WHOLE
-    {folder} --ledgers = -1 x
+    {folder} --ledgers = x
     {folder} --ncr-of = {missing} {existing}
     {folder} --judge-model m --limit = 0 x
     {folder} --judge-model m --evidence = {missing} "{existing} --serper"
 evaluate {texts}/one.jsonl
-    = "" --only "--only nothing" "--only report" "--only fluency"
+    = --only "--only nothing"
     = "--only copying --output {texts}/one.jsonl"
     = "--only copying --prompts {prompts} --output {prompts}"
     --only copying = "" "--prompts {missing}" "--prompts {garbage}"
     --only nonliteral = "" "--comparator <" "--num-characters -1" "--num-characters x"
-    --judge-model = "" "''" "m --judge-url nowhere"
+    --judge-model = "" "''"
     --judge-model m --judge-url = http://user:key@host/v1 ftp://host "''"
 evaluate {texts}/one.jsonl --judge-model m --judge-url http://127.0.0.1:9/v1
     = "--answers {existing}" "--pool nobody"
@@ -291,11 +293,73 @@ generat
     = ""
 """
 
+SAID = """
+generate {pair} --max-new-tokens 3 --prompt a
+    = "--k 1 --K 2" | give either k or K
+    = "--continue-from {ledger}" | give either --prompt, --prompt-file,
+    = "--chat --continue-from {ledger}" | give either --prompt, --prompt-file,
+    --num-return-sequences = 0 | --num-return-sequences must be >= 1, got 0
+    --risky-revision = v2 | a revision is that of a Hub id, got 'v2' for
+    --safe-revision = v2 | a revision is that of a Hub id, got 'v2' for
+    --risky-attn-implementation = no | attn_implementation="no"` is not
+    --risky-device-map = nope | found nope
+    --rule = "rcad --k 1" | --rule rcad takes no budget: remove --k and the like
+    --rule = "cold_start --K 2" | --rule cold_start takes no budget: only --k
+    --rule = memfree | --rule memfree needs --passages FILE or --setting corpus=FILE
+    --rule = "rcad --setting alpha" | --setting must be NAME=VALUE, got 'alpha'
+    --rule = "rcad --setting beta=1" | settings of rule rcad: RCAD.__init__() got an unexpected
+    --rule = global_switch | missing 1 required keyword-only argument: 'K'
+tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
+    --dataset = a/b | give one of --input, --dataset
+    --shard-tokens = 0 | --shard-tokens must be >= 1, got 0
+    --workers = -1 | --workers must be >= 0, got -1
+    --max-invalid-documents = -1 | --max-invalid-documents must be >= 0, got -1
+    --tokenizer = missing | tokenizer missing is neither a file, nor a folder
+    --tokenizer = a/b | nor OWNER/NAME@REVISION
+tokenize --source s --tokenizer {tokens} --output {new}
+    = "" | give one of --input, --dataset
+plan
+    = "--step 1" | --stage must be one of stage1, stage2, got ''
+    = "--step 1 --stage stage2" | shards of every source are needed; missing: wikimedia
+    = "--document a:b:1 --step 3" | give step or document, not both: 3, a:b:1
+prompts --kind books --output new.jsonl
+    --input = {empty} | holds no records
+    --input = {prompts_broken} | is not JSON
+    --input = {prompts_list} | row 1 must be a JSON object
+    --input = {prompts} | record 1 has no text 'input'
+    --input = {prompts_input} | record 1 has no text 'reference'
+compare downstream
+    = "--model ours" | --model must be LABEL=FOLDER
+    = "--model ours=/no/such/folder" | ours: there is no model folder with a config.json at /no/such
+evaluate
+    = {missing} | there is no file or folder
+    = {folder} | holds no generations/*.jsonl
+    = "{folder} --ledgers -1" | --ledgers must be >= 0, got -1
+evaluate {texts}/one.jsonl
+    = "" | texts without references
+    = --serper | give --judge-model too
+    = "--judge-model m" | the environment has no key
+    = "--judge-model m --judge-url nowhere" | base_url must be
+    --only = copying | has no "reference": give --prompts FILE
+    --only = nonliteral | has no "characters": give --prompts FILE
+    --only = report | a report is on a run's folder
+    --only = fluency | a judge is needed
+    --only = "factuality --judge-model m" | give one of --serper
+calibrate --safe {safe} --risky {risky} --prompt-file {prompts}
+    = "" | row 1 lacks "id"
+    --prompt-file = {prompts_id} | row 1: field 'reference' is missing
+    --metric = char_lcs | --metric char_lcs needs a --target
+    --seeds = 0 | --seeds must be >= 1, got 0
+    --tp-size = 2 | calibrate runs in one process, got --tp-size 2
+    --temperature = -1 | temperature must be finite and >= 0, got -1.0
+"""
+"""Lines whose messages are held."""
+
 FOUND_IN_DATA = """
 tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
-    --input = {empty_jsonl} {garbage_jsonl}
-    --text-field = nowhere
-    --licences = GPL
+    --input = {empty_jsonl} {garbage_jsonl} | no text to write
+    --text-field = nowhere | no text to write
+    --licences = GPL | no text to write: 1 refused; refused licences: (none given)
 """
 """Lines whose mistake shows only when the data are read."""
 

@@ -79,6 +79,8 @@ def _files(ledger: Path) -> dict[str, str | bytes]:
         "prompts_passage": '{"prompt": "a", "passage": ""}',
         "prompts_deep": "[" * 100_000,
         "prompts_bom": b"\xff\xfe{\x00",
+        "prompts_id": '{"id": "a", "prompt": "b"}',
+        "prompts_input.jsonl": '{"input": "a"}',
         "books.jsonl": '{"text": "a b", "reference": "c", "snippet": "a b", "output": "c"}\n',
         "letters.jsonl": '{"text": "a b c"}\n{"text": "d"}\n',
         "no_text.jsonl": '{"title": "a"}\n',
@@ -117,7 +119,7 @@ settings = { k = 1.0 }
 
 _HEADER_CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "field_missing": lambda header: {key: header[key] for key in header if key != "seed"},
-    "field_unknown": lambda header: header | {"colour": "red"},
+    "field_unknown": lambda header: header | {"color": "red"},
     "field_mistyped": lambda header: header | {"horizon": "many"},
     "field_null": lambda header: header | {"K": None},
 }

@@ -7,60 +7,51 @@ own, which has none.
 import base64
 import json
 import os
-import select
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 CHROMIUM = shutil.which("chromium")
-ANSWER_S = 120.0
-"""How long an answer may take, on a machine that is at other work."""
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"),
+    *("--window-size=1200,900", "--remote-debugging-pipe"),
+)
 
 
-@dataclass
 class Page:
     """An open page."""
 
-    _to_browser: int
-    _from_browser: int
-    messages: list[str] = field(default_factory=list)
-    """What the console holds: errors, warnings, exceptions, refusals of the policy."""
-    requests: list[str] = field(default_factory=list)
-    """Addresses that were asked for, those of data: aside."""
-    _session: str = ""
-    _count: int = 0
-    _unread: bytes = b""
-    _seen: set[str] = field(default_factory=set)
+    def __init__(self, to_browser: BinaryIO, from_browser: BinaryIO, address: str) -> None:
+        """Show a page until everything of it is loaded."""
+        self._to_browser, self._from_browser = to_browser, from_browser
+        self._session: dict[str, str] = {}
+        self._count = 0
+        self._is_loaded = False
+        self.messages: list[str] = []
+        """What the console holds: errors, warnings, exceptions, refusals of the policy."""
+        self.requests: list[str] = []
+        """Addresses that were asked for, those of data: aside."""
+        target = self.send("Target.createTarget", url="about:blank")
+        attached = self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = {"sessionId": attached["sessionId"]}
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.send(f"{domain}.enable")
+        self.send("Page.navigate", url=address)
+        while not self._is_loaded:
+            self._note(self._next())
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         """The answer to one command of the protocol."""
         self._count += 1
-        message: dict[str, Any] = {"id": self._count, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
-        payload = json.dumps(message).encode() + b"\0"
-        while payload:
-            payload = payload[os.write(self._to_browser, payload) :]
+        message = {"id": self._count, "method": method, "params": parameters, **self._session}
+        self._to_browser.write(json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != self._count:
             self._note(answer)
         assert "error" not in answer, answer
         return dict(answer["result"])
-
-    def open(self, address: str) -> None:
-        """Show a page until everything of it is loaded."""
-        target = self.send("Target.createTarget", url="about:blank")
-        attached = self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.send(f"{domain}.enable")
-        self.send("Page.navigate", url=address)
-        while "Page.loadEventFired" not in self._seen:
-            self._note(self._next())
 
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript is, as JSON."""
@@ -80,20 +71,15 @@ class Page:
         path.write_bytes(base64.b64decode(found["data"]))
 
     def _next(self) -> dict[str, Any]:
-        deadline = time.monotonic() + ANSWER_S
-        while b"\0" not in self._unread:
-            readable, _, _ = select.select([self._from_browser], [], [], 1.0)
-            assert readable or time.monotonic() < deadline, "the browser does not answer"
-            if readable:
-                read = os.read(self._from_browser, 1 << 20)
-                assert read, "the browser has ended"
-                self._unread += read
-        whole, _, self._unread = self._unread.partition(b"\0")
+        whole = bytearray()
+        while (byte := self._from_browser.read(1)) != b"\0":
+            assert byte, "the browser has ended"
+            whole += byte
         return dict(json.loads(whole))
 
     def _note(self, event: dict[str, Any]) -> None:
         method, parameters = event.get("method", ""), event.get("params", {})
-        self._seen.add(method)
+        self._is_loaded |= method == "Page.loadEventFired"
         if method == "Log.entryAdded":
             self.messages.append(str(parameters["entry"]["text"]))
         elif method in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled"):
@@ -108,30 +94,18 @@ def browser_page(address: str, profile: Path) -> Iterator[Page]:
     """A page of a browser of its own, with everything loaded; profile: a folder for its files."""
     own_read, to_browser = os.pipe()
     from_browser, own_write = os.pipe()
-    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-dev-shm-usage"
-    words = [str(CHROMIUM), *flags.split(), "--window-size=1200,900", "--remote-debugging-pipe"]
-    words.append(f"--user-data-dir={profile}")
     # The browser reads its commands at 3 and answers at 4, whatever the numbers are here.
     line = f'exec "$@" 3<&{own_read} 4>&{own_write}'
-    log = (profile.parent / "browser.log").open("wb")
+    words = ["timeout", "600", str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}"]
     browser = subprocess.Popen(
         ["bash", "-c", line, "browser", *words],
         pass_fds=(own_read, own_write),
-        stdout=log,
-        stderr=log,
+        stderr=subprocess.DEVNULL,
     )
     os.close(own_read)
     os.close(own_write)
-    page = Page(to_browser, from_browser)
     try:
-        page.open(address)
-        yield page
+        with open(to_browser, "wb", buffering=0) as to, open(from_browser, "rb") as answers:
+            yield Page(to, answers, address)
     finally:
-        os.close(to_browser)  # at which it ends
-        os.close(from_browser)
-        try:
-            browser.wait(30)
-        except subprocess.TimeoutExpired:
-            browser.kill()
-            browser.wait()
-        log.close()
+        browser.wait()  # it ends when its pipe does

@@ -6,6 +6,9 @@ import runpy
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
@@ -38,6 +41,15 @@ class ForkedProgram:
         self._process.join()
         assert self._process.exitcode is not None
         return self._process.exitcode
+
+    def end_when(self, is_reached: Callable[[], object], sent: int = signal.SIGKILL) -> int:
+        """The exit status, once a signal was sent to all of its processes, in their midst."""
+        while not is_reached():
+            assert self.poll() is None, self.output.read_text()
+            time.sleep(0.01)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(self.pid, sent)
+        return self.wait()
 
     def wait_for_success(self) -> str:
         """The output, once it has ended with status 0; AssertionError with it otherwise."""

@@ -41,8 +41,8 @@ def token_cost(
 def num_passes(rule: Rule) -> int:
     """Passes over a row of logits after the forwards of one token.
 
-    A projection reads both rows NUM_PASSES times, NoOpt makes two of them. CP-Fuse normalises both
-    models, a mixture for each pair of weights of its grid, and p*. The others normalise what each
+    A projection reads both rows NUM_PASSES times, NoOpt makes two of them. CP-Fuse normalizes both
+    models, a mixture for each pair of weights of its grid, and p*. The others normalize what each
     stream gives, and p*.
     """
     if isinstance(rule, CPFuse):

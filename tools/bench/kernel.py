@@ -63,7 +63,7 @@ def paper_projection(
     risky_logits, safe_logits: (B, V). budget: (B,) float32 nats.
     Returns: the weight (B,) and log p* (B, V), float32.
     Source: paper, algorithm ProjectKL with its 20 safeguarded Newton steps, and the bisection
-    that makes the result feasible, in float32 and vectorised over the batch.
+    that makes the result feasible, in float32 and vectorized over the batch.
     """
     safe, risky = safe_logits.float().log_softmax(-1), risky_logits.float().log_softmax(-1)
     tilt = risky - safe

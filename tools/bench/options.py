@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from anchored.decode.pair_options import Dtype, check_device_name
-from anchored.inputs import MAX_NATS, check_input
-from anchored.tools.commands.training.training_options import STAGE_1
+from anchored.inputs import MAX_NATS, check_input, check_least
+from anchored.tools.commands.dry_run import STAGE_1
 from anchored.tools.commands.words import ConfigFile
 
 Shape = Literal["tinycomma-1.8b", "llama-8b", "llama-70b", "wide", "medium", "small", "tiny"]
@@ -28,15 +28,6 @@ def method_names(words: tuple[str, ...]) -> tuple[str, ...]:
         if name not in (*METHODS, "all"):
             raise ValueError(f"methods must be all or of {', '.join(METHODS)}, got {name!r}")
     return tuple(name for name in METHODS if "all" in names or name in names)
-
-
-def check_least(options: object, minimum: int, *names: str) -> None:
-    """Raise ValueError, by its name, for a number below the minimum; tuples hold several."""
-    for name in names:
-        value = getattr(options, name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if number < minimum:
-                raise ValueError(f"{name} must be >= {minimum}, got {number}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

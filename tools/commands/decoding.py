@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from tyro.conf import UseAppendAction
@@ -11,7 +12,7 @@ from anchored import AnchoredError
 from anchored.decode.ledger import ledger_parts
 from anchored.decode.pair_options import ModelOptions, PairOptions
 from anchored.durable_files import json_value, write_durably
-from anchored.inputs import check_input
+from anchored.inputs import check_input, check_least
 
 from .files import check_outputs, is_first_process
 from .words import OutputFile
@@ -78,8 +79,7 @@ class VerifyConfig(ModelOptions):
     def __post_init__(self) -> None:
         ModelOptions.__post_init__(self)
         check_input(self.ledger)
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"--limit must be >= 1, got {self.limit}")
+        check_least(self, 1, "limit")
         if self.picture is not None and self.picture.suffix not in PICTURE_SUFFIXES:
             allowed = ", ".join(PICTURE_SUFFIXES)
             raise ValueError(f"--picture must end in one of {allowed}, got {self.picture}")
@@ -90,6 +90,8 @@ def verify(config: VerifyConfig) -> int:
     check_outputs(config, config.divergences, config.picture)
     parts = ledger_parts(config.ledger)[: config.limit]
     first = anchored.Ledger.load(config.ledger, parts[0])
+    if config.picture is not None:
+        import_module("anchored.eval.figures.curves")  # without matplotlib, before the replay
     pair = config.load()
     is_whole, longer = True, []
     for part in parts:

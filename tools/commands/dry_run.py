@@ -1,20 +1,49 @@
 """A run without its machine."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.nn import Module
+from anchored.configs.config_file import CONFIGS
+from anchored.inputs import check_input, check_least
 
-from anchored.pretrain.cpu_device import use_cpu_without_accelerator
+from .words import ConfigFile
 
-from .training.training_options import DryRunConfig
+if TYPE_CHECKING:
+    from torch.nn import Module
 
+STAGE_1 = CONFIGS / "pretrain" / "tinycomma-1.8b-stage1.toml"
 _SECONDS_PER_DAY = 86_400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DryRunConfig:
+    """Estimate a run without its machine: anchored dry-run --config configs/pretrain/FILE.toml
+
+    Builds the model without memory for its weights (on torch's meta device), shards it with FSDP2
+    over fake processes as training would, and prints what a GPU holds and how long the steps take.
+    Needs no GPU and no data, and measures nothing.
+    """
+
+    config: ConfigFile = STAGE_1
+    """Config of a training run."""
+    gpus: int = 8
+    """GPUs of the run."""
+    peak_flops: float = 989e12
+    """Dense peak of one GPU in bfloat16, in FLOP/s; that of an H200's data sheet unless given."""
+    mfu: float = 0.5
+    """Share of the peak that training is assumed to reach."""
+
+    def __post_init__(self) -> None:
+        check_input(self.config)
+        check_least(self, 1, "gpus", "peak_flops")
+        if not 0 < self.mfu <= 1:
+            raise ValueError(f"mfu must be in (0, 1], got {self.mfu}")
 
 
 def run(config: DryRunConfig) -> int:
     """Print the model, its memory and the time; returns 0."""
+    from anchored.pretrain.cpu_device import use_cpu_without_accelerator
+
     use_cpu_without_accelerator()
     # Not before: these import torchtitan, which binds its device at that moment.
     import torch
@@ -44,8 +73,11 @@ def run(config: DryRunConfig) -> int:
     return 0
 
 
-def model_line(model: Module, *, num_processes: int) -> str:
+def model_line(model: "Module", *, num_processes: int) -> str:
     """Its size, whole and on one process, and how it is divided."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
     weights = [weight for weight in model.parameters() if isinstance(weight, DTensor)]
     num_weights = sum(weight.numel() for weight in model.parameters())
     num_local = sum(weight.to_local().numel() for weight in weights)

@@ -15,7 +15,7 @@ from anchored import AnchoredError
 from anchored.decode.pair_options import PairOptions
 from anchored.decode.settings import SamplingConfig
 from anchored.durable_files import json_value
-from anchored.inputs import PromptLine, read_prompts
+from anchored.inputs import PromptLine, check_least, read_prompts
 
 from .files import check_outputs, is_first_process, numbered
 from .words import OutputFile
@@ -80,8 +80,7 @@ class GenerateConfig(PairOptions):
             raise ValueError("give either --prompt, --prompt-file, --messages or --continue-from")
         if self.chat and self.continue_from is not None:
             raise ValueError("--chat begins a text: it cannot go with --continue-from")
-        if self.num_return_sequences < 1:
-            raise ValueError(f"num_return_sequences must be >= 1, got {self.num_return_sequences}")
+        check_least(self, 1, "num_return_sequences")
 
     @property
     def writes_json(self) -> bool:

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-import anchored
-from anchored.configs.config_file import from_table, read_config_file, toml_text
+from anchored.configs.config_file import CONFIGS, from_table, read_config_file, toml_text
 from anchored.eval.experiments.experiment import Prompt
 
 from .protected_works import Work, cut_prompts, read_works
 
-CONFIGS = Path(anchored.__file__).parent / "configs" / "quickstart"
+PRESETS = CONFIGS / "quickstart"
 STAGES = ("stage1", "stage2")
 
 
@@ -92,13 +91,13 @@ class Preset:
 
 def load_preset(name: str) -> Preset:
     """The settings of a folder of configs/quickstart; ValueError for an unknown key."""
-    preset: Preset = from_table(Preset, read_config_file(CONFIGS / name / "preset.toml"))
+    preset: Preset = from_table(Preset, read_config_file(PRESETS / name / "preset.toml"))
     return preset
 
 
 def run_config(name: str, stage: str, folders: Folders) -> str:
     """The TOML of one training stage, whole, with the quickstart's folders filled in."""
-    text = toml_text(read_config_file(CONFIGS / name / f"{stage}.toml"))
+    text = toml_text(read_config_file(PRESETS / name / f"{stage}.toml"))
     return Template(text).substitute(
         folder=folders.root.resolve().as_posix(), shards=folders.shards.resolve().as_posix()
     )

@@ -20,12 +20,12 @@ from anchored.eval.experiments.measures import measure
 from anchored.eval.experiments.results import write_budget_results
 from anchored.eval.experiments.summary import summarize
 from anchored.inputs import json_objects
-from anchored.tools.commands.training.training_options import QuickstartConfig
 
 from . import pretraining
 from .adapter import read_facts, train_adapter
 from .corpus import HELD_OUT, gather, read_sources
 from .findings import findings
+from .options import QuickstartConfig
 from .preset import STAGES, Folders, Preset, load_preset, run_config
 from .protected_works import write_inputs
 from .questions import FACTS, TASK, held_out_text, write_task

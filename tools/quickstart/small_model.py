@@ -40,7 +40,7 @@ def write_small_model(folder: Path) -> None:
 
     disable_progress_bar()
     read = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
-    # transformers takes what it has read for a quantised model, which it would not save.
+    # transformers takes what it has read for a quantized model, which it would not save.
     config = read.config.to_dict()
     config.pop("quantization_config", None)
     model = LlamaForCausalLM(LlamaConfig(**config))

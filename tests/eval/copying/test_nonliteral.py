@@ -68,5 +68,5 @@ def test_what_cannot_be_measured_is_refused():
         character_rows([RecordedText(setting="s", id="i", seed=0, text="x")])
     with pytest.raises(ValueError, match=r"must have a letter or digit, got '\.\.\.'"):
         character_matches("x", [["..."]])
-    with pytest.raises(ValueError, match="num_characters must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="--num-characters must be >= 0, got -1"):
         NonLiteralConfig(num_characters=-1)

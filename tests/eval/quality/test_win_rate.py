@@ -52,8 +52,6 @@ def test_pairs_are_of_one_prompt_and_seed_and_the_same_for_all_settings():
     few = comparisons(texts, WinRateConfig(num_comparisons=4, pool=("c",)))
     drawn = [[(own.text.id, own.text.seed) for own in few if own.text.setting == s] for s in "ab"]
     assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4 and len(few) == 8
-    other = comparisons(texts, WinRateConfig(num_comparisons=4, pool=("c",), seed=1))
-    assert [(own.text.id, own.text.seed) for own in other[:4]] != drawn[0]
 
 
 def test_what_cannot_be_compared_is_refused():
@@ -61,10 +59,8 @@ def test_what_cannot_be_compared_is_refused():
         comparisons([text("a", "x"), text("b", "y")], WinRateConfig(pool=("z",)))
     with pytest.raises(ValueError, match="no two settings have a text of the same prompt and seed"):
         comparisons([text("a", "x"), text("b", "y", seed=1)], WHOLE)
-    with pytest.raises(ValueError, match="num_comparisons must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="--num-comparisons must be >= 1, got 0"):
         WinRateConfig(num_comparisons=0)
-    with pytest.raises(ValueError, match=r"confidence must be in \(0, 1\), got 1"):
-        WinRateConfig(confidence=1)
 
 
 def judge(body):
@@ -93,7 +89,7 @@ def test_both_orders_count_ties_are_halves_and_failures_are_no_loss(server, chat
     assert by_id["q"]["results"] == ["win", "loss"] and by_id["q"]["score"] == 0.5
     assert [by_id[id]["score"] for id in "rstu"] == [0.5, 0.5, None, 1.0]
     assert by_id["t"]["problem"] == "status 400: 'no'"
-    a, b = win_rate_summary(rows, WHOLE)
+    a, b = win_rate_summary(rows)
     assert (a["setting"], a["win_rate"], b["win_rate"]) == ("a", 3.5 / 5, 1.5 / 5)
     assert [a[name] for name in ("num_compared", "num_failed", "num_inconsistent")] == [5, 1, 1]
     low, high = a["interval"]
@@ -108,17 +104,17 @@ def test_the_interval_counts_prompts_not_comparisons():
         for id, score in (("p", 1.0), ("q", 0.0), ("r", 1.0), ("s", 0.0))
         for seed in range(50)
     ]
-    (of_four,) = win_rate_summary(rows, WHOLE)
+    (of_four,) = win_rate_summary(rows)
     apart = [{**row, "id": number} for number, row in enumerate(rows)]
-    (of_many,) = win_rate_summary(apart, WHOLE)
+    (of_many,) = win_rate_summary(apart)
     assert of_four["win_rate"] == of_many["win_rate"] == 0.5
     assert of_four["interval"] == pytest.approx([0.150, 0.850], abs=5e-4)  # Wilson's of 2 of 4
     assert of_many["interval"] == pytest.approx([0.431, 0.569], abs=5e-4)
-    (all_won,) = win_rate_summary([{**row, "score": 1.0} for row in rows], WHOLE)
+    (all_won,) = win_rate_summary([{**row, "score": 1.0} for row in rows])
     assert all_won["interval"] == pytest.approx([0.510, 1.0], abs=5e-4)
     ties = [{**row, "id": number, "score": 0.5} for number, row in enumerate(rows)]
     ties[0]["score"] = 1.0
-    low, high = win_rate_summary(ties, WHOLE)[0]["interval"]
+    low, high = win_rate_summary(ties)[0]["interval"]
     assert 0.49 < low < 0.5025 < high < 0.52  # sharper than of as many wins and losses
 
 

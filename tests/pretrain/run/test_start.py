@@ -15,8 +15,8 @@ from anchored.pretrain.plan.data_plan import data_record, skipped_steps, tokens_
 from anchored.pretrain.run.checkpoints import SEAL_NAME, checkpoint_steps
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.run.start import record_of
+from anchored.tools.commands.training.plan import PlanConfig
 from anchored.tools.commands.training.plan import run as plan_command
-from anchored.tools.commands.training.training_options import PlanConfig
 
 
 @pytest.fixture(scope="module")

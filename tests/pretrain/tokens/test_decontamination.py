@@ -18,9 +18,9 @@ from anchored.pretrain.tokens import passages
 from anchored.pretrain.tokens.decontamination import ForbiddenTexts, Report, search_summary
 from anchored.pretrain.tokens.passages import Passages, normalized
 from anchored.pretrain.tokens.shards import Manifest
-from anchored.tools.commands.training.decontaminate import run
+from anchored.tools.commands.training.decontaminate import DecontaminateConfig, run
+from anchored.tools.commands.training.tokenize import TokenizeConfig
 from anchored.tools.commands.training.tokenize import run as tokenize
-from anchored.tools.commands.training.training_options import DecontaminateConfig, TokenizeConfig
 
 LETTERS = "aaabcdeeeefghiijklmnoooprsttuuvwy"
 

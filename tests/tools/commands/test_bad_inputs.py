@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from bad_inputs import FOUND_IN_DATA, OF_PROCESSES, REFUSED, REPLACES, command_lines
+from bad_inputs import FOUND_IN_DATA, OF_PROCESSES, REFUSED, REPLACES, SAID, command_lines
 from bad_places import make_places
 from command_line import with_options
 from forked_program import ForkedProgram
@@ -39,37 +39,53 @@ def contents(places: dict[str, Path]) -> dict[Path, tuple[int, ...]]:
     return {path: (stat.st_size, stat.st_mtime_ns, stat.st_mode) for path, stat in stats.items()}
 
 
+@pytest.fixture
+def refusal(places, capsys, tmp_path, monkeypatch):
+    """What a line says on stderr, in one line; it has status 1 or 2 and changes nothing."""
+
+    def refuse(line: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        before = contents(places)
+        with pytest.raises(SystemExit) as end:
+            main(words_of(line, places, tmp_path / "new"))
+        out, err = capsys.readouterr()
+        assert end.value.code in (1, 2) and err and out == ""
+        if end.value.code == 1:
+            assert err.startswith("anchored ") and err.count("\n") == 1, err
+        # What `anchored tokenize` has read so far is kept, to go on from.
+        kept = {"new"} if line.startswith("tokenize") else set()
+        assert contents(places) == before and {path.name for path in tmp_path.iterdir()} <= kept
+        return " ".join(err.replace("\u2502", " ").split())  # tyro draws a box
+
+    return refuse
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("line", command_lines(REFUSED))
-def test_bad_input_is_refused_in_words_and_changes_nothing(
-    line, places, capsys, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    before = contents(places)
-    with pytest.raises(SystemExit) as end:
-        main(words_of(line, places, tmp_path / "new"))
-    out, err = capsys.readouterr()
-    assert end.value.code in (1, 2) and err and out == ""
-    if end.value.code == 1:
-        assert err.startswith("anchored ") and err.count("\n") == 1, err
-    # What `anchored tokenize` has read so far is kept, to go on from.
-    kept = {"new"} if line.startswith("tokenize") else set()
-    assert contents(places) == before and {path.name for path in tmp_path.iterdir()} <= kept
+def test_bad_input_is_refused_in_words_and_changes_nothing(line, refusal):
+    assert refusal(line)
 
 
-@pytest.mark.parametrize("line", command_lines(FOUND_IN_DATA))
-def test_bad_data_end_the_output_with_one_line_about_them(line, places, capsys, tmp_path):
+@pytest.mark.parametrize(("line", "message"), command_lines(SAID).items())
+def test_the_words_name_what_is_wrong(line, message, refusal):
+    assert message in refusal(line)
+
+
+@pytest.mark.parametrize(("line", "message"), command_lines(FOUND_IN_DATA).items())
+def test_bad_data_end_the_output_with_one_line_about_them(line, message, places, capsys, tmp_path):
     before = contents(places)
     with pytest.raises(SystemExit) as end:
         main(words_of(line, places, tmp_path / "new"))
     *_, last = capsys.readouterr().err.splitlines()
     assert end.value.code == 1 and last.startswith("anchored tokenize: ")
+    assert message in last
     assert contents(places) == before and not (tmp_path / "new" / "manifest.json").exists()
 
 
 def test_the_list_is_long_and_names_every_command():
-    lines = command_lines(REFUSED)
-    assert len(lines) == len(set(lines)) >= 600
+    lines = command_lines(REFUSED + SAID)
+    assert len(lines) >= 600
     assert all(any(line.startswith(name) for line in lines) for name in COMMANDS)
 
 

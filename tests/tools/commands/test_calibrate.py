@@ -163,12 +163,8 @@ REFUSED = [
     (["--largest-k", "0.06"], "is met at every k up to 0.06 "),
     (["--metric", "char_lcs", "--target", "999"], "the risky model alone meets the target"),
     (["--metric", "char_lcs", "--target", "0.01"], "the safe model alone misses the target"),
-    (["--metric", "char_lcs"], "--metric char_lcs needs a --target"),
-    (["--seeds", "0"], "seeds must be >= 1, got 0"),
     (["--resolution", "1"], "resolution must be >= 1.01, got 1.0"),  # of the search, one of many
-    (["--tp-size", "2"], "calibrate runs in one process, got --tp-size 2"),
     (["--strict"], "3 prompts show an NCR of at most 0.368"),
-    (["--temperature", "-1"], "temperature must be finite and >= 0, got -1.0"),
 ]
 
 
@@ -179,12 +175,3 @@ def test_what_has_no_answer_is_one_line(command, capsys, folder, asked, message)
     words = [word for word in command if f"--no{asked[0][1:]}" != word]
     status, out, err = run(capsys, *with_options([*words, str(folder)], asked))
     assert status in (1, 2) and not out and message in err and "Traceback" not in err
-
-
-def test_prompts_without_a_reference_are_one_line(command, capsys, prompt_file, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(json.dumps({"id": "a", "prompt": "b"}))
-    asked = [str(file) if word == str(prompt_file) else word for word in command]
-    err = refused(capsys, *asked, str(tmp_path / "c"))
-    assert "row 1: field 'reference' is missing" in err
-    assert not (tmp_path / "c").exists()

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from command_line import refused, run
+from command_line import run
 from local_tasks import GENERATION, MULTIPLE_CHOICE, write_task
 
 pytest.importorskip("lm_eval")
@@ -151,11 +151,3 @@ def test_data_that_the_hub_does_not_give_is_one_line(config, capsys, monkeypatch
     status, _, err = run(capsys, "compare", str(config), "--output", str(config.parent / "out"))
     line = err.splitlines()[-1]
     assert status == 1 and "the data of task chimes is not on this machine" in line
-
-
-def test_models_that_are_nowhere_are_one_line(config, capsys):
-    words = ("compare", str(config), "--model", "ours=/no/such/folder")
-    assert "ours: there is no model folder with a config.json at /no/such/folder" in refused(
-        capsys, *words
-    )
-    assert "--model must be LABEL=FOLDER" in refused(capsys, *words[:2], "--model", "ours")

@@ -132,21 +132,14 @@ def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_pat
     assert (status, err) == (0, "[1/1] copying\n") and " 1.000 " in out
     status, out, _ = run(capsys, "evaluate", str(texts), "--beside", "p_r", "--output", str(output))
     assert status == 0 and "NCR - p_r" in out and " +1.000 " in out  # one prompt has no interval
-    status, _, err = run(capsys, "evaluate", str(texts), "--only", "report")
-    assert status and "a report is on a run's folder" in err
-    texts.write_text('{"text": "a"}')
-    assert "texts without references" in refused(capsys, "evaluate", str(texts))
-    message = refused(capsys, "evaluate", str(texts), "--only", "copying")
-    assert 'has no "reference": give --prompts FILE' in message
 
 
 def test_characters_of_a_quickstart_s_works_come_from_a_file_of_prompts(capsys, folder, tmp_path):
     """As the page on evaluation says: a quickstart's prompts name no characters."""
-    words = ["evaluate", str(folder), "--only", "nonliteral"]
-    assert 'has no "characters": give --prompts FILE' in refused(capsys, *words)
     names = [{"id": name, "characters": [["Ann"], ["the", "that"]]} for name in "ab"]
     file = tmp_path / "characters.jsonl"
     file.write_text("".join(json.dumps(own) + "\n" for own in names))
+    words = ["evaluate", str(folder), "--only", "nonliteral"]
     words += ["--prompts", str(file), "--num-characters", "1"]
     status, out, _ = run(capsys, *words, "--comparator", ">=")
     assert status == 0 and "characters >= 1" in out and " 1.000 " in out
@@ -154,24 +147,6 @@ def test_characters_of_a_quickstart_s_works_come_from_a_file_of_prompts(capsys, 
     assert status == 0 and "characters > 1" in out and " 0.000 " in out
     config = json.loads((folder / "evaluation/nonliteral.json").read_text())["config"]
     assert config == {"num_characters": 1, "comparator": ">", "debt": "none"}
-
-
-def test_what_cannot_be_done_is_refused_before_anything_else(capsys, folder, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    words = ["evaluate", str(folder)]
-    assert "the environment has no key" in refused(capsys, *words, "--judge-model", "m")
-    own = refused(capsys, *words, "--judge-model", "m", "--judge-url", "nowhere")
-    assert "base_url must be" in own
-    assert "give --judge-model too" in run(capsys, *words, "--serper")[2]
-    assert "there is no file or folder" in run(capsys, "evaluate", str(folder / "none"))[2]
-    assert "--ledgers must be at least 0, got -1" in run(capsys, *words, "--ledgers", "-1")[2]
-    assert "a judge is needed" in run(capsys, *words, "--only", "fluency")[2]
-    factuality = [*words, "--only", "factuality", "--judge-model", "m"]
-    assert "give one of --serper" in run(capsys, *factuality)[2]
-    (folder / "empty").mkdir()
-    message = refused(capsys, "evaluate", str(folder / "empty"))
-    assert message.endswith("holds no generations/*.jsonl\n")
-    assert not (folder / "evaluation/steps.json").exists()
 
 
 def test_a_second_evaluation_of_a_run_is_refused_while_the_first_is_at_work(capsys, folder):

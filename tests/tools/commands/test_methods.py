@@ -5,82 +5,50 @@ import json
 import pytest
 from command_line import run
 
-from anchored import RCAD, Decoder, MemFree, ModelPair
-from anchored.decode.pair_options import RuleOptions
+from anchored import (
+    RCAD,
+    ColdStart,
+    CPFuse,
+    Decoder,
+    GlobalSwitch,
+    MemFree,
+    ModelPair,
+    NoOpt,
+    System,
+)
 
-PROMPTS = [
+LINES = [
     {"prompt": "the keeper", "passage": "the keeper of the lamp wrote", "passage_id": 0},
     {"prompt": "every wave", "passage": "every wave into a ledger", "score": 1.5},
 ]
+PROMPTS, PASSAGES = ([line[name] for line in LINES] for name in ("prompt", "passage"))
+RULES = {
+    "rcad --setting alpha=0.25": RCAD(alpha=0.25),
+    "memfree --passages lines.jsonl --setting n=2": MemFree(n=2, passages=PASSAGES),
+    "system --setting prompt=Nothing.": System(prompt="Nothing."),
+    "cp_fuse --setting grid_size=3 --setting warping=before": CPFuse(grid_size=3, warping="before"),
+    "no_opt --k 2": NoOpt(k=2.0),
+    "cold_start": ColdStart(k=1.0),
+    "global_switch --K 5": GlobalSwitch(K=5.0),
+}
 
 
-@pytest.fixture
-def words(pair_words, tmp_path) -> list[str]:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("\n".join(map(json.dumps, PROMPTS)))
-    return ["generate", *pair_words, "--max-new-tokens", "4", "--prompt-file", str(file)]
-
-
-def generated(capsys, words, pair_words, tmp_path):
-    status, out, err = run(capsys, *words, "--ledger", str(tmp_path / "l.jsonl"))
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("asked", RULES)
+def test_a_rule_with_its_settings_is_that_of_the_library(
+    asked, capsys, pair_words, pair_folders, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, LINES)))
+    words = ["--prompt-file", "lines.jsonl", "--max-new-tokens", "4", "--ledger", "l.jsonl"]
+    status, out, err = run(capsys, "generate", *pair_words, *words, "--rule", *asked.split())
     assert status == 0, err
     rows = sorted(map(json.loads, out.splitlines()), key=lambda row: row["index"])
+    passages = {"passages": PASSAGES} if asked.startswith("rcad") else {}
+    expected = Decoder(ModelPair.from_pretrained(*pair_folders), RULES[asked]).generate(
+        PROMPTS, max_new_tokens=4, **passages
+    )
+    assert [row["text"] for row in rows] == [result.text for result in expected]
     for row in rows:
-        verdict, _, err = run(capsys, "verify", *pair_words, "--ledger", row["ledger"])
-        assert verdict == 0, err
-    return [row["text"] for row in rows]
-
-
-def test_rcad_takes_the_passage_of_each_line(capsys, words, pair_words, pair_folders, tmp_path):
-    asked = ["--rule", "rcad", "--setting", "alpha=0.25"]
-    found = generated(capsys, [*words, *asked], pair_words, tmp_path)
-    expected = Decoder(ModelPair.from_pretrained(*pair_folders), RCAD(alpha=0.25)).generate(
-        [line["prompt"] for line in PROMPTS],
-        passages=[line["passage"] for line in PROMPTS],
-        max_new_tokens=4,
-    )
-    assert found == [result.text for result in expected]
-
-
-def test_memfree_blocks_the_passages_of_a_file(capsys, words, pair_words, pair_folders, tmp_path):
-    file = words[words.index("--prompt-file") + 1]
-    asked = ["--rule", "memfree", "--passages", file, "--setting", "n=2"]
-    found = generated(capsys, [*words, *asked], pair_words, tmp_path)
-    rule = MemFree(n=2, passages=[line["passage"] for line in PROMPTS])
-    expected = Decoder(ModelPair.from_pretrained(*pair_folders), rule).generate(
-        [line["prompt"] for line in PROMPTS], max_new_tokens=4
-    )
-    assert found == [result.text for result in expected]
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ["system", "--setting", "prompt=Write nothing of others."],
-        ["cp_fuse", "--setting", "grid_size=3", "--setting", "warping=before"],
-        ["no_opt", "--k", "2"],
-        ["cold_start"],
-        ["global_switch", "--K", "5"],
-    ],
-    ids=lambda asked: asked[0],
-)
-def test_the_others_need_no_passage(capsys, words, pair_words, tmp_path, asked):
-    generated(capsys, [*words, "--rule", *asked], pair_words, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rule": "rcad", "k": 1.0}, "--rule rcad takes no budget: remove --k and the like"),
-        ({"rule": "cold_start", "K": 1.0}, "--rule cold_start takes no budget: only --k"),
-        ({"rule": "memfree"}, "--rule memfree needs --passages FILE or --setting corpus=FILE"),
-        ({"rule": "rcad", "setting": ("alpha",)}, "--setting must be NAME=VALUE, got 'alpha'"),
-        ({"rule": "rcad", "setting": ("beta=1",)}, "settings of rule rcad: .*beta"),
-        ({"rule": "global_switch"}, "settings of rule global_switch: .*K"),
-    ],
-    ids=str,
-)
-def test_what_a_rule_does_not_take_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        RuleOptions(**options).make()
+        status, _, err = run(capsys, "verify", *pair_words, "--ledger", row["ledger"])
+        assert status == 0, err

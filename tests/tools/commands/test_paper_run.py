@@ -1,10 +1,6 @@
 """The paper in miniature, by the commands of docs/reproduce.md: prompts, sweeps, judges, table."""
 
 import json
-import os
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,15 +56,6 @@ device = "cpu"
     return folder
 
 
-def kill_when(program: ForkedProgram, is_reached: Callable[[], bool]) -> None:
-    """SIGKILL to all of its processes, in the middle of its work."""
-    while not is_reached():
-        assert program.poll() is None, program.output.read_text()
-        time.sleep(0.01)
-    os.killpg(program.pid, signal.SIGKILL)
-    program.wait()
-
-
 def test_the_paper_in_miniature_survives_two_kills(inputs):
     def start(*words: str) -> ForkedProgram:
         return ForkedProgram("anchored.tools.cli", list(words), inputs / "output.txt")
@@ -84,7 +71,7 @@ def test_the_paper_in_miniature_survives_two_kills(inputs):
     sweep = ("sweep", str(inputs / "books.toml"), "--output", str(books))
 
     # The first kill, among the generations: those that are recorded are not made again.
-    kill_when(start(*sweep), lambda: len(list(books.glob("ledgers/*.jsonl"))) >= 5)
+    start(*sweep).end_when(lambda: len(list(books.glob("ledgers/*.jsonl"))) >= 5)
     whole = [
         path
         for path in books.glob("ledgers/*.jsonl")
@@ -99,7 +86,7 @@ def test_the_paper_in_miniature_survives_two_kills(inputs):
     with chat_server(judge) as server:
         asked = ("--judge-model", "m", "--judge-url", server.url)
         fluency = ("evaluate", str(books), "--only", "copying", "fluency", *asked)
-        kill_when(start(*fluency), lambda: len(server.requests) >= 20)
+        start(*fluency).end_when(lambda: len(server.requests) >= 20)
         start(*fluency).wait_for_success()
         assert len(sent(server)) - len(set(sent(server))) <= 8  # those that were under way
         corpus = ("--corpus", str(inputs / "works.jsonl"))

@@ -9,8 +9,7 @@ import pytest
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.tokens.writer import write_token_shards
-from anchored.tools.commands.training.plan import run
-from anchored.tools.commands.training.training_options import COMMON_PILE, PlanConfig
+from anchored.tools.commands.training.plan import COMMON_PILE, PlanConfig, run
 
 WEIGHTS = {"bay": 0.75, "cove": 0.25}
 RUN = """
@@ -119,8 +118,6 @@ def test_a_document_tells_the_steps_that_read_it(capsys, run_file):
     assert "never read: the token shards of bay do not hold it" in capsys.readouterr().err
     with pytest.raises(ValueError, match="the run reads no source 'x': bay, cove"):
         run(PlanConfig(config=(run_file,), document="x::7"))
-    with pytest.raises(ValueError, match="give step or document, not both: 3, bay::7"):
-        PlanConfig(config=(run_file,), step=3, document="bay::7")
 
 
 def test_a_step_lists_its_documents_with_licence_and_place(capsys, tmp_path, run_file):
@@ -140,11 +137,6 @@ def test_a_step_lists_its_documents_with_licence_and_place(capsys, tmp_path, run
     [
         ({"step": 21}, r"--step must be in \[1, 20\], got 21"),
         ({"max_epochs": 0.01}, r"source bay would be read .* more than max_epochs 0.01 allows"),
-        ({"config": (COMMON_PILE,), "step": 1}, "--stage must be one of stage1, stage2, got ''"),
-        (
-            {"config": (COMMON_PILE,), "step": 1, "stage": "stage2"},
-            "the token shards of every source are needed; missing: wikimedia",
-        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(run_file, tmp_path, settings, message):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_line import refused, run
+from command_line import run
 
 from anchored.eval.experiments.sweep import load_prompts
 from anchored.tools.commands.evaluation.prompts import Template, load_templates
@@ -18,19 +18,24 @@ PROMPTS = {
 }
 
 
-def written(capsys, kind, source, tmp_path):
-    output = tmp_path / "prompts" / f"{kind}.jsonl"
-    words = ("prompts", "--kind", kind, "--input", str(source), "--output", str(output))
-    status, out, err = run(capsys, *words)
-    assert status == 0, err
-    assert f"prompts of {kind} in " in out
-    return load_prompts(output)  # as a sweep reads them
+@pytest.fixture
+def written(capsys, tmp_path):
+    """Prompts, as a sweep reads them, of a data set of JSON values or of text."""
+
+    def write(kind, data, name="own.jsonl"):
+        (tmp_path / name).write_text(data if isinstance(data, str) else json.dumps(data))
+        words = ("prompts", "--kind", kind, "--input", str(tmp_path / name), "--overwrite")
+        output = tmp_path / "prompts" / f"{kind}.jsonl"
+        status, out, err = run(capsys, *words, "--output", str(output))
+        assert status == 0 and f"prompts of {kind} in " in out, err
+        return load_prompts(output)
+
+    return write
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
-def test_records_stand_in_the_template(kind, tmp_path, capsys):
-    (tmp_path / "array.json").write_text(json.dumps([BOOK, BOOK | {"id": "b"}]))
-    first, second = written(capsys, kind, tmp_path / "array.json", tmp_path)
+def test_records_stand_in_the_template(kind, written):
+    first, second = written(kind, [BOOK, BOOK | {"id": "b"}], "array.json")
     assert first.prompt == PROMPTS[kind] and second.id == "b"
     assert (first.id, first.title, first.domain) == ("bookmia.00.11", "Tides", kind)
     assert first.reference == ("" if kind == "nonliteral" else " twice.")
@@ -48,77 +53,48 @@ def test_records_stand_in_the_template(kind, tmp_path, capsys):
     ],
 )
 def test_the_seam_between_a_text_and_its_continuation_belongs_to_the_reference(
-    text, reference, seam, tmp_path, capsys
+    text, reference, seam, written
 ):
-    record = {"id": "a", "input": text, "reference": reference}
-    (tmp_path / "own.jsonl").write_text(json.dumps(record))
-    (prompt,) = written(capsys, "books", tmp_path / "own.jsonl", tmp_path)
+    (prompt,) = written("books", {"id": "a", "input": text, "reference": reference})
     assert (prompt.prompt, prompt.reference) == ("Complete the prefix:\nThe bell", seam)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("news", "article"), ("creative", "body")])
-def test_a_whole_text_is_cut_into_what_is_given_and_how_it_goes_on(kind, name, tmp_path, capsys):
+def test_a_whole_text_is_cut_into_what_is_given_and_how_it_goes_on(kind, name, written):
     words = [f"word{number}" for number in range(400)]
-    (tmp_path / "whole.jsonl").write_text(json.dumps({name: " ".join(words)}))
-    (prompt,) = written(capsys, kind, tmp_path / "whole.jsonl", tmp_path)
+    (prompt,) = written(kind, {name: " ".join(words)})
     assert prompt.prompt == "Complete the prefix:\n" + " ".join(words[:170])
     assert prompt.reference == " " + " ".join(words[170:340])
 
 
-def test_the_answer_of_a_question_is_no_text_to_protect(tmp_path, capsys):
+def test_the_answer_of_a_question_is_no_text_to_protect(written):
     record = {"id": "bookmia_qa.0.59", "input": "Who rang the bell?", "reference": "the keeper"}
-    (tmp_path / "data.qa.json").write_text(json.dumps([record]))
-    (prompt,) = written(capsys, "questions", tmp_path / "data.qa.json", tmp_path)
+    (prompt,) = written("questions", [record], "data.qa.json")
     assert prompt.prompt.endswith("\n\nQuestion: Who rang the bell?\nAnswer:")
     assert prompt.reference == "" and prompt.about == {"answer": "the keeper"}
 
 
-def test_what_measures_of_the_texts_read_is_kept(tmp_path, capsys):
+def test_what_measures_of_the_texts_read_is_kept(written):
     own = {"reference_characters": [["Ann"]], "group": "rare"}
-    (tmp_path / "stories.json").write_text(json.dumps([BOOK | own]))
-    (prompt,) = written(capsys, "nonliteral", tmp_path / "stories.json", tmp_path)
+    (prompt,) = written("nonliteral", [BOOK | own], "stories.json")
     assert prompt.about == own
 
 
-def test_entities_are_lines_or_records(tmp_path, capsys):
-    (tmp_path / "entities.txt").write_text("Ada Lovelace\n\nSara Paxton\n")
-    (tmp_path / "entities.jsonl").write_text('{"entity": "Ada Lovelace"}\n')
-    ada, sara = written(capsys, "bios", tmp_path / "entities.txt", tmp_path)
+def test_entities_are_lines_or_records(written):
+    ada, sara = written("bios", "Ada Lovelace\n\nSara Paxton\n", "entities.txt")
     assert ada.prompt == (
         "Write a factual biography about Ada Lovelace. Include only factual information that you "
         "are confident in.\n Biography:"
     )
     assert (sara.id, sara.title) == ("bios-0002", "Sara Paxton")
-    (tmp_path / "prompts" / "bios.jsonl").unlink()
-    assert written(capsys, "bios", tmp_path / "entities.jsonl", tmp_path) == [ada]
+    assert written("bios", {"entity": "Ada Lovelace"}) == [ada]
 
 
-def test_labels_of_factscore_bring_how_rare_an_entity_is(tmp_path, capsys):
+def test_labels_of_factscore_bring_how_rare_an_entity_is(written):
     """A line of labeled/ChatGPT.jsonl has a text of its own, which is not read."""
     label = {"input": "Question: Tell me", "output": "x", "topic": "Ada Lovelace"}
-    (tmp_path / "labels.jsonl").write_text(json.dumps(label | {"cat": ["rare", "Europe"]}) + "\n")
-    (prompt,) = written(capsys, "bios", tmp_path / "labels.jsonl", tmp_path)
+    (prompt,) = written("bios", label | {"cat": ["rare", "Europe"]})
     assert prompt.title == "Ada Lovelace" and prompt.about == {"group": "rare"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no records"),
-        ("{", "is not JSON"),
-        ("[1]", "row 1 must be a JSON object"),
-        ('{"input": "a"}', "record 1 has no text 'reference'"),
-        ('{"input": 3, "reference": "b"}', "record 1 has no text 'input'"),
-    ],
-)
-def test_files_that_are_no_data_set_are_one_line(tmp_path, capsys, text, message):
-    file = tmp_path / "own.jsonl"
-    file.write_text(text)
-    words = ("prompts", "--kind", "books", "--input", str(file))
-    assert message in refused(capsys, *words, "--output", str(tmp_path / "new.jsonl"))
-    status, _, err = run(capsys, *words, "--output", str(file))
-    # A message is broken into lines where the path of this test's folder is long.
-    assert status and "cannot be written" in " ".join(err.split()) and file.read_text() == text
 
 
 def test_templates_are_checked(tmp_path):

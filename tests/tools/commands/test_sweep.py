@@ -1,11 +1,7 @@
 """Sweeps as a user runs them: by one process or two, killed and started again; what they leave."""
 
 import json
-import os
-import signal
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -262,13 +258,6 @@ def test_folders_of_others_are_refused_and_left_as_they_are(capsys, inputs, swep
     assert "other settings" in refused(capsys, "sweep", str(other), "--output", str(swept))
 
 
-def kill(process: ForkedProgram) -> None:
-    """SIGKILL, unless it has just ended."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 @pytest.mark.slow
 def test_two_processes_leave_what_one_leaves(inputs, swept, tmp_path):
     """Each of them lays the risky model out by accelerate."""
@@ -288,15 +277,12 @@ def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, 
     file.write_text(f'base = "{inputs / "sweep.toml"}"\nbatch_size = 1\n')  # ends one by one
     words = ["sweep", str(file), "--output", str(output)]
     killed = ForkedProgram("anchored.tools.cli", words, tmp_path / "killed.txt")
-    while not (ended := [path for path in output.glob("generations/R*.jsonl") if path.read_text()]):
-        assert killed.poll() is None, killed.output.read_text()
-        time.sleep(0.01)
-    kill(killed)
+    killed.end_when(lambda: any(map(Path.read_text, output.glob("generations/R*.jsonl"))))
     whole = [
         path for path in output.glob("ledgers/*") if (output / "generations" / path.name).exists()
     ]
     times = {path: path.stat().st_mtime_ns for path in whole}
-    assert ended and len(times) >= 2
+    assert len(times) >= 2
     ForkedProgram("anchored.tools.cli", words, tmp_path / "resumed.txt").wait_for_success()
     assert {path: path.stat().st_mtime_ns for path in times} == times
     names = [path.stem for path in (swept / "generations").iterdir()]
@@ -310,10 +296,7 @@ def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, 
 def test_the_first_process_does_what_a_killed_one_leaves(inputs, swept, tmp_path):
     words = ["sweep", str(inputs / "sweep.toml"), "--output", str(tmp_path / "run")]
     first, second = start_ranks("anchored.tools.cli", words, tmp_path / "output", 2)
-    while not list(tmp_path.glob("run/generations/*")):
-        assert second.poll() is None, second.output.read_text()
-        time.sleep(0.01)
-    kill(second)
+    second.end_when(lambda: list(tmp_path.glob("run/generations/*")))
     first.wait_for_success()
     assert recorded(tmp_path / "run")["table.md"] == recorded(swept)["table.md"]
 

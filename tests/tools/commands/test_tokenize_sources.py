@@ -8,8 +8,8 @@ import pytest
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.stages import needed_tokens
 from anchored.pretrain.tokens.shards import Manifest, TokenShards
-from anchored.tools.commands.training.tokenize import run
-from anchored.tools.commands.training.training_options import COMMON_PILE, TokenizeConfig
+from anchored.tools.commands.training.plan import COMMON_PILE
+from anchored.tools.commands.training.tokenize import TokenizeConfig, run
 
 CC = "Creative Commons - "
 BY = f"{CC}Attribution - https://creativecommons.org/licenses/by/4.0/"
@@ -106,7 +106,7 @@ def test_a_sample_goes_on_past_a_source_that_cannot_be_read(mirror, tokenizer_fo
     assert any(line.split()[:3] == ["public_domain_review", "1", "100.0%"] for line in lines)
 
 
-def test_code_whose_licences_are_joined_by_commas_is_tokenised(mirror, tokenizer_folder, tmp_path):
+def test_code_whose_licences_are_joined_by_commas_is_tokenized(mirror, tokenizer_folder, tmp_path):
     for name in ("stackv2_edu", "github_archive"):
         folder = tmp_path / name
         inputs = {"source": name, "input": (mirror / name,), "output": folder}
@@ -128,23 +128,23 @@ def test_enough_tokens_are_taken_from_all_files_and_the_same_after_a_stop(
         (folder / f"{number}.jsonl").write_text("\n".join(rows))
     common = {"tokenizer": str(tokenizer_folder), "source": "s", "input": (folder,), "workers": 1}
 
-    def tokenised(name, **changes):
+    def tokenized(name, **changes):
         config = TokenizeConfig(**common, output=tmp_path / name, heldout_fraction=0.1, **changes)
         assert run(config) == 0
         return TokenShards.open(tmp_path / name).manifest
 
-    whole = tokenised("whole")
+    whole = tokenized("whole")
     enough = whole.num_tokens // 3
-    part = tokenised("part", max_tokens=enough)
+    part = tokenized("part", max_tokens=enough)
     longest = max(shard.num_tokens // shard.num_documents for shard in whole.shards)
     assert enough <= part.num_tokens <= enough + 2 * longest
     by_file = {shard.input_file: shard.num_tokens for shard in part.shards}
     assert by_file["1.jsonl"] / by_file["0.jsonl"] == pytest.approx(3, rel=0.1)
-    pieces = tokenised("pieces", max_tokens=enough, shard_tokens=100)
+    pieces = tokenized("pieces", max_tokens=enough, shard_tokens=100)
     assert pieces.num_tokens == part.num_tokens and len(pieces.shards) > 2
-    assert tokenised("all", max_tokens=0).num_tokens == whole.num_tokens
+    assert tokenized("all", max_tokens=0).num_tokens == whole.num_tokens
     with pytest.raises(ValueError, match="max_tokens was 0 and is now 7"):
-        tokenised("whole", max_tokens=7)
+        tokenized("whole", max_tokens=7)
 
 
 def test_of_a_mixtures_source_what_its_stages_read_is_enough():

@@ -1,6 +1,5 @@
 """What holds for the options of every command: repeats, paths, names of configs."""
 
-import importlib
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import get_type_hints
@@ -9,13 +8,11 @@ import pytest
 from command_line import refused
 
 from anchored.configs.config_file import CONFIGS, find_config
-from anchored.tools.cli import COMMANDS
+from anchored.tools.cli import COMMANDS, options_class
 from anchored.tools.commands.serving import ServeConfig
-from anchored.tools.commands.training.training_options import (
-    DecontaminateConfig,
-    PlanConfig,
-    TokenizeConfig,
-)
+from anchored.tools.commands.training.decontaminate import DecontaminateConfig
+from anchored.tools.commands.training.plan import PlanConfig
+from anchored.tools.commands.training.tokenize import TokenizeConfig
 from anchored.tools.commands.words import (
     described,
     gather,
@@ -24,15 +21,7 @@ from anchored.tools.commands.words import (
     parse_known,
 )
 
-
-def options_class(name: str) -> type:
-    command = COMMANDS[name]
-    module, (other_module, _, kind) = command.function, command.options.rpartition(".")
-    path = f"anchored.tools.{other_module or module.rpartition('.')[0]}"
-    return getattr(importlib.import_module(path), kind)
-
-
-CLASSES = {name: options_class(name) for name, command in COMMANDS.items() if command.options}
+CLASSES = {name: options_class(command) for name, command in COMMANDS.items() if name != "lm-eval"}
 CLASSES["vllm serve"] = ServeConfig
 
 

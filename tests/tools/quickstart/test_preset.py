@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from anchored.tools.quickstart.preset import CONFIGS, STAGES, Folders, load_preset, run_config
-
-PRESETS = sorted(path.name for path in CONFIGS.iterdir())
+from anchored.tools.quickstart.preset import PRESETS, STAGES, Folders, load_preset, run_config
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", sorted(path.name for path in PRESETS.iterdir()))
 def test_presets_load_and_their_stages_follow_each_other(name, tmp_path):
     preset = load_preset(name)
     assert preset.ks == sorted(preset.ks) and preset.bytes.ks == sorted(preset.bytes.ks)

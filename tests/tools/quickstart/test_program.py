@@ -1,10 +1,7 @@
 """The smoke preset with a tiny model as a user runs it: killed, started again, read."""
 
 import json
-import os
 import re
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -27,15 +24,6 @@ def start(model: Path, folder: Path, name: str) -> ForkedProgram:
     return ForkedProgram("anchored.tools.cli", words, folder.with_name(name))
 
 
-def kill_when(process: ForkedProgram, path: Path) -> None:
-    """SIGKILL to the whole session as soon as `path` exists."""
-    while not path.exists():
-        assert process.poll() is None, process.output.read_text()
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory, tokenizer) -> tuple[Path, str]:
     """Folder and output of a run that was killed while it pretrained the safe model."""
@@ -43,7 +31,7 @@ def quickstart(tmp_path_factory, tokenizer) -> tuple[Path, str]:
     tiny_llama(1, max_position_embeddings=1024).float().save_pretrained(model)
     tokenizer.save_pretrained(model)
     folder = tmp_path_factory.mktemp("quickstart") / "run"
-    kill_when(start(model, folder, "killed.txt"), folder / "stage1" / "metrics.jsonl")
+    start(model, folder, "killed.txt").end_when((folder / "stage1" / "metrics.jsonl").exists)
     return folder, start(model, folder, "resumed.txt").wait_for_success()
 
 
@@ -91,16 +79,7 @@ def test_a_ledger_of_bytes_is_verified_from_the_command_line(quickstart):
     tokenizers = header.level_settings["tokenizers"]
     assert tokenizers["safe"]["sha256"] != tokenizers["risky"]["sha256"]
     models = [f"{folder}/models/{name}" for name in ("miniature", "risky")]
-    words = [
-        "verify",
-        "--safe",
-        models[0],
-        "--risky",
-        models[1],
-        "--ledger",
-        str(path),
-        "--limit",
-        "1",
-    ]
+    words = ["verify", "--safe", models[0], "--risky", models[1]]
+    words += ["--ledger", str(path), "--limit", "1"]
     program = ForkedProgram("anchored.tools.cli", words, folder / "verified.txt")
     assert "OK: " in program.wait_for_success()

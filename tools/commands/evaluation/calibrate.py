@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Literal
 import anchored
 from anchored.decode.pair_options import ModelOptions
 from anchored.decode.settings import LevelName, SamplingConfig
-from anchored.inputs import check_input
+from anchored.inputs import check_input, check_least
 
 if TYPE_CHECKING:
     from anchored.eval.calibration.calibration import Calibration
-
-HIGH_PROTECTION = 0.75
-"""The NCR that the paper calls high protection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +83,8 @@ class CalibrateConfig(ModelOptions):
             raise ValueError(f"calibrate runs in one process, got --tp-size {self.tp_size}")
         if self.target is None and self.metric != "ncr":
             raise ValueError(f"--metric {self.metric} needs a --target")
-        least = {"seeds": 1, "check_seeds": 0, "max_new_tokens": 1, "batch_size": 1}
-        for name, number in least.items():
-            if getattr(self, name) < number:
-                raise ValueError(f"{name} must be >= {number}, got {getattr(self, name)}")
+        check_least(self, 1, "seeds", "max_new_tokens", "batch_size")
+        check_least(self, 0, "check_seeds")
 
 
 def run(config: CalibrateConfig) -> int:
@@ -122,6 +117,7 @@ def _calibration(config: CalibrateConfig) -> "Calibration":
     """All settings, checked before a model is loaded."""
     from anchored.eval.calibration.calibration import Calibration, Search
     from anchored.eval.calibration.target import Target
+    from anchored.eval.copying.ncr import HIGH_PROTECTION
     from anchored.eval.experiments.experiment import Experiment
     from anchored.eval.experiments.sweep import load_prompts
 

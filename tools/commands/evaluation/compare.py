@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from tyro.conf import UseAppendAction
 
-from anchored import AnchoredError, text_tables
+from anchored import text_tables
 from anchored.decode.models.folder import model_location
-from anchored.inputs import check_input
+from anchored.inputs import check_input, check_least
 
 from ..files import is_first_process
 from ..words import ConfigFile
@@ -47,8 +47,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         check_input(self.file)
-        if self.limit < 0:
-            raise ValueError(f"--limit must be >= 0, got {self.limit}")
+        check_least(self, 0, "limit")
 
 
 def run(config: CompareConfig) -> int:
@@ -138,13 +137,8 @@ def _model(entry: "Entry", comparison: "Comparison") -> Any:
 
 
 def _draw(comparison: "Comparison", cells: Any, path: Path) -> None:
-    try:
-        from anchored.eval.figures.intervals import plot_scores
-    except ModuleNotFoundError as error:
-        raise AnchoredError(
-            f"the table is written, the picture needs matplotlib ({error}): "
-            "pip install 'anchored[plots]'"
-        ) from error
+    from anchored.eval.figures.intervals import plot_scores
+
     names = [benchmark.label for benchmark in comparison.benchmarks]
     drawn = [
         name for name in names if not all(math.isnan(row[name].value) for row in cells.values())

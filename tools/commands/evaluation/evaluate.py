@@ -13,6 +13,8 @@ from tyro.conf import Positional
 
 from anchored import AnchoredError
 from anchored.durable_files import file_sha256, locked, write_durably
+from anchored.eval.copying.nonliteral import NonLiteralConfig
+from anchored.eval.quality.win_rate import WinRateConfig
 from anchored.eval.recorded_texts import (
     EVALUATION,
     PAGE,
@@ -21,13 +23,12 @@ from anchored.eval.recorded_texts import (
     generation_files,
     read_texts,
 )
-from anchored.inputs import check_input
+from anchored.inputs import check_input, check_least
 
 from .judging import (
     EvidenceOptions,
     JudgeOptions,
     Judging,
-    WinRateOptions,
     check_judge,
     check_judged,
     has_failures,
@@ -55,20 +56,6 @@ class CopyingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NonliteralOptions:
-    """When a story takes over a work's characters."""
-
-    num_characters: int = 3
-    """Characters of the work that a text may name."""
-    comparator: Literal[">", ">="] = ">"
-    """Texts that count: > those that name more, as the paper says, >= those that name as many, as
-    CopyBench's own summary does."""
-    debt: Literal["none", "any"] = "none"
-    """Prefix debt of the prompts: none counts the texts whose prompt had one, which the paper turns
-    off here; any accepts them."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """How much of a run the page shows."""
 
@@ -82,13 +69,11 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         check_input(self.ncr_of, "folder")
-        for name in ("texts", "ledgers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name} must be at least 0, got {getattr(self, name)}")
+        check_least(self, 0, "texts", "ledgers")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(ReportOptions, NonliteralOptions, CopyingOptions, Judging):
+class EvaluateConfig(ReportOptions, NonLiteralConfig, CopyingOptions, Judging):
     """Measure, judge and analyze recorded texts: anchored evaluate runs/methods
 
     Takes copying with its distribution, characters taken over, answers to questions of fact, the
@@ -117,9 +102,8 @@ class EvaluateConfig(ReportOptions, NonliteralOptions, CopyingOptions, Judging):
         check_input(self.prompts)
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder} is no folder to write results in")
-        ReportOptions.__post_init__(self)
-        JudgeOptions.__post_init__(self)
-        EvidenceOptions.__post_init__(self)
+        for kind in (ReportOptions, NonLiteralConfig, JudgeOptions, EvidenceOptions, WinRateConfig):
+            kind.__post_init__(self)
         if self.judge_model is None and (self.has_evidence or set(self.only) & set(JUDGES)):
             raise ValueError("a judge is needed: give --judge-model too")
         if "factuality" in self.only and not self.has_evidence:
@@ -137,10 +121,10 @@ class EvaluateConfig(ReportOptions, NonliteralOptions, CopyingOptions, Judging):
 
 OPTIONS: Final[dict[StepName, tuple[type, ...]]] = {
     "copying": (CopyingOptions,),
-    "nonliteral": (NonliteralOptions,),
+    "nonliteral": (NonLiteralConfig,),
     "answers": (),
     "fluency": (JudgeOptions,),
-    "win-rate": (JudgeOptions, WinRateOptions),
+    "win-rate": (JudgeOptions, WinRateConfig),
     "factuality": (JudgeOptions, EvidenceOptions),
     "report": (ReportOptions,),
 }
@@ -191,8 +175,6 @@ def _possible(config: EvaluateConfig, texts: list[RecordedText]) -> Iterator[Ste
 
 def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[RecordedText]) -> None:
     """Raise ValueError, in one line, for what a step cannot be done with."""
-    from anchored.eval.copying.nonliteral import NonLiteralConfig
-
     if not names:
         raise ValueError(
             f"{config.run}: texts without references, characters, answers or --judge-model"
@@ -203,7 +185,6 @@ def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[Reco
                 f'{without[0].key} has no "{NEEDED[name]}": give --prompts FILE, which has them '
                 "by id"
             )
-    NonLiteralConfig(**_options(config, "nonliteral"))
     if set(names) & set(JUDGES):
         check_judge(config, texts, config.run)
 

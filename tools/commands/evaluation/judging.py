@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from anchored import AnchoredError
 from anchored.eval.quality.chat_client import OPENAI_URL
+from anchored.eval.quality.win_rate import WinRateConfig
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.retrieval.evidence import SERPER_URL
-from anchored.inputs import check_input
+from anchored.inputs import check_input, check_least
 
 if TYPE_CHECKING:
     from anchored.eval.quality.chat_client import ChatClient, Message, Sampling
-    from anchored.eval.quality.win_rate import WinRateConfig
     from anchored.eval.retrieval.evidence import Retriever
 
 CHARACTERS_A_TOKEN = 4
@@ -51,10 +51,8 @@ class JudgeOptions:
     """Price of a million tokens of answers in US dollars."""
 
     def __post_init__(self) -> None:
-        for name, least in (("concurrency", 1), ("max_retries", 0), ("limit", 1)):
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise ValueError(f"--{name.replace('_', '-')} must be >= {least}, got {number}")
+        check_least(self, 1, "concurrency", "limit")
+        check_least(self, 0, "max_retries")
 
     def client(self, texts: Path) -> "ChatClient":
         """The judge of these texts; ValueError without the key of an endpoint that needs one."""
@@ -131,17 +129,7 @@ class EvidenceOptions:
         return evidence.CorpusSearch(index, name=self.corpus.name)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WinRateOptions:
-    """Which pairs of texts the win rate compares: of the same prompt and seed, in both orders."""
-
-    num_comparisons: int = 200
-    """Pairs of texts that are compared for each setting, drawn by the seed."""
-    pool: tuple[str, ...] = ()
-    """Settings whose texts are competitors; all unless given."""
-
-
-class Judging(JudgeOptions, EvidenceOptions, WinRateOptions):
+class Judging(JudgeOptions, EvidenceOptions, WinRateConfig):
     """All that the judges are given."""
 
 
@@ -150,7 +138,6 @@ def check_judge(options: Judging, texts: Sequence[RecordedText], run: Path) -> N
     from anchored.eval.retrieval.evidence import RecordedEvidence
 
     options.client(run)
-    _win_rate_config(options)
     settings = {text.setting for text in texts}
     if unknown := [name for name in options.pool if name not in settings]:
         raise ValueError(f"there are no texts of {unknown[0]!r} for the pool")
@@ -190,7 +177,7 @@ def _first_requests(
         return [factuality.extraction_messages(own) for own in windows], factuality.SAMPLING
     messages = [
         win_rate.comparison_messages(pair.text.prompt, *order)
-        for pair in win_rate.comparisons(texts, _win_rate_config(options))
+        for pair in win_rate.comparisons(texts, options)
         if (both := [pair.text.text, pair.competitor.text])[0] != both[1]
         for order in (both, both[::-1])
     ]
@@ -234,17 +221,12 @@ def _answers(
         settings, metric_set = factuality.factuality_summary(rows), factuality.FACTUALITY_METRIC
         asked = {"sampling": asdict(factuality.SAMPLING), "retriever": retriever.record()}
     else:
-        config = _win_rate_config(options)
-        rows = win_rate.win_rate_rows(texts, client, config)
-        settings, metric_set = win_rate.win_rate_summary(rows, config), win_rate.WIN_RATE_METRIC
-        asked = {"sampling": asdict(win_rate.SAMPLING), "config": asdict(config)}
+        rows = win_rate.win_rate_rows(texts, client, options)
+        settings, metric_set = win_rate.win_rate_summary(rows), win_rate.WIN_RATE_METRIC
+        pairs = {"num_comparisons": options.num_comparisons, "pool": options.pool}
+        drawn = {"seed": win_rate.SEED, "confidence": win_rate.CONFIDENCE}
+        asked = {"sampling": asdict(win_rate.SAMPLING), "config": {**pairs, **drawn}}
     return {"metric_set": metric_set, **asked, "settings": settings, "rows": rows}
-
-
-def _win_rate_config(options: Judging) -> "WinRateConfig":
-    from anchored.eval.quality.win_rate import WinRateConfig
-
-    return WinRateConfig(num_comparisons=options.num_comparisons, pool=options.pool)
 
 
 def check_judged(results: dict[str, Any]) -> None:

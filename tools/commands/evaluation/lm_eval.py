@@ -2,16 +2,12 @@
 
 import sys
 
-from anchored import AnchoredError
 from anchored.eval.harness.tasks import register_model
 
 
 def run(arguments: list[str]) -> int:
     """Make the model known and hand all words to lm-eval's own command line."""
-    try:
-        register_model()
-    except ModuleNotFoundError as error:
-        raise AnchoredError(str(error)) from error
+    register_model()
     from lm_eval.__main__ import cli_evaluate
 
     sys.argv = ["anchored lm-eval", *arguments]

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from anchored.configs.config_file import from_table, read_config_file
+from anchored.configs.config_file import CONFIGS, from_table, read_config_file
 from anchored.durable_files import write_durably
 from anchored.eval.recorded_texts import file_name, has_open_seam
 from anchored.inputs import check_input, json_objects
 
 from ..files import check_outputs
 
-TEMPLATES = Path(__file__).parents[3] / "configs" / "eval" / "methods" / "prompts.toml"
+TEMPLATES = CONFIGS / "eval" / "methods" / "prompts.toml"
 Kind = Literal["books", "bios", "news", "creative", "nonliteral", "questions"]
 SLOT = "{text}"
 NUM_WORDS = 170

@@ -1,15 +1,40 @@
 """Training text searched for works and benchmarks that it must not hold."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from anchored import text_tables
-from anchored.inputs import check_input
+from anchored.inputs import check_input, check_least
 from anchored.pretrain.tokens.decontamination import DecontaminationJob, ForbiddenTexts, Report
 from anchored.pretrain.tokens.documents import RecordFields
 from anchored.pretrain.tokens.workers import do_files
 
-from .tokenize import STILL_AT_WORK, each_source, input_files, with_mixture
-from .training_options import DecontaminateConfig
+from .tokenize import STILL_AT_WORK, SourceConfig, each_source, input_files, with_mixture
 
 _NUM_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecontaminateConfig(SourceConfig):
+    """Search training text: anchored decontaminate --source S --input TEXTS --against F --output D
+
+    Looks in every document for 13 words or 64 letters in a row of the texts of --against, whatever
+    their case, spaces and punctuation, and writes D/S.jsonl, which anchored tokenize takes as its
+    option --leave-out. Run again after an interruption it goes on with the next input file; any
+    number of these commands, on any machines, share the files, as in tokenize.
+    """
+
+    against: tuple[Path, ...]
+    """Works, prompts and benchmarks to search for: JSON lines, JSON or Parquet (every string in
+    them counts), plain text, or folders of these."""
+    output: Path
+    """Folder of the reports; all sources share the hashes in it, 14 to 16 bytes a passage."""
+    least_chars: int = 0
+    """Characters that a document must share to be left out; others are reported and kept."""
+
+    def __post_init__(self) -> None:
+        SourceConfig.__post_init__(self)
+        check_least(self, 0, "least_chars")
 
 
 def run(config: DecontaminateConfig) -> int:

@@ -5,11 +5,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from anchored.configs.config_file import CONFIGS
 from anchored.durable_files import write_durably
+from anchored.inputs import check_least
 from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
@@ -27,7 +29,58 @@ from anchored.pretrain.tokens.shards import MANIFEST_NAME, TokenShards, is_verif
 from anchored.pretrain.tokens.writer import HELDOUT_FOLDER
 
 from ..files import check_outputs
-from .training_options import PlanConfig, document_record
+from ..words import ConfigFile
+
+COMMON_PILE = CONFIGS / "pretrain" / "common_pile.toml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanConfig:
+    """Show what training reads: anchored plan [--config FILE.toml] [--verify]
+
+    Prints the steps, tokens and epochs of every source and stage; anchored dry-run says how long
+    they take. With --step it prints one JSON object for every piece of a document that this step
+    reads, with its source, licence and position; with --document, one for every piece of that
+    document that some step reads.
+    """
+
+    config: tuple[ConfigFile, ...] = (COMMON_PILE,)
+    """One mixture, or the config of each stage's run, in their order."""
+    shards: str = ""
+    """Folder with one folder of shards a source, in place of the mixture's."""
+    max_epochs: float = 0.0
+    """Most times that a source may be read; 0 takes the mixture's limit, or the least of the
+    runs'."""
+    step: int = 0
+    """Step whose documents are listed, from 1 as in the training log; 0 prints the plan."""
+    document: str = ""
+    """Document whose steps are listed, SOURCE:INPUT_FILE:RECORD as reports and --step name it; the
+    record is its line or row from 0."""
+    stage: str = ""
+    """Stage of --step or --document, where the config has several."""
+    verify: bool = False
+    """Compare the shards with their checksums, which leaves a stamp in each folder with which a run
+    starts at once. What has not changed since its stamp is not read again."""
+    output: Path | None = None
+    """File for the plan, as JSON."""
+    overwrite: bool = False
+    """Replace a file that exists."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "max_epochs")
+        if self.document:
+            if self.step:
+                raise ValueError(f"give step or document, not both: {self.step}, {self.document}")
+            document_record(self.document)
+
+
+def document_record(document: str) -> tuple[str, str, int]:
+    """Read SOURCE:INPUT_FILE:RECORD; ValueError where it is not written so."""
+    source, _, rest = document.partition(":")
+    input_file, colon, number = rest.rpartition(":")
+    if not (source and colon and number.isdecimal()):
+        raise ValueError(f"document must be SOURCE:INPUT_FILE:RECORD, got {document!r}")
+    return source, input_file, int(number)
 
 
 def run(config: PlanConfig) -> int:

@@ -1,16 +1,19 @@
 """Text to token shards."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from anchored import text_tables
-from anchored.inputs import check_input
+from anchored.inputs import check_input, check_least
 from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.tokens.decontamination import Report
 from anchored.pretrain.tokens.documents import (
+    DEFAULT_MAX_DOCUMENT_BYTES,
+    DEFAULT_MAX_INVALID_DOCUMENTS,
+    DEFAULT_SHARD_TOKENS,
     DocumentRules,
     RecordFields,
     Verdict,
@@ -23,13 +26,97 @@ from anchored.pretrain.tokens.shards import MANIFEST_NAME, Manifest
 from anchored.pretrain.tokens.workers import do_files
 from anchored.pretrain.tokens.writer import HELDOUT_FOLDER, DocumentTally
 
-from .training_options import SourceConfig, TokenizeConfig
+from ..words import ConfigFile
 
-Config = TypeVar("Config", bound=SourceConfig)
 STILL_AT_WORK = "other processes are still at work; run this again where they were stopped"
 _NUM_NAMED = 3
 # Other languages and code lie within a factor of 3 of English for the tokenizers in use.
 _FAR_FROM_USUAL = 4.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceConfig:
+    """Where the texts of a source are."""
+
+    source: str = ""
+    """Name of the source, recorded in the manifest; where only reports are written, every source of
+    the mixture unless given."""
+    input: tuple[Path, ...] = ()
+    """Local files or folders of .jsonl (also .gz and .zst) or .parquet; without --source, a folder
+    that holds one folder a source."""
+    dataset: str = ""
+    """Hub dataset to stream in place of local files."""
+    revision: str = ""
+    """Commit of the dataset; for local files, what to call this version of them."""
+    mixture: ConfigFile | None = None
+    """Config that gives the dataset, revision and licences of its sources."""
+    text_field: str = "text"
+    """Field of a record that holds the text."""
+    workers: int = 0
+    """Processes on this machine; 0 starts one a core."""
+
+    def __post_init__(self) -> None:
+        check_input(self.mixture)
+        if not self.source and self.mixture is None:
+            raise ValueError("--source is needed, or a --mixture of several")
+        check_least(self, 0, "workers")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizeConfig(SourceConfig):
+    """Turn text into shards: anchored tokenize --input TEXTS --tokenizer T --output S --source NAME
+
+    Run again after an interruption it goes on where it was, and the shards come out the same. Any
+    number of these commands, on any machines that see the same folder, share the input files: as a
+    Slurm array (configs/pretrain/slurm/tokenize.sh), under torchrun, or started by hand. A source
+    of the Common Pile is streamed from the Hub by its mixture.
+
+    anchored tokenize --source wikimedia --mixture common_pile --tokenizer T --output data/wikimedia
+    """
+
+    tokenizer: str
+    """Tokenizer: a tokenizer.json, its folder, or a Hub model as OWNER/NAME@REVISION."""
+    output: Path | None = None
+    """New folder of token shards; held-out documents go to the folder heldout in it."""
+    sample: int = 0
+    """Documents of each source to report what would be kept and refused of, while nothing is
+    written; 0 writes the shards."""
+    licences: tuple[str, ...] = ()
+    """Licences that are allowed, as shell patterns; those of the mixture unless given, and all
+    without a mixture."""
+    licence: str = ""
+    """Licence of every document, where records do not state it."""
+    licence_field: str = "metadata.license"
+    """Field that holds the licence, or a list of them."""
+    licence_separator: str = ""
+    """Text between several licences in one field, all of which must be allowed, as "," for SPDX
+    ids; a field is one licence unless given."""
+    licence_if_none: str = ""
+    """Licence of documents that have none; they are without one unless given."""
+    max_tokens: int | None = None
+    """Tokens of all input files together after which to stop; 0 is no limit. Unless given, a source
+    of a mixture stops at 1.1 times what its stages read, and others have no limit."""
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
+    """Bytes of the longest document that is kept; longer ones are left out and counted."""
+    max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
+    """Records without a text that can be read, which are left out and counted; more of them end the
+    source, which goes on when this is raised. The rest of a damaged file counts as one."""
+    leave_out: Path | None = None
+    """Report of anchored decontaminate on the same input: what it left out is not written."""
+    heldout_fraction: float = 0.001
+    """Share of documents, chosen by their hash, that is kept from training."""
+    shard_tokens: int = DEFAULT_SHARD_TOKENS
+    """Most tokens of a shard, of 4 bytes each."""
+
+    def __post_init__(self) -> None:
+        SourceConfig.__post_init__(self)  # not super(), which a dataclass with slots has lost
+        check_least(self, 0, "sample", "max_tokens", "max_invalid_documents")
+        check_least(self, 1, "shard_tokens")
+        if not self.sample and not (self.source and self.output):
+            raise ValueError("--source and --output are needed, but for --sample")
+
+
+Config = TypeVar("Config", bound=SourceConfig)
 
 
 def run(config: TokenizeConfig) -> int:

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 import anchored
-from anchored.eval.experiments.results import DIVERGENCES
+from anchored.eval.experiments.results import DIVERGENCES, draw_pictures
 from anchored.eval.figures import style
-from anchored.tools.quickstart.pictures import run
 
 RECORDED = Path(anchored.__file__).parent / "docs" / "results" / "quickstart"
 
@@ -21,16 +20,15 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_recorded_results_give_every_picture_in_both_formats(folder, capsys):
-    run(folder)
+def test_recorded_results_give_every_picture_in_both_formats(folder):
     names = ["trade_off", "accuracy_quickstart_facts", "budgets", "divergences"]
     files = [folder / f"{name}{suffix}" for name in names for suffix in (".png", ".svg")]
-    assert capsys.readouterr().out.split() == [str(file) for file in files]
+    assert draw_pictures(folder) == files
     assert all(file.stat().st_size < 300_000 for file in files)  # they are kept in the repository
     assert "<!-- k=16 -->" in (folder / "trade_off.svg").read_text()
 
 
-def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, capsys, monkeypatch):
+def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, monkeypatch):
     results = json.loads((folder / "results.json").read_text())
     del results["trajectories"]
     for row in results["rows"]:
@@ -38,18 +36,16 @@ def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, caps
     (folder / "results.json").write_text(json.dumps(results))
     (folder / DIVERGENCES).unlink()
     monkeypatch.setattr(style, "SUFFIXES", (".svg",))
-    run(folder)
-    drawn = [Path(line).name for line in capsys.readouterr().out.splitlines()]
-    assert drawn == ["trade_off.svg", "accuracy_quickstart_facts.svg"]
+    names = [file.name for file in draw_pictures(folder)]
+    assert names == ["trade_off.svg", "accuracy_quickstart_facts.svg"]
     assert "<!-- k=16 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment
 
 
 @pytest.mark.slow
-def test_a_sweep_s_recorded_results_give_its_pictures(tmp_path, capsys):
+def test_a_sweep_s_recorded_results_give_its_pictures(tmp_path):
     results = RECORDED.with_name("methods") / "results.json"
     (tmp_path / "results.json").write_bytes(results.read_bytes())
-    run(tmp_path)
     names = ["methods", "ablations", "debt_window", "accuracy_quickstart_facts"]
     files = [tmp_path / f"{name}{suffix}" for name in names for suffix in (".png", ".svg")]
-    assert capsys.readouterr().out.split() == [str(file) for file in files]
+    assert draw_pictures(tmp_path) == files
     assert "<!-- TokenSwap -->" in (tmp_path / "methods.svg").read_text()
