@@ -91,7 +91,7 @@ def node_laws(
     states: Sequence[ViabilityState],
     logits: Tensor,
 ) -> Iterator[NodeLaw]:
-    """Restrict next-token distributions to what may follow each node, and renormalise them.
+    """Restrict next-token distributions to what may follow each node, and renormalize them.
 
     logits: (N, at least vocab_size) logits or log-probabilities, any float dtype, -inf = banned.
     Sums are float64, each on the scale of its own largest term. All stop tokens count as one end.

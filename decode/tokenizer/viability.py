@@ -17,7 +17,7 @@ Remainders = tuple[bytes, ...]
 
 
 class AddedTokens:
-    """Leftmost-longest matching of literals, as a rule on two neighbouring tokens.
+    """Leftmost-longest matching of literals, as a rule on two neighboring tokens.
 
     A literal that lies inside one token, or begins in one and ends in the next, would have been cut
     out, so such tokens and pairs never occur; nor is a literal matched where a longer one fits.

@@ -167,7 +167,7 @@ def _completed(text: bytes, letter: str, missing: int) -> str:
 class OracleLaws:
     """Laws of the next byte: sums over all sequences that occur, of steps that are plain forwards.
 
-    A step is the model's distribution over the tokens that may follow and the end, renormalised.
+    A step is the model's distribution over the tokens that may follow and the end, renormalized.
     """
 
     def __init__(self, oracle: TextOracle, model, start: Sequence[int], end_id: int) -> None:

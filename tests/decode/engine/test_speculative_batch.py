@@ -86,7 +86,7 @@ def test_few_tokens_are_drafted_and_replaced_in_every_way_as_plainly(
 
 
 WAYS = {
-    "alone, penalised and truncated": (
+    "alone, penalized and truncated": (
         RULES[0],
         {"repetition_penalty": 1.5, "top_k": 20, "top_p": 0.9, "batch_size": 1},
     ),
