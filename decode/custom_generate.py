@@ -25,6 +25,7 @@ from .. import AnchoredError
 from .decoder import Decoder
 from .engine.request import MAX_SEED
 from .generation import Generation
+from .models.stream import CACHE
 
 PROCESSORS: Final = {
     RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
@@ -141,7 +142,7 @@ def _check(
             continue
         asked += [] if isinstance(own, MaxLengthCriteria) else [type(own).__name__]
     for name, value in prepared.items():
-        if name == "past_key_values":
+        if name == CACHE:
             is_default = value is None or value.get_seq_length() == 0
         elif name == "position_ids":
             expected = mask.cumsum(-1) - 1

@@ -20,7 +20,7 @@ from .lean import (
     layer_state,
     weight_state,
 )
-from .stream import UNSCORED, PromptLogits
+from .stream import CACHE, UNSCORED, PromptLogits
 
 # B rows of the batch, R rows of one forward, T new columns, N rows of hidden states, D hidden size.
 
@@ -59,8 +59,8 @@ class ModuleBackbone:
             input_ids=token_ids,
             attention_mask=masks,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **{CACHE: cache},
         ).last_hidden_state
         return hidden
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ...kernels.token_log_probs import token_log_probs
 
@@ -59,8 +60,12 @@ class Stream(Protocol):
 
 
 def chunks(vocab_size: int, batch_size: int, num_columns: int) -> Iterator[slice]:
-    """Slices of the columns, each of at most CHUNK_LOGITS logits."""
-    width = max(1, CHUNK_LOGITS // (batch_size * vocab_size))
+    """Slices of the columns, each of at most CHUNK_LOGITS logits, or of two columns.
+
+    A column by itself would be a step of a recurrent model to transformers, which heeds no mask
+    there: only the last one, which holds no padding, may be alone.
+    """
+    width = max(2, CHUNK_LOGITS // (batch_size * vocab_size))
     for start in range(0, num_columns, width):
         yield slice(start, min(start + width, num_columns))
 
@@ -112,8 +117,8 @@ class BatchStream:
             input_ids=token_ids,
             attention_mask=self._mask,
             position_ids=positions,
-            past_key_values=self._cache,
             use_cache=True,
+            **{CACHE: self._cache},
         )
         logits: Tensor = output.logits[..., : self.vocab_size]
         return logits
@@ -132,8 +137,11 @@ class BatchStream:
         """Nothing: the row stays in the batch until the batch ends."""
 
 
-CACHES = ("past_key_values", "cache_params", "state")
-"""What transformers' models call the memory that they return: attention, Mamba, RWKV."""
+CACHES = ("cache", "past_key_values", "cache_params", "state")
+"""What transformers' models call the memory that they return: all since 5.24 but RWKV; before,
+those with attention, Mamba and RWKV."""
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""The argument of a model with attention for its memory, by the installed transformers."""
 
 
 class LoneStream:
@@ -215,6 +223,6 @@ class LoneStream:
             use_cache=True,
             **cache,
         )
-        self._caches[row] = {name: output[name] for name in CACHES if output.get(name) is not None}
+        self._caches[row] = {name: memory for name, memory in output.items() if name in CACHES}
         logits: Tensor = output.logits[0, -len(tokens) :, : self.vocab_size]
         return logits

@@ -346,7 +346,7 @@ evaluate {texts}/one.jsonl
     --only = fluency | a judge is needed
     --only = "factuality --judge-model m" | give one of --serper
 calibrate --safe {safe} --risky {risky} --prompt-file {prompts}
-    = "" | row 1 lacks "id"
+    = "" | row 1: field 'id' is missing
     --prompt-file = {prompts_id} | row 1: field 'reference' is missing
     --metric = char_lcs | --metric char_lcs needs a --target
     --seeds = 0 | --seeds must be >= 1, got 0

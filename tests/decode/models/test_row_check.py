@@ -18,6 +18,7 @@ from anchored.decode.models.capabilities import (
 )
 from anchored.decode.models.kv_cache import RowAttention
 from anchored.decode.models.row_stream import ModelRunner
+from anchored.decode.models.stream import CACHE
 
 PROMPTS = ["the keeper of the lamp", "import math", "salt", "Nine tides ago, the harbour bell"]
 
@@ -155,11 +156,12 @@ def test_memory_that_runs_out_is_no_fault_of_the_model(monkeypatch):
 
 def test_a_model_that_keeps_its_cache_for_all_batches_alike_is_found():
     class KeepsCache(GPTNeoXForCausalLM):
-        def forward(self, *args, past_key_values=None, **kwargs):
-            if past_key_values is not None and past_key_values.get_seq_length() == 0:
-                self.kept = past_key_values
-            cache = None if past_key_values is None else self.kept
-            return super().forward(*args, past_key_values=cache, **kwargs)
+        def forward(self, *args, **kwargs):
+            if CACHE in kwargs:
+                if kwargs[CACHE].get_seq_length() == 0:
+                    self.kept = kwargs[CACHE]
+                kwargs[CACHE] = self.kept
+            return super().forward(*args, **kwargs)
 
     model = tiny_neox(1).eval()
     RowCheck(ModelRunner(model, 320)).compare_batches()
