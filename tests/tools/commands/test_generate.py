@@ -216,7 +216,9 @@ def test_an_interrupted_call_keeps_what_has_ended(words, tmp_path):
     assert status == 130
     *lines, last = program.output.read_text().splitlines()
     assert last == "anchored generate: interrupted" and 2 <= len(lines) < 500
-    assert all(len(Ledger.load(json.loads(line)["ledger"]).steps) == 100 for line in lines)
+    for row in map(json.loads, lines):
+        num_steps = len(Ledger.load(row["ledger"]).steps)
+        assert num_steps == 100 or row["finish_reason"] == "stop_token"
 
 
 def test_texts_that_fail_do_so_alone_as_lines_of_json_and_by_their_ids(
