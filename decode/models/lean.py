@@ -123,18 +123,22 @@ class LeanBackbone:
     ) -> Tensor:
         """(R, T, D) of token_ids, positions (R, T); see `Backbone`."""
         mask = masks["full_attention"] if isinstance(masks, dict) else masks
-        rotation = self._rotation(positions)
+        rotation, num_tokens = self._rotation(positions), token_ids.numel()
+        # Fewer tokens than products take are joined by others once, which attention leaves out.
+        num_more = max(0, FEWEST_ROWS - num_tokens)
 
         def attended(index: int, layer: _Layer, product: Tensor) -> Tensor:
             query, key, value = (
                 heads.view(*token_ids.shape, -1, heads.shape[-1]).transpose(1, 2)
-                for heads in self._rotated(product, rotation, layer)
+                for heads in self._rotated(product[:num_tokens], rotation, layer)
             )
             # The cache stores the new keys and values and returns those of all columns.
             keys, values = cache.update(key, value, index)
-            return _attended(query, keys, values, mask).transpose(1, 2).reshape(len(product), -1)
+            values = _attended(query, keys, values, mask).transpose(1, 2).reshape(num_tokens, -1)
+            return functional.pad(values, (0, 0, 0, num_more)) if num_more else values
 
-        hidden = functional.embedding(token_ids.flatten(), self._embeddings)
+        rows = functional.pad(token_ids.flatten(), (0, num_more))
+        hidden = functional.embedding(rows, self._embeddings)
         update = None
         for index, layer in enumerate(self._layers):
             # What a long prompt makes has no names here, so that it is freed as soon as it was
@@ -149,7 +153,8 @@ class LeanBackbone:
             update = layer.down(
                 _gated(layer.gate_up(self._normed(hidden, update, layer.gated_norm)))
             )
-        return self._normed(hidden, update, self._norm).view(*token_ids.shape, -1)
+        normed = self._normed(hidden, update, self._norm)[:num_tokens]
+        return normed.view(*token_ids.shape, -1)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin, (N, 1, E) float32 each, for all layers; positions: (R, T)."""
