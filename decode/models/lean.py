@@ -134,8 +134,8 @@ class LeanBackbone:
             )
             # The cache stores the new keys and values and returns those of all columns.
             keys, values = cache.update(key, value, index)
-            values = _attended(query, keys, values, mask).transpose(1, 2).reshape(num_tokens, -1)
-            return functional.pad(values, (0, 0, 0, num_more)) if num_more else values
+            heads = _attended(query, keys, values, mask).transpose(1, 2).reshape(num_tokens, -1)
+            return functional.pad(heads, (0, 0, 0, num_more)) if num_more else heads
 
         rows = functional.pad(token_ids.flatten(), (0, num_more))
         hidden = functional.embedding(rows, self._embeddings)
