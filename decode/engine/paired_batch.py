@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import torch
 import torch.distributed
@@ -22,6 +23,7 @@ from .request import (
     random_key,
     request_budget,
 )
+from .side_by_side import SideBySide
 
 # B rows of the batch, A rows that hold a request, V symbols of the level.
 
@@ -62,6 +64,7 @@ class PairedBatch:
         }
         """By stream and row: tokens that the model has not read yet, oldest first."""
         self._can_rest = level.rows_can_join(max_length)
+        self._side_by_side = SideBySide(self.streams)
         self._states: list[RequestState | None] = [None] * num_rows
         self._nats = [0.0] * num_rows
         """What the next token of each row may spend, see `_count_budgets`."""
@@ -166,26 +169,39 @@ class PairedBatch:
     def _read_on(self, rows: list[int]) -> None:
         """Let both models read what was drawn, the risky one only where something may be spent."""
         warm = [row for row in rows if self._nats[row] > 0.0]
-        for name in self.streams:
-            is_risky = self.rule.streams[name].model == "risky"
-            rests = is_risky and (self._can_rest or not warm)
-            self._read(name, warm if rests else rows)
+        rested = warm if self._can_rest or not warm else rows
+        self._read(
+            {
+                name: rested if self.rule.streams[name].model == "risky" else rows
+                for name in self.streams
+            }
+        )
 
-    def _read(self, name: str, rows: list[int]) -> None:
-        # Rows with as many tokens share a forward: one that catches up would pad the others'.
-        unread, groups = self._unread[name], dict[int, list[int]]()
-        for row in rows:
-            if unread[row]:
-                groups.setdefault(len(unread[row]), []).append(row)
-        for group in groups.values():
-            logits = self.streams[name].feed_rows(group, [unread[row] for row in group])
-            if group == list(range(len(self._states))):
-                self._logits[name] = logits  # of all rows: nothing to keep, nothing to copy
-            else:
-                self._keep_logits({name: logits}, group)
-            for row in group:
-                unread[row] = []
-                self._state(row).num_forwards[self.rule.streams[name].model] += 1
+    def _read(self, rows: dict[str, list[int]]) -> None:
+        """Let models read what some rows have drawn; rows: by stream."""
+        # 1. Rows with as many tokens share a forward: one that catches up would pad the others'.
+        groups: dict[str, dict[int, list[int]]] = {}
+        for name, own in rows.items():
+            for row in own:
+                if count := len(self._unread[name][row]):
+                    groups.setdefault(name, {}).setdefault(count, []).append(row)
+        # 2. The forwards of all models, which know nothing of each other.
+        forwards = [partial(self._forwards, name, list(groups[name].values())) for name in groups]
+        for name, logits in zip(groups, self._side_by_side(forwards), strict=True):
+            # 3. What they say is kept.
+            for group, new in zip(groups[name].values(), logits, strict=True):
+                if group == list(range(len(self._states))):
+                    self._logits[name] = new  # of all rows: nothing to keep, nothing to copy
+                else:
+                    self._keep_logits({name: new}, group)
+                for row in group:
+                    self._unread[name][row] = []
+                    self._state(row).num_forwards[self.rule.streams[name].model] += 1
+
+    def _forwards(self, name: str, groups: list[list[int]]) -> list[Tensor]:
+        """Logits (R, V) of each group of rows, by a forward each."""
+        feed_rows, unread = self.streams[name].feed_rows, self._unread[name]
+        return [feed_rows(group, [unread[row] for row in group]) for group in groups]
 
     def _new_state(self, request: Request, read: PromptReading, index: int) -> RequestState:
         """The state of the request whose prompt was read as number `index`."""

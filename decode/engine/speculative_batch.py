@@ -225,7 +225,7 @@ class SpeculativeBatch(PairedBatch):
             rows = [row for row in rows if self._can_draft(row, length)]
             if not rows:
                 return
-            self._read("safe", rows)
+            self._read({"safe": rows})
             known = [row for row in rows if self._is_law_known(row)]
             if known:
                 self._draw(known)

@@ -166,6 +166,11 @@ class RowStream:
         self._runner = runner
         self._cache = RowCache(self.model.config.num_hidden_layers, num_rows, max_length)
 
+    @property
+    def is_lean(self) -> bool:
+        """Whether the model's forwards are those of `LeanBackbone`."""
+        return isinstance(self._backbone, LeanBackbone)
+
     @torch.inference_mode()
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts into the given free rows."""

@@ -26,8 +26,7 @@ class RestlessBatch(PairedBatch):
     """Runs both models at every step, whatever may be spent."""
 
     def _read_on(self, rows):
-        for name in self.streams:
-            self._read(name, rows)
+        self._read(dict.fromkeys(self.streams, rows))
 
 
 def generate(pair, rule, batch_size, **settings):
