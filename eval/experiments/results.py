@@ -21,10 +21,9 @@ from ..figures.curves import BudgetTrajectory
 from ..figures.style import Pictures, drawn
 from ..figures.trade_off import Scale, plot_trade_off
 from ..report import tables
-from ..report.tables import Column
 from .experiment import Experiment
 from .generations import read_generations
-from .summary import VERBATIM, SettingSummary, recommended, summarize
+from .summary import SettingSummary, recommended, summarize
 from .sweep import FIGURES
 
 DIVERGENCES = "divergences.jsonl"
@@ -78,7 +77,8 @@ def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> str:
     Returns the table as the terminal shows it.
     """
     summaries = summarize(experiment)
-    table = [own.as_row() for own in summaries], result_columns(experiment, summaries)
+    rows = [own.as_row() for own in summaries]
+    table = rows, tables.result_columns(rows)
     write_durably(experiment.folder / "table.md", tables.markdown_table(*table) + "\n")
     more = {
         "recommended": recommended(summaries).setting.name,
@@ -86,19 +86,6 @@ def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> str:
     }
     write_results(experiment, summaries, {**about, **more})
     return tables.terminal_table(*table)
-
-
-def result_columns(experiment: Experiment, summaries: Sequence[SettingSummary]) -> list[Column]:
-    """The paper's order: copying, then utility; budgets last, and failures where there are any."""
-    return [
-        tables.SETTING_COLUMN,
-        *tables.copying_columns(name for own in summaries for name in own.copying),
-        *([tables.RECITED_COLUMN] if experiment.rows_file(VERBATIM).exists() else []),
-        *map(tables.bits_per_byte_column, experiment.held_out),
-        *map(tables.accuracy_column, experiment.tasks),
-        *tables.LAST_COLUMNS,
-        *([tables.FAILED_COLUMN] if any(own.num_failed for own in summaries) else []),
-    ]
 
 
 def trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
