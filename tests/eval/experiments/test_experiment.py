@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from anchored import (
 )
 from anchored.decode.ledger import ledger_parts
 from anchored.eval.experiments import generations
-from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
+from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, Steps, budget_sweep
 from anchored.eval.experiments.generations import (
     check_requests,
     generate_all,
@@ -244,6 +245,26 @@ def test_results_hold_the_rows_and_what_the_caller_says(experiment):
     assert results["recommended"] in ("k=0.5", "k=2")
     for name in ("table.md", "report.html", "trade_off.svg", "budgets.png"):
         assert (experiment.folder / name).stat().st_size > 0
+
+
+def test_steps_run_once_and_again_where_they_were_interrupted(tmp_path):
+    ran = []
+    with pytest.raises(FileNotFoundError):
+        Steps(tmp_path, "a", owner="quickstart").run("one", (tmp_path / "gone" / "b").mkdir)
+    (tmp_path / "left").touch()
+    for names in (["one"], ["one", "two"]):
+        steps = Steps(tmp_path, "a", owner="quickstart")
+        for name in names:
+            steps.run(name, partial(ran.append, name))
+    assert ran == list(steps.seconds) == ["one", "two"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"settings": "a"}', '{"seconds": 3}'])
+def test_a_record_that_no_quickstart_wrote_is_refused(tmp_path, content):
+    (tmp_path / "steps.json").write_text(content)
+    with pytest.raises(ValueError, match=r"steps.json is not what a quickstart writes"):
+        Steps(tmp_path, "a", owner="quickstart")
+    assert (tmp_path / "steps.json").read_text() == content
 
 
 def test_accuracy_is_a_column_and_a_picture_of_its_own(copied):
