@@ -30,17 +30,12 @@ DIVERGENCES = "divergences.jsonl"
 """Ledgers that anchored verify --divergences wrote."""
 SPANS = ("word_lcs_span", "char_lcs_span", "word_acs_spans", "copied_characters")
 """Of the rows of measurements/copying.json, what results.json leaves out."""
-PANELS = {
-    "methods": ("methods",),
-    "ablations": ("objective", "debt", "budget"),
-    "debt_window": ("debt_window",),
+PICTURES = {
+    "methods": ("Protection and utility of every method, one point a setting", ["methods"]),
+    "ablations": ("What each part of Anchored Decoding is worth", ["objective", "debt", "budget"]),
+    "debt_window": ("Windows of the prefix debt: 0 is NoDebt, 5 is Anchored", ["debt_window"]),
 }
-"""Pictures of a sweep, with the figures that are their panels."""
-TITLES = {
-    "methods": "Protection and utility of every method, one point a setting",
-    "ablations": "What each part of Anchored Decoding is worth",
-    "debt_window": "Windows of the prefix debt: 0 is NoDebt, 5 is Anchored",
-}
+"""Pictures of a sweep: their titles, and the figures that are their panels."""
 PAGE_TEXTS = 4
 """Prompts whose texts the first page shows: a page of 25 settings then has 3 MB."""
 
@@ -138,20 +133,19 @@ def _pictures_of(run: RecordedRun, utility: str, scale: Scale, symbol: str) -> P
     figures = [{row["setting"]: row.get(name) for row in run.rows} for name in ("ncr", utility)]
     resampled = ncr_in_resamples(run), bits_in_resamples(run, utility)
     draw = partial(plot_trade_off, utility=scale)
-    shown = {name: {FIGURES[own]: own for own in panels} for name, panels in PANELS.items()}
-    titles = TITLES
+    shown = PICTURES
     if "methods" not in run.results:  # of a quickstart: budgets alone
-        shown = {"trade_off": {"": "methods"}}
-        titles = {"trade_off": f"Protection and utility, one point a budget (k nats a {symbol})"}
+        title = f"Protection and utility, one point a budget (k nats a {symbol})"
+        shown = {"trade_off": (title, ["methods"])}
     pictures: Pictures = {}
-    for name, panels in shown.items():
+    for name, (title, panels) in shown.items():
         points = {
-            panel: own
-            for panel, figure in panels.items()
+            FIGURES[figure]: own
+            for figure in panels
             if (own := trade_off_points(run, *figures, figure=figure, resampled=resampled))
         }
         if points:
-            pictures[name] = partial(draw, points, title=titles[name])
+            pictures[name] = partial(draw, points, title=title)
     return pictures
 
 
