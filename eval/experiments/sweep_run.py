@@ -19,7 +19,6 @@ from .sweep import Sweep, save_prompts, sweep_experiment
 from .sweep_results import write_sweep_results
 from .vllm_generations import draw_by_vllm
 
-OWNER = "sweep"
 MEASURED = ("copying", "utility", "questions", VERBATIM)
 
 
@@ -40,13 +39,12 @@ def run_sweep(
     works in, and what models and rules raise.
     """
     logging.getLogger(__name__.rpartition(".")[0]).setLevel(logging.INFO)  # titles of the steps
+    steps = Steps(folder, sweep.identity(), owner="sweep")
     if not is_first:
-        Steps.begun_elsewhere(folder, sweep.identity(), owner=OWNER)
         experiment, pair = _opened(sweep, folder, load)
         read_all_prompts(experiment, pair)
         share(_tasks(experiment, pair), experiment.claims, waits=False)
         return ""
-    steps = Steps(folder, sweep.identity(), owner=OWNER)
     with locked(folder / CLAIMS / "first", waits=False) as is_ours:
         if not is_ours:
             raise ValueError(f"another sweep is at work in {folder}")
