@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from shutil import copyfile
 from typing import Final
 
 from ...durable_files import write_durably
@@ -19,7 +20,6 @@ from . import copied_spans, evaluated, ledgers
 from .recorded_run import NotMeasured, RecordedRun, evenly
 from .trade_offs import methods_of
 
-BITS: Final = "bits_per_byte/"
 PICTURES: Final = {
     "trade_off": "Protection and utility of every budget",
     "methods": "Protection and utility of every method",
@@ -139,7 +139,8 @@ def _verdict(run: RecordedRun, setting: str) -> Verdict:
     for key, figure in row.items():
         kind, _, name = key.partition("/")
         if kind in ("bits_per_byte", "accuracy") and not math.isnan(mean_of(figure)):
-            held_out, unit = ("held-out ", "bits per byte") if kind == BITS[:-1] else ("", "right")
+            is_bits = kind == "bits_per_byte"
+            held_out, unit = ("held-out ", "bits per byte") if is_bits else ("", "right")
             facts.append(f"{held_out}{name}: {mean_of(figure):.2f} {unit}")
     if row.get("bound") and row.get("spent") is not None:
         facts.append(f"spent {row['spent']:.1f} nats of at most {row['bound']:.1f}")
@@ -197,21 +198,10 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
     ]
     if not rows:
         return
-    bits = [key.removeprefix(BITS) for key in rows[0] if key.startswith(BITS)]
-    asked = [key.removeprefix("accuracy/") for key in rows[0] if key.startswith("accuracy/")]
-    columns = [
-        tables.SETTING_COLUMN,
-        *tables.copying_columns(rows[0]),
-        *([tables.RECITED_COLUMN] if any(row.get("recited") is not None for row in rows) else []),
-        *map(tables.bits_per_byte_column, bits),
-        *map(tables.accuracy_column, asked),
-        *(
-            Column(key=judge, title=evaluated.JUDGES[judge].title.lower(), num_decimals=2)
-            for judge in judged
-        ),
-        *tables.LAST_COLUMNS,
-        *([tables.FAILED_COLUMN] if any(row.get("failed") for row in rows) else []),
-    ]
+    titles = {judge: evaluated.JUDGES[judge].title.lower() for judge in judged}
+    columns = tables.result_columns(
+        rows, [Column(key=judge, title=own, num_decimals=2) for judge, own in titles.items()]
+    )
     note = "Copying of the references, held-out bits per byte, nats spent and their bound."
     if run.ncr_of is not None:
         note += f" NCR is that of {run.ncr_of.folder.resolve().name}."
@@ -230,7 +220,7 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
 def _pictures(folder: Path) -> Iterator[Section]:
     for name, title in PICTURES.items():
         if (path := folder / f"{name}.svg").is_file():
-            yield Section(title=title, picture=path)
+            yield Section(title=title, draw=partial(copyfile, path))
 
 
 def _record(run: RecordedRun, prompt: str, leading: Sequence[str]) -> SideBySideRecord:

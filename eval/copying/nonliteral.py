@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from ...inputs import check_least
-from ..recorded_texts import RecordedText, grouped, rows_by_setting
-from ..statistics import over_seeds
+from ..recorded_texts import RecordedText, figure_over_seeds, rows_by_setting
 
 CHARACTER_METRIC: Final = "character_overlap_v1"
 """Version of the metric: raised with every change by which some text gets another figure."""
@@ -86,26 +85,18 @@ def character_overlap(
     "mean_matched", of the characters that a text names; "num_texts"; and "num_with_debt", texts
     known to have had a prefix debt, 0 where the protocol does not ask.
     """
-    settings = []
-    for name, of_setting in rows_by_setting(rows).items():
-        seeds = [
-            [row["num_matched"] for row in of_seed]
-            for of_seed in grouped(of_setting, lambda row: row["seed"]).values()
-        ]
-        shares = [sum(map(config.counts, numbers)) / len(numbers) for numbers in seeds]
-        had_debt = [bool(row["has_debt"]) for row in of_setting]
-        settings.append(
-            {
-                "setting": name,
-                "share": over_seeds(shares)._asdict(),
-                "mean_matched": over_seeds(
-                    [sum(numbers) / len(numbers) for numbers in seeds]
-                )._asdict(),
-                "num_texts": len(of_setting),
-                "num_with_debt": sum(had_debt) if config.debt == "none" else 0,
-            }
-        )
-    return settings
+    counted = [{**row, "counts": config.counts(row["num_matched"])} for row in rows]
+    asks_for_debt = config.debt == "none"
+    return [
+        {
+            "setting": name,
+            "share": figure_over_seeds(own, "counts"),
+            "mean_matched": figure_over_seeds(own, "num_matched"),
+            "num_texts": len(own),
+            "num_with_debt": sum(asks_for_debt and bool(row["has_debt"]) for row in own),
+        }
+        for name, own in rows_by_setting(counted).items()
+    ]
 
 
 def nonliteral_results(texts: Sequence[RecordedText], **options: Any) -> dict[str, Any]:

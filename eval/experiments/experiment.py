@@ -18,8 +18,6 @@ from ..retrieval.passages import PassageIndex
 
 Rows = list[dict[str, Any]]
 CLAIMS = "claims"
-BEGIN_SECONDS = 600.0
-"""How long processes wait for the first one to begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +126,9 @@ logger = logging.getLogger(__name__)
 class Steps:
     """Remembers finished steps in steps.json under `folder`, for one set of settings.
 
-    Raises ValueError when the folder belongs to other settings, or to somebody else: it holds
-    something, and no steps.json.
+    Several processes may begin a folder at once; one of them runs the steps. Raises ValueError when
+    the folder belongs to other settings, or to somebody else: it holds something, and no
+    steps.json.
     """
 
     def __init__(self, folder: Path, settings: str, *, owner: str) -> None:
@@ -140,27 +139,16 @@ class Steps:
         self._settings = hashlib.sha256(settings.encode()).hexdigest()
         self._count = 0
         self.seconds: dict[str, float] = {}
+        # Looked for first: what another process of this run leaves comes after its steps.json.
+        others = [file for file in folder.iterdir() if not file.name.startswith(self._path.name)]
         if self._path.exists():
             self.seconds = self._finished()
-        elif any(folder.iterdir()):
+        elif others:
             raise ValueError(
                 f"{folder} holds files that are no {owner}'s: name another folder with --output"
             )
         else:
             self._save()  # from here on the folder is this run's, however it ends
-
-    @classmethod
-    def begun_elsewhere(cls, folder: Path, settings: str, *, owner: str) -> "Steps":
-        """The steps that another process begins in the folder, which this one only reads.
-
-        Raises ValueError as `Steps` does, and where nothing begins within BEGIN_SECONDS.
-        """
-        deadline = time.monotonic() + BEGIN_SECONDS
-        while not (folder / "steps.json").exists():
-            if time.monotonic() > deadline:
-                raise ValueError(f"the first process has begun no {owner} in {folder}")
-            time.sleep(0.1)
-        return cls(folder, settings, owner=owner)
 
     def run(self, name: str, work: Callable[[], None]) -> None:
         """Do `work` unless it was finished before; it must be safe to start again."""

@@ -2,9 +2,8 @@
 
 import json
 import logging
-import shutil
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRatios
 from ...decode.arguments import beginnings, request_list
 from ...decode.rules.rule import takes_passage
-from ...durable_files import new_file, write_durably
+from ...durable_files import sync, write_durably
 from ..statistics import json_value
 from .experiment import Experiment, Prompt, Rows, Setting
 from .sharing import Task, share
@@ -184,6 +183,7 @@ def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> Non
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _unfinished_file(experiment, setting)
     rows = _recorded(unfinished)
+    _drop_unrecorded_ledgers(_ledgers(experiment, setting), rows.values())
     tasks = [(prompt, seed) for seed in experiment.seeds for prompt in experiment.prompts]
     missing = [(prompt, seed) for prompt, seed in tasks if (prompt.id, seed) not in rows]
     results = decoder.generate_each(
@@ -202,33 +202,13 @@ def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> Non
             row = rows[prompt.id, seed] = _row(experiment, setting, prompt, seed, result)
             print(json.dumps(row), file=file, flush=True)
     ordered = [rows[prompt.id, seed] for prompt, seed in tasks]
-    write_durably(path, _json_lines(_with_one_file(experiment, setting, ordered)))
+    write_durably(path, _json_lines(ordered))
     unfinished.unlink()
-    shutil.rmtree(_ledgers(experiment, setting).with_suffix(""), ignore_errors=True)
     if failed := [row for row in ordered if "error" in row]:
         logger.warning(
             "%s: %d of %d generations failed, the first with: %s",
             *(setting.name, len(failed), len(ordered), failed[0]["error"]),
         )
-
-
-def _with_one_file(experiment: Experiment, setting: Setting, rows: Rows) -> Rows:
-    """The rows of a whole setting, whose ledgers are put into one file, in their order."""
-    folder, path = experiment.folder, _ledgers(experiment, setting)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    moved = []
-    with new_file(path) as partial, partial.open("wb") as together:
-        for row in rows:
-            if "ledger" in row:
-                with (folder / row["ledger"]).open("rb") as own:
-                    start, length = row.get("ledger_part") or (0, -1)
-                    own.seek(start)
-                    content = own.read(length)
-                part = [together.tell(), len(content)]
-                row = {**row, "ledger": path.relative_to(folder).as_posix(), "ledger_part": part}
-                together.write(content)
-            moved.append(row)
-    return moved
 
 
 def _recorded(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
@@ -240,22 +220,31 @@ def _recorded(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
     return {(row["id"], row["seed"]): row for row in _read_rows(path)}
 
 
+def _drop_unrecorded_ledgers(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Cut off the ledgers that an interrupted run wrote, but whose rows it did not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.truncate(max((sum(row["ledger_part"]) for row in rows if "ledger" in row), default=0))
+
+
 def _row(
     experiment: Experiment, setting: Setting, prompt: Prompt, seed: int, result: Generation
 ) -> dict[str, Any]:
     if result.error:
         return {"id": prompt.id, "seed": seed, "error": result.error}
-    # A file of its own until the setting is whole.
-    path = _ledgers(experiment, setting).with_suffix("") / f"{prompt.id}-{seed}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ledger = result.ledger
-    ledger.save(path)
+    path, ledger = _ledgers(experiment, setting), result.ledger
+    content = "".join(line + "\n" for line in ledger.lines()).encode()
+    with path.open("ab") as file:
+        part = [file.tell(), len(content)]
+        file.write(content)
+        sync(file)  # before the row that says where it is
     return {
         "id": prompt.id,
         "seed": seed,
         "text": result.text,
         "pieces": result.pieces,
         "ledger": path.relative_to(experiment.folder).as_posix(),
+        "ledger_part": part,
         "certified": ledger.certified,
         "spent": json_value(ledger.spent),
         "bound": json_value(ledger.header.bound),

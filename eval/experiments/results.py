@@ -21,27 +21,21 @@ from ..figures.curves import BudgetTrajectory
 from ..figures.style import Pictures, drawn
 from ..figures.trade_off import Scale, plot_trade_off
 from ..report import tables
-from ..report.tables import Column
 from .experiment import Experiment
 from .generations import read_generations
-from .summary import VERBATIM, SettingSummary, recommended, summarize
+from .summary import SettingSummary, recommended, summarize
 from .sweep import FIGURES
 
 DIVERGENCES = "divergences.jsonl"
 """Ledgers that anchored verify --divergences wrote."""
 SPANS = ("word_lcs_span", "char_lcs_span", "word_acs_spans", "copied_characters")
 """Of the rows of measurements/copying.json, what results.json leaves out."""
-PANELS = {
-    "methods": ("methods",),
-    "ablations": ("objective", "debt", "budget"),
-    "debt_window": ("debt_window",),
+PICTURES = {
+    "methods": ("Protection and utility of every method, one point a setting", ["methods"]),
+    "ablations": ("What each part of Anchored Decoding is worth", ["objective", "debt", "budget"]),
+    "debt_window": ("Windows of the prefix debt: 0 is NoDebt, 5 is Anchored", ["debt_window"]),
 }
-"""Pictures of a sweep, with the figures that are their panels."""
-TITLES = {
-    "methods": "Protection and utility of every method, one point a setting",
-    "ablations": "What each part of Anchored Decoding is worth",
-    "debt_window": "Windows of the prefix debt: 0 is NoDebt, 5 is Anchored",
-}
+"""Pictures of a sweep: their titles, and the figures that are their panels."""
 PAGE_TEXTS = 4
 """Prompts whose texts the first page shows: a page of 25 settings then has 3 MB."""
 
@@ -78,7 +72,8 @@ def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> str:
     Returns the table as the terminal shows it.
     """
     summaries = summarize(experiment)
-    table = [own.as_row() for own in summaries], result_columns(experiment, summaries)
+    rows = [own.as_row() for own in summaries]
+    table = rows, tables.result_columns(rows)
     write_durably(experiment.folder / "table.md", tables.markdown_table(*table) + "\n")
     more = {
         "recommended": recommended(summaries).setting.name,
@@ -86,19 +81,6 @@ def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> str:
     }
     write_results(experiment, summaries, {**about, **more})
     return tables.terminal_table(*table)
-
-
-def result_columns(experiment: Experiment, summaries: Sequence[SettingSummary]) -> list[Column]:
-    """The paper's order: copying, then utility; budgets last, and failures where there are any."""
-    return [
-        tables.SETTING_COLUMN,
-        *tables.copying_columns(name for own in summaries for name in own.copying),
-        *([tables.RECITED_COLUMN] if experiment.rows_file(VERBATIM).exists() else []),
-        *map(tables.bits_per_byte_column, experiment.held_out),
-        *map(tables.accuracy_column, experiment.tasks),
-        *tables.LAST_COLUMNS,
-        *([tables.FAILED_COLUMN] if any(own.num_failed for own in summaries) else []),
-    ]
 
 
 def trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
@@ -151,20 +133,19 @@ def _pictures_of(run: RecordedRun, utility: str, scale: Scale, symbol: str) -> P
     figures = [{row["setting"]: row.get(name) for row in run.rows} for name in ("ncr", utility)]
     resampled = ncr_in_resamples(run), bits_in_resamples(run, utility)
     draw = partial(plot_trade_off, utility=scale)
-    shown = {name: {FIGURES[own]: own for own in panels} for name, panels in PANELS.items()}
-    titles = TITLES
+    shown = PICTURES
     if "methods" not in run.results:  # of a quickstart: budgets alone
-        shown = {"trade_off": {"": "methods"}}
-        titles = {"trade_off": f"Protection and utility, one point a budget (k nats a {symbol})"}
+        title = f"Protection and utility, one point a budget (k nats a {symbol})"
+        shown = {"trade_off": (title, ["methods"])}
     pictures: Pictures = {}
-    for name, panels in shown.items():
+    for name, (title, panels) in shown.items():
         points = {
-            panel: own
-            for panel, figure in panels.items()
+            FIGURES[figure]: own
+            for figure in panels
             if (own := trade_off_points(run, *figures, figure=figure, resampled=resampled))
         }
         if points:
-            pictures[name] = partial(draw, points, title=titles[name])
+            pictures[name] = partial(draw, points, title=title)
     return pictures
 
 

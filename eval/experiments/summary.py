@@ -146,13 +146,11 @@ def _spends(experiment: Experiment, setting: Setting) -> dict[str, Any]:
 
 def copy_probabilities(experiment: Experiment, setting: Setting) -> list[float | None]:
     """Of each recorded text of a setting, how likely its bound let it begin with its reference."""
-    rows = read_generations(experiment, setting)
     log_probs = {row["id"]: row["safe_log_prob"] for row in experiment.read_rows(VERBATIM)}
     divergence = setting.rule.divergence or "kl"
-    bounds = [row["bound"] if row["certified"] else None for row in rows]
     return [
-        None
-        if bound is None or row["id"] not in log_probs
-        else event_bound(bound, log_probs[row["id"]], divergence=divergence)
-        for row, bound in zip(rows, bounds, strict=True)
+        event_bound(row["bound"], log_probs[row["id"]], divergence=divergence)
+        if row["certified"] and row["bound"] is not None and row["id"] in log_probs
+        else None
+        for row in read_generations(experiment, setting)
     ]

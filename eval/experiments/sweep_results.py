@@ -10,7 +10,7 @@ from ..recorded_texts import RISKY, SAFE, grouped
 from ..report import tables
 from ..report.tables import Column, Parts
 from .experiment import Experiment
-from .results import result_columns, write_results
+from .results import write_results
 from .summary import SettingSummary, summarize
 from .sweep import SECTIONS, Sweep
 
@@ -95,7 +95,7 @@ def _tables(
 ) -> Tables:
     """Every setting; of each method the chosen one, an empty row where none protects."""
     rows = [{"method": own.setting.method, **own.as_row()} for own in summaries]
-    both: Tables = {"table": (rows, result_columns(experiment, summaries))}
+    both: Tables = {"table": (rows, tables.result_columns(rows))}
     if experiment.extra:
         best = [{"method": name} | (own.as_row() if own else {}) for name, own in chosen.items()]
         columns = [

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from ... import ModelPair
@@ -12,15 +12,11 @@ from ..retrieval.bm25 import WordIndex
 from ..retrieval.passages import PassageIndex
 from .experiment import CLAIMS, Experiment, Steps
 from .generations import check_requests, forget_failures, generation_tasks, read_all_prompts
-from .measures import check_held_out, forget_failed_scores, measure, utility_tasks
+from .measures import MEASURES, check_held_out, forget_failed_scores, measure, utility_tasks
 from .sharing import Task, share
-from .summary import VERBATIM
 from .sweep import Sweep, save_prompts, sweep_experiment
 from .sweep_results import write_sweep_results
 from .vllm_generations import draw_by_vllm
-
-OWNER = "sweep"
-MEASURED = ("copying", "utility", "questions", VERBATIM)
 
 
 def run_sweep(
@@ -40,13 +36,12 @@ def run_sweep(
     works in, and what models and rules raise.
     """
     logging.getLogger(__name__.rpartition(".")[0]).setLevel(logging.INFO)  # titles of the steps
+    steps = Steps(folder, sweep.identity(), owner="sweep")
     if not is_first:
-        Steps.begun_elsewhere(folder, sweep.identity(), owner=OWNER)
         experiment, pair = _opened(sweep, folder, load)
         read_all_prompts(experiment, pair)
         share(_tasks(experiment, pair), experiment.claims, waits=False)
         return ""
-    steps = Steps(folder, sweep.identity(), owner=OWNER)
     with locked(folder / CLAIMS / "first", waits=False) as is_ours:
         if not is_ours:
             raise ValueError(f"another sweep is at work in {folder}")
@@ -54,7 +49,7 @@ def run_sweep(
         save_prompts(experiment.prompts, folder / PROMPTS_FILE)
         steps.run("read prompts", lambda: read_all_prompts(experiment, pair))
         steps.run("generate", lambda: share(_tasks(experiment, pair), experiment.claims))
-        for name in MEASURED:
+        for name in MEASURES:
             steps.run(f"measure {name}", partial(measure, experiment, name, pair))
         shown = write_sweep_results(experiment, sweep)
     return f"{shown}\n\n{_where_to_look(folder, sum(steps.seconds.values()))}"
@@ -81,25 +76,14 @@ def _opened(
 
 
 def _index(sweep: Sweep, folder: Path) -> PassageIndex:
-    """Made by one process, opened by all."""
-    corpus, claims = sweep.path(sweep.passages), folder / CLAIMS
-
-    @cache
-    def index() -> PassageIndex:
+    """The first process that comes makes it; the others wait, and open it."""
+    corpus = sweep.path(sweep.passages)
+    with locked(folder / CLAIMS / "index"):
         if not sweep.encoder:
             return WordIndex(corpus, folder / "passages.bm25")
         from ..retrieval.dense import DenseIndex  # of an extra of its own
 
         return DenseIndex(corpus, folder / "passages.dense", sweep.model(sweep.encoder))
-
-    made = claims / "index.made"
-
-    def make() -> None:
-        index()
-        made.touch()
-
-    share([Task("index", made, make)], claims)
-    return index()
 
 
 def _tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:

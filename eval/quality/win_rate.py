@@ -78,7 +78,7 @@ def comparisons(texts: Sequence[RecordedText], config: WinRateConfig) -> list[Co
             for name in pool
             if name != text.setting and (competitor := by_key.get((name, text.id, text.seed)))
         ]
-        found += sorted(pairs, key=lambda pair: _rank(pair))[: config.num_comparisons]
+        found += sorted(pairs, key=_rank)[: config.num_comparisons]
     if not found:
         raise ValueError("no two settings have a text of the same prompt and seed")
     return found

@@ -24,10 +24,8 @@ class Section:
     note: str = ""
     columns: Sequence[Column] = ()
     rows: Sequence[Row] = ()
-    draw: Callable[[Path], None] | None = None
-    """Draws the picture into a file."""
-    picture: Path | None = None
-    """An SVG that was drawn before."""
+    draw: Callable[[Path], object] | None = None
+    """Draws the picture into an SVG file, or copies one that was drawn before."""
 
 
 class Verdict(NamedTuple):
@@ -122,18 +120,18 @@ def _verdicts_html(verdicts: Sequence[Verdict]) -> str:
 
 
 def _section_html(section: Section) -> str:
-    parts = [f'<p class="legend">{escape(section.note)}</p>'] if section.note else []
-    parts += [_picture_html(section)] if section.draw or section.picture else []
-    parts += [html_table(section.rows, section.columns)] if section.rows else []
-    return "\n".join(parts)
+    note = f'<p class="legend">{escape(section.note)}</p>' if section.note else ""
+    table = html_table(section.rows, section.columns) if section.rows else ""
+    return "\n".join(filter(None, [note, _picture_html(section), table]))
 
 
 def _picture_html(section: Section) -> str:
-    """An <img> of a data: URI, in which no script of an SVG runs."""
+    """An <img> of a data: URI, in which no script of an SVG runs; "" without a picture."""
+    if section.draw is None:
+        return ""
     with TemporaryDirectory() as folder:
-        path = section.picture or Path(folder) / "picture.svg"
-        if section.draw is not None:
-            section.draw(path)
+        path = Path(folder) / "picture.svg"
+        section.draw(path)
         encoded = base64.b64encode(path.read_bytes()).decode()
     source = f"data:image/svg+xml;base64,{encoded}"
     return f'<figure tabindex="0"><img alt="{escape(section.title)}" src="{source}"></figure>'

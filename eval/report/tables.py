@@ -24,6 +24,8 @@ class Column:
     num_decimals: int = 3
 
 
+BITS: Final = "bits_per_byte/"
+"""Before the name of a held-out set in rows of results."""
 SETTING_COLUMN: Final = Column(key="setting", title="setting")
 COPYING_COLUMNS: Final = (
     Column(key="rouge1_ge_tau", title="ROUGE-1", num_decimals=3),
@@ -37,15 +39,28 @@ COPYING_COLUMNS: Final = (
 RECITED_COLUMN: Final = Column(key="recited", title="recited, at most")
 """The largest probability that bounds leave to texts that begin with their references."""
 
-LAST_COLUMNS: Final = (
-    Column(key="gap_closed", title="gap closed", num_decimals=2),
-    Column(key="spent", title="spent", num_decimals=1),
-    Column(key="bound", title="bound", num_decimals=1),
-)
-"""What a setting is worth, and what that took, at the end of a run's table."""
 
-FAILED_COLUMN: Final = Column(key="failed", title="failed")
-"""Generations that ended in an error, which the other figures leave out."""
+def result_columns(rows: Sequence[Row], judged: Sequence[Column] = ()) -> list[Column]:
+    """The columns of a run's results in the paper's order: copying, then utility, budgets last.
+
+    rows: by "bits_per_byte/SET" the held-out sets, by "accuracy/TASK" the questions, whose debt is
+    not charged. judged: columns of judges. "failed" counts the generations that the other figures
+    leave out; it and what bounds allow of reciting are shown where a row has some.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    tasks = [name for name in names if name.startswith("accuracy/")]
+    return [
+        SETTING_COLUMN,
+        *copying_columns(names),
+        *([RECITED_COLUMN] if any(row.get("recited") is not None for row in rows) else []),
+        *(bits_per_byte_column(n.removeprefix(BITS)) for n in names if n.startswith(BITS)),
+        *(Column(key=name, title=f"acc {name.partition('/')[2]}") for name in tasks),
+        *judged,
+        Column(key="gap_closed", title="gap closed", num_decimals=2),
+        Column(key="spent", title="spent", num_decimals=1),
+        Column(key="bound", title="bound", num_decimals=1),
+        *([Column(key="failed", title="failed")] if any(row.get("failed") for row in rows) else []),
+    ]
 
 
 def copying_columns(names: Iterable[str]) -> list[Column]:
@@ -57,12 +72,7 @@ def copying_columns(names: Iterable[str]) -> list[Column]:
 
 def bits_per_byte_column(held_out_set: str) -> Column:
     """Column of the rows' entry "bits_per_byte/NAME" for the held-out set NAME."""
-    return Column(key=f"bits_per_byte/{held_out_set}", title=f"bpb {held_out_set}")
-
-
-def accuracy_column(task: str) -> Column:
-    """Column of the rows' entry "accuracy/TASK": of questions, whose debt is not charged."""
-    return Column(key=f"accuracy/{task}", title=f"acc {task}")
+    return Column(key=f"{BITS}{held_out_set}", title=f"bpb {held_out_set}")
 
 
 def terminal_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:

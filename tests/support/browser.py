@@ -4,7 +4,6 @@ What a page logs, and what its policy refuses, is kept; scripts of the test run 
 own, which has none.
 """
 
-import base64
 import json
 import os
 import shutil
@@ -63,12 +62,6 @@ class Page:
         """Show the page in a window of so many pixels; a narrow one is a phone's."""
         look = {"deviceScaleFactor": 1, "mobile": width < 500}
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, **look)
-
-    def screenshot(self, path: Path, *, top: int = 0, height: int = 900, width: int = 1200) -> None:
-        """A part of the page as a PNG."""
-        clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
-        found = self.send("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def _next(self) -> dict[str, Any]:
         whole = bytearray()

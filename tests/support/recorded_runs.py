@@ -11,6 +11,7 @@ import torch
 from anchored import Ledger, PromptRatios
 from anchored.decode.ledger import LedgerHeader, LedgerStep
 from anchored.decode.rules.budget import prompt_digest
+from anchored.eval.copying.metrics import METRICS
 from anchored.eval.recorded_texts import file_name
 
 HOSTILE = "</script><img onerror=alert(1) src=x>$x_{&%"
@@ -56,23 +57,24 @@ def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> 
     return folder
 
 
+def _figure(mean: float, **more: Any) -> dict[str, Any]:
+    """As JSON has a figure of one seed."""
+    return {"mean": mean, "std": None, "num_seeds": 1, **more}
+
+
 def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Results of each measure and judge, settings in another order.
 
     The risky model's texts could not be judged; of each other setting one request failed.
     """
     names = [*settings][::-1]
-    half, grade = {"mean": 0.5, "std": None, "num_seeds": 1}, {"mean": 4.0, "std": 0.5}
+    half, grade = _figure(0.5), {"mean": 4.0, "std": 0.5, "num_seeds": 3}
+    above = {name: {"6": 0.5, "20": 0.25, "50": 0.0} for name in ("share_above", "chance_above")}
+    quantiles = {"word_lcs": {"0.5": 1, "0.9": 7, "0.99": 8, "1.0": 9}}
     whole = {
-        "copying": {
-            "share_above": {"6": 0.5, "20": 0.25, "50": 0.0},
-            "quantiles": {"word_lcs": {"0.5": 1, "0.9": 7, "0.99": 8, "1.0": 9}},
-            "num_samples": 1,
-            "chance_above": {"6": 0.5, "20": 0.25, "50": 0.0},
-            "longest_of_samples": 4.0,
-        },
+        "copying": {**above, "quantiles": quantiles, "num_samples": 1, "longest_of_samples": 4.0},
         "nonliteral": {"share": half, "mean_matched": half, "num_texts": 2, "num_with_debt": 1},
-        "fluency": {"fluency": {**grade, "num_seeds": 3}, "num_judged": 2, "num_empty": 0},
+        "fluency": {"fluency": grade, "num_judged": 2, "num_empty": 0},
         "factuality": {
             **{"macro": half, "micro": 0.25, "claims_per_text": 2.0, "num_unscored": 0},
             **{"num_without_claims": 0, "num_failed_sentences": 1, "num_failed_claims": 1},
@@ -187,13 +189,11 @@ def _copying(setting: str, prompt: str, place: int) -> dict[str, Any]:
 
 def _result(item: tuple[str, float | None]) -> dict[str, Any]:
     setting, k = item
-    figures = {"mean": 0.5, "std": None, "num_seeds": 1}
-    names = ("rouge1_ge_tau", "rougeL_ge_tau", "word_lcs", "char_lcs", "word_acs", "minhash")
     return {
         "setting": setting,
         "k": k,
-        **dict.fromkeys(names, figures),
-        "ncr": {**figures, "num_metrics": 6},
+        **dict.fromkeys(METRICS, _figure(0.5)),
+        "ncr": _figure(0.5, num_metrics=6),
         "bits_per_byte/mixture": 2.25,
         "bits_per_byte/extra": 2.5,
         "gap_closed": None,

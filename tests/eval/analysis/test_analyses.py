@@ -19,6 +19,7 @@ from anchored.eval.analysis.evaluated import (
 from anchored.eval.analysis.ledgers import prefix_ratios, step_divergences
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.analysis.run_report import analyses
+from anchored.eval.analysis.trade_offs import trade_off_points
 
 
 @pytest.fixture
@@ -127,6 +128,7 @@ def test_methods_of_a_sweep_are_drawn_but_not_its_ablations(run):
     results = json.loads(path.read_text())
     for row, method in zip(results["rows"], ["p_s", "Ours", "System", "p_r"], strict=True):
         row["method"] = method
+    results["rows"][1]["setting"] = "Ours, n=1"
     results["methods"] = {
         "p_s": {"figures": ["methods"], "is_swept": False},
         "p_r": {"figures": ["methods"], "is_swept": False},
@@ -134,8 +136,12 @@ def test_methods_of_a_sweep_are_drawn_but_not_its_ablations(run):
         "System": {"figures": ["methods"], "is_swept": False},
     }
     path.write_text(json.dumps(results))
-    found = judgement("fluency", RecordedRun(run.folder)).draw.args[0][""]
+    run = RecordedRun(run.folder)
+    found = judgement("fluency", run).draw.args[0][""]
     assert [own.method for own in found] == ["p_s (safe model)", "System", "p_r (risky model)"]
+    (ablation,) = trade_off_points(run, {}, {}, figure="debt")
+    assert (ablation.method, ablation.label) == ("Ours", "n=1") and math.isnan(ablation.utility)
+    assert trade_off_points(run, {}, {}, figure="budget") == []
 
 
 def test_the_bound_says_how_likely_a_text_was_to_begin_with_its_reference(run):

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from anchored import (
 )
 from anchored.decode.ledger import ledger_parts
 from anchored.eval.experiments import generations
-from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
+from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, Steps, budget_sweep
 from anchored.eval.experiments.generations import (
     check_requests,
     generate_all,
@@ -142,9 +143,10 @@ def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
 
     def interrupted(*asked):
         calls.append(asked[2:4])
-        if len(calls) == 6:
+        row = record(*asked)
+        if len(calls) == 6:  # its ledger is written, its row is not
             raise KeyboardInterrupt
-        return record(*asked)
+        return row
 
     monkeypatch.setattr(generations, "_row", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -157,7 +159,7 @@ def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
         again, before = (read_generations(own, setting) for own in (cut_off, experiment))
         assert [own["text"] for own in again] == [own["text"] for own in before]
     assert not list(tmp_path.glob("generations/*.unfinished.jsonl"))
-    assert all(path.is_file() for path in (tmp_path / "ledgers").iterdir())
+    assert [len(ledger_parts(path)) for path in (tmp_path / "ledgers").iterdir()] == [4] * 4
 
 
 def test_prompts_that_were_read_before_give_the_same_texts(experiment, pair, tmp_path):
@@ -243,6 +245,27 @@ def test_results_hold_the_rows_and_what_the_caller_says(experiment):
     assert results["recommended"] in ("k=0.5", "k=2")
     for name in ("table.md", "report.html", "trade_off.svg", "budgets.png"):
         assert (experiment.folder / name).stat().st_size > 0
+
+
+def test_steps_run_once_and_again_where_they_were_interrupted(tmp_path):
+    ran = []
+    (tmp_path / "steps.json.partial-1f").touch()  # of a process that begins at the same time
+    with pytest.raises(FileNotFoundError):
+        Steps(tmp_path, "a", owner="quickstart").run("one", (tmp_path / "gone" / "b").mkdir)
+    (tmp_path / "left").touch()
+    for names in (["one"], ["one", "two"]):
+        steps = Steps(tmp_path, "a", owner="quickstart")
+        for name in names:
+            steps.run(name, partial(ran.append, name))
+    assert ran == list(steps.seconds) == ["one", "two"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"settings": "a"}', '{"seconds": 3}'])
+def test_a_record_that_no_quickstart_wrote_is_refused(tmp_path, content):
+    (tmp_path / "steps.json").write_text(content)
+    with pytest.raises(ValueError, match=r"steps.json is not what a quickstart writes"):
+        Steps(tmp_path, "a", owner="quickstart")
+    assert (tmp_path / "steps.json").read_text() == content
 
 
 def test_accuracy_is_a_column_and_a_picture_of_its_own(copied):

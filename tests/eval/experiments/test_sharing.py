@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from anchored.durable_files import locked
 from anchored.eval.experiments import sharing
 from anchored.eval.experiments.sharing import Task, share
 
@@ -48,13 +47,3 @@ def test_what_is_done_is_not_done_again_be_it_found_out_under_the_claim(tmp_path
 
     monkeypatch.setattr(sharing, "locked", just_done)
     share([Task("a", tmp_path / "a", lambda: pytest.fail("done again"))], tmp_path / "claims")
-
-
-def test_an_error_gives_the_claim_back(tmp_path):
-    def fail():
-        raise ValueError("no models")
-
-    with pytest.raises(ValueError, match="no models"):
-        share([Task("a", tmp_path / "a", fail)], tmp_path / "claims")
-    with locked(tmp_path / "claims" / "a", waits=False) as is_ours:
-        assert is_ours

@@ -67,7 +67,7 @@ def options(given, defaults=None):
 @pytest.mark.parametrize(
     ("defaults", "given", "batch_size"),
     [
-        ({"batch_size": 1}, {}, 16),  # lm-eval's command line, when nobody asked
+        ({"batch_size": 1}, {}, 16),  # lm-eval's own, when nobody asked
         ({"batch_size": "1"}, {}, 1),  # --batch_size 1
         ({"batch_size": 1}, {"batch_size": 1}, 1),
         ({"batch_size": "auto"}, {}, 16),
@@ -81,9 +81,14 @@ def test_a_batch_size_is_the_one_that_was_asked_for(defaults, given, batch_size)
 
 
 @NO_CUDA
-def test_cuda_that_nobody_chose_becomes_the_cpu_with_a_line(caplog):
+def test_what_the_command_passes_unasked_is_16_requests_at_once_on_the_cpu_with_a_line(caplog):
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    unasked = {name: getattr(EvaluatorConfig(), name) for name in ("batch_size", "device")}
+    assert unasked == {"batch_size": 1, "device": "cuda:0"}
     with caplog.at_level(logging.WARNING):
-        assert options({}, {"device": "cuda:0"}).device == "cpu"
+        pair = options({}, unasked)
+    assert (pair.batch_size, pair.device) == (16, "cpu")
     line = "there is no CUDA device here: the pair runs on the CPU, not on cuda:0"
     assert caplog.messages == [line]
 

@@ -9,7 +9,7 @@ from local_tasks import MULTIPLE_CHOICE, QUESTIONS, write_task
 
 from anchored import Anchored, Decoder, RiskyOnly, SafeOnly
 from anchored.eval.harness.model import AnchoredLM
-from anchored.eval.harness.tasks import register_model, task_figures
+from anchored.eval.harness.tasks import register_model, task_figures, task_manager
 
 pytest.importorskip("lm_eval")
 
@@ -54,22 +54,8 @@ def test_accuracy_is_that_of_the_scores(pair, folder, rule, no_network):
     assert json.loads(json.dumps(figures)) == figures
 
 
-def evaluated(model_args, folder, **settings):
-    """lm-eval's results of the task with the model that it finds by its name."""
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    register_model()
-    return simple_evaluate(
-        model="anchored",
-        model_args=model_args,
-        tasks=["bells"],
-        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-        **settings,
-    )
-
-
 def test_the_model_is_found_by_name_after_registration(pair_folders, folder, no_network):
+    from lm_eval import simple_evaluate
     from lm_eval.api.registry import get_model
 
     register_model()
@@ -78,24 +64,16 @@ def test_the_model_is_found_by_name_after_registration(pair_folders, folder, no_
     register_model()  # also once the class is loaded
     assert get_model("hf") is not None  # the built-in ones are still there
     safe, risky = pair_folders
-    words = f"safe={safe},risky={risky},rule=anchored,k=1.0"
-    results = evaluated(words, folder, batch_size=2, device="cpu")
+    results = simple_evaluate(
+        model="anchored",
+        model_args=f"safe={safe},risky={risky},rule=anchored,k=1.0",
+        tasks=["bells"],
+        task_manager=task_manager(folder),
+        batch_size=2,
+        device="cpu",
+    )
     assert 0 <= results["results"]["bells"]["acc,none"] <= 1
     assert results["config"]["batch_sizes"] == [2]
-
-
-def test_what_the_command_passes_unasked_runs_16_requests_at_once_on_any_machine(
-    pair_folders, folder, no_network
-):
-    """A batch size of 1 and cuda:0."""
-    from lm_eval.config.evaluate_config import EvaluatorConfig
-
-    unasked = EvaluatorConfig()
-    assert (unasked.batch_size, unasked.device) == (1, "cuda:0")
-    pair = dict(zip(("safe", "risky"), pair_folders, strict=True))
-    defaults = {"batch_size": unasked.batch_size, "device": unasked.device}
-    results = evaluated(pair | {"k": 1.0}, folder, limit=1, **defaults)
-    assert results["config"]["batch_sizes"] == [16]
 
 
 def test_limit_takes_the_first_documents(pair, folder, no_network):
