@@ -26,14 +26,6 @@ TOKENIZER_CONFIG = {
 # gained, and a batch of books must not fill the memory.
 _BATCH_DOCUMENTS = 256
 _BATCH_BYTES = 4_000_000
-# A few sentences with names, numbers and punctuation; no more are needed for one digit.
-_PLAIN_ENGLISH = (
-    "The ferry left the harbour at half past six, as it had done on every working day since 1931. "
-    "Anna Whitlock, who kept the lamp, counted the passengers twice and wrote the number down: "
-    'forty-two, and a dog. "Nobody counts dogs," said the captain, but he did not ask her to '
-    "strike it out. By the time they had passed the second buoy it was raining again, and the town "
-    "behind them had become a row of lights with nothing underneath."
-)
 
 
 def tokenizer_file(name: str) -> Path:
@@ -125,12 +117,6 @@ class DocumentEncoder:
                     ids = [self.bos_id, *next(encodings).ids, self.eos_id]
                     token_ids = np.array(ids, dtype="<u4")
                 yield EncodedDocument(document, verdict, token_ids)
-
-    @property
-    def usual_bytes_per_token(self) -> float:
-        """Bytes a token that plain English has with this tokenizer."""
-        ids = self._tokenizer.encode(_PLAIN_ENGLISH, add_special_tokens=False).ids
-        return len(_PLAIN_ENGLISH) / max(1, len(ids))
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
