@@ -56,6 +56,17 @@ def tokenizer_file(name: str) -> Path:
         raise ValueError(f"tokenizer {name} cannot be downloaded: {reason}") from error
 
 
+def check_tokenizer(file: Path, sha256: str) -> None:
+    """Raise ValueError unless this is the tokenizer.json that data was tokenized by."""
+    if not file.is_file():
+        raise ValueError(f"tokenizer file {file} does not exist")
+    if (actual := file_sha256(file)) != sha256:
+        raise ValueError(
+            f"{file} is not the tokenizer of the run: its sha256 is {actual}, and the data was "
+            f"tokenized by {sha256}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedDocument:
     """A document, what became of it, and its (num_tokens,) uint32 tokens if it is kept."""
