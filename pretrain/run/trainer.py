@@ -167,7 +167,7 @@ class Trainer:
                 self.step += 1
                 self._gc.run(self.step)
                 self._train_step(batches)
-                if self.step == first_step:  # the preflight and compilation lie behind it
+                if self.step == first_step:  # the preflight and compilation are over
                     limit = timedelta(seconds=config.comm.train_timeout_seconds)
                     set_pg_timeouts(limit, self._dims)
                 self._measure_heldout_if_due()
