@@ -15,8 +15,6 @@ def launch(config_file: Path, *, num_processes: int = 1) -> None:
     num_processes: 1 runs the module itself, more run it under torchrun on this machine.
     Raises: AnchoredError if it fails.
     """
-    if num_processes < 1:
-        raise ValueError(f"num_processes must be at least 1, got {num_processes}")
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
     program = ["-m", "anchored.pretrain", "--job.config_file", str(config_file)]
     command = [sys.executable, *(torchrun if num_processes > 1 else []), *program]

@@ -91,9 +91,11 @@ class DocumentEncoder:
     """
 
     def __init__(self, tokenizer_file: Path) -> None:
-        """Raises ValueError if the file is no JSON, or lacks BOS or EOS."""
+        """Raises ValueError if the file is no tokenizer.json, or lacks BOS or EOS."""
         try:  # of tokenizers itself comes a bare Exception
-            json.loads(tokenizer_file.read_bytes())
+            table = json.loads(tokenizer_file.read_bytes())
+            if not (isinstance(table, dict) and isinstance(table.get("model"), dict)):
+                raise ValueError("it has no model")
         except ValueError as error:
             raise ValueError(f"{tokenizer_file} is no tokenizer.json: {error}") from None
         self.sha256 = file_sha256(tokenizer_file)

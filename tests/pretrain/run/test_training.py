@@ -260,5 +260,3 @@ def test_a_refused_run_is_one_line_and_status_1(write_config, tmp_path, capfd):
         launch(config_file)
     assert str(error.value) == f"pretraining with {config_file} failed with status 1"
     assert capfd.readouterr() == ("", f"{line}\n")
-    with pytest.raises(ValueError, match="num_processes must be at least 1, got 0"):
-        launch(config_file, num_processes=0)
