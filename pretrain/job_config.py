@@ -159,11 +159,19 @@ class ActivationCheckpoint(titan.ActivationCheckpoint):
     """Type of activation checkpointing to use"""
 
 
+# Less would be divided by, or refused by torch once the processes have met.
 _LEAST: Final[dict[str, int]] = {
     "training.steps": 1,
     "training.seq_len": 1,
     "training.local_batch_size": 1,
     "training.gc_freq": 1,
+    "training.max_norm": 0,
+    "optimizer.lr": 0,
+    "optimizer.eps": 0,
+    "optimizer.weight_decay": 0,
+    "lr_scheduler.warmup_steps": 0,
+    "comm.init_timeout_seconds": 1,
+    "comm.train_timeout_seconds": 1,
     "parallelism.data_parallel_replicate_degree": 1,
     "metrics.log_freq": 1,
     "checkpoint.interval": 1,

@@ -108,7 +108,13 @@ def check_settings(config: JobConfig) -> None:
                 "is trained in data-parallel shards (data_parallel_replicate_degree for HSDP)"
             )
     _check_packages(config)
-    if config.optimizer.early_step_in_backward:
+    adam = config.optimizer
+    if adam.name not in ("Adam", "AdamW") or not (0 <= adam.beta1 < 1 and 0 <= adam.beta2 < 1):
+        raise ValueError(
+            "optimizer must be Adam or AdamW with beta1 and beta2 in [0, 1), got "
+            f"{adam.name} with {adam.beta1} and {adam.beta2}"
+        )
+    if adam.early_step_in_backward:
         raise ValueError(
             "optimizer.early_step_in_backward must be false: whether a step is taken depends on "
             "all of its gradients"
