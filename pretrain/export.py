@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import GenerationConfig, LlamaConfig
 
 from .. import text_tables
-from ..durable_files import file_sha256, new_folder
+from ..durable_files import new_folder
 from .plan.data_plan import epochs_read, tokens_read
 from .run.checkpoints import checkpoint_step, last_complete
 from .run.record import RunRecord
 from .tokens.decontamination import search_summary
-from .tokens.encoder import BOS_TOKEN, EOS_TOKEN, TOKENIZER_CONFIG, TOKENIZER_NAME
+from .tokens.encoder import BOS_TOKEN, EOS_TOKEN, TOKENIZER_CONFIG, TOKENIZER_NAME, check_tokenizer
 
 logger = logging.getLogger(__name__)
 _MAX_LICENCES = 4
@@ -193,7 +193,7 @@ def export_checkpoint(
         raise ValueError(f"export writes a new folder, and {output} exists")
     checkpoints = last_complete(checkpoint, average_last)
     record = RunRecord.read(checkpoint.resolve().parents[1])
-    _check_tokenizer(tokenizer_folder / TOKENIZER_NAME, record)
+    check_tokenizer(tokenizer_folder / TOKENIZER_NAME, record.tokenizer_sha256)
     config = _llama_config(record, max_position_embeddings, dtype)
     steps = [checkpoint_step(path) for path in checkpoints]
     warning = _begin_warning(tokenizer_folder / TOKENIZER_NAME, record)
@@ -215,16 +215,6 @@ def export_checkpoint(
                 weights[name].lerp_(weight, 1 / count)
         weights = {name: weight.to(getattr(torch, dtype)) for name, weight in weights.items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _check_tokenizer(tokenizer_file: Path, record: RunRecord) -> None:
-    if not tokenizer_file.is_file():
-        raise ValueError(f"tokenizer file {tokenizer_file} does not exist")
-    if (actual := file_sha256(tokenizer_file)) != record.tokenizer_sha256:
-        raise ValueError(
-            f"{tokenizer_file} is not the tokenizer of the run: its sha256 is {actual}, "
-            f"the run's {record.tokenizer_sha256}"
-        )
 
 
 def _begin_warning(tokenizer_file: Path, record: RunRecord) -> str:

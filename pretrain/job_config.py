@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import torchtitan.config as titan
 import tyro
@@ -39,11 +39,6 @@ class HeldoutConfig:
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
             raise ValueError(f"heldout names must differ, got {', '.join(names)}")
-        if self.interval < 1 or self.num_sequences < 1:
-            raise ValueError(
-                f"heldout.interval and num_sequences must be positive, got {self.interval} and "
-                f"{self.num_sequences}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,18 +56,6 @@ class SpikeGuardConfig:
     max_nonfinite_steps: int = 3
     """A step with a loss or gradients that are not finite is never taken; so many in a row end
     the run"""
-
-    def __post_init__(self) -> None:
-        if self.max_nonfinite_steps < 1:
-            raise ValueError(
-                f"spike_guard.max_nonfinite_steps must be at least 1, got "
-                f"{self.max_nonfinite_steps}"
-            )
-        if self.window < 2 or self.deviations <= 0 or self.min_rise_nats < 0:
-            raise ValueError(
-                "spike_guard needs window >= 2, deviations > 0 and min_rise_nats >= 0, got "
-                f"{self.window}, {self.deviations} and {self.min_rise_nats}"
-            )
 
 
 @dataclass
@@ -141,11 +124,9 @@ class Checkpoint:
     step after it, with other settings perhaps"""
 
     fork_skip_steps: int = 0
-    """Leave out the data of so many steps there, those behind a spike for example"""
+    """Leave out the data of so many steps there, those after a spike for example"""
 
     def __post_init__(self) -> None:
-        if self.interval < 1:
-            raise ValueError(f"checkpoint.interval must be at least 1, got {self.interval}")
         if self.keep_latest_k < 0 or self.keep_latest_k == 1:
             raise ValueError(
                 "checkpoint.keep_latest_k must be 0 (all) or at least 2, as the last one may be "
@@ -158,10 +139,9 @@ class Checkpoint:
             )
         if self.fork_from and self.initial_load_path:
             raise ValueError("checkpoint.fork_from and initial_load_path exclude each other")
-        if self.fork_skip_steps < 0 or (self.fork_skip_steps and not self.fork_from):
+        if self.fork_skip_steps and not self.fork_from:
             raise ValueError(
-                "checkpoint.fork_skip_steps must be at least 0, and needs checkpoint.fork_from, "
-                f"got {self.fork_skip_steps}"
+                f"checkpoint.fork_skip_steps needs checkpoint.fork_from, got {self.fork_skip_steps}"
             )
 
 
@@ -172,15 +152,39 @@ class Loss:
     chunk_tokens: int = 0
     """Tokens of a process whose logits exist at once, inside the model's forward; 0: all"""
 
-    def __post_init__(self) -> None:
-        if self.chunk_tokens < 0:
-            raise ValueError(f"loss.chunk_tokens must be at least 0, got {self.chunk_tokens}")
-
 
 @dataclass
 class ActivationCheckpoint(titan.ActivationCheckpoint):
     mode: Literal["selective", "full", "memory_budget", "none"] = "none"
     """Type of activation checkpointing to use"""
+
+
+# Less would be divided by, or refused by torch once the processes have met.
+_LEAST: Final[dict[str, int]] = {
+    "training.steps": 1,
+    "training.seq_len": 1,
+    "training.local_batch_size": 1,
+    "training.gc_freq": 1,
+    "training.max_norm": 0,
+    "optimizer.lr": 0,
+    "optimizer.eps": 0,
+    "optimizer.weight_decay": 0,
+    "lr_scheduler.warmup_steps": 0,
+    "comm.init_timeout_seconds": 1,
+    "comm.train_timeout_seconds": 1,
+    "parallelism.data_parallel_replicate_degree": 1,
+    "metrics.log_freq": 1,
+    "checkpoint.interval": 1,
+    "checkpoint.milestone_interval": 0,
+    "checkpoint.fork_skip_steps": 0,
+    "loss.chunk_tokens": 0,
+    "heldout.interval": 1,
+    "heldout.num_sequences": 1,
+    "spike_guard.window": 2,
+    "spike_guard.deviations": 0,
+    "spike_guard.min_rise_nats": 0,
+    "spike_guard.max_nonfinite_steps": 1,
+}
 
 
 @dataclass
@@ -197,6 +201,12 @@ class JobConfig(titan.JobConfig):
     # Tables of sources do not fit on a command line: they are given in the file only.
     heldout: Annotated[HeldoutConfig, tyro.conf.Suppress] = field(default_factory=HeldoutConfig)
     data: Annotated[DataConfig, tyro.conf.Suppress] = field(default_factory=DataConfig)
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            section, key = name.split(".")
+            if not (value := getattr(getattr(self, section), key)) >= least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def load_job_config(arguments: Sequence[str]) -> JobConfig:

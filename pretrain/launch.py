@@ -15,9 +15,9 @@ def launch(config_file: Path, *, num_processes: int = 1) -> None:
     num_processes: 1 runs the module itself, more run it under torchrun on this machine.
     Raises: AnchoredError if it fails.
     """
-    if num_processes < 1:
-        raise ValueError(f"num_processes must be at least 1, got {num_processes}")
-    command = _command(config_file, num_processes)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    program = ["-m", "anchored.pretrain", "--job.config_file", str(config_file)]
+    command = [sys.executable, *(torchrun if num_processes > 1 else []), *program]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=_STDERR) as process:
         try:
             status = process.wait()
@@ -26,9 +26,3 @@ def launch(config_file: Path, *, num_processes: int = 1) -> None:
             raise
     if status != 0:
         raise AnchoredError(f"pretraining with {config_file} failed with status {status}")
-
-
-def _command(config_file: Path, num_processes: int) -> list[str]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
-    program = ["-m", "anchored.pretrain", "--job.config_file", str(config_file)]
-    return [sys.executable, *(torchrun if num_processes > 1 else []), *program]

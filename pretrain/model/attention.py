@@ -73,18 +73,19 @@ def rotate(heads: Tensor, table: Tensor) -> Tensor:
     return (wide * cosines + swapped * sines).type_as(heads)
 
 
-def document_mask(document_ids: Tensor) -> BlockMask:
+def document_mask(token_ids: Tensor, *, bos_id: int) -> BlockMask:
     """The mask under which a token attends to itself and to what precedes it in its document.
 
-    document_ids: (B, T) int64, as of `document_ids.document_ids`; the mask is on their device.
+    token_ids: (B, T) int64, in which each document begins with BOS; the mask is on their device.
     """
+    document_ids = (token_ids == bos_id).cumsum(dim=1)
 
     def attends(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (document_ids[row, query] == document_ids[row, key])
 
-    num_rows, seq_len = document_ids.shape
+    num_rows, seq_len = token_ids.shape
     return create_block_mask(
-        attends, num_rows, None, seq_len, seq_len, device=str(document_ids.device)
+        attends, num_rows, None, seq_len, seq_len, device=str(token_ids.device)
     )
 
 

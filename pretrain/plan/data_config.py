@@ -188,6 +188,9 @@ def _with_sources_of_stage(tables: Tables, folder: Path) -> Tables:
     data = tables.get("data")
     if not isinstance(data, dict) or "mixture" not in data:
         return tables
+    for key in ("mixture", "stage"):
+        if not isinstance(data.get(key, ""), str):
+            raise ValueError(f"config key data.{key} must be str, got {data[key]!r}")
     mixture = load_mixture(folder / data["mixture"])
     stage = asdict(mixture.data_config(mixture.stage(data.get("stage", ""))))
     said = {key: value for key, value in data.items() if key not in ("mixture", "stage")}

@@ -212,7 +212,7 @@ def tokens_read(data: dict[str, Any], step: int) -> dict[str, int]:
     """
     weights = [Fraction(source["mixture_weight"]) for source in data["sources"]]
     mixture = Mixture(weights)
-    # What is read up to the last skip, and from behind it on.
+    # What is read up to the last skip, and from there on.
     skips = [after for after, _ in data.get("skips", []) if after < step]
     bounds = [0, *skips, step]
     counts = [0] * len(weights)

@@ -57,7 +57,7 @@ class Mixture:
         position = occurrence
         for node, is_left in self._paths[source]:
             twice = (2 * position + 1) * node.weight
-            if is_left:  # the first position behind which the left has one more
+            if is_left:  # the first position after which the left has one more
                 position = -(-twice // (2 * node.left_weight)) - 1
             else:
                 position = twice // (2 * (node.weight - node.left_weight))

@@ -63,7 +63,7 @@ def sequence_documents(plan: DataPlan, sequence: int) -> Iterator[ConsumedDocume
 
 
 def document_spans(shards: TokenShards, start: int, count: int) -> Iterator[DocumentSpan]:
-    """The documents behind tokens start .. start + count - 1 of the stream, in order."""
+    """The documents that hold tokens start .. start + count - 1 of the stream, in order."""
     for shard, offset, length in shards.pieces(start, count):
         offsets, provenance = shards.document_offsets(shard), shards.provenance(shard)
         document = int(np.searchsorted(offsets, offset, side="right")) - 1

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from ...durable_files import file_sha256
 from ...environment import environment_record
 from ..job_config import Checkpoint, JobConfig
 from ..model.tinycomma import TinyComma, flavors, model_args
 from ..plan.data_plan import DataPlan, epochs_read
 from ..plan.stages import check_epochs
+from ..tokens.encoder import TOKENIZER_NAME, check_tokenizer
 from ..tokens.shards import check_shards
 from .checkpoints import checkpoint_steps
 from .heldout import check_heldout
@@ -45,7 +45,13 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     # 2. The data: of one tokenizer that the model has room for, and long enough.
     plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
     record = record_of(config, plan, num_processes=num_processes)
-    _check_tokenizer(config, plan, num_model_tokens=record.model["vocab_size"])
+    if plan.vocab_size > (num_model_tokens := record.model["vocab_size"]):
+        raise ValueError(
+            f"the tokenizer of the data has {plan.vocab_size} tokens, more than the "
+            f"{num_model_tokens} of the model"
+        )
+    if config.model.tokenizer:
+        check_tokenizer(Path(config.model.tokenizer) / TOKENIZER_NAME, plan.tokenizer_sha256)
     check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
     # 3. Where the run starts; with that it is known how often each source will have been read.
     start = find_starting_point(config, record)
@@ -102,7 +108,13 @@ def check_settings(config: JobConfig) -> None:
                 "is trained in data-parallel shards (data_parallel_replicate_degree for HSDP)"
             )
     _check_packages(config)
-    if config.optimizer.early_step_in_backward:
+    adam = config.optimizer
+    if adam.name not in ("Adam", "AdamW") or not (0 <= adam.beta1 < 1 and 0 <= adam.beta2 < 1):
+        raise ValueError(
+            "optimizer must be Adam or AdamW with beta1 and beta2 in [0, 1), got "
+            f"{adam.name} with {adam.beta1} and {adam.beta2}"
+        )
+    if adam.early_step_in_backward:
         raise ValueError(
             "optimizer.early_step_in_backward must be false: whether a step is taken depends on "
             "all of its gradients"
@@ -154,24 +166,6 @@ def _check_gpus(config: JobConfig) -> None:
         raise ValueError(
             f"{num_local} processes were started on a machine of {num_gpus} GPUs: each needs one "
             "(torchrun --nproc-per-node)"
-        )
-
-
-def _check_tokenizer(config: JobConfig, plan: DataPlan, *, num_model_tokens: int) -> None:
-    if plan.vocab_size > num_model_tokens:
-        raise ValueError(
-            f"the tokenizer of the data has {plan.vocab_size} tokens, more than the "
-            f"{num_model_tokens} of the model"
-        )
-    if not config.model.tokenizer:
-        return
-    path = Path(config.model.tokenizer) / "tokenizer.json"
-    if not path.is_file():
-        raise ValueError(f"model.tokenizer: {path} does not exist")
-    if (actual := file_sha256(path)) != plan.tokenizer_sha256:
-        raise ValueError(
-            f"model.tokenizer {path} has sha256 {actual[:12]}, and the token shards were made by "
-            f"{plan.tokenizer_sha256[:12]}"
         )
 
 

@@ -49,7 +49,7 @@ from ..model.tinycomma import (
     schedule_reduction,
 )
 from ..plan.data_plan import DataPlan, skipped_steps
-from ..plan.loader import Batch, document_ids, read_batches
+from ..plan.loader import Batch, read_batches
 from .checkpointer import OPTIMIZER, Checkpointer
 from .heldout import HeldoutLoss
 from .metrics import RunMetrics, StepLog
@@ -167,7 +167,7 @@ class Trainer:
                 self.step += 1
                 self._gc.run(self.step)
                 self._train_step(batches)
-                if self.step == first_step:  # the preflight and compilation lie behind it
+                if self.step == first_step:  # the preflight and compilation are over
                     limit = timedelta(seconds=config.comm.train_timeout_seconds)
                     set_pg_timeouts(limit, self._dims)
                 self._measure_heldout_if_due()
@@ -206,7 +206,6 @@ class Trainer:
             dp_rank=dist.get_rank(),
             dp_world_size=dist.get_world_size(),
             local_batch_size=self._config.training.local_batch_size,
-            with_document_ids=self._config.data.mask_documents,
             # A whole step, 4 at least: a disk that is silent for as long as that costs nothing.
             num_prefetched=max(4, self._num_rounds),
             pin_memory=torch.cuda.is_available(),
@@ -263,27 +262,24 @@ class Trainer:
         for rounds_left in reversed(range(self._num_rounds)):
             schedule_reduction(self.model, is_due=not rounds_left, keeps_weights=keeps_weights)
             start = time.perf_counter()
-            inputs, labels = next(batches)
-            self.metrics.count(labels.numel(), seconds=time.perf_counter() - start)
+            batch = next(batches)
+            self.metrics.count(batch[1].numel(), seconds=time.perf_counter() - start)
             # The loader pins what it reads, so that the copies need no waiting for.
-            on_device = {
-                name: one.to(self.device, non_blocking=True) for name, one in inputs.items()
-            }
-            labels = labels.to(self.device, non_blocking=True)
-            losses.append(self._backward(on_device, labels, num_tokens))
+            inputs, labels = (one.to(self.device, non_blocking=True) for one in batch)
+            losses.append(self._backward(inputs, labels, num_tokens))
         return torch.stack(losses).sum()
 
-    def _backward(self, inputs: dict[str, Tensor], labels: Tensor, num_tokens: Tensor) -> Tensor:
+    def _backward(self, inputs: Tensor, labels: Tensor, num_tokens: Tensor) -> Tensor:
         """Add the gradients of one batch; returns its part of the mean loss a token."""
-        loss = self._loss(inputs["input"], labels, inputs.get("document_ids")) / num_tokens
+        loss = self._loss(inputs, labels) / num_tokens
         loss.backward()
         return loss.detach()
 
-    def _loss(self, inputs: Tensor, labels: Tensor, documents: Tensor | None) -> Tensor:
-        """Summed cross entropy of a batch; documents: ids of those that a mask keeps apart."""
+    def _loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Summed cross entropy of a batch."""
         options: dict[str, Any] = {}
-        if documents is not None:
-            options["attention_masks"] = document_mask(documents)
+        if self._config.data.mask_documents:
+            options["attention_masks"] = document_mask(inputs, bos_id=self._plan.bos_id)
         with self._amp:
             if self._config.loss.chunk_tokens:  # the forward computes the loss itself
                 loss: Tensor = self.model(inputs, labels=labels, **options)
@@ -326,16 +322,11 @@ class Trainer:
         if not self._heldout.is_due(self.step, is_last=self.is_done):
             return
         start = time.perf_counter()
-        losses = self._heldout.measure(self._heldout_loss)
+        with torch.no_grad():
+            losses = self._heldout.measure(self._loss)
         for module in fsdp_modules(self.model):
             module.reshard()  # the output layer stays gathered where no backward follows
         self.metrics.log_heldout(self.step, losses, seconds=time.perf_counter() - start)
-
-    @torch.no_grad()
-    def _heldout_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        is_masked = self._config.data.mask_documents
-        documents = document_ids(inputs, bos_id=self._plan.bos_id) if is_masked else None
-        return self._loss(inputs, labels, documents)
 
 
 def join_processes(config: JobConfig) -> None:

@@ -26,14 +26,6 @@ TOKENIZER_CONFIG = {
 # gained, and a batch of books must not fill the memory.
 _BATCH_DOCUMENTS = 256
 _BATCH_BYTES = 4_000_000
-# A few sentences with names, numbers and punctuation; no more are needed for one digit.
-_PLAIN_ENGLISH = (
-    "The ferry left the harbour at half past six, as it had done on every working day since 1931. "
-    "Anna Whitlock, who kept the lamp, counted the passengers twice and wrote the number down: "
-    'forty-two, and a dog. "Nobody counts dogs," said the captain, but he did not ask her to '
-    "strike it out. By the time they had passed the second buoy it was raining again, and the town "
-    "behind them had become a row of lights with nothing underneath."
-)
 
 
 def tokenizer_file(name: str) -> Path:
@@ -64,6 +56,17 @@ def tokenizer_file(name: str) -> Path:
         raise ValueError(f"tokenizer {name} cannot be downloaded: {reason}") from error
 
 
+def check_tokenizer(file: Path, sha256: str) -> None:
+    """Raise ValueError unless this is the tokenizer.json that data was tokenized by."""
+    if not file.is_file():
+        raise ValueError(f"tokenizer file {file} does not exist")
+    if (actual := file_sha256(file)) != sha256:
+        raise ValueError(
+            f"{file} is not the tokenizer of the run: its sha256 is {actual}, and the data was "
+            f"tokenized by {sha256}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedDocument:
     """A document, what became of it, and its (num_tokens,) uint32 tokens if it is kept."""
@@ -88,9 +91,11 @@ class DocumentEncoder:
     """
 
     def __init__(self, tokenizer_file: Path) -> None:
-        """Raises ValueError if the file is no JSON, or lacks BOS or EOS."""
+        """Raises ValueError if the file is no tokenizer.json, or lacks BOS or EOS."""
         try:  # of tokenizers itself comes a bare Exception
-            json.loads(tokenizer_file.read_bytes())
+            table = json.loads(tokenizer_file.read_bytes())
+            if not (isinstance(table, dict) and isinstance(table.get("model"), dict)):
+                raise ValueError("it has no model")
         except ValueError as error:
             raise ValueError(f"{tokenizer_file} is no tokenizer.json: {error}") from None
         self.sha256 = file_sha256(tokenizer_file)
@@ -125,12 +130,6 @@ class DocumentEncoder:
                     ids = [self.bos_id, *next(encodings).ids, self.eos_id]
                     token_ids = np.array(ids, dtype="<u4")
                 yield EncodedDocument(document, verdict, token_ids)
-
-    @property
-    def usual_bytes_per_token(self) -> float:
-        """Bytes a token that plain English has with this tokenizer."""
-        ids = self._tokenizer.encode(_PLAIN_ENGLISH, add_special_tokens=False).ids
-        return len(_PLAIN_ENGLISH) / max(1, len(ids))
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -18,7 +18,7 @@ letter. So NUM_LETTERS + LETTER_STRIDE - 1 shared letters always match, whatever
 # 13 words of one or two letters are columns of a table or an alphabet: nobody's.
 _LEAST_LETTERS = 30
 # Texts are hashed in blocks, so that a document of 20 MB takes no more memory than one of 1 MB;
-# what begins in a block may end so many characters behind it.
+# what begins in a block may end so many characters after it.
 _BLOCK, _OVERLAP = 1 << 18, 1 << 12
 _FILTER_BITS = 16  # of the filter in front of the hashes, a hash: one look-up in 16 goes on
 _ACCENTS = re.compile("[\u0300-\u036f]+")  # the combining marks of Latin, Greek and Cyrillic
@@ -166,7 +166,7 @@ class _Block:
         np.cumsum(values[self.positions] * _powers(_BASE)[:count], out=self._sums[1:])
 
     def spans(self, stride: int) -> Iterator[tuple[Hashes, Indices, Indices]]:
-        """(hashes, first letters, letters behind the last) of all words' and letters' spans."""
+        """(hashes, first letters, letters after the last) of all words' and letters' spans."""
         count = len(self.positions)
         words = np.append(np.flatnonzero(np.diff(self.positions, prepend=-2) > 1), count)
         starts, ends = words[:-NUM_WORDS], words[NUM_WORDS:]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from training_runs import HELDOUT, train
 
 from anchored.configs.config_file import toml_text
 from anchored.pretrain.job_config import load_job_config
@@ -121,6 +122,14 @@ def write_config(corpus) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def finished(write_config, tmp_path_factory) -> Path:
+    """The uninterrupted run on one process that all others are compared with."""
+    dump_folder = tmp_path_factory.mktemp("finished") / "run"
+    train(write_config(dump_folder, heldout=HELDOUT))
+    return dump_folder
 
 
 @pytest.fixture(scope="session")

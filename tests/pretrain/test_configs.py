@@ -13,6 +13,7 @@ from forked_program import ForkedProgram
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import TinyComma, model_args
 from anchored.pretrain.plan.data_config import load_mixture
+from anchored.pretrain.plan.stages import missing_sources, mixture_specs, plan_stage
 from anchored.pretrain.run.memory import estimate_memory
 from anchored.pretrain.run.preflight import check_memory
 
@@ -29,12 +30,11 @@ def stages():
 
 
 def test_both_stages_are_those_of_the_paper(stages):
-    schedules = (("cosine", 1000, 156e9, 3e-3), ("linear", 0, 13.5e9, 1e-3))
-    for stage, (decay, warmup, num_tokens, rate) in zip(stages, schedules, strict=True):
+    schedules = (("cosine", 1000, 3e-3), ("linear", 0, 1e-3))
+    for stage, (decay, warmup, rate) in zip(stages, schedules, strict=True):
         training, optimizer, schedule = stage.training, stage.optimizer, stage.lr_scheduler
         assert training.global_batch_size * training.seq_len == 2**22
         assert training.global_batch_size % (8 * training.local_batch_size) == 0
-        assert training.steps * 2**22 == pytest.approx(num_tokens, rel=1e-3)
         assert (schedule.decay_type, schedule.warmup_steps) == (decay, warmup)
         assert (optimizer.lr, optimizer.beta1, optimizer.beta2) == (rate, 0.9, 0.95)
     first, second = stages
@@ -44,6 +44,40 @@ def test_both_stages_are_those_of_the_paper(stages):
     assert second.job.dump_folder != first.job.dump_folder
     for section in ("parallelism", "compile", "loss", "metrics", "spike_guard"):
         assert getattr(first, section) == getattr(second, section)
+
+
+@pytest.fixture(scope="module")
+def mixture():
+    return load_mixture(CONFIGS / "common_pile.toml")
+
+
+def test_the_common_pile_has_31_sources_with_pinned_revisions(mixture):
+    assert len(mixture.sources) == len(missing_sources(mixture_specs(mixture)[0].data)) == 31
+    for source in mixture.sources:
+        assert source.dataset == f"common-pile/{source.name}_filtered"
+        assert len(source.revision) == 7 and int(source.revision, 16) >= 0
+    assert sum(source.weights["stage1"] for source in mixture.sources) == pytest.approx(1)
+
+
+def test_the_plan_is_the_papers_and_that_of_both_runs(mixture, stages):
+    specs = mixture_specs(mixture)
+    first, second = map(plan_stage, specs)  # no shards are there
+    assert (first.num_steps, second.num_steps) == (37_193, 3_219)
+    assert [round(plan.num_tokens / 1e9, 1) for plan in (first, second)] == [156.0, 13.5]
+    shares = {source.name: round(source.share, 12) for source in second.sources}
+    assert shares == {"wikimedia": 0.7, "doab": 0.15, "data_provenance_initiative": 0.15}
+    sizes = {source.name: source.source_tokens for source in first.sources}
+    assert sizes["stackexchange"] == pytest.approx(23.9e9, rel=0.12)
+    # Stage 1 hardly repeats anything, stage 2 its smallest source.
+    assert first.epochs["wikimedia"] == pytest.approx(0.955, abs=0.001)
+    assert max(first.epochs.values()) < 1.13
+    assert second.epochs["data_provenance_initiative"] == pytest.approx(2.478, abs=0.001)
+    for spec, job in zip(specs, stages, strict=True):
+        for setting in ("sources", "seed", "weight_unit", "max_epochs"):
+            assert getattr(spec.data, setting) == getattr(job.data, setting)
+        training = job.training
+        sizes = (training.steps, training.seq_len, training.global_batch_size)
+        assert (spec.num_steps, spec.seq_len, spec.sequences_per_step) == sizes
 
 
 NAMES = sorted(path.stem for path in CONFIGS.glob("tinycomma*.toml"))
@@ -117,7 +151,7 @@ def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes, tmp
     assert end == "nothing of this was measured"
 
 
-def test_the_slurm_scripts_are_valid_and_search_and_tokenize_every_source(tmp_path):
+def test_the_slurm_scripts_are_valid_and_search_and_tokenize_every_source(mixture, tmp_path):
     training = CONFIGS / "slurm" / "pretrain.sbatch"
     subprocess.run(["bash", "-n", str(training)], check=True)
     assert "-m anchored.pretrain --job.config_file" in training.read_text()
@@ -135,7 +169,7 @@ def test_the_slurm_scripts_are_valid_and_search_and_tokenize_every_source(tmp_pa
             text=True,
         ).stdout.splitlines()
 
-    names = [source.name for source in load_mixture(CONFIGS / "common_pile.toml").sources]
+    names = [source.name for source in mixture.sources]
     source = "--mixture configs/pretrain/common_pile.toml --source"
     assert printed("search", "works") == [
         f"decontaminate {source} {name} --against works --output data/decontamination"

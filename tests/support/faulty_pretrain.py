@@ -1,8 +1,8 @@
-"""python -m anchored.pretrain with faults, once each: {step: fault} as JSON in FAULTS.
+"""python -m anchored.pretrain with faults: {step: fault} as JSON in FAULTS.
 
-"nan loss", "inf grad" and "nan weight" come about on the last process alone, "kill R" kills process
-R by SIGKILL; from "full disk" to "room again" nothing can be written. With FAULTS_DONE, a folder, a
-fault happens once over all starts of a run.
+"nan loss", "inf grad" and "nan weight" come about on the last process alone; "kill R in start N"
+kills process R by SIGKILL, in start 0 or the Nth one that torchrun makes after a crash; from "full
+disk" to "room again" nothing can be written.
 """
 
 import errno
@@ -10,7 +10,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,19 +25,10 @@ from anchored.pretrain.run.metrics import StepLog  # noqa: E402
 from anchored.pretrain.run.trainer import Trainer  # noqa: E402
 
 FAULTS = {int(step): fault for step, fault in json.loads(os.environ["FAULTS"]).items()}
-RANK, LAST_RANK = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1")) - 1
+RANK, LAST_RANK = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")) - 1
+START = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 backward = Trainer._backward
-
-
-def is_new(step: int) -> bool:
-    """Whether this fault has not happened in an earlier start."""
-    if "FAULTS_DONE" not in os.environ:
-        return True
-    try:
-        Path(os.environ["FAULTS_DONE"], f"{step}-{RANK}").touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
+is_full = False
 
 
 def when_there_is_room(write: Callable[..., object]) -> Callable[..., object]:
@@ -50,31 +40,24 @@ def when_there_is_room(write: Callable[..., object]) -> Callable[..., object]:
     return written
 
 
-is_full = False
-FileSystemWriter.write_data = when_there_is_room(FileSystemWriter.write_data)
-StepLog._write = when_there_is_room(StepLog._write)
-
-
 def faulty_backward(trainer: Trainer, *batch: object) -> Tensor:
+    global is_full
     loss: Tensor = backward(trainer, *batch)
-    fault = FAULTS.get(trainer.step, "")
-    if fault == f"kill {RANK}" and is_new(trainer.step):
+    weight, fault = next(trainer.model.parameters()), FAULTS.get(trainer.step)
+    if fault == f"kill {RANK} in start {START}":
         os.kill(os.getpid(), signal.SIGKILL)
-    if fault in ("full disk", "room again"):
-        global is_full
+    elif fault in ("full disk", "room again"):
         is_full = fault == "full disk"
-    elif int(RANK) == LAST_RANK and fault and not fault.startswith("kill"):
-        weight = next(trainer.model.parameters())
-        with torch.no_grad():
-            if fault == "nan loss":
-                loss = loss * torch.nan
-            elif fault == "inf grad":
-                weight.grad.fill_(torch.inf)
-            else:
-                assert fault == "nan weight"
-                weight.fill_(torch.nan)
+    elif fault == "nan loss" and RANK == LAST_RANK:
+        loss = loss * torch.nan
+    elif fault == "inf grad" and RANK == LAST_RANK:
+        weight.grad.fill_(torch.inf)
+    elif fault == "nan weight" and RANK == LAST_RANK:
+        weight.data.fill_(torch.nan)
     return loss
 
 
+FileSystemWriter.write_data = when_there_is_room(FileSystemWriter.write_data)
+StepLog._write = when_there_is_room(StepLog._write)
 Trainer._backward = faulty_backward
 program.main()

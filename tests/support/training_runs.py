@@ -1,13 +1,22 @@
-"""Training runs as processes of their own, forked, and checkpoints without a run."""
+"""Training runs as processes of their own, their curves, and checkpoints without a run."""
 
 import json
+import subprocess
+import sys
+import time
 import warnings
 from pathlib import Path
 
+import pytest
+import torch
 import torch.distributed.checkpoint as dcp
 from forked_program import ForkedProgram, start_ranks
 
 from anchored.pretrain.run.checkpoints import seal
+
+STEPS = 24
+HELDOUT = {"interval": 10, "num_sequences": 5, "sources": ["quarry", "orchard"]}
+"""The steps of a tiny run, and what it is measured on where it is compared with others."""
 
 
 def start_run(
@@ -27,10 +36,52 @@ def train(config_file: Path, *, num_processes: int = 1) -> None:
         program.wait_for_success()
 
 
-def lines_of(file: Path) -> list[dict[str, object]]:
-    """The lines of a curve; none before there is one, or one that is still being written."""
+def torchrun(
+    config_file: Path, *, max_restarts: int = 0, program: str = "anchored.pretrain"
+) -> subprocess.Popen[str]:
+    """A run on two processes under torchrun, whose stderr is a pipe."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", f"--max-restarts={max_restarts}", "-m", program]
+    command += ["--job.config_file", str(config_file)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int) -> None:
+    """Wait until a run has logged so many steps."""
+    while len(curve(run)) < count:
+        assert process.poll() is None, "the run ended too early"
+        time.sleep(0.002)
+
+
+def curve(run: Path, name: str = "metrics.jsonl") -> list[dict[str, object]]:
+    """The lines of a run's curve; none before there is one, or one that is still being written."""
+    file = run / name
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def losses(run: Path) -> list[object]:
+    """The loss of each step."""
+    return [line["loss"] for line in curve(run)]
+
+
+def assert_same_curves(one: Path, other: Path) -> None:
+    """Two runs have read the same data and learned the same, but for rounding."""
+    assert losses(one) == pytest.approx(losses(other), abs=2e-5)
+    lines = [curve(run) for run in (one, other)]
+    for ours, theirs in zip(*lines, strict=True):
+        assert ours["step"] == theirs["step"] and ours["source_tokens"] == theirs["source_tokens"]
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], abs=1e-4)
+    measured = [curve(run, "heldout.jsonl") for run in (one, other)]
+    for ours, theirs in zip(*measured, strict=True):
+        assert ours["step"] == theirs["step"]
+        assert ours["losses"] == pytest.approx(theirs["losses"], abs=2e-5)
+
+
+def save_steps(run: Path, *steps: int) -> None:
+    """Checkpoints of these steps in a run's folder, from which no model could be read."""
+    for step in steps:
+        save_weights({"weight": torch.zeros(9)}, run / "checkpoint" / f"step-{step}")
 
 
 def save_weights(state: dict[str, object], checkpoint: Path) -> None:

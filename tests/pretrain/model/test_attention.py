@@ -1,12 +1,10 @@
-"""Rotary embeddings in real numbers: torchtitan's to the bit, and float32 whatever is cast."""
+"""Rotary embeddings in real numbers: torchtitan's to the bit."""
 
 import pytest
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchtitan.models.llama3 import Transformer
 from torchtitan.models.llama3.model.model import apply_rotary_emb
 
-from anchored.pretrain.model import attention
 from anchored.pretrain.model.attention import rotary_table, rotate
 from anchored.pretrain.model.tinycomma import TinyComma, flavors
 
@@ -41,25 +39,3 @@ def test_the_model_is_torchtitans_to_the_bit():
     theirs.load_state_dict(model.state_dict())
     token_ids = torch.randint(50, (2, SEQ_LEN), generator=torch.Generator().manual_seed(2))
     assert torch.equal(model(token_ids), theirs(token_ids))
-
-
-def test_angles_stay_float32_where_fsdp_casts_what_modules_are_given(monkeypatch):
-    dtypes = []
-
-    def remember(heads, table):
-        dtypes.append((heads.dtype, table.dtype))
-        return rotate(heads, table)
-
-    monkeypatch.setattr(attention, "rotate", remember)
-    torch.distributed.init_process_group("fake", rank=0, world_size=2)
-    try:
-        model = TinyComma(tiny_args())
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-        mesh = torch.distributed.init_device_mesh("cpu", (2,))
-        for layer in model.layers.values():
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
-        model(torch.zeros(1, SEQ_LEN, dtype=torch.int64))
-    finally:
-        torch.distributed.destroy_process_group()
-    assert dtypes == [(torch.bfloat16, torch.float32)] * 4

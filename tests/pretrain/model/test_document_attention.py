@@ -1,5 +1,7 @@
 """With the mask, what a model computes for a document is what it computes for it alone."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,6 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from anchored.pretrain.model.attention import DocumentAttention, document_mask
 from anchored.pretrain.model.tinycomma import TinyComma, flavors
-from anchored.pretrain.plan.loader import document_ids
 
 BOS = 0
 VOCAB_SIZE = 50
@@ -38,7 +39,7 @@ def documents(*lengths, seed):
 
 
 def masked_logits(model, token_ids):
-    return model(token_ids, document_mask(document_ids(token_ids, bos_id=BOS)))
+    return model(token_ids, document_mask(token_ids, bos_id=BOS))
 
 
 def test_the_logits_of_a_document_are_those_it_has_alone(models):
@@ -65,14 +66,14 @@ def attention_inputs(num_rows, num_tokens, dtype, seed):
 def test_attention_is_causal_attention_in_each_document_by_itself(starts, seed):
     token_ids = torch.where(torch.tensor(starts), BOS, 1)
     query, key, value = attention_inputs(*token_ids.shape, torch.float64, seed)
-    ids = document_ids(token_ids, bos_id=BOS)
-    attended = DocumentAttention()(query, key, value, block_mask=document_mask(ids))
-    for row, row_ids in enumerate(ids):
-        for document in row_ids.unique():
-            tokens = (row_ids == document).nonzero()[:, 0]
-            pieces = [one[row : row + 1, :, tokens] for one in (query, key, value)]
+    mask = document_mask(token_ids, bos_id=BOS)
+    attended = DocumentAttention()(query, key, value, block_mask=mask)
+    for row, is_start in enumerate(starts):
+        begins = [index for index, starts_here in enumerate(is_start) if starts_here or not index]
+        for first, last in pairwise([*begins, len(is_start)]):
+            pieces = [one[row : row + 1, :, first:last] for one in (query, key, value)]
             alone = F.scaled_dot_product_attention(*pieces, is_causal=True)
-            torch.testing.assert_close(attended[row : row + 1, :, tokens], alone)
+            torch.testing.assert_close(attended[row : row + 1, :, first:last], alone)
 
 
 @pytest.mark.slow
@@ -81,7 +82,7 @@ def test_the_cpu_computes_what_flex_attention_does():
     # Blocks of 128: some are full, some empty, some partial.
     token_ids = torch.cat([documents(100, 200, 84, seed=s) for s in (6, 7)])
     token_ids[1, 100] = 1  # its first two documents are one
-    mask = document_mask(document_ids(token_ids, bos_id=BOS))
+    mask = document_mask(token_ids, bos_id=BOS)
     query, key, value = attention_inputs(2, 384, torch.float32, seed=8)
     with torch.no_grad():
         expected = flex_attention(query, key, value, block_mask=mask)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from anchored.pretrain.plan.data_plan import data_record, skipped_steps
+from anchored.pretrain.plan.data_plan import data_record, skipped_steps, tokens_read
 from anchored.pretrain.plan.provenance import (
     document_spans,
     find_document,
@@ -26,6 +26,7 @@ def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
     tokenizer = Tokenizer.from_file(str(corpus.tokenizer_folder / "tokenizer.json"))
     texts = corpus.texts
     read, covered = defaultdict(list), Counter()
+    sources = Counter()
     for step in range(1, num_steps + 1):
         first = BATCH_SIZE * (step + skipped_steps(data, step - 1) - 1)
         for sequence in range(first, first + BATCH_SIZE):
@@ -33,6 +34,8 @@ def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
                 assert one.position == covered[sequence]
                 covered[sequence] += one.num_tokens
                 read[one.source, one.shard, one.record].append((step, one))
+            sources[one.source] += plan.seq_len
+        assert Counter(tokens_read(data, step)) == sources
     # Every sequence is covered to its end, the label of its last token.
     assert len(covered) == num_steps * BATCH_SIZE
     assert set(covered.values()) == {plan.seq_len + 1}

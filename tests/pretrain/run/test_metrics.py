@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from training_runs import lines_of
+from training_runs import curve
 
 from anchored.pretrain.run.metrics import StepLog, peak_flops_per_s
 
@@ -42,7 +42,7 @@ def test_lines_that_cannot_be_read_are_set_aside_and_end_nothing(tmp_path, caplo
 
 
 def steps_in(path):
-    return [line["step"] for line in lines_of(path)]
+    return [line["step"] for line in curve(path.parent)]
 
 
 def test_lines_that_cannot_be_written_wait_for_the_next_one(tmp_path, caplog):

@@ -5,16 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from training_runs import save_weights
+from training_runs import save_steps
 
 from anchored.pretrain.model.tinycomma import TinyCommaArgs, flavors
 from anchored.pretrain.run.checkpoints import SEAL_NAME
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards
-
-
-def save_checkpoint(path):
-    save_weights({"weight": torch.zeros(9)}, path)
 
 
 @pytest.fixture
@@ -35,7 +31,7 @@ def test_a_sound_run_leaves_its_record_and_is_known_by_it(check, tmp_path, corpu
     record = RunRecord.read(tmp_path / "run")
     assert (record.model["hidden_size"], record.model["vocab_size"]) == (32, 300)
     assert len(record.identity["data.plan_hash"]) == 64
-    save_checkpoint(tmp_path / "run" / "checkpoint" / "step-5")
+    save_steps(tmp_path / "run", 5)
     message = refusal(check, optimizer={"lr": 1e-3})
     assert "another run (optimizer.lr was 0.003 and is now 0.001)" in message
     assert "another run (data.plan_hash was " in refusal(check, data={"seed": 8})
@@ -52,10 +48,13 @@ TENSORS = {"parallelism": {"tensor_parallel_degree": 2}}
         ({"model": {"name": "llama3"}}, "of model.name tinycomma, got smoke of llama3"),
         ({"validation": {"enable": True}}, "the settings of validation are not supported"),
         ({"optimizer": {"early_step_in_backward": True}}, "early_step_in_backward must be false"),
+        ({"optimizer": {"name": "SGD"}}, "must be Adam or AdamW with beta1 and beta2 in [0, 1)"),
+        ({"optimizer": {"beta2": 1.0}}, "in [0, 1), got AdamW with 0.9 and 1.0"),
+        ({"optimizer": {"lr": -1.0}}, "optimizer.lr must be at least 0, got -1.0"),
         (TENSORS, "tensor_parallel_degree must be 1, got 2"),
         ({"parallelism": {"data_parallel_replicate_degree": 2}}, "do not make 1 processes"),
         ({"model": {"converters": [FLOAT8]}}, 'must hold "output"'),
-        ({"model": {"tokenizer": "none"}}, "model.tokenizer: none/tokenizer.json does not exist"),
+        ({"model": {"tokenizer": "none"}}, "tokenizer file none/tokenizer.json does not exist"),
         ({"training": {"global_batch_size": 5}}, "must be a multiple of local_batch_size"),
         ({"num_processes": 4}, "got 4 and 2 * 4"),
         ({"training": {"seq_len": 50_000}}, "too few for one sequence of 50000"),
@@ -102,7 +101,7 @@ def test_a_machine_that_is_too_small_is_refused(check, monkeypatch, tmp_path):
 def test_another_tokenizer_is_refused_in_the_model_and_in_held_out_shards(check, corpus, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     message = refusal(check, model={"tokenizer": str(tmp_path)})
-    assert "tokenizer.json has sha256 44136fa355b3, and the token shards were made by" in message
+    assert "tokenizer.json is not the tokenizer of the run: its sha256 is 44136fa355b3" in message
     other = shutil.copytree(corpus.source("quarry"), tmp_path / "other")
     manifest = other / "manifest.json"
     text = manifest.read_text()
@@ -124,9 +123,8 @@ def test_a_vocabulary_larger_than_the_models_is_refused(check, monkeypatch):
 @pytest.fixture
 def first_stage(check, tmp_path):
     check(folder="first")
-    checkpoint = tmp_path / "first" / "checkpoint" / "step-24"
-    save_checkpoint(checkpoint)
-    return checkpoint
+    save_steps(tmp_path / "first", 24)
+    return tmp_path / "first" / "checkpoint" / "step-24"
 
 
 def test_the_epochs_of_stage_one_count_in_stage_two(check, first_stage, corpus):
@@ -183,7 +181,7 @@ def test_shards_changed_in_place_are_refused_and_on_a_resume_too(check, corpus, 
     folder = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
     data = {"sources": {str(folder): 1.0}}
     check(data=data)
-    save_checkpoint(tmp_path / "run" / "checkpoint" / "step-5")
+    save_steps(tmp_path / "run", 5)
     assert "resuming from" in check(data=data)[0]
     shard = folder / "tokens-00000.bin"
     tokens = shard.read_bytes()
@@ -196,10 +194,9 @@ def test_shards_changed_in_place_are_refused_and_on_a_resume_too(check, corpus, 
 
 @pytest.fixture
 def checkpoints(check, tmp_path):
-    """The folder of a run that was killed behind step 15, with checkpoints of steps 5, 10, 15."""
+    """The folder of a run that was killed after step 15, with checkpoints of steps 5, 10, 15."""
     check()
-    for step in (5, 10, 15):
-        save_checkpoint(tmp_path / "run" / "checkpoint" / f"step-{step}")
+    save_steps(tmp_path / "run", 5, 10, 15)
     return tmp_path / "run" / "checkpoint"
 
 
@@ -233,11 +230,11 @@ def test_a_run_killed_in_its_first_save_begins_again_with_stage_one(check, tmp_p
     stage = {"checkpoint": {"initial_load_path": str(first_stage)}}
     check(**stage)
     folder = tmp_path / "run" / "checkpoint"
-    save_checkpoint(folder / "step-5")
+    save_steps(tmp_path / "run", 5)
     (folder / "step-5" / SEAL_NAME).unlink()
     remark = f"no complete checkpoint, set aside as {folder}.torn: starting from the beginning"
     assert check(**stage) == [remark]
     assert not folder.exists() and (tmp_path / "run" / "checkpoint.torn" / "step-5").is_dir()
-    save_checkpoint(folder / "step-5")
+    save_steps(tmp_path / "run", 5)
     shutil.rmtree(first_stage)  # no longer needed once there is a checkpoint of its own
     assert check(**stage) == [f"resuming from {folder}/step-5"]

@@ -4,11 +4,10 @@ import json
 import os
 import sys
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from unittest.mock import Mock, call
 
-import torch
 import torch.distributed as dist
-from training_runs import lines_of, save_weights
+from training_runs import curve, save_steps
 
 from anchored.environment import environment_record
 from anchored.pretrain.cpu_device import _CpuDeviceModule
@@ -34,7 +33,7 @@ def test_every_start_is_recorded_with_its_machine_and_what_changed(begin, tmp_pa
     assert record.settings["data.max_epochs"] == "inf"
     assert len(record.settings["data.sources"]) == 3
 
-    save_weights({"a": torch.zeros(3)}, tmp_path / "run" / "checkpoint" / "step-5")
+    save_steps(tmp_path / "run", 5)
     _, record = begin(tmp_path / "run", num_processes=2, metrics={"log_freq": 7})
     second = record.starts[1]
     assert (second["step"], second["num_processes"]) == (5, 2)
@@ -46,28 +45,9 @@ def test_every_start_is_recorded_with_its_machine_and_what_changed(begin, tmp_pa
     assert "| 5 | 2 | cpu |" in card
 
 
-class NotingWandb(ModuleType):
-    """Weights & Biases that only notes what it is told: nothing is sent."""
-
-    run = None
-
-    def __init__(self):
-        super().__init__("wandb")
-        self.__spec__ = ModuleSpec("wandb", None)
-        self.ids, self.metrics, self.logs = [], [], []
-
-    def init(self, **options):
-        self.ids.append((options["id"], os.environ["WANDB_RESUME"]))
-
-    def define_metric(self, name, *, step_metric):
-        self.metrics.append((name, step_metric))
-
-    def log(self, figures):  # W&B drops figures of steps behind its own: the step is a figure too
-        self.logs.append(figures)
-
-
 def test_all_starts_are_one_run_in_wandb(begin, tmp_path, monkeypatch):
-    wandb, run = NotingWandb(), tmp_path / "run"
+    # It only notes what it is told: nothing is sent.
+    wandb, run = Mock(run=None, __spec__=ModuleSpec("wandb", None)), tmp_path / "run"
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr("torchtitan.components.metrics.device_module", _CpuDeviceModule())
@@ -83,10 +63,14 @@ def test_all_starts_are_one_run_in_wandb(begin, tmp_path, monkeypatch):
             metrics.count(128, seconds=0.0)
             metrics.log(step, 2.5, 2.6, 1.0, {"lr": 0.1})
         metrics.close()
-        save_weights({"a": torch.zeros(3)}, run / "checkpoint" / f"step-{first + 2}")
-    assert record.wandb_id and wandb.ids == [(record.wandb_id, "allow")] * 2
-    assert wandb.metrics == [("step", "step"), ("*", "step")] * 2
-    assert [one["step"] for one in wandb.logs] == [1, 2, 3, 4]
-    assert [one["n_tokens_seen"] for one in wandb.logs] == [128, 256, 384, 512]
-    assert all(one["loss_metrics/global_avg_loss"] == 2.5 for one in wandb.logs)
-    assert [line["step"] for line in lines_of(run / "metrics.jsonl")] == [1, 2, 3, 4]
+        save_steps(run, first + 2)
+    assert [start.kwargs["id"] for start in wandb.init.call_args_list] == [record.wandb_id] * 2
+    assert record.wandb_id and os.environ["WANDB_RESUME"] == "allow"
+    named = [call("step", step_metric="step"), call("*", step_metric="step")]
+    assert wandb.define_metric.call_args_list == named * 2
+    # It drops figures of steps before its last: the step is a figure too.
+    logs = [one.args[0] for one in wandb.log.call_args_list]
+    assert [one["step"] for one in logs] == [1, 2, 3, 4]
+    assert [one["n_tokens_seen"] for one in logs] == [128, 256, 384, 512]
+    assert all(one["loss_metrics/global_avg_loss"] == 2.5 for one in logs)
+    assert [line["step"] for line in curve(run)] == [1, 2, 3, 4]

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from training_runs import lines_of, save_weights, train
+from training_runs import curve, losses, save_steps, train
 
 from anchored.pretrain.export import model_card
 from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig
-from anchored.pretrain.plan.data_plan import data_record, skipped_steps, tokens_read
+from anchored.pretrain.plan.data_plan import tokens_read
 from anchored.pretrain.run.checkpoints import SEAL_NAME, checkpoint_steps
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.run.start import record_of
@@ -113,8 +112,7 @@ def test_a_setting_is_compared_as_what_it_stands_for(record, harmless, harmful, 
 def parent(begin, tmp_path):
     """A run with checkpoints of steps 5, 10 and 15, none of which a model could be read from."""
     begin(tmp_path / "parent")
-    for step in (5, 10, 15):
-        save_weights({"a": torch.zeros(3)}, tmp_path / "parent" / "checkpoint" / f"step-{step}")
+    save_steps(tmp_path / "parent", 5, 10, 15)
     (tmp_path / "parent" / "metrics.jsonl").write_text('{"step": 15}\n')
     return tmp_path / "parent"
 
@@ -138,7 +136,7 @@ def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(parent,
     assert record.data["skips"] == [[10, 2]] and len(record.forks) == 1
     after = {path: path.read_bytes() for path in parent.rglob("*") if path.is_file()}
     assert before.items() >= after.items()
-    save_weights({"a": torch.ones(3)}, tmp_path / "run" / "checkpoint" / "step-15")
+    save_steps(tmp_path / "run", 15)
     again = {"fork_from": str(tmp_path / "run" / "checkpoint" / "step-15"), "fork_skip_steps": 1}
     _, record = begin(tmp_path / "again", checkpoint=again)
     assert record.data["skips"] == [[10, 2], [15, 1]]
@@ -179,33 +177,20 @@ def test_what_cannot_be_forked_is_refused_and_nothing_is_copied(
     assert not (tmp_path / "run" / "checkpoint").exists()
 
 
-def test_what_was_read_leaves_out_what_was_skipped(corpus):
-    plan = corpus.plan({"harbour": 2.0, "quarry": 1.0})
-    data = data_record(plan, batch_size=4) | {"skips": [[3, 2], [3 + 4, 5]]}
-    assert [skipped_steps(data, step) for step in (2, 3, 6, 7)] == [0, 2, 2, 7]
-    for step in range(12):
-        read = [t + skipped_steps(data, t) for t in range(step)]
-        sequences = [4 * t + row for t in read for row in range(4)]
-        sources = [plan.locate(sequence).source for sequence in sequences]
-        assert list(tokens_read(data, step).values()) == [32 * sources.count(one) for one in (0, 1)]
-
-
 @pytest.mark.slow
-def test_a_fork_is_the_unbroken_run_but_for_what_it_changes(write_config, tmp_path, capsys):
-    train(write_config(tmp_path / "whole"))
-    whole = lines_of(tmp_path / "whole" / "metrics.jsonl")
-    fork = {"fork_from": str(tmp_path / "whole" / "checkpoint" / "step-10")}
+def test_a_fork_is_the_unbroken_run_but_for_what_it_changes(
+    finished, write_config, tmp_path, capsys
+):
+    whole, fork = curve(finished), {"fork_from": str(finished / "checkpoint" / "step-10")}
     train(write_config(tmp_path / "same", checkpoint=fork))
-    assert [line["loss"] for line in lines_of(tmp_path / "same" / "metrics.jsonl")] == [
-        line["loss"] for line in whole
-    ]
+    assert losses(tmp_path / "same") == losses(finished)
     # One that leaves data out, at half the rate; it is resumed on two processes.
     run, fork = tmp_path / "run", fork | {"fork_skip_steps": 3}
     settings = {"checkpoint": fork, "optimizer": {"lr": 1.5e-3}}
     train(write_config(run, steps=11, **settings))
     config = write_config(run, **settings)
     train(config, num_processes=2)
-    after = lines_of(run / "metrics.jsonl")
+    after = curve(run)
     assert [line["step"] for line in after] == list(range(1, 25)) and after[:10] == whole[:10]
     for line, before in zip(after[10:], whole[10:], strict=True):
         assert line["lr"] == pytest.approx(before["lr"] / 2)

@@ -1,11 +1,8 @@
 """Whole runs as processes of their own: one curve however they are started, killed and resumed."""
 
 import math
-import os
 import shutil
 import signal
-import subprocess
-import time
 import warnings
 from itertools import pairwise
 
@@ -16,27 +13,25 @@ import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from training_runs import lines_of, start_run, train
+from training_runs import (
+    HELDOUT,
+    STEPS,
+    assert_same_curves,
+    curve,
+    losses,
+    start_run,
+    torchrun,
+    train,
+    wait_for_steps,
+)
 from transformers import AutoModelForCausalLM
 
 from anchored import AnchoredError
 from anchored.pretrain.export import export_checkpoint, llama_weights
-from anchored.pretrain.launch import _command, launch
+from anchored.pretrain.launch import launch
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards
-
-STEPS = 24
-SOURCES = ("harbour", "orchard", "quarry")
-HELDOUT = {"interval": 10, "num_sequences": 5, "sources": ["quarry", "orchard"]}
-
-
-def curve(dump_folder, name="metrics.jsonl"):
-    return lines_of(dump_folder / name)
-
-
-def losses(dump_folder):
-    return [line["loss"] for line in curve(dump_folder)]
 
 
 def final_weights(dump_folder):
@@ -44,26 +39,10 @@ def final_weights(dump_folder):
     return llama_weights(dump_folder / "checkpoint" / f"step-{STEPS}", model)
 
 
-@pytest.fixture(scope="module")
-def finished(write_config, tmp_path_factory):
-    """The uninterrupted run on one process that all others are compared with."""
-    dump_folder = tmp_path_factory.mktemp("finished") / "run"
-    train(write_config(dump_folder, heldout=HELDOUT))
-    return dump_folder
-
-
 def signalled(config_file, dump_folder, after_steps, number):
     """The exit status of a run that gets a signal once it has logged so many steps."""
     (process,) = start_run(config_file)
-    wait_for(process, dump_folder, after_steps)
-    os.killpg(process.pid, number)
-    return process.wait()
-
-
-def wait_for(process, dump_folder, num_steps):
-    while len(curve(dump_folder)) < num_steps:
-        assert process.poll() is None, "the run ended before it could be ended"
-        time.sleep(0.002)
+    return process.end_when(lambda: len(curve(dump_folder)) >= after_steps, number)
 
 
 def test_a_run_learns_and_records_every_step(finished, corpus):
@@ -78,8 +57,8 @@ def test_a_run_learns_and_records_every_step(finished, corpus):
     assert lines[-1]["lr"] < 3e-4
     read, epochs = lines[-1]["source_tokens"], lines[-1]["source_epochs"]
     assert sum(read.values()) == lines[-1]["tokens"] == STEPS * 4 * 32
-    for name in SOURCES:
-        assert read[name] == 32 * 32  # three equal weights, 96 sequences
+    for name, num_tokens in read.items():
+        assert num_tokens == 32 * 32  # three equal weights, 96 sequences
         windows = TokenShards.open(corpus.source(name)).num_tokens // 32
         assert epochs[name] == pytest.approx(32 / windows, rel=0.02)
 
@@ -100,17 +79,39 @@ def test_a_finished_run_started_again_does_nothing(finished, write_config):
     assert curve(finished) == before
 
 
-def test_held_out_loss_is_that_of_the_exported_model(finished, corpus, tmp_path):
-    lines = curve(finished, "heldout.jsonl")
+@pytest.mark.parametrize("is_masked", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_held_out_loss_is_that_of_the_exported_model_on_all_tokens_or_on_each_document(
+    finished, write_config, corpus, tmp_path, is_masked
+):
+    run = finished
+    if is_masked:
+        run = tmp_path / "run"
+        settings = {"data": {"mask_documents": True}, "loss": {"chunk_tokens": 24}}
+        train(write_config(run, heldout=HELDOUT, **settings), num_processes=2)
+    lines = curve(run, "heldout.jsonl")
     assert [line["step"] for line in lines] == [1, 10, 20, STEPS]
-    checkpoint = finished / "checkpoint" / f"step-{STEPS}"
+    checkpoint = run / "checkpoint" / f"step-{STEPS}"
     export_checkpoint(checkpoint, corpus.tokenizer_folder, tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     for name, loss in lines[-1]["losses"].items():
-        tokens = TokenShards.open(corpus.source(name)).tokens(0, 5 * 32 + 1).astype("int64")
-        rows = torch.from_numpy(tokens).unfold(0, 33, 32)
-        with torch.no_grad():
-            assert loss == pytest.approx(model(rows, labels=rows).loss.item(), abs=1e-4)
+        shards = TokenShards.open(corpus.source(name))
+        tokens = torch.from_numpy(shards.tokens(0, 5 * 32 + 1).astype("int64"))
+        bos_id = shards.manifest.bos_id if is_masked else -1
+        expected = [document_losses(model, row, bos_id) for row in tokens.unfold(0, 33, 32)]
+        assert loss == pytest.approx(torch.cat(expected).mean().item(), abs=1e-4)
+
+
+@torch.no_grad()
+def document_losses(model, row, bos_id):
+    """The loss of each label of a sequence, its documents given to the model one by one."""
+    starts = [0, *(index for index in range(1, 32) if row[index] == bos_id), 32]
+    pieces = [row[first : last + 1] for first, last in pairwise(starts)]
+    return torch.cat(
+        [
+            F.cross_entropy(model(piece[None, :-1]).logits[0], piece[1:], reduction="none")
+            for piece in pieces
+        ]
+    )
 
 
 def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weights(
@@ -137,45 +138,6 @@ def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weigh
     assert curve(run)[:step] == before
     assert losses(run) == losses(finished)
     torch.testing.assert_close(final_weights(run), final_weights(finished), rtol=0, atol=0)
-
-
-def assert_same_curves(one, other):
-    assert losses(one) == pytest.approx(losses(other), abs=2e-5)
-    norms = [[line["grad_norm"] for line in curve(run)] for run in (one, other)]
-    assert norms[0] == pytest.approx(norms[1], abs=1e-4)
-    measured = [curve(run, "heldout.jsonl") for run in (one, other)]
-    assert [line["step"] for line in measured[0]] == [line["step"] for line in measured[1]]
-    for mine, theirs in zip(*measured, strict=True):
-        assert mine["losses"] == pytest.approx(theirs["losses"], abs=2e-5)
-
-
-@pytest.mark.slow
-def test_a_mask_between_documents_is_trained_and_measured_with(write_config, corpus, tmp_path):
-    settings = {"data": {"mask_documents": True}, "loss": {"chunk_tokens": 24}}
-    train(write_config(tmp_path / "run", steps=5, heldout=HELDOUT, **settings), num_processes=2)
-    checkpoint = tmp_path / "run" / "checkpoint" / "step-5"
-    export_checkpoint(checkpoint, corpus.tokenizer_folder, tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    for name, loss in curve(tmp_path / "run", "heldout.jsonl")[-1]["losses"].items():
-        shards = TokenShards.open(corpus.source(name))
-        tokens = torch.from_numpy(shards.tokens(0, 5 * 32 + 1).astype("int64"))
-        expected = [
-            document_losses(model, row, shards.manifest.bos_id) for row in tokens.unfold(0, 33, 32)
-        ]
-        assert loss == pytest.approx(torch.cat(expected).mean().item(), abs=1e-4)
-
-
-@torch.no_grad()
-def document_losses(model, row, bos_id):
-    """The loss of each label of a sequence, its documents given to the model one by one."""
-    starts = [0, *(index for index in range(1, 32) if row[index] == bos_id), 32]
-    pieces = [row[first : last + 1] for first, last in pairwise(starts)]
-    return torch.cat(
-        [
-            F.cross_entropy(model(piece[None, :-1]).logits[0], piece[1:], reduction="none")
-            for piece in pieces
-        ]
-    )
 
 
 @pytest.mark.slow
@@ -274,10 +236,9 @@ def test_two_stages_on_other_numbers_of_processes_are_the_same_curves(
     }
     config_file = write_config(tmp_path / "first", heldout=HELDOUT, **settings)
     checkpoints = tmp_path / "first" / "checkpoint"
-    command = _command(config_file, 2)  # under torchrun, which sends the signal on
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        wait_for(process, tmp_path / "first", 2)
-        process.terminate()
+    with torchrun(config_file) as process:
+        wait_for_steps(process, tmp_path / "first", 2)
+        process.terminate()  # torchrun sends the signal on
         errors = process.communicate()[1]
     step = max(checkpoint_steps(checkpoints))
     assert f"stopped by a signal after step {step} of {STEPS}" in errors
@@ -299,5 +260,3 @@ def test_a_refused_run_is_one_line_and_status_1(write_config, tmp_path, capfd):
         launch(config_file)
     assert str(error.value) == f"pretraining with {config_file} failed with status 1"
     assert capfd.readouterr() == ("", f"{line}\n")
-    with pytest.raises(ValueError, match="num_processes must be at least 1, got 0"):
-        launch(config_file, num_processes=0)

@@ -86,7 +86,7 @@ ROWS = [
 def write(path, rows):
     """Rows in the format that the name of the file says."""
     if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=300)
         return
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     compress = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
@@ -172,52 +172,40 @@ def many_rows(count):
     return [{"text": generator.randbytes(40).hex(), "metadata": None} for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.zst"])
-def test_a_file_cut_short_ends_with_one_invalid_document(tmp_path, caplog, name):
-    rows = many_rows(6000)
-    write(tmp_path / name, rows)
-    data = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(data[: len(data) // 2])
-    *whole, rest = documents(tmp_path / name)
-    # zstd decodes blocks of 128 KiB, some 1200 rows, and one of them may be lost.
-    assert 3000 > len(whole) > (2900 if name.endswith("gz") else 1800)
+@pytest.mark.parametrize(
+    ("name", "is_cut", "least", "most"),
+    [
+        ("a.jsonl.gz", True, 2900, 3000),
+        # zstd decodes blocks of 128 KiB, some 1200 rows, and one of them may be lost.
+        ("a.json.zst", True, 1800, 3000),
+        ("a.parquet", True, 0, 0),  # its footer, without which nothing can be read
+        ("a.parquet", False, 2400, 3000),
+    ],
+)
+def test_a_file_cut_short_or_damaged_ends_with_one_invalid_document(
+    tmp_path, caplog, name, is_cut, least, most
+):
+    path, rows = tmp_path / name, many_rows(6000)
+    write(path, rows)
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    path.write_bytes(data[:middle] + (b"" if is_cut else bytes(300) + data[middle + 300 :]))
+    *whole, rest = documents(path)
+    assert least <= len(whole) <= most
     assert [one.text.decode() for one in whole] == [row["text"] for row in rows[: len(whole)]]
     assert (rest.record, rest.text, rest.problem) == (len(whole), None, Problem.DAMAGED)
     assert f"{name} is damaged from record {len(whole)} on" in caplog.text
-    assert documents(tmp_path / name, 250) == [*whole, rest][250:]
-
-
-@pytest.mark.parametrize("cut", ["footer", "middle"])
-def test_a_damaged_parquet_file_ends_with_one_invalid_document(tmp_path, cut):
-    rows = many_rows(2000)
-    table = pyarrow.Table.from_pylist([{"text": row["text"]} for row in rows])
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=300)
-    data = bytearray((tmp_path / "a.parquet").read_bytes())
-    middle = len(data) // 2
-    if cut == "middle":
-        data[middle : middle + 300] = bytes(300)
-    else:
-        del data[middle:]
-    (tmp_path / "a.parquet").write_bytes(data)
-    *whole, rest = documents(tmp_path / "a.parquet")
-    assert [one.text.decode() for one in whole] == [row["text"] for row in rows[: len(whole)]]
-    assert (rest.record, rest.text, rest.problem) == (len(whole), None, Problem.DAMAGED)
-    assert len(whole) > 500 if cut == "middle" else not whole
-    again = documents(tmp_path / "a.parquet", 250)
-    assert again == [*whole[250:], replace(rest, record=max(250, rest.record))]
-
-
-@pytest.mark.parametrize("name", NAMES[1:])
-def test_a_file_that_is_not_what_its_name_says_is_one_invalid_document(tmp_path, name):
-    (tmp_path / name).write_bytes(b"<html>404</html>")
-    assert documents(tmp_path / name) == [Document(0, None, problem=Problem.DAMAGED)]
+    assert documents(path, 250) == [*whole[250:], replace(rest, record=max(250, len(whole)))]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_that_cannot_be_opened_is_an_error_and_no_document(tmp_path, name):
+def test_an_absent_file_is_an_error_and_one_of_another_format_an_invalid_document(tmp_path, name):
     file = InputFile(name, str(tmp_path / name), 1)
     with pytest.raises(ValueError, match=f"input file {name} cannot be read: .*No such file"):
         list(input_documents(file, RecordFields()))
+    (tmp_path / name).write_bytes(b"<html>404</html>")
+    problem = Problem.NOT_JSON if name == "a.jsonl" else Problem.DAMAGED
+    assert documents(tmp_path / name) == [Document(0, None, problem=problem)]
 
 
 def test_a_connection_that_breaks_is_an_error_and_no_damage(tmp_path, monkeypatch):

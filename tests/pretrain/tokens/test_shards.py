@@ -163,6 +163,10 @@ def test_what_cannot_be_written_is_refused(corpus, tmp_path, tokenizer_file):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match=r"has no token <\|end_of_text\|>"):
         write(tmp_path / "s", ["salt"], tmp_path / "tokenizer.json")
+    for text in ("{}", "[]"):  # a tokenizer_config.json, for example
+        (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(ValueError, match=r"is no tokenizer\.json: it has no model"):
+            write(tmp_path / "s", ["salt"], tmp_path / "tokenizer.json")
 
 
 def test_a_thousand_shards_are_read_with_few_descriptors(corpus, tmp_path):

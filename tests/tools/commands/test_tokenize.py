@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 
 from anchored.durable_files import locked
 from anchored.pretrain.plan.provenance import document_spans
-from anchored.pretrain.tokens.encoder import DocumentEncoder, tokenizer_file
+from anchored.pretrain.tokens.encoder import tokenizer_file
 from anchored.pretrain.tokens.input_files import local_files
 from anchored.pretrain.tokens.shards import Manifest, TokenShards
 from anchored.pretrain.tokens.writer import Segment, write_token_shards
 from anchored.tools.commands.training.plan import COMMON_PILE
-from anchored.tools.commands.training.tokenize import TokenizeConfig, report, run
+from anchored.tools.commands.training.tokenize import TokenizeConfig, run
 
 WORDS = ["the", "keeper", "of", "lamp", "wrote", "every", "wave", "salt", "rain", "bells", "rang"]
 
@@ -102,24 +102,7 @@ def test_a_tokenizer_that_would_cut_or_pad_texts_does_not(config, tmp_path, whol
     tokenizer.save(str(tmp_path / "tokens" / "tokenizer.json"))
     assert run(config(tmp_path / "s", tokenizer=str(tmp_path / "tokens"))) == 0
     assert Manifest.read(tmp_path / "s").num_tokens == Manifest.read(whole).num_tokens
-    assert re.search(
-        r"\n  \d\.\d\d bytes a token, \d\.\d\d of plain English\n", capsys.readouterr().out
-    )
-
-
-def test_a_source_of_other_text_than_the_tokenizers_is_remarked_on(config, tmp_path, capsys):
-    (tmp_path / "noise.jsonl").write_text(json.dumps({"text": "\u4e00\u4e8c " * 200}))
-    settings = {"input": (tmp_path / "noise.jsonl",), "heldout_fraction": 0.0}
-    assert run(config(tmp_path / "s", **settings)) == 0
-    assert "far from what this tokenizer takes" not in capsys.readouterr().out
-    (tmp_path / "noise.jsonl").write_text(json.dumps({"text": "the keeper " * 2000}))
-    encoder = DocumentEncoder(tokenizer_file(config(tmp_path).tokenizer))
-    folder = tmp_path / "t"
-    assert run(config(folder, **settings)) == 0
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["num_tokens"] //= 30  # as if most of the text had been lost
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert "far from what this tokenizer takes" in report(folder, encoder)
+    assert re.search(r"\n  \d\.\d\d bytes a token\n", capsys.readouterr().out)
 
 
 @pytest.fixture

@@ -30,8 +30,6 @@ from ..words import ConfigFile
 
 STILL_AT_WORK = "other processes are still at work; run this again where they were stopped"
 _NUM_NAMED = 3
-# Other languages and code lie within a factor of 3 of English for the tokenizers in use.
-_FAR_FROM_USUAL = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,11 +130,11 @@ def run(config: TokenizeConfig) -> int:
         if not job.finish(encoder):
             print(f"{config.source}: {STILL_AT_WORK}")
             return 0
-    print(report(job.output, encoder))
+    print(_report(job.output))
     return 0
 
 
-def report(folder: Path, encoder: DocumentEncoder) -> str:
+def _report(folder: Path) -> str:
     """List what a folder of shards holds and what was left out."""
     manifest = Manifest.read(folder)
     left_out = {
@@ -146,7 +144,8 @@ def report(folder: Path, encoder: DocumentEncoder) -> str:
         "licence not allowed": sum(manifest.refused_licences.values()),
         "by decontamination": manifest.num_contaminated_documents,
     }
-    lines = [f"{manifest.source}: {_size(manifest)} in {folder}", *_density(manifest, encoder)]
+    lines = [f"{manifest.source}: {_size(manifest)} in {folder}"]
+    lines += [f"  {manifest.num_bytes / manifest.num_tokens:.2f} bytes a token"]
     if (folder / HELDOUT_FOLDER / MANIFEST_NAME).is_file():
         heldout = Manifest.read(folder / HELDOUT_FOLDER)
         lines.append(f"  held out: {_size(heldout)}")
@@ -154,16 +153,6 @@ def report(folder: Path, encoder: DocumentEncoder) -> str:
     lines += [f"  licence {name}: {count:,}" for name, count in manifest.licences.items()]
     lines += [f"  refused {name}: {count:,}" for name, count in manifest.refused_licences.items()]
     return "\n".join(lines)
-
-
-def _density(manifest: Manifest, encoder: DocumentEncoder) -> list[str]:
-    """Bytes a token beside what plain English has, where a loss of text or of tokens shows."""
-    usual = encoder.usual_bytes_per_token
-    ratio = manifest.num_bytes / manifest.num_tokens / usual
-    lines = [f"  {ratio * usual:.2f} bytes a token, {usual:.2f} of plain English"]
-    if not 1 / _FAR_FROM_USUAL < ratio < _FAR_FROM_USUAL:
-        lines.append("  far from what this tokenizer takes: look at the texts and the tokenizer")
-    return lines
 
 
 def _size(manifest: Manifest) -> str:

@@ -1,4 +1,4 @@
-"""Rounds of a step: their gradients are those of one batch, and they communicate once."""
+"""Divided among processes: rounds of a step communicate once, and angles stay float32."""
 
 from collections import Counter
 
@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anchored.pretrain.model import attention
+from anchored.pretrain.model.attention import rotate
 from anchored.pretrain.model.tinycomma import TinyComma, flavors, schedule_reduction
 
 # Nothing is added in place to what a module returns.
@@ -74,3 +76,15 @@ def test_weights_that_are_not_kept_are_gathered_in_each_round(model):
 
 def is_last(number):
     return number == NUM_ROUNDS - 1
+
+
+def test_angles_stay_float32_where_fsdp_casts_what_modules_are_given(model, monkeypatch):
+    dtypes = []
+
+    def remember(heads, table):
+        dtypes.append((heads.dtype, table.dtype))
+        return rotate(heads, table)
+
+    monkeypatch.setattr(attention, "rotate", remember)
+    model(torch.zeros(1, 16, dtype=torch.int64))
+    assert dtypes == [(torch.bfloat16, torch.float32)] * 4
