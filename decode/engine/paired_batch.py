@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
-import torch.distributed
 from torch import Tensor
 
 from ...kernels.sampler import uniforms
@@ -118,12 +117,9 @@ class PairedBatch:
         return self._release(rows)
 
     def _count_budgets(self, rows: list[int]) -> None:
-        """Count what the next token of these rows may spend: once a token, and the same in every
-        process, since which models read depends on it."""
-        nats = allowances([self._state(row) for row in rows])
-        if self.pair.num_processes > 1:
-            nats = agreed(nats.to(self._device), self.pair.num_processes)
-        for row, value in zip(rows, nats.tolist(), strict=True):
+        """Count what the next token of these rows may spend, once a token."""
+        nats = allowances([self._state(row) for row in rows]).tolist()
+        for row, value in zip(rows, nats, strict=True):
             self._nats[row] = value
 
     def _draw(self, rows: list[int]) -> None:
@@ -136,17 +132,15 @@ class PairedBatch:
 
     def _decide(self, rows: list[int]) -> list[int]:
         """Draw and bank the next token of these rows by the logits at hand; -1 where that fails."""
-        # 1. p* of every row, and the token drawn from it, -1 where nothing can be drawn; as process
-        #    0 has it, since a token that differed would make the caches differ from then on.
+        # 1. p* of every row, and the token drawn from it, -1 where nothing can be drawn.
         num_before = [len(self._state(row).steps) for row in rows]
         inputs = self._inputs(rows, num_before, self._seen)
         drawn = self.rule.next_token(inputs)
         token_ids = drawn.log_probs().argmax(-1) if drawn.token_ids is None else drawn.token_ids
         token_ids = token_ids.masked_fill(~drawn.is_valid, -1)
-        token_ids = agreed(token_ids, self.pair.num_processes)
         # 2. All figures of the step in one transfer: the one wait for the device. Then the token is
         #    seen, and not before: on a device the inputs' warpers read `_seen` itself.
-        figures = _drawn(inputs, drawn, token_ids, was_drawn_here=self.pair.num_processes == 1)
+        figures = _drawn(inputs, drawn, token_ids)
         index = uploaded(torch.tensor(rows), self._device), token_ids.clamp(min=0)
         self._seen.index_put_(index, torch.ones_like(token_ids, dtype=torch.bool))
         columns = torch.stack([column.double() for column in figures], 1)
@@ -282,16 +276,13 @@ class PairedBatch:
         return [state for _, state in finished]
 
 
-def _drawn(
-    inputs: StepInputs, drawn: NextToken, token_ids: Tensor, *, was_drawn_here: bool
-) -> Drawn:
-    """was_drawn_here: the tokens are those of this process, not of another one."""
+def _drawn(inputs: StepInputs, drawn: NextToken, token_ids: Tensor) -> Drawn:
     accepted = drawn.accepted
     if accepted is None:  # greedy: whether the safe model, where it is read, would take it too
         accepted = torch.zeros_like(token_ids, dtype=torch.bool)
         if "safe" in inputs.logits:
             accepted = token_ids == inputs.warped("safe").argmax(-1)
-    log_probs = drawn.stored_log_probs if was_drawn_here else None
+    log_probs = drawn.stored_log_probs
     if log_probs is None:
         given = token_ids.clamp(min=0)
         log_probs = drawn.token_log_probs(given), drawn.safe_token_log_probs(given)
@@ -304,17 +295,6 @@ def _drawn(
         log_prob=log_probs[0],
         safe_log_prob=log_probs[1],
     )
-
-
-def agreed(values: Tensor, num_processes: int) -> Tensor:
-    """Values of process 0, in every process; unchanged where there is only one.
-
-    Sums over the parts of the model may round differently from process to process, and a token
-    that differed would make the caches differ from then on.
-    """
-    if num_processes > 1:
-        torch.distributed.broadcast(values, src=0)
-    return values
 
 
 def decode_all(batch: PairedBatch, requests: Iterable[Request]) -> Iterator[RequestState]:
