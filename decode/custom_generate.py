@@ -53,12 +53,10 @@ class CustomGenerate:
     def __init__(self, decoder: Decoder, *, seed: int | None = None) -> None:
         """decoder: of tokens. seed: unless given, each call takes one from torch's generator, which
         `transformers.set_seed` sets; ledgers record it. Raises ValueError for a pair that has no
-        tokens in common, and for a model that is split over processes without a seed.
+        tokens in common.
         """
         if decoder.level.name != "token" or not decoder.pair.shares_tokens:
             raise ValueError("generate deals in tokens: the decoder's models must share theirs")
-        if seed is None and decoder.pair.num_processes > 1:
-            raise ValueError("the processes of a split model must draw alike: give seed=")
         self.decoder, self.seed = decoder, seed
         self.generations: list[Generation] = []
         """The generations of the last call, a row each, with their ledgers."""

@@ -61,9 +61,6 @@ class ModelOptions:
     "torchao", ...}; its weights are taken as they are stored unless given."""
     allow_quantized_safe: bool = False
     """Take a quantized safe model: the bound then holds against that one."""
-    tp_size: int = 1
-    """Processes that the risky model is split over, which this starts: torchrun --nproc-per-node N
-    -m anchored.tools.cli"""
 
     def __post_init__(self) -> None:
         if self.pair is not None:
@@ -78,8 +75,6 @@ class ModelOptions:
             raise ValueError(
                 f"--risky-device {self.risky_device} needs --device for the safe model"
             )
-        if self.tp_size < 1:
-            raise ValueError(f"--tp-size must be >= 1, got {self.tp_size}")
 
     def _take(self, named: PairFile) -> None:
         """Have the models of a pair.json; ValueError beside options that name models."""
@@ -119,7 +114,6 @@ class ModelOptions:
             device=devices,
             risky_quantization=None if file is None else quantization_config(file),
             allow_quantized_safe=self.allow_quantized_safe,
-            tp_size=self.tp_size,
             safe_options=LoadOptions(
                 revision=self.safe_revision, attn_implementation=self.safe_attn_implementation
             ),

@@ -12,10 +12,6 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from .settings import SamplingConfig
 
-Seen = Tensor | tuple[NDArray[np.int64], ...]
-"""Tokens that each row has used: a bool tensor (batch, vocab_size), or on the CPU index arrays,
-(n,) rows and (n,) tokens, in any order and with repeats."""
-
 
 def penalized(scores: Any, penalty: Any, where: Callable[..., Any] = torch.where) -> Any:
     """Scores of tokens that were seen: positive ones divided by the penalty, others multiplied.
@@ -52,24 +48,26 @@ class Warpers:
         self._banned = torch.tensor(list(banned_token_ids), dtype=torch.int64)
         self._truncations = list(_truncations(config))
 
-    def __call__(self, logits: Tensor, seen: Seen) -> Tensor:
+    def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
         """Warped logits (batch, vocab_size), float32 or the wider dtype of the input.
 
-        logits: (batch, vocab_size), any float dtype. seen: the tokens of each row's prompt and
-        output, which the repetition penalty pushes down.
+        logits: (batch, vocab_size), any float dtype. seen: (batch, vocab_size) bool, the tokens of
+        each row's prompt and output, which the repetition penalty pushes down.
         """
         return self.after(seen)(logits)
 
-    def after(self, seen: Seen) -> Callable[[Tensor], Tensor]:
+    def after(self, seen: Tensor) -> Callable[[Tensor], Tensor]:
         """The warpers with `seen` given, which is looked through once for both models."""
         if self.config.repetition_penalty == 1.0:
             return partial(self._warped, None)
         # A few of many; but on a device to ask which they are would be to wait for it.
-        if isinstance(seen, Tensor) and seen.device.type == "cpu":
-            seen = seen.numpy().nonzero()
-        return partial(self._warped, seen)
+        places = seen.numpy().nonzero() if seen.device.type == "cpu" else seen
+        return partial(self._warped, places)
 
-    def _warped(self, seen: Seen | None, logits: Tensor) -> Tensor:
+    def _warped(
+        self, seen: Tensor | tuple[NDArray[np.int64], ...] | None, logits: Tensor
+    ) -> Tensor:
+        """seen: None where nothing is penalized; on a CPU the places, (n,) rows and (n,) tokens."""
         raw = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
         divisor = self.config.temperature or 1.0  # greedy projects at temperature 1
         penalty = self.config.repetition_penalty

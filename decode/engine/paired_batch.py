@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
-import torch.distributed
 from torch import Tensor
 
 from ...kernels.sampler import uniforms
@@ -18,7 +17,6 @@ from .request import (
     Drawn,
     Request,
     RequestState,
-    allowances,
     ledger_step,
     random_key,
     request_budget,
@@ -26,10 +24,6 @@ from .request import (
 from .side_by_side import SideBySide
 
 # B rows of the batch, A rows that hold a request, V symbols of the level.
-
-ALONE_FRACTION = 0.25
-"""Share of rows without an allowance from which they are drawn for alone: c / (1 + c) with a safe
-forward of a third of the risky one's cost, about the dearest that is worth a pair."""
 
 
 class PairedBatch:
@@ -66,8 +60,6 @@ class PairedBatch:
         self._can_rest = level.rows_can_join(max_length)
         self._side_by_side = SideBySide(self.streams)
         self._states: list[RequestState | None] = [None] * num_rows
-        self._nats = [0.0] * num_rows
-        """What the next token of each row may spend, see `_count_budgets`."""
         self._device = self.pair.safe.device
         self._stop_token_ids = frozenset(level.stop_token_ids)
         self._seen = torch.zeros(num_rows, level.vocab_size, dtype=torch.bool, device=self._device)
@@ -96,35 +88,20 @@ class PairedBatch:
             self._past.begin(row)
         self._keep_logits(read.logits, rows)
         self._seen.index_copy_(0, uploaded(torch.tensor(rows), self._device), read.seen)
-        self._count_budgets(rows)
         self._release(rows)
         return states
 
     @torch.inference_mode()
     def step(self) -> list[RequestState]:
-        """Draw the next token of some requests or all of them; returns those that it ended."""
+        """Draw the next token of every request; returns those that it ended."""
         rows = [row for row, state in enumerate(self._states) if state is not None]
         if not rows:
             return []
-        # 1. Rows without an allowance need the safe model only, which is cheap by itself and saves
-        #    nothing beside a risky forward: they go first where that is worth the others' waiting.
-        without = [row for row in rows if self._nats[row] <= 0.0]
-        if self._can_rest and len(without) >= max(1, ALONE_FRACTION * len(rows)):
-            rows = without
-        # 2. The models read what was drawn last; nothing is read for a row that ended with it.
+        # 1. The models read what was drawn last; nothing is read for a row that ended with it.
         self._read_on(rows)
-        # 3. One token each, by the laws at hand, and what it cost; rows that it ends are free.
+        # 2. One token each, by the laws at hand, and what it cost; rows that it ends are free.
         self._draw(rows)
         return self._release(rows)
-
-    def _count_budgets(self, rows: list[int]) -> None:
-        """Count what the next token of these rows may spend: once a token, and the same in every
-        process, since which models read depends on it."""
-        nats = allowances([self._state(row) for row in rows])
-        if self.pair.num_processes > 1:
-            nats = agreed(nats.to(self._device), self.pair.num_processes)
-        for row, value in zip(rows, nats.tolist(), strict=True):
-            self._nats[row] = value
 
     def _draw(self, rows: list[int]) -> None:
         """Decide the next token of these rows; no model has read it yet."""
@@ -136,17 +113,15 @@ class PairedBatch:
 
     def _decide(self, rows: list[int]) -> list[int]:
         """Draw and bank the next token of these rows by the logits at hand; -1 where that fails."""
-        # 1. p* of every row, and the token drawn from it, -1 where nothing can be drawn; as process
-        #    0 has it, since a token that differed would make the caches differ from then on.
+        # 1. p* of every row, and the token drawn from it, -1 where nothing can be drawn.
         num_before = [len(self._state(row).steps) for row in rows]
         inputs = self._inputs(rows, num_before, self._seen)
         drawn = self.rule.next_token(inputs)
         token_ids = drawn.log_probs().argmax(-1) if drawn.token_ids is None else drawn.token_ids
         token_ids = token_ids.masked_fill(~drawn.is_valid, -1)
-        token_ids = agreed(token_ids, self.pair.num_processes)
         # 2. All figures of the step in one transfer: the one wait for the device. Then the token is
         #    seen, and not before: on a device the inputs' warpers read `_seen` itself.
-        figures = _drawn(inputs, drawn, token_ids, was_drawn_here=self.pair.num_processes == 1)
+        figures = _drawn(inputs, drawn, token_ids)
         index = uploaded(torch.tensor(rows), self._device), token_ids.clamp(min=0)
         self._seen.index_put_(index, torch.ones_like(token_ids, dtype=torch.bool))
         columns = torch.stack([column.double() for column in figures], 1)
@@ -154,7 +129,7 @@ class PairedBatch:
             ledger_step(step, values)
             for step, values in zip(num_before, columns.tolist(), strict=True)
         ]
-        # 3. The spends are banked, and what that leaves for the next token is counted.
+        # 3. The spends are banked, which decides what the next token may spend.
         if self.rule.looks_back:
             self._past.append(rows, inputs.logits, [max(step.token_id, 0) for step in steps])
         for row, step in zip(rows, steps, strict=True):
@@ -163,12 +138,11 @@ class PairedBatch:
                 state.append(step, is_end=step.token_id in self._stop_token_ids)
             else:
                 state.fail(self.level.outgrown(self.streams, row) or self._fault(row, step.step))
-        self._count_budgets(rows)
         return [step.token_id for step in steps]
 
     def _read_on(self, rows: list[int]) -> None:
         """Let both models read what was drawn, the risky one only where something may be spent."""
-        warm = [row for row in rows if self._nats[row] > 0.0]
+        warm = [row for row in rows if self._state(row).allowance > 0.0]
         rested = warm if self._can_rest or not warm else rows
         self._read(
             {
@@ -230,7 +204,7 @@ class PairedBatch:
 
     def _inputs(self, rows: list[int], steps: list[int], seen: Tensor) -> StepInputs:
         """steps: the 0-based step of each row; seen: (B, V) bool, what the penalty falls on."""
-        nats = torch.tensor([self._nats[row] for row in rows], dtype=torch.float64)
+        nats = torch.tensor([self._state(row).allowance for row in rows], dtype=torch.float64)
         uniform = [
             own[step]
             for row, step in zip(rows, steps, strict=True)
@@ -282,16 +256,13 @@ class PairedBatch:
         return [state for _, state in finished]
 
 
-def _drawn(
-    inputs: StepInputs, drawn: NextToken, token_ids: Tensor, *, was_drawn_here: bool
-) -> Drawn:
-    """was_drawn_here: the tokens are those of this process, not of another one."""
+def _drawn(inputs: StepInputs, drawn: NextToken, token_ids: Tensor) -> Drawn:
     accepted = drawn.accepted
     if accepted is None:  # greedy: whether the safe model, where it is read, would take it too
         accepted = torch.zeros_like(token_ids, dtype=torch.bool)
         if "safe" in inputs.logits:
             accepted = token_ids == inputs.warped("safe").argmax(-1)
-    log_probs = drawn.stored_log_probs if was_drawn_here else None
+    log_probs = drawn.stored_log_probs
     if log_probs is None:
         given = token_ids.clamp(min=0)
         log_probs = drawn.token_log_probs(given), drawn.safe_token_log_probs(given)
@@ -304,17 +275,6 @@ def _drawn(
         log_prob=log_probs[0],
         safe_log_prob=log_probs[1],
     )
-
-
-def agreed(values: Tensor, num_processes: int) -> Tensor:
-    """Values of process 0, in every process; unchanged where there is only one.
-
-    Sums over the parts of the model may round differently from process to process, and a token
-    that differed would make the caches differ from then on.
-    """
-    if num_processes > 1:
-        torch.distributed.broadcast(values, src=0)
-    return values
 
 
 def decode_all(batch: PairedBatch, requests: Iterable[Request]) -> Iterator[RequestState]:

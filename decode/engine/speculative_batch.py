@@ -18,7 +18,7 @@ from ..models.kv_cache import uploaded
 from ..models.row_stream import RowStream
 from ..rules.rule import BOTH, Rule, StepInputs
 from ..settings import SamplingConfig, Speculate
-from .paired_batch import PairedBatch, agreed
+from .paired_batch import PairedBatch
 from .request import RequestState
 
 logger = logging.getLogger(__name__)
@@ -194,9 +194,6 @@ class SpeculativeBatch(PairedBatch):
         # 1. How far to draft: by what rounds of each length have taken and given so far.
         start_s = time.perf_counter()
         length = self.length.chosen()
-        if self.pair.num_processes > 1:  # process 0 decides, as clocks differ
-            chosen = torch.tensor([length], device=self._device)
-            length = int(agreed(chosen, self.pair.num_processes).item())
         if length:
             # 2. The safe model drafts token by token; it draws at once where no draft is needed.
             self._draft_ahead(rows, length)
@@ -245,7 +242,7 @@ class SpeculativeBatch(PairedBatch):
         """Whether a token can be drawn at once: nothing is drafted, and p_r known or not needed."""
         if self._drafts[row]:
             return False
-        return not self._unread["risky"][row] or self._nats[row] <= 0.0
+        return not self._unread["risky"][row] or self._state(row).allowance <= 0.0
 
     def _draft(self, rows: list[int], ahead: Tensor) -> None:
         """Guess the next token of these rows; ahead: (B, V) bool, seen once all drafts are kept."""
@@ -265,7 +262,7 @@ class SpeculativeBatch(PairedBatch):
         if inputs.uniform is not None:
             probs = safe.masked_fill(~is_valid[:, None], 0.0).softmax(-1)
             token_ids = inverse_cdf(probs, inputs.uniform[:, 0])
-        return agreed(token_ids.masked_fill(~is_valid, -1), self.pair.num_processes)
+        return token_ids.masked_fill(~is_valid, -1)
 
     def _verify(self, rows: list[int]) -> None:
         """Decide the drafted positions of these rows after one risky forward."""

@@ -1,7 +1,6 @@
 """Models and tokenizers from Hugging Face folders: safetensors only, no remote code."""
 
 import logging
-import os
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -107,25 +105,20 @@ def load_model(
     *,
     options: LoadOptions = DEFAULT_OPTIONS,
     quantization: QuantizationConfigMixin | None = None,
-    tp_size: int = 1,
 ) -> PreTrainedModel:
-    """A model on one device, or split over `tp_size` processes; an adapter is merged into it.
+    """A model on one device or spread over several; an adapter is merged into it.
 
-    device: None where the device_map of `options` or the processes say where the model goes.
+    device: None where the device_map of `options` says where the model goes.
     quantization: unless given, as the model's own config says. Raises ValueError, in one line, for
     weights that cannot be read or that lack a tensor and for an adapter that cannot be merged, and
     ModuleNotFoundError for one where peft is not installed.
     """
     if folder.adapter is not None:
-        if tp_size != 1:
-            raise ValueError(f"an adapter ({folder.adapter}) cannot be merged into a split model")
         is_quantized = bool(quantization or quantization_method(load_config(folder.base)))
         check_adapter(folder.adapter, is_quantized=is_quantized)
     settings = options.settings()
     if quantization is not None:
         settings["quantization_config"] = quantization
-    if tp_size != 1:
-        settings["distributed_config"] = DistributedConfig(tp_size=tp_size)
     if device is not None:
         # Read onto it: a model may not fit the host's memory, nor quantized weights be moved.
         settings["device_map"] = {"": torch.device(device)}
@@ -274,31 +267,11 @@ def check_spellings(safe: object, risky: object, unknown: Mapping[str, object]) 
         raise TypeError(f"from_pretrained takes no {name}: {hint}")
 
 
-def check_placement(
-    device: DeviceMap,
-    tp_size: int,
-    quantization: QuantizationConfigMixin | None,
-    safe: LoadOptions,
-    risky: LoadOptions,
-) -> None:
+def check_placement(device: DeviceMap, safe: LoadOptions, risky: LoadOptions) -> None:
     """Raise ValueError for places of the models that exclude each other."""
     if safe.device_map is not None:
         raise ValueError("a device_map is for the risky model: the safe one lies on one device")
     if risky.device_map is not None and isinstance(device, Mapping) and "risky" in device:
         raise ValueError(
             f"the risky model has a device_map, so it has no device, got {device['risky']!r}"
-        )
-    if tp_size == 1:
-        return
-    if device is not None:
-        raise ValueError(f"tp_size gives each process its own device, got device={device!r}")
-    if risky.device_map is not None:
-        raise ValueError(f"tp_size splits the model, got device_map={risky.device_map!r}")
-    if quantization is not None:
-        raise ValueError("a model cannot be quantized and split over processes while it is loaded")
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size != tp_size:
-        raise ValueError(
-            f"tp_size {tp_size} needs torchrun --nproc-per-node {tp_size}, "
-            f"this process is one of {world_size}"
         )

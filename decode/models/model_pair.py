@@ -142,7 +142,6 @@ class ModelPair:
         device: DeviceMap = None,
         risky_quantization: QuantizationConfigMixin | None = None,
         allow_quantized_safe: bool = False,
-        tp_size: int = 1,
         safe_options: LoadOptions = DEFAULT_OPTIONS,
         risky_options: LoadOptions = DEFAULT_OPTIONS,
         **unknown: Never,
@@ -154,10 +153,9 @@ class ModelPair:
 
         dtype: "auto" (as stored), or one of torch or its name. device: one for both, or a mapping
         with "safe" and "risky"; by default CUDA where there is one. risky_quantization: any of
-        transformers' configs; a checkpoint that is quantized already needs none. tp_size: processes
-        (started by torchrun, one device each) that the risky model is split over; each has the
-        whole safe model and gets the same results. safe_options, risky_options: revision,
-        attention, and for the risky model a device_map that stands in place of its device.
+        transformers' configs; a checkpoint that is quantized already needs none. safe_options,
+        risky_options: revision, attention, and for the risky model a device_map that stands in
+        place of its device.
 
         Raises FileNotFoundError for a missing folder or Hub id, ValueError for a config, weights or
         an adapter that are damaged or lack a tensor, for a model that `row_support` refuses, for a
@@ -171,7 +169,7 @@ class ModelPair:
             safe_options = safe_options.pinned(named.safe_revision)
             risky_options = risky_options.pinned(named.risky_revision)
         dtype = checked_dtype(dtype)
-        check_placement(device, tp_size, risky_quantization, safe_options, risky_options)
+        check_placement(device, safe_options, risky_options)
         folders = {
             "safe": ModelFolder.find(safe, safe_options.revision),
             "risky": ModelFolder.find(risky, risky_options.revision),
@@ -180,18 +178,16 @@ class ModelPair:
         if not allow_quantized_safe:
             _refuse_quantized(configs["safe"])
         tokenizers = {name: load_tokenizer(folder.tokenizer) for name, folder in folders.items()}
-        is_spread = tp_size != 1 or risky_options.device_map is not None
+        is_spread = risky_options.device_map is not None
         risky_model = load_model(
             folders["risky"],
             dtype,
             None if is_spread else device_of(device, "risky"),
             options=risky_options,
             quantization=risky_quantization,
-            tp_size=tp_size,
         )
-        safe_device = device_of(device, "safe") if tp_size == 1 else risky_model.device
         return cls(
-            load_model(folders["safe"], dtype, safe_device, options=safe_options),
+            load_model(folders["safe"], dtype, device_of(device, "safe"), options=safe_options),
             risky_model,
             tokenizers["safe"],
             {name: fingerprint(folder) for name, folder in folders.items()},
@@ -232,11 +228,6 @@ class ModelPair:
     def tokenizers(self) -> dict[str, PreTrainedTokenizerFast]:
         """By "safe" and "risky"; twice the same object where there is one."""
         return {"safe": self.tokenizer, "risky": self.risky_tokenizer or self.tokenizer}
-
-    @property
-    def num_processes(self) -> int:
-        """Processes that the risky model is split over."""
-        return self.risky.tp_size or 1
 
     @property
     def shares_tokens(self) -> bool:

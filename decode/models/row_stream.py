@@ -137,7 +137,7 @@ class ModelRunner:
         return layer.weight[: self.vocab_size], bias
 
     def _has_whole_weight(self, layer: nn.Module) -> bool:
-        """False for a quantized layer, one that tensor parallelism splits, and one with hooks."""
+        """False for a layer that is quantized, that its owner has split, or that has hooks."""
         if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
             return False
         return len(layer.weight) >= self.vocab_size and not is_hooked(layer)

@@ -36,12 +36,6 @@ class Placement:
         for name in ("gpu_memory", "gpu_bandwidth"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"placement.{name} must be >= 0, got {getattr(self, name)}")
-        if "tp_size" in self.options:
-            raise ValueError(
-                "placement.options: the processes of a sweep share its settings and do not split a "
-                'model: risky_device_map = "auto" lays it over the GPUs of each, and by engine = '
-                '"vllm" it is split over them'
-            )
         is_spread = {"risky_device", "risky_device_map"} & set(self.options)
         if self.gpus > 1 and not is_spread:
             raise ValueError(

@@ -31,14 +31,14 @@ def pair_arguments(
     given: of model_args. defaults: batch_size, max_batch_size and device of lm-eval itself.
     Raises ValueError for a missing or unknown setting or a value out of range.
     """
-    settings = {**_asked(defaults, is_split=given.get("tp_size", 1) != 1), **given}
+    settings = {**_asked(defaults), **given}
     missing = [name for name in ("safe", "risky") if not settings.get(name)]
     if missing and not settings.get("pair"):
         raise ValueError(f"model arguments need {' and '.join(missing)}: a model folder each")
     if num_processes() > 1 and settings.get("risky_device_map"):
         raise ValueError(
-            "under torchrun each process has models of its own: risky_device_map needs one "
-            "process, tp_size splits a model over all of them"
+            "under torchrun each process has models of its own on one device: risky_device_map "
+            "needs one process"
         )
     if settings.get("risky_device") is not None and settings.get("device") is None:
         settings["device"] = str(device_of(None, "safe"))
@@ -70,14 +70,12 @@ def _tables(settings: Mapping[str, Any]) -> dict[str, Any]:
     return tables
 
 
-def _asked(defaults: Mapping[str, Any], *, is_split: bool) -> dict[str, Any]:
+def _asked(defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Those of lm-eval's own settings that somebody asked for and this machine has."""
     asked = {name: value for name, value in defaults.items() if value is not None}
     if asked.get("batch_size") == UNASKED_BATCH_SIZE:
         del asked["batch_size"]
-    if is_split:  # each process has a device of its own
-        asked.pop("device", None)
-    elif num_processes() > 1 and str(asked.get("device", "cuda")).startswith("cuda"):
+    if num_processes() > 1 and str(asked.get("device", "cuda")).startswith("cuda"):
         asked["device"] = own_device()
     device = str(asked.get("device", ""))
     if device.startswith("cuda") and not torch.cuda.is_available():

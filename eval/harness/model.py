@@ -46,8 +46,7 @@ class AnchoredLM(TemplateLM):
     horizon is the length of its own continuation (so K = k * length), and its answer does not
     depend on which other requests are asked with it. Warpers are off unless a task sets them.
 
-    Under torchrun lm-eval divides the documents over the processes, each with a pair of its own; or
-    all of them hold one pair (tp_size) and answer every request.
+    Under torchrun lm-eval divides the documents over the processes, each with a pair of its own.
     """
 
     def __init__(
@@ -94,14 +93,12 @@ class AnchoredLM(TemplateLM):
         counts as "auto", write batch_size=1 here to mean it. max_gen_toks, seed: whole numbers.
 
         additional_config: lm-eval's own batch_size, max_batch_size and device, which the settings
-        override; without CUDA its cuda:0 becomes the CPU, with a log line. Under torchrun, without
-        tp_size, each process takes the GPU of its own number in place of lm-eval's.
+        override; without CUDA its cuda:0 becomes the CPU, with a log line. Under torchrun
+        each process takes the GPU of its own number in place of lm-eval's.
         Raises ValueError for a missing or unknown setting.
         """
         pair, counts = pair_arguments(arg_dict, additional_config or {})
-        # Of a pair that is split over all processes, each answers every request.
-        group = process_group() if pair.tp_size == 1 else None
-        return cls(pair.decoder(), group=group, **counts)
+        return cls(pair.decoder(), group=process_group(), **counts)
 
     # lm-eval calls the next three where there are several processes.
 

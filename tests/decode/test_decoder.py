@@ -140,19 +140,22 @@ def test_one_token_and_special_ones_owe_nothing(pair, prompt):
     assert len(result.token_ids) == 5
 
 
-def test_a_row_with_nan_logits_fails_alone(tokenizer):
+def test_a_row_with_nan_logits_fails_alone_and_the_request_that_joins_it_is_sound(tokenizer):
     broken = tiny_llama(2)
     (token, *_) = set(tokenizer("salt")["input_ids"]) - set(tokenizer("import math")["input_ids"])
     broken.model.embed_tokens.weight.data[token] = math.nan
-    pair = ModelPair(tiny_llama(1), broken, tokenizer)
-    healthy = Decoder(ModelPair(tiny_llama(1), tiny_llama(2), tokenizer), Anchored(k=1.0))
-    prompts = ["import math", "salt"]
-    fine, failed = Decoder(pair, Anchored(k=1.0)).generate(prompts, max_new_tokens=3)
-    assert failed.error.startswith("request 1: the risky model's logits")
+    decoder, healthy = (
+        Decoder(ModelPair(tiny_llama(1), risky, tokenizer), Anchored(k=1.0), batch_size=2)
+        for risky in (broken, tiny_llama(2))
+    )
+    texts = ["salt salt salt salt", "import math import math import math", "import", "math"]
+    failed, *others = decoder.generate(texts, max_new_tokens=4, top_k=3)
+    assert failed.error.startswith("request 0: the risky model's logits over the prompt")
     assert failed.finish_reason == "error" and not failed.ledger.certified
-    (expected,) = healthy.generate(prompts[0], max_new_tokens=3)
-    assert not fine.error and fine.token_ids == expected.token_ids
-    pieces = Decoder(pair, Anchored(k=1.0)).stream("salt", max_new_tokens=3)
+    for text, result in zip(texts[1:], others, strict=True):
+        (expected,) = healthy.generate(text, max_new_tokens=4, top_k=3)
+        assert not result.error and result.token_ids == expected.token_ids
+    pieces = decoder.stream("salt", max_new_tokens=3)
     with pytest.raises(AnchoredError, match="the risky model's logits"):
         list(pieces)
     assert not pieces.ledger.certified and pieces.ledger.finish_reason == "error"

@@ -84,7 +84,6 @@ generate {pair} --max-new-tokens 3 --prompt a
     --dtype = int8 float23 ""
     --device = cuda:7 cuda:-1 tpu meta cpu:0 "''"
     --risky-device = cpu gpu
-    --tp-size = 2 COUNTS
     --prompt-ratios = {missing} {folder} {empty} {garbage} {ledger} {other}
     --risky-quantization = {missing} {folder} {empty} {garbage} {prompts} {list} {no_method}
     --ledger = {existing} {folder} {fifo} {link} {under_file} {long_name} /proc/none/x.jsonl
@@ -350,7 +349,6 @@ calibrate --safe {safe} --risky {risky} --prompt-file {prompts}
     --prompt-file = {prompts_id} | row 1: field 'reference' is missing
     --metric = char_lcs | --metric char_lcs needs a --target
     --seeds = 0 | --seeds must be >= 1, got 0
-    --tp-size = 2 | calibrate runs in one process, got --tp-size 2
     --temperature = -1 | temperature must be finite and >= 0, got -1.0
 """
 """Lines whose messages are held."""

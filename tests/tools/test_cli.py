@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 from command_line import refused, run
-from forked_program import ForkedProgram, start_ranks
+from forked_program import ForkedProgram
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored.decode.pair_options import ModelOptions
@@ -208,14 +208,3 @@ def test_each_model_has_the_attention_that_was_asked_for(pair_folders):
     options = ModelOptions(safe=safe, risky=risky, device="cpu", safe_attn_implementation="eager")
     kinds = [model.config._attn_implementation for model in options.load().models.values()]
     assert kinds == ["eager", "sdpa"]
-
-
-@pytest.mark.slow
-def test_two_processes_print_what_one_prints(capsys, pair_words, tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    words = ["generate", *pair_words, "--dtype", "float32", "--prompt", "the keeper"]
-    words += ["--max-new-tokens", "9"]
-    ranks = start_ranks("anchored.tools.cli", [*words, "--tp-size", "2"], tmp_path / "output", 2)
-    first, second = (rank.wait_for_success() for rank in ranks)
-    _, out, _ = run(capsys, *words, "--device", "cpu")
-    assert first.startswith(out) and "certified" in first and second == ""

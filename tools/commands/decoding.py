@@ -14,7 +14,7 @@ from anchored.decode.pair_options import ModelOptions, PairOptions
 from anchored.durable_files import json_value, write_durably
 from anchored.inputs import check_input, check_least
 
-from .files import check_outputs, is_first_process
+from .files import check_outputs
 from .words import OutputFile
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
@@ -49,8 +49,7 @@ def score(config: ScoreConfig) -> int:
         "is_greedy": scored.is_greedy,
         **nats,
     }
-    if is_first_process():
-        print(json.dumps(json_value(figures)))
+    print(json.dumps(json_value(figures)))
     return 0
 
 
@@ -97,12 +96,11 @@ def verify(config: VerifyConfig) -> int:
     for part in parts:
         ledger = first if part == parts[0] else anchored.Ledger.load(config.ledger, part)
         report = anchored.verify(ledger, pair)
-        if is_first_process():
-            print(report, *(f"  {failure}" for failure in report.failures), sep="\n", flush=True)
+        print(report, *(f"  {failure}" for failure in report.failures), sep="\n", flush=True)
         is_whole = is_whole and report.is_ok
         if report.is_ok and (config.divergences or config.picture):
             longer.append(anchored.with_divergences(ledger, pair))
-    if longer and is_first_process():
+    if longer:
         _write_divergences(config, longer)
     return 0 if is_whole else 1
 
@@ -146,13 +144,12 @@ def ratios(config: RatiosConfig) -> int:
     check_outputs(config, config.output)
     decoder = config.decoder()
     computed = decoder.prompt_ratios(list(config.prompt))
-    if is_first_process():
-        config.output.parent.mkdir(parents=True, exist_ok=True)
-        computed.save(config.output, overwrite=config.overwrite)
-        for prompt in config.prompt:
-            ratios_of_prompt = computed.of(decoder.level.encode(prompt))
-            mode, window = config.rule.debt, config.rule.debt_window
-            debt = prefix_debt(ratios_of_prompt, mode=mode, window=window)
-            row = {"prompt": prompt, "num_positions": len(ratios_of_prompt)}
-            print(json.dumps(json_value({**row, "debt": debt})))
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    computed.save(config.output, overwrite=config.overwrite)
+    for prompt in config.prompt:
+        ratios_of_prompt = computed.of(decoder.level.encode(prompt))
+        mode, window = config.rule.debt, config.rule.debt_window
+        debt = prefix_debt(ratios_of_prompt, mode=mode, window=window)
+        row = {"prompt": prompt, "num_positions": len(ratios_of_prompt)}
+        print(json.dumps(json_value({**row, "debt": debt})))
     return 0

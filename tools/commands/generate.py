@@ -17,7 +17,7 @@ from anchored.decode.settings import SamplingConfig
 from anchored.durable_files import json_value
 from anchored.inputs import PromptLine, check_least, read_prompts
 
-from .files import check_outputs, is_first_process, numbered
+from .files import check_outputs, numbered
 from .words import OutputFile
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class GenerateConfig(PairOptions):
     @property
     def is_streamed(self) -> bool:
         """One text for a reader, who sees it grow."""
-        is_one_text = len(self.prompt) == 1 and self.num_return_sequences == 1 and self.tp_size == 1
+        is_one_text = len(self.prompt) == 1 and self.num_return_sequences == 1
         return is_one_text and not self.writes_json and sys.stdout.isatty()
 
 
@@ -113,11 +113,9 @@ def run(config: GenerateConfig) -> int:
     errors = []
     for index, result in _results(config, rule, lines, earlier, num_texts):
         line = lines[index // config.num_return_sequences] if lines else None
-        error = result.error
-        if is_first_process():
-            error = error or _save(result, ledgers[index], overwrite=config.overwrite)
-            saved = None if error else ledgers[index]
-            _print_result(config, line, index, result, saved, num_texts)
+        error = result.error or _save(result, ledgers[index], overwrite=config.overwrite)
+        saved = None if error else ledgers[index]
+        _print_result(config, line, index, result, saved, num_texts)
         if error:
             errors.append(f"{line.id}: {error}" if line and line.id is not None else error)
     if errors:

@@ -43,24 +43,17 @@ def test_a_memory_that_cannot_go_back_is_refused(own_pair):
         ("quantization_config", compressed("tensor"), "share one dynamic scale"),
         ("quantization_config", BitsAndBytesConfig(load_in_8bit=True), "outliers are found over"),
         ("expert_capacity", 64, "experts drop tokens beyond their capacity (expert_capacity)"),
+        ("quantization_config", compressed("token"), ""),
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}, ""),
+        ("quantization_config", BitsAndBytesConfig(load_in_4bit=True), ""),
     ],
 )
-def test_what_tokens_of_a_forward_share_is_refused(own_pair, name, value, reason):
+def test_what_tokens_of_a_forward_share_is_refused_and_nothing_else(own_pair, name, value, reason):
     setattr(own_pair.risky.config, name, value)
-    check_refused(own_pair, reason)
-
-
-@pytest.mark.parametrize(
-    "quantization",
-    [
-        compressed("token"),
-        {"quant_method": "gptq", "bits": 4},
-        BitsAndBytesConfig(load_in_4bit=True),
-    ],
-)
-def test_scales_by_token_or_of_weights_alone_are_not_refused(own_pair, quantization):
-    own_pair.risky.config.quantization_config = quantization
-    assert speculation_refusal(TokenLevel(own_pair), Anchored(k=1.0)) == ""
+    if reason:
+        check_refused(own_pair, reason)
+    else:
+        assert speculation_refusal(TokenLevel(own_pair), Anchored(k=1.0)) == ""
 
 
 class SharedScale(torch.nn.Linear):
@@ -94,11 +87,6 @@ def test_auto_decodes_plainly_with_one_log_line_where_it_is_refused(own_pair, ca
 def test_a_bad_length_is_refused(pair, value):
     with pytest.raises(ValueError, match='speculate must be "auto", "off" or >= 1, got'):
         Decoder(pair, Anchored(k=1.0), speculate=value)
-
-
-def test_bytes_do_not_speculate(pair):
-    with pytest.raises(ValueError, match="speculate=2 cannot run here: its level is the byte"):
-        Decoder(pair, Anchored(k=1.0), level="byte", speculate=2)
 
 
 def test_a_draft_beyond_the_models_reach_is_refused(tokenizer, caplog):

@@ -135,14 +135,6 @@ def test_the_forwards_of_one_request_are_those_of_its_ledger(pair, forwards, spe
     assert ledger.risky_forwards < len(result.token_ids) - 1
 
 
-def test_streams_give_accepted_runs_of_the_same_text(pair):
-    settings = {"max_new_tokens": 20, "seed": 3, "temperature": 1.0}
-    (whole,) = Decoder(pair, Anchored(k=1.0)).generate(TEXT[0], **settings)
-    pieces = list(Decoder(pair, Anchored(k=1.0), speculate=4).stream(TEXT[0], **settings))
-    assert "".join(piece.text for piece in pieces) == whole.text
-    assert [piece.token_id for piece in pieces] == whole.token_ids
-
-
 def test_a_stop_string_inside_a_draft_drops_what_lies_behind_it(pair):
     settings = {"max_new_tokens": 20, "temperature": 1.0}
     same = ModelPair(pair.safe, pair.safe, pair.tokenizer)

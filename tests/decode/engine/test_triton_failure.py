@@ -83,11 +83,12 @@ FAULTS = {
 faults = pytest.mark.parametrize(("fault", "reason"), FAULTS.values(), ids=FAULTS)
 
 
-def decoded(place: str, divergence: str = "kl") -> list:
+def decoded(place: str) -> list:
     models = (tiny_llama(seed, vocab_size=VOCAB_SIZE).float().to(place) for seed in (1, 2))
     pair = ModelPair(*models, word_tokenizer(VOCAB_SIZE))
-    decoder = Decoder(pair, Anchored(k=0.5, divergence=divergence))
-    return decoder.generate([[5, 6, 7], [8, 9]], max_new_tokens=4, temperature=1.0, seed=[3, 4])
+    return Decoder(pair, Anchored(k=0.5)).generate(
+        [[5, 6, 7], [8, 9]], max_new_tokens=4, temperature=1.0, seed=[3, 4]
+    )
 
 
 @pytest.mark.sampled(5)

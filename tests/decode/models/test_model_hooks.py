@@ -1,4 +1,4 @@
-"""Hooks, and layers that are replaced, are in what ledgers record, whenever they were set."""
+"""Hooks, other layers and other weights are in what ledgers record, whenever they were set."""
 
 import logging
 
@@ -52,6 +52,12 @@ def with_its_own_forward(layer) -> None:
     layer.forward = lambda hidden: forward(hidden).flip(-1)
 
 
+@torch.no_grad()
+def doubled(tensor) -> None:
+    """In place; `.data`, through which adapters are merged, counts no versions."""
+    tensor.mul_(2.0)
+
+
 CHANGES = {
     "a hook on the output layer": lambda m: m.lm_head.register_forward_hook(favors_one_token),
     "a pre-hook on the output layer": lambda m: m.lm_head.register_forward_pre_hook(halved),
@@ -67,6 +73,11 @@ CHANGES = {
         m.model.layers[0].self_attn, "o_proj", Adapted(m.model.layers[0].self_attn.o_proj)
     ),
     "a hook before all layers": lambda m: m.model.embed_tokens.register_forward_hook(backwards),
+    "another weight of the output layer": lambda m: doubled(m.lm_head.weight),
+    "an adapter merged into the output layer": lambda m: doubled(m.lm_head.weight.data),
+    "another weight of a layer": lambda m: doubled(m.model.layers[0].self_attn.k_proj.weight),
+    "an adapter merged into a layer": lambda m: doubled(m.model.layers[1].mlp.up_proj.weight.data),
+    "other rotary frequencies": lambda m: doubled(m.model.rotary_emb.inv_freq),
 }
 
 

@@ -160,12 +160,6 @@ def test_a_model_that_accelerate_spread_decodes_the_same_tokens_in_batches(token
             {"risky_options": {"device_map": "auto"}, "device": {"safe": "cpu", "risky": "cpu"}},
             "the risky model has a device_map, so it has no device, got 'cpu'",
         ),
-        (
-            {"risky_options": {"device_map": "auto"}, "tp_size": 2},
-            "tp_size splits the model, got device_map='auto'",
-        ),
-        ({"device": "cpu", "tp_size": 2}, "tp_size gives each process its own device"),
-        ({"tp_size": 2}, r"tp_size 2 needs torchrun --nproc-per-node 2, .* 1"),
     ],
 )
 def test_devices_that_exclude_each_other_are_refused(pair_folders, settings, reason):

@@ -9,7 +9,6 @@ from model_zoo import zoo_model
 from tiny_models import FAMILIES, tiny_family, tiny_llama
 from transformers import GPTNeoXForCausalLM, LlamaForCausalLM
 
-from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.models.capabilities import (
     RowCheck,
     allowed_nats,
@@ -19,8 +18,6 @@ from anchored.decode.models.capabilities import (
 from anchored.decode.models.kv_cache import RowAttention
 from anchored.decode.models.row_stream import ModelRunner
 from anchored.decode.models.stream import CACHE
-
-PROMPTS = ["the keeper of the lamp", "import math", "salt", "Nine tides ago, the harbour bell"]
 
 
 def tiny_neox(seed: int):
@@ -78,21 +75,6 @@ def test_attention_that_takes_no_masks_of_ours_is_refused_for_rows():
     model = tiny_family("llama", 1, attn_implementation="flex_attention")
     with pytest.raises(ValueError, match="its attention is flex_attention, not sdpa or eager"):
         row_attention(model)
-
-
-@pytest.mark.parametrize("make_risky", [tiny_neox, tiny_llama], ids=["batches", "mixed"])
-def test_models_in_batches_decode_the_same_alone_and_together(tokenizer, make_risky, monkeypatch):
-    pair = ModelPair(tiny_neox(1), make_risky(2), tokenizer)
-    assert pair.row_attention["safe"] is None
-    assert (pair.row_attention["risky"] is None) == (make_risky is tiny_neox)
-    alone = [Decoder(pair, Anchored(k=1.0)).generate(text, max_new_tokens=8)[0] for text in PROMPTS]
-    # Prompts of a batch are read two columns at a time.
-    monkeypatch.setattr("anchored.decode.models.stream.CHUNK_LOGITS", 3 * 320 * 2)
-    together = Decoder(pair, Anchored(k=1.0), batch_size=3).generate(PROMPTS, max_new_tokens=8)
-    for one, result in zip(alone, together, strict=True):
-        assert one.token_ids == result.token_ids
-        assert one.ledger.header.debt == pytest.approx(result.ledger.header.debt, abs=1e-9)
-    assert together[0].ledger.safe_forwards > alone[0].ledger.safe_forwards
 
 
 class Shifted(ModelRunner):

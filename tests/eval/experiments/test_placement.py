@@ -55,7 +55,6 @@ def test_a_process_sees_its_own_group(gpus, num_gpus, count, rank, visible, expe
         ({"gpus": 0}, "gpus must be >= 1, got 0"),
         ({"gpus": 2}, "both models would lie on the first"),
         ({"gpu_memory": -1.0}, "gpu_memory must be >= 0"),
-        ({"options": {"tp_size": 2}}, "do not split a model"),
         ({"gpu": 2}, "unknown config key gpu"),
     ],
 )

@@ -52,7 +52,6 @@ def test_a_model_is_made_from_an_argument_string(pair_folders, tmp_path):
         ("safe=a,risky=b,k=much", "rule.k must be float | None, got 'much'"),
         ("safe=a,risky=b,level=word", "level must be "),
         ("safe=a,risky=b,k=1,kk=2", "settings of rule anchored"),
-        ("safe=a,risky=b,k=1,tp_size=2,device=cpu", "tp_size gives each process its own device"),
     ],
 )
 def test_bad_argument_strings_are_refused(arguments, message):
@@ -96,15 +95,14 @@ def test_what_the_command_passes_unasked_is_16_requests_at_once_on_the_cpu_with_
 @pytest.mark.parametrize(
     ("given", "device"),
     [
-        ({"device": "mps"}, ("mps", None, 1)),
-        ({"risky_device": "mps"}, ("cpu", "mps", 1)),
-        ({"tp_size": 2}, (None, None, 2)),  # each process has a device of its own
+        ({"device": "mps"}, ("mps", None)),
+        ({"risky_device": "mps"}, ("cpu", "mps")),
     ],
 )
 def test_devices_are_those_that_somebody_chose(given, device):
     pair = options(given, {"device": "cpu"})
     assert (pair.safe, pair.risky) == (Path("a"), Path("b"))
-    assert (pair.device, pair.risky_device, pair.tp_size) == device
+    assert (pair.device, pair.risky_device) == device
 
 
 def test_what_no_option_is_called_is_a_setting_of_the_rule():

@@ -88,9 +88,8 @@ def device_of(monkeypatch):
 def test_each_process_has_a_device_of_its_own(device_of, caplog):
     assert device_of(2) == "cuda:1"
     assert device_of(2, device="cuda:0") == "cuda:0"
-    assert device_of(2, tp_size=2) is None
     with caplog.at_level(logging.WARNING):
         assert device_of(0) == "cpu"
     assert not caplog.messages
-    with pytest.raises(ValueError, match="risky_device_map needs one process, tp_size splits"):
+    with pytest.raises(ValueError, match="risky_device_map needs one process"):
         device_of(2, risky_device_map="auto")

@@ -79,8 +79,6 @@ class CalibrateConfig(ModelOptions):
         ModelOptions.__post_init__(self)
         check_input(self.prompt_file)
         SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
-        if self.tp_size > 1:
-            raise ValueError(f"calibrate runs in one process, got --tp-size {self.tp_size}")
         if self.target is None and self.metric != "ncr":
             raise ValueError(f"--metric {self.metric} needs a --target")
         check_least(self, 1, "seeds", "max_new_tokens", "batch_size")

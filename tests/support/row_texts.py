@@ -1,0 +1,101 @@
+"""Rows of a stream against the plain forward, whatever their history."""
+
+import random
+
+import torch
+from torch import Tensor
+
+from anchored.decode.models.capabilities import row_attention
+from anchored.decode.models.row_stream import ModelRunner, RowStream
+
+VOCAB_SIZE = 320
+NUM_ROWS = 3
+MAX_LENGTH = 24
+
+
+def stream_of(model) -> RowStream:
+    return RowStream(
+        ModelRunner(model, VOCAB_SIZE),
+        row_attention(model),
+        num_rows=NUM_ROWS,
+        max_length=MAX_LENGTH,
+    )
+
+
+class RowTexts:
+    """The tokens that each row of a stream should hold, and what the plain forward says."""
+
+    def __init__(self, model, seed: int) -> None:
+        self.model, self.random = model, random.Random(seed)
+        self.stream = stream_of(model)
+        self.texts: list[list[int]] = [[] for _ in range(NUM_ROWS)]
+
+    def is_close(self, actual: Tensor, expected: Tensor) -> bool:
+        # Whatever the dtype, Llama 4 rotates and eager attention takes its softmax in float32.
+        config, is_float32 = self.model.config, self.model.dtype == torch.float32
+        is_float32 |= config.model_type == "llama4_text" or config._attn_implementation == "eager"
+        close = 1e-4 if is_float32 else 1e-9
+        return torch.allclose(actual.double(), expected.double(), atol=close, rtol=0)
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.random.randrange(VOCAB_SIZE) for _ in range(count)]
+
+    @torch.inference_mode()
+    def plain(self, text: list[int]) -> Tensor:
+        return self.model(torch.tensor([text]), use_cache=False).logits[0]
+
+    def join(self, rows: list[int]) -> None:
+        prompts = [self.tokens(self.random.randint(1, 9)) for _ in rows]
+        read = self.stream.read(prompts, rows)
+        for place, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            logits = self.plain(prompt)
+            assert self.is_close(read.logits[place], logits[-1])
+            chosen = logits.log_softmax(-1)[:-1].gather(-1, torch.tensor(prompt[1:])[:, None])
+            assert self.is_close(read.token_log_probs[place], chosen[:, 0])
+            self.texts[row] = prompt
+
+    def feed(self) -> None:
+        width = self.random.randint(1, 3)
+        new = [self.tokens(self.random.randint(0, width) if text else 0) for text in self.texts]
+        # Part of a wider tensor, as the chunks of a text are.
+        columns = torch.tensor([[5, *own] + [5] * (width - len(own)) for own in new])[:, 1:]
+        mask = torch.tensor([[1] * len(t) + [0] * (width - len(t)) for t in new])
+        logits = self.stream.feed(columns, mask)
+        for row, tokens in enumerate(new):
+            self.texts[row] = self.texts[row] + tokens
+            if tokens:
+                assert self.is_close(
+                    logits[row, : len(tokens)], self.plain(self.texts[row])[-len(tokens) :]
+                )
+
+    def feed_alone(self, row: int) -> None:
+        """Several tokens of one row, which needs no masks of ours."""
+        tokens = self.tokens(3)
+        self.texts[row] = self.texts[row] + tokens
+        last = self.stream.feed_rows([row], [tokens])[0]
+        assert self.is_close(last, self.plain(self.texts[row])[-1])
+
+    def roll_back(self, row: int) -> None:
+        length = self.random.randint(1, len(self.texts[row]))
+        self.stream.roll_back(row, length)
+        self.texts[row] = self.texts[row][:length]
+
+    def leave(self, row: int) -> None:
+        self.stream.free(row)
+        self.texts[row] = []
+
+    def check_history(self) -> None:
+        """Rows join, grow, go back and leave."""
+        self.join([1])
+        self.feed_alone(1)
+        self.feed()
+        self.join([2, 0])
+        for _ in range(12):
+            self.feed()
+            row = self.random.randrange(NUM_ROWS)
+            if len(self.texts[row]) > MAX_LENGTH - 5:
+                self.leave(row)
+                self.join([row])
+            elif self.random.random() < 0.5:
+                self.roll_back(row)
+        assert max(len(text) for text in self.texts) > 10
