@@ -8,9 +8,7 @@ from byte_streams import alive, grown
 
 from anchored.decode.byte.byte_row import ByteRow
 from anchored.decode.byte.node_law import node_laws
-from anchored.decode.byte.settings import ByteCounts
 from anchored.decode.byte.token_tree import ROOT_NODE
-from anchored.decode.byte.tree_cache import TreeCache
 
 PROSE = "The harbour bell rang twice; nobody'd pulled its rope.\n\n  It's  1234 caf\u00e9s! " * 3
 
@@ -40,10 +38,10 @@ def test_long_texts_need_no_recursion(vocabulary):
 
 
 @pytest.mark.parametrize("family", ["cl100k"])
-def test_nothing_is_guessed_behind_a_text_without_mass(tree):
-    row = ByteRow(TreeCache(tree), ByteCounts(), prefetch=4, reach=1024)
-    banned = torch.full((1, tree.vocabulary.vocab_size), -math.inf)
-    (law,) = node_laws(tree.vocabulary, [tree.state[ROOT_NODE]], banned)
+def test_nothing_is_guessed_behind_a_text_without_mass(vocabulary):
+    row = ByteRow(vocabulary, prefetch=4, reach=1024)
+    banned = torch.full((1, vocabulary.vocab_size), -math.inf)
+    (law,) = node_laws(vocabulary, [row.tree.state[ROOT_NODE]], banned)
     row.marginals.add_law(ROOT_NODE, law)
     row.append(ord("t"))
     forward = row.forward(row.wanted())
