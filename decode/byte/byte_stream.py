@@ -129,18 +129,18 @@ class ByteStream:
             for row in texts
         }
         self._rows |= new
-        log_probs = dict.fromkeys(texts, UNSCORED)
         if self._scores_prompts:
             log_probs = self._scored(texts)
         else:
+            log_probs = dict.fromkeys(texts, UNSCORED)
             for row, text in texts.items():
                 for byte in text:
                     new[row].tree.append(byte)
-        for text in new.values():
-            text.begin()
+        for own in new.values():
+            own.begin()
         self._compute_foreseen(new)
-        for row, text in new.items():
-            self._backbone.cache.keep(row, *text.cache.compact())
+        for row, own in new.items():
+            self._backbone.cache.keep(row, *own.cache.compact())
         return log_probs
 
     def _scored(self, texts: dict[int, bytes]) -> dict[int, Tensor]:
