@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decode.byte.prompt import PromptCache as PromptCache
+    from .decode.byte.prompt_cache import PromptCache as PromptCache
     from .decode.byte.settings import ByteSettings as ByteSettings
     from .decode.custom_generate import CustomGenerate as CustomGenerate
     from .decode.decoder import Decoder as Decoder
@@ -58,7 +58,7 @@ _HOME = {
     "GlobalSwitch": "decode.rules.one_model",
     "MemFree": "decode.rules.memfree",
     "NoOpt": "decode.rules.anchored",
-    "PromptCache": "decode.byte.prompt",
+    "PromptCache": "decode.byte.prompt_cache",
     "PromptRatios": "decode.rules.budget",
     "RCAD": "decode.rules.mixtures",
     "RiskyOnly": "decode.rules.one_model",

@@ -20,7 +20,7 @@ from .arguments import (
 )
 from .beginning import Beginning
 from .byte.byte_level import ByteLevel
-from .byte.prompt import PromptCache
+from .byte.prompt_cache import PromptCache
 from .byte.settings import ByteSettings
 from .engine.paired_batch import PairedBatch, decode_all
 from .engine.prompts import measured_ratios, ratio_source

@@ -18,7 +18,7 @@ from ..tokenizer.utf8 import cut_partial
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
 from .byte_stream import ByteStream
-from .prompt import PromptCache
+from .prompt_cache import PromptCache
 from .settings import ByteSettings
 
 BYTES_PER_TOKEN = 4

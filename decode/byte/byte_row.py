@@ -2,20 +2,21 @@
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from ..tokenizer.vocabulary import NUM_SYMBOLS
+from ..tokenizer.vocabulary import NUM_SYMBOLS, ByteVocabulary
 from .node_law import Array, NodeLaw, TreeMarginals
 from .settings import ByteCounts
-from .token_tree import ROOT_NODE
+from .token_tree import ROOT_NODE, TokenTree
 from .tree_cache import TreeCache, TreeForward
 
 NODES_PER_FORWARD = 512
-"""Nodes beside the trunk that are computed at once: bounds the mask, (nodes, slots)."""
+"""Nodes that are computed at once: bounds the mask, (nodes, slots)."""
 
 LOGITS_AT_ONCE = 8
 """Nodes of one row that the output layer reads together: about as many cost what one does."""
@@ -36,26 +37,23 @@ MAX_DEAD_SLOTS = 64
 class ByteRow:
     """A growing text: laws of the nodes that its next byte depends on, and what later ones need.
 
-    `hidden` (1, D) and `logits` (1, V) by node: computed, law not asked for yet. `is_over`: the
-    text has ended, so nothing follows it; `is_outgrown`: as it needs more than `reach` positions.
+    By node: `hidden` (1, D) of those whose law may be asked for, `logits` (1, V) of those whose law
+    was not asked for yet. `is_over`: the text has ended, so nothing follows it; `is_outgrown`: as
+    it needs more than `reach` positions.
     """
 
-    def __init__(
-        self, cache: TreeCache, counts: ByteCounts, *, prefetch: int = 0, reach: int
-    ) -> None:
-        """cache: its tree is grown over the prompt; the trunk and all heads have slots.
-
-        prefetch: likely continuations that forwards compute ahead. reach: positions that the model
-        has.
+    def __init__(self, vocabulary: ByteVocabulary, *, prefetch: int = 0, reach: int) -> None:
+        """prefetch: likely continuations that forwards compute ahead. reach: positions that the
+        model has.
         """
-        self.tree, self.cache = cache.tree, cache
-        self.counts, self.prefetch, self.reach = counts, prefetch, reach
-        tree = cache.tree
-        trunk = tree.trunk()
-        self.marginals = TreeMarginals(tree, trunk[-1] if trunk else ROOT_NODE)
+        self.tree = TokenTree(vocabulary)
+        self.cache, self.marginals = TreeCache(self.tree), TreeMarginals(self.tree)
+        self.counts, self.prefetch, self.reach = ByteCounts(), prefetch, reach
         self.hidden: dict[int, Tensor] = {}
         self.logits: dict[int, Tensor] = {}
         self.is_over = self.is_outgrown = False
+        self._asked: set[int] = set()
+        """Nodes of `hidden` whose logits were computed."""
         self._guessed: set[int] = set()
         self._uncounted: list[tuple[float, float]] = []
         """Log mass and masked mass of laws that were not counted yet."""
@@ -67,6 +65,18 @@ class ByteRow:
         row = copy.deepcopy(self, {id(vocabulary): vocabulary})
         row.counts = ByteCounts()
         return row
+
+    def begin(self) -> None:
+        """Make the text so far a prompt: laws are asked for anew, and the mass of the trunk is one.
+
+        `next_forward` computes what the next byte asks for.
+        """
+        trunk = self.tree.trunk()
+        self.marginals = TreeMarginals(self.tree, trunk[-1] if trunk else ROOT_NODE)
+        self.logits, self._asked, self._uncounted = {}, set(), []
+        # Those laws were not warped, so what was masked in them does not count.
+        self.counts.weight = self.counts.masked_mass = 0.0
+        self._foreseen = self.cache.missing(self.wanted())
 
     def append(self, byte: int) -> None:
         """Grow the text; a byte that cannot follow (the end, say) ends it."""
@@ -134,38 +144,44 @@ class ByteRow:
         """The next forward of what is foreseen, None when there is no more."""
         nodes = self._foreseen[:NODES_PER_FORWARD]
         self._foreseen = self._foreseen[NODES_PER_FORWARD:]
-        return self._forward(nodes, nodes) if nodes else None
+        return self._forward(nodes) if nodes or self.cache.is_empty else None
 
-    def _forward(self, nodes: list[int], guesses: list[int]) -> TreeForward:
+    def _forward(self, nodes: list[int], guesses: Sequence[int] = ()) -> TreeForward:
+        forward = self.cache.add(nodes)
         self._guessed.update(guesses)
         self.counts.num_forwards += 1
-        self.counts.num_nodes += len(nodes)
+        self.counts.num_nodes += len(forward.token_ids)
         self.counts.num_guesses += len(guesses)
-        return self.cache.add(nodes)
+        return forward
 
     def take(self, nodes: list[int], hidden: Tensor) -> None:
-        """Keep the hidden states (len(nodes), D) of computed nodes until their law is asked for."""
-        new = dict(zip(nodes, hidden[:, None].unbind(), strict=True))
-        self.hidden = self._alive(self.hidden) | new
-        self.logits = self._alive(self.logits)
-
-    def _alive(self, by_node: dict[int, Tensor]) -> dict[int, Tensor]:
-        return {node: kept for node, kept in by_node.items() if self.tree.is_alive(node)}
+        """Keep the hidden states (len(nodes), D) of computed nodes whose law may be asked for."""
+        # Those alive from the end of the trunk on, or from where masses are counted if that is
+        # before it; copies, as others are not kept.
+        depth, is_alive = self.tree.depth, self.tree.is_alive
+        least = min(len(self.tree.trunk()), *(depth[node] for node in self.marginals.log_mass))
+        may_ask = {n for n in (*self.hidden, *nodes) if is_alive(n) and depth[n] >= least}
+        new = zip(nodes, torch.split(hidden, 1), strict=True)
+        self.hidden = {node: kept for node, kept in self.hidden.items() if node in may_ask}
+        self.hidden |= {node: row.clone() for node, row in new if node in may_ask}
+        self.logits = {node: kept for node, kept in self.logits.items() if node in may_ask}
+        self._asked &= may_ask
 
     def take_logits(self, nodes: Iterable[int], logits: Iterable[Tensor]) -> None:
-        """Keep the next logits, (1, V) each, instead of hidden states."""
+        """Keep the next logits, (1, V) each, until the nodes' laws are asked for."""
         for node, row in zip(nodes, logits, strict=False):
-            del self.hidden[node]
             self.logits[node] = row
+            self._asked.add(node)
 
-    def without_logits(self, wanted: list[int]) -> list[int]:
+    def without_logits(self, wanted: list[int], number: int = LOGITS_AT_ONCE) -> list[int]:
         """Nodes for the output layer: if `wanted` ones lack logits, others go with them.
 
-        Reading the layer's weights costs more than a few rows of logits.
+        number: of nodes, unless more are wanted; reading the layer's weights costs more than a few
+        rows of logits.
         """
         needed = [node for node in wanted if node not in self.logits]
-        others = (node for node in self.hidden if node not in needed)
-        return [*needed, *islice(others, max(0, LOGITS_AT_ONCE - len(needed)))] if needed else []
+        others = (n for n in self.hidden if n not in self._asked and n not in needed)
+        return [*needed, *islice(others, max(0, number - len(needed)))] if needed else []
 
     def add_law(self, node: int, law: NodeLaw) -> None:
         """Learn what follows a node."""

@@ -1,6 +1,7 @@
 """One model's memory of texts, byte by byte: the stream of its exact byte distributions."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -8,20 +9,23 @@ from torch import Tensor
 
 from ..models.kv_cache import RowAttention, uploaded
 from ..models.row_stream import ModelRunner, prompt_groups
-from ..models.stream import PromptLogits
+from ..models.stream import UNSCORED, PromptLogits
 from ..tokenizer.viability import ViabilityState
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
-from .byte_row import NODES_PER_FORWARD, ByteRow
+from .byte_row import LOGITS_AT_ONCE, NODES_PER_FORWARD, ByteRow
 from .node_law import allowed_in_order, node_laws
-from .prompt import BytePrompt, PromptCache, ReadPrompt
+from .prompt_cache import PromptCache, ReadPrompt
 from .settings import ByteCounts
 from .tree_cache import TreeBackbone, TreeForward
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 
-ROWS_PER_TILE = 64
-"""Nodes of a prompt whose (rows, V) logits exist at once; a product of more is hardly faster."""
+BYTES_AHEAD = 256
+"""Bytes that are certain to come whose nodes, one or two a byte, are computed at once."""
+
+PROMPT_LOGITS = 64
+"""Nodes of prompts that the output layer reads together: all of them will be asked for."""
 
 Warp = Callable[[Tensor, Tensor], Tensor]
 """Logits (N, V) and the tokens seen before each, (N, V) bool, to warped logits (N, V)."""
@@ -88,77 +92,67 @@ class ByteStream:
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts (byte values) into the given free rows.
 
-        Returns: logits (R, 257); log-probabilities (bytes - 1,) of the bytes but the first. Raises
-        ValueError for bytes that no text has and for prompts of more tokens than the model has
-        positions.
+        Returns: logits (R, 257); log-probabilities (bytes - 1,) of the bytes but the first, NaN of
+        a prompt in which a beginning of some word takes more positions than the model has.
         """
         # 1. Read what is not kept; equal prompts once, if they can be kept.
         texts = dict(zip(rows, map(bytes, prompts), strict=True))
         kept = {text: self._prompts.get((self._prompt_source, text)) for text in texts.values()}
         new = {row: text for row, text in texts.items() if kept[text] is None}
-        if self._prompts.max_bytes > 0:
-            first_row = {text: row for row, text in reversed(new.items())}
-            new = {row: text for row, text in new.items() if first_row[text] == row}
-        log_probs = self._read_new(new, kept)
-        # 2. Copy the others.
-        for row, text in texts.items():
-            if row not in log_probs:
-                prompt = kept[text]
-                assert prompt is not None
-                self._rows[row] = prompt.row.copy()
-                self._backbone.cache.restore(row, prompt.states)
-                log_probs[row] = prompt.token_log_probs
+        can_keep = self._prompts.max_bytes > 0
+        if can_keep:
+            row_of = {text: row for row, text in new.items()}
+            new = {row: text for text, row in row_of.items()}
+        lengths = [min(len(text), NODES_PER_FORWARD) for text in new.values()]  # a node a byte
+        log_probs: dict[int, Tensor] = {}
+        for group in prompt_groups(lengths) if new else ():
+            log_probs |= self._read_together(dict([*new.items()][group]))
+        # 2. Keep copies, before anything is appended, and copy the others.
+        for row, text in new.items() if can_keep else ():
+            states = self._backbone.cache.states(row)
+            kept[text] = read = ReadPrompt(self._rows[row].copy(), states, log_probs[row])
+            self._prompts.put((self._prompt_source, text), read)
+        for row in texts.keys() - new.keys():
+            prompt = kept[texts[row]]
+            assert prompt is not None
+            self._rows[row] = prompt.row.copy()
+            self._backbone.cache.restore(row, prompt.states)
+            log_probs[row] = prompt.token_log_probs
         num_forwards = max(self._rows[row].counts.num_forwards for row in rows)
-        return PromptLogits(self._logits(rows), [log_probs[row] for row in rows], num_forwards)
+        logits = self._logits(rows).to(self._device)
+        return PromptLogits(logits, [log_probs[row] for row in rows], num_forwards)
 
-    def _read_new(
-        self, texts: dict[int, bytes], kept: dict[bytes, ReadPrompt | None]
-    ) -> dict[int, Tensor]:
-        """Log-probabilities by row of prompts that are read now, and kept."""
-        # 1. Grow the trees.
-        rows = list(texts)
-        scores, reach = self._scores_prompts, self._reach
-        prompts = [
-            BytePrompt(self.vocabulary, texts[row], is_scored=scores, reach=reach) for row in rows
-        ]
-        for prompt in prompts:
-            if prompt.num_tokens > self._reach:
-                raise ValueError(
-                    f"the prompt has {prompt.num_tokens} tokens, the model has {self._reach} "
-                    "positions"
-                )
-        # 2. Run the forwards, prompts of like lengths together.
-        lengths = [min(len(texts[row]), NODES_PER_FORWARD) for row in rows]  # a node a byte
-        for group in prompt_groups(lengths) if rows else ():
-            self._read_together(prompts[group], rows[group])
-        # 3. Open the rows, and keep copies of them before anything is appended.
-        log_probs = {row: prompt.log_probs() for row, prompt in zip(rows, prompts, strict=True)}
-        for row, prompt in zip(rows, prompts, strict=True):
-            text = ByteRow(prompt.cache, prompt.counts, prefetch=self._prefetch, reach=self._reach)
-            text.hidden, text.is_outgrown = prompt.hidden, prompt.is_outgrown
-            text.is_over = prompt.is_outgrown
-            self._rows[row] = text
-            if self._prompts.max_bytes > 0:
-                states = self._backbone.cache.states(row)
-                kept[texts[row]] = read = ReadPrompt(text.copy(), states, log_probs[row])
-                self._prompts.put((self._prompt_source, texts[row]), read)
-            text.take_logits(prompt.logits, prompt.logits.values())
+    def _read_together(self, texts: dict[int, bytes]) -> dict[int, Tensor]:
+        """Read prompts into free rows, column by column; their log-probabilities by row."""
+        new = {
+            row: ByteRow(self.vocabulary, prefetch=self._prefetch, reach=self._reach)
+            for row in texts
+        }
+        self._rows |= new
+        if self._scores_prompts:
+            log_probs = self._scored(texts)
+        else:
+            log_probs = dict.fromkeys(texts, UNSCORED)
+            for row, text in texts.items():
+                for byte in text:
+                    new[row].tree.append(byte)
+        for own in new.values():
+            own.begin()
+        self._compute_foreseen(new)
+        for row, own in new.items():
+            self._backbone.cache.keep(row, *own.cache.compact())
         return log_probs
 
-    def _read_together(self, prompts: list[BytePrompt], rows: list[int]) -> None:
-        reading = dict(zip(rows, prompts, strict=True))
-        while forwards := {
-            row: forward
-            for row, prompt in reading.items()
-            if (forward := prompt.next_forward()) is not None
-        }:
-            for row, hidden in self._backbone.forward(forwards).items():
-                prompt, nodes = reading[row], forwards[row].nodes
-                prompt.take(nodes, hidden)
-                for start in range(0, len(nodes) if self._scores_prompts else 0, ROWS_PER_TILE):
-                    tile = slice(start, start + ROWS_PER_TILE)
-                    prompt.take_logits(nodes[tile], self._runner.logits(hidden[tile]))
-                self._backbone.cache.keep(row, *prompt.compact())
+    def _scored(self, texts: dict[int, bytes]) -> dict[int, Tensor]:
+        """Log-probabilities (bytes - 1,) by row of new texts, which are fed to their rows."""
+        scores: dict[int, list[float]] = {row: [] for row in texts}
+        for column, rows, laws in self._fed(texts, is_warped=False):
+            for row, law in zip(rows, laws.numpy(), strict=True):
+                scores[row] += [law[byte] for byte in texts[row][column + 1 : column + 2]]
+        for row in texts:
+            if self._rows[row].is_outgrown:
+                scores[row] = [math.nan] * len(scores[row])
+        return {row: torch.tensor(own, dtype=torch.float64) for row, own in scores.items()}
 
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
@@ -172,7 +166,7 @@ class ByteStream:
         symbols = {row: given[: lengths[row]] for row, given in enumerate(token_ids.tolist())}
         logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
         for column, rows, laws in self._fed(symbols):
-            logits[rows, column] = laws.cpu()
+            logits[rows, column] = laws
         return logits.to(self._device)
 
     @torch.inference_mode()
@@ -182,23 +176,27 @@ class ByteStream:
         logits: dict[int, Tensor] = {}
         for _, going_on, laws in self._fed(dict(zip(rows, tokens, strict=True))):
             logits.update(zip(going_on, laws.unbind(), strict=True))
-        return torch.stack([logits[row] for row in rows])
+        return torch.stack([logits[row] for row in rows]).to(self._device)
 
-    def _fed(self, symbols: dict[int, list[int]]) -> Iterator[tuple[int, list[int], Tensor]]:
-        """Grow texts by row: each column, the rows that reach it and (rows, 257) behind it."""
+    def _fed(
+        self, symbols: Mapping[int, Sequence[int]], *, is_warped: bool = True
+    ) -> Iterator[tuple[int, list[int], Tensor]]:
+        """Grow texts by row: each column, the rows that reach it and (rows, 257) after it."""
         longest = max(map(len, symbols.values()))
-        if longest > 1:  # what is certain to come is computed at once
-            fed = [row for row, given in symbols.items() if given]
-            for row in fed:
-                end = (*symbols[row], END_SYMBOL).index(END_SYMBOL)
-                self._rows[row].foresee(bytes(symbols[row][:end]))
-            while any((f := {row: self._rows[row].next_forward() for row in fed}).values()):
-                self._compute(f)
         for column in range(longest):
             rows = [row for row, given in symbols.items() if column < len(given)]
+            if column % BYTES_AHEAD == 0 and longest > 1:  # what is certain to come
+                for row in rows:
+                    ahead = [*symbols[row][column : column + BYTES_AHEAD], END_SYMBOL]
+                    self._rows[row].foresee(bytes(ahead[: ahead.index(END_SYMBOL)]))
+                self._compute_foreseen(rows)
             for row in rows:
                 self._rows[row].append(symbols[row][column])
-            yield column, rows, self._logits(rows)
+            yield column, rows, self._logits(rows, is_warped=is_warped)
+
+    def _compute_foreseen(self, rows: Iterable[int]) -> None:
+        while any((f := {row: self._rows[row].next_forward() for row in rows}).values()):
+            self._compute(f)
 
     @torch.inference_mode()
     def free(self, row: int) -> None:
@@ -206,22 +204,24 @@ class ByteStream:
         self._rows.pop(row, None)
         self._backbone.cache.free(row)
 
-    def _logits(self, rows: list[int]) -> Tensor:
-        """(R, 257) after the texts of these rows."""
+    def _logits(self, rows: list[int], *, is_warped: bool = True) -> Tensor:
+        """(R, 257) on the CPU after the texts of these rows."""
         texts = {row: self._rows[row] for row in rows}
         # 1. Hidden states of the nodes that the next bytes depend on.
         wanted = {row: text.wanted() for row, text in texts.items()}
         self._compute({row: text.forward(wanted[row], len(rows)) for row, text in texts.items()})
         # 2. Logits of these, and of others whose turn may come.
-        parts = [(text, text.without_logits(wanted[row])) for row, text in texts.items()]
+        number = LOGITS_AT_ONCE if is_warped else max(LOGITS_AT_ONCE, PROMPT_LOGITS // len(rows))
+        parts = [(text, text.without_logits(wanted[row], number)) for row, text in texts.items()]
         if hidden := [text.hidden[node] for text, nodes in parts for node in nodes]:
             logits = iter(self._runner.logits(torch.cat(hidden))[:, None].unbind())
             for text, nodes in parts:
                 text.take_logits(nodes, logits)
         # 3. Laws of tokens, warped and masked; then laws of bytes.
-        self._add_laws([(text, node) for row, text in texts.items() for node in wanted[row]])
-        log_probs = np.array([text.log_probs() for text in texts.values()])
-        return torch.from_numpy(log_probs).to(self._device)
+        asked = [(text, node) for row, text in texts.items() for node in wanted[row]]
+        if asked:
+            self._add_laws(asked, is_warped=is_warped)
+        return torch.from_numpy(np.array([text.log_probs() for text in texts.values()]))
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""
@@ -232,14 +232,12 @@ class ByteStream:
             if (kept := text.compact()) is not None:
                 self._backbone.cache.keep(row, *kept)
 
-    def _add_laws(self, wanted: list[tuple[ByteRow, int]]) -> None:
-        if not wanted:
-            return
+    def _add_laws(self, wanted: list[tuple[ByteRow, int]], *, is_warped: bool) -> None:
         logits = torch.cat([text.logits[node] for text, node in wanted])
         states = [text.tree.state[node] for text, node in wanted]
-        if self._truncates:
+        if is_warped and self._truncates:
             logits = self._masked(states, logits)
-        if self.warp is not None:
+        if is_warped and self.warp is not None:
             logits = self.warp(logits, self._seen([text.seen(node) for text, node in wanted]))
         laws = node_laws(self.vocabulary, states, logits)
         for (text, node), law in zip(wanted, laws, strict=True):

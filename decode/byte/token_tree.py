@@ -26,7 +26,7 @@ class Guess(NamedTuple):
 
     node: int
     start: int
-    spelt: bytes
+    spelled: bytes
 
 
 class TokenTree:
@@ -118,7 +118,7 @@ class TokenTree:
     def _moved(
         self, heads: list[Head], byte: int
     ) -> tuple[list[Head], list[tuple[int, int, ViabilityState]]]:
-        """Heads that go on behind `byte`, which ends the text already, and the nodes it adds:
+        """Heads that go on after `byte`, which ends the text already, and the nodes it adds:
         (parent, token, state).
         """
         trie = self.vocabulary.trie
@@ -159,9 +159,9 @@ class TokenTree:
 
     def _drop_wrong_guesses(self, byte: int) -> None:
         last = len(self.text) - 1
-        for key, (node, start, spelt) in list(self._guesses.items()):
+        for key, (node, start, spelled) in list(self._guesses.items()):
             # One that ends here and is right has just become a node.
-            if spelt[last - start] != byte or last + 1 == start + len(spelt):
+            if spelled[last - start] != byte or last + 1 == start + len(spelled):
                 del self._guesses[key], self.state[node]
 
     def _release(self, left: Iterable[int], heads: set[int]) -> None:

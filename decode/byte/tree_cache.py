@@ -1,6 +1,6 @@
 """Which keys and values of a token tree a model holds, and what a forward of more nodes attends."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,8 +46,10 @@ class TreeCache:
         self.num_causal = self._num_start
         self._num_computed = 0
 
-    def __contains__(self, node: object) -> bool:
-        return node in self._slot
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was computed yet, not even the start tokens."""
+        return self._num_computed == 0
 
     @property
     def num_slots(self) -> int:
@@ -93,8 +95,8 @@ class TreeCache:
             mask,
         )
 
-    def compact(self, needed: Container[int] = ()) -> tuple[int, list[int]]:
-        """Drop the slots of dead nodes but those `needed`.
+    def compact(self) -> tuple[int, list[int]]:
+        """Drop the slots of dead nodes.
 
         Returns: (first, kept): slots below `first` stay; of the later ones those of `kept`, in
         order, move to `first` and on.
@@ -102,7 +104,7 @@ class TreeCache:
         first = self.num_causal
         moved, self._nodes = self._nodes[first:], self._nodes[:first]
         del self._positions[first:]
-        stays = [self.tree.is_alive(node) or node in needed for node in moved]
+        stays = [self.tree.is_alive(node) for node in moved]
         for node in moved:
             del self._slot[node]
         for node, is_kept in zip(moved, stays, strict=True):

@@ -1,6 +1,6 @@
 """Which token sequences occur in texts, and the laws of bytes that follow: by the library's word.
 
-Nothing is shared with decode/byte: bytes, borders and merges are asked of `tokenizers`, and every
+Nothing is shared with decode/byte: bytes, borders and merges are asked of the libraries, and every
 step of a law is a forward of its own.
 """
 
@@ -12,8 +12,11 @@ from itertools import chain, product
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}
+"""The byte that each letter of a byte-level vocabulary stands for."""
 END_SYMBOL = 256
 # What makes a pretokenizer look back or ahead, all of it: apostrophe, letters of contractions in
 # both cases (the long s folds to one), line ends, space.
@@ -66,9 +69,9 @@ class TextOracle:
         fresh: a character of each kind that no merge touches."""
         content = json.loads(tokenizer.to_str())
         self._library = Tokenizer.from_str(json.dumps({**content, "normalizer": None}))
-        byte_of, special = byte_alphabet(), {entry["id"] for entry in content["added_tokens"]}
+        special = {entry["id"] for entry in content["added_tokens"]}
         self.bytes_of = {
-            token: bytes(byte_of[letter] for letter in piece)
+            token: bytes(BYTE_OF[letter] for letter in piece)
             for piece, token in tokenizer.get_vocab().items()
             if token not in special
         }
@@ -217,22 +220,6 @@ def worst_error(actual: Iterable[float], expected: Iterable[float]) -> float:
     pairs = zip(actual, expected, strict=True)
     errors = [0.0 if a == e else abs(math.expm1(a - e)) for a, e in pairs]
     return max((math.inf if math.isnan(error) else error for error in errors), default=0.0)
-
-
-@cache
-def byte_alphabet() -> dict[str, int]:
-    """The byte that each letter of a byte-level vocabulary stands for."""
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    shown = [*range(0x800), *range(0x800, 0x10000, 0x800), *range(0x10000, 0x110000, 0x20000)]
-    found: dict[str, int] = {}
-    for point in shown:
-        if not 0xD800 <= point < 0xE000:
-            ((letters, _),) = split.pre_tokenize_str(chr(point))
-            found.update(zip(letters, chr(point).encode(), strict=True))
-    # The rest is in no text; its letters go on in order.
-    others = sorted(set(range(256)) - set(found.values()))
-    letters = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(found))
-    return {**found, **dict(zip(letters, others, strict=True))}
 
 
 def decoded(text: bytes) -> str | None:

@@ -6,7 +6,7 @@ The laws that byte level must keep, and the tests that hold them:
 2. marginals are sums over all token sequences, so masses telescope and a complete text has the
    probability of its one tokenization: test_dead_ends (all_texts)
 3. canonical pairs and rows: test_merge_table; test_real_tokenizers (pairs)
-4. a tree grown byte by byte is that of the whole, its trunk final: test_token_tree (spell, trunk)
+4. a tree grown byte by byte is that of the whole, its trunk final: test_token_tree (trunk)
 5. nodes are the beginnings of tokenizations: test_dead_ends (all_texts); test_real_tokenizers
 6. bytes are sampled as tokens are, greedily too: test_byte_guarantee (draws), test_decoder (greedy)
 7. one pass over a prompt is a walk: test_byte_stream (definition)

@@ -17,8 +17,7 @@ from byte_streams import (
 )
 from tiny_models import FAMILIES
 
-from anchored.decode.byte import byte_stream
-from anchored.decode.byte import prompt as byte_prompt
+from anchored.decode.byte import byte_row, byte_stream
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 from anchored.decode.warpers import Warpers
@@ -99,21 +98,13 @@ def test_a_text_that_warping_excludes_stands_for_its_tokenization(vocabulary, mo
 
 
 @one_tokenizer
-def test_prompts_that_no_text_begins_with_and_too_long_ones_are_refused(vocabulary, model):
-    stream = stream_of(model, vocabulary)
-    with pytest.raises(ValueError, match="byte 0xff cannot follow b'a'"):
-        stream.read([[ord("a"), 0xFF]], [0])
-    with pytest.raises(ValueError, match=r"the prompt has 15\d\d tokens, the model has 1024"):
-        stream.read([list(b"1!" * 777)], [0])
-
-
-@one_tokenizer
 def test_prompts_of_several_forwards_are_read_exactly(monkeypatch, vocabulary, model):
     text = bytes_of(vocabulary, PROMPT + CONTINUATION + " the keepers' things")
     whole, pieces = stream_of(model, vocabulary), stream_of(model, vocabulary)
     expected = whole.read([text], [0])
-    monkeypatch.setattr(byte_prompt, "NODES_PER_FORWARD", 1)
-    monkeypatch.setattr(byte_stream, "ROWS_PER_TILE", 3)
+    monkeypatch.setattr(byte_row, "NODES_PER_FORWARD", 1)
+    monkeypatch.setattr(byte_stream, "BYTES_AHEAD", 5)
+    monkeypatch.setattr(byte_stream, "PROMPT_LOGITS", 3)
     read = pieces.read([text, text[:9]], [0, 2])
     assert_same(read.logits[0], expected.logits[0])
     assert_same(read.token_log_probs[0], expected.token_log_probs[0])

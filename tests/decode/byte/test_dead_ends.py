@@ -10,8 +10,9 @@ from itertools import product
 import pytest
 from byte_streams import model_of, stream_of, vocabulary_of
 from byte_tokenizers import REGEXES, SMOLLM2_LACKS, STEPS, pre_tokenizer_of, trained
-from text_oracle import OracleLaws, TextOracle, byte_alphabet, worst_error
+from text_oracle import BYTE_OF, OracleLaws, TextOracle, worst_error
 from tokenizers import Tokenizer, models
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 # In the first ones random merges have dead ends.
 STRINGS = ("'re\t\n", "x  \u3000", "e\u0301's", "\n \t1", "'RE12", "1''", "\u00e9'", "x'\n")
@@ -28,8 +29,7 @@ def crowded_tokenizer(split, seed: int, missing: frozenset[int] = frozenset()) -
     """Random merges: nine of ten pairs of CROWDED bytes, then longer ones; some entries are out of
     the merges' reach and stand for whole pretokens (ignore_merges). Bytes that are missing have no
     token."""
-    source, byte_of = random.Random(seed), byte_alphabet()
-    letter_of = {byte: letter for letter, byte in byte_of.items()}
+    source, letter_of = random.Random(seed), bytes_to_unicode()
     letters = [letter_of[byte] for byte in dict.fromkeys(CROWDED)]
     pairs = [(left, right) for left in letters for right in letters]
     source.shuffle(pairs)
@@ -40,7 +40,7 @@ def crowded_tokenizer(split, seed: int, missing: frozenset[int] = frozenset()) -
         if len(left + right) == 3 and left + right not in pieces:
             merges.append((left, right))
             pieces.append(left + right)
-    single = [letter for letter, byte in byte_of.items() if byte not in missing]
+    single = [letter for letter, byte in BYTE_OF.items() if byte not in missing]
     vocab = {piece: i for i, piece in enumerate((*single, *pieces[len(letters) :]))}
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
     tokenizer.pre_tokenizer = split

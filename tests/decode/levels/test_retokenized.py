@@ -217,6 +217,8 @@ def test_what_compares_both_models_is_refused_by_name(pair):
         decoder.generate(["the keeper"], max_new_bytes=4)
     with pytest.raises(ValueError, match="reads more than both models' next tokens"):
         Decoder(pair, TokenSwap(), speculate=2)
+    with pytest.raises(ValueError, match="none of the 2 words is one token of both models: lamp"):
+        Decoder(pair, TokenSwap(words=["lamp", "keeper"]))
 
 
 def test_a_text_that_outgrows_the_safe_model_says_so():
@@ -254,8 +256,3 @@ def test_ids_with_gaps_keep_their_last_tokens(pair):
     assert all(2 not in own.token_ids and verify(own.ledger, with_gap) for own in results)
     (score,) = decoder.score("s", [[299, 2]])
     assert score.token_log_probs[0] > -math.inf == score.token_log_probs[1]
-
-
-def test_a_list_of_which_no_word_can_be_swapped_is_refused(pair):
-    with pytest.raises(ValueError, match="none of the 2 words is one token of both models: lamp"):
-        Decoder(pair, TokenSwap(words=["lamp", "keeper"]))

@@ -2,31 +2,46 @@
 
 import codecs
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anchored.decode.levels.level import ByteText, TextStream, TokenText
 
 
+@pytest.fixture(scope="session", params=["tokens", "bytes"])
+def symbols(request, tokenizer):
+    """What decodes symbols, newly made, and the symbols of a text."""
+    if request.param == "bytes":
+        return ByteText, str.encode
+    return (
+        lambda: TokenText(tokenizer),
+        lambda text: tokenizer(text, add_special_tokens=False)["input_ids"],
+    )
+
+
 @given(text=st.text(max_size=40))
-def test_pieces_join_to_the_text_and_never_split_a_character(tokenizer, text):
-    stream = TextStream(TokenText(tokenizer))
-    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    pieces = [stream.push(token) for token in token_ids] + [stream.finish()]
+def test_pieces_join_to_the_text_and_never_split_a_character(symbols, text):
+    make, encode = symbols
+    stream = TextStream(make())
+    pieces = [stream.push(symbol) for symbol in encode(text)] + [stream.finish()]
     assert "".join(pieces) == stream.text == text
     if "�" not in text:
         assert not any("�" in piece for piece in pieces)
+    if make is ByteText:
+        assert [piece for piece in pieces if piece] == list(text)
 
 
 @given(
-    text=st.text(alphabet="abcd", max_size=30),
-    stop=st.lists(st.text("abcd", min_size=1, max_size=3)),
+    text=st.text(alphabet="abc\u4e2d", max_size=30),
+    stop=st.lists(st.text("abc\u4e2d", min_size=1, max_size=3)),
 )
-def test_text_is_cut_at_the_first_stop_string(tokenizer, text, stop):
-    stream = TextStream(TokenText(tokenizer), tuple(stop))
+def test_text_is_cut_at_the_first_stop_string(symbols, text, stop):
+    make, encode = symbols
+    stream = TextStream(make(), tuple(stop))
     emitted = ""
-    for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
-        emitted += stream.push(token)
+    for symbol in encode(text):
+        emitted += stream.push(symbol)
         if stream.is_stopped:
             break
     emitted += stream.finish()
@@ -41,14 +56,6 @@ def test_bytes_that_never_become_a_character_are_replaced_at_the_end(tokenizer):
     assert stream.finish() == "�"
 
 
-@given(st.text(max_size=20))
-def test_pieces_are_whole_characters_that_join_to_the_text(text):
-    stream = TextStream(ByteText())
-    pieces = [stream.push(byte) for byte in text.encode()] + [stream.finish()]
-    assert "".join(pieces) == stream.text == text
-    assert [piece for piece in pieces if piece] == list(text)
-
-
 @given(st.binary(max_size=20))
 def test_ill_formed_bytes_are_replaced_and_nothing_after_them_is_lost(data):
     stream = TextStream(ByteText())
@@ -58,7 +65,7 @@ def test_ill_formed_bytes_are_replaced_and_nothing_after_them_is_lost(data):
 
 
 @given(st.text(min_size=1, max_size=5), st.data())
-def test_a_character_that_is_cut_is_whole_behind_the_cut(text, data):
+def test_a_character_that_is_cut_is_whole_after_the_cut(text, data):
     symbols = text.encode()
     cut = data.draw(st.integers(0, len(symbols)))
     begun = symbols[len(symbols[:cut].decode(errors="ignore").encode()) : cut]
@@ -68,13 +75,3 @@ def test_a_character_that_is_cut_is_whole_behind_the_cut(text, data):
             stream.push(byte)
         stream.finish()
     assert "".join(stream.text for stream in streams) == text
-
-
-def test_a_stop_string_is_found_across_bytes():
-    stream = TextStream(ByteText(), ("\u4e2d!",))
-    emitted = ""
-    for byte in "ab\u4e2d!cd".encode():
-        emitted += stream.push(byte)
-        if stream.is_stopped:
-            break
-    assert emitted == "ab"

@@ -205,12 +205,15 @@ def test_cp_fuse_remembers_what_each_model_would_have_written(token_pair):
 
 
 def test_a_passage_is_asked_for_and_only_where_it_is_read(token_pair):
+    rcad = Decoder(token_pair, RCAD())
     with pytest.raises(ValueError, match="the rule rcad needs a passage a prompt, got none"):
-        Decoder(token_pair, RCAD()).generate(PROMPTS)
+        rcad.generate(PROMPTS)
     with pytest.raises(ValueError, match="the rule anchored reads no passages"):
         Decoder(token_pair, Anchored(k=1.0)).generate(PROMPTS, passages=PASSAGES)
     with pytest.raises(ValueError, match="passages must be one value or one per prompt: 3, got 2"):
-        Decoder(token_pair, RCAD()).generate(PROMPTS, passages=PASSAGES[:2])
+        rcad.generate(PROMPTS, passages=PASSAGES[:2])
+    with pytest.raises(ValueError, match="exceeds the pair's context of 256"):
+        rcad.generate(PROMPTS[0], passages="the keeper of the lamp " * 40, max_new_tokens=20)
 
 
 @pytest.mark.parametrize("rule", [System(prompt="import math"), RCAD()], ids=lambda r: r.name)
@@ -224,18 +227,13 @@ def test_divergences_are_those_of_the_streams_and_ratios_those_of_the_prompt(tok
     assert verify(longer, token_pair)
 
 
-def test_a_passage_counts_as_length(token_pair):
-    long = "the keeper of the lamp " * 40
-    with pytest.raises(ValueError, match="exceeds the pair's context of 256"):
-        Decoder(token_pair, RCAD()).generate(PROMPTS[0], passages=long, max_new_tokens=20)
-
-
-def test_another_passage_is_refused_by_verify(token_pair):
+def test_a_passage_is_read_and_recorded_and_another_one_refused_by_verify(token_pair):
     (result,) = Decoder(token_pair, RCAD(alpha=1.0)).generate(
         PROMPTS[0], passages=PASSAGES[0], max_new_tokens=8
     )
     ledger = result.ledger
     assert ledger.header.passage == PASSAGES[0]
+    assert ledger.risky_forwards == 2 * ledger.safe_forwards
     forged = replace(ledger, header=replace(ledger.header, passage=PASSAGES[1]))
     assert not verify(forged, token_pair)
     none = replace(ledger, header=replace(ledger.header, passage=None))
@@ -250,10 +248,3 @@ def test_another_passage_is_refused_by_verify(token_pair):
 def test_what_reads_more_or_less_than_both_next_tokens_does_not_speculate(token_pair, rule):
     with pytest.raises(ValueError, match=r"more than both models' next tokens|risky model alone"):
         Decoder(token_pair, rule, speculate=2)
-
-
-def test_the_forwards_of_every_stream_are_counted(token_pair):
-    (result,) = Decoder(token_pair, RCAD()).generate(
-        PROMPTS[0], passages=PASSAGES[0], max_new_tokens=6
-    )
-    assert result.ledger.risky_forwards == 2 * result.ledger.safe_forwards

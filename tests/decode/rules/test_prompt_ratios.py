@@ -90,7 +90,7 @@ def test_rules_without_a_debt_score_no_prompt(pair, rule, scored):
     assert set(scored) == {0} and len(scored) >= 4
 
 
-def test_ratios_of_another_model_or_dtype_are_refused(pair, saved):
+def test_ratios_of_another_model_dtype_level_or_prompt_are_refused(pair, saved):
     ratios = PromptRatios.load(saved)
     other = ModelPair(
         tiny_gpt2(7), pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer
@@ -107,18 +107,11 @@ def test_ratios_of_another_model_or_dtype_are_refused(pair, saved):
     message = 'another safe dtype: "torch.float64", here it is "torch.float32"'
     with pytest.raises(ValueError, match=message):
         Decoder(coarse, Anchored(k=1.0), prompt_ratios=ratios)
-
-
-def test_ratios_of_tokens_are_refused_at_byte_level(pair, saved):
     if pair.shares_tokens:
         with pytest.raises(ValueError, match='another level: "token", here it is "byte"'):
-            Decoder(pair, Anchored(k=1.0), level="byte", prompt_ratios=PromptRatios.load(saved))
-
-
-def test_a_prompt_without_ratios_is_refused(pair, saved):
-    decoder = Decoder(pair, Anchored(k=1.0), prompt_ratios=PromptRatios.load(saved))
+            Decoder(pair, Anchored(k=1.0), level="byte", prompt_ratios=ratios)
     with pytest.raises(ValueError, match=r"no ratios are given .* 3 other prompts"):
-        decoder.generate([PROMPTS[0], "the keeper"], **ASKED)
+        Decoder(pair, Anchored(k=1.0), prompt_ratios=ratios).generate("the keeper", **ASKED)
 
 
 def test_nan_among_saved_ratios_fails_their_prompt_alone(pair, saved):
