@@ -31,9 +31,8 @@ class SideBySide:
     def __init__(self, streams: Mapping[str, Stream]) -> None:
         lean = [each for each in streams.values() if isinstance(each, RowStream) and each.is_lean]
         sizes = [stream.model.num_parameters() for stream in lean]
-        self._are_alike = len(sizes) == len(streams) > 1 and max(sizes) <= LARGEST_RATIO * min(
-            sizes
-        )
+        largest = LARGEST_RATIO * min(sizes, default=0)
+        self._are_alike = len(sizes) == len(streams) > 1 and max(sizes) <= largest
         self._workers: list[_Worker] = []
 
     def __call__(self, forwards: Sequence[Callable[[], T]]) -> list[T]:
