@@ -1,8 +1,10 @@
 """Forwards of several models at once, each on its share of a CPU's threads."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from functools import partial
+from queue import SimpleQueue
+from threading import Thread, main_thread
 from typing import TypeVar
 
 import torch
@@ -29,22 +31,61 @@ class SideBySide:
     def __init__(self, streams: Mapping[str, Stream]) -> None:
         lean = [each for each in streams.values() if isinstance(each, RowStream) and each.is_lean]
         sizes = [stream.model.num_parameters() for stream in lean]
-        are_alike = len(sizes) == len(streams) > 1 and max(sizes) <= LARGEST_RATIO * min(sizes)
-        self._pool = ThreadPoolExecutor(len(sizes)) if are_alike else None
+        largest = LARGEST_RATIO * min(sizes, default=0)
+        self._are_alike = len(sizes) == len(streams) > 1 and max(sizes) <= largest
+        self._workers: list[_Worker] = []
 
     def __call__(self, forwards: Sequence[Callable[[], T]]) -> list[T]:
         """The result of each forward, none of which may change what another one reads."""
-        num_threads = torch.get_num_threads()
-        if self._pool is None or len(forwards) < 2 or num_threads % len(forwards):
+        num_threads, is_ending = torch.get_num_threads(), not main_thread().is_alive()
+        if not self._are_alike or len(forwards) < 2 or num_threads % len(forwards) or is_ending:
             return [forward() for forward in forwards]
+        self._workers += [_Worker() for _ in forwards[len(self._workers) :]]
+        futures: list[Future[T]] = []
         try:
-            run = partial(_on_threads, num_threads // len(forwards))
-            return list(self._pool.map(run, forwards))
+            for worker, forward in zip(self._workers, forwards, strict=False):
+                futures.append(worker.begin(forward, num_threads // len(forwards)))
+            return [future.result() for future in futures]
         finally:
+            # A forward that fails and an interrupt leave none running behind them.
+            wait(futures)
             # Threads that the program starts later begin with the number that was set last.
             torch.set_num_threads(num_threads)
 
 
-def _on_threads(num_threads: int, forward: Callable[[], T]) -> T:
-    torch.set_num_threads(num_threads)  # of this thread
-    return forward()
+class _Worker:
+    """A thread that computes one forward after another, and ends with this object.
+
+    Threads of ThreadPoolExecutor take no work once the main thread has ended, though threads that
+    it started may still decode. A new thread for each forward would have to start the threads of
+    its products first, which takes milliseconds.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        Thread(target=_work, args=(self._calls,), daemon=True).start()
+
+    def begin(self, forward: Callable[[], T], num_threads: int) -> Future[T]:
+        """What the forward will have computed, on so many of torch's threads."""
+        future: Future[T] = Future()
+        self._calls.put(partial(_compute, future, forward, num_threads))
+        return future
+
+    def __del__(self) -> None:
+        self._calls.put(None)
+
+
+def _work(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while call := calls.get():
+        call()
+        del call  # or it would keep the batch, and with it this thread
+
+
+def _compute(future: Future[T], forward: Callable[[], T], num_threads: int) -> None:
+    # Set once a thread: meanwhile threads that the program starts begin with this number.
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
+    try:
+        future.set_result(forward())
+    except BaseException as error:
+        future.set_exception(error)

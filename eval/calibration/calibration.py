@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ... import Anchored, ModelPair, RiskyOnly, SafeOnly, event_bound
+from ... import Anchored, ModelPair, RiskyOnly, SafeOnly
 from ..copying.metrics import METRICS
 from ..experiments.experiment import Experiment, Setting
 from ..experiments.generations import (
@@ -19,6 +19,7 @@ from ..experiments.generations import (
     read_generations,
 )
 from ..experiments.measures import reference_log_probs
+from ..experiments.summary import copy_probabilities
 from ..recorded_texts import RISKY, SAFE
 from ..statistics import mean_if_known
 from .target import Copied, Figure, Target, copied_in
@@ -267,6 +268,10 @@ class _Generations:
         figure = target.figure(copied, **self._alone)
         rows = read_generations(self._experiment, setting)
         is_bounded = setting.name != RISKY and self._experiment.temperature > 0.0
+        unknown = [row["id"] for row in rows if row["id"] not in self._log_probs]
+        if is_bounded and unknown:
+            raise ValueError(f"{unknown[0]}: its reference has no probability under p_s")
+        recited = copy_probabilities(rows, self._log_probs, setting.rule)
         return Measured(
             setting=setting.name,
             k=setting.k,
@@ -274,12 +279,6 @@ class _Generations:
             is_met=target.is_met(figure),
             longest_copy=float(copied[:, METRICS.index("word_lcs")].mean()),
             bound=mean_if_known(row["bound"] for row in rows) if is_bounded else None,
-            recited=mean_if_known(map(self._recited, rows)) if is_bounded else None,
+            recited=mean_if_known(recited) if is_bounded else None,
             spent=mean_if_known(row["spent"] for row in rows),
         )
-
-    def _recited(self, row: dict[str, Any]) -> float:
-        bound, divergence = row["bound"], self._calibration.rule.divergence
-        if row["id"] not in self._log_probs:
-            raise ValueError(f"{row['id']}: its reference has no probability under p_s")
-        return event_bound(bound, self._log_probs[row["id"]], divergence=divergence)

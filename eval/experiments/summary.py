@@ -1,11 +1,12 @@
 """One row a setting: copying over seeds, NCR, held-out bits per byte, spends."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ...decode.rules.event_bound import event_bound
+from ...decode.rules.rule import Rule
 from ..copying.literal import means_over_seeds, paired_ncr, scores_by_setting
 from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION, NcrStatistics, or_least
@@ -91,6 +92,7 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
     accuracy: dict[str, dict[str, float]] = {}
     for row in experiment.read_rows("questions"):
         accuracy.setdefault(row["setting"], {})[row["task"]] = row["acc"]
+    log_probs = {row["id"]: row["safe_log_prob"] for row in experiment.read_rows(VERBATIM)}
     bits = {name: sets[experiment.extra].bits_per_byte for name, sets in utility.items()}
     return [
         SettingSummary(
@@ -100,8 +102,7 @@ def summarize(experiment: Experiment) -> list[SettingSummary]:
             utility=utility.get(setting.name, {}),
             accuracy=accuracy.get(setting.name, {}),
             gap_closed=_gap_closed(bits, setting.name),
-            **_spends(experiment, setting),
-            recited=mean_if_known(copy_probabilities(experiment, setting)),
+            **_spends(experiment, setting, log_probs),
         )
         for setting in experiment.settings
     ]
@@ -130,7 +131,9 @@ def recommended(summaries: list[SettingSummary]) -> SettingSummary:
     return good[0] if good else max(protected, key=lambda summary: or_least(summary.gap_closed))
 
 
-def _spends(experiment: Experiment, setting: Setting) -> dict[str, Any]:
+def _spends(
+    experiment: Experiment, setting: Setting, log_probs: Mapping[str, float]
+) -> dict[str, Any]:
     rows = read_generations(experiment, setting)
     certified = [row for row in rows if row["certified"]]
     num_tokens = sum(row["num_tokens"] for row in rows)
@@ -141,16 +144,23 @@ def _spends(experiment: Experiment, setting: Setting) -> dict[str, Any]:
         "risky_token_share": num_risky / num_tokens if num_tokens else math.nan,
         "is_within_bounds": all(row["is_within_bound"] for row in certified),
         "num_failed": len(failed_generations(experiment, setting)),
+        "recited": mean_if_known(copy_probabilities(rows, log_probs, setting.rule)),
     }
 
 
-def copy_probabilities(experiment: Experiment, setting: Setting) -> list[float | None]:
-    """Of each recorded text of a setting, how likely its bound let it begin with its reference."""
-    log_probs = {row["id"]: row["safe_log_prob"] for row in experiment.read_rows(VERBATIM)}
-    divergence = setting.rule.divergence or "kl"
+def copy_probabilities(
+    rows: Iterable[Mapping[str, Any]], log_probs: Mapping[str, float], rule: Rule
+) -> list[float | None]:
+    """The largest probability that each text's bound left to beginning with its reference; None
+    where it has no bound, or its reference is not among the log-probabilities.
+
+    rows: of `read_generations`. log_probs: log p_s of the references by id, nats, as VERBATIM has
+    them.
+    """
+    divergence = rule.divergence or "kl"
     return [
         event_bound(row["bound"], log_probs[row["id"]], divergence=divergence)
         if row["certified"] and row["bound"] is not None and row["id"] in log_probs
         else None
-        for row in read_generations(experiment, setting)
+        for row in rows
     ]

@@ -132,14 +132,11 @@ class _Search:
 
     def measure(self, rows: Numbers, work: Tensor, *, is_newton: bool) -> None:
         """Measure these rows at their next betas, and choose those to follow."""
-        beta, best, high = self._beta, self.best, self._high
-        here = _certified(self._curves.take(rows), beta[rows], self._is_untilted[rows], work)
-        is_feasible = here.kl + here.margin <= self._allowance[rows]
-        for column, new in zip(best, here, strict=True):
-            column[rows] = np.where(is_feasible, new, column[rows])
+        beta, high = self._beta, self._high
+        here, is_feasible = self._tried(rows, beta[rows], work)
         high[rows] = np.where(is_feasible, high[rows], here.beta)
-        aim = (self._allowance - np.maximum(0.5 * self._tolerance, 2.0 * best.margin))[rows]
-        beta[rows] = _following(here, aim, best.beta[rows], high[rows], is_newton=is_newton)
+        low = self.best.beta[rows]
+        beta[rows] = _following(here, self._aim(rows), low, high[rows], is_newton=is_newton)
 
     def polish(self, work: Tensor) -> None:
         """One more Newton step to the aim, whose error is the square of the last one's.
@@ -152,13 +149,22 @@ class _Search:
         if len(rows) == 0:
             return
         last = _Points(*(column[rows] for column in best))
-        aim = self._allowance[rows] - np.maximum(0.5 * self._tolerance[rows], 2.0 * last.margin)
-        beta = last.beta + (np.sqrt(aim) - np.sqrt(last.kl)) / last.speed
-        beta = np.where((beta > 0.0) & (beta < 1.0), beta, last.beta)
+        beta = last.beta + (np.sqrt(self._aim(rows)) - np.sqrt(last.kl)) / last.speed
+        self._tried(rows, np.where((beta > 0.0) & (beta < 1.0), beta, last.beta), work)
+
+    def _aim(self, rows: Numbers) -> Floats:
+        """Nats that a step aims at, below the allowance, so that it mostly ends on this side."""
+        slack = np.maximum(0.5 * self._tolerance, 2.0 * self.best.margin)
+        aim: Floats = (self._allowance - slack)[rows]
+        return aim
+
+    def _tried(self, rows: Numbers, beta: Floats, work: Tensor) -> tuple[_Points, Flags]:
+        """Points of these rows, and whether KL and margin fit; those that do are kept."""
         here = _certified(self._curves.take(rows), beta, self._is_untilted[rows], work)
-        is_feasible = here.kl + here.margin <= self._allowance[rows]
-        for column, new in zip(best, here, strict=True):
+        is_feasible: Flags = here.kl + here.margin <= self._allowance[rows]
+        for column, new in zip(self.best, here, strict=True):
             column[rows] = np.where(is_feasible, new, column[rows])
+        return here, is_feasible
 
 
 def _is_zero(values: Tensor) -> Flags:

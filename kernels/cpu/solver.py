@@ -124,28 +124,31 @@ def project(
     with _one_thread():
         for group, rows in row_groups(risky_logits.cpu(), safe_logits.cpu()):
             solution = solve(rows, budgets[group])
-            facts.append(_facts(rows, solution))
+            of_rows = rows.is_valid, rows.risky_peak, rows.safe_peak, rows.log2_safe_mass
+            facts.append(np.stack([*solution, *of_rows]))
             if numbers is not None:
                 draws.append(draw(rows, solution, numbers[group]))
     columns = torch.from_numpy(np.concatenate(facts, 1)).to(safe_logits.device)
+    weight, spend, slope, offset, ceiling, is_safe_only, *others = columns
+    is_valid, risky_peak, safe_peak, log2_safe_mass = others
     drawn = torch.from_numpy(np.concatenate(draws, 1)).to(safe_logits.device)
     has_draw = uniform is not None
     return Projection(
-        weight=columns[0],
-        spend=ceil_to_quantum(columns[1]),
-        is_safe_only=columns[5] > 0.0,
-        is_valid=columns[6] > 0.0,
+        weight=weight,
+        spend=ceil_to_quantum(spend),
+        is_safe_only=is_safe_only > 0.0,
+        is_valid=is_valid > 0.0,
         token_ids=drawn[0].long() if has_draw else None,
         accepted=drawn[1] > 0 if has_draw else None,
         stored_log_probs=(drawn[2], drawn[3]) if has_draw else None,
         risky_logits=risky_logits,
         safe_logits=safe_logits,
-        slope=columns[2],
-        offset=columns[3],
-        ceiling=columns[4],
-        risky_peak=columns[7],
-        safe_peak=columns[8],
-        log2_safe_mass=columns[9],
+        slope=slope,
+        offset=offset,
+        ceiling=ceiling,
+        risky_peak=risky_peak,
+        safe_peak=safe_peak,
+        log2_safe_mass=log2_safe_mass,
     )
 
 
@@ -163,9 +166,3 @@ def _one_thread() -> Iterator[None]:
 
 _NO_FACTS, _NO_DRAWS = np.zeros((10, 0)), np.zeros((4, 0))
 """Facts and draws of an empty batch."""
-
-
-def _facts(rows: Rows, solution: Solution) -> Floats:
-    """(10, R)."""
-    of_rows = (rows.is_valid, rows.risky_peak, rows.safe_peak, rows.log2_safe_mass)
-    return np.stack([*solution, *of_rows])

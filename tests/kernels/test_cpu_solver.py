@@ -19,7 +19,7 @@ def one_group(risky, safe):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # at beta = 0 the curve has no speed
-@pytest.mark.parametrize("kind", ["generic", "memorised", "disjoint_peaks", "two_atoms", "huge"])
+@pytest.mark.parametrize("kind", ["generic", "memorized", "disjoint_peaks", "two_atoms", "huge"])
 def test_every_certified_point_holds_the_true_divergence_within_its_margin(kind):
     risky, safe = random_logits(kind, 40, 300, torch.Generator().manual_seed(4))
     group, beta = one_group(risky, safe), np.linspace(0.0, 1.0, 40)

@@ -9,7 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logit_kinds import FEW_SIZES, KINDS, SIZES, divergence_of, random_budgets, random_logits
+from logit_kinds import (
+    FEW_SIZES,
+    KINDS,
+    SIZES,
+    divergence_of,
+    random_budgets,
+    random_logits,
+    tilted_law,
+)
 
 from anchored.kernels import reference
 from anchored.kernels.cpu.rows import PIECE_SIZE
@@ -42,8 +50,7 @@ def law_of(project, projection, risky, safe, budget):
     same values in float64, which are the same law."""
     if project is project_max:
         return project_max(risky.double(), safe.double(), budget).log_probs()
-    tilted = reference.tilted_log_probs(risky, safe, projection.weight)
-    return torch.where(projection.is_safe_only[:, None], reference.log_softmax(safe), tilted)
+    return tilted_law(projection, risky, safe)
 
 
 def assert_feasible(project, projection, log_probs, safe, budget):

@@ -43,7 +43,7 @@ def check_draws(token_ids, accepted, safe_probs, probs):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("project", [project_kl, project_max])
-@pytest.mark.parametrize("kind", ["generic", "memorised", "masked_both"])
+@pytest.mark.parametrize("kind", ["generic", "memorized", "masked_both"])
 def test_a_projection_draws_its_own_law(kind, project):
     risky, safe = random_logits(kind, 1, 60, torch.Generator().manual_seed(6))
     budget = torch.full((1,), 0.05) + reference.support_floor(risky, safe)

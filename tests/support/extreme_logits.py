@@ -9,7 +9,7 @@ from torch import Tensor
 MAGNITUDES = (1.0, 30.0, 1e3, 1e4, 1e6, 1e7, 1e9, 1e16, 1e30)
 MASKS = (-1e4, -1e6, -1e7, -1e9, -1e16, -1e30, torch.finfo(torch.float32).min, -math.inf)
 EXTREME_KINDS = (
-    "masked favourite",
+    "masked favorite",
     "masked often",
     "of one magnitude",
     "of two magnitudes",
@@ -24,7 +24,7 @@ def extreme_pair(
     """Risky and safe logits (num_rows, vocab_size) float32; every row allows a token in each."""
     shape = (num_rows, vocab_size)
     risky, safe = (3.0 * torch.randn(shape, generator=generator) for _ in range(2))
-    if kind == "masked favourite":
+    if kind == "masked favorite":
         risky.scatter_(1, safe.argmax(1, keepdim=True), _picks(MASKS, num_rows, generator))
         risky = risky if vocab_size > 1 else risky.clamp(min=MASKS[-2])
     elif kind == "masked often":

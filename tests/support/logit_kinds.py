@@ -12,7 +12,7 @@ from anchored.kernels.projection import Projection, project_kl
 KINDS = (
     "generic",
     "agreeing",
-    "memorised",
+    "memorized",
     "confident",
     "disjoint_peaks",
     "identical",
@@ -56,7 +56,7 @@ def random_logits(
     risky = (0.9 + 0.5 * scale[1]) * base + (0.3 + 1.7 * scale[2]) * noise[2].flip(1)
     shape_of = {
         "agreeing": lambda: ((1.0 + 0.1 * scale[1]) * safe + 0.05 * noise[2], safe),
-        "memorised": lambda: (_peaked(risky, 12.0 * scale[2], generator), safe),
+        "memorized": lambda: (_peaked(risky, 12.0 * scale[2], generator), safe),
         "confident": lambda: (risky, _peaked(safe, 12.0 * scale[2], generator)),
         "disjoint_peaks": lambda: (
             _peaked(risky, 40.0 * scale[1], generator),
@@ -113,17 +113,20 @@ def _two_atoms(noise: list[Tensor], scale: list[Tensor]) -> tuple[Tensor, Tensor
     return risky, safe
 
 
+def tilted_law(projection: Projection, risky: Tensor, safe: Tensor) -> Tensor:
+    """(B, V) float64 log p* of `project_kl`, by the definition at the weight returned."""
+    tilted = reference.tilted_log_probs(risky, safe, projection.weight)
+    return torch.where(projection.is_safe_only[:, None], reference.log_softmax(safe), tilted)
+
+
 def divergence_of(project: Callable, projection: Projection, risky: Tensor, safe: Tensor) -> Tensor:
     """(B,) float64 divergence from the safe model of the law that Triton returned, not of its
     rounding; all on one device."""
-    forced, law = projection.is_safe_only, projection
     if project is project_kl:
-        tilted = reference.tilted_log_probs(risky, safe, projection.weight)
-        log_probs = torch.where(forced[:, None], reference.log_softmax(safe), tilted)
-        return reference.kl_divergence(log_probs, safe)
+        return reference.kl_divergence(tilted_law(projection, risky, safe), safe)
     is_shared = (risky > -math.inf) & (safe > -math.inf)
     tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
-    tilt = tilt - (law.risky_peak - law.safe_peak)[:, None] / math.log(2.0)
-    ratio = torch.minimum(tilt + law.offset[:, None], law.ceiling[:, None])
+    tilt = tilt - (projection.risky_peak - projection.safe_peak)[:, None] / math.log(2.0)
+    ratio = torch.minimum(tilt + projection.offset[:, None], projection.ceiling[:, None])
     largest = torch.where(is_shared, ratio, -math.inf).amax(-1) * math.log(2.0)
-    return torch.where(forced, 0.0, largest)
+    return torch.where(projection.is_safe_only, 0.0, largest)

@@ -1,6 +1,7 @@
 """Two lean models' forwards at once say what they say in turns, and only models alike run so."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -75,16 +76,49 @@ def test_models_of_unlike_sizes_and_threads_that_do_not_divide_take_turns(
     assert set(seen) == {("main", num_threads)}
 
 
-def test_a_failing_forward_fails_the_step(tokenizer, monkeypatch, two_threads):
-    feed_rows = RowStream.feed_rows
+def test_a_failing_forward_fails_the_step_and_leaves_no_other_running(
+    tokenizer, monkeypatch, two_threads
+):
+    pair, feed_rows, is_over = pair_of(tokenizer, 2, 2), RowStream.feed_rows, threading.Event()
 
     def failing(self, rows, tokens):
-        if threading.current_thread() is not threading.main_thread():
+        if self.model is pair.safe:
             raise RuntimeError("out of memory")
+        time.sleep(0.2)
+        is_over.set()
         return feed_rows(self, rows, tokens)
 
     monkeypatch.setattr(RowStream, "feed_rows", failing)
-    decoder = Decoder(pair_of(tokenizer, 2, 2), Anchored(k=1.0, debt="none"))
+    decoder = Decoder(pair, Anchored(k=1.0, debt="none"))
     with pytest.raises(RuntimeError, match="out of memory"):
         decoder.generate(word_prompts(1, 8), max_new_tokens=6)
-    assert torch.get_num_threads() == 2
+    assert is_over.is_set() and torch.get_num_threads() == 2
+
+
+def test_a_thread_decodes_on_when_the_main_thread_has_ended(tokenizer, monkeypatch, two_threads):
+    # What the interpreter sets before it waits for such threads.
+    monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+    decoder, seen = Decoder(pair_of(tokenizer, 2, 2), Anchored(k=1.0)), seen_threads(monkeypatch)
+    (result,) = decoder.generate(word_prompts(1, 8), max_new_tokens=6)
+    assert not result.error and ("worker", 1) in seen
+
+
+def test_threads_that_begin_meanwhile_have_their_full_number(tokenizer, monkeypatch, two_threads):
+    feed_rows, numbers = RowStream.feed_rows, []
+
+    def probed(self, rows, tokens):
+        probe = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
+        probe.start()
+        probe.join()
+        return feed_rows(self, rows, tokens)
+
+    monkeypatch.setattr(RowStream, "feed_rows", probed)
+    before = threading.active_count()
+    decoder = Decoder(pair_of(tokenizer, 2, 2), Anchored(k=1.0, debt="none"))
+    decoder.generate(word_prompts(1, 8), max_new_tokens=12)
+    assert set(numbers[-4:]) == {2}  # workers take their share in their first step
+    for _ in range(100):  # and they end with the call
+        if threading.active_count() == before:
+            break
+        time.sleep(0.05)
+    assert threading.active_count() == before

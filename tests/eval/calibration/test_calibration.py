@@ -86,7 +86,10 @@ class World:
 @pytest.fixture
 def calibrated(monkeypatch, tmp_path):
     """Calibrate in a world, in a folder of its own."""
-    rows = [{"id": "0", "bound": 1.0, "spent": 0.5}, {"id": "1", "bound": 3.0, "spent": None}]
+    rows = [
+        {"id": "0", "certified": True, "bound": 1.0, "spent": 0.5},
+        {"id": "1", "certified": True, "bound": 3.0, "spent": None},
+    ]
     generations = {
         "reference_log_probs": {"0": -5.0, "1": -1.0},
         "generate_all": None,

@@ -31,7 +31,7 @@ from anchored.eval.experiments.generations import (
 )
 from anchored.eval.experiments.measures import MEASURES, measure, reference_log_probs
 from anchored.eval.experiments.results import write_budget_results
-from anchored.eval.experiments.summary import VERBATIM, copy_probabilities, summarize
+from anchored.eval.experiments.summary import VERBATIM, summarize
 from anchored.eval.statistics import json_value
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
@@ -77,7 +77,7 @@ def copied(experiment, tmp_path):
 
 
 def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment, pair, copied):
-    assert copy_probabilities(experiment, experiment.settings[1]) == [None] * 4  # not measured
+    assert summarize(experiment)[1].recited is None  # not measured
     own = copied()
     measure(own, VERBATIM, pair)
     (nats,) = {row["safe_log_prob"] for row in own.read_rows(VERBATIM)}
@@ -117,7 +117,7 @@ def test_texts_without_references_or_held_out_texts_have_no_figure_of_what_was_n
     shutil.rmtree(own.folder / "measurements")
     for name in ("copying", "utility", VERBATIM):
         measure(own, name, pair)
-    assert copy_probabilities(own, own.settings[1]) == [None] * 4
+    assert summarize(own)[1].recited is None
     table = write_budget_results(own, ABOUT).splitlines()
     assert len(table[2:6]) == 4 and all(line.split()[1:9] == ["-"] * 8 for line in table[2:6])
     assert "0.000" not in "".join(table[2:6]) and "bpb" not in table[0]
