@@ -17,6 +17,7 @@ from .request import (
     Drawn,
     Request,
     RequestState,
+    allowances,
     ledger_step,
     random_key,
     request_budget,
@@ -24,6 +25,10 @@ from .request import (
 from .side_by_side import SideBySide
 
 # B rows of the batch, A rows that hold a request, V symbols of the level.
+
+ALONE_FRACTION = 0.25
+"""Share of rows without an allowance from which they are drawn for alone: c / (1 + c) with a safe
+forward of a third of the risky one's cost, about the dearest that is worth a pair."""
 
 
 class PairedBatch:
@@ -60,6 +65,8 @@ class PairedBatch:
         self._can_rest = level.rows_can_join(max_length)
         self._side_by_side = SideBySide(self.streams)
         self._states: list[RequestState | None] = [None] * num_rows
+        self._nats = [0.0] * num_rows
+        """What the next token of each row may spend, see `_count_budgets`."""
         self._device = self.pair.safe.device
         self._stop_token_ids = frozenset(level.stop_token_ids)
         self._seen = torch.zeros(num_rows, level.vocab_size, dtype=torch.bool, device=self._device)
@@ -88,20 +95,32 @@ class PairedBatch:
             self._past.begin(row)
         self._keep_logits(read.logits, rows)
         self._seen.index_copy_(0, uploaded(torch.tensor(rows), self._device), read.seen)
+        self._count_budgets(rows)
         self._release(rows)
         return states
 
     @torch.inference_mode()
     def step(self) -> list[RequestState]:
-        """Draw the next token of every request; returns those that it ended."""
+        """Draw the next token of some requests or all of them; returns those that it ended."""
         rows = [row for row, state in enumerate(self._states) if state is not None]
         if not rows:
             return []
-        # 1. The models read what was drawn last; nothing is read for a row that ended with it.
+        # 1. Rows without an allowance need the safe model only, which is cheap by itself and saves
+        #    nothing beside a risky forward: they go first where that is worth the others' waiting.
+        without = [row for row in rows if self._nats[row] <= 0.0]
+        if self._can_rest and len(without) >= max(1, ALONE_FRACTION * len(rows)):
+            rows = without
+        # 2. The models read what was drawn last; nothing is read for a row that ended with it.
         self._read_on(rows)
-        # 2. One token each, by the laws at hand, and what it cost; rows that it ends are free.
+        # 3. One token each, by the laws at hand, and what it cost; rows that it ends are free.
         self._draw(rows)
         return self._release(rows)
+
+    def _count_budgets(self, rows: list[int]) -> None:
+        """Count what the next token of these rows may spend, once a token."""
+        nats = allowances([self._state(row) for row in rows]).tolist()
+        for row, value in zip(rows, nats, strict=True):
+            self._nats[row] = value
 
     def _draw(self, rows: list[int]) -> None:
         """Decide the next token of these rows; no model has read it yet."""
@@ -129,7 +148,7 @@ class PairedBatch:
             ledger_step(step, values)
             for step, values in zip(num_before, columns.tolist(), strict=True)
         ]
-        # 3. The spends are banked, which decides what the next token may spend.
+        # 3. The spends are banked, and what that leaves for the next token is counted.
         if self.rule.looks_back:
             self._past.append(rows, inputs.logits, [max(step.token_id, 0) for step in steps])
         for row, step in zip(rows, steps, strict=True):
@@ -138,11 +157,12 @@ class PairedBatch:
                 state.append(step, is_end=step.token_id in self._stop_token_ids)
             else:
                 state.fail(self.level.outgrown(self.streams, row) or self._fault(row, step.step))
+        self._count_budgets(rows)
         return [step.token_id for step in steps]
 
     def _read_on(self, rows: list[int]) -> None:
         """Let both models read what was drawn, the risky one only where something may be spent."""
-        warm = [row for row in rows if self._state(row).allowance > 0.0]
+        warm = [row for row in rows if self._nats[row] > 0.0]
         rested = warm if self._can_rest or not warm else rows
         self._read(
             {
@@ -204,7 +224,7 @@ class PairedBatch:
 
     def _inputs(self, rows: list[int], steps: list[int], seen: Tensor) -> StepInputs:
         """steps: the 0-based step of each row; seen: (B, V) bool, what the penalty falls on."""
-        nats = torch.tensor([self._state(row).allowance for row in rows], dtype=torch.float64)
+        nats = torch.tensor([self._nats[row] for row in rows], dtype=torch.float64)
         uniform = [
             own[step]
             for row, step in zip(rows, steps, strict=True)

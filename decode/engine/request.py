@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ...kernels.spend import STEP, allowance, new_accounts
 from ..ledger import SAMPLER, LedgerHeader, LedgerStep
 from ..levels.level import TextStream
 from ..rules.budget import Budget, prompt_digest
@@ -162,11 +164,6 @@ class RequestState:
     def is_finished(self) -> bool:
         return bool(self.finish_reason)
 
-    @property
-    def allowance(self) -> float:
-        """Nats that the next token may spend."""
-        return self.budget.allowance(len(self.steps), self.spent)
-
     def fail(self, message: str) -> None:
         """End the request with an error; what was drawn so far stays."""
         self.finish_reason, self.error = "error", message
@@ -183,6 +180,24 @@ class RequestState:
         elif len(self.steps) == self.request.max_new_tokens:
             self.finish_reason = "length"
         self.texts.append(text + (self.text.finish() if self.is_finished else ""))
+
+
+def allowances(states: Sequence[RequestState]) -> Tensor:
+    """(A,) float64 nats on the CPU that the next token of each may spend.
+
+    states: of one rule, so that their budgets have one schedule.
+    """
+    budgets = [state.budget for state in states]
+    accounts = new_accounts(
+        [budget.per_step for budget in budgets],
+        [budget.total for budget in budgets],
+        [budget.debt for budget in budgets],
+        budgets[0].schedule,
+        torch.device("cpu"),
+    )
+    accounts[:, STEP] = torch.tensor([float(len(state.steps)) for state in states])
+    spent = torch.tensor([state.spent for state in states], dtype=torch.float64)
+    return allowance(accounts, 0, spent)
 
 
 def request_budget(request: Request, rule: Rule, ratios: Tensor) -> Budget:

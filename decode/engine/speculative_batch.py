@@ -242,7 +242,7 @@ class SpeculativeBatch(PairedBatch):
         """Whether a token can be drawn at once: nothing is drafted, and p_r known or not needed."""
         if self._drafts[row]:
             return False
-        return not self._unread["risky"][row] or self._state(row).allowance <= 0.0
+        return not self._unread["risky"][row] or self._nats[row] <= 0.0
 
     def _draft(self, rows: list[int], ahead: Tensor) -> None:
         """Guess the next token of these rows; ahead: (B, V) bool, seen once all drafts are kept."""

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...durable_files import new_file
-from ...kernels.spend import BUDGET_CAP, SPEND_QUANTUM
+from ...kernels.spend import BUDGET_CAP, allowance, new_accounts
 from ..settings import real_number
 
 Schedule = Literal["adaptive", "global", "fixed"]
@@ -55,19 +55,12 @@ class Budget:
         """k_t in nats for 0-based `step` after `spent` nats: a multiple of SPEND_QUANTUM, >= 0.
 
         Source: paper, proposition "Global safety of adaptive banking"; corollary "Constant per-step
-        cap" for fixed allowances. `kernels.spend.allowance` is the same on a device.
+        cap" for fixed allowances.
         """
-        if self.schedule == "fixed":
-            return _rounded_down(self.per_step)
-        accrued = self.total
-        if self.schedule == "adaptive":
-            accrued = min(self.per_step * (step + 1), self.total)
-        return max(0.0, _rounded_down(accrued - self.debt) - spent)
-
-
-def _rounded_down(nats: float) -> float:
-    capped = min(max(0.0, nats), BUDGET_CAP)  # of NaN, an infinite debt of an infinite K, it is 0
-    return math.floor(capped / SPEND_QUANTUM) * SPEND_QUANTUM
+        device = torch.device("cpu")
+        account = new_accounts([self.per_step], [self.total], [self.debt], self.schedule, device)
+        spent_nats = torch.tensor([spent], dtype=torch.float64)
+        return float(allowance(account, step, spent_nats).item())
 
 
 def checked_nats(name: str, nats: Any) -> float:
