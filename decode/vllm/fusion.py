@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -211,11 +212,11 @@ class SlotAccounts:
         self._seen[slot, uploaded(torch.tensor(known), self._device)] = True
 
     def set_debt(self, slot: int, debt: Tensor) -> None:
-        """Charge what the prompt owes, () float64 nats; NaN fails the request."""
+        """Charge what the prompt owes, () float64 nats; NaN fails the request, which then records
+        an infinite debt: a journal has no NaN."""
         debt = debt.to(self._device)
-        self.debts[slot] = debt
-        self.accounts[slot, DEBT] = debt
-        self.is_failed[slot] = self.is_failed[slot] | debt.isnan()
+        self.is_failed[slot] |= debt.isnan()
+        self.debts[slot] = self.accounts[slot, DEBT] = debt.nan_to_num(math.inf, posinf=math.inf)
 
     def leave(self, slot: int) -> None:
         """Its request is gone; what it held is overwritten by the next one."""

@@ -17,7 +17,6 @@ from vllm.transformers_utils.config import get_config
 
 from .settings import EngineSettings
 
-ARCHITECTURE = "AnchoredPairForCausalLM"
 RISKY = "risky."
 NAMES = ("safe", "risky")
 
@@ -46,9 +45,9 @@ class AnchoredPairForCausalLM(nn.Module):
                 bodies[name] = _body(vllm_config, configs[name], folder, own_prefix)
         self.safe: Any = bodies["safe"]
         self.risky: Any = bodies["risky"]
-        self._safe_width = _text(configs["safe"]).hidden_size
-        self._num_risky_rows = _text(configs["risky"]).vocab_size
-        self._must_clamp = self._num_risky_rows < _text(configs["safe"]).vocab_size
+        safe, risky = (configs[name].get_text_config() for name in NAMES)
+        self._safe_width, self._num_risky_rows = safe.hidden_size, risky.vocab_size
+        self._must_clamp = risky.vocab_size < safe.vocab_size
         self.secondary_weights = [
             DefaultModelLoader.Source(facts.risky, None, prefix=RISKY, fall_back_to_pt=False)
         ]
@@ -149,7 +148,3 @@ def _quantization(vllm_config: Any, folder: str) -> Any:
         model=folder, tokenizer=folder, dtype=engine.dtype, max_model_len=engine.max_model_len
     )
     return VllmConfig.get_quantization_config(quantized, vllm_config.load_config)
-
-
-def _text(config: Any) -> Any:
-    return config.get_text_config()
