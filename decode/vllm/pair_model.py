@@ -105,32 +105,12 @@ class AnchoredPairForCausalLM(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Both checkpoints, the safe one first as the loader reads them; returns what was set."""
         loaded: set[str] = set()
-        for name, part in _by_model(weights):
-            body = self.safe if name == "safe" else self.risky
-            loaded |= {f"{name}.{parameter}" for parameter in body.load_weights(part)}
+        # Read on the way: neither checkpoint is held in memory.
+        for is_risky, named in itertools.groupby(weights, lambda own: own[0].startswith(RISKY)):
+            name, body = ("risky", self.risky) if is_risky else ("safe", self.safe)
+            parameters = body.load_weights((own.removeprefix(RISKY), w) for own, w in named)
+            loaded |= {f"{name}.{parameter}" for parameter in parameters}
         return loaded
-
-
-def _by_model(
-    weights: Iterable[tuple[str, Tensor]],
-) -> Iterable[tuple[str, Iterable[tuple[str, Tensor]]]]:
-    """The safe model's weights, then the risky one's: neither checkpoint is held in memory."""
-    stream = iter(weights)
-    held: list[tuple[str, Tensor]] = []
-
-    def of_safe() -> Iterable[tuple[str, Tensor]]:
-        for name, weight in stream:
-            if name.startswith(RISKY):
-                held.append((name, weight))
-                return
-            yield name, weight
-
-    def of_risky() -> Iterable[tuple[str, Tensor]]:
-        for name, weight in itertools.chain(held, stream):
-            yield name.removeprefix(RISKY), weight
-
-    yield "safe", of_safe()
-    yield "risky", of_risky()
 
 
 def _body(vllm_config: Any, config: Any, quantized: str | None, prefix: str) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from ...kernels.projection import project_kl
-from ...kernels.spend import SPENT, STEP, new_accounts
+from ...kernels.spend import DEBT, SPENT, STEP, new_accounts
 from ...kernels.token_log_probs import token_log_probs
 from ..engine.request import random_key
 from ..models.kv_cache import uploaded
@@ -188,7 +188,7 @@ class PairState(DefaultModelState):
             if start + count < len(request.prompt):
                 return
             rule, least = request.admitted.rule, request.admitted.least_debt
-            ratios = torch.cat([self.slots.debts[:0], *request.ratios])
+            ratios = torch.cat([self.slots.accounts[:0, DEBT], *request.ratios])
             debt = debt_nats(ratios, mode=rule.debt, window=rule.debt_window)
             request.debt = debt.clamp(min=least)
         request.ratios = []
