@@ -30,10 +30,12 @@ def field_error(kind: type[Any], record: Mapping[str, Any]) -> str:
     return ""
 
 
-@cache  # a file has thousands of records of a kind
 def field_types(kind: type[Any]) -> dict[str, Any]:
     """The types of a dataclass's fields by name."""
-    return get_type_hints(kind)
+    return _hints(kind)  # type: ignore[arg-type]  # a class is hashable
+
+
+_hints = cache(get_type_hints)  # a file has thousands of records of a kind
 
 
 def field_values(record: Any) -> dict[str, Any]:

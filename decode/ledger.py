@@ -165,7 +165,8 @@ class Ledger:
 
     def lines(self) -> list[str]:
         """The ledger as JSON lines: header, steps, footer."""
-        lines = [_dump(known_fields(record)) for record in (self.header, *self.steps)]
+        records: list[LedgerHeader | LedgerStep] = [self.header, *self.steps]
+        lines = [_dump(known_fields(record)) for record in records]
         footer = asdict(self.footer)
         return [*lines, _dump({**footer, "sha256": _sha256([*lines, _dump(footer)])})]
 
@@ -180,11 +181,10 @@ class Ledger:
         lines = _read(path, part).splitlines()
         records = [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
         _check_order(records, path)
-        *steps, footer = records[1:]
-        claimed = footer.pop("sha256")
-        if _sha256([*lines[:-1], _dump(footer)]) != claimed:
+        claimed = records[-1].pop("sha256")
+        if _sha256([*lines[:-1], _dump(records[-1])]) != claimed:
             raise LedgerError(f"{path}: a figure was changed: the lines do not match their sha256")
-        kinds = [LedgerHeader, *[LedgerStep] * len(steps), LedgerFooter]
+        kinds = [LedgerHeader, *[LedgerStep] * (len(records) - 2), LedgerFooter]
         made: list[Any] = []
         for kind, record in zip(kinds, records, strict=True):
             values = with_figures(kind, record)
