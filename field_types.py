@@ -17,7 +17,7 @@ def field_error(kind: type[Any], record: Mapping[str, Any]) -> str:
 
     kind: a dataclass; fields with a default may be missing. An int counts as a float; NaN as none.
     """
-    types = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
+    types = field_types(kind)
     known = {field.name: field for field in fields(kind)}
     if unknown := [name for name in record if name not in known]:
         return f"unknown field {reprlib.repr(unknown[0])}"
@@ -28,6 +28,11 @@ def field_error(kind: type[Any], record: Mapping[str, Any]) -> str:
         elif allowed.default is MISSING and allowed.default_factory is MISSING:
             return f"field {name!r} is missing"
     return ""
+
+
+def field_types(kind: type[Any]) -> dict[str, Any]:
+    """The types of a dataclass's fields by name."""
+    return _hints(kind)  # type: ignore[arg-type]  # a class is hashable
 
 
 _hints = cache(get_type_hints)  # a file has thousands of records of a kind

@@ -7,12 +7,11 @@ import math
 import reprlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from ..durable_files import json_value, write_durably
-from ..field_types import field_error, field_values
+from ..field_types import field_error, field_types, field_values
 
 SCHEMA = "anchored-ledger/1"
 SAMPLER = "coupled/2"
@@ -166,7 +165,8 @@ class Ledger:
 
     def lines(self) -> list[str]:
         """The ledger as JSON lines: header, steps, footer."""
-        lines = [_dump(_known(self.header)), *(_dump(_known(step)) for step in self.steps)]
+        records: list[LedgerHeader | LedgerStep] = [self.header, *self.steps]
+        lines = [_dump(known_fields(record)) for record in records]
         footer = asdict(self.footer)
         return [*lines, _dump({**footer, "sha256": _sha256([*lines, _dump(footer)])})]
 
@@ -181,24 +181,22 @@ class Ledger:
         lines = _read(path, part).splitlines()
         records = [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
         _check_order(records, path)
-        header, *steps, footer = records
-        claimed = footer.pop("sha256")
-        if _sha256([*lines[:-1], _dump(footer)]) != claimed:
+        claimed = records[-1].pop("sha256")
+        if _sha256([*lines[:-1], _dump(records[-1])]) != claimed:
             raise LedgerError(f"{path}: a figure was changed: the lines do not match their sha256")
-        kinds = [LedgerHeader, *[LedgerStep] * len(steps), LedgerFooter]
-        records = [*map(with_figures, kinds, [*records[:-1], footer])]
-        for number, (kind, record) in enumerate(zip(kinds, records, strict=True), start=1):
-            if error := field_error(kind, record):
-                raise LedgerError(f"{path}: line {number}: {error}")
-        header, *steps, footer = records
-        ledger = cls(
-            header=LedgerHeader(**header),
-            steps=[LedgerStep(**step) for step in steps],
-            **{name: value for name, value in footer.items() if name not in _SUMS},
-        )
-        if footer["total_spend"] != ledger.spent:
+        kinds = [LedgerHeader, *[LedgerStep] * (len(records) - 2), LedgerFooter]
+        made: list[Any] = []
+        for kind, record in zip(kinds, records, strict=True):
+            values = with_figures(kind, record)
+            if error := field_error(kind, values):
+                raise LedgerError(f"{path}: line {len(made) + 1}: {error}")
+            made.append(kind(**values))
+        header, *steps, footer = made
+        totals = {name: nats for name, nats in field_values(footer).items() if name not in _SUMS}
+        ledger = cls(header=header, steps=steps, **totals)
+        if footer.total_spend != ledger.spent:
             raise LedgerError(
-                f"{path}: the footer counts {footer['total_spend']} nats, the steps {ledger.spent}"
+                f"{path}: the footer counts {footer.total_spend} nats, the steps {ledger.spent}"
             )
         return ledger
 
@@ -252,8 +250,8 @@ def _check_order(records: list[dict[str, Any]], path: Path) -> None:
         )
 
 
-def _known(record: LedgerHeader | LedgerStep) -> dict[str, Any]:
-    """Its fields but those that nobody asked for."""
+def known_fields(record: LedgerHeader | LedgerStep) -> dict[str, Any]:
+    """The fields of a line by name, but those that nobody asked for."""
     return {name: value for name, value in field_values(record).items() if value is not None}
 
 
@@ -264,13 +262,8 @@ def _dump(record: dict[str, Any]) -> str:
 def with_figures(kind: type[Any], record: dict[str, Any]) -> dict[str, Any]:
     """The record with the strings of infinite floats as floats, where its field is one of numbers:
     "inf" may be a text as well."""
-    types = _field_types(kind)  # type: ignore[arg-type]  # a class is hashable
+    types = field_types(kind)
     return {name: _from_json(value, types.get(name)) for name, value in record.items()}
-
-
-@cache
-def _field_types(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _from_json(value: Any, kind: Any) -> Any:

@@ -30,7 +30,6 @@ from ..settings import SamplingConfig
 class ForcedStep:
     """p* of one recorded step, whose token is given."""
 
-    step: int
     inputs: StepInputs
     """With the risky model's logits even where nothing may be spent."""
     drawn: NextToken
@@ -71,10 +70,10 @@ class Replay:
         columns = given_columns(
             self._streams, self.prompt, [self.ledger.token_ids], looks_back=self.rule.looks_back
         )
-        for number, column in enumerate(columns):
-            numbers = None if uniform is None else uniform[:, number]
-            inputs = column.inputs(warpers, [self.ledger.steps[number].budget], numbers)
-            yield ForcedStep(number, inputs, self.rule.next_token(inputs), column.seen)
+        for column, recorded in zip(columns, self.ledger.steps, strict=True):
+            numbers = None if uniform is None else uniform[:, recorded.step]
+            inputs = column.inputs(warpers, [recorded.budget], numbers)
+            yield ForcedStep(inputs, self.rule.next_token(inputs), column.seen)
 
     def _uniforms(self) -> Tensor | None:
         """(1, steps, 3) float64 by which the recorded tokens were drawn; None draws nothing."""

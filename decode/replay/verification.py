@@ -117,10 +117,10 @@ def verify(ledger: Ledger | Path | str, pair: ModelPair) -> Verification:
     steps = []
     for forced, recorded in zip(replay.steps(), ledger.steps, strict=True):
         if not forced.drawn.is_valid.item():
-            report.failures.append(f"step {forced.step}: the replayed logits are no distribution")
+            report.failures.append(f"step {recorded.step}: the replayed logits are no distribution")
             return report
         steps.append(_checked(replay, forced, recorded))
-        report.failures += [f"step {forced.step}: {failure}" for failure in steps[-1].failures]
+        report.failures += [f"step {recorded.step}: {failure}" for failure in steps[-1].failures]
     # 4. What each step alone may be off by, all of them together may not.
     _sum_up(replay, steps, report)
     return report
@@ -345,7 +345,7 @@ def with_divergences(ledger: Ledger | Path | str, pair: ModelPair) -> Ledger:
         rows = (_warped(replay, forced, name, replay.sampling) for name in ("risky", "safe"))
         figures: dict[str, Any] = divergences(star, *rows)
         if any(map(math.isnan, figures.values())):
-            raise LedgerError(f"step {forced.step}: the replayed logits are no distribution")
+            raise LedgerError(f"step {recorded.step}: the replayed logits are no distribution")
         steps.append(replace(recorded, **figures))
     ratios = replay.prompt.ratios[0].tolist()
     return replace(ledger, header=replace(ledger.header, prompt_ratios=ratios), steps=steps)

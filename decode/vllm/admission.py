@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-
 from ..engine.request import MAX_SEED
 from ..rules.anchored import Anchored
 from ..rules.budget import Budget
@@ -68,8 +66,6 @@ ON_BY_DEFAULT: Final = ("watermarking",)
 is refused."""
 
 KNOWN: Final = {*WARPED, *ASKED, *AFTER_THE_TEXT, *NEUTRAL}
-
-NO_RATIOS = torch.empty(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

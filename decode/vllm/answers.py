@@ -10,6 +10,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Iterable,
     Mapping,
     MutableMapping,
 )
@@ -118,15 +119,13 @@ class AnsweringMiddleware:
             return
         name = uuid.uuid4().hex
         headers = [(key, value) for key, value in scope["headers"] if key.lower() != HEADER]
-        headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
-        headers += [(HEADER, name.encode()), (b"content-length", str(len(body)).encode())]
-        outgoing = _Outgoing(send, lambda choice: _taken(form.format(name, choice)))
+        headers = _with_length([*headers, (HEADER, name.encode())], body)
+
+        def taken(choice: int) -> dict[str, Any] | None:
+            return None if answers is None else answers.take(form.format(name, choice))
+
         inner = {**scope, "headers": headers}
-        await self._app(inner, _replayed(body, receive), outgoing)
-
-
-def _taken(name: str) -> dict[str, Any] | None:
-    return None if answers is None else answers.take(name)
+        await self._app(inner, _replayed(body, receive), _Outgoing(send, taken))
 
 
 def asked_body(body: bytes) -> bytes:
@@ -197,8 +196,7 @@ class _Outgoing:
         if body.startswith(b"{"):
             body = json.dumps(self._told(json.loads(body))).encode()
         assert self._start is not None
-        headers = [pair for pair in self._start["headers"] if pair[0] != b"content-length"]
-        headers.append((b"content-length", str(len(body)).encode()))
+        headers = _with_length(self._start["headers"], body)
         await self._send({**self._start, "headers": headers})
         await self._send({**message, "body": body})
 
@@ -233,10 +231,15 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
+def _with_length(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
+    """Headers of a message whose body this is."""
+    kept = [pair for pair in headers if pair[0].lower() != b"content-length"]
+    return [*kept, (b"content-length", str(len(body)).encode())]
+
+
 async def _refuse(send: Send, status: int, message: str) -> None:
     error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
     body = json.dumps({"error": error}).encode()
-    headers = [(b"content-type", b"application/json")]
-    headers.append((b"content-length", str(len(body)).encode()))
+    headers = _with_length([(b"content-type", b"application/json")], body)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,9 +80,8 @@ class Rows:
             lengths=positions.long()[first[:, 0]] + 1,
         )
 
-    def part(self, chosen: Sequence[int]) -> Rows:
-        """Those of some of the requests."""
-        at = uploaded(torch.tensor(chosen), self.slots.device)
+    def part(self, chosen: Sequence[int], at: Tensor) -> Rows:
+        """Those of some of the requests, by their indices on the host and on the device."""
         return Rows(
             slots=self.slots[at],
             host_slots=[self.host_slots[i] for i in chosen],
@@ -155,8 +155,6 @@ class SlotAccounts:
 
         self.accounts = empty_accounts(num_slots, device)
         """(S, 6) float64."""
-        self.debts = zeros(num_slots, dtype=torch.float64)
-        """(S,) nats, as in the accounts."""
         self.is_failed = zeros(num_slots, dtype=torch.bool)
         self.prompt_lens = zeros(num_slots)
         self.text_lens = zeros(num_slots)
@@ -211,11 +209,11 @@ class SlotAccounts:
         self._seen[slot, uploaded(torch.tensor(known), self._device)] = True
 
     def set_debt(self, slot: int, debt: Tensor) -> None:
-        """Charge what the prompt owes, () float64 nats; NaN fails the request."""
+        """Charge what the prompt owes, () float64 nats; NaN fails the request, which then records
+        an infinite debt: a journal has no NaN."""
         debt = debt.to(self._device)
-        self.debts[slot] = debt
-        self.accounts[slot, DEBT] = debt
-        self.is_failed[slot] = self.is_failed[slot] | debt.isnan()
+        self.is_failed[slot] |= debt.isnan()
+        self.accounts[slot, DEBT] = debt.nan_to_num(math.inf, posinf=math.inf)
 
     def leave(self, slot: int) -> None:
         """Its request is gone; what it held is overwritten by the next one."""
@@ -236,13 +234,8 @@ class SlotAccounts:
         for i, slot in enumerate(rows.host_slots):
             groups.setdefault(self._laws[slot], []).append(i)
         for law, chosen in groups.items():
-            is_all = len(chosen) == len(rows.host_slots)
-            part = rows if is_all else rows.part(chosen)
-            tokens, record = self._decide(law, part, risky, safe)
-            if is_all:
-                return tokens, record
             at = uploaded(torch.tensor(chosen), self._device)
-            emitted[at], records[at] = tokens, record
+            emitted[at], records[at] = self._decide(law, rows.part(chosen, at), risky, safe)
         return emitted, records
 
     def _decide(self, law: Law, rows: Rows, risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,7 +264,7 @@ class SlotAccounts:
         self._seen[rows.slots] = now_seen
         # 4. What the host is told.
         failed = self.is_failed[rows.slots, None].expand_as(is_drawn)
-        debts = self.debts[rows.slots, None].expand_as(is_drawn)
+        debts = accounts[:, DEBT, None].expand_as(is_drawn)
         fields = [*drawn, is_drawn, failed, debts]
         records = torch.stack([field.double() for field in fields], dim=-1)
         return drawn.token_id.where(is_drawn, self.end), records

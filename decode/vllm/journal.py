@@ -7,12 +7,12 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...durable_files import json_value
-from ..ledger import Ledger, LedgerError, LedgerHeader, LedgerStep, with_figures
+from ..ledger import Ledger, LedgerError, LedgerHeader, LedgerStep, known_fields, with_figures
 from ..settings import SamplingConfig
 
 SCHEMA = "anchored-journal/1"
@@ -53,8 +53,7 @@ class JournalWriter:
 
     def open(self, request_id: str, header: LedgerHeader, *, has_stops: bool) -> None:
         """A request that draws its first token. has_stops: its caller named further ends."""
-        known = {name: value for name, value in asdict(header).items() if value is not None}
-        self._write({"open": request_id, "header": known, "stops": has_stops})
+        self._write({"open": request_id, "header": known_fields(header), "stops": has_stops})
 
     def steps(self, rows: Sequence[tuple[str, LedgerStep]]) -> None:
         """The tokens that one step of the engine drew."""

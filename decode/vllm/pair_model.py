@@ -17,7 +17,6 @@ from vllm.transformers_utils.config import get_config
 
 from .settings import EngineSettings
 
-ARCHITECTURE = "AnchoredPairForCausalLM"
 RISKY = "risky."
 NAMES = ("safe", "risky")
 
@@ -46,9 +45,9 @@ class AnchoredPairForCausalLM(nn.Module):
                 bodies[name] = _body(vllm_config, configs[name], folder, own_prefix)
         self.safe: Any = bodies["safe"]
         self.risky: Any = bodies["risky"]
-        self._safe_width = _text(configs["safe"]).hidden_size
-        self._num_risky_rows = _text(configs["risky"]).vocab_size
-        self._must_clamp = self._num_risky_rows < _text(configs["safe"]).vocab_size
+        safe, risky = (configs[name].get_text_config() for name in NAMES)
+        self._safe_width, self._num_risky_rows = safe.hidden_size, risky.vocab_size
+        self._must_clamp = risky.vocab_size < safe.vocab_size
         self.secondary_weights = [
             DefaultModelLoader.Source(facts.risky, None, prefix=RISKY, fall_back_to_pt=False)
         ]
@@ -106,32 +105,12 @@ class AnchoredPairForCausalLM(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Both checkpoints, the safe one first as the loader reads them; returns what was set."""
         loaded: set[str] = set()
-        for name, part in _by_model(weights):
-            body = self.safe if name == "safe" else self.risky
-            loaded |= {f"{name}.{parameter}" for parameter in body.load_weights(part)}
+        # Read on the way: neither checkpoint is held in memory.
+        for is_risky, named in itertools.groupby(weights, lambda own: own[0].startswith(RISKY)):
+            name, body = ("risky", self.risky) if is_risky else ("safe", self.safe)
+            parameters = body.load_weights((own.removeprefix(RISKY), w) for own, w in named)
+            loaded |= {f"{name}.{parameter}" for parameter in parameters}
         return loaded
-
-
-def _by_model(
-    weights: Iterable[tuple[str, Tensor]],
-) -> Iterable[tuple[str, Iterable[tuple[str, Tensor]]]]:
-    """The safe model's weights, then the risky one's: neither checkpoint is held in memory."""
-    stream = iter(weights)
-    held: list[tuple[str, Tensor]] = []
-
-    def of_safe() -> Iterable[tuple[str, Tensor]]:
-        for name, weight in stream:
-            if name.startswith(RISKY):
-                held.append((name, weight))
-                return
-            yield name, weight
-
-    def of_risky() -> Iterable[tuple[str, Tensor]]:
-        for name, weight in itertools.chain(held, stream):
-            yield name.removeprefix(RISKY), weight
-
-    yield "safe", of_safe()
-    yield "risky", of_risky()
 
 
 def _body(vllm_config: Any, config: Any, quantized: str | None, prefix: str) -> nn.Module:
@@ -149,7 +128,3 @@ def _quantization(vllm_config: Any, folder: str) -> Any:
         model=folder, tokenizer=folder, dtype=engine.dtype, max_model_len=engine.max_model_len
     )
     return VllmConfig.get_quantization_config(quantized, vllm_config.load_config)
-
-
-def _text(config: Any) -> Any:
-    return config.get_text_config()

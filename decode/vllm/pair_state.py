@@ -13,13 +13,13 @@ from torch import Tensor
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from ...kernels.projection import project_kl
-from ...kernels.spend import SPENT, STEP, new_accounts
+from ...kernels.spend import DEBT, SPENT, STEP, new_accounts
 from ...kernels.token_log_probs import token_log_probs
 from ..engine.request import random_key
 from ..models.kv_cache import uploaded
 from ..rules.budget import debt_nats, log_likelihood_ratios
 from . import processor
-from .admission import NO_RATIOS, admit, unadmitted
+from .admission import admit, unadmitted
 from .fusion import Rows, SlotAccounts
 from .journal import JournalWriter
 from .recorder import UNWRITTEN, Recorder, SlotRequest
@@ -33,6 +33,9 @@ engine does not say which have ended. One that was forgotten and comes back draw
 
 TILE = 256
 """Rows of logits at once, of both models, where a prompt is scored."""
+
+NOTHING_SPENT = torch.tensor(float("inf"), dtype=torch.float64)
+"""The debt while a prompt is read, and of one that was not read here."""
 
 
 class PairState(DefaultModelState):
@@ -75,7 +78,7 @@ class PairState(DefaultModelState):
             tokens,
             prompt_len=length,
             account=self._account(request),
-            debt=self._known_debt(request),
+            debt=NOTHING_SPENT if request.debt is None else request.debt,
             key=random_key(
                 request.seed, request.prompt, level="token", place=request.admitted.sample
             ),
@@ -136,7 +139,9 @@ class PairState(DefaultModelState):
         return tokens[request, offsets]
 
     def _new_request(self, data: Any, prompt: list[int]) -> SlotRequest:
-        error = "" if all(map(self._is_shared, prompt)) else "a token of the prompt is not shared"
+        size, banned = self.facts.vocab_size, self.facts.banned_token_ids
+        is_shared = all(0 <= token < size and token not in banned for token in prompt)
+        error = "" if is_shared else "a token of the prompt is not shared"
         try:
             admitted = admit(data.sampling_params, self.limits)
         except ValueError as refusal:  # the front end, which would have answered, was passed by
@@ -146,17 +151,16 @@ class PairState(DefaultModelState):
         if seed is None:  # the same in every process of a split model
             seed = int.from_bytes(hashlib.sha256(data.req_id.encode()).digest()[:8], "big") >> 1
         params = data.sampling_params
+        least = torch.tensor(admitted.least_debt, dtype=torch.float64)
         return SlotRequest(
             request_id=data.req_id,
             prompt=prompt,
             admitted=admitted,
             seed=seed,
             has_stops=bool(params.stop or params.stop_token_ids or params.repetition_detection),
+            debt=None if admitted.rule.charges_debt else least,
             error=error,
         )
-
-    def _is_shared(self, token: int) -> bool:
-        return 0 <= token < self.facts.vocab_size and token not in self.facts.banned_token_ids
 
     def _account(self, request: SlotRequest) -> Tensor:
         budget = request.admitted.budget
@@ -166,15 +170,6 @@ class PairState(DefaultModelState):
         account[STEP] = len(request.steps)
         account[SPENT] = sum(spend for _, spend in request.steps)
         return account
-
-    def _known_debt(self, request: SlotRequest) -> Tensor:
-        """The debt of a request, infinite while its prompt is read: nothing is spent before."""
-        if request.debt is None and not request.admitted.rule.charges_debt:
-            least = request.admitted.least_debt
-            request.debt = torch.tensor(least, dtype=torch.float64)
-        if request.debt is not None:
-            return request.debt
-        return torch.tensor(float("inf"), dtype=torch.float64)
 
     def _score(self, slot: int, request: SlotRequest, index: int) -> None:
         start = int(self._batch.num_computed_tokens_np[index])
@@ -186,20 +181,18 @@ class PairState(DefaultModelState):
         hidden = self._hidden(index, count)
         if start > request.num_scored or hidden is None:
             logger.warning("%s: a part of the prompt was not read here", request.request_id)
-            request.debt = torch.tensor(float("inf"), dtype=torch.float64)
+            request.debt = NOTHING_SPENT
         else:
             request.ratios += self._ratios(hidden, request.prompt[start + 1 : end + 1])
             request.num_scored = max(end, start)
             if start + count < len(request.prompt):
                 return
-            request.debt = self._debt(request)
+            rule, least = request.admitted.rule, request.admitted.least_debt
+            ratios = torch.cat([self.slots.accounts[:0, DEBT], *request.ratios])
+            debt = debt_nats(ratios, mode=rule.debt, window=rule.debt_window)
+            request.debt = debt.clamp(min=least)
         request.ratios = []
         self.slots.set_debt(slot, request.debt)
-
-    def _debt(self, request: SlotRequest) -> Tensor:
-        rule, least = request.admitted.rule, request.admitted.least_debt
-        ratios = torch.cat([*request.ratios, NO_RATIOS.to(self.slots.debts.device)])
-        return debt_nats(ratios, mode=rule.debt, window=rule.debt_window).clamp(min=least)
 
     def _hidden(self, index: int, count: int) -> Tensor | None:
         """(count, H_s + H_r) of a request's tokens of this step; None where they are not known."""
@@ -215,21 +208,18 @@ class PairState(DefaultModelState):
     def _ratios(self, hidden: Tensor, targets: list[int]) -> list[Tensor]:
         """Per tile, log p_r - log p_s in nats of the tokens behind these states, special ones left
         out."""
-        counted = [
-            i for i, token in enumerate(targets) if token not in self.facts.special_token_ids
-        ]
-        tiles = [counted[at : at + TILE] for at in range(0, len(counted), TILE)]
-        return [self._tile(hidden, tile, [targets[i] for i in tile]) for tile in tiles]
-
-    def _tile(self, hidden: Tensor, positions: list[int], targets: list[int]) -> Tensor:
-        device = hidden.device
-        rows = hidden[uploaded(torch.tensor(positions), device)]
-        token_ids = uploaded(torch.tensor(targets), device)
-        safe, risky = (
-            token_log_probs(logits[:, : self.facts.vocab_size], token_ids)
-            for logits in self.model.both_logits(rows)
-        )
-        return log_likelihood_ratios(risky, safe)
+        special, ratios = self.facts.special_token_ids, []
+        counted = [i for i, token in enumerate(targets) if token not in special]
+        for at in range(0, len(counted), TILE):
+            tile = counted[at : at + TILE]
+            rows = hidden[uploaded(torch.tensor(tile), hidden.device)]
+            token_ids = uploaded(torch.tensor([targets[i] for i in tile]), hidden.device)
+            safe, risky = (
+                token_log_probs(logits[:, : self.facts.vocab_size], token_ids)
+                for logits in self.model.both_logits(rows)
+            )
+            ratios.append(log_likelihood_ratios(risky, safe))
+        return ratios
 
 
 def _warm_up(vocab_size: int, device: torch.device) -> None:

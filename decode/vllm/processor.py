@@ -5,7 +5,7 @@ The front end loads this file too, to refuse requests, so it imports no module o
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 from weakref import ReferenceType
 
 from torch import Tensor
@@ -14,16 +14,9 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 from .admission import admit
 from .settings import EngineSettings, Limits
 
-
-class Drawing(Protocol):
-    """The state of the pair, which draws: see `pair_state`."""
-
-    def draw(self, ctx: Any, num_rows: int) -> Tensor: ...  # (R,) int64
-
-
-current: ReferenceType[Drawing] | None = None
-"""The one whose forward was prepared last: an engine draws after its forward, in one thread.
-Weakly, so that an engine that was shut down holds no memory."""
+current: ReferenceType[Any] | None = None
+"""The `PairState` whose forward was prepared last: an engine draws after its forward, in one
+thread. Weakly, so that an engine that was shut down holds no memory."""
 
 limits = Limits()
 """The limits of requests that this process's front end admits; set where an engine is opened. The

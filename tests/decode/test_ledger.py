@@ -50,13 +50,13 @@ def changed_figure(lines: list[str]) -> list[str]:
     return [*lines[:3], json.dumps({**step, "spend": step["spend"] / 2 + 1}), *lines[4:]]
 
 
-EDITS = {
-    "figure": (changed_figure, "a figure was changed"),
-    "total": (
+FILES = {
+    "a changed figure": (changed_figure, "a figure was changed"),
+    "a changed total": (
         lambda lines: [*lines[:-1], lines[-1].replace('"length"', '"stop_token"')],
         "a figure was changed",
     ),
-    "swapped": (
+    "swapped lines": (
         lambda lines: [*lines[:4], lines[5], lines[4], *lines[6:]],
         "line 5 holds step 4, expected 3: lines were reordered",
     ),
@@ -65,38 +65,30 @@ EDITS = {
         lambda lines: [*lines[:-1], lines[-1][:-40]],
         "line 22 is cut off or not JSON",
     ),
+    "empty": (b"", "line 1 is not the header"),
+    "other": (b'{"a": 1}', "line 1 is not the header"),
+    "blank": (b"\n\n", "line 1 is cut off or not JSON"),
+    "list": (b"[1, 2]\n", "line 1 is not a JSON object"),
+    "binary": (b"\xff\xfe\x00", "it is not UTF-8 text"),
+    "header": (b'{"schema": "anchored-ledger/1", "sha256": ""}\n', "cut off after the header"),
+    "deep": (b"[" * 100_000, "line 1 is cut off or not JSON"),
+    "digits": (b'{"schema": ' + b"9" * 5000 + b"}", "line 1 is cut off or not JSON"),
 }
 
 
-@pytest.mark.parametrize("name", EDITS)
-def test_an_edited_file_is_refused(path, name):
-    change, message = EDITS[name]
-    path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
-    with pytest.raises(LedgerError, match=message):
-        Ledger.load(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "is a directory, not a ledger"),
-        (b"", "line 1 is not the header"),
-        (b'{"a": 1}', "line 1 is not the header"),
-        (b"\n\n", "line 1 is cut off or not JSON"),
-        (b"[1, 2]\n", "line 1 is not a JSON object"),
-        (b"\xff\xfe\x00", "it is not UTF-8 text"),
-        (b'{"schema": "anchored-ledger/1", "sha256": ""}\n', "cut off after the header"),
-        (b"[" * 100_000, "line 1 is cut off or not JSON"),
-        (b'{"schema": ' + b"9" * 5000 + b"}", "line 1 is cut off or not JSON"),
-    ],
-    ids=["folder", "empty", "other", "blank", "list", "binary", "header", "deep", "digits"],
-)
-def test_another_file_is_refused(pair, tmp_path, content, message):
-    path = tmp_path if content is None else tmp_path / "other"
-    if content is not None:
-        path.write_bytes(content)
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_no_whole_ledger_is_refused(path, pair, name):
+    content, message = FILES[name]
+    if callable(content):
+        content = "\n".join([*content(path.read_text().splitlines()), ""]).encode()
+    path.write_bytes(content)
     with pytest.raises(LedgerError, match=message):
         verify(path, pair)
+
+
+def test_a_folder_is_refused(pair, tmp_path):
+    with pytest.raises(LedgerError, match="is a directory, not a ledger"):
+        verify(tmp_path, pair)
 
 
 def test_divergences_of_a_ledger_that_is_inconsistent_are_refused(ledger, pair):

@@ -31,15 +31,9 @@ class Recorder:
 
     def __init__(self):
         self.accesses, self._lock = [], threading.Lock()
-        self._epochs, self._sections, self._thread = Counter(), Counter(), threading.local()
-
-    @property
-    def program(self):
-        return self._thread.program
-
-    @program.setter
-    def program(self, index):
-        self._thread.program = index
+        self._epochs, self._sections = Counter(), Counter()
+        self.thread = threading.local()
+        """Each thread's `program`."""
 
     def note(self, pointers, mask, value=None):
         addresses = np.asarray(pointers.data).ravel()
@@ -49,15 +43,16 @@ class Recorder:
         if value is not None:
             values = [x.tobytes() for x in np.broadcast_to(np.asarray(value.data), shape).ravel()]
         with self._lock:
-            where = self.program, self._epochs[self.program], self._sections[self.program]
+            program = self.thread.program
+            where = program, self._epochs[program], self._sections[program]
             for address, is_chosen, each in zip(addresses.tolist(), chosen, values, strict=True):
                 if is_chosen:
                     self.accesses.append(Access(*where, address, each))
 
     def pass_barrier(self, *, is_arrival):
         with self._lock:
-            self._sections[self.program] += 1
-            self._epochs[self.program] += is_arrival
+            self._sections[self.thread.program] += 1
+            self._epochs[self.thread.program] += is_arrival
 
     def hazards(self):
         """Kinds of races found, with how many addresses have them."""
@@ -139,7 +134,7 @@ def concurrent(monkeypatch):
         patch.setattr(builder, "create_atomic_rmw", noted_atomic)
         barrier = lambda self, *_: recorder.pass_barrier(is_arrival=False)  # noqa: E731
         patch.setattr(builder, "create_barrier", barrier)
-        index = property(lambda self: recorder.program, lambda self, value: None)
+        index = property(lambda self: recorder.thread.program, lambda self, value: None)
         patch.setattr(builder, "grid_idx", index, raising=False)
         executor = interpreter.GridExecutor
         patch.setattr(executor, "__call__", lambda *a, **k: _run_at_once(recorder, *a, **k))
@@ -162,7 +157,7 @@ def _run_at_once(recorder, executor, *args, **options):
         errors = []
 
         def run(program):
-            recorder.program = program
+            recorder.thread.program = program
             try:
                 executor.fn(**values)
             except Exception as error:

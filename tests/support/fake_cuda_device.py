@@ -15,20 +15,13 @@ import anchored
 
 ROOT = Path(anchored.__file__).parent
 DEVICE = torch.device("cuda:0")
-TOTAL_MEMORY = 141 << 30
 
 
 class FakeDevice:
     """The device, and whether torch was asked to warn when the host waits for it."""
 
     def __init__(self, num_processors: int) -> None:
-        self.properties = SimpleNamespace(
-            name="NVIDIA H200 (fake)",
-            multi_processor_count=num_processors,
-            total_memory=TOTAL_MEMORY,
-            major=9,
-            minor=0,
-        )
+        self.properties = SimpleNamespace(multi_processor_count=num_processors)
         self.sync_debug_mode = "default"
         self.is_passive = False
         """Set while the fake itself, or an interpreted kernel, computes."""
@@ -77,22 +70,13 @@ def is_cuda(device: object) -> bool:
 
 def cuda_names(device: FakeDevice) -> dict[str, Any]:
     """Replacements of names of `torch.cuda`."""
-    properties = device.properties
     return {
         "_lazy_init": lambda: None,
         "_exchange_device": lambda index: 0,
         "_maybe_exchange_device": lambda index: 0,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "is_bf16_supported": lambda *_, **__: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda index: None,
-        "get_device_properties": lambda *_: properties,
-        "get_device_name": lambda *_: properties.name,
-        "get_device_capability": lambda *_: (properties.major, properties.minor),
-        "mem_get_info": lambda *_: (TOTAL_MEMORY - (1 << 30), TOTAL_MEMORY),
-        "empty_cache": lambda: None,
+        "get_device_properties": lambda *_: device.properties,
         "synchronize": lambda *_: device.wait("synchronize"),
         "set_sync_debug_mode": lambda mode: setattr(device, "sync_debug_mode", mode),
         "is_current_stream_capturing": lambda: False,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fake_cuda_device import DEVICE, FakeDevice, here, is_cuda, is_on_device, to_device
+from fake_cuda_device import FakeDevice, here, is_cuda, is_on_device, to_device
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -114,23 +114,17 @@ class Methods(TorchFunctionMode):
         self.device = device
         self._own: dict[Callable[..., Any], Callable[..., Any]] = {
             Tensor.to: self._to,
-            Tensor.cpu: lambda tensor, *_, **__: self._moved(tensor, torch.device("cpu")),
-            Tensor.cuda: lambda tensor, *_, **__: self._moved(tensor, DEVICE),
-            Tensor.tolist: self._read(Tensor.tolist),
-            Tensor.numpy: self._numpy,
-            Tensor.__array__: self._array,
+            Tensor.cpu: lambda tensor, *_, **__: self._to(tensor, "cpu"),
+            Tensor.tolist: self._read_list,
+            Tensor.numpy: _of_the_host(Tensor.numpy),
+            Tensor.__array__: _of_the_host(Tensor.__array__),
             Tensor.pin_memory: self._pinned,
-            Tensor.is_pinned: lambda tensor, *_: _is_pinned(tensor),
             Tensor.new_tensor: lambda tensor, data, **kw: self._tensor(
                 data, **{"dtype": tensor.dtype, "device": tensor.device, **kw}
             ),
             Tensor.__deepcopy__: self._deepcopy,
             Tensor.__setitem__: self._setitem,
-            Tensor.get_device: lambda tensor: 0 if is_on_device(tensor) else -1,
-            Tensor.record_stream: lambda *_: None,
             torch.tensor: self._tensor,
-            torch.as_tensor: self._as_tensor,
-            torch.asarray: self._as_tensor,
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -157,27 +151,11 @@ class Methods(TorchFunctionMode):
                 moved = moved.clone()
         return to_device(moved) if is_cuda(target) else moved
 
-    def _moved(self, tensor: Tensor, target: torch.device) -> Tensor:
-        return self._to(tensor, target)
-
-    def _read(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def read(tensor: Tensor, *args: Any) -> Any:
-            if is_on_device(tensor):
-                self.device.wait(method.__name__)
-            with self.device.passive():
-                return method(tensor, *args)
-
-        return read
-
-    def _numpy(self, tensor: Tensor, *args: Any, force: bool = False) -> Any:
-        if not is_on_device(tensor):
-            return tensor.numpy(force=force)
-        if not force:
-            raise TypeError("can't convert cuda:0 device type tensor to numpy")
-        return self._moved(tensor, torch.device("cpu")).numpy()
-
-    def _array(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self._numpy(tensor) if is_on_device(tensor) else tensor.__array__(*args, **kwargs)
+    def _read_list(self, tensor: Tensor) -> Any:
+        if is_on_device(tensor):
+            self.device.wait("tolist")
+        with self.device.passive():
+            return tensor.tolist()
 
     def _pinned(self, tensor: Tensor, *_: Any) -> Tensor:
         if is_on_device(tensor):
@@ -194,12 +172,6 @@ class Methods(TorchFunctionMode):
         self.device.wait("an upload")
         return to_device(made)
 
-    def _as_tensor(self, data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
-        if isinstance(data, Tensor):
-            return data.to(device or data.device, kwargs.get("dtype") or data.dtype)
-        made = torch.as_tensor(data, **kwargs)
-        return self._moved(made, DEVICE) if is_cuda(device) else made
-
     def _setitem(self, tensor: Tensor, index: Any, value: Any) -> None:
         # CUDA is told a number with the kernel that writes it.
         is_number = not isinstance(value, Tensor) or (value.dim() == 0 and not is_on_device(value))
@@ -212,6 +184,15 @@ class Methods(TorchFunctionMode):
         if not is_on_device(tensor):
             return tensor.__deepcopy__(memo)
         return memo.setdefault(id(tensor), tensor.detach().clone())
+
+
+def _of_the_host(method: Callable[..., Any]) -> Callable[..., Any]:
+    def called(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_on_device(tensor):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        return method(tensor, *args, **kwargs)
+
+    return called
 
 
 def _is_pinned(tensor: Tensor) -> bool:

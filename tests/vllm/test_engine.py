@@ -119,7 +119,7 @@ def test_engine_arguments_that_cannot_go_with_a_pair_are_refused(llm, given):
         engine.engine_arguments(llm.settings, given)
 
 
-def test_a_row_of_nan_ends_its_request_alone_uncertified(llm):
+def test_a_row_of_nan_ends_its_request_alone_uncertified(llm, monkeypatch):
     alone = llm.generate([PROMPT] * 4, [params(n) for n in range(4)], use_tqdm=False)
     model = state_of(llm).model
     both, calls = model.both_logits, []
@@ -131,11 +131,9 @@ def test_a_row_of_nan_ends_its_request_alone_uncertified(llm):
             risky[2] = float("nan")
         return safe, risky
 
-    model.both_logits = broken
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "both_logits", broken)
         outputs = llm.generate([PROMPT] * 4, [params(n) for n in range(4)], use_tqdm=False)
-    finally:
-        model.both_logits = both
     (failed,) = [own for own in outputs if not own.anchored["certified"]]
     assert "no distribution" in failed.anchored["error"]
     for own, before in zip(outputs, alone, strict=True):
@@ -146,13 +144,12 @@ def test_a_row_of_nan_ends_its_request_alone_uncertified(llm):
             assert drawn == before.outputs[0].token_ids[: len(drawn)]
 
 
-def test_a_journal_that_cannot_be_written_fails_the_request(llm):
+def test_a_journal_that_cannot_be_written_fails_the_request(llm, monkeypatch):
     writer = state_of(llm).recorder._journal
     file = writer._file
 
     class Full:
-        def __init__(self):
-            self.num_lines = 0
+        num_lines = 0
 
         def write(self, content):
             self.num_lines += 1
@@ -160,12 +157,9 @@ def test_a_journal_that_cannot_be_written_fails_the_request(llm):
                 raise OSError("no space left on device")
             return file.write(content)
 
-    writer._file = Full()
-    try:
-        with pytest.raises(JournalError):
-            llm.generate([PROMPT], params(11), use_tqdm=False)
-    finally:
-        writer._file = file
+    with monkeypatch.context() as patch, pytest.raises(JournalError):
+        patch.setattr(writer, "_file", Full())
+        llm.generate([PROMPT], params(11), use_tqdm=False)
     (output,) = llm.generate([PROMPT], params(12), use_tqdm=False)
     assert output.anchored["certified"] is True
 

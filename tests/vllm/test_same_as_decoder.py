@@ -12,7 +12,7 @@ from vllm_pair import KINDS, assert_same_as_decoder, opened
 import anchored
 from anchored import Anchored, Decoder
 
-from .conftest import ENGINE
+from .conftest import ENGINE, state_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,6 +84,23 @@ def test_what_fails_and_what_is_refused_is_as_the_decoder_says(fast, pair):
         next(fast.stream("salt"))
     with pytest.raises(ValueError, match="the rule must be Anchored"):
         anchored.vllm.open_pair("safe", "risky", anchored.NoOpt(k=1.0))
+
+
+def test_a_prompt_whose_logits_are_nan_fails_its_request(fast, pair, monkeypatch):
+    model = state_of(fast.llm).model
+    both = model.both_logits
+
+    def broken(hidden):
+        safe, risky = both(hidden)
+        return safe, torch.full_like(risky, torch.nan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "both_logits", broken)
+        (failed,) = fast.generate("the keeper", max_new_tokens=4)
+    assert "no distribution" in failed.error and failed.token_ids == []
+    assert not failed.ledger.certified and anchored.verify(failed.ledger, pair)
+    (later,) = fast.generate("the keeper", max_new_tokens=4)
+    assert not later.error and later.ledger.certified
 
 
 def test_texts_are_given_as_they_end_and_the_rest_is_aborted(fast):

@@ -37,31 +37,28 @@ def asked(number: int) -> dict:
     return {**kind, "seed": number}
 
 
-def complete(client, number: int, *, stream: bool):
+def answered(endpoint, *, stream: bool, **request):
     """(token ids, what was said of the spend)"""
-    arguments = {
-        "model": "anchored",
-        "prompt": PROMPTS[number % len(PROMPTS)],
-        "max_tokens": LENGTH,
-        "temperature": 0.8,
-        "extra_body": {"anchored": asked(number), "return_token_ids": True},
-    }
-    if not stream:
-        answer = client.completions.create(**arguments)
-        assert answer.anchored == answer.choices[0].anchored
-        return answer.choices[0].token_ids, answer.anchored
+    request = {"model": "anchored", "max_tokens": LENGTH, "temperature": 0.8, **request}
+    answer = endpoint.create(stream=stream, **request)
     token_ids, spent = [], None
-    for chunk in client.completions.create(stream=True, **arguments):
-        token_ids += chunk.choices[0].token_ids or []
-        spent = getattr(chunk, "anchored", None) or spent
+    for part in answer if stream else [answer]:
+        token_ids += getattr(part.choices[0], "token_ids", None) or []
+        spent = getattr(part, "anchored", None) or spent
     return token_ids, spent
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_completions_are_the_decoders_and_say_what_they_spent(running, pair, stream):
     client, _, _ = running
+
+    def complete(number: int):
+        body = {"anchored": asked(number), "return_token_ids": True}
+        prompt = PROMPTS[number % len(PROMPTS)]
+        return answered(client.completions, stream=stream, prompt=prompt, extra_body=body)
+
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda n: complete(client, n, stream=stream), range(16)))
+        answers = list(threads.map(complete, range(16)))
     for number, (token_ids, spent) in enumerate(answers):
         own = dict(asked(number))
         seed = own.pop("seed")
@@ -84,21 +81,11 @@ def test_completions_are_the_decoders_and_say_what_they_spent(running, pair, str
 @pytest.mark.parametrize("stream", [False, True])
 def test_chats_are_the_decoders(running, pair, stream):
     client, _, _ = running
-    answer = client.chat.completions.create(
-        model="anchored",
-        messages=[{"role": "user", "content": PROMPTS[0]}],
-        max_tokens=LENGTH,
-        temperature=0.8,
-        stream=stream,
-        extra_body={
-            "vllm_xargs": {"anchored_k": 2.0, "anchored_seed": 5},
-            "return_token_ids": True,
-        },
+    messages = [{"role": "user", "content": PROMPTS[0]}]
+    body = {"vllm_xargs": {"anchored_k": 2.0, "anchored_seed": 5}, "return_token_ids": True}
+    token_ids, spent = answered(
+        client.chat.completions, stream=stream, messages=messages, extra_body=body
     )
-    token_ids, spent = [], None
-    for part in answer if stream else [answer]:
-        token_ids += getattr(part.choices[0], "token_ids", None) or []
-        spent = getattr(part, "anchored", None) or spent
     decoder = anchored.Decoder(pair, anchored.Anchored(k=2.0), level="token")
     prompt = pair.tokenizer(PROMPTS[0] + " ", add_special_tokens=False)["input_ids"]
     (result,) = decoder.generate(

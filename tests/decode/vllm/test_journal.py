@@ -1,6 +1,5 @@
 """Journals: what is written, what a killed writer leaves, and ledgers made of it."""
 
-import gc
 import json
 import re
 from contextlib import ExitStack, closing
@@ -162,14 +161,6 @@ def test_every_request_of_a_journal_is_converted_and_a_server_remembers_some(tmp
     reader = JournalReader(tmp_path, num_kept=2)
     reader.refresh()
     assert [record.request_id for record in reader.records()] == ["r3", "r4"]
-
-
-def test_a_writer_that_is_dropped_closes_its_file(tmp_path):
-    writer = JournalWriter(tmp_path)
-    file = writer._file
-    del writer
-    gc.collect()
-    assert file.closed
 
 
 def test_a_file_is_named_by_an_id_within_the_folder(tmp_path, written, capsys):
