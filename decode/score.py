@@ -48,6 +48,16 @@ class GivenColumn:
             past=self.past,
         )
 
+    def of(self, rows: list[int]) -> GivenColumn:
+        """Some of the N continuations alone."""
+        return GivenColumn(
+            texts=[self.texts[row] for row in rows],
+            token_ids=self.token_ids[rows],
+            logits={name: logits[rows] for name, logits in self.logits.items()},
+            seen=self.seen[rows],
+            past=None if self.past is None else self.past.of(rows),
+        )
+
 
 @torch.inference_mode()
 def given_columns(
@@ -203,18 +213,28 @@ def _enter(
         for i, score in zip(column.texts, found, strict=True)
     ]
     drawn = rule.next_token(column.inputs(warpers, nats))
-    is_likeliest = drawn.log_probs().argmax(-1) == column.token_ids
-    # 2. The figures. After a token that cannot follow, all are impossible.
     log_probs = drawn.token_log_probs(column.token_ids)
+    # 2. Whether a token is the likeliest one. Where a favorite of a model is likelier it is not;
+    #    where all before it were, the whole vocabulary is searched.
+    favorites = [logits.argmax(-1) for logits in column.logits.values()]
+    rivals = torch.stack([drawn.token_log_probs(favorite) for favorite in favorites])
+    is_beaten = (rivals > log_probs).any(0).tolist()
+    is_greedy = [score.is_greedy and not is_beaten[row] for row, score in enumerate(found)]
+    if rows := [row for row, is_open in enumerate(is_greedy) if is_open]:
+        few = column.of(rows)
+        best = rule.next_token(few.inputs(warpers, [nats[row] for row in rows])).log_probs()
+        for row, is_best in zip(rows, (best.argmax(-1) == few.token_ids).tolist(), strict=True):
+            is_greedy[row] = is_best
+    # 3. The figures. After a token that cannot follow, all are impossible.
     safe_log_probs = drawn.safe_token_log_probs(column.token_ids)
-    figures = (drawn.is_valid, is_likeliest, drawn.spend, drawn.weight, log_probs, safe_log_probs)
-    rows_of_figures = zip(found, *(each.tolist() for each in figures), strict=True)
-    for score, is_valid, is_best, spend, weight, given, safe in rows_of_figures:
+    figures = (drawn.is_valid, drawn.spend, drawn.weight, log_probs, safe_log_probs)
+    rows_of_figures = zip(found, is_greedy, *(each.tolist() for each in figures), strict=True)
+    for score, is_likeliest, is_valid, spend, weight, given, safe in rows_of_figures:
         if not is_valid and -math.inf in score.token_log_probs:
             given = safe = -math.inf
         elif not is_valid and not score.error:
             score.error = f"a model's logits at step {len(score.spends)} are no distribution"
-        score.is_greedy = score.is_greedy and is_best
+        score.is_greedy = is_likeliest
         score.token_log_probs.append(given)
         score.safe_token_log_probs.append(safe)
         score.spends.append(spend)
