@@ -46,7 +46,7 @@ def test_file_goes_over_defaults_and_arguments_over_the_file(tmp_path):
             r"decay_type must be one of 'linear', 'sqrt', 'cosine', got 'cosin'$",
         ),
         ("[data]\nsources = 3\n", r"data\.sources must be an array of tables, got 3$"),
-        ("[model]\nconverters = 0.1\n", r"model\.converters must be list, got 0\.1$"),
+        ("[model]\nconverters = 0.1\n", r"model\.converters must be list\[str\], got 0\.1$"),
         ("[data]\nweight_unit = 'words'\n", r"must be one of 'tokens', 'documents', got 'words'$"),
         ("[checkpoint]\nload_step = 5\n", r"unknown config key checkpoint\.load_step"),
         ("[checkpoint]\nkeep_latest_k = 1\n", r"keep_latest_k must be 0 \(all\) or at least 2"),

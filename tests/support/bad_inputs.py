@@ -308,7 +308,7 @@ generate {pair} --max-new-tokens 3 --prompt a
     --rule = memfree | --rule memfree needs --passages FILE or --setting corpus=FILE
     --rule = "rcad --setting alpha" | --setting must be NAME=VALUE, got 'alpha'
     --rule = "rcad --setting beta=1" | settings of rule rcad: RCAD.__init__() got an unexpected
-    --rule = global_switch | missing 1 required keyword-only argument: 'K'
+    --rule = global_switch | --rule global_switch needs --K
 tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
     --dataset = a/b | give one of --input, --dataset
     --shard-tokens = 0 | --shard-tokens must be >= 1, got 0

@@ -237,6 +237,7 @@ def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(capsys, input
         ("batch_size = 2", "batch_size = 0", "batch_size must be >= 1, got 0"),
         ('device = "cpu"', 'device = "tpu"', "a device must be cpu"),
         ("seeds = [0, 1]", "seeds = [0", "is not valid TOML"),
+        ("seeds = [0, 1]", "seeds = [0.5]", "config key seeds must be list[int], got [0.5]"),
     ],
 )
 def test_a_bad_file_is_one_line_and_makes_no_folder(capsys, inputs, tmp_path, old, new, message):
