@@ -215,7 +215,6 @@ def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> Non
 def _with_one_file(experiment: Experiment, setting: Setting, rows: Rows) -> Rows:
     """The rows of a whole setting, whose ledgers are put into one file, in their order."""
     folder, path = experiment.folder, _ledgers(experiment, setting)
-    path.parent.mkdir(parents=True, exist_ok=True)
     moved = []
     with new_file(path) as partial, partial.open("wb") as together:
         for row in rows:
@@ -247,7 +246,6 @@ def _row(
         return {"id": prompt.id, "seed": seed, "error": result.error}
     # A file of its own until the setting is whole.
     path = _ledgers(experiment, setting).with_suffix("") / f"{prompt.id}-{seed}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
     ledger = result.ledger
     ledger.save(path)
     return {
