@@ -101,6 +101,7 @@ generate {pair} --max-new-tokens 3 --prompt a
     --rule = memfree | --rule memfree needs --passages FILE or --setting corpus=FILE
     --rule = "rcad --setting alpha" | --setting must be NAME=VALUE, got 'alpha'
     --rule = "rcad --setting beta=1" | settings of rule rcad: RCAD.__init__() got an unexpected
+    --risky = {weights_nan} | the risky model's logits over the prompt are NaN
     --rule = global_switch | --rule global_switch needs --K
 generate {pair} --max-new-tokens 3
     = "" "--prompt-file {prompts_huge_seed}" "--prompt-file {prompts_huge_k}"
@@ -200,6 +201,9 @@ tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
     --max-invalid-documents = -1 | --max-invalid-documents must be >= 0, got -1
     --tokenizer = missing | tokenizer missing is neither a file, nor a folder
     --tokenizer = a/b | nor OWNER/NAME@REVISION
+    --input = {empty_jsonl} {garbage_jsonl} | no text to write
+    --text-field = nowhere | no text to write
+    --licences = GPL | no text to write: 1 refused; refused licences: (none given)
 tokenize --tokenizer {tokens}
     = "" "--source s" "--output {new}" "--sample 1"
     --sample = -1 NOT_WHOLE
@@ -345,21 +349,15 @@ generat
     = ""
 """
 
-FOUND_IN_DATA = """
-tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
-    --input = {empty_jsonl} {garbage_jsonl} | no text to write
-    --text-field = nowhere | no text to write
-    --licences = GPL | no text to write: 1 refused; refused licences: (none given)
-"""
-"""Lines whose mistake shows only when the data are read."""
-
 OF_PROCESSES = """
 generate {pair} --max-new-tokens 3 --prompt a
     --device = cuda:7
+generate --safe {tokenizer_short} --risky {tokenizer_short}
+    --prompt = "'{long_text}'"
 verify {pair} --ledger {ledger}
     --ledger = {cut_ledger}
 dry-run
     --config = {empty} {garbage} {toml_odd}
 """
-"""Run as processes: what a library writes past Python's stderr shows; the last ones import
+"""Run as processes, on whose stderr the warnings of libraries would stand; the last ones import
 torchtitan, which this one must not."""

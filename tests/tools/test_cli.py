@@ -1,16 +1,13 @@
 """The command line, run as a user would: results on stdout, one clear line for bad input."""
 
-import copy
 import json
-import math
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 
 import pytest
 from command_line import refused, run
-from forked_program import ForkedProgram, start_ranks
+from forked_program import start_ranks
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored.tools.cli import COMMANDS, GROUPS
@@ -126,21 +123,6 @@ def test_the_extra_with_a_missing_library_is_named_once(
     assert refused(capsys, *words[extra]).count(f"pip install 'anchored[{extra}]'") == 1
 
 
-@pytest.mark.slow
-def test_a_prompt_beyond_the_tokenizer_s_own_limit_is_one_line(pair_folders, tokenizer, tmp_path):
-    for name, folder in zip(("safe", "risky"), pair_folders, strict=True):
-        shutil.copytree(folder, tmp_path / name)
-        limited = copy.deepcopy(tokenizer)
-        limited.model_max_length = 16
-        limited.save_pretrained(tmp_path / name)
-    words = ["--safe", str(tmp_path / "safe"), "--risky", str(tmp_path / "risky")]
-    words += ["--prompt", "keeper " * 90]
-    # A process of its own, on whose stderr a warning of transformers would stand.
-    program = ForkedProgram("anchored.tools.cli", ["generate", *words], tmp_path / "output.txt")
-    assert program.wait() == 1
-    assert program.output.read_text().count("\n") == 1, program.output.read_text()
-
-
 @pytest.fixture
 def byte_words(pair_words, tmp_path):
     """A pair with two tokenizers."""
@@ -157,16 +139,6 @@ def test_models_with_two_tokenizers_generate_score_and_verify_bytes(capsys, byte
     run(capsys, "verify", *byte_words, "--ledger", str(ledger))
     words = ["--prompt", "caf\u00e9", "--continuation", " \u00e9"]
     assert json.loads(run(capsys, "score", *byte_words, *words)[0])["num_bytes"] == 3
-
-
-def test_nan_logits_are_one_line_that_names_the_model(capsys, pair_words, tokenizer, tmp_path):
-    broken = tiny_llama(2).float()
-    broken.model.norm.weight.data.fill_(math.nan)
-    broken.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    words = [*pair_words[:2], "--risky", str(tmp_path), "--prompt", "a", "--max-new-tokens", "9"]
-    err = refused(capsys, "generate", *words)
-    assert "the risky model's logits over the prompt are NaN" in err
 
 
 @pytest.mark.slow
