@@ -187,7 +187,7 @@ decontaminate --against {mixture_key} --output {new}
     --source s --input {texts} --workers = -1 NOT_WHOLE
     --mixture = {missing} {folder} {toml_broken} {toml_odd}
 tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
-    --tokenizer = {missing} {folder} a@b {empty} {garbage}
+    --tokenizer = {missing} a@b {empty} {garbage}
     --input = {missing} {folder} {garbage}
     --output = {somebody} {existing} {under_file} {fifo}
     --mixture = {missing} {folder} {empty} {garbage} {toml_odd}
@@ -201,6 +201,7 @@ tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
     --max-invalid-documents = -1 | --max-invalid-documents must be >= 0, got -1
     --tokenizer = missing | tokenizer missing is neither a file, nor a folder
     --tokenizer = a/b | nor OWNER/NAME@REVISION
+    --tokenizer = {folder} | has no tokenizer.json
     --input = {empty_jsonl} {garbage_jsonl} | no text to write
     --text-field = nowhere | no text to write
     --licences = GPL | no text to write: 1 refused; refused licences: (none given)

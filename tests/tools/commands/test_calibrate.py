@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from command_line import refused, run, with_options
+from command_line import run, with_options
 from json_lines import write_json_lines
 from tiny_models import tiny_llama
 
@@ -151,17 +151,13 @@ def test_an_interrupted_search_goes_on_where_it_was(
     assert again["curve"] == before["curve"] and again["check"] == before["check"]
 
 
-def test_a_folder_of_other_generations_is_refused(folder, command, capsys):
-    err = refused(capsys, *with_options([*command, str(folder)], ["--max-new-tokens", "9"]))
-    assert "holds a run with other settings" in err
-
-
 REFUSED = [
     (["--smallest-k", "29"], "is missed at the smallest k: NCR "),
     (["--largest-k", "0.06"], "is met at every k up to 0.06 "),
     (["--metric", "char_lcs", "--target", "999"], "the risky model alone meets the target"),
     (["--metric", "char_lcs", "--target", "0.01"], "the safe model alone misses the target"),
     (["--resolution", "1"], "resolution must be >= 1.01, got 1.0"),  # of the search, one of many
+    (["--max-new-tokens", "9"], "holds a run with other settings"),
     (["--strict"], "3 prompts show an NCR of at most 0.368"),
 ]
 

@@ -88,12 +88,17 @@ held_out = {{ extra = ["extra.jsonl"] }}
 
 
 @pytest.fixture(scope="module")
-def swept(inputs, tmp_path_factory) -> Path:
+def command(inputs) -> list[str]:
+    """The words of the sweep but for its output."""
+    return ["sweep", str(inputs / "sweep.toml"), "--output"]
+
+
+@pytest.fixture(scope="module")
+def swept(command, tmp_path_factory) -> Path:
     """The folder of a sweep that one process has done."""
     output = tmp_path_factory.mktemp("swept") / "run"
-    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(output)]
     with pytest.raises(SystemExit) as end:
-        main(words)
+        main([*command, str(output)])
     assert not end.value.code
     return output
 
@@ -149,7 +154,7 @@ def test_the_ledgers_of_a_setting_are_verified_and_drawn_together(
     ledgers.write_text(longer.read_text().replace('"seed": ', '"seed": 1', 1))
     run(capsys, *words, str(ledgers), status=1)
     ledgers.write_text("")
-    assert "line 1 is not the header" in run(capsys, *words, str(ledgers))[2]
+    assert "line 1 is not the header" in refused(capsys, *words, str(ledgers))
     start, length = ledger_parts(longer)[1]
     ledgers.write_bytes(longer.read_bytes()[start : start + length])
     out, _ = run(capsys, *words, str(ledgers), "--limit", "2")
@@ -189,20 +194,19 @@ def test_pictures_are_of_the_figures_that_methods_name(swept):
     assert "<!-- NoDebt -->" in window and "<!-- MemFree -->" not in window
 
 
-def test_a_sweep_that_is_done_does_nothing_again(capsys, caplog, inputs, swept):
+def test_a_sweep_that_is_done_does_nothing_again(capsys, caplog, command, swept):
     before = recorded(swept)
     times = {path: path.stat().st_mtime_ns for path in swept.glob("*s/**/*.json*")}
-    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(swept)]
-    out, _ = run(capsys, *words)
-    assert "Best utility" in out
+    assert "Best utility" in run(capsys, *command, str(swept))[0]
     assert caplog.text.count("done before, skipped") == 6
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert recorded(swept) == before
 
 
-def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(capsys, inputs, tmp_path):
-    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(tmp_path / "run"), "--dry-run"]
-    out, _ = run(capsys, *words)
+def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(
+    capsys, command, inputs, tmp_path
+):
+    out, _ = run(capsys, *command, str(tmp_path / "run"), "--dry-run")
     total = "7 settings x 2 prompts x 2 seeds = 28 generations of at most 6 tokens: 168 tokens"
     assert total in out and not (tmp_path / "run").exists()
     assert [line.split("  ")[0] for line in out.splitlines()[2:9]] == SETTINGS
@@ -245,10 +249,11 @@ def test_a_bad_file_is_one_line_and_makes_no_folder(capsys, inputs, tmp_path, ol
     assert not (tmp_path / "run").exists()
 
 
-def test_folders_of_others_are_refused_and_left_as_they_are(capsys, inputs, swept, tmp_path):
-    words = ["sweep", str(inputs / "sweep.toml"), "--output"]
+def test_folders_of_others_are_refused_and_left_as_they_are(
+    capsys, command, inputs, swept, tmp_path
+):
     (tmp_path / "mine.txt").write_text("kept")
-    assert "holds files that are no sweep's" in refused(capsys, *words, str(tmp_path))
+    assert "holds files that are no sweep's" in refused(capsys, *command, str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     other = tmp_path / "other.toml"
     other.write_text((inputs / "sweep.toml").read_text().replace("seeds = [0, 1]", "seeds = [2]"))
@@ -290,16 +295,15 @@ def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, 
 
 
 @pytest.mark.slow
-def test_the_first_process_does_what_a_killed_one_leaves(inputs, swept, tmp_path):
-    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(tmp_path / "run")]
+def test_the_first_process_does_what_a_killed_one_leaves(command, swept, tmp_path):
+    words = [*command, str(tmp_path / "run")]
     first, second = start_ranks("anchored.tools.cli", words, tmp_path / "output", 2)
     second.end_when(lambda: list(tmp_path.glob("run/generations/*")))
     first.wait_for_success()
     assert recorded(tmp_path / "run")["table.md"] == recorded(swept)["table.md"]
 
 
-def test_a_second_first_process_is_refused(inputs, swept, capsys):
+def test_a_second_first_process_is_refused(command, swept, capsys):
     with locked(swept / "claims" / "first", waits=False) as is_ours:
         assert is_ours
-        words = ["sweep", str(inputs / "sweep.toml"), "--output", str(swept)]
-        assert f"another sweep is at work in {swept}" in refused(capsys, *words)
+        assert f"another sweep is at work in {swept}" in refused(capsys, *command, str(swept))
