@@ -61,12 +61,14 @@ def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
 def new_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """A file to write, which gets its name when the context ends without an error.
 
-    Until then its name is random, so that several processes may write one file: the last one to end
-    replaces what the others wrote. Without `overwrite`, a file that exists at the end is kept:
-    FileExistsError then names it and the file that holds what was written. Any other OSError
-    names `path` where it would name no file, as that of a full disk.
+    The folder that it stands in is made. Until the end its name is random, so that several
+    processes may write one file: the last one to end replaces what the others wrote. Without
+    `overwrite`, a file that exists at the end is kept: FileExistsError then names it and the file
+    that holds what was written. Any other OSError names `path` where it would name no file, as that
+    of a full disk.
     """
     partial = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield partial
         with partial.open("rb+") as file:

@@ -24,7 +24,7 @@ def field_error(kind: type[Any], record: Mapping[str, Any]) -> str:
     for name, allowed in known.items():
         if name in record:
             if not is_of_type(record[name], types[name]):
-                return f"{name} must be {_shown(types[name])}, got {reprlib.repr(record[name])}"
+                return f"{name} must be {type_name(types[name])}, got {reprlib.repr(record[name])}"
         elif allowed.default is MISSING and allowed.default_factory is MISSING:
             return f"field {name!r} is missing"
     return ""
@@ -69,5 +69,8 @@ def _is_plain(value: Any, kind: type) -> bool:
     return type(value) is kind and not (type(value) is float and math.isnan(value))
 
 
-def _shown(kind: Any) -> str:
+def type_name(kind: Any) -> str:
+    """An annotated type in messages: int, list[int], one of 'kl', 'max'."""
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(kind)))
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)

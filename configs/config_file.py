@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from ..field_types import is_of_type
+from ..field_types import is_of_type, type_name
 
 Tables = dict[str, Any]
 BASE_KEY = "base"
@@ -138,13 +138,10 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         _require(isinstance(value, dict), name, "a table", value)
         item = get_args(kind)[1]
         return {key: _convert(item, entry, f"{name}.{key}") for key, entry in value.items()}
-    rule = getattr(kind, "__name__", str(kind))
-    if get_origin(kind) is Literal:
-        rule = "one of " + ", ".join(map(repr, get_args(kind)))
     is_path = kind is Path or Path in get_args(kind)
     if is_path and isinstance(value, str | Path):
         return Path(value)
-    _require(is_of_type(value, kind), name, rule, value)
+    _require(is_of_type(value, kind), name, type_name(kind), value)
     return value
 
 

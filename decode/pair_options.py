@@ -198,6 +198,8 @@ class RuleOptions:
         settings = self._settings()
         if self.rule == "memfree" and self.passages is None and "corpus" not in settings:
             raise ValueError("--rule memfree needs --passages FILE or --setting corpus=FILE")
+        if allowed == ("K",) and self.K is None:
+            raise ValueError(f"--rule {self.rule} needs --K")
         check_input(self.passages)
 
     def make(self) -> "Rule":

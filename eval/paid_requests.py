@@ -75,7 +75,6 @@ class PaidRequests:
                 self._count(counts, "kept")
                 return kept
             answer = self._sent(counts, send, read)
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_durably(path, json.dumps({"request": canonical, "answer": answer}))
             return answer
 

@@ -15,10 +15,11 @@ def names(folder: Path) -> set[str]:
 
 
 def test_writers_of_one_file_at_once_each_write_a_whole_one(tmp_path):
-    with new_file(tmp_path / "a") as first, new_file(tmp_path / "a") as second:
+    folder = tmp_path / "new" / "folder"
+    with new_file(folder / "a") as first, new_file(folder / "a") as second:
         first.write_text("first")
         second.write_text("second")
-    assert (tmp_path / "a").read_text() == "first" and names(tmp_path) == {"a"}
+    assert (folder / "a").read_text() == "first" and names(folder) == {"a"}
 
 
 @pytest.mark.parametrize("has_links", [True, False])

@@ -255,7 +255,6 @@ def _read_cache(cache: Path) -> dict[str, object]:
 
 def _write_cache(cache: Path, content: dict[str, object]) -> None:
     try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
         write_durably(cache, json.dumps(content))
     except OSError as error:
         logger.warning("fingerprint not cached, it is computed anew each time: %s", error)

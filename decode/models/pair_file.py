@@ -76,7 +76,6 @@ class PairFile:
     def save(self, folder: str | Path) -> None:
         """Write pair.json in a folder, where models in folders are named relative to it."""
         folder = Path(folder).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
         content = {name: value for name, value in asdict(self).items() if value is not None}
         for model in ("safe", "risky"):
             if Path(content[model]).is_dir():

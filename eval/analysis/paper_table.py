@@ -172,7 +172,6 @@ def write_paper_table(pair: str, books: RecordedRun, bios: RecordedRun, folder: 
     full, best = (tables.markdown_table(*each) for each in shown)
     about = "\n".join(_about(pair, books, bios, others))
     text = f"{about}\n\n{full}\n\nBest factuality of each method at NCR >= 0.75:\n\n{best}\n"
-    folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / "paper.md", text)
     latex = "\n\n".join(tables.latex_table_of_parts([("", own)], head) for own, head in shown)
     write_durably(folder / "paper.tex", latex + "\n")

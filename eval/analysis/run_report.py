@@ -64,7 +64,6 @@ def analyses(run: RecordedRun) -> Analyses:
 def write_report(run: RecordedRun, analyzed: Analyses, folder: Path, *, num_texts: int) -> None:
     """report.html, .md and .json in `folder`."""
     report = run_report(run, analyzed, num_texts=num_texts)
-    folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / PAGE, report.html())
     write_durably(folder / "report.md", report.markdown())
     write_durably(folder / "report.json", report.json())

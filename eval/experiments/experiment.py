@@ -116,7 +116,6 @@ class Experiment:
     def write_rows(self, name: str, rows: Rows) -> None:
         """Record a measure's rows."""
         path = self.rows_file(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, json.dumps(rows))
 
 

@@ -179,7 +179,6 @@ def evaluate(
             )
             if figures is not None:  # the first process
                 file = _file(folder, own, variant)
-                file.parent.mkdir(parents=True, exist_ok=True)
                 write_durably(file, json.dumps({**asked, "figures": figures}) + "\n")
 
 

@@ -46,7 +46,7 @@ def test_file_goes_over_defaults_and_arguments_over_the_file(tmp_path):
             r"decay_type must be one of 'linear', 'sqrt', 'cosine', got 'cosin'$",
         ),
         ("[data]\nsources = 3\n", r"data\.sources must be an array of tables, got 3$"),
-        ("[model]\nconverters = 0.1\n", r"model\.converters must be list, got 0\.1$"),
+        ("[model]\nconverters = 0.1\n", r"model\.converters must be list\[str\], got 0\.1$"),
         ("[data]\nmixture = 3\n", r"data\.mixture must be str, got 3$"),
         ("[data]\nmixture = 'm'\nstage = [1]\n", r"data\.stage must be str, got \[1\]$"),
         ("[data]\nweight_unit = 'words'\n", r"must be one of 'tokens', 'documents', got 'words'$"),

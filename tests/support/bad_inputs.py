@@ -87,6 +87,21 @@ generate {pair} --max-new-tokens 3 --prompt a
     --prompt-ratios = {missing} {folder} {empty} {garbage} {ledger} {other}
     --risky-quantization = {missing} {folder} {empty} {garbage} {prompts} {list} {no_method}
     --ledger = {existing} {folder} {fifo} {link} {under_file} {long_name} /proc/none/x.jsonl
+    = "--k 1 --K 2" | give either k or K
+    = "--continue-from {ledger}" | give either --prompt, --prompt-file,
+    = "--chat --continue-from {ledger}" | give either --prompt, --prompt-file,
+    --num-return-sequences = 0 | --num-return-sequences must be >= 1, got 0
+    --risky-revision = v2 | a revision is that of a Hub id, got 'v2' for
+    --safe-revision = v2 | a revision is that of a Hub id, got 'v2' for
+    --risky-attn-implementation = no | attn_implementation="no"` is not
+    --risky-device-map = nope | found nope
+    --rule = "rcad --k 1" | --rule rcad takes no budget: remove --k and the like
+    --rule = "cold_start --K 2" | --rule cold_start takes no budget: only --k
+    --rule = memfree | --rule memfree needs --passages FILE or --setting corpus=FILE
+    --rule = "rcad --setting alpha" | --setting must be NAME=VALUE, got 'alpha'
+    --rule = "rcad --setting beta=1" | settings of rule rcad: RCAD.__init__() got an unexpected
+    --risky = {weights_nan} | the risky model's logits over the prompt are NaN
+    --rule = global_switch | --rule global_switch needs --K
 generate {pair} --max-new-tokens 3
     = "" "--prompt-file {prompts_huge_seed}" "--prompt-file {prompts_huge_k}"
     = "--prompt-file {prompts_deep}" "--prompt-file {prompts_bom}"
@@ -171,7 +186,7 @@ decontaminate --against {mixture_key} --output {new}
     --source s --input {texts} --workers = -1 NOT_WHOLE
     --mixture = {missing} {folder} {toml_broken} {toml_odd}
 tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
-    --tokenizer = {missing} {folder} a@b {empty} {garbage}
+    --tokenizer = {missing} a@b {empty} {garbage}
     --input = {missing} {folder} {garbage}
     --output = {somebody} {existing} {under_file} {fifo}
     --mixture = {missing} {folder} {empty} {garbage} {toml_odd}
@@ -179,10 +194,22 @@ tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
     --max-document-bytes = 0 -1 many
     --shard-tokens = -1 1.5
     --workers = many
+    --dataset = a/b | give one of --input, --dataset
+    --shard-tokens = 0 | --shard-tokens must be >= 1, got 0
+    --workers = -1 | --workers must be >= 0, got -1
+    --max-invalid-documents = -1 | --max-invalid-documents must be >= 0, got -1
+    --tokenizer = missing | tokenizer missing is neither a file, nor a folder
+    --tokenizer = a/b | nor OWNER/NAME@REVISION
+    --tokenizer = {folder} | has no tokenizer.json
+    --input = {empty_jsonl} {garbage_jsonl} | no text to write
+    --text-field = nowhere | no text to write
+    --licences = GPL | no text to write: 1 refused; refused licences: (none given)
 tokenize --tokenizer {tokens}
     = "" "--source s" "--output {new}" "--sample 1"
     --sample = -1 NOT_WHOLE
     --source s --sample 1 --input = {missing} {folder}
+tokenize --source s --tokenizer {tokens} --output {new}
+    = "" | give one of --input, --dataset
 plan
     = "--config nothing-of-this-name" "--step 1 --stage stage9"
     --config = {missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} {toml_circle}
@@ -190,6 +217,9 @@ plan
     --max-epochs = -1 many nan
     --step = -1 x
     --output = {existing} {folder} {fifo} {under_file}
+    = "--step 1" | --stage must be one of stage1, stage2, got ''
+    = "--step 1 --stage stage2" | shards of every source are needed; missing: wikimedia
+    = "--document a:b:1 --step 3" | give step or document, not both: 3, a:b:1
 plan --config {toml_odd}
     = --verify "--document a" "--document a:b:c" "--document a:b:1 --step 2"
     = "--output {toml_odd} --overwrite"
@@ -220,6 +250,12 @@ prompts
     = "--kind books --input {books} --output {books} --overwrite" "--kind poems"
     --kind books --output new.jsonl --input = {folder} {empty} {garbage}
     --kind books --input {prompts} --output = {existing} {folder} {fifo}
+prompts --kind books --output new.jsonl
+    --input = {empty} | holds no records
+    --input = {prompts_broken} | is not JSON
+    --input = {prompts_list} | row 1 must be a JSON object
+    --input = {prompts} | record 1 has no text 'input'
+    --input = {prompts_input} | record 1 has no text 'reference'
 sweep
     = "" {missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} "{toml_circle} --dry-run"
     = "{toml_odd} --inputs" "{toml_odd} --output" "no-such-methods --dry-run"
@@ -229,6 +265,9 @@ sweep
 compare
     = "" {missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} "{toml_circle} --dry-run"
     = "{toml_odd} --model ours" "{toml_odd} --limit -1" "quickstart-methods --dry-run"
+compare downstream
+    = "--model ours" | --model must be LABEL=FOLDER
+    = "--model ours=/no/such/folder" | ours: there is no model folder with a config.json at /no/such
 evaluate
     = "''" {existing} {empty} {garbage} {prompts} {texts}
     = "{folder} --evidence {existing}"
@@ -237,6 +276,9 @@ evaluate
     {folder} --ncr-of = {missing} {existing}
     {folder} --judge-model m --limit = 0 x
     {folder} --judge-model m --evidence = {missing} "{existing} --serper"
+    = {missing} | there is no file or folder
+    = {folder} | holds no generations/*.jsonl
+    = "{folder} --ledgers -1" | --ledgers must be >= 0, got -1
 evaluate {texts}/one.jsonl
     = --only "--only nothing"
     = "--only copying --output {texts}/one.jsonl"
@@ -245,6 +287,15 @@ evaluate {texts}/one.jsonl
     --only nonliteral = "" "--comparator <" "--num-characters -1" "--num-characters x"
     --judge-model = "" "''"
     --judge-model m --judge-url = http://user:key@host/v1 ftp://host "''"
+    = "" | texts without references
+    = --serper | give --judge-model too
+    = "--judge-model m" | the environment has no key
+    = "--judge-model m --judge-url nowhere" | base_url must be
+    --only = copying | has no "reference": give --prompts FILE
+    --only = nonliteral | has no "characters": give --prompts FILE
+    --only = report | a report is on a run's folder
+    --only = fluency | a judge is needed
+    --only = "factuality --judge-model m" | give one of --serper
 evaluate {texts}/one.jsonl --judge-model m --judge-url http://127.0.0.1:9/v1
     = "--answers {existing}" "--pool nobody"
     --output = {existing} {fifo} {under_file}
@@ -273,6 +324,11 @@ calibrate --safe {safe} --risky {risky} --prompt-file {prompts}
     --confidence = 0 1 nan
     --smallest-k = 0 -1 30 nan
     --first-ks = 0 1 x
+    = "" | row 1: field 'id' is missing
+    --prompt-file = {prompts_id} | row 1: field 'reference' is missing
+    --metric = char_lcs | --metric char_lcs needs a --target
+    --seeds = 0 | --seeds must be >= 1, got 0
+    --temperature = -1 | temperature must be finite and >= 0, got -1.0
 lm-eval
     = --nonsense nonsense "run --limit x" "run --model" validate
 bench kernel
@@ -292,94 +348,15 @@ generat
     = ""
 """
 
-SAID = """
-generate {pair} --max-new-tokens 3 --prompt a
-    = "--k 1 --K 2" | give either k or K
-    = "--continue-from {ledger}" | give either --prompt, --prompt-file,
-    = "--chat --continue-from {ledger}" | give either --prompt, --prompt-file,
-    --num-return-sequences = 0 | --num-return-sequences must be >= 1, got 0
-    --risky-revision = v2 | a revision is that of a Hub id, got 'v2' for
-    --safe-revision = v2 | a revision is that of a Hub id, got 'v2' for
-    --risky-attn-implementation = no | attn_implementation="no"` is not
-    --risky-device-map = nope | found nope
-    --rule = "rcad --k 1" | --rule rcad takes no budget: remove --k and the like
-    --rule = "cold_start --K 2" | --rule cold_start takes no budget: only --k
-    --rule = memfree | --rule memfree needs --passages FILE or --setting corpus=FILE
-    --rule = "rcad --setting alpha" | --setting must be NAME=VALUE, got 'alpha'
-    --rule = "rcad --setting beta=1" | settings of rule rcad: RCAD.__init__() got an unexpected
-    --rule = global_switch | missing 1 required keyword-only argument: 'K'
-tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
-    --dataset = a/b | give one of --input, --dataset
-    --shard-tokens = 0 | --shard-tokens must be >= 1, got 0
-    --workers = -1 | --workers must be >= 0, got -1
-    --max-invalid-documents = -1 | --max-invalid-documents must be >= 0, got -1
-    --tokenizer = missing | tokenizer missing is neither a file, nor a folder
-    --tokenizer = a/b | nor OWNER/NAME@REVISION
-tokenize --source s --tokenizer {tokens} --output {new}
-    = "" | give one of --input, --dataset
-plan
-    = "--step 1" | --stage must be one of stage1, stage2, got ''
-    = "--step 1 --stage stage2" | shards of every source are needed; missing: wikimedia
-    = "--document a:b:1 --step 3" | give step or document, not both: 3, a:b:1
-prompts --kind books --output new.jsonl
-    --input = {empty} | holds no records
-    --input = {prompts_broken} | is not JSON
-    --input = {prompts_list} | row 1 must be a JSON object
-    --input = {prompts} | record 1 has no text 'input'
-    --input = {prompts_input} | record 1 has no text 'reference'
-compare downstream
-    = "--model ours" | --model must be LABEL=FOLDER
-    = "--model ours=/no/such/folder" | ours: there is no model folder with a config.json at /no/such
-evaluate
-    = {missing} | there is no file or folder
-    = {folder} | holds no generations/*.jsonl
-    = "{folder} --ledgers -1" | --ledgers must be >= 0, got -1
-evaluate {texts}/one.jsonl
-    = "" | texts without references
-    = --serper | give --judge-model too
-    = "--judge-model m" | the environment has no key
-    = "--judge-model m --judge-url nowhere" | base_url must be
-    --only = copying | has no "reference": give --prompts FILE
-    --only = nonliteral | has no "characters": give --prompts FILE
-    --only = report | a report is on a run's folder
-    --only = fluency | a judge is needed
-    --only = "factuality --judge-model m" | give one of --serper
-calibrate --safe {safe} --risky {risky} --prompt-file {prompts}
-    = "" | row 1: field 'id' is missing
-    --prompt-file = {prompts_id} | row 1: field 'reference' is missing
-    --metric = char_lcs | --metric char_lcs needs a --target
-    --seeds = 0 | --seeds must be >= 1, got 0
-    --temperature = -1 | temperature must be finite and >= 0, got -1.0
-"""
-"""Lines whose messages are held."""
-
-FOUND_IN_DATA = """
-tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
-    --input = {empty_jsonl} {garbage_jsonl} | no text to write
-    --text-field = nowhere | no text to write
-    --licences = GPL | no text to write: 1 refused; refused licences: (none given)
-"""
-"""Lines whose mistake shows only when the data are read."""
-
 OF_PROCESSES = """
 generate {pair} --max-new-tokens 3 --prompt a
-    --ledger = {fifo}
     --device = cuda:7
-    --k = nan
-generate {pair} --max-new-tokens 3
-    --prompt-file = {prompts_broken}
-score {pair} --prompt a --continuation b
-    --prompt-ratios = {garbage}
-ratios {pair} --prompt a --output {new}
-    --output = {folder}
+generate --safe {tokenizer_short} --risky {tokenizer_short}
+    --prompt = "'{long_text}'"
 verify {pair} --ledger {ledger}
     --ledger = {cut_ledger}
-    --divergences = {existing}
-plan
-    --config = {toml_broken}
-export --checkpoint {folder} --tokenizer {safe} --output {new}
-    --output = {existing}
 dry-run
     --config = {empty} {garbage} {toml_odd}
 """
-"""Run as processes; the last ones import torchtitan, which this one must not."""
+"""Run as processes, on whose stderr the warnings of libraries would stand; the last ones import
+torchtitan, which this one must not."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN
@@ -154,10 +155,17 @@ def _set(name: str, **changes: Any) -> Callable[[Path], object]:
     return change
 
 
-def _without_a_tensor(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    del weights["model.norm.weight"]
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+def _with_norm(*values: float) -> Callable[[Path], None]:
+    """The model with this value in its last norm's weight, or without that weight."""
+
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        norm = tensors.pop("model.norm.weight")
+        for value in values:
+            tensors["model.norm.weight"] = torch.full_like(norm, value)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return change
 
 
 _GARBAGE = bytes(range(256)) * 8
@@ -175,5 +183,7 @@ _MODEL_DAMAGES: dict[str, Callable[[Path], object]] = {
     "weights_empty": _cut("model.safetensors", 0),
     "weights_truncated": _cut("model.safetensors", 20_000),
     "weights_garbage": _write("model.safetensors", _GARBAGE),
-    "weights_partial": _without_a_tensor,
+    "weights_partial": _with_norm(),
+    "weights_nan": _with_norm(torch.nan),
+    "tokenizer_short": _set("tokenizer_config.json", model_max_length=16),
 }

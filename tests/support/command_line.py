@@ -1,5 +1,7 @@
 """A command of `anchored` in this process."""
 
+import pytest
+
 from anchored.tools.cli import main
 
 
@@ -13,19 +15,18 @@ def with_options(words: list[str], more: list[str]) -> list[str]:
     return [*kept, *more]
 
 
-def run(capsys, *words: str) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr)."""
-    try:
+def run(capsys, *words: str, status: int = 0) -> tuple[str, str]:
+    """(stdout, stderr) of a command, which ends with this exit status."""
+    with pytest.raises(SystemExit) as end:
         main(list(words))
-    except SystemExit as end:
-        status = int(end.code or 0)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+    out, err = capsys.readouterr()
+    assert int(end.value.code or 0) == status, out + err
+    return out, err
 
 
 def refused(capsys, *words: str) -> str:
     """The one line on stderr of a command that ends with status 1."""
-    status, out, err = run(capsys, *words)
-    assert (status, out) == (1, "") and err.count("\n") == 1
+    out, err = run(capsys, *words, status=1)
+    assert out == "" and err.count("\n") == 1
     assert err.startswith(f"anchored {words[0]}: ")
     return err

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from json_lines import write_json_lines
 
 from anchored import Ledger, PromptRatios
 from anchored.decode.ledger import LedgerHeader, LedgerStep
@@ -28,7 +29,7 @@ def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> 
         {"id": name, "title": HOSTILE, "prompt": HOSTILE, "reference": HOSTILE, "domain": domain}
         for name, domain in DOMAINS.items()
     ]
-    _write(folder / "prompts.jsonl", prompts)
+    write_json_lines(folder / "prompts.jsonl", prompts)
     copying = []
     for setting, k in settings.items():
         rows = []
@@ -40,7 +41,7 @@ def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> 
                 ledger.save(path)
             rows.append(_row(prompt, path.relative_to(folder).as_posix(), ledger))
             copying.append(_copying(setting, prompt, place))
-        _write(folder / "generations" / f"{file_name(setting)}.jsonl", rows)
+        write_json_lines(folder / "generations" / f"{file_name(setting)}.jsonl", rows)
     if ledgers:
         ratios = {prompt_digest([1, 2, 3, ord("a")]): torch.tensor([-1.0, 0.5, 2.0]).double()}
         PromptRatios({}, ratios).save(folder / "prompt_ratios.safetensors")
@@ -108,11 +109,6 @@ def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
         }
         for name, figures in whole.items()
     }
-
-
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _ledger(setting: str, k: float | None, prompt: str) -> Ledger:

@@ -107,7 +107,6 @@ def verify(config: VerifyConfig) -> int:
 
 def _write_divergences(config: VerifyConfig, ledgers: "list[anchored.Ledger]") -> None:
     if config.divergences is not None:
-        config.divergences.parent.mkdir(parents=True, exist_ok=True)
         lines = [line + "\n" for ledger in ledgers for line in ledger.lines()]
         write_durably(config.divergences, "".join(lines), overwrite=config.overwrite)
     if config.picture is not None:
@@ -144,7 +143,6 @@ def ratios(config: RatiosConfig) -> int:
     check_outputs(config, config.output)
     decoder = config.decoder()
     computed = decoder.prompt_ratios(list(config.prompt))
-    config.output.parent.mkdir(parents=True, exist_ok=True)
     computed.save(config.output, overwrite=config.overwrite)
     for prompt in config.prompt:
         ratios_of_prompt = computed.of(decoder.level.encode(prompt))

@@ -205,7 +205,6 @@ def _save(result: "anchored.Generation", ledger: Path | None, *, overwrite: bool
     if ledger is None:
         return ""
     try:
-        ledger.parent.mkdir(parents=True, exist_ok=True)
         result.ledger.save(ledger, overwrite=overwrite)
     except OSError as error:
         return f"the ledger was not saved: {error}"

@@ -57,7 +57,6 @@ def run(config: RetrieveConfig) -> int:
     if config.output is None:
         print(text, end="")
     else:
-        config.output.parent.mkdir(parents=True, exist_ok=True)
         write_durably(config.output, text, overwrite=config.overwrite)
     return 0
 

@@ -111,7 +111,6 @@ def ledgers(config: LedgersConfig) -> int:
     by_id = list(journal_ledgers(config.journal))
     paths = [folder / f"{_file_name(name)}.jsonl" for name, _ in by_id]
     check_outputs(config, *paths)
-    folder.mkdir(parents=True, exist_ok=True)
     for path, (_, ledger) in zip(paths, by_id, strict=True):
         ledger.save(path, overwrite=config.overwrite)
     num_certified = sum(ledger.certified for _, ledger in by_id)

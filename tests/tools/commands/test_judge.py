@@ -10,22 +10,24 @@ from pathlib import Path
 import pytest
 from chat_server import Say, chat_server, user_text
 from command_line import run
+from json_lines import write_json_lines
 
 pytest.importorskip("openai")
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+@pytest.fixture
+def file_of(tmp_path):
+    """A file of texts by setting and prompt."""
 
+    def write(**texts) -> str:
+        rows = [
+            {"setting": name, "id": id, "prompt": "BEGIN", "text": text, "group": "rare"}
+            for name, own in texts.items()
+            for id, text in own.items()
+        ]
+        return write_json_lines(tmp_path / "t.jsonl", rows)
 
-def rows(**texts):
-    """Texts by setting and prompt."""
-    return [
-        {"setting": name, "id": id, "prompt": "BEGIN", "text": text, "group": "rare"}
-        for name, own in texts.items()
-        for id, text in own.items()
-    ]
+    return write
 
 
 def judge(body):
@@ -52,9 +54,15 @@ def server(monkeypatch):
         yield own
 
 
-def words(name, texts, server, *more):
-    options = ["--judge-url", server.url, "--judge-model", "m"]
-    return ["evaluate", texts, "--only", name, *options, *more]
+@pytest.fixture
+def judged(capsys, server):
+    """(stdout, stderr) of a judge's work on a file of texts."""
+
+    def judged(name, texts, *more, status=0) -> tuple[str, str]:
+        options = ["--judge-url", server.url, "--judge-model", "m"]
+        return run(capsys, "evaluate", texts, "--only", name, *options, *more, status=status)
+
+    return judged
 
 
 def cells(out, setting):
@@ -62,15 +70,11 @@ def cells(out, setting):
     return next(line.split()[1:] for line in out.splitlines() if line.startswith(setting))
 
 
-def test_fluency_is_printed_recorded_and_paid_once(capsys, server, tmp_path):
-    texts = write(
-        tmp_path / "t.jsonl",
-        rows(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": ""}),
-    )
+def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, judged):
+    texts = file_of(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": ""})
     output = Path(f"{texts}.evaluation/evaluation/fluency.json")
-    line = words("fluency", texts, server, "--price-in", "1")
-    status, out, err = run(capsys, *line, "--price-out", "10")
-    assert status == 0
+    prices = ["--price-in", "1", "--price-out", "10"]
+    out, err = judged("fluency", texts, *prices)
     assert cells(out, "p_s") == ["2.500", "2", "0", "0"]
     assert cells(out, "k1") == ["4.000", "1", "1", "0"]
     assert "3 asked, 0 kept, 3 sent, 0 failed; 30 + 9 tokens paid, 0.0001 USD" in err
@@ -78,11 +82,11 @@ def test_fluency_is_printed_recorded_and_paid_once(capsys, server, tmp_path):
     assert results["endpoint"] == {"model": "m", "base_url": server.url, "seed": None}
     assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v1")
     assert [row["fluency"] for row in results["rows"]] == [2, 3, 4, None]
-    again = run(capsys, *line, "--price-out", "10")
-    assert again[1] == out and "done before" in again[2]
+    again, err = judged("fluency", texts, *prices)
+    assert again == out and "done before" in err
     output.unlink()
-    again = run(capsys, *line)
-    assert again[1] == out and "3 kept, 0 sent" in again[2] and len(server.requests) == 3
+    again, err = judged("fluency", texts)
+    assert again == out and "3 kept, 0 sent" in err and len(server.requests) == 3
     everything = [path for path in tmp_path.rglob("*") if path.is_file()]
     # Texts, results, which steps are done, a lock, and three answers.
     assert len(everything) == 4 + 3 and server.keys == {"Bearer secret-key"}
@@ -90,37 +94,30 @@ def test_fluency_is_printed_recorded_and_paid_once(capsys, server, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fluency", "win-rate", "factuality"])
-def test_what_is_asked_is_known_before_it_is_paid(name, capsys, server, tmp_path):
-    texts = write(
-        tmp_path / "t.jsonl",
-        rows(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": "grade 3"}),
-    )
-    (tmp_path / "none.jsonl").touch()
-    evidence = ["--evidence", str(tmp_path / "none.jsonl")] if name == "factuality" else []
-    line = words(name, texts, server, *evidence, "--price-in", "1", "--price-out", "10")
-    status, out, _ = run(capsys, *line, "--dry-run")
-    assert status == 0 and not server.requests and "at most about 0.0" in out
+def test_what_is_asked_is_known_before_it_is_paid(name, server, tmp_path, file_of, judged):
+    texts = file_of(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": "grade 3"})
+    line = [name, texts, "--price-in", "1", "--price-out", "10"]
+    if name == "factuality":
+        found = [{"claim": "grade", "results": [{"text": "yes"}]}]
+        line += ["--evidence", write_json_lines(tmp_path / "evidence.jsonl", found)]
+    out, _ = judged(*line, "--dry-run")
+    assert not server.requests and "at most about 0.0" in out
     assert not list(tmp_path.glob("*.evaluation"))
     count = {"fluency": 3, "win-rate": 2, "factuality": 3}[name]  # the texts of q are equal
     assert out.startswith(f"{name}: {count} requests, about ")
-    _, _, err = run(capsys, *line)
-    assert out in err  # the same before the first request
+    assert out in judged(*line)[1]  # the same before the first request
     first = [body for body in server.requests if "Claim: " not in user_text(body)]
     assert len(first) == count
 
 
-def test_factuality_searches_for_each_claim_and_splits_by_group(capsys, server, tmp_path):
+def test_factuality_searches_for_each_claim_and_splits_by_group(server, tmp_path, file_of, judged):
     found = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
 
-    def script(body):
-        return Say(raw=found) if "q" in body else judge(body)
-
-    server.script = script
-    texts = write(tmp_path / "t.jsonl", rows(k1={"p": "T1 F1 T2. T1 T3.", "q": "F2."}))
+    server.script = lambda body: Say(raw=found) if "q" in body else judge(body)
+    texts = file_of(k1={"p": "T1 F1 T2. T1 T3.", "q": "F2."})
     folder = tmp_path / "out"
     search = ["--serper", "--serper-url", server.url + "/search", "--output", str(folder)]
-    status, out, _ = run(capsys, *words("factuality", texts, server, *search))
-    assert status == 0
+    out, _ = judged("factuality", texts, *search)
     # Of p 3 of 4 (T1 once), of q 0 of 1: macro 0.375, micro 3 of 5; 5 claims in 2 texts.
     assert cells(out, "k1") == ["0.375", "0.600", "2.500", "0", "0", "0"]
     assert server.paths == {"/v1/chat/completions": 3 + 5, "/v1/search": 5}
@@ -129,59 +126,63 @@ def test_factuality_searches_for_each_claim_and_splits_by_group(capsys, server, 
     assert results["retriever"]["evidence"] == "serper" and "secret" not in recorded
     assert results["settings"][0]["by_group"]["rare"]["micro"] == 0.6
     (folder / "evaluation/factuality.json").unlink()
-    run(capsys, *words("factuality", texts, server, *search))
+    judged("factuality", texts, *search)
     assert len(server.requests) == 13
 
 
-def test_factuality_takes_a_corpus_or_recorded_evidence(capsys, server, tmp_path):
-    texts = write(tmp_path / "t.jsonl", rows(k1={"p": "T1 F1."}))
-    corpus = write(tmp_path / "corpus.jsonl", [{"text": "T1 is a tank"}, {"text": "other words"}])
-    status, out, _ = run(capsys, *words("factuality", texts, server, "--corpus", corpus))
-    assert status == 0 and cells(out, "k1")[:2] == ["0.500", "0.500"]
+def test_factuality_takes_a_corpus_or_recorded_evidence(server, tmp_path, file_of, judged):
+    texts = file_of(k1={"p": "T1 F1."})
+    corpus = write_json_lines(
+        tmp_path / "corpus.jsonl", [{"text": "T1 is a tank"}, {"text": "other words"}]
+    )
+    out, _ = judged("factuality", texts, "--corpus", corpus)
+    assert cells(out, "k1")[:2] == ["0.500", "0.500"]
     assert any("Content: T1 is a tank" in user_text(body) for body in server.requests)
-    evidence = write(tmp_path / "evidence.jsonl", [{"claim": "T1", "results": [{"text": "yes"}]}])
-    status, out, _ = run(capsys, *words("factuality", texts, server, "--evidence", evidence))
+    evidence = write_json_lines(
+        tmp_path / "evidence.jsonl", [{"claim": "T1", "results": [{"text": "yes"}]}]
+    )
+    out, _ = judged("factuality", texts, "--evidence", evidence)
     # F1 has no evidence there: it is counted, and is no unsupported claim.
-    assert status == 0 and cells(out, "k1") == ["1.000", "1.000", "2.000", "0", "0", "1"]
-    status, _, err = run(capsys, *words("factuality", texts, server))
-    assert status == 2 and "give one of --serper" in err
+    assert cells(out, "k1") == ["1.000", "1.000", "2.000", "0", "0", "1"]
+    _, err = judged("factuality", texts, status=2)
+    assert "give one of --serper" in err
 
 
-def test_win_rates_are_of_both_orders(capsys, server, tmp_path):
+def test_win_rates_are_of_both_orders(file_of, judged):
     long, short = {"p": "aaaa", "q": "cccc", "r": "a"}, {"p": "bb", "q": "bb", "r": "bb"}
-    texts = write(tmp_path / "t.jsonl", rows(k1=long, p_s=short))
-    status, out, err = run(capsys, *words("win-rate", texts, server))
-    assert status == 0 and cells(out, "k1")[0] == "0.667" and cells(out, "p_s")[0] == "0.333"
+    texts = file_of(k1=long, p_s=short)
+    out, err = judged("win-rate", texts)
+    assert cells(out, "k1")[0] == "0.667" and cells(out, "p_s")[0] == "0.333"
     assert cells(out, "k1")[3:] == ["3", "0", "0"]
     # Both settings ask about the same pairs in both orders: 6 requests are paid for, not 12.
     assert "12 asked, 6 kept, 6 sent" in err
-    status, out, err = run(capsys, *words("win-rate", texts, server, "--pool", "nobody"))
-    assert status == 1 and "there are no texts of 'nobody' for the pool" in err
+    out, err = judged("win-rate", texts, "--pool", "nobody", status=1)
+    assert "there are no texts of 'nobody' for the pool" in err
 
 
-def test_failures_are_counted_and_a_run_of_nothing_else_says_so(capsys, server, tmp_path):
-    texts = write(tmp_path / "t.jsonl", rows(k1={"p": "grade 5", "q": "grade 1"}))
+def test_failures_are_counted_and_a_run_of_nothing_else_says_so(server, tmp_path, file_of, judged):
+    texts = file_of(k1={"p": "grade 5", "q": "grade 1"})
     server.script = lambda body: (
         Say(status=400, raw="no") if "grade 1" in user_text(body) else judge(body)
     )
-    status, out, _ = run(capsys, *words("fluency", texts, server))
-    assert status == 0 and cells(out, "k1") == ["5.000", "1", "0", "1"]
+    out, _ = judged("fluency", texts)
+    assert cells(out, "k1") == ["5.000", "1", "0", "1"]
     server.script = lambda body: Say(status=400, raw="no")
     other = str(tmp_path / "other")
-    status, out, err = run(capsys, *words("fluency", texts, server, "--answers", other))
-    assert status == 1 and cells(out, "k1") == ["-", "0", "0", "2"]
+    out, err = judged("fluency", texts, "--answers", other, status=1)
+    assert cells(out, "k1") == ["-", "0", "0", "2"]
     assert err.splitlines()[-1] == "fluency: nothing could be judged: status 400: 'no'"
     server.script = lambda body: Say(status=401, raw="secret-key is wrong")
-    status, out, err = run(capsys, *words("fluency", texts, server, "--answers", other))
-    assert status == 1 and "secret" not in err
+    out, err = judged("fluency", texts, "--answers", other, status=1)
+    assert "secret" not in err
     assert err.splitlines()[-1].startswith("fluency: the service answers with")
 
 
-def test_a_limit_takes_the_first_prompts_of_every_setting(capsys, server, tmp_path):
+def test_a_limit_takes_the_first_prompts_of_every_setting(file_of, judged):
     own = {"p": "grade 1", "q": "grade 2"}
-    texts = write(tmp_path / "t.jsonl", rows(k1=own, p_s={"p": "grade 3", "q": "grade 4"}))
-    status, out, _ = run(capsys, *words("fluency", texts, server, "--limit", "1"))
-    assert status == 0 and cells(out, "k1")[:2] == ["1.000", "1"]
+    texts = file_of(k1=own, p_s={"p": "grade 3", "q": "grade 4"})
+    out, _ = judged("fluency", texts, "--limit", "1")
+    assert cells(out, "k1")[:2] == ["1.000", "1"]
     assert cells(out, "p_s")[:2] == ["3.000", "1"]
 
 
@@ -196,9 +197,9 @@ main()
 
 @pytest.mark.slow  # starts a program, which loads the library, twice
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, tmp_path, stop):
+def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, stop, file_of):
     own = {str(number): f"grade {number % 5 + 1}, {number}" for number in range(20)}
-    texts = write(tmp_path / "t.jsonl", rows(k1=own))
+    texts = file_of(k1=own)
     both_wait, may_go_on = threading.Event(), threading.Event()
 
     def script(body):
@@ -207,7 +208,8 @@ def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, tmp
         return Say(judge(body).text, when=may_go_on if len(server.requests) > 8 else None)
 
     server.script = script
-    line = words("fluency", texts, server, "--concurrency", "2")
+    line = ["evaluate", texts, "--only", "fluency", "--concurrency", "2"]
+    line += ["--judge-url", server.url, "--judge-model", "m"]
     program = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTIBLE, *line], stderr=subprocess.PIPE, text=True
     )
@@ -223,8 +225,8 @@ def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, tmp
     asked = [json.loads(own["request"])["body"]["messages"] for own in kept]
     num_before, server.script = len(server.requests), judge
     assert len(kept) == (8 if stop == signal.SIGKILL else num_before)
-    status, out, err = run(capsys, *line)
-    assert status == 0 and cells(out, "k1")[:2] == ["3.000", "20"]
+    out, err = run(capsys, *line)
+    assert cells(out, "k1")[:2] == ["3.000", "20"]
     assert f"20 asked, {len(kept)} kept, {20 - len(kept)} sent" in err
     later = [body["messages"] for body in server.requests[num_before:]]
     assert len(later) == 20 - len(kept) and not any(own in asked for own in later)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from command_line import run
+from json_lines import write_json_lines
 
 from anchored import (
     RCAD,
@@ -39,10 +40,9 @@ def test_a_rule_with_its_settings_is_that_of_the_library(
     asked, capsys, pair_words, pair_folders, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, LINES)))
+    write_json_lines(tmp_path / "lines.jsonl", LINES)
     words = ["--prompt-file", "lines.jsonl", "--max-new-tokens", "4", "--ledger", "l.jsonl"]
-    status, out, err = run(capsys, "generate", *pair_words, *words, "--rule", *asked.split())
-    assert status == 0, err
+    out, _ = run(capsys, "generate", *pair_words, *words, "--rule", *asked.split())
     rows = sorted(map(json.loads, out.splitlines()), key=lambda row: row["index"])
     passages = {"passages": PASSAGES} if asked.startswith("rcad") else {}
     expected = Decoder(ModelPair.from_pretrained(*pair_folders), RULES[asked]).generate(
@@ -50,5 +50,4 @@ def test_a_rule_with_its_settings_is_that_of_the_library(
     )
     assert [row["text"] for row in rows] == [result.text for result in expected]
     for row in rows:
-        status, _, err = run(capsys, "verify", *pair_words, "--ledger", row["ledger"])
-        assert status == 0, err
+        run(capsys, "verify", *pair_words, "--ledger", row["ledger"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import refused, run
 from forked_program import ForkedProgram, start_ranks
+from json_lines import read_json_lines, write_json_lines
 
 from anchored import Ledger, LedgerError
 from anchored.decode.ledger import ledger_parts
@@ -54,10 +55,6 @@ def one_format() -> Iterator[None]:
         yield
 
 
-def write_json_lines(path: Path, records: list[dict]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory, pair_folders) -> Path:
     """A folder of models and texts, and the sweep's file."""
@@ -91,12 +88,17 @@ held_out = {{ extra = ["extra.jsonl"] }}
 
 
 @pytest.fixture(scope="module")
-def swept(inputs, tmp_path_factory) -> Path:
+def command(inputs) -> list[str]:
+    """The words of the sweep but for its output."""
+    return ["sweep", str(inputs / "sweep.toml"), "--output"]
+
+
+@pytest.fixture(scope="module")
+def swept(command, tmp_path_factory) -> Path:
     """The folder of a sweep that one process has done."""
     output = tmp_path_factory.mktemp("swept") / "run"
-    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(output)]
     with pytest.raises(SystemExit) as end:
-        main(words)
+        main([*command, str(output)])
     assert not end.value.code
     return output
 
@@ -113,8 +115,7 @@ def recorded(folder: Path) -> dict[str, str]:
 
 
 def rows_of(folder: Path, name: str) -> list[dict]:
-    path = folder / "generations" / f"{name}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_json_lines(folder / "generations" / f"{name}.jsonl")
 
 
 def test_every_setting_prompt_and_seed_is_recorded_with_its_ledger(swept):
@@ -146,18 +147,18 @@ def test_the_ledgers_of_a_setting_are_verified_and_drawn_together(
         Ledger.load(ledgers)
     longer, picture = tmp_path / "longer.jsonl", tmp_path / "means.svg"
     asked = ["--divergences", str(longer), "--picture", str(picture)]
-    status, out, _ = run(capsys, *words, str(ledgers), *asked)
-    assert status == 0 and out.count("OK: ") == 4 == len(ledger_parts(longer))
+    out, _ = run(capsys, *words, str(ledgers), *asked)
+    assert out.count("OK: ") == 4 == len(ledger_parts(longer))
     assert "Means of 4 generations" in picture.read_text()
     ledgers = tmp_path / "changed.jsonl"
     ledgers.write_text(longer.read_text().replace('"seed": ', '"seed": 1', 1))
-    assert run(capsys, *words, str(ledgers))[0] == 1
+    run(capsys, *words, str(ledgers), status=1)
     ledgers.write_text("")
-    assert "line 1 is not the header" in run(capsys, *words, str(ledgers))[2]
+    assert "line 1 is not the header" in refused(capsys, *words, str(ledgers))
     start, length = ledger_parts(longer)[1]
     ledgers.write_bytes(longer.read_bytes()[start : start + length])
-    status, out, err = run(capsys, *words, str(ledgers), "--limit", "2")
-    assert status == 0 and out.count("OK: ") == 1, out + err
+    out, _ = run(capsys, *words, str(ledgers), "--limit", "2")
+    assert out.count("OK: ") == 1
 
 
 def test_tables_have_the_paper_s_columns_and_parts(swept):
@@ -193,22 +194,21 @@ def test_pictures_are_of_the_figures_that_methods_name(swept):
     assert "<!-- NoDebt -->" in window and "<!-- MemFree -->" not in window
 
 
-def test_a_sweep_that_is_done_does_nothing_again(capsys, caplog, inputs, swept):
+def test_a_sweep_that_is_done_does_nothing_again(capsys, caplog, command, swept):
     before = recorded(swept)
     times = {path: path.stat().st_mtime_ns for path in swept.glob("*s/**/*.json*")}
-    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(swept)]
-    status, out, _ = run(capsys, *words)
-    assert status == 0 and "Best utility" in out
+    assert "Best utility" in run(capsys, *command, str(swept))[0]
     assert caplog.text.count("done before, skipped") == 6
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert recorded(swept) == before
 
 
-def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(capsys, inputs, tmp_path):
-    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(tmp_path / "run"), "--dry-run"]
-    status, out, _ = run(capsys, *words)
+def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(
+    capsys, command, inputs, tmp_path
+):
+    out, _ = run(capsys, *command, str(tmp_path / "run"), "--dry-run")
     total = "7 settings x 2 prompts x 2 seeds = 28 generations of at most 6 tokens: 168 tokens"
-    assert status == 0 and total in out and not (tmp_path / "run").exists()
+    assert total in out and not (tmp_path / "run").exists()
     assert [line.split("  ")[0] for line in out.splitlines()[2:9]] == SETTINGS
     # Of two batches: the safe model alone, rules of both models, RCAD that reads twice.
     assert f"{2 * 24 * (1 + 5 * 2 + 3)} forwards of a batch" in out and "hours" not in out
@@ -217,7 +217,7 @@ def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(capsys, input
         f'base = "{inputs / "sweep.toml"}"\nlevel = "token"\n'
         "placement = { gpu_bandwidth = 1e-6 }\n"
     )
-    status, out, _ = run(capsys, "sweep", str(tmp_path / "here.toml"), "--dry-run")
+    out, _ = run(capsys, "sweep", str(tmp_path / "here.toml"), "--dry-run")
     safe, risky = ((inputs / name / "model.safetensors").stat().st_size for name in PAIR)
     seconds = 2 * 6 * (7 * safe + 7 * risky) / (0.5 * 1e-6 * 1e9)
     assert f"about {seconds / 3600:,.1f} hours of one process" in out
@@ -237,6 +237,7 @@ def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(capsys, input
         ("batch_size = 2", "batch_size = 0", "batch_size must be >= 1, got 0"),
         ('device = "cpu"', 'device = "tpu"', "a device must be cpu"),
         ("seeds = [0, 1]", "seeds = [0", "is not valid TOML"),
+        ("seeds = [0, 1]", "seeds = [0.5]", "config key seeds must be list[int], got [0.5]"),
     ],
 )
 def test_a_bad_file_is_one_line_and_makes_no_folder(capsys, inputs, tmp_path, old, new, message):
@@ -248,10 +249,11 @@ def test_a_bad_file_is_one_line_and_makes_no_folder(capsys, inputs, tmp_path, ol
     assert not (tmp_path / "run").exists()
 
 
-def test_folders_of_others_are_refused_and_left_as_they_are(capsys, inputs, swept, tmp_path):
-    words = ["sweep", str(inputs / "sweep.toml"), "--output"]
+def test_folders_of_others_are_refused_and_left_as_they_are(
+    capsys, command, inputs, swept, tmp_path
+):
     (tmp_path / "mine.txt").write_text("kept")
-    assert "holds files that are no sweep's" in refused(capsys, *words, str(tmp_path))
+    assert "holds files that are no sweep's" in refused(capsys, *command, str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     other = tmp_path / "other.toml"
     other.write_text((inputs / "sweep.toml").read_text().replace("seeds = [0, 1]", "seeds = [2]"))
@@ -293,16 +295,15 @@ def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, 
 
 
 @pytest.mark.slow
-def test_the_first_process_does_what_a_killed_one_leaves(inputs, swept, tmp_path):
-    words = ["sweep", str(inputs / "sweep.toml"), "--output", str(tmp_path / "run")]
+def test_the_first_process_does_what_a_killed_one_leaves(command, swept, tmp_path):
+    words = [*command, str(tmp_path / "run")]
     first, second = start_ranks("anchored.tools.cli", words, tmp_path / "output", 2)
     second.end_when(lambda: list(tmp_path.glob("run/generations/*")))
     first.wait_for_success()
     assert recorded(tmp_path / "run")["table.md"] == recorded(swept)["table.md"]
 
 
-def test_a_second_first_process_is_refused(inputs, swept, capsys):
+def test_a_second_first_process_is_refused(command, swept, capsys):
     with locked(swept / "claims" / "first", waits=False) as is_ours:
         assert is_ours
-        words = ["sweep", str(inputs / "sweep.toml"), "--output", str(swept)]
-        assert f"another sweep is at work in {swept}" in refused(capsys, *words)
+        assert f"another sweep is at work in {swept}" in refused(capsys, *command, str(swept))

@@ -48,7 +48,7 @@ def config(tokenizer_folder, texts_folder):
     def make(output, **changes):
         settings = {
             "source": "letters",
-            "tokenizer": str(tokenizer_folder),
+            "tokenizer": str(tokenizer_folder / "tokenizer.json"),
             "output": output,
             "input": (texts_folder,),
             "heldout_fraction": 0.1,
@@ -249,13 +249,6 @@ def test_folders_of_others_are_not_touched(config, tmp_path, tokenizer_folder, t
     for folder in (tmp_path, tmp_path / "written"):
         with pytest.raises(ValueError, match="exists and was not begun by `anchored tokenize`"):
             run(config(folder))
-
-
-def test_a_tokenizer_is_a_file_or_its_folder(tokenizer_folder, tmp_path):
-    file = tokenizer_folder / "tokenizer.json"
-    assert tokenizer_file(str(file)) == tokenizer_file(str(tokenizer_folder)) == file
-    with pytest.raises(ValueError, match=r"has no tokenizer.json"):
-        tokenizer_file(str(tmp_path))
 
 
 def test_a_mixture_gives_dataset_revision_and_licences(config, tmp_path, monkeypatch, texts_folder):

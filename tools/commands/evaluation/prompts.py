@@ -83,7 +83,6 @@ def run(config: PromptsConfig) -> int:
     ]
     if not lines:
         raise ValueError(f"{config.input} holds no records")
-    config.output.parent.mkdir(parents=True, exist_ok=True)
     write_durably(config.output, "\n".join(lines) + "\n", overwrite=config.overwrite)
     print(f"{len(lines)} prompts of {config.kind} in {config.output}")
     return 0

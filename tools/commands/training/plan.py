@@ -121,7 +121,6 @@ def run(config: PlanConfig) -> int:
             "shards_bytes": shards_bytes,
             "missing_shards": missing,
         }
-        config.output.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(table, indent=2) + "\n"
         write_durably(config.output, text, overwrite=config.overwrite)
         print(f"saved to {config.output}", file=sys.stderr)
