@@ -116,8 +116,8 @@ class Methods(TorchFunctionMode):
             Tensor.to: self._to,
             Tensor.cpu: lambda tensor, *_, **__: self._to(tensor, "cpu"),
             Tensor.tolist: self._read_list,
-            Tensor.numpy: _of_the_host(Tensor.numpy),
-            Tensor.__array__: _of_the_host(Tensor.__array__),
+            Tensor.numpy: self._numpy,
+            Tensor.__array__: self._array,
             Tensor.pin_memory: self._pinned,
             Tensor.new_tensor: lambda tensor, data, **kw: self._tensor(
                 data, **{"dtype": tensor.dtype, "device": tensor.device, **kw}
@@ -157,6 +157,14 @@ class Methods(TorchFunctionMode):
         with self.device.passive():
             return tensor.tolist()
 
+    def _numpy(self, tensor: Tensor, *, force: bool = False) -> Any:
+        if force or not is_on_device(tensor):
+            return self._to(tensor, "cpu").numpy(force=force)
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def _array(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self._numpy(tensor) if is_on_device(tensor) else tensor.__array__(*args, **kwargs)
+
     def _pinned(self, tensor: Tensor, *_: Any) -> Tensor:
         if is_on_device(tensor):
             raise RuntimeError("cannot pin memory of cuda:0, only of the CPU")
@@ -184,15 +192,6 @@ class Methods(TorchFunctionMode):
         if not is_on_device(tensor):
             return tensor.__deepcopy__(memo)
         return memo.setdefault(id(tensor), tensor.detach().clone())
-
-
-def _of_the_host(method: Callable[..., Any]) -> Callable[..., Any]:
-    def called(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if is_on_device(tensor):
-            raise TypeError("can't convert cuda:0 device type tensor to numpy")
-        return method(tensor, *args, **kwargs)
-
-    return called
 
 
 def _is_pinned(tensor: Tensor) -> bool:
