@@ -109,7 +109,8 @@ def test_a_folder_comes_before_an_id_of_its_name_and_may_begin_at_home(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["/none", "./none", "~/none", "a/b/c", "a b", "../x", "x/"])
-def test_what_is_neither_a_folder_nor_an_id_is_refused(name):
+def test_what_is_neither_a_folder_nor_an_id_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the checkout itself may be called x
     with pytest.raises(FileNotFoundError, match=r"no model folder .* nor is it the id of a model"):
         ModelFolder.find(name)
 
