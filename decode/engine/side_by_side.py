@@ -47,7 +47,7 @@ class SideBySide:
                 futures.append(worker.begin(forward, num_threads // len(forwards)))
             return [future.result() for future in futures]
         finally:
-            # A forward that fails and an interrupt leave none running behind them.
+            # A forward that fails and an interrupt leave no other one running.
             wait(futures)
             # Threads that the program starts later begin with the number that was set last.
             torch.set_num_threads(num_threads)
