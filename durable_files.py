@@ -1,7 +1,9 @@
 """Files and folders that appear whole or not at all, locks, and hashes of what files hold."""
 
+import errno
 import fcntl
 import hashlib
+import json
 import math
 import os
 import secrets
@@ -11,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from safetensors import SafetensorError
 
 _HASHING_THREADS = 8
 
@@ -26,8 +30,7 @@ def write_durably(path: Path, text: str, *, overwrite: bool = True) -> None:
 
 def json_value(value: Any, *, spelled: Callable[[float], object] = str) -> Any:
     """The value with plain dicts and lists, and with what `spelled` makes of each float that JSON
-    has no number for: "inf", "-inf" and "nan" unless given. A NamedTuple is a dict of its fields.
-    """
+    has no number for: "inf", "-inf" and "nan" by default. A NamedTuple is a dict of its fields."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
@@ -39,10 +42,9 @@ def json_value(value: Any, *, spelled: Callable[[float], object] = str) -> Any:
 
 @contextmanager
 def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
-    """Whether this file is ours: nobody else can hold it while the context lasts.
+    """Lock a file while the context lasts; yields False where another process holds it.
 
-    The system ends it with the process. waits: block until nobody else holds it;
-    otherwise yield False at once if somebody does.
+    The system ends the lock with the process. waits: block until it is free, not yield False.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -58,10 +60,31 @@ def locked(path: Path, *, waits: bool = True) -> Iterator[bool]:
 
 
 @contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Any OSError of the context names `path` where it would name no file, as that of a full disk
+    does not; what safetensors cannot write is one too."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(path)) from error
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def appended(path: Path) -> Iterator[BinaryIO]:
+    """A file that is open to be written at its end; an OSError names it."""
+    with named_errors(path), path.open("ab") as file:
+        yield file
+
+
+@contextmanager
 def new_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """A file to write, which gets its name when the context ends without an error.
 
-    The folder that it stands in is made. Until the end its name is random, so that several
+    The folder that it lies in is made. Until the end its name is random, so that several
     processes may write one file: the last one to end replaces what the others wrote. Without
     `overwrite`, a file that exists at the end is kept: FileExistsError then names it and the file
     that holds what was written. Any other OSError names `path` where it would name no file, as that
@@ -70,13 +93,12 @@ def new_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield partial
-        with partial.open("rb+") as file:
-            sync(file)
-    except BaseException as error:
+        with named_errors(path):
+            yield partial
+            with partial.open("rb+") as file:
+                sync(file)
+    except BaseException:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            error.filename = str(path)
         raise
     if overwrite:
         partial.replace(path)
@@ -118,11 +140,12 @@ def new_folder(path: Path) -> Iterator[Path]:
             if partial.exists():
                 shutil.rmtree(partial)
             partial.mkdir(parents=True)
-            yield partial
-            for file in partial.rglob("*"):
-                if file.is_file():
-                    with file.open("rb+") as written:
-                        sync(written)
+            with named_errors(path):
+                yield partial
+                for file in partial.rglob("*"):
+                    if file.is_file():
+                        with file.open("rb+") as written:
+                            sync(written)
             os.replace(partial, path)
             sync_folder(path.parent)
         finally:
@@ -142,6 +165,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def text_sha256(*texts: str) -> str:
+    """Hexadecimal sha256 of texts, and of where each ends."""
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

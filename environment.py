@@ -39,7 +39,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_state(root: Path) -> dict[str, object]:
-    """Commit and whether tracked files differ from it; both None outside a checkout of its own."""
+    """Commit and whether tracked files differ from it; both None outside a checkout."""
     if not (root / ".git").exists():
         return {"git_commit": None, "has_local_changes": None}
     commit = _output_of("git", "rev-parse", "HEAD", folder=root)

@@ -1,35 +1,40 @@
-"""What a user hands in: files, JSON objects, prompts, numbers; and how what is wrong is named."""
+"""What a user hands in: files, texts, JSON, prompts, numbers; and how what is wrong is named."""
 
 import json
+import re
+import reprlib
 import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from .field_types import field_error
+from .fields import checked_nats, checked_seed, from_record
 
 STDIN = Path("-")
-MAX_SEED = 2**63
-"""Seeds lie below it, as `decode.engine.request` has it, which imports torch."""
-MAX_NATS = 2.0**20
-"""The largest k, `BUDGET_CAP` of `kernels.spend`, which imports torch."""
 
 
 def check_input(path: Path | None, kind: Literal["file", "folder"] = "file") -> None:
     """Raise FileNotFoundError, in one line, for a path that is none of these; None is no path."""
     if path is not None and not (path.is_file() if kind == "file" else path.is_dir()):
-        where = f"{path} is no {kind}" if path.exists() else f"there is no {kind} {path}"
+        other = "file" if path.is_file() else "folder" if path.is_dir() else "device or pipe"
+        is_other = f"{path} is a {other}, not a {kind}"
+        where = is_other if path.exists() else f"there is no {kind} {path}"
         raise FileNotFoundError(where)
 
 
-def check_least(options: object, least: int, *names: str) -> None:
-    """Raise ValueError, by its option, for a field below `least`; a tuple holds several numbers,
-    None is none."""
-    for name in names:
-        value = getattr(options, name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if number is not None and not number >= least:  # so is NaN refused
-                raise ValueError(f"--{name.replace('_', '-')} must be >= {least}, got {number}")
+class RepeatedName(ValueError):
+    """A JSON object that has one name twice."""
+
+
+def with_each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, as `object_pairs_hook`. Raises RepeatedName, as programs differ in which of
+    the values they read."""
+    if len(record := dict(pairs)) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        raise RepeatedName(f"has {reprlib.repr(min(n for n in names if names[n] > 1))} twice")
+    return record
 
 
 def json_objects(file: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -38,11 +43,7 @@ def json_objects(file: Path) -> list[tuple[int, dict[str, Any]]]:
     In an array, it is the number of the object. Raises OSError, or ValueError that names the file
     and the line.
     """
-    name = file_title(file)
-    try:  # a byte order mark is what some editors put in front of a file
-        text = sys.stdin.read() if file == STDIN else file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not UTF-8 text: {error.reason}") from None
+    name, text = file_title(file), _text_in(file)
     if text.lstrip().startswith("["):
         numbered = list(enumerate(_parsed(text, name), 1))
     else:  # not splitlines: JSON strings may hold other separators of lines, as U+2028
@@ -52,6 +53,65 @@ def json_objects(file: Path) -> list[tuple[int, dict[str, Any]]]:
         if not isinstance(value, dict):
             raise ValueError(f"{name}, row {number} must be a JSON object")
     return numbered
+
+
+def records(corpus: Path) -> Iterator[dict[str, Any]]:
+    """Each line of a corpus, {"text": ..., optional "id"}, read one by one.
+
+    Lines without an id are counted from 0. Raises ValueError for a line that is not that.
+    """
+    number = -1
+    with corpus.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+                raise ValueError(f'{corpus}: line {number + 1} is no JSON object with a "text"')
+            yield {"text": record["text"], "id": record.get("id", number)}
+    if number < 0:
+        raise ValueError(f"{corpus} holds no passages")
+
+
+def text_of(word: str) -> str:
+    """The text that a word of a command line stands for.
+
+    "-" stands for all of stdin and "@FILE" for a file, each without its last line break; "@@TEXT"
+    for "@TEXT". Raises OSError, or ValueError for a text that is empty or not UTF-8.
+    """
+    if word != "-" and (word[:1] != "@" or word[:2] == "@@"):
+        return word.removeprefix("@")
+    file = Path(word) if word == "-" else Path(word[1:]).expanduser()
+    check_input(None if file == STDIN else file)
+    text = _text_in(file).removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise ValueError(f"{file_title(file)} holds no text")
+    return text
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+
+
+def unescaped(word: str) -> str:
+    r"""The word with line breaks, tabs and so on in place of \n, \t, \r and \\.
+
+    A shell has no plain way to write these. Raises ValueError for any other character after a \.
+    """
+
+    def character(escape: re.Match[str]) -> str:
+        if escape[1] not in _ESCAPES:
+            raise ValueError(rf"{word} has {escape[0]}: give \n, \t or \r, or \\ for a backslash")
+        return _ESCAPES[escape[1]]
+
+    return re.sub(r"\\(.?)", character, word, flags=re.DOTALL)
+
+
+def _text_in(file: Path) -> str:
+    try:  # a byte order mark is what some editors put in front of a file
+        return sys.stdin.read() if file == STDIN else file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file_title(file)} is not UTF-8 text: {error.reason}") from None
 
 
 def file_title(file: Path) -> str:
@@ -68,42 +128,69 @@ def _parsed(text: str, name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptLine:
-    """A prompt or a conversation, and what it has of its own."""
+    """A line of a file of prompts: the one schema of every command that reads or writes such files.
 
-    prompt: str = ""
-    messages: list[Any] | None = None
+    A command reads what it needs; the other keys travel along into what it writes.
+    """
+
     id: str | int | None = None
     """The caller's name for it, which its results bear."""
+    prompt: str = ""
+    messages: list[Any] | None = None
+    """A conversation in place of a prompt."""
+    reference: str | None = None
+    """The continuation of the prompt in its work."""
+    title: str | None = None
+    domain: str | None = None
+    """The kind of text, as "books"."""
     seed: int | None = None
     k: float | None = None
     passage: str | None = None
-    """Text that some streams of a rule read before the prompt, as `anchored retrieve` found it."""
+    """Text that some streams of a rule read before the prompt, as `anchored retrieve` finds it."""
     passage_id: str | int | None = None
     """Its name in the corpus."""
     score: float | None = None
-    """How well it matched the prompt."""
+    """The score of its match with the prompt."""
+    characters: list[list[str]] | None = None
+    """The work's characters, with the names of each, for the measure of non-literal copying."""
+    reference_characters: list[list[str]] | None = None
+    """The same by the name that CopyBench has."""
+    group: str | int | float | None = None
+    """The group that results are split by."""
+    answer: str | None = None
+    """The right one, where the prompt is a question of fact."""
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            checked_seed(self.seed)
+        if self.k is not None:
+            checked_nats("k", self.k)
 
     def record(self) -> dict[str, Any]:
-        """The values that were given, as JSON has them."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """The values that the line has, as JSON has them."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return values if self.prompt else {n: v for n, v in values.items() if n != "prompt"}
 
 
 def read_prompts(
-    file: Path, *, holds: Literal["prompt", "messages"] = "prompt"
+    file: Path,
+    *,
+    holds: Literal["prompt", "messages"] = "prompt",
+    needs: Sequence[str] = (),
 ) -> list[PromptLine]:
     """The prompts of a file, or of stdin for "-", one JSON object a line.
 
-    holds: what each line has, not the other. Raises OSError, or ValueError that names the file and
-    the line.
+    holds: what each line has, not the other. needs: further keys that each line must have. Raises
+    OSError, or ValueError that names the file and the line.
     """
     name = file_title(file)
-    lines = [_prompt(row, f"{name}, line {n}", holds) for n, row in json_objects(file)]
+    lines = [_prompt(row, f"{name}, line {n}", holds, needs) for n, row in json_objects(file)]
     if not lines:
         raise ValueError(f"{name} holds no {holds.removesuffix('s')}s")
     return lines
 
 
-def _prompt(record: dict[str, Any], where: str, holds: str) -> PromptLine:
+def _prompt(record: dict[str, Any], where: str, holds: str, needs: Sequence[str]) -> PromptLine:
     if not record.get(holds):
         raise ValueError(f'{where} must be an object with a "{holds}"')
     other = "messages" if holds == "prompt" else "prompt"
@@ -111,11 +198,9 @@ def _prompt(record: dict[str, Any], where: str, holds: str) -> PromptLine:
     if unknown := [key for key in record if key not in known]:
         raise ValueError(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(known)}")
     record = {key: value for key, value in record.items() if value is not None}
-    seed, k = record.get("seed", 0), record.get("k", 0)
-    if type(seed) is int and not 0 <= seed < MAX_SEED:
-        raise ValueError(f"{where}: seed must be in [0, 2**63), got {seed}")
-    if type(k) in (int, float) and not 0 <= k <= MAX_NATS:  # so is NaN refused
-        raise ValueError(f"{where}: k must be in [0, {MAX_NATS:.0f}] nats, got {k}")
-    if error := field_error(PromptLine, record):
-        raise ValueError(f"{where}: {error}")
-    return PromptLine(**record)
+    if missing := [key for key in needs if key not in record]:
+        raise ValueError(f'{where} must have the key "{missing[0]}", which this command reads')
+    try:
+        return from_record(PromptLine, record)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None

@@ -19,18 +19,18 @@ def declared(group: str) -> dict[str, list[EntryPoint]]:
     return by_name
 
 
-def entry_point(group: str, name: str, *, own: Collection[str]) -> EntryPoint | None:
+def entry_point(group: str, name: str, *, builtin: Collection[str]) -> EntryPoint | None:
     """The entry point of this name; None where no package declares one.
 
-    own: the names that this package has itself. Raises ValueError, with the packages, for an entry
+    builtin: the names in this package. Raises ValueError, with the packages, for an entry
     point that has one of these, or that two packages declare.
     """
     entries = declared(group).get(name, [])
     if not entries:
         return None
-    if name in own or len(entries) > 1:
+    if name in builtin or len(entries) > 1:
         packages = " and ".join(sorted(map(package_of, entries)))
-        problem = "is a name of anchored's own" if name in own else "is declared more than once"
+        problem = "is a name of anchored" if name in builtin else "is declared more than once"
         raise ValueError(f"{group}: {name!r} of {packages} {problem}: rename or uninstall one")
     return entries[0]
 

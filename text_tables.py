@@ -23,7 +23,7 @@ _LATEX_WORDS = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\t
 def latex(head: Sequence[str], parts: Iterable[tuple[str, Iterable[Sequence[object]]]]) -> str:
     """A tabular of the package booktabs; special characters of cells are escaped.
 
-    parts: (title, rows); a part without a title has no line of its own. All columns but the first
+    parts: (title, rows); a part without a title has no line for it. All columns but the first
     are aligned to the right.
     """
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", _latex_line(head)]
@@ -41,7 +41,7 @@ def _latex_line(cells: Sequence[object]) -> str:
 
 
 def _latex_cell(cell: object) -> str:
-    return _LATEX_SPECIAL.sub(lambda own: _LATEX_WORDS.get(own[0], rf"\{own[0]}"), str(cell))
+    return _LATEX_SPECIAL.sub(lambda match: _LATEX_WORDS.get(match[0], rf"\{match[0]}"), str(cell))
 
 
 def html(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -73,8 +73,7 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def print_lines(rows: Iterable[Iterable[str]], width: int, *, name_width: int = 0) -> None:
     """Print rows as they come, the titles being the first.
 
-    width: of every cell, aligned to the right; where name_width is given, the first one has that,
-    aligned to the left.
+    width: of every cell, aligned to the right; name_width: of the first, to the left.
     """
     for name, *others in rows:
         first = f"{name:<{name_width}}" if name_width else f"{name:>{width}}"

@@ -2,14 +2,15 @@
 
 import difflib
 import json
+import os
+import re
 import tomllib
-from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any
 
-from ..field_types import is_of_type, type_name
+from ..fields import from_record
 
 Tables = dict[str, Any]
 BASE_KEY = "base"
@@ -34,8 +35,57 @@ def find_config(name: Path) -> Path:
     if named:
         return known[named[0]]
     close = difflib.get_close_matches(name.stem, [path.stem for path in known], n=3)
-    hint = f"; the package has {', '.join(close)}" if close else ""
+    hint = f"; the package has {', '.join(close)}" if close else "; --list names the package's"
     raise FileNotFoundError(f"there is no file {name}{hint}")
+
+
+def package_configs(folder: str, keys: Collection[str] = ()) -> dict[str, str]:
+    """Descriptions of the package's configs in a folder, by the shortest name that finds each.
+
+    keys: those that its tables must hold, bases included.
+    """
+    files = sorted((CONFIGS / folder).rglob("*.toml"))
+    stems = Counter(file.stem for file in CONFIGS.rglob("*.toml"))
+    found = {}
+    for file in files:
+        if set(keys) <= read_config_file(file).keys():
+            whole = file.relative_to(CONFIGS).with_suffix("").as_posix()
+            first, _ = file.read_text(encoding="utf-8").split("\n", 1)
+            title = re.split(r"[.:](?: |$)", first.lstrip("# "))[0]
+            found[file.stem if stems[file.stem] == 1 else whole] = title
+    return found
+
+
+def find_path(name: str | Path, folders: Iterable[Path]) -> Path | None:
+    """The first path of this name that exists in these folders, or None; `~` is expanded."""
+    path = Path(name).expanduser()
+    return next((folder / path for folder in folders if (folder / path).exists()), None)
+
+
+def located(key: str, name: str | Path, folders: Iterable[Path]) -> Path:
+    """The file or folder that a key of a config names, as `find_path` finds it.
+
+    Raises FileNotFoundError that names the key, and every absolute path where it would be found.
+    """
+    folders = list(folders)
+    if found := find_path(name, folders):
+        return found
+    path = Path(name).expanduser()
+    places = dict.fromkeys(os.path.abspath(folder / path) for folder in folders)
+    raise FileNotFoundError(f"{key}: there is no file or folder {', nor '.join(places)}")
+
+
+def read_with_folders(path: Path) -> tuple[Tables, tuple[Path, ...]]:
+    """`read_config_file`, and the folders that relative paths in it are looked for in, in order:
+    its own, those of its bases, and the one where the command runs."""
+    folders: list[Path] = []
+
+    def noted(tables: Tables, folder: Path) -> Tables:
+        folders.append(folder)
+        return tables
+
+    tables = read_config_file(path, expanded=noted)
+    return tables, tuple(dict.fromkeys([*folders, Path()]))
 
 
 def read_config_file(
@@ -43,8 +93,8 @@ def read_config_file(
 ) -> Tables:
     """The tables of a config, over those of the file that its first line `base = "FILE"` names.
 
-    FILE is relative to the folder of the config. Tables are merged key by key, anything else,
-    arrays included, replaces what the base says.
+    FILE is looked for next to the config, then where the command runs. Tables are merged key by
+    key, anything else, arrays included, replaces what the base says.
     expanded: what the tables of one file stand for, given its folder; before they are merged.
     Raises: FileNotFoundError, or ValueError for invalid TOML and for bases that go in a circle.
     """
@@ -62,7 +112,8 @@ def _read(
     base = table.pop(BASE_KEY)
     if not isinstance(base, str):
         raise ValueError(f"{BASE_KEY} of config file {path} must be the name of a file, got {base}")
-    return _merged(_read(path.parent / base, expanded, (*readers, path.resolve())), table)
+    file = located(BASE_KEY, base, (path.parent, Path()))
+    return _merged(_read(file, expanded, (*readers, path.resolve())), table)
 
 
 def _merged(base: Tables, table: Tables) -> Tables:
@@ -79,30 +130,19 @@ def read_toml(path: Path) -> Tables:
     if not path.is_file():
         raise FileNotFoundError(f"config file {path} does not exist")
     try:
-        with path.open("rb") as file:  # TOML is UTF-8 whatever the locale says
-            return tomllib.load(file)
+        # TOML is UTF-8 whatever the locale says; some editors put a byte order mark in front.
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
 
 
-def from_table(cls: type, table: Tables, prefix: str = "") -> Any:
-    """An instance of the dataclass `cls` with the table's values over its defaults.
+def from_table(kind: type[Any], table: Tables, prefix: str = "") -> Any:
+    """An instance of a dataclass with the values of a table of TOML, as `from_record`.
 
-    Nested dataclasses are tables, tuples of dataclasses are arrays of tables.
-    Raises: ValueError naming the key, dotted, for an unknown key or a value of the wrong type.
+    Tables in it are dataclasses, arrays of tables tuples of these. Raises ValueError that names the
+    key, dotted.
     """
-    types = get_type_hints(cls, include_extras=True)
-    values = {}
-    for key, value in table.items():
-        if key not in types:
-            close = difflib.get_close_matches(key, types, n=1)
-            suggestion = f" (did you mean {close[0]}?)" if close else ""
-            raise ValueError(f"unknown config key {prefix}{key}{suggestion}")
-        values[key] = _convert(types[key], value, prefix + key)
-    needed = [f.name for f in fields(cls) if f.default is f.default_factory is MISSING]
-    if missing := [prefix + name for name in needed if name not in values]:
-        raise ValueError(f"config key {missing[0]} is missing")
-    return cls(**values)
+    return from_record(kind, table, f"config key {prefix}")
 
 
 def toml_text(tables: Tables) -> str:
@@ -119,32 +159,3 @@ def _toml_value(value: Any) -> str:
         return repr(value)  # JSON has no inf
     # JSON's are TOML's too, but for characters escaped by halves.
     return json.dumps(value, ensure_ascii=False)
-
-
-def _convert(kind: Any, value: Any, name: str) -> Any:
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    if get_origin(kind) is UnionType and is_dataclass(get_args(kind)[0]):
-        kind = get_args(kind)[0]  # a table that may be missing; TOML has no null
-    if isinstance(kind, type) and is_dataclass(kind):
-        _require(isinstance(value, dict), name, "a table", value)
-        return from_table(kind, value, f"{name}.")
-    if get_origin(kind) is tuple:
-        item = get_args(kind)[0]
-        rule = "an array of tables" if is_dataclass(item) else "an array"
-        _require(isinstance(value, list), name, rule, value)
-        return tuple(_convert(item, entry, f"{name}[{i}]") for i, entry in enumerate(value))
-    if get_origin(kind) is dict:
-        _require(isinstance(value, dict), name, "a table", value)
-        item = get_args(kind)[1]
-        return {key: _convert(item, entry, f"{name}.{key}") for key, entry in value.items()}
-    is_path = kind is Path or Path in get_args(kind)
-    if is_path and isinstance(value, str | Path):
-        return Path(value)
-    _require(is_of_type(value, kind), name, type_name(kind), value)
-    return value
-
-
-def _require(condition: bool, name: str, rule: str, value: Any) -> None:
-    if not condition:
-        raise ValueError(f"config key {name} must be {rule}, got {value!r}")

@@ -1,82 +1,91 @@
-"""What callers give, in the forms that users have, becomes requests and settings."""
+"""Values in the forms that users have become requests: texts, conversations, earlier ledgers."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set, ValuesView
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
+from dataclasses import replace
+from functools import partial
 from itertools import compress
 from numbers import Number
 from typing import Any, cast
 
-from transformers import BatchEncoding, GenerationConfig
+from transformers import BatchEncoding
 
-from .beginning import Beginning
+from ..fields import checked_nats, converted, whole_number
 from .engine.prompts import StreamPrompts, prompts_by_stream
 from .engine.request import Request
+from .generate_options import Earlier
 from .generation import Generation
 from .ledger import Ledger
 from .levels.chat import Conversation, chat_prompt, is_conversation
 from .levels.level import Level
-from .models.model_pair import ModelPair
-from .rules.budget import PromptRatios, checked_nats
-from .rules.rule import Rule
-from .settings import SamplingConfig, UnreadableText, checked_text, checked_texts, whole_number
+from .pair.model_pair import ModelPair
+from .rules.rule import OpenRule, Rule, takes_passage
+from .settings import RequestError, checked_text
 
 Prompt = str | Sequence[int] | Any
 """A text or token ids: a list, an array or a tensor of them, or what a tokenizer returns."""
-Earlier = Generation | Ledger
 
 
 def conversations(messages: Any) -> list[Conversation]:
     """One conversation, or several, as a list; ValueError for what is neither."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise ValueError(f"messages must be a list of roles and contents, got {messages!r}")
-    return [messages] if is_conversation(messages) else list(messages)
+    listed = [messages] if is_conversation(messages) else list(messages)
+    if listed and not any(map(is_conversation, listed)):
+        raise ValueError(f"messages must be a list of roles and contents, got {listed[0]!r}")
+    return listed
 
 
-def is_single(given: Any) -> bool:
-    """Whether a prompt (a text, one row of token ids), a conversation or a ledger is given by
-    itself."""
-    if isinstance(given, str | Generation | Ledger) or is_conversation(given):
+def is_single(value: Any) -> bool:
+    """Tell whether a value is one prompt (a text, one row of token ids), conversation or ledger."""
+    if isinstance(value, str | Generation | Ledger) or is_conversation(value):
         return True
-    return _is_row(_rows(given) if isinstance(given, BatchEncoding) else _as_list(given))
+    return _is_row(_rows(value) if isinstance(value, BatchEncoding) else _as_list(value))
 
 
-def prompt_list(name: str, given: Any) -> list[str | list[int]]:
-    """Prompts or continuations as texts and lists of ints.
+def prompt_list(name: str, values: Any) -> list[str | list[int] | RequestError]:
+    """Prompts or continuations as texts and lists of ints, or what is wrong with one of several.
 
-    given: a text, a row of token ids, several of either, or what a tokenizer returns, of which the
+    values: a text, a row of token ids, several of either, or what a tokenizer returns, of which the
     attention mask says what is padding. Raises ValueError, with their name, for anything else.
     """
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, Mapping | Set | ValuesView) and not isinstance(given, BatchEncoding):
-        why = "pass its token ids" if isinstance(given, Mapping) else "its texts have no order"
-        raise ValueError(f"{name}s must not be a {type(given).__name__}: {why}")
-    listed = _rows(given) if isinstance(given, BatchEncoding) else _as_list(given)
+    if isinstance(values, str):
+        return [values]
+    if isinstance(values, Mapping | Set | ValuesView) and not isinstance(values, BatchEncoding):
+        why = "pass its token ids" if isinstance(values, Mapping) else "its texts have no order"
+        raise ValueError(f"{name}s must not be a {type(values).__name__}: {why}")
+    listed = _rows(values) if isinstance(values, BatchEncoding) else _as_list(values)
     if not isinstance(listed, list):
         raise ValueError(
-            f"{name}s must be a text, a list of token ids or a list of these, got {given!r}"
+            f"{name}s must be a text, a list of token ids or a list of these, got {values!r}"
         )
-    return [_prompt(name, item) for item in ([listed] if _is_row(listed) else listed)]
+    items = [_prompt(name, item) for item in ([listed] if _is_row(listed) else listed)]
+    errors = [item for item in items if isinstance(item, RequestError)]
+    if errors and len(errors) == len(items):  # of another kind altogether
+        raise errors[0]
+    return items
 
 
-def _prompt(name: str, item: Any) -> str | list[int]:
+def _prompt(name: str, item: Any) -> str | list[int] | RequestError:
     row = _rows(item) if isinstance(item, BatchEncoding) else _as_list(item)
     if isinstance(item, str):
         return item
     if not isinstance(row, list) or (row and not _is_row(row)):
         hint = "; give conversations as messages=" if isinstance(item, Mapping) else ""
         kind = type(item).__name__
-        raise ValueError(f"{name} must be a text or a list of token ids, got {kind}{hint}")
-    return [id if type(id) is int else whole_number("a token id", id) for id in row]
+        return RequestError(f"{name} must be a text or a list of token ids, got {kind}{hint}")
+    try:
+        return [id if type(id) is int else whole_number("a token id", id) for id in row]
+    except ValueError as error:
+        return RequestError(str(error))
 
 
-def _as_list(given: Any) -> Any:
+def _as_list(value: Any) -> Any:
     """An array, a tensor (of one dimension or more) or a sequence as a list; others unchanged."""
-    if getattr(given, "ndim", 0) > 0 and hasattr(given, "tolist"):
-        return given.tolist()
-    is_text = isinstance(given, str | bytes | bytearray)
-    return list(given) if isinstance(given, Sequence) and not is_text else given
+    if getattr(value, "ndim", 0) > 0 and hasattr(value, "tolist"):
+        return value.tolist()
+    is_text = isinstance(value, str | bytes | bytearray)
+    return list(value) if isinstance(value, Sequence) and not is_text else value
 
 
 def _rows(encoding: BatchEncoding) -> Any:
@@ -92,16 +101,16 @@ def _rows(encoding: BatchEncoding) -> Any:
 
 
 def _is_row(listed: Any) -> bool:
-    """Whether a list holds token ids rather than prompts: numbers, whatever they are worth."""
+    """Tell whether a list holds token ids rather than prompts: numbers, whatever they are worth."""
     is_list = isinstance(listed, list) and len(listed) > 0
     return is_list and all(isinstance(i, Number) or getattr(i, "ndim", 1) == 0 for i in listed)
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Texts at which to cut: none for None, one that is given by itself."""
+    """Texts at which to cut: none for None, one that is a text itself."""
     if stop is None:
         return ()
-    return tuple(checked_texts("stop", [stop] if isinstance(stop, str) else stop))
+    return tuple(converted("stop", [stop] if isinstance(stop, str) else stop, list[str]))
 
 
 def one_each(name: str, value: Any, count: int) -> list[Any]:
@@ -114,100 +123,27 @@ def one_each(name: str, value: Any, count: int) -> list[Any]:
     return values
 
 
-DEFAULT_NEW_TOKENS = 200
-NAMES_HERE = {
-    **{field.name: field.name for field in fields(SamplingConfig)},
-    "max_new_tokens": "max_new_tokens",
-    "num_return_sequences": "num_return_sequences",
-    "stop_strings": "stop",
-}
-"""Fields of a GenerationConfig that are honored, and what they are called here."""
-WITHOUT_EFFECT = (
-    "transformers_version",
-    "_from_model_config",
-    "bos_token_id",
-    "pad_token_id",
-    "use_cache",
-)
-"""Fields that change no token: prompts have begin tokens of their own, padding is not read."""
-
-
-def with_generation_config(
-    pair: ModelPair,
-    config: GenerationConfig | None,
-    *,
-    sampling: Mapping[str, Any],
-    max_new_tokens: int | None = None,
-    stop: str | Sequence[str] | None = (),
-    num_return_sequences: int = 1,
-) -> tuple[SamplingConfig, dict[str, Any]]:
-    """(the warpers of a call, its max_new_tokens, stop and num_return_sequences by name).
-
-    A field that a config leaves at its default says nothing. Raises ValueError, with its name, for
-    one that is given beside the config too, and for one that would not be honored.
-    """
-    given: dict[str, Any] = dict(sampling)
-    if max_new_tokens is not None:
-        given["max_new_tokens"] = max_new_tokens
-    if stop is not None and stop != ():
-        given["stop"] = stop
-    if num_return_sequences != 1:
-        given["num_return_sequences"] = num_return_sequences
-    for name, value in ({} if config is None else _set_fields(pair, config)).items():
-        if name in given:
-            raise ValueError(f"{name} is given as an argument and in generation_config, not both")
-        given[name] = value
-    asked: dict[str, Any] = {"max_new_tokens": DEFAULT_NEW_TOKENS, "stop": ()}
-    asked["num_return_sequences"] = num_return_sequences
-    asked |= {name: given.pop(name) for name in asked.keys() & given.keys()}
-    return SamplingConfig.of(given), asked
-
-
-def _set_fields(pair: ModelPair, config: GenerationConfig) -> dict[str, Any]:
-    """The fields that a config sets, by the names of this library."""
-    if not isinstance(config, GenerationConfig):
-        kind = type(config).__name__
-        raise ValueError(f"generation_config must be a GenerationConfig, got {kind}")
-    values = {n: v for n, v in config.to_diff_dict().items() if v is not None}
-    if values.pop("do_sample", True) is False:
-        values["temperature"] = 0.0  # transformers reads no temperature then
-    ends = values.pop("eos_token_id", [])
-    known = {token for name in pair.models for token in pair.stop_tokens_of(name)}
-    if not {*([ends] if isinstance(ends, int) else ends)} <= known:
-        raise ValueError(
-            f"generation_config: eos_token_id={ends} holds more than the models' end of text: "
-            "give stop= for other ends"
-        )
-    for name, value in values.items():
-        is_off = value is False  # as where nothing is asked for
-        if name not in NAMES_HERE and name not in WITHOUT_EFFECT and not is_off:
-            raise ValueError(
-                f"generation_config: {name}={value!r} is not supported, only "
-                f"{', '.join(NAMES_HERE)} are"
-            )
-    return {NAMES_HERE[name]: value for name, value in values.items() if name in NAMES_HERE}
-
-
-def beginnings(
+def prompt_requests(
     level: Level,
-    prompts: Any = (),
+    prompts: Any = None,
     continue_from: Earlier | Sequence[Earlier] | None = None,
     messages: Conversation | Sequence[Conversation] | None = None,
-) -> list[Beginning]:
-    """Where each continuation begins.
+) -> list[Request]:
+    """A request for one symbol after each text; what is wrong with one of several is its `error`.
 
-    Raises ValueError unless either prompts, messages or ledgers are given, and for texts whose
-    ratios the level does not know though it was given those of others.
+    Raises ValueError for what is wrong with a single one, unless either prompts, messages or
+    ledgers are given, and for texts whose ratios the level does not know though it has those of
+    others.
     """
-    listed = prompt_list("prompt", prompts)
-    given = {"prompts": bool(listed), "messages": messages is not None}
-    given["continue_from"] = continue_from is not None
-    if sum(given.values()) > 1:
-        raise ValueError(f"give {' or '.join(name for name in given if given[name])}, not both")
+    listed = [] if prompts is None else prompt_list("prompt", prompts)
+    sources = {"prompts": bool(listed), "messages": messages is not None}
+    sources["continue_from"] = continue_from is not None
+    if sum(sources.values()) > 1:
+        raise ValueError(f"give {' or '.join(name for name in sources if sources[name])}, not both")
     if messages is not None:
-        begun = [_begun(level, messages=chat) for chat in conversations(messages)]
+        makers = [partial(_of_chat, level, chat) for chat in conversations(messages)]
     elif continue_from is None:
-        begun = [_begun(level, prompt) for prompt in listed]
+        makers = [partial(_of_prompt, level, prompt) for prompt in listed]
     else:
         is_list = isinstance(continue_from, list | tuple)
         earlier: list[Any] = list(cast(Any, continue_from)) if is_list else [continue_from]
@@ -215,34 +151,82 @@ def beginnings(
             if not isinstance(item, Generation | Ledger):
                 raise ValueError(f"continue_from must be generations or ledgers, got {item!r}")
         ledgers = [item if isinstance(item, Ledger) else item.ledger for item in earlier]
-        begun = [Beginning.of(level, ledger) for ledger in ledgers]
+        makers = [partial(continuation, level, ledger) for ledger in ledgers]
+    requests = [_made(make) for make in makers]
+    if len(requests) == 1 and requests[0].error:
+        raise ValueError(requests[0].error)
     if (ratios := level.prompt_ratios) is not None:
-        ratios.check_prompts([own.token_ids for own in begun if not own.error])
-    return begun
+        ratios.check_prompts(
+            [request.prompt_token_ids for request in requests if not request.error]
+        )
+    return requests
 
 
-def _begun(
-    level: Level, prompt: str | list[int] = "", messages: Conversation | None = None
-) -> Beginning:
-    """That of a prompt or a conversation, with an error where no tokenizer reads its text."""
+def _made(make: Callable[[], Request]) -> Request:
+    """The request that is made, or one with an error where it alone cannot be."""
     try:
-        if messages is not None:
-            token_ids, chat_prompts = chat_prompt(level, messages)
-            return Beginning(token_ids, chat_prompts=chat_prompts)
-        if isinstance(prompt, str):
-            checked_text("the prompt", prompt)
-        return Beginning(level.encode(prompt))
-    except UnreadableText as error:
-        return Beginning([], error=str(error))
+        return make()
+    except RequestError as error:
+        return Request(prompt_token_ids=[], error=str(error))
+
+
+def _of_prompt(level: Level, prompt: str | list[int] | RequestError) -> Request:
+    if isinstance(prompt, RequestError):
+        raise prompt
+    if isinstance(prompt, str):
+        checked_text("the prompt", prompt)
+    return Request(prompt_token_ids=level.encode(prompt))
+
+
+def _of_chat(level: Level, messages: Conversation) -> Request:
+    token_ids, chat_prompts = chat_prompt(level, messages)
+    return Request(prompt_token_ids=token_ids, chat_prompts=chat_prompts)
+
+
+def continuation(level: Level, ledger: Ledger) -> Request:
+    """Goes on from the text of a ledger, with the bound of it and of what came before it.
+
+    A ledger is a file that anyone can edit. Looked at again: all that `contradictions` looks at (so
+    k, K and bound are the rule's, and what certifies nothing has no bound), and that the text
+    reached its length without an end symbol. NOT looked at, as only `verify` replays the models:
+    whether they gave these tokens, the spends, the debt, the rule, how many samples there were and
+    what came before the prompt.
+    Raises RequestError, in one line, for a text that has ended, is not this level's and pair's or
+    whose ledger contradicts itself.
+    """
+    from .verify.consistency import contradictions  # reads ledgers of every level
+
+    header = ledger.header
+    if header.level != level.name:
+        raise RequestError(f"a {header.level}-level ledger cannot go on at {level.name} level")
+    if failures := contradictions(ledger, level):
+        raise RequestError(f"the ledger contradicts itself: {failures[0]}")
+    if header.fingerprints.get("safe") != level.pair.fingerprints["safe"]:
+        raise RequestError("the ledger's bound is against another safe model, it cannot go on")
+    only = "only a generation that reached its length can be continued"
+    if ledger.finish_reason != "length":
+        raise RequestError(f"{only}, this one ended by {ledger.finish_reason!r}")
+    if ends := set(ledger.token_ids) & set(level.stop_token_ids):
+        raise RequestError(f"{only}, this one holds the end symbol {min(ends)}")
+    chat_prompts = (header.chat_prompts or {}).items()
+    call = (*header.prompt_token_ids, header.seed, header.prior_bound, header.k, header.horizon)
+    return Request(
+        prompt_token_ids=level.encode_continuation(header.prompt_token_ids + ledger.token_ids),
+        prior_bound=ledger.total_bound,
+        chat_prompts={name: [*prompt, *ledger.token_ids] for name, prompt in chat_prompts},
+        earlier_call=call if header.num_return_sequences > 1 else None,
+    )
 
 
 def request_list(
     level: Level,
-    rule: Rule,
-    begun: Sequence[Beginning],
+    rule: OpenRule,
+    prompts: Any,
     horizon: int | Sequence[int],
     *,
-    seed: int | Sequence[int] = 0,
+    continue_from: Earlier | Sequence[Earlier] | None = None,
+    messages: Conversation | Sequence[Conversation] | None = None,
+    seed: int | Sequence[int] | None = None,
     k: float | Sequence[float | None] | None = None,
     stop: str | Sequence[str] | None = (),
     num_return_sequences: int = 1,
@@ -251,62 +235,68 @@ def request_list(
     is_alone: bool = False,
     horizon_name: str = "max_new_tokens",
 ) -> list[Request]:
-    """`num_return_sequences` requests for each beginning, in order, with its seed.
+    """`num_return_sequences` requests for each text, in order, with its seed.
 
-    Those with one prompt and one seed are counted 0, 1, ... and so have uniforms of their own.
+    Those with one prompt and one seed are counted 0, 1, ... and so have other uniforms.
     num_unread: symbols at the end of each that no model reads. horizon_name: of the argument that
-    a caller gives it by. A request that cannot be decoded,
-    as its text is too long for the pair or unreadable, has an `error`. Raises ValueError for values
-    out of range, for budgets that the rule cannot have, and where `is_alone` for such an error.
+    the caller. What is wrong with a prompt, a passage, a conversation or a ledger is the
+    `error` of its requests, a ValueError where `is_alone`. What is wrong with a setting, one of
+    several too (a seed, a k or a horizon out of range, a budget that the rule cannot have, passages
+    for a rule that reads none), is a ValueError of the call, before anything is drawn.
     """
+    # 1. The texts, and a value of each setting for each of them.
+    texts = prompt_requests(level, prompts, continue_from, messages)
     num_samples = whole_number("num_return_sequences", num_return_sequences)
     if num_samples < 1:
         raise ValueError(f"num_return_sequences must be >= 1, got {num_samples}")
-    seeds = [whole_number("seed", value) for value in one_each("seed", seed, len(begun))]
-    ks = [None if v is None else checked_nats("k", v) for v in one_each("k", k, len(begun))]
-    passage_each, stops = one_each("passages", passages, len(begun)), stop_strings(stop)
-    given_lengths = one_each(horizon_name, horizon, len(begun))
-    lengths = [whole_number(horizon_name, length) for length in given_lengths]
+    seeds = one_each("seed", seed, len(texts))
+    seeds = [0 if value is None else whole_number("seed", value) for value in seeds]
+    ks = [None if v is None else checked_nats("k", v) for v in one_each("k", k, len(texts))]
+    passage_each, stops = one_each("passages", passages, len(texts)), stop_strings(stop)
+    level.stop_symbols(stops)
+    if takes_passage(rule) != (passages is not None):
+        needs = "needs a passage a prompt, got none" if passages is None else "reads no passages"
+        raise ValueError(f"the rule {rule.name} {needs}")
+    lengths = [whole_number(horizon_name, n) for n in one_each(horizon_name, horizon, len(texts))]
     if min(lengths, default=1) < 1:
         raise ValueError(f"{horizon_name} must be >= 1, got {min(lengths)}")
-    # What each may spend at most: ValueError for a k that the rule cannot have.
+    # 2. What each may spend at most: ValueError for a k that the rule cannot have.
     totals = [
         rule.budget_for(horizon=n, k=value).total for n, value in zip(lengths, ks, strict=True)
     ]
     earlier: Counter[tuple[tuple[int, ...], int]] = Counter()
     requests: list[Request] = []
-    for i, beginning in enumerate(begun):
-        length = lengths[i]
-        stream_prompts, error = _stream_prompts(level, rule, beginning, passage_each[i])
-        longest = max([beginning.token_ids, *stream_prompts.values()], key=len)
-        # A score may end behind the models' context, where its last symbol is not read.
+    for i, text in enumerate(texts):
+        # 3. What the streams of the rule read, and whether it fits. A score may end after the
+        #    models' context, where its last symbol is not read.
+        stream_prompts, error = _stream_prompts(level, rule, text, passage_each[i])
+        longest = max([text.prompt_token_ids, *stream_prompts.values()], key=len)
         error = error or (
-            level.too_long(longest, length - num_unread) and level.too_long(longest, length)
+            level.too_long(longest, lengths[i] - num_unread) and level.too_long(longest, lengths[i])
         )
         if is_alone and error:
             raise ValueError(error)
-        # Samples of one earlier call that go on together: the prior bound of each holds for what
-        # the others may spend now, all of their K, as their debts are not known yet.
-        call, others = beginning.call, 0.0
-        if call is not None:
-            others = sum(totals[j] for j, own in enumerate(begun) if j != i and own.call == call)
-        prior_bound = beginning.prior_bound + num_samples * others
+        # 4. Samples of one earlier call that go on together: the prior bound of each holds for what
+        #    the others may spend now, all of their K, as their debts are not known yet.
+        others = sum(
+            total
+            for j, (other, total) in enumerate(zip(texts, totals, strict=True))
+            if j != i and other.earlier_call == text.earlier_call is not None
+        )
         for _ in range(num_samples):
-            prompt_and_seed = (tuple(beginning.token_ids), seeds[i])
-            request = Request(
-                prompt_token_ids=beginning.token_ids,
-                max_new_tokens=length,
+            prompt_and_seed = (tuple(text.prompt_token_ids), seeds[i])
+            request = replace(
+                text,
+                max_new_tokens=lengths[i],
                 seed=seeds[i],
                 k=ks[i],
                 stop=stops,
                 index=len(requests),
                 place=earlier[prompt_and_seed],
                 num_return_sequences=num_samples,
-                prior_bound=prior_bound,
+                prior_bound=text.prior_bound + num_samples * others,
                 passage=passage_each[i],
-                chat_prompts={
-                    n: ids for n, ids in stream_prompts.items() if n in beginning.chat_prompts
-                },
+                chat_prompts={n: p for n, p in stream_prompts.items() if n in text.chat_prompts},
                 stream_prompts=stream_prompts,
                 error=error,
             )
@@ -316,44 +306,41 @@ def request_list(
 
 
 def _stream_prompts(
-    level: Level, rule: Rule, begun: Beginning, passage: str | None
+    level: Level, rule: OpenRule, text: Request, passage: str | None
 ) -> tuple[StreamPrompts, str]:
     """(what streams of the rule read in place of a prompt, why they cannot, "" if they can)."""
     try:
         if passage is not None:
             checked_text("the passage", passage)
-        stream_prompts = prompts_by_stream(
-            level, rule, begun.token_ids, passage, begun.chat_prompts
-        )
-    except UnreadableText as error:
-        return {}, str(error)
-    return stream_prompts, begun.error
+        chat_prompts, prompt = text.chat_prompts, text.prompt_token_ids
+        return prompts_by_stream(level, rule, prompt, passage, chat_prompts), text.error
+    except RequestError as error:
+        return {}, text.error or str(error)
 
 
-def target_symbols(level: Level, given: Any) -> list[tuple[list[int], str]]:
+def target_symbols(level: Level, values: Any) -> list[tuple[list[int], str]]:
     """(the symbols of a continuation, why there are none, "" if there are), one by one."""
     targets: list[tuple[list[int], str]] = []
-    for text in prompt_list("continuation", given):
+    for text in prompt_list("continuation", values):
         try:
+            if isinstance(text, RequestError):
+                raise text
             if isinstance(text, str):
                 checked_text("the continuation", text)
             targets.append((level.encode_continuation(text), ""))
-        except UnreadableText as error:
+        except RequestError as error:
             targets.append(([], str(error)))
+    if len(targets) == 1 and targets[0][1]:
+        raise ValueError(targets[0][1])
     return targets
 
 
-def check_parts(pair: Any, rule: Any, prompt_ratios: Any) -> None:
-    """Raise ValueError, naming the right spelling, for what is no pair, no rule or no ratios."""
+def check_parts(pair: Any, rule: Any) -> None:
+    """Raise ValueError, naming the right spelling, for what is no pair or no rule."""
     if isinstance(rule, type):
         raise ValueError(f"rule is the class {rule.__name__}: give a rule, {rule.__name__}(...)")
     if not isinstance(pair, ModelPair):
         kind = type(pair).__name__
         raise ValueError(f"pair must be a ModelPair, got {kind}: write Decoder(pair, rule)")
-    if not hasattr(rule, "next_token"):
+    if not isinstance(rule, Rule):
         raise ValueError(f"rule must be a rule such as Anchored(k=1.5), got {rule!r}")
-    if not isinstance(prompt_ratios, PromptRatios | None):
-        kind = type(prompt_ratios).__name__
-        raise ValueError(
-            f"prompt_ratios must be PromptRatios, got {kind}: read a file by their load"
-        )

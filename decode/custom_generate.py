@@ -1,6 +1,6 @@
 """Decoding from inside `generate` of transformers: model.generate(..., custom_generate=...)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -21,11 +21,12 @@ from transformers.generation.stopping_criteria import (
     StoppingCriteriaList,
 )
 
-from .. import AnchoredError
+from ..errors import AnchoredError
+from ..fields import INT_LIMIT, whole_number
+from .ambient import in_plain_torch
 from .decoder import Decoder
-from .engine.request import MAX_SEED
 from .generation import Generation
-from .models.stream import CACHE
+from .streams.stream import CACHE
 
 PROCESSORS: Final = {
     RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
@@ -51,16 +52,16 @@ class CustomGenerate:
     """
 
     def __init__(self, decoder: Decoder, *, seed: int | None = None) -> None:
-        """decoder: of tokens. seed: unless given, each call takes one from torch's generator, which
+        """decoder: of tokens. seed: None takes one a call from torch's generator, which
         `transformers.set_seed` sets; ledgers record it. Raises ValueError for a pair that has no
-        tokens in common.
-        """
+        tokens in common."""
         if decoder.level.name != "token" or not decoder.pair.shares_tokens:
             raise ValueError("generate deals in tokens: the decoder's models must share theirs")
         self.decoder, self.seed = decoder, seed
         self.generations: list[Generation] = []
         """The generations of the last call, a row each, with their ledgers."""
 
+    @in_plain_torch
     def __call__(
         self,
         model: PreTrainedModel,
@@ -73,38 +74,59 @@ class CustomGenerate:
     ) -> Tensor:
         """(rows, longest) prompts and what follows them, padded to the right as by `generate`.
 
-        Raises ValueError, with its name, for what would not be honored, and AnchoredError where
-        a row fails.
+        Raises ValueError for what is not honored, by name, and AnchoredError where a row fails.
         """
         if model is not self.decoder.pair.risky:
-            raise ValueError("generate must be called on the pair's own risky model, pair.risky")
+            raise ValueError("generate must be called on the pair's risky model, pair.risky")
         mask = prepared.pop("attention_mask", None)
         mask = torch.ones_like(input_ids) if mask is None else mask
         ends = self.decoder.level.stop_token_ids
-        _check(generation_config, stopping_criteria, prepared, mask, ends)
-        num_samples = generation_config.num_return_sequences
+        _check(generation_config, stopping_criteria, prepared, mask)
+        self._check_ends(model.generation_config, stopping_criteria)
+        num_samples = whole_number("num_return_sequences", generation_config.num_return_sequences)
+        if num_samples < 1:
+            raise ValueError(f"num_return_sequences must be >= 1, got {num_samples}")
         rows = zip(input_ids[::num_samples], mask[::num_samples].bool(), strict=True)
-        seed = int(torch.randint(MAX_SEED - 1, ())) if self.seed is None else self.seed
+        seed = int(torch.randint(INT_LIMIT - 1, ())) if self.seed is None else self.seed
         self.generations = self.decoder.generate(
             [ids[kept].tolist() for ids, kept in rows],
             max_new_tokens=generation_config.max_length - input_ids.shape[1],
             num_return_sequences=num_samples,
             seed=seed,
-            **_sampling(generation_config, logits_processor),
+            **_sampling(generation_config, logits_processor, (mask != 0).int().argmax(1)),
         )
-        if error := next((own.error for own in self.generations if own.error), ""):
+        if error := next((one.error for one in self.generations if one.error), ""):
             raise AnchoredError(error)
         pad = generation_config.pad_token_id
         new = torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor(own.token_ids) for own in self.generations],
+            [torch.tensor(one.token_ids) for one in self.generations],
             batch_first=True,
             padding_value=[*ends, 0][0] if pad is None else pad,
         )
         return torch.cat([input_ids, new.to(input_ids)], dim=-1)
 
+    def _check_ends(self, config: GenerationConfig, criteria: StoppingCriteriaList) -> None:
+        """Raise ValueError unless texts are to end where they do here, or nothing was said of it:
+        by `generate`'s default they end where the risky model's config says."""
+        default = config.eos_token_id
+        default = {*(default if isinstance(default, list) else [default])} - {None}
+        ends = self.decoder.level.stop_token_ids
+        named = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
+        asked = {token for token_ids in named for token in token_ids.tolist()}
+        if asked not in (default, {*ends}):
+            raise ValueError(
+                f"generate with custom_generate does not honor eos_token_id={sorted(asked)}: a "
+                f"text ends at the end of text of either model, {ends}"
+            )
 
-def _sampling(config: GenerationConfig, processors: LogitsProcessorList) -> dict[str, Any]:
-    """The settings of warpers that the processors say, of the config's or of the caller's own."""
+
+def _sampling(
+    config: GenerationConfig, processors: LogitsProcessorList, padding: Tensor
+) -> dict[str, Any]:
+    """The settings of warpers that the processors say, of the config or of the caller.
+
+    padding: (rows,) the number of tokens before each prompt.
+    """
     sampling: dict[str, Any] = {"repetition_penalty": 1.0, "temperature": 1.0}
     order = list(PROCESSORS)
     for processor in processors:
@@ -112,13 +134,17 @@ def _sampling(config: GenerationConfig, processors: LogitsProcessorList) -> dict
         if kind not in order:
             raise ValueError(
                 f"{kind.__name__} is not supported here, or not after a later one: only "
-                f"{', '.join(own.__name__ for own in PROCESSORS)} are, in this order"
+                f"{', '.join(one.__name__ for one in PROCESSORS)} are, in this order"
             )
         order = order[order.index(kind) + 1 :]
         name, attribute = PROCESSORS[kind]
-        sampling[name] = getattr(processor, attribute)
-        if isinstance(getattr(processor, "prompt_ignore_length", None), int):
-            raise ValueError("prompt_ignore_length is not supported: the penalty reads the prompt")
+        sampling[name] = value = getattr(processor, attribute)
+        plain = vars(kind(value))
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, Tensor) and torch.equal(ignored.cpu(), padding.cpu()):
+            del plain["prompt_ignore_length"]  # of `generate` itself: prompts have no padding here
+        if others := [key for key in plain if vars(processor)[key] != plain[key]]:
+            raise ValueError(f"{kind.__name__} is not supported with another {others[0]}")
     return sampling if config.do_sample else {**sampling, "temperature": 0.0}
 
 
@@ -127,7 +153,6 @@ def _check(
     criteria: StoppingCriteriaList,
     prepared: Mapping[str, Any],
     mask: Tensor,
-    ends: Sequence[int],
 ) -> None:
     """Raise ValueError, with its name, for what `generate` was asked for and would not get."""
     asked = []
@@ -135,16 +160,19 @@ def _check(
         asked.append(f"the mode {mode.value}")
     if config.return_dict_in_generate:
         asked.append("return_dict_in_generate (see generations for ledgers)")
-    for own in criteria:
-        if isinstance(own, EosTokenCriteria) and set(own.eos_token_id.tolist()) <= set(ends):
-            continue
-        asked += [] if isinstance(own, MaxLengthCriteria) else [type(own).__name__]
+    for criterion in criteria:
+        kind = type(criterion)
+        is_length = kind is MaxLengthCriteria and criterion.max_length == config.max_length
+        if not is_length and kind is not EosTokenCriteria:
+            asked.append(kind.__name__)
     for name, value in prepared.items():
         if name == CACHE:
             is_default = value is None or value.get_seq_length() == 0
         elif name == "position_ids":
             expected = mask.cumsum(-1) - 1
-            is_default = value is None or bool((value == expected)[mask.bool()].all())
+            is_default = value is None or (
+                value.shape == mask.shape and bool((value == expected)[mask.bool()].all())
+            )
         else:
             is_default = value is None or name in OF_GENERATE
         asked += [] if is_default else [name]

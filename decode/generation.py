@@ -1,18 +1,20 @@
-"""What a call gives back: generations, pieces of a stream, their ledgers."""
+"""Results of a call: generations, pieces of a stream, their ledgers."""
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from tqdm.auto import tqdm
 
-from .. import AnchoredError
+from ..errors import AnchoredError
+from .ambient import in_plain_torch
 from .engine.paired_batch import PairedBatch
 from .engine.request import Request, RequestState, random_stream, warn_of_safe_only
 from .ledger import Ledger, LedgerHeader
 from .levels.level import Level
-from .rules.rule import Rule
+from .rules.rule import OpenRule
 from .settings import SamplingConfig
 
 
@@ -24,7 +26,7 @@ class Generation:
     text: str
     """The continuation; the end symbol and anything from a stop string on are left out."""
     pieces: list[tuple[str, bool]]
-    """The text symbol by symbol, with whether the safe model's own draw was kept."""
+    """The text symbol by symbol, with whether the safe model's draw was kept."""
     ledger: Ledger
     error: str = ""
     """Why this request failed, "" for success; what was drawn before is kept."""
@@ -36,19 +38,21 @@ class Generation:
 
     @property
     def finish_reason(self) -> str:
-        """ "length", "stop_token", "stop_string" or "error"."""
+        """ "length", "stop_token", "stop_string", "error", or "aborted" where it was broken off."""
         return self.ledger.finish_reason
 
     def __str__(self) -> str:
-        header = self.ledger.header
+        header, spent = self.ledger.header, f"spent={self.ledger.spent:.4g}"
         certified = "certified" if self.ledger.certified else "NOT certified"
+        ending = f"{len(self.token_ids)} {header.level}s, {self.finish_reason}, {certified}"
+        if math.isinf(header.K):
+            return f"no budget under the rule {header.rule}, {spent} nats, {ending}"
         # Bounds add up where other samples or earlier text share the prompt.
         is_one_of_several = header.num_return_sequences > 1 or header.prior_bound > 0.0
         total = f" (in total {self.ledger.total_bound:.4g})" if is_one_of_several else ""
         return (
             f"K={header.K:.4g} (k={header.k:.4g} x {header.horizon}) debt={header.debt:.4g} "
-            f"spent={self.ledger.spent:.4g} bound={header.bound:.4g}{total} nats, "
-            f"{len(self.token_ids)} {header.level}s, {self.finish_reason}, {certified}"
+            f"{spent} bound={header.bound:.4g}{total} nats, {ending}"
         )
 
 
@@ -67,9 +71,10 @@ class Piece:
 class PieceStream(Iterator[Piece]):
     """Iterates over the pieces of one request as they are drawn; nothing runs before the first.
 
-    `generation` and `ledger` are there once the last piece was drawn. Asking for a piece raises
-    AnchoredError when a model's logits are NaN; the ledger is then that of what was drawn before,
-    uncertified.
+    `generation` and `ledger` are of what has been drawn, with the finish_reason "aborted" while
+    more may come: so a stream that is broken off, by `close`, `break` or an exception, has them
+    too. Asking for a piece raises AnchoredError when a model's logits are NaN; the ledger is then
+    that of what was drawn before, uncertified.
     """
 
     def __init__(
@@ -83,22 +88,27 @@ class PieceStream(Iterator[Piece]):
         self._state: RequestState | None = None
         self._pieces = self._drawn_pieces()
 
+    @in_plain_torch
     def __next__(self) -> Piece:
         return next(self._pieces)
 
+    def close(self) -> None:
+        """Draw no more, and free the models' memories of the text."""
+        self._pieces.close()
+
     @property
     def generation(self) -> Generation:
-        """The whole of it; AnchoredError while pieces are to come."""
-        if self._state is None or not self._state.is_finished:
-            raise AnchoredError("a stream has its ledger after the last piece: iterate to the end")
+        """The text drawn so far; AnchoredError before the first piece."""
+        if self._state is None or not has_begun(self._state):
+            raise AnchoredError("a stream has its ledger from the first piece on: ask for a piece")
         return self._generation_of(self._state)
 
     @property
     def ledger(self) -> Ledger:
-        """The record of spends, to save and verify; AnchoredError while pieces are to come."""
+        """The record of spends so far, to save and verify; AnchoredError before the first piece."""
         return self.generation.ledger
 
-    def _drawn_pieces(self) -> Iterator[Piece]:
+    def _drawn_pieces(self) -> Generator[Piece]:
         batch = self._open_batch()
         (state,) = batch.admit([self._request])
         self._state = state
@@ -112,29 +122,92 @@ class PieceStream(Iterator[Piece]):
             raise AnchoredError(state.error)
 
 
+class Generations(Iterator[tuple[int, Generation]]):
+    """Iterates over generations, each with its index, as they end.
+
+    What had begun when the iterator was dropped, or interrupted, is in `aborted`.
+    """
+
+    def __init__(
+        self,
+        states: Iterator[RequestState],
+        begun: dict[int, RequestState],
+        generation_of: Callable[[RequestState], Generation],
+        *,
+        total: int,
+        progress: bool | str,
+        symbol: str,
+    ) -> None:
+        """states: of requests that end, `total` in all. begun: those that models have read and that
+        were not taken, by index. progress: the bar's title, True for "generate", False for none.
+        symbol: the unit that the bar counts."""
+        self._begun, self._generation_of = begun, generation_of
+        self._generations = self._ended(states, total, progress, symbol)
+
+    @in_plain_torch
+    def __next__(self) -> tuple[int, Generation]:
+        return next(self._generations)
+
+    def close(self) -> None:
+        """Draw no more."""
+        self._generations.close()
+
+    def _ended(
+        self, states: Iterator[RequestState], total: int, progress: bool | str, symbol: str
+    ) -> Generator[tuple[int, Generation]]:
+        """The generations, and one warning of those that could spend nothing."""
+        title = progress if isinstance(progress, str) else "generate"
+        start, num_symbols, budgets = time.perf_counter(), 0, []
+        with tqdm(total=total, desc=title, unit="prompt", disable=not progress) as bar:
+            for state in states:
+                budgets.append(state.budget)
+                num_symbols += len(state.steps)
+                symbols_per_s = num_symbols / (time.perf_counter() - start)
+                bar.set_postfix_str(f"{symbols_per_s:.0f} {symbol}s/s", refresh=False)
+                bar.update()
+                self._begun.pop(state.request.index, None)
+                yield state.request.index, self._generation_of(state)
+        warn_of_safe_only(budgets)
+
+    @property
+    def aborted(self) -> list[tuple[int, Generation]]:
+        """Generations that tokens were drawn for and that were not taken, in order."""
+        return [
+            (index, self._generation_of(state))
+            for index, state in sorted(self._begun.items())
+            if has_begun(state)
+        ]
+
+
+def has_begun(state: RequestState) -> bool:
+    """Tell whether there is anything to record: a token that was drawn, or an error."""
+    return bool(state.steps) or state.is_finished
+
+
 def generation_of(
-    level: Level, rule: Rule, sampling: SamplingConfig, state: RequestState
+    level: Level, rule: OpenRule, sampling: SamplingConfig, state: RequestState
 ) -> Generation:
     """The generation that a request has become, finished or not."""
     return Generation(
         prompt=state.request.prompt_token_ids,
         text=state.text.text,
-        pieces=[(t, s.accepted) for t, s in zip(state.texts, state.steps, strict=True)],
+        # An interrupt may come between a text and its step.
+        pieces=[(t, s.accepted) for t, s in zip(state.texts, state.steps, strict=False)],
         ledger=request_ledger(level, rule, sampling, state),
         error=f"request {state.request.index}: {state.error}" if state.error else "",
     )
 
 
 def request_ledger(
-    level: Level, rule: Rule, sampling: SamplingConfig, state: RequestState
+    level: Level, rule: OpenRule, sampling: SamplingConfig, state: RequestState
 ) -> Ledger:
     """The record of a request so far; a failed or greedy one is not certified."""
     num_forwards = _num_forwards(rule, state)
     return Ledger(
-        header=_header(level, rule, sampling, state),
+        header=ledger_header(level, rule, sampling, state),
         steps=list(state.steps),
         certified=rule.is_certified and not sampling.is_greedy and not state.error,
-        finish_reason=state.finish_reason,
+        finish_reason=state.finish_reason or "aborted",
         safe_forwards=int(num_forwards["safe"]),
         risky_forwards=int(num_forwards["risky"]),
         work=state.work,
@@ -144,58 +217,38 @@ def request_ledger(
     )
 
 
-def _num_forwards(rule: Rule, state: RequestState) -> dict[str, float]:
-    """Forwards by model, over all its streams: as streams that count them tell, else as made."""
-    told: defaultdict[str, float] = defaultdict(float)
-    for name, own in state.work.items():
-        if "num_forwards" in own:
-            told[rule.streams[name].model] += own["num_forwards"]
-    return {"safe": 0, "risky": 0, **state.num_forwards, **told}
+def _num_forwards(rule: OpenRule, state: RequestState) -> dict[str, float]:
+    """Forwards by model, over all its streams: as streams that count them report, else as made."""
+    counted: defaultdict[str, float] = defaultdict(float)
+    for name, work in state.work.items():
+        if "num_forwards" in work:
+            counted[rule.streams[name].model] += work["num_forwards"]
+    return {"safe": 0, "risky": 0, **state.num_forwards, **counted}
 
 
-def _header(
-    level: Level, rule: Rule, sampling: SamplingConfig, state: RequestState
+def ledger_header(
+    level: Level, rule: OpenRule, sampling: SamplingConfig, state: RequestState
 ) -> LedgerHeader:
+    """All of a request's record that is known before its first token."""
     pair = level.pair
     return LedgerHeader(
         rule=rule.name,
-        rule_settings=rule.settings(),
+        rule_settings=rule.rule.settings(),
         sampling=sampling.as_dict(),
         seed=state.request.seed,
         prompt_token_ids=state.request.prompt_token_ids,
         stop_token_ids=level.stop_token_ids,
         fingerprints=dict(pair.fingerprints),
         dtype=str(pair.dtype).removeprefix("torch."),
-        debt=state.budget.debt,
-        k=state.budget.per_step,
-        K=state.budget.total,
-        horizon=state.budget.horizon,
-        bound=state.budget.bound,
+        **state.budget.record(),
         quantization=dict(pair.quantization),
         level=level.name,
         level_settings=level.settings(),
         num_return_sequences=state.request.num_return_sequences,
         prior_bound=state.request.prior_bound,
+        least_debt=state.request.least_debt or None,
         passage=state.request.passage,
         chat_prompts=dict(state.request.chat_prompts) or None,
         words=None if rule.used_words is None else dict(rule.used_words),
         stream=random_stream(state.request.prompt_token_ids, place=state.request.place),
     )
-
-
-def with_bar(
-    states: Iterator[RequestState], total: int, progress: bool | str, symbol: str
-) -> Iterator[RequestState]:
-    """Pass the states through.
-
-    progress: the bar's title, True for "generate", False for none. symbol: what is counted.
-    """
-    title = progress if isinstance(progress, str) else "generate"
-    start, num_symbols = time.perf_counter(), 0
-    with tqdm(total=total, desc=title, unit="prompt", disable=not progress) as bar:
-        for state in states:
-            num_symbols += len(state.steps)
-            symbols_per_s = num_symbols / (time.perf_counter() - start)
-            bar.set_postfix_str(f"{symbols_per_s:.0f} {symbol}s/s", refresh=False)
-            bar.update()
-            yield state

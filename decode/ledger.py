@@ -4,14 +4,15 @@ import hashlib
 import itertools
 import json
 import math
-import reprlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
 from ..durable_files import json_value, write_durably
-from ..field_types import field_error, field_types, field_values
+from ..fields import field_error, field_types, field_values, whole_number
+from ..inputs import RepeatedName, with_each_once
+from .event_bound import event_bound
 
 SCHEMA = "anchored-ledger/1"
 SAMPLER = "coupled/2"
@@ -39,10 +40,12 @@ class LedgerHeader:
     K: float
     horizon: int
     bound: float
+    bank: float | None = None
+    """Most nats that were carried over from step to step; None without such a limit."""
     quantization: dict[str, str] = field(default_factory=dict)
     """The quantization of "safe" and "risky"; exact models are left out."""
     level: str = "token"
-    """Where this is "byte", token ids are bytes and 256 is the end of the text."""
+    """At level "byte" token ids are bytes and 256 is the end of the text."""
     level_settings: dict[str, Any] = field(default_factory=dict)
     num_return_sequences: int = 1
     """Samples of the prompt that were drawn together; each has its ledger."""
@@ -51,18 +54,18 @@ class LedgerHeader:
     prompt_ratios: list[float] | None = None
     """Nats, log p_r - log p_s of the prompt's symbols; where asked for, see `with_divergences`."""
     least_debt: float | None = None
-    """Nats that the caller said the prompt owes at least; the debt is no smaller."""
+    """The least debt of the prompt that the caller named, nats; the debt is no smaller."""
     passage: str | None = None
     """The text that some streams of the rule read before the prompt."""
     chat_prompts: dict[str, list[int]] | None = None
-    """Token ids that streams of the risky model read in place of the prompt, as its chat template
-    gives them."""
+    """Token ids that streams of the risky model read, by its chat template, in place of the
+    prompt."""
     words: dict[str, list[str]] | None = None
     """The words that a rule swaps: "swapped", or "left_out" as no token of the pair."""
     schema: str = SCHEMA
     sampler: str = SAMPLER
     stream: dict[str, Any] = field(default_factory=dict)
-    """Figures that the uniforms follow from beside level and seed, see `random_key`."""
+    """Figures that decide the uniforms with level and seed, see `random_key`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +84,7 @@ class LedgerStep:
     safe_log_prob: float | None = None
     """log p_s of the token, in nats; None where the rule does not read the safe model."""
     kl_risky_safe: float | None = None
-    """KL(p_r || p_s) of the warped laws in nats; where asked for, see `with_divergences`."""
+    """KL(p_r || p_s) after warpers, nats; where asked for, see `with_divergences`."""
     kl_star_risky: float | None = None
     """KL(p* || p_r) in nats; the same."""
 
@@ -109,6 +112,8 @@ class Ledger:
     header: LedgerHeader
     steps: list[LedgerStep] = field(default_factory=list)
     certified: bool = False
+    """Whether the bound holds for this text. It is False, whoever says otherwise, where the spends
+    are no evidence of it: see `keeps_budget`."""
     finish_reason: str = ""
     safe_forwards: int = 0
     risky_forwards: int = 0
@@ -121,6 +126,17 @@ class Ledger:
     """Tokens that the safe model guessed before the risky one ran, in speculative decoding."""
     accepted: int = 0
     """Guesses of `drafted` that were drawn."""
+    claims_bound: bool = field(init=False, repr=False, compare=False)
+    """Whether it was called certified where it was made or written; `verify` asks why."""
+
+    def __post_init__(self) -> None:
+        self.claims_bound = self.certified
+        self.certified = self.certified and self.keeps_budget
+
+    @property
+    def keeps_budget(self) -> bool:
+        """Whether every spend is in [0, its step's budget] and their sum within a finite bound."""
+        return keeps_budget(self.header.bound, self.steps)
 
     @property
     def token_ids(self) -> list[int]:
@@ -142,6 +158,39 @@ class Ledger:
             return math.inf
         return self.header.prior_bound + self.header.num_return_sequences * self.header.bound
 
+    def window_bound(self, w: int) -> float:
+        """Nats that any `w` steps in a row can spend at most, whatever came before: the smaller of
+        the bound and bank + w k, and the bound alone without a bank.
+
+        Given any beginning of the text, the divergence of the distribution of its next `w` symbols
+        from the safe model's is at most this: `event_bound` has what that says of a passage.
+        Raises ValueError for `w` < 1, and where no bound holds for this generation.
+        """
+        if (w := whole_number("w", w)) < 1:
+            raise ValueError(f"w must be >= 1, got {w}")
+        if not self.certified:
+            raise ValueError("no bound holds for a ledger that is not certified")
+        bank = self.header.bank
+        window = math.inf if bank is None else bank + w * self.header.k
+        return min(self.header.bound, window)
+
+    def event_bound(self, safe_log_prob: float) -> float:
+        """The largest probability with which this text, with the one that it continues, was to be
+        in an event to which the safe model gives this log-probability: see `event_bound`.
+
+        Of a rule whose settings name no divergence it is the bound by KL, which no divergence
+        undercuts. Raises ValueError where no bound holds for this generation.
+        """
+        if not self.certified:
+            raise ValueError("no bound holds for a ledger that is not certified")
+        settings = self.header.rule_settings
+        return event_bound(
+            self.header.prior_bound + self.header.bound,
+            safe_log_prob,
+            divergence=settings.get("divergence", "kl"),
+            order=settings.get("order"),
+        )
+
     @property
     def is_within_bound(self) -> bool:
         """sum(spend) <= bound, in float64, without tolerance."""
@@ -157,8 +206,7 @@ class Ledger:
     def save(self, path: Path | str, *, overwrite: bool = True) -> None:
         """Write JSON lines to `path`, which holds all of them or what it held before.
 
-        Without `overwrite` a file that exists is kept, and FileExistsError names the file that the
-        lines were written to.
+        Without `overwrite` a file that exists is kept; FileExistsError names the one written to.
         """
         text = "".join(line + "\n" for line in self.lines())
         write_durably(Path(path), text, overwrite=overwrite)
@@ -202,7 +250,7 @@ class Ledger:
 
 
 def ledger_parts(path: Path) -> list[tuple[int, int]]:
-    """Where each ledger of a file begins, and its length, in bytes; none is read."""
+    """The offset and the length of each ledger of a file, in bytes; none is read."""
     content = path.read_bytes()
     lines = content.splitlines(keepends=True)
     begins = itertools.accumulate(map(len, lines), initial=0)
@@ -250,13 +298,34 @@ def _check_order(records: list[dict[str, Any]], path: Path) -> None:
         )
 
 
+def keeps_budget(bound: float, steps: Sequence[LedgerStep]) -> bool:
+    """Whether every spend is in [0, its step's budget] and their sum within a finite bound: without
+    that nothing may be called certified. All figures in nats; NaN keeps nothing."""
+    is_kept = all(0.0 <= step.spend <= step.budget for step in steps)
+    return is_kept and math.isfinite(bound) and math.fsum(step.spend for step in steps) <= bound
+
+
 def known_fields(record: LedgerHeader | LedgerStep) -> dict[str, Any]:
-    """The fields of a line by name, but those that nobody asked for."""
+    """The fields of a line by name, but those that were not asked for."""
     return {name: value for name, value in field_values(record).items() if value is not None}
 
 
 def _dump(record: dict[str, Any]) -> str:
     return json.dumps(json_value(record))
+
+
+def ledger_of(source: Any) -> Ledger:
+    """A ledger, that of a result or of a stream that has ended, or that of a file by its name.
+
+    Raises ValueError for anything else, and LedgerError for a file that was touched or damaged.
+    """
+    ledger = getattr(source, "ledger", source)
+    if isinstance(ledger, str | Path):
+        return Ledger.load(ledger)
+    if not isinstance(ledger, Ledger):
+        kind = type(source).__name__
+        raise ValueError(f"ledger must be a ledger, a result or a file of one, got {kind}")
+    return ledger
 
 
 def with_figures(kind: type[Any], record: dict[str, Any]) -> dict[str, Any]:
@@ -279,22 +348,14 @@ def _has_floats(kind: Any) -> bool:
 
 def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(line, parse_constant=_refused, object_pairs_hook=_with_each_once)
-    except LedgerError as error:
+        record = json.loads(line, parse_constant=_refused, object_pairs_hook=with_each_once)
+    except RepeatedName as error:
         raise LedgerError(f"{path}: line {number} {error}") from None
     except (ValueError, RecursionError):
         raise LedgerError(f"{path}: line {number} is cut off or not JSON") from None
     if not isinstance(record, dict):
         raise LedgerError(f"{path}: line {number} is not a JSON object")
     return record
-
-
-def _with_each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object; a repeated name is refused: programs differ in which value they read."""
-    names = [name for name, _ in pairs]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise LedgerError(f"has {reprlib.repr(min(twice))} twice")
-    return dict(pairs)
 
 
 def _refused(constant: str) -> float:

@@ -9,18 +9,24 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, UseAppendAction, arg
-
 from ..inputs import check_input, read_prompts
 from .byte.settings import ByteSettings
-from .models.folder import model_location
-from .models.pair_file import PairFile
+from .pair.folder import model_location
+from .pair.pair_file import PairFile
 from .rules.registry import RULES, installed_rule, rule_class
-from .settings import LevelName, Speculate
+from .settings import (
+    DEFAULT_K,
+    FLAT,
+    REPEATED,
+    BudgetOptions,
+    BudgetSize,
+    LevelName,
+    Speculate,
+)
 
 if TYPE_CHECKING:
     from .decoder import Decoder
-    from .models.model_pair import ModelPair
+    from .pair.model_pair import ModelPair
     from .rules.rule import Rule
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
@@ -28,8 +34,8 @@ _DEVICES = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelOptions:
-    """Two models, with one tokenizer or two."""
+class PairNames:
+    """The names of two models."""
 
     safe: Path | None = None
     """Hugging Face folder or Hub id of the safe model."""
@@ -38,6 +44,40 @@ class ModelOptions:
     pair: Path | None = None
     """In place of both, a folder or Hub id with a pair.json that names them, with their revisions
     and perhaps k and level."""
+    safe_revision: str | None = None
+    """Branch, tag or commit of the safe model's Hub id; its main branch unless given."""
+    risky_revision: str | None = None
+    """Branch, tag or commit of the risky model's Hub id; its main branch unless given."""
+    allow_quantized_safe: bool = False
+    """Take a quantized safe model: the bound then holds against that one."""
+
+    def __post_init__(self) -> None:
+        if self.pair is not None:
+            self._take(PairFile.read(self.pair))
+        for model in self.locations.values():
+            model_location(model)  # FileNotFoundError for neither a folder nor a Hub id
+
+    def _take(self, named: PairFile) -> None:
+        """Have the models of a pair.json; ValueError next to options that name models."""
+        for name in ("safe", "risky", "safe_revision", "risky_revision"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"--pair names both models: remove --{name.replace('_', '-')}")
+            value = getattr(named, name)
+            object.__setattr__(self, name, Path(value) if name in ("safe", "risky") else value)
+        object.__setattr__(self, "pair", None)  # so that a copy of these options may be made
+
+    @property
+    def locations(self) -> dict[str, Path]:
+        """Folder or Hub id by "safe" and "risky"; ValueError unless both are named."""
+        if self.safe is None or self.risky is None:
+            raise ValueError("a pair needs --safe and --risky, or --pair")
+        return {"safe": self.safe, "risky": self.risky}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions(PairNames):
+    """Two models, with one tokenizer or two, and how they are loaded."""
+
     dtype: Dtype = "auto"
     """Type of the numbers that the models compute in; auto takes each model's as it is stored."""
     device: str | None = None
@@ -47,10 +87,6 @@ class ModelOptions:
     risky_device_map: str | None = None
     """Split of the risky model over several devices, as accelerate names it: auto, balanced and so
     on."""
-    safe_revision: str | None = None
-    """Branch, tag or commit of the safe model's Hub id; its main branch unless given."""
-    risky_revision: str | None = None
-    """Branch, tag or commit of the risky model's Hub id; its main branch unless given."""
     safe_attn_implementation: str | None = None
     """Attention of the safe model, as transformers names it: sdpa, eager and so on; transformers
     chooses unless given."""
@@ -59,14 +95,9 @@ class ModelOptions:
     risky_quantization: Path | None = None
     """JSON file with a quantization config of transformers for the risky model, as {"quant_method":
     "torchao", ...}; its weights are taken as they are stored unless given."""
-    allow_quantized_safe: bool = False
-    """Take a quantized safe model: the bound then holds against that one."""
 
     def __post_init__(self) -> None:
-        if self.pair is not None:
-            self._take(PairFile.read(self.pair))
-        for model in self.locations.values():
-            model_location(model)  # FileNotFoundError for neither a folder nor a Hub id
+        PairNames.__post_init__(self)
         check_input(self.risky_quantization)
         for device in (self.device, self.risky_device):
             if device is not None:
@@ -76,29 +107,12 @@ class ModelOptions:
                 f"--risky-device {self.risky_device} needs --device for the safe model"
             )
 
-    def _take(self, named: PairFile) -> None:
-        """Have the models of a pair.json; ValueError beside options that name models."""
-        for name in ("safe", "risky", "safe_revision", "risky_revision"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"--pair names both models: remove --{name.replace('_', '-')}")
-            value = getattr(named, name)
-            own = Path(value) if name in ("safe", "risky") else value
-            object.__setattr__(self, name, own)
-        object.__setattr__(self, "pair", None)  # so that a copy of these options may be made
-
-    @property
-    def locations(self) -> dict[str, Path]:
-        """Folder or Hub id by "safe" and "risky"; ValueError unless both are given."""
-        if self.safe is None or self.risky is None:
-            raise ValueError("a pair needs --safe and --risky, or --pair")
-        return {"safe": self.safe, "risky": self.risky}
-
     def load(self) -> "ModelPair":
         """Both models, loaded without a bar for every file of weights; ValueError if refused."""
         from transformers.utils.logging import disable_progress_bar
 
-        from .models.loading import LoadOptions, quantization_config
-        from .models.model_pair import ModelPair
+        from .pair.loading import LoadOptions, quantization_config
+        from .pair.model_pair import ModelPair
 
         for device in (self.device, self.risky_device):
             check_presence(device or "cpu")
@@ -145,9 +159,9 @@ def check_presence(device: str) -> None:
         raise ValueError(f"there is no device {device} on this machine, which has {found}")
 
 
-DEFAULT_K = 1.0
-RuleName = Annotated[str, arg(metavar=f"{{{','.join(RULES)},...}}")]
-BUDGET_OPTIONS = ("k", "K", "divergence", "debt", "debt_window", "budget")
+RuleName = Annotated[str, tuple(RULES)]
+"""The name of a rule: one of these, or of an installed package's."""
+BUDGET_OPTIONS = tuple(each.name for kind in (BudgetSize, BudgetOptions) for each in fields(kind))
 BUDGETED = {
     "anchored": BUDGET_OPTIONS,
     "anchored_inf": BUDGET_OPTIONS,
@@ -159,34 +173,19 @@ BUDGETED = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RuleOptions:
-    """How the next token is chosen."""
+class RuleOptions(BudgetOptions, BudgetSize):
+    """The rule that chooses the next token."""
 
     rule: RuleName = "anchored"
     """Rule of decoding: anchored stays within a budget of the safe model, safe_only and risky_only
     use one model alone, the others are the paper's baselines and ablations,
     or rules of installed packages."""
-    setting: UseAppendAction[tuple[str, ...]] = ()
+    setting: Annotated[tuple[str, ...], REPEATED] = ()
     """Setting of another rule, NAME=VALUE, as alpha=0.5 of rcad or n=5 of memfree; give it again
     for more."""
     passages: Path | None = None
     """File of anchored retrieve, whose passages hold the n-grams that memfree blocks; --setting
     corpus=FILE blocks those of a whole corpus."""
-    k: float | None = None
-    """Budget in nats a token, or a byte at byte level: K = k * horizon; 1 unless K is given."""
-    K: float | None = None
-    """Budget in nats of the whole text, in place of k."""
-    divergence: Literal["kl", "max"] = "kl"
-    """What the budget bounds: kl the mean log-ratio of p* to the safe model, max its largest
-    value."""
-    debt: Literal["top", "average", "none"] = "top"
-    """What the prompt's log-likelihood ratios cost before the first token: top charges the mean of
-    the largest, average that of all, none nothing."""
-    debt_window: int = 5
-    """Tokens of the prompt whose ratios the top debt is the mean of."""
-    budget: Literal["adaptive", "global", "fixed"] = "adaptive"
-    """What becomes of unspent nats: adaptive carries them over, global frees all of them from the
-    start, fixed loses them, and charges no debt."""
 
     def __post_init__(self) -> None:
         allowed = self.budget_names()
@@ -210,11 +209,10 @@ class RuleOptions:
         if "k" in self.budget_names() and self.k is None and self.K is None:
             settings["k"] = DEFAULT_K
         if self.passages is not None:
-            passages = [line.passage for line in read_prompts(self.passages)]
-            if missing := passages.count(None):
-                count = f"{missing} of {len(passages)} lines"
-                raise ValueError(f"{self.passages}: {count} lack a passage")
-            settings["passages"] = passages
+            lines = read_prompts(self.passages)  # some share no word with the corpus
+            settings["passages"] = [line.passage for line in lines if line.passage is not None]
+            if not settings["passages"]:
+                raise ValueError(f"{self.passages}: no line has a passage")
         return make_rule(self.rule, settings)
 
     def _settings(self) -> dict[str, Any]:
@@ -245,15 +243,15 @@ class RuleOptions:
         """
         if installed_rule(self.rule) is None:
             return BUDGETED.get(self.rule, ())
-        names = [own.name for own in fields(rule_class(self.rule))]
+        names = [each.name for each in fields(rule_class(self.rule))]
         return tuple(name for name in BUDGET_OPTIONS if name in names)
 
     def _budget(self) -> dict[str, Any]:
-        """The options of the budget that were given, by name."""
+        """The options of the budget that are not at their defaults, by name."""
+        options = [each for each in fields(self) if each.name in BUDGET_OPTIONS]
+        values = {each.name: getattr(self, each.name) for each in options}
         return {
-            name: getattr(self, name)
-            for name in BUDGET_OPTIONS
-            if getattr(self, name) != RuleOptions.__dataclass_fields__[name].default
+            each.name: values[each.name] for each in options if values[each.name] != each.default
         }
 
 
@@ -261,7 +259,7 @@ class RuleOptions:
 class PairOptions(ModelOptions):
     """A pair, and the rule it decodes by."""
 
-    rule: OmitArgPrefixes[RuleOptions] = field(default_factory=RuleOptions)
+    rule: Annotated[RuleOptions, FLAT] = field(default_factory=RuleOptions)
     """Rule of decoding, which chooses the next token, and its budget."""
     level: LevelName | Literal["auto"] = "auto"
     """What is decoded step by step; auto takes tokens where the tokenizers share them, else
@@ -273,30 +271,20 @@ class PairOptions(ModelOptions):
     chooses how many, off drafts none."""
     batch_size: int = 16
     """Texts that are decoded together."""
-    prompt_ratios: Path | None = None
-    """File that anchored ratios wrote for the same models, settings and prompts, so that no debt is
-    computed again."""
-
-    def __post_init__(self) -> None:
-        ModelOptions.__post_init__(self)
-        check_input(self.prompt_ratios)
 
     def _take(self, named: PairFile) -> None:
         ModelOptions._take(self, named)
-        own = self.rule
-        if named.k is not None and own.k is own.K is None and "k" in own.budget_names():
-            object.__setattr__(self, "rule", replace(own, k=named.k))
+        rule = self.rule
+        if named.k is not None and rule.k is rule.K is None and "k" in rule.budget_names():
+            object.__setattr__(self, "rule", replace(rule, k=named.k))
         if named.level is not None and self.level == "auto":
             object.__setattr__(self, "level", named.level)
 
     def decoder(self, rule: "Rule | None" = None) -> "Decoder":
-        """A decoder; the ratios' file is checked before the models are loaded, and so is the rule
-        unless the caller has made it."""
+        """A decoder; its rule, unless the caller made it, is checked before models are loaded."""
         from .decoder import Decoder
-        from .rules.budget import PromptRatios
 
-        rule, path = rule or self.rule.make(), self.prompt_ratios
-        ratios = None if path is None else PromptRatios.load(path)
+        rule = rule or self.rule.make()
         return Decoder(
             self.load(),
             rule,
@@ -304,5 +292,4 @@ class PairOptions(ModelOptions):
             batch_size=self.batch_size,
             speculate=self.speculate,
             byte_settings=None if self.byte == ByteSettings() else self.byte,
-            prompt_ratios=ratios,
         )

@@ -8,6 +8,7 @@ these. All figures are in nats; (V,) is a vector over the vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,20 +17,22 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..kernels import reference
 from ..kernels.sampler import uniforms
+from .ambient import in_plain_torch
 
 
 class ReferenceStep(NamedTuple):
-    """One token, what it might and did spend, and the laws that it was drawn from."""
+    """One token, what it might and did spend, and the distributions that it was drawn from."""
 
     token_id: int
-    accepted: bool  # the safe model's own draw was kept
+    accepted: bool  # the safe model's draw was kept
     budget: float  # k_t of the paper
     spend: float  # a_t
     log_probs: Tensor  # (V,) log p*
-    safe_log_probs: Tensor  # (V,) log p_s, and below log p_r, behind the warpers
+    safe_log_probs: Tensor  # (V,) log p_s, and below log p_r, after the warpers
     risky_log_probs: Tensor
 
 
+@in_plain_torch
 @torch.inference_mode()
 def anchored_decode(
     models: tuple[PreTrainedModel, PreTrainedModel],
@@ -41,14 +44,15 @@ def anchored_decode(
     stop_token_ids: Sequence[int],
     debt: float = 0.0,
     divergence: str = "kl",
+    order: float | None = None,
     schedule: str = "adaptive",
     warpers: LogitsProcessorList | None = None,
 ) -> Iterator[ReferenceStep]:
     """Draw a continuation whose distribution is at most K nats from the safe model's.
 
-    models: the safe and the risky one. key: of the random numbers, see `random_key`. debt: what the
-    prompt owes, see `prefix_debt`. divergence: "kl" bounds KL(p* || p_s), "max" the largest
-    log-ratio. Source: paper, algorithm AnchoredDecode.
+    models: the safe and the risky one. key: of the random numbers, see `random_key`. debt: of the
+    prompt, see `prefix_debt`. divergence: "kl" bounds KL(p* || p_s), "renyi" the Rényi
+    divergence of an order, "max" the largest log-ratio. Source: paper, algorithm AnchoredDecode.
     """
     text, spent = list(prompt), 0.0
     numbers = uniforms(torch.tensor([key]), torch.arange(max_new_tokens)[None])[0]
@@ -59,19 +63,19 @@ def anchored_decode(
         # 2. What this step may spend. Adaptive steps may use what earlier ones left.
         budget = allowance(t, K / max_new_tokens, K, debt, spent, schedule)
         # 3. The distribution nearest to the risky model that this buys.
-        star = project(risky, safe, budget, divergence)
-        # 4. Its token, the safe model's own draw wherever that may stand.
+        star = project(risky, safe, budget, divergence, order)
+        # 4. Its token, the safe model's draw wherever p* allows.
         token_id, accepted = draw(safe.exp(), star.exp(), numbers[t])
         # 5. What was spent is the divergence of the whole distribution, whichever token was drawn.
-        distance = reference.kl_divergence if divergence == "kl" else reference.max_divergence
-        spend = distance(star[None], safe[None]).item()
+        spend = reference.divergence_of(divergence, order)(star[None], safe[None]).item()
         yield ReferenceStep(token_id, accepted, budget, spend, star, safe, risky)
-        # 6. Go on behind it, unless the text has ended.
+        # 6. Go on after it, unless the text has ended.
         spent, text = spent + spend, [*text, token_id]
         if token_id in stop_token_ids:
             return
 
 
+@in_plain_torch
 @torch.inference_mode()
 def prefix_debt(
     models: tuple[PreTrainedModel, PreTrainedModel],
@@ -79,11 +83,11 @@ def prefix_debt(
     special_token_ids: Sequence[int],
     window: int = 5,
 ) -> float:
-    """Nats that a prompt owes before the first token: one known by heart begins on p_s alone.
+    """Nats of debt before the first token: a prompt known by heart begins on p_s alone.
 
     Source: paper, algorithm PrefixDebt.
     """
-    # 1. How likely each model finds every token but the first, behind those before it; unwarped.
+    # 1. How likely each model finds every token but the first, after those before it; unwarped.
     tokens: Any = torch.tensor(prompt)
     safe, risky = (
         reference.log_softmax(model(tokens[None]).logits[0, :-1]).gather(1, tokens[1:, None])[:, 0]
@@ -93,12 +97,12 @@ def prefix_debt(
     #    Special tokens say nothing about that.
     is_special = torch.isin(tokens[1:], torch.tensor([*special_token_ids], dtype=torch.int64))
     ratios = (risky - safe).clamp(min=0.0)[~is_special]
-    # 3. The mean of the largest few; a prompt without ratios owes nothing.
+    # 3. The mean of the largest few; a prompt without ratios has no debt.
     return ratios.topk(min(window, len(ratios))).values.mean().item() if len(ratios) else 0.0
 
 
 def allowance(t: int, k: float, K: float, debt: float, spent: float, schedule: str) -> float:
-    """Nats that step t, from 0, may spend behind `spent` (paper, equation adaptive_budget_defn)."""
+    """Nats that step t, from 0, may spend after `spent` (paper, equation adaptive_budget_defn)."""
     if schedule == "fixed":  # k a step, without debt: nothing carries over
         return k
     # The debt comes off what has accrued: (t + 1) k, or all of K at once for "global".
@@ -116,7 +120,7 @@ def next_log_probs(
     tokens: Any = torch.tensor([text])
     logits = model(tokens).logits[:, -1]
     log_probs = reference.log_softmax(warpers(tokens, logits) if warpers else logits)[0]
-    # The models may end a text by tokens of their own: all ends are one, the first of them.
+    # The models may end a text by different tokens: all ends are one, the first of them.
     ends = torch.tensor(sorted(stop_token_ids))
     total = log_probs[ends].logsumexp(-1)
     log_probs[ends] = -torch.inf
@@ -124,12 +128,15 @@ def next_log_probs(
     return log_probs
 
 
-def project(risky: Tensor, safe: Tensor, budget: float, divergence: str) -> Tensor:
+def project(
+    risky: Tensor, safe: Tensor, budget: float, divergence: str, order: float | None
+) -> Tensor:
     """(V,) log p*, on the tokens that both models allow; p_s where the budget buys nothing."""
     rows, nats = (risky[None], safe[None]), torch.tensor([budget], dtype=torch.float64)
-    if divergence == "kl":
+    if divergence != "max":
         # p_s^(1-w) p_r^w with the largest w that the budget allows (paper, algorithm ProjectKL).
-        weight = reference.project_kl(*rows, nats)
+        by_order = partial(reference.project_renyi, order=order) if order else reference.project_kl
+        weight = by_order(*rows, nats)
         return safe if weight.isnan() else reference.tilted_log_probs(*rows, weight)[0]
     # min(c p_r, e^budget p_s), where c makes it sum to 1 (paper, optimal Renyi clipping).
     log_c = reference.project_max(*rows, nats)
@@ -137,7 +144,7 @@ def project(risky: Tensor, safe: Tensor, budget: float, divergence: str) -> Tens
 
 
 def draw(safe: Tensor, star: Tensor, numbers: Tensor) -> tuple[int, bool]:
-    """(a token of p*, whether it is the safe model's own draw), by three uniform numbers.
+    """(a token of p*, whether it is the safe model's draw), by three uniform numbers.
 
     Source: the acceptance rule of speculative sampling, Leviathan et al. 2023, algorithm 1.
     """

@@ -1,4 +1,4 @@
-"""log p* of given continuations, teacher forced, under the same budget rules as generation."""
+"""log p* of continuations, teacher forced, under the same budget rules as generation."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..kernels.spend import allowance, charged
 from .engine.prompts import PromptReading, asks_for_ratios, read_prompts
 from .engine.request import Request, request_budget
 from .levels.level import Level
-from .models.stream import Stream, chunks
-from .rules.budget import Budget
-from .rules.rule import Past, PastRows, Rule, StepInputs
+from .rules.budget import Budget, opened_accounts
+from .rules.rule import OpenRule, Past, PastRows, StepInputs
 from .settings import SamplingConfig
+from .streams.stream import Stream, chunks
 from .warpers import Warpers
 
 # B continuations, C columns of them at once, N continuations that have a given column, V symbols.
@@ -87,18 +88,18 @@ def given_columns(
             # 2. One of them, of the texts that are not over before it.
             texts = is_given[:, column].nonzero()[:, 0].tolist()
             tokens = token_ids[texts, column].to(device)
-            given = GivenColumn(
+            text_column = GivenColumn(
                 texts=texts,
                 token_ids=tokens,
-                logits={name: own[texts, column - columns.start] for name, own in logits.items()},
+                logits={name: each[texts, column - columns.start] for name, each in logits.items()},
                 seen=seen[texts],
                 past=past.of(texts) if looks_back else None,
             )
-            yield given
+            yield text_column
             # 3. Its tokens are seen by those that follow.
             seen[texts, tokens] = True
             if looks_back:
-                past.append(texts, given.logits, tokens.tolist())
+                past.append(texts, text_column.logits, tokens.tolist())
 
 
 def _columns(vocab_size: int, batch_size: int, num_columns: int) -> Iterator[slice]:
@@ -128,6 +129,7 @@ class Score:
     horizon: int
     bound: float
     debt: float
+    bank: float | None = None
     token_ids: list[int]
     token_log_probs: list[float] = field(default_factory=list)
     """log p*(y_t | y_<t, x)."""
@@ -141,16 +143,8 @@ class Score:
 
     @classmethod
     def of(cls, budget: Budget, tokens: list[int], error: str = "") -> Score:
-        """That of no token yet."""
-        return cls(
-            k=budget.per_step,
-            K=budget.total,
-            horizon=budget.horizon,
-            bound=budget.bound,
-            debt=budget.debt,
-            token_ids=tokens,
-            error=error,
-        )
+        """A score without tokens."""
+        return cls(**budget.record(), token_ids=tokens, error=error)
 
     @property
     def log_prob(self) -> float:
@@ -165,7 +159,7 @@ class Score:
 
 def score_batch(
     level: Level,
-    rule: Rule,
+    rule: OpenRule,
     sampling: SamplingConfig,
     requests: list[Request],
     continuations: list[list[int]],
@@ -193,8 +187,9 @@ def score_batch(
         Score.of(budget, tokens, error)
         for budget, tokens, error in zip(budgets, merged, reading.errors, strict=True)
     ]
+    accounts = opened_accounts(budgets)  # (B, 7)
     for column in given_columns(streams, reading, merged, looks_back=rule.looks_back):
-        _enter(column, rule, warpers, budgets, scores)
+        _enter(column, rule, warpers, accounts, scores)
     for row, score in enumerate(scores):
         score.error = (score.error and level.outgrown(streams, row)) or score.error
     return scores
@@ -202,16 +197,14 @@ def score_batch(
 
 @torch.inference_mode()
 def _enter(
-    column: GivenColumn, rule: Rule, warpers: Warpers, budgets: list[Budget], scores: list[Score]
+    column: GivenColumn, rule: OpenRule, warpers: Warpers, accounts: Tensor, scores: list[Score]
 ) -> None:
-    """Enter one token of every text that goes on into its score."""
+    """Enter one token of every text that goes on into its score, and into its row of the accounts,
+    (B, 7)."""
     # 1. p* under what each text may spend, which follows from the spends before: so no column is
     #    decided before the last one.
-    found = [scores[i] for i in column.texts]
-    nats = [
-        budgets[i].allowance(len(score.spends), score.spend)
-        for i, score in zip(column.texts, found, strict=True)
-    ]
+    entered = [scores[i] for i in column.texts]
+    nats = allowance(accounts[column.texts]).tolist()
     drawn = rule.next_token(column.inputs(warpers, nats))
     log_probs = drawn.token_log_probs(column.token_ids)
     # 2. Whether a token is the likeliest one. Where a favorite of a model is likelier it is not;
@@ -219,23 +212,25 @@ def _enter(
     favorites = [logits.argmax(-1) for logits in column.logits.values()]
     rivals = torch.stack([drawn.token_log_probs(favorite) for favorite in favorites])
     is_beaten = (rivals > log_probs).any(0).tolist()
-    is_greedy = [score.is_greedy and not is_beaten[row] for row, score in enumerate(found)]
+    is_greedy = [score.is_greedy and not is_beaten[row] for row, score in enumerate(entered)]
     if rows := [row for row, is_open in enumerate(is_greedy) if is_open]:
         few = column.of(rows)
         best = rule.next_token(few.inputs(warpers, [nats[row] for row in rows])).log_probs()
         for row, is_best in zip(rows, (best.argmax(-1) == few.token_ids).tolist(), strict=True):
             is_greedy[row] = is_best
     # 3. The figures. After a token that cannot follow, all are impossible.
+    spends = drawn.spend.cpu()  # (N,)
+    accounts[column.texts] = charged(accounts[column.texts], spends[:, None])
     safe_log_probs = drawn.safe_token_log_probs(column.token_ids)
-    figures = (drawn.is_valid, drawn.spend, drawn.weight, log_probs, safe_log_probs)
-    rows_of_figures = zip(found, is_greedy, *(each.tolist() for each in figures), strict=True)
-    for score, is_likeliest, is_valid, spend, weight, given, safe in rows_of_figures:
+    figures = (drawn.is_valid, spends, drawn.weight, log_probs, safe_log_probs)
+    rows_of_figures = zip(entered, is_greedy, *(each.tolist() for each in figures), strict=True)
+    for score, is_likeliest, is_valid, spend, weight, log_prob, safe in rows_of_figures:
         if not is_valid and -math.inf in score.token_log_probs:
-            given = safe = -math.inf
+            log_prob = safe = -math.inf
         elif not is_valid and not score.error:
             score.error = f"a model's logits at step {len(score.spends)} are no distribution"
         score.is_greedy = is_likeliest
-        score.token_log_probs.append(given)
+        score.token_log_probs.append(log_prob)
         score.safe_token_log_probs.append(safe)
         score.spends.append(spend)
         score.weights.append(weight)

@@ -1,12 +1,11 @@
 """What a caller chooses, as plain values, and how both models' distributions are warped."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from numbers import Integral, Real
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from ..field_types import INT_LIMIT
+from ..fields import check_fields, converted
 
 LevelName = Literal["token", "byte"]
 """The unit that is decoded and budgeted step by step."""
@@ -14,87 +13,70 @@ LevelName = Literal["token", "byte"]
 Speculate = Literal["auto", "off"] | int
 """Tokens of a draft, as many as it is worth, or none."""
 
+Divergence = Literal["kl", "renyi", "max"]
+"""KL(p* || p_s), the Rényi divergence of an order above 1, or the largest log-ratio of both."""
 
-def real_number(name: str, value: Any) -> float:
-    """A number that a caller gives as a float: numpy's and 0-d tensors too, which no ledger holds.
-
-    Raises ValueError, with the name, for anything else, bools among it.
-    """
-    plain = _plain(value)
-    if isinstance(plain, bool) or not isinstance(plain, Real):
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    try:
-        return float(plain)
-    except OverflowError:  # an int of more than 308 digits
-        raise ValueError(f"{name} must be a number, got {str(value)[:4]}...") from None
+DebtMode = Literal["top", "average", "none"]
+Schedule = Literal["adaptive", "global", "fixed"]
 
 
-def whole_number(name: str, value: Any) -> int:
-    """A whole number that a caller gives as an int; otherwise as `real_number`."""
-    plain = _plain(value)
-    if isinstance(plain, bool) or not isinstance(plain, Integral):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    number = int(plain)
-    if abs(number) >= INT_LIMIT:  # which no ledger holds
-        raise ValueError(f"{name} must be a whole number of 64 bits, got {value!r}")
-    return number
-
-
-def _plain(value: Any) -> Any:
-    """The Python value of a numpy scalar, a 0-d array or a 0-d tensor; others as they are."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
-
-
-def check_flag(name: str, value: Any) -> bool:
-    """A flag that a caller gives, numpy's too; ValueError unless it is True or False."""
-    plain = _plain(value)
-    if not isinstance(plain, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
-    return plain
-
-
-class UnreadableText(ValueError):
-    """A text that no tokenizer reads; of several, it fails alone."""
+class RequestError(ValueError):
+    """Says what is wrong with one request; of several, it fails alone."""
 
 
 def checked_text(name: str, value: Any) -> str:
-    """A text that a caller gives.
-
-    Raises ValueError for anything else, and UnreadableText for a lone surrogate, half of a
-    character of UTF-16 as scraped JSON has them.
-    """
-    if not isinstance(value, str):
-        raise ValueError(f"{name} must be a text, got {value!r}")
+    """A text that a caller gives; RequestError for anything else, and for a lone surrogate."""
     try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise UnreadableText(
-            f"{name} cannot be written as UTF-8: character {error.start} is a lone surrogate"
-        ) from None
-    return value
+        text: str = converted(name, value, str)
+    except ValueError as error:
+        raise RequestError(str(error)) from None
+    return text
 
 
-def checked_texts(name: str, values: Any) -> list[str]:
-    """A list of texts that a caller gives; a text by itself is refused."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a list of texts, got {values!r}")
-    return [checked_text(f"one of {name}", value) for value in values]
-
-
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise ValueError, in one line, for a value that is not among these."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-
-
-SPELLINGS = {
+_HINTS = {
+    "input_ids attention_mask token_type_ids inputs": "give what the tokenizer returns as the "
+    "prompts, generate(tokenizer(text)), or lists of token ids",
+    "inputs_embeds": "give texts or token ids as the prompts",
+    "prompt prompts text texts": "generate has prompts, its first argument, and stream one prompt",
     "do_sample": "tokens are sampled, and temperature=0 takes the most likely ones",
     "max_length": "give max_new_tokens, which does not count the prompt",
-    "max_tokens": "give max_new_tokens",
-    "stop_strings": "give stop=, one text or several",
-    "n": "give num_return_sequences",
-    "eos_token_id": "a text ends at the end of text of either model; give stop= for other ends",
+    "max_tokens max_completion_tokens": "give max_new_tokens",
+    "min_length min_new_tokens min_tokens": "a text ends where a model ends it",
+    "stop_strings stop_sequences": "give stop=, one text or several",
+    "eos_token_id stop_token_ids ignore_eos": "a text ends at the end of text of either model; "
+    "give stop= for other ends",
+    "n best_of": "give num_return_sequences",
+    "num_beams num_beam_groups length_penalty early_stopping use_beam_search": "tokens are sampled "
+    "one by one, and num_return_sequences gives several texts",
+    "streamer": "call stream(prompt), which yields pieces",
+    "stopping_criteria": "give stop= and max_new_tokens, or leave a stream where it shall end",
+    "logits_processor logits_processors logit_bias prefix_allowed_tokens_fn typical_p": "what "
+    "chooses tokens is a rule or one of temperature, repetition_penalty, top_k, top_p, min_p",
+    "bad_words_ids no_repeat_ngram_size": "the rule MemFree keeps n-grams out",
+    "frequency_penalty presence_penalty": "give repetition_penalty",
+    "logprobs prompt_logprobs output_scores output_logits return_dict_in_generate": "the steps of "
+    "a result's ledger have log_prob and safe_log_prob, and score() those of a given text",
+    "assistant_model prompt_lookup_num_tokens": "Decoder(pair, rule, speculate=...) drafts",
+    "generator random_seed": "give seed=",
+    "sampling_params": "give its values by their names",
+    "return_full_text skip_special_tokens": "result.text is the continuation alone",
+    "use_tqdm": "give progress=",
+    "K divergence order debt debt_window budget bank": "it is the rule's, as Anchored(k=1.5, ...)",
+    "level batch_size speculate": "it is the decoder's, Decoder(pair, rule, ...)",
+    "torch_dtype": "write dtype=",
+    "device_map": "write risky_options=LoadOptions(device_map=...), or device=",
+    "revision": "write safe_options=LoadOptions(revision=...), and the same of risky_options",
+    "attn_implementation": "write safe_options=LoadOptions(attn_implementation=...) or "
+    "risky_options=",
+    "quantization_config load_in_8bit load_in_4bit": "write risky_quantization=, a config of "
+    "transformers",
+    "trust_remote_code": "remote code is never run",
+    "use_safetensors": "weights are always safetensors",
+    "token use_auth_token": "log in by `hf auth login`",
+    "cache_dir": "set HF_HOME",
+    "tokenizer": "each model brings its tokenizer; ModelPair(safe, risky, tokenizer) takes one",
 }
+HINTS = {name: hint for names, hint in _HINTS.items() for name in names.split()}
 """Names that callers of other libraries write, and what they are called here."""
 
 
@@ -117,9 +99,7 @@ class SamplingConfig:
     keeps all."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            check = whole_number if field.name == "top_k" else real_number
-            object.__setattr__(self, field.name, check(field.name, getattr(self, field.name)))
+        check_fields(self)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature must be finite and >= 0, got {self.temperature}")
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
@@ -133,13 +113,13 @@ class SamplingConfig:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "SamplingConfig":
-        """From settings by name, of a call or a ledger; ValueError for an unknown one."""
-        allowed = [field.name for field in fields(cls)]
+        """From settings by name, where None is the default; ValueError for an unknown one."""
+        allowed = [each.name for each in fields(cls)]
         for name in settings:
             if name not in allowed:
-                hint = SPELLINGS.get(name, f"allowed are {', '.join(allowed)}")
+                hint = HINTS.get(name, f"allowed are {', '.join(allowed)}")
                 raise ValueError(f"unknown sampling setting {name!r}: {hint}")
-        return cls(**settings)
+        return cls(**{name: value for name, value in settings.items() if value is not None})
 
     @property
     def is_greedy(self) -> bool:
@@ -154,3 +134,62 @@ class SamplingConfig:
     def as_dict(self) -> dict[str, float | int]:
         """The settings as plain JSON values."""
         return asdict(self)
+
+
+FLAT = "flat"
+"""Marks, in Annotated, a field of options whose names on a command line have no prefix."""
+
+REPEATED = "repeated"
+"""Marks an option of a command line that is given once for each of its values."""
+
+DEFAULT_K = 1.5
+"""Nats per step where a command or a request names neither k nor K."""
+
+
+# Both classes have no slots, so that options may have one of them as a second base.
+@dataclass(frozen=True)
+class BudgetSize:
+    """The size of a budget, by one of two numbers."""
+
+    k: float | None = None
+    """Budget in nats per token, or per byte at byte level: K = k * horizon; commands take 1.5
+    unless K is given."""
+    K: float | None = field(default=None, kw_only=True)
+    """Budget in nats of the whole text, in place of k."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpendingOptions:
+    """The way in which a budget is spent, whatever it bounds."""
+
+    debt: DebtMode = "top"
+    """Nats that the prompt's log-likelihood ratios cost before the first token: top charges the
+    mean of the largest, average that of all, none nothing."""
+    debt_window: int = 5
+    """Tokens of the prompt whose ratios the top debt is the mean of."""
+    budget: Schedule = "adaptive"
+    """Use of unspent nats: adaptive carries them over, global frees all of them from the start,
+    fixed loses them, and charges no debt."""
+    bank: float | None = None
+    """Most nats that adaptive carries over from token to token: any w of them in a row then spend
+    at most bank + w k. All of them unless given."""
+
+    def spending_options(self) -> dict[str, Any]:
+        """These options by name."""
+        return {each.name: getattr(self, each.name) for each in fields(SpendingOptions)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions(SpendingOptions):
+    """The way in which a budget of any size is counted and spent."""
+
+    divergence: Divergence = "kl"
+    """Divergence that the budget bounds: kl the mean log-ratio of p* to the safe model, max its
+    largest value, renyi what is between them, of an order."""
+    order: float | None = None
+    """Order of renyi, in [1.1, 64]: the larger it is, the less it leaves to the risky model and the
+    smaller is the proved chance of a copy."""
+
+    def budget_options(self) -> dict[str, Any]:
+        """These options by name, to make a rule of."""
+        return {each.name: getattr(self, each.name) for each in fields(BudgetOptions)}

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from .. import AnchoredError
 from ..durable_files import write_durably
+from ..errors import AnchoredError
 
 REFUSED: Final = (401, 403, 404)
 """Statuses that every request would have: a key, an address or a model is wrong."""
 
 REPEATED: Final = 16
-"""Failures of one kind in a row that stand for all that would follow: a quota that is used up, an
-option that the service does not know."""
+"""Failures of one kind in a row after which nothing else is asked: a quota is used up, or the
+service does not know an option."""
 
 Answer = dict[str, Any]
 
@@ -33,27 +33,30 @@ class PaidRequests:
     """Answers by request, kept in a folder: what is there is not asked for again.
 
     An answer is a file, written whole as it comes, under the sha256 of its request as canonical
-    JSON. Requests that fail are not kept. Threads may share one; so may processes share its folder,
+    JSON. Requests that fail are not kept, nor are answers of no use, which this object remembers
+    for as long as it lives. Threads may share one; so may processes share its folder,
     though both may then pay for a request that they make at the same time.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._guard, self._stopped = threading.Lock(), threading.Event()
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._locks: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        """By service: requests "asked" for, "kept" (in the folder), "sent", "failed"."""
+        """Requests by service: "asked" for, "kept" (in the folder), "sent", "failed"."""
+        self._useless: dict[Path, Answer] = {}
         self._in_a_row: Counter[str] = Counter()
         """Failures since the last answer, by kind."""
         self.repeated = REPEATED
-        """How many of one kind in a row end everything: at least two of each thread that asks, as
-        the first of each may be mended."""
+        """Failures of one kind in a row that end everything: at least two of each thread that asks,
+        as the first of each may be mended."""
 
     def answer(
         self,
         request: Mapping[str, Any],
         send: Callable[[], str],
         read: Callable[[Any], Answer],
+        is_useful: Callable[[Answer], bool] = bool,
     ) -> Answer:
         """The answer to a request, from the folder or from the service.
 
@@ -61,22 +64,42 @@ class PaidRequests:
         service. send: gets the body of the reply by a client of the openai package, which retries
         what may pass: a rate limit, an error of the server, a broken connection. read: takes what
         is kept from the JSON of the body; LookupError, TypeError, AttributeError and ValueError
-        mean a body without the promised form. Raises: RequestFailed, RequestRefused.
+        mean a body without the promised form. is_useful: whether an answer is kept. Raises:
+        RequestFailed, RequestRefused.
         """
-        canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
-        key = hashlib.sha256(canonical.encode()).hexdigest()
-        path = self._folder / key[:2] / f"{key}.json"
+        canonical, path = self._file(request)
         with self._guard:
-            lock = self._locks[key]
+            lock = self._locks[path]
         counts = self.counts[request["url"]]
         self._count(counts, "asked")
         with lock:  # a request that two threads make is sent once
-            if (kept := _kept(path, canonical)) is not None:
+            kept = self.kept(request, is_useful) or self._useless.get(path)
+            if kept is not None:
                 self._count(counts, "kept")
                 return kept
             answer = self._sent(counts, send, read)
-            write_durably(path, json.dumps({"request": canonical, "answer": answer}))
+            if is_useful(answer):
+                write_durably(path, json.dumps({"request": canonical, "answer": answer}))
+            else:
+                self._useless[path] = answer
             return answer
+
+    def kept(
+        self, request: Mapping[str, Any], is_useful: Callable[[Answer], bool]
+    ) -> Answer | None:
+        """The useful answer in the folder; None without one, and for a file of something else."""
+        canonical, path = self._file(request)
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            answer = dict(record["answer"])
+            return answer if record["request"] == canonical and is_useful(answer) else None
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+    def _file(self, request: Mapping[str, Any]) -> tuple[str, Path]:
+        canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
+        key = hashlib.sha256(canonical.encode()).hexdigest()
+        return canonical, self._folder / key[:2] / f"{key}.json"
 
     def stop(self) -> None:
         """Send nothing from now on: what waits fails, what is on its way comes and is kept."""
@@ -113,7 +136,7 @@ class PaidRequests:
         return answer
 
     def _failure(self, counts: Counter[str], words: str) -> AnchoredError:
-        """What to raise: of many failures of one kind in a row, that no request will do better."""
+        """The error to raise; after many of one kind in a row, that no request will do better."""
         self._count(counts, "failed")
         kind = words.partition(":")[0]
         self._count(self._in_a_row, kind)
@@ -125,12 +148,3 @@ class PaidRequests:
     def _count(self, counts: Counter[str], name: str) -> None:
         with self._guard:
             counts[name] += 1
-
-
-def _kept(path: Path, canonical: str) -> Answer | None:
-    """None for what is not there or is not an answer to this request."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return dict(record["answer"]) if record["request"] == canonical else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return None

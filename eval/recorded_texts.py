@@ -1,32 +1,38 @@
-"""Recorded generations as the measures read them: a run's folder, JSON lines, CopyBench's JSON."""
+"""Recorded generations as measures read them: a run's folder, JSON lines, CopyBench's JSON."""
 
+import hashlib
 import json
 import logging
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..field_types import field_error
+from ..durable_files import write_durably
+from ..fields import field_error
 from ..inputs import json_objects
-from .statistics import over_seeds
+from .segmentation import words
+from .statistics import SeedStatistics, json_value, over_seeds
 
 logger = logging.getLogger(__name__)
 
 PROMPTS_FILE = "prompts.jsonl"
-"""In a run's folder: what its generations continue, by id."""
+"""Prompts of a run's folder, by id."""
 EVALUATION = "evaluation"
-"""Folder in a run's folder, where the results of measures and judges lie."""
+"""Folder of a run's folder with the results of measures and judges."""
 PAGE = "report.html"
-"""In a run's folder: all that is known of it."""
+"""Page of a run's folder with all results."""
 SAFE, RISKY = "p_s", "p_r"
 """Names of the settings that are one model alone."""
 ALONE = {SAFE: f"{SAFE} (safe model)", RISKY: f"{RISKY} (risky model)"}
-"""How pictures and pages call them."""
-CLOSING_MARKS = tuple(",.;:!?)]}")
-"""What follows a word without a space."""
+"""Names of the models alone in pictures and pages."""
+CLOSING_MARKS = tuple(
+    ",.;:!?)]}" + "\u3001\u3002\u300b\u300d\u300f\uff01\uff09\uff0c\uff1a\uff1b\uff1f"
+)
+"""Marks that follow a word without a space."""
 
 Record = Mapping[str, Any]
 Item = TypeVar("Item")
@@ -38,78 +44,125 @@ class RecordedText:
     """One generation; `setting`, `id` and `seed` name it."""
 
     setting: str
-    """How it was decoded."""
     id: str
-    """Of its prompt, which other settings and seeds continue too."""
+    """The prompt's id, which other settings and seeds continue too."""
     seed: int
     text: str
-    """Without the prompt."""
+    """The continuation, without the prompt."""
     prompt: str = ""
     reference: str | None = None
-    """How the work goes on that the prompt is from."""
+    """The work's continuation of the prompt."""
     characters: list[list[str]] | None = None
-    """Of that work: the names of each."""
+    """The names of each of the work's characters."""
     answer: str | None = None
-    """The right one, where the prompt is a question of fact."""
+    """The right answer, if the prompt is a question of fact."""
     group: str | None = None
-    """What results are split by, as how frequent the entity of a biography is."""
+    """The group by which results are split, as how frequent the entity of a biography is."""
     debt: float | None = None
     """Nats that the prompt took from the budget."""
     row: Record = field(default_factory=dict, compare=False, repr=False)
-    """All that its file says of it, and that of the prompts; {} of `read_texts`."""
+    """All entries of the text's file and of the prompts' file; {} from `read_texts`."""
 
     @property
     def key(self) -> dict[str, str | int]:
-        """What a row of results is about."""
+        """The entries by which a row of results names its text."""
         return {"setting": self.setting, "id": self.id, "seed": self.seed}
 
 
-def read_texts(path: Path, prompts: Path | None = None) -> list[RecordedText]:
-    """The generations of a run's folder or of a file.
+def read_texts(path: Path | Sequence[Path], prompts: Path | None = None) -> list[RecordedText]:
+    """The generations of a run's folder, of a file, or of several files.
 
-    path: a folder with generations/SETTING.jsonl; or JSON objects, one a line or all in one array,
+    path: a folder with generations/SETTING.jsonl; or JSON objects, one per line or all in an array,
     of "text", and "setting" (else the file's name), "id" (else the line), "seed",
-    "prompt", "reference", "characters" (a list of lists of names), "group"; or what CopyBench
-    writes: "output", "input", "reference", "reference_characters", "model" and "decoding".
-    prompts: JSON objects with the same entries but for the text, by "id"; the folder's own
-    prompts.jsonl unless given. What a generation says of itself goes before.
+    "prompt", "reference", "characters" (a list of lists of names), "group"; or CopyBench's
+    "output", "input", "reference", "reference_characters", "model" and "decoding". Several
+    files, or the *.json and *.jsonl of a folder, have a setting each, named by the file; their
+    prompts without an "id" are known by their content.
+    prompts: JSON objects with the same entries but for the text, by "id"; by default the folder's
+    prompts.jsonl. Entries of a generation override those of its prompt.
     Rows with an "error", or with null for a text, are left out with one line in the log.
-    Raises: ValueError that names the file and the line, or a text that stands twice; OSError.
+    Raises: ValueError that names the file and the line, a text that occurs twice, or a prompt with
+    two references; OSError.
     """
     texts, num_missing = texts_in(path, prompts)
     if num_missing:
         num_rows = len(texts) + num_missing
         logger.warning("%d of %d rows have no text: left out", num_missing, num_rows)
     if not texts:
-        raise ValueError(f"{path} holds no texts")
+        raise ValueError(f"{names_of([path] if isinstance(path, Path) else path)} holds no texts")
     return [replace(text, row={}) for text in texts]  # rows of a long run fill gigabytes
 
 
-def texts_in(path: Path, prompts: Path | None = None) -> tuple[list[RecordedText], int]:
+def texts_in(
+    path: Path | Sequence[Path], prompts: Path | None = None
+) -> tuple[list[RecordedText], int]:
     """The texts of `read_texts` with their rows, and how many rows have none."""
-    files, names = [path], {}
-    if path.is_dir():
-        files, names = generation_files(path), setting_names(path)
-        beside = path / PROMPTS_FILE
-        prompts = beside if prompts is None and beside.exists() else prompts
-    known = {} if prompts is None else {_id(*own): own[1] for own in json_objects(prompts)}
-    rows = [(file, *numbered) for file in files for numbered in json_objects(file)]
+    paths = [path] if isinstance(path, Path) else list(path)
+    names = file_settings(paths)
+    is_by_file = len(names) > 1 and not (len(paths) == 1 and is_run(paths[0]))
+    if prompts is None and (paths[0] / PROMPTS_FILE).exists():
+        prompts = paths[0] / PROMPTS_FILE
+    records = [] if prompts is None else json_objects(prompts)
+    known = {_id(*numbered, is_by_file): numbered[1] for numbered in records}
+    rows = [(file, *numbered) for file in names for numbered in json_objects(file)]
     whole = [row for row in rows if not _has_failed(row[2])]
-    texts = [_text(*row, known, names) for row in whole]
-    for same in grouped(texts, lambda text: tuple(text.key.values())).values():
-        if len(same) > 1:  # it would count twice
-            raise ValueError(f"{path}: the text of {same[0].key} stands twice")
+    texts = [_text(*row, known, names, is_by_file) for row in whole]
+    for key, count in Counter(tuple(text.key.items()) for text in texts).items():
+        if count > 1:  # it would count twice
+            raise ValueError(f"{names_of(paths)}: the text of {dict(key)} occurs twice")
+    if is_by_file:
+        _check_references(texts)
     return texts, len(rows) - len(whole)
 
 
-def setting_names(folder: Path) -> dict[str, str]:
-    """Names of a run's settings by those of their files, in the order of its results.
+def is_run(path: Path) -> bool:
+    """Whether the path is the folder of a quickstart or a sweep."""
+    return (path / "generations").is_dir()
 
-    {} where there is no results.json yet.
+
+def names_of(paths: Sequence[Path]) -> str:
+    """The first of the files or folders and the number of the others, for messages."""
+    return str(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+
+def file_settings(paths: Sequence[Path]) -> dict[Path, str]:
+    """The files of texts, each with the name of its setting; k=2 before k=10 in a folder.
+
+    Files of a run have the order of its results. Raises: ValueError for a folder without any.
     """
-    path = folder / "results.json"
-    rows = read_json(path, "anchored quickstart or sweep").get("rows", []) if path.exists() else []
-    return {file_name(row["setting"]): row["setting"] for row in rows}
+    if len(paths) == 1 and is_run(paths[0]):
+        results, files = paths[0] / "results.json", generation_files(paths[0])
+        whole = read_json(results, "anchored quickstart or sweep") if results.exists() else {}
+        known = {file_name(row["setting"]): row["setting"] for row in whole.get("rows", [])}
+        order = {stem: number for number, stem in enumerate(known)}
+        files.sort(key=lambda file: order.get(file.stem, len(order)))
+        return {file: known.get(file.stem, file.stem) for file in files}
+    files = list(dict.fromkeys(file for path in paths for file in _files_of(path)))
+    num_alike = Counter(file.stem for file in files)
+    return {
+        file: file.stem if num_alike[file.stem] == 1 else f"{file.parent.name}/{file.stem}"
+        for file in files
+    }
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = [
+        file
+        for file in sorted(path.glob("*.json*"), key=_with_numbers)
+        if file.suffix in (".json", ".jsonl") and file.name != PROMPTS_FILE
+    ]
+    return files or generation_files(path)
+
+
+def _check_references(texts: Iterable[RecordedText]) -> None:
+    """Raise ValueError if files have different prompts of one id: they would be compared."""
+    for name, same in grouped(texts, lambda text: text.id).items():
+        known = {text.reference: text.setting for text in same if text.reference is not None}
+        if len(known) > 1:
+            first, second, *_ = known.values()
+            raise ValueError(f"{first} and {second} have different references of prompt {name!r}")
 
 
 def read_json(path: Path, writer: str) -> Mapping[str, Any]:
@@ -123,14 +176,33 @@ def read_json(path: Path, writer: str) -> Mapping[str, Any]:
     return content
 
 
+def write_evaluation(folder: Path, name: str, results: Record) -> None:
+    """Record the results of a measure or a judge in evaluation/NAME.json of a folder."""
+    from ..environment import environment_record  # imports torch
+
+    whole = json_value({**results, "environment": environment_record()})
+    path = folder / EVALUATION / f"{name}.json"
+    write_durably(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+
+
+def evaluation_rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of evaluation/NAME.json; [] without that file."""
+    path = folder / EVALUATION / f"{name}.json"
+    if not path.exists():
+        return []
+    return list(read_json(path, f"anchored evaluate --only {name}").get("rows", []))
+
+
 def has_open_seam(prompt: str, reference: str) -> bool:
     """Whether a space is missing between a prompt and its continuation, as data sets cut them.
 
-    A word begins after a space, which belongs to the continuation; marks as commas have none.
+    A word begins after a space, which belongs to the continuation; marks such as commas have none,
+    nor do the words of scripts without spaces.
     """
-    if not prompt or not reference or prompt[-1].isspace() or reference[0].isspace():
+    if not prompt or reference.startswith(CLOSING_MARKS):
         return False
-    return not reference.startswith(CLOSING_MARKS)
+    joined, apart = words(prompt + reference), [*words(prompt), *words(reference)]
+    return len(joined) < len(apart)
 
 
 def generation_files(folder: Path) -> list[Path]:
@@ -138,12 +210,12 @@ def generation_files(folder: Path) -> list[Path]:
     all_files = sorted((folder / "generations").glob("*.jsonl"), key=_with_numbers)
     files = [file for file in all_files if not file.name.endswith(".unfinished.jsonl")]
     if not files:
-        raise ValueError(f"{folder} holds no generations/*.jsonl")
+        raise ValueError(f"{folder} holds no generations/*.jsonl and no files of texts")
     return files
 
 
 def file_name(name: str) -> str:
-    """The name of a setting, a model or a prompt, as its files and folders bear it."""
+    """The name of a setting, a model or a prompt in the names of files and folders."""
     return re.sub(r"[^\w.=+-]+", "-", name)
 
 
@@ -165,21 +237,26 @@ def rows_by_setting(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, 
     return grouped(rows, lambda row: str(row["setting"]))
 
 
-def figure_over_seeds(rows: Iterable[dict[str, Any]], figure: str) -> dict[str, Any] | None:
+def figure_over_seeds(rows: Iterable[dict[str, Any]], figure: str) -> SeedStatistics | None:
     """Statistics of a figure's mean over the rows of each seed; None without rows."""
     seeds = grouped(rows, lambda row: row["seed"]).values()
-    means = [math.fsum(row[figure] for row in own) / len(own) for own in seeds]
-    return over_seeds(means)._asdict() if means else None
+    means = [math.fsum(row[figure] for row in same) / len(same) for same in seeds]
+    return over_seeds(means) if means else None
 
 
 def _with_numbers(file: Path) -> list[str | float]:
-    """So that k=2 comes before k=10: texts and the numbers between them, in turn."""
+    """A key that sorts k=2 before k=10: texts and the numbers between them, in turn."""
     parts = re.split(r"(\d+(?:\.\d+)?)", file.stem)
     return [float(part) if index % 2 else part for index, part in enumerate(parts)]
 
 
-def _id(number: int, row: Record) -> str:
-    return str(number if row.get("id") is None else row["id"])
+def _id(number: int, row: Record, is_by_prompt: bool) -> str:
+    """The prompt's id; else a hash of its text, or the number of the row."""
+    if row.get("id") is not None:
+        return str(row["id"])
+    if not is_by_prompt or (prompt := _entry(row, "prompt")) is None:
+        return str(number)
+    return hashlib.sha256(str(prompt).encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 _ENTRIES = {
@@ -194,20 +271,29 @@ _ENTRIES = {
 """Names that a field of `RecordedText` may have in a file, the first before the others."""
 
 
+def _entry(row: Record, name: str) -> Any:
+    """The entry of a row for a field of `RecordedText`."""
+    return next((row[entry] for entry in _ENTRIES[name] if row.get(entry) is not None), None)
+
+
 def _text(
-    file: Path, number: int, row: Record, known: Mapping[str, Record], names: Mapping[str, str]
+    file: Path,
+    number: int,
+    row: Record,
+    known: Mapping[str, Record],
+    names: Mapping[Path, str],
+    is_by_file: bool,
 ) -> RecordedText:
-    prompt_id = _id(number, row)
+    prompt_id = _id(number, row, is_by_file)
     merged = {**known.get(prompt_id, {}), **{k: v for k, v in row.items() if v is not None}}
     values: dict[str, Any] = {"seed": 0}
-    for name, entries in _ENTRIES.items():
-        given = next((merged[entry] for entry in entries if entry in merged), None)
-        values |= {} if given is None else {name: given}
+    entries = {name: _entry(merged, name) for name in _ENTRIES}
+    values |= {name: entry for name, entry in entries.items() if entry is not None}
     if values.get("debt") == "inf":  # as ledgers have it
         values["debt"] = math.inf
     if "text" not in values:
         raise ValueError(f"{file}, row {number} lacks {' or '.join(map(repr, _ENTRIES['text']))}")
-    values["setting"] = _setting(merged, names.get(file.stem, file.stem))
+    values["setting"] = _setting(merged, names[file], is_by_file)
     values["group"] = None if merged.get("group") is None else str(merged["group"])
     if error := field_error(RecordedText, {"id": prompt_id, **values}):
         raise ValueError(f"{file}, row {number}: {error}")
@@ -219,7 +305,9 @@ def _has_failed(row: Record) -> bool:
     return bool(row.get("error")) or (bool(nulls) and all(nulls))
 
 
-def _setting(row: Record, default: str) -> str:
-    """The setting's name; for rows of CopyBench the model and how it was decoded."""
-    parts = [row["setting"]] if "setting" in row else [row.get("model"), row.get("decoding")]
-    return "/".join(str(part) for part in parts if part) or default
+def _setting(row: Record, file: str, is_by_file: bool) -> str:
+    """The setting's name; for rows of CopyBench's only file the model and how it was decoded."""
+    parts = [row.get("model"), row.get("decoding")]
+    if "setting" in row or is_by_file:
+        parts = [row.get("setting")]
+    return "/".join(str(part) for part in parts if part) or file

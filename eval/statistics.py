@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +13,19 @@ from .. import durable_files
 Array = NDArray[np.float64]
 
 
-class SeedStatistics(NamedTuple):
-    """`mean` and `std` (sample standard deviation, nan for one seed) over `num_seeds` values."""
+class SeedStatistics(TypedDict):
+    """`mean` and sample standard deviation over `num_seeds` values; None for what is not defined.
 
-    mean: float
-    std: float
+    One form in memory, in JSON and in the cells of tables.
+    """
+
+    mean: float | None
+    std: float | None
     num_seeds: int
 
 
 def over_seeds(values: Sequence[float]) -> SeedStatistics:
-    """Statistics of one value per seed; a nan value makes the mean nan.
+    """Statistics of one value per seed; with a nan value the mean is not defined.
 
     Raises: ValueError if there are no values.
     """
@@ -31,20 +34,29 @@ def over_seeds(values: Sequence[float]) -> SeedStatistics:
     mean = math.fsum(values) / len(values)
     is_finite = all(math.isfinite(value) for value in values)
     std = statistics.stdev(values) if is_finite and len(values) > 1 else math.nan
-    return SeedStatistics(mean, std, len(values))
+    return {
+        "mean": None if math.isnan(mean) else mean,
+        "std": None if math.isnan(std) else std,
+        "num_seeds": len(values),
+    }
 
 
 def mean_of(figure: object) -> float:
     """A number, or statistics by their mean; nan for anything else."""
-    mean = getattr(figure, "mean", figure)
+    mean = figure.get("mean") if isinstance(figure, Mapping) else figure
     return float(mean) if isinstance(mean, int | float) else math.nan
+
+
+def std_of(figure: object) -> float:
+    """The standard deviation of statistics; nan for anything else."""
+    return mean_of(figure.get("std")) if isinstance(figure, Mapping) else math.nan
 
 
 def mean_if_known(values: Iterable[float | None]) -> float | None:
     """The mean; None without values, and if one of them is None, which stands for infinity."""
-    given = list(values)
-    known = [value for value in given if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(given) else None
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(listed) else None
 
 
 def mean_of_largest(values: Sequence[float], count: int) -> float:
@@ -61,7 +73,7 @@ def mean_of_largest(values: Sequence[float], count: int) -> float:
 
 
 def json_value(value: Any) -> Any:
-    """Figures as JSON has them: NamedTuples by their names, None for infinite or not defined."""
+    """Figures as JSON has them: NamedTuples by their names, None for infinite or undefined ones."""
     return durable_files.json_value(value, spelled=lambda number: None)
 
 
@@ -78,7 +90,7 @@ def resampled_shares(count: int, *, num_resamples: int, seed: int = 0) -> Array:
 
 
 def bootstrap_interval(values: Array, *, count: int, confidence: float) -> tuple[float, float]:
-    """The expanded percentile interval of a figure, given its values in resamples of `count` units.
+    """The expanded percentile interval of a figure from its values in resamples of `count` units.
 
     values: (num_resamples,), infinite ones allowed. Plain percentiles are too narrow for few units:
     the expanded ones have the width of Student's t with count - 1 degrees of freedom, and of a
@@ -94,9 +106,9 @@ def bootstrap_interval(values: Array, *, count: int, confidence: float) -> tuple
 
 
 def unseen_share(count: int, confidence: float) -> float:
-    """The largest share of all units that `count` of them can miss: none of them has a property
-    that this share of all has, with a probability of 1 - confidence.
+    """The largest share of all units that `count` of them can miss, at a level of confidence.
 
+    None of them has a property that this share of all has with a probability of 1 - confidence.
     Close to 3 / count at 0.95, the rule of three. Source: Hanley and Lippman-Hand 1983.
     """
     return float(1.0 - (1.0 - confidence) ** (1.0 / count))
@@ -108,8 +120,8 @@ def share_interval(
     """The score interval of a mean of `count` units in [0, 1], as of a share.
 
     Of zeros and ones it is Wilson's, which holds for rare events too: a share of 0.1 of 16 units is
-    inside of 0.93 of those at 0.95. Units between have as many zeros and ones to a unit as
-    standard_error tells: that of the mean, with a variance over count. Source: Wilson 1927.
+    inside of 0.93 of those at 0.95. Units between count as so many zeros and ones as their
+    standard error (of the mean, with a variance over count) implies. Source: Wilson 1927.
     """
     squared = statistics.NormalDist().inv_cdf((1.0 + confidence) / 2.0) ** 2
     spread = mean * (1.0 - mean)
@@ -120,7 +132,7 @@ def share_interval(
 
 
 def ratio_standard_error(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Of all numerators over all denominators, over their units; a variance over count."""
+    """The standard error of sum over sum, over units, with a variance over count."""
     ratio = math.fsum(numerators) / math.fsum(denominators)
     residuals = [n - ratio * d for n, d in zip(numerators, denominators, strict=True)]
     return math.sqrt(math.fsum(each**2 for each in residuals)) / math.fsum(denominators)

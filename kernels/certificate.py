@@ -1,6 +1,6 @@
 """Factors of the bounds that make every reported spend an upper bound, for all backends.
 
-Each is derived in docs/guarantee.md, section "The certificate, for those who check".
+Each is derived in docs/certificate.md.
 """
 
 SHORTFALL_FRACTION = 0.9e-5
@@ -12,11 +12,21 @@ LEAST_BITS = -900.0
 from underflow. Less needs logits beyond +-300 nats."""
 
 WEIGHT_ROUNDINGS = 400.0
-"""Units in the last place of one weight, beside those of a sum: its exponent's, four of 100 nats. A
-tilt that makes an exponent larger than that is counted where it is known."""
+"""Units in the last place of one weight, on top of those of a sum: its exponent's, four of 100
+nats. A tilt that makes an exponent larger than that is counted where it is known."""
 
 KL_MARGIN = 8.0
 """KL may be wrong by so many relative errors of a weight, times what it passes them on by."""
+
+RENYI_MARGIN = 2.0
+"""A Rényi divergence may be wrong by so many errors of its three logarithms of sums."""
+
+EXPONENT_ROUNDINGS, TILT_ROUNDINGS = 8.0, 4.0
+"""Units in the last place by which the exponent of a weight may be wrong where the tilt is
+multiplied by t: EXPONENT_ROUNDINGS + TILT_ROUNDINGS * t of its largest part."""
+
+LEAST_SHARE = 100.0
+"""Nats: weights that much below their sum count for nothing, whatever their errors."""
 
 FLOOR_MARGIN = 8.0
 """-log p_s(support) may be wrong by so many relative errors of a sum."""
@@ -26,11 +36,11 @@ ALLOWANCE_ROUNDINGS = 4.0
 to KL and margin, in four roundings of half a unit."""
 
 MISSING_MASS = 1e-9
-"""The search for the scale of a clipped law stops with its mass within it of 1; scaling to 1 costs
+"""The search for the scale of a clipped p* stops with its mass within it of 1; scaling to 1 costs
 that many nats."""
 
 RESERVE_NATS = 2e-9
-"""Kept back from the budget of a clipped law for that, and for rounding its spend up."""
+"""Kept back from the budget of a clipped distribution for that, and for rounding its spend up."""
 
 MASS_RESERVE = 16.0
 MASS_MARGIN = 8.0

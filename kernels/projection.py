@@ -1,223 +1,95 @@
-"""The projections onto a ball around the safe model, by Triton where it is right.
-
-The result is the distribution nearest to the risky model inside the ball. The CPU's solver computes
-it, and Triton on a device that has drawn a few rows as the CPU's solver does.
-"""
+"""The projected next-token distribution: p_s times a tilted and clipped likelihood ratio."""
 
 from __future__ import annotations
 
-import logging
-import subprocess
-from functools import cache
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .cpu import solver
-from .law import Projection
-from .sampler import check_uniform, check_unit, uniforms
-from .spend import check_budget, usable_budget
+from .spend import BAN_BITS, BITS_PER_NAT
 
-__all__ = ["Projection", "check_rows", "project_kl", "project_max"]
-
-# B requests, V vocabulary.
-
-logger = logging.getLogger(__name__)
-
-BACKENDS = ("auto", "torch", "triton")
-
-FAILURES: tuple[type[Exception], ...] = (
-    ImportError,  # Triton is not installed, or lacks what this version uses
-    OSError,  # no compiler, no room for what it compiles
-    subprocess.SubprocessError,  # a compiler that ends with an error
-    RuntimeError,  # of the driver, at a launch; a comparison that failed
-    *(AssertionError, AttributeError, LookupError, TypeError, ValueError),  # in Triton's compiler
-)
-"""Errors that Triton is known to raise on devices that it does not know well; those that Triton
-defines come beside them."""
-
-MOST_REASON = 300
-"""Characters of an error's end, where compilers say what is wrong."""
-
-BUDGETS = (0.0, 0.01, 0.1, 0.3, 0.7, 1.5, 4.0, 100.0)
-"""Nats, one a row: nothing may be spent in the first, and the last one binds nowhere."""
-
-SHORTFALL_FRACTION, SHORTFALL_NATS = 1e-5, 1e-6
-"""Two solvers may stop this far from each other below a budget that binds: each is within 0.9e-5 of
-it or 0.9e-7 nats, see `certificate`, and the rest is left for rounding."""
-
-_failed: set[torch.device] = set()
+# B requests, V vocabulary, N tokens of each row.
 
 
-def project_kl(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    budget: Tensor,
-    uniform: Tensor | None = None,
-    *,
-    keyed: tuple[Tensor, Tensor] | None = None,
-    backend: str = "auto",
-) -> Projection:
-    """The p* that minimizes KL(p* || p_r) subject to KL(p* || p_s) <= budget, and a draw from it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """The distribution nearest to the risky model inside the budget around the safe model.
 
-    risky_logits, safe_logits: (B, V), any float dtype and strides, warped; -inf is a banned token.
-    budget: (B,) float, nats; rounded down to the spend quantum and capped at BUDGET_CAP.
-    uniform: (B, 3) float64 in [0, 1) for the coupled sampler, or None.
-    keyed: in place of it keys and positions, (B,) int64 both, of `sampler.uniforms`: the numbers
-    are then made where the logits are.
-    backend: "torch", on the CPU wherever the tensors are; "triton", which needs CUDA tensors or
-    Triton's interpreter and checks no values, so as not to wait for the device; or "auto": "triton"
-    on CUDA where it compiles, launches and agrees with "torch" on a few rows.
-    Returns: a Projection; the float64 KL at its weight is at most its spend, which is at most the
-    budget. Where the budget binds and logits lie within +-100 the shortfall is at most
-    max(1e-5 * budget, 1e-7) nats. A row's digits depend on nothing but the row.
-    Raises: ValueError for a wrong shape or dtype, a NaN budget or an unknown backend.
-    Source: paper algorithm ProjectKL, solved by Newton's method in sqrt(KL).
+    The true divergence from the safe model is at most `spend`, and `spend` at most the budget.
+    p*(y) = p_s(y) 2**min(slope d(y) + offset, ceiling) where both models allow y, else 0. d is the
+    difference of both models' log-weights in bits, 0 bits being each row's largest logit. The KL
+    projection has slope beta and no ceiling; the clipped one of order infinity has slope 1.
     """
-    return _project(risky_logits, safe_logits, budget, uniform, keyed, backend, is_max=False)
+
+    weight: Tensor
+    """(B,) float64 in [0, 1]: beta of `project_kl`, 1 / c of `project_max`."""
+    spend: Tensor
+    """(B,) float64 nats, a multiple of SPEND_QUANTUM."""
+    is_safe_only: Tensor
+    """(B,) bool: p* = p_s on its full support, for want of budget or of a common support."""
+    is_valid: Tensor
+    """(B,) bool: False for a row with NaN, +inf or no token in either model; nothing is drawn."""
+    token_ids: Tensor | None
+    """(B,) int64, -1 where not valid; None without uniforms."""
+    accepted: Tensor | None
+    """(B,) bool: the token is the safe model's draw; None without uniforms."""
+    stored_log_probs: tuple[Tensor, Tensor] | None
+    """log p* and log p_s of `token_ids`, (B,) float64 nats each, NaN where not valid, if drawing
+    computed them: they cost nothing then."""
+    risky_logits: Tensor
+    """(B, V), any float dtype, warped; -inf is a banned token, and so is one that lies BAN_GAP
+    below the largest of its row."""
+    safe_logits: Tensor
+    risky_peak: Tensor
+    """(B,) float64 nats, the largest logit of the row; 0 where not valid."""
+    safe_peak: Tensor
+    log2_safe_mass: Tensor
+    """(B,) float64, log2 of the sum of 2**bits of the safe model."""
+    slope: Tensor
+    """(B,) float64."""
+    offset: Tensor
+    """(B,) float64, bits."""
+    ceiling: Tensor
+    """(B,) float64, bits; inf where there is none."""
+
+    def log_probs(self) -> Tensor:
+        """log p* of every token.
+
+        Returns: (B, V) float32, or float64 as a model's logits; -inf off the support, NaN if not
+        valid.
+        """
+        is_double = torch.float64 in (self.safe_logits.dtype, self.risky_logits.dtype)
+        log_probs = self._log_probs(self.risky_logits, self.safe_logits)[1]
+        return log_probs if is_double else log_probs.float()
+
+    def token_log_probs(self, token_ids: Tensor) -> Tensor:
+        """log p* of one token a row: (B,) int64 in, (B,) float64 out; NaN where not valid."""
+        return self._log_probs(*self._logits_of(token_ids))[1][:, 0]
+
+    def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:
+        """log p_s of one token a row: (B,) int64 in, (B,) float64 out; NaN where not valid."""
+        return self._log_probs(*self._logits_of(token_ids))[0][:, 0]
+
+    def _logits_of(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        index = token_ids[:, None]
+        return self.risky_logits.gather(1, index), self.safe_logits.gather(1, index)
+
+    def _log_probs(self, risky_logits: Tensor, safe_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """log p_s and log p* of N tokens a row, nats; (B, N) both."""
+        risky, safe = _bits(risky_logits, self.risky_peak), _bits(safe_logits, self.safe_peak)
+        is_shared = (risky > -math.inf) & (safe > -math.inf)
+        tilt = torch.where(is_shared, risky - safe, 0.0)
+        ratio = self.slope[:, None] * tilt + self.offset[:, None]
+        ratio = torch.minimum(ratio, self.ceiling[:, None]).masked_fill(~is_shared, -math.inf)
+        ratio = ratio.masked_fill(self.is_safe_only[:, None], 0.0)
+        safe = safe - self.log2_safe_mass[:, None]
+        safe = safe.masked_fill(~self.is_valid[:, None], math.nan)
+        return safe / BITS_PER_NAT, (safe + ratio) / BITS_PER_NAT
 
 
-def project_max(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    budget: Tensor,
-    uniform: Tensor | None = None,
-    *,
-    keyed: tuple[Tensor, Tensor] | None = None,
-    backend: str = "auto",
-) -> Projection:
-    """The p* that minimizes D_inf(p* || p_r) subject to D_inf(p* || p_s) <= budget, and a draw.
-
-    On the common support S, p* = min(c p_r, e^budget p_s) with c >= 1 and p_r renormalized on S;
-    the weight of the Projection is 1 / c. Arguments, spend and errors are those of `project_kl`,
-    with D_inf(p* || p_s), the largest log-ratio, in place of the KL divergence.
-    Source: paper, proposition on optimal Renyi clipping; c by Newton from c = 1, which climbs
-    because the total mass is concave and piecewise linear in c, and bisection where it is slow.
-    """
-    return _project(risky_logits, safe_logits, budget, uniform, keyed, backend, is_max=True)
-
-
-def _project(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    budget: Tensor,
-    uniform: Tensor | None,
-    keyed: tuple[Tensor, Tensor] | None,
-    backend: str,
-    *,
-    is_max: bool,
-) -> Projection:
-    _check_logits(risky_logits, safe_logits)
-    (num_rows, vocab_size), device = safe_logits.shape, safe_logits.device
-    check_budget(budget, num_rows)
-    if uniform is not None:
-        check_uniform(uniform, num_rows)
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-
-    def by_triton() -> Projection:
-        from .gpu import launch  # triton is not there on every platform
-
-        return launch.project(risky_logits, safe_logits, budget, uniform, keyed, is_max=is_max)
-
-    if backend == "triton":
-        return by_triton()
-    if backend == "auto" and device.type == "cuda" and device not in _failed:
-        # Where Triton fails, the CPU's solver is used on that device for the rest of the process. A
-        # launch that raised has changed nothing.
-        try:
-            dtypes = risky_logits.dtype, safe_logits.dtype
-            check_rows(device, dtypes, vocab_size, is_max=is_max, is_keyed=keyed is not None)
-            return by_triton()
-        except torch.OutOfMemoryError:
-            raise  # says nothing of Triton
-        except _failures() as error:
-            _give_up(device, error)
-    if uniform is not None:
-        check_unit(uniform)
-    numbers = uniform if keyed is None else uniforms(*(own.cpu() for own in keyed))
-    pair = risky_logits, safe_logits
-    return solver.project(*pair, usable_budget(budget), numbers, is_max=is_max)
-
-
-def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
-    """Raise ValueError unless both are (B, V) of a float dtype, V >= 1, on one device."""
-    if risky_logits.ndim != 2 or risky_logits.shape != safe_logits.shape:
-        raise ValueError(
-            f"risky_logits and safe_logits must both be (B, V), "
-            f"got {tuple(risky_logits.shape)} and {tuple(safe_logits.shape)}"
-        )
-    if safe_logits.shape[1] == 0:
-        raise ValueError("the vocabulary must hold at least 1 token, got 0")
-    for logits in (risky_logits, safe_logits):
-        if not logits.dtype.is_floating_point:
-            raise ValueError(f"logits must have a float dtype, got {logits.dtype}")
-    if risky_logits.device != safe_logits.device:
-        raise ValueError(
-            f"both logits must be on one device, got {risky_logits.device} and {safe_logits.device}"
-        )
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    try:
-        from triton.errors import TritonError
-    except ImportError:  # where there is no Triton there are none of its errors
-        return FAILURES
-    return (*FAILURES, TritonError)
-
-
-def _give_up(device: torch.device, error: BaseException) -> None:
-    _failed.add(device)
-    reason = " ".join(str(error).split())[-MOST_REASON:]
-    logger.warning(
-        "Triton fails on %s, so the CPU's solver projects from here on: %s: %s",
-        device,
-        type(error).__name__,
-        reason,
-    )
-
-
-@cache
-def check_rows(
-    device: torch.device,
-    dtypes: tuple[torch.dtype, torch.dtype],
-    vocab_size: int,
-    *,
-    is_max: bool,
-    is_keyed: bool,
-) -> None:
-    """Draw from rows of the risky and the safe model, in these dtypes, as decoding will.
-
-    is_keyed: whether the numbers come from keys and positions.
-    Runs once for each kind of launch, which it compiles, and waits for the device.
-    Raises: RuntimeError where a token or a spend differs by more than both solvers may; whatever
-    Triton raises where it cannot compile or launch.
-    """
-    generator = torch.Generator().manual_seed(0)
-    shape = (2, len(BUDGETS), vocab_size)
-    risky, safe = 3.0 * torch.randn(shape, generator=generator)
-    risky[::2, 1::3], safe[1::3, 2::5] = -torch.inf, -torch.inf  # banned in some rows
-    risky, safe = risky.to(dtypes[0]), safe.to(dtypes[1])
-    budget, keys = torch.tensor(BUDGETS, dtype=torch.float64), torch.arange(len(BUDGETS))
-    numbers = uniforms(keys, torch.zeros_like(keys))
-    expected = solver.project(risky, safe, budget, numbers, is_max=is_max)
-    from .gpu import launch  # triton is not there on every platform
-
-    drawn = launch.project(
-        risky.to(device),
-        safe.to(device),
-        budget,
-        None if is_keyed else numbers,
-        (keys, torch.zeros_like(keys)) if is_keyed else None,
-        is_max=is_max,
-    )
-    assert expected.token_ids is not None and drawn.token_ids is not None  # as both have drawn
-    token_ids, spend = drawn.token_ids, drawn.spend
-    tolerance = SHORTFALL_FRACTION * budget + SHORTFALL_NATS
-    for name, is_right in {
-        "token": token_ids.cpu() == expected.token_ids,
-        "spend": ((spend.cpu() - expected.spend).abs() <= tolerance) & (spend.cpu() <= budget),
-    }.items():
-        if not bool(is_right.all()):
-            row = int((~is_right).nonzero()[0])
-            raise RuntimeError(f"the {name} of row {row} is not that of the CPU's solver")
+def _bits(logits: Tensor, peak: Tensor) -> Tensor:
+    # The peak first: what is left is exact to its last digit, however large both are.
+    bits = (logits.double() - peak[:, None]) * BITS_PER_NAT
+    return bits.masked_fill(bits < BAN_BITS, -math.inf)

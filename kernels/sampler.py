@@ -1,7 +1,7 @@
 """The coupled sampler: uniforms by key and position, and the draw that they make.
 
-The uniforms are the same on every device and in any batch; the draw is the safe model's own token
-wherever that may stand, else one of the residual.
+The uniforms are the same on every device and in any batch; the draw is the safe model's token
+wherever p* allows, else one of the residual.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _unit(high: Tensor, low: Tensor) -> Tensor:
 def coupled_sample(
     safe_log_probs: Tensor, log_probs: Tensor, uniform: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Draw from p* so that the token is the safe model's own draw as often as possible.
+    """Draw from p* so that the token is the safe model's draw as often as possible.
 
     safe_log_probs, log_probs: (B, V) float, nats, each row normalized; p* may have mass where p_s
     has none. uniform: (B, 3) float64 in [0, 1).
@@ -90,7 +90,7 @@ def coupled_sample(
     speculative decoding", algorithm 1, with the uniforms fixed beforehand.
     """
     safe_log_probs, log_probs = safe_log_probs.double(), log_probs.double()
-    # 1. The safe model's own draw by u1, kept where u2 p_s < p*.
+    # 1. The safe model's draw by u1, kept where u2 p_s < p*.
     draft = inverse_cdf(safe_log_probs.exp(), uniform[:, 0])
     safe_prob = safe_log_probs.gather(1, draft[:, None])[:, 0].exp()
     prob = log_probs.gather(1, draft[:, None])[:, 0].exp()
@@ -129,8 +129,8 @@ def check_unit(uniform: Tensor) -> None:
 
 
 def first_above(running_sum: Tensor, target: Tensor) -> Tensor:
-    """(A,) int64: the first index of each row (A, N) above its target, (A,); its weight is positive
-    if any is."""
+    """(A,) int64: the first index of each row above its target; its weight is positive if any
+    is."""
     # Below the last sum: an index whose weight is positive exists, whatever the sums' rounding.
     last = torch.nextafter(running_sum[:, -1], torch.zeros_like(target))
     return torch.searchsorted(running_sum, torch.minimum(target, last)[:, None], right=True)[:, 0]

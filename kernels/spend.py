@@ -8,10 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..fields import MAX_NATS, MAX_ORDER, MIN_ORDER
+
 SPEND_QUANTUM = 2.0**-32
 """Nats; every spend is a multiple of it."""
 
-BUDGET_CAP = 2.0**20
+BUDGET_CAP = MAX_NATS
 """Nats; multiples of the quantum below it take 52 bits, so sums up to twice the cap are exact."""
 
 MAX_DIVERGENCE_CAP = 600.0
@@ -56,6 +58,34 @@ def check_budget(budget: Tensor, num_rows: int) -> None:
         )
 
 
+def row_orders(order: float | Tensor, num_rows: int, device: torch.device) -> Tensor:
+    """(num_rows,) float64, of a Rényi divergence for each row: one number, or theirs, as they are.
+
+    Raises: ValueError for a number outside of [MIN_ORDER, MAX_ORDER], or a tensor of another shape
+    or dtype; its values may be any.
+    """
+    if not isinstance(order, Tensor):
+        return usable_orders(torch.tensor([order], dtype=torch.float64)).repeat(num_rows).to(device)
+    if order.shape != (num_rows,) or order.dtype != torch.float64:
+        raise ValueError(
+            f"order must be a number or ({num_rows},) float64, "
+            f"got {tuple(order.shape)} {order.dtype}"
+        )
+    return order
+
+
+def usable_orders(orders: Tensor) -> Tensor:
+    """The orders on the CPU; ValueError for one outside of [MIN_ORDER, MAX_ORDER]."""
+    orders = orders.cpu()
+    for order in orders.tolist():
+        if not MIN_ORDER <= order <= MAX_ORDER:
+            raise ValueError(
+                f"order must be in [{MIN_ORDER}, {MAX_ORDER:g}] "
+                f"(1 is project_kl, infinity project_max), got {order}"
+            )
+    return orders
+
+
 def usable_budget(budget: Tensor) -> Tensor:
     """The part of each budget that spends can fill: capped, rounded down to the quantum.
 
@@ -69,11 +99,20 @@ def usable_budget(budget: Tensor) -> Tensor:
     return floor_to_quantum(budget)
 
 
-# B requests.
+# B requests, T steps.
 
-# Columns of an account, float64: k, K and debt in nats, the schedule, steps taken, nats spent.
-PER_STEP, TOTAL, DEBT, SCHEDULE, STEP, SPENT = range(6)
-NUM_FIELDS = 6
+# Columns of an account, float64: k, K and debt in nats, the schedule, the bank; steps taken, and
+# nats that are used up: those spent, and those that were lost as the bank was full.
+PER_STEP, TOTAL, DEBT, SCHEDULE, BANK, STEP, USED = range(7)
+NUM_FIELDS = 7
+
+BANK_MARGIN = 3.0 * SPEND_QUANTUM
+"""Nats that a bank holds less than it may, so that any w steps spend at most bank + w k, exactly.
+
+Accrued nats, floor((t + 1) k - debt), are off by half a quantum for two roundings of numbers below
+2**20, and by less than one for the floor: a difference of two of them is less than two above w k.
+The third quantum covers the roundings of bank + w k where that is computed in float64.
+"""
 
 SCHEDULES = {"adaptive": 0, "global": 1, "fixed": 2}
 
@@ -83,6 +122,7 @@ def new_accounts(
     total: Sequence[float],
     debt: Sequence[float],
     schedule: Literal["adaptive", "global", "fixed"],
+    bank: float | None,
     device: torch.device,
 ) -> Tensor:
     """Budgets of B requests at their first step, nats; see `decode.rules.budget.Budget`.
@@ -93,10 +133,14 @@ def new_accounts(
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
     rows = [
-        [k, total_nats, debt_nats, float(SCHEDULES[schedule]), 0.0, 0.0]
+        [k, total_nats, debt_nats, float(SCHEDULES[schedule]), math.inf, 0.0, 0.0]
         for k, total_nats, debt_nats in zip(per_step, total, debt, strict=True)
     ]
-    return torch.tensor(rows, dtype=torch.float64, device=device)
+    accounts = torch.tensor(rows, dtype=torch.float64, device=device)
+    if bank is not None:
+        accounts[:, BANK] = bank
+        accounts[:, BANK] = floor_to_quantum(accounts[:, BANK]) - BANK_MARGIN
+    return accounts
 
 
 def empty_accounts(num_requests: int, device: torch.device) -> Tensor:
@@ -104,20 +148,37 @@ def empty_accounts(num_requests: int, device: torch.device) -> Tensor:
     return torch.zeros(num_requests, NUM_FIELDS, dtype=torch.float64, device=device)
 
 
-def allowance(accounts: Tensor, position: int, spent: Tensor) -> Tensor:
-    """(B,) float64 nats, k_t of the step `position` steps ahead; as `decode.rules.budget` has it.
+def allowance(accounts: Tensor) -> Tensor:
+    """(B,) float64 nats, k_t: the most that the next step of each request may spend."""
+    is_fixed = accounts[:, SCHEDULE] == SCHEDULES["fixed"]
+    used = accounts[:, USED].masked_fill(is_fixed, 0.0)
+    return (_accrued(accounts, 1)[:, 0] - used).clamp(min=0.0)
 
-    spent: (B,) nats, all that was spent before that step.
+
+def charged(accounts: Tensor, spends: Tensor) -> Tensor:
+    """The accounts after T steps with these spends, (B, NUM_FIELDS) float64.
+
+    spends: (B, T) float64 nats, T >= 1, multiples of SPEND_QUANTUM where a bound is to hold.
+    A balance b_t, accrued nats less those used, goes on as min(b_t - a_t, bank) after a spend a_t:
+    so many nats are used that no more than the bank is left. Many steps at once give what they
+    give one by one, exactly.
     """
-    step = accounts[:, STEP] + position
-    per_step, total = accounts[:, PER_STEP], accounts[:, TOTAL]
-    schedule = accounts[:, SCHEDULE]
+    after, num_steps = accounts.clone(), spends.shape[1]
+    used = accounts[:, USED, None] + spends.cumsum(1)  # (B, T), were nothing lost
+    above = _accrued(accounts, num_steps) - accounts[:, BANK, None] - used
+    after[:, STEP] += num_steps
+    after[:, USED] = used[:, -1] + above.amax(1).clamp(min=0.0)
+    return after
+
+
+def _accrued(accounts: Tensor, num_steps: int) -> Tensor:
+    """(B, T) nats that were there for each of the next steps, less the debt, on the grid; fixed
+    ones are k at each, whatever was before."""
+    per_step, total, debt = (accounts[:, [column]] for column in (PER_STEP, TOTAL, DEBT))
+    schedule, step = accounts[:, [SCHEDULE]], accounts[:, [STEP]]
+    counts = step + torch.arange(1, num_steps + 1, dtype=step.dtype, device=step.device)
     accrued = torch.where(
-        schedule == SCHEDULES["adaptive"], torch.minimum(per_step * (step + 1.0), total), total
+        schedule == SCHEDULES["adaptive"], torch.minimum(per_step * counts, total), total
     )
-    banked = (_rounded_down(accrued - accounts[:, DEBT]) - spent).clamp(min=0.0)
-    return torch.where(schedule == SCHEDULES["fixed"], _rounded_down(per_step), banked)
-
-
-def _rounded_down(nats: Tensor) -> Tensor:
+    nats = torch.where(schedule == SCHEDULES["fixed"], per_step, accrued - debt)
     return floor_to_quantum(nats.nan_to_num(nan=0.0).clamp(0.0, BUDGET_CAP))

@@ -1,7 +1,9 @@
-"""Log-probabilities of given tokens, from logits or from the hidden states behind them."""
+"""Log-probabilities of chosen tokens, from logits or from the hidden states before them."""
 
 import torch
 from torch import Tensor
+
+from .devices import work_device
 
 # N positions, D hidden size, V vocabulary.
 
@@ -18,8 +20,9 @@ def token_log_probs(logits: Tensor, token_ids: Tensor) -> Tensor:
 
     logits: (..., V), any float dtype; -inf is a banned token.
     token_ids: logits.shape[:-1], int64 in [0, V).
-    Returns: the shape of token_ids, float64, nats, computed in float32 (float64 for float64
-    logits): within 8 eps * max(1, largest finite |logit|) of the exact value, eps of that dtype.
+    Returns: the shape of token_ids, float64, nats, on the `work_device` of the logits; computed in
+    float32 (float64 for float64 logits), so within 8 eps * max(1, largest finite |logit|) of the
+    exact value, eps of that dtype.
     NaN where the logits are no distribution: NaN or +inf among them, or all -inf.
     """
     wide = _wide(logits)
@@ -68,4 +71,5 @@ def _wide(logits: Tensor) -> Tensor:
 
 def _log_probs(chosen: Tensor, total: Tensor) -> Tensor:
     # logsumexp is NaN, +inf or -inf exactly where the logits are no distribution.
-    return (chosen - total).double().masked_fill(~total.isfinite(), torch.nan)
+    log_probs = (chosen - total).masked_fill(~total.isfinite(), torch.nan)
+    return log_probs.to(work_device(log_probs.device)).double()

@@ -4,120 +4,30 @@ With --max-restarts N torchrun starts a run again from its last checkpoint where
 One process needs no torchrun: python -m anchored.pretrain --job.config_file FILE.toml
 """
 
-import ctypes
-import logging
 import os
 import signal
 import sys
-import threading
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from .. import AnchoredError
-from .cpu_device import use_cpu_without_accelerator
-
-if TYPE_CHECKING:
-    from .job_config import JobConfig
-
-# What torchrun would set for a single process; port 0 lets the system choose a free one.
-_SINGLE_PROCESS = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",
-}
-_PR_SET_PDEATHSIG = 1  # of Linux, <sys/prctl.h>
-logger = logging.getLogger("anchored.pretrain")  # as a program this module is __main__
+from .run.stop_signals import end_on_interrupt
 
 
 def main() -> None:
-    if "RANK" not in os.environ:
-        os.environ.update(_SINGLE_PROCESS)
-    has_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    if has_torchrun and sys.platform == "linux":
-        # A torchrun that is killed must not leave processes at work that nobody restarts, and that
-        # hold the run's folder against the next launch.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    use_cpu_without_accelerator()
-    # Not before: these import torchtitan, which binds its device at that moment.
-    from .job_config import load_job_config
+    """Run this process of a training and exit: with 1 and one line for what is refused."""
+    end_on_interrupt()
+    from .program import has_torchrun, prepared, run  # takes seconds
 
-    is_first = os.environ["RANK"] == "0"
     with ExitStack() as claims:
         try:
-            config = load_job_config(sys.argv[1:])
-            if is_first:  # the others wait for it where the processes meet
-                from .run.preflight import check_run  # takes seconds: a wrong config is seen before
-                from .run.record import run_lock
-
-                claims.enter_context(run_lock(Path(config.job.dump_folder)))
-                for remark in check_run(config, num_processes=int(os.environ["WORLD_SIZE"])):
-                    print(f"anchored.pretrain: {remark}", file=sys.stderr)
+            config = claims.enter_context(prepared(sys.argv[1:]))
         except (ValueError, OSError) as error:
-            if is_first:
+            if os.environ["RANK"] == "0":
                 print(f"anchored.pretrain: {error}", file=sys.stderr, flush=True)
-            if is_first and has_torchrun:
-                # torchrun is asked to stop: what is refused once would be refused on each restart.
-                os.kill(os.getppid(), signal.SIGTERM)
+                if has_torchrun():
+                    # torchrun is asked to stop: what is refused would be refused on each restart.
+                    os.kill(os.getppid(), signal.SIGTERM)
             sys.exit(1)
         sys.exit(run(config))
-
-
-def run(config: "JobConfig") -> int:
-    """Train to the last step, or to SIGTERM; returns the exit status, 0 in both cases.
-
-    A run that cannot go on ends with one line and 1. The first process has checked the run.
-    """
-    import torch.distributed as dist
-
-    from .run.trainer import Trainer
-
-    _start_log(config)
-    trainer = Trainer(config)
-    failure: AnchoredError | None = None
-    try:
-        trainer.train()
-    except AnchoredError as error:  # on all processes alike
-        failure = error
-    finally:
-        trainer.close()
-    dist.destroy_process_group()
-    if failure is not None:
-        logger.error("%s", failure)
-        return 1
-    if not trainer.is_done and os.environ["RANK"] == "0":
-        print(
-            f"anchored.pretrain: stopped by a signal after step {trainer.step} of "
-            f"{config.training.steps}; the same command goes on from its checkpoint",
-            file=sys.stderr,
-        )
-    return 0
-
-
-def _start_log(config: "JobConfig") -> None:
-    """Log to a file of the run; the first process shows this package's warnings on stderr too."""
-    # torchtitan logs through the root logger; its lines would break the progress bar.
-    rank = os.environ["RANK"]
-    folder = Path(config.job.dump_folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / ("train.log" if rank == "0" else f"train-rank{rank}.log")
-    handlers: list[logging.Handler] = [logging.FileHandler(file)]
-    logging.raiseExceptions = False  # a log on a full disk loses lines, and ends nothing
-    if rank == "0":
-        shown = logging.StreamHandler(sys.stderr)
-        if not config.job.verbose:
-            shown.setLevel(logging.WARNING)
-            shown.addFilter(logging.Filter("anchored"))
-            shown.setFormatter(logging.Formatter("anchored.pretrain: %(message)s"))
-        handlers.append(shown)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=handlers
-    )
-    logging.captureWarnings(True)
-    # TensorBoard's, on a full disk: whoever gives it the next figure is told so too.
-    threading.excepthook = lambda end: logger.info("a thread ended", exc_info=end.exc_value)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ def use_cpu_without_accelerator() -> bool:
     """Make torchtitan bind the CPU on a machine without an accelerator; otherwise do nothing.
 
     torchtitan picks its device when it is first imported and takes "cuda" where torch finds no
-    device, so this must run before. Returns whether the CPU stands in.
+    device, so this must run before. Returns whether the CPU takes its place.
     Raises: RuntimeError if torchtitan was imported before.
     """
     if torch._utils._get_available_device_type() is not None:
         return False
     if "torchtitan.tools.utils" in sys.modules:
         raise RuntimeError(
-            "torchtitan was imported before the CPU could stand in for the accelerator"
+            "torchtitan was imported before the CPU could take the accelerator's place"
         )
     device_module = _CpuDeviceModule()
     torch._utils._get_available_device_type = lambda: "cpu"
@@ -40,7 +40,7 @@ class _CpuDeviceModule:
         return "cpu"
 
     def get_device_properties(self, device: Any = None) -> SimpleNamespace:
-        # Only percentages in the log are taken of it; 1 GiB stands for "not known".
+        # Only percentages in the log are taken of it; 1 GiB means "not known".
         return SimpleNamespace(total_memory=1 << 30)
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:

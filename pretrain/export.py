@@ -27,22 +27,33 @@ from .tokens.decontamination import search_summary
 from .tokens.encoder import BOS_TOKEN, EOS_TOKEN, TOKENIZER_CONFIG, TOKENIZER_NAME, check_tokenizer
 
 logger = logging.getLogger(__name__)
-_MAX_LICENCES = 4
+_MAX_LICENSES = 4
 
 
-def model_card(record: RunRecord, *, steps: Sequence[int], title: str, warning: str = "") -> str:
-    """Markdown with every stage's data plan, tokens and licences by source, and settings.
+def model_card(
+    record: RunRecord,
+    *,
+    steps: Sequence[int],
+    title: str,
+    max_position_embeddings: int = 0,
+    warning: str = "",
+) -> str:
+    """Markdown with every stage's data plan, tokens and licenses by source, and settings.
 
     steps: of the checkpoints whose weights were averaged, in ascending order; one is no average.
-    warning: what whoever uses the model must know first.
+    max_position_embeddings: of config.json, where it is not the length of a training sequence.
+    warning: what users of the model must know first.
     """
+    shape = dict(record.model)
+    shape["tokens of a training sequence"] = trained_length = shape["max_position_embeddings"]
+    shape["max_position_embeddings"] = max_position_embeddings or trained_length
     stages = record.stages(steps[-1])
     sections = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n",
         f"# {title}\n",
         *([f"**{warning}**\n"] if warning else []),
         _introduction(record, steps, num_stages=len(stages)),
-        _table(("shape", "value"), sorted(record.model.items())),
+        _table(("shape", "value"), sorted(shape.items())),
     ]
     for number, (stage, step) in enumerate(stages, start=1):
         sections += [f"## Stage {number}: {step:,} steps\n", _data_section(stage.data, step)]
@@ -60,7 +71,7 @@ def model_card(record: RunRecord, *, steps: Sequence[int], title: str, warning: 
 _LIMITS = """## Limits
 
 A base model: it continues text and follows no instructions. As the safe model of a pair for
-Anchored Decoding it is only as safe as the licences above are right. Training sequences held parts
+Anchored Decoding it is only as safe as the licenses above are right. Training sequences held parts
 of several documents, {masking}.
 """
 
@@ -96,11 +107,11 @@ def _data_section(data: dict[str, Any], step: int) -> str:
             f"{count:,}",
             f"{count / total:.2%}" if total else "-",
             f"{epochs[source['name']]:.2f}",
-            _licences(source["licences"]),
+            _licenses(source["licenses"]),
         )
         for source, count in zip(data["sources"], read.values(), strict=True)
     ]
-    head = ("source", "origin", "tokens read", "share", "epochs", "licences (documents)")
+    head = ("source", "origin", "tokens read", "share", "epochs", "licenses (documents)")
     return (
         f"{total:,} tokens in sequences of {data['seq_len']:,}; weights count "
         f"{data['weight_unit']}; data plan `{data['plan_hash']}`.\n\n{_table(head, rows)}"
@@ -108,7 +119,7 @@ def _data_section(data: dict[str, Any], step: int) -> str:
 
 
 def _forks(stage: RunRecord) -> list[str]:
-    """Tell where the run was another one, with other settings than the last, or left data out."""
+    """List where the run was another one, with other settings than the last, or left data out."""
     rows = [
         (
             fork["step"],
@@ -125,12 +136,13 @@ _PACKAGES = ("torch", "torchtitan", "transformers")
 
 
 def _starts(stage: RunRecord) -> list[str]:
-    """Tell what each start was computed with."""
+    """List what each start was computed with."""
     rows = [
         (
             start["step"],
             start["num_processes"],
-            _devices(start["environment"]),
+            ", ".join(f"{n} {name}" for name, n in Counter(start["environment"]["devices"]).items())
+            or "cpu",
             *(start["environment"]["packages"][name] for name in _PACKAGES),
             start["environment"]["cuda"] or "-",
             start["environment"]["driver"] or "-",
@@ -142,15 +154,10 @@ def _starts(stage: RunRecord) -> list[str]:
     return [_table((*head, "CUDA", "driver", "commit"), rows)] if rows else []
 
 
-def _devices(environment: dict[str, Any]) -> str:
-    counts = Counter(environment["devices"])
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "cpu"
-
-
-def _licences(licences: dict[str, int]) -> str:
-    common = sorted(licences.items(), key=lambda item: (-item[1], item[0]))
-    named = [f"{name} ({count:,})" for name, count in common[:_MAX_LICENCES]]
-    rest = common[_MAX_LICENCES:]
+def _licenses(licenses: dict[str, int]) -> str:
+    common = sorted(licenses.items(), key=lambda item: (-item[1], item[0]))
+    named = [f"{name} ({count:,})" for name, count in common[:_MAX_LICENSES]]
+    rest = common[_MAX_LICENSES:]
     if rest:
         named.append(f"{len(rest)} more ({sum(count for _, count in rest):,})")
     return ", ".join(named)
@@ -163,7 +170,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 _TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
-_TOKENIZER_EXTRAS = ("special_tokens_map.json", "LICENSE")
+_TOKENIZER_LICENSE = "LICENSE"
 
 
 def export_checkpoint(
@@ -178,14 +185,16 @@ def export_checkpoint(
     """Write a Hugging Face folder from one checkpoint; it appears only when it is complete.
 
     checkpoint: a step folder inside the dump folder of a run, two levels below its run.json.
-    tokenizer_folder: holds the tokenizer.json that the run's data was tokenized by.
+    tokenizer_folder: holds the tokenizer.json that the run's data was tokenized by. Of its other
+        files only the license is copied: ends and chat templates are those of some other model.
     max_position_embeddings: 0, or at least the training length: rotary embeddings go on beyond
         it without new weights, at a quality that training did not see.
     average_last: number of whole checkpoints of the run, ending with this one, whose mean is
         exported; 1 takes this one as it is.
     transformers loads the result as LlamaForCausalLM; in float32 its logits agree with the
-    trained model's to 1e-4. Padding is done with the end-of-text token.
-    README.md is the model card, with what was read of each source under which licences.
+    trained model's to 1e-4. Padding is done with the end-of-text token, by the tokenizer and in
+    generation; config.json names no such token, whose embedding would never be trained further.
+    README.md is the model card, with what was read of each source under which licenses.
     Raises: ValueError if the output exists, the checkpoint is missing or incomplete, there are
     too few to average, or the tokenizer is another one.
     """
@@ -205,7 +214,13 @@ def export_checkpoint(
             bos_token_id=record.bos_id, eos_token_id=record.eos_id, pad_token_id=record.eos_id
         ).save_pretrained(folder)
         _copy_tokenizer(tokenizer_folder, folder, config.max_position_embeddings)
-        card = model_card(record, steps=steps, title=output.name, warning=warning)
+        card = model_card(
+            record,
+            steps=steps,
+            title=output.name,
+            max_position_embeddings=config.max_position_embeddings,
+            warning=warning,
+        )
         (folder / "README.md").write_text(card)
         # The mean of equal weights, in float32. Source: Izmailov et al. 2018, "Averaging weights
         # leads to wider optima and better generalization".
@@ -242,7 +257,6 @@ def _llama_config(record: RunRecord, max_position_embeddings: int, dtype: Dtype)
         tie_word_embeddings=False,
         bos_token_id=record.bos_id,
         eos_token_id=record.eos_id,
-        pad_token_id=record.eos_id,
         architectures=["LlamaForCausalLM"],
         dtype=dtype,
         **shape,
@@ -250,12 +264,10 @@ def _llama_config(record: RunRecord, max_position_embeddings: int, dtype: Dtype)
 
 
 def _copy_tokenizer(tokenizer_folder: Path, output: Path, max_length: int) -> None:
-    for name in (TOKENIZER_NAME, *_TOKENIZER_EXTRAS):
+    for name in (TOKENIZER_NAME, _TOKENIZER_LICENSE):
         if (tokenizer_folder / name).is_file():
             shutil.copy(tokenizer_folder / name, output)
-    given = tokenizer_folder / _TOKENIZER_CONFIG_NAME
-    settings = TOKENIZER_CONFIG | (json.loads(given.read_text()) if given.is_file() else {})
-    settings |= {"pad_token": EOS_TOKEN, "model_max_length": max_length}
+    settings = TOKENIZER_CONFIG | {"pad_token": EOS_TOKEN, "model_max_length": max_length}
     (output / _TOKENIZER_CONFIG_NAME).write_text(json.dumps(settings, indent=2) + "\n")
 
 

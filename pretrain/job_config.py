@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import torchtitan.config as titan
 import tyro
 
-from ..configs.config_file import from_table
+from ..configs.config_file import from_table, located
 from .plan.data_config import DataConfig, read_run_config
 
 _CONFIG_FLAGS = ("--job.config_file", "--job.config-file")
@@ -73,10 +74,10 @@ class Job(titan.Job):
 @dataclass
 class Model(titan.Model):
     name: str = "tinycomma"
-    """Which family of models to train"""
+    """Family of models to train"""
 
     hf_assets_path: str = "."
-    """Not used: token shards carry their tokenizer's hash, and export is given its folder"""
+    """Not used: token shards carry their tokenizer's hash, and export takes its folder"""
 
     tokenizer: str = ""
     """Folder of the tokenizer that the token shards must have been made by; empty: any"""
@@ -85,10 +86,10 @@ class Model(titan.Model):
 @dataclass
 class Metrics(titan.Metrics):
     disable_color_printing: bool = True
-    """Whether to disable color printing in logs"""
+    """Disable color printing in logs"""
 
     enable_tensorboard: bool = True
-    """Whether to log metrics to TensorBoard"""
+    """Log metrics to TensorBoard"""
 
 
 @dataclass
@@ -135,7 +136,7 @@ class Checkpoint:
         if self.keep_moments and not self.initial_load_path:
             raise ValueError(
                 "checkpoint.keep_moments takes them from checkpoint.initial_load_path, which is "
-                "not given"
+                "empty"
             )
         if self.fork_from and self.initial_load_path:
             raise ValueError("checkpoint.fork_from and initial_load_path exclude each other")
@@ -147,7 +148,7 @@ class Checkpoint:
 
 @dataclass
 class Loss:
-    """How the cross entropy is computed; its value does not depend on it."""
+    """The computation of the cross entropy, whose value does not depend on it."""
 
     chunk_tokens: int = 0
     """Tokens of a process whose logits exist at once, inside the model's forward; 0: all"""
@@ -160,36 +161,29 @@ class ActivationCheckpoint(titan.ActivationCheckpoint):
 
 
 # Less would be divided by, or refused by torch once the processes have met.
-_LEAST: Final[dict[str, int]] = {
-    "training.steps": 1,
-    "training.seq_len": 1,
-    "training.local_batch_size": 1,
-    "training.gc_freq": 1,
-    "training.max_norm": 0,
-    "optimizer.lr": 0,
-    "optimizer.eps": 0,
-    "optimizer.weight_decay": 0,
-    "lr_scheduler.warmup_steps": 0,
-    "comm.init_timeout_seconds": 1,
-    "comm.train_timeout_seconds": 1,
-    "parallelism.data_parallel_replicate_degree": 1,
-    "metrics.log_freq": 1,
-    "checkpoint.interval": 1,
-    "checkpoint.milestone_interval": 0,
-    "checkpoint.fork_skip_steps": 0,
-    "loss.chunk_tokens": 0,
-    "heldout.interval": 1,
-    "heldout.num_sequences": 1,
-    "spike_guard.window": 2,
-    "spike_guard.deviations": 0,
-    "spike_guard.min_rise_nats": 0,
-    "spike_guard.max_nonfinite_steps": 1,
+_LEAST: Final[dict[int, tuple[str, ...]]] = {
+    0: (
+        *("optimizer.eps", "optimizer.weight_decay", "lr_scheduler.warmup_steps"),
+        *("profiling.profiler_warmup", "checkpoint.interval_minutes", "loss.chunk_tokens"),
+        *("checkpoint.milestone_interval", "checkpoint.fork_skip_steps"),
+        *("spike_guard.deviations", "spike_guard.min_rise_nats"),
+    ),
+    1: (
+        *("training.steps", "training.seq_len", "training.local_batch_size", "training.gc_freq"),
+        *("comm.init_timeout_seconds", "comm.train_timeout_seconds", "metrics.log_freq"),
+        *("parallelism.data_parallel_replicate_degree", "profiling.profile_freq"),
+        *("profiling.profiler_active", "checkpoint.interval", "heldout.interval"),
+        *("heldout.num_sequences", "spike_guard.max_nonfinite_steps"),
+    ),
+    2: ("spike_guard.window",),
 }
+_POSITIVE: Final = ("optimizer.lr", "training.max_norm")
+"""Zero would train nothing."""
 
 
 @dataclass
 class JobConfig(titan.JobConfig):
-    """Everything that a run can be told; the sections not listed here are torchtitan's."""
+    """All settings of a run; the sections not listed here are torchtitan's."""
 
     job: Job = field(default_factory=Job)
     model: Model = field(default_factory=Model)
@@ -198,15 +192,29 @@ class JobConfig(titan.JobConfig):
     activation_checkpoint: ActivationCheckpoint = field(default_factory=ActivationCheckpoint)
     loss: Loss = field(default_factory=Loss)
     spike_guard: SpikeGuardConfig = field(default_factory=SpikeGuardConfig)
-    # Tables of sources do not fit on a command line: they are given in the file only.
+    # Tables of sources do not fit on a command line: they are in the file only.
     heldout: Annotated[HeldoutConfig, tyro.conf.Suppress] = field(default_factory=HeldoutConfig)
     data: Annotated[DataConfig, tyro.conf.Suppress] = field(default_factory=DataConfig)
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            section, key = name.split(".")
-            if not (value := getattr(getattr(self, section), key)) >= least:
+        for least, name in ((least, name) for least, names in _LEAST.items() for name in names):
+            if not (value := attrgetter(name)(self)) >= least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        for name in _POSITIVE:
+            if not (value := attrgetter(name)(self)) > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+
+
+def place_of(config: JobConfig, key: str, name: str) -> Path:
+    """The file or folder that a key names: next to the config, or where the run is.
+
+    Raises: ValueError with the key and both places.
+    """
+    file = config.job.config_file
+    try:
+        return located(key, name, [Path(file).parent, Path()] if file else [Path()])
+    except FileNotFoundError as missing:
+        raise ValueError(str(missing)) from None
 
 
 def load_job_config(arguments: Sequence[str]) -> JobConfig:

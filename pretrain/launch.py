@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .. import AnchoredError
+from ..errors import AnchoredError
 
 _STDERR = 2
 
@@ -21,8 +21,9 @@ def launch(config_file: Path, *, num_processes: int = 1) -> None:
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=_STDERR) as process:
         try:
             status = process.wait()
-        except BaseException:  # an interrupt must not leave the run behind
+        except BaseException:  # an interrupt must not leave the run alive
             process.terminate()
+            process.wait()  # which saves a checkpoint first
             raise
     if status != 0:
         raise AnchoredError(f"pretraining with {config_file} failed with status {status}")

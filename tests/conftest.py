@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.register_assert_rewrite("server_contract")  # whose tests two files import
+
 if not torch.cuda.is_available():
     # Triton's own interpreter, so that its kernels are tested too; read when triton is imported.
     os.environ["TRITON_INTERPRET"] = "1"

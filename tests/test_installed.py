@@ -13,6 +13,7 @@ import pytest
 from anchored import Anchored, Decoder, verify
 from anchored.decode.pair_options import BUDGET_OPTIONS, BUDGETED, RuleOptions
 from anchored.decode.rules.registry import RULES, make_rule, rule_class
+from anchored.decode.settings import DEFAULT_K
 from anchored.eval.analysis.evaluated import evaluation_table
 from anchored.eval.copying.literal import copying_results
 from anchored.eval.copying.metrics import copying_score, installed_metrics
@@ -64,14 +65,14 @@ def test_the_command_line_takes_its_name_its_settings_and_the_options_it_has_as_
     install("stranger", *BLEND)
     rule = RuleOptions(rule="blend", setting=("halvings=8",), k=2.0, debt="none").make()
     assert rule == rule_class("blend")(k=2.0, halvings=8, debt="none")
-    assert RuleOptions(rule="blend").make().k == 1.0
+    assert RuleOptions(rule="blend").make().k == DEFAULT_K == 1.5
     with pytest.raises(ValueError, match=r"settings of rule blend: .*'halving'"):
         RuleOptions(rule="blend", setting=("halving=8",)).make()
 
 
 def test_nothing_of_a_package_is_imported_before_its_rule_is_asked_for(install, monkeypatch):
     install("stranger", "[anchored.rules]", "blend = nowhere:Blend")
-    assert RuleOptions().make() == Anchored(k=1.0)
+    assert RuleOptions().make() == Anchored(k=DEFAULT_K)
     with pytest.raises(ValueError, match=r"'blend' of stranger 1.0 cannot be imported: .*nowhere"):
         make_rule("blend", {})
 
@@ -79,7 +80,7 @@ def test_nothing_of_a_package_is_imported_before_its_rule_is_asked_for(install, 
 @pytest.mark.parametrize(
     ("lines", "name", "message"),
     [
-        (["rcad = stranger:Blend"], "rcad", "'rcad' of stranger 1.0 is a name of anchored's own"),
+        (["rcad = stranger:Blend"], "rcad", "'rcad' of stranger 1.0 is a name of anchored"),
         (["blend = stranger:Blend"], "bland", "must be one of anchored, .*, blend, got 'bland'"),
         (["blend = stranger:copied_share"], "blend", "must be a dataclass"),
         (["blend = stranger:Bland"], "blend", "cannot be imported: .*Bland"),
@@ -175,13 +176,16 @@ def test_a_package_s_metric_is_measured_tabled_and_recorded_and_changes_no_other
     means = [row.pop("copying/copied_share") for row in after["settings"]]
     assert [mean["mean"] for mean in means] == [0.0, 1.0, 2 / 3]
     assert [row.pop("copying/copied_share") for row in after["rows"]] == [0.0, 1.0, 2 / 3]
+    # What a row was scored by is another set of metrics.
+    hashes = [{row.pop("scored") for row in results["rows"]} for results in (before, after)]
+    assert not hashes[0] & hashes[1]
     assert after == before
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("word_lcs = stranger:copied_share", "'word_lcs' of stranger 1.0 is a name of anchored's"),
+        ("word_lcs = stranger:copied_share", "'word_lcs' of stranger 1.0 is a name of anchored"),
         ("half = nowhere:half", r"'half' of stranger 1.0 cannot be imported"),
         ("half = operator:add", "copying/half must be a number, got 'ab'"),
     ],

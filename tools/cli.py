@@ -1,5 +1,8 @@
 """The command line: anchored COMMAND --help"""
 
+from anchored.tools import interrupts  # noqa: F401  # first: it handles Ctrl-C in what follows
+
+# isort: split
 import difflib
 import importlib
 import inspect
@@ -9,13 +12,17 @@ import os
 import re
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
+from pathlib import Path
+from traceback import clear_frames
 from typing import Any, NamedTuple, cast
 
 import anchored
 from anchored import AnchoredError
+from anchored.durable_files import named_errors
 
 
 class Command(NamedTuple):
@@ -49,12 +56,15 @@ GROUPS = {
         "generate": Command("commands.generate.run", "continue prompts with a pair"),
         "score": Command("commands.decoding.score", "log p* of a given text"),
         "verify": Command("commands.decoding.verify", "replay a ledger against its models"),
-        "ratios": Command("commands.decoding.ratios", "compute the prefix debt of prompts once"),
-        "retrieve": Command("commands.retrieve.run", "find a passage for each prompt"),
+        "retrieve": Command("commands.decoding.retrieve", "find a passage for each prompt"),
     },
     "serve": {
-        "vllm serve": Command("commands.serving.serve", "an OpenAI server that answers with p*"),
+        "serve": Command("commands.serving.serve", "an OpenAI server, on any device"),
+        "vllm serve": Command("commands.serving.vllm_serve", "the same inside vLLM, on GPUs"),
         "ledgers": Command("commands.serving.ledgers", "make ledgers of a server's journal"),
+        "accounts": Command(
+            "commands.accounts.accounts", "what a server's clients have left of their nats"
+        ),
     },
     "train": {
         "decontaminate": Command(
@@ -67,11 +77,12 @@ GROUPS = {
             "commands.training.plan.run",
             "what training reads: epochs, documents of a step, steps of a document",
         ),
-        "export": Command(
-            "commands.training.export.run", "write a checkpoint as a Hugging Face folder"
+        "pretrain": Command(
+            "commands.training.pretrain.run",
+            "train on this machine, or estimate a run's memory and time",
         ),
-        "dry-run": Command(
-            "commands.dry_run.run", "a run's model, memory and time, without its machine"
+        "export": Command(
+            "commands.training.pretrain.export", "write a checkpoint as a Hugging Face folder"
         ),
     },
     "evaluate": {
@@ -93,6 +104,10 @@ GROUPS = {
         "calibrate": Command(
             "commands.evaluation.calibrate.run",
             "find the largest k that keeps copying within a target",
+        ),
+        "certify": Command(
+            "commands.evaluation.certify.run",
+            "find the largest k whose bound on reciting given texts is within a target",
         ),
         "lm-eval": Command(
             "commands.evaluation.lm_eval.run", "lm-evaluation-harness with a pair as its model"
@@ -116,6 +131,20 @@ GROUPS = {
         ),
     },
 }
+MEANT = {
+    **dict.fromkeys(("run", "gen", "sample", "complete", "infer", "chat"), "generate"),
+    **dict.fromkeys(("train", "pre-train"), "pretrain"),
+    **dict.fromkeys(("eval", "judge", "metrics", "report", "ncr"), "evaluate"),
+    **dict.fromkeys(("check", "replay"), "verify"),
+    **dict.fromkeys(("server", "api", "openai"), "serve"),
+    **dict.fromkeys(("lm_eval", "lmeval", "harness"), "lm-eval"),
+    **dict.fromkeys(("web", "ui", "gradio"), "demo"),
+    **dict.fromkeys(("search", "passages"), "retrieve"),
+    **dict.fromkeys(("logprob", "logprobs", "perplexity"), "score"),
+    **dict.fromkeys(("version", "-V", "-v"), "--version"),
+    **dict.fromkeys(("help", "commands", "list"), "--help"),
+}
+"""What is meant by words that name no command, where spelling does not tell."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 DEBUG_FLAG = "--debug"
 FAILED_STATUS = 1
@@ -134,9 +163,15 @@ def main(arguments: list[str] | None = None) -> None:
     if sys.stdout is None:  # closed by the caller: whoever prints need not care
         sys.stdout = io.StringIO()
     words = sys.argv[1:] if arguments is None else arguments
-    named = [word for word in words if word != DEBUG_FLAG]
-    name, work = _asked_for(named)
-    sys.exit(_status(name, work, has_traceback=DEBUG_FLAG in words))
+    name = "anchored"
+    try:
+        name, work = _asked_for([word for word in words if word != DEBUG_FLAG])
+        status = _status(name, work, has_traceback=DEBUG_FLAG in words)
+    except KeyboardInterrupt as error:
+        clear_frames(error.__traceback__)
+        print(f"{name}: interrupted", file=sys.stderr)
+        status = INTERRUPTED_STATUS
+    sys.exit(status)
 
 
 def _asked_for(words: list[str]) -> tuple[str, Callable[[], int]]:
@@ -149,10 +184,11 @@ def _asked_for(words: list[str]) -> tuple[str, Callable[[], int]]:
         if (name := " ".join(words[:length])) in COMMANDS:
             return f"anchored {name}", partial(_run, name, COMMANDS[name], words[length:])
     if longer := [name for name in COMMANDS if name.split()[0] == words[0]]:
-        problem = f"name one of {', '.join(longer)}"
+        problem = f"{words[0]!r} is the first word of {', '.join(longer)}: give the whole name"
     else:
         close = difflib.get_close_matches(words[0], COMMANDS, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        meant = MEANT.get(words[0], close[0] if close else "")
+        hint = f"did you mean anchored {meant}? " if meant else ""
         problem = f"unknown command {words[0]!r}; {hint}anchored --help lists all"
     print(f"anchored: {problem}", file=sys.stderr)
     sys.exit(USAGE_STATUS)
@@ -166,15 +202,14 @@ def _show(text: str) -> int:
 def _status(name: str, work: Callable[[], int], *, has_traceback: bool) -> int:
     try:
         status = work()
-        sys.stdout.flush()  # a full disk or a closed pipe must show while it can be reported
+        with named_errors(Path("stdout")):  # a full disk or a closed pipe
+            sys.stdout.flush()  # while it can be reported
         return status
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
-        return INTERRUPTED_STATUS
     except (AnchoredError, ValueError, OSError, ImportError) as error:
         # ImportError: what was asked for needs a library that is not installed.
         if has_traceback:
             raise
+        clear_frames(error.__traceback__)  # progress bars in them end before the line, not after it
         print(f"{name}: {_one_line(error)}", file=sys.stderr)
         _drop_output()
         return FAILED_STATUS
@@ -185,6 +220,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     # that sleep at once lose a third on an idle machine. 2,000 turns are a few microseconds.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    warnings.formatwarning = lambda message, *_, **__: f"{message}\n"  # without a line of source
     options: Any = arguments
     if kind := options_class(command):
         # Not above: it imports tyro, a tenth of a second that the overview saves.

@@ -1,9 +1,11 @@
 """A page on this machine: one prompt by the safe model, within a budget, and by the risky model."""
 
 import itertools
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +25,62 @@ from anchored import (
     verify,
 )
 from anchored.decode.rules.rule import Rule
+from anchored.decode.settings import DEFAULT_K
 from anchored.eval.copying.metrics import copying_score
 from anchored.eval.figures.curves import BudgetTrajectory, plot_budget_trajectories
-from anchored.eval.report.side_by_side import SPEND_LEVELS
+from anchored.eval.report.side_by_side import SPEND_CSS, SPEND_LEGEND, shaded
 from anchored.tools.commands.serving import DemoConfig
 from anchored.tools.quickstart.protected_works import cut_prompts, read_works
 
-RULES: dict[str, Callable[[float], Rule]] = {
-    "Anchored: the mean log-ratio is bounded (KL)": lambda k: Anchored(k=k),
-    "Anchored: the worst case is bounded (max)": lambda k: Anchored(k=k, divergence="max"),
-    "NoOpt: all of p_r or none of it": lambda k: NoOpt(k=k),
-    "CP-Fuse: the geometric mean of both": lambda k: CPFuse(),
+RULES: dict[str, Callable[..., Rule]] = {
+    "Anchored (KL)": Anchored,
+    "Anchored, order 1.5": partial(Anchored, divergence="renyi", order=1.5),
+    "Anchored (max)": partial(Anchored, divergence="max"),
+    "NoOpt": NoOpt,
+    "CP-Fuse": lambda **_: CPFuse(),
 }
-SHADES = ("#eef4fb", "#d3e4f5", "#b0cfee", "#84b3e2", "#5694d4", "#2f74bf")
-COLORS = {f"{nats:g} nats": shade for nats, shade in zip(SPEND_LEVELS, SHADES, strict=True)}
-"""A token's color, by the nats from which on it has it."""
+"""Rules by name, made of options of a budget, as k=1.0."""
+CSS = f"""
+.gradio-container {{ --spend: 0, 114, 178; }}
+.dark .gradio-container, .gradio-container.dark {{ --spend: 86, 180, 233; }}
+.answer {{ white-space: pre-wrap; overflow-wrap: anywhere; min-height: 6rem; line-height: 1.6; }}
+{SPEND_CSS}"""
 NUM_EXAMPLES = 5
 """Works of the quickstart that the page offers as prompts, each with the text that follows."""
-Shown = list[tuple[str, str | None]]
+TITLES = ("p_s, safe", "p*, anchored", "p_r, risky")
 
 
 def run(config: DemoConfig) -> int:
-    """Serve the page until an interrupt ends it; returns the exit status."""
+    """Serve the page until an interrupt ends it; returns the exit status.
+
+    Raises OSError, before the pair is loaded, for a port that is in use.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", config.port))
+        except OSError as error:
+            raise OSError(f"--port {config.port} cannot be used: {error.strerror}") from None
     with tempfile.TemporaryDirectory() as folder:
-        page(config.load(), Path(folder)).launch(
-            server_name="127.0.0.1",
-            server_port=config.port,
-            inbrowser=config.browser,
-            allowed_paths=[folder],
-            footer_links=[],
-        )
+        blocks = page(config.load(), Path(folder))
+        print(f"The page is at http://127.0.0.1:{config.port}. Ctrl-C ends it.", flush=True)
+        serve(blocks, Path(folder), config.port, inbrowser=config.browser)
     return 0
+
+
+def serve(blocks: gr.Blocks, folder: Path, port: int | None, **options: Any) -> str:
+    """Serve a page on 127.0.0.1, on a free port for None; returns its address once it has ended, or
+    at once with `prevent_thread_lock`."""
+    _, address, _ = blocks.launch(
+        server_name="127.0.0.1",
+        server_port=port,
+        allowed_paths=[str(folder)],
+        footer_links=[],
+        css=CSS,
+        quiet=True,  # else it prints how to publish the page
+        **options,
+    )
+    return str(address)
 
 
 def page(pair: ModelPair, folder: Path) -> gr.Blocks:
@@ -62,8 +89,7 @@ def page(pair: ModelPair, folder: Path) -> gr.Blocks:
     with gr.Blocks(title="Anchored Decoding", analytics_enabled=False, fill_width=True) as blocks:
         gr.Markdown(
             "# Anchored Decoding\nOne prompt, three times: by the safe model, by the risky model "
-            "within a budget of nats from the safe one, and by the risky model alone. A token is "
-            "darker the farther its distribution was from the safe model's: from 0.01 to 5 nats."
+            "within a budget of nats from the safe one, and by the risky model alone."
         )
         with gr.Row():
             with gr.Column():
@@ -73,42 +99,46 @@ def page(pair: ModelPair, folder: Path) -> gr.Blocks:
                 examples[0][1],
                 label="Protected text",
                 lines=6,
-                info="What is pasted here is searched for in the three texts.",
+                info="The three texts are searched for what is pasted here.",
             )
         with gr.Row():
-            k = gr.Slider(0.1, 16, 1.0, step=0.1, label="k", info="nats a token")
+            k = gr.Slider(0.1, 16, DEFAULT_K, step=0.1, label="k", info="nats per token")
+            # Not a gr.Number, of which a browser sends 0 where it is empty.
+            bank = gr.Textbox(label="Bank", info="nats carried over, empty for all")
             length = gr.Slider(8, 256, 64, step=8, label="Length", info="tokens")
-            rule = gr.Dropdown(list(RULES), label="Rule of the middle column")
-            seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+            rule = gr.Dropdown(list(RULES), label="Rule of p*", min_width=220)
+            seed = gr.Number(0, label="Seed")
         with gr.Row():
             start, stop = gr.Button("Generate", variant="primary"), gr.Button("Stop")
+        gr.HTML(SPEND_LEGEND, container=False)
         with gr.Row():
-            columns = [_column(name) for name in ("p_s, safe", "p*, anchored", "p_r, risky")]
-        texts, facts = zip(*columns, strict=True)
+            texts, facts = zip(*map(_column, TITLES), strict=True)
         with gr.Row():
-            curve = gr.Image(label="Budget of the middle column", show_label=False, height=420)
+            curve = gr.Image(label="Budget of p*", show_label=False, height=420, visible=False)
             with gr.Column():
-                download = gr.DownloadButton("Download its ledger", interactive=False)
-                check = gr.Button("Verify its ledger")
+                download = gr.DownloadButton("Download the ledger of p*", interactive=False)
+                check = gr.Button("Verify the ledger of p*")
                 verdict = gr.Markdown()
         gr.Examples(examples, [prompt, reference])
         ledger = gr.State(None)
         # One pair runs one thing at a time; other windows wait in the queue.
         running = start.click(
             partial(decode, pair, folder),
-            [prompt, is_chat, reference, k, length, rule, seed],
+            [prompt, is_chat, reference, k, bank, length, rule, seed],
             [*texts, *facts, curve, download, ledger, verdict],
             concurrency_id="pair",
             concurrency_limit=1,
+            trigger_mode="once",  # a second click while it runs starts nothing
         )
         stop.click(None, cancels=[running])
         check.click(partial(verdict_of, pair), ledger, verdict, concurrency_id="pair")
     return blocks
 
 
-def _column(name: str) -> tuple[gr.HighlightedText, gr.Markdown]:
+def _column(title: str) -> tuple[gr.HTML, gr.Markdown]:
     with gr.Column(min_width=240):
-        text = gr.HighlightedText(label=name, color_map=COLORS, show_inline_category=False)
+        gr.Markdown(f"### {title}".replace("*", r"\*"))
+        text = gr.HTML(elem_classes="answer", container=True, padding=True)
         return text, gr.Markdown()
 
 
@@ -119,38 +149,55 @@ def decode(
     is_chat: bool,
     reference: str,
     k: float,
+    bank: str,
     length: int,
     rule_name: str,
-    seed: int | None,
+    seed: float | None,
 ) -> Iterator[tuple[Any, ...]]:
     """The values of every output, after each step of the three texts and once they have ended.
 
-    Raises gr.Error, which the page shows, for a prompt that cannot be read.
+    Raises gr.Error, which the page shows, for a prompt, a bank or a seed that cannot be used.
     """
-    rules = (SafeOnly(), RULES[rule_name](k), RiskyOnly())
-    given: dict[str, Any] = {"prompt": prompt}
+    asked: dict[str, Any] = {"prompt": prompt}
     if is_chat:
-        given = {"messages": [{"role": "user", "content": prompt}]}
-    texts: list[Shown] = [[], [], []]
-    waiting = (*("",) * 3, None, gr.DownloadButton(interactive=False), None, "")
+        asked = {"messages": [{"role": "user", "content": prompt}]}
+    texts, counts = ["", "", ""], [0, 0, 0]
+    waiting = (gr.Image(visible=False), gr.DownloadButton(interactive=False), None, "")
     try:
+        rules = (SafeOnly(), RULES[rule_name](k=k, bank=_bank(bank)), RiskyOnly())
         streams = [
-            Decoder(pair, rule).stream(**given, max_new_tokens=int(length), seed=int(seed or 0))
+            Decoder(pair, rule).stream(**asked, max_new_tokens=int(length), seed=_whole(seed))
             for rule in rules
         ]
         for pieces in itertools.zip_longest(*streams):
-            for text, piece in zip(texts, pieces, strict=True):
-                if piece is not None and piece.text:
-                    text.append((piece.text, _color(piece.spend)))
-            yield (*texts, *waiting)
+            for i, piece in enumerate(pieces):
+                if piece is not None:
+                    texts[i] += shaded(escape(piece.text), piece.spend)
+                    counts[i] += 1
+            yield (*texts, *(f"step {count}" for count in counts), *waiting)
     except (AnchoredError, ValueError) as error:
         raise gr.Error(str(error), print_exception=False) from error
     generations = [stream.generation for stream in streams]
     ledger = generations[1].ledger
     file, picture = _written(folder, ledger)
     facts = [_facts(generation, reference) for generation in generations]
-    button = gr.DownloadButton(value=file, interactive=True)
-    yield (*texts, *facts, picture, button, ledger, "")
+    curve = gr.Image(picture, visible=picture is not None)
+    yield (*texts, *facts, curve, gr.DownloadButton(value=file, interactive=True), ledger, "")
+
+
+def _bank(text: str) -> float | None:
+    """The nats of a field that may be empty; ValueError for what is no number."""
+    try:
+        return float(text) if text.strip() else None
+    except ValueError:
+        raise ValueError(f"the bank must be a number of nats, or empty, got {text!r}") from None
+
+
+def _whole(seed: float | None) -> int:
+    """A seed as a browser sends it, 0 for an empty field; ValueError for a fraction."""
+    if seed is not None and seed != int(seed):
+        raise ValueError(f"the seed must be a whole number, got {seed}")
+    return int(seed or 0)
 
 
 def verdict_of(pair: ModelPair, ledger: Ledger | None) -> str:
@@ -160,19 +207,20 @@ def verdict_of(pair: ModelPair, ledger: Ledger | None) -> str:
     return f"```\n{verify(ledger, pair)}\n```"
 
 
-def _color(nats: float) -> str | None:
-    level = sum(nats >= least for least in SPEND_LEVELS)
-    return list(COLORS)[level - 1] if level else None
-
-
 def _facts(generation: Generation, reference: str) -> str:
-    ledger = generation.ledger
-    lines = [f"{len(generation.token_ids)} {ledger.header.level}s, {ledger.spent:.1f} nats"]
-    if ledger.certified and ledger.header.bound > 0.0:
-        lines[0] += f" of at most {ledger.header.bound:.1f}"
+    """What a text spent and copied, and why it could not spend anything."""
+    header, spent = generation.ledger.header, generation.ledger.spent
+    lines = [f"{len(generation.token_ids)} {header.level}s, {spent:.1f} nats"]
+    if generation.ledger.certified and header.bound > 0.0:
+        lines[0] += f" of at most {header.bound:.1f}"
+    elif generation.ledger.certified and header.K:
+        lines.append(
+            f"The prompt's debt of {header.debt:.1f} nats uses up K = {header.K:g}: the safe model "
+            "writes alone. A larger k or length leaves something to spend."
+        )
     if reference:
         score = copying_score(generation.text, reference)
-        lines.append(f"**{score.word_lcs} words** in a row of the protected text")
+        lines.append(f"**{score['word_lcs']} words** in a row of the protected text")
     return "  \n".join(lines)
 
 

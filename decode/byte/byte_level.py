@@ -7,13 +7,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from ..levels.level import ByteText, Level, TextStream
-from ..models.kv_cache import RowAttention
-from ..models.model_pair import ModelPair
-from ..models.stream import Stream
-from ..rules.budget import PromptRatios
-from ..rules.rule import BOTH, StreamName, StreamSpec
-from ..settings import LevelName, SamplingConfig
+from ..levels.level import Level
+from ..pair.model_pair import ModelPair
+from ..rules.rule import StreamName, StreamSpec
+from ..settings import LevelName, RequestError, SamplingConfig
+from ..streams.kv_cache import RowAttention
+from ..streams.stream import Stream
+from ..tokenizer.text import ByteText, TextStream
 from ..tokenizer.utf8 import cut_partial
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
@@ -41,16 +41,13 @@ class ByteLevel(Level):
         pair: ModelPair,
         byte_settings: ByteSettings,
         prompt_cache: PromptCache | None = None,
-        prompt_ratios: PromptRatios | None = None,
     ) -> None:
-        """prompt_cache: where prompts that were read are kept; a new one unless given.
-
-        prompt_ratios: those of all prompts, where they are known before.
+        """prompt_cache: where prompts that were read are kept; None for a new one.
 
         Raises ValueError, in one line, for a tokenizer that cannot be read as bytes and for a model
         whose attention cannot be masked token by token.
         """
-        self.pair, self.prompt_ratios = pair, prompt_ratios
+        self.pair = pair
         self.byte_settings = byte_settings
         self.prompt_cache = prompt_cache if prompt_cache is not None else PromptCache()
         self.stop_token_ids = [END_SYMBOL]
@@ -62,10 +59,11 @@ class ByteLevel(Level):
                     f"byte level cannot mask the {name} model's attention token by token"
                 )
             self._attention[name] = attention
-        for name in pair.models:
+        for name, model in pair.models.items():
             try:
-                stop_token_ids = tuple(pair.stop_tokens_of(name))
-                self.vocabularies[name] = _vocabulary(pair.tokenizers[name], stop_token_ids)
+                stops = tuple(pair.stop_tokens_of(name))
+                num_rows = model.config.get_text_config().vocab_size
+                self.vocabularies[name] = _vocabulary(pair.tokenizers[name], stops, num_rows)
             except ValueError as error:
                 raise ValueError(f"the {name} model's tokenizer: {error}") from None
 
@@ -88,24 +86,24 @@ class ByteLevel(Level):
         }
 
     def encode(self, prompt: str | list[int]) -> list[int]:
-        """The bytes of a text, in the normal form of both tokenizers, or given ones.
+        """The bytes of a text, in the normal form of both tokenizers, or these bytes.
 
-        There may be none: each model's start tokens stand before every text.
+        There may be none: each model's start tokens come before every text.
         """
         symbols = self._symbols(prompt)
         _check_range(symbols)
         if cut_partial(bytes(symbols)) is None:
-            raise ValueError("the bytes are not the beginning of a UTF-8 text")
+            raise RequestError("the bytes are not the beginning of a UTF-8 text")
         for name, vocabulary in self.vocabularies.items():
             if unknown := set(symbols) - vocabulary.known_bytes:
-                raise ValueError(
+                raise RequestError(
                     f"the prompt holds byte 0x{min(unknown):02x}, for which the {name} model's "
                     "tokenizer has no token"
                 )
         return symbols
 
     def encode_continuation(self, text: str | list[int]) -> list[int]:
-        """The bytes of a text; given ones may begin inside a character and end with the end."""
+        """The bytes of a text; bytes may begin inside a character and end with the end."""
         symbols = self._symbols(text)
         _check_range(symbols[:-1] if symbols[-1:] == self.stop_token_ids else symbols)
         return symbols
@@ -118,7 +116,7 @@ class ByteLevel(Level):
         return list(text.encode())
 
     def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
-        """max_new_bytes; BYTES_PER_TOKEN of them for a token where it is not given."""
+        """max_new_bytes, else BYTES_PER_TOKEN of them per token."""
         if max_new_bytes is None:
             return BYTES_PER_TOKEN * max_new_tokens
         if max_new_bytes < 1:
@@ -126,9 +124,7 @@ class ByteLevel(Level):
         return max_new_bytes
 
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
-        """Counts BYTES_PER_TOKEN: a text of shorter tokens may still outgrow a model while it is
-        decoded, see `outgrown`.
-        """
+        """Count BYTES_PER_TOKEN; shorter tokens may still outgrow a model, see `outgrown`."""
         for name, limit in self.pair.context_lengths.items():
             text = bytes(prompt).decode(errors="replace")
             tokens = self.pair.tokenizers[name](text, add_special_tokens=False, verbose=False)
@@ -150,21 +146,20 @@ class ByteLevel(Level):
         cut = cut_partial(bytes(prompt))
         return TextStream(ByteText(b"" if cut is None else cut[1]), stop)
 
-    def open_streams(
+    def _streams(
         self,
         num_rows: int,
         max_length: int,
         sampling: SamplingConfig,
-        *,
         scores_prompts: bool,
-        specs: Mapping[StreamName, StreamSpec] = BOTH,
+        specs: Mapping[StreamName, StreamSpec],
     ) -> dict[str, Stream]:
         """Streams whose logits are log-probabilities of symbols."""
         streams: dict[str, Stream] = {}
         for stream_name, spec in specs.items():
             name, prefetch = spec.model, self.byte_settings.prefetch
             vocabulary, model = self.vocabularies[name], self.pair.models[name]
-            # All that decides what is kept of a prompt, beside its bytes.
+            # All that decides what is kept of a prompt, with its bytes.
             fingerprint = self.pair.fingerprints[name]
             reader = (fingerprint, model.dtype, model.device, prefetch, scores_prompts)
             streams[stream_name] = ByteStream(
@@ -172,7 +167,7 @@ class ByteLevel(Level):
                 self._attention[name],
                 vocabulary,
                 num_rows=num_rows,
-                warp=Warpers(sampling, vocabulary.stop_token_ids.tolist()),
+                warp=Warpers(sampling, vocabulary.stop_columns),
                 prefetch=prefetch,
                 scores_prompts=scores_prompts,
                 prompts=self.prompt_cache,
@@ -197,11 +192,12 @@ def _byte_streams(streams: Mapping[str, Stream]) -> dict[str, ByteStream]:
 
 @lru_cache(maxsize=4)  # seconds for 128k tokens: once for all decoders and ledgers of a pair
 def _vocabulary(
-    tokenizer: PreTrainedTokenizerFast, stop_token_ids: tuple[int, ...]
+    tokenizer: PreTrainedTokenizerFast, stop_token_ids: tuple[int, ...], num_rows: int
 ) -> ByteVocabulary:
-    return ByteVocabulary(tokenizer.backend_tokenizer, stop_token_ids, tokenizer.bos_token_id)
+    backend, begin = tokenizer.backend_tokenizer, tokenizer.bos_token_id
+    return ByteVocabulary(backend, stop_token_ids, begin, num_rows)
 
 
 def _check_range(symbols: list[int]) -> None:
     if wrong := [symbol for symbol in symbols if not 0 <= symbol < END_SYMBOL]:
-        raise ValueError(f"bytes must be in [0, {END_SYMBOL}), got {wrong[0]}")
+        raise RequestError(f"bytes must be in [0, {END_SYMBOL}), got {wrong[0]}")

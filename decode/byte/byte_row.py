@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..tokenizer.vocabulary import NUM_SYMBOLS, ByteVocabulary
-from .node_law import Array, NodeLaw, TreeMarginals
+from .node_distribution import Array, NodeDistribution, TreeMarginals
 from .settings import ByteCounts
 from .token_tree import ROOT_NODE, TokenTree
 from .tree_cache import TreeCache, TreeForward
@@ -26,37 +26,35 @@ LEAST_SHARE = 0.1
 
 WITH_GUESSES = 8
 """Nodes of all rows up to which a forward has guesses among them. Rows are padded to the one with
-the most nodes, so one row's guesses enlarge all rows, and save only part of a forward that runs
-anyway.
-"""
+the most nodes, so one row's guesses enlarge all rows, and save a part of one forward."""
 
 MAX_DEAD_SLOTS = 64
 """Slots of dead nodes that are tolerated, and a quarter of all."""
 
 
 class ByteRow:
-    """A growing text: laws of the nodes that its next byte depends on, and what later ones need.
+    """A growing text, and the distributions of nodes that its next byte depends on.
 
-    By node: `hidden` (1, D) of those whose law may be asked for, `logits` (1, V) of those whose law
-    was not asked for yet. `is_over`: the text has ended, so nothing follows it; `is_outgrown`: as
+    By node: `hidden` (1, D) of those whose distribution may be asked for, `logits` (1, V) of those
+    whose distribution was not asked for yet, `sizes` of the largest token logits of distributions,
+    where they are measured. `is_over`: the text has ended, so nothing follows it; `is_outgrown`: as
     it needs more than `reach` positions.
     """
 
     def __init__(self, vocabulary: ByteVocabulary, *, prefetch: int = 0, reach: int) -> None:
-        """prefetch: likely continuations that forwards compute ahead. reach: positions that the
-        model has.
-        """
+        """prefetch: likely continuations to compute ahead. reach: positions of the model."""
         self.tree = TokenTree(vocabulary)
         self.cache, self.marginals = TreeCache(self.tree), TreeMarginals(self.tree)
         self.counts, self.prefetch, self.reach = ByteCounts(), prefetch, reach
         self.hidden: dict[int, Tensor] = {}
         self.logits: dict[int, Tensor] = {}
+        self.sizes: dict[int, float] = {}
         self.is_over = self.is_outgrown = False
         self._asked: set[int] = set()
         """Nodes of `hidden` whose logits were computed."""
         self._guessed: set[int] = set()
         self._uncounted: list[tuple[float, float]] = []
-        """Log mass and masked mass of laws that were not counted yet."""
+        """Log mass and masked mass of distributions that were not counted yet."""
         self._foreseen: list[int] = []
 
     def copy(self) -> "ByteRow":
@@ -67,14 +65,14 @@ class ByteRow:
         return row
 
     def begin(self) -> None:
-        """Make the text so far a prompt: laws are asked for anew, and the mass of the trunk is one.
+        """Make the text so far a prompt: distributions are made anew, the mass of the trunk is one.
 
         `next_forward` computes what the next byte asks for.
         """
         trunk = self.tree.trunk()
         self.marginals = TreeMarginals(self.tree, trunk[-1] if trunk else ROOT_NODE)
         self.logits, self._asked, self._uncounted = {}, set(), []
-        # Those laws were not warped, so what was masked in them does not count.
+        # Those distributions were not warped, so what was masked in them does not count.
         self.counts.weight = self.counts.masked_mass = 0.0
         self._foreseen = self.cache.missing(self.wanted())
 
@@ -88,7 +86,7 @@ class ByteRow:
             self.is_over = True
 
     def wanted(self) -> list[int]:
-        """Nodes whose laws the next byte asks for, parents first."""
+        """Nodes whose distributions the next byte asks for, parents first."""
         if self.is_over:
             return []
         wanted = self.marginals.missing()
@@ -98,33 +96,35 @@ class ByteRow:
         return wanted
 
     def forward(self, wanted: list[int], num_rows: int = 1) -> TreeForward | None:
-        """The forward that the laws of `wanted` need, with guesses; None if all is computed.
+        """The forward for the distributions of `wanted`, with guesses; None if all is computed.
 
         num_rows: that are read together.
         """
         missing = self.cache.missing(wanted)
-        if not missing:
+        is_first = self.cache.is_empty and len(wanted) > 0  # the root's slot is not computed
+        if not missing and not is_first:
             return None
         limit = WITH_GUESSES // num_rows - len(missing)
         guesses = self.cache.missing(self._guesses())[:limit] if limit > 0 else []
         return self._forward(sorted({*missing, *guesses}), guesses)
 
     def _guesses(self) -> list[int]:
-        """Nodes that the likeliest tokens behind the heads would add."""
+        """Nodes that the likeliest tokens after the heads would add."""
         if not self.prefetch:
             return []
         # 1. The continuations that hold enough of the text's mass, each as the bytes that are left
-        #    of a token behind a head.
+        #    of a token after a head.
         marginals, trie = self.marginals, self.tree.vocabulary.trie
         least = marginals.log_masses()[1] + math.log(LEAST_SHARE)
         likely: list[tuple[float, bytes]] = []
         for node, prefix in self.tree.heads:
-            law, log_mass = marginals.laws.get(node), marginals.log_mass.get(node, -math.inf)
-            if law is None or not log_mass + law.log_reach(prefix) >= least > -math.inf:
+            following = marginals.distributions.get(node)
+            log_mass = marginals.log_mass.get(node, -math.inf)
+            if following is None or not log_mass + following.log_reach(prefix) >= least > -math.inf:
                 continue
             num_known = len(self.tree.text) - self.tree.end[node]
-            for row in law.likely(prefix, least - log_mass):
-                step = law.of_token(int(trie.tokens[row]))
+            for row in following.likely(prefix, least - log_mass):
+                step = following.of_token(int(trie.tokens[row]))
                 likely.append((log_mass + step, trie.texts[row][num_known:]))
         # 2. The nodes of the likeliest ones.
         guesses: list[int] = []
@@ -155,7 +155,7 @@ class ByteRow:
         return forward
 
     def take(self, nodes: list[int], hidden: Tensor) -> None:
-        """Keep the hidden states (len(nodes), D) of computed nodes whose law may be asked for."""
+        """Keep the hidden states (len(nodes), D) of nodes whose distribution may be asked for."""
         # Those alive from the end of the trunk on, or from where masses are counted if that is
         # before it; copies, as others are not kept.
         depth, is_alive = self.tree.depth, self.tree.is_alive
@@ -168,7 +168,7 @@ class ByteRow:
         self._asked &= may_ask
 
     def take_logits(self, nodes: Iterable[int], logits: Iterable[Tensor]) -> None:
-        """Keep the next logits, (1, V) each, until the nodes' laws are asked for."""
+        """Keep the next logits, (1, V) each, until the nodes' distributions are asked for."""
         for node, row in zip(nodes, logits, strict=False):
             self.logits[node] = row
             self._asked.add(node)
@@ -176,24 +176,23 @@ class ByteRow:
     def without_logits(self, wanted: list[int], number: int = LOGITS_AT_ONCE) -> list[int]:
         """Nodes for the output layer: if `wanted` ones lack logits, others go with them.
 
-        number: of nodes, unless more are wanted; reading the layer's weights costs more than a few
-        rows of logits.
+        number: of nodes, unless more are wanted; a few rows cost less than reading the weights.
         """
         needed = [node for node in wanted if node not in self.logits]
         others = (n for n in self.hidden if n not in self._asked and n not in needed)
         return [*needed, *islice(others, max(0, number - len(needed)))] if needed else []
 
-    def add_law(self, node: int, law: NodeLaw) -> None:
+    def add_distribution(self, node: int, following: NodeDistribution) -> None:
         """Learn what follows a node."""
         self.counts.num_hits += node in self._guessed
         del self.logits[node]
-        self.marginals.add_law(node, law)
-        self._uncounted.append((self.marginals.log_mass[node], law.masked_mass))
+        self.marginals.add_distribution(node, following)
+        self._uncounted.append((self.marginals.log_mass[node], following.masked_mass))
 
     def log_probs(self) -> Array:
         """log q of the next symbol: (257,) float64; -inf where nothing follows, NaN where broken.
 
-        A text to which the laws give no probability at all is taken for its newest node alone.
+        A text to which the distributions give no probability at all is its newest node.
         """
         masses, total = self.marginals.log_masses()
         # What masking took counts by the node's share of the text's mass.
@@ -209,13 +208,35 @@ class ByteRow:
             return np.full(NUM_SYMBOLS, -math.inf)
         return masses - total
 
+    @property
+    def size(self) -> float:
+        """The size of the token logits that the next byte follows from, weighted by mass.
+
+        A head has the errors of its distribution and, where other heads share the mass, of those on
+        the way to it, which decide between them. Their errors add up by their squares.
+        """
+        tree, marginals, square = self.tree, self.marginals, 0.0
+        total = marginals.log_masses()[1]
+        shared = len(tree.trunk())  # tokens of all heads, whose mass is no matter
+        for node, prefix in tree.heads:
+            if node not in marginals.distributions or total == -math.inf:
+                continue
+            reach = marginals.log_mass[node] + marginals.distributions[node].log_reach(prefix)
+            share = math.exp(min(0.0, reach - total))
+            square += share * self.sizes[node] ** 2
+            while tree.depth[node] > shared:
+                node = tree.parent[node]
+                square += share * ((1.0 - share) * self.sizes.get(node, 0.0)) ** 2
+        return math.sqrt(square)
+
     def seen(self, node: int) -> list[int]:
-        """The tokens of a node's path, last to first, then the start tokens."""
-        tree, path = self.tree, list[int]()
-        while node != ROOT_NODE:
+        """The tokens of a node's path and the start tokens, in no order."""
+        tree, trunk = self.tree, self.tree.trunk()
+        path = [*tree.vocabulary.start_token_ids]
+        while tree.depth[node] > len(trunk):
             path.append(tree.token[node])
             node = tree.parent[node]
-        return [*path, *tree.vocabulary.start_token_ids]
+        return path + [tree.token[shared] for shared in trunk[: tree.depth[node]]]
 
     def compact(self) -> tuple[int, list[int]] | None:
         """Slots that the cache should keep (TreeCache.compact); None while few are dead."""

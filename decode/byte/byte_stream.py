@@ -1,20 +1,25 @@
 """One model's memory of texts, byte by byte: the stream of its exact byte distributions."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.kv_cache import RowAttention, uploaded
-from ..models.row_stream import ModelRunner, prompt_groups
-from ..models.stream import UNSCORED, PromptLogits
+from ...kernels.devices import work_device
+from ..rounding import largest_logit
+from ..settings import SamplingConfig
+from ..streams.configs import context_length
+from ..streams.kv_cache import RowAttention, uploaded
+from ..streams.row_stream import ModelRunner, prompt_groups
+from ..streams.stream import UNSCORED, PromptLogits
 from ..tokenizer.viability import ViabilityState
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
-from ..warpers import Warpers
+from ..warpers import Places, Warpers, alike_or_new
 from .byte_row import LOGITS_AT_ONCE, NODES_PER_FORWARD, ByteRow
-from .node_law import allowed_in_order, node_laws
+from .node_distribution import allowed_in_order, node_distributions
 from .prompt_cache import PromptCache, ReadPrompt
 from .settings import ByteCounts
 from .tree_cache import TreeBackbone, TreeForward
@@ -26,9 +31,6 @@ BYTES_AHEAD = 256
 
 PROMPT_LOGITS = 64
 """Nodes of prompts that the output layer reads together: all of them will be asked for."""
-
-Warp = Callable[[Tensor, Tensor], Tensor]
-"""Logits (N, V) and the tokens seen before each, (N, V) bool, to warped logits (N, V)."""
 
 
 class ByteStream:
@@ -47,37 +49,49 @@ class ByteStream:
         vocabulary: ByteVocabulary,
         *,
         num_rows: int,
-        warp: Warp | None = None,
+        warp: Warpers | None = None,
         prefetch: int = 0,
         scores_prompts: bool = True,
         prompts: PromptCache | None = None,
         prompt_source: Hashable = (),
     ) -> None:
-        """attention: how the model is told what to attend to, of `row_attention`.
+        """attention: what `row_attention` returns for the model.
 
-        warp: a `Warpers` whose stop tokens are those of `vocabulary`; it is given each node's path
-        as the tokens seen. prefetch: likely continuations that each forward computes ahead.
-        scores_prompts: whether `read` gives log-probabilities of prompts' bytes. prompts: where
-        those that were read are kept, and prompt_source: what names this stream's ones among them.
+        warp: a `Warpers` of columns in order, whose stops are the vocabulary's `stop_columns`; it
+        gets each node's path as the tokens seen. prefetch: likely continuations that each forward
+        computes ahead. scores_prompts: whether `read` gives log-probabilities of prompts' bytes.
+        prompts: where those that were read are kept, and prompt_source: what names this stream's
+        ones among them.
         Raises ValueError if the model predicts fewer tokens than the vocabulary has.
         """
         model = runner.model
-        config = model.config
-        if config.vocab_size < vocabulary.vocab_size:
+        num_predicted = model.config.get_text_config().vocab_size
+        if num_predicted < vocabulary.vocab_size:
             raise ValueError(
-                f"the model predicts {config.vocab_size} tokens, the tokenizer has "
+                f"the model predicts {num_predicted} tokens, the tokenizer has "
                 f"{vocabulary.vocab_size}"
             )
-        self.model, self.vocabulary, self._device = model, vocabulary, model.device
-        self.warp, self._prefetch, self._scores_prompts = warp, prefetch, scores_prompts
-        # Elsewhere masking before warping is masking after it, and costs more.
-        self._truncates = isinstance(warp, Warpers) and warp.config.is_truncating
+        self.model, self.vocabulary = model, vocabulary
+        self._device = work_device(model.device)
+        self._prefetch, self._scores_prompts = prefetch, scores_prompts
+        self._warps = [warp] * num_rows
         self._prompts = PromptCache(0) if prompts is None else prompts  # an empty one is falsy
         self._prompt_source = prompt_source
-        self._reach = min(config.max_position_embeddings, attention.reach or 1 << 60)
+        limits = context_length(model.config), attention.reach
+        self._reach = min(limit for limit in (*limits, sys.maxsize) if limit)
         self._backbone = TreeBackbone(runner, attention, num_rows)
-        self._runner = runner.predicting(vocabulary.vocab_size)
+        self._runner = runner.in_order(torch.from_numpy(vocabulary.ordered_tokens))
         self._rows: dict[int, ByteRow] = {}
+        self.records_sizes = False
+        """Whether the two below are measured, for a stream of one text."""
+        self.sizes: list[float] = []
+        """Sizes of token logits, one for each distribution of bytes so far: see `ByteRow.size`."""
+        self.prompt_size = 0.0
+        """The largest size in the log-probabilities of the prompt, which are not warped."""
+
+    def set_sampling(self, row: int, sampling: SamplingConfig) -> None:
+        """Warp the next text of a free row so."""
+        self._warps[row] = alike_or_new(self._warps, sampling, self.vocabulary.stop_columns)
 
     def counts(self, row: int) -> ByteCounts:
         """The work that a row has made so far."""
@@ -90,13 +104,16 @@ class ByteStream:
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
-        """Read whole prompts (byte values) into the given free rows.
+        """Read whole prompts (byte values) into free rows.
 
         Returns: logits (R, 257); log-probabilities (bytes - 1,) of the bytes but the first, NaN of
         a prompt in which a beginning of some word takes more positions than the model has.
         """
         # 1. Read what is not kept; equal prompts once, if they can be kept.
-        texts = dict(zip(rows, map(bytes, prompts), strict=True))
+        texts = {
+            row: self.vocabulary.spelled(bytes(prompt))
+            for row, prompt in zip(rows, prompts, strict=True)
+        }
         kept = {text: self._prompts.get((self._prompt_source, text)) for text in texts.values()}
         new = {row: text for row, text in texts.items() if kept[text] is None}
         can_keep = self._prompts.max_bytes > 0
@@ -120,7 +137,13 @@ class ByteStream:
             log_probs[row] = prompt.token_log_probs
         num_forwards = max(self._rows[row].counts.num_forwards for row in rows)
         logits = self._logits(rows).to(self._device)
-        return PromptLogits(logits, [log_probs[row] for row in rows], num_forwards)
+        # Of a space that the tokenizer puts first nothing is reported, nor of the first byte.
+        sizes = [max(0, len(prompt) - 1) for prompt in prompts]
+        scored = [log_probs[row] for row in rows]
+        scored = [
+            each[max(0, len(each) - size) :] for each, size in zip(scored, sizes, strict=True)
+        ]
+        return PromptLogits(logits, scored, num_forwards)
 
     def _read_together(self, texts: dict[int, bytes]) -> dict[int, Tensor]:
         """Read prompts into free rows, column by column; their log-probabilities by row."""
@@ -133,40 +156,39 @@ class ByteStream:
             log_probs = self._scored(texts)
         else:
             log_probs = dict.fromkeys(texts, UNSCORED)
-            for row, text in texts.items():
-                for byte in text:
+            for row, content in texts.items():
+                for byte in content:
                     new[row].tree.append(byte)
-        for own in new.values():
-            own.begin()
+        for text in new.values():
+            text.begin()
         self._compute_foreseen(new)
-        for row, own in new.items():
-            self._backbone.cache.keep(row, *own.cache.compact())
+        for row, text in new.items():
+            self._backbone.cache.keep(row, *text.cache.compact())
         return log_probs
 
     def _scored(self, texts: dict[int, bytes]) -> dict[int, Tensor]:
         """Log-probabilities (bytes - 1,) by row of new texts, which are fed to their rows."""
         scores: dict[int, list[float]] = {row: [] for row in texts}
-        for column, rows, laws in self._fed(texts, is_warped=False):
-            for row, law in zip(rows, laws.numpy(), strict=True):
-                scores[row] += [law[byte] for byte in texts[row][column + 1 : column + 2]]
+        for column, rows, log_probs in self._fed(texts, is_warped=False):
+            for row, of_bytes in zip(rows, log_probs.numpy(), strict=True):
+                scores[row] += [of_bytes[byte] for byte in texts[row][column + 1 : column + 2]]
         for row in texts:
             if self._rows[row].is_outgrown:
                 scores[row] = [math.nan] * len(scores[row])
-        return {row: torch.tensor(own, dtype=torch.float64) for row, own in scores.items()}
+        return {row: torch.tensor(nats, dtype=torch.float64) for row, nats in scores.items()}
 
     @torch.inference_mode()
     @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Logits (B, T, 257) after each new column of bytes; see Stream. Nothing follows the end.
 
-        A forward computes what several given columns need, and what one needs that was not
-        foreseen.
+        A forward computes what several columns need, and what one needs that was not foreseen.
         """
         lengths = mask.sum(1).tolist()
-        symbols = {row: given[: lengths[row]] for row, given in enumerate(token_ids.tolist())}
+        symbols = {row: text[: lengths[row]] for row, text in enumerate(token_ids.tolist())}
         logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
-        for column, rows, laws in self._fed(symbols):
-            logits[rows, column] = laws
+        for column, rows, log_probs in self._fed(symbols):
+            logits[rows, column] = log_probs
         return logits.to(self._device)
 
     @torch.inference_mode()
@@ -174,8 +196,8 @@ class ByteStream:
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, 257) after the last of each row's new bytes; see Stream."""
         logits: dict[int, Tensor] = {}
-        for _, going_on, laws in self._fed(dict(zip(rows, tokens, strict=True))):
-            logits.update(zip(going_on, laws.unbind(), strict=True))
+        for _, going_on, log_probs in self._fed(dict(zip(rows, tokens, strict=True))):
+            logits.update(zip(going_on, log_probs.unbind(), strict=True))
         return torch.stack([logits[row] for row in rows]).to(self._device)
 
     def _fed(
@@ -184,7 +206,7 @@ class ByteStream:
         """Grow texts by row: each column, the rows that reach it and (rows, 257) after it."""
         longest = max(map(len, symbols.values()))
         for column in range(longest):
-            rows = [row for row, given in symbols.items() if column < len(given)]
+            rows = [row for row, text in symbols.items() if column < len(text)]
             if column % BYTES_AHEAD == 0 and longest > 1:  # what is certain to come
                 for row in rows:
                     ahead = [*symbols[row][column : column + BYTES_AHEAD], END_SYMBOL]
@@ -217,11 +239,26 @@ class ByteStream:
             logits = iter(self._runner.logits(torch.cat(hidden))[:, None].unbind())
             for text, nodes in parts:
                 text.take_logits(nodes, logits)
-        # 3. Laws of tokens, warped and masked; then laws of bytes.
-        asked = [(text, node) for row, text in texts.items() for node in wanted[row]]
-        if asked:
-            self._add_laws(asked, is_warped=is_warped)
+        # 3. Distributions of tokens, warped and masked; then those of bytes.
+        asked: dict[Warpers | None, list[tuple[ByteRow, int]]] = {}
+        for row, text in texts.items():
+            warp = self._warps[row] if is_warped else None
+            asked.setdefault(warp, []).extend((text, node) for node in wanted[row])
+        for warp, of_rows in asked.items():
+            # On a CPU one by one, as a row over the vocabulary stays in the cache from its warpers
+            # to its sums, and many do not; on a device together, as each call costs the same.
+            number = 1 if self._device.type == "cpu" else len(of_rows)
+            for start in range(0, len(of_rows), max(1, number)):
+                self._add_distributions(of_rows[start : start + number], warp)
+        if self.records_sizes:
+            self._record_size(max(text.size for text in texts.values()), is_warped=is_warped)
         return torch.from_numpy(np.array([text.log_probs() for text in texts.values()]))
+
+    def _record_size(self, size: float, *, is_warped: bool) -> None:
+        if is_warped:
+            self.sizes.append(size)
+        else:
+            self.prompt_size = max(self.prompt_size, size)
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""
@@ -232,27 +269,33 @@ class ByteStream:
             if (kept := text.compact()) is not None:
                 self._backbone.cache.keep(row, *kept)
 
-    def _add_laws(self, wanted: list[tuple[ByteRow, int]], *, is_warped: bool) -> None:
-        logits = torch.cat([text.logits[node] for text, node in wanted])
+    def _add_distributions(self, wanted: list[tuple[ByteRow, int]], warp: Warpers | None) -> None:
+        rows = [text.logits[node] for text, node in wanted]
+        logits = torch.cat(rows) if len(rows) > 1 else rows[0]
         states = [text.tree.state[node] for text, node in wanted]
-        if is_warped and self._truncates:
+        # Elsewhere masking before warping is masking after it, and costs more.
+        if warp is not None and warp.config.is_truncating:
             logits = self._masked(states, logits)
-        if is_warped and self.warp is not None:
-            logits = self.warp(logits, self._seen([text.seen(node) for text, node in wanted]))
-        laws = node_laws(self.vocabulary, states, logits)
-        for (text, node), law in zip(wanted, laws, strict=True):
-            text.add_law(node, law)
+        if warp is not None:
+            logits = warp.after(self._seen([text.seen(node) for text, node in wanted]))(logits)
+        if self.records_sizes:
+            for (text, node), size in zip(wanted, largest_logit(logits).tolist(), strict=True):
+                text.sizes[node] = size
+        distributions = node_distributions(self.vocabulary, states, logits)
+        for (text, node), following in zip(wanted, distributions, strict=True):
+            text.add_distribution(node, following)
 
     def _masked(self, states: list[ViabilityState], logits: Tensor) -> Tensor:
         """Without what may not follow: a truncation then keeps the likeliest of what may."""
-        allowed = allowed_in_order(self.vocabulary, states)
-        by_token = np.empty_like(allowed)
-        by_token[:, self.vocabulary.ordered_tokens] = allowed
-        return logits.masked_fill(~uploaded(torch.from_numpy(by_token), self._device), -torch.inf)
+        allowed = torch.from_numpy(allowed_in_order(self.vocabulary, states))
+        return logits.masked_fill(~uploaded(allowed, self._device), -torch.inf)
 
-    def _seen(self, paths: list[list[int]]) -> Tensor:
-        """(N, V) bool: the tokens of each path."""
+    def _seen(self, paths: list[list[int]]) -> Tensor | Places:
+        """The tokens of each path, columns in order: places, or on a device (N, V) bool."""
+        rows = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
+        columns = self.vocabulary.column_of[np.concatenate(paths)]
+        if self._device.type == "cpu":
+            return rows, columns
         seen = torch.zeros(len(paths), self.vocabulary.vocab_size, dtype=torch.bool)
-        for row, path in zip(seen, paths, strict=True):
-            row[path] = True
+        seen[rows, columns] = True
         return uploaded(seen, self._device)

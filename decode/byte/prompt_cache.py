@@ -23,7 +23,7 @@ class ReadPrompt:
 class PromptCache:
     """The prompts read last, of any models; the least recently used ones make room.
 
-    It holds the keys and values of each prompt's tokens, on their models' devices, beside the
+    It holds the keys and values of each prompt's tokens, on their models' devices, with the
     log-probabilities. One cache may serve many decoders.
     """
 

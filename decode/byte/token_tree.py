@@ -100,7 +100,7 @@ class TokenTree:
         return guesses
 
     def is_alive(self, node: int) -> bool:
-        """Whether a head or a guess depends on the node."""
+        """True if a head or a guess depends on the node."""
         return node in self.state
 
     def children(self, node: int) -> set[int]:
@@ -118,9 +118,7 @@ class TokenTree:
     def _moved(
         self, heads: list[Head], byte: int
     ) -> tuple[list[Head], list[tuple[int, int, ViabilityState]]]:
-        """Heads that go on after `byte`, which ends the text already, and the nodes it adds:
-        (parent, token, state).
-        """
+        """Heads that go on after the text's last byte, and the (parent, token, state) it adds."""
         trie = self.vocabulary.trie
         going_on: list[Head] = []
         added: list[tuple[int, int, ViabilityState]] = []

@@ -1,4 +1,4 @@
-"""Which keys and values of a token tree a model holds, and what a forward of more nodes attends."""
+"""The cache slots of a token tree, and what a forward of more nodes attends to."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..models.kv_cache import RowAttention, RowCache, uploaded
-from ..models.row_stream import ModelRunner
+from ..streams.kv_cache import RowAttention, RowCache, uploaded
+from ..streams.row_stream import ModelRunner
 from .token_tree import ROOT_NODE, TokenTree
 
 
@@ -48,7 +48,7 @@ class TreeCache:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was computed yet, not even the start tokens."""
+        """True if nothing was computed yet, not even the start tokens."""
         return self._num_computed == 0
 
     @property
@@ -170,7 +170,7 @@ class TreeBackbone:
             row[: forward.mask.shape[0], : forward.mask.shape[1]] = forward.mask
         token_ids = [forward.token_ids for forward in by_row.values()]
         keys = [forward.slot_positions for forward in by_row.values()]
-        queries = [own[-count:] for own, count in zip(keys, counts, strict=True)]
+        queries = [positions[-count:] for positions, count in zip(keys, counts, strict=True)]
         positions = uploaded(_padded(queries, num_new), device)
         masks = self.attention.tree_masks(
             uploaded(torch.from_numpy(mask), device),

@@ -1,4 +1,4 @@
-"""Both models read prompts once: last logits and the ratios behind the debt."""
+"""Both models read prompts once: last logits, and the ratios from which the debt follows."""
 
 import itertools
 import math
@@ -9,62 +9,63 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...kernels.devices import work_device
 from ..levels.level import Level
-from ..models.kv_cache import uploaded
-from ..models.row_stream import RowStream
-from ..models.stream import UNSCORED, PromptLogits, Stream
 from ..rules.budget import PromptRatios, log_likelihood_ratios, prompt_digest
-from ..rules.rule import BOTH, Rule, StreamName, takes_passage
-from ..settings import SamplingConfig
+from ..rules.rule import BOTH, OpenRule, StreamName, takes_passage
+from ..settings import RequestError, SamplingConfig
+from ..streams.kv_cache import uploaded
+from ..streams.row_stream import RowStream
+from ..streams.stream import UNSCORED, PromptLogits, Stream
 
 # R prompts.
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReading:
-    """What is known after the prompts, before the first new token."""
+    """The state after the prompts, before the first new token."""
 
     logits: dict[str, Tensor]
-    """By stream: (R, vocab_size), raw, after the last prompt token."""
+    """(R, vocab_size) by stream, raw, after the last prompt token."""
     ratios: list[Tensor]
     """Per prompt (num_positions,) float64 log p_r - log p_s of symbols 1.., but special ones, in
     nats of a token; (0,) of streams that score no prompts, and where there is an error."""
     errors: list[str]
     """Per prompt what is wrong with a model's logits over it or its ratios, "" for nothing."""
     num_forwards: dict[str, int]
-    """By model: forwards that each prompt took part in."""
+    """Forwards by model that each prompt took part in."""
     seen: Tensor
     """(R, vocab_size) bool on the safe model's device: symbols that occur in the prompt."""
 
 
-def asks_for_ratios(level: Level, rule: Rule) -> bool:
-    """Whether streams have to score prompts: for debts that are not known before."""
+def asks_for_ratios(level: Level, rule: OpenRule) -> bool:
+    """Tell whether streams have to score prompts: for debts that are not known before."""
     return rule.charges_debt and level.prompt_ratios is None
 
 
 StreamPrompts = Mapping[StreamName, list[int]]
-"""By the streams that read something else than a prompt: its symbols behind a preface, or a
-conversation in the risky model's own template."""
+"""Symbols by stream, for streams that read something else than the prompt: a preface and the
+prompt, or a conversation in the risky model's template."""
 
 
 def prompts_by_stream(
     level: Level,
-    rule: Rule,
+    rule: OpenRule,
     prompt: list[int],
     passage: str | None,
     chat_prompts: StreamPrompts | None = None,
 ) -> StreamPrompts:
-    """What streams of the rule read in place of a prompt; see `rule.StreamSpec`.
+    """Symbols that streams of the rule read in place of a prompt; see `rule.StreamSpec`.
 
-    Symbols that begin a text, as a tokenizer adds them, stand before the preface alone.
+    Symbols that begin a text, as a tokenizer adds them, come before the preface alone.
     chat_prompts: of a conversation, see `chat_prompt`; streams that the rule does not read are
     left out.
-    Raises ValueError where the rule needs a passage and there is none, or has no use for one, and
-    for a conversation where the rule puts a text before the prompt.
+    Raises RequestError where the rule needs a passage and there is none, or has no use for one, and
+    ValueError for a conversation where the rule puts a text before the prompt.
     """
     if takes_passage(rule) != (passage is not None):
         needs = "needs a passage a prompt, got none" if passage is None else "reads no passages"
-        raise ValueError(f"the rule {rule.name} {needs}")
+        raise RequestError(f"the rule {rule.name} {needs}")
     special = set(level.special_token_ids)
     text = list(itertools.dropwhile(special.__contains__, prompt))
     prefaces = {
@@ -89,7 +90,7 @@ def read_prompts(
     stream_prompts: of each prompt, what some of the streams read in its place.
     """
     stream_prompts = stream_prompts or [{}] * len(prompts)
-    # 1. Every stream reads a prompt, or what stands in its place there; equal ones once, if it can
+    # 1. Every stream reads a prompt, or what is in its place there; equal ones once, if it can
     #    copy what it has read to other rows.
     both = list(zip(stream_prompts, prompts, strict=True))
     read = {
@@ -132,7 +133,7 @@ def read_prompts(
             name: sum(by_name[name].num_forwards for by_name in (read, again) if name in by_name)
             for name in read
         },
-        seen=uploaded(seen, level.pair.safe.device),
+        seen=uploaded(seen, work_device(level.pair.safe.device)),
     )
 
 
@@ -148,14 +149,14 @@ def _read_each_once(stream: Stream, prompts: list[list[int]], rows: list[int]) -
         return read
     # 2. Copy it to the rows of the others.
     for i in unique:
-        stream.copy(rows[i], [rows[j] for j, own in enumerate(firsts) if own == i != j])
+        stream.copy(rows[i], [rows[j] for j, equal in enumerate(firsts) if equal == i != j])
     order = [unique.index(i) for i in firsts]
     log_probs = [read.token_log_probs[at] for at in order]
     return PromptLogits(read.logits[order], log_probs, read.num_forwards)
 
 
 def _read_apart(level: Level, prompts: list[list[int]]) -> dict[str, PromptLogits]:
-    """By "safe" and "risky": prompts read by streams that are dropped again."""
+    """Read prompts by streams that are dropped again; by "safe" and "risky"."""
     longest = max(map(len, prompts))
     streams = level.open_streams(len(prompts), longest, SamplingConfig(), scores_prompts=True)
     return {n: stream.read(prompts, list(range(len(prompts)))) for n, stream in streams.items()}
@@ -176,7 +177,7 @@ def measured_ratios(level: Level, batches: Iterable[list[list[int]]]) -> PromptR
 
 
 def ratio_source(level: Level) -> dict[str, Any]:
-    """All that decides the ratios of a prompt beside its symbols, as plain JSON values."""
+    """All that decides the ratios of a prompt but its symbols, as plain JSON values."""
     pair = level.pair
     return {
         "level": level.name,
@@ -190,7 +191,7 @@ def ratio_source(level: Level) -> dict[str, Any]:
 
 
 def _ratios(level: Level, prompt: list[int], log_probs: dict[str, Tensor]) -> Tensor:
-    """Known ones, measured ones, or none where nobody asks for them."""
+    """The known ratios of a prompt, measured ones, or none where the streams score no prompts."""
     if level.prompt_ratios is not None:
         return level.prompt_ratios.of(prompt)
     if any(name not in log_probs or len(log_probs[name]) == 0 for name in BOTH):

@@ -4,18 +4,19 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...kernels.spend import STEP, allowance, new_accounts
+from ...fields import INT_LIMIT
 from ..ledger import SAMPLER, LedgerHeader, LedgerStep
-from ..levels.level import TextStream
 from ..rules.budget import Budget, prompt_digest
-from ..rules.rule import Rule, StreamName
+from ..rules.rule import NextToken, OpenRule, Rule, StreamName
+from ..settings import RequestError, SamplingConfig
+from ..tokenizer.text import TextStream
 
 
 def random_key(seed: int, prompt: list[int], *, level: str, place: int) -> int:
@@ -24,7 +25,7 @@ def random_key(seed: int, prompt: list[int], *, level: str, place: int) -> int:
     prompt: its symbols at this level. place: how many requests of its call before it have the same
     prompt and the same seed.
     Bounds of several texts add up where the texts are drawn independently. A conversation goes on
-    with one seed, samples have one prompt too: the hash gives each a key of its own. Two of n
+    with one seed, samples have one prompt too: the hash gives each another key. Two of n
     requests share one with a probability below n**2 / 2**64.
     """
     named = f"{SAMPLER} {seed} {level} {prompt_digest(prompt)} {place}"
@@ -32,7 +33,7 @@ def random_key(seed: int, prompt: list[int], *, level: str, place: int) -> int:
 
 
 def random_stream(prompt: list[int], *, place: int) -> dict[str, Any]:
-    """What a ledger records of the key, beside level and seed."""
+    """Record of the key in a ledger, next to level and seed."""
     return {"prompt_sha256": prompt_digest(prompt), "place": place}
 
 
@@ -54,18 +55,16 @@ def recorded_key(header: LedgerHeader) -> int:
 
 logger = logging.getLogger(__name__)
 
-MAX_SEED = 2**63
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A prompt and what decides its continuation beside the rule and the warpers."""
+    """A prompt and what decides its continuation, together with the rule and the warpers."""
 
     prompt_token_ids: list[int]
-    max_new_tokens: int
+    max_new_tokens: int = 1
     seed: int = 0
     k: float | None = None
-    """Nats a step in place of the rule's own k."""
+    """Nats per step in place of the rule's k."""
     stop: tuple[str, ...] = ()
     index: int = 0
     """Among the generations of the call."""
@@ -78,21 +77,30 @@ class Request:
     passage: str | None = None
     """A text for the streams that read one before the prompt."""
     chat_prompts: Mapping[StreamName, list[int]] = field(default_factory=dict)
-    """What streams of the risky model read in place of the prompt, of a conversation."""
+    """Symbols of a conversation that streams of the risky model read in place of the prompt."""
     stream_prompts: Mapping[StreamName, list[int]] = field(default_factory=dict)
-    """Those, and the prompt's symbols behind a preface, by the streams that read more than it."""
+    """Symbols by stream, for streams that read something else than the prompt: `chat_prompts`, or
+    a preface and the prompt."""
     error: str = ""
     """Why it cannot be decoded, "" if it can."""
+    rule: OpenRule | None = None
+    """In place of the batch's; it reads the same streams."""
+    sampling: SamplingConfig | None = None
+    """In place of the batch's."""
+    least_debt: float = 0.0
+    """Nats of debt that the prompt has at least."""
+    earlier_call: tuple[Hashable, ...] | None = None
+    """A name of the call in which the end of the prompt was drawn as one of several samples."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < MAX_SEED:
+        if not 0 <= self.seed < INT_LIMIT:
             raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
         if "" in self.stop:
             raise ValueError("stop must not hold an empty string")
 
     @property
     def longest_prompt(self) -> list[int]:
-        """What the stream that reads most before the first new token reads."""
+        """Symbols that the stream with most of them reads before the first new token."""
         return max([self.prompt_token_ids, *self.stream_prompts.values()], key=len)
 
     @property
@@ -101,25 +109,37 @@ class Request:
         return len(self.longest_prompt) + self.max_new_tokens
 
 
-class Drawn(NamedTuple):
-    """A step of a whole batch, (B,) each, where the models are; `ledger_step` is a row of it.
+TOKEN, SPEND = 0, 3
+"""Columns of `ledger_columns` that more than the ledger reads."""
+NUM_COLUMNS = 7
 
-    All are exactly float64 numbers, so one transfer can take them; figures in nats.
+
+def ledger_columns(drawn: NextToken, budget: Tensor, safe_logits: Tensor | None) -> Tensor:
+    """The columns of a step, in the order of `LedgerStep`: what is drawn, and what it costs.
+
+    budget: (A,) float64 nats. safe_logits: (A, V) warped, read where `drawn` accepts nothing as it
+    is greedy: the safe model would take the token where it is its likeliest one.
+    Returns: (A, 7) float64 where the models are, which holds each of them exactly: token id, -1
+    where nothing can be drawn; accepted; budget, spend; weight; log p*, and log p_s, NaN where the
+    safe model is not read.
     """
-
-    token_id: Tensor
-    """-1 where nothing can be drawn."""
-    accepted: Tensor
-    budget: Tensor
-    spend: Tensor
-    weight: Tensor
-    log_prob: Tensor
-    safe_log_prob: Tensor
-    """NaN where the safe model is not read."""
+    token_ids, accepted, log_probs = drawn.token_ids, drawn.accepted, drawn.stored_log_probs
+    if token_ids is None:  # greedy
+        token_ids = drawn.log_probs().argmax(-1)
+    token_ids = token_ids.masked_fill(~drawn.is_valid, -1)
+    if accepted is None:
+        accepted = torch.zeros_like(token_ids, dtype=torch.bool)
+        if safe_logits is not None:
+            accepted = token_ids == safe_logits.argmax(-1)
+    if log_probs is None:
+        known = token_ids.clamp(min=0)
+        log_probs = drawn.token_log_probs(known), drawn.safe_token_log_probs(known)
+    columns = token_ids, accepted, budget, drawn.spend, drawn.weight, *log_probs
+    return torch.stack([column.double() for column in columns], dim=1)
 
 
 def ledger_step(step: int, figures: Sequence[float]) -> LedgerStep:
-    """The 0-based step of one request; figures: one row of `Drawn`, on the host."""
+    """The 0-based step of one request; figures: a row of `ledger_columns`, on the host."""
     token_id, accepted, budget, spend, weight, log_prob, safe_log_prob = figures
     return LedgerStep(
         step=step,
@@ -144,19 +164,18 @@ class RequestState:
     """(max_new_tokens, 3) float64 for the coupled sampler; None samples nothing."""
     steps: list[LedgerStep] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    """By step, the text that it made certain: whole characters only, "" while a character or a
+    """Text that each step made certain: whole characters only, "" while a character or a
     possible stop string is incomplete."""
     num_forwards: Counter[str] = field(default_factory=Counter)
-    """By model: forwards that the request took part in."""
+    """Forwards by model that the request took part in."""
     work: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By model, once finished: what they computed, where that is not a forward a symbol."""
+    """Work by model, once finished, where that is not one forward per symbol."""
     num_skipped: int = 0
     """Tokens that were drawn before the risky model had run for them."""
     num_drafted: int = 0
     """Tokens that the safe model guessed before the risky one ran."""
     num_accepted: int = 0
-    """Those of them that were drawn."""
-    spent: float = 0.0
+    """Drafted tokens that were drawn."""
     finish_reason: str = ""
     error: str = ""
 
@@ -169,44 +188,33 @@ class RequestState:
         self.finish_reason, self.error = "error", message
 
     def append(self, step: LedgerStep, *, is_end: bool) -> None:
-        """Bank the token's spend and keep the text that it makes certain."""
+        """Bank the token's spend and keep the text that it makes certain.
+
+        Tokens that the tokenizer cannot decode fail the request.
+        """
+        # First, as an interrupt may come anywhere: no step is without its text.
+        self.texts.append("")
         self.steps.append(step)
-        self.spent += step.spend
-        text = "" if is_end else self.text.push(step.token_id)
-        if is_end:
-            self.finish_reason = "stop_token"
-        elif self.text.is_stopped:
-            self.finish_reason = "stop_string"
-        elif len(self.steps) == self.request.max_new_tokens:
-            self.finish_reason = "length"
-        self.texts.append(text + (self.text.finish() if self.is_finished else ""))
+        try:
+            text = "" if is_end else self.text.push(step.token_id)
+            if is_end:
+                self.finish_reason = "stop_token"
+            elif self.text.is_stopped:
+                self.finish_reason = "stop_string"
+            elif len(self.steps) == self.request.max_new_tokens:
+                self.finish_reason = "length"
+            self.texts[-1] = text + (self.text.finish() if self.is_finished else "")
+        except RequestError as error:
+            self.fail(str(error))
 
 
-def allowances(states: Sequence[RequestState]) -> Tensor:
-    """(A,) float64 nats on the CPU that the next token of each may spend.
-
-    states: of one rule, so that their budgets have one schedule.
-    """
-    budgets = [state.budget for state in states]
-    accounts = new_accounts(
-        [budget.per_step for budget in budgets],
-        [budget.total for budget in budgets],
-        [budget.debt for budget in budgets],
-        budgets[0].schedule,
-        torch.device("cpu"),
-    )
-    accounts[:, STEP] = torch.tensor([float(len(state.steps)) for state in states])
-    spent = torch.tensor([state.spent for state in states], dtype=torch.float64)
-    return allowance(accounts, 0, spent)
-
-
-def request_budget(request: Request, rule: Rule, ratios: Tensor) -> Budget:
+def request_budget(request: Request, rule: OpenRule, ratios: Tensor) -> Budget:
     """The request's budget; `ratios` (num_positions,) float64 are its prompt's, in nats."""
     budget = rule.budget_for(horizon=request.max_new_tokens, k=request.k)
-    return replace(budget, debt=rule.debt_for(ratios))
+    return replace(budget, debt=max(rule.debt_for(ratios), request.least_debt))
 
 
-def refused(request: Request, rule: Rule, text: TextStream) -> RequestState:
+def refused(request: Request, rule: Rule | OpenRule, text: TextStream) -> RequestState:
     """A request that is not read, as it has an error."""
     budget = rule.budget_for(horizon=request.max_new_tokens, k=request.k)
     state = RequestState(request=request, budget=budget, text=text)

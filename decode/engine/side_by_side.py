@@ -9,15 +9,15 @@ from typing import TypeVar
 
 import torch
 
-from ..models.row_stream import RowStream
-from ..models.stream import Stream
+from ..streams.row_stream import RowStream
+from ..streams.stream import Stream
 
 T = TypeVar("T")
 
 LARGEST_RATIO = 1.5
-"""Of the sizes of models whose forwards share the threads evenly. Were all work products that any
-number of threads divides, a pair of this ratio would take 2 * 1.5 / (1 + 1.5) = 1.2 times as long
-as in turns, about what is won where sizes are equal."""
+"""Largest ratio of the sizes of models whose forwards share the threads evenly. Were all work
+products that any number of threads divides, a pair of this ratio would take 2 * 1.5 / (1 + 1.5) =
+1.2 times as long as in turns, about what is won where sizes are equal."""
 
 
 class SideBySide:
@@ -66,7 +66,7 @@ class _Worker:
         Thread(target=_work, args=(self._calls,), daemon=True).start()
 
     def begin(self, forward: Callable[[], T], num_threads: int) -> Future[T]:
-        """What the forward will have computed, on so many of torch's threads."""
+        """The result of the forward, to come, on so many of torch's threads."""
         future: Future[T] = Future()
         self._calls.put(partial(_compute, future, forward, num_threads))
         return future

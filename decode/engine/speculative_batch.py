@@ -5,7 +5,7 @@ How far it drafts is decided by what drafts of each length have been worth.
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ...kernels.sampler import inverse_cdf
 from ..levels.level import Level
-from ..models.capabilities import largest_leak, shared_scale
-from ..models.kv_cache import uploaded
-from ..models.row_stream import RowStream
-from ..rules.rule import BOTH, Rule, StepInputs
+from ..rules.rule import BOTH, OpenRule, StepInputs
 from ..settings import SamplingConfig, Speculate
+from ..streams.capabilities import largest_leak, shared_scale
+from ..streams.kv_cache import uploaded
+from ..streams.row_stream import RowStream
 from .paired_batch import PairedBatch
-from .request import RequestState
+from .request import TOKEN, RequestState
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ costs a few safe forwards, so all of them together stay below a twentieth of the
 class DraftLength:
     """Chooses the draft length of the next round.
 
-    A draft is kept as often as a token that was drawn is the safe model's own, drafted or not. So
+    A draft is kept as often as a token that was drawn is the safe model's draw, drafted or not. So
     with share a kept a round of g drafts is expected to give 1 + a + ... + a^g tokens, and its time
     is measured: each length is tried once, then the one with most tokens a second. Whatever is
     chosen changes the speed and no token.
@@ -54,7 +54,7 @@ class DraftLength:
         self.lengths = tuple(lengths)
         self._kept, self._seen = PRIOR_KEPT, PRIOR_SEEN
         self._round_s: dict[int, float] = {}
-        """By length, the one that was taken last at the end."""
+        """Seconds of a round by length, the one that was taken last at the end."""
         self._num_rounds = 0
 
     @property
@@ -82,14 +82,12 @@ class DraftLength:
         self._num_rounds += 1
 
 
-def draft_length(level: Level, rule: Rule, speculate: Speculate) -> DraftLength | None:
-    """How far the batches of a decoder draft, which share what is learnt about drafts.
+def draft_length(level: Level, rule: OpenRule, speculate: Speculate) -> DraftLength | None:
+    """Draft lengths of the batches of a decoder, which share what is learnt about drafts.
 
-    None for "off", and, with one log line, for "auto" where the pair cannot speculate. Raises
-    ValueError for another value, and for a number where the pair cannot speculate.
+    None, with one log line, for "auto" where the pair cannot speculate. Raises ValueError for
+    another value, and for a number where the pair cannot speculate.
     """
-    if speculate == "off":
-        return None
     if speculate != "auto" and (type(speculate) is not int or speculate < 1):
         raise ValueError(f'speculate must be "auto", "off" or >= 1, got {speculate!r}')
     refusal = speculation_refusal(level, rule)
@@ -102,13 +100,13 @@ def draft_length(level: Level, rule: Rule, speculate: Speculate) -> DraftLength 
 
 
 def drafts_fit(length: DraftLength, level: Level, max_length: int) -> bool:
-    """Whether rows of up to this many tokens can speculate; for "auto" a log line if not.
+    """Tell whether rows of up to this many tokens can speculate; for "auto" a log line if not.
 
     Raises ValueError where a draft of a fixed length does not fit.
     """
     longest = length.longest
     attentions = level.pair.row_attention.values()
-    if all(own is not None and own.covers(max_length + longest) for own in attentions):
+    if all(reach is not None and reach.covers(max_length + longest) for reach in attentions):
         return True
     refusal = f"rows of {max_length} tokens and drafts of {longest} exceed the models' reach"
     if len(length.lengths) == 1:
@@ -117,11 +115,12 @@ def drafts_fit(length: DraftLength, level: Level, max_length: int) -> bool:
     return False
 
 
-def speculation_refusal(level: Level, rule: Rule) -> str:
+def speculation_refusal(level: Level, rule: OpenRule) -> str:
     """Why a pair cannot speculate at this level under this rule, "" if it can.
 
     The safe model is only ever fed a token at a time; the risky one reads whole drafts, and then
-    its law at a position must not depend on the drafts from there on (else the spends are wrong).
+    its distribution at a position must not depend on the drafts from there on (else the spends are
+    wrong).
     """
     pair = level.pair
     if len(rule.streams) == 1:
@@ -148,19 +147,20 @@ class Draft:
     """A token that the safe model would draw, and the very logits that it would draw it from."""
 
     token_id: int
-    """-1 where these are no distribution: nothing is drafted after it, and the walk fails there."""
+    """-1 where these are no distribution: nothing is drafted after it, and the request fails where
+    it is reached."""
     safe_logits: Tensor
     """(V,), raw."""
 
 
 class SpeculativeBatch(PairedBatch):
-    """A PairedBatch whose steps are rounds: draft, verify, walk.
+    """A PairedBatch whose steps are rounds: draft, then verify.
 
-    Drafts are guesses at what the rule will draw with the request's own uniforms. The walk draws
-    every position by the rule from the laws of both models, banks its spend, and stops at the first
+    Drafts are guesses at what the rule will draw with the request's uniforms. Each position
+    is then drawn by the rule from both models' logits and its spend is banked, up to the first
     token that is not the guess: so the tokens and the ledgers are those of a PairedBatch, whatever
-    is drafted and however far. Where both laws are known already (behind a draft that was kept
-    whole), or the risky one is not needed (nothing may be spent), a token is drawn at once.
+    is drafted and however far. Where both models' logits are known already (after a draft that was
+    kept whole), or the risky one is not needed (nothing may be spent), a token is drawn at once.
     Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding",
     with the uniforms fixed beforehand.
     """
@@ -170,14 +170,14 @@ class SpeculativeBatch(PairedBatch):
     def __init__(
         self,
         level: Level,
-        rule: Rule,
+        rule: OpenRule,
         sampling: SamplingConfig,
         *,
         num_rows: int,
         max_length: int,
         length: DraftLength,
     ) -> None:
-        # Columns behind a row's own end: those of a longer draft beside it.
+        # Columns after a row's end: those of a longer draft in another row.
         super().__init__(
             level, rule, sampling, num_rows=num_rows, max_length=max_length + length.longest
         )
@@ -188,10 +188,10 @@ class SpeculativeBatch(PairedBatch):
     @torch.inference_mode()
     def step(self) -> list[RequestState]:
         """One round; returns the requests that it ended."""
-        rows = [row for row, state in enumerate(self._states) if state is not None]
+        rows = self.active_rows
         states = [self._state(row) for row in rows]
         num_before = [len(state.steps) for state in states]
-        # 1. How far to draft: by what rounds of each length have taken and given so far.
+        # 1. How far to draft: by the time and the tokens of rounds of each length so far.
         start_s = time.perf_counter()
         length = self.length.chosen()
         if length:
@@ -203,7 +203,7 @@ class SpeculativeBatch(PairedBatch):
             finished = self._release(rows)
         else:
             finished = super().step()
-        # 4. What the round took is told to those who choose the next length.
+        # 4. What the round took decides the next length.
         ends = zip(states, num_before, strict=True)
         drawn = [step for state, start in ends for step in state.steps[start:]]
         if any(step.budget > 0.0 for step in drawn):  # else they say nothing about those to come
@@ -222,14 +222,17 @@ class SpeculativeBatch(PairedBatch):
             rows = [row for row in rows if self._can_draft(row, length)]
             if not rows:
                 return
-            self._read({"safe": rows})
-            known = [row for row in rows if self._is_law_known(row)]
+            self._read({"safe": rows, "risky": []})
+            # Nothing is drafted in these rows, and the risky model has read the text or need not.
+            may_spend, unread = (self._allowances > 0.0).tolist(), self._unread["risky"]
+            known = [r for r in rows if not self._drafts[r] and not (unread[r] and may_spend[r])]
             if known:
-                self._draw(known)
+                self._bank(known, self._draw(known))
                 at = uploaded(torch.tensor(known), self._device)
                 ahead.index_copy_(0, at, self._seen.index_select(0, at))
-            if drafting := [row for row in rows if row not in known]:
-                self._draft(drafting, ahead)
+            drafting = [row for row in rows if row not in known]
+            for group in self._ways.together(drafting):
+                self._draft(group, ahead)
 
     def _can_draft(self, row: int, length: int) -> bool:
         state, drafts = self._state(row), self._drafts[row]
@@ -237,12 +240,6 @@ class SpeculativeBatch(PairedBatch):
             return False
         is_at_horizon = len(state.steps) + len(drafts) >= state.request.max_new_tokens
         return not is_at_horizon and not (drafts and drafts[-1].token_id in self._ends)
-
-    def _is_law_known(self, row: int) -> bool:
-        """Whether a token can be drawn at once: nothing is drafted, and p_r known or not needed."""
-        if self._drafts[row]:
-            return False
-        return not self._unread["risky"][row] or self._nats[row] <= 0.0
 
     def _draft(self, rows: list[int], ahead: Tensor) -> None:
         """Guess the next token of these rows; ahead: (B, V) bool, seen once all drafts are kept."""
@@ -266,83 +263,67 @@ class SpeculativeBatch(PairedBatch):
 
     def _verify(self, rows: list[int]) -> None:
         """Decide the drafted positions of these rows after one risky forward."""
-        unread = {row: self._to_verify(row) for row in rows}
-        laws = dict(self._risky_laws(unread))
-        for row, num_kept in self._walk(laws).items():
-            self._forget_rejected(row, laws[row], num_kept)
-            self._drafts[row].clear()
-
-    def _to_verify(self, row: int) -> list[int]:
-        """What the risky model reads to verify a row: nothing behind what would end it."""
-        state, drafts = self._state(row), self._drafts[row]
-        is_at_horizon = len(state.steps) + len(drafts) == state.request.max_new_tokens
-        is_last = is_at_horizon or drafts[-1].token_id in self._ends
-        tokens = [draft.token_id for draft in drafts[: len(drafts) - is_last]]
-        return self._unread["risky"][row] + tokens
-
-    def _risky_laws(self, unread: dict[int, list[int]]) -> Iterator[tuple[int, Tensor]]:
-        """Per row (N, V) raw logits of the drafted positions, and of the next one where read."""
-        together = [row for row in unread if len(unread[row]) <= self.length.longest + 1]
-        alone = [[row] for row in unread if row not in together]
-        for group in [together, *alone] if together else alone:
-            counts = [len(unread[row]) - len(self._unread["risky"][row]) + 1 for row in group]
-            tokens = [unread[row] for row in group]
-            logits = self.streams["risky"].feed_ends(group, tokens, max(counts))
+        streams, unread = self.streams, self._unread["risky"]
+        # 1. The risky model reads what it has not read and the drafts, but for a last one after
+        #    which nothing comes. Rows that catch up read alone: they would pad the others.
+        fed: dict[int, list[int]] = {}
+        for row in rows:
+            state, guesses = self._state(row), [draft.token_id for draft in self._drafts[row]]
+            is_at_horizon = len(state.steps) + len(guesses) == state.request.max_new_tokens
+            is_last = is_at_horizon or guesses[-1] in self._ends
+            fed[row] = unread[row] + guesses[: len(guesses) - is_last]
+        together = [row for row in rows if len(fed[row]) <= self.length.longest + 1]
+        groups = [together, *([row] for row in rows if row not in together)]
+        risky_logits: dict[int, Tensor] = {}
+        for group in filter(None, groups):
+            counts = [len(fed[row]) - len(unread[row]) + 1 for row in group]
+            logits = streams["risky"].feed_ends(group, [fed[r] for r in group], max(counts))
             is_broken = logits[..., 0].isnan().any(1).tolist()
             for i, (row, count) in enumerate(zip(group, counts, strict=True)):
                 self._state(row).num_forwards["risky"] += 1
-                laws = logits[i, logits.shape[1] - count :]
-                yield row, self._next_law(row) if is_broken[i] else laws
-
-    def _next_law(self, row: int) -> Tensor:
-        """(1, V) law of the first draft, the only one left, read without any draft.
-
-        NaN of a later draft spreads back to it through the mask, as 0 * NaN.
-        """
-        unread = self._unread["risky"][row]
-        self.streams["risky"].roll_back(row, self._text_length(row, "risky") - len(unread))
-        self.streams["risky"].erase_rest(row)
-        self._state(row).num_forwards["risky"] += 1
-        del self._drafts[row][1:]
-        return self.streams["risky"].feed_ends([row], [unread], 1)[0]
-
-    def _walk(self, laws: dict[int, Tensor]) -> dict[int, int]:
-        """Draw the drafted positions in order up to the first other token; drafts kept, by row."""
-        num_kept = dict.fromkeys(laws, 0)
-        rows = list(laws)
-        while rows:
-            drafts = {row: self._drafts[row][num_kept[row]] for row in rows}
-            for row, draft in drafts.items():
+                risky_logits[row] = logits[i, logits.shape[1] - count :]  # (drafts or one more, V)
+                if not is_broken[i]:
+                    continue
+                # 2. NaN of a later draft spreads back through the mask, as 0 * NaN: the first
+                #    draft, the only one left, is read for again without any draft.
+                streams["risky"].roll_back(row, self._text_length(row, "risky") - len(unread[row]))
+                streams["risky"].erase_rest(row)
+                self._state(row).num_forwards["risky"] += 1
+                del self._drafts[row][1:]
+                risky_logits[row] = streams["risky"].feed_ends([row], [unread[row]], 1)[0]
+        # 3. Positions are drawn in order by the rule, up to the first token that is not the draft.
+        kept, walked = dict.fromkeys(risky_logits, 0), list(risky_logits)
+        for row in walked:  # counted before they are walked, so that an interrupt leaves it right
+            self._state(row).num_drafted += len(self._drafts[row])
+        while walked:
+            drafts = [self._drafts[row][kept[row]] for row in walked]
+            for row, draft in zip(walked, drafts, strict=True):
                 self._logits["safe"][row] = draft.safe_logits
-                self._logits["risky"][row] = laws[row][num_kept[row]]
-            token_ids = self._decide(rows)
-            pairs = zip(drafts.items(), token_ids, strict=True)
-            kept = [row for (row, draft), token_id in pairs if draft.token_id == token_id >= 0]
-            for row in kept:
-                num_kept[row] += 1
-            more = [row for row in kept if num_kept[row] < len(self._drafts[row])]
-            rows = [row for row in more if not self._state(row).is_finished]
-        return num_kept
-
-    def _forget_rejected(self, row: int, laws: Tensor, num_kept: int) -> None:
-        """Let both models' memories end where the text does, but for its last token."""
-        state = self._state(row)
-        state.num_drafted += len(self._drafts[row])
-        state.num_accepted += num_kept
-        if state.is_finished:
-            return
-        self._roll_back("safe", row)
-        if self._drafts[row][-1].token_id < 0:
-            self.streams["safe"].erase_rest(row)
-        if num_kept == len(self._drafts[row]) < len(laws):
-            self._logits["risky"][row] = laws[-1]
-            self._unread["risky"][row] = []
-        else:
-            self._roll_back("risky", row)
-
-    def _roll_back(self, name: str, row: int) -> None:
-        self.streams[name].roll_back(row, self._text_length(row, name) - 1)
-        self._unread[name][row] = [self._state(row).steps[-1].token_id]
+                self._logits["risky"][row] = risky_logits[row][kept[row]]
+                self._unread["safe"][row], unread[row] = [], []  # both have read the text so far
+            columns = self._draw(walked)  # (A, 7)
+            self._bank(walked, columns)
+            going_on = []
+            for row, draft, token in zip(walked, drafts, columns[:, TOKEN].tolist(), strict=True):
+                if draft.token_id == token >= 0:
+                    kept[row] += 1
+                    self._state(row).num_accepted += 1
+                    if kept[row] < len(self._drafts[row]) and not self._state(row).is_finished:
+                        going_on.append(row)
+            walked = going_on
+        # 4. Both memories end where the text does, but for its last token, which is unread. Where
+        #    all drafts were kept, the risky model has read that too and predicts the next one.
+        for row, num_kept in kept.items():
+            drafts, self._drafts[row] = self._drafts[row], []
+            if self._state(row).is_finished:
+                continue
+            streams["safe"].roll_back(row, self._text_length(row, "safe") - 1)
+            if drafts[-1].token_id < 0:
+                streams["safe"].erase_rest(row)
+            if num_kept == len(drafts) < len(risky_logits[row]):
+                self._logits["risky"][row], unread[row] = risky_logits[row][-1], []
+            else:
+                streams["risky"].roll_back(row, self._text_length(row, "risky") - 1)
 
     def _text_length(self, row: int, name: str) -> int:
         """Tokens of the prompt, as a stream reads it, and of what was drawn."""

@@ -1,12 +1,12 @@
 """Conversations as prompts: by the chat template of each model, or plain text without one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from ..rules.rule import StreamName
-from ..settings import checked_text
+from ..settings import RequestError, checked_text
 from .level import Level
 
 Message = Mapping[str, str]
@@ -22,28 +22,29 @@ def chat_prompt(
 
     The bound is against the safe model's, and the prefix debt is counted over them. Each model
     reads a conversation by its own chat template; a safe one without one, a base model, as plain
-    text, a risky one without one as the safe model does. Raises ValueError for messages that are no
-    conversation, that a template refuses, at byte level, and where no model that could has a
-    template.
+    text, a risky one without one as the safe model does. Raises RequestError for messages that are
+    no conversation, or of which a template makes no prompt, ValueError at byte level and where no
+    model that could has a template.
     """
     if level.name != "token":
         raise ValueError("messages need the token level: templates hold tokens that are no text")
-    _check(messages)
     tokenizers = level.pair.chat_tokenizers
     # A safe model with tokens of its own reads text, whatever its template is.
     names = ("safe", "risky") if level.compares_models else ("risky",)
-    own = {n: _templated(tokenizers[n], messages) for n in names if tokenizers[n].chat_template}
-    if not own:
+    with_template = [name for name in names if tokenizers[name].chat_template]
+    if not with_template:
         raise ValueError(
             "messages need a chat template: "
             f"the tokenizer of the {' and of the '.join(names)} model has none"
         )
+    _check(messages)
+    own = {name: _templated(name, tokenizers[name], messages) for name in with_template}
     prompt = level.encode(own["safe"] if "safe" in own else plain_text(messages))
     risky = own.get("risky", prompt)
     # The risky model may read tokens that the pair does not share, but none that it lacks.
     num_rows = level.pair.risky.config.get_text_config().vocab_size
     if wrong := [token_id for token_id in risky if not 0 <= token_id < num_rows]:
-        raise ValueError(f"the chat template holds token {wrong[0]}, the model has {num_rows}")
+        raise RequestError(f"the chat template holds token {wrong[0]}, the model has {num_rows}")
     return prompt, {} if risky == prompt else {"risky": risky}
 
 
@@ -59,18 +60,31 @@ def is_conversation(given: object) -> bool:
     return isinstance(given, Sequence) and len(given) > 0 and isinstance(given[0], Mapping)
 
 
-def _templated(tokenizer: PreTrainedTokenizerFast, messages: Conversation) -> list[int]:
+def _templated(name: str, tokenizer: PreTrainedTokenizerFast, messages: Conversation) -> list[int]:
     is_begun = _is_begun(messages)
-    try:
+    with template_errors():
         token_ids = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             add_generation_prompt=not is_begun,
             continue_final_message=is_begun,
             return_dict=False,
         )
-    except TemplateError as error:
-        raise ValueError(f"the chat template refuses the messages: {error}") from None
+    if not token_ids:
+        raise RequestError(f"the chat template of the {name} model makes no token of the messages")
     return list(token_ids)
+
+
+@contextmanager
+def template_errors() -> Iterator[None]:
+    """Turns what a chat template raises into a RequestError of one line.
+
+    A template is a program of the tokenizer's author, which may raise anything.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RequestError(f"the chat template refuses the messages: {reason}") from error
 
 
 def _is_begun(messages: Conversation) -> bool:
@@ -79,9 +93,11 @@ def _is_begun(messages: Conversation) -> bool:
 
 def _check(messages: Conversation) -> None:
     if not is_conversation(messages):
-        raise ValueError(f"messages must be a list of roles and contents, got {messages!r}")
+        raise RequestError(f"messages must be a list of roles and contents, got {messages!r}")
     for message in messages:
         is_message = isinstance(message, Mapping) and message.keys() == {"role", "content"}
         if not is_message or not all(isinstance(text, str) for text in message.values()):
-            raise ValueError(f'a message must have a "role" and a "content", texts, got {message}')
+            raise RequestError(
+                f'a message must have a "role" and a "content", texts, got {message}'
+            )
         checked_text("a message", message["content"])

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from ..models.model_pair import ModelPair
-from ..models.row_stream import RowStream
-from ..models.stream import UNSCORED, LoneStream, PromptLogits, Stream
-from ..rules.budget import PromptRatios
-from ..rules.rule import BOTH, StreamName, StreamSpec
-from ..settings import LevelName, SamplingConfig
+from ...kernels.devices import work_device
+from ..pair.model_pair import ModelPair
+from ..rules.rule import StreamName, StreamSpec
+from ..settings import LevelName, RequestError, SamplingConfig
+from ..streams.row_stream import RowStream
+from ..streams.stream import UNSCORED, LoneStream, PromptLogits, Stream
+from ..tokenizer.text import TextStream, TokenDecoder, TokenText, encoded, special_stops
 from ..tokenizer.tokenizer_file import TokenizerFile, read_tokenizer
-from ..warpers import Warpers
-from .level import Level, TextStream, TokenText, open_stream, rows_join
+from ..warpers import Warpers, alike_or_new
+from .level import Level, open_stream, rows_join
 
 # R rows of one call, T new columns, V symbols, which are tokens of the risky model.
 
@@ -35,10 +36,10 @@ class RetokenizedLevel(Level):
     symbols_per_token = 1
     compares_models = False
 
-    def __init__(self, pair: ModelPair, prompt_ratios: PromptRatios | None = None) -> None:
-        """prompt_ratios: those of all prompts, which no rule at this level asks for."""
-        self.pair, self.prompt_ratios = pair, prompt_ratios
+    def __init__(self, pair: ModelPair) -> None:
+        self.pair = pair
         self._tokenizer = pair.tokenizers["risky"]
+        self._decoder = TokenDecoder(self._tokenizer)
         self._files = {name: tokenizer_file(own) for name, own in pair.tokenizers.items()}
         self.vocab_size = pair.runners["risky"].vocab_size
         self.stop_token_ids = pair.stop_tokens_of("risky")
@@ -55,7 +56,7 @@ class RetokenizedLevel(Level):
         """Token ids of the risky model, with the special tokens that its tokenizer adds."""
         token_ids = self._encoded(prompt, add_special_tokens=True)
         if not token_ids:
-            raise ValueError("the prompt is empty: give at least one character or one token")
+            raise RequestError("the prompt is empty: give at least one character or one token")
         return token_ids
 
     def encode_continuation(self, text: str | list[int]) -> list[int]:
@@ -63,16 +64,16 @@ class RetokenizedLevel(Level):
 
     def _encoded(self, text: str | list[int], *, add_special_tokens: bool) -> list[int]:
         if isinstance(text, str):
-            text = _token_ids(self._tokenizer, text, add_special_tokens=add_special_tokens)
+            text = encoded(self._tokenizer, text, add_special_tokens=add_special_tokens)
         for token_id in text:
             if not 0 <= token_id < self.vocab_size:
-                raise ValueError(f"token ids must be in [0, {self.vocab_size}), got {token_id}")
+                raise RequestError(f"token ids must be in [0, {self.vocab_size}), got {token_id}")
         return list(text)
 
     def symbol_of(self, text: str) -> int | None:
         """The risky model's token of a text that is one token of both models by itself."""
         own = {
-            name: _token_ids(tokenizer, text, add_special_tokens=False)
+            name: encoded(tokenizer, text, add_special_tokens=False)
             for name, tokenizer in self.pair.tokenizers.items()
         }
         symbol = own["risky"][0]
@@ -92,25 +93,27 @@ class RetokenizedLevel(Level):
         return ""
 
     def warpers(self, sampling: SamplingConfig) -> Warpers:
-        """Those of the risky model; what the safe one says is warped where it is said."""
+        """The warpers of the risky model; the safe model's stream warps its logits itself."""
         known = self._files["risky"].token_bytes.keys() | self._files["risky"].special_token_ids
         unknown = sorted(set(range(self.vocab_size)) - known)
         return Warpers(sampling, self.stop_token_ids, unknown)
 
+    def stop_symbols(self, stop: Sequence[str]) -> frozenset[int]:
+        return special_stops(stop, [self._tokenizer], range(self.vocab_size).__contains__)
+
     def text_stream(self, stop: tuple[str, ...] = (), prompt: Sequence[int] = ()) -> TextStream:
-        return TextStream(TokenText(self._tokenizer), stop)
+        return TextStream(TokenText(self._decoder, prompt), stop, self.stop_symbols(stop))
 
     def rows_can_join(self, max_length: int) -> bool:
         return rows_join(self.pair, "risky", max_length)
 
-    def open_streams(
+    def _streams(
         self,
         num_rows: int,
         max_length: int,
         sampling: SamplingConfig,
-        *,
         scores_prompts: bool,
-        specs: Mapping[StreamName, StreamSpec] = BOTH,
+        specs: Mapping[StreamName, StreamSpec],
     ) -> dict[str, Stream]:
         """Raw logits of the risky model; the safe one's warped log-probabilities of symbols that it
         has too, -inf elsewhere. Prompts are scored by neither."""
@@ -128,7 +131,7 @@ class RetokenizedLevel(Level):
         return ""
 
     def _safe_text(self) -> "OtherTokens":
-        return OtherTokens(self._files["risky"].token_bytes, self.pair.tokenizer)
+        return OtherTokens(self._files["risky"], self.pair.tokenizer)
 
     def _safe_stream(
         self, num_rows: int, max_length: int, sampling: SamplingConfig
@@ -157,7 +160,7 @@ class RetokenizedLevel(Level):
 
 @lru_cache(maxsize=4)  # of large vocabularies half a second: once for all decoders and ledgers
 def tokenizer_file(tokenizer: PreTrainedTokenizerFast) -> TokenizerFile:
-    """A tokenizer's tokens as bytes; ValueError for one that is not byte-level BPE."""
+    """A tokenizer's tokens as bytes; ValueError for one that `read_tokenizer` refuses."""
     return read_tokenizer(tokenizer.backend_tokenizer)
 
 
@@ -175,33 +178,25 @@ def same_tokens(own: TokenizerFile, other: TokenizerFile, vocab_size: int) -> di
     }
 
 
-def _token_ids(
-    tokenizer: PreTrainedTokenizerFast, text: str, *, add_special_tokens: bool
-) -> list[int]:
-    if not text:
-        return []
-    encoded = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
-    return list(encoded["input_ids"])
-
-
 class OtherTokens:
     """The tokens that a text has in another tokenizer."""
 
-    def __init__(
-        self, token_bytes: Mapping[int, bytes], tokenizer: PreTrainedTokenizerFast
-    ) -> None:
-        """token_bytes: of the tokens that texts are given in; special ones have none."""
-        self._token_bytes, self._tokenizer = token_bytes, tokenizer
+    def __init__(self, file: TokenizerFile, tokenizer: PreTrainedTokenizerFast) -> None:
+        """file: of the tokens that texts are made of. tokenizer: the other one."""
+        self._token_bytes, self._tokenizer = file.token_bytes, tokenizer
+        self._has_space = file.sentence_piece is not None and file.sentence_piece.puts_space
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Whole characters: an unfinished one at the end is left out, ill-formed ones replaced."""
         text = b"".join(self._token_bytes.get(token_id, b"") for token_id in token_ids)
+        if self._has_space:  # which the tokenizer put first
+            text = text.removeprefix(b" ")
         return codecs.getincrementaldecoder("utf-8")("replace").decode(text)
 
     def tokens(self, token_ids: Sequence[int]) -> list[int]:
         """With the special tokens that the tokenizer adds; one at least, before an empty text."""
         tokenizer = self._tokenizer
-        found = _token_ids(tokenizer, self.text(token_ids), add_special_tokens=True)
+        found = encoded(tokenizer, self.text(token_ids), add_special_tokens=True)
         if found:
             return found
         first = tokenizer.bos_token_id
@@ -229,12 +224,17 @@ class RetokenizedStream:
     ) -> None:
         """same: symbols by the token of the model that says the same. reach: its most tokens."""
         self.vocab_size, self.reach = vocab_size, reach
-        self._inner, self._text, self._warp = inner, text, warp
-        device = inner.model.device
-        self._symbols = torch.tensor(list(same), dtype=torch.long, device=device)
-        self._twins = torch.tensor(list(same.values()), dtype=torch.long, device=device)
+        self._inner, self._text, self._warps = inner, text, [warp] * num_rows
+        self._device = work_device(inner.model.device)
+        self._symbols = torch.tensor(list(same), dtype=torch.long, device=self._device)
+        self._twins = torch.tensor(list(same.values()), dtype=torch.long, device=self._device)
         self._rows: dict[int, list[int]] = {row: [] for row in range(num_rows)}
         self._read: dict[int, list[int]] = {row: [] for row in range(num_rows)}
+
+    def set_sampling(self, row: int, sampling: SamplingConfig) -> None:
+        """Warp the next text of a free row so."""
+        stops = self._warps[row].stop_token_ids
+        self._warps[row] = alike_or_new(self._warps, sampling, stops)
 
     def is_outgrown(self, row: int) -> bool:
         """Whether the text of a row has more tokens than the model has positions."""
@@ -263,7 +263,9 @@ class RetokenizedStream:
             self._rows[row] += new
         texts = {row: self._text.tokens(self._rows[row]) for row in rows}
         laws = {row: self._law(log_probs) for row, log_probs in self._log_probs(texts)}
-        unknown = torch.full((self.vocab_size,), torch.nan, device=self._inner.model.device)
+        unknown = torch.full(
+            (self.vocab_size,), torch.nan, dtype=torch.float64, device=self._device
+        )
         return torch.stack([laws.get(row, unknown) for row in rows])
 
     def free(self, row: int) -> None:
@@ -282,11 +284,14 @@ class RetokenizedStream:
         ]
         for rows in filter(None, groups):
             logits = self._logits(rows, texts, kept)
-            warped = self._warp(logits, self._seen([texts[row] for row in rows]))
-            yield from zip(rows, warped.double().log_softmax(-1), strict=True)
+            seen = self._seen([texts[row] for row in rows])
+            for warp in set(map(self._warps.__getitem__, rows)):
+                places = [i for i, row in enumerate(rows) if self._warps[row] is warp]
+                log_probs = warp(logits[places], seen[places]).double().log_softmax(-1)
+                yield from zip([rows[i] for i in places], log_probs, strict=True)
 
     def _num_kept(self, row: int, text: list[int]) -> int:
-        """How many tokens that were read begin the text still; its last one is read now."""
+        """The number of tokens read before that still begin the text; its last one is read now."""
         if isinstance(self._inner, LoneStream):
             return 0
         equal = itertools.takewhile(bool, map(eq, self._read[row], text[:-1]))
@@ -311,7 +316,7 @@ class RetokenizedStream:
         seen = torch.zeros(len(texts), self._inner.vocab_size, dtype=torch.bool)
         for row, text in zip(seen, texts, strict=True):
             row[text] = True
-        return seen.to(self._inner.model.device)
+        return seen.to(self._device)
 
     def _law(self, log_probs: Tensor) -> Tensor:
         """(V,) of symbols."""

@@ -1,44 +1,46 @@
 """Anchored Decoding: the risky model inside an information budget of the safe one."""
 
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...kernels.projection import Projection, project_kl, project_max
-from ..settings import check_choice, whole_number
-from .budget import Budget, DebtMode, Schedule, checked_nats, prefix_debt
-from .rule import Divergence, NextToken, Rule, StepInputs
+from ...fields import check_choice, check_fields, checked_nats, checked_order
+from ...kernels.project import project
+from ...kernels.projection import Projection
+from ..settings import BudgetOptions, BudgetSize, Divergence
+from .budget import Budget, prefix_debt
+from .rule import NextToken, OpenRule, Rule, StepInputs, Symbols
 
 
 @dataclass(frozen=True, slots=True)
-class Budgeted(Rule):
-    """A rule whose spends stay within a budget, and bound the divergence from the safe model."""
+class Budgeted(BudgetOptions, BudgetSize, Rule):
+    """A rule whose spends stay within a budget, and bound the divergence from the safe model.
 
-    k: float | None = None
-    """Nats a step; K = k * horizon. Give either k or K; a call may then give another k."""
-    divergence: Divergence = "kl"
-    debt_window: int = 5
-    """Number of prompt tokens whose log-likelihood ratios make the prefix debt."""
-    debt: DebtMode = "top"
-    budget: Schedule = "adaptive"
-    K: float | None = None
-    """Nats for the whole sequence; k = K / horizon. A call cannot give a k beside it."""
+    It has either k, in whose place a call may give another, or K.
+    """
 
+    divergences: ClassVar[tuple[Divergence, ...]] = ("kl",)
+    """The divergences that the rule can spend: a subclass with others names them."""
     is_certified = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.k is None) == (self.K is None):
             raise ValueError(f"give either k or K, got k={self.k} and K={self.K}")
-        given = "k" if self.K is None else "K"
-        object.__setattr__(self, given, checked_nats(given, getattr(self, given)))
-        check_choice("divergence", self.divergence, ("kl", "max"))
-        check_choice("debt", self.debt, ("top", "average", "none"))
-        check_choice("budget", self.budget, ("adaptive", "global", "fixed"))
-        window = whole_number("debt_window", self.debt_window)
-        object.__setattr__(self, "debt_window", window)
-        if window < 1:
-            raise ValueError(f"debt_window must be >= 1, got {window}")
+        checked_nats("k" if self.K is None else "K", self.k if self.K is None else self.K)
+        check_choice("divergence", self.divergence, self.divergences)
+        checked_order(self.divergence, self.order)
+        if self.debt_window < 1:
+            raise ValueError(f"debt_window must be >= 1, got {self.debt_window}")
+        self.budget_for(horizon=1, k=None)  # ValueError for a bank that no budget has
+
+    def settings(self) -> dict[str, Any]:
+        """As of `Rule`, but for what is None: older ledgers have no bank and no order."""
+        settings = Rule.settings(self)
+        absent = {name for name in ("bank", "order") if settings[name] is None}
+        return {name: value for name, value in settings.items() if name not in absent}
 
     @property
     def charges_debt(self) -> bool:
@@ -59,10 +61,15 @@ class Budgeted(Rule):
             assert self.k is not None  # as one of both is given
             per_step = self.k if k is None else k
             total = checked_nats(f"K = k * horizon = {per_step} * {horizon}", per_step * horizon)
-        return Budget(per_step=per_step, total=total, horizon=horizon, schedule=self.budget)
+        return Budget(
+            per_step=per_step,
+            total=total,
+            horizon=horizon,
+            schedule=self.budget,
+            bank=self.bank,
+        )
 
     def _project(self, inputs: StepInputs) -> Projection:
-        project = project_kl if self.divergence == "kl" else project_max
         risky, safe = inputs.warped("risky"), inputs.warped("safe")
         # Without an allowance p* is p_s whatever the risky model says, NaN too: while a text is
         # decoded that model does not run there, so nobody would know. Most steps have no such row,
@@ -70,24 +77,26 @@ class Budgeted(Rule):
         rests = inputs.budget <= 0.0
         if rests.device.type != "cpu" or bool(rests.any()):
             risky = torch.where(rests[:, None], safe, risky)
-        return project(risky, safe, inputs.budget, inputs.uniform)
+        named: dict[str, Any] = {"divergence": self.divergence, "order": self.order}
+        return project(risky, safe, inputs.budget, inputs.uniform, **named)
 
 
 @dataclass(frozen=True, slots=True)
 class Anchored(Budgeted):
-    """Anchored Decoding (divergence "kl") or Anchored_inf ("max"); certified.
+    """Anchored Decoding ("kl"), Anchored_inf ("max"), or a Rényi order between them; certified.
 
     Source: paper, algorithm AnchoredDecode and section "Anchored Decoding with Renyi Divergence".
     """
 
+    divergences: ClassVar[tuple[Divergence, ...]] = ("kl", "renyi", "max")
     is_projection = True
 
     @property
     def name(self) -> str:
-        return "anchored" if self.divergence == "kl" else "anchored_inf"
+        return "anchored_inf" if self.divergence == "max" else "anchored"
 
-    def next_token(self, inputs: StepInputs) -> NextToken:
-        return self._project(inputs)
+    def open(self, level: Symbols) -> OpenRule:
+        return OpenRule.of(self, self._project)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +108,13 @@ class NoOpt(Budgeted):
     """
 
     name = "no_opt"
+    divergences: ClassVar[tuple[Divergence, ...]] = ("kl", "renyi", "max")
     is_projection = True
 
-    def next_token(self, inputs: StepInputs) -> NextToken:
+    def open(self, level: Symbols) -> OpenRule:
+        return OpenRule.of(self, self._risky_or_safe)
+
+    def _risky_or_safe(self, inputs: StepInputs) -> NextToken:
         first = self._project(replace(inputs, uniform=None))
         # A row that has no p_r keeps its budget, so that it fails here too.
         has_budget = (first.weight == 1.0) | ~first.is_valid

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,19 +15,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...durable_files import new_file
-from ...kernels.spend import BUDGET_CAP, allowance, new_accounts
-from ..settings import real_number
-
-Schedule = Literal["adaptive", "global", "fixed"]
+from ...fields import checked_nats
+from ...kernels.spend import allowance, charged, empty_accounts, new_accounts
+from ..settings import DebtMode, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
     """The information budget of one generation.
 
-    Invariant: if every spend is a multiple of SPEND_QUANTUM and at most `allowance(step, spent)`,
-    the float64 sum of the spends never exceeds `bound`, exactly and in any order of summation:
-    allowances are rounded down to the quantum, so spends and their sums stay exact.
+    Invariant: if every spend is a multiple of SPEND_QUANTUM and at most its step's allowance, the
+    float64 sum of the spends never exceeds `bound`, exactly and in any order of summation:
+    allowances are rounded down to the quantum, so spends and their sums stay exact. With a bank the
+    sum over any w consecutive steps never exceeds bank + w k either.
     """
 
     per_step: float
@@ -38,6 +39,17 @@ class Budget:
     debt: float = 0.0
     """Prefix debt in nats; infinite when the safe model gives a prompt token no probability."""
     schedule: Schedule = "adaptive"
+    bank: float | None = None
+    """Most nats that adaptive steps carry over; None carries over all that is not spent."""
+
+    def __post_init__(self) -> None:
+        if self.bank is None:
+            return
+        checked_nats("bank", self.bank)
+        if self.schedule != "adaptive":
+            raise ValueError(
+                f'bank caps the nats that budget="adaptive" carries over, got {self.schedule!r}'
+            )
 
     @property
     def bound(self) -> float:
@@ -51,31 +63,37 @@ class Budget:
         """No step can ever spend anything: the generation is the safe model's own."""
         return self.bound <= 0.0
 
-    def allowance(self, step: int, spent: float) -> float:
-        """k_t in nats for 0-based `step` after `spent` nats: a multiple of SPEND_QUANTUM, >= 0.
+    def allowances(self, spends: Iterable[float]) -> Iterator[float]:
+        """k_t in nats of each step of a text with these spends: multiples of SPEND_QUANTUM, >= 0.
 
-        Source: paper, proposition "Global safety of adaptive banking"; corollary "Constant per-step
-        cap" for fixed allowances.
+        The balance b_0 = k - debt becomes b_{t+1} = min(b_t - a_t, bank) + k after a spend a_t, and
+        k_t = max(0, b_t). Source: paper, proposition "Global safety of adaptive banking", which has
+        no bank; corollary "Constant per-step cap" for fixed allowances.
         """
-        device = torch.device("cpu")
-        account = new_accounts([self.per_step], [self.total], [self.debt], self.schedule, device)
-        spent_nats = torch.tensor([spent], dtype=torch.float64)
-        return float(allowance(account, step, spent_nats).item())
+        account = opened_accounts([self])
+        for spend in spends:
+            yield allowance(account).item()
+            account = charged(account, torch.tensor([[spend]], dtype=torch.float64))
+
+    def record(self) -> dict[str, Any]:
+        """The figures of a ledger's header and of a score, by the names of their fields."""
+        names = {"k": "per_step", "K": "total"}
+        figures = ("debt", "k", "K", "horizon", "bound", "bank")
+        return {name: getattr(self, names.get(name, name)) for name in figures}
 
 
-def checked_nats(name: str, nats: Any) -> float:
-    """A k or a K that a caller gives, as a float.
-
-    Raises ValueError unless it is a real number, numpy's too, in [0, BUDGET_CAP]: sums of larger
-    spends would not be exact, and no step could spend them.
-    """
-    value = real_number(name, nats)
-    if not 0.0 <= value <= BUDGET_CAP:
-        raise ValueError(f"{name} must be in [0, {BUDGET_CAP:.0f}] nats, got {value}")
-    return value
-
-
-DebtMode = Literal["top", "average", "none"]
+def opened_accounts(budgets: Sequence[Budget]) -> Tensor:
+    """(A, 7) float64 on the CPU: accounts of budgets, whatever their schedules and banks."""
+    cpu = torch.device("cpu")
+    alike: dict[Any, list[int]] = {}
+    for place, budget in enumerate(budgets):
+        alike.setdefault((budget.schedule, budget.bank), []).append(place)
+    accounts = empty_accounts(len(budgets), cpu)
+    for (schedule, bank), places in alike.items():
+        numbers: Any = [(budgets[i].per_step, budgets[i].total, budgets[i].debt) for i in places]
+        k, total, debt = zip(*numbers, strict=True)
+        accounts[places] = new_accounts(k, total, debt, schedule, bank, cpu)
+    return accounts
 
 
 def log_likelihood_ratios(risky_log_probs: Tensor, safe_log_probs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rules that mix raw logits: CP-Fuse of both models, RCAD of the risky one behind two prompts."""
+"""Rules that mix raw logits: CP-Fuse of both models, RCAD of the risky one after two prompts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..settings import check_choice, real_number, whole_number
-from .rule import BOTH, RISKY, StepInputs, StreamName, StreamSpec
+from .rule import BOTH, RISKY, OpenRule, StepInputs, StreamName, StreamSpec, Symbols
 from .unbounded import Unbounded
 
 # B rows, V vocabulary, P pairs of weights, C of them at once.
@@ -36,22 +35,22 @@ class CPFuse(Unbounded):
     """Whether warpers act on the mixture, as in the authors' code, or on both models before."""
 
     name = "cp_fuse"
-    own_streams = BOTH
+    reads = BOTH
     looks_back = True
 
     def __post_init__(self) -> None:
         Unbounded.__post_init__(self)
-        size = whole_number("grid_size", self.grid_size)
-        object.__setattr__(self, "grid_size", size)
-        if not 2 <= size <= LARGEST_GRID:
-            raise ValueError(f"grid_size must be in [2, {LARGEST_GRID}], got {size}")
-        check_choice("warping", self.warping, ("after", "before"))
+        if not 2 <= self.grid_size <= LARGEST_GRID:
+            raise ValueError(f"grid_size must be in [2, {LARGEST_GRID}], got {self.grid_size}")
 
     @property
     def gain(self) -> float:
         return 2.0 * LARGEST_WEIGHT
 
-    def logits(self, inputs: StepInputs) -> Tensor:
+    def open(self, level: Symbols) -> OpenRule:
+        return self.drawing(self._logits)
+
+    def _logits(self, inputs: StepInputs) -> Tensor:
         assert inputs.past is not None
         names = ("risky", "safe")
         is_last = self.warping == "after"
@@ -120,19 +119,21 @@ class RCAD(Unbounded):
 
     def __post_init__(self) -> None:
         Unbounded.__post_init__(self)
-        object.__setattr__(self, "alpha", real_number("alpha", self.alpha))
         if not 0.0 <= self.alpha < float("inf"):
             raise ValueError(f"alpha must be finite and >= 0, got {self.alpha}")
 
     @property
-    def own_streams(self) -> Mapping[StreamName, StreamSpec]:
+    def reads(self) -> Mapping[StreamName, StreamSpec]:
         return {"risky": RISKY, "passage": StreamSpec("risky", takes_passage=True)}
 
     @property
     def gain(self) -> float:
         return 1.0 + 2.0 * self.alpha
 
-    def logits(self, inputs: StepInputs) -> Tensor:
+    def open(self, level: Symbols) -> OpenRule:
+        return self.drawing(self._logits)
+
+    def _logits(self, inputs: StepInputs) -> Tensor:
         # In float64, as masks may be the lowest float32, of which alpha times is none any more.
         plain, behind = (inputs.logits[name].double() for name in ("risky", "passage"))
         # A symbol that is impossible behind the passage alone counts as its least likely one: the

@@ -1,4 +1,4 @@
-"""One model at a time: p_s, p_r, p_r behind a system prompt, and switches from one to the other."""
+"""One model at a time: p_s, p_r, p_r after a system prompt, and switches from one to the other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,10 +7,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...kernels.projection import project_kl
-from ..settings import checked_text
-from .budget import Budget, checked_nats
-from .rule import BOTH, SAFE, NextToken, Rule, StepInputs, StreamName, StreamSpec
+from ...fields import checked_nats
+from ...kernels.project import project_kl
+from .budget import Budget
+from .rule import (
+    BOTH,
+    SAFE,
+    NextToken,
+    OpenRule,
+    Rule,
+    StepInputs,
+    StreamName,
+    StreamSpec,
+    Symbols,
+)
 from .unbounded import Unbounded
 
 
@@ -27,7 +37,10 @@ class SafeOnly(Rule):
     def budget_for(self, *, horizon: int, k: float | None) -> Budget:
         return Budget(per_step=0.0, total=0.0, horizon=horizon)
 
-    def next_token(self, inputs: StepInputs) -> NextToken:
+    def open(self, level: Symbols) -> OpenRule:
+        return OpenRule.of(self, self._project)
+
+    def _project(self, inputs: StepInputs) -> NextToken:
         safe = inputs.warped("safe")
         return project_kl(safe, safe, torch.zeros_like(inputs.budget), inputs.uniform)
 
@@ -38,8 +51,8 @@ class RiskyOnly(Unbounded):
 
     name = "risky_only"
 
-    def logits(self, inputs: StepInputs) -> Tensor:
-        return inputs.warped("risky")
+    def open(self, level: Symbols) -> OpenRule:
+        return self.drawing(lambda inputs: inputs.warped("risky"))
 
 
 DBRX_PROMPT = (
@@ -54,7 +67,7 @@ DBRX_PROMPT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class System(Unbounded):
-    """p_r behind a system prompt that asks for no copyrighted text; not certified.
+    """p_r after a system prompt that asks for no copyrighted text; not certified.
 
     Source: paper, section "Inference-time baselines".
     """
@@ -63,16 +76,12 @@ class System(Unbounded):
 
     name = "system"
 
-    def __post_init__(self) -> None:
-        Unbounded.__post_init__(self)
-        checked_text("prompt", self.prompt)
-
     @property
-    def own_streams(self) -> Mapping[StreamName, StreamSpec]:
+    def reads(self) -> Mapping[StreamName, StreamSpec]:
         return {"risky": StreamSpec("risky", preface=self.prompt + "\n\n")}
 
-    def logits(self, inputs: StepInputs) -> Tensor:
-        return inputs.warped("risky")
+    def open(self, level: Symbols) -> OpenRule:
+        return self.drawing(lambda inputs: inputs.warped("risky"))
 
 
 COLD_STEPS_PER_NAT = 10
@@ -87,17 +96,20 @@ class ColdStart(Unbounded):
     """
 
     k: float
-    """Nats a step of the Anchored rule that it stands beside."""
+    """Nats per step of the Anchored rule that it is compared with."""
 
     name = "cold_start"
-    own_streams = BOTH
+    reads = BOTH
     looks_back = True
 
     def __post_init__(self) -> None:
         Unbounded.__post_init__(self)
-        object.__setattr__(self, "k", checked_nats("k", self.k))
+        checked_nats("k", self.k)
 
-    def logits(self, inputs: StepInputs) -> Tensor:
+    def open(self, level: Symbols) -> OpenRule:
+        return self.drawing(self._logits)
+
+    def _logits(self, inputs: StepInputs) -> Tensor:
         assert inputs.past is not None
         risky, safe = inputs.warped("risky"), inputs.warped("safe")
         steps = torch.tensor([len(text) for text in inputs.past.texts], device=safe.device)
@@ -117,17 +129,20 @@ class GlobalSwitch(Unbounded):
     """Nats."""
 
     name = "global_switch"
-    own_streams = BOTH
+    reads = BOTH
 
     def __post_init__(self) -> None:
         Unbounded.__post_init__(self)
-        object.__setattr__(self, "K", checked_nats("K", self.K))
+        checked_nats("K", self.K)
 
     def budget_for(self, *, horizon: int, k: float | None) -> Budget:
         """K for the whole text, or k * horizon where a call gives k."""
         total = self.K if k is None else checked_nats("K = k * horizon", k * horizon)
         return Budget(per_step=total / horizon, total=total, horizon=horizon, schedule="global")
 
-    def logits(self, inputs: StepInputs) -> Tensor:
+    def open(self, level: Symbols) -> OpenRule:
+        return self.drawing(self._logits)
+
+    def _logits(self, inputs: StepInputs) -> Tensor:
         is_left = inputs.budget[:, None] > 0.0
         return torch.where(is_left, inputs.warped("risky"), inputs.warped("safe"))

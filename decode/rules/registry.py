@@ -1,6 +1,6 @@
 """Rules by name: what a ledger, a config or a command line names becomes the rule again.
 
-The package's own rules come first, then those that installed packages declare as entry points of
+The rules of this package come first, then those that installed packages declare as entry points of
 the group "anchored.rules". Nothing is imported before a rule is asked for by its name.
 """
 
@@ -29,15 +29,15 @@ RULES: Final = {
     "cold_start": "one_model.ColdStart",
     "global_switch": "one_model.GlobalSwitch",
 }
-"""The package's own rules by name, each as FILE.CLASS of this folder."""
+"""The rules of this package by name, each as FILE.CLASS of this folder."""
 
 
 def installed_rule(name: str) -> EntryPoint | None:
-    """Where the rule of this name stands in another package; None for one of the package's own.
+    """The entry point of this name in another package; None for a rule of this package.
 
     Raises ValueError for a name that nobody has, with those that there are, or that two have.
     """
-    entry = entry_point(GROUP, name, own=RULES)
+    entry = entry_point(GROUP, name, builtin=RULES)
     if entry is None and name not in RULES:
         known = ", ".join([*RULES, *sorted(declared(GROUP))])
         raise ValueError(f"rule must be one of {known}, got {name!r}: no installed package has it")
@@ -52,8 +52,8 @@ def rule_class(name: str) -> type[Any]:
     entry = installed_rule(name)
     if entry is None:
         file, _, kind = RULES[name].partition(".")
-        own: type[Any] = getattr(importlib.import_module(f".{file}", __package__), kind)
-        return own
+        ours: type[Any] = getattr(importlib.import_module(f".{file}", __package__), kind)
+        return ours
     other = loaded(entry)
     if not (isinstance(other, type) and is_dataclass(other)):
         raise ValueError(f"{GROUP}: {name!r} must be a dataclass, got {entry.value}")
@@ -61,7 +61,11 @@ def rule_class(name: str) -> type[Any]:
 
 
 def make_rule(name: str, settings: dict[str, Any]) -> "Rule":
-    """The rule of this name with these settings; ValueError for an unknown name or setting."""
+    """The rule of this name with these settings.
+
+    Raises ValueError for an unknown name or setting, and for a rule of another package whose claims
+    do not hold, see `check_claims`.
+    """
     kind = rule_class(name)
     if name == "anchored_inf":
         settings = {"divergence": "max", **settings}
@@ -69,6 +73,11 @@ def make_rule(name: str, settings: dict[str, Any]) -> "Rule":
         rule: Rule = kind(**settings)
     except TypeError as error:
         raise ValueError(f"settings of rule {name}: {error}") from None
-    if name not in RULES and rule.name != name:  # no ledger of it would be read again
-        raise ValueError(f"{GROUP}: {name!r} has the name {rule.name!r}: both must be the same")
+    if name not in RULES:
+        from .claims import check_claims
+
+        check_claims(rule, kind)
+        if rule.name != name:  # no ledger of it would be read again
+            both = f"{name!r} has the name {rule.name!r}"
+            raise ValueError(f"{GROUP}: {both}: both must be the same")
     return rule

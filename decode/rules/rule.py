@@ -1,35 +1,32 @@
-"""What a decoding rule sees and what it returns; sampling, caches and stopping are the engine's."""
+"""Decoding rules: their inputs and what they return; caches and stopping are the engine's."""
 
-import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol, Self, cast
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from ..settings import Divergence
 from .budget import Budget
-
-logger = logging.getLogger(__name__)
 
 ModelName = Literal["safe", "risky"]
 
-Divergence = Literal["kl", "max"]
-"""KL(p* || p_s), or the largest log-ratio of both."""
-
 StreamName = str
-"""Names one prompt that one model reads: "safe", "risky", or a name that the rule gives."""
+"""Names one prompt that one model reads: "safe", "risky", or a name that the rule chooses."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """Which model reads, and what stands before the prompt there."""
+    """The model that reads, and what it reads before the prompt."""
 
     model: ModelName
     preface: str = ""
     """A text, the same for all requests."""
     takes_passage: bool = False
-    """The request's own passage stands before the prompt."""
+    """The request's passage comes before the prompt."""
 
 
 SAFE, RISKY = StreamSpec("safe"), StreamSpec("risky")
@@ -64,7 +61,7 @@ class Past:
 
     def of(self, rows: Sequence[int]) -> "Past":
         """The past of some of the rows, in this order."""
-        log_probs = {name: own[list(rows)] for name, own in self.log_probs.items()}
+        log_probs = {name: nats[list(rows)] for name, nats in self.log_probs.items()}
         return Past([self.texts[row] for row in rows], log_probs)
 
 
@@ -85,7 +82,7 @@ class PastRows:
         """As rules see it, on the CPU."""
         return Past(
             texts=[list(self._texts[row]) for row in rows],
-            log_probs={name: own[list(rows)] for name, own in self._log_probs.items()},
+            log_probs={name: nats[list(rows)] for name, nats in self._log_probs.items()},
         )
 
     def append(
@@ -93,9 +90,9 @@ class PastRows:
     ) -> None:
         """The next token of these rows, by the raw logits (rows, vocab_size) it was drawn from."""
         index = torch.tensor(token_ids)[:, None]
-        for name, own in self._log_probs.items():
+        for name, nats in self._log_probs.items():
             log_probs = logits[name].double().log_softmax(-1)
-            own[list(rows)] += log_probs.gather(1, index.to(log_probs.device))[:, 0].cpu()
+            nats[list(rows)] += log_probs.gather(1, index.to(log_probs.device))[:, 0].cpu()
         for row, token_id in zip(rows, token_ids, strict=True):
             self._texts[row].append(token_id)
 
@@ -114,7 +111,7 @@ class StepInputs:
     uniform: Tensor | None
     """(batch, 3) float64 in [0, 1) for the coupled sampler; None draws nothing."""
     past: Past | None = None
-    """Given to rules that look back."""
+    """For rules that look back."""
 
     def warped(self, name: StreamName) -> Tensor:
         """(batch, vocab_size) warped logits of one stream."""
@@ -136,7 +133,7 @@ class NextToken(Protocol):
     def accepted(self) -> Tensor | None: ...  # (batch,) bool
     @property
     def stored_log_probs(self) -> tuple[Tensor, Tensor] | None:
-        """log p* and log p_s of `token_ids`, (batch,) float64 each, if drawing has found them."""
+        """log p* and log p_s of `token_ids`, (batch,) float64 each, where drawing computes them."""
         ...
 
     def log_probs(self) -> Tensor: ...  # (batch, vocab_size)
@@ -146,112 +143,138 @@ class NextToken(Protocol):
         ...
 
 
-class Rule(Protocol):
-    """A decoding rule: a frozen object without state of its own. Rules may derive from this."""
+class Rule(ABC):
+    """A decoding rule: a frozen object that holds its settings, and opens for a level.
+
+    Its other members are claims: what the engine and `verify` may expect of it at any level.
+    """
+
+    looks_back: ClassVar[bool] = False
+    """Reads `inputs.past`: p* then depends on more than logits and budget, so nothing is drafted
+    and no step stays on a device."""
+    is_certified: ClassVar[bool] = False
+    """The spends that it reports bound the divergence from the safe model."""
+    is_projection: ClassVar[bool] = False
+    """p* is p_r projected onto the budget, tilted ("kl") or clipped ("max"), so that `verify`
+    computes it from the recorded figures alone. Of any other rule it takes p* from `next_token`,
+    and computes its divergence from p_s and the draw itself."""
+    retokenizes: ClassVar[bool] = False
+    """Decodes the risky model's tokens where the safe one has others."""
 
     @property
-    def name(self) -> str: ...
+    @abstractmethod
+    def name(self) -> str:
+        """Names the rule in ledgers, configs and commands."""
 
     @property
     def streams(self) -> Mapping[StreamName, StreamSpec]:
-        """The streams that `next_token` reads; no other model runs."""
+        """The streams that its `next_token` reads; no other model runs."""
         return BOTH
 
     @property
-    def looks_back(self) -> bool:
-        """Whether `next_token` reads `inputs.past`: p* then depends on more than logits and budget,
-        so nothing is drafted and no step stays on a device."""
-        return False
-
-    @property
-    def is_certified(self) -> bool:
-        """Whether the spends that the rule reports bound the divergence from the safe model."""
-        return False
-
-    @property
     def divergence(self) -> Divergence | None:
-        """The divergence that a certified rule's spends bound; None where they bound nothing."""
+        """The divergence that a certified rule's spends bound, one of `reference.DIVERGENCES`; None
+        where they bound nothing."""
         return None
 
     @property
-    def is_projection(self) -> bool:
-        """Whether p* is p_r projected onto the budget, tilted ("kl") or clipped ("max"), so that
-        `verify` computes it from the recorded figures alone. Of any other rule it takes p* from
-        `next_token`, and computes KL(p* || p_s) and the draw itself."""
-        return False
+    def order(self) -> float | None:
+        """The order of divergence "renyi"; None of others."""
+        return None
 
     @property
     def gain(self) -> float:
-        """How many times an error of the logits may stand in those of p*: 1 where p* follows from
-        warped logits, more where raw ones are mixed."""
+        """Factor from an error of the logits to that of p*: 1 where p* follows from warped logits,
+        more where raw ones are mixed."""
         return 1.0
 
     @property
     def charges_debt(self) -> bool:
-        """Whether prompts owe a debt; without one they cost less to read."""
+        """Whether prompts have a debt; without one they cost less to read."""
         return False
-
-    @property
-    def retokenizes(self) -> bool:
-        """Whether it decodes the risky model's tokens where the safe one has others."""
-        return False
-
-    @property
-    def used_words(self) -> Mapping[str, list[str]] | None:
-        """The words that a rule swaps at its level: those "swapped" and those "left_out", which are
-        no single symbol there."""
-        return None
-
-    def for_symbols(self, symbols: Symbols) -> Self:
-        """The rule for texts of these symbols; itself, unless it knows words.
-
-        Raises ValueError for a level at which it cannot decode.
-        """
-        return self
 
     def settings(self) -> dict[str, Any]:
         """Plain JSON values from which `registry.make_rule` makes the rule again: its fields."""
-        return {own.name: getattr(self, own.name) for own in fields(cast(Any, self)) if own.init}
+        return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
 
+    @abstractmethod
     def budget_for(self, *, horizon: int, k: float | None) -> Budget:
         """The budget of one request, before its prompt was read: without a debt.
 
-        horizon: most steps. k: nats a step in place of the rule's k, in [0, BUDGET_CAP]. Raises
+        horizon: most steps. k: nats per step in place of the rule's k, in [0, BUDGET_CAP]. Raises
         ValueError where k * horizon is beyond BUDGET_CAP, or k is given to a rule that was made
         from K.
         """
-        ...
 
     def debt_for(self, ratios: Tensor) -> float:
-        """Nats that a prompt owes.
+        """Nats of debt of a prompt.
 
         ratios: (num_positions,) float64 log-likelihood ratios of its tokens. Raises ValueError
         where one is NaN.
         """
         return 0.0
 
-    def next_token(self, inputs: StepInputs) -> NextToken:
-        """p* of this step for every row, with the token drawn from it where uniforms are given."""
-        ...
+    @abstractmethod
+    def open(self, level: Symbols) -> "OpenRule":
+        """The rule for texts of one level; ValueError for a level at which it cannot decode."""
 
 
-def takes_passage(rule: Rule) -> bool:
-    """Whether one of its streams reads a passage before each prompt."""
-    return any(reading.takes_passage for reading in rule.streams.values())
+CLAIMS = (
+    *("name", "looks_back", "is_certified", "divergence", "order"),
+    *("is_projection", "gain", "charges_debt", "retokenizes"),
+)
 
 
-def opened(rule: Rule, symbols: Symbols) -> Rule:
-    """The rule for texts of these symbols; one line is logged of words that it leaves out there.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenRule:
+    """A rule at one level, as the engine and `verify` see it: this alone gives distributions.
 
-    Raises ValueError for a level at which it cannot decode.
+    Its claims are read once, so that what was checked is what counts: see `Rule` for them.
     """
-    own = rule.for_symbols(symbols)
-    if own.used_words is not None and (left_out := own.used_words["left_out"]):
-        logger.warning(
-            "%s leaves out %d of %d words, which are not one token of both models: %s",
-            own.name,
-            len(left_out),
-            len(left_out) + len(own.used_words["swapped"]),
-            ", ".join(left_out),
-        )
-    return own
+
+    rule: Rule
+    next_token: Callable[[StepInputs], NextToken]
+    """p* of a step for every row, with the token drawn from it where there are uniforms."""
+    streams: Mapping[StreamName, StreamSpec]
+    """The streams that `next_token` reads at this level."""
+    used_words: Mapping[str, list[str]] | None
+    """The words that a rule swaps at this level: those "swapped" and those "left_out", which are no
+    single symbol here."""
+    name: str
+    looks_back: bool
+    is_certified: bool
+    divergence: Divergence | None
+    order: float | None
+    is_projection: bool
+    gain: float
+    charges_debt: bool
+    retokenizes: bool
+
+    @classmethod
+    def of(
+        cls,
+        rule: Rule,
+        next_token: Callable[[StepInputs], NextToken],
+        *,
+        streams: Mapping[StreamName, StreamSpec] | None = None,
+        used_words: Mapping[str, list[str]] | None = None,
+    ) -> "OpenRule":
+        """Read the claims of a rule; streams: where the level decides them, else the rule's."""
+        claims: dict[str, Any] = {name: getattr(rule, name) for name in CLAIMS}
+        reads: Any = rule.streams if streams is None else streams
+        if isinstance(reads, Mapping):
+            reads = MappingProxyType(dict(reads))
+        return cls(rule=rule, next_token=next_token, streams=reads, used_words=used_words, **claims)
+
+    def budget_for(self, *, horizon: int, k: float | None) -> Budget:
+        """See `Rule.budget_for`."""
+        return self.rule.budget_for(horizon=horizon, k=k)
+
+    def debt_for(self, ratios: Tensor) -> float:
+        """See `Rule.debt_for`."""
+        return self.rule.debt_for(ratios.clone())
+
+
+def takes_passage(rule: Rule | OpenRule) -> bool:
+    """Whether one of its streams reads a passage before each prompt."""
+    return any(stream.takes_passage for stream in rule.streams.values())

@@ -1,53 +1,63 @@
-"""What rules without a budget share: they certify nothing, and draw from logits of their own."""
+"""Rules without a budget: they certify nothing, and draw from any logits."""
 
 import math
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ...fields import check_fields
 from ...kernels.sampler import coupled_sample
-from ..settings import check_flag
 from .budget import Budget
-from .rule import RISKY, SAFE, NextToken, Rule, StepInputs, StreamName, StreamSpec
+from .rule import RISKY, SAFE, NextToken, OpenRule, Rule, StepInputs, StreamName, StreamSpec
+
+Logits = Callable[[StepInputs], Tensor]
+"""(batch, vocab_size) warped logits of p*."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unbounded(Rule):
     """A rule without a budget: p* proportional to exp(logits), whatever that spends; not certified.
 
-    Subclasses say what they read beside p_s (`own_streams`) and give `logits`.
+    Subclasses say which streams these logits are of (`reads`), and `open` as `drawing` them.
     """
 
     compared: bool = True
-    """Run the safe model beside it, to report what p* spends and to draw by the coupled sampler, as
+    """Run the safe model with it, to report what p* spends and to draw by the coupled sampler, as
     near to the safe model's text as p* allows. Without it every spend is infinite."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "compared", check_flag("compared", self.compared))
+        check_fields(self)
 
     @property
-    def own_streams(self) -> Mapping[StreamName, StreamSpec]:
-        """The streams that `logits` reads."""
+    def reads(self) -> Mapping[StreamName, StreamSpec]:
+        """The streams that the logits are computed from."""
         return {"risky": RISKY}
 
     @property
     def streams(self) -> Mapping[StreamName, StreamSpec]:
-        return {"safe": SAFE, **self.own_streams} if self.compared else self.own_streams
+        return {"safe": SAFE, **self.reads} if self.compared else self.reads
 
     def budget_for(self, *, horizon: int, k: float | None) -> Budget:
         # Fixed: an allowance that an infinite spend used up would let the risky model rest.
         return Budget(per_step=math.inf, total=math.inf, horizon=horizon, schedule="fixed")
 
-    @abstractmethod
-    def logits(self, inputs: StepInputs) -> Tensor:
-        """(batch, vocab_size) warped logits of p*."""
+    def drawing(
+        self,
+        logits: Logits,
+        *,
+        streams: Mapping[StreamName, StreamSpec] | None = None,
+        used_words: Mapping[str, list[str]] | None = None,
+    ) -> OpenRule:
+        """The rule at a level where these are its logits; see `OpenRule`."""
+        is_compared = "safe" in (self.streams if streams is None else streams)
 
-    def next_token(self, inputs: StepInputs) -> NextToken:
-        safe = inputs.warped("safe") if "safe" in self.streams else None
-        return Categorical.draw(self.logits(inputs), safe, inputs.uniform)
+        def next_token(inputs: StepInputs) -> NextToken:
+            safe = inputs.warped("safe") if is_compared else None
+            return Categorical.draw(logits(inputs), safe, inputs.uniform)
+
+        return OpenRule.of(self, next_token, streams=streams, used_words=used_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,7 @@ class Categorical:
     def draw(
         cls, logits: Tensor, safe_logits: Tensor | None, uniform: Tensor | None
     ) -> "Categorical":
-        """Normalize logits (batch, vocab_size), and draw beside the safe model's where asked.
+        """Normalize logits (batch, vocab_size), and draw next to the safe model's where asked.
 
         Without the safe model p* is its own draft, by the first uniform; none is accepted then.
         """

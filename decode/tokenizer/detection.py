@@ -1,7 +1,7 @@
 r"""The automaton that cuts as a tokenizer's pre-tokenizer does, step by step.
 
-A step is a regex (regex.py), or is read as one: ByteLevel with its own, Digits and Punctuation. It
-cuts each pretoken of the step before as if that were a whole text (`cut_again`).
+A step is a regex (regex.py), or is read as one: ByteLevel with GPT-2's, the text of a Split, Digits
+and Punctuation. It cuts each pretoken of the step before as if that were a text (`cut_again`).
 """
 
 import json
@@ -21,11 +21,12 @@ from .pretokenizer import (
     members,
     smallest_automaton,
 )
-from .regex import known_characters, regex_automaton
+from .regex import covers_texts, known_characters, regex_automaton
 from .tokenizer_file import steps_of
 
 BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The regex of `ByteLevel`, GPT-2's."""
+WHOLE_TEXT = r"[\s\S]+"
 NUM_STRINGS = 800
 MAX_CHARACTERS = 12
 # White space and line ends, contraction letters in both cases, digits, symbols, and scripts with
@@ -60,47 +61,59 @@ def detect_pretokenizer(tokenizer: Tokenizer) -> PretokenizerAutomaton:
 
 
 def _stages(steps: list[Step]) -> list[PretokenizerAutomaton]:
-    """The automata of the steps that cut: all but a ByteLevel without its regex."""
+    """The automata of the steps that cut, all but ByteLevel without regex, or of the whole text."""
     for before, step in pairwise(steps):
         if before["type"] == "ByteLevel":
             raise ValueError(
-                f"{_shown(step)} behind ByteLevel cuts the bytes of characters "
+                f"{_shown(step)} after ByteLevel cuts the bytes of characters "
                 "(Falcon's Digits take 0xbc for a number), byte level needs whole characters there"
             )
     cutting = [step for step in steps if step["type"] != "ByteLevel" or step["use_regex"]]
-    if not cutting:
-        raise ValueError("it does not cut")
-    return [_stage(step) for step in cutting]
+    return [_stage(step) for step in cutting] or [regex_automaton(WHOLE_TEXT)]
 
 
 def _stage(step: Step) -> PretokenizerAutomaton:
     try:
-        return regex_automaton(_regex(step))
+        regex, behavior = _regex(step), step.get("behavior", "Isolated")
+        # Nothing follows this group, so each of its rounds is the match that it is alone.
+        regex = f"(?:{regex})+" if behavior == "Contiguous" else regex
+        # Others change what lies between matches, but removed ones unless inverted.
+        is_cut = behavior in ("Isolated", "Contiguous")
+        is_removed = behavior == "Removed" and not step["invert"]
+        if is_removed or not (is_cut or covers_texts(regex)):
+            raise ValueError(f"byte level knows Isolated and Contiguous, not {behavior}, of this")
+        return regex_automaton(regex)
     except ValueError as error:
         raise ValueError(f"{_shown(step)}: {error}") from None
 
 
 def _regex(step: Step) -> str:
-    """What a step cuts out, as a regex."""
+    """The regex of what a step cuts out."""
     match step["type"]:
         case "ByteLevel":
             return BYTE_LEVEL
-        case "Split" if "Regex" in step["pattern"]:
-            return str(step["pattern"]["Regex"])
+        case "Split":
+            pattern = step["pattern"]
+            is_regex = "Regex" in pattern
+            return str(pattern["Regex"]) if is_regex else _characters(pattern["String"])
         case "Digits":
             digits = _cut_out(pre_tokenizers.Digits(individual_digits=False))
             return digits if step["individual_digits"] else f"{digits}+"
         case "Punctuation":
-            punctuation = _cut_out(pre_tokenizers.Punctuation("contiguous"))
-            return f"{punctuation}+" if step["behavior"] == "Contiguous" else punctuation
-    raise ValueError("byte level needs regexes, Digits or Punctuation")
+            return _cut_out(pre_tokenizers.Punctuation("contiguous"))
+    raise ValueError("byte level needs Split, Digits or Punctuation")
+
+
+def _characters(text: str) -> str:
+    """Characters as a regex writes any of them."""
+    return "".join(f"\\x{{{ord(character):x}}}" for character in text)
 
 
 def _cut_out(contiguous: pre_tokenizers.PreTokenizer) -> str:
     """The set of characters that contiguous Digits or Punctuation cut out, all assigned."""
     # The first character is U+0000, which neither cuts out: every other piece is cut out.
     pieces = contiguous.pre_tokenize_str(known_characters())[1::2]
-    return "[" + "".join(f"\\x{{{ord(each):x}}}" for piece, _ in pieces for each in piece) + "]"
+    return f"[{_characters(''.join(piece for piece, _ in pieces))}]"
 
 
 def _hard_strings(classes: CharacterClasses) -> list[str]:

@@ -1,10 +1,10 @@
-"""The merges of a byte-level BPE: how each token is made, and which two may stand side by side."""
+"""The merges of a BPE: how each token is made, and which two may be neighbors."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import chain, pairwise
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,30 @@ def cached_rows(compute: Callable[[Key], Row], num_rows: int, length: int) -> Ca
     return lambda key: np.unpackbits(packed(key), count=length).view(np.bool_)
 
 
+class Symbols(Protocol):
+    """The symbols that merges begin with."""
+
+    tokens: list[int]
+    """The tokens of single symbols."""
+
+    def of(self, text: bytes) -> list[int] | None:
+        """The symbols of a text; None where some part has none."""
+
+
+class ByteSymbols:
+    """The symbols of a byte-level BPE: the tokens of single bytes."""
+
+    def __init__(self, bytes_of: Mapping[int, bytes]) -> None:
+        """bytes_of: bytes of each base token; a vocabulary may lack tokens of some bytes."""
+        self._token = {text[0]: token for token, text in bytes_of.items() if len(text) == 1}
+        self.tokens = [*self._token.values()]
+
+    def of(self, text: bytes) -> list[int] | None:
+        """The token of each byte; None where one has none."""
+        tokens = [self._token.get(byte, -1) for byte in text]
+        return None if -1 in tokens else tokens
+
+
 RANK_LIMIT = math.inf
 MAX_CACHED_PAIRS = 1 << 20
 
@@ -39,16 +63,20 @@ class MergeTable:
     """
 
     def __init__(
-        self, bytes_of: Mapping[int, bytes], merges: Iterable[tuple[int, int, int]]
+        self,
+        bytes_of: Mapping[int, bytes],
+        merges: Iterable[tuple[int, int, int]],
+        symbols: Symbols | None = None,
     ) -> None:
-        """bytes_of: bytes of each base token. merges: (left, right, merged), most urgent first."""
+        """bytes_of: bytes of each base token. merges: (left, right, merged), most urgent first.
+        symbols: what merges begin with, single bytes by default."""
         self.bytes_of = bytes_of
-        self.byte_token = {text[0]: token for token, text in bytes_of.items() if len(text) == 1}
+        self._symbols = symbols or ByteSymbols(bytes_of)
         self.merged: dict[tuple[int, int], tuple[int, int]] = {}
         for rank, (left, right, merged) in enumerate(merges):
             self.merged.setdefault((left, right), (rank, merged))
         self.split: dict[int, tuple[int, int]] = {}
-        self.rank = dict.fromkeys(self.byte_token.values(), -1)
+        self.rank = dict.fromkeys(self._symbols.tokens, -1)
         self.latest = dict(self.rank)
         self.left_spine, self.right_spine = (cache(partial(self._spine, side)) for side in (0, 1))
         """The parts of a token on one side, from a byte to itself; few tokens are asked for."""
@@ -64,13 +92,13 @@ class MergeTable:
         return *(self.right_spine if side else self.left_spine)(halves[side]), token
 
     def is_reachable(self, token: int) -> bool:
-        """Whether BPE turns the bytes of `token` into `token`."""
+        """True if BPE turns the bytes of `token` into `token`."""
         return token in self.rank
 
     def encode(self, text: bytes, *, least: int = 1) -> list[int]:
-        """BPE by definition: apply the most urgent merge, leftmost first, until none applies or
-        `least` tokens are left."""
-        tokens = [self.byte_token[byte] for byte in text]
+        """BPE by definition: the most urgent merge, leftmost first, down to `least` tokens or
+        none; [] where some part of the text has no symbol."""
+        tokens = self._symbols.of(text) or []
         while len(tokens) > least:
             pairs = pairwise(tokens)
             ranks = [self.merged[pair][0] if pair in self.merged else RANK_LIMIT for pair in pairs]
@@ -81,7 +109,7 @@ class MergeTable:
         return tokens
 
     def is_valid_pair(self, left: int, right: int) -> bool:
-        """Whether BPE turns the bytes of two reachable tokens into these two tokens."""
+        """True if BPE turns the bytes of two reachable tokens into these two tokens."""
         if left in self.irregular or right in self.irregular:
             return self.encoded_pair_is_valid(left, right)
         return self._meet(self.right_spine(left), self.left_spine(right), RANK_LIMIT)
@@ -90,7 +118,7 @@ class MergeTable:
         return self.encode(self.bytes_of[left] + self.bytes_of[right]) == [left, right]
 
     def _meet(self, left: Sequence[int], right: Sequence[int], limit: float) -> bool:
-        """Whether no merge of rank below `limit` crosses the junction of two spines.
+        """True if no merge of rank below `limit` crosses the junction of two spines.
 
         A piece lives until its parent is made. A crossing merge fires if both of its pieces are
         alive at its rank; on equal rank the leftmost site is first, hence < on the left only.
@@ -125,8 +153,6 @@ class MergeTable:
     def _find_irregular(self) -> frozenset[int]:
         """Tokens that BPE makes although ranks do not increase along their split."""
         missed = self.bytes_of.keys() - self.rank.keys()
-        known = self.byte_token.keys()  # a vocabulary may lack tokens of some bytes
-        missed = {token for token in missed if known >= set(self.bytes_of[token])}
         shortest_first = sorted(missed, key=lambda token: len(self.bytes_of[token]))
         irregular = [t for t in shortest_first if self.encode(self.bytes_of[t]) == [t]]
         for token in irregular:
@@ -152,42 +178,53 @@ class PairRows:
         self._tokens = tokens
         self._column = {token: column for column, token in enumerate(tokens.tolist())}
         self._bans, self._bans_of, first = _bans(
-            merges, 1 + max(*merges.bytes_of, *tokens.tolist())
+            merges, 1 + max(*merges.bytes_of, *merges.rank, *tokens.tolist())
         )
         self._num_stops = len(merges.rank)
         stops = first[tokens]
         self._stop_of_column = np.where(stops < 0, self._num_stops, stops)
-        self._irregular_pieces = [(t, set(merges.left_spine(t))) for t in merges.irregular]
+        self._meeting = _meeting(merges)
         self.invalid = cached_rows(self._invalid, MAX_CACHED_ROWS, len(tokens))
-        """(V,) bool: the tokens that form no valid pair behind a reachable token.
+        """(V,) bool: the tokens that form no valid pair after a reachable token.
 
         Columns of unreachable tokens are False: they are never inside a longer pretoken.
         """
 
     def _invalid(self, left: int) -> Row:
         is_irregular = left in self.merges.irregular
-        changes = np.zeros(self._num_stops + 1, np.int32)
         spine = self.merges.right_spine(left)
+        # 1. The merges of its pieces that fire before these die.
+        fired = []
         for piece, parent in zip(spine, (*spine[1:], None), strict=True):
             end = RANK_LIMIT if parent is None else self.merges.latest[parent] + is_irregular
-            # Count its merges that fire before it dies over the stops that they spoil.
             bans = self._bans[self._bans_of[piece] : self._bans_of[piece + 1]]
-            alive = bans[: np.searchsorted(bans[:, 0], end)]
-            for column, change in ((1, 1), (2, 1), (3, -1)):
-                np.add.at(changes, alive[:, column], change)
-            np.add.at(changes, alive[:, 1] + 1, -1)
-        invalid: NDArray[np.bool_] = np.cumsum(changes)[self._stop_of_column] > 0
+            fired.append(bans[: np.searchsorted(bans[:, 0], end)])
+        # 2. The stops that they spoil: a few intervals, whose ends alone are counted.
+        _, stop, first, end = np.concatenate(fired).T
+        ends = np.concatenate((stop, first, stop + 1, end))
+        order = np.argsort(ends)
+        counts = np.cumsum(np.repeat((1, -1), 2 * len(stop))[order])
+        lengths = np.diff(ends[order], prepend=0, append=self._num_stops + 1)
+        is_spoilt = np.repeat(np.append(False, counts > 0), lengths)
+        invalid: NDArray[np.bool_] = is_spoilt[self._stop_of_column]
         # An irregular piece may die before `latest`, so its row is an upper bound still.
-        doubtful = self._tokens[invalid].tolist() if is_irregular else []
-        merged = self.merges.merged
-        meeting = (
-            token
-            for token, pieces in self._irregular_pieces
-            if any((piece, other) in merged for piece in spine for other in pieces)
-        )
-        for right in {*doubtful, *meeting}:
+        doubtful = set(self._tokens[invalid].tolist()) if is_irregular else set()
+        for right in doubtful.union(*(self._meeting.get(piece, ()) for piece in spine)):
             invalid[self._column[right]] = not self.merges.encoded_pair_is_valid(left, right)
         return invalid
+
+
+def _meeting(merges: MergeTable) -> dict[int, set[int]]:
+    """The irregular tokens that have, on their left side, a piece with which a piece merges."""
+    tokens_of: dict[int, set[int]] = {}
+    for token in merges.irregular:
+        for piece in merges.left_spine(token):
+            tokens_of.setdefault(piece, set()).add(token)
+    meeting: dict[int, set[int]] = {}
+    for left, right in merges.merged:
+        if right in tokens_of:
+            meeting.setdefault(left, set()).update(tokens_of[right])
+    return meeting
 
 
 def _euler_tour(merges: MergeTable, parent: Ints, child: Ints, num_ids: int) -> tuple[Ints, Ints]:
@@ -197,12 +234,12 @@ def _euler_tour(merges: MergeTable, parent: Ints, child: Ints, num_ids: int) -> 
         sizes[left] += sizes[token]
     after = np.cumsum([0, *map(sizes.__getitem__, child.tolist())])[:-1]
     after += 1 - after[np.searchsorted(parent, parent)]  # stops after the parent's first one
-    behind_parent = dict(zip(child.tolist(), after.tolist(), strict=True))
+    after_parent = dict(zip(child.tolist(), after.tolist(), strict=True))
     first: dict[int, int] = {}
     num_stops = 0
     for token in merges.rank:
         if token in merges.split:
-            first[token] = first[merges.split[token][0]] + behind_parent[token]
+            first[token] = first[merges.split[token][0]] + after_parent[token]
         else:
             first[token] = num_stops
             num_stops += sizes[token]

@@ -1,4 +1,4 @@
-"""Where a pretokenizer cuts, as an automaton over character classes."""
+"""The cuts of a pretokenizer as an automaton over character classes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
@@ -51,7 +51,7 @@ def code_points(text: str) -> NDArray[np.uint32]:
 def joint_classes(
     partitions: Iterable[NDArray[np.generic]],
 ) -> tuple[CharacterClasses, list[tuple[int, ...]]]:
-    """The coarsest classes that tell apart what any of some partitions does.
+    """The coarsest classes that distinguish what any of some partitions does.
 
     partitions: (0x110000,) each, below 256, with all surrogates in one part. Returns the classes,
     and for each of them its number in every partition. Raises ValueError for more than 256 of them.
@@ -63,7 +63,7 @@ def joint_classes(
         pairs = of << 8 | partition.astype(np.int64)
         chosen = np.flatnonzero(np.bincount(pairs))
         if len(chosen) > MAX_CLASSES:
-            raise ValueError(f"it tells {len(chosen)} kinds of characters apart, at most 256")
+            raise ValueError(f"it distinguishes {len(chosen)} kinds of characters, at most 256")
         number = np.zeros(chosen[-1] + 1, np.int64)
         number[chosen] = np.arange(len(chosen))
         of = number[pairs]
@@ -138,12 +138,12 @@ def smallest_automaton(
 ) -> PretokenizerAutomaton:
     """The automaton that goes on from each state by `step(state, kind)`, from `begin` on.
 
-    It has only states that lie on a run of some text, one for all behind which the same texts are
+    It has only states that lie on a run of some text, one for all after which the same texts are
     cut alike, and one class for all characters that lead to the same. Raises ValueError for more
     than 64 states, the bits of a set.
     """
-    steps = _steps_of_texts(classes.number, begin, step, may_end)
-    # 1. Number the states by what may follow, told apart further in each round; the first is 0.
+    steps = steps_of_texts(classes.number, begin, step, may_end)
+    # 1. Number the states by what may follow, distinguished further in each round; the first is 0.
     number = {state: int(may_end(state)) for state in steps}
     num_states, num_before = 1, 0
     while num_states > num_before:
@@ -172,13 +172,13 @@ def smallest_automaton(
     return PretokenizerAutomaton(CharacterClasses(of), joins, splits, accepting)
 
 
-def _steps_of_texts(
+def steps_of_texts(
     num_classes: int,
     begin: State,
     step: Callable[[State, int], Targets[State]],
     may_end: Callable[[State], bool],
 ) -> dict[State, list[set[State]]]:
-    """Where each state leads that lies on a run of some text, class by class but for class 0: in
+    """Targets of each state that lies on a run of some text, class by class but for class 0: in
     turn by joining and by splitting. The first state is `begin`."""
     # 1. Follow all characters from the beginning.
     steps: dict[State, list[set[State]]] = {}

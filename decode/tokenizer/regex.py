@@ -1,4 +1,4 @@
-r"""The automaton of a regex: where its matches begin and end, told one character at a time.
+r"""The automaton of a regex: where its matches begin and end, one character at a time.
 
 A backtracking engine takes the first way through a regex that matches: alternatives in order, and
 the longest first of what is repeated. Followed along a text, these ways are a list of threads, each
@@ -26,6 +26,7 @@ from .pretokenizer import (
     code_points,
     joint_classes,
     smallest_automaton,
+    steps_of_texts,
 )
 
 CHARACTERS = (
@@ -40,6 +41,8 @@ PIECE = re.compile(
 """A set of characters, or one of them or none of them ahead, or the end of a line, or a group."""
 REPEATED = re.compile(r"(?P<sign>[?*+])|\{(?P<least>\d+)(?P<more>,(?P<most>\d*))?\}")
 SIGNS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
+SAMPLED_FROM = 0x40000
+"""The first plane without an assigned character; those of tags, from 0xE0000 on, are some."""
 MATCH, END = 0, 0
 """The node in which a regex has matched, and what follows a text, in place of a class."""
 
@@ -47,7 +50,7 @@ CharacterSet = NDArray[np.bool_]
 """(0x110000,) which code points belong to it; of surrogates all or none."""
 Threads = tuple[int, ...]
 Build = Callable[[int], int]
-"""Adds the nodes of a part of a regex before a given one; returns the first of them."""
+"""Adds the nodes of a part of a regex before another one; returns the first of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,9 +86,9 @@ class BacktrackingRegex:
         return ValueError(f"byte level does not know what {rest!r} means in it")
 
     def _taken(self, form: re.Pattern[str]) -> re.Match[str] | None:
-        found = form.match(self._pattern, self._at)
-        self._at = self._at if found is None else found.end()
-        return found
+        match = form.match(self._pattern, self._at)
+        self._at = self._at if match is None else match.end()
+        return match
 
     def _alternatives(self, *, ignores_case: bool) -> Build:
         parts = [self._sequence(ignores_case=ignores_case)]
@@ -119,14 +122,14 @@ class BacktrackingRegex:
         return build
 
     def _repeated(self, part: Build) -> Build:
-        found = self._taken(REPEATED)
-        if found is None:
+        times = self._taken(REPEATED)
+        if times is None:
             return part
-        if found["sign"]:
-            least, most = SIGNS[found["sign"]]
+        if times["sign"]:
+            least, most = SIGNS[times["sign"]]
         else:
-            least, most = int(found["least"]), int(found["most"]) if found["most"] else None
-            most = most if found["more"] else least
+            least, most = int(times["least"]), int(times["most"]) if times["most"] else None
+            most = most if times["more"] else least
         is_reversed = most is not None and most < least
         if is_reversed or REPEATED.match(self._pattern, self._at):  # possessive, lazy or twice
             raise self._unknown()
@@ -151,24 +154,30 @@ class BacktrackingRegex:
 @lru_cache(maxsize=128)
 def character_set(pattern: str, *, ignores_case: bool = False) -> CharacterSet:
     """The characters that the library's regex engine matches with a pattern of one character."""
+    named = [*map(ord, pattern), *(int(c, 16) for c in re.findall(r"\\x\{(\w+)\}", pattern))]
+    sought = known_characters(has_all=max(named) >= SAMPLED_FROM)
     others = Regex(f"(?{'i' * ignores_case}:[^{pattern}])+")
     chosen = np.zeros(NUM_CODE_POINTS, np.bool_)
-    chosen[code_points(normalizers.Replace(others, "").normalize_str(known_characters()))] = True
+    chosen[code_points(normalizers.Replace(others, "").normalize_str(sought))] = True
     is_known = np.zeros(NUM_CODE_POINTS, np.bool_)
-    is_known[code_points(known_characters())] = True
+    is_known[code_points(sought)] = True
     return chosen[np.maximum.accumulate(np.where(is_known, np.arange(NUM_CODE_POINTS), 0))]
 
 
-@lru_cache(maxsize=1)
-def known_characters() -> str:
+@lru_cache(maxsize=2)
+def known_characters(*, has_all: bool = False) -> str:
     """All characters but those like the one before: of the planes in which none is assigned, or
-    all are private, one of 4,096 stands for the others. A quarter of all, and of the time."""
+    all are private, one of 4,096 represents the others. A quarter of all, and of the time.
+
+    has_all: for patterns that name one of these, which distinguishes it from the others.
+    """
+    step = 1 if has_all else 0x1000
     spans = (
         range(SURROGATES.start),
-        range(SURROGATES.stop, 0x40000),
-        range(0x40000, 0xE0000, 0x1000),
+        range(SURROGATES.stop, SAMPLED_FROM),
+        range(SAMPLED_FROM, 0xE0000, step),
         range(0xE0000, 0xE1000),
-        range(0xE1000, NUM_CODE_POINTS, 0x1000),
+        range(0xE1000, NUM_CODE_POINTS, step),
     )
     return "".join(map(chr, chain(*spans)))
 
@@ -208,7 +217,7 @@ class RegexSteps:
             if at == MATCH:
                 return tuple(following), True
             node = self._nodes[at]
-            if node.chars is not None and not self._stands_at(node, kind):
+            if node.chars is not None and not self._matches(node, kind):
                 continue
             if node.is_read:
                 following.update(dict.fromkeys(node.after))
@@ -216,11 +225,11 @@ class RegexSteps:
                 untried += reversed(node.after)
         return tuple(following), False
 
-    def _stands_at(self, node: Node, kind: int) -> bool:
+    def _matches(self, node: Node, kind: int) -> bool:
         return node.at_end if kind == END else bool(self._holds[id(node.chars)][kind])
 
     def step(self, state: State, kind: int) -> tuple[list[State], list[State]]:
-        """Where a character leads by joining the open pretoken, and where by beginning one."""
+        """States that a character leads to by joining the open pretoken, and by beginning one."""
         threads, banned = state
         following, is_wrong = self.read(tuple(sorted(banned)), kind)
         if is_wrong:
@@ -239,7 +248,7 @@ class RegexSteps:
         return joins, [*splits, ((), banned.union(first))]
 
     def may_end(self, state: State) -> bool:
-        """Whether the text may end here."""
+        """True if the text may end here."""
         threads, banned = state
         may_end = not threads or self.read(threads, END)[1]
         return may_end and not self.read(tuple(sorted(banned)), END)[1]
@@ -249,8 +258,14 @@ class RegexSteps:
 def regex_automaton(pattern: str) -> PretokenizerAutomaton:
     """The automaton that cuts out the matches of a regex; what they leave over are pretokens too.
 
-    Raises ValueError for a regex that is not known here, that matches an empty text or that needs
-    too many states.
+    Raises ValueError for unknown syntax, for a match of an empty text and for too many states.
     """
     steps = RegexSteps(BacktrackingRegex(pattern))
     return smallest_automaton(steps.classes, steps.begin, steps.step, steps.may_end)
+
+
+def covers_texts(pattern: str) -> bool:
+    """True if the matches of a regex, one after another, are all of every text."""
+    steps = RegexSteps(BacktrackingRegex(pattern))
+    states = steps_of_texts(steps.classes.number, steps.begin, steps.step, steps.may_end)
+    return all(threads for threads, _ in states)

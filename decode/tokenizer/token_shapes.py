@@ -11,8 +11,7 @@ from .trie import ROOT, ByteTrie
 from .utf8 import CONTINUATIONS, cut_partial
 
 Opened = tuple[tuple[int, bytes], ...]
-"""(automaton state, bytes of the open pretoken's characters), ascending; only what begins an entry
-is kept."""
+"""(automaton state, bytes of the open pretoken), ascending; only what begins an entry is kept."""
 
 
 class WholePretokens:
@@ -34,7 +33,7 @@ class WholePretokens:
         relation: tuple[Sequence[int], Sequence[int]],
         characters: bytes,
     ) -> Opened:
-        """The open pretokens behind `characters`, which join those `before` or begin some.
+        """The open pretokens after `characters`, which join those `before` or begin some.
 
         begun: the set of states in which they begin one. relation: where these states lead, by
         whether the first character joins or begins.
@@ -49,7 +48,7 @@ class WholePretokens:
         return sum(1 << state for state, text in opened if text in self._texts)
 
     def toward(self, begun: bytes) -> list[int]:
-        """Rows of the tokens behind which `begun` still begins an entry, or is one."""
+        """Rows of tokens after which the text begun so far still begins an entry, or is one."""
         if begun not in self._toward:
             trie, rows = self._trie, set[int]()
             for text in (text for text in self._texts if text.startswith(begun)):
@@ -80,7 +79,7 @@ class TokenShapes:
     """Each token's characters as a relation on automaton states ("shape"); few are different.
 
     `shape_of` (V,) int32 is the shape of the whole characters of each row, EMPTY if there are none
-    (behind lead bytes: IDENTITY and what follows). A shape maps a state to the set of states after
+    (after lead bytes: IDENTITY and what follows). A shape maps a state to the set of states after
     the characters, by whether the first one joins (`joins[shape][state]`) or splits
     (`splits[shape][state]`); EMPTY maps it to itself.
     `is_ill_formed` (V,) bool: rows that no UTF-8 text contains; `has_tail`: those that end inside a
@@ -96,7 +95,7 @@ class TokenShapes:
         self.splits: list[tuple[int, ...]] = [identity, (0,) * num_states]
         self._number: dict[Relation, int] = {}
         self._next: dict[tuple[int, int], int] = {}
-        cuts = [_cut(text) for text in texts]
+        cuts = [cut(text) for text in texts]
         self.is_ill_formed = np.array([cut is None for cut in cuts])
         self.cuts = [cut or TokenCut(b"", "", b"") for cut in cuts]
         self.num_lead = np.array([len(cut.lead) for cut in self.cuts])
@@ -136,8 +135,8 @@ class TokenShapes:
         return self._next[shape, kind]
 
 
-def _cut(text: bytes) -> TokenCut | None:
-    """The token's characters and the pieces around them; None if no UTF-8 text contains it."""
+def cut(text: bytes) -> TokenCut | None:
+    """The characters of bytes and the pieces around them; None if no UTF-8 text contains them."""
     if text.isascii():
         return TokenCut(b"", text.decode(), b"")
     num_lead = len(text) - len(text.lstrip(CONTINUATIONS))

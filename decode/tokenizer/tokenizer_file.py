@@ -1,12 +1,18 @@
-"""The content of a tokenizer.json, checked for being byte-level BPE; everything else is refused."""
+"""The content of a tokenizer.json, checked for being BPE of bytes or with byte fallback.
+
+Everything else is refused.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from .sentence_piece import MARK, SentencePiece, read_sentence_piece
 
 PRINTABLE_BYTES = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
@@ -33,19 +39,31 @@ def token_bytes(token: str) -> bytes:
     return token.translate(_BYTES).encode("latin-1")
 
 
-SENTENCE_PIECE_STEPS = ("Prepend", "Replace", "Metaspace", "Precompiled")
+OTHER_MODELS = {
+    "Unigram": "Unigram (T5, ALBERT, XLM-R)",
+    "WordPiece": "WordPiece (BERT)",
+    "WordLevel": "WordLevel (words alone)",
+}
+"""Names of the models of the library, with those who use them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """The parts of a byte-level BPE tokenizer that decide how text becomes tokens."""
+    """The parts of a BPE tokenizer that decide how text becomes tokens."""
 
     token_bytes: dict[int, bytes]
     """Bytes of every token that text can become, added tokens included, special tokens left out."""
     merges: list[tuple[int, int, int]]
     """(left, right, merged) token ids, most urgent first."""
     added_token_ids: frozenset[int]
-    """Added tokens that stand for text (special=false)."""
+    """Added tokens that are text (special=false)."""
+    raw_literals: tuple[str, ...]
+    """Texts of those that are cut out before the rest of a text is normalized."""
+    unwritten: tuple[bytes, ...]
+    """Texts of added tokens that are refused in a text, as what lies around them decides their
+    bytes."""
+    sentence_piece: SentencePiece | None
+    """The steps that byte-level BPE does not have; None for that."""
     special_token_ids: frozenset[int]
     """Tokens without bytes."""
     leading_token_ids: tuple[int, ...]
@@ -58,23 +76,46 @@ class TokenizerFile:
 
 
 def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
-    """Read a tokenizer. Raises ValueError, in one line, for one that is not byte-level BPE."""
+    """Read a tokenizer.
+
+    Raises ValueError, in one line, for one that is not byte-level BPE or BPE with byte fallback.
+    """
     text = tokenizer.to_str()
     content = json.loads(text)
     model, added = content["model"], content["added_tokens"]
-    _refuse_others(content)
-    vocab, added_ids = model["vocab"], {entry["id"] for entry in added}
-    base = {id: token_bytes(text) for text, id in vocab.items() if id not in added_ids}
+    if model["type"] != "BPE":
+        name = OTHER_MODELS.get(model["type"], model["type"])
+        raise ValueError(
+            f"byte level needs a BPE tokenizer, of bytes or with byte fallback, got {name}: it "
+            "decodes only with a safe model that has the same tokenizer"
+        )
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(option):
+            raise ValueError(f"byte level does not support BPE with {option}={model[option]!r}")
+    piece = read_sentence_piece(content)
+    if piece is None:
+        _refuse_others(content)
+    vocab, literals = model["vocab"], _literals(tokenizer, added)
+    unwritten: dict[int, str] = {}
+    if piece is not None:
+        literals, unwritten = _of_sentence_piece(piece, added, literals)
+    raw = {entry["id"] for entry in added if not entry["normalized"]} & literals.keys()
+    _refuse_added(added, {} if piece is not None else vocab, literals, raw)
+    special = {entry["id"] for entry in added if entry["special"]}
+    base = _base_bytes(vocab, special | literals.keys() | unwritten.keys(), piece)
     pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
-    added_bytes = _added_bytes(added)
+    added_bytes = {id: literal.encode() for id, literal in literals.items()}
     return TokenizerFile(
         token_bytes={**base, **added_bytes},
         merges=[(vocab[left], vocab[right], vocab[left + right]) for left, right in pairs],
         added_token_ids=frozenset(added_bytes),
-        special_token_ids=frozenset(entry["id"] for entry in added if entry["special"]),
+        raw_literals=tuple(literals[id] for id in raw),
+        unwritten=tuple(literal.encode() for literal in unwritten.values()),
+        sentence_piece=piece,
+        special_token_ids=frozenset(special),
         leading_token_ids=_leading_token_ids(tokenizer),
         has_whole_pretokens=bool(model.get("ignore_merges")),
-        vocab_size=1 + max([*base, *added_ids]),
+        vocab_size=1 + max([*vocab.values(), *(entry["id"] for entry in added)]),
         sha256=hashlib.sha256(text.encode()).hexdigest(),
     )
 
@@ -87,22 +128,9 @@ def steps_of(part: Mapping[str, Any] | None, members: str) -> list[Mapping[str, 
 
 
 def _refuse_others(content: Mapping[str, Any]) -> None:
-    """Raise ValueError for what byte level cannot read."""
-    model = content["model"]
-    if model["type"] != "BPE":
-        raise ValueError(f"byte level needs a byte-level BPE tokenizer, got {model['type']}")
-    if model.get("byte_fallback"):
-        raise ValueError("byte level does not support byte-fallback (SentencePiece) tokenizers")
-    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(option):
-            raise ValueError(f"byte level does not support BPE with {option}={model[option]!r}")
+    """Raise ValueError for what byte level cannot read of a byte-level BPE."""
     cuts = steps_of(content["pre_tokenizer"], "pretokenizers")
     normalizers = steps_of(content["normalizer"], "normalizers")
-    for step in (*cuts, *normalizers):
-        if step["type"] in SENTENCE_PIECE_STEPS:
-            raise ValueError(
-                f"byte level does not support SentencePiece tokenizers ({step['type']})"
-            )
     byte_level = [step for step in cuts if step["type"] == "ByteLevel"]
     if not byte_level:
         raise ValueError("byte level needs a tokenizer with a ByteLevel pre-tokenizer")
@@ -112,13 +140,87 @@ def _refuse_others(content: Mapping[str, Any]) -> None:
         raise ValueError(f"byte level supports no normalizer but NFC, got {other[0]}")
 
 
-def _added_bytes(added: list[Mapping[str, Any]]) -> dict[int, bytes]:
-    texts = [entry for entry in added if not entry["special"]]
-    for entry in texts:
-        for option in ("single_word", "lstrip", "rstrip"):
-            if entry[option]:
-                raise ValueError(f"added token {entry['content']!r} has unsupported {option}=true")
-    return {entry["id"]: entry["content"].encode() for entry in texts}
+def _base_bytes(
+    vocab: Mapping[str, int], others: Set[int], piece: SentencePiece | None
+) -> dict[int, bytes]:
+    """Bytes of the ordinary tokens, those that no text becomes left out."""
+    ordinary = {id: name for name, id in vocab.items() if id not in others}
+    if piece is None:
+        return {id: token_bytes(name) for id, name in ordinary.items()}
+    known = ((id, piece.token_bytes(name, id)) for id, name in ordinary.items())
+    return {id: text for id, text in known if text is not None}
+
+
+def _of_sentence_piece(
+    piece: SentencePiece, added: list[Mapping[str, Any]], literals: Mapping[int, str]
+) -> tuple[dict[int, str], dict[int, str]]:
+    """The literals of a SentencePiece tokenizer as a text holds them, and the unwritten ones.
+
+    Where the tokenizer puts a space first it does so again after an added token, so those are in no
+    text; nor are those that take the space next to them. Runs of U+2581 are ordinary tokens.
+    """
+    takes_more = {
+        entry["id"] for entry in added if entry["lstrip"] or entry["rstrip"] or entry["single_word"]
+    }
+    raw = {entry["id"] for entry in added if not entry["normalized"]}
+    texts = {
+        id: literal.replace(MARK, " ")
+        for id, literal in literals.items()
+        if id not in raw or MARK not in literal
+    }
+    if piece.puts_space:
+        return {}, {id: text.removeprefix(" ") for id, text in texts.items()}
+    return (
+        {id: text for id, text in texts.items() if id not in takes_more},
+        {id: text for id, text in texts.items() if id in takes_more},
+    )
+
+
+def _literals(tokenizer: Tokenizer, added: list[Mapping[str, Any]]) -> dict[int, str]:
+    """Literals by which the added tokens that are text are matched, in the text that is searched:
+    normalized=true seeks in the normalized text, and normalizes the content too."""
+    literals = {entry["id"]: entry["content"] for entry in added if not entry["special"]}
+    if (normalizer := tokenizer.normalizer) is not None:
+        normalized = {entry["id"] for entry in added if entry["normalized"]}
+        for id in literals.keys() & normalized:
+            literals[id] = normalizer.normalize_str(literals[id])
+    return literals
+
+
+def _refuse_added(
+    added: list[Mapping[str, Any]],
+    vocab: Mapping[str, int],
+    literals: Mapping[int, str],
+    raw: Set[int],
+) -> None:
+    """Raise ValueError for added tokens that are not matched as `AddedTokens` matches literals."""
+    for entry in added:
+        content, options = entry["content"], ("single_word", "lstrip", "rstrip")
+        if option := next((o for o in options if entry[o] and entry["id"] in literals), ""):
+            raise ValueError(f"added token {content!r} has unsupported {option}=true")
+        # The library takes its id for both, so merges make it of text that is not the literal.
+        is_made = content in vocab and _ALPHABET.issuperset(content)
+        if is_made and (entry["single_word"] or not content.isascii()):
+            made = token_bytes(content)
+            raise ValueError(f"added token {content!r} is also an ordinary one, of bytes {made!r}")
+    # Those of raw text are sought first, the others in what these leave over.
+    for one, other in combinations(literals, 2):
+        first, second = literals[one], literals[other]
+        if first == second or ((one in raw) != (other in raw) and _overlap(first, second)):
+            raise ValueError(
+                f"added tokens {first!r} and {second!r} overlap, and which one is matched depends "
+                "on more than their texts (normalized=true and false, or twice one text)"
+            )
+
+
+def _overlap(first: str, second: str) -> bool:
+    """True if both can occur in a text so that they have a character in common."""
+    shared = range(1, min(len(first), len(second)))
+    return (
+        first in second
+        or second in first
+        or any(first[-n:] == second[:n] or second[-n:] == first[:n] for n in shared)
+    )
 
 
 def _leading_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

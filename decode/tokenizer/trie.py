@@ -49,7 +49,7 @@ class ByteTrie:
         return self.low[node] + self.num_ends[node], self.high[node]
 
     def has_children(self, node: int) -> bool:
-        """Whether some token goes on."""
+        """True if some token goes on."""
         return bool(self.num_children[node])
 
     def ends(self, node: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which tokens may follow a token sequence, and where the sequence stands after one of them."""
+"""The tokens that may follow a token sequence, and the state of the sequence after one of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .merges import MergeTable, PairRows, cached_rows
-from .pretokenizer import PretokenizerAutomaton, image
+from .pretokenizer import CharacterClasses, PretokenizerAutomaton, image
 from .token_shapes import EMPTY, Opened, TokenCut, TokenShapes, WholePretokens
 from .trie import ByteTrie
 from .utf8 import completions, form_length
@@ -38,7 +38,7 @@ class AddedTokens:
         return token in self.literals
 
     def banned_after(self, token: int, text: bytes) -> Remainders:
-        """Bytes that the next token must not start with, behind `token` with bytes `text`."""
+        """Bytes that the next token must not start with, after `token` with bytes `text`."""
         if token in self.literals:
             return self._remainders.get(text, ())
         longest = min(len(text), self._longest - 1)
@@ -52,7 +52,7 @@ MAX_CACHED_STATES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ViabilityState:
-    """Where a canonical token sequence stands in its text.
+    """The state of a canonical token sequence in its text.
 
     joins, splits: sets of automaton states from which the next character may join the open pretoken
     or begin one; inside a character (`partial` not empty) those for which this is already decided.
@@ -73,7 +73,7 @@ class Viability:
     token, or when a border lies there; no border may lie inside it, the text must stay well-formed
     UTF-8, and it must not lead into a *dead end*, from which no sequence reaches the end of a text.
     So every sequence begins the tokenization of some text, and every complete text has exactly one,
-    the tokenizer's own. Rows are those of `trie`.
+    the tokenizer's. Rows are those of `trie`.
     Source: Berglund and van der Merwe 2023, per pretoken.
 
     A set of states reaches what its members reach. So whether a token leads into a dead end depends
@@ -89,9 +89,12 @@ class Viability:
         added: AddedTokens,
         *,
         has_whole_pretokens: bool = False,
+        spelled: CharacterClasses | None = None,
     ) -> None:
-        """has_whole_pretokens: unreachable vocabulary entries stand for pretokens equal to them."""
+        """has_whole_pretokens: unreachable vocabulary entries replace pretokens equal to them.
+        spelled: the automaton's classes, 0 for characters that no tokens spell in parts."""
         self.merges, self.trie, self.automaton, self.added = merges, trie, automaton, added
+        self.spelled = automaton.classes if spelled is None else spelled
         self.pairs = PairRows(merges, trie.tokens)
         self.shapes = TokenShapes(automaton, trie.texts)
         self._tokens: list[int] = trie.tokens.tolist()
@@ -112,7 +115,7 @@ class Viability:
         """(V,) bool by row: the tokens that may follow a state."""
         self._row = cached_rows(self._row_of_states, *size)
         self.extend = lru_cache(MAX_CACHED_STATES)(self._extend)
-        """The state behind a token that follows a state, or None where it may not follow."""
+        """The state after a token that follows a state, or None where it may not follow."""
         self._has_end: dict[ViabilityState, bool] = {}
 
     def start(self) -> ViabilityState:
@@ -120,7 +123,7 @@ class Viability:
         return ViabilityState(0, self.automaton.begin)
 
     def may_end(self, state: ViabilityState) -> bool:
-        """Whether the text may end here: the sequence is then the tokenization of all of it."""
+        """True if the text may end here: the sequence is then the tokenization of all of it."""
         return not state.partial and bool(state.splits & self.automaton.accepting)
 
     def _allowed(self, state: ViabilityState) -> NDArray[np.bool_]:
@@ -133,7 +136,7 @@ class Viability:
             row[self._added_rows] = self.may_end(state)
         for prefix in self._banned(state):
             row[slice(*self.trie.interval(prefix))] = False
-        for _, text in state.opened:  # for these rows the states do not tell all
+        for _, text in state.opened:  # for these rows the states do not say all
             for row_index in self._whole.toward(text + state.partial):
                 row[row_index] = self.extend(state, self._tokens[row_index]) is not None
         return row
@@ -179,13 +182,13 @@ class Viability:
                 yield from np.flatnonzero(part).tolist()
 
     def _step(self, state: ViabilityState, token: int) -> ViabilityState | None:
-        """The state behind `token`, maybe a dead end; None where it cannot stand there."""
+        """The state after `token`, maybe a dead end; None where it cannot follow."""
         row = self.trie.row_of[token]
         if self.trie.texts[row].startswith(self._banned(state)):
             return None
         if token in self.added:
-            may_stand = self.may_end(state)
-            return ViabilityState(0, self.automaton.begin, token=token) if may_stand else None
+            may_follow = self.may_end(state)
+            return ViabilityState(0, self.automaton.begin, token=token) if may_follow else None
         entering = self._entering(state, row)
         cut = self.shapes.cuts[row]
         if entering is None or bool(cut.lead) != bool(state.partial):
@@ -216,7 +219,7 @@ class Viability:
             return None
         if len(partial) < form_length(partial[0]):
             return None if cut.characters or cut.tail else replace(state, partial=partial)
-        kind = int(self.automaton.classes.of[completions(partial)[0].start])
+        kind = int(self.spelled.of[completions(partial)[0].start])
         relation = self.automaton.joins[kind], self.automaton.splits[kind]
         return self._moved(state, relation, partial)
 
@@ -233,7 +236,7 @@ class Viability:
             may_go_on = any(
                 image(self.automaton.joins[kind], state.joins)
                 or image(self.automaton.splits[kind], state.splits)
-                for kind in self.automaton.classes.of_partial(state.partial)
+                for kind in self.spelled.of_partial(state.partial)
             )
             return state if may_go_on else None
         if not state.joins:
@@ -249,7 +252,7 @@ class Viability:
         relation: tuple[Sequence[int], Sequence[int]],
         characters: bytes,
     ) -> ViabilityState:
-        """Behind whole characters. relation: where each state leads, by joining or splitting."""
+        """The state after whole characters. relation: targets by joining and by splitting."""
         joins, splits = relation
         reached = image(joins, state.joins) | image(splits, state.splits)
         opened: Opened = ()
@@ -284,17 +287,17 @@ class Viability:
 
     def _walkable(self, way: ViabilityState) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """(V,) bool each: tokens that one of `_ways` leads through but for their tails, and those
-        behind which the text may end then."""
+        after which the text may end then."""
         shapes, states = self.shapes, way.joins | way.splits
         table = shapes.splits if way.splits else shapes.joins
         mask = self._is_startable if way.splits else self._is_joinable
         reached = np.array([image(relation, states) for relation in table], np.uint64)
         row = (reached != 0)[shapes.shape_of] & mask & (shapes.num_lead == 0)
-        # Behind a tail the text cannot end yet, whatever the characters before it allow.
+        # After a tail the text cannot end yet, whatever the characters before it allow.
         is_end = (reached & np.uint64(self.automaton.accepting) != 0)[shapes.shape_of]
         return row, is_end & ~shapes.has_tail
 
 
 def _ways(state: ViabilityState) -> tuple[ViabilityState, ViabilityState]:
-    """What a state outside characters allows to a token that joins, and to one that splits."""
+    """The states of one outside characters for a token that joins, and for one that splits."""
     return ViabilityState(state.joins, 0), ViabilityState(0, state.splits)

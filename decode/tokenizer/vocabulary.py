@@ -1,6 +1,8 @@
 """Everything about a tokenizer that byte-level decoding needs, made once from the tokenizer."""
 
 import gc
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -9,12 +11,18 @@ from tokenizers import Tokenizer
 
 from .detection import detect_pretokenizer
 from .merges import MergeTable
+from .sentence_piece import MARK, CharacterSymbols
 from .tokenizer_file import TokenizerFile, read_tokenizer
 from .trie import ByteTrie
-from .viability import AddedTokens, Viability
+from .viability import AddedTokens, Viability, ViabilityState
 
 END_SYMBOL = 256
 NUM_SYMBOLS = 257
+HARD_TEXTS = (
+    *("a", " a", "The  keeper's 1,234 lamps.\r\n\n  x", "caf\u00e9 \u4e2d\u6587\U0001f600"),
+    *("\u0e01\u0301\u05d0 ", "def f(x):\n\treturn x", "\x00\x07\u00a0\u3000", "   "),
+)
+"""Spaces at both ends and in runs, line ends, digits, accents, scripts that bytes spell."""
 
 
 @contextmanager
@@ -30,13 +38,14 @@ def _no_garbage_sought() -> Iterator[None]:
 
 
 class ByteVocabulary:
-    """A byte-level BPE tokenizer as a trie of its tokens and the rule of what may follow what.
+    """A BPE tokenizer as a trie of its tokens and the rule of what may follow what.
 
     Special tokens have no bytes and no probability, except that all of `stop_token_ids` together
-    are symbol 256, the end of the text. `start_token_ids` stand before every text, so that its
+    are symbol 256, the end of the text. `start_token_ids` come before every text, so that its
     first byte has a distribution: what the tokenizer puts there, or else `bos_token_id`, or else
     the first stop token (GPT-2 was trained with it between documents). `ordered_tokens`, int64,
-    are all: of the rows of the trie, then the stop tokens, then those without a probability.
+    are all: of the rows of the trie, then the stop tokens, then those without a probability;
+    `column_of` a token is its place there, `stop_columns` those of the stop tokens.
     `known_bytes` are those that some token holds: a text with another one has no probability, as
     the tokenizer leaves that byte out.
     """
@@ -47,42 +56,82 @@ class ByteVocabulary:
         tokenizer: Tokenizer,
         stop_token_ids: Sequence[int],
         bos_token_id: int | None = None,
+        num_rows: int = sys.maxsize,
     ) -> None:
-        """stop_token_ids: tokens that end a text, of either model.
+        """stop_token_ids: tokens that end a text, of either model. num_rows: token ids that the
+        model predicts; it needs none for a special token that neither begins nor ends a text.
 
-        Raises ValueError, in one line, for tokenizers that are not byte-level BPE, for
-        pretokenizers with a step that is not known, for stop tokens that stand for text, and
-        for missing start tokens.
+        Raises ValueError, in one line, for tokenizers that are not BPE of bytes or with byte
+        fallback, for pretokenizers with a step that is not known, for stop tokens that are text,
+        and for missing start tokens or rows.
         """
         file = read_tokenizer(tokenizer)
         plain = file.token_bytes.keys() - file.added_token_ids
-        if stands_for_text := plain & set(stop_token_ids):
-            raise ValueError(f"stop token {min(stands_for_text)} stands for text")
+        if are_text := plain & set(stop_token_ids):
+            raise ValueError(f"stop token {min(are_text)} is text")
         self._tokenizer = tokenizer
         self.stop_token_ids = np.array(sorted(set(stop_token_ids)), np.int64)
         self.start_token_ids = _start_token_ids(file, stop_token_ids, bos_token_id)
-        self.vocab_size = file.vocab_size
+        self.vocab_size = min(file.vocab_size, num_rows)
+        needed = {*file.token_bytes, *self.stop_token_ids.tolist(), *self.start_token_ids}
+        if self.vocab_size <= max(needed):
+            raise ValueError(f"token {max(needed)} has no row in the model, which has {num_rows}")
         self.sha256 = file.sha256
         added = file.added_token_ids
         literals = {token: file.token_bytes[token] for token in added - set(stop_token_ids)}
         base = {token: text for token, text in file.token_bytes.items() if token not in added}
+        unwritten = {-1 - index: text for index, text in enumerate(file.unwritten)}  # no tokens
         self.trie = ByteTrie({**base, **literals})
+        self._piece = piece = file.sentence_piece
+        automaton = detect_pretokenizer(tokenizer) if piece is None else piece.automaton()
         self.viability = Viability(
-            MergeTable(base, file.merges),
+            MergeTable(base, file.merges, None if piece is None else CharacterSymbols(piece, base)),
             self.trie,
-            detect_pretokenizer(tokenizer),
-            AddedTokens(literals),
+            automaton,
+            AddedTokens(literals | unwritten),
             has_whole_pretokens=file.has_whole_pretokens,
+            spelled=None if piece is None else piece.spelled_classes(automaton),
         )
+        if piece is not None:
+            self._check_texts()
         counted = np.concatenate((self.trie.tokens, self.stop_token_ids))
         others = np.setdiff1d(np.arange(self.vocab_size), counted)
         self.ordered_tokens = np.concatenate((counted, others))
+        self.column_of = np.argsort(self.ordered_tokens)
+        self.stop_columns: list[int] = self.column_of[self.stop_token_ids].tolist()
         self.known_bytes = frozenset(b"".join(self.trie.texts))
+        longest_first = sorted(file.raw_literals, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"  # which matches nowhere
+        self._raw_literals = re.compile(f"({pattern})")
 
     def normalize(self, text: str) -> bytes:
-        """The bytes that the tokenizer sees in a whole prompt (NFC where it asks for that)."""
+        """The bytes that the tokenizer sees in a whole prompt (NFC where it asks for that, but for
+        added tokens that it cuts out of the text as it is; a space for U+2581 where it marks
+        spaces so)."""
+        if self._piece is not None:
+            return text.replace(MARK, " ").encode()
         normalizer = self._tokenizer.normalizer
-        return (text if normalizer is None else str(normalizer.normalize_str(text))).encode()
+        if normalizer is None:
+            return text.encode()
+        parts = self._raw_literals.split(text)
+        parts[::2] = [normalizer.normalize_str(part) for part in parts[::2]]
+        return "".join(parts).encode()
+
+    def spelled(self, text: bytes) -> bytes:
+        """The bytes that the tokens of a text spell: of some tokenizers, a space comes first."""
+        return text if self._piece is None else self._piece.spelled(text)
+
+    def _check_texts(self) -> None:
+        """Raise ValueError where the library reads a text in other tokens than these rules."""
+        for text in HARD_TEXTS:
+            tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
+            state: ViabilityState | None = self.viability.start()
+            for token in tokens:
+                state = state and self.viability.extend(state, token)
+            spelled = b"".join(self.trie.texts[self.trie.row_of[token]] for token in tokens)
+            is_read = state is not None and self.viability.may_end(state)
+            if not is_read or spelled != self.spelled(text.encode()):
+                raise ValueError(f"byte level does not know how the tokenizer reads {text!r}")
 
 
 def _start_token_ids(
@@ -92,5 +141,5 @@ def _start_token_ids(
         return file.leading_token_ids
     first = [*([] if bos_token_id is None else [bos_token_id]), *stop_token_ids]
     if not first:
-        raise ValueError("byte level needs a begin token or a stop token to stand before a text")
+        raise ValueError("byte level needs a begin token or a stop token to put before a text")
     return (first[0],)

@@ -3,20 +3,24 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..engine.request import MAX_SEED
 from ..rules.anchored import Anchored
 from ..rules.budget import Budget
+from ..serving.asked import Asked, Limits
+from ..serving.request_fields import REFUSED, WARPED, refuse_special_stops, unhonored
 from ..settings import SamplingConfig
-from .settings import Asked, Limits
 
 # By field of SamplingParams. A field that stands in no table is refused unless it has its default,
 # and fails a test: a new version of vLLM has to be looked at.
 
-WARPED: Final = ("temperature", "repetition_penalty", "top_k", "top_p", "min_p")
-"""Act on both models' logits before the projection: see `sampling_of`."""
-
 ASKED: Final = ("max_tokens", "seed", "extra_args")
 """Decide the budget and the draws: the horizon, the seed and what `Asked` names."""
+
+REFUSED_HERE: Final = (
+    *("n", "presence_penalty", "frequency_penalty", "watermarking", "ignore_eos", "min_tokens"),
+    *("structured_outputs", "logit_bias", "allowed_token_ids", "bad_words"),
+    "thinking_token_budget",
+)
+"""Fields of SamplingParams that `request_fields.REFUSED` has by the same name."""
 
 AFTER_THE_TEXT: Final = {
     "stop": "ends the text, changes no law",
@@ -45,18 +49,8 @@ AFTER_THE_TEXT: Final = {
 """Change nothing of p*, and why."""
 
 NEUTRAL: Final[dict[str, Any]] = {
-    "n": 1,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "watermarking": None,
-    "ignore_eos": False,
-    "min_tokens": 0,
-    "structured_outputs": None,
-    "logit_bias": None,
-    "allowed_token_ids": None,
-    "bad_words": None,
+    **{name: REFUSED[name].neutral[0] for name in REFUSED_HERE},
     "_bad_words_token_ids": None,
-    "thinking_token_budget": None,
     "trace_decode_token_ids": None,
 }
 """Would change the law after the projection, or could not be honored: refused beside these."""
@@ -80,6 +74,8 @@ class Admitted:
     """Texts of this prompt and seed before it: see `Asked`."""
     least_debt: float
     """Nats that the caller says the prompt owes at least."""
+    client_id: str = ""
+    """The id by which the client names its request."""
 
     @property
     def budget(self) -> Budget:
@@ -94,17 +90,14 @@ def admit(params: Any, limits: Limits) -> Admitted:
     within the bound, and for a budget or a length beyond the limits.
     """
     _refuse_unhonored(params)
+    refuse_special_stops(params.stop, limits.special_tokens)
     asked = Asked.of(params.extra_args)
     if params.max_tokens is None:
         raise ValueError("anchored: max_tokens is the horizon of the budget and must be given")
-    if limits.max_horizon is not None and params.max_tokens > limits.max_horizon:
-        raise ValueError(
-            f"anchored: max_tokens must be at most {limits.max_horizon}, got {params.max_tokens}"
-        )
-    rule = limits.rule_of(asked)
-    seed = params.seed if asked.seed is None else asked.seed
-    if seed is not None and not 0 <= seed < MAX_SEED:
-        raise ValueError(f"anchored: seed must be in [0, 2**63), got {seed}")
+    limits.check_horizon(params.max_tokens)
+    limits.check_passage(asked)
+    rule, seed = limits.rule_of(asked), asked.seed_of(params.seed)
+    assert isinstance(rule, Anchored)  # as `open_pair` has looked
     admitted = Admitted(
         rule=rule,
         sampling=sampling_of(params),
@@ -112,14 +105,9 @@ def admit(params: Any, limits: Limits) -> Admitted:
         seed=seed,
         sample=asked.sample,
         least_debt=asked.debt,
+        client_id=asked.client_id,
     )
-    budget = admitted.budget
-    for name, nats, most in (
-        ("k", budget.per_step, limits.max_k),
-        ("K", budget.total, limits.max_total),
-    ):
-        if most is not None and nats > most:
-            raise ValueError(f"anchored: {name} must be at most {most:g} nats here, got {nats:g}")
+    limits.check(admitted.budget)
     return admitted
 
 
@@ -152,9 +140,7 @@ def _refuse_unhonored(params: Any) -> None:
         if name in ON_BY_DEFAULT and value == _default(params, name):
             continue
         if value != neutral and value not in ([], {}, False):
-            raise ValueError(
-                f"anchored: {name}={value!r} cannot be honored within the bound: leave it out"
-            )
+            raise ValueError(unhonored(name, value))
     for name in type(params).__struct_fields__:
         if name not in KNOWN and getattr(params, name) != _default(params, name):
             raise ValueError(f"anchored: {name} is not known here: leave it out")

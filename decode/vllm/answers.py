@@ -1,245 +1,199 @@
-"""The server's side of a request: what it asks for, and what its answer says it spent."""
+"""Texts of the engine on their way to clients: each leaves after the journal has all of it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import uuid
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    MutableMapping,
-)
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from .journal import LOOK_S, NUM_KEPT, WAIT_S, JournalError, JournalReader
-from .settings import REQUEST_PREFIX, Asked
+from ..serving.batch_thread import SHUT_DOWN
+from ..serving.journal_reader import LOOK_S, NUM_KEPT, WAIT_S, JournalError, JournalReader
+from ..serving.metrics import JournalMetrics
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
+logger = logging.getLogger(__name__)
 
-FIELD = "anchored"
-"""The field of a request's body, of each choice of an answer, and of an answer with one choice."""
+ABORTED: Final = "abort"
+"""vLLM's finish reason of a text that is drawn no further."""
 
-ENDPOINTS = {"/v1/completions": "cmpl-{}-{}", "/v1/chat/completions": "chatcmpl-{}"}
-"""Endpoints that draw texts, with the engine's id of the text of a choice, by the request's id."""
+ENDING_S: Final = 5.0
+"""Seconds that texts have to end after they were told to, some steps of a large pair."""
 
-PLAIN_ENDPOINTS = frozenset(
-    {
-        *("/v1/models", "/health", "/ping", "/load", "/version", "/metrics"),
-        *("/tokenize", "/detokenize"),
-    }
-)
-"""Endpoints that draw nothing. All others answer 404: nobody looked at what they tell of a pair."""
 
-HEADER = b"x-request-id"
+class Unreserved(Exception):
+    """A text that may spend more than was reserved for it: nothing is drawn."""
+
+
+class ShutDown(Exception):
+    """A text that is broken off as the server ends."""
+
+    def __init__(self) -> None:
+        super().__init__(SHUT_DOWN)
 
 
 @dataclass(slots=True)
 class Answers:
-    """Spends of texts, kept from their last token to the answer, by the ids they came with."""
+    """The texts that the engine draws, by the ids they came with, from first to last."""
 
     journal: JournalReader
-    _by_id: dict[str, dict[str, Any]] = field(default_factory=dict)
+    metrics: JournalMetrics = field(default_factory=JournalMetrics)
+    noted: Callable[[], Awaitable[Any]] | None = None
+    """The engine's promise that the journal holds all that was drawn of texts broken off so far."""
+    settle: Callable[[str, float | None], None] | None = None
+    """Takes the id of a text and the nats that it has spent, None where they are not known, once
+    nothing of it is drawn any more; None where clients have no accounts."""
+    shut_down: Callable[[], Exception] = ShutDown
+    """The error that a text ends with which the server's end breaks off."""
+    is_ending: bool = False
+    _figures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Figures of texts that have ended, by id, until their answers take them."""
+    _reserved: dict[str, float] = field(default_factory=dict)
+    """Nats of texts that have not begun."""
+    _open: set[str] = field(default_factory=set)
+    _settling: set[asyncio.Task[None]] = field(default_factory=set)
+    _look: asyncio.Future[None] | None = None
+    """The look into the journal for which all late texts wait."""
+    _has_news: bool = True
+    """The last look has read something, or none was taken yet."""
 
     def take(self, name: str) -> dict[str, Any] | None:
         """The figures of a text that has ended, once."""
-        return self._by_id.pop(name, None)
+        return self._figures.pop(name, None)
+
+    def reserve(self, bounds: Mapping[str, float]) -> None:
+        """Let texts begin whose accounts have reserved so many nats."""
+        self._reserved |= bounds
+
+    def release(self, names: Iterable[str]) -> None:
+        """Settle those that have not begun, and do not begin any more."""
+        for name in names:
+            if self._reserved.pop(name, None) is not None and self.settle is not None:
+                self.settle(name, 0.0)
 
     async def held(
-        self, outputs: AsyncGenerator[Any, None], name: str, *, is_delta: bool
+        self,
+        outputs: AsyncGenerator[Any, None],
+        name: str,
+        *,
+        is_delta: bool,
+        most: float = 0.0,
     ) -> AsyncIterator[Any]:
         """The outputs of a request, each after the journal has all of its tokens.
 
-        is_delta: an output has the tokens since the last one, not all. Raises JournalError where
-        the journal has others.
+        is_delta: an output has the new tokens alone. most: nats that it may spend. Raises
+        JournalError if the journal has other tokens, Unreserved if its account lacks these nats.
         """
+        self._begin(name, most)
         token_ids: list[int] = []
         try:
             async with aclosing(outputs):  # the engine stops where the client has left
                 async for output in outputs:
                     (text,) = output.outputs
-                    token_ids = [*(token_ids if is_delta else ()), *text.token_ids]
-                    answer = await self._answer(name, token_ids)
+                    start = len(token_ids)
+                    token_ids += text.token_ids if is_delta else text.token_ids[start:]
+                    await self._written(name, token_ids, start)
                     if output.finished:
-                        self._keep(name, answer)
+                        self._keep(name, self.journal.answer(name, token_ids))
+                        if self.is_ending and text.finish_reason == ABORTED:
+                            raise self.shut_down()
                     yield output
         finally:
-            self.journal.forget(name)
+            self._leave(name)
 
-    def _keep(self, name: str, answer: dict[str, Any]) -> None:
-        self._by_id[name] = answer
-        if len(self._by_id) > NUM_KEPT:  # of clients that left before their answers
-            del self._by_id[next(iter(self._by_id))]
+    async def end(
+        self, seconds: float, abort: Callable[[list[str]], Awaitable[Any]] | None = None
+    ) -> None:
+        """Let no text begin any more, and those that have go on for so long; then they end with an
+        error. Returns once all are settled. abort: of the engine, by ids; None of one that is gone.
+        """
+        self.is_ending = True
+        await self._until_all_have_left(seconds)
+        if self._open and abort is not None:
+            await abort(sorted(self._open))
+            await self._until_all_have_left(ENDING_S)
+        while self._settling:
+            await asyncio.wait(self._settling)
 
-    async def _answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
-        """The figures of these tokens, once the journal holds them."""
-        for _ in range(round(WAIT_S / LOOK_S)):
-            try:
-                return self.journal.answer(name, token_ids)
-            except JournalError:
-                await asyncio.sleep(LOOK_S)
-        return self.journal.answer(name, token_ids)
+    async def _until_all_have_left(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._open and time.monotonic() < until:
+            await asyncio.sleep(0.02)
 
+    def _begin(self, name: str, most: float) -> None:
+        if self.settle is not None:
+            if (reserved := self._reserved.get(name)) is None or most > reserved:
+                raise Unreserved(f"{name} may spend {most:g} nats, and {reserved} are reserved")
+            del self._reserved[name]
+        self._open.add(name)
 
-answers: Answers | None = None
-"""Those of this process's server, which makes the middleware without arguments."""
+    def _leave(self, name: str) -> None:
+        self._open.discard(name)
+        record = self.journal.find(name)
+        if self.settle is None or self.noted is None or (record is not None and record.is_whole):
+            self._close(name)
+            return
+        # The engine may be drawing more of it, or the journal of a device may lack its last step.
+        task = asyncio.ensure_future(self._close_later(name, self.noted))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
 
-
-class AnsweringMiddleware:
-    """Passes `anchored` of a request on to the engine, and what was spent back to the client."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif (path := scope["path"]) in ENDPOINTS:
-            await self._answer(ENDPOINTS[path], scope, receive, send)
-        elif path in PLAIN_ENDPOINTS:
-            await self._app(scope, receive, send)
-        else:
-            await _refuse(send, 404, f"{path} is not served for a pair")
-
-    async def _answer(self, form: str, scope: Message, receive: Receive, send: Send) -> None:
+    async def _close_later(self, name: str, noted: Callable[[], Awaitable[Any]]) -> None:
         try:
-            body = asked_body(await _body_of(receive))
-        except ValueError as error:
-            await _refuse(send, 400, str(error))
+            await noted()
+        except Exception as error:  # the engine has ended: the next server reads the journal
+            logger.error("%s is not settled: %s", name, error)
+            self.journal.forget(name)
             return
-        name = uuid.uuid4().hex
-        headers = [(key, value) for key, value in scope["headers"] if key.lower() != HEADER]
-        headers = _with_length([*headers, (HEADER, name.encode())], body)
+        self.journal.refresh()
+        self._close(name)
 
-        def taken(choice: int) -> dict[str, Any] | None:
-            return None if answers is None else answers.take(form.format(name, choice))
+    def _close(self, name: str) -> None:
+        """Count and settle a text of which nothing is drawn any more."""
+        record = self.journal.find(name)
+        if record is not None:
+            header, ledger = record.header, record.ledger()
+            self.metrics.began(len(header.prompt_token_ids), header.debt)
+            self.metrics.drew(ledger.steps)
+            reason, is_certified = ledger.finish_reason, ledger.certified
+            self.metrics.ended(reason, header.bound, is_certified=is_certified)
+        if self.settle is not None:
+            self.settle(name, 0.0 if record is None else record.spent)
+        self.journal.forget(name)
 
-        inner = {**scope, "headers": headers}
-        await self._app(inner, _replayed(body, receive), _Outgoing(send, taken))
+    def _keep(self, name: str, figures: dict[str, Any]) -> None:
+        self._figures[name] = figures
+        if len(self._figures) > NUM_KEPT:  # of clients that left before their answers
+            del self._figures[next(iter(self._figures))]
 
-
-def asked_body(body: bytes) -> bytes:
-    """A request's body with its `anchored` among vLLM's extra arguments.
-
-    Raises ValueError, in one line, for an `anchored` that asks for what is not there.
-    """
-    try:
-        request = json.loads(body)
-    except ValueError:
-        return body  # vLLM says what is wrong with it
-    if not isinstance(request, dict):
-        return body
-    if request.get("use_beam_search"):
-        raise ValueError("use_beam_search cannot be honored: beams are not drawn from p*")
-    asked = request.pop(FIELD, None) or {}
-    extra = request.get("vllm_xargs") or {}
-    if not isinstance(asked, dict) or not isinstance(extra, dict):
-        raise ValueError(f"{FIELD} and vllm_xargs must be objects")
-    extra = {**extra, **{REQUEST_PREFIX + name: value for name, value in asked.items()}}
-    Asked.of(extra)
-    return json.dumps({**request, "vllm_xargs": extra} if extra else request).encode()
-
-
-class _Outgoing:
-    """Sends an answer on: a JSON body whole, a stream event by event, each with what was spent."""
-
-    def __init__(self, send: Send, taken: Callable[[int], dict[str, Any] | None]) -> None:
-        self._send, self._taken = send, taken
-        self._start: Message | None = None
-        self._is_stream = False
-        self._waiting = b""
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            kind = dict(message["headers"]).get(b"content-type", b"")
-            self._is_stream = kind.startswith(b"text/event-stream")
-            self._start = None if self._is_stream else message
-            if self._is_stream:
-                await self._send(message)
-        elif message["type"] != "http.response.body":
-            await self._send(message)
-        elif self._is_stream:
-            await self._pass_events(message)
-        else:
-            await self._pass_body(message)
-
-    async def _pass_events(self, message: Message) -> None:
-        self._waiting += message.get("body", b"")
-        *whole, self._waiting = self._waiting.split(b"\n\n")
-        body = b"".join(self._event(event) + b"\n\n" for event in whole)
-        more = message.get("more_body", False)
-        if not more:
-            body, self._waiting = body + self._waiting, b""
-        await self._send({**message, "body": body})
-
-    def _event(self, event: bytes) -> bytes:
-        content = event.removeprefix(b"data: ")
-        if content == event or not content.startswith(b"{"):
-            return event
-        return b"data: " + json.dumps(self._told(json.loads(content))).encode()
-
-    async def _pass_body(self, message: Message) -> None:
-        self._waiting += message.get("body", b"")
-        if message.get("more_body", False):
+    async def _written(self, name: str, token_ids: list[int], start: int) -> None:
+        """Return once the journal holds the tokens from `start` on; JournalError if it does not
+        within WAIT_S."""
+        new = token_ids[start:]
+        if self.journal.holds(name, new, start):
             return
-        body = self._waiting
-        if body.startswith(b"{"):
-            body = json.dumps(self._told(json.loads(body))).encode()
-        assert self._start is not None
-        headers = _with_length(self._start["headers"], body)
-        await self._send({**self._start, "headers": headers})
-        await self._send({**message, "body": body})
+        began = time.monotonic()
+        while not self.journal.holds(name, new, start):
+            if time.monotonic() > began + WAIT_S:
+                self.metrics.unwritten.inc()
+                self.journal.answer(name, token_ids)  # says what it holds
+                raise JournalError(f"the journal lacks tokens of request {name} after {WAIT_S:g} s")
+            await self._next_look()
+        self.metrics.lag.observe(time.monotonic() - began)
 
-    def _told(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The answer, or a chunk of it, with what the texts that have ended in it spent."""
-        choices = answer.get("choices") or []
-        for choice in choices:
-            if choice.get("finish_reason") and (spent := self._taken(choice.get("index", 0))):
-                choice[FIELD] = spent
-        told = [choice[FIELD] for choice in choices if FIELD in choice]
-        if len(told) == len(choices) == 1:
-            answer[FIELD] = told[0]
-        return answer
+    async def _next_look(self) -> None:
+        """Return once the journal was read again: at once where the last look has read something,
+        as of a step's texts; else after LOOK_S, by one look for all that wait."""
+        if self._has_news:
+            self._has_news = self.journal.refresh()
+            await asyncio.sleep(0)  # others go on while a busy engine keeps writing
+            return
+        if self._look is None or self._look.done():
+            self._look = asyncio.ensure_future(self._read_later())
+        await asyncio.shield(self._look)  # a client that leaves ends its wait only
 
-
-async def _body_of(receive: Receive) -> bytes:
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    return body
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body at once; then what the client says after it, that it has left for one."""
-    pending: list[Mapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replayed() -> Message:
-        return dict(pending.pop()) if pending else await receive()
-
-    return replayed
-
-
-def _with_length(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
-    """Headers of a message whose body this is."""
-    kept = [pair for pair in headers if pair[0].lower() != b"content-length"]
-    return [*kept, (b"content-length", str(len(body)).encode())]
-
-
-async def _refuse(send: Send, status: int, message: str) -> None:
-    error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
-    body = json.dumps({"error": error}).encode()
-    headers = _with_length([(b"content-type", b"application/json")], body)
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    async def _read_later(self) -> None:
+        await asyncio.sleep(LOOK_S)
+        self._has_news = self.journal.refresh()

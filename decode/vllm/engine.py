@@ -7,6 +7,8 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 
 from ..rules.anchored import Anchored
-from .settings import DEFAULT_RULE, KEY, DescribedPair, EngineSettings, Limits, PairFacts
+from ..serving.asked import DEFAULT_RULE, Limits
+from ..serving.journal_options import JournalOptions
+from ..tokenizer.text import special_names
+from .settings import KEY, DescribedPair, EngineSettings, PairFacts
 
 if TYPE_CHECKING:
     from .offline import PairDecoder  # imports vLLM
@@ -32,16 +37,20 @@ ARCHITECTURE = "AnchoredPairForCausalLM"
 
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 
+REFUSED_VARIABLES = ("VLLM_USE_BREAKABLE_CUDAGRAPH", "VLLM_BATCH_INVARIANT")
+"""Variables of vLLM's environment that make it replay graphs of prompts."""
+
 REFUSED_ARGUMENTS = {
     "enable_prompt_embeds": "a pair reads tokens",
     "enable_lora": "an adapter would change one of the two models, or both",
     "pipeline_parallel_size": "both models run on one stage",
     "kv_transfer_config": "tokens that another engine read have no ratios here",
-    "watermark_config": "a watermark changes the law after the projection",
-    "enable_return_routed_experts": "it would tell of the risky model",
+    "watermark_config": "a watermark changes the distribution after the projection",
+    "enable_return_routed_experts": "it would report on the risky model",
     "return_sampling_mask": "rows hold one token only",
     "quantization": "each model's folder says how it is quantized, and so do ledgers",
     "quantization_config": "each model's folder says how it is quantized, and so do ledgers",
+    "worker_extension_cls": "the workers of a pair have one of theirs",
     "trust_remote_code": "no code of a checkpoint is run",
 }
 """Engine arguments of vLLM that cannot go with a pair, and why."""
@@ -67,37 +76,53 @@ def check_version() -> str:
     raise ImportError(f"vLLM is not installed: pip install 'anchored[vllm]' ({SUPPORTED})")
 
 
-def engine_arguments(settings: EngineSettings, given: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's engine arguments for a pair: what the caller gives beside, and what must be so.
+def engine_arguments(settings: EngineSettings, options: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's engine arguments for a pair: what the caller chooses, and what must be so.
 
     Raises ValueError, in one line, for an argument that cannot go with a pair.
     """
     for name, reason in REFUSED_ARGUMENTS.items():
-        value = given.get(name)
+        value = options.get(name)
         if value and (value is True or value != 1):  # one pipeline stage is none
-            raise ValueError(f"{name}={given[name]!r} cannot go with a pair: {reason}")
-    _check_speculation(given.get("speculative_config"))
+            raise ValueError(f"{name}={options[name]!r} cannot go with a pair: {reason}")
+    _check_speculation(options.get("speculative_config"))
+    _check_graphs(options.get("compilation_config"))
     facts = settings.facts
-    length = given.get("max_model_len")
+    length = options.get("max_model_len")
     if facts.context_length is not None:
         if length not in (None, -1) and length > facts.context_length:
             raise ValueError(f"max_model_len must be <= {facts.context_length}, got {length}")
         length = facts.context_length if length in (None, -1) else length
-    overrides = {**(given.get("hf_overrides") or {}), "architectures": [ARCHITECTURE]}
+    overrides = {**(options.get("hf_overrides") or {}), "architectures": [ARCHITECTURE]}
     return {
-        **given,
+        **options,
         "model": facts.safe,
-        "tokenizer": given.get("tokenizer") or facts.safe,
+        "tokenizer": options.get("tokenizer") or facts.safe,
         "max_model_len": length,
         "hf_overrides": overrides,
         # One end of a text for both models, which the merged end symbol is among.
         "override_generation_config": {
-            **(given.get("override_generation_config") or {}),
+            **(options.get("override_generation_config") or {}),
             "eos_token_id": facts.stop_token_ids,
         },
-        "logits_processors": [*(given.get("logits_processors") or []), PROCESSOR],
-        "additional_config": {**(given.get("additional_config") or {}), KEY: settings.to_json()},
+        "logits_processors": [*(options.get("logits_processors") or []), PROCESSOR],
+        "additional_config": {**(options.get("additional_config") or {}), KEY: settings.to_json()},
     }
+
+
+def _check_graphs(config: Any) -> None:
+    """Refuse graphs of whole prompts: a replayed one does not show the hidden states of a prompt,
+    from which its debt follows."""
+    mode = config.get("cudagraph_mode") if isinstance(config, Mapping) else None
+    mode = getattr(config, "cudagraph_mode", mode)
+    if str(getattr(mode, "name", mode)).upper() == "FULL":
+        raise ValueError(
+            "cudagraph_mode=FULL cannot go with a pair: prompts are replayed without their debts; "
+            "FULL_AND_PIECEWISE, the default, can"
+        )
+    for name in REFUSED_VARIABLES:
+        if os.environ.get(name, "0") not in ("", "0"):
+            raise ValueError(f"{name}={os.environ[name]} cannot go with a pair: it replays prompts")
 
 
 def _check_speculation(config: Any) -> None:
@@ -113,8 +138,9 @@ def prepare(
     safe: str | Path,
     risky: str | Path,
     limits: Limits,
-    ledgers: str | Path | None,
+    journal: JournalOptions,
     *,
+    revisions: tuple[str | None, str | None] = (None, None),
     allow_quantized_safe: bool = False,
 ) -> tuple[EngineSettings, DescribedPair]:
     """Everything that is decided before an engine starts, and the pair without its weights.
@@ -125,17 +151,23 @@ def prepare(
     installed = check_version()
     _check_triton()
     os.environ[RUNNER_VARIABLE] = "1"  # requests have no usable key in the older runner
-    pair = DescribedPair.of(safe, risky, allow_quantized_safe=allow_quantized_safe)
+    pair = DescribedPair.of(safe, risky, revisions, allow_quantized_safe=allow_quantized_safe)
     facts = PairFacts.of(pair)
     if not facts.stop_token_ids:
         raise ValueError("neither model names a token that ends a text: a failure could not end it")
     from . import processor
 
-    processor.limits = limits
-    folder = Path(ledgers) if ledgers is not None else _temporary_folder()
+    names = special_names(pair.tokenizers.values(), pair.has_token)
+    ends = set(facts.stop_token_ids)
+    special = {name: token_id for name, token_id in names.items() if token_id not in ends}
+    limits = processor.limits = replace(limits, special_tokens=special)
+    folder = journal.ledgers or Path(tempfile.mkdtemp(prefix="anchored-"))
+    if journal.ledgers is None:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     logger.info("vLLM %s, journal in %s", installed, folder)
-    return EngineSettings(facts=facts, limits=limits, journal=str(folder)), pair
+    written = journal.of_writer
+    return EngineSettings(facts=facts, limits=limits, journal=str(folder), **written), pair
 
 
 def _check_triton() -> None:
@@ -147,13 +179,6 @@ def _check_triton() -> None:
             "vLLM finds no Triton that runs on this machine, which its Model Runner V2 requires: a "
             "pair needs a GPU there; vLLM's CPU build serves in the tests alone"
         )
-
-
-def _temporary_folder() -> Path:
-    """Gone with this process."""
-    folder = tempfile.mkdtemp(prefix="anchored-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 def open_pair(
@@ -169,7 +194,7 @@ def open_pair(
 
     Its `generate` takes what that of a `Decoder` takes, draws the same tokens and returns the same
     `Generation`s; its `llm` is vLLM's `LLM`, see `PairLLM`.
-    ledgers: folder of the journal, which `anchored ledgers` makes ledgers of; unless given, one
+    ledgers: folder of the journal, which `anchored ledgers` makes ledgers of; None for one
     that this process removes when it ends. engine: arguments of vLLM, `tensor_parallel_size=8` for
     one.
     Raises ImportError for a release of vLLM that is not supported or finds no Triton; ValueError
@@ -179,8 +204,9 @@ def open_pair(
     if not isinstance(rule, Anchored):
         raise ValueError(f"in vLLM the rule must be Anchored(...), got {rule!r}")
     limits = Limits(rule=rule)
+    journal = JournalOptions(ledgers=None if ledgers is None else Path(ledgers))
     settings, pair = prepare(
-        safe, risky, limits, ledgers, allow_quantized_safe=allow_quantized_safe
+        safe, risky, limits, journal, allow_quantized_safe=allow_quantized_safe
     )
     register()
     from .offline import PairDecoder, PairLLM

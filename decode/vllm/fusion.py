@@ -5,26 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...kernels.projection import project_kl, project_max
-from ...kernels.spend import DEBT, SPENT, STEP, allowance, empty_accounts
-from ..engine.request import Drawn
-from ..models.kv_cache import uploaded
-from ..rules.rule import Divergence
-from ..settings import SamplingConfig
+from ...kernels.project import project
+from ...kernels.spend import DEBT, STEP, allowance, charged, empty_accounts
+from ..engine.request import NUM_COLUMNS, TOKEN, ledger_columns
+from ..settings import Divergence, SamplingConfig
+from ..streams.kv_cache import uploaded
 from ..warpers import Warpers, merge_ends, penalized
 from .settings import PairFacts
 
 # S slots of the engine, B requests of a step, R rows of logits, G rows of a request, V vocabulary.
 
-NUM_FIELDS = len(Drawn._fields) + 3
-"""Fields of a record: those of `Drawn`, whether the token was drawn, whether its request has
-failed, and the debt, nats."""
+NUM_FIELDS = NUM_COLUMNS + 3
+"""Fields of a record: `ledger_columns`, whether the token was drawn, whether its request has
+failed, and the debt in nats."""
 
-Law = tuple[Divergence, SamplingConfig | None]
+TILE_BYTES = 2**27
+"""Bytes of the float32 rows of one model that are walked together. A walk holds nine times as much
+at its height, which the engine's profile of memory does not see: 1.2 GB."""
+
+DrawSettings = tuple[Divergence, float | None, SamplingConfig | None]
 """Rows that are walked together share it: the sampling too, where it truncates or is greedy."""
 
 
@@ -37,7 +41,7 @@ class Rows:
     host_slots: Sequence[int]
     """The same, on the host."""
     index: Tensor
-    """(B, G) int64: where each request's rows stand among the R; its first where it has fewer."""
+    """(B, G) int64: the index of each request's rows among the R; its first where it has fewer."""
     drafts: Tensor
     """(B, G - 1) int64: the tokens that rows after the first assume, -1 where there is none."""
     last_tokens: Tensor
@@ -81,15 +85,10 @@ class Rows:
         )
 
     def part(self, chosen: Sequence[int], at: Tensor) -> Rows:
-        """Those of some of the requests, by their indices on the host and on the device."""
-        return Rows(
-            slots=self.slots[at],
-            host_slots=[self.host_slots[i] for i in chosen],
-            index=self.index[at],
-            drafts=self.drafts[at],
-            last_tokens=self.last_tokens[at],
-            lengths=self.lengths[at],
-        )
+        """The rows of some requests, by their indices on the host and on the device."""
+        names = ("slots", "index", "drafts", "last_tokens", "lengths")
+        tensors: dict[str, Any] = {name: getattr(self, name)[at] for name in names}
+        return Rows(host_slots=[self.host_slots[i] for i in chosen], **tensors)
 
 
 def walk(
@@ -101,46 +100,42 @@ def walk(
     keys: Tensor | None,
     drafts: Tensor,
     divergence: Divergence = "kl",
-) -> tuple[Drawn, Tensor]:
+    order: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """Decide the rows of each request in order until one differs from its draft.
 
     risky_logits, safe_logits: (B, G, V), warped. Row g follows the prefix of the request and its
     first g drafted tokens.
-    accounts: (B, 6) float64 of `spend.new_accounts`; advanced in place by the rows decided.
+    accounts: (B, 7) float64 of `spend.new_accounts`; advanced in place by the rows decided.
     is_going: (B,) bool, the requests that draw; nothing is decided for others.
     keys: (B,) int64, and then row g draws by `uniforms(key, steps taken + g)`; None takes the
     likeliest token of each p*, for which no bound holds.
     drafts: (B, G - 1) int64: tokens the rows after the first assume; -1, which no row decides, ends
     a shorter draft.
-    Returns: figures of (B, G) each, and which rows were decided, (B, G) bool; others hold anything.
+    Returns: `ledger_columns`, (B, G, 7), and which rows were decided, (B, G) bool; others hold
+    anything.
     Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding",
     with the uniforms fixed beforehand, so that every draft length gives the same tokens.
     """
-    project = project_max if divergence == "max" else project_kl
-    spent, steps, rows, was_reached = accounts[:, SPENT], accounts[:, STEP].clone(), [], []
+    walked, rows, was_reached = accounts, [], []
     for g, safe in enumerate(safe_logits.unbind(1)):
         # 1. What the row may spend, after those before it.
-        budget = allowance(accounts, g, spent)
-        keyed = None if keys is None else (keys, accounts[:, STEP].long() + g)
-        # 2. Its law and its token.
-        law = project(risky_logits[:, g], safe, budget, keyed=keyed)
-        token_ids, accepted, log_probs = law.token_ids, law.accepted, law.stored_log_probs
-        if token_ids is None or accepted is None or log_probs is None:  # greedy
-            token_ids = law.log_probs().argmax(-1)
-            accepted = token_ids == safe.argmax(-1)
-            log_probs = law.token_log_probs(token_ids), law.safe_token_log_probs(token_ids)
-        token_ids = token_ids.where(law.is_valid, -1)
-        rows.append(Drawn(token_ids, accepted, budget, law.spend, law.weight, *log_probs))
+        budget = allowance(walked)
+        keyed = None if keys is None else (keys, walked[:, STEP].long())
+        # 2. Its distribution and its token.
+        projection = project(
+            risky_logits[:, g], safe, budget, keyed=keyed, divergence=divergence, order=order
+        )
+        columns = ledger_columns(projection, budget, safe)  # (B, 7)
+        rows.append(columns)
         was_reached.append(is_going)
-        # 3. It is banked if it was reached, and the next one is reached behind a draft that stands.
-        spent = spent + torch.where(is_going, law.spend, 0.0)
-        is_going = is_going & law.is_valid
-        steps += is_going
+        # 3. It is banked if it was reached, and the next one is reached after a draft that is kept.
+        is_going = is_going & projection.is_valid
+        walked = charged(walked, projection.spend[:, None]).where(is_going[:, None], walked)
         if g < drafts.shape[1]:
-            is_going = is_going & (drafts[:, g] == token_ids)
-    accounts[:, STEP], accounts[:, SPENT] = steps, spent
-    columns = (torch.stack(column, dim=1) for column in zip(*rows, strict=True))
-    return Drawn(*columns), torch.stack(was_reached, dim=1)
+            is_going = is_going & (drafts[:, g] == columns[:, TOKEN])
+    accounts.copy_(walked)
+    return torch.stack(rows, dim=1), torch.stack(was_reached, dim=1)
 
 
 class SlotAccounts:
@@ -154,18 +149,18 @@ class SlotAccounts:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
         self.accounts = empty_accounts(num_slots, device)
-        """(S, 6) float64."""
+        """(S, 7) float64."""
         self.is_failed = zeros(num_slots, dtype=torch.bool)
         self.prompt_lens = zeros(num_slots)
         self.text_lens = zeros(num_slots)
         """(S,) tokens of prompt and output when the request joined: none is drawn before."""
         self._keys = zeros(num_slots)
         self._seen = zeros(num_slots, facts.vocab_size, dtype=torch.bool)
-        self._temperature = torch.ones(num_slots, device=device)
-        self._penalty = torch.ones(num_slots, device=device)
-        self._laws: dict[int, Law] = {}
+        self._temperature = torch.ones(num_slots, dtype=torch.float32, device=device)
+        self._penalty = torch.ones(num_slots, dtype=torch.float32, device=device)
+        self._draw_settings: dict[int, DrawSettings] = {}
         self._warpers: dict[int, Warpers] = {}
-        """By slots whose sampling truncates or is greedy: kept, as they hold tensors there."""
+        """Warpers of slots that truncate or are greedy; they hold tensors on the device."""
         self._device, self._facts = device, facts
         self._banned = torch.tensor(facts.banned_token_ids, dtype=torch.int64, device=device)
         self._stops = torch.tensor(sorted(facts.stop_token_ids), device=device)
@@ -179,22 +174,28 @@ class SlotAccounts:
         prompt_len: int,
         account: Tensor,
         debt: Tensor,
+        spends: Sequence[float],
         key: int,
         sampling: SamplingConfig,
         divergence: Divergence,
+        order: float | None,
         is_failed: bool,
     ) -> None:
         """A request takes a slot; token_ids: its prompt and what it has drawn before.
 
-        account: (6,) float64. debt: () float64 nats.
+        account: (7,) float64, at the first step. debt: () float64 nats. spends: those of the steps
+        that it has drawn before.
         """
         shares = not (sampling.is_truncating or sampling.is_greedy)
-        self._laws[slot] = (divergence, None if shares else sampling)
+        self._draw_settings[slot] = (divergence, order, None if shares else sampling)
         if not shares:
             facts = self._facts
             self._warpers[slot] = Warpers(sampling, facts.stop_token_ids, facts.banned_token_ids)
         self.accounts[slot] = uploaded(account, self._device)
         self.set_debt(slot, debt)
+        if spends:
+            nats = uploaded(torch.tensor([spends], dtype=torch.float64), self._device)
+            self.accounts[slot] = charged(self.accounts[[slot]], nats)[0]
         self.is_failed[slot] = is_failed
         for field, number in (
             (self._keys, key),
@@ -209,7 +210,7 @@ class SlotAccounts:
         self._seen[slot, uploaded(torch.tensor(known), self._device)] = True
 
     def set_debt(self, slot: int, debt: Tensor) -> None:
-        """Charge what the prompt owes, () float64 nats; NaN fails the request, which then records
+        """Charge the debt of the prompt, () float64 nats; NaN fails the request, which then records
         an infinite debt: a journal has no NaN."""
         debt = debt.to(self._device)
         self.is_failed[slot] |= debt.isnan()
@@ -217,7 +218,7 @@ class SlotAccounts:
 
     def leave(self, slot: int) -> None:
         """Its request is gone; what it held is overwritten by the next one."""
-        self._laws.pop(slot, None)
+        self._draw_settings.pop(slot, None)
         self._warpers.pop(slot, None)
 
     def decide(self, rows: Rows, risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,27 +226,32 @@ class SlotAccounts:
 
         risky, safe: (R, V) raw logits, any float dtype.
         Returns: (B, G) int64 tokens to emit, the end of the text for a request that has failed and
-        in rows that nobody reads; (B, G, NUM_FIELDS) float64 records. Nothing waits for the device.
+        in rows that are not read; (B, G, NUM_FIELDS) float64 records. Nothing waits for the device.
         """
         shape = tuple(rows.index.shape)
         emitted = torch.full(shape, self.end, dtype=torch.int64, device=self._device)
         records = torch.zeros(*shape, NUM_FIELDS, dtype=torch.float64, device=self._device)
-        groups: dict[Law, list[int]] = {}
+        groups: dict[DrawSettings, list[int]] = {}
         for i, slot in enumerate(rows.host_slots):
-            groups.setdefault(self._laws[slot], []).append(i)
-        for law, chosen in groups.items():
-            at = uploaded(torch.tensor(chosen), self._device)
-            emitted[at], records[at] = self._decide(law, rows.part(chosen, at), risky, safe)
+            groups.setdefault(self._draw_settings[slot], []).append(i)
+        size = max(1, TILE_BYTES // (4 * self._facts.vocab_size * shape[1]))
+        for settings, chosen in groups.items():
+            for first in range(0, len(chosen), size):
+                tile = chosen[first : first + size]
+                at = uploaded(torch.tensor(tile), self._device)
+                emitted[at], records[at] = self._decide(settings, rows.part(tile, at), risky, safe)
         return emitted, records
 
-    def _decide(self, law: Law, rows: Rows, risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
-        divergence, sampling = law
-        # 1. All rows are solved, whoever draws: to look which requests do would be to wait for the
+    def _decide(
+        self, settings: DrawSettings, rows: Rows, risky: Tensor, safe: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        divergence, order, sampling = settings
+        # 1. All rows are solved, drawn from or not: to look which are would be to wait for the
         #    device, so what follows chooses from tensors.
         accounts = self.accounts[rows.slots]
         seen = self._seen_by_row(rows)
         warp = self._warped if sampling is None else self._warped_by_group
-        drawn, was_reached = walk(
+        columns, was_reached = walk(
             warp(rows, self._of(risky, rows), seen),
             warp(rows, self._of(safe, rows), seen),
             accounts=accounts,
@@ -253,25 +259,27 @@ class SlotAccounts:
             keys=None if sampling is not None and sampling.is_greedy else self._keys[rows.slots],
             drafts=rows.drafts,
             divergence=divergence,
+            order=order,
         )
         self.accounts[rows.slots] = accounts
-        # 2. A request that reached a row without a law to draw from has failed.
-        is_drawn = was_reached & (drawn.token_id >= 0)
+        # 2. A request that reached a row without a distribution to draw from has failed.
+        token_ids = columns[..., TOKEN].long()  # (B, G)
+        is_drawn = was_reached & (token_ids >= 0)
         self.is_failed[rows.slots] |= (was_reached & ~is_drawn).any(1)
         # 3. Drawn tokens are seen from here on; where none was drawn, one that was seen before.
         now_seen = self._seen[rows.slots]
-        now_seen.scatter_(1, drawn.token_id.where(is_drawn, rows.last_tokens[:, None]), True)
+        now_seen.scatter_(1, token_ids.where(is_drawn, rows.last_tokens[:, None]), True)
         self._seen[rows.slots] = now_seen
-        # 4. What the host is told.
+        # 4. The records for the host.
         failed = self.is_failed[rows.slots, None].expand_as(is_drawn)
         debts = accounts[:, DEBT, None].expand_as(is_drawn)
-        fields = [*drawn, is_drawn, failed, debts]
-        records = torch.stack([field.double() for field in fields], dim=-1)
-        return drawn.token_id.where(is_drawn, self.end), records
+        facts = torch.stack([is_drawn.double(), failed.double(), debts], dim=-1)
+        records = torch.cat([columns, facts], dim=-1)  # (B, G, NUM_FIELDS)
+        return token_ids.where(is_drawn, self.end), records
 
     def _is_drawing(self, rows: Rows, accounts: Tensor) -> Tensor:
-        """(B,) bool: the prompt is read, the request has not failed, and the account stands where
-        the text does; one that does not fails."""
+        """(B,) bool: the prompt is read, the request has not failed, and the account is where
+        the text is; one that does not fails."""
         is_read = rows.lengths >= self.text_lens[rows.slots]
         at_step = accounts[:, STEP].long() == rows.lengths - self.prompt_lens[rows.slots]
         self.is_failed[rows.slots] |= is_read & ~at_step
@@ -288,16 +296,15 @@ class SlotAccounts:
         """(B, G, V) bool: tokens of the text, and the drafts before each row."""
         seen = [self._seen[rows.slots]]
         for draft in rows.drafts.unbind(1):
-            # Rows behind a missing draft are not reached, whatever they have seen.
+            # Rows after a missing draft are not reached, whatever they have seen.
             seen.append(seen[-1].scatter(1, draft.clamp(min=0)[:, None], True))
         return torch.stack(seen, dim=1)
 
     def _warped(self, rows: Rows, logits: Tensor, seen: Tensor) -> Tensor:
-        """(B, G, V) warped logits of requests that truncate nothing, each by its own settings."""
+        """(B, G, V) warped logits of requests that truncate nothing, each by its settings."""
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        penalty, temperature = (
-            own[rows.slots, None, None] for own in (self._penalty, self._temperature)
-        )
+        penalty = self._penalty[rows.slots, None, None]
+        temperature = self._temperature[rows.slots, None, None]
         scores = torch.where(seen, penalized(scores, penalty), scores) / temperature
         if len(self._stops) > 1:
             merge_ends(scores, self._stops)

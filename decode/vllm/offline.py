@@ -14,23 +14,25 @@ from ..decoder import Decoder
 from ..engine.paired_batch import PairedBatch
 from ..engine.request import Request, RequestState, refused
 from ..rules.anchored import Anchored
+from ..serving.asked import REQUEST_PREFIX
+from ..serving.journal_reader import LOOK_S, NUM_KEPT, WAIT_S, JournalError, JournalReader, Record
 from ..settings import SamplingConfig
-from .journal import LOOK_S, NUM_KEPT, WAIT_S, JournalError, JournalReader, Record
-from .settings import REQUEST_PREFIX, DescribedPair, EngineSettings
+from .settings import DescribedPair, EngineSettings
 
 
 class PairLLM(LLM):
     """An LLM whose results carry `.anchored`; none is returned that the journal does not hold.
 
     A request asks by `SamplingParams(extra_args={"anchored_k": 1.0, "anchored_seed": 7})`, or
-    anchored_K, anchored_divergence, anchored_debt. `.anchored` holds ledger id, K, debt, spent,
-    bound and certified. What cannot be honored within the bound is a ValueError.
+    anchored_K, anchored_divergence, anchored_bank, anchored_debt. `.anchored` holds ledger id, K,
+    debt, spent, bound and certified. What cannot be honored within the bound is a ValueError.
     """
 
     def __init__(self, settings: EngineSettings, **engine: Any) -> None:
         self.settings = settings
-        super().__init__(**engine)
+        # Before the engine begins its file: what is there is of engines before it.
         self._journal = JournalReader(settings.journal, skips_written=True, num_kept=NUM_KEPT)
+        super().__init__(**engine)
         self._late: list[Any] = []
         """Results whose steps the journal does not hold yet."""
         self._ended: dict[str, Record] = {}
@@ -130,17 +132,24 @@ class PairDecoder(Decoder):
     def _open(self, *_: Any) -> PairedBatch:
         raise ValueError(f"stream: {NOT_IN_VLLM}")
 
-    def _asked(self, *args: Any, **each: Any) -> tuple[list[Request], SamplingConfig]:
-        requests, config = super()._asked(*args, **each)
-        if any(request.stream_prompts for request in requests):
-            raise ValueError(
-                "the models would read different prompts, as their chat templates differ or there "
-                "is a passage: in vLLM both read one; a Decoder with Transformers can do it"
-            )
-        return requests, config
+    def _requests(self, *args: Any, **options: Any) -> list[Request]:
+        requests = super()._requests(*args, **options)
+        if requests and all(request.stream_prompts for request in requests):
+            raise ValueError(ONE_PROMPT)
+        return [
+            replace(request, error=request.error or ONE_PROMPT)
+            if request.stream_prompts
+            else request
+            for request in requests
+        ]
 
-    def _decode(self, requests: list[Request], config: SamplingConfig) -> Iterator[RequestState]:
-        """Every request as it ends; vLLM batches those of a call as it can."""
+    def _decode(
+        self, requests: list[Request], config: SamplingConfig, begun: dict[int, RequestState]
+    ) -> Iterator[RequestState]:
+        """Every request as it ends; vLLM batches those of a call as it can.
+
+        begun: takes none, as the journal has what was drawn of each.
+        """
         for request in requests:
             if request.error:
                 yield refused(request, self.rule, self.level.text_stream())
@@ -158,7 +167,8 @@ class PairDecoder(Decoder):
         return SamplingParams(
             **config.as_dict(),
             max_tokens=request.max_new_tokens,
-            stop=list(request.stop),
+            stop=[text for text in request.stop if not self.level.stop_symbols([text])],
+            stop_token_ids=sorted(self.level.stop_symbols(request.stop)),
             output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args={REQUEST_PREFIX + name: value for name, value in asked.items()},
         )
@@ -171,7 +181,7 @@ class PairDecoder(Decoder):
         state = RequestState(request=request, budget=budget, text=text)
         for step in record.drawn:
             if state.is_finished:
-                break  # the engine may have drawn on behind a stop string
+                break  # the engine may have drawn on after a stop string
             state.append(step, is_end=step.token_id in self.level.stop_token_ids)
         if not state.is_finished:
             state.fail(record.error or "vLLM ended the text before its length")
@@ -179,4 +189,8 @@ class PairDecoder(Decoder):
         return state
 
 
+ONE_PROMPT = (
+    "the models would read different prompts, as their chat templates differ or there is a "
+    "passage: in vLLM both read one; a Decoder with Transformers can do it"
+)
 NOT_IN_VLLM = "a pair inside vLLM has `generate` and `generate_each` alone; load it as a ModelPair"

@@ -1,4 +1,4 @@
-"""One model of vLLM that holds two: its logits are p_s, those of p_r are kept beside."""
+"""One model of vLLM that holds two: its logits are p_s, those of p_r are kept apart."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class AnchoredPairForCausalLM(nn.Module):
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
         facts = EngineSettings.of(vllm_config.additional_config).facts
-        # The overrides by which the engine finds this class stand in the safe model's config.
+        # The overrides by which the engine finds this class are in the safe model's config.
         configs = {name: get_config(getattr(facts, name), False) for name in NAMES}
         bodies = {}
         for name in NAMES:
             folder = getattr(facts, name) if name in facts.quantization else None
             # A quantized folder names its layers from its root.
-            own_prefix = prefix if folder else maybe_prefix(prefix, name)
+            layer_prefix = prefix if folder else maybe_prefix(prefix, name)
             with set_model_tag(name):
-                bodies[name] = _body(vllm_config, configs[name], folder, own_prefix)
+                bodies[name] = _body(vllm_config, configs[name], folder, layer_prefix)
         self.safe: Any = bodies["safe"]
         self.risky: Any = bodies["risky"]
         safe, risky = (configs[name].get_text_config() for name in NAMES)
@@ -53,6 +53,8 @@ class AnchoredPairForCausalLM(nn.Module):
         ]
         self.rows: tuple[Tensor, Tensor] | None = None
         """(R, V) each, of the safe and the risky model: the rows that were computed last."""
+        self.num_drawn = 0
+        """How many of these rows were drawn from: the engine asks for parts of many drafts."""
         self.hidden: Tensor | None = None
         """(N, H_s + H_r) of the step's tokens; None where a CUDA graph was replayed."""
         self.last_hidden: Tensor | None = None
@@ -88,16 +90,16 @@ class AnchoredPairForCausalLM(nn.Module):
         return hidden
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """(R, V) logits of the safe model; the risky one's are kept beside, in `rows`."""
+        """(R, V) logits of the safe model; the risky one's are kept in `rows`."""
         safe, risky = self.both_logits(hidden_states)
         self.last_hidden = hidden_states
         if safe is not None and risky is not None:  # only some ranks gather
             # The engine edits logits in place (penalties): what is fused is a copy.
-            self.rows = safe.clone(), risky
+            self.rows, self.num_drawn = (safe.clone(), risky), 0
         return safe
 
     def both_logits(self, hidden_states: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """(R, V) logits of the safe and of the risky model behind hidden states (R, H_s + H_r)."""
+        """(R, V) logits of the safe and of the risky model after hidden states (R, H_s + H_r)."""
         width = self._safe_width
         safe = self.safe.compute_logits(hidden_states[:, :width].contiguous())
         return safe, self.risky.compute_logits(hidden_states[:, width:].contiguous())
@@ -106,9 +108,9 @@ class AnchoredPairForCausalLM(nn.Module):
         """Both checkpoints, the safe one first as the loader reads them; returns what was set."""
         loaded: set[str] = set()
         # Read on the way: neither checkpoint is held in memory.
-        for is_risky, named in itertools.groupby(weights, lambda own: own[0].startswith(RISKY)):
+        for is_risky, named in itertools.groupby(weights, lambda pair: pair[0].startswith(RISKY)):
             name, body = ("risky", self.risky) if is_risky else ("safe", self.safe)
-            parameters = body.load_weights((own.removeprefix(RISKY), w) for own, w in named)
+            parameters = body.load_weights((key.removeprefix(RISKY), w) for key, w in named)
             loaded |= {f"{name}.{parameter}" for parameter in parameters}
         return loaded
 

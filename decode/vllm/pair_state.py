@@ -1,27 +1,30 @@
-"""Who sits in which slot of the engine, and what their prompts owe."""
+"""The requests in the slots of an engine, and the debts of their prompts."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import weakref
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed import get_tp_group
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
-from ...kernels.projection import project_kl
-from ...kernels.spend import DEBT, SPENT, STEP, new_accounts
+from ...fields import MIN_ORDER
+from ...kernels.project import agree, project_kl, project_max, project_renyi
+from ...kernels.spend import DEBT
 from ...kernels.token_log_probs import token_log_probs
 from ..engine.request import random_key
-from ..models.kv_cache import uploaded
-from ..rules.budget import debt_nats, log_likelihood_ratios
+from ..rules.budget import debt_nats, log_likelihood_ratios, opened_accounts
+from ..serving.asked import seed_of_name
+from ..serving.journal import JournalWriter
+from ..streams.kv_cache import uploaded
 from . import processor
 from .admission import admit, unadmitted
 from .fusion import Rows, SlotAccounts
-from .journal import JournalWriter
 from .recorder import UNWRITTEN, Recorder, SlotRequest
 from .settings import EngineSettings
 
@@ -30,6 +33,9 @@ logger = logging.getLogger(__name__)
 NUM_PARKED = 8_192
 """Requests without a slot that are remembered: preempted ones come back first of all, and the
 engine does not say which have ended. One that was forgotten and comes back draws nothing more."""
+
+WARM_UP = ("_warmup_", "_v2_mixed_warmup")
+"""Beginnings of the ids of requests by which the engine warms up: they are no user's."""
 
 TILE = 256
 """Rows of logits at once, of both models, where a prompt is scored."""
@@ -47,6 +53,8 @@ class PairState(DefaultModelState):
         self.facts, self.limits = settings.facts, settings.limits
         dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
         _warm_up(self.facts.vocab_size, torch.device(device))
+        if vllm_config.parallel_config.tensor_parallel_size > 1:
+            agree(torch.device(device), get_tp_group().cpu_group)
         self.slots = SlotAccounts(self.max_num_reqs, self.facts, torch.device(device))
         speculative = vllm_config.speculative_config
         self.num_rows = 1 + (speculative.num_speculative_tokens if speculative else 0)
@@ -54,7 +62,10 @@ class PairState(DefaultModelState):
         self._slot_of: dict[str, int] = {}
         self._parked: OrderedDict[str, SlotRequest] = OrderedDict()
         is_first = vllm_config.parallel_config.rank == 0
-        journal = JournalWriter(settings.journal) if is_first else None
+        size, is_synced = settings.max_bytes, settings.is_synced
+        folder, journal = settings.journal, None
+        if is_first:
+            journal = JournalWriter(folder, max_bytes=size, is_synced=is_synced)
         self.recorder = Recorder(journal, self.facts, dtype)
         self._batch: Any = None
 
@@ -77,13 +88,15 @@ class PairState(DefaultModelState):
             req_index,
             tokens,
             prompt_len=length,
-            account=self._account(request),
+            account=opened_accounts([request.admitted.budget])[0],
             debt=NOTHING_SPENT if request.debt is None else request.debt,
+            spends=[spend for _, spend in request.steps],
             key=random_key(
                 request.seed, request.prompt, level="token", place=request.admitted.sample
             ),
             sampling=request.admitted.sampling,
             divergence=request.admitted.rule.divergence,
+            order=request.admitted.rule.order,
             is_failed=bool(request.error),
         )
 
@@ -109,12 +122,16 @@ class PairState(DefaultModelState):
         return inputs
 
     def draw(self, ctx: Any, num_rows: int) -> Tensor:
-        """(R,) int64, the token of each row of logits that were computed last."""
-        risky_safe = self.model.rows
-        if risky_safe is None or len(risky_safe[0]) != num_rows:
+        """(R,) int64, the token of each of the next R rows of logits that were computed last.
+
+        They are all rows of the step, or those of some requests where drafts make many.
+        """
+        computed, first = self.model.rows, self.model.num_drawn
+        if computed is None or first + num_rows > len(computed[0]):
             raise RuntimeError(f"{num_rows} rows to sample, others were computed")
-        safe, risky = risky_safe
-        for i, slot in enumerate(self._batch.idx_mapping_np.tolist()):
+        safe, risky = (rows[first : first + num_rows] for rows in computed)
+        self.model.num_drawn += num_rows
+        for i, slot in enumerate(self._batch.idx_mapping_np.tolist() if first == 0 else ()):
             request = self._requests[slot]
             if request.debt is None:  # score what this step read of its prompt
                 self._score(slot, request, i)
@@ -149,7 +166,7 @@ class PairState(DefaultModelState):
             admitted = unadmitted(data.sampling_params)
         seed = admitted.seed
         if seed is None:  # the same in every process of a split model
-            seed = int.from_bytes(hashlib.sha256(data.req_id.encode()).digest()[:8], "big") >> 1
+            seed = seed_of_name(data.req_id)
         params = data.sampling_params
         least = torch.tensor(admitted.least_debt, dtype=torch.float64)
         return SlotRequest(
@@ -160,16 +177,8 @@ class PairState(DefaultModelState):
             has_stops=bool(params.stop or params.stop_token_ids or params.repetition_detection),
             debt=None if admitted.rule.charges_debt else least,
             error=error,
+            is_recorded=not data.req_id.startswith(WARM_UP),
         )
-
-    def _account(self, request: SlotRequest) -> Tensor:
-        budget = request.admitted.budget
-        account = new_accounts(
-            [budget.per_step], [budget.total], [0.0], budget.schedule, torch.device("cpu")
-        )[0]
-        account[STEP] = len(request.steps)
-        account[SPENT] = sum(spend for _, spend in request.steps)
-        return account
 
     def _score(self, slot: int, request: SlotRequest, index: int) -> None:
         start = int(self._batch.num_computed_tokens_np[index])
@@ -180,7 +189,9 @@ class PairState(DefaultModelState):
         end = min(start + count, last)
         hidden = self._hidden(index, count)
         if start > request.num_scored or hidden is None:
-            logger.warning("%s: a part of the prompt was not read here", request.request_id)
+            request.error = "a part of the prompt was not read here, so its debt is not known"
+            logger.error("%s: %s", request.request_id, request.error)
+            self.slots.is_failed[slot] = True
             request.debt = NOTHING_SPENT
         else:
             request.ratios += self._ratios(hidden, request.prompt[start + 1 : end + 1])
@@ -200,14 +211,13 @@ class PairState(DefaultModelState):
         if self.model.hidden is not None:
             hidden: Tensor = self.model.hidden[first : first + count]
             return hidden
-        # A CUDA graph was replayed: it reads one token a request, whose row the sampler was given.
+        # A CUDA graph was replayed: it reads one token a request, whose row the sampler got.
         rows = self.model.last_hidden
         is_one_each = count == 1 and len(rows) == self._batch.num_reqs
         return rows[index : index + 1] if is_one_each else None
 
     def _ratios(self, hidden: Tensor, targets: list[int]) -> list[Tensor]:
-        """Per tile, log p_r - log p_s in nats of the tokens behind these states, special ones left
-        out."""
+        """Per tile, log p_r - log p_s in nats of the targets, special ones left out."""
         special, ratios = self.facts.special_token_ids, []
         counted = [i for i, token in enumerate(targets) if token not in special]
         for at in range(0, len(counted), TILE):
@@ -225,5 +235,8 @@ class PairState(DefaultModelState):
 def _warm_up(vocab_size: int, device: torch.device) -> None:
     """Draw one row before the first request comes: compile the kernels and compare them with the
     CPU's solver. Warped logits are float32, whatever the models are."""
-    logits, key = torch.zeros(1, vocab_size, device=device), torch.zeros(1, device=device).long()
-    project_kl(logits, logits, torch.zeros(1, device=device).double(), keyed=(key, key))
+    logits = torch.zeros(1, vocab_size, dtype=torch.float32, device=device)
+    key = torch.zeros(1, dtype=torch.int64, device=device)
+    budget = torch.zeros(1, dtype=torch.float64, device=device)
+    for project in (project_kl, partial(project_renyi, order=MIN_ORDER), project_max):
+        project(logits, logits, budget, keyed=(key, key))

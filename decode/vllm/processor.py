@@ -11,8 +11,9 @@ from weakref import ReferenceType
 from torch import Tensor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
+from ..serving.asked import Limits
 from .admission import admit
-from .settings import EngineSettings, Limits
+from .settings import EngineSettings
 
 current: ReferenceType[Any] | None = None
 """The `PairState` whose forward was prepared last: an engine draws after its forward, in one

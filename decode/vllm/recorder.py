@@ -6,14 +6,15 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..engine.request import ledger_step, random_stream
 from ..ledger import LedgerHeader, LedgerStep
+from ..serving.journal import JournalWriter
 from .admission import Admitted
-from .journal import JournalWriter
 from .settings import PairFacts
 
 logger = logging.getLogger(__name__)
@@ -40,8 +41,12 @@ class SlotRequest:
     is_open: bool = False
     """The journal holds its header."""
     error: str = ""
-    is_told: bool = False
+    is_reported: bool = False
     """The journal holds its error."""
+    has_ended: bool = False
+    """The journal holds its end."""
+    is_recorded: bool = True
+    """False for requests by which the engine warms up: the journal holds nothing of them."""
 
     def rewound(self, emitted: list[int]) -> bool:
         """Forget what was drawn beyond the tokens that the engine kept; False if these differ."""
@@ -50,8 +55,8 @@ class SlotRequest:
 
 
 class Recorder:
-    """Writes what each step drew: in the step on the CPU; by a thread on a device, which nobody
-    waits for but the front end, which sends no token that the journal does not hold.
+    """Writes what each step drew: in the step on the CPU; by a thread on a device, for which only
+    the front end waits, which sends no token that the journal does not hold.
 
     A request whose lines are not on the disk has an error from then on.
     """
@@ -65,32 +70,33 @@ class Recorder:
     def keep(self, requests: Sequence[SlotRequest], records: Tensor) -> None:
         """Note the records of a step, (B, G, NUM_FIELDS), of one request each."""
         if records.device.type != "cuda":
-            self._note(requests, records.tolist())
+            self._note(requests, records)
             return
         copy = torch.empty(records.shape, dtype=records.dtype, pin_memory=True)
         copy.copy_(records, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        self._last = self._thread.submit(self._note_later, list(requests), copy, arrived)
+        self._last = self._thread.submit(self._note, list(requests), copy, arrived)
 
     def drain(self) -> None:
         """Wait until all steps are noted."""
         if self._last is not None:
             self._last.result()
 
-    def _note_later(
-        self, requests: Sequence[SlotRequest], records: Tensor, arrived: torch.cuda.Event
+    def _note(
+        self, requests: Sequence[SlotRequest], records: Tensor, arrived: Any | None = None
     ) -> None:
-        arrived.synchronize()
-        self._note(requests, records.tolist())
-
-    def _note(self, requests: Sequence[SlotRequest], records: list[list[list[float]]]) -> None:
+        """arrived: the event of the copy to the host, to wait for."""
+        if arrived is not None:
+            arrived.synchronize()
         rows: list[tuple[str, LedgerStep]] = []
         try:
-            for request, figures in zip(requests, records, strict=True):
-                rows += self._noted(request, figures)
+            for request, figures in zip(requests, records.tolist(), strict=True):
+                noted = self._noted(request, figures)
+                rows += noted if request.is_recorded else []
             if self._journal is not None:
                 self._journal.steps(rows)
+                self._end(self._journal, requests)
         except OSError as error:
             logger.error("%s: %s", UNWRITTEN, error)
             for request in requests:
@@ -110,22 +116,36 @@ class Recorder:
             step = ledger_step(len(request.steps), figures)
             noted.append((request.request_id, step))
             request.steps.append((step.token_id, step.spend))
-        if request.error and not request.is_told:
+        if request.error and not request.is_reported:
             self._open(request, records[0][-1])
-            if self._journal is not None:
+            if self._journal is not None and request.is_recorded:
                 self._journal.fail(request.request_id, request.error)
-            request.is_told = True
+            request.is_reported = True
         return noted
 
+    def _end(self, journal: JournalWriter, requests: Sequence[SlotRequest]) -> None:
+        """Note texts that have their last token."""
+        for request in requests:
+            if not request.steps or not request.is_recorded or request.has_ended:
+                continue
+            is_full = len(request.steps) >= request.admitted.horizon
+            if is_full or request.steps[-1][0] in self._facts.stop_token_ids:
+                journal.end(request.request_id)
+                request.has_ended = True
+
     def _open(self, request: SlotRequest, debt: float) -> None:
-        if not request.is_open and self._journal is not None:
+        if not request.is_open and request.is_recorded and self._journal is not None:
             header = self._header(request, debt)
-            self._journal.open(request.request_id, header, has_stops=request.has_stops)
+            self._journal.open(
+                request.request_id,
+                header,
+                has_stops=request.has_stops,
+                client_id=request.admitted.client_id,
+            )
         request.is_open = True
 
     def _header(self, request: SlotRequest, debt: float) -> LedgerHeader:
         admitted = request.admitted
-        budget = admitted.budget
         return LedgerHeader(
             rule=admitted.rule.name,
             rule_settings=admitted.rule.settings(),
@@ -135,11 +155,7 @@ class Recorder:
             stop_token_ids=self._facts.stop_token_ids,
             fingerprints=self._facts.fingerprints,
             dtype=self._dtype,
-            debt=debt,
-            k=budget.per_step,
-            K=budget.total,
-            horizon=admitted.horizon,
-            bound=replace(budget, debt=debt).bound,
+            **replace(admitted.budget, debt=debt).record(),
             quantization=self._facts.quantization,
             level_settings=self._facts.level_settings,
             least_debt=admitted.least_debt or None,

@@ -2,30 +2,22 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from transformers import GenerationConfig
 
-from ...field_types import field_error
 from ..levels.level import TokenLevel
-from ..models.folder import ModelFolder, fingerprint
-from ..models.loading import load_config, load_tokenizer, quantization_method
-from ..models.model_pair import ModelPair
+from ..pair.folder import ModelFolder, fingerprint
+from ..pair.loading import load_config, load_tokenizer, quantization_method
+from ..pair.model_pair import ModelPair
 from ..rules.anchored import Anchored
-from ..rules.budget import checked_nats
-from ..rules.rule import Divergence
+from ..serving.asked import Limits
 
 KEY = "anchored"
 """The entry of vLLM's `additional_config` in which the settings travel to its processes."""
-
-REQUEST_PREFIX = "anchored_"
-"""Begins the names of a request's extra arguments that are for us."""
-
-DEFAULT_RULE = Anchored(k=1.5)
-"""The rule of requests that ask for nothing, where no other is given."""
 
 
 class DescribedPair(ModelPair):
@@ -33,14 +25,21 @@ class DescribedPair(ModelPair):
 
     @classmethod
     def of(
-        cls, safe: str | Path, risky: str | Path, *, allow_quantized_safe: bool
+        cls,
+        safe: str | Path,
+        risky: str | Path,
+        revisions: tuple[str | None, str | None] = (None, None),
+        *,
+        allow_quantized_safe: bool,
     ) -> "DescribedPair":
         """Read configs and tokenizers of two Hugging Face folders or Hub ids.
 
-        Raises FileNotFoundError for what is none, ValueError for an adapter (vLLM loads no merged
-        ones) and for a quantized safe model unless it is allowed.
+        revisions: branch, tag or commit of each Hub id. Raises FileNotFoundError for what is none,
+        ValueError for an adapter (vLLM loads no merged ones) and for a quantized safe model unless
+        it is allowed.
         """
-        folders = {"safe": ModelFolder.find(safe), "risky": ModelFolder.find(risky)}
+        named = zip(("safe", "risky"), (safe, risky), revisions, strict=True)
+        folders = {name: ModelFolder.find(model, revision) for name, model, revision in named}
         for folder in folders.values():
             if folder.adapter is not None:
                 raise ValueError(
@@ -57,10 +56,11 @@ class DescribedPair(ModelPair):
             allow_quantized_safe=allow_quantized_safe,
         )
 
-    def _check_model(self, name: str, model: Any) -> None:
-        """Note how its folder is quantized; nothing is run, as vLLM loads the models."""
-        if method := quantization_method(model.config):
-            self.quantization[name] = method
+    def _check_models(self) -> None:
+        """Note how the folders are quantized; nothing is run, as vLLM loads the models."""
+        for name, model in self.models.items():
+            if method := quantization_method(model.config):
+                self.quantization[name] = method
 
 
 def _described(folder: Path) -> SimpleNamespace:
@@ -122,35 +122,6 @@ class PairFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """The rule of a request that asks for nothing, and the most that it can ask for; nats."""
-
-    rule: Anchored = DEFAULT_RULE
-    """The rule of requests that ask for nothing."""
-    max_k: float | None = None
-    """Nats a step; with the horizon it bounds K = k * max_tokens too. None for no limit."""
-    max_total: float | None = None
-    """Nats of one text, K."""
-    max_horizon: int | None = None
-    """Most new tokens of a request."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_k", "max_total"):
-            if (nats := getattr(self, name)) is not None:
-                checked_nats(name, nats)
-        if self.max_horizon is not None and self.max_horizon < 1:
-            raise ValueError(f"max_horizon must be >= 1, got {self.max_horizon}")
-        if self.max_k is not None and self.rule.k is not None and self.rule.k > self.max_k:
-            raise ValueError(f"k {self.rule.k:g} of the rule is above max_k {self.max_k:g}")
-
-    def rule_of(self, asked: "Asked") -> Anchored:
-        """The rule of a request that asks for these; ValueError for values that no rule has."""
-        rule = replace(self.rule, divergence=asked.divergence or self.rule.divergence)
-        is_asked = asked.k is not None or asked.K is not None
-        return replace(rule, k=asked.k, K=asked.K) if is_asked else rule
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
     """Facts and limits, and where the journal goes; JSON on its way to other processes."""
 
@@ -158,6 +129,10 @@ class EngineSettings:
     limits: Limits = field(default_factory=Limits)
     journal: str
     """Folder of journals."""
+    max_bytes: int
+    """Bytes of one file of the journal, after which the next one begins."""
+    is_synced: bool
+    """Each line is on the disk before a token leaves."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for `additional_config`."""
@@ -178,43 +153,6 @@ class EngineSettings:
             facts=PairFacts(**given["facts"]),
             limits=Limits(**{**limits, "rule": Anchored(**limits["rule"])}),
             journal=given["journal"],
+            max_bytes=given["max_bytes"],
+            is_synced=given["is_synced"],
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """The wishes in the extra arguments of a request."""
-
-    k: float | None = None
-    """Nats a step; K = k * max_tokens."""
-    K: float | None = None
-    """Nats for the whole text, in place of k."""
-    divergence: Divergence | None = None
-    seed: int | None = None
-    """In place of vLLM's `seed`, which counts too."""
-    debt: float = 0.0
-    """Nats that the prompt owes at least: the debt that is computed can only be raised."""
-    sample: int = 0
-    """Texts of this prompt and seed before it, which it is drawn independently of."""
-
-    def __post_init__(self) -> None:
-        Limits().rule_of(self)  # ValueError for what no rule has
-        if not self.debt >= 0.0:
-            raise ValueError(f"debt must be >= 0 nats, got {self.debt}")
-        if self.sample < 0:
-            raise ValueError(f"sample must be >= 0, got {self.sample}")
-
-    @classmethod
-    def of(cls, extra_args: Mapping[str, Any] | None) -> "Asked":
-        """From a request's extra arguments, those of other programs left out.
-
-        Raises ValueError, in one line, for an unknown or a wrong one.
-        """
-        given = {
-            name.removeprefix(REQUEST_PREFIX): value
-            for name, value in (extra_args or {}).items()
-            if name.startswith(REQUEST_PREFIX) and value is not None
-        }
-        if error := field_error(cls, given):
-            raise ValueError(f"anchored: {error}; known are k, K, divergence, seed, debt, sample")
-        return cls(**given)

@@ -1,4 +1,4 @@
-"""Where and when texts copy: by the prompt's debt, and by the position in the text."""
+"""Copied spans by the prompt's debt, and by their position in the text."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from ..figures.distributions import Series, histogram, plot_series
 from ..figures.style import BLUE, GREEN, PURPLE, VERMILION
 from ..recorded_texts import ALONE, RISKY, SAFE, Record, grouped
 from ..report.page import Section
-from ..report.tables import Column, Row
+from ..report.tables import SETTING_COLUMN, Column, Row
 from .recorded_run import NotMeasured, RecordedRun
 
 NUM_BINS: Final = 10
@@ -31,7 +31,7 @@ _COLORS: Final = {ALONE[SAFE]: GREEN, ALONE[RISKY]: VERMILION, _OURS: BLUE, _OTH
 
 
 def debt_deciles(run: RecordedRun) -> Section:
-    """What the risky model copies, by tenths of the prompts in order of their debt, by window.
+    """The risky model's copying by tenths of the prompts in order of their debt, by window.
 
     Source: paper, figure "Prefix debt correlates with copying metrics".
     """
@@ -46,20 +46,20 @@ def debt_deciles(run: RecordedRun) -> Section:
         "window has, in at most ten groups; means of the six metrics over the texts of the risky "
         "model alone. ROUGE is F1.",
         columns=[
-            Column(key="window", title="window"),
-            Column(key="decile", title="group"),
-            Column(key="prompts", title="prompts"),
-            Column(key="from", title="debt from", num_decimals=2),
-            Column(key="to", title="to", num_decimals=2),
-            *(Column(key=key, title=title) for key, title in METRIC_TITLES.items()),
+            Column("window"),
+            Column("decile", "group"),
+            Column("prompts"),
+            Column("from", "debt from", num_decimals=2),
+            Column("to", num_decimals=2),
+            *(Column(key, title) for key, title in METRIC_TITLES.items()),
         ],
         rows=rows,
         draw=partial(
             plot_series,
             {
                 title: {
-                    window: Series([row["decile"] for row in own], [row[key] for row in own])
-                    for window, own in by_window.items()
+                    window: Series([row["decile"] for row in same], [row[key] for row in same])
+                    for window, same in by_window.items()
                 }
                 for key, title in METRIC_TITLES.items()
             },
@@ -91,7 +91,7 @@ def _deciles(
 
 
 def start_positions(run: RecordedRun) -> Section:
-    """Where the copied spans of each setting's texts begin, in words.
+    """The starts of the copied spans of each setting's texts, in words.
 
     Source: paper, figure "High-copying regions are front-loaded".
     """
@@ -110,7 +110,7 @@ def start_positions(run: RecordedRun) -> Section:
         if words
     ]
     if not rows:
-        raise NotMeasured("no copied span is recorded (measurements/copying.json)")
+        raise NotMeasured("no copied span is recorded (evaluation/copying.json)")
     panels: dict[str, dict[str, Series]] = {}
     others = {name: _OURS if name in run.budgeted else _OTHERS for name in starts} | ALONE
     for kind, settings in grouped(starts, others.__getitem__).items():
@@ -126,11 +126,11 @@ def start_positions(run: RecordedRun) -> Section:
         "five words at least, and before the first span that ACS counts. Early: the share that "
         f"begins within the first {EARLY_WORDS} words.",
         columns=[
-            Column(key="setting", title="setting"),
-            Column(key="spans", title="spans"),
-            Column(key="texts", title="texts"),
-            Column(key="median", title="median start", num_decimals=1),
-            Column(key="early", title="early"),
+            SETTING_COLUMN,
+            Column("spans"),
+            Column("texts"),
+            Column("median", "median start", num_decimals=1),
+            Column("early"),
         ],
         rows=rows,
         draw=partial(
@@ -146,7 +146,7 @@ def start_positions(run: RecordedRun) -> Section:
 
 
 def _starts(rows: Sequence[Record]) -> dict[str, list[int]]:
-    """First words of the spans that texts have, by what spans are counted."""
+    """First words of the texts' spans, by kind of span."""
     longest = [row["word_lcs_span"] for row in rows]
     return {
         "word LCS": [start for start, _, length in longest if length],
@@ -156,6 +156,6 @@ def _starts(rows: Sequence[Record]) -> dict[str, list[int]]:
 
 
 def _copying(run: RecordedRun, setting: str) -> list[Record]:
-    """Rows of measurements/copying.json of a setting's texts."""
+    """Rows of evaluation/copying.json of a setting's texts."""
     rows = map(run.copying, run.by_setting.get(setting, []))
     return [row for row in rows if row is not None]

@@ -1,6 +1,6 @@
-"""What measures and judges made of a run's texts, beside how well each setting protects.
+"""Results of measures and judges on a run's texts, with the protection of each setting.
 
-The first figure of a judge is the judge's; what has none is counted beside it, never part of it.
+The first cell of a judge is its figure; texts without one are counted in other cells.
 """
 
 import math
@@ -15,17 +15,10 @@ from ..figures.distributions import Series, plot_series
 from ..figures.trade_off import NCR, Scale
 from ..recorded_texts import ALONE, rows_by_setting
 from ..report.page import Section
-from ..report.tables import (
-    SETTING_COLUMN,
-    Cell,
-    Column,
-    copying_columns,
-    terminal_table,
-)
+from ..report.tables import SETTING_COLUMN, Cell, Column, copying_columns, terminal_table
 from ..statistics import mean_of
-from .recorded_run import NotMeasured, RecordedRun, recorded_cell
-from .resamples import judged_in_resamples, ncr_in_resamples
-from .trade_offs import looks_of, trade_off
+from .recorded_run import NotMeasured, RecordedRun
+from .trade_offs import judged_in_resamples, looks_of, ncr_in_resamples, trade_off
 
 Cells = dict[str, Cell]
 Figures = Mapping[str, Any]
@@ -34,24 +27,24 @@ Figures = Mapping[str, Any]
 
 def _copying_cells(figures: Figures) -> Cells:
     names = (*METRICS, "ncr", *installed_in(figures))
-    metrics = {name: recorded_cell(figures.get(name)) for name in names}
+    metrics = {name: figures.get(name) for name in names}
     cells = {"texts": figures.get("num_texts"), **metrics, **_span_cells(figures)}
-    if own := figures.get("difference"):
-        interval = "" if own["low"] is None else " [{low:+.3f}, {high:+.3f}]"  # of a single prompt
-        cells["difference"] = ("{ncr:+.3f}" + interval).format(**own)
+    if difference := figures.get("difference"):
+        interval = " [-]" if difference["low"] is None else " [{low:+.3f}, {high:+.3f}]"
+        cells["difference"] = ("{ncr:+.3f}" + interval).format(**difference)
     return cells
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judge:
-    """How a judge's results are shown."""
+    """The table and the axis of a judge's results."""
 
     title: str
     note: str
     label: str
-    """Of its figure, the first of the cells."""
+    """Axis label of its figure, the first of the cells."""
     cells: Mapping[str, str]
-    """What is shown of a setting's results, by the titles of the columns."""
+    """Shown entries of a setting's results, by the titles of the columns."""
 
 
 JUDGES: Final = {
@@ -114,7 +107,7 @@ _NONLITERAL: Final = {
 
 
 def _cells(name: str, figures: Figures) -> Cells:
-    """A row of a setting, but for its name."""
+    """A row of a setting without its name."""
     if name == "copying":
         return _copying_cells(figures)
     low, high = figures.get("interval") or (None, None)
@@ -123,31 +116,31 @@ def _cells(name: str, figures: Figures) -> Cells:
         failed = figures["num_failed_sentences"] + figures["num_failed_claims"]
         figures = {**figures, "num_failed": failed}
     shown = _NONLITERAL if name == "nonliteral" else JUDGES[name].cells
-    return {key: recorded_cell(figures[entry]) for key, entry in shown.items()}
+    return {key: figures[entry] for key, entry in shown.items()}
 
 
 def judged_figure(judge: str, figures: Figures) -> Cell:
-    """The judge's figure of a setting; None where nothing could be judged."""
+    """The judge's figure of a setting; None if nothing could be judged."""
     return next(iter(_cells(judge, figures).values()))
 
 
 def evaluation_columns(name: str, results: Mapping[str, Any]) -> list[Column]:
     """The columns of a measure's or judge's table."""
     if name == "copying":
-        texts = Column(key="texts", title="texts")
+        texts = Column("texts")
         beside = results.get("beside")
-        difference = [Column(key="difference", title=f"NCR - {beside}")] if beside else []
+        difference = [Column("difference", f"NCR - {beside}")] if beside else []
         copying = copying_columns(name for figures in results["settings"] for name in figures)
         return [SETTING_COLUMN, texts, *copying, *difference, *_span_columns(results)]
     if name == "nonliteral":
         return [
             SETTING_COLUMN,
-            Column(key="overlap", title=_overlap_title(results)),
-            Column(key="matched", title="characters", num_decimals=2),
-            Column(key="texts", title="texts"),
-            Column(key="with debt", title="with debt"),
+            Column("overlap", _overlap_title(results)),
+            Column("matched", "characters", num_decimals=2),
+            Column("texts"),
+            Column("with debt"),
         ]
-    return [SETTING_COLUMN, *(Column(key=title, title=title) for title in JUDGES[name].cells)]
+    return [SETTING_COLUMN, *(Column(title) for title in JUDGES[name].cells)]
 
 
 def _span_columns(results: Mapping[str, Any]) -> list[Column]:
@@ -156,15 +149,15 @@ def _span_columns(results: Mapping[str, Any]) -> list[Column]:
     Then the same of the longest of all texts of a prompt, where there are several.
     """
     n = LONG_SPANS[1]
-    num_samples = min((own["num_samples"] for own in results["settings"]), default=1)
+    num_samples = min((figures["num_samples"] for figures in results["settings"]), default=1)
     of_samples = [
-        Column(key=f"any above {n}", title=f"> {n} in any of {num_samples}"),
-        Column(key="longest", title=f"longest of {num_samples}", num_decimals=1),
+        Column(f"any above {n}", f"> {n} in any of {num_samples}"),
+        Column("longest", f"longest of {num_samples}", num_decimals=1),
     ]
     titles = {f"q{q}": "longest" if q == 1 else f"{q:.0%}" for q in QUANTILES}
     return [
-        *(Column(key=f"above {n}", title=f"> {n} words") for n in LONG_SPANS),
-        *(Column(key=key, title=title, num_decimals=0) for key, title in titles.items()),
+        *(Column(f"above {n}", f"> {n} words") for n in LONG_SPANS),
+        *(Column(key, title, num_decimals=0) for key, title in titles.items()),
         *(of_samples if num_samples > 1 else []),
     ]
 
@@ -180,13 +173,14 @@ def _span_cells(figures: Figures) -> Cells:
 
 
 def evaluation_table(name: str, results: Mapping[str, Any]) -> str:
-    """What the terminal shows of a measure's or judge's results."""
+    """A measure's or judge's table for the terminal."""
     return terminal_table(evaluation_rows(name, results), evaluation_columns(name, results))
 
 
 def evaluation_rows(name: str, results: Mapping[str, Any]) -> list[Cells]:
     """The rows of a measure's or judge's table."""
-    return [{"setting": own["setting"], **_cells(name, own)} for own in results["settings"]]
+    settings = results["settings"]
+    return [{"setting": each["setting"], **_cells(name, each)} for each in settings]
 
 
 def _overlap_title(results: Mapping[str, Any]) -> str:
@@ -194,7 +188,7 @@ def _overlap_title(results: Mapping[str, Any]) -> str:
 
 
 def copying_distribution(run: RecordedRun) -> Section:
-    """How long the longest copied spans of each setting's texts are, which means hide."""
+    """The lengths of the longest copied spans of each setting's texts, which means hide."""
     results = run.evaluated("copying")
     tails: dict[str, Series] = {}
     rows = rows_by_setting(results["rows"])
@@ -226,7 +220,7 @@ def copying_distribution(run: RecordedRun) -> Section:
 
 
 def character_overlap(run: RecordedRun) -> Section:
-    """Characters of works that stories about them take over, beside the stories' fluency."""
+    """Characters of works that stories about them take over, with the stories' fluency."""
     results = run.evaluated("nonliteral")
     fluency, title = _judged(run, "fluency"), _overlap_title(results)
     rows = [
@@ -235,7 +229,7 @@ def character_overlap(run: RecordedRun) -> Section:
     ]
     overlap = {str(row["setting"]): row["overlap"] for row in rows}
     columns = evaluation_columns("nonliteral", results)
-    columns.insert(3, Column(key="fluency", title="fluency", num_decimals=2))
+    columns.insert(3, Column("fluency", num_decimals=2))
     return Section(
         title="Characters taken over",
         note=f"Non-literal copying: the share of texts with {title} of the work, and how many a "
@@ -268,7 +262,7 @@ def judgement(judge: str, run: RecordedRun) -> Section:
             run,
             protection=(NCR, {row["setting"]: row["ncr"] for row in run.rows}),
             utility=(Scale(shown.label), _judged(run, judge)),
-            title=f"Protection and {shown.title.lower()}, one point a setting",
+            title=f"Protection and {shown.title.lower()}, one point per setting",
             resampled=(ncr_in_resamples(run), judged_in_resamples(run, judge)),
         ),
     )
@@ -290,10 +284,7 @@ def precision_by_group(run: RecordedRun) -> Section:
         {
             "setting": figures["setting"],
             "k": ks.get(figures["setting"]),
-            **{
-                name: recorded_cell((figures["by_group"].get(name) or {}).get("macro"))
-                for name in groups
-            },
+            **{name: (figures["by_group"].get(name) or {}).get("macro") for name in groups},
         }
         for figures in results["settings"]
     ]
@@ -302,17 +293,13 @@ def precision_by_group(run: RecordedRun) -> Section:
         title="Factual precision by group of texts",
         note="Share of supported claims, the mean over texts, then over seeds. The picture shows "
         "the settings that differ in k alone.",
-        columns=[
-            Column(key="setting", title="setting"),
-            Column(key="k", title="k", num_decimals=2),
-            *(Column(key=name, title=name) for name in groups),
-        ],
+        columns=[SETTING_COLUMN, Column("k", num_decimals=2), *(Column(name) for name in groups)],
         rows=rows,
         draw=partial(
             plot_series,
             {"": {name: _over_k(swept, name) for name in groups}},
             title="Factual precision by group of texts",
-            x_label="k, nats a step",
+            x_label="k, nats per step",
             y_label="share of supported claims",
             log_x=True,
         ),
@@ -327,12 +314,12 @@ def _over_k(rows: Sequence[Mapping[str, Cell]], group: str) -> Series:
 
 
 def judged_figures(run: RecordedRun) -> dict[str, dict[str, Cell]]:
-    """By judge, its figure of each setting, where they were recorded."""
+    """The recorded figures of each judge, by setting."""
     return {judge: figures for judge in JUDGES if (figures := _judged(run, judge))}
 
 
 def _judged(run: RecordedRun, judge: str) -> dict[str, Cell]:
-    """{} where it has not judged."""
+    """Figures by setting; {} without the judge's results."""
     try:
         settings = run.evaluated(judge)["settings"]
     except NotMeasured:

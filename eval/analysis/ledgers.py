@@ -1,4 +1,4 @@
-"""What ledgers record: how far apart the two models are, and how budgets are used."""
+"""Analyses of ledgers: divergences of the two models, and the use of budgets."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from ..figures.curves import BudgetTrajectory, plot_budget_trajectories
 from ..figures.distributions import Series, density, histogram, plot_series, tail
 from ..recorded_texts import RISKY
 from ..report.page import Section
-from ..report.tables import Cell, Column
+from ..report.tables import SETTING_COLUMN, Cell, Column
 from .recorded_run import NotMeasured, RecordedRun, evenly
 
 TAIL: Final = 0.9
-"""The quantile of all domains together from which on tails are compared."""
+"""The quantile of all domains together at which tails begin."""
 NUM_BINS: Final = 40
 NUM_TRAJECTORIES: Final = 6
 """Settings whose texts are drawn: two rows of three panels."""
@@ -29,7 +29,7 @@ def step_divergences(run: RecordedRun) -> Section:
     """
     samples: dict[str, list[float]] = {}
     for text, ledger in run.ledgers(RISKY):
-        # What the risky model alone spends is its divergence, where the safe model ran beside it.
+        # A spend of the risky model alone is its divergence, if the safe model ran at the step.
         nats = [step.spend for step in ledger.steps if step.safe_log_prob is not None]
         if nats:
             samples.setdefault(run.domain(text), []).extend(nats)
@@ -37,10 +37,7 @@ def step_divergences(run: RecordedRun) -> Section:
         raise NotMeasured("no ledger of the risky model alone has divergences (compared=True)")
     cutoff = _quantile([each for nats in samples.values() for each in nats], TAIL)
     rows = [
-        {
-            **_spread(domain, nats, "steps"),
-            "tail": sum(each >= cutoff for each in nats) / len(nats),
-        }
+        {**_spread(domain, nats, "steps"), "tail": sum(each >= cutoff for each in nats) / len(nats)}
         for domain, nats in samples.items()
     ]
     return Section(
@@ -48,10 +45,7 @@ def step_divergences(run: RecordedRun) -> Section:
         note="KL(p_r || p_s) in nats, as both are warped, along texts of the risky model alone. "
         f"Tail: the share of steps at or above {cutoff:.3g} nats, the 90 % quantile of all "
         "domains together. Infinite figures count in the quantiles, not in the picture.",
-        columns=[
-            *_spread_columns("domain", "steps"),
-            Column(key="tail", title="tail", num_decimals=4),
-        ],
+        columns=[*_spread_columns("domain", "steps"), Column("tail", num_decimals=4)],
         rows=rows,
         draw=partial(
             plot_series,
@@ -68,13 +62,14 @@ def step_divergences(run: RecordedRun) -> Section:
 def _divergence_panels(
     samples: Mapping[str, Sequence[float]], cutoff: float
 ) -> dict[str, dict[str, Series]]:
-    """How many steps diverge by so much, and from the cutoff on by as much or more, by domain."""
+    """Shares of steps by divergence, and from the cutoff on of as much or more, by domain."""
     known = {domain: nats for domain, nats in samples.items() if nats}
     edges = np.linspace(0.0, max(map(max, known.values()), default=0.0) or 1.0, NUM_BINS + 1)
-    counted = {name: histogram(own, edges.tolist(), len(own)) for name, own in known.items()}
     return {
-        "so many nats": counted,
-        "as many nats or more": {name: tail(own, cutoff) for name, own in known.items()},
+        "so many nats": {
+            name: histogram(nats, edges.tolist(), len(nats)) for name, nats in known.items()
+        },
+        "as many nats or more": {name: tail(nats, cutoff) for name, nats in known.items()},
     }
 
 
@@ -85,7 +80,7 @@ def prefix_ratios(run: RecordedRun) -> Section:
     """
     ratios = run.by_domain(run.prompt_ratios)
     parts = {"ratio of a symbol": ratios} | {
-        f"debt, window {window}": run.by_domain({prompt: [own] for prompt, own in debts.items()})
+        f"debt, window {window}": run.by_domain({name: [debt] for name, debt in debts.items()})
         for window, debts in sorted(run.debts.items())
     }
     if not any(parts.values()):
@@ -96,7 +91,7 @@ def prefix_ratios(run: RecordedRun) -> Section:
         for domain, nats in samples.items()
     ]
     panels = {
-        figure: {name: density(own) for name, own in _finite(samples).items() if own}
+        figure: {name: density(nats) for name, nats in _finite(samples).items() if nats}
         for figure, samples in parts.items()
         if samples
     }
@@ -105,7 +100,7 @@ def prefix_ratios(run: RecordedRun) -> Section:
         title="How much more the risky model expects of the prompts",
         note="log p_r - log p_s of each symbol of a prompt but its first, unwarped, and the debt, "
         "the mean of the largest positive ones, both in nats." + lacking,
-        columns=[Column(key="figure", title="figure"), *_spread_columns("domain", "count")],
+        columns=[Column("figure"), *_spread_columns("domain", "count")],
         rows=rows,
         draw=partial(
             plot_series,
@@ -124,8 +119,8 @@ def _spread(domain: str, nats: Sequence[float], count: str) -> dict[str, Cell]:
 
 def _spread_columns(first: str, count: str) -> list[Column]:
     titles = {"mean": "mean", "median": "median", "q90": "90 %", "q99": "99 %", "q995": "99.5 %"}
-    figures = [Column(key=key, title=title) for key, title in titles.items()]
-    return [Column(key=first, title=first), Column(key=count, title=count), *figures]
+    figures = [Column(key, title) for key, title in titles.items()]
+    return [Column(first), Column(count), *figures]
 
 
 def _quantile(nats: Sequence[float], share: float) -> float:
@@ -138,7 +133,7 @@ def _finite(samples: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
 
 
 def budget_trajectories(run: RecordedRun) -> Section:
-    """What one text of each of some settings might spend and spent, step by step.
+    """Allowances and spends of one text of some settings, step by step.
 
     Source: paper, section "Adaptive Budgeting Handles Non-uniform Risk".
     """
@@ -153,12 +148,12 @@ def budget_trajectories(run: RecordedRun) -> Section:
         note=f"The longest text of {len(shown)} of {len(run.budgeted)} settings with a bound, as "
         "recorded in its ledger; nats.",
         columns=[
-            Column(key="setting", title="setting"),
-            Column(key="text", title="text"),
-            *(Column(key=key, title=key, num_decimals=2) for key in ("k", "debt", "bound")),
-            Column(key="spent", title="spent", num_decimals=2),
-            Column(key="steps", title="steps"),
-            Column(key="idle", title="steps at no budget"),
+            SETTING_COLUMN,
+            Column("text"),
+            *(Column(key, num_decimals=2) for key in ("k", "debt", "bound")),
+            Column("spent", num_decimals=2),
+            Column("steps"),
+            Column("idle", "steps at no budget"),
         ],
         rows=[
             {

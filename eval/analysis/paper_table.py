@@ -1,4 +1,4 @@
-"""The paper's central table, with what a rerun found in every cell beside what is printed there."""
+"""The paper's central table, with a rerun's figure and the printed one in every cell."""
 
 import json
 import math
@@ -16,16 +16,15 @@ from ..figures.trade_off import NCR, Scale, plot_trade_off
 from ..recorded_texts import RISKY, SAFE
 from ..report import tables
 from ..report.tables import Cell, Column
-from ..statistics import json_value, mean_of
+from ..statistics import json_value, mean_of, std_of
 from .evaluated import judged_figures
 from .recorded_run import NotMeasured, RecordedRun
-from .resamples import judged_in_resamples, ncr_in_resamples
-from .trade_offs import trade_off_points
+from .trade_offs import judged_in_resamples, ncr_in_resamples, trade_off_points
 
 PRINTED: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("paper_tables.json").read_text(encoding="utf-8")
 )
-"""The six full tables and the table of high protection, as the paper prints them."""
+"""The paper's six full tables and its table of high protection."""
 PAIRS: Final = tuple(PRINTED["pairs"])
 """Names of the paper's pairs, as files of configs/eval have them."""
 JUDGED: Final = ("fluency", "factuality")
@@ -33,7 +32,7 @@ JUDGED: Final = ("fluency", "factuality")
 COLUMNS: Final = (
     tables.SETTING_COLUMN,
     *tables.COPYING_COLUMNS,
-    *(Column(key=judge, title=judge) for judge in JUDGED),
+    *(Column(judge) for judge in JUDGED),
 )
 _ROUNDING: Final = 0.5e-3
 """Half of the last digit of the paper's full tables."""
@@ -41,36 +40,36 @@ _ROUNDING: Final = 0.5e-3
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """A figure of a rerun beside the printed one."""
+    """A figure of a rerun with the printed one."""
 
     found: Cell
     printed: float | None
     num_decimals: int = 3
     rounding: float = _ROUNDING
-    """How far the unrounded figure may be from the printed one."""
+    """Largest distance of an unrounded figure that is printed so."""
 
     @property
     def deviations(self) -> float | None:
         """(found - printed) in the rerun's standard deviations over seeds.
 
-        0 where both are the same after rounding; None where one is not known, and of one seed.
+        0 if both are the same after rounding; None if one is not known, and of one seed.
         """
         if self.printed is None or math.isnan(mean := mean_of(self.found)):
             return None
-        difference, std = mean - self.printed, getattr(self.found, "std", math.nan)
+        difference, std = mean - self.printed, std_of(self.found)
         if abs(difference) <= self.rounding * (1 + 1e-9):  # decimals are not exact in binary
             return 0.0
         return difference / std if std > 0 else None
 
     def __str__(self) -> str:
-        """As "0.281 (0.273, +0.4)": found, printed, and how far apart they are."""
-        found, printed = (
+        """The form "0.281 (0.273, +0.4)": rerun, printed, and their difference in deviations."""
+        rerun, printed = (
             "-" if math.isnan(value) else f"{value:.{self.num_decimals}f}"
             for value in map(mean_of, (self.found, self.printed))
         )
         if self.deviations is None:
-            return f"{found} ({printed})"
-        return f"{found} ({printed}, {f'{self.deviations:+.1f}' if self.deviations else 0})"
+            return f"{rerun} ({printed})"
+        return f"{rerun} ({printed}, {f'{self.deviations:+.1f}' if self.deviations else 0})"
 
 
 AgreementRow = dict[str, Any]
@@ -88,7 +87,7 @@ def printed_rows(pair: str) -> list[dict[str, Any]]:
 def _printed_ncr(
     row: Mapping[str, Any], risky: Mapping[str, Any], safe: Mapping[str, Any]
 ) -> dict[str, float]:
-    """The NCR of rounded figures, and how far that of the unrounded ones may be from it."""
+    """The NCR of rounded figures, and the largest distance of that of unrounded ones."""
     reduction = copying_reduction(row, risky=risky, safe=safe)
     # (r - m) / (r - s) moves with r, m and s by |1 - n|, 1 and |n| over the gap, to first order.
     rounding = [
@@ -98,23 +97,21 @@ def _printed_ncr(
     return {"ncr": fmean(reduction.values()), "ncr_rounding": fmean(rounding)}
 
 
-def found_rows(books: RecordedRun, bios: RecordedRun) -> list[dict[str, Any]]:
-    """A row of each setting of `books`: what it copied, its fluency, and factuality in `bios`."""
-    fluency = judged_figures(books).get("fluency", {})
-    factuality = judged_figures(bios).get("factuality", {})
+def rerun_rows(books: RecordedRun, bios: RecordedRun) -> list[dict[str, Any]]:
+    """A row per setting of `books`: its copying, its fluency, and factuality in `bios`."""
+    judged = {
+        judge: judged_figures(run).get(judge, {})
+        for judge, run in zip(JUDGED, (books, bios), strict=True)
+    }
     return [
-        {
-            **row,
-            "fluency": fluency.get(row["setting"]),
-            "factuality": factuality.get(row["setting"]),
-        }
+        {**row, **{judge: figures.get(row["setting"]) for judge, figures in judged.items()}}
         for row in books.rows
     ]
 
 
-def agreement_rows(pair: str, found: Sequence[Mapping[str, Any]]) -> list[AgreementRow]:
+def agreement_rows(pair: str, rerun: Sequence[Mapping[str, Any]]) -> list[AgreementRow]:
     """The paper's 26 rows, in its order; settings that a rerun lacks have no figures of it."""
-    by_setting = {row["setting"]: row for row in found}
+    by_setting = {row["setting"]: row for row in rerun}
     return [
         {
             "setting": printed["setting"],
@@ -132,9 +129,9 @@ def agreement_rows(pair: str, found: Sequence[Mapping[str, Any]]) -> list[Agreem
     ]
 
 
-def protected_rows(pair: str, found: Sequence[Mapping[str, Any]]) -> list[AgreementRow]:
+def protected_rows(pair: str, rerun: Sequence[Mapping[str, Any]]) -> list[AgreementRow]:
     """The table of high protection: of each method the best factuality at NCR >= 0.75."""
-    best = high_protection(found)
+    best = high_protection(rerun)
     return [
         {"method": method, **_protected_cells(best.get(method), cells)}
         for method, cells in PRINTED["pairs"][pair]["reported"].items()
@@ -161,23 +158,23 @@ def write_paper_table(pair: str, books: RecordedRun, bios: RecordedRun, folder: 
 
     Raises: ValueError for a run without results of a sweep.
     """
-    found = found_rows(books, bios)
-    if not found or "method" not in books.rows[0]:
+    rerun = rerun_rows(books, bios)
+    if not rerun or "method" not in books.rows[0]:
         raise ValueError(f"{books.folder} has no results of anchored sweep")
-    rows, protected = agreement_rows(pair, found), protected_rows(pair, found)
-    protected_columns = [Column(key="method", title="method"), COLUMNS[0], *COLUMNS[:-3:-1]]
+    rows, protected = agreement_rows(pair, rerun), protected_rows(pair, rerun)
+    protected_columns = [Column("method"), COLUMNS[0], *COLUMNS[:-3:-1]]
     shown = [(rows, COLUMNS), (protected, protected_columns)]
     printed = {row["setting"] for row in rows}
-    others = [row["setting"] for row in found if row["setting"] not in printed]
+    others = [row["setting"] for row in rerun if row["setting"] not in printed]
     full, best = (tables.markdown_table(*each) for each in shown)
     about = "\n".join(_about(pair, books, bios, others))
     text = f"{about}\n\n{full}\n\nBest factuality of each method at NCR >= 0.75:\n\n{best}\n"
     write_durably(folder / "paper.md", text)
-    latex = "\n\n".join(tables.latex_table_of_parts([("", own)], head) for own, head in shown)
+    latex = "\n\n".join(tables.latex_table_of_parts([("", part)], head) for part, head in shown)
     write_durably(folder / "paper.tex", latex + "\n")
     recorded = {"pair": pair, "rows": _json(rows), "high_protection": _json(protected)}
     write_durably(folder / "paper.json", json.dumps(recorded, indent=1, allow_nan=False) + "\n")
-    drawn(folder, {"trade_offs": partial(_draw, books, bios, found)})
+    drawn(folder, {"trade_offs": partial(_draw, books, bios, rerun)})
     return text
 
 
@@ -219,16 +216,16 @@ def _json(rows: Sequence[AgreementRow]) -> list[dict[str, Any]]:
 
 
 def _draw(
-    books: RecordedRun, bios: RecordedRun, found: Sequence[Mapping[str, Any]], path: Path
+    books: RecordedRun, bios: RecordedRun, rerun: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
     """Both utilities against the NCR of the books, a panel each."""
-    ncr: dict[str, Cell] = {row["setting"]: row["ncr"] for row in found}
+    ncr: dict[str, Cell] = {row["setting"]: row["ncr"] for row in rerun}
     resamples = ncr_in_resamples(books)
     panels = {
         judge: trade_off_points(
             books,
             ncr,
-            {row["setting"]: row[judge] for row in found},
+            {row["setting"]: row[judge] for row in rerun},
             resampled=(resamples, judged_in_resamples(run, judge)),
         )
         for judge, run in zip(JUDGED, (books, bios), strict=True)

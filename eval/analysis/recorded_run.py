@@ -1,7 +1,6 @@
 """A run's folder as the analyses read it: generations, what they copied, and their ledgers."""
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,24 +9,18 @@ from typing import Any, Final, TypeVar
 
 from ... import Ledger, PromptRatios
 from ...decode.rules.budget import prompt_digest
-from ...decode.rules.event_bound import event_bound
-from ...decode.rules.registry import make_rule
 from ...inputs import json_objects
-from ..copying.ncr import NcrStatistics
 from ..recorded_texts import (
     EVALUATION,
     SAFE,
     Record,
     RecordedText,
     by_setting,
-    generation_files,
+    file_settings,
     grouped,
     read_json,
-    setting_names,
     texts_in,
 )
-from ..report.tables import Cell
-from ..statistics import SeedStatistics
 
 Item = TypeVar("Item")
 MAX_LEDGERS: Final = 64
@@ -37,18 +30,18 @@ ALL_TEXTS: Final = "all texts"
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """As many of the items, at the same distance from each other; all where there are no more."""
+    """Up to `count` of the items, evenly spaced."""
     count = min(count, len(items))
     return [items[number * len(items) // count] for number in range(count)]
 
 
 class NotMeasured(Exception):
-    """Why a run does not hold what an analysis reads."""
+    """The reason for which a run lacks the input of an analysis."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What `anchored quickstart` or `anchored sweep` left in a folder; every part is read once.
+    """The folder of `anchored quickstart` or `anchored sweep`; every part is read once.
 
     Raises ValueError, which names the file, for a folder without generations or a damaged file.
     """
@@ -57,126 +50,117 @@ class RecordedRun:
     max_ledgers: int = MAX_LEDGERS
     """Ledgers of each setting that are read, evenly among its generations; 0 reads all."""
     evaluation: Path | None = None
-    """Folder of what measures and judges recorded; that of the run unless given."""
+    """Folder of measures' and judges' results that come before those of the run."""
     ncr_of: "RecordedRun | None" = None
-    """Another run of the same settings, whose NCR stands for that of this one: of other prompts, as
+    """Another run of the same settings, whose NCR replaces that of this one: of other prompts, as
     those of judged texts have no references."""
     _read: dict[str, list[tuple[RecordedText, Ledger]]] = field(default_factory=dict)
 
     @cached_property
     def results(self) -> Mapping[str, Any]:
-        """results.json; {} where the run has not come to it."""
+        """results.json; {} before it is written."""
         path = self.folder / "results.json"
         return read_json(path, "anchored quickstart or sweep") if path.exists() else {}
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """A row of results a setting, its figures as cells of tables; [] before there are any."""
-        rows = [
-            {name: recorded_cell(figure) for name, figure in row.items()}
-            for row in self.results.get("rows", [])
-        ]
+        """A row of results of each setting; [] before there are any."""
+        rows = list(self.results.get("rows", []))
         if self.ncr_of is None:
             return rows
         ncr = {row["setting"]: row["ncr"] for row in self.ncr_of.rows}
         return [{**row, "ncr": ncr.get(row["setting"])} for row in rows]
 
     def evaluated(self, name: str) -> Mapping[str, Any]:
-        """What `anchored evaluate RUN --only NAME` recorded, settings in the run's order.
+        """Results of `anchored evaluate RUN --only NAME`, settings in the run's order.
 
         Raises: NotMeasured without it, ValueError for a file that is something else.
         """
-        path = (self.evaluation or self.folder / EVALUATION) / f"{name}.json"
-        if not path.is_file():
+        folders = [self.evaluation or self.folder / EVALUATION, self.folder / EVALUATION]
+        paths = [folder / f"{name}.json" for folder in folders]
+        if (path := next(filter(Path.is_file, paths), None)) is None:
             raise NotMeasured(
-                f"there is no {path.name} in {path.parent.name}/: anchored evaluate --only {name}"
+                f"there is no {name}.json in {EVALUATION}/: anchored evaluate --only {name}"
             )
         writer = f"anchored evaluate --only {name}"
         results = read_json(path, writer)
         kinds, settings = (results.get("measure"), results.get("judge")), results.get("settings")
         if name not in kinds or not isinstance(settings, list):
             raise ValueError(f"{path} is not what {writer} writes")
-        figures = {own["setting"]: own for own in settings}
-        # Settings that the run does not have stand last.
+        figures = {each["setting"]: each for each in settings}
+        # Settings that the run does not have come last.
         order = dict.fromkeys([*self.by_setting, *figures])
-        return {**results, "settings": [figures[own] for own in order if own in figures]}
+        return {**results, "settings": [figures[name] for name in order if name in figures]}
 
     @cached_property
     def by_setting(self) -> dict[str, list[RecordedText]]:
-        """Texts by setting, in the order of the results' rows, then of the files; [] of a setting
+        """Texts by setting, in the order of the results' rows, then of the files; [] for a setting
         whose generations all failed."""
-        texts, names = by_setting(texts_in(self.folder)[0]), setting_names(self.folder)
-        files = [names.get(path.stem, path.stem) for path in generation_files(self.folder)]
-        known = [name for name in names.values() if name in files]
-        return {name: texts.get(name, []) for name in dict.fromkeys([*known, *files])}
+        texts = by_setting(texts_in(self.folder)[0])
+        return {name: texts.get(name, []) for name in file_settings([self.folder]).values()}
 
     def copying(self, text: RecordedText) -> Record | None:
-        """Its row of measurements/copying.json."""
+        """The text's row of evaluation/copying.json."""
         return self._copying.get((text.setting, text.id, text.seed))
 
     @cached_property
     def _copying(self) -> dict[tuple[str, str, int], Record]:
-        rows = self._measured("copying")
+        try:
+            rows = self.evaluated("copying").get("rows", [])
+        except NotMeasured:
+            return {}
         return {(row["setting"], str(row["id"]), row["seed"]): row for row in rows}
 
-    def _measured(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / "measurements" / f"{name}.json"
-        return [row for _, row in json_objects(path)] if path.exists() else []
-
     def domain(self, text: RecordedText) -> str:
-        """What kind of text its prompt is from."""
+        """The kind of text of the prompt."""
         return str(text.row.get("domain") or ALL_TEXTS)
 
     def ledgers(self, setting: str) -> list[tuple[RecordedText, Ledger]]:
-        """Texts with the ledgers that are there, `max_ledgers` of them at most."""
+        """Texts with their ledgers, of those that have one, at most `max_ledgers`."""
         if setting not in self._read:
-            there = list(filter(self._ledger_file, self.by_setting.get(setting, [])))
-            chosen = evenly(there, self.max_ledgers or len(there))
+            texts = list(filter(self._ledger_file, self.by_setting.get(setting, [])))
+            chosen = evenly(texts, self.max_ledgers or len(texts))
             read = [(text, self.ledger(text)) for text in chosen]
             self._read[setting] = [(text, ledger) for text, ledger in read if ledger is not None]
         return self._read[setting]
 
     def ledger(self, text: RecordedText) -> Ledger | None:
-        """Its ledger, if it is there."""
+        """The text's ledger; None without one."""
         path = self._ledger_file(text)
         return None if path is None else Ledger.load(path, text.row.get("ledger_part"))
 
     def copy_probability(self, text: RecordedText, ledger: Ledger) -> float | None:
-        """The largest probability that its bound left to texts that begin with the reference.
+        """The largest probability that a text's bound left to beginning with the reference.
 
-        None without a bound, and where the run did not measure what the safe model gives to it.
+        None without a bound, or without the reference's log-probability under the safe model.
         """
         safe_log_prob = self._safe_log_probs.get(text.id)
         if safe_log_prob is None or not ledger.certified:
             return None
-        rule = make_rule(ledger.header.rule, ledger.header.rule_settings)
-        divergence = rule.divergence or "kl"
-        return event_bound(ledger.header.bound, safe_log_prob, divergence=divergence)
+        return ledger.event_bound(safe_log_prob)
 
     @cached_property
     def _safe_log_probs(self) -> dict[str, float]:
-        return {str(row["id"]): float(row["safe_log_prob"]) for row in self._measured("verbatim")}
+        path = self.folder / "measurements" / "verbatim.json"
+        rows = [row for _, row in json_objects(path)] if path.exists() else []
+        return {str(row["id"]): float(row["safe_log_prob"]) for row in rows}
 
     def _ledger_file(self, text: RecordedText) -> Path | None:
-        """Where its ledger lies, if it is there, within the folder."""
+        """The file of the text's ledger, if it exists within the folder."""
         path = self.folder / str(text.row.get("ledger") or "")
         is_inside = path.resolve().is_relative_to(self.folder.resolve())
         return path if is_inside and path.is_file() else None
 
     @cached_property
     def budgeted(self) -> list[str]:
-        """The settings with a bound, the safe model alone apart."""
-        return [
-            name
-            for name in self.by_setting
-            if name != SAFE
-            and all(ledger.certified for _, ledger in self.ledgers(name))
-            and self.ledgers(name)
-        ]
+        """The settings with a bound, without the safe model alone."""
+        ledgers = {name: self.ledgers(name) for name in self.by_setting if name != SAFE}
+        are_certified = {n: [one.certified for _, one in read] for n, read in ledgers.items()}
+        return [name for name, flags in are_certified.items() if flags and all(flags)]
 
     @cached_property
     def debts(self) -> dict[int, dict[str, float]]:
-        """By window and prompt, nats owed: the mean of as many of the largest ratios (paper)."""
+        """Debts in nats by window and prompt: the mean of so many largest ratios (paper)."""
         debts: dict[int, dict[str, float]] = {}
         for name in self.budgeted:
             rule_settings = self.ledgers(name)[0][1].header.rule_settings
@@ -188,13 +172,13 @@ class RecordedRun:
 
     @cached_property
     def prompt_ratios(self) -> dict[str, list[float]]:
-        """By prompt, log p_r - log p_s of its symbols; {} where no rule of the run has a debt."""
+        """log p_r - log p_s of the symbols of each prompt; {} if no rule of the run has a debt."""
         path = self.folder / "prompt_ratios.safetensors"
         recorded = PromptRatios.load(path).by_prompt if path.exists() else {}
         read = itertools.chain.from_iterable(map(self.ledgers, self.by_setting))
         digests = {text.id: prompt_digest(ledger.header.prompt_token_ids) for text, ledger in read}
-        ratios = {name: recorded[own].tolist() for name, own in digests.items() if own in recorded}
-        return {name: own for name, own in ratios.items() if own}
+        ratios = {name: recorded[key].tolist() for name, key in digests.items() if key in recorded}
+        return {name: values for name, values in ratios.items() if values}
 
     def by_domain(self, values: Mapping[str, Iterable[float]]) -> dict[str, list[float]]:
         """Values by prompt, as those of each domain together."""
@@ -205,15 +189,3 @@ class RecordedRun:
             domain: [value for prompt in prompts for value in values[prompt]]
             for domain, prompts in groups.items()
         }
-
-
-def recorded_cell(figure: Any) -> Cell:
-    """A figure of results.json, in which nan is null."""
-    if not isinstance(figure, Mapping):
-        return figure if isinstance(figure, str | int | float) else None
-    mean, std = (math.nan if figure[name] is None else figure[name] for name in ("mean", "std"))
-    statistics = SeedStatistics(mean, std, figure.get("num_seeds", 1))
-    if "num_metrics" not in figure:
-        return statistics
-    scope = figure["num_metrics"], figure.get("num_texts"), figure.get("num_all_texts")
-    return NcrStatistics(*statistics, *scope)

@@ -1,8 +1,7 @@
-"""The report on a run's folder: what it recorded, analyzed and shown on one page."""
+"""The report on a run's folder: its records, analyzed and shown on one page."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from shutil import copyfile
@@ -27,7 +26,7 @@ PICTURES: Final = {
     "debt_window": "Windows of the prefix debt",
     "divergences": "One text, step by step",
 }
-"""What a run draws by itself, by file name, and is shown where it is there."""
+"""Titles of the pictures that a run draws, by file name."""
 NOT_TIMED: Final = "a run is not timed: anchored bench decode times every method"
 ANALYSES: Final[dict[str, Callable[[RecordedRun], Section]]] = {
     "copying_distribution": evaluated.copying_distribution,
@@ -42,39 +41,26 @@ ANALYSES: Final[dict[str, Callable[[RecordedRun], Section]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Analyses:
-    """What could be analyzed, and why the rest could not, by name."""
-
-    sections: dict[str, Section] = field(default_factory=dict)
-    not_measured: dict[str, str] = field(default_factory=dict)
-
-
-def analyses(run: RecordedRun) -> Analyses:
-    """All of them on one run. Raises: ValueError for damaged records."""
-    result = Analyses()
-    for name, analyze in ANALYSES.items():
-        try:
-            result.sections[name] = analyze(run)
-        except NotMeasured as reason:
-            result.not_measured[name] = str(reason)
-    return result
-
-
-def write_report(run: RecordedRun, analyzed: Analyses, folder: Path, *, num_texts: int) -> None:
-    """report.html, .md and .json in `folder`."""
-    report = run_report(run, analyzed, num_texts=num_texts)
+def write_report(run: RecordedRun, folder: Path, *, num_texts: int) -> Report:
+    """Write report.html and .json in `folder`; returns their content."""
+    report = run_report(run, num_texts=num_texts)
     write_durably(folder / PAGE, report.html())
-    write_durably(folder / "report.md", report.markdown())
     write_durably(folder / "report.json", report.json())
+    return report
 
 
-def run_report(run: RecordedRun, analyzed: Analyses, *, num_texts: int) -> Report:
-    """Everything that the run's folder holds, and what it lacks.
+def run_report(run: RecordedRun, *, num_texts: int) -> Report:
+    """Everything that the run's folder holds, with reasons for missing parts.
 
-    num_texts: prompts whose texts are shown, evenly among all, one text a setting.
+    num_texts: prompts whose texts are shown, evenly among all, one text per setting.
     Raises: ValueError for damaged records.
     """
+    analyses, not_measured = [], _missing(run)
+    for name, analyze in ANALYSES.items():
+        try:
+            analyses.append(analyze(run))
+        except NotMeasured as reason:
+            not_measured[name] = str(reason)
     prompts = list(dict.fromkeys(text.id for rows in run.by_setting.values() for text in rows))
     shown = evenly(prompts, num_texts)
     recited = {
@@ -92,19 +78,19 @@ def run_report(run: RecordedRun, analyzed: Analyses, *, num_texts: int) -> Repor
             _record(run, prompt, leading)
             for prompt in sorted(shown, key=lambda prompt: -recited.get(prompt, 0))
         ],
-        texts_note=f"{len(shown)} of {len(prompts)} prompts, evenly among them, those first of "
-        "which the risky model recites most; of each setting the text of its first seed.",
-        sections=[*_result_sections(run), *pictures[1:], *analyzed.sections.values()],
-        not_measured={**_missing(run), **analyzed.not_measured, "speed": NOT_TIMED},
+        texts_note=f"{len(shown)} of the {len(prompts)} prompts, evenly spaced, most recited "
+        "first; for each setting the text of its first seed.",
+        results=[*_result_sections(run), *pictures[1:]],
+        analyses=analyses,
+        not_measured={**not_measured, "speed": NOT_TIMED},
         about=_about(run, len(prompts)),
     )
 
 
 def leading_settings(run: RecordedRun) -> list[str]:
-    """What is seen first: the risky model, a setting that protects, and the safe model.
+    """The settings at the top of the page: the risky model, one that protects, the safe model.
 
-    [] where the copying of the models alone is not known; without the second where no setting
-    protects.
+    [] if the copying of the models alone is not known; without the second if no setting protects.
     """
     rows = {row["setting"]: row for row in run.rows if row["setting"] in run.by_setting}
     alone = [rows.get(name, {}).get("word_lcs") for name in (SAFE, RISKY)]
@@ -155,23 +141,27 @@ def _verdict(run: RecordedRun, setting: str) -> Verdict:
 
 def _about(run: RecordedRun, num_prompts: int) -> dict[str, str]:
     environment = run.results.get("environment") or {}
+    packages = environment.get("packages") or {}
     num_texts = sum(len(rows) for rows in run.by_setting.values())
-    known = {
+    known: dict[str, object] = {
         "Settings": len(run.by_setting),
         "Prompts": num_prompts,
         "Texts": num_texts,
-        "Ledgers read": f"at most {run.max_ledgers or 'all'} a setting",
+        "Ledgers read": f"{run.max_ledgers or 'all'} per setting, at most",
         "Schema": run.results.get("schema"),
         "Metrics": run.results.get("metric_set"),
         "Commit": environment.get("git_commit"),
         "Python": environment.get("python"),
-        "Packages": ", ".join(f"{k} {v}" for k, v in (environment.get("packages") or {}).items()),
+        "Packages": ", ".join(f"{name} {version}" for name, version in packages.items() if version),
         "Recommended": run.results.get("recommended"),
     }
     for number, finding in enumerate(run.results.get("findings") or [], 1):
-        is_record = isinstance(finding, Mapping)
-        entries = [f"{name}: {value}" for name, value in finding.items()] if is_record else []
-        known[f"Finding {number}"] = ", ".join(entries) or finding
+        known[f"Finding {number}"] = finding
+        if isinstance(finding, Mapping):
+            holds = finding.get("holds")
+            verdict = "not shown" if holds is None else "yes" if holds else "no"
+            claim, figures = finding.get("claim"), finding.get("figures")
+            known[f"Finding {number}"] = f"{verdict}. {claim}: {figures}"
     return {name: str(value) for name, value in known.items() if value}
 
 
@@ -180,7 +170,7 @@ def _missing(run: RecordedRun) -> dict[str, str]:
     if not run.results.get("rows"):
         missing["results"] = "there is no results.json: the run has not come to its end"
     if not any(run.copying(text) for rows in run.by_setting.values() for text in rows):
-        missing["copying"] = "there is no measurements/copying.json"
+        missing["copying"] = "there is no evaluation/copying.json"
     if not (run.folder / PROMPTS_FILE).exists():
         missing["prompts"] = "there is no prompts.jsonl: neither prompts nor references are shown"
     without = [name for name in run.by_setting if not run.ledgers(name)]
@@ -199,7 +189,7 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
         return
     titles = {judge: evaluated.JUDGES[judge].title.lower() for judge in judged}
     columns = tables.result_columns(
-        rows, [Column(key=judge, title=own, num_decimals=2) for judge, own in titles.items()]
+        rows, [Column(judge, title, num_decimals=2) for judge, title in titles.items()]
     )
     note = "Copying of the references, held-out bits per byte, nats spent and their bound."
     if run.ncr_of is not None:

@@ -1,16 +1,16 @@
-"""The largest k whose generations keep to a target, found by bisection on recorded generations."""
+"""The largest k whose generations keep to a target, by bisection on recorded generations."""
 
-import itertools
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from ... import Anchored, ModelPair, RiskyOnly, SafeOnly
-from ..copying.metrics import METRICS
+from ..copying.literal import copying_rows
+from ..copying.metrics import METRICS, prompt_means
+from ..copying.ncr import HIGH_PROTECTION, resampled_ncr
 from ..experiments.experiment import Experiment, Setting
 from ..experiments.generations import (
     failed_generations,
@@ -18,102 +18,150 @@ from ..experiments.generations import (
     read_all_prompts,
     read_generations,
 )
-from ..experiments.measures import reference_log_probs
+from ..experiments.measures import generated_texts, reference_log_probs
 from ..experiments.summary import copy_probabilities
 from ..recorded_texts import RISKY, SAFE
-from ..statistics import mean_if_known
-from .target import Copied, Figure, Target, copied_in
+from ..statistics import Array, bootstrap_interval, mean_if_known, resampled_shares, unseen_share
+from .certificates import certified_k
+from .search import Search, bracket
 
 FIRST_CHECK_SEED: Final = 1_000_000
-"""Seeds from here on are those of checks: nothing is chosen by them."""
+"""The first seed of checks, by which nothing is chosen."""
 FEW_PROMPTS: Final = 16
 """Simulated intervals of 95 % over 8 prompts held 92 % of means, over 16 and more 95 %."""
 _SAFE, _RISKY = Setting(SAFE, SafeOnly()), Setting(RISKY, RiskyOnly())
 _MEASURED: Final = "calibrated_ks"
-"""Rows of every k that was generated in a folder."""
+"""Name of the rows of all k that were generated in a folder."""
 
 logger = logging.getLogger(__name__)
 
+# P prompts, M metrics of METRICS, R resamples of the prompts.
+
+Copied = Array
+"""(P, M): copying of one setting's generations, means over seeds."""
+Metric = Literal["ncr", "word_lcs", "char_lcs", "word_acs"]
+TITLES: Final[dict[Metric, str]] = {
+    "ncr": "NCR",
+    "word_lcs": "longest copy, words",
+    "char_lcs": "longest copy, characters",
+    "word_acs": "copied words",
+}
+NUM_RESAMPLES: Final = 2000
+
+
+class Figure(NamedTuple):
+    """A mean over prompts and seeds, and the interval that the choice of prompts gives it."""
+
+    value: float
+    low: float
+    high: float
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Search:
-    """Which k are measured: a few over the whole range, then the middles of what is left of it."""
+class Target:
+    """A limit for generations: an NCR of at least, or a mean copy of at most, `value`."""
 
-    smallest: float = 0.1
-    """Nats a token, or a byte."""
-    largest: float = 20.0
-    num_first: int = 5
-    """Equally far apart in log k, the smallest and the largest among them."""
-    resolution: float = 1.1
-    """The next larger k that was measured is at most so many times the result."""
+    metric: Metric = "ncr"
+    value: float = HIGH_PROTECTION
+    confidence: float = 0.95
+    """Confidence level of the intervals."""
+    is_strict: bool = True
+    """Whether the worse end of the interval has to meet it, not the mean alone. A k that is chosen
+    by the mean misses its target on fresh seeds about every other time."""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.smallest < self.largest < math.inf:
-            raise ValueError(
-                f"k must be searched between 0 < smallest < largest, got {self.smallest:g} and "
-                f"{self.largest:g}"
-            )
-        if self.num_first < 2:
-            raise ValueError(f"num_first must be >= 2, got {self.num_first}")
-        if not 1.01 <= self.resolution < math.inf:
-            raise ValueError(f"resolution must be >= 1.01, got {self.resolution}")
+        largest = 1.0 if self.metric == "ncr" else math.inf
+        if not 0.0 < self.value <= largest or math.isinf(self.value):
+            allowed = "in (0, 1]" if self.metric == "ncr" else "finite and > 0"
+            raise ValueError(f"a target for {self.metric} must be {allowed}, got {self.value}")
+        if not 0.0 < self.confidence < 1.0:
+            raise ValueError(f"confidence must be in (0, 1), got {self.confidence}")
+
+    def __str__(self) -> str:
+        return f"{TITLES[self.metric]} {'>=' if self.is_reduction else '<='} {self.value:g}"
+
+    def shown(self, figure: Figure) -> str:
+        """The figure with its interval."""
+        value, low, high = (f"{number:.3g}" for number in figure)
+        return f"{TITLES[self.metric]} {value} [{low}, {high}]"
 
     @property
-    def first_ks(self) -> list[float]:
-        """Ascending."""
-        inner = np.geomspace(self.smallest, self.largest, self.num_first)[1:-1]
-        return [self.smallest, *map(_rounded, inner), self.largest]
+    def is_reduction(self) -> bool:
+        """Whether more is better."""
+        return self.metric == "ncr"
 
-    def next_k(self, is_met: Mapping[float, bool]) -> float | None:
-        """What to measure next, knowing which k meet the target; None where that is enough."""
-        first = [k for k in self.first_ks if k not in is_met]
-        low, high = bracket(is_met)
-        if first and (low is not None or not is_met):
-            return first[0]
-        if low is None or high is None or high <= self.resolution * low:
-            return None
-        middle = _rounded(math.sqrt(low * high))
-        return middle if low < middle < high else None
+    def check_prompts(self, num_prompts: int) -> None:
+        """Raise ValueError if so few prompts cannot meet the target, whatever they copy."""
+        most = 1.0 - unseen_share(num_prompts, self.confidence)
+        if self.is_strict and self.is_reduction and most < self.value:
+            raise ValueError(
+                f"{num_prompts} prompts show an NCR of at most {most:.3g} with a confidence of "
+                f"{self.confidence:g}, the target is {self.value:g}: give more prompts, or "
+                "--no-strict to go by the mean"
+            )
 
+    def is_met(self, figure: Figure) -> bool:
+        """Whether the mean, or the worse end of its interval, meets the target; nan never does."""
+        if self.is_reduction:
+            return (figure.low if self.is_strict else figure.value) >= self.value
+        return (figure.high if self.is_strict else figure.value) <= self.value
 
-def bracket(is_met: Mapping[float, bool]) -> tuple[float | None, float | None]:
-    """The largest k that meets the target with all smaller ones, and the next larger one.
+    def figure(self, setting: Copied, *, safe: Copied, risky: Copied) -> Figure:
+        """The figure of a setting, with both models' copying for the same prompts and seeds.
 
-    Copying need not grow with k from one measured k to the next: a k above one that misses the
-    target is not taken, though it meets the target itself.
-    """
-    ks = sorted(is_met)
-    low = list(itertools.takewhile(is_met.__getitem__, ks))
-    return (low[-1] if low else None), (ks[len(low)] if len(low) < len(ks) else None)
+        Its interval is a bootstrap over prompts, whose seeds stay together; a resample in which the
+        risky model copies no more than the safe one counts as the worst. Resamples only repeat
+        prompts: the worse end also allows for the share of unseen prompts that may be recited, as
+        the risky model does on average.
+        """
+        num_prompts = len(setting)
+        shares = resampled_shares(num_prompts, num_resamples=NUM_RESAMPLES)
+        values = np.nan_to_num(self._values(shares, setting, safe, risky), nan=-math.inf)
+        low, high = bootstrap_interval(values, count=num_prompts, confidence=self.confidence)
+        equal_shares = np.full((1, num_prompts), 1.0 / num_prompts)
+        value = float(self._values(equal_shares, setting, safe, risky)[0])
+        unseen = unseen_share(num_prompts, self.confidence)
+        if self.is_reduction:
+            return Figure(value, min(low, 1.0 - unseen), high)
+        recited = unseen * float(risky[:, METRICS.index(self.metric)].mean())
+        return Figure(value, low, max(high, recited))
 
+    def _values(self, shares: Array, *settings: Copied) -> Array:
+        """(R,) for shares (R, P) of the prompts; nan without a gap to close.
 
-def _rounded(k: float) -> float:
-    """Three digits: a k that people can write down, and that names a file."""
-    return float(f"{k:.3g}")
+        settings: the judged one, the safe and the risky model.
+        """
+        copied, safe, risky = settings
+        if not self.is_reduction:
+            return shares @ copied[:, METRICS.index(self.metric)]
+        return resampled_ncr(shares, copied, safe=safe, risky=risky)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """What is asked: a target, and the generations that it is measured on."""
+    """A target, and the generations on which it is measured."""
 
     experiment: Experiment
     """Prompts, seeds, lengths and the folder; its settings follow from the search."""
     rule: Anchored
-    """The k of it is replaced."""
+    """The rule, whose k is replaced."""
     target: Target = field(default_factory=Target)
     search: Search = field(default_factory=Search)
     num_check_seeds: int = 4
-    """Seeds that are generated when k is chosen, to see what the choice by itself has added."""
+    """Number of seeds that are generated once k is chosen, to see the bias of the choice."""
+    certify: float | None = None
+    """The largest chance that the bound of a k may leave to reciting any of the references; k above
+    are not tried."""
 
     @property
     def rule_settings(self) -> dict[str, Any]:
-        """Of the rule, but for the budget that is searched."""
-        own = self.rule.settings()
-        return {name: value for name, value in own.items() if name not in ("k", "K")}
+        """Settings of the rule, apart from the searched budget."""
+        settings = self.rule.settings()
+        return {name: value for name, value in settings.items() if name not in ("k", "K")}
 
     @property
     def check_seeds(self) -> list[int]:
-        """Seeds that nothing is chosen by."""
+        """Seeds by which nothing is chosen."""
         return list(range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + self.num_check_seeds))
 
     def setting(self, k: float) -> Setting:
@@ -123,7 +171,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What one setting copied and spent."""
+    """Copying and spends of one setting."""
 
     setting: str
     k: float | None
@@ -134,14 +182,14 @@ class Measured:
     bound: float | None
     """Mean nats; None for the risky model, and for greedy decoding."""
     recited: float | None
-    """What the bounds allow: the mean, over texts, of the largest probability that a text is its
+    """The mean, over texts, of the largest probability that bounds leave to a text that is its
     reference from its first token to its last (`event_bound`); None as `bound` is."""
     spent: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibrated:
-    """The answer, and all that was measured for it."""
+    """The chosen k, and all that was measured for it."""
 
     k: float
     alone: tuple[Measured, Measured]
@@ -158,11 +206,14 @@ class Calibrated:
 
 
 def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
-    """Generate what is not recorded yet, and choose k; an interrupted call goes on when repeated.
+    """Generate missing texts and choose k; an interrupted call goes on when repeated.
 
-    Raises ValueError where the prompts are too few, the risky model copies nothing, either model
+    Raises ValueError if the prompts are too few, the risky model copies nothing, either model
     alone decides the matter, or the target is missed at the smallest k or met at the largest.
     """
+    if calibration.certify is not None:
+        most = certified_k(calibration.experiment, pair, calibration.rule, calibration.certify)
+        calibration = replace(calibration, search=calibration.search.up_to(most))
     num_prompts = len(calibration.experiment.prompts)
     calibration.target.check_prompts(num_prompts)
     if num_prompts < FEW_PROMPTS:
@@ -183,7 +234,7 @@ def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
             f"the target, {target}, is missed at the smallest k: {shown} at k={least:g}; "
             "ask for less, or for a smaller --smallest-k"
         )
-    if high is None:
+    if high is None and calibration.certify is None:
         raise ValueError(
             f"the target, {target}, is met at every k up to {low:g} "
             f"({target.shown(curve[low].figure)}): give a larger --largest-k"
@@ -219,7 +270,7 @@ def _check_alone(target: Target, safe: Measured, risky: Measured) -> None:
 
 
 def _curve(calibration: Calibration, generations: "_Generations") -> dict[float, Measured]:
-    """Every k that this search needs, and what earlier searches in the folder have recorded."""
+    """Every k that this search needs, and those of earlier searches in the folder."""
     experiment, search = calibration.experiment, calibration.search
     curve: dict[float, Measured] = {}
     recorded = {row["k"] for row in experiment.read_rows(_MEASURED)}
@@ -238,7 +289,7 @@ def _curve(calibration: Calibration, generations: "_Generations") -> dict[float,
 
 def _check(calibration: Calibration, k: float, pair: ModelPair) -> Measured | None:
     """The chosen k and both models alone on fresh seeds, judged by the mean: strictness is a margin
-    for the choice, which this measurement does not make."""
+    for a choice."""
     if not (seeds := calibration.check_seeds):
         return None
     folder = calibration.experiment.folder / "check" / f"{len(seeds)}-seeds"
@@ -248,7 +299,7 @@ def _check(calibration: Calibration, k: float, pair: ModelPair) -> Measured | No
 
 
 class _Generations:
-    """The generations of an experiment, made where they are asked for, and their figures."""
+    """The generations of an experiment, made on demand, and their figures."""
 
     def __init__(self, calibration: Calibration, experiment: Experiment, pair: ModelPair) -> None:
         self._calibration, self._experiment, self._pair = calibration, experiment, pair
@@ -261,7 +312,7 @@ class _Generations:
         generate_all(one, self._pair)
         if failed := failed_generations(one, setting):
             raise ValueError(f"{setting.name}, {failed[0]['id']}: {failed[0]['error']}")
-        return copied_in(one, setting)
+        return copied_in(one)
 
     def measured(self, setting: Setting) -> Measured:
         copied, target = self._copied(setting), self._calibration.target
@@ -282,3 +333,9 @@ class _Generations:
             recited=mean_if_known(recited) if is_bounded else None,
             spent=mean_if_known(row["spent"] for row in rows),
         )
+
+
+def copied_in(experiment: Experiment) -> Copied:
+    """Copying of the experiment's recorded generations, in the order of the prompts."""
+    rows = copying_rows(generated_texts(experiment))
+    return prompt_means(rows, [prompt.id for prompt in experiment.prompts])

@@ -1,4 +1,4 @@
-"""What a calibration leaves behind: calibration.json, a table and a picture."""
+"""Results of a calibration: calibration.json, a table and a picture."""
 
 import json
 from dataclasses import asdict
@@ -9,13 +9,12 @@ from typing import Any
 from ...durable_files import write_durably
 from ...environment import environment_record
 from ..copying.metrics import METRIC_SET
-from ..figures.intervals import plot_calibration
+from ..figures.distributions import plot_calibration
 from ..figures.style import drawn
 from ..report import tables
 from ..report.tables import Column
 from ..statistics import json_value
-from .calibration import Calibrated, Calibration, Measured
-from .target import TITLES, Target
+from .calibration import TITLES, Calibrated, Calibration, Measured, Target
 
 NAME = "calibration"
 
@@ -23,9 +22,9 @@ NAME = "calibration"
 def write_results(
     calibration: Calibration, calibrated: Calibrated, *, symbol: str, about: dict[str, Any]
 ) -> str:
-    """calibration.json, .md, .png and .svg in the experiment's folder; what the terminal shows.
+    """Write calibration.json, .md, .png and .svg; returns the text for the terminal.
 
-    symbol: what k is given for, "token" or "byte". about: what the caller adds to the JSON.
+    symbol: the unit of k, "token" or "byte". about: the caller's entries of the JSON.
     """
     folder = calibration.experiment.folder
     results = {
@@ -45,13 +44,18 @@ def write_results(
 
 
 def verdict(calibration: Calibration, calibrated: Calibrated, *, symbol: str) -> list[str]:
-    """The chosen k, and what speaks for it, a line each."""
+    """The chosen k with its figure, and the check of it, a line each."""
     target, chosen = calibration.target, calibrated.chosen
     by = "worse end of its interval" if target.is_strict else "mean"
     lines = [
-        f"k = {calibrated.k:g} nats a {symbol}: {target.shown(chosen.figure)}; "
+        f"k = {calibrated.k:g} nats per {symbol}: {target.shown(chosen.figure)}; "
         f"the {by} meets the target, {target}."
     ]
+    if calibration.certify is not None:
+        lines.append(
+            f"Its bound leaves each reference, from its first {symbol} on, a chance of at most "
+            f"{calibration.certify:g}."
+        )
     if calibrated.check is not None:
         met = "met" if calibrated.check.is_met else "MISSED"
         lines.append(
@@ -64,13 +68,13 @@ def verdict(calibration: Calibration, calibrated: Calibrated, *, symbol: str) ->
 def _columns(target: Target) -> list[Column]:
     return [
         tables.SETTING_COLUMN,
-        Column(key="value", title=TITLES[target.metric]),
-        Column(key="interval", title=f"{100 * target.confidence:g} % interval"),
-        Column(key="longest_copy", title="longest copy", num_decimals=2),
-        Column(key="bound", title="bound", num_decimals=1),
+        Column("value", TITLES[target.metric]),
+        Column("interval", f"{100 * target.confidence:g} % interval"),
+        Column("longest_copy", "longest copy", num_decimals=2),
+        Column("bound", num_decimals=1),
         tables.RECITED_COLUMN,
-        Column(key="spent", title="spent", num_decimals=1),
-        Column(key="verdict", title="target"),
+        Column("spent", num_decimals=1),
+        Column("verdict", "target"),
     ]
 
 
@@ -103,6 +107,7 @@ def _settings(calibration: Calibration, symbol: str) -> dict[str, Any]:
         "num_prompts": len(experiment.prompts),
         "seeds": list(experiment.seeds),
         "check_seeds": calibration.check_seeds,
+        "certify": calibration.certify,
         "max_new_tokens": experiment.max_new_tokens,
         "temperature": experiment.temperature,
         "repetition_penalty": experiment.repetition_penalty,

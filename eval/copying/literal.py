@@ -1,8 +1,9 @@
-"""What recorded texts copy of their references: means over seeds, NCR, and the distribution.
+"""Literal copying of recorded texts: means over seeds, NCR, and the distribution.
 
 A mean hides the few generations that copy much: quantiles and shares of long spans show them.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -11,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from tqdm import tqdm
 
+from ...durable_files import text_sha256
 from ..recorded_texts import RISKY, SAFE, RecordedText, grouped
 from ..statistics import (
     Array,
@@ -24,7 +26,7 @@ from .metrics import (
     METRIC_SET,
     METRICS,
     Row,
-    copying_scores,
+    copying_score,
     copying_summary,
     installed_in,
     metric_packages,
@@ -41,33 +43,44 @@ MEASURED: Final = (
 )
 """Figures of one text whose quantiles are recorded."""
 NUM_SAMPLES: Final = 20
-"""Texts of a prompt that somebody may draw who wants the work; fewer where a run has fewer."""
+"""Texts of a prompt that a user who wants the work may draw; fewer if a run has fewer."""
 NUM_RESAMPLES: Final = 2000
-"""Of the prompts, for differences: ends of an interval then move by 0.05 of their distance."""
+"""Resamples of the prompts for differences: ends of an interval move by 0.05 of its width."""
 CONFIDENCE: Final = 0.95
+MIN_WIDTH: Final = 1e-9
+"""Least width of an interval: below it (rounding of sums) all resamples agree, and say nothing of
+prompts that were not measured."""
 Scores = Mapping[tuple[str, int], Row]
 """Rows of one setting's texts, by prompt and seed."""
 
 
-def copying_rows(texts: Sequence[RecordedText], *, progress: bool = False) -> list[dict[str, Any]]:
+def copying_rows(
+    texts: Sequence[RecordedText], *, known: Iterable[Row] = (), progress: bool = False
+) -> list[dict[str, Any]]:
     """The six metrics of every text against its reference, a row each, for a results file.
 
-    Warns as `copying_scores` does. Raises: ValueError for a text without a reference.
+    known: recorded rows; a text that these metrics have scored against this reference is not scored
+    again. Raises: ValueError for a text without a reference.
     """
+    metrics = METRIC_SET, json.dumps(metric_packages())
+    rows = {row["scored"]: row for row in known if "scored" in row}
+    texts_by_key: list[tuple[str, RecordedText]] = []
     for text in texts:
         if not text.reference:
             raise ValueError(f"{text.key} has no reference: give a file of prompts that have them")
-    pairs = tqdm(
-        [(text.text, text.reference or "") for text in texts], "copying", disable=not progress
-    )
-    scores = copying_scores(pairs)
-    return [{**text.key, **score.as_row()} for text, score in zip(texts, scores, strict=True)]
+        texts_by_key.append((text_sha256(*metrics, text.text, text.reference), text))
+    missing = {key: text for key, text in texts_by_key if key not in rows}
+    for key, text in tqdm(missing.items(), "copying", disable=not (progress and missing)):
+        rows[key] = {**copying_score(text.text, text.reference or ""), "scored": key}
+    return [{**text.key, **rows[key], **text.key} for key, text in texts_by_key]
 
 
-def scores_by_setting(rows: Iterable[Row]) -> dict[str, Scores]:
+def scores_by_setting(rows: Iterable[Row]) -> Mapping[str, Scores]:
     """The rows of each setting, in the order of their first ones."""
-    settings = grouped(rows, lambda row: str(row["setting"]))
-    return {name: {(row["id"], row["seed"]): row for row in own} for name, own in settings.items()}
+    scores: dict[str, dict[tuple[str, int], Row]] = {}
+    for row in rows:
+        scores.setdefault(str(row["setting"]), {})[row["id"], row["seed"]] = row
+    return scores
 
 
 def seed_means(scores: Scores) -> list[dict[str, float]]:
@@ -86,21 +99,25 @@ def means_over_seeds(scores: Scores) -> dict[str, SeedStatistics]:
 def paired_ncr(setting: Scores, *, risky: Scores, safe: Scores) -> NcrStatistics:
     """NCR of each seed by itself, over seeds, on the texts that the setting and both models have.
 
-    A setting whose copying prompts failed would else be held against texts that it does not have.
-    nan where the three have no prompt and seed in common.
+    A setting whose copying prompts failed would else be compared with texts that it does not have.
+    Not defined if the three have no prompt and seed in common.
     """
     common = [key for key in setting if key in risky and key in safe]
     num_all = len(setting.keys() | risky.keys() | safe.keys())
     if not common:
-        return NcrStatistics(math.nan, math.nan, 0, 0, 0, num_all)
+        nothing: SeedStatistics = {"mean": None, "std": None, "num_seeds": 0}
+        return {**nothing, "num_metrics": 0, "num_texts": 0, "num_all_texts": num_all}
     means = [seed_means({key: one[key] for key in common}) for one in (setting, risky, safe)]
     reductions = [
-        copying_reduction(own, risky=most, safe=least)
-        for own, most, least in zip(*means, strict=True)
+        copying_reduction(mean, risky=most, safe=least)
+        for mean, most, least in zip(*means, strict=True)
     ]
-    ncr = over_seeds([fmean(own.values()) if own else math.nan for own in reductions])
-    num_metrics = min(map(len, reductions))
-    return NcrStatistics(*ncr, num_metrics, num_texts=len(common), num_all_texts=num_all)
+    return {
+        **over_seeds([fmean(each.values()) if each else math.nan for each in reductions]),
+        "num_metrics": min(map(len, reductions)),
+        "num_texts": len(common),
+        "num_all_texts": num_all,
+    }
 
 
 def copying_results(
@@ -109,20 +126,21 @@ def copying_results(
     safe: str = SAFE,
     risky: str = RISKY,
     beside: str | None = None,
+    known: Iterable[Row] = (),
     progress: bool = False,
 ) -> dict[str, Any]:
     """Everything about literal copying, for a results file: settings, and a row for each text.
 
-    beside: the setting that `paired_difference` holds every other one against; None for none.
+    beside: the setting with which `paired_difference` compares every other one; None for none.
+    known: as for `copying_rows`.
     """
     settings = dict.fromkeys(text.setting for text in texts)
     missing = [name for name in (beside, safe, risky) if name not in settings]
     if beside is not None and missing:
         raise ValueError(f"there are no texts of {missing[0]!r}, only of {', '.join(settings)}")
-    rows = copying_rows(texts, progress=progress)
+    rows = copying_rows(texts, known=known, progress=progress)
     scores = scores_by_setting(rows)
     alone = {"safe": scores.get(safe, {}), "risky": scores.get(risky, {})}
-    has_ncr = all(alone.values())
     return {
         "schema": "anchored-measure/1",
         "measure": "copying",
@@ -132,16 +150,14 @@ def copying_results(
         "settings": [
             {
                 "setting": name,
-                "num_texts": len(own),
-                **{metric: means._asdict() for metric, means in means_over_seeds(own).items()},
-                "ncr": paired_ncr(own, **alone)._asdict() if has_ncr else None,
-                **distribution(list(own.values())),
-                **extraction(own),
-                "difference": paired_difference(own, scores[beside], **alone)
-                if beside is not None
-                else None,
+                "num_texts": len(same),
+                **means_over_seeds(same),
+                "ncr": paired_ncr(same, **alone) if all(alone.values()) else None,
+                **distribution(list(same.values())),
+                **extraction(same),
+                "difference": beside and paired_difference(same, scores[beside], **alone),
             }
-            for name, own in scores.items()
+            for name, same in scores.items()
         ],
         "rows": rows,
     }
@@ -170,7 +186,7 @@ def distribution(scores: Sequence[Row]) -> dict[str, Any]:
 
 
 def extraction(scores: Scores) -> dict[str, Any]:
-    """What somebody gets who draws several texts of a prompt and keeps the one that copies most.
+    """The longest copies in several texts of a prompt, as a user gets who draws them all.
 
     Means over prompts, for `NUM_SAMPLES` texts or as many as every prompt has: the chance that one
     of them has a copied span of more words than `LONG_SPANS`, and the longest span of all. Means
@@ -181,12 +197,12 @@ def extraction(scores: Scores) -> dict[str, Any]:
     count = min(NUM_SAMPLES, *map(len, longest))
 
     def mean(values: Sequence[Sequence[float]]) -> float:
-        return math.fsum(mean_of_largest(own, count) for own in values) / len(values)
+        return math.fsum(mean_of_largest(each, count) for each in values) / len(values)
 
     return {
         "num_samples": count,
         "chance_above": {
-            str(n): mean([[float(length > n) for length in own] for own in longest])
+            str(n): mean([[float(length > n) for length in lengths] for lengths in longest])
             for n in LONG_SPANS
         },
         "longest_of_samples": mean(longest),
@@ -196,11 +212,12 @@ def extraction(scores: Scores) -> dict[str, Any]:
 def paired_difference(
     setting: Scores, beside: Scores, *, risky: Scores, safe: Scores
 ) -> dict[str, Any] | None:
-    """How much more NCR a setting has than another on the same prompts and seeds, with an interval.
+    """The NCR of a setting less that of another on the same prompts and seeds, with an interval.
 
-    The same draws of both settings and the same prompts: what prompts differ in falls out, so that
-    a difference shows which two intervals side by side would hide. Over the texts that all four
-    have; None without one, and where the risky model copies no more than the safe one.
+    The same draws of both settings and the same prompts: differences of prompts fall out, so that
+    a difference shows which two intervals would hide. Over the texts that all four have; None
+    without one, and if the risky model copies no more than the safe one. The ends are infinite if
+    nothing varies: of one prompt, or if both settings have one NCR by definition.
     """
     common = [key for key in setting if key in beside and key in risky and key in safe]
     prompts = grouped(common, lambda key: key[0])
@@ -222,4 +239,6 @@ def paired_difference(
     if math.isnan(value):
         return None
     low, high = bootstrap_interval(known, count=count, confidence=CONFIDENCE)
+    if high - low < MIN_WIDTH:
+        low, high = -math.inf, math.inf
     return {"ncr": value, "low": low, "high": high, "num_prompts": count}

@@ -1,38 +1,28 @@
-"""Copying of a text: the paper's six metrics with the spans that they matched, which NCR averages,
-and the metrics of installed packages, which are measured and tabled beside them.
-"""
+"""Copying of a text: the paper's six metrics, which NCR averages, and those of other packages."""
 
 import functools
 import inspect
 import math
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from importlib.metadata import EntryPoint
 from itertools import takewhile
 from typing import Any, Final
 
 import numpy as np
+import regex
 from datasketch import MinHash
 from rouge_score.rouge_scorer import RougeScorer
 from rouge_score.tokenizers import DefaultTokenizer
 
-from ...decode.settings import real_number
+from ...fields import real_number
 from ...installed import declared, entry_point, loaded, package_of
 from ..recorded_texts import grouped
+from ..segmentation import Word, bare_words, normal_form, words
 from ..statistics import Array
-from .spans import (
-    Span,
-    Word,
-    disjoint_common_spans,
-    has_non_ascii_words,
-    longest_common_span,
-    word_symbols,
-    words,
-)
+from .spans import Span, disjoint_common_spans, longest_common_span, word_symbols
 
-METRIC_SET: Final = "paper_spec_v1"
+METRIC_SET: Final = "paper_spec_v2"
 """Version of the metrics, written into results: figures of two versions are not compared.
 
 Raised (v1, v2, ...) with every change by which some text gets another figure or NCR has another
@@ -44,11 +34,12 @@ METRICS: Final = ("rouge1_ge_tau", "rougeL_ge_tau", "word_lcs", "char_lcs", "wor
 GROUP: Final = "anchored.metrics"
 """Entry points of installed packages: functions of (generation, reference) that give a number."""
 INSTALLED: Final = "copying/"
-"""Before the name of an installed metric wherever figures are recorded."""
+"""Prefix of the name of an installed metric in all records."""
 
 # The paper's, but for the last two, which it leaves open.
 MAX_WORDS: Final = 100
-"""Words read from each text by the word metrics; the character metric reads all."""
+"""Words (`segmentation.words`) that the word metrics read of each text; the character metric reads
+all."""
 ROUGE_THRESHOLD: Final = 0.4
 """An example counts when its ROUGE F1 is at least this. The paper's prose says "exceeds", its
 tables say at least; the tables are followed."""
@@ -66,42 +57,7 @@ MINHASH_SEED: Final = 1
 _ROUNDING: Final = 1e-9
 
 Row = Mapping[str, Any]
-"""Of a results file: what `CopyingScore.as_row` gives, and which text it is of."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopyingScore:
-    """Copying of one reference in one generation; spans count from 0, as `Span` says."""
-
-    rouge1_f1: float
-    rougeL_f1: float
-    word_lcs: int
-    """Words in the longest contiguous common span."""
-    char_lcs: int
-    """Characters in the longest contiguous common span."""
-    word_acs: int
-    """Words in `word_acs_spans` together."""
-    word_prefix: int
-    """Words that both texts begin with: recitation without a slip. Source: Liang et al. 2022."""
-    minhash: float
-    """MinHash estimate of `jaccard`."""
-    jaccard: float
-    """Exact Jaccard similarity of the word shingles."""
-    word_lcs_span: Span
-    char_lcs_span: Span
-    word_acs_spans: tuple[Span, ...]
-    copied_characters: tuple[tuple[int, int], ...]
-    """`word_acs_spans` as [start, end) characters of the hypothesis."""
-    has_non_ascii_words: bool
-    """One of the texts has letters that ROUGE's tokenizer cannot read."""
-    installed: dict[str, float] = field(default_factory=dict)
-    """The metrics of installed packages, by their recorded names."""
-
-    def as_row(self) -> dict[str, Any]:
-        """Plain values for a results file; spans become lists in JSON."""
-        row = asdict(self)
-        installed = row.pop("installed")
-        return {**row, **installed}
+"""A row of a results file: the figures of `copying_score` and the key of its text."""
 
 
 @functools.cache
@@ -121,7 +77,7 @@ def metric_packages() -> dict[str, dict[str, str]]:
 
 
 def _entry_points() -> dict[str, EntryPoint]:
-    entries = {name: entry_point(GROUP, name, own=METRICS) for name in sorted(declared(GROUP))}
+    entries = {name: entry_point(GROUP, name, builtin=METRICS) for name in sorted(declared(GROUP))}
     return {INSTALLED + name: entry for name, entry in entries.items() if entry is not None}
 
 
@@ -137,60 +93,51 @@ def _finite(name: str, value: Any) -> float:
     return number
 
 
-def copying_score(hypothesis: str, reference: str) -> CopyingScore:
-    """How much of one reference a generation repeats.
+def copying_score(hypothesis: str, reference: str) -> dict[str, Any]:
+    """The copying of one reference in a generation, as an entry of a results file.
 
     hypothesis: the generation without its prompt; reference: the protected continuation. An empty
-    text scores 0 everywhere.
+    text scores 0 everywhere. Composed and decomposed accents are the same characters.
+    Returns: "rouge1_f1" and "rougeL_f1"; "word_lcs" and "char_lcs", the longest common spans;
+    "word_acs", words in "word_acs_spans" together; "word_prefix", the words with which both texts
+    begin, recitation without a slip (Liang et al. 2022); "minhash", the estimate of "jaccard", the
+    similarity of word shingles; each span as [hypothesis_start, reference_start, length], those of
+    characters in the normal forms; "copied_characters", `word_acs_spans` as [start, end) characters
+    of the hypothesis; then the metrics of installed packages by their recorded names.
     Cost: about 4 ms for two texts of 1,000 characters.
     Source: He et al., "Anchored Decoding", appendix "Copyright infringement"; ROUGE-1 and ROUGE-L:
     Lin 2004, by rouge-score 0.1.2.
     """
-    rouge = _rouge().score(reference, hypothesis)
+    normal = normal_form(hypothesis), normal_form(reference)
+    rouge = _rouge().score(*reversed(normal))
     both = [words(text, max_words=MAX_WORDS) for text in (hypothesis, reference)]
     symbols = word_symbols(*([word.text for word in text] for text in both))
-    word_lcs, char_lcs = longest_common_span(*symbols), longest_common_span(hypothesis, reference)
+    word_lcs, char_lcs = longest_common_span(*symbols), longest_common_span(*normal)
     acs = disjoint_common_spans(*symbols, min_length=MIN_SPAN_WORDS)
     shared = [shingles([word.text for word in text]) for text in both]
-    return CopyingScore(
-        rouge1_f1=rouge["rouge1"].fmeasure,
-        rougeL_f1=rouge["rougeL"].fmeasure,
-        word_lcs=word_lcs.length,
-        char_lcs=char_lcs.length,
-        word_acs=sum(span.length for span in acs),
-        word_prefix=sum(1 for _ in takewhile(bool, map(operator.eq, *symbols))),
-        minhash=minhash_jaccard(*shared),
-        jaccard=jaccard(*shared),
-        word_lcs_span=word_lcs,
-        char_lcs_span=char_lcs,
-        word_acs_spans=acs,
-        copied_characters=tuple(_character_range(both[0], span) for span in acs),
-        has_non_ascii_words=has_non_ascii_words(hypothesis) or has_non_ascii_words(reference),
-        installed={
+    return {
+        "rouge1_f1": rouge["rouge1"].fmeasure,
+        "rougeL_f1": rouge["rougeL"].fmeasure,
+        "word_lcs": word_lcs.length,
+        "char_lcs": char_lcs.length,
+        "word_acs": sum(span.length for span in acs),
+        "word_prefix": sum(1 for _ in takewhile(bool, map(operator.eq, *symbols))),
+        "minhash": minhash_jaccard(*shared),
+        "jaccard": jaccard(*shared),
+        "word_lcs_span": list(word_lcs),
+        "char_lcs_span": list(char_lcs),
+        "word_acs_spans": list(map(list, acs)),
+        "copied_characters": [_character_range(both[0], span) for span in acs],
+        **{
             name: _finite(name, measure(hypothesis, reference))
             for name, measure in installed_metrics().items()
         },
-    )
+    }
 
 
-def _character_range(text: list[Word], span: Span) -> tuple[int, int]:
+def _character_range(text: list[Word], span: Span) -> list[int]:
     last = span.hypothesis_start + span.length - 1
-    return text[span.hypothesis_start].start, text[last].end
-
-
-def copying_scores(pairs: Iterable[tuple[str, str]]) -> list[CopyingScore]:
-    """`copying_score` of every (hypothesis, reference), with one warning if ROUGE cannot read some.
-
-    Warns: UserWarning, once a call, with the number of pairs that have letters outside ASCII.
-    """
-    scores = [copying_score(hypothesis, reference) for hypothesis, reference in pairs]
-    if num_unread := sum(score.has_non_ascii_words for score in scores):
-        warnings.warn(
-            f"{num_unread} of {len(scores)} pairs have letters outside ASCII, which ROUGE's "
-            "tokenizer drops: their ROUGE values are too low; the other metrics read them",
-            stacklevel=2,
-        )
-    return scores
+    return [text[span.hypothesis_start].start, text[last].end]
 
 
 def copying_summary(rows: Sequence[Row]) -> dict[str, float]:
@@ -208,7 +155,7 @@ def copying_summary(rows: Sequence[Row]) -> dict[str, float]:
         "rougeL_ge_tau": [row["rougeL_f1"] >= threshold for row in rows],
         **{name: [row[name] for row in rows] for name in (*METRICS[2:], *installed_in(rows[0]))},
     }
-    return {name: math.fsum(own) / len(rows) for name, own in values.items()}
+    return {name: math.fsum(column) / len(rows) for name, column in values.items()}
 
 
 def prompt_means(rows: Iterable[Row], prompts: Iterable[str]) -> Array:
@@ -221,8 +168,15 @@ def prompt_means(rows: Iterable[Row], prompts: Iterable[str]) -> Array:
     return np.array([[summary[name] for name in METRICS] for summary in summaries])
 
 
+_OTHER_LETTER = regex.compile(r"[\p{L}--[\p{Latin}\p{Common}]]", regex.V1)
+
+
 class _FirstWords(DefaultTokenizer):
-    """ROUGE's own words, Porter-stemmed, of which the first `MAX_WORDS` are read."""
+    """ROUGE's words, Porter-stemmed, of which the first `MAX_WORDS` are read.
+
+    Those of rouge-score, which reads ASCII alone, so that an accent splits a word; words of other
+    scripts, which it drops, are read whole.
+    """
 
     def __init__(self) -> None:
         super().__init__(use_stemmer=True)
@@ -230,9 +184,13 @@ class _FirstWords(DefaultTokenizer):
         self._stemmer.stem = functools.lru_cache(1 << 16)(self._stemmer.stem)
 
     def tokenize(self, text: str) -> list[str]:
-        """Of letters and digits in ASCII: other letters split a word."""
-        words: list[str] = super().tokenize(text)
-        return words[:MAX_WORDS]
+        """The words of a text, in order."""
+        if text.isascii():
+            return list(super().tokenize(text)[:MAX_WORDS])
+        read: list[str] = []
+        for word in bare_words(text):
+            read += [word] if _OTHER_LETTER.search(word) else super().tokenize(word)
+        return read[:MAX_WORDS]
 
 
 @functools.cache

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from ..statistics import Array, mean_of
+from ..statistics import Array, SeedStatistics, mean_of
 from .metrics import METRICS
 
 HIGH_PROTECTION: Final = 0.75
@@ -15,32 +15,27 @@ CopyingMeans = Mapping[str, float]
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
-class NcrStatistics(NamedTuple):
-    """NCR of one setting: `mean` and `std` over `num_seeds` values, each over `num_metrics`."""
+class NcrStatistics(SeedStatistics):
+    """NCR of one setting: statistics over seeds, each the mean of `num_metrics`."""
 
-    mean: float
-    std: float
-    """Sample standard deviation, nan for one seed."""
-    num_seeds: int
     num_metrics: int
     """Metrics with a gap to close, in the seed that has the fewest."""
-    num_texts: int | None = None
-    """Texts that the setting and both models alone have, by prompt and seed; None if not known."""
-    num_all_texts: int | None = None
+    num_texts: int
+    """Texts that the setting and both models alone have, by prompt and seed."""
+    num_all_texts: int
     """Texts that one of the three has."""
 
-    @property
-    def scope(self) -> str:
-        """What a shown NCR is followed by: " [4 of 6]" metrics, " {30 of 40}" texts; "" for all."""
-        has_all_metrics = self.num_metrics == len(METRICS) or not self.num_seeds
-        scope = "" if has_all_metrics else f" [{self.num_metrics} of {len(METRICS)}]"
-        return scope + self.texts_scope
 
-    @property
-    def texts_scope(self) -> str:
-        """The part of `scope` that is about texts."""
-        is_over_all = self.num_texts == self.num_all_texts
-        return "" if is_over_all else f" {{{self.num_texts} of {self.num_all_texts}}}"
+def ncr_scope(figure: Mapping[str, Any]) -> str:
+    """Note after a shown NCR: " [4 of 6]" metrics, " {30 of 40}" texts; "" for all of both.
+
+    figure: `NcrStatistics`; statistics of other figures have no note.
+    """
+    num_metrics = figure.get("num_metrics", len(METRICS))
+    has_all_metrics = num_metrics == len(METRICS) or not figure.get("num_seeds", 1)
+    scope = "" if has_all_metrics else f" [{num_metrics} of {len(METRICS)}]"
+    num_texts, num_all = figure.get("num_texts"), figure.get("num_all_texts")
+    return scope if num_texts == num_all else scope + f" {{{num_texts} of {num_all}}}"
 
 
 def copying_reduction(
@@ -48,7 +43,7 @@ def copying_reduction(
 ) -> dict[str, float]:
     """(m_r - m) / (m_r - m_s) of each metric m with a gap: NCR is their plain mean.
 
-    It is 0 for the risky model and 1 for the safe one, and not clipped to [0, 1]. A metric with
+    It is 0 for the risky model, 1 for the safe one, and not clipped to [0, 1]. A metric with
     m_r <= m_s has no copying to reduce, and is left out.
     setting, risky, safe: data set means by the names in `METRICS`, unrounded, of the same prompts
     and seed; other keys are ignored.
@@ -76,13 +71,13 @@ def resampled_ncr(shares: Array, setting: Array, *, risky: Array, safe: Array) -
 
 
 def high_protection(rows: Iterable[Row], *, utility: str = "factuality") -> dict[str, Row | None]:
-    """The best row of each method among those with high protection; None if none has it.
+    """The best row of each method among those with high protection; None without one.
 
-    rows: one a setting, with its "method", its "ncr" (a mean over metrics and seeds, not rounded)
+    rows: one per setting, with its "method", its "ncr" (a mean over metrics and seeds, not rounded)
     and the figure named `utility`, higher is better, both numbers or statistics; other entries are
-    the caller's, and are those of the same setting: the paper reports the fluency of the setting
-    with the best factuality. Of equal rows the first is taken; one whose NCR is None or nan is not
-    protected, one whose utility is None or nan is taken where no other is.
+    the caller's: the paper reports the fluency of the setting with the best factuality. Of equal
+    rows the first is taken; one whose NCR is None or nan is not protected, one whose utility is
+    None or nan is taken if there is no other.
     Returns: by method, in the order of their first rows.
     Source: He et al., "Anchored Decoding", table "High-protection operating point".
     """
@@ -98,5 +93,5 @@ def high_protection(rows: Iterable[Row], *, utility: str = "factuality") -> dict
 
 
 def or_least(value: float) -> float:
-    """The value; below all others what is not defined."""
+    """The value; -inf for nan."""
     return -math.inf if math.isnan(value) else value

@@ -1,39 +1,13 @@
-"""Words as the metrics count them, and the spans of them that two texts share."""
+"""The spans of symbols, as characters or words, that two texts share."""
 
-import itertools
-import re
 from collections.abc import Iterable
 from typing import NamedTuple
-
-
-class Word(NamedTuple):
-    """A lower-cased word and the characters [start, end) of the text it was read from."""
-
-    text: str
-    start: int
-    end: int
-
-
-def words(text: str, *, max_words: int | None = None) -> list[Word]:
-    """Lower-cased words between white space, the first `max_words` of them (None: all).
-
-    Punctuation stays attached, as `text.lower().split()` leaves it; `start` and `end` count
-    characters of `text` as given.
-    """
-    matches = itertools.islice(re.finditer(r"\S+", text), max_words)
-    return [Word(match.group().lower(), match.start(), match.end()) for match in matches]
-
-
-def has_non_ascii_words(text: str) -> bool:
-    """True if a letter or digit lies outside ASCII; typographic quotes and dashes do not count."""
-    return not text.isascii() and any(c.isalnum() and not c.isascii() for c in text)
-
 
 Symbols = str
 """A text of characters, or of words with one character for each different word: equal characters
 are equal symbols."""
 
-_USED = "\U0010fffe", "\U0010ffff"  # two characters that no text holds, by Unicode's own word
+_USED = "\U0010fffe", "\U0010ffff"  # two characters that Unicode assigns to no text
 
 
 class Span(NamedTuple):
@@ -72,7 +46,7 @@ def longest_common_span(hypothesis: Symbols, reference: Symbols, *, min_length: 
 
 
 def _first_shared(hypothesis: Symbols, reference: Symbols, length: int) -> int | None:
-    """Where a run of this length that the reference holds too begins first."""
+    """The first start of a run of this length that the reference has too; None without one."""
     # Hashes, not the runs: of two long texts those would not fit in memory.
     known = {hash(reference[i : i + length]) for i in range(len(reference) - length + 1)}
     for start in range(len(hypothesis) - length + 1):

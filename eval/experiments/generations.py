@@ -4,17 +4,21 @@ import json
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRatios
-from ...decode.arguments import beginnings, request_list
+from ...decode.arguments import request_list
 from ...decode.rules.rule import takes_passage
-from ...durable_files import sync, write_durably
+from ...durable_files import appended, named_errors, sync, write_durably
+from ..recorded_texts import grouped
 from ..statistics import json_value
 from .experiment import Experiment, Prompt, Rows, Setting
-from .sharing import Task, share
+from .steps import Task, share
+from .sweep import Sweep
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +29,7 @@ def generate_all(experiment: Experiment, pair: ModelPair) -> None:
 
 
 def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
-    """One task a setting. Prompts whose ratios `read_all_prompts` has recorded are read faster."""
+    """One task per setting. Prompts whose ratios are recorded are read faster."""
     decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
     return [
         generation_task(experiment, setting, partial(decoder_of, setting))
@@ -36,7 +40,7 @@ def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
 def generation_task(
     experiment: Experiment, setting: Setting, decoder: Callable[[], Decoder]
 ) -> Task:
-    """All generations of a setting. decoder: makes what draws them, once there is work."""
+    """All generations of a setting. decoder: makes their decoder, once there is work."""
     return Task(
         name=f"generate {setting.file_name}",
         result=_file(experiment, setting),
@@ -44,19 +48,61 @@ def generation_task(
     )
 
 
-def check_requests(experiment: Experiment, pair: ModelPair) -> None:
-    """Raise ValueError for what the pair could never generate, before anything is generated.
+def draw_by_vllm(sweep: Sweep, experiment: Experiment) -> None:
+    """Generate the missing texts of settings whose rule is `Anchored`, before the pair of
+    transformers takes the GPUs.
 
-    This is a rule by which the pair cannot decode at this level, another pair than the one whose
-    prompts were read, and a prompt that is too long, with what the rule puts before it.
+    The tokens and ledgers are those of a `Decoder`, up to the models' batch numerics. Each group of
+    rules that differ in k alone has an engine, which starts once and ends before the next.
+    Raises ImportError, and ValueError, as `open_pair` does.
+    """
+    anchored = [
+        (each, each.rule) for each in experiment.settings if isinstance(each.rule, Anchored)
+    ]
+    for group in grouped(anchored, lambda pair: repr(replace(pair[1], k=1.0, K=None))).values():
+        _draw(sweep, experiment, group)
+
+
+def _draw(
+    sweep: Sweep, experiment: Experiment, settings: Sequence[tuple[Setting, Anchored]]
+) -> None:
+    from ...decode.vllm.engine import open_pair
+
+    engine: list[Any] = []
+
+    def decoder_of(rule: Anchored) -> Any:
+        """A decoder of the engine, which starts with the first setting that is not done yet."""
+        if not engine:
+            placement = sweep.placement
+            safe, risky = sweep.models.locations.values()
+            arguments = {"tensor_parallel_size": placement.gpus, **placement.vllm}
+            engine.append(open_pair(safe, risky, rule, **arguments))
+        return type(engine[0])(engine[0].llm, engine[0].pair, rule)
+
+    try:
+        tasks = [
+            generation_task(experiment, setting, partial(decoder_of, rule))
+            for setting, rule in settings
+        ]
+        share(tasks, experiment.claims, waits=False)
+    finally:
+        for decoder in engine:
+            decoder.llm.llm_engine.engine_core.shutdown()
+
+
+def check_requests(experiment: Experiment, pair: ModelPair) -> None:
+    """Raise ValueError before anything is generated for requests that the pair could never meet.
+
+    These are a rule by which the pair cannot decode at this level, another pair than the one whose
+    prompts were read, and a prompt that is too long, with the rule's preface.
     """
     decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
     for setting in experiment.settings:
         decoder = decoder_of(setting)
         requests = request_list(
             decoder.level,
-            decoder.rule,
-            beginnings(decoder.level, [prompt.prompt for prompt in experiment.prompts]),
+            decoder.open_rule,
+            [prompt.prompt for prompt in experiment.prompts],
             decoder.level.horizon(experiment.max_new_tokens, None),
             **passages_for(setting, [prompt.passage for prompt in experiment.prompts]),
         )
@@ -66,7 +112,7 @@ def check_requests(experiment: Experiment, pair: ModelPair) -> None:
 
 
 def read_all_prompts(experiment: Experiment, pair: ModelPair) -> None:
-    """Record what every prompt owes, which is the same for all settings and seeds."""
+    """Record the ratios of every prompt, from which its debt follows for all settings and seeds."""
     path = _ratios_file(experiment)
 
     def read() -> None:
@@ -88,12 +134,12 @@ def failed_generations(experiment: Experiment, setting: Setting) -> Rows:
 
 
 def forget_failures(experiment: Experiment) -> int:
-    """Make failed generations count as missing, so that they are tried again; how many there are.
+    """Make failed generations count as missing; returns their number.
 
-    What the settings recorded beside them stays. Ratios that hold NaN are measured again.
+    The settings' other generations stay. Ratios that hold NaN are measured again.
     """
     ratios = _recorded_ratios(experiment)
-    if ratios is not None and any(own.isnan().any() for own in ratios.by_prompt.values()):
+    if ratios is not None and any(each.isnan().any() for each in ratios.by_prompt.values()):
         _ratios_file(experiment).unlink()
     num_failed = 0
     for setting in experiment.settings:
@@ -110,48 +156,49 @@ def forget_failures(experiment: Experiment) -> int:
 def decoders(
     experiment: Experiment, pair: ModelPair, prompt_ratios: PromptRatios | None = None
 ) -> Callable[[Setting], Decoder]:
-    """A setting's decoder; at byte level prompts are read once for all: no budget decides how."""
+    """A setting's decoder; at byte level all settings share the prompts that were read."""
     cache = PromptCache() if is_at_bytes(experiment, pair) else None
 
     def decoder(setting: Setting) -> Decoder:
-        return Decoder(
+        made = Decoder(
             pair,
             setting.rule,
             level=experiment.level,
             batch_size=experiment.batch_size,
             prompt_cache=None if setting.rule.retokenizes else cache,
-            # A rule without a debt needs no ratios, which a prompt that fails does not have.
-            prompt_ratios=prompt_ratios if setting.rule.charges_debt else None,
         )
+        # A rule without a debt needs no ratios, which a prompt that fails does not have.
+        if prompt_ratios is not None and setting.rule.charges_debt:
+            made.use_prompt_ratios(prompt_ratios)
+        return made
 
     return decoder
 
 
 def is_at_bytes(experiment: Experiment, pair: ModelPair) -> bool:
-    """Whether budgets are in nats a byte, not a token."""
+    """Whether budgets are in nats per byte, not per token."""
     is_other = experiment.level == "auto" and not pair.shares_tokens
     return experiment.level == "byte" or is_other
 
 
 def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, Any]:
-    """The argument of generate and score, for the rules that read passages alone.
+    """The argument of generate and score for a rule that reads passages; {} for others.
 
-    Raises ValueError where there are none.
+    Raises ValueError if one is missing.
     """
     if not takes_passage(setting.rule):
         return {}
-    found = [passage for passage in passages if passage is not None]
-    if len(found) < len(passages):
+    if None in passages:
         raise ValueError(f"{setting.name} reads a passage before each prompt: name a corpus")
-    return {"passages": found}
+    return {"passages": list(passages)}
 
 
-def _file(experiment: Experiment, setting: Setting) -> Path:
-    return experiment.folder / "generations" / f"{setting.file_name}.jsonl"
+def _file(experiment: Experiment, setting: Setting, kind: str = "") -> Path:
+    return experiment.folder / "generations" / f"{setting.file_name}{kind}.jsonl"
 
 
 def _unfinished_file(experiment: Experiment, setting: Setting) -> Path:
-    return experiment.folder / "generations" / f"{setting.file_name}.unfinished.jsonl"
+    return _file(experiment, setting, ".unfinished")
 
 
 def _ledgers(experiment: Experiment, setting: Setting) -> Path:
@@ -166,19 +213,20 @@ def _json_lines(rows: Rows) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def _ratios_file(experiment: Experiment) -> Path:
+    return experiment.folder / "prompt_ratios.safetensors"
+
+
 def _recorded_ratios(experiment: Experiment) -> PromptRatios | None:
     path = _ratios_file(experiment)
     return PromptRatios.load(path) if path.exists() else None
 
 
-def _ratios_file(experiment: Experiment) -> Path:
-    return experiment.folder / "prompt_ratios.safetensors"
-
-
 def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> None:
-    """One setting, in the order of seeds and prompts once all are there.
+    """Generate one setting, in the order of seeds and prompts once all are recorded.
 
-    A generation that fails is recorded with its error, and the others go on."""
+    A generation that fails is recorded with its error, and the others go on.
+    """
     path = _file(experiment, setting)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _unfinished_file(experiment, setting)
@@ -196,11 +244,13 @@ def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> Non
         progress=setting.name,
         **passages_for(setting, [prompt.passage for prompt, _ in missing]),
     )
-    with unfinished.open("a", encoding="utf-8") as file:
+    with closing(results):  # the bar ends before an error is printed
         for index, result in results:
             prompt, seed = missing[index]
             row = rows[prompt.id, seed] = _row(experiment, setting, prompt, seed, result)
-            print(json.dumps(row), file=file, flush=True)
+            with appended(unfinished) as file:
+                file.write(f"{json.dumps(row)}\n".encode())
+    unfinished.touch()  # where there was nothing to generate
     ordered = [rows[prompt.id, seed] for prompt, seed in tasks]
     write_durably(path, _json_lines(ordered))
     unfinished.unlink()
@@ -212,18 +262,19 @@ def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> Non
 
 
 def _recorded(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """By id and seed, rows that an interrupted run left; a line that was cut off is dropped."""
+    """Rows of an interrupted run by id and seed; a line that was cut off is dropped."""
     if not path.exists():
         return {}
     whole = path.read_bytes().rpartition(b"\n")
-    path.write_bytes(whole[0] + whole[1])
+    with named_errors(path):
+        path.write_bytes(whole[0] + whole[1])
     return {(row["id"], row["seed"]): row for row in _read_rows(path)}
 
 
 def _drop_unrecorded_ledgers(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Cut off the ledgers that an interrupted run wrote, but whose rows it did not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    with appended(path) as file:
         file.truncate(max((sum(row["ledger_part"]) for row in rows if "ledger" in row), default=0))
 
 
@@ -234,10 +285,10 @@ def _row(
         return {"id": prompt.id, "seed": seed, "error": result.error}
     path, ledger = _ledgers(experiment, setting), result.ledger
     content = "".join(line + "\n" for line in ledger.lines()).encode()
-    with path.open("ab") as file:
+    with appended(path) as file:
         part = [file.tell(), len(content)]
         file.write(content)
-        sync(file)  # before the row that says where it is
+        sync(file)  # before the row that names this part
     return {
         "id": prompt.id,
         "seed": seed,

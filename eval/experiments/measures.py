@@ -1,30 +1,31 @@
-"""What generations copied, what the settings are worth, and how they answer questions.
+"""Measures of an experiment: copying, held-out bits, answers to questions, odds of references.
 
-A measure takes an experiment with its recorded rows, and the pair, and gives rows by name; a new
-one is a function here or in a file of its own, and a line in MEASURES.
+A measure takes an experiment with its recorded rows, and the pair, and writes rows; a new one is a
+function, here or in another file, and a line in MEASURES.
 """
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 from typing import Final
 
 import numpy as np
 from tqdm import tqdm
 
 from ... import Anchored, Decoder, ModelPair, SafeOnly
-from ...decode.rules.rule import takes_passage
-from ..copying.literal import copying_rows
+from ...decode.rules.rule import Rule, takes_passage
+from ...decode.score import Score
+from ..copying.literal import copying_results
 from ..harness.model import AnchoredLM
 from ..harness.tasks import task_figures
 from ..quality.bits_per_byte import PROMPT_TOKENS, Excerpt, excerpts, utility
-from ..recorded_texts import RecordedText, has_open_seam
+from ..recorded_texts import RecordedText, has_open_seam, write_evaluation
 from ..statistics import json_value
-from .experiment import Experiment, Rows, Setting
+from .experiment import Experiment, Setting
 from .generations import decoders, passages_for, read_generations
-from .sharing import Task, share
+from .steps import Task, share
 from .summary import VERBATIM
 
 logger = logging.getLogger(__name__)
@@ -32,14 +33,20 @@ logger = logging.getLogger(__name__)
 
 def measure(experiment: Experiment, name: str, pair: ModelPair) -> None:
     """Take the measure of this name in MEASURES and record its rows."""
-    for table, rows in MEASURES[name](experiment, pair).items():
-        experiment.write_rows(table, rows)
+    MEASURES[name](experiment, pair)
 
 
-def _copying(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
-    """Six metrics of every generation of a prompt that has a reference, against it."""
+def _copying(experiment: Experiment, pair: ModelPair) -> None:
+    """Six metrics of every text with a reference, in the file that `anchored evaluate` reads."""
+    texts = generated_texts(experiment)
+    results = copying_results(texts, known=experiment.copying, progress=True)
+    write_evaluation(experiment.folder, "copying", results)
+
+
+def generated_texts(experiment: Experiment) -> list[RecordedText]:
+    """The generations of every prompt that has a reference."""
     references = {prompt.id: prompt.reference for prompt in experiment.prompts if prompt.reference}
-    texts = [
+    return [
         RecordedText(
             setting=setting.name,
             id=row["id"],
@@ -51,30 +58,28 @@ def _copying(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
         for row in read_generations(experiment, setting)
         if row["id"] in references
     ]
-    return {"copying": copying_rows(texts, progress=True)}
 
 
-def _utility(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
+def _utility(experiment: Experiment, pair: ModelPair) -> None:
     """Held-out bits of every setting on every held-out set."""
     share(utility_tasks(experiment, pair), experiment.claims)
-    by_setting = [experiment.read_rows(_utility_rows(s)) for s in experiment.settings]
-    rows = [row for own in by_setting for row in own]
+    rows = chain.from_iterable(map(experiment.read_rows, map(_utility_rows, experiment.settings)))
     sets = list(experiment.held_out)
-    return {"utility": sorted(rows, key=lambda row: sets.index(row["held_out"]))}
+    experiment.write_rows("utility", sorted(rows, key=lambda row: sets.index(row["held_out"])))
 
 
 def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
-    """One task a setting, which records its held-out bits for the measure "utility"."""
+    """One task per setting, which records its held-out bits for the measure "utility"."""
     decoder_of = decoders(experiment, pair)
     excerpts_of = cache(lambda name: _excerpts(experiment, pair, experiment.held_out[name]))
 
     def score(setting: Setting) -> None:
         rows, decoder = [], decoder_of(setting)
         for name in tqdm(experiment.held_out, f"bits per byte, {setting.name}"):
-            passages, found = excerpts_of(name)
+            scored, nearest = excerpts_of(name)
             if decoder.level.name == "byte" or not decoder.level.compares_models:
-                passages = [own.in_symbols(pair.tokenizer, decoder.level) for own in passages]
-            result = utility(decoder, passages, **passages_for(setting, found))
+                scored = [each.in_symbols(pair.tokenizer, decoder.level) for each in scored]
+            result = utility(decoder, scored, **passages_for(setting, nearest))
             nats = json_value(result.nats)  # a rule may give a text no probability
             key = {"setting": setting.name, "held_out": name}
             failed = {"error": result.error} if result.error else {}
@@ -94,7 +99,7 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
 
 
 def check_held_out(experiment: Experiment, pair: ModelPair) -> None:
-    """Raise ValueError for a held-out set of which nothing could be scored."""
+    """Raise ValueError for a held-out set without a text that could be scored."""
     length = experiment.excerpt_tokens
     for name, texts in experiment.held_out.items():
         if not any(excerpts(pair.tokenizer, [text], num_tokens=length) for text in texts):
@@ -105,7 +110,7 @@ def check_held_out(experiment: Experiment, pair: ModelPair) -> None:
 
 
 def forget_failed_scores(experiment: Experiment) -> int:
-    """Make held-out scores with an error count as missing; of how many settings there are some."""
+    """Make held-out scores with an error count as missing; returns the number of settings."""
     failed = [
         name
         for name in map(_utility_rows, experiment.settings)
@@ -123,23 +128,22 @@ def _utility_rows(setting: Setting) -> str:
 def _excerpts(
     experiment: Experiment, pair: ModelPair, texts: Sequence[str]
 ) -> tuple[list[Excerpt], list[str | None]]:
-    """Held-out passages, and what a corpus of protected texts holds nearest to each."""
-    found = excerpts(pair.tokenizer, texts, num_tokens=experiment.excerpt_tokens)
-    stride = max(1, len(found) // experiment.num_excerpts)
-    found = found[::stride][: experiment.num_excerpts]
-    tokens = [excerpt.prompt_token_ids for excerpt in found]
+    """Held-out passages, and the nearest passage of a corpus of protected texts to each."""
+    cut = excerpts(pair.tokenizer, texts, num_tokens=experiment.excerpt_tokens)
+    chosen = cut[:: max(1, len(cut) // experiment.num_excerpts)][: experiment.num_excerpts]
+    if experiment.index is None:
+        return chosen, [None] * len(chosen)
+    tokens = [excerpt.prompt_token_ids for excerpt in chosen]
     prompts = [str(pair.tokenizer.decode(ids, skip_special_tokens=True)) for ids in tokens]
-    nearest: list[str | None] = [None] * len(found)
-    if experiment.index is not None:
-        nearest = [passage.text for passage in experiment.index.search(prompts)]
-    return found, nearest
+    passages = experiment.index.search(prompts)
+    return chosen, [passage.text if passage else "" for passage in passages]
 
 
-def _questions(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
+def _questions(experiment: Experiment, pair: ModelPair) -> None:
     """Accuracy on the tasks of lm-eval, of every setting whose rule reads no passage.
 
-    Questions charge no debt, as they hold no protected text: what they name would else be paid for
-    before the first of an answer's few tokens.
+    Questions charge no debt, as they hold no protected text: the names in them would else be paid
+    for before the first of an answer's few tokens.
     """
     rows, decoder_of = [], decoders(experiment, pair)
     for setting in experiment.settings:
@@ -153,21 +157,37 @@ def _questions(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
             figures = task_figures(model, task, experiment.task_folder)
             assert figures is not None  # of one process
             rows.append({"setting": setting.name, "task": task, **figures})
-    return {"questions": rows}
+    experiment.write_rows("questions", rows)
 
 
-def _verbatim(experiment: Experiment, pair: ModelPair) -> dict[str, Rows]:
-    """How likely the safe model is to go on with each reference, from which bounds follow."""
+def _verbatim(experiment: Experiment, pair: ModelPair) -> None:
+    """The safe model's log-probability of each reference, from which bounds follow."""
     log_probs = reference_log_probs(experiment, pair)
-    return {VERBATIM: [{"id": own, "safe_log_prob": nats} for own, nats in log_probs.items()]}
+    rows = [{"id": name, "safe_log_prob": nats} for name, nats in log_probs.items()]
+    experiment.write_rows(VERBATIM, rows)
 
 
 def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, float]:
-    """By prompt, log p_s of its reference as far as a generation reaches, warped as that is.
+    """log p_s of each prompt's reference, as far as a generation reaches and warped as that is.
 
-    Where the data set dropped the space between prompt and reference, a text may recite it with
-    that space or without: the figure is that of both together. Prompts without a reference have
-    none, nor have those whose score fails, with a warning.
+    Of a reference with several scores the figure is that of all together. Prompts without a
+    reference have none, nor do those whose score fails, with a warning.
+    """
+    log_probs: dict[str, float] = {}
+    for name, scores in reference_scores(experiment, pair, SafeOnly()).items():
+        if error := next((score.error for score in scores if score.error), ""):
+            logger.warning("the reference of %s has no probability: %s", name, error)
+        else:
+            both = np.logaddexp.reduce([score.log_prob for score in scores])
+            log_probs[name] = min(0.0, float(both))
+    return log_probs
+
+
+def reference_scores(experiment: Experiment, pair: ModelPair, rule: Rule) -> dict[str, list[Score]]:
+    """Scores of each prompt's reference under a rule, as far as a generation reaches, by id.
+
+    If the data set dropped the space between prompt and reference, a text may recite it with
+    that space or without: then there are two. Prompts without a reference are left out.
     """
     events = []
     for prompt in experiment.prompts:
@@ -175,7 +195,7 @@ def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, fl
         events += [(prompt, space + prompt.reference) for space in spaces if prompt.reference]
     if not events:
         return {}
-    decoder = Decoder(pair, SafeOnly(), level=experiment.level, batch_size=experiment.batch_size)
+    decoder = Decoder(pair, rule, level=experiment.level, batch_size=experiment.batch_size)
     length = decoder.level.horizon(experiment.max_new_tokens, None)
     scores = decoder.score(
         [prompt.prompt for prompt, _ in events],
@@ -183,21 +203,16 @@ def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, fl
         temperature=experiment.temperature,
         repetition_penalty=experiment.repetition_penalty,
     )
-    log_probs: dict[str, float] = {}
-    failed = {p.id: own.error for (p, _), own in zip(events, scores, strict=True) if own.error}
-    for name, error in failed.items():
-        logger.warning("the reference of %s has no probability: %s", name, error)
+    by_id: dict[str, list[Score]] = {}
     for (prompt, _), score in zip(events, scores, strict=True):
-        if prompt.id not in failed:
-            both = np.logaddexp(log_probs.get(prompt.id, -math.inf), score.log_prob)
-            log_probs[prompt.id] = min(0.0, float(both))
-    return log_probs
+        by_id.setdefault(prompt.id, []).append(score)
+    return by_id
 
 
-MEASURES: Final[dict[str, Callable[[Experiment, ModelPair], dict[str, Rows]]]] = {
+MEASURES: Final[dict[str, Callable[[Experiment, ModelPair], None]]] = {
     "copying": _copying,
     "utility": _utility,
     "questions": _questions,
     VERBATIM: _verbatim,
 }
-"""By name; later ones may read the rows of earlier ones."""
+"""Measures by name; later ones may read the rows of earlier ones."""

@@ -1,6 +1,5 @@
-"""Running a sweep in a folder, alone or beside other processes that share its settings."""
+"""Running a sweep in a folder, alone or with other processes that share its settings."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,15 +7,20 @@ from pathlib import Path
 from ... import ModelPair
 from ...durable_files import locked
 from ..recorded_texts import PROMPTS_FILE
-from ..retrieval.bm25 import WordIndex
-from ..retrieval.passages import PassageIndex
-from .experiment import CLAIMS, Experiment, Steps
-from .generations import check_requests, forget_failures, generation_tasks, read_all_prompts
+from ..retrieval.passages import DenseIndex, PassageIndex, WordIndex
+from .experiment import CLAIMS, Experiment, save_prompts
+from .generations import (
+    check_requests,
+    draw_by_vllm,
+    forget_failures,
+    generation_tasks,
+    read_all_prompts,
+)
 from .measures import MEASURES, check_held_out, forget_failed_scores, measure, utility_tasks
-from .sharing import Task, share
-from .sweep import Sweep, save_prompts, sweep_experiment
-from .sweep_results import write_sweep_results
-from .vllm_generations import draw_by_vllm
+from .plan import sweep_experiment
+from .results import write_sweep_results
+from .steps import Steps, Task, share
+from .sweep import Sweep
 
 
 def run_sweep(
@@ -27,15 +31,14 @@ def run_sweep(
     is_first: bool = True,
     retry_failed: bool = False,
 ) -> str:
-    """Do what is not done yet of a sweep; what the terminal shows at the end.
+    """Do what is left of a sweep; returns the text for the terminal.
 
     load: gives the pair. is_first: of several processes with one folder, one writes the results,
-    when all settings are done; the others return "" once no setting is free. retry_failed: try the
-    generations again that are recorded with an error.
+    when all settings are done; the others return "" once no setting is free. retry_failed: repeat
+    the generations that are recorded with an error.
     Raises ValueError for a folder that belongs to something else or that another first process
-    works in, and what models and rules raise.
+    works in, and the errors of models and rules.
     """
-    logging.getLogger(__name__.rpartition(".")[0]).setLevel(logging.INFO)  # titles of the steps
     steps = Steps(folder, sweep.identity(), owner="sweep")
     if not is_first:
         experiment, pair = _opened(sweep, folder, load)
@@ -58,10 +61,9 @@ def run_sweep(
 def _opened(
     sweep: Sweep, folder: Path, load: Callable[[], ModelPair], retried: Steps | None = None
 ) -> tuple[Experiment, ModelPair]:
-    """The experiment and the pair, which can decode all of its prompts by all of the rules and has
-    held-out texts to be scored on.
+    """The experiment and the pair, once it is known to decode all prompts by all rules.
 
-    retried: the steps of which those that failed are done again.
+    retried: steps to forget if some generations or scores failed.
     """
     index = _index(sweep, folder) if sweep.passages else None
     experiment = sweep_experiment(sweep, folder, index)
@@ -76,13 +78,11 @@ def _opened(
 
 
 def _index(sweep: Sweep, folder: Path) -> PassageIndex:
-    """The first process that comes makes it; the others wait, and open it."""
-    corpus = sweep.path(sweep.passages)
+    """The index of passages, which the first process makes; the others wait, and open it."""
+    corpus = sweep.path("passages", sweep.passages)
     with locked(folder / CLAIMS / "index"):
         if not sweep.encoder:
             return WordIndex(corpus, folder / "passages.bm25")
-        from ..retrieval.dense import DenseIndex  # of an extra of its own
-
         return DenseIndex(corpus, folder / "passages.dense", sweep.model(sweep.encoder))
 
 

@@ -1,4 +1,4 @@
-"""Curves over steps: budgets and how they were spent, and how far apart models were."""
+"""Curves over steps: budgets and their spends, and divergences of the models."""
 
 import itertools
 import math
@@ -10,7 +10,8 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 
 from ...decode.ledger import Ledger, LedgerHeader
-from ...decode.rules.budget import Schedule
+from ...decode.rules.budget import Budget
+from ...decode.settings import Schedule
 from . import style
 from .style import new_figure, panel_grid
 
@@ -37,10 +38,11 @@ class BudgetTrajectory:
     spends: Sequence[float]
     accepted: Sequence[bool]
     schedule: Schedule = "adaptive"
+    bank: float | None = None
 
     @classmethod
     def of(cls, label: str, ledger: Ledger) -> "BudgetTrajectory":
-        """What a ledger with a bound records."""
+        """The trajectory of a ledger with a bound."""
         return cls(
             label=label,
             k=ledger.header.k,
@@ -49,29 +51,40 @@ class BudgetTrajectory:
             spends=[step.spend for step in ledger.steps],
             accepted=[step.accepted for step in ledger.steps],
             schedule=_schedule(ledger.header),
+            bank=ledger.header.bank,
         )
 
     @property
     def accrued(self) -> list[float]:
         """Nats that were there by each step, the debt not yet paid."""
-        if self.schedule == "adaptive":
-            return [step * self.k for step in range(1, len(self.spends) + 1)]
-        if self.schedule == "global":
-            return [self.bound + self.debt for _ in self.spends]
-        before = itertools.accumulate(self.spends[:-1], initial=0.0)
-        return [spent + self.k for spent, _ in zip(before, self.spends, strict=False)]
+        steps = range(1, len(self.spends) + 1)
+        paid = {
+            "adaptive": [min(step * self.k, self.debt) for step in steps],
+            "global": [self.debt for _ in steps],
+            "fixed": [0.0 for _ in steps],
+        }
+        return [sum(nats) for nats in zip(self.allowed, paid[self.schedule], strict=True)]
 
     @property
     def allowed(self) -> list[float]:
         """Nats that might have been spent by each step."""
-        owed = 0.0 if self.schedule == "fixed" else self.debt
-        return [max(0.0, nats - owed) for nats in self.accrued]
+        budget = Budget(
+            per_step=self.k,
+            total=self.bound + self.debt if self.schedule == "global" else math.inf,
+            horizon=len(self.spends),
+            debt=self.debt,
+            schedule=self.schedule,
+            bank=self.bank,
+        )
+        spent = itertools.accumulate(self.spends, initial=0.0)
+        allowances = budget.allowances(self.spends)
+        return [before + nats for before, nats in zip(spent, allowances, strict=False)]
 
 
 def plot_budget_trajectories(
     trajectories: Sequence[BudgetTrajectory], path: Path, *, symbol: str = "token"
 ) -> None:
-    """Spend so far, its allowance by the budget's schedule, debt and bound, a panel a generation.
+    """Spend so far, its allowance by the budget's schedule, debt and bound, in a panel each.
 
     Ticks at the foot mark the steps where the draw from the safe model was rejected (`accepted`
     is False) and the token is the risky model's. symbol: what a step draws, "token" or "byte".
@@ -95,10 +108,13 @@ def plot_budget_trajectories(
 
 
 def _budget_caption(trajectories: Sequence[BudgetTrajectory], symbol: str) -> str:
-    shown = {trajectory.schedule for trajectory in trajectories}
-    captions = [text for schedule, text in _BUDGET_CAPTIONS.items() if schedule in shown]
-    lines = [text.format(symbol=symbol) for text in captions]
+    lines = dict.fromkeys(_caption_of(each.schedule, each.bank, symbol) for each in trajectories)
     return "\n".join([*lines, _TICKS])
+
+
+def _caption_of(schedule: Schedule, bank: float | None, symbol: str) -> str:
+    caption = _BUDGET_CAPTIONS[schedule].format(symbol=symbol)
+    return caption if bank is None else f"{caption} At most {bank:g} of them are carried over."
 
 
 def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
@@ -132,14 +148,17 @@ def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
     Source: paper, figure of per-step divergences.
     """
     steps = [ledger.steps for ledger in ledgers]
-    if not any(steps) or any(step.kl_star_risky is None for own in steps for step in own):
+    if not any(steps) or any(step.kl_star_risky is None for each in steps for step in each):
         raise ValueError("the ledger holds no divergences: see with_divergences")
     header = ledgers[0].header
     count = "One generation" if len(ledgers) == 1 else f"Means of {len(ledgers)} generations"
 
     def draw(axes: Axes, figure: str, label: str, color: str, line_style: str) -> None:
-        columns = itertools.zip_longest(*([getattr(step, figure) for step in own] for own in steps))
-        known = ([nats for nats in own if nats is not None and nats < math.inf] for own in columns)
+        rows = ([getattr(step, figure) for step in each] for each in steps)
+        columns = itertools.zip_longest(*rows)
+        known = (
+            [nats for nats in same if nats is not None and nats < math.inf] for same in columns
+        )
         means = [math.fsum(nats) / len(nats) if nats else math.nan for nats in known]
         look: dict[str, Any] = {"color": color, "linewidth": 1.4, "label": label}
         axes.plot(range(1, len(means) + 1), means, line_style, **look)
@@ -162,11 +181,11 @@ def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
 
 def _caption(ledgers: Sequence[Ledger]) -> str:
     header = ledgers[0].header
-    debts, bounds = ([getattr(own.header, n) for own in ledgers] for n in ("debt", "bound"))
+    debts, bounds = ([getattr(each.header, n) for each in ledgers] for n in ("debt", "bound"))
     return (
-        f"k = {header.k:g} nats a {header.level}, K = {header.K:.4g}, debt of the prompt "
+        f"k = {header.k:g} nats per {header.level}, K = {header.K:.4g}, debt of the prompt "
         f"{_range(debts, '.3g')}, bound {_range(bounds, '.4g')} nats.\n"
-        + _BUDGET_CAPTIONS[_schedule(header)].format(symbol=header.level)
+        + _caption_of(_schedule(header), header.bank, header.level)
     )
 
 

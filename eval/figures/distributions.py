@@ -1,4 +1,4 @@
-"""Curves of several groups: series, histograms, tails and densities."""
+"""Pictures of figures: curves of several groups, figures with intervals, bars of benchmarks."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -8,14 +8,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 
-from .style import COLORS, legend_entries, new_figure, panel_grid, set_log_scale
+from .style import BLUE, COLORS, GREY, legend_entries, new_figure, panel_grid, set_log_scale
 
 DASHES: Final = ("-", "--", "-.", ":")
 NUM_POINTS: Final = 200
 FEW_POINTS: Final = 30
-"""So many of a curve have markers."""
+"""Largest number of points of a curve with markers."""
 LEGEND_LINE: Final = 0.18
-"""Inches that a name takes in the legend."""
+"""Inches of a name in the legend."""
+HATCHES = ("", "//", "..", "xx")
+"""Hatches of bars, one for each round of the colors."""
+GROUP_WIDTH = 0.8
+"""Part of the distance between two benchmarks that the bars of one take."""
+Interval = tuple[float, float, float]
+"""A figure with the ends of its interval; an infinite end is not drawn."""
 Look = Literal["lines", "steps"]
 
 
@@ -40,9 +46,9 @@ def plot_series(
 ) -> None:
     """A panel for each entry, in it a curve for each of its series.
 
-    look: "steps" for counts by bins, whose x is where each begins. log_y: panels with a logarithmic
-    axis. colors: by the name of a curve, as of the method that it is of; curves of one color get
-    shades and dashes of their own. path: .png, .svg or .pdf.
+    look: "steps" for counts by bins, whose x is the start of each. log_y: panels with a logarithmic
+    axis. colors: of curves by name, such as of their methods; curves of one color differ in shades
+    and dashes. path: .png, .svg or .pdf.
     """
     panels = {
         panel: {name: series for name, series in curves.items() if series.x}
@@ -95,13 +101,13 @@ def _draw(axes: Axes, series: Series, label: str, style: dict[str, Any], look: L
 
 
 def histogram(values: Sequence[float], edges: Sequence[float], count: int) -> Series:
-    """By where each bin begins, its number of values as a share of `count`; 0 after the last."""
+    """Shares of `count` in each bin, by the start of the bin; 0 after the last."""
     counts, _ = np.histogram(values, edges)
     return Series(list(edges), [*(counts / count).tolist(), 0.0])
 
 
 def tail(values: Sequence[float], start: float) -> Series:
-    """x from `start` on, and which share of the values is at or above each (the CCDF)."""
+    """x from `start` on, and the share of the values at or above each (the CCDF)."""
     in_order = sorted(values)
     x = [start, *(each for each in in_order if each > start)]
     at_or_above = len(in_order) - np.searchsorted(in_order, x, side="left")
@@ -123,3 +129,82 @@ def density(values: Sequence[float]) -> Series:
     for part in np.array_split(sample, len(sample) // 4096 + 1):
         total += np.exp(-0.5 * ((points[:, None] - part) / width) ** 2).sum(1)
     return Series(points.tolist(), (total / (len(sample) * width * np.sqrt(2 * np.pi))).tolist())
+
+
+def plot_calibration(
+    points: Mapping[float, Interval],
+    path: Path,
+    *,
+    chosen: float,
+    target: float,
+    fresh: Interval | None = None,
+    figure_name: str,
+    symbol: str = "token",
+    caption: str,
+) -> None:
+    """The figure at every measured k with its interval, over k on a logarithmic axis.
+
+    points: by k, ascending. chosen: the k of one of them; fresh: its figure on seeds by which it
+    was not chosen. figure_name: of the vertical axis and the target. symbol: the unit of k, "token"
+    or "byte". caption: numbers of prompts and seeds, and the interval. path: .png, .svg or .pdf.
+    """
+    title = f"{figure_name} at every measured k: k = {chosen:g} is taken"
+    with new_figure(path, 6.4, 4.4, title=title, caption=caption) as figure:
+        axes = figure.add_subplot()
+        set_log_scale(axes.xaxis)
+        axes.axhline(target, color=GREY, linestyle="--", linewidth=1, label="target")
+        _draw_intervals(axes, points, marker="o", linewidth=1.4, label="measured")
+        look: dict[str, Any] = {"marker": "o", "markersize": 13, "markerfacecolor": "none"}
+        value = points[chosen][0]
+        axes.plot(chosen, value, color=BLUE, linestyle="none", label="taken", **look)
+        if fresh is not None:
+            # Next to the chosen point: both intervals would lie on each other.
+            look = {"marker": "^", "markerfacecolor": "white", "linestyle": "none"}
+            _draw_intervals(
+                axes, {0.94 * chosen: fresh}, label="fresh seeds (drawn next to it)", **look
+            )
+        axes.set_xlabel(f"k (nats per {symbol})")
+        axes.set_ylabel(figure_name)
+        figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
+
+
+def _draw_intervals(axes: Axes, points: Mapping[float, Interval], **look: Any) -> None:
+    """Points with their intervals; an expanded one may leave out the mean."""
+    values, lows, highs = np.array(list(points.values())).T
+    lengths = np.array([values - lows, highs - values])
+    lengths = np.where(np.isfinite(lengths), np.maximum(lengths, 0.0), 0.0)
+    axes.errorbar(list(points), values, lengths, color=BLUE, capsize=3, elinewidth=1, **look)
+
+
+def plot_scores(
+    scores: Mapping[str, Sequence[tuple[float, float]]],
+    benchmarks: Sequence[str],
+    path: Path,
+    *,
+    title: str,
+) -> None:
+    """A group of bars per benchmark, with a bar per model.
+
+    scores: by model, in the order of the benchmarks: share and standard error; nan draws nothing.
+    path: .png, .svg or .pdf.
+    """
+    width = max(6.4, 0.35 * len(benchmarks) * (1 + len(scores)))
+    caption = "Each benchmark by its best variant. Bars: one standard error."
+    with new_figure(path, width, 4.2, title=title, caption=caption) as figure:
+        axes = figure.add_subplot()
+        bar = GROUP_WIDTH / len(scores)
+        for number, (model, values) in enumerate(scores.items()):
+            offset = (number + 0.5) * bar - GROUP_WIDTH / 2
+            axes.bar(
+                [index + offset for index in range(len(benchmarks))],
+                [value for value, _ in values],
+                bar,
+                yerr=[error for _, error in values],
+                label=model,
+                color=COLORS[number % len(COLORS)],
+                hatch=HATCHES[number // len(COLORS) % len(HATCHES)],
+                error_kw={"elinewidth": 0.8},
+            )
+        axes.set_xticks(range(len(benchmarks)), benchmarks, rotation=30, ha="right")
+        axes.set_ylabel("score")
+        figure.legend(loc="outside lower center", ncols=3, handletextpad=0.4)

@@ -1,4 +1,4 @@
-"""How all pictures look: colors, fonts, legends, files that do not change."""
+"""The style of all pictures: colors, fonts, legends, files that do not change."""
 
 import itertools
 import math
@@ -15,14 +15,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import NullFormatter
 
+from ...durable_files import named_errors
+
 # Okabe and Ito 2008: told apart with any color vision.
 GREEN, VERMILION, BLUE, PURPLE, ORANGE = "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"
 SKY, BLACK = "#56B4E9", "#000000"
 WINE, OLIVE = "#882255", "#999933"  # of Paul Tol's muted scheme
 GREY: Final = "#5F5F5F"
 COLORS: Final = (SKY, ORANGE, PURPLE, WINE, BLACK, GREY)
-"""Of curves and bars of anything but methods, in their order: those of the roles are not among
-them."""
+"""Colors of curves and bars that are no methods, in this order, without those of the roles."""
 # The same figure gives the same bytes: no time of writing, and no random ids in SVG (below).
 _UNDATED: Final[dict[str, dict[str, None]]] = {
     ".png": {},
@@ -48,21 +49,23 @@ def new_figure(
 ) -> Iterator[SubFigure]:
     """A figure of this many inches between a title and a caption that says how to read it.
 
-    Both are wrapped to the width. What is given is the part between them: legends "outside" its
-    panels stay clear of both. At the end it is written, as .png, .svg or .pdf; ValueError for
-    another suffix.
+    Both are wrapped to the width. The subfigure is the part between them: legends "outside" its
+    panels stay clear of both. The figure is written at the end, as .png, .svg or .pdf; ValueError
+    for another suffix.
     """
     if path.suffix not in _UNDATED:
         raise ValueError(f"path must end in .png, .svg or .pdf, got {path}")
     title = textwrap.fill(title, int(11 * width))  # characters of an inch, bold
-    caption = "\n".join(textwrap.fill(line, int(16 * width)) for line in caption.split("\n"))
+    # 8.5 points: 14 characters of an inch even where they are wide ones.
+    caption = "\n".join(textwrap.fill(line, int(14 * width)) for line in caption.split("\n"))
     with rc_context(_RC):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)  # pyplot would keep the figure alive and pick a windowing backend
         figure.suptitle(title, x=_EDGE, ha="left", fontsize=11, fontweight="bold")
         figure.supxlabel(caption, x=_EDGE, ha="left", fontsize=8.5, color=GREY)
         yield figure.add_subfigure(figure.add_gridspec()[0])
-        figure.savefig(path, dpi=160, metadata=_UNDATED[path.suffix])
+        with named_errors(path):
+            figure.savefig(path, dpi=160, metadata=_UNDATED[path.suffix])
 
 
 def set_log_scale(axis: Axis) -> None:
@@ -76,11 +79,11 @@ def set_log_scale(axis: Axis) -> None:
 SUFFIXES: Final = (".png", ".svg")
 """Formats in which results are drawn."""
 Pictures = dict[str, Callable[[Path], None]]
-"""By name, what draws it into a file."""
+"""Functions by name that draw a picture into a file."""
 
 
 def drawn(folder: Path, pictures: Mapping[str, Callable[[Path], None]]) -> list[Path]:
-    """Draw each in all formats; their paths."""
+    """Draw each picture in all formats; returns the paths."""
     paths = []
     for name, draw in pictures.items():
         for suffix in SUFFIXES:
@@ -100,7 +103,7 @@ def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
 
 
 def panel_grid(figure: SubFigure, count: int, num_columns: int) -> list[Axes]:
-    """So many panels, row by row; what is left of the last row stays empty."""
+    """A grid of `count` panels, row by row; the rest of the last row stays empty."""
     num_rows = math.ceil(count / num_columns)
     axes = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
     for spare in axes[count:]:
@@ -122,9 +125,9 @@ _MARKERS: Final = "^vPX"
 
 
 def method_looks(roles: Mapping[str, Role]) -> dict[str, Look]:
-    """By method: the look of its role, or one of its own for each baseline, in their order.
+    """The look of each method: that of its role, or another for each baseline, in their order.
 
-    Colors come again, with another marker, where there are more baselines than colors.
+    Colors come again, with another marker, if there are more baselines than colors.
     """
     looks = (
         (color, _MARKERS[(turn + index) % len(_MARKERS)])

@@ -23,28 +23,27 @@ from .style import BLACK, GREY, Look, legend_entries, new_figure
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What an axis shows; it is drawn so that up and right is better."""
+    """An axis, which is drawn so that up and right is better."""
 
     label: str
     lower_is_better: bool = False
 
     @classmethod
     def bits_per_byte(cls, held_out_set: str) -> "Scale":
-        """Of held-out text."""
+        """The scale of a held-out set's bits per byte."""
         return cls(f"bits per byte, {held_out_set}", lower_is_better=True)
 
     @property
     def sign(self) -> float:
-        """What a figure is multiplied by, so that more is better."""
+        """The factor of a figure by which more is better."""
         return -1.0 if self.lower_is_better else 1.0
 
 
 _FRONT: Final = "Pareto front"
 LEGEND_CHARACTERS: Final = 26
-"""Of a line of the legend: two columns of them fit under a panel."""
+"""Characters of a line of the legend: two columns of them fit under a panel."""
 INSET: Final = (0.18, 0.08, 0.44, 0.5)
-"""Where the corner that matters is drawn once more: a part of the panel that methods worth a point
-do not come to."""
+"""Part of a panel for the enlarged corner, which methods that are worth a point do not reach."""
 _LABEL_OFFSETS: Final = tuple((x, y) for y in (6, -14, 18, -26) for x in (6, -6))
 """Points to the right (left where negative) and up at which a label is tried, in turn."""
 NCR: Final = Scale("normalized copying reduction")
@@ -56,11 +55,11 @@ class TradeOffPoint:
     """One setting; a standard deviation of nan or 0 draws no error bar."""
 
     label: str
-    """The setting, beside its method."""
+    """The setting's name without its method."""
     method: str
-    """As the legend names it."""
+    """The method's name in the legend."""
     look: Look
-    """Of the method, the same for all of its points."""
+    """The look of the method, the same for all of its points."""
     protection: float
     utility: float
     num_metrics: int = len(METRICS)
@@ -69,7 +68,7 @@ class TradeOffPoint:
     utility_std: float = math.nan
     num_seeds: int = 1
     resampled: tuple[Array, Array] | None = None
-    """Protection and utility in the same resamples of what they were measured on, where known."""
+    """Protection and utility in the same resamples of prompts, if known."""
 
 
 def plot_trade_off(
@@ -82,14 +81,13 @@ def plot_trade_off(
 ) -> None:
     """Protection against utility, up and right being better: a color and a marker a method.
 
-    Where settings crowd in the corner of high protection and good utility, it is drawn once more,
-    larger, in an inset.
+    If settings crowd in the corner of high protection and good utility, an inset enlarges it.
 
     panels: points in the order of their methods' settings, which a line joins, by the title of the
-    panel. A dotted line leads along what may be had at once (`pareto_front`), and rings tell in how
-    many resamples each setting is on it (`front_shares`), where points have resamples.
-    The legend names the settings of each method in their order. utility: one for all panels, or
-    each panel's own. path: .png, .svg or .pdf. Points without a finite figure are left out.
+    panel. A dotted line is the `pareto_front`, and darker rings have a larger share of resamples in
+    which the setting is on it (`front_shares`). The legend names the settings of each method in
+    their order. utility: one for all panels, or one for each. path: .png, .svg or .pdf. Points
+    without a finite figure are left out.
     """
     scales = {name: utility[name] if isinstance(utility, Mapping) else utility for name in panels}
     points = [point for panel in panels.values() for point in panel]
@@ -119,7 +117,7 @@ def plot_trade_off(
         shown = sorted(handles, key=lambda name: name == _FRONT)  # else as they came
         legend = ([handles[name] for name in shown], shown)
         figure.legend(*legend, loc="outside lower center", ncols=num_columns)
-        figure.get_figure(root=True).draw_without_rendering()  # from here on places are known
+        figure.get_figure(root=True).draw_without_rendering()  # fixes the positions of texts
         for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
             _draw_details(axes, _finite(panel), protection, scales[name])
 
@@ -160,7 +158,7 @@ def _draw_points(axes: Axes, points: Sequence[TradeOffPoint], name: str) -> None
 def _draw_details(
     axes: Axes, points: Sequence[TradeOffPoint], protection: Scale, utility: Scale
 ) -> None:
-    """Names of settings, and the corner that matters in an inset, where settings crowd in it."""
+    """Draw names of settings, and an inset of the corner of good settings if they crowd in it."""
     corner = _corner(points, utility) if protection is NCR else []
     inset = _draw_inset(axes, corner, points, protection, utility) if corner else None
     if inset is None:
@@ -171,8 +169,8 @@ def _draw_details(
 
 
 def _corner(points: Sequence[TradeOffPoint], utility: Scale) -> list[TradeOffPoint]:
-    """The protected settings in the better half of the utilities, where several methods have some;
-    [] where they have room enough."""
+    """The protected settings in the better half of the utilities, if several methods have some;
+    [] if they have room enough."""
     utilities = [point.utility for point in points]
     middle = (min(utilities) + max(utilities)) / 2 if utilities else math.nan
     corner = [
@@ -191,11 +189,11 @@ def _draw_inset(
     protection: Scale,
     utility: Scale,
 ) -> Axes | None:
-    """The corner once more; None where points stand in its place."""
+    """The enlarged corner; None if points are in the part of the panel for it."""
     left, bottom, width, height = INSET
     to_panel = axes.transData + axes.transAxes.inverted()
-    places = [to_panel.transform((point.protection, point.utility)) for point in points]
-    if any(x < left + width and y < bottom + height for x, y in places):
+    positions = [to_panel.transform((point.protection, point.utility)) for point in points]
+    if any(x < left + width and y < bottom + height for x, y in positions):
         return None
     inset = axes.inset_axes(INSET)
     for settings in _by_method(points).values():
@@ -220,22 +218,26 @@ def _draw_inset(
 def _draw_labels(
     axes: Axes, shown: Sequence[TradeOffPoint], points: Sequence[TradeOffPoint]
 ) -> None:
-    """The names of settings at the ends of their methods' lines, clear of lines and names.
+    """Draw the names of settings at the ends of their methods' lines, clear of lines and names.
 
-    points: of the panel, of which some are shown here.
+    points: all of the panel, some of which are shown here.
     """
     size = 6.25  # half of a point's, in pixels
     taken, num_settings = [], {}
     for method, settings in _by_method(points).items():
-        places = axes.transData.transform([(p.protection, p.utility) for p in settings])
-        on_line = np.linspace(places[:-1], places[1:], 12).reshape(-1, 2)
-        taken += [Bbox.from_extents(x - size, y - size, x + size, y + size) for x, y in places]
+        pixels = axes.transData.transform([(p.protection, p.utility) for p in settings])
+        on_line = np.linspace(pixels[:-1], pixels[1:], 12).reshape(-1, 2)
+        taken += [Bbox.from_extents(x - size, y - size, x + size, y + size) for x, y in pixels]
         taken += [Bbox.from_extents(x - 1, y - 1, x + 1, y + 1) for x, y in on_line]
+        taken += [box for point in settings for box in _bars(axes, point)]
         num_settings[method] = len(settings)
+    is_lone_sweep = sum(count > 1 for count in num_settings.values()) == 1
     for method, settings in _by_method(shown).items():
-        # The ends of a line tell which way the legend's settings go.
+        # The ends of a line show the direction of the legend's settings. A lone line has room for
+        # the names between them.
         ends = [settings[0], settings[-1]] if num_settings[method] > 1 else []
-        for point in dict.fromkeys(ends):
+        between = settings[1:-1] if is_lone_sweep else []
+        for point in dict.fromkeys([*ends, *between]):
             label = axes.annotate(
                 point.label,
                 (point.protection, point.utility),
@@ -249,13 +251,25 @@ def _draw_labels(
                 box = label.get_window_extent()
                 if not box.count_overlaps(taken) and axes.bbox.contains(box.x1, box.y1):
                     break
+            else:
+                if point in between:
+                    label.remove()
+                    continue
             taken.append(box)
+
+
+def _bars(axes: Axes, point: TradeOffPoint) -> list[Bbox]:
+    """Boxes of a point's error bars, in pixels."""
+    x, y = point.protection, point.utility
+    x_std, y_std = (std if std > 0.0 else 0.0 for std in (point.protection_std, point.utility_std))
+    ends = [[(x - x_std, y), (x + x_std, y)], [(x, y - y_std), (x, y + y_std)]]
+    return [Bbox(axes.transData.transform(bar)).padded(1) for bar in ends]
 
 
 def _draw_front(
     axes: Axes, points: Sequence[TradeOffPoint], protection: Scale, utility: Scale
 ) -> None:
-    """A line along the front; rings as dark as their settings are often on it."""
+    """Draw a line along the front, and rings as dark as their settings are often on it."""
     front = pareto_front(points, protection, utility)
     shares = front_shares(points, protection, utility)
     x, y = [point.protection for point in front], [point.utility for point in front]
@@ -277,7 +291,7 @@ def _draw_scale(axis: Axis, scale: Scale, points: Sequence[TradeOffPoint]) -> No
 
 
 def _scope(points: Sequence[TradeOffPoint]) -> str:
-    """Over how many metrics the points' NCR are, where that is not all of them."""
+    """The number of metrics of the points' NCR, if not all."""
     counts = sorted({point.num_metrics for point in points})
     if counts == [len(METRICS)]:
         return ""
@@ -291,9 +305,9 @@ def _caption(points: Sequence[TradeOffPoint], protection: Scale) -> str:
     if any(point.protection_std > 0.0 or point.utility_std > 0.0 for point in points):
         num_seeds = max(point.num_seeds for point in points)
         lines.append(f"Bars: one standard deviation over {num_seeds} seeds, to either side.")
-    lines.append("Dotted line: what no other setting of the panel betters (Pareto front).")
+    lines.append("Dotted line: the Pareto front.")
     if any(point.resampled is not None for point in points):
-        lines.append("Rings: the darker, the more resamples of the prompts have a setting on it.")
+        lines.append("A darker ring: on the front in more bootstrap resamples of the prompts.")
     return "\n".join(lines)
 
 
@@ -333,8 +347,8 @@ def front_shares(
 ) -> dict[TradeOffPoint, float]:
     """The share of resamples in which each point is on the front of those that have resamples.
 
-    A front of measured figures says nothing of how near others come to it: where two settings
-    are as good, each is on it in about half of the resamples.
+    A front of measured figures does not show how near others come to it: of two settings that are
+    as good, each is on it in about half of the resamples.
     """
     known = [point for point in _finite(points) if point.resampled is not None]
     if not known:

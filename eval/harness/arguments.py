@@ -2,42 +2,45 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ...configs.config_file import from_table
 from ...decode.byte.settings import ByteSettings
-from ...decode.models.loading import device_of
+from ...decode.pair.loading import device_of
 from ...decode.pair_options import PairOptions, RuleOptions
-from .ranks import num_processes, own_device
 
 logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 16
-"""Requests at once unless a number is given: that of `Decoder`."""
+"""Requests at once by default, as in `Decoder`."""
 UNASKED_BATCH_SIZE = 1
-"""What lm-eval passes when nobody asked for a size; its command line gives a text where one did."""
+"""The size that lm-eval passes by default; one from its command line is a text."""
+LONGEST_WAIT = timedelta(days=7)
+"""For the slowest process: lm-eval waits for it after each kind of request."""
 
 
 def pair_arguments(
-    given: Mapping[str, Any], defaults: Mapping[str, Any]
+    arguments: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[PairOptions, dict[str, int]]:
-    """What lm-eval's model is made of, checked before any model is loaded: the options of the pair,
-    and max_gen_toks and seed where they are given.
+    """The options of the pair, and max_gen_toks and seed if set, before any model is loaded.
 
-    given: of model_args. defaults: batch_size, max_batch_size and device of lm-eval itself.
+    arguments: model_args of lm-eval. defaults: its batch_size, max_batch_size and device.
     Raises ValueError for a missing or unknown setting or a value out of range.
     """
-    settings = {**_asked(defaults), **given}
+    settings = {**_set_defaults(defaults), **arguments}
     missing = [name for name in ("safe", "risky") if not settings.get(name)]
     if missing and not settings.get("pair"):
         raise ValueError(f"model arguments need {' and '.join(missing)}: a model folder each")
     if num_processes() > 1 and settings.get("risky_device_map"):
         raise ValueError(
-            "under torchrun each process has models of its own on one device: risky_device_map "
+            "under torchrun each process has its models on one device: risky_device_map "
             "needs one process"
         )
     if settings.get("risky_device") is not None and settings.get("device") is None:
@@ -53,11 +56,11 @@ def pair_arguments(
 
 
 def _tables(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as tables of `PairOptions`: those of a rule and of bytes, byte_prefetch for
-    one, have tables of their own. What no option is called is a setting of the rule."""
+    """The arguments as tables of `PairOptions`, with a table each of the rule and of bytes, such as
+    byte_prefetch. Unknown names are settings of the rule."""
     tables: dict[str, Any] = {"rule": {"setting": []}, "byte": {}}
-    names = {kind: {own.name for own in fields(kind)} for kind in (PairOptions, RuleOptions)}
-    of_bytes = {f"byte_{own.name}": own.name for own in fields(ByteSettings)}
+    names = {kind: {field.name for field in fields(kind)} for kind in (PairOptions, RuleOptions)}
+    of_bytes = {f"byte_{field.name}": field.name for field in fields(ByteSettings)}
     for name, value in settings.items():
         if name in names[RuleOptions]:
             tables["rule"][name] = value
@@ -70,16 +73,16 @@ def _tables(settings: Mapping[str, Any]) -> dict[str, Any]:
     return tables
 
 
-def _asked(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of lm-eval's own settings that somebody asked for and this machine has."""
+def _set_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of lm-eval that a user set and this machine has."""
     asked = {name: value for name, value in defaults.items() if value is not None}
     if asked.get("batch_size") == UNASKED_BATCH_SIZE:
         del asked["batch_size"]
     if num_processes() > 1 and str(asked.get("device", "cuda")).startswith("cuda"):
-        asked["device"] = own_device()
+        asked["device"] = rank_device()
     device = str(asked.get("device", ""))
     if device.startswith("cuda") and not torch.cuda.is_available():
-        # lm-eval passes cuda:0 on every machine, and its own models fall back like this.
+        # lm-eval passes cuda:0 on every machine, and its models fall back like this.
         logger.warning("there is no CUDA device here: the pair runs on the CPU, not on %s", device)
         asked["device"] = "cpu"
     return asked
@@ -97,3 +100,28 @@ def _whole_number(name: str, value: Any) -> int:
     if not str(value).isdecimal():
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     return int(value)
+
+
+def process_group() -> dist.ProcessGroup | None:
+    """The group of all processes of torchrun, which wait for each other here; None without others.
+
+    Counts and results are gathered through the host, whatever device the models are on; a group of
+    lm-eval's models may be of GPUs alone.
+    """
+    if num_processes() == 1:
+        return None
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=LONGEST_WAIT)
+    return dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+
+
+def num_processes() -> int:
+    """The number of processes that torchrun started, with this one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank_device() -> str:
+    """The device of this process among those of its machine; the CPU without CUDA."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"

@@ -2,21 +2,26 @@
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
-from ... import AnchoredError, text_tables
-from ...configs.config_file import from_table, read_config_file
-from ...durable_files import write_durably
+from ... import text_tables
+from ...configs.config_file import find_path, from_table, located, read_with_folders
+from ...decode.pair.folder import folder_fingerprint, model_identity
+from ...durable_files import file_sha256, write_durably
 from ...environment import environment_record
+from ...errors import AnchoredError
+from ...identities import check_same
 from ..recorded_texts import file_name, grouped
 from ..statistics import json_value
 from .tasks import task_figures
 
 SCHEMA: Final = "anchored-comparison/1"
+PATHS: Final = ("corpus", "delta", "peft", "tokenizer")
+"""Settings of a pair's rule, and of lm-eval's `hf`, that may name files or folders."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,10 +29,10 @@ class Variant:
     """One way to ask a benchmark's questions."""
 
     task: str
-    """Its name in lm-eval, or in the config's folder of tasks."""
+    """The task's name in lm-eval, or in the config's folder of tasks."""
     metric: str = "acc"
     num_fewshot: int = -1
-    """Examples before a question; -1 for as many as the task says."""
+    """Examples before a question; -1 for the task's number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +44,7 @@ class Benchmark:
     limit: int = 0
     """The first documents; 0 takes the comparison's limit."""
     runs_code: bool = False
-    """Whether what the models write is run on this machine, which has to be asked for."""
+    """Whether code of the models runs on this machine, which has to be allowed."""
 
     def __post_init__(self) -> None:
         if not self.variants:
@@ -54,11 +59,11 @@ class Entry:
     model: str = ""
     """Hugging Face folder or Hub id of a model alone."""
     safe: str = ""
-    """The same of a pair."""
+    """Hugging Face folder or Hub id of a pair's safe model."""
     risky: str = ""
     settings: dict[str, object] = field(default_factory=dict)
-    """Other model arguments: of a pair those of `anchored lm-eval`, rule and k above all; of a
-    model alone those of lm-eval's own `hf`, as parallelize = true."""
+    """Other model arguments: of a pair those of `anchored lm-eval`, such as rule and k; of a model
+    alone those of lm-eval's `hf`, such as parallelize = true."""
 
     def __post_init__(self) -> None:
         if bool(self.model) == bool(self.safe or self.risky) or bool(self.safe) != bool(self.risky):
@@ -66,43 +71,43 @@ class Entry:
 
     @property
     def models(self) -> dict[str, str]:
-        """Folders and Hub ids, by what lm-eval calls them."""
+        """Folders and Hub ids, by lm-eval's names."""
         if self.model:
             return {"pretrained": self.model}
         return {"safe": self.safe, "risky": self.risky}
 
     @property
     def arguments(self) -> dict[str, object]:
-        """What lm-eval makes its model of."""
+        """The arguments of lm-eval's model."""
         return {**self.models, **self.settings}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What a comparison's TOML file says."""
+    """The settings of a comparison's TOML file."""
 
     title: str
-    """Of table and picture."""
+    """Title of table and picture."""
     benchmarks: tuple[Benchmark, ...]
     models: tuple[Entry, ...] = ()
     tasks: str = ""
-    """Folder of task files beside lm-eval's own, relative to the config."""
+    """Folder of task files besides lm-eval's, next to the config or where the command runs."""
     limit: int = 0
     """The first documents of each task; 0 takes all."""
     batch_size: int = 16
     device: str = ""
-    """cpu, cuda, ...; CUDA where there is one unless given."""
+    """cpu, cuda, ...; by default CUDA if there is one."""
 
     def __post_init__(self) -> None:
         for what, owners in (("models", self.models), ("benchmarks", self.benchmarks)):
             labels = [owner.label for owner in owners]
             if not labels or len(set(map(file_name, labels))) < len(labels):
-                raise ValueError(f"{what} need labels of their own, at least one, got {labels}")
+                raise ValueError(f"{what} need different labels, at least one, got {labels}")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A model on a benchmark; nan where it was left out."""
+    """A model on a benchmark; nan if it was left out."""
 
     value: float
     error: float
@@ -112,22 +117,31 @@ class Cell:
 
 
 Cells = dict[str, dict[str, Cell]]
-"""By model, by benchmark."""
+"""Cells by model, then by benchmark."""
 
 
 def load_comparison(path: Path, models: tuple[Entry, ...] = ()) -> Comparison:
-    """The comparison of a TOML file. models: in place of the file's own.
+    """The comparison of a TOML file. models: override the file's.
 
     Raises FileNotFoundError, or ValueError that names an unknown key, a value or a file.
     """
-    tables = read_config_file(path)
+    tables, folders = read_with_folders(path)
     if models:
         tables["models"] = [asdict(entry) for entry in models]
     config: Comparison = from_table(Comparison, tables)
-    folder = path.parent / config.tasks
-    if config.tasks and not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder of tasks {folder}")
-    return config
+    if config.tasks:
+        config = replace(config, tasks=str(located("tasks", config.tasks, folders)))
+    entries = models or tuple(_with_paths(entry, folders) for entry in config.models)
+    return replace(config, models=entries)
+
+
+def _with_paths(entry: Entry, folders: Sequence[Path]) -> Entry:
+    """The entry with paths of its models' folders; Hub ids stay."""
+    model, safe, risky = (
+        str(find_path(name, folders) or name) if name else ""
+        for name in (entry.model, entry.safe, entry.risky)
+    )
+    return replace(entry, model=model, safe=safe, risky=risky)
 
 
 def check_settings(entry: Entry) -> None:
@@ -153,9 +167,9 @@ def evaluate(
     runs_code: bool,
     make_model: Callable[[Entry, Comparison], Any],
 ) -> None:
-    """Do what is not recorded in `folder` yet, one model after the other.
+    """Answer the questions that are not recorded in `folder`, one model after the other.
 
-    runs_code: also benchmarks that run what models write. Of several processes the first records.
+    runs_code: also benchmarks that run code of models. Of several processes the first records.
     """
     # Known before any is done: all processes leave out the same.
     todo = [
@@ -165,10 +179,10 @@ def evaluate(
         for variant in benchmark.variants
         if (runs_code or not benchmark.runs_code) and not _file(folder, entry, variant).is_file()
     ]
-    for members in grouped(todo, lambda own: own[0].label).values():
+    for members in grouped(todo, lambda item: item[0].label).values():
         model = make_model(members[0][0], config)
-        for own, benchmark, variant in members:
-            asked = _asked(own, benchmark, variant, config)
+        for entry, benchmark, variant in members:
+            asked = _asked(entry, benchmark, variant, config)
             figures = task_figures(
                 model,
                 variant.task,
@@ -178,12 +192,12 @@ def evaluate(
                 runs_code=benchmark.runs_code,
             )
             if figures is not None:  # the first process
-                file = _file(folder, own, variant)
+                file = _file(folder, entry, variant)
                 write_durably(file, json.dumps({**asked, "figures": figures}) + "\n")
 
 
 def write_comparison(config: Comparison, folder: Path) -> Cells:
-    """results.json and table.md of what is recorded; returns the table's cells."""
+    """Write results.json and table.md of all records; returns the table's cells."""
     cells: Cells = {
         entry.label: {
             benchmark.label: _cell(config, folder, entry, benchmark)
@@ -222,7 +236,8 @@ def table_of(cells: Cells) -> tuple[list[str], list[list[str]]]:
 def _shown(cell: Cell) -> str:
     if math.isnan(cell.value):
         return "-"
-    return f"{cell.value:.3f}" + ("" if math.isnan(cell.error) else f" +- {cell.error:.3f}")
+    # An error of 0, where all answers were right or all wrong, says nothing of other questions.
+    return f"{cell.value:.3f}" + (f" +- {cell.error:.3f}" if cell.error > 0 else "")
 
 
 def _file(folder: Path, entry: Entry, variant: Variant) -> Path:
@@ -233,25 +248,38 @@ def _file(folder: Path, entry: Entry, variant: Variant) -> Path:
 def _asked(
     entry: Entry, benchmark: Benchmark, variant: Variant, config: Comparison
 ) -> dict[str, Any]:
-    """What decides a recorded figure."""
+    """All that decides a recorded figure, without the paths of models."""
     limit = benchmark.limit or config.limit or None
-    return {"model": asdict(entry), "variant": asdict(variant), "limit": limit}
+    models = {name: model_identity(model) for name, model in entry.models.items()}
+    settings = {
+        name: _contents(value) if name in PATHS else value for name, value in entry.settings.items()
+    }
+    asked = {"label": entry.label, **models, "settings": settings}
+    return {"model": asked, "variant": asdict(variant), "limit": limit}
+
+
+def _contents(value: Any) -> Any:
+    """The sha256 of what is at a path, in place of the path; anything else as it is."""
+    path = Path(value).expanduser() if isinstance(value, str) else Path()
+    if path.is_file():
+        return file_sha256(path)
+    return folder_fingerprint(path) if path.name and path.is_dir() else value
 
 
 def _cell(config: Comparison, folder: Path, entry: Entry, benchmark: Benchmark) -> Cell:
-    """The best variant's figure; nan where nothing was asked for."""
-    found = [Cell(math.nan, math.nan, "")]
+    """The best variant's figure; nan without one."""
+    cells = [Cell(math.nan, math.nan, "")]
     for variant in benchmark.variants:
         file = _file(folder, entry, variant)
         if not file.is_file() and benchmark.runs_code:
             continue
         record = json.loads(file.read_text(encoding="utf-8"))
         figures = record.pop("figures")
-        if record != _asked(entry, benchmark, variant, config):
-            raise AnchoredError(f"{file} records other settings: name a new folder")
+        asked = _asked(entry, benchmark, variant, config)
+        check_same(record, asked, file, advice="restore them, or name a new folder")
         if variant.metric not in figures:
             known = ", ".join(figures)
             raise AnchoredError(f"{variant.task} has no metric {variant.metric!r}, only {known}")
         error = float(figures.get(f"{variant.metric}_stderr", math.nan))
-        found.append(Cell(float(figures[variant.metric]), error, variant.task))
-    return max(found, key=lambda cell: -math.inf if math.isnan(cell.value) else cell.value)
+        cells.append(Cell(float(figures[variant.metric]), error, variant.task))
+    return max(cells, key=lambda cell: -math.inf if math.isnan(cell.value) else cell.value)

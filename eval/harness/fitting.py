@@ -1,4 +1,4 @@
-"""What fits into the models: contexts cut at the left, long texts cut into windows."""
+"""Texts that fit into the models: contexts cut at the left, long texts cut into windows."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ Split = tuple[list[int], list[int]]
 """Symbols of a context, and of the continuation that is scored after it."""
 
 SPARE_BYTES = 32
-"""At byte level, counted with every text: tokens that are still open may take a few positions."""
+"""Symbols added to every text at byte level: open tokens may take a few positions."""
 
 
 class Fitting:
     """Texts of a level and the models' contexts.
 
-    Tokens are cut as lm-eval's own models cut them. Of bytes, which each model reads as tokens of
-    its own, cuts are between characters.
+    Tokens are cut as in lm-eval's models. Bytes, which each model reads as its tokens, are cut
+    between characters.
     """
 
     def __init__(self, level: Level) -> None:
@@ -26,10 +26,10 @@ class Fitting:
         self._deals_in_bytes = level.name == "byte"
 
     def prompt(self, context: list[int], max_new_tokens: int) -> list[int]:
-        """The longest end of a context that leaves room for new tokens; ValueError where none does.
+        """The longest end of a context that leaves room for new tokens; ValueError without one.
 
         At byte level every new byte may be a token, as a text that outgrows a model would end the
-        evaluation; where that leaves no room, they are counted as `Decoder.generate` does.
+        evaluation; if that leaves no room, they are counted as in `Decoder.generate`.
         """
         num_new = self._level.horizon(max_new_tokens, None)
         for number in (num_new * self._level.symbols_per_token, num_new):
@@ -43,7 +43,7 @@ class Fitting:
     def scored(self, context: list[int], continuation: list[int]) -> list[int]:
         """The longest end of a context that fits with its continuation.
 
-        Raises ValueError where the continuation leaves no room for any context.
+        Raises ValueError if the continuation leaves no room for any context.
         """
         # The last token that is scored is not read.
         more = SPARE_BYTES if self._deals_in_bytes else -1
@@ -87,7 +87,7 @@ class Fitting:
         return windows
 
     def _end_of(self, context: list[int], continuation: list[int], more: int) -> list[int] | None:
-        """The longest end of a context that fits; None where no symbol of it does."""
+        """The longest end of a context that fits; None if no symbol does."""
         starts = self._starts(context) or [0]
         cut = bisect_left(
             starts, True, key=lambda start: not self._problem(context[start:], continuation, more)
@@ -95,10 +95,10 @@ class Fitting:
         return context[starts[cut] :] if cut < len(starts) else None
 
     def _problem(self, context: list[int], continuation: list[int], more: int) -> str:
-        """Why a context does not fit, "" if it does.
+        """The reason for which a context does not fit, "" if it does.
 
-        It is counted as a whole text with `more` symbols, and as the decoder does before it reads
-        the continuation.
+        It is counted as a whole text with `more` symbols, and as by the decoder before the
+        continuation.
         """
         too_long = self._level.too_long
         return too_long([*context, *continuation], more) or (

@@ -13,9 +13,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from ...decode.decoder import Decoder
+from ...decode.generate_options import WITHOUT_EFFECT
+from ...decode.levels.chat import template_errors
 from ..recorded_texts import grouped
-from .arguments import pair_arguments
-from .ranks import process_group
+from .arguments import pair_arguments, process_group
 from .tasks import lm_eval_needed
 
 with lm_eval_needed():
@@ -37,16 +38,25 @@ LINE_END = ord("\n")
 BLOCK_BATCHES = 16
 """Batches of requests between two entries in lm-eval's cache."""
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+OFF = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "n", "best_of"), 1),
+    **dict.fromkeys(("length_penalty", "encoder_repetition_penalty", "typical_p"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), 0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty"), 0),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "early_stopping"), 0),
+}
+"""Settings of other decoders with the values that have no effect."""
 
 
 class AnchoredLM(TemplateLM):
     """Answers lm-eval's three kinds of request with one decoder.
 
-    Every request is a generation of its own: its prefix debt comes from its context alone, its
-    horizon is the length of its own continuation (so K = k * length), and its answer does not
-    depend on which other requests are asked with it. Warpers are off unless a task sets them.
+    Every request is one generation: its prefix debt comes from its context alone, its horizon is
+    the length of its continuation (so K = k * length), and its answer does not depend on the other
+    requests. Warpers are off unless a task sets them.
 
-    Under torchrun lm-eval divides the documents over the processes, each with a pair of its own.
+    Under torchrun lm-eval divides the documents over the processes, each with its pair.
     """
 
     def __init__(
@@ -57,19 +67,19 @@ class AnchoredLM(TemplateLM):
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """max_gen_toks: tokens to generate where a task names no number; seed: of all sampling.
+        """max_gen_toks: tokens to generate if a task sets no number; seed: of all sampling.
 
-        group: the processes that share the requests; this one alone unless given.
+        group: the processes that share the requests; by default this one alone.
         """
         super().__init__()
         self.decoder, self._group = decoder, group
         if group is not None:
             self._rank, self._world_size = group.rank(), group.size()
-        self._device = torch.device("cpu")  # of what is gathered
+        self._device = torch.device("cpu")  # of gathered tensors
         self._deals_in_bytes = decoder.level.name == "byte"
         self._fitting = Fitting(decoder.level)
-        own = "safe" if decoder.level.compares_models else "risky"  # whose tokens are decoded
-        self.tokenizer = decoder.pair.tokenizers[own]
+        decoded = "safe" if decoder.level.compares_models else "risky"  # whose tokens are drawn
+        self.tokenizer = decoder.pair.tokenizers[decoded]
         self.max_gen_toks = max_gen_toks
         self.seed = seed
 
@@ -86,21 +96,21 @@ class AnchoredLM(TemplateLM):
     ) -> "AnchoredLM":
         """A model from settings by name.
 
-        safe, risky: model folders or Hub ids, required. All others are those of `PairOptions`, by
-        the names of its fields, as the command line has them: those of a rule without a prefix,
-        those of bytes with byte_ before them. What has another name is a setting of the rule.
-        batch_size: a whole number, or "auto" for 16; a 1 that lm-eval passes when it is not asked
-        counts as "auto", write batch_size=1 here to mean it. max_gen_toks, seed: whole numbers.
+        safe, risky: model folders or Hub ids, required. Other settings are those of `PairOptions`,
+        by its fields' names, as on the command line: those of a rule without a prefix, those of
+        bytes with the prefix byte_. Unknown names are settings of the rule.
+        batch_size: a whole number, or "auto" for 16; lm-eval's default of 1 counts as "auto", write
+        batch_size=1 here to mean it. max_gen_toks, seed: whole numbers.
 
-        additional_config: lm-eval's own batch_size, max_batch_size and device, which the settings
-        override; without CUDA its cuda:0 becomes the CPU, with a log line. Under torchrun
-        each process takes the GPU of its own number in place of lm-eval's.
+        additional_config: lm-eval's batch_size, max_batch_size and device, which the settings
+        override; without CUDA its cuda:0 becomes the CPU, with a log line. Under torchrun each
+        process takes the GPU of its number in place of lm-eval's.
         Raises ValueError for a missing or unknown setting.
         """
         pair, counts = pair_arguments(arg_dict, additional_config or {})
         return cls(pair.decoder(), group=process_group(), **counts)
 
-    # lm-eval calls the next three where there are several processes.
+    # lm-eval calls the next three if there are several processes.
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """(world_size, ...) tensors of one shape, one of each process, by rank."""
@@ -109,7 +119,7 @@ class AnchoredLM(TemplateLM):
         return torch.stack(gathered)
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """What each process has, by rank, on process `dst`; None on the others."""
+        """The objects of all processes by rank, on process `dst`; None on the others."""
         gathered = [None] * self.world_size if self.rank == dst else None
         dist.gather_object(obj, gathered, dst=dst, group=self._group)
         return gathered
@@ -125,7 +135,7 @@ class AnchoredLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What an empty context is replaced by: begin of text, else end; of bytes a line end."""
+        """The replacement of an empty context: begin of text, else end; of bytes a line end."""
         if self._deals_in_bytes:
             return LINE_END
         bos_token_id = self.tokenizer.bos_token_id
@@ -138,7 +148,7 @@ class AnchoredLM(TemplateLM):
 
     @property
     def batch_sizes(self) -> dict[int, int]:
-        """What lm-eval prints beside the size that it was asked for: the decoder's own."""
+        """The decoder's size, which lm-eval prints with the requested one."""
         return {0: self.decoder.batch_size}
 
     @property
@@ -151,24 +161,21 @@ class AnchoredLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """A chat as text, by the safe model's template, or the risky one's where that has none.
+        """A chat as text, by the safe model's template, or the risky one's if that has none.
 
-        Special tokens have the names by which the safe model's tokenizer knows them.
-        Raises ValueError where there is no template, where it refuses the chat, and at byte level,
-        whose texts have no special tokens.
+        Special tokens have the safe model's names.
+        Raises ValueError without a template, if it refuses the chat, and at byte level, whose texts
+        have no special tokens.
         """
-        from jinja2 import TemplateError
-
-        try:
+        template = self._checked_template()
+        with template_errors():
             text = self.tokenizer.apply_chat_template(
                 chat_history,
-                chat_template=self._checked_template(),
+                chat_template=template,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
             )
-        except TemplateError as error:
-            raise ValueError(f"the chat template refuses a chat: {error}") from None
         return str(text)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
@@ -182,11 +189,11 @@ class AnchoredLM(TemplateLM):
             )
         for tokenizer in (self.tokenizer, *self.decoder.pair.chat_tokenizers.values()):
             if tokenizer.chat_template:
-                return self._in_own_names(tokenizer)
+                return self._renamed(tokenizer)
         raise ValueError("neither model's tokenizer has a chat template")
 
-    def _in_own_names(self, other: PreTrainedTokenizerFast) -> str:
-        """Another tokenizer's template, its special tokens named as this one knows their ids."""
+    def _renamed(self, other: PreTrainedTokenizerFast) -> str:
+        """Another tokenizer's template with this one's names of its special tokens."""
         template = str(other.get_chat_template())
         if not self.decoder.level.compares_models or other is self.tokenizer:
             return template
@@ -209,6 +216,15 @@ class AnchoredLM(TemplateLM):
             bos_token = self.tokenizer.bos_token
             add_special_tokens = not (bos_token and string.startswith(bos_token))
         return list(self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def loglikelihood(
+        self, requests: "list[Instance]", disable_tqdm: bool = False
+    ) -> list[LogLikelihood]:
+        """`_loglikelihood_tokens` of (context, continuation); ValueError for one without either."""
+        for number, request in enumerate(requests):
+            if request.args == ("", ""):
+                raise ValueError(f"request {number} has neither a context nor a continuation")
+        return list(super().loglikelihood(requests, disable_tqdm=disable_tqdm))
 
     def _loglikelihood_tokens(
         self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **_: Any
@@ -237,8 +253,8 @@ class AnchoredLM(TemplateLM):
         """log p* of whole texts, in nats, each after a begin-of-text token.
 
         A text longer than the models' context is cut into windows, each with a context (one token,
-        the last window more; of bytes one character) and a budget of its own. As in lm-eval's own
-        models, special tokens that the tokenizer puts before a text are scored too.
+        the last window more; of bytes one character) and a budget. As in lm-eval's models, special
+        tokens that the tokenizer puts before a text are scored too.
         """
         windows = [
             [(None, *split) for split in self._fitting.windows(tokens, self.prefix_token_id)]
@@ -246,8 +262,8 @@ class AnchoredLM(TemplateLM):
         ]
         answers = iter(self._loglikelihood_tokens(list(chain(*windows)), disable_tqdm=disable_tqdm))
         totals = []
-        for request, own in zip(requests, windows, strict=True):
-            totals.append(sum((log_prob for log_prob, _ in islice(answers, len(own))), 0.0))
+        for request, splits in zip(requests, windows, strict=True):
+            totals.append(sum((log_prob for log_prob, _ in islice(answers, len(splits))), 0.0))
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, totals[-1])
         return totals
 
@@ -270,8 +286,8 @@ class AnchoredLM(TemplateLM):
                     seed=[seeds[i] for i in group],
                     **settings,
                 )
-                for place, generation in generations:
-                    i = group[place]
+                for index, generation in generations:
+                    i = group[index]
                     if generation.error:
                         raise ValueError(f"request {i} cannot be generated: {generation.error}")
                     texts[i] = generation.text
@@ -283,25 +299,32 @@ class AnchoredLM(TemplateLM):
         return tqdm(total=total, desc=title, disable=is_off or self.rank != 0)
 
     def _blocks(self, contexts: Sequence[list[int]]) -> Iterable[list[int]]:
-        """Indices in blocks of several batches, longest first: what lacks memory lacks it soon.
+        """Indices in blocks of several batches, longest first, so that a lack of memory shows soon.
 
-        Equal contexts side by side: a decoder reads them once.
+        Equal contexts are neighbors: a decoder reads them once.
         """
         ordered = sorted(range(len(contexts)), key=lambda i: (-len(contexts[i]), contexts[i]))
         size = BLOCK_BATCHES * self.decoder.batch_size
         return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
     def _fitted_contexts(self, requests: Sequence[TokenRequest]) -> list[list[int]]:
-        """Contexts cut at the left so that each fits the models together with its continuation."""
+        """Contexts cut at the left so that each fits the models together with its continuation.
+
+        An empty or blank one, whose spaces lm-eval counts to the continuation, is the prefix.
+        """
+        whole = [context or [self.prefix_token_id] for _, context, _ in requests]
         fitted = []
-        for strings, context, continuation in requests:
+        for number, (strings, _, continuation) in enumerate(requests):
             if not continuation:
                 raise ValueError(
-                    f"the continuation of {strings} has no token of its own: it merges into the "
-                    "last token of the context"
+                    f"the continuation of {strings} has no token: it merges into the last token "
+                    "of the context"
                 )
-            fitted.append(self._fitting.scored(context, continuation))
-        _warn_of_cuts([context for _, context, _ in requests], fitted)
+            try:
+                fitted.append(self._fitting.scored(whole[number], continuation))
+            except ValueError as error:
+                raise ValueError(f"request {number}: {error}") from None
+        _warn_of_cuts(whole, fitted)
         return fitted
 
     def _prompts(self, contexts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
@@ -312,7 +335,7 @@ class AnchoredLM(TemplateLM):
         return fitted
 
     def _seeds(self, contexts: Iterable[str]) -> list[int]:
-        """One seed a request: other requests do not change it, a repeated one gets another."""
+        """One seed per request: other requests do not change it, a repeated one gets another."""
         counts: Counter[str] = Counter()
         seeds = []
         for context in contexts:
@@ -326,13 +349,19 @@ def _generation_settings(
     gen_kwargs: dict[str, Any], default_max_gen_toks: int
 ) -> tuple[int, dict[str, Any]]:
     """Number of tokens, and the decoder's other arguments, from a task's generation_kwargs."""
-    settings = dict(normalize_gen_kwargs(gen_kwargs, default_max_gen_toks))
+    set_here = {name: value for name, value in gen_kwargs.items() if value is not None}
+    settings = dict(normalize_gen_kwargs(set_here, default_max_gen_toks))
     max_new_tokens = int(settings.pop("max_gen_toks"))
     stop = tuple(text for text in settings.pop("until") if text)
     temperature = settings.pop("temperature", 1.0)
     if not settings.pop("do_sample"):
         temperature = 0.0
-    if unknown := sorted(set(settings) - set(SAMPLING_SETTINGS)):
+    settings = {
+        name: value
+        for name, value in settings.items()
+        if name not in WITHOUT_EFFECT and (name not in OFF or OFF[name] != value)
+    }
+    if unknown := {n: v for n, v in settings.items() if n not in SAMPLING_SETTINGS}:
         raise ValueError(
             f"generation settings must be among {', '.join(SAMPLING_SETTINGS)}, got {unknown}"
         )

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ... import AnchoredError
+from ...errors import AnchoredError
 
 MODEL_NAME: Final = "anchored"
 MODEL_TARGET: Final = "anchored.eval.harness.model:AnchoredLM"
@@ -36,11 +36,11 @@ def task_figures(
 ) -> dict[str, float] | None:
     """A task's {metric: value, metric_stderr: value}; None on all but the first process.
 
-    folder: of YAML files beside lm-eval's own tasks; of a task that stands there nothing else is
-    known, so that nothing is fetched. limit: documents, None for all. runs_code: lets what the
-    model writes run on this machine, for tasks that do so.
-    Raises: AnchoredError, in one line, for an unknown task, for data that cannot be had, and for a
-    task that runs code unasked; ModuleNotFoundError if lm-eval is not installed.
+    folder: of YAML files besides lm-eval's tasks; for a task in it lm-eval's are not read, so that
+    nothing is fetched. limit: documents, None for all. runs_code: allows code of the model on this
+    machine, for tasks that run it.
+    Raises: AnchoredError, in one line, for an unknown task, for missing data, and for a task that
+    runs code without permission; ModuleNotFoundError if lm-eval is not installed.
     """
     manager = task_manager(folder) if folder is not None else None
     if manager is None or task not in manager.all_tasks:
@@ -50,16 +50,17 @@ def task_figures(
     from lm_eval import simple_evaluate
 
     try:
-        evaluated = simple_evaluate(
-            model=model,
-            tasks=[task],
-            task_manager=manager,
-            num_fewshot=num_fewshot,
-            limit=limit,
-            log_samples=False,
-            bootstrap_iters=1000,  # for metrics without a closed-form standard error; acc has one
-            confirm_run_unsafe_code=runs_code,
-        )
+        with _no_split_lines():
+            evaluated = simple_evaluate(
+                model=model,
+                tasks=[task],
+                task_manager=manager,
+                num_fewshot=num_fewshot,
+                limit=limit,
+                log_samples=False,
+                bootstrap_iters=1000,  # for metrics without a closed-form standard error
+                confirm_run_unsafe_code=runs_code,
+            )
     except OSError as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AnchoredError(
@@ -75,7 +76,7 @@ def task_figures(
 
 
 def task_manager(folder: Path | None, *, has_defaults: bool = False) -> Any:
-    """lm-eval's list of the tasks in a folder, and of its own where asked for.
+    """lm-eval's list of the tasks in a folder, with its default tasks on request.
 
     Raises: ModuleNotFoundError if lm-eval is not installed.
     """
@@ -87,8 +88,22 @@ def task_manager(folder: Path | None, *, has_defaults: bool = False) -> Any:
 
 
 @contextmanager
+def _no_split_lines() -> Iterator[None]:
+    """Without the bars of datasets, which show 0 examples for every split of a local file."""
+    import datasets
+
+    had_bars = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if had_bars:
+            datasets.enable_progress_bars()
+
+
+@contextmanager
 def lm_eval_needed() -> Iterator[None]:
-    """Raise ModuleNotFoundError, with how to install it, where lm-eval cannot be imported."""
+    """Raise ModuleNotFoundError with the command that installs lm-eval if it is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -12,14 +12,14 @@ from ...decode.levels.level import Level
 from ..statistics import ratio_standard_error
 
 PROMPT_TOKENS: Final = 32
-"""Of a held-out text, what the models are given before the part that is scored."""
+"""Tokens of a held-out text before the part that is scored."""
 PART_OF_CHARACTER: Final = "\ufffd"
-"""What tokenizers write for bytes that are not a whole character."""
+"""Tokenizers' replacement of bytes that are not a whole character."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Excerpt:
-    """A held-out passage: what the models are given, and what they are scored on."""
+    """A held-out passage: the prompt, and the tokens that are scored."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]
@@ -27,8 +27,7 @@ class Excerpt:
     """UTF-8 bytes of the scored tokens."""
 
     def in_symbols(self, tokenizer: PreTrainedTokenizerFast, level: Level) -> "Excerpt":
-        """The same text in the symbols of a level that does not decode this tokenizer's tokens:
-        bytes, or tokens of another one."""
+        """The same text in the symbols of another level: bytes, or another tokenizer's tokens."""
         prompt, target = (
             str(tokenizer.decode(token_ids, skip_special_tokens=True))
             for token_ids in (self.prompt_token_ids, self.token_ids)
@@ -48,16 +47,16 @@ class Utility:
     """-log p* of each excerpt."""
     num_bytes: list[int]
     error: str = ""
-    """Why the first excerpt that failed has no probability (its nats are nan); "" if none did."""
+    """Error of the first excerpt that failed, whose nats are nan; "" if none did."""
 
     @property
     def bits_per_byte(self) -> float:
-        """All bits over all bytes; nan where an excerpt failed."""
+        """All bits over all bytes; nan if an excerpt failed."""
         return math.fsum(self.nats) / math.log(2) / sum(self.num_bytes)
 
     @property
     def standard_error(self) -> float:
-        """Of bits_per_byte, over excerpts (ratio estimator)."""
+        """The standard error of bits_per_byte, over excerpts (ratio estimator)."""
         return _ratio_standard_error([nats / math.log(2) for nats in self.nats], self.num_bytes)
 
     def gain_over(self, other: "Utility") -> tuple[float, float]:
@@ -79,8 +78,8 @@ def excerpts(
     """The first tokens of each text as prompt, the next ones to score; short texts are left out.
 
     Excerpts begin and end at whole characters: a prompt that would end inside one takes the rest of
-    it, a scored part that would is shorter. So their bytes can be counted in text, with any
-    tokenizer: num_bytes are the UTF-8 bytes that the scored tokens add to the prompt's text.
+    it, a scored part that would is shorter. So their bytes are counted in text, with any tokenizer:
+    num_bytes are the UTF-8 bytes that the scored tokens add to the prompt's text.
     """
     limit = num_prompt_tokens + num_tokens
     encoded = (tokenizer(text, truncation=True, max_length=limit)["input_ids"] for text in texts)
@@ -89,16 +88,12 @@ def excerpts(
 
 
 def utility(
-    decoder: Decoder,
-    excerpts: Sequence[Excerpt],
-    *,
-    passages: Sequence[str] | None = None,
+    decoder: Decoder, excerpts: Sequence[Excerpt], *, passages: Sequence[str] | None = None
 ) -> Utility:
-    """Score every excerpt under the decoder's rule.
+    """Score every excerpt under the decoder's rule: temperature 1, no penalty, K = k * the longest
+    excerpt, in symbols of the level.
 
     passages: for rules that read one before each excerpt, such as RCAD.
-
-    Temperature 1, no penalty, K = k * longest excerpt, counted in symbols of the level.
     """
     scores = decoder.score(
         [excerpt.prompt_token_ids for excerpt in excerpts],
@@ -115,7 +110,7 @@ def utility(
 def _excerpt(
     tokenizer: PreTrainedTokenizerFast, token_ids: list[int], num_prompt_tokens: int
 ) -> Excerpt:
-    """Without bytes where no whole character is left to score."""
+    """An excerpt of a text's tokens; without bytes if no whole character is left to score."""
 
     def text_of(length: int) -> str:
         return str(tokenizer.decode(token_ids[:length]))

@@ -1,6 +1,7 @@
 """The one client of chat models: any OpenAI-compatible endpoint, each answer paid for once."""
 
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +16,16 @@ from ..paid_requests import Answer, PaidRequests, RequestFailed
 OPENAI_URL: Final = "https://api.openai.com/v1"
 
 ATTEMPTS: Final = 3
-"""Answers to the same messages that are read, at most."""
+"""Largest number of answers to the same messages that are read."""
 RETRY_TEMPERATURE: Final = 0.3
-"""Of a further attempt where the first was drawn at 0, which would give the same answer again."""
+"""Temperature of another attempt if the first was drawn at 0, which gives the same answer again."""
+CUT: Final = ("length", "max_tokens", "model_length")
+FILTERED: Final = ("content_filter", "safety", "recitation", "refusal")
+"""Services' names, in lower case, of an end of an answer that is no answer."""
 TOKEN_LIMITS: Final = ("max_tokens", "max_completion_tokens")
 """Names of the limit of an answer's tokens: some services know the first alone, some the second."""
+RESULT: Final = r"\[RESULT\]"
+"""The mark before a grade or a choice."""
 
 Message = dict[str, str]
 Value = TypeVar("Value")
@@ -28,13 +34,13 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """A model, where it is served, and how patiently it is asked."""
+    """A served model, with its address and the limits of requests."""
 
     model: str
     base_url: str = OPENAI_URL
     timeout_s: float = 120.0
     seed: int | None = None
-    """Sent with each request, for services that draw by it."""
+    """Seed of each request, for services that draw by it."""
     price_in: float | None = None
     """US dollars for a million tokens of prompts."""
     price_out: float | None = None
@@ -58,7 +64,7 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How an answer is drawn; None is the service's own."""
+    """The sampling of an answer; None is the service's default."""
 
     temperature: float | None = 0.0
     top_p: float | None = None
@@ -67,11 +73,11 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked(Generic[Value]):
-    """What was read in an answer, or why there is nothing."""
+    """The value that was read in an answer, or the reason for which there is none."""
 
     value: Value | None
     problem: str | None = None
-    """None where there is a value."""
+    """The reason; None with a value."""
     answer: str = ""
     """The last answer, as the model gave it."""
 
@@ -110,40 +116,79 @@ class ChatClient:
         self._token_limit = TOKEN_LIMITS[0]
 
     def ask(
+        self, messages: Sequence[Message], sampling: Sampling, read: Callable[[str], Value | None]
+    ) -> Asked[Value]:
+        """The value that `read` finds in an answer; after None another answer is requested.
+
+        Each attempt is another request, and only the one that could be read is kept. Text up to
+        </think> is not read. A request that fails ends the attempts. Raises: RequestRefused.
+        """
+
+        def value(answer: Answer) -> Value | None:
+            is_whole = "problem" not in answer
+            return read(answer["text"].rpartition("</think>")[2]) if is_whole else None
+
+        def is_useful(answer: Answer) -> bool:
+            return value(answer) is not None
+
+        def was_read(draw: int) -> bool:
+            request = self._request(messages, drawn[draw], draw)
+            return self.requests.kept(request, is_useful) is not None
+
+        again = RETRY_TEMPERATURE if sampling.temperature == 0 else sampling.temperature
+        drawn = [sampling, *[replace(sampling, temperature=again)] * (ATTEMPTS - 1)]
+        answer: Answer = {"text": ""}
+        for draw in sorted(range(ATTEMPTS), key=was_read, reverse=True):
+            try:
+                answer = self.complete(messages, drawn[draw], draw=draw, is_useful=is_useful)
+            except RequestFailed as error:
+                return Asked(value=None, problem=str(error))
+            if (readable := value(answer)) is not None:
+                return Asked(value=readable, answer=answer["text"])
+        why = f": {answer['problem']}" if "problem" in answer else ""
+        problem = f"none of {ATTEMPTS} answers could be read{why}"
+        return Asked(value=None, problem=problem, answer=answer["text"])
+
+    def complete(
         self,
         messages: Sequence[Message],
         sampling: Sampling,
-        read: Callable[[str], Value | None],
-    ) -> Asked[Value]:
-        """What `read` finds in an answer; one in which it finds None is asked for again.
+        *,
+        draw: int = 0,
+        is_useful: Callable[[Answer], bool] = bool,
+    ) -> Answer:
+        """The model's "text", its "tokens_in" and "tokens_out", and the "problem" of a part.
 
-        Each attempt is a request of its own, so that an answer that is kept is not read twice. A
-        request that fails ends the attempts. Raises: RequestRefused.
-        """
-        answer = ""
-        for draw in range(ATTEMPTS):
-            if draw and sampling.temperature == 0:
-                sampling = replace(sampling, temperature=RETRY_TEMPERATURE)
-            try:
-                answer = self.complete(messages, sampling, draw=draw)
-            except RequestFailed as error:
-                return Asked(value=None, problem=str(error))
-            if (value := read(answer)) is not None:
-                return Asked(value=value, answer=answer)
-        problem = f"none of {ATTEMPTS} answers could be read"
-        return Asked(value=None, problem=problem, answer=answer)
-
-    def complete(self, messages: Sequence[Message], sampling: Sampling, *, draw: int = 0) -> str:
-        """The model's answer; `draw` tells apart answers to the same messages.
-
+        draw: distinguishes answers to the same messages; is_useful: whether one is kept.
         Raises: RequestFailed, RequestRefused.
         """
+        request = self._request(messages, sampling, draw)
+        body, was_sent = request["body"], False
+
+        def send() -> str:
+            nonlocal was_sent
+            was_sent = True
+            return str(self._client.chat.completions.with_raw_response.create(**body).text)
+
+        try:
+            answer = self.requests.answer(request, send, _read, is_useful)
+        except RequestFailed as error:
+            if TOKEN_LIMITS[1] not in str(error) or TOKEN_LIMITS[1] in body:
+                raise
+            self._token_limit = TOKEN_LIMITS[1]  # the service asks for it, of all requests
+            return self.complete(messages, sampling, draw=draw, is_useful=is_useful)
+        self._count("paid" if was_sent else "kept", answer)
+        return answer
+
+    def _request(
+        self, messages: Sequence[Message], sampling: Sampling, draw: int
+    ) -> dict[str, Any]:
         endpoint = self.endpoint
         body: dict[str, Any] = {
             "model": endpoint.model,
             # Half a character, as JSON can hold one, cannot be sent.
             "messages": [
-                {name: own.encode(errors="replace").decode() for name, own in message.items()}
+                {name: text.encode(errors="replace").decode() for name, text in message.items()}
                 for message in messages
             ],
             "temperature": sampling.temperature,
@@ -152,23 +197,7 @@ class ChatClient:
             "seed": None if endpoint.seed is None else endpoint.seed + draw,
         }
         body = {name: value for name, value in body.items() if value is not None}
-        request = {"url": endpoint.base_url.rstrip("/"), "body": body, "draw": draw}
-        was_sent = False
-
-        def send() -> str:
-            nonlocal was_sent
-            was_sent = True
-            return str(self._client.chat.completions.with_raw_response.create(**body).text)
-
-        try:
-            answer = self.requests.answer(request, send, _read)
-        except RequestFailed as error:
-            if TOKEN_LIMITS[1] not in str(error) or TOKEN_LIMITS[1] in body:
-                raise
-            self._token_limit = TOKEN_LIMITS[1]  # the service asks for it, of all requests
-            return self.complete(messages, sampling, draw=draw)
-        self._count("paid" if was_sent else "kept", answer)
-        return str(answer["text"])
+        return {"url": endpoint.base_url.rstrip("/"), "body": body, "draw": draw}
 
     def each(self, work: Callable[[Item], Value], items: Sequence[Item], title: str) -> list[Value]:
         """`work` of each item, in their order, several at once.
@@ -186,7 +215,7 @@ class ChatClient:
                 raise
 
     def usage(self) -> dict[str, Any]:
-        """Requests and tokens so far, by whether they were paid now or kept; what it cost."""
+        """Requests and tokens so far, paid now or kept, and their cost."""
         paid, kept = (self._tokens.get(name, {"in": 0, "out": 0}) for name in ("paid", "kept"))
         prices = self.endpoint.price_in, self.endpoint.price_out
         cost = None
@@ -206,8 +235,31 @@ class ChatClient:
             tokens["out"] += answer["tokens_out"]
 
 
+def verdict_form(values: str, *, before: str = RESULT, after: str = "") -> re.Pattern[str]:
+    """The form of a verdict: a line that ends with a value after its mark.
+
+    values, before, after: regular expressions, the first with one group. A colon, brackets,
+    emphasis and a full stop around the value mean nothing.
+    """
+    opening, closing = r"[\s:*_`\"'(\[]*", r"[*_`\"')\].!]*"
+    line_end = r"[*_ \t]*$"
+    pattern = rf"{before}{opening}{values}{closing}\s*{after}{line_end}"
+    return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+
+
+def verdict_of(answer: str, form: re.Pattern[str]) -> str | None:
+    """The value with which an answer ends, in lower case.
+
+    None for an answer that ends with anything else, as a half sentence, or has two verdicts.
+    """
+    verdicts = list(form.finditer(answer))
+    values = {match[1].lower() for match in verdicts}
+    is_clear = len(values) == 1 and not answer[verdicts[-1].end() :].strip()
+    return values.pop() if is_clear else None
+
+
 def api_key(variable: str, *, is_needed: bool) -> str | None:
-    """A key, from the environment alone; ValueError if it is needed and not there."""
+    """A key, from the environment alone; ValueError if it is needed and missing."""
     key = os.environ.get(variable)
     if is_needed and not key:
         raise ValueError(f"the environment has no key {variable}")
@@ -215,10 +267,21 @@ def api_key(variable: str, *, is_needed: bool) -> str | None:
 
 
 def _read(reply: Any) -> Answer:
-    """Text and tokens of a completion; a model that only refuses or thinks gives no text."""
-    usage = reply.get("usage") or {}
+    """Text and tokens of a completion, with its problem if it is no whole answer."""
+    usage, choice = reply.get("usage") or {}, reply["choices"][0]
+    text, reason = choice["message"]["content"], str(choice.get("finish_reason")).lower()
+    if not isinstance(text, str | None):
+        raise TypeError("an answer must be a text")
+    problems = {
+        "filtered by the service": reason in FILTERED,
+        "cut at its limit of tokens": reason in CUT,
+        "a refusal": choice["message"].get("refusal"),
+        "empty": not (text or "").strip(),
+    }
+    problem = next((name for name, is_so in problems.items() if is_so), None)
     return {
-        "text": reply["choices"][0]["message"]["content"] or "",
+        "text": text or "",
         "tokens_in": int(usage.get("prompt_tokens") or 0),
         "tokens_out": int(usage.get("completion_tokens") or 0),
+        **({"problem": problem} if problem else {}),
     }

@@ -1,39 +1,33 @@
 """Factual precision of long texts: claims, evidence for each, and a judge's verdict.
 
-Claims are taken from a window that slides over the sentences, each claim is held against evidence
-that was retrieved for it. Source: Min et al. 2023, "FActScore"; Song et al. 2024, "VeriScore". The
-messages are this project's own words.
+Claims are taken from a window that slides over the sentences, and judged by evidence that was
+retrieved for each. Source: Min et al. 2023, "FActScore"; Song et al. 2024, "VeriScore". The words
+of the messages are this project's.
 """
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from ..paid_requests import RequestFailed
 from ..recorded_texts import RecordedText, figure_over_seeds, grouped, rows_by_setting
 from ..retrieval.evidence import Evidence, Retriever
-from .chat_client import Asked, ChatClient, Message, Sampling
+from ..segmentation import sentences
+from .chat_client import Asked, ChatClient, Message, Sampling, verdict_form, verdict_of
 
-FACTUALITY_METRIC: Final = "factuality_v1"
-"""Version of the sentences, windows, messages and how answers are read."""
+FACTUALITY_METRIC: Final = "factuality_v2"
+"""Version of the sentences, windows, messages and the reading of answers."""
 SAMPLING: Final = Sampling(temperature=0.0, max_tokens=1000)
 NUM_BEFORE, NUM_AFTER = 3, 1
-"""Sentences beside the one whose claims are taken."""
+"""Sentences before and after the one whose claims are taken."""
 NUM_WITHOUT_LEAD: Final = 5
-"""A longer text has its first sentence in every window: it names whom the text is about."""
+"""A longer text has its first sentence, which names its subject, in every window."""
 
-_ABBREVIATION = re.compile(
-    r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|Sr|Jr|St|Gen|Col|Capt|Lt|Sgt|Rev|Hon|Gov|Sen|Rep|No|Vol|vs"
-    r"|etc|Inc|Ltd|Co|Corp|approx|ca|c|b|d|e\.g|i\.e)|\b(?:[A-Za-z]\.)+[A-Za-z])\.$"
-)
-_END = re.compile(r"(?<=[.!?])[\"')\]\u201d\u2019]*\s+(?=[\"'(\[\u201c\u2018]?[A-Z0-9])")
 _BULLET = re.compile(r"^\s*(?:[-*\u2022]|\d+[.)])\s+(.*\S)\s*$")
-_NOTHING = re.compile(r"no verifiable claims?\b", re.IGNORECASE)
-_VERDICT = re.compile(r"###\s*([^#]+?)\s*###")
-_VERDICTS = {
-    "supported": True,
-    **dict.fromkeys(("unsupported", "not supported", "contradicted", "inconclusive"), False),
-}
+_NOTHING = re.compile(r"[\W_]*no verifiable claims?[\W_]*", re.IGNORECASE)
+_AGAINST = ("unsupported", "not supported", "contradicted", "inconclusive")
+_VERDICT = verdict_form(f"(supported|{'|'.join(_AGAINST)})", before="###", after="###")
 
 _EXTRACTION = """\
 You take apart what a text says into facts that could be looked up.
@@ -74,63 +68,61 @@ Use the results alone, not what you know. End with one line, which is either ###
 """
 
 
-def sentences(text: str) -> list[str]:
-    """The sentences of a text in order; a line break ends one, an abbreviation or initial none."""
-    found: list[str] = []
-    for line in text.splitlines():
-        start = 0
-        for end in _END.finditer(line):
-            if not _ABBREVIATION.search(line[start : end.start()]):
-                found.append(line[start : end.end()].strip())
-                start = end.end()
-        found.append(line[start:].strip())
-    return [sentence for sentence in found if any(map(str.isalnum, sentence))]
-
-
 def windows(text: str) -> list[str]:
-    """For each sentence, itself between <SOS> and <EOS> with those beside it.
-
-    Three before it and one after; of texts of more than five the first too, where it is not among
-    them.
-    """
+    """Each sentence between <SOS> and <EOS>, with its neighbors: three before it and one after, and
+    the first sentence of a text of more than five."""
     split = sentences(text)
-    found = []
-    for place, focus in enumerate(split):
-        first = max(0, place - NUM_BEFORE)
+    windows = []
+    for index, focus in enumerate(split):
+        first = max(0, index - NUM_BEFORE)
         lead = split[:1] if len(split) > NUM_WITHOUT_LEAD and first > 0 else []
-        before, after = split[first:place], split[place + 1 : place + 1 + NUM_AFTER]
-        found.append(" ".join([*lead, *before, f"<SOS>{focus}<EOS>", *after]))
-    return found
+        before, after = split[first:index], split[index + 1 : index + 1 + NUM_AFTER]
+        windows.append(" ".join([*lead, *before, f"<SOS>{focus}<EOS>", *after]))
+    return windows
 
 
 def extraction_messages(window: str) -> list[Message]:
-    """What the judge is sent to get the claims of a sentence."""
+    """The messages that ask a judge for the claims of a sentence."""
     content = f"Passage: {window}\nFacts:"
     return [{"role": "system", "content": _EXTRACTION}, {"role": "user", "content": content}]
 
 
 def verification_messages(claim: str, evidence: Sequence[Evidence]) -> list[Message]:
-    """What the judge is sent to decide about a claim."""
+    """The messages that ask a judge to decide about a claim."""
     results = [
-        f"Search result {number}\nTitle: {own.title}\nLink: {own.link}\nContent: {own.text}"
-        for number, own in enumerate(evidence, 1)
+        f"Search result {number}\nTitle: {text.title}\nLink: {text.link}\nContent: {text.text}"
+        for number, text in enumerate(evidence, 1)
     ]
-    found = "\n\n".join(results) or "The search found nothing."
-    content = f"Claim: {claim}\n\n{found}\n\nDecision:"
+    shown = "\n\n".join(results) or "The search found nothing."
+    content = f"Claim: {claim}\n\n{shown}\n\nDecision:"
     return [{"role": "system", "content": _VERIFICATION}, {"role": "user", "content": content}]
 
 
 def claims_in(answer: str) -> list[str] | None:
-    """The claims of an answer, [] where it says that there are none; None for another answer."""
-    bullets = [match[1] for line in answer.splitlines() if (match := _BULLET.match(line))]
-    claims = [b for b in bullets if not _NOTHING.match(b) and not b.lower().startswith("note:")]
-    return claims if claims or _NOTHING.search(answer) else None
+    """The claims of an answer, [] if a line denies that there are any; None for another answer.
+
+    Lines before the first claim do not count, nor does a note; any other line that is no claim
+    makes the end of a claim uncertain.
+    """
+    lines = [line.strip() for line in answer.splitlines() if line.strip()]
+    bullets = [_BULLET.sub(r"\1", line) if _BULLET.match(line) else None for line in lines]
+    first = next((n for n, bullet in enumerate(bullets) if bullet is not None), None)
+    if first is None:
+        return [] if any(map(_NOTHING.fullmatch, lines)) else None
+    claims: list[str] = []
+    for line, bullet in zip(lines[first:], bullets[first:], strict=True):
+        if (bullet or line).lower().startswith("note:"):
+            continue
+        if bullet is None:
+            return None
+        claims += [] if _NOTHING.match(bullet) else [bullet]
+    return claims
 
 
 def verdict(answer: str) -> bool | None:
-    """Whether a claim is supported; None for an answer that does not say."""
-    found = [own.strip(" .*").lower() for own in _VERDICT.findall(answer)]
-    return _VERDICTS.get(found[-1]) if found else None
+    """Whether a claim is supported; None for an answer without a verdict."""
+    value = verdict_of(answer, _VERDICT)
+    return None if value is None else value == "supported"
 
 
 def factuality_rows(
@@ -150,17 +142,17 @@ def factuality_rows(
         return _judged(claim, client, retriever)
 
     focused = [windows(text.text) for text in texts]
-    answers = iter(client.each(claims_of, [own for each in focused for own in each], "claims"))
-    extracted = [[next(answers) for _ in own] for own in focused]
-    # A dictionary keeps the order and drops what is said twice.
+    answers = iter(client.each(claims_of, list(chain(*focused)), "claims"))
+    extracted = [[next(answers) for _ in of_text] for of_text in focused]
+    # A dictionary keeps the order and drops repetitions.
     unique = [
-        list(dict.fromkeys(claim for own in found for claim in own.value or ()))
-        for found in extracted
+        list(dict.fromkeys(claim for asked in of_text for claim in asked.value or ()))
+        for of_text in extracted
     ]
-    verdicts = iter(client.each(judged, [own for each in unique for own in each], "verdicts"))
+    verdicts = iter(client.each(judged, list(chain(*unique)), "verdicts"))
     return [
-        _row(text, found, [next(verdicts) for _ in own])
-        for text, found, own in zip(texts, extracted, unique, strict=True)
+        _row(text, answers_of_text, [next(verdicts) for _ in claims])
+        for text, answers_of_text, claims in zip(texts, extracted, unique, strict=True)
     ]
 
 
@@ -176,7 +168,7 @@ def _judged(claim: str, client: ChatClient, retriever: Retriever) -> dict[str, A
 def _row(
     text: RecordedText, extracted: list[Asked[list[str]]], claims: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    known = [own["supported"] for own in claims if own["supported"] is not None]
+    known = [claim["supported"] for claim in claims if claim["supported"] is not None]
     return {
         **text.key,
         "group": text.group,
@@ -184,43 +176,43 @@ def _row(
         "num_supported": sum(known),
         "num_verified": len(known),
         "num_sentences": len(extracted),
-        "num_failed_sentences": sum(own.value is None for own in extracted),
+        "num_failed_sentences": sum(asked.value is None for asked in extracted),
         "num_failed_claims": len(claims) - len(known),
-        "problem": next((own.problem for own in extracted if own.problem), None),
+        "problem": next((asked.problem for asked in extracted if asked.problem), None),
         "claims": claims,
     }
 
 
 def factuality_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By setting, and within it by group: precision, claims, and what is missing.
+    """Precision, claims and failures by setting, and within it by group.
 
     macro: mean over texts with a precision, then over seeds; micro: over the claims of all texts;
     claims_per_text: over all texts. num_without_claims: texts without a claim though no sentence
     failed, which have no precision; num_unscored: texts without one because of failures.
     """
     return [
-        {"setting": name, **_figures(own), "by_group": _by_group(own)}
-        for name, own in rows_by_setting(rows).items()
+        {"setting": name, **_figures(same), "by_group": _by_group(same)}
+        for name, same in rows_by_setting(rows).items()
     ]
 
 
 def _by_group(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """In alphabetical order; texts without a group are in none."""
+    """Figures by group, in alphabetical order, without texts that have none."""
     groups = grouped((row for row in rows if row["group"] is not None), lambda row: row["group"])
     return {name: _figures(groups[name]) for name in sorted(groups)}
 
 
-def _figures(own: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    scored = [row for row in own if row["precision"] is not None]
-    num_verified = sum(row["num_verified"] for row in own)
-    without = [row for row in own if not row["claims"] and not row["num_failed_sentences"]]
+def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    scored = [row for row in rows if row["precision"] is not None]
+    num_verified = sum(row["num_verified"] for row in rows)
+    without = [row for row in rows if not row["claims"] and not row["num_failed_sentences"]]
     return {
         "macro": figure_over_seeds(scored, "precision"),
-        "micro": sum(row["num_supported"] for row in own) / num_verified if num_verified else None,
-        "claims_per_text": sum(len(row["claims"]) for row in own) / len(own),
-        "num_texts": len(own),
+        "micro": sum(row["num_supported"] for row in rows) / num_verified if num_verified else None,
+        "claims_per_text": sum(len(row["claims"]) for row in rows) / len(rows),
+        "num_texts": len(rows),
         "num_without_claims": len(without),
-        "num_unscored": len(own) - len(scored) - len(without),
-        "num_failed_sentences": sum(row["num_failed_sentences"] for row in own),
-        "num_failed_claims": sum(row["num_failed_claims"] for row in own),
+        "num_unscored": len(rows) - len(scored) - len(without),
+        "num_failed_sentences": sum(row["num_failed_sentences"] for row in rows),
+        "num_failed_claims": sum(row["num_failed_claims"] for row in rows),
     }

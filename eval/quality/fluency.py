@@ -1,17 +1,16 @@
 """Fluency by a judge: one grade from 1 to 5 for each text, by the paper's rubric."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
 from ..recorded_texts import RecordedText, figure_over_seeds, rows_by_setting
-from .chat_client import ChatClient, Message, Sampling
+from .chat_client import ChatClient, Message, Sampling, verdict_form, verdict_of
 
-FLUENCY_METRIC: Final = "fluency_v1"
-"""Version of the messages, the rubric and how grades are read."""
+FLUENCY_METRIC: Final = "fluency_v2"
+"""Version of the messages, the rubric and the reading of grades."""
 SAMPLING: Final = Sampling(temperature=1.0, top_p=0.9, max_tokens=1024)
-"""Those of Prometheus-Eval: a grade is one draw."""
+"""Sampling of Prometheus-Eval: a grade is one draw."""
 CRITERIA: Final = (
     "Judge ONLY the local writing quality of the continuation as standalone text. Evaluate "
     "grammar, syntax, punctuation/quotation correctness, word choice, sentence flow, and "
@@ -42,11 +41,11 @@ RUBRIC: Final = {
 }
 """Source: He et al., "Anchored Decoding", table "Custom Prometheus rubric"."""
 EMPTY: Final = "the text is empty"
-_GRADE = re.compile(r"\[RESULT\][\s:*(]*([1-5])(?![\d.]*\d)")
+_GRADE = verdict_form(r"([1-5])(?:\.0+)?(?:\s*/\s*5)?")
 
 
 def fluency_messages(text: str) -> list[Message]:
-    """What the judge is sent: the rubric, then the text, without a reference or its prompt.
+    """The messages to a judge: the rubric, then the text, without a reference or its prompt.
 
     Source: Kim et al. 2024, "Prometheus 2", absolute grading; the words are this project's.
     """
@@ -73,13 +72,13 @@ def fluency_messages(text: str) -> list[Message]:
 
 
 def grade(answer: str) -> int | None:
-    """The grade that an answer ends with; None if it gives none from 1 to 5."""
-    found = _GRADE.findall(answer)
-    return int(found[-1]) if found else None
+    """The grade at the end of an answer, as 4, 4.0 or 4/5; None if that is none from 1 to 5."""
+    value = verdict_of(answer, _GRADE)
+    return None if value is None else int(value)
 
 
 def fluency_rows(texts: Sequence[RecordedText], client: ChatClient) -> list[dict[str, Any]]:
-    """A row for each text: its key, its grade or None, the problem where there is none, the answer.
+    """A row for each text: its key, its grade or None, the problem without one, the answer.
 
     A text without a word is not sent; a failure is no grade. Raises: RequestRefused.
     """
@@ -88,21 +87,21 @@ def fluency_rows(texts: Sequence[RecordedText], client: ChatClient) -> list[dict
         if not text.text.strip():
             return {**text.key, "fluency": None, "problem": EMPTY, "answer": ""}
         asked = client.ask(fluency_messages(text.text), SAMPLING, grade)
-        found = {"fluency": asked.value, "problem": asked.problem, "answer": asked.answer}
-        return {**text.key, **found}
+        grades = {"fluency": asked.value, "problem": asked.problem, "answer": asked.answer}
+        return {**text.key, **grades}
 
     return client.each(row, texts, "fluency")
 
 
 def fluency_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By setting: mean grade over seeds (None without one), how often each, what has none.
+    """Mean grade over seeds (None without one), counts of grades and of failures by setting.
 
     rows: of `fluency_rows`. A seed in which no text has a grade has no mean.
     """
-    return [{"setting": name, **_of_setting(own)} for name, own in rows_by_setting(rows).items()]
+    return [{"setting": name, **_figures(same)} for name, same in rows_by_setting(rows).items()]
 
 
-def _of_setting(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     graded = [row for row in rows if row["fluency"] is not None]
     counts = Counter(row["fluency"] for row in graded)
     num_empty = sum(row["problem"] == EMPTY for row in rows)

@@ -1,30 +1,29 @@
 """Pairwise win rate: how often a judge prefers a setting's text to one of a pool of others.
 
-Each pair is shown in both orders, as a judge may prefer what stands first. Source: He et al.,
-"Anchored Decoding", appendix "Other high-risk domains and utility metrics"; what it leaves open
-(the size of the sample, ties, orders) is stated here.
+Each pair is shown in both orders, as a judge may prefer the first text. Source: He et al.,
+"Anchored Decoding", appendix "Other high-risk domains and utility metrics"; the size of the sample,
+ties and orders, which it leaves open, are defined here.
 """
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...inputs import check_least
+from ...fields import check_least
 from ..recorded_texts import RecordedText, by_setting, grouped, rows_by_setting
 from ..statistics import ratio_standard_error, share_interval
-from .chat_client import ChatClient, Message, Sampling
+from .chat_client import ChatClient, Message, Sampling, verdict_form, verdict_of
 
-WIN_RATE_METRIC: Final = "win_rate_v1"
-"""Version of the messages, of how pairs are drawn, of ties and of how answers are read."""
+WIN_RATE_METRIC: Final = "win_rate_v2"
+"""Version of the messages, of the draw of pairs, of ties and of the reading of answers."""
 SAMPLING: Final = Sampling(temperature=0.0, max_tokens=512)
 SEED: Final = 0
 """Seed of the draw of pairs."""
 CONFIDENCE: Final = 0.95
 """Confidence level of the interval."""
 _SCORES = {"win": 1.0, "tie": 0.5, "loss": 0.0}
-_CHOICE = re.compile(r"\[RESULT\][\s:*(]*(A|B|TIE)\b", re.IGNORECASE)
+_CHOICE = verdict_form("(A|B|TIE)")
 
 _SYSTEM = """\
 You are a fair judge of writing. You are shown the beginning of a text and two continuations of \
@@ -38,12 +37,12 @@ suspect where it is from. Write one or two sentences of reasons, then one line: 
 
 @dataclass(frozen=True, kw_only=True)
 class WinRateConfig:
-    """Which pairs of texts the win rate compares: of the same prompt and seed, in both orders."""
+    """The pairs of texts of a win rate: of the same prompt and seed, in both orders."""
 
     num_comparisons: int = 200
     """Pairs of texts that are compared for each setting, drawn by a seed, or all that there are."""
     pool: tuple[str, ...] = ()
-    """Settings whose texts are competitors, each of all others; all unless given."""
+    """Settings whose texts are competitors, each of all others; all by default."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "num_comparisons")
@@ -60,8 +59,8 @@ class Comparison:
 def comparisons(texts: Sequence[RecordedText], config: WinRateConfig) -> list[Comparison]:
     """The pairs of each setting, drawn without replacement.
 
-    Pairs stand in an order that depends on their prompt, seed and competitor alone, so that all
-    settings are compared on the same ones as far as there are such.
+    The order of pairs depends on their prompt, seed and competitor alone, so that all settings are
+    compared on the same ones as far as possible.
     texts: no two with one key. Raises: ValueError for a pool that names no setting, or no pair.
     """
     by_key = {(text.setting, text.id, text.seed): text for text in texts}
@@ -70,31 +69,31 @@ def comparisons(texts: Sequence[RecordedText], config: WinRateConfig) -> list[Co
     if unknown := [name for name in pool if name not in settings]:
         known = ", ".join(settings)
         raise ValueError(f"there are no texts of {unknown[0]!r} for the pool; settings: {known}")
-    found: list[Comparison] = []
-    for own in settings.values():
+    drawn: list[Comparison] = []
+    for same in settings.values():
         pairs = [
             Comparison(text, competitor)
-            for text in own
+            for text in same
             for name in pool
             if name != text.setting and (competitor := by_key.get((name, text.id, text.seed)))
         ]
-        found += sorted(pairs, key=_rank)[: config.num_comparisons]
-    if not found:
+        drawn += sorted(pairs, key=_rank)[: config.num_comparisons]
+    if not drawn:
         raise ValueError("no two settings have a text of the same prompt and seed")
-    return found
+    return drawn
 
 
 def comparison_messages(prompt: str, first: str, second: str) -> list[Message]:
-    """What the judge is sent about one pair in one order."""
+    """The messages to a judge about one pair in one order."""
     parts = {"Beginning": prompt, "Continuation A": first, "Continuation B": second}
     content = "\n\n".join(f"### {title}\n{part}" for title, part in parts.items())
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": content}]
 
 
 def choice(answer: str) -> str | None:
-    """ "A", "B" or "TIE", as an answer ends; None if it does not say."""
-    found = _CHOICE.findall(answer)
-    return str(found[-1]).upper() if found else None
+    """The verdict at the end of an answer: "A", "B" or "TIE"; None without one."""
+    value = verdict_of(answer, _CHOICE)
+    return None if value is None else value.upper()
 
 
 def win_rate_rows(
@@ -124,15 +123,15 @@ def win_rate_rows(
 
 
 def win_rate_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By setting: the mean score, its interval over prompts, and what has none.
+    """The mean score by setting, its interval over prompts, and counts of failures.
 
     interval: of the mean (`share_interval`), with the prompts as units, as the comparisons of one
     prompt are no independent draws.
     """
-    return [{"setting": name, **_of_setting(own)} for name, own in rows_by_setting(rows).items()]
+    return [{"setting": name, **_figures(same)} for name, same in rows_by_setting(rows).items()]
 
 
-def _of_setting(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     scored = [row for row in rows if row["score"] is not None]
     results = [row["results"] for row in scored]
     return {
@@ -146,7 +145,7 @@ def _of_setting(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _interval(rows: Sequence[dict[str, Any]]) -> list[float]:
     prompts = grouped(rows, lambda row: row["id"]).values()
-    sums = [sum(row["score"] for row in own) for own in prompts]
+    sums = [sum(row["score"] for row in same) for same in prompts]
     sizes = list(map(len, prompts))
     error = ratio_standard_error(sums, sizes)
     mean = sum(sums) / sum(sizes)
@@ -156,7 +155,7 @@ def _interval(rows: Sequence[dict[str, Any]]) -> list[float]:
 def _result(
     pair: Comparison, client: ChatClient, *, is_first: bool
 ) -> tuple[str | None, str | None]:
-    """What the text gets where it stands first or second; and the problem if it gets nothing."""
+    """The result of the text as the first or the second one; and the problem if it has none."""
     if pair.text.text == pair.competitor.text:
         return "tie", None
     shown = [pair.text.text, pair.competitor.text]
@@ -170,7 +169,7 @@ def _result(
 
 
 def _rank(pair: Comparison) -> bytes:
-    """A place that is drawn once for a prompt, seed and competitor."""
+    """A random rank, the same for a prompt, seed and competitor."""
     text = pair.competitor
     words = repr((SEED, text.id, text.seed, text.setting))
     return hashlib.sha256(words.encode()).digest()

@@ -1,4 +1,4 @@
-"""A report: tables, pictures and texts as one HTML page; its tables as Markdown and JSON too."""
+"""A report: tables, pictures and texts as one HTML page; its tables as JSON too."""
 
 import base64
 import hashlib
@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 
 from ..figures.style import ROLE_LOOKS
 from ..statistics import json_value
-from .side_by_side import SideBySideRecord, records_html
-from .tables import Column, Row, html_table, markdown_table
+from .side_by_side import SPEND_CSS, SideBySideRecord, records_html
+from .tables import Column, Row, html_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """One result: its table and its picture, where it has them, and how both are read."""
+    """One result: a note on how to read it, its table and its picture, if it has them."""
 
     title: str
     note: str = ""
@@ -29,7 +29,7 @@ class Section:
 
 
 class Verdict(NamedTuple):
-    """What one setting copied."""
+    """The copying of one setting, with other facts."""
 
     label: str
     role: str
@@ -45,18 +45,24 @@ class Report:
 
     title: str
     headline: str = ""
-    """The verdict in a sentence; "" where nothing was measured."""
+    """The verdict in a sentence; "" if nothing was measured."""
     verdicts: Sequence[Verdict] = ()
     picture: Section | None = None
-    """What shows the verdict."""
+    """The picture next to the verdicts."""
     records: Sequence[SideBySideRecord] = ()
     texts_note: str = ""
-    """How many of the texts are shown."""
-    sections: Sequence[Section]
+    """The number of texts that are shown."""
+    results: Sequence[Section]
+    analyses: Sequence[Section] = ()
     not_measured: Mapping[str, str]
-    """By what is missing, why."""
+    """Reasons by the name of a missing result."""
     about: Mapping[str, str]
-    """What was run and with what, by name."""
+    """Facts about the run by name."""
+
+    @property
+    def sections(self) -> list[Section]:
+        """Results and analyses."""
+        return [*self.results, *self.analyses]
 
     def html(self) -> str:
         """The self-contained page; every text is escaped."""
@@ -85,17 +91,6 @@ class Report:
         chapters.append(("not-measured", "Not measured", missing))
         return [*chapters, ("about", "This run", _definitions(self.about))]
 
-    def markdown(self) -> str:
-        """The tables with what they are of, and what was not measured."""
-        parts = [f"# {self.title}"]
-        for section in self.sections:
-            if section.rows:
-                parts += [f"## {section.title}", section.note]
-                parts.append(markdown_table(section.rows, section.columns))
-        parts.append("## Not measured")
-        parts.append("\n".join(f"- {name}: {why}" for name, why in self.not_measured.items()))
-        return "\n\n".join(part for part in parts if part) + "\n"
-
     def json(self) -> str:
         """The tables' figures, unrounded; null for what is infinite or not defined."""
         tables = [
@@ -110,11 +105,11 @@ class Report:
 def _verdicts_html(verdicts: Sequence[Verdict]) -> str:
     most = max(verdict.copied for verdict in verdicts) or 1.0
     cards = "\n".join(
-        f'<section class="{own.role}"><h3>{escape(own.label)}</h3>'
-        f"<p>{own.copied:.1f} words in a row from the reference, on average</p>"
-        f'<progress max="{most:g}" value="{own.copied:g}"></progress>'
-        f'<p class="facts">{escape(own.facts)}</p></section>'
-        for own in verdicts
+        f'<section class="{verdict.role}"><h3>{escape(verdict.label)}</h3>'
+        f"<p>{verdict.copied:.1f} words in a row from the reference, on average</p>"
+        f'<progress max="{most:g}" value="{verdict.copied:g}"></progress>'
+        f'<p class="facts">{escape(verdict.facts)}</p></section>'
+        for verdict in verdicts
     )
     return f"<div>\n{cards}\n</div>"
 
@@ -145,9 +140,9 @@ def _definitions(entries: Mapping[str, str]) -> str:
 def html_page(title: str, body: str) -> str:
     """A whole page: no script, no external file, light and dark colors.
 
-    title: any text. body: HTML whose texts are escaped; pictures are data: URIs. What the page
-    shows was written by models: even where a text got through unescaped, browsers would run no
-    script of it, load nothing and send nothing (its Content-Security-Policy).
+    title: any text. body: HTML whose texts are escaped; pictures are data: URIs. Models wrote the
+    texts of the page: even of an unescaped one, browsers would run no script, load nothing and send
+    nothing (its Content-Security-Policy).
     """
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"{_POLICY}; style-src 'sha256-{digest}'"
@@ -177,4 +172,4 @@ _ROLES: Final = "\n".join(
     for role, (color, _) in ROLE_LOOKS.items()
 )
 _CSS: Final = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-STYLE: Final = f"{_ROLES}\n{_CSS}"
+STYLE: Final = f"{_ROLES}\n{_CSS}{SPEND_CSS}\n"

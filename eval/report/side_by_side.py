@@ -12,7 +12,7 @@ from ..recorded_texts import ALONE, RecordedText
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """A recorded text, and what is shown of it beside its own row."""
+    """A recorded text with other facts about it."""
 
     text: RecordedText
     role: str = ""
@@ -21,9 +21,9 @@ class Generation:
     """Characters [start, end) that the reference has too."""
     copy_probability: float | None = None
     """Largest probability, before it was drawn, that a text of this setting begins with the
-    reference (`event_bound`); None where it is not known."""
+    reference (`event_bound`); None if unknown."""
     steps: Sequence[LedgerStep] = ()
-    """What each piece spent, for colors and tooltips; () shows neither."""
+    """The step of each piece, for colors and tooltips; () shows neither."""
 
     @property
     def pieces(self) -> Sequence[tuple[str, bool]]:
@@ -33,12 +33,12 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideRecord:
-    """What each setting made of one prompt."""
+    """The texts of each setting for one prompt."""
 
     first: Sequence[Generation]
-    """What is in view, one at least; the reference stands beside it."""
+    """Texts in view next to the reference, one at least."""
     others: Sequence[Generation] = ()
-    """What unfolds."""
+    """Texts that unfold."""
 
     @property
     def title(self) -> str:
@@ -48,7 +48,7 @@ class SideBySideRecord:
 
 
 def records_html(records: Sequence[SideBySideRecord]) -> str:
-    """HTML: what the marks mean, the list of records, and the records; every text is escaped.
+    """HTML of a legend, the list of records, and the records; every text is escaped.
 
     Copied characters are overlined; tokens that the risky model chose (accepted is False) are
     underlined, white space apart; a token whose figures are known is darker the more it spent.
@@ -109,16 +109,21 @@ def _looks(generation: Generation) -> Iterator[Look]:
 
 def _token(text: str, step: LedgerStep, looks: Iterator[Look]) -> str:
     """One token, colored by its spend; takes its characters of `looks`."""
-    level = sum(step.spend >= nats for nats in SPEND_LEVELS)
-    shade = f' class="s{level}"' if level else ""
-    safe = step.safe_log_prob  # None where the safe model did not run
+    safe = step.safe_log_prob  # None if the safe model did not run
     ratio = "unknown" if safe is None else f"{step.log_prob - safe:.3g}"
     tooltip = (
         f"{text!r}: spend {step.spend:.4g}, allowance {step.budget:.4g}, weight "
         f"{step.weight:.3g}, log p*/p_s {ratio}"
     )
-    inner = _runs(itertools.islice(looks, len(text)))
-    return f'<span{shade} title="{escape(tooltip)}">{inner}</span>'
+    return shaded(_runs(itertools.islice(looks, len(text))), step.spend, tooltip)
+
+
+def shaded(html: str, spend: float, tooltip: str = "") -> str:
+    """A token's HTML, darker the more nats it spent, by the classes of `SPEND_CSS`."""
+    level = sum(spend >= nats for nats in SPEND_LEVELS)
+    shade = f' class="s{level}"' if level else ""
+    title = f' title="{escape(tooltip)}"' if tooltip else ""
+    return f"<span{shade}{title}>{html}</span>" if shade or title else html
 
 
 def _runs(looks: Iterable[Look]) -> str:
@@ -147,18 +152,32 @@ def _facts(generation: Generation) -> str:
     if generation.copy_probability is not None:
         facts.append(f"begins with the reference with p <= {generation.copy_probability:.2g}")
     if row.get("finish_reason"):
-        facts.append(f"ended by {row['finish_reason']}")
+        facts.append(_ENDINGS.get(row["finish_reason"], f"ended: {row['finish_reason']}"))
     return "; ".join(facts)
 
 
+_ENDINGS: Final = {
+    "length": "reached its length",
+    "stop_token": "ended by itself",
+    "stop_string": "ended at a stop string",
+}
 _UNKNOWN: Final = "(not recorded)"
 SPEND_LEVELS: Final = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
-"""Nats from which on a token has the next darker color: classes s1 to s6 of the style."""
+"""Nats from which on a token has the next darker color: classes s1 to s6."""
+_OPACITIES: Final = (0.06, 0.14, 0.23, 0.32, 0.41, 0.5)
+"""Opacities of `--spend`: at most half, so that text keeps a contrast of 4.5 in the dark too."""
+SPEND_CSS: Final = "\n".join(
+    f".s{level} {{ background: rgba(var(--spend), {opacity}); }}"
+    for level, opacity in enumerate(_OPACITIES, 1)
+)
+SPEND_LEGEND: Final = (
+    "Darker tokens spent more nats: from "
+    + ", ".join(f'<span class="s{i}">{nats:g}</span>' for i, nats in enumerate(SPEND_LEVELS, 1))
+    + "."
+)
 
 _LEGEND: Final = (
     '<p class="legend"><mark>overlined</mark>: also in the reference, in a run of words '
-    "long enough to count as copied. <u>underlined</u>: the risky model chose the token. Darker: "
-    "the token spent more nats; from "
-    + ", ".join(f'<span class="s{i}">{nats:g}</span>' for i, nats in enumerate(SPEND_LEVELS, 1))
-    + ". Resting on a token shows its figures.</p>"
+    "long enough to count as copied. <u>underlined</u>: the risky model chose the token. "
+    f"{SPEND_LEGEND} Hover over a token for its figures.</p>"
 )

@@ -3,84 +3,93 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ... import text_tables
 from ..copying.metrics import INSTALLED, METRICS
-from ..copying.ncr import NcrStatistics
-from ..statistics import SeedStatistics
+from ..copying.ncr import ncr_scope
+from ..statistics import mean_of, std_of
 
-Cell = str | int | float | SeedStatistics | NcrStatistics | None
+Cell = str | int | float | Mapping[str, Any] | None
+"""A mapping is statistics over seeds."""
 Row = Mapping[str, Cell]
 """Cells by the keys of columns."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Column:
-    """Which entry of a row is shown, under which title and with how many decimals."""
+    """An entry of rows that is shown, with its title and number of decimals."""
 
     key: str
-    title: str
+    title: str = ""
+    """The title; the key by default."""
     num_decimals: int = 3
+    num_digits: int | None = None
+    """Significant digits in place of decimals, of figures that may be minute."""
 
 
 BITS: Final = "bits_per_byte/"
-"""Before the name of a held-out set in rows of results."""
-SETTING_COLUMN: Final = Column(key="setting", title="setting")
+"""Prefix of the name of a held-out set in rows of results."""
+SETTING_COLUMN: Final = Column("setting")
 COPYING_COLUMNS: Final = (
-    Column(key="rouge1_ge_tau", title="ROUGE-1", num_decimals=3),
-    Column(key="rougeL_ge_tau", title="ROUGE-L", num_decimals=3),
-    Column(key="word_lcs", title="word LCS", num_decimals=2),
-    Column(key="char_lcs", title="char LCS", num_decimals=1),
-    Column(key="word_acs", title="ACS", num_decimals=2),
-    Column(key="minhash", title="MinHash", num_decimals=3),
-    Column(key="ncr", title="NCR", num_decimals=3),
+    Column("rouge1_ge_tau", "ROUGE-1"),
+    Column("rougeL_ge_tau", "ROUGE-L"),
+    Column("word_lcs", "word LCS", num_decimals=2),
+    Column("char_lcs", "char LCS", num_decimals=1),
+    Column("word_acs", "ACS", num_decimals=2),
+    Column("minhash", "MinHash"),
+    Column("ncr", "NCR"),
 )
-RECITED_COLUMN: Final = Column(key="recited", title="recited, at most")
+RECITED_COLUMN: Final = Column("recited", "recited, at most", num_digits=2)
 """The largest probability that bounds leave to texts that begin with their references."""
+LOG10_RECITED_COLUMN: Final = Column("log10_recited", "its log10, mean", num_decimals=1)
 
 
 def result_columns(rows: Sequence[Row], judged: Sequence[Column] = ()) -> list[Column]:
     """The columns of a run's results in the paper's order: copying, then utility, budgets last.
 
-    rows: by "bits_per_byte/SET" the held-out sets, by "accuracy/TASK" the questions, whose debt is
+    rows: with "bits_per_byte/SET" of held-out sets and "accuracy/TASK" of questions, whose debt is
     not charged. judged: columns of judges. "failed" counts the generations that the other figures
-    leave out; it and what bounds allow of reciting are shown where a row has some.
+    leave out; it and "recited" are shown if a row has them.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     tasks = [name for name in names if name.startswith("accuracy/")]
     return [
         SETTING_COLUMN,
         *copying_columns(names),
-        *([RECITED_COLUMN] if any(row.get("recited") is not None for row in rows) else []),
+        *(
+            column
+            for column in (RECITED_COLUMN, LOG10_RECITED_COLUMN)
+            if any(row.get(column.key) is not None for row in rows)
+        ),
         *(bits_per_byte_column(n.removeprefix(BITS)) for n in names if n.startswith(BITS)),
-        *(Column(key=name, title=f"acc {name.partition('/')[2]}") for name in tasks),
+        *(Column(name, f"accuracy, {name.partition('/')[2]}") for name in tasks),
         *judged,
-        Column(key="gap_closed", title="gap closed", num_decimals=2),
-        Column(key="spent", title="spent", num_decimals=1),
-        Column(key="bound", title="bound", num_decimals=1),
-        *([Column(key="failed", title="failed")] if any(row.get("failed") for row in rows) else []),
+        Column("gap_closed", "gap closed", num_decimals=2),
+        Column("spent", num_decimals=1),
+        Column("bound", num_decimals=1),
+        *([Column("failed")] if any(row.get("failed") for row in rows) else []),
     ]
 
 
 def copying_columns(names: Iterable[str]) -> list[Column]:
     """The six metrics and NCR, then the installed metrics among the names of recorded figures."""
     installed = [name for name in dict.fromkeys(names) if name.startswith(INSTALLED)]
-    titled = (Column(key=name, title=name.removeprefix(INSTALLED)) for name in installed)
+    titled = (Column(name, name.removeprefix(INSTALLED)) for name in installed)
     return [*COPYING_COLUMNS, *titled]
 
 
 def bits_per_byte_column(held_out_set: str) -> Column:
     """Column of the rows' entry "bits_per_byte/NAME" for the held-out set NAME."""
-    return Column(key=f"{BITS}{held_out_set}", title=f"bpb {held_out_set}")
+    return Column(f"{BITS}{held_out_set}", f"bits per byte, {held_out_set}")
 
 
 def terminal_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Aligned plain text, one line a row, the first column to the left and the others to the right.
+    """Aligned plain text, one line per row, the first column to the left, others to the right.
 
     rows: a cell may be a text, a number, `SeedStatistics` (shown as "mean (std)"; the mean alone
-    for one seed), `NcrStatistics` (the same, with "[4 of 6]" where it is not over all metrics and
-    "{30 of 40}" where not over all texts) or None (shown as "-", as are nan and a missing entry).
+    for one seed; with the `ncr_scope` of an NCR) or None (shown as "-", as are nan and a missing
+    entry).
     """
     head, *lines = _cells(rows, columns)
     return "\n".join([text_tables.aligned(head, lines), *_notes(rows, columns)])
@@ -103,8 +112,8 @@ Parts = Sequence[tuple[str, Sequence[Row]]]
 
 
 def markdown_table_of_parts(parts: Parts, columns: Sequence[Column]) -> str:
-    """As `markdown_table`, the title of each part in italics in a row before its own."""
-    head, shown = [column.title for column in columns], []
+    """A Markdown table with the title of each part in italics in a row before its rows."""
+    head, shown = _cells((), columns)[0], []
     for title, rows in parts:
         shown += [[f"*{title}*", *[""] * (len(columns) - 1)]] if title else []
         shown += _cells(rows, columns)[1:]
@@ -114,38 +123,43 @@ def markdown_table_of_parts(parts: Parts, columns: Sequence[Column]) -> str:
 
 
 def latex_table_of_parts(parts: Parts, columns: Sequence[Column]) -> str:
-    """The same table as a tabular of booktabs, what brackets mean in comments above it."""
-    head = [column.title for column in columns]
+    """The same table as a tabular of booktabs, with notes on brackets in comments above it."""
     shown = [(title, _cells(rows, columns)[1:]) for title, rows in parts]
-    notes = _notes([row for _, rows in parts for row in rows], columns)
-    return "\n".join([*(f"% {note}" for note in notes), text_tables.latex(head, shown)])
+    notes = [f"% {note}" for note in _notes([row for _, rows in parts for row in rows], columns)]
+    return "\n".join([*notes, text_tables.latex(_cells((), columns)[0], shown)])
 
 
 def _cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
-    head = [column.title for column in columns]
+    head = [column.title or column.key for column in columns]
     return [head] + [[_shown(row.get(column.key), column) for column in columns] for row in rows]
 
 
 def _shown(cell: Cell, column: Column) -> str:
-    if isinstance(cell, SeedStatistics | NcrStatistics):
-        mean = _shown(cell.mean, column)
-        spread = "" if math.isnan(cell.std) else f" ({cell.std:.{column.num_decimals}f})"
-        return mean + spread + (cell.scope if isinstance(cell, NcrStatistics) else "")
+    if isinstance(cell, Mapping):
+        mean, std = _shown(mean_of(cell), column), std_of(cell)
+        spread = "" if math.isnan(std) else f" ({_number(std, column)})"
+        return mean + spread + ncr_scope(cell)
     if isinstance(cell, float):
-        return "-" if math.isnan(cell) else f"{cell:.{column.num_decimals}f}"
+        return "-" if math.isnan(cell) else _number(cell, column)
     return "-" if cell is None else str(cell)
+
+
+def _number(value: float, column: Column) -> str:
+    if column.num_digits is not None:
+        return f"{value:.{column.num_digits}g}"
+    return f"{value:.{column.num_decimals}f}"
 
 
 def _notes(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     cells = [row.get(column.key) for row in rows for column in columns]
-    statistics = [cell for cell in cells if isinstance(cell, SeedStatistics | NcrStatistics)]
+    statistics = [cell for cell in cells if isinstance(cell, Mapping)]
     notes = []
-    if num_seeds := {cell.num_seeds for cell in statistics} - {0, 1}:
+    if num_seeds := {cell.get("num_seeds", 1) for cell in statistics} - {0, 1}:
         seeds = " or ".join(str(number) for number in sorted(num_seeds))
         notes.append(f"mean (standard deviation) over {seeds} seeds")
-    ncr = [cell for cell in statistics if isinstance(cell, NcrStatistics)]
-    if any(cell.scope.removesuffix(cell.texts_scope) for cell in ncr):
+    scopes = "".join(map(ncr_scope, statistics))
+    if "[" in scopes:
         notes.append(f"[n of {len(METRICS)}]: over metrics in which the risky model copies more")
-    if any(cell.texts_scope for cell in ncr):
+    if "{" in scopes:
         notes.append("{n of N}: over the texts that the setting and both models alone have")
     return notes

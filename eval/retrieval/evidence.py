@@ -9,17 +9,17 @@ from ...inputs import json_objects
 from ..paid_requests import Answer, PaidRequests, RequestFailed
 
 if TYPE_CHECKING:
-    from .bm25 import WordIndex
+    from .passages import WordIndex
 
 SERPER_URL: Final = "https://google.serper.dev/search"
 SEARCH_TIMEOUT_S: Final = 60.0
 NUM_RESULTS: Final = 5
-"""Of a claim, the most that are looked at (paper)."""
+"""Largest number of texts for a claim (paper)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One text that a claim is held against."""
+    """One text by which a claim is judged."""
 
     title: str
     link: str
@@ -27,12 +27,12 @@ class Evidence:
 
 
 class Retriever(Protocol):
-    """Finds evidence for a claim, the best first; RequestFailed where it cannot be looked for."""
+    """Finds evidence for a claim, the best first; RequestFailed if the search fails."""
 
     def evidence(self, claim: str) -> list[Evidence]: ...
 
     def record(self) -> dict[str, Any]:
-        """What the results file says of it; no secrets."""
+        """Entries of the results file about the source, without secrets."""
         ...
 
 
@@ -43,12 +43,7 @@ class SerperSearch:
     """
 
     def __init__(
-        self,
-        requests: PaidRequests,
-        *,
-        api_key: str,
-        url: str = SERPER_URL,
-        max_retries: int = 6,
+        self, requests: PaidRequests, *, api_key: str, url: str = SERPER_URL, max_retries: int = 6
     ) -> None:
         """max_retries: further attempts of a search without an answer."""
         import openai
@@ -68,7 +63,7 @@ class SerperSearch:
             return self._client.post(self._url, body=body, cast_to=str, options=options)
 
         answer = self._requests.answer({"url": self._url, "body": body}, send, _read_results)
-        return [Evidence(**own) for own in answer["results"][:NUM_RESULTS]]
+        return [Evidence(**result) for result in answer["results"][:NUM_RESULTS]]
 
     def record(self) -> dict[str, Any]:
         return {"evidence": "serper", "url": self._url, "count": NUM_RESULTS}
@@ -82,15 +77,15 @@ class CorpusSearch:
         self._index, self._name = index, name
 
     def evidence(self, claim: str) -> list[Evidence]:
-        (found,) = self._index.best([claim], NUM_RESULTS)
-        return [Evidence(str(own.id), "", own.text) for own in found if own.score > 0]
+        (passages,) = self._index.best([claim], NUM_RESULTS)
+        return [Evidence(str(passage.id), "", passage.text) for passage in passages]
 
     def record(self) -> dict[str, Any]:
         return {"evidence": "bm25", "corpus": self._name, "count": NUM_RESULTS}
 
 
 class RecordedEvidence:
-    """What an earlier search found, by claim: a file, so that a result can be had again."""
+    """Results of an earlier search by claim, in a file, so that figures can be reproduced."""
 
     def __init__(self, path: Path) -> None:
         """path: JSON objects {"claim": ..., "results": [{"title", "link", "text"}]}, of which title
@@ -113,25 +108,25 @@ class RecordedEvidence:
 
 
 def _read_results(reply: Any) -> Answer:
-    """Title, link and snippet of the results; a search may find none."""
+    """Title, link and snippet of the results, possibly none; an error is no search."""
+    organic = reply.get("organic", []) if "searchParameters" in reply else reply["organic"]
     return {
         "results": [
-            {"title": own["title"], "link": own["link"], "text": own.get("snippet", "")}
-            for own in reply.get("organic", [])
+            {"title": result["title"], "link": result["link"], "text": result.get("snippet", "")}
+            for result in organic
         ]
     }
 
 
-def _recorded(row: Mapping[str, Any], place: str) -> tuple[str, list[Evidence]]:
-    """A claim and what was found for it."""
+def _recorded(row: Mapping[str, Any], line: str) -> tuple[str, list[Evidence]]:
+    """A claim with its evidence."""
     claim, results = row.get("claim"), row.get("results")
     if not isinstance(claim, str):
-        raise ValueError(f'{place} must have a "claim"')
+        raise ValueError(f'{line} must have a "claim"')
     if not isinstance(results, list):
-        raise ValueError(f'{place} must have a list of "results"')
-    found = []
-    for own in results:
-        if not isinstance(own, dict) or not isinstance(own.get("text"), str):
-            raise ValueError(f'{place}: a result must have a "text", got {own!r}')
-        found.append(Evidence(str(own.get("title", "")), str(own.get("link", "")), own["text"]))
-    return claim, found
+        raise ValueError(f'{line} must have a list of "results"')
+    for result in results:
+        if not isinstance(result, dict) or not isinstance(result.get("text"), str):
+            raise ValueError(f'{line}: a result must have a "text", got {result!r}')
+    names = ("title", "link", "text")
+    return claim, [Evidence(*(str(result.get(n, "")) for n in names)) for result in results]

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...fields import MAX_ORDER
 from ..certificate import FLOOR_MARGIN, LEAST_BITS, WEIGHT_ROUNDINGS
 from ..spend import BAN_BITS, BAN_GAP, BITS_PER_NAT, EPSILON
 
@@ -21,7 +22,7 @@ Flags = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
 
 GROUP_SIZE = 2**18
-"""Numbers of one matrix, unless a single row is longer. Calls cost little beside them, and seven
+"""Numbers of one matrix, unless a single row is longer. Calls cost little next to them, and seven
 such matrices, 15 MB, lie in a processor's last cache: 2**20 takes twice as long again."""
 
 PIECE_SIZE = 4096
@@ -31,8 +32,9 @@ LANES = 64
 """Pieces are padded to a multiple of it: torch computes the tail of a vector loop by another
 routine, so without the padding a row's last digit would depend on its index in the batch."""
 
-OFF_SUPPORT = 4.0 * BAN_BITS
-"""Bits of a weight that is 0, finite so that no NaN can arise."""
+OFF_SUPPORT = 4.0 * MAX_ORDER * BAN_BITS
+"""Bits of a weight that is 0, finite so that no NaN can arise. On the support, bits and tilt lie
+within BAN_BITS of 0, and a Rényi divergence multiplies the tilt by its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class Rows:
     """R rows. A weight is 2**bits, with 0 bits for the row's largest logit of that model; the
     padding weighs nothing. A row that is not valid holds one bit everywhere, without a tilt."""
 
-    vocab_size: int
+    rounding: float
+    """Relative error bound of a sum of weights: additions, in any order, and exponents."""
     is_valid: Flags
     """(R,)."""
     risky_peak: Floats
@@ -72,14 +75,9 @@ class Rows:
         bits: Floats = np.log2(self.shared_mass)
         return bits
 
-    @property
-    def rounding(self) -> float:
-        """Relative error bound of a sum of weights."""
-        return _sum_rounding(self.vocab_size)
-
 
 class Solution(NamedTuple):
-    """The solutions of R rows, (R,) each, named in `law.Projection`."""
+    """The solutions of R rows, (R,) each, named in `projection.Projection`."""
 
     weight: Floats
     spend: Floats
@@ -92,14 +90,9 @@ class Solution(NamedTuple):
 
 def safe_solution(num_rows: int) -> Solution:
     """p* = p_s everywhere."""
-    return Solution(
-        weight=np.zeros(num_rows),
-        spend=np.zeros(num_rows),
-        slope=np.zeros(num_rows),
-        offset=np.zeros(num_rows),
-        ceiling=np.full(num_rows, np.inf),
-        is_safe_only=np.ones(num_rows, dtype=np.bool_),
-    )
+    weight, spend, slope, offset = np.zeros((4, num_rows))
+    ceiling, is_safe_only = np.full(num_rows, np.inf), np.ones(num_rows, dtype=np.bool_)
+    return Solution(weight, spend, slope, offset, ceiling, is_safe_only)
 
 
 def row_groups(risky_logits: Tensor, safe_logits: Tensor) -> Iterator[tuple[slice, Rows]]:
@@ -159,8 +152,14 @@ def _read(risky_logits: Tensor, safe_logits: Tensor, memory: Tensor) -> Rows:
     else:
         shared, masses = safe, (sums(safe_pieces), np.zeros_like(safe_peak))
         tilt.sub_(safe).view(tilt.shape[0], -1)[:, safe_logits.shape[1] :] = 0.0
+    rounding = (safe_logits.shape[1] + WEIGHT_ROUNDINGS) * EPSILON
+    shared_mass, banned_mass = masses
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # A relative error of the quotient moves log1p by no more than that fraction of its value.
+        floor = np.log1p(banned_mass / shared_mass) * (1.0 + FLOOR_MARGIN * rounding)
+        floor = np.where(np.log2(shared_mass) > LEAST_BITS, floor, np.inf)
     return Rows(
-        vocab_size=safe_logits.shape[1],
+        rounding=rounding,
         is_valid=is_valid,
         risky_peak=risky_peak,
         safe_peak=safe_peak,
@@ -169,8 +168,8 @@ def _read(risky_logits: Tensor, safe_logits: Tensor, memory: Tensor) -> Rows:
         tilt=tilt,
         scratch=scratch,
         safe_pieces=safe_pieces,
-        shared_mass=masses[0],
-        floor=_floor(*masses, _sum_rounding(safe_logits.shape[1])),
+        shared_mass=shared_mass,
+        floor=floor,
     )
 
 
@@ -197,15 +196,3 @@ def _ban(safe: Tensor, risky: Tensor, shared: Tensor, scratch: Tensor) -> tuple[
     risky.clamp_(min=OFF_SUPPORT).sub_(safe).mul_(is_shared)
     torch.mul(is_shared.sub_(1.0), -OFF_SUPPORT, out=shared).add_(safe)
     return masses
-
-
-def _sum_rounding(vocab_size: int) -> float:
-    """Relative error bound of a sum of weights: additions, in any order, and exponents."""
-    return (vocab_size + WEIGHT_ROUNDINGS) * EPSILON
-
-
-def _floor(shared_mass: Floats, banned_mass: Floats, rounding: float) -> Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # A relative error of the quotient moves log1p by no more than that fraction of its value.
-        floor = np.log1p(banned_mass / shared_mass) * (1.0 + FLOOR_MARGIN * rounding)
-        return np.where(np.log2(shared_mass) > LEAST_BITS, floor, np.inf)

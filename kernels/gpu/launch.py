@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -9,17 +10,15 @@ import torch
 import triton
 from torch import Tensor
 
-from ..law import Projection
-from . import layout
-from . import projection_kernel as kernel
-from .kl_search import NUM_COLUMNS, TABLE_SIZE
-from .layout import NUM_LANES
+from ..projection import Projection
+from . import layout as at
+from .kernel import projection_kernel
+from .kl import NUM_COLUMNS, TABLE_SIZE
 
 # B rows, V vocabulary, N blocks of it.
 
 MAX_REGISTERS = 255
-"""Registers of a thread. The compiler is told, as it otherwise keeps some variants to 168 and
-spills."""
+"""Registers of a thread. Without it the compiler keeps some variants to 168 and spills."""
 
 MAX_BLOCK_SIZE = 1024
 """Tokens of one block: 126 blocks at V = 128,256, as many as an H200 has multiprocessors."""
@@ -43,8 +42,8 @@ def block_size(vocab_size: int) -> int:
 
 def step_size(*logits: Tensor) -> int:
     """Tokens of a block that a program reads at once: a vector for each lane."""
-    step = NUM_LANES.value * VECTOR_BYTES // max(each.element_size() for each in logits)
-    return int(min(step, *(block_size(each.shape[-1]) for each in logits)))
+    step = at.NUM_LANES.value * VECTOR_BYTES // max(x.element_size() for x in logits)
+    return int(min(step, *(block_size(x.shape[-1]) for x in logits)))
 
 
 def splits_of(num_rows: int, vocab_size: int, num_processors: int) -> int:
@@ -78,7 +77,7 @@ def workspace(
 ) -> Workspace:
     """Memory for `num_rows` rows of `vocab_size` logits.
 
-    num_splits: programs a row, in [1, blocks]; `resident_splits` unless given.
+    num_splits: programs a row, in [1, blocks]; None for `resident_splits`.
     Raises: ValueError if vocab_size is above MAX_VOCAB_SIZE.
     """
     if vocab_size > MAX_VOCAB_SIZE:
@@ -90,12 +89,12 @@ def workspace(
 
     return Workspace(
         num_splits=num_splits or resident_splits(num_rows, vocab_size, device),
-        facts=zeros(layout.NUM_FACTS.value),
-        flags=zeros(layout.NUM_FLAGS.value, dtype=torch.bool),
+        facts=zeros(at.NUM_FACTS.value),
+        flags=zeros(at.NUM_FLAGS.value, dtype=torch.bool),
         token_ids=zeros(dtype=torch.int64),
         # The largest by far; what is read of it was written in the same launch.
         records=torch.empty(
-            num_rows, layout.NUM_RECORDS.value, num_blocks, dtype=torch.float64, device=device
+            num_rows, at.NUM_RECORDS.value, num_blocks, dtype=torch.float64, device=device
         ),
         tables=zeros(NUM_COLUMNS.value, TABLE_SIZE.value),
         counters=zeros(dtype=torch.int64),
@@ -114,8 +113,8 @@ def resident_splits(num_rows: int, vocab_size: int, device: torch.device) -> int
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 when triton was imported."""
-    return not isinstance(kernel.projection_kernel, triton.JITFunction)
+    """True in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""
+    return not isinstance(projection_kernel, triton.JITFunction)
 
 
 def check_device(device: torch.device) -> None:
@@ -135,9 +134,9 @@ def launch(
     uniform: Tensor | None,
     keyed: tuple[Tensor, Tensor] | None,
     *,
-    is_max: bool,
+    order: float | Tensor,
 ) -> None:
-    """Solve the rows of logits (B, V), and draw where numbers are given.
+    """Solve the rows of logits (B, V), and draw where there are uniforms or keys.
 
     Nothing waits for the device, so values are not checked: a NaN budget counts as 0, and uniforms
     must be in [0, 1). Raises: ValueError for CPU tensors outside the interpreter.
@@ -145,24 +144,17 @@ def launch(
     (num_rows, vocab_size), device = safe_logits.shape, safe_logits.device
     check_device(device)
     size, num_blocks = block_size(vocab_size), memory.records.shape[-1]
-    keys, positions = keyed or (None, None)
-    inputs = {
-        "budget_ptr": budget,
-        "uniform_ptr": uniform,
-        "keys_ptr": keys,
-        "positions_ptr": positions,
-    }
+    orders = order if isinstance(order, Tensor) else None
+    divergence = "renyi" if orders is not None else "max" if order == math.inf else "kl"
+    inputs = (budget, orders, uniform, *(keyed or (None, None)))
     # Triton runs kernels on the current device, wherever the tensors are.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        kernel.projection_kernel[(num_rows, memory.num_splits)](
+        projection_kernel[(num_rows, memory.num_splits)](
             risky_logits,
             safe_logits,
             *risky_logits.stride(),
             *safe_logits.stride(),
-            **{
-                name: None if own is None else own.to(device).contiguous()
-                for name, own in inputs.items()
-            },
+            *(None if values is None else values.to(device).contiguous() for values in inputs),
             facts_ptr=memory.facts,
             flags_ptr=memory.flags.view(torch.uint8),
             tokens_ptr=memory.token_ids,
@@ -173,7 +165,7 @@ def launch(
             num_blocks=num_blocks,
             num_splits=memory.num_splits,
             HAS_DRAW=uniform is not None or keyed is not None,
-            IS_MAX=is_max,
+            DIVERGENCE=divergence,
             BLOCK_SIZE=size,
             STEP_SIZE=size if is_interpreted() else step_size(risky_logits, safe_logits),
             NUM_SLOTS=max(2, int(triton.next_power_of_2(num_blocks))),  # one value of every block
@@ -190,29 +182,30 @@ def project(
     uniform: Tensor | None,
     keyed: tuple[Tensor, Tensor] | None = None,
     *,
-    is_max: bool,
+    order: float | Tensor,
 ) -> Projection:
-    """`project_kl`, or `project_max` if `is_max`, of arguments whose shapes were checked."""
+    """`project_kl` for order 1, `project_max` for order infinity, and `project_renyi` for orders
+    (B,) float64, of arguments whose shapes were checked."""
     num_rows, vocab_size = risky_logits.shape
     memory = workspace(num_rows, vocab_size, risky_logits.device)
-    launch(risky_logits, safe_logits, memory, budget, uniform, keyed, is_max=is_max)
+    launch(risky_logits, safe_logits, memory, budget, uniform, keyed, order=order)
     facts, flags = memory.facts, memory.flags
     has_draw = uniform is not None or keyed is not None
-    log_probs = (facts[:, layout.LOG_PROB.value], facts[:, layout.SAFE_LOG_PROB.value])
+    log_probs = (facts[:, at.LOG_PROB.value], facts[:, at.SAFE_LOG_PROB.value])
     return Projection(
-        weight=facts[:, layout.WEIGHT.value],
-        spend=facts[:, layout.SPEND.value],
-        is_safe_only=flags[:, layout.IS_SAFE_ONLY.value],
-        is_valid=flags[:, layout.IS_VALID.value],
+        weight=facts[:, at.WEIGHT.value],
+        spend=facts[:, at.SPEND.value],
+        is_safe_only=flags[:, at.IS_SAFE_ONLY.value],
+        is_valid=flags[:, at.IS_VALID.value],
         token_ids=memory.token_ids if has_draw else None,
-        accepted=flags[:, layout.ACCEPTED.value] if has_draw else None,
+        accepted=flags[:, at.ACCEPTED.value] if has_draw else None,
         stored_log_probs=log_probs if has_draw else None,
         risky_logits=risky_logits,
         safe_logits=safe_logits,
-        risky_peak=facts[:, layout.RISKY_PEAK.value],
-        safe_peak=facts[:, layout.SAFE_PEAK.value],
-        log2_safe_mass=facts[:, layout.LOG2_SAFE_MASS.value],
-        slope=facts[:, layout.SLOPE.value],
-        offset=facts[:, layout.OFFSET.value],
-        ceiling=facts[:, layout.CEILING.value],
+        risky_peak=facts[:, at.RISKY_PEAK.value],
+        safe_peak=facts[:, at.SAFE_PEAK.value],
+        log2_safe_mass=facts[:, at.LOG2_SAFE_MASS.value],
+        slope=facts[:, at.SLOPE.value],
+        offset=facts[:, at.OFFSET.value],
+        ceiling=facts[:, at.CEILING.value],
     )

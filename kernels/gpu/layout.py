@@ -1,4 +1,4 @@
-"""Where the Triton kernels keep what they know, and how they read a block of tokens.
+"""The memory layout of the Triton kernels, and how they read a block of tokens.
 
 Every program of a row may write any fact of it, for all compute the same bits; so a fact must
 not change once written, while slower programs may read it.
@@ -15,7 +15,7 @@ from .. import spend
 
 
 class Row(NamedTuple):
-    """Where one row lies, in kernels: pointers, strides in numbers, and sizes."""
+    """One row in kernels: pointers, strides in numbers, and sizes."""
 
     risky: Any
     """The risky model's logits of the row."""
@@ -28,7 +28,7 @@ class Row(NamedTuple):
     records: Any
     table: Any
     split: Any
-    """Which of the programs that share the row this one is."""
+    """The index of this program among those that share the row."""
     num_splits: Any
     vocab_size: Any
     num_blocks: Any
@@ -76,9 +76,14 @@ RESIDUAL_MASS = tl.constexpr(7)
 STEP_SUMS = tl.constexpr(8)  # of two steps in turn
 ESTIMATES = tl.constexpr(8 + 2 * NUM_SUMS.value)  # NUM_SUMS of each
 NUM_RECORDS = tl.constexpr(ESTIMATES.value + NUM_SUMS.value * NUM_ESTIMATES.value)
-RISKY_MASS = tl.constexpr(ESTIMATES.value)  # order infinity has extremes in place of estimates
+# Order infinity has extremes in place of estimates.
+RISKY_MASS = tl.constexpr(ESTIMATES.value)
 TILT_MAX = tl.constexpr(ESTIMATES.value + 1)
 TILT_MIN = tl.constexpr(ESTIMATES.value + 2)
+# A Rényi order has one estimate, and then, of two steps in turn, the largest exponent at the order
+# times the weight and the largest tilt, up or down.
+FAR_PEAK = tl.constexpr(ESTIMATES.value + NUM_SUMS.value)
+REACH = tl.constexpr(FAR_PEAK.value + 2)
 
 LOG2_E = tl.constexpr(spend.BITS_PER_NAT)
 LN_2 = tl.constexpr(math.log(2.0))
@@ -232,5 +237,11 @@ def power_sums(weight, tilt, square, cube):
 
     One tensor, for the interpreter takes long over each operation.
     """
-    terms = tl.join(tl.join(weight, weight * tilt), tl.join(weight * square, weight * cube))
-    return tl.sum(tl.reshape(terms, [NUM_LANES, weight.shape[0] // NUM_LANES, 2, 2]), 1)
+    return pair_sums(weight, weight * tilt, weight * square, weight * cube)
+
+
+@triton.jit
+def pair_sums(first, second, third, fourth):
+    """(NUM_LANES, 2, 2) sums in lanes, in the order of `store_power_sums`."""
+    terms = tl.join(tl.join(first, second), tl.join(third, fourth))
+    return tl.sum(tl.reshape(terms, [NUM_LANES, first.shape[0] // NUM_LANES, 2, 2]), 1)

@@ -4,52 +4,22 @@ import triton
 import triton.language as tl
 
 from .. import certificate
-from .layout import (
-    BAN_GAP,
-    BANNED_MASS,
-    ESTIMATES,
-    FLOOR,
-    INF,
-    IS_BAD,
-    IS_VALID,
-    LARGEST_TILT,
-    LOG2_E,
-    LOG2_RISKY,
-    LOG2_SAFE_MASS,
-    LOG2_SHARED,
-    NUM_ESTIMATES,
-    NUM_LANES,
-    NUM_SUMS,
-    RISKY_MASS,
-    RISKY_MAX,
-    RISKY_MIN,
-    RISKY_PEAK,
-    SAFE_MAX,
-    SAFE_MIN,
-    SAFE_PEAK,
-    SHARED_MASS,
-    SMALLEST_TILT,
-    TILT_MAX,
-    TILT_MIN,
-    ban_limit,
-    in_lanes,
-    largest_in_lanes,
-    load_record,
-    power_sums,
-    read_pair,
-    store_power_sums,
-    store_record,
-    weights,
-)
+from . import layout as at
 
 FLOOR_MARGIN = tl.constexpr(certificate.FLOOR_MARGIN)
 
 ROUNDING = tl.constexpr(3e-13)
 """Relative error bound of any sum of weights: 2**18 float64 terms, at most 128 of them in a chain,
-and 2e-14 of each weight beside its exponent's roundings."""
+and 2e-14 of each weight on top of its exponent's roundings."""
 
 TINY = tl.constexpr(2.0**-40)
 """Times it no sum of float32 logits overflows."""
+
+
+@triton.constexpr_function
+def num_estimates(divergence):
+    """Points of the curve estimated on the way: a Rényi order starts from the first alone."""
+    return 1 if divergence == "renyi" else at.NUM_ESTIMATES.value
 
 
 @triton.jit
@@ -59,7 +29,7 @@ def measure_statistics(
     safe_peak,
     BLOCK_SIZE: tl.constexpr,
     STEP_SIZE: tl.constexpr,
-    IS_MAX: tl.constexpr,
+    DIVERGENCE: tl.constexpr,
 ):
     """Peaks and masses of every block of this split, relative to the block's largest logits.
 
@@ -67,29 +37,28 @@ def measure_statistics(
     again with its peaks, below which masks are known by their distance; what it finds of ranges
     is the same again, bit for bit, for slower programs may still ask for masks.
     """
-    risky_limit, safe_limit = ban_limit(risky_peak, row.risky), ban_limit(safe_peak, row.safe)
+    risky_limit, safe_limit = at.ban_limit(risky_peak, row.risky), at.ban_limit(safe_peak, row.safe)
     for block in range(row.split, row.num_blocks, row.num_splits):
         risky_max, safe_max = _store_ranges(row, block, BLOCK_SIZE)
-        _store_masses(
-            row, block, risky_max, safe_max, risky_limit, safe_limit, BLOCK_SIZE, STEP_SIZE, IS_MAX
-        )
+        peaks, limits = (risky_max, safe_max), (risky_limit, safe_limit)
+        _store_masses(row, block, peaks, limits, BLOCK_SIZE, STEP_SIZE, DIVERGENCE)
 
 
 @triton.jit
 def _store_ranges(row, block, BLOCK_SIZE: tl.constexpr):
     """The block's largest logits, its least finite ones, and whether any is no logit."""
-    risky, safe = read_pair(row, block * BLOCK_SIZE, BLOCK_SIZE)
+    risky, safe = at.read_pair(row, block * BLOCK_SIZE, BLOCK_SIZE)
     risky_max, safe_max = tl.max(risky, 0), tl.max(safe, 0)
-    risky_min = tl.min(tl.where(risky > -INF, risky, INF), 0)
-    safe_min = tl.min(tl.where(safe > -INF, safe, INF), 0)
+    risky_min = tl.min(tl.where(risky > -at.INF, risky, at.INF), 0)
+    safe_min = tl.min(tl.where(safe > -at.INF, safe, at.INF), 0)
     # NaN if anything is: neither -inf nor numbers times TINY make one.
     trace = tl.sum(risky * TINY + safe * TINY, 0)
-    is_bad = (trace != trace) | (risky_max == INF) | (safe_max == INF)
-    store_record(row, RISKY_MAX, block, risky_max.to(tl.float64))
-    store_record(row, SAFE_MAX, block, safe_max.to(tl.float64))
-    store_record(row, RISKY_MIN, block, risky_min.to(tl.float64))
-    store_record(row, SAFE_MIN, block, safe_min.to(tl.float64))
-    store_record(row, IS_BAD, block, is_bad.to(tl.float64))
+    is_bad = (trace != trace) | (risky_max == at.INF) | (safe_max == at.INF)
+    at.store_record(row, at.RISKY_MAX, block, risky_max.to(tl.float64))
+    at.store_record(row, at.SAFE_MAX, block, safe_max.to(tl.float64))
+    at.store_record(row, at.RISKY_MIN, block, risky_min.to(tl.float64))
+    at.store_record(row, at.SAFE_MIN, block, safe_min.to(tl.float64))
+    at.store_record(row, at.IS_BAD, block, is_bad.to(tl.float64))
     return risky_max, safe_max
 
 
@@ -97,128 +66,129 @@ def _store_ranges(row, block, BLOCK_SIZE: tl.constexpr):
 def _store_masses(
     row,
     block,
-    risky_max,
-    safe_max,
-    risky_limit,
-    safe_limit,
+    peaks,
+    limits,
     BLOCK_SIZE: tl.constexpr,
     STEP_SIZE: tl.constexpr,
-    IS_MAX: tl.constexpr,
+    DIVERGENCE: tl.constexpr,
 ):
     """Safe masses in float64, on the common support and off it, and what the solver starts from.
 
-    That is the risky mass on the common support and the range of the tilt for order infinity; for
-    KL, in float32 (1e-6 relative), power sums of the tilt at NUM_ESTIMATES betas, whose weights are
+    That is the risky mass on the common support and the range of the tilt for order infinity; else,
+    in float32 (1e-6 relative), power sums of the tilt at `num_estimates` betas, whose weights are
     relative to (1 - beta) times the largest safe and beta times the largest risky one, which bounds
     them all.
     """
-    risky_base = tl.where(risky_max > -INF, risky_max, 0.0).to(tl.float64)
-    safe_base = tl.where(safe_max > -INF, safe_max, 0.0).to(tl.float64)
-    shared = tl.zeros([NUM_LANES], tl.float64)
+    (risky_max, safe_max), (risky_limit, safe_limit) = peaks, limits
+    risky_base = tl.where(risky_max > -at.INF, risky_max, 0.0).to(tl.float64)
+    safe_base = tl.where(safe_max > -at.INF, safe_max, 0.0).to(tl.float64)
+    shared = tl.zeros([at.NUM_LANES], tl.float64)
     banned, mass = shared, shared
-    largest = tl.full([NUM_LANES], -INF, tl.float64)
+    largest = tl.full([at.NUM_LANES], -at.INF, tl.float64)
     smallest = largest
     sums = ()
-    for _ in tl.static_range(NUM_ESTIMATES):
-        sums += (tl.zeros([NUM_LANES, 2, 2], tl.float32),)  # type: ignore[assignment]
+    for _ in tl.static_range(num_estimates(DIVERGENCE)):
+        sums += (tl.zeros([at.NUM_LANES, 2, 2], tl.float32),)  # type: ignore[assignment]
     for start in range(0, BLOCK_SIZE, STEP_SIZE):
-        risky, safe = read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
+        risky, safe = at.read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
         is_safe = safe >= safe_limit
         is_shared = is_safe & (risky >= risky_limit)
         # The block's largest logits first: what is left is exact to its last digit however large
         # both are.
         risky, safe = risky.to(tl.float64) - risky_base, safe.to(tl.float64) - safe_base
-        tilt, safe_bits = risky - safe, safe * LOG2_E
-        weight = weights(safe_bits, is_safe)
-        shared += in_lanes(tl.where(is_shared, weight, 0.0))
-        banned += in_lanes(tl.where(is_shared, 0.0, weight))
-        if IS_MAX:
-            mass += in_lanes(weights(risky * LOG2_E, is_shared))
-            largest = tl.maximum(largest, largest_in_lanes(tl.where(is_shared, tilt, -INF)))
-            smallest = tl.maximum(smallest, largest_in_lanes(tl.where(is_shared, -tilt, -INF)))
+        tilt, safe_bits = risky - safe, safe * at.LOG2_E
+        weight = at.weights(safe_bits, is_safe)
+        shared += at.in_lanes(tl.where(is_shared, weight, 0.0))
+        banned += at.in_lanes(tl.where(is_shared, 0.0, weight))
+        if DIVERGENCE == "max":
+            mass += at.in_lanes(at.weights(risky * at.LOG2_E, is_shared))
+            largest = tl.maximum(largest, at.largest_in_lanes(tl.where(is_shared, tilt, -at.INF)))
+            smallest = tl.maximum(
+                smallest, at.largest_in_lanes(tl.where(is_shared, -tilt, -at.INF))
+            )
         else:
-            safe_bits = tl.where(is_shared, safe_bits, -INF).to(tl.float32)
-            tilt_bits = tl.where(is_shared, tilt * LOG2_E, 0.0).to(tl.float32)
-            sums = _with_estimates(sums, safe_bits, tilt_bits)
-    store_record(row, SHARED_MASS, block, tl.sum(shared, 0))
-    store_record(row, BANNED_MASS, block, tl.sum(banned, 0))
-    if IS_MAX:
-        store_record(row, RISKY_MASS, block, tl.sum(mass, 0))
-        store_record(row, TILT_MAX, block, tl.max(largest, 0))
-        store_record(row, TILT_MIN, block, -tl.max(smallest, 0))
+            safe_bits = tl.where(is_shared, safe_bits, -at.INF).to(tl.float32)
+            tilt_bits = tl.where(is_shared, tilt * at.LOG2_E, 0.0).to(tl.float32)
+            sums = _with_estimates(sums, safe_bits, tilt_bits, DIVERGENCE)
+    at.store_record(row, at.SHARED_MASS, block, tl.sum(shared, 0))
+    at.store_record(row, at.BANNED_MASS, block, tl.sum(banned, 0))
+    if DIVERGENCE == "max":
+        at.store_record(row, at.RISKY_MASS, block, tl.sum(mass, 0))
+        at.store_record(row, at.TILT_MAX, block, tl.max(largest, 0))
+        at.store_record(row, at.TILT_MIN, block, -tl.max(smallest, 0))
     else:
-        for point in tl.static_range(NUM_ESTIMATES):
-            store_power_sums(row, ESTIMATES + NUM_SUMS * point, block, sums[point])
+        for point in tl.static_range(num_estimates(DIVERGENCE)):
+            at.store_power_sums(row, at.ESTIMATES + at.NUM_SUMS * point, block, sums[point])
 
 
 @triton.jit
-def _with_estimates(sums, safe_bits, tilt):
+def _with_estimates(sums, safe_bits, tilt, DIVERGENCE: tl.constexpr):
     """The sums in lanes with those of more tokens."""
     square = tilt * tilt
     cube = square * tilt
     more = ()
-    for point in tl.static_range(NUM_ESTIMATES):
-        weight = tl.exp2(safe_bits + tilt * (point / (NUM_ESTIMATES - 1)))
-        sum_of_point = sums[point] + power_sums(weight, tilt, square, cube)
+    for point in tl.static_range(num_estimates(DIVERGENCE)):
+        weight = tl.exp2(safe_bits + tilt * (point / (at.NUM_ESTIMATES - 1)))
+        sum_of_point = sums[point] + at.power_sums(weight, tilt, square, cube)
         more += (sum_of_point,)  # type: ignore[assignment]
     return more
 
 
 @triton.jit
 def finite_masks(row, NUM_SLOTS: tl.constexpr):
-    """Whether a finite logit of the row counts as banned, and the peaks that tell: risky, safe."""
-    risky_max = load_record(row, RISKY_MAX, -INF, NUM_SLOTS)
-    safe_max = load_record(row, SAFE_MAX, -INF, NUM_SLOTS)
-    risky_min = load_record(row, RISKY_MIN, INF, NUM_SLOTS)
-    safe_min = load_record(row, SAFE_MIN, INF, NUM_SLOTS)
+    """(has_masks, risky peak, safe peak): masks are finite logits that count as banned."""
+    risky_max = at.load_record(row, at.RISKY_MAX, -at.INF, NUM_SLOTS)
+    safe_max = at.load_record(row, at.SAFE_MAX, -at.INF, NUM_SLOTS)
+    risky_min = at.load_record(row, at.RISKY_MIN, at.INF, NUM_SLOTS)
+    safe_min = at.load_record(row, at.SAFE_MIN, at.INF, NUM_SLOTS)
     risky_peak, safe_peak = tl.max(risky_max, 0), tl.max(safe_max, 0)
     gap = tl.maximum(risky_peak - tl.min(risky_min, 0), safe_peak - tl.min(safe_min, 0))
-    return gap > BAN_GAP, risky_peak, safe_peak
+    return gap > at.BAN_GAP, risky_peak, safe_peak
 
 
 @triton.jit
 def merge_masses(row, NUM_SLOTS: tl.constexpr):
     """Facts that both divergences need; returns whether the row is valid."""
-    safe_max = load_record(row, SAFE_MAX, -INF, NUM_SLOTS)
-    risky_max = load_record(row, RISKY_MAX, -INF, NUM_SLOTS)
-    is_bad = load_record(row, IS_BAD, 0.0, NUM_SLOTS)
+    safe_max = at.load_record(row, at.SAFE_MAX, -at.INF, NUM_SLOTS)
+    risky_max = at.load_record(row, at.RISKY_MAX, -at.INF, NUM_SLOTS)
+    is_bad = at.load_record(row, at.IS_BAD, 0.0, NUM_SLOTS)
     safe_peak, risky_peak = tl.max(safe_max, 0), tl.max(risky_max, 0)
-    is_valid = (tl.max(is_bad, 0) == 0.0) & (safe_peak > -INF) & (risky_peak > -INF)
+    is_valid = (tl.max(is_bad, 0) == 0.0) & (safe_peak > -at.INF) & (risky_peak > -at.INF)
     safe_peak = tl.where(is_valid, safe_peak, 0.0)
     risky_peak = tl.where(is_valid, risky_peak, 0.0)
-    scale = weights((safe_max - safe_peak) * LOG2_E, safe_max > -INF)
-    shared = load_record(row, SHARED_MASS, 0.0, NUM_SLOTS)
-    banned = load_record(row, BANNED_MASS, 0.0, NUM_SLOTS)
+    scale = at.weights((safe_max - safe_peak) * at.LOG2_E, safe_max > -at.INF)
+    shared = at.load_record(row, at.SHARED_MASS, 0.0, NUM_SLOTS)
+    banned = at.load_record(row, at.BANNED_MASS, 0.0, NUM_SLOTS)
     shared, banned = tl.sum(scale * shared, 0), tl.sum(scale * banned, 0)
     is_possible = is_valid & (shared > 0.0)
     quotient = banned / tl.where(is_possible, shared, 1.0)
     floor = tl.where(
         banned > 0.0, tl.log(1.0 + quotient) * (1.0 + FLOOR_MARGIN * ROUNDING) + ROUNDING, 0.0
     )
-    tl.store(row.facts + SAFE_PEAK, safe_peak)
-    tl.store(row.facts + RISKY_PEAK, risky_peak)
-    tl.store(row.facts + LOG2_SHARED, tl.where(is_possible, tl.log2(shared), 0.0))
-    tl.store(row.facts + LOG2_SAFE_MASS, tl.where(is_valid, tl.log2(shared + banned), 0.0))
-    tl.store(row.facts + FLOOR, tl.where(is_possible, floor, INF))
-    tl.store(row.flags + IS_VALID, is_valid.to(tl.uint8))
+    tl.store(row.facts + at.SAFE_PEAK, safe_peak)
+    tl.store(row.facts + at.RISKY_PEAK, risky_peak)
+    tl.store(row.facts + at.LOG2_SHARED, tl.where(is_possible, tl.log2(shared), 0.0))
+    tl.store(row.facts + at.LOG2_SAFE_MASS, tl.where(is_valid, tl.log2(shared + banned), 0.0))
+    tl.store(row.facts + at.FLOOR, tl.where(is_possible, floor, at.INF))
+    tl.store(row.flags + at.IS_VALID, is_valid.to(tl.uint8))
     return is_valid
 
 
 @triton.jit
 def merge_extremes(row, NUM_SLOTS: tl.constexpr):
     """The risky mass and the range of the tilt on the common support."""
-    safe_peak, risky_peak = tl.load(row.facts + SAFE_PEAK), tl.load(row.facts + RISKY_PEAK)
-    risky_max = load_record(row, RISKY_MAX, -INF, NUM_SLOTS)
-    mass = load_record(row, RISKY_MASS, 0.0, NUM_SLOTS)
-    bits = tl.where(mass > 0.0, (risky_max - risky_peak) * LOG2_E + tl.log2(mass), -INF)
+    safe_peak, risky_peak = tl.load(row.facts + at.SAFE_PEAK), tl.load(row.facts + at.RISKY_PEAK)
+    risky_max = at.load_record(row, at.RISKY_MAX, -at.INF, NUM_SLOTS)
+    mass = at.load_record(row, at.RISKY_MASS, 0.0, NUM_SLOTS)
+    bits = tl.where(mass > 0.0, (risky_max - risky_peak) * at.LOG2_E + tl.log2(mass), -at.INF)
     peak = tl.max(bits, 0)
-    total = tl.sum(tl.exp2(bits - tl.where(peak > -INF, peak, 0.0)), 0)
-    largest = load_record(row, TILT_MAX, -INF, NUM_SLOTS)
-    smallest = load_record(row, TILT_MIN, INF, NUM_SLOTS)
-    safe_max = load_record(row, SAFE_MAX, -INF, NUM_SLOTS)
-    has_shared = largest > -INF
+    total = tl.sum(tl.exp2(bits - tl.where(peak > -at.INF, peak, 0.0)), 0)
+    largest = at.load_record(row, at.TILT_MAX, -at.INF, NUM_SLOTS)
+    smallest = at.load_record(row, at.TILT_MIN, at.INF, NUM_SLOTS)
+    safe_max = at.load_record(row, at.SAFE_MAX, -at.INF, NUM_SLOTS)
+    has_shared = largest > -at.INF
     shift = tl.where(has_shared, risky_max, risky_peak) - risky_peak
     shift -= tl.where(has_shared, safe_max, safe_peak) - safe_peak
-    tl.store(row.facts + LOG2_RISKY, peak + tl.log2(tl.where(total > 0.0, total, 1.0)))
-    tl.store(row.facts + LARGEST_TILT, tl.max(largest + shift, 0) * LOG2_E)
-    tl.store(row.facts + SMALLEST_TILT, tl.min(smallest + shift, 0) * LOG2_E)
+    tl.store(row.facts + at.LOG2_RISKY, peak + tl.log2(tl.where(total > 0.0, total, 1.0)))
+    tl.store(row.facts + at.LARGEST_TILT, tl.max(largest + shift, 0) * at.LOG2_E)
+    tl.store(row.facts + at.SMALLEST_TILT, tl.min(smallest + shift, 0) * at.LOG2_E)

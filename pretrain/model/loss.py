@@ -111,7 +111,7 @@ class LossHead(nn.Linear):
     """
 
     def __init__(self, hidden_size: int, vocab_size: int, *, chunk_tokens: int) -> None:
-        """chunk_tokens: rows of logits that exist at once when labels are given."""
+        """chunk_tokens: rows of logits that exist at once with labels."""
         super().__init__(hidden_size, vocab_size, bias=False)
         self.chunk_tokens = chunk_tokens
         self.logit_loss: LogitLoss = logit_loss_and_gradient

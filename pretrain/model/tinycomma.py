@@ -4,7 +4,8 @@ It is divided among the processes of a run by torchtitan's recipe for Llama 3.
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class TinyCommaArgs(TransformerModelArgs):
     """Take vocab_size from the tokenizer of the token shards."""
     init_seed: int = 0
     loss_chunk_tokens: int = 0
-    """Given labels, the forward returns their loss, from logits of this many tokens at a time."""
+    """With labels, the forward returns their loss, from logits of this many tokens at a time."""
 
     @property
     def hidden_dim(self) -> int:
@@ -74,12 +75,9 @@ class TinyComma(Transformer):
             )
 
     def forward(
-        self,
-        tokens: Tensor,
-        attention_masks: BlockMask | None = None,
-        labels: Tensor | None = None,
+        self, tokens: Tensor, attention_masks: BlockMask | None = None, labels: Tensor | None = None
     ) -> Tensor:
-        """tokens (B, T) -> logits (B, T, V), or the loss where labels (B, T) are given.
+        """tokens (B, T) -> logits (B, T, V), or the loss with labels (B, T).
 
         The loss is the summed cross entropy in nats, and needs loss_chunk_tokens. Without
         attention_masks attention is causal, and attn_type must be "sdpa"; with them "flex".
@@ -168,10 +166,33 @@ def _fill_truncated_normal(parameter: Tensor, *, std: float, key: str) -> None:
     parameter.copy_(full)
 
 
-def parallel_dims(config: JobConfig, num_processes: int) -> ParallelDims:
-    """The grid of processes: replicas, and in each the shards of the weights; nothing else."""
+@dataclass
+class ProcessGrid(ParallelDims):
+    """Replicas of a model, and in each the shards of its weights: all of them FSDP2's.
+
+    torchtitan takes DDP for replicas of one shard, which divides the sum of their gradients by
+    their number, once a round: the loss is a mean over all tokens already.
+    """
+
+    is_offloaded: bool = False
+    """The weights lie in the memory of the CPU, which FSDP2 does on a single process too."""
+
+    @property
+    def fsdp_enabled(self) -> bool:
+        return self.world_size > 1 or self.is_offloaded
+
+    def _mesh_exist(self, name: str, degree: int) -> bool:
+        if name == "fsdp":
+            return self.fsdp_enabled
+        exists: bool = super()._mesh_exist(name, degree)
+        return exists
+
+
+def parallel_dims(config: JobConfig, num_processes: int) -> ProcessGrid:
+    """The grid of a run's processes; all of its parallelism is in the data."""
     num_replicas = config.parallelism.data_parallel_replicate_degree
-    return ParallelDims(
+    return ProcessGrid(
+        is_offloaded=config.training.enable_cpu_offload,
         dp_replicate=num_replicas,
         dp_shard=num_processes // num_replicas,
         **dict.fromkeys(("cp", "tp", "pp", "ep", "etp"), 1),
@@ -185,6 +206,9 @@ def parallelized(model: TinyComma, dims: ParallelDims, config: JobConfig) -> Tin
     if config.loss.chunk_tokens and settings.enable and "loss" in settings.components:
         # One pass over a chunk's logits in place of six: they are its only memory traffic.
         model.output.logit_loss = torch.compile(logit_loss_and_gradient, backend=settings.backend)
+    if device_type == "cpu":  # offloaded weights would be pinned for a GPU
+        config = copy(config)
+        config.training = replace(config.training, enable_cpu_offload=False)
     sharded: TinyComma = parallelize_llama(model, dims, config)
     if device_type == "cpu":
         # The loss is a mean already: torchtitan asks for a division of the gradients by 1, for

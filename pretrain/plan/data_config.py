@@ -1,11 +1,21 @@
 """The data of a training: the [data] section of a run, and a mixture of sources for stages."""
 
-from dataclasses import asdict, dataclass
+import copy
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from ...configs.config_file import Tables, from_table, read_config_file, read_toml
+from ...configs.config_file import (
+    Tables,
+    find_path,
+    from_table,
+    located,
+    read_config_file,
+    read_toml,
+)
+from ...fields import fitted
 
 Entry = TypeVar("Entry")
 WeightUnit = Literal["tokens", "documents"]
@@ -46,7 +56,7 @@ class DataConfig:
     mask_documents: bool = False
     """Attention stays within a document; else, as in lingua, within a sequence of several."""
     verify_checksums: bool = True
-    """Refuse shards that differ from their sha256, or that nobody has verified since they came."""
+    """Refuse shards that differ from their sha256, or that were not verified since they came."""
 
     def __post_init__(self) -> None:
         _check_positive("data.max_epochs", self.max_epochs)
@@ -69,11 +79,11 @@ class MixtureSource:
     """Its commit."""
     num_tokens: int = 0
     """Size of the source while its shards are missing, counted or estimated; 0: not known."""
-    licence_form: Literal["names", "spdx"] = "names"
-    """How its records state licences: by a name of `licences`, or by SPDX ids joined by commas,
-    of which each must be in `spdx_licences`."""
-    licence_if_none: str = ""
-    """Name under which documents without a licence are counted; empty: they are refused."""
+    license_form: Literal["names", "spdx"] = "names"
+    """Form of licenses in its records: a name of `licenses`, or SPDX ids joined by commas, of which
+    each must be in `spdx_licenses`."""
+    license_if_none: str = ""
+    """Name under which documents without a license are counted; empty: they are refused."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 0:
@@ -109,9 +119,9 @@ class MixtureConfig:
     stages: tuple[MixtureStage, ...]
     sources: tuple[MixtureSource, ...]
     weight_unit: WeightUnit = "tokens"
-    licences: tuple[str, ...] = ()
+    licenses: tuple[str, ...] = ()
     """Allow-list for tokenizing; shell patterns."""
-    spdx_licences: tuple[str, ...] = ()
+    spdx_licenses: tuple[str, ...] = ()
     """Further ones for sources that state SPDX ids."""
 
     def __post_init__(self) -> None:
@@ -125,6 +135,9 @@ class MixtureConfig:
         for kind, names in (("stages", stages), ("sources", [one.name for one in self.sources])):
             if not names or len(set(names)) != len(names):
                 raise ValueError(f"{kind} must be at least one, with different names, got {names}")
+        datasets = Counter(source.dataset for source in self.sources if source.dataset)
+        if datasets and (most := datasets.most_common(1)[0])[1] > 1:
+            raise ValueError(f"sources must be of different data sets, got twice: {most[0]}")
         for source in self.sources:
             if unknown := sorted(set(source.weights) - set(stages)):
                 raise ValueError(f"source {source.name} has a weight for no stage: {unknown[0]}")
@@ -137,11 +150,11 @@ class MixtureConfig:
         """The stage of that name. Raises ValueError if there is none."""
         return _named("stage", {stage.name: stage for stage in self.stages}, name)
 
-    def allowed_licences(self, source: MixtureSource) -> tuple[str, ...]:
-        """The allow-list for one source; with what counts for documents without a licence."""
-        spdx = self.spdx_licences if source.licence_form == "spdx" else ()
-        none_given = (source.licence_if_none,) if source.licence_if_none else ()
-        return (*self.licences, *spdx, *none_given)
+    def allowed_licenses(self, source: MixtureSource) -> tuple[str, ...]:
+        """The allow-list for one source; with what counts for documents without a license."""
+        spdx = self.spdx_licenses if source.license_form == "spdx" else ()
+        if_none = (source.license_if_none,) if source.license_if_none else ()
+        return (*self.licenses, *spdx, *if_none)
 
     def data_config(self, stage: MixtureStage) -> DataConfig:
         """The [data] section of the stage's run: with the same shards, the same plan hash."""
@@ -171,27 +184,51 @@ def _named(kind: str, by_name: dict[str, Entry], name: str) -> Entry:
 def load_mixture(path: Path) -> MixtureConfig:
     """Raises FileNotFoundError, or ValueError with the key that is unknown, missing or wrong."""
     config: MixtureConfig = from_table(MixtureConfig, read_toml(path))
-    return config
+    return replace(config, shards_folder=_next_to(config.shards_folder, path.parent))
+
+
+def _next_to(name: str, folder: Path) -> str:
+    """A path that a config in `folder` names: next to the config where it exists there, else as it
+    is, from where the command runs."""
+    return str(find_path(name, (folder,)) or name)
 
 
 def read_run_config(path: Path) -> Tables:
     """The tables of a training run's config, bases and mixture resolved.
 
-    Where [data] names a `mixture`, a file beside the config, and a `stage` of it, these give the
-    sources with their weights, weight_unit, seed and max_epochs that [data] does not say itself.
+    Where [data] names a `mixture` and a `stage` of it, these give the sources with their weights,
+    weight_unit, seed and max_epochs that [data] does not say itself. What a file names is looked
+    for next to that file, then where the command runs; what the run writes lies where it runs.
     Raises: FileNotFoundError, or ValueError with what is wrong in which file.
     """
     return read_config_file(path, expanded=_with_sources_of_stage)
 
 
+_PATHS = (("model", "tokenizer"), ("checkpoint", "initial_load_path"), ("checkpoint", "fork_from"))
+"""Keys of what a run reads, but its sources of data."""
+
+
+def _with_paths(tables: Tables, folder: Path) -> Tables:
+    """The tables with each path that exists next to their file as a path from here."""
+    tables = copy.deepcopy(tables)
+    parts = [(tables.get(section), key) for section, key in _PATHS]
+    for section in ("data", "heldout"):
+        sources = part.get("sources") if isinstance(part := tables.get(section), dict) else None
+        parts += [(source, "path") for source in sources] if isinstance(sources, list) else []
+    for part, key in parts:
+        if isinstance(part, dict) and isinstance(part.get(key), str) and part[key]:
+            part[key] = _next_to(part[key], folder)
+    return tables
+
+
 def _with_sources_of_stage(tables: Tables, folder: Path) -> Tables:
+    tables = _with_paths(tables, folder)
     data = tables.get("data")
     if not isinstance(data, dict) or "mixture" not in data:
         return tables
     for key in ("mixture", "stage"):
-        if not isinstance(data.get(key, ""), str):
-            raise ValueError(f"config key data.{key} must be str, got {data[key]!r}")
-    mixture = load_mixture(folder / data["mixture"])
+        fitted(f"config key data.{key}", data.get(key, ""), str)
+    mixture = load_mixture(located("data.mixture", data["mixture"], (folder, Path())))
     stage = asdict(mixture.data_config(mixture.stage(data.get("stage", ""))))
     said = {key: value for key, value in data.items() if key not in ("mixture", "stage")}
     read = {key: stage[key] for key in ("weight_unit", "seed", "max_epochs")}

@@ -42,9 +42,7 @@ class DataPlan:
         """config.sources and shards go together; raises ValueError if they cannot be mixed."""
         if not config.sources:
             raise ValueError("data.sources is empty: name at least one folder of token shards")
-        self.config = config
-        self.shards = list(shards)
-        self.seq_len = seq_len
+        self.config, self.shards, self.seq_len = config, list(shards), seq_len
         # Of the tokenizer that all sources were tokenized by.
         first = self.shards[0].manifest
         self.tokenizer_sha256, self.vocab_size = first.tokenizer_sha256, first.vocab_size
@@ -116,10 +114,8 @@ class DataPlan:
         shards = self.shards[window.source]
         count = self.seq_len + 1
         before_end = min(count, shards.num_tokens - window.start)
-        tokens = shards.tokens(window.start, before_end)
-        if before_end == count:
-            return tokens
-        return np.concatenate([tokens, shards.tokens(0, count - before_end)])
+        parts = [shards.tokens(window.start, before_end), shards.tokens(0, count - before_end)]
+        return np.concatenate(parts)
 
     @property
     def hash(self) -> str:
@@ -129,7 +125,7 @@ class DataPlan:
                 "name": source.name,
                 "weight": repr(source.weight),
                 "tokenizer_sha256": shards.manifest.tokenizer_sha256,
-                "tokens_sha256": [shard.tokens_sha256 for shard in shards.manifest.shards],
+                "tokens_sha256": shards.manifest.tokens_sha256,
             }
             for source, shards in zip(self.config.sources, self.shards, strict=True)
         ]
@@ -160,9 +156,10 @@ def data_record(plan: DataPlan, *, batch_size: int) -> dict[str, Any]:
             "num_windows": num_windows,
             "origin": shards.manifest.source,
             "revision": shards.manifest.revision,
-            "licences": shards.manifest.licences,
+            "licenses": shards.manifest.licenses,
             "num_documents": shards.manifest.num_documents,
             "num_tokens": shards.manifest.num_tokens,
+            "tokens_sha256": shards.manifest.tokens_sha256,
             # Left out where nothing was searched: records of earlier runs have no such entry.
             **({"decontamination": search} if (search := shards.manifest.decontamination) else {}),
         }

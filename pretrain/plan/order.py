@@ -53,7 +53,7 @@ class Mixture:
         return node, position
 
     def position(self, source: int, occurrence: int) -> int:
-        """Where `locate` finds this sequence of this source."""
+        """Position at which `locate` has this sequence of this source."""
         position = occurrence
         for node, is_left in self._paths[source]:
             twice = (2 * position + 1) * node.weight
@@ -64,7 +64,7 @@ class Mixture:
         return position
 
     def counts(self, num_positions: int) -> list[int]:
-        """How many of the first `num_positions` positions belong to each source."""
+        """Number of the first `num_positions` positions that belong to each source."""
         counts = [0] * len(self.weights)
         pending: list[tuple[_Split | int, int]] = [(self._root, num_positions)]
         while pending:
@@ -129,7 +129,7 @@ class KeyedPermutation:
         return self._walk(index, self._round_keys)
 
     def index(self, element: int) -> int:
-        """Where `element`, in range(size), stands."""
+        """Index of `element`, both in range(size)."""
         # The same network, with the keys in the opposite order and the halves exchanged.
         return self._walk(element, self._round_keys[::-1], is_exchanged=True)
 

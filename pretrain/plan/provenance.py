@@ -1,4 +1,4 @@
-"""Which documents a training step reads, and which steps read a document, in closed form."""
+"""The documents that a training step reads, and the steps that read a document, in closed form."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +19,7 @@ class DocumentSpan:
     input_file: str
     record: int
     """Line or row in the input file, from 0."""
-    licence: str
+    license: str
     first_token: int
     """Within the document, its BOS being token 0."""
     num_tokens: int
@@ -70,12 +70,12 @@ def document_spans(shards: TokenShards, start: int, count: int) -> Iterator[Docu
         end = offset + length
         while offset < end:
             stop = min(int(offsets[document + 1]), end)
-            record, licence = provenance[document].tolist()
+            record, license = provenance[document].tolist()
             yield DocumentSpan(
                 shard=shard.tokens_file,
                 input_file=shard.input_file,
                 record=record,
-                licence=shard.licences[licence],
+                license=shard.licenses[license],
                 first_token=offset - int(offsets[document]),
                 num_tokens=stop - offset,
             )

@@ -1,7 +1,6 @@
 """The stages of a training before any of it runs: tokens, epochs, steps and disk."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -26,12 +25,14 @@ class SourcePlan:
     source_tokens: int
     """Tokens that the source has."""
     origin: str
-    """Where that number is from: shards, or stated by the mixture."""
+    """Source of that number: shards, or stated by the mixture."""
     share: float
     """Share of the stage's tokens."""
     num_sequences: int
     num_tokens: int
     epochs: float
+    contents: tuple[str, ...]
+    """The sha256 of its shards' tokens; its folder while they are missing."""
     decontamination: dict[str, Any] = field(default_factory=dict)
     """Summary in its manifest; empty where nothing was searched, or shards are missing."""
 
@@ -89,6 +90,7 @@ def plan_stage(spec: StageSpec) -> StagePlan:
         raise ValueError(f"stage {spec.name} has no token shards of: {', '.join(unknown)}")
     manifests = {s.name: Manifest.read(Path(s.path)) for s in sources if s.name not in missing}
     shards = {name: manifest.num_tokens for name, manifest in manifests.items()}
+    contents = {name: manifest.tokens_sha256 for name, manifest in manifests.items()}
     searches = {name: manifest.decontamination for name, manifest in manifests.items()}
     sizes = [(spec.sizes | shards)[source.name] for source in sources]
     if missing:
@@ -115,6 +117,7 @@ def plan_stage(spec: StageSpec) -> StagePlan:
                 num_sequences=count,
                 num_tokens=count * spec.seq_len,
                 epochs=count / num_windows,
+                contents=tuple(contents.get(source.name, [source.path])),
                 decontamination=dict(searches.get(source.name, {})),
             )
             for source, size, weight, count, num_windows in zip(
@@ -132,7 +135,7 @@ def missing_sources(data: DataConfig) -> list[str]:
 
 
 def is_mixture(path: Path) -> bool:
-    """Whether a TOML file describes a mixture with its stages rather than one training run."""
+    """True if a TOML file describes a mixture with its stages rather than one training run."""
     return "stages" in read_toml(path)
 
 
@@ -156,7 +159,7 @@ def needed_tokens(mixture: MixtureConfig, name: str) -> int:
     """Tokens of a source that are enough for all stages together, with a margin; 0: take all.
 
     The margin is for input files that are shorter than their share. A source that has little more
-    than that or nobody knows how much, or of which documents are drawn, is taken whole.
+    than that or an unknown size, or of which documents are drawn, is taken whole.
     """
     num_tokens = mixture.source(name).num_tokens
     if mixture.weight_unit != "tokens" or not num_tokens:
@@ -201,18 +204,25 @@ def run_spec(path: Path) -> StageSpec:
     )
 
 
-def check_epochs(stages: Iterable[Mapping[str, float]], max_epochs: float) -> None:
-    """Raises ValueError naming the source that is read most often, if that is more than allowed.
+def check_epochs(readings: Iterable[tuple[str, Sequence[str], float]], max_epochs: float) -> None:
+    """Raises ValueError about the tokens that are read most often, if that is more than allowed.
 
-    stages: for each stage the passes over its sources, by their names; at least one source.
+    readings: for each source of each stage its name, what identifies its contents (as
+    `SourcePlan.contents` does), and the passes over them; at least one. Names do not count: the
+    same shard under two of them, or twice under one, is read by both.
     """
-    epochs: Counter[str] = Counter()
-    for stage in stages:
-        epochs.update(stage)
-    name, most = epochs.most_common(1)[0]
+    passes: dict[str, float] = {}
+    names: dict[str, list[str]] = {}
+    for name, contents, epochs in readings:
+        for each in contents:
+            passes[each] = passes.get(each, 0.0) + epochs
+            names[each] = list(dict.fromkeys([*names.get(each, []), name]))
+    most_read, most = max(passes.items(), key=lambda item: item[1])
     if most > max_epochs:
+        first, *others = names[most_read]
+        same = f", which holds the same tokens as {' and '.join(others)}," if others else ""
         raise ValueError(
-            f"source {name} would be read {most:.2f} times, more than max_epochs "
+            f"source {first}{same} would be read {most:.2f} times, more than max_epochs "
             f"{max_epochs:g} allows: lower its weight, or raise max_epochs"
         )
 

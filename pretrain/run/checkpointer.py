@@ -1,4 +1,4 @@
-"""When a run saves, that only finite and whole checkpoints stand, and which are deleted."""
+"""Saving of a run: when, of finite and whole checkpoints only, and which are deleted."""
 
 import logging
 import os
@@ -25,7 +25,19 @@ from .checkpoints import checkpoint_step, seal, sealed_steps
 
 logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 60.0  # a disk that is full is asked again, not at every step
+# A last save that fails is tried again after these pauses: they fit into Slurm's notice of ten
+# minutes, and room may be made meanwhile.
+LAST_SAVE_PAUSES_S = (5.0, 30.0, 120.0)
+BYTES_PER_PARAMETER = 12
+"""Bytes of a checkpoint: weights and the two moments of AdamW in float32."""
+_SLOW_DISK_BYTES_PER_S = 100e6  # a network's disk that many share
 OPTIMIZER = "optimizer"
+
+
+def longest_save_s(num_parameters: int) -> float:
+    """Seconds for which processes may wait for one that saves, with all of its tries and pauses."""
+    seconds = BYTES_PER_PARAMETER * num_parameters / _SLOW_DISK_BYTES_PER_S
+    return _RETRY_SECONDS + sum(LAST_SAVE_PAUSES_S) + (1 + len(LAST_SAVE_PAUSES_S)) * seconds
 
 
 class Checkpointer:
@@ -34,7 +46,7 @@ class Checkpointer:
     The first step is saved, so that what cannot be saved shows in minutes; then every `interval`
     steps, and after `interval_minutes` without a save. Of the saved steps the last `keep_latest_k`
     are kept, and all multiples of `milestone_interval`. Whether time is up is a claim of one
-    process: `save` must be told what all of them agreed on.
+    process: `save` must get what all of them agreed on.
     A save that fails, on a full disk perhaps, ends nothing: `failure` says why, the part of it that
     was written is deleted, and time is up again a minute later.
     """
@@ -48,15 +60,12 @@ class Checkpointer:
         states: dict[str, Stateful],
         before_save: Callable[[], None] = lambda: None,
     ) -> None:
-        """states: saved and loaded beside the model's weights, by their names.
+        """states: saved and loaded with the model's weights, by their names.
 
         before_save: called on all processes; what it raises refuses a state to be saved.
         """
-        self._config = config
-        self._folder = run_folder / config.folder
-        self._model = model
-        self._states = states
-        self._before_save = before_save
+        self._config, self._folder = config, run_folder / config.folder
+        self._model, self._states, self._before_save = model, states, before_save
         self._last_save_time = time.monotonic()
         self.failure: str | None = None
         """Why the last save of this process failed; None while it has not."""
@@ -70,7 +79,7 @@ class Checkpointer:
 
     @property
     def is_time_up(self) -> bool:
-        """Whether this process has gone too long without a save that succeeded."""
+        """True if this process has gone too long without a save that succeeded."""
         elapsed = time.monotonic() - self._last_save_time
         if self.failure is not None:
             return elapsed >= _RETRY_SECONDS
@@ -81,7 +90,7 @@ class Checkpointer:
 
         The first process looks, after the preflight has set aside what is not whole. Of another
         run's checkpoint come only the weights, and the moments where they are kept: the settings
-        of the optimizer come with these, so whoever loads sets them again.
+        of the optimizer come with these, so the caller sets them again.
         """
         last_steps = [max(sealed_steps(self._folder), default=0)]
         dist.broadcast_object_list(last_steps, src=0)

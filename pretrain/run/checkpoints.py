@@ -74,7 +74,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def was_finished(folder: Path) -> bool:
-    """Whether a folder of checkpoints holds any that once was whole, damaged or set aside since.
+    """True if a folder of checkpoints holds any that once was whole, damaged or set aside since.
 
     A run that was killed while it sealed its first checkpoint never had one.
     """

@@ -1,6 +1,7 @@
 """Held-out loss: cross entropy on token shards that are never trained on, source by source."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ..job_config import HeldoutConfig
 from ..model.loss import IGNORE_INDEX
-from ..tokens.shards import TokenShards
+from ..tokens.shards import Manifest, TokenShards
 
 BatchLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -29,6 +30,20 @@ def check_heldout(config: HeldoutConfig, *, seq_len: int, tokenizer_sha256: str)
             )
 
 
+def check_not_trained_on(config: HeldoutConfig, trained: Mapping[str, str]) -> None:
+    """Raises ValueError if a held-out source has a shard in common with the training data.
+
+    trained: names of the sources of this run and of those before it, by the sha256 of a shard.
+    """
+    for source in config.sources:
+        for shard in Manifest.read(Path(source.path)).shards:
+            if name := trained.get(shard.tokens_sha256):
+                raise ValueError(
+                    f"heldout source {source.name} is trained on: source {name} holds the tokens "
+                    f"of its {shard.tokens_file} too"
+                )
+
+
 class HeldoutLoss:
     """Measures the same windows on any number of processes.
 
@@ -40,19 +55,17 @@ class HeldoutLoss:
         self, config: HeldoutConfig, *, seq_len: int, batch_size: int, device: torch.device
     ) -> None:
         """batch_size: rows of a forward on one process. The sources have passed `check_heldout`."""
-        self._config = config
-        self._seq_len = seq_len
-        self._batch_size = batch_size
-        self._device = device
+        self._config, self._device = config, device
+        self._seq_len, self._batch_size = seq_len, batch_size
         self._shards = [TokenShards.open(source.path) for source in config.sources]
 
     def is_due(self, step: int, *, is_last: bool) -> bool:
-        """Whether to measure after `step`: after the first, so that what fails shows in minutes."""
+        """True if `step` is measured: the first one, so that what fails shows in minutes."""
         is_due = step == 1 or is_last or step % self._config.interval == 0
         return bool(self._config.sources) and is_due
 
     def measure(self, batch_loss: BatchLoss) -> dict[str, float]:
-        """Mean loss of each source, in nats a token; on all processes together.
+        """Mean loss of each source, in nats per token; on all processes together.
 
         batch_loss: summed cross entropy of (batch_size, seq_len) inputs and labels on `device`.
         """

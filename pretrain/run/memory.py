@@ -43,8 +43,8 @@ class MemoryEstimate:
 def estimate_memory(config: JobConfig, model: TinyComma, *, num_shards: int) -> MemoryEstimate:
     """Estimate the memory of one GPU in a run whose weights are divided among `num_shards` of them.
 
-    model: on the meta device, for example. Activation checkpointing other than "full" is counted
-    as none.
+    model: on the meta device, for example. Checkpointing of activations other than "full" counts as
+    none.
     """
     training, compiled = config.training, config.compile.components if config.compile.enable else ()
     args, num_parameters = model.model_args, parameter_count(model)
@@ -60,8 +60,8 @@ def estimate_memory(config: JobConfig, model: TinyComma, *, num_shards: int) -> 
 
     # 2. Gathered weights: the layer at work and the next one, embedding and output; or all, where
     # they stay gathered. With them the largest gradient, and its float32 form while it is reduced.
-    # On one GPU they are whole already, and autocast keeps a copy of each in its dtype.
-    if num_shards == 1:
+    # Of a process alone they are whole already, and autocast keeps a copy of each in its dtype.
+    if num_shards * num_replicas == 1:
         gathered = 0 if width == _FLOAT32_BYTES else width * num_parameters
     else:
         num_gathered = 2 * (embedding + parameter_count(model.layers["0"]))
@@ -100,7 +100,7 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def layer_activation_values(args: TinyCommaArgs, *, is_compiled: bool) -> int:
-    """Numbers that one layer saves for backward, a token.
+    """Numbers that one layer saves for backward, per token.
 
     Of width d: its input, both norms' outputs, q, k, v, attention's output and the sum before the
     feed-forward. Of width f: w1's and w3's outputs, w2's input; silu's output too, which a

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -48,7 +49,7 @@ class StepLog:
         # A process killed while writing leaves a last line without its end.
         whole = [line for line in lines if line.endswith(b"\n")]
         steps = [(_step_of(line), line) for line in whole]
-        # Lines that cannot be read are kept beside the file: a log is no reason to end a run.
+        # Lines that cannot be read are kept next to the file: a log is no reason to end a run.
         if damaged := [line for its, line in steps if its is None]:
             aside = self.path.with_name(f"{self.path.name}.damaged")
             with aside.open("ab") as file:
@@ -167,6 +168,8 @@ class RunMetrics(MetricsProcessor):
         if self._is_writer:
             self._log.keep_until(step)
             self._heldout_log.keep_until(step)
+            # The default lock is for several processes, and warns where one of them is interrupted.
+            tqdm.set_lock(threading.RLock())
             self._bar = tqdm(
                 total=self.job_config.training.steps,
                 initial=step,
@@ -217,7 +220,7 @@ class RunMetrics(MetricsProcessor):
         self._last_step, self._last_time = step, time.perf_counter()
 
     def log_heldout(self, step: int, losses: dict[str, float], *, seconds: float) -> None:
-        """Record what was measured in `seconds` between two steps: nats a token, by source."""
+        """Record what was measured in `seconds` between two steps: nats per token, by source."""
         curves = {f"heldout_loss/{name}": loss for name, loss in losses.items()}
         self.logger.log(curves, step)
         if self._is_writer:
@@ -235,7 +238,7 @@ class RunMetrics(MetricsProcessor):
         tokens_per_s = (step - self._last_step) * self._tokens_per_step / seconds
         speed = {"tokens": step * self._tokens_per_step, "tokens_per_s": tokens_per_s}
         if self._peak_flops is not None:
-            # A fraction of a GPU's peak in bfloat16, also where float8 is used. FLOPs a token are
+            # A fraction of a GPU's peak in bfloat16, also where float8 is used. FLOPs per token are
             # torchtitan's 6 (P - E) + 12 L d T: P parameters, E of them in the embedding table, L
             # layers of width d, T tokens in a sequence; attention counted without its causal mask.
             # Source: Chowdhery et al. 2022, "PaLM", appendix B.
@@ -243,9 +246,13 @@ class RunMetrics(MetricsProcessor):
             speed["mfu"] = flops_per_s / self._peak_flops
         return speed | {"seconds": now - self._start_time}
 
-    def close(self) -> None:
+    def flush(self) -> None:
+        """Write the lines that wait for a disk that was full."""
         self._log.flush()
         self._heldout_log.flush()
+
+    def close(self) -> None:
+        self.flush()
         if self._bar is not None:
             self._bar.close()
         super().close()

@@ -10,23 +10,23 @@ from pathlib import Path
 import torch
 
 from ...environment import environment_record
-from ..job_config import Checkpoint, JobConfig
+from ..job_config import Checkpoint, JobConfig, place_of
 from ..model.tinycomma import TinyComma, flavors, model_args
 from ..plan.data_plan import DataPlan, epochs_read
 from ..plan.stages import check_epochs
 from ..tokens.encoder import TOKENIZER_NAME, check_tokenizer
 from ..tokens.shards import check_shards
+from .checkpointer import BYTES_PER_PARAMETER
 from .checkpoints import checkpoint_steps
-from .heldout import check_heldout
+from .heldout import check_heldout, check_not_trained_on
 from .memory import GIB, MemoryEstimate, estimate_memory, parameter_count
-from .start import copy_fork, find_starting_point, record_of, resolved_settings
+from .start import StartingPoint, copy_fork, find_starting_point, record_of, resolved_settings
 from .trainer import global_batch_size
 
 FLOAT8_CONVERTER = "quantize.linear.float8"
 # The allocator's fragments, NCCL and the CUDA context take the rest.
 _USABLE_MEMORY_FRACTION = 0.92
 _GB = 10**9
-_CHECKPOINT_BYTES_PER_PARAMETER = 12  # float32 weights and the two moments of AdamW
 _UNUSED_SECTIONS = ("validation", "fault_tolerance", "experimental", "memory_estimation")
 
 
@@ -42,6 +42,7 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     check_settings(config)
     check_batch(config, num_processes)
     _check_gpus(config)
+    _check_places(config)
     # 2. The data: of one tokenizer that the model has room for, and long enough.
     plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
     record = record_of(config, plan, num_processes=num_processes)
@@ -55,8 +56,15 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
     # 3. Where the run starts; with that it is known how often each source will have been read.
     start = find_starting_point(config, record)
-    passes = start.record.stages(config.training.steps)
-    check_epochs([epochs_read(run.data, step) for run, step in passes], config.data.max_epochs)
+    _check_steps_left(start, config.training.steps)
+    readings = [
+        (source["name"], source["tokens_sha256"], epochs_read(run.data, step)[source["name"]])
+        for run, step in start.record.stages(config.training.steps)
+        for source in run.data["sources"]
+    ]
+    check_epochs(readings, config.data.max_epochs)
+    trained = {shard: name for name, shards, _ in readings for shard in shards}
+    check_not_trained_on(config.heldout, trained)
     # 4. Room for a step and for the checkpoints; checksums last, as they may take a minute.
     with torch.device("meta"):
         model = TinyComma(model_args(config))
@@ -82,6 +90,12 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     if start.forked:
         copy_fork(config, start.forked)
     remarks = [start.remark] if start.remark else []
+    steps, warmup = config.training.steps, config.lr_scheduler.warmup_steps
+    if steps < warmup:
+        remarks.append(
+            f"training.steps {steps} are fewer than lr_scheduler.warmup_steps {warmup}: the "
+            "learning rate never reaches optimizer.lr"
+        )
     if unsearched := [
         source["name"] for source in record.data["sources"] if "decontamination" not in source
     ]:
@@ -90,6 +104,15 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
             f"{', '.join(unsearched)}"
         )
     return remarks
+
+
+def _check_places(config: JobConfig) -> None:
+    """Raise ValueError for data or a tokenizer that is neither next to the config nor here."""
+    if config.model.tokenizer:
+        place_of(config, "model.tokenizer", config.model.tokenizer)
+    for section in ("data", "heldout"):
+        for source in getattr(config, section).sources:
+            place_of(config, f"{section}.sources, {source.name}", source.path)
 
 
 def check_settings(config: JobConfig) -> None:
@@ -119,6 +142,8 @@ def check_settings(config: JobConfig) -> None:
             "optimizer.early_step_in_backward must be false: whether a step is taken depends on "
             "all of its gradients"
         )
+    _check_schedule(config)
+    _check_intervals(config)
     for section in _UNUSED_SECTIONS:
         if (settings := getattr(config, section)) != type(settings)():
             raise ValueError(f"the settings of {section} are not supported: nothing reads them")
@@ -140,10 +165,67 @@ def _check_packages(config: JobConfig) -> None:
         )
 
 
+def _check_schedule(config: JobConfig) -> None:
+    """Outside of its steps the schedule gives rates outside the settings, below zero even."""
+    schedule, steps = config.lr_scheduler, config.training.steps
+    total = steps if schedule.total_steps is None else schedule.total_steps
+    decay, floor = schedule.decay_ratio, schedule.min_lr_factor
+    for name, factor in (
+        ("min_lr_factor", floor),
+        ("decay_ratio", 0.0 if decay is None else decay),
+    ):
+        if not 0 <= factor <= 1:
+            raise ValueError(f"lr_scheduler.{name} must be in [0, 1], got {factor}")
+    if total < steps:
+        raise ValueError(
+            f"lr_scheduler.total_steps {total} is below training.steps {steps}: the schedule must "
+            "be as long as the run, or longer"
+        )
+    length = f"of {total} steps (lr_scheduler.total_steps, or training.steps if that is not set)"
+    if schedule.warmup_steps > total:
+        raise ValueError(
+            f"lr_scheduler.warmup_steps {schedule.warmup_steps} is more than the schedule {length}"
+        )
+    if decay is not None and schedule.warmup_steps + round(total * decay) > total:
+        raise ValueError(
+            f"lr_scheduler.warmup_steps {schedule.warmup_steps} and decay_ratio {decay} are more "
+            f"than the schedule {length}"
+        )
+
+
+def _check_intervals(config: JobConfig) -> None:
+    saves, profiling = config.checkpoint, config.profiling
+    if saves.milestone_interval % saves.interval:
+        raise ValueError(
+            f"checkpoint.milestone_interval {saves.milestone_interval} is not a multiple of "
+            f"checkpoint.interval {saves.interval}: some milestones would never be saved"
+        )
+    num_profiled = profiling.profiler_warmup + profiling.profiler_active
+    if profiling.enable_profiling and profiling.profile_freq < num_profiled:
+        raise ValueError(
+            f"profiling.profile_freq {profiling.profile_freq} is below profiler_warmup and "
+            f"profiler_active together, {num_profiled}"
+        )
+
+
+def _check_steps_left(start: StartingPoint, num_steps: int) -> None:
+    """A finished run that is started again does nothing; more than that would be a mistake."""
+    if start.step > num_steps or (start.forked and start.step == num_steps):
+        raise ValueError(
+            f"training.steps {num_steps} leaves nothing to train after the checkpoint of step "
+            f"{start.step}{f', {start.forked}' if start.forked else ''}"
+        )
+
+
 def check_batch(config: JobConfig, num_processes: int) -> None:
     """Raises ValueError if a step cannot be shared equally among that many processes."""
     num_replicas = config.parallelism.data_parallel_replicate_degree
     num_shards = config.parallelism.data_parallel_shard_degree
+    if (batch_size := config.training.global_batch_size) < 1 and batch_size != -1:
+        raise ValueError(
+            f"training.global_batch_size must be at least 1, or -1 for a local batch on each "
+            f"process, got {batch_size}"
+        )
     if num_processes % num_replicas or num_shards not in (-1, num_processes // num_replicas):
         raise ValueError(
             f"parallelism: {num_replicas} replicas of {num_shards} shards (-1: the rest) do not "
@@ -183,10 +265,10 @@ def check_memory(config: JobConfig, estimate: MemoryEstimate) -> None:
 
 
 def _check_disk(config: JobConfig, *, num_parameters: int) -> None:
-    """The checkpoints that the run will keep must fit beside those that are there already."""
+    """The checkpoints that the run will keep must fit next to those that are there already."""
     free = shutil.disk_usage(config.job.dump_folder).free
     folder = Path(config.job.dump_folder) / config.checkpoint.folder
-    checkpoint_bytes = _CHECKPOINT_BYTES_PER_PARAMETER * num_parameters
+    checkpoint_bytes = BYTES_PER_PARAMETER * num_parameters
     num_kept = _num_kept_checkpoints(config.checkpoint, num_steps=config.training.steps)
     needed = max(0, num_kept - len(checkpoint_steps(folder))) * checkpoint_bytes
     if needed > free:

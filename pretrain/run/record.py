@@ -18,7 +18,7 @@ SCHEMA = "anchored-run/1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """Model, tokenizer and everything that decides the weights after a given step."""
+    """Model, tokenizer and everything that decides the weights after a step."""
 
     model: dict[str, Any]
     """The shape, in the names of a Hugging Face config."""
@@ -79,7 +79,7 @@ class RunRecord:
         return replace(self, settings=settings, starts=[*self.starts, start])
 
     def stages(self, step: int) -> list[tuple["RunRecord", int]]:
-        """The runs behind the weights after `step` with their last steps, the first run first."""
+        """The runs that led to the weights after `step`, with their last steps, in order."""
         if self.earlier is None:
             return [(self, step)]
         fields = dict(self.earlier)
@@ -96,7 +96,7 @@ class RunRecord:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:
-    """What differs between two tables: [before, after] by name."""
+    """The differences between two tables: [before, after] by name."""
     return {
         name: [before.get(name), after.get(name)]
         for name in before | after
@@ -108,7 +108,7 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any
 def run_lock(folder: Path) -> Iterator[None]:
     """A claim on a dump folder, which is made, while the context or this process lasts.
 
-    The claim is a lock of the system, so that no kill leaves it behind.
+    The claim is a lock of the system, so that it ends with the process.
     Raises: ValueError naming who holds it, OSError if the folder cannot be written or locked.
     """
     path = folder / LOCK_NAME

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from ... import AnchoredError
+from ...errors import AnchoredError
 from ..job_config import SpikeGuardConfig
 
 MAX_CONSECUTIVE_SKIPS = 8
@@ -13,7 +13,7 @@ MAX_CONSECUTIVE_SKIPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """A step's loss and the limit that it exceeded, in nats a token; or what is not finite."""
+    """A step's loss and the limit that it exceeded, in nats per token; or what is not finite."""
 
     loss: float
     limit: float

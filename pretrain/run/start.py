@@ -6,11 +6,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ...durable_files import json_value, new_folder
-from ..job_config import JobConfig
+from ...durable_files import file_sha256, json_value, new_folder
+from ..job_config import JobConfig, place_of
 from ..model.tinycomma import model_args
 from ..plan.data_plan import DataPlan, data_record
-from .checkpoints import checkpoint_step, checkpoint_steps, damage, set_aside, was_finished
+from .checkpoints import (
+    SEAL_NAME,
+    checkpoint_step,
+    checkpoint_steps,
+    damage,
+    set_aside,
+    was_finished,
+)
 from .record import RECORD_NAME, RunRecord, changes
 from .trainer import global_batch_size
 
@@ -25,10 +32,14 @@ IDENTITY: Final = (
 )
 """Settings and whole sections that decide a run's weights: they are the same on every start.
 
-The data counts by contents, in data.plan_hash. Parallelism, compilation and the size of a process's
-batch are missing because they change nothing but rounding, training.steps because a run may be
-made longer: the length of its schedule is compared.
+Contents count, not paths, so that runs may be copied and moved: of the data in data.plan_hash, of
+another run's checkpoint in its seal. Parallelism, compilation and the size of a process's batch are
+missing because they change nothing but rounding, training.steps because a run may be made longer:
+the length of its schedule is compared.
 """
+_CHECKPOINTS: Final = ("checkpoint.initial_load_path", "checkpoint.fork_from")
+_NUM_KNOWN_PARTS: Final = 3
+"""Parts at the end of a checkpoint's path that a move leaves alone: RUN/checkpoint/step-N."""
 MAY_CHANGE: Final = ("optimizer.", "lr_scheduler.", "spike_guard.", "training.max_norm")
 """Settings that may change where a run forks: they decide nothing about what a checkpoint holds."""
 
@@ -62,6 +73,7 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
     settings = dict(_settings(asdict(config)))
     settings["training.global_batch_size"] = global_batch_size(config, num_processes)
     settings["lr_scheduler.total_steps"] = config.lr_scheduler.total_steps or config.training.steps
+    settings |= {name: _sealed(config, name, settings[name]) for name in _CHECKPOINTS}
     names = list(IDENTITY)
     if config.spike_guard.action == "skip":  # else it only watches
         names.append("spike_guard")
@@ -72,6 +84,15 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
         for key, value in settings.items()
         if any(key == name or key.startswith(f"{name}.") for name in names)
     }
+
+
+def _sealed(config: JobConfig, name: str, path: str | None) -> str | None:
+    """Another run's checkpoint as its step and its seal's sha256; as its path once it is gone."""
+    try:
+        checkpoint = place_of(config, name, path).resolve() if path else Path()
+        return path and f"{checkpoint.name} with sha256 {file_sha256(checkpoint / SEAL_NAME)}"
+    except (ValueError, OSError):
+        return path
 
 
 def resolved_settings(config: JobConfig) -> dict[str, Any]:
@@ -102,7 +123,7 @@ class StartingPoint:
 
 
 def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
-    """Where the run of this record starts; sets aside what lies after its last whole checkpoint.
+    """The starting point of a run; sets aside what lies after its last whole checkpoint.
 
     Raises: ValueError with one line if the folder holds another run, or checkpoints of which none
     is whole any more, or the weights to start from are missing or of another model.
@@ -117,8 +138,8 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
             earlier = {**asdict(other), "step": checkpoint_step(checkpoint)}
             record = replace(record, earlier=earlier)
         return StartingPoint(record)
-    # 2. It goes on from its last whole one; only when that is found are later ones set aside.
-    _check_same_run(config, record)
+    # 2. It goes on from its last whole one; only then are later ones set aside.
+    before = _same_run(config, record)
     reasons: dict[Path, str] = {}
     for step, path in reversed(checkpoint_steps(folder).items()):
         if reason := damage(path):
@@ -126,13 +147,10 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
             continue
         asides = [f"{set_aside(torn).name} ({why})" for torn, why in reasons.items()]
         prefix = f"set aside {'; '.join(asides)}: " if asides else ""
-        before = RunRecord.read(folder.parent)
         skips = {"skips": before.data["skips"]} if "skips" in before.data else {}
-        record = replace(
-            before, model=record.model, identity=record.identity, data=record.data | skips
-        )
+        record = replace(before, data=record.data | skips)
         return StartingPoint(record, step, f"{prefix}resuming from {path}")
-    # 3. None is whole. A run that had some is not begun again over them: somebody may mend one.
+    # 3. None is whole. A run that had some is not begun again over them: one may be mended.
     if was_finished(folder):
         damages = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())
         raise ValueError(
@@ -188,7 +206,8 @@ def copy_fork(config: JobConfig, checkpoint: Path) -> None:
         shutil.copytree(checkpoint, folder / checkpoint.name)
 
 
-def _check_same_run(config: JobConfig, record: RunRecord) -> None:
+def _same_run(config: JobConfig, record: RunRecord) -> RunRecord:
+    """The record that is in the dump folder. Raises ValueError unless it is of the same run."""
     dump_folder = Path(config.job.dump_folder)
     folder = dump_folder / config.checkpoint.folder
     if not (dump_folder / RECORD_NAME).exists():
@@ -198,11 +217,28 @@ def _check_same_run(config: JobConfig, record: RunRecord) -> None:
             f"{folder} exists without the record of a run and would {effect}: "
             "remove it or choose another job.dump_folder"
         )
-    if difference := RunRecord.read(dump_folder).difference(record):
+    before = RunRecord.read(dump_folder)
+    # 1. A checkpoint that is gone, as it may be once there is one here, is known by its path's end.
+    paths = {name: (before.settings.get(name), record.identity[name]) for name in _CHECKPOINTS}
+    gone = [name for name, (old, new) in paths.items() if old and new and _is_moved(old, new)]
+    record = replace(
+        record, identity=record.identity | {name: before.identity[name] for name in gone}
+    )
+    # 2. All else is compared as it is.
+    if difference := before.difference(record):
+        if difference.startswith(_CHECKPOINTS):
+            difference += f"; its path was {before.settings.get(difference.partition(' ')[0])}"
         raise ValueError(
             f"{folder} holds checkpoints of another run ({difference}): "
             "restore the setting or choose another job.dump_folder"
         )
+    return before
+
+
+def _is_moved(old: str, new: str) -> bool:
+    """Whether two paths of checkpoints end alike, as far as a move leaves them alone."""
+    ends = [Path(path).parts[::-1][:_NUM_KNOWN_PARTS] for path in (old, new)]
+    return all(one == other for one, other in zip(*ends, strict=False))
 
 
 def _other_run(name: str, config: JobConfig, record: RunRecord) -> tuple[Path, RunRecord]:
@@ -211,10 +247,11 @@ def _other_run(name: str, config: JobConfig, record: RunRecord) -> tuple[Path, R
     Raises: ValueError unless it is whole and of this run's model and tokenizer.
     """
     path = getattr(config.checkpoint, name)
-    checkpoint = Path(path).resolve()  # "step-24" alone has a run above it too
-    if not checkpoint.is_dir():
+    try:
+        checkpoint = place_of(config, f"checkpoint.{name}", path).resolve()  # for its run above it
+    except ValueError as missing:
         advice = ": train the stage before first" if name == "initial_load_path" else ""
-        raise ValueError(f"checkpoint.{name} {path} does not exist{advice}")
+        raise ValueError(f"{missing}{advice}") from None
     if reason := damage(checkpoint):
         raise ValueError(f"checkpoint.{name} {path} is not whole: {reason}")
     other = RunRecord.read(checkpoint.parents[1])

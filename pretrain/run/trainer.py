@@ -2,13 +2,11 @@
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -29,15 +27,10 @@ from torchtitan.distributed.utils import (
 )
 from torchtitan.protocols.model_converter import build_model_converters
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enable_profiling
-from torchtitan.tools.utils import (
-    GarbageCollection,
-    device_module,
-    device_type,
-    set_default_dtype,
-)
+from torchtitan.tools.utils import GarbageCollection, device_module, device_type, set_default_dtype
 
-from ... import AnchoredError
 from ...durable_files import json_value
+from ...errors import AnchoredError
 from ..job_config import JobConfig
 from ..model.attention import document_mask
 from ..model.tinycomma import (
@@ -50,23 +43,21 @@ from ..model.tinycomma import (
 )
 from ..plan.data_plan import DataPlan, skipped_steps
 from ..plan.loader import Batch, read_batches
-from .checkpointer import OPTIMIZER, Checkpointer
+from .checkpointer import LAST_SAVE_PAUSES_S, OPTIMIZER, Checkpointer, longest_save_s
 from .heldout import HeldoutLoss
 from .metrics import RunMetrics, StepLog
 from .record import RunRecord
 from .spikes import SpikeGuard
+from .stop_signals import StopRequest
 
 logger = logging.getLogger(__name__)
-# A last save that fails is tried again after these pauses: they fit into Slurm's notice of ten
-# minutes, and somebody may make room meanwhile.
-LAST_SAVE_PAUSES_S = (5.0, 30.0, 120.0)
 
 
 class Trainer:
     """Trains from the last checkpoint (or the initial weights) to the last step, or to a signal.
 
     A stop signal to any process ends training on all of them after the same step, with a whole
-    checkpoint of that step. Before training begins it ends them at once.
+    checkpoint of that step. Before training begins, and where it is repeated, it ends them at once.
     """
 
     def __init__(self, config: JobConfig) -> None:
@@ -87,8 +78,9 @@ class Trainer:
         converters = build_model_converters(config, self._dims)
         converters.convert(model)
         self.metrics = RunMetrics(config, self._dims)
-        _, flops_per_token = args.get_nparams_and_flops(model, config.training.seq_len)
-        self.metrics.num_flops_per_token = flops_per_token
+        num_parameters, flops = args.get_nparams_and_flops(model, config.training.seq_len)
+        self._longest_save_s = longest_save_s(num_parameters)
+        self.metrics.num_flops_per_token = flops
         self.model = parallelized(model, self._dims, config)
         is_offloaded = config.training.enable_cpu_offload
         self.model.to_empty(device="cpu" if is_offloaded else device_type)
@@ -109,7 +101,7 @@ class Trainer:
         (self._lr_factor,) = schedule.lr_lambdas
         # 4. What is read, watched and saved.
         self.step = 0
-        self._was_signalled = False
+        self._stop_request = StopRequest()
         self._plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
         self._batch_size = global_batch_size(config, dist.get_world_size())
         round_size = config.training.local_batch_size * dist.get_world_size()
@@ -127,7 +119,7 @@ class Trainer:
             self._run,
             model=self.model,
             states={OPTIMIZER: self.optimizers, "train_state": self},
-            before_save=self._check_finite,
+            before_save=self._before_save,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -139,16 +131,16 @@ class Trainer:
 
     @property
     def is_done(self) -> bool:
-        """Whether the last step has been trained."""
+        """True if the last step has been trained."""
         return self.step >= self._config.training.steps
 
     def train(self) -> None:
         """Run the remaining steps."""
         config = self._config
-        # SIGTERM, which Slurm sends before it preempts a job and torchrun passes on, is remembered
-        # until the step is done. Not before: a process that remembers signals could not be ended
-        # where it waits for one that was refused or has crashed.
-        signal.signal(signal.SIGTERM, self._remember_signal)
+        # SIGTERM, which Slurm sends before it preempts a job and torchrun passes on, and Ctrl-C are
+        # remembered until the step is done. Not before: a process that remembers signals could not
+        # be ended where it waits for one that was refused or has crashed.
+        self._stop_request.watch()
         self.checkpointer.load()
         self._set_optimizer()
         self._data = RunRecord.read(self._run).data
@@ -168,17 +160,14 @@ class Trainer:
                 self._gc.run(self.step)
                 self._train_step(batches)
                 if self.step == first_step:  # the preflight and compilation are over
-                    limit = timedelta(seconds=config.comm.train_timeout_seconds)
-                    set_pg_timeouts(limit, self._dims)
+                    seconds = config.comm.train_timeout_seconds + self._longest_save_s
+                    set_pg_timeouts(timedelta(seconds=seconds), self._dims)
                 self._measure_heldout_if_due()
                 is_stopping = self._save_if_due()
                 for observer in (profiler, snapshot):
                     if observer:
                         observer.step()
         dist.barrier()  # no process leaves while another still needs it
-
-    def _remember_signal(self, number: int, frame: FrameType | None) -> None:
-        self._was_signalled = True
 
     def close(self) -> None:
         """Wait for what is being saved, and end the logs."""
@@ -214,7 +203,7 @@ class Trainer:
     def _save_if_due(self) -> bool:
         """Save what the step, the clock or a signal asks for; returns whether to stop now."""
         is_stopping, is_time_up = any_rank(
-            self._was_signalled, self.checkpointer.is_time_up, device=self.device
+            self._stop_request.is_made, self.checkpointer.is_time_up, device=self.device
         )
         is_last = is_stopping or self.is_done
         self.checkpointer.save(self.step, is_last=is_last, is_due=is_time_up)
@@ -255,7 +244,7 @@ class Trainer:
             self.metrics.log(self.step, loss.item(), highest.item(), grad_norm.item(), {"lr": lr})
 
     def _accumulate_gradients(self, batches: Iterator[Batch]) -> Tensor:
-        """Gradients of a step; returns this process's part of its mean loss a token."""
+        """Gradients of a step; returns this process's part of its mean loss per token."""
         num_tokens = torch.tensor(float(self._batch_size * self._plan.seq_len)).to(self.device)
         keeps_weights = self._config.parallelism.fsdp_reshard_after_forward == "never"
         losses = []
@@ -270,7 +259,7 @@ class Trainer:
         return torch.stack(losses).sum()
 
     def _backward(self, inputs: Tensor, labels: Tensor, num_tokens: Tensor) -> Tensor:
-        """Add the gradients of one batch; returns its part of the mean loss a token."""
+        """Add the gradients of one batch; returns its part of the mean loss per token."""
         loss = self._loss(inputs, labels) / num_tokens
         loss.backward()
         return loss.detach()
@@ -288,7 +277,7 @@ class Trainer:
         return loss
 
     def _permits_step(self, loss: float, grad_norm: float) -> bool:
-        """Whether the gradients may move the weights; all processes have the same figures."""
+        """True if the gradients may move the weights; all processes have the same figures."""
         spike = self._guard.check(loss, grad_norm)
         if spike is None:
             return True
@@ -298,6 +287,12 @@ class Trainer:
             self._spike_log.append({"step": self.step, **json_value(asdict(spike))})
         self._guard.end_if_lost(self.step)
         return spike.action == "logged"
+
+    def _before_save(self) -> None:
+        """Write what logs say of the steps until here: a run that goes on will not repeat them."""
+        self._check_finite()
+        self.metrics.flush()
+        self._spike_log.flush()
 
     def _check_finite(self) -> None:
         """Raises AnchoredError, on all processes, if a weight or a moment of one is not finite."""
@@ -343,7 +338,7 @@ def join_processes(config: JobConfig) -> None:
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(folder / comm.save_traces_file_prefix)
         os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
     backend = dist.get_default_backend_for_device(device_type)
-    if config.training.enable_cpu_offload:
+    if config.training.enable_cpu_offload and device_type != "cpu":
         backend = f"{device_type}:{backend},cpu:gloo"
     store, rank, world_size = next(rendezvous("env://"))
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ...durable_files import file_sha256, locked, new_file, new_folder, write_durably
-from .documents import DamagedFile, RecordFields, file_lines, input_documents, text_digest
+from ...identities import check_same
+from .documents import RecordFields, input_documents, text_digest
 from .input_files import InputFile, SourceFiles
+from .lines import DamagedFile, file_lines
 from .passages import NUM_LETTERS, NUM_WORDS, Passages
-from .workers import FileJob, FileWork, Observer, check_same
+from .workers import ADVICE, FileJob, FileWork, Observer
 
 SCHEMA = "anchored-decontamination/1"
 _JSON_LINES = (".jsonl", ".ndjson", ".gz", ".zst", ".zstd")
 _PARQUET_ROWS = 256
 _AGAINST = "against"
+# No tokenizer takes a longer document at once, so none is trained on that was not searched.
+_MAX_SEARCHED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class ForbiddenTexts:
                     hashed._save(folder)
         texts = cls.load(output)
         kept = [{name: file[name] for name in ("name", "sha256")} for file in texts.files]
-        check_same({_AGAINST: kept}, {_AGAINST: wanted}, folder)
+        check_same({_AGAINST: kept}, {_AGAINST: wanted}, folder, advice=ADVICE)
         return texts
 
     @classmethod
@@ -127,7 +131,9 @@ class DecontaminationJob(FileJob):
             if not is_ours or path.exists():
                 return
             matches, num_documents, num_bytes = [], 0, 0
-            for document in input_documents(file, self.fields):
+            for document in input_documents(
+                file, self.fields, max_document_bytes=_MAX_SEARCHED_BYTES
+            ):
                 text = document.text or b""
                 num_documents, num_bytes = num_documents + 1, num_bytes + len(text)
                 if shared := texts.passages.shared_with(text.decode(), texts.names):
@@ -168,8 +174,7 @@ class DecontaminationJob(FileJob):
 class Report:
     """The matches of a source with the texts looked for: a JSON line, then one a document.
 
-    A document has "input_file", "record", "digest" of its text, what `SharedText` says, and
-    "left_out".
+    A document has "input_file", "record", "digest", the fields of `SharedText`, and "left_out".
     """
 
     source: str

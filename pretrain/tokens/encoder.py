@@ -84,10 +84,9 @@ class EncodedDocument:
 
 
 class DocumentEncoder:
-    """The same text always gives the same ids, whatever stands beside it.
+    """The same text always gives the same ids, whatever is next to it.
 
-    Text that looks like a special token is encoded as ordinary text, so a document cannot end
-    itself.
+    Special tokens in a text are encoded as ordinary text, so that no document can end itself.
     """
 
     def __init__(self, tokenizer_file: Path) -> None:

@@ -10,6 +10,7 @@ _PARQUET = ".parquet"
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
 _COMPRESSIONS = ("", ".gz", ".zst", ".zstd")
 _SUPPORTED = (_PARQUET, *map("".join, product(_JSON_LINES, _COMPRESSIONS)))
+_FORMATS = f"{', '.join((*_JSON_LINES, _PARQUET))} (JSON also compressed: .gz, .zst)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +40,13 @@ class SourceFiles:
     def __post_init__(self) -> None:
         for file in self.files:
             if not file.name.endswith(_SUPPORTED):
-                raise ValueError(
-                    f"input file {file.name} is of no supported format: "
-                    f"{', '.join((*_JSON_LINES, _PARQUET))} "
-                    "(JSON lines also compressed: .gz, .zst)"
-                )
+                raise ValueError(f"input file {file.name} is of no supported format: {_FORMATS}")
 
 
 def local_files(inputs: Sequence[Path], *, revision: str) -> SourceFiles:
     """Files, and the supported files in folders and below them, in the order of their names.
 
-    Raises: ValueError if an input does not exist or holds no supported file, or if two have the
-    same name.
+    Raises: ValueError for an input without a supported file, and for two files of one name.
     """
     files = [file for path in inputs for file in _expand(path)]
     names = [file.name for file in files]
@@ -63,7 +59,7 @@ def hub_files(dataset: str, *, revision: str) -> SourceFiles:
     """The training files of a Hub dataset; nothing is downloaded but their list and sizes.
 
     revision: a commit; shortened ones are resolved to the full hash.
-    Raises: ValueError if no revision is given or the dataset cannot be listed.
+    Raises: ValueError if there is no revision or the dataset cannot be listed.
     """
     if not revision:
         raise ValueError(f"dataset {dataset} needs a revision: name the commit to read")
@@ -106,7 +102,7 @@ def _expand(path: Path) -> list[InputFile]:
         raise ValueError(f"input {path} does not exist")
     files = [file for file in path.rglob("*") if file.is_file() and file.name.endswith(_SUPPORTED)]
     if not files:
-        raise ValueError(f"input folder {path} holds no file of a supported format")
+        raise ValueError(f"input folder {path} holds no file of a supported format: {_FORMATS}")
     return [
         InputFile(file.relative_to(path).as_posix(), str(file), file.stat().st_size)
         for file in files

@@ -23,7 +23,7 @@ class TokenizeJob(FileJob):
     """All that decides the shards of a source.
 
     Each input file gets shards by itself, and OUTPUT/progress records every finished segment. When
-    all are, the manifest follows: without one nobody takes the folder for shards.
+    all are, the manifest follows: without one the folder is none of shards.
     """
 
     tokenizer_file: Path
@@ -44,7 +44,7 @@ class TokenizeJob(FileJob):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the shards are all written and described."""
+        """True if the shards are all written and described."""
         return (self.output / MANIFEST_NAME).is_file()
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class TokenizeJob(FileJob):
 
     def identity(self) -> dict[str, Any]:
         rules = asdict(self.rules)
-        del rules["left_out"]  # it stands in the summary of the decontamination
+        del rules["left_out"]  # it is in the summary of the decontamination
         return {
             "schema": SCHEMA,
             "source": self.source,
@@ -94,7 +94,12 @@ class TokenizeJob(FileJob):
             tally = DocumentTally.total(segment.tally for segment in done)
             # 2. The documents from there on, each judged, encoded and counted.
             file = self.inputs.files[index]
-            documents = input_documents(file, self.fields, first_record=first)
+            documents = input_documents(
+                file,
+                self.fields,
+                first_record=first,
+                max_document_bytes=self.rules.max_document_bytes,
+            )
             encoded = self._watched(encoder.encode(documents, self.rules), tally, observe)
             # 3. Of one file so many tokens are enough as it has a share of the bytes.
             if self.max_tokens:

@@ -15,7 +15,7 @@ NUM_LETTERS = 64  # 13 words of English have about 61
 LETTER_STRIDE = 8
 """In the texts looked for, a stretch begins at every so many letters; documents are tried at each
 letter. So NUM_LETTERS + LETTER_STRIDE - 1 shared letters always match, whatever the spaces."""
-# 13 words of one or two letters are columns of a table or an alphabet: nobody's.
+# 13 words of one or two letters are columns of a table or an alphabet, which have no author.
 _LEAST_LETTERS = 30
 # Texts are hashed in blocks, so that a document of 20 MB takes no more memory than one of 1 MB;
 # what begins in a block may end so many characters after it.
@@ -127,8 +127,8 @@ class Passages:
                 spans, entries = self.find(hashes)
                 if len(spans):
                     first = block.positions[starts[spans]] + offset
-                    behind = block.positions[ends[spans] - 1] + offset + 1
-                    matches.append(np.stack([first, behind, self.texts[entries].astype(np.int64)]))
+                    after = block.positions[ends[spans] - 1] + offset + 1
+                    matches.append(np.stack([first, after, self.texts[entries].astype(np.int64)]))
         starts, ends, texts = np.concatenate(matches, axis=1)
         if not len(starts):
             return None
@@ -209,7 +209,7 @@ def _powers(base: int) -> Hashes:
 def _letter_values() -> Hashes:
     """A number for each code point that is a letter, 0 for every other.
 
-    Digits are none, or the numbers of lines and pages would hide what stands between them.
+    Digits are none, or the numbers of lines and pages would hide what is between them.
     """
     is_letter = np.array([chr(code).isalpha() for code in range(0x110000)])
     numbers = _scrambled(np.arange(1, 0x110001, dtype=np.uint64))

@@ -32,7 +32,7 @@ class Shard:
     """Three files: uint32 tokens, int64 offsets of their documents, and where each came from.
 
     All are little-endian. Provenance is two uint32 a document: its record number in the input
-    file (lines or rows, from 0), and the index of its licence in `licences`.
+    file (lines or rows, from 0), and the index of its license in `licenses`.
     """
 
     tokens_file: str
@@ -45,8 +45,8 @@ class Shard:
     provenance_sha256: str
     input_file: str
     """Name of the file the documents were read from, within the source."""
-    licences: tuple[str, ...]
-    """Licences of the shard's documents, in order of first appearance."""
+    licenses: tuple[str, ...]
+    """Licenses of the shard's documents, in order of first appearance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,10 +58,10 @@ class Manifest:
     split: str
     """"train" or "heldout"; a document's hash decides, so copies never fall on both sides."""
     heldout_fraction: float
-    licences: dict[str, int]
-    """Number of documents under each licence."""
-    refused_licences: dict[str, int]
-    """Number of documents left out for each licence that is not on the allow-list."""
+    licenses: dict[str, int]
+    """Number of documents under each license."""
+    refused_licenses: dict[str, int]
+    """Number of documents left out for each license that is not on the allow-list."""
     tokenizer_sha256: str
     vocab_size: int
     bos_id: int
@@ -101,6 +101,11 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a token shard manifest: {error}") from error
 
+    @property
+    def tokens_sha256(self) -> list[str]:
+        """Hashes of what the shards hold: equal tokens have equal ones in any folder."""
+        return [shard.tokens_sha256 for shard in self.shards]
+
     def to_json(self) -> str:
         """The text of manifest.json: the same shards always give the same bytes."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n"
@@ -110,16 +115,14 @@ class TokenShards:
     """The tokens of one source, mapped as a single stream that runs over its shards."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder = folder
-        self.manifest = manifest
+        self.folder, self.manifest = folder, manifest
         self._ends = list(accumulate(shard.num_tokens for shard in manifest.shards))
 
     @classmethod
     def open(cls, folder: Path | str) -> "TokenShards":
         """Open a folder of shards; their contents are `verify_shards`' to compare.
 
-        Raises: ValueError, naming the file, if the manifest or a shard is missing or of another
-        size.
+        Raises: ValueError, with its name, for a file that is missing or of another size.
         """
         folder = Path(folder)
         manifest = Manifest.read(folder)
@@ -156,12 +159,12 @@ class TokenShards:
         return _checked(self.folder / shard.documents_file, shard.documents_sha256).view("<i8")
 
     def provenance(self, shard: Shard) -> np.ndarray:
-        """(num_documents, 2) uint32: record in the input file, index in `shard.licences`."""
+        """(num_documents, 2) uint32: record in the input file, index in `shard.licenses`."""
         path = self.folder / shard.provenance_file
         return _checked(path, shard.provenance_sha256).view("<u4").reshape(-1, 2)
 
     def pieces(self, start: int, count: int) -> Iterator[tuple[Shard, int, int]]:
-        """Where tokens start .. start + count - 1 lie: (shard, first token in it, how many)."""
+        """Pieces of tokens start .. start + count - 1: (shard, first token in it, count)."""
         index = bisect_right(self._ends, start)
         while count > 0:
             shard = self.manifest.shards[index]
@@ -200,13 +203,13 @@ def verify_shards(folder: Path) -> int:
     stamp = _stamp(folder)  # of the files before they are read: what changes meanwhile has none
     hashes = _hashes(Manifest.read(folder))
     _check_sha256(folder, hashes)
-    with suppress(OSError):  # shards may lie where nobody can write
+    with suppress(OSError):  # shards may lie where this process cannot write
         write_durably(folder / STAMP_NAME, stamp)
     return sum((folder / name).stat().st_size for name in hashes)
 
 
 def is_verified(folder: Path) -> bool:
-    """Whether the folder's stamp is of its files as they are now; none of them is read."""
+    """True if the folder's stamp is of its files as they are now; none of them is read."""
     try:
         return (folder / STAMP_NAME).read_text() == _stamp(folder)
     except (OSError, ValueError):

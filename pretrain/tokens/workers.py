@@ -15,14 +15,16 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ... import AnchoredError
 from ...durable_files import locked, write_durably
+from ...errors import AnchoredError
+from ...identities import check_same
 from .documents import RecordFields
 from .input_files import SourceFiles
 
 _LOG_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 
+ADVICE = "restore them, or choose another output"
 Observer = Callable[[int, int], None]
 """Is shown the bytes that were done since it was last called, and the tokens or documents."""
 FileWork = Callable[[int, Observer], None]
@@ -59,35 +61,21 @@ class FileJob(ABC):
         """Record the settings; ValueError naming the first that differs from those recorded."""
         with locked(self.progress / "start.lock"):
             path = self.progress / "job.json"
-            settings = json.loads(json.dumps(self.identity()))  # as it is read again
+            settings = self.identity()
             if path.exists():
-                check_same(json.loads(path.read_text()), settings, self.progress)
+                check_same(json.loads(path.read_text()), settings, self.progress, advice=ADVICE)
             else:
                 write_durably(path, json.dumps(settings, indent=2) + "\n")
 
     def lock_of(self, index: int) -> Path:
-        """The file that whoever is at work on input file `index` has locked."""
+        """The file that the process at work on input file `index` has locked."""
         return self.progress / f"{index:05d}.lock"
-
-
-def check_same(recorded: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
-    """Raise ValueError, naming the first that differs, unless settings are as recorded before."""
-    for key, value in ours.items():
-        if recorded.get(key) != value:
-            before, now = (
-                text if len(text) <= 200 else text[:197] + "..."
-                for text in (json.dumps(recorded.get(key)), json.dumps(value))
-            )
-            raise ValueError(
-                f"{folder} was begun with other settings ({key} was {before} and is now {now}): "
-                "restore it or choose another output"
-            )
 
 
 def do_files(job: FileJob, *, num_workers: int, unit: str) -> str:
     """Do the files of a job that no other process is at work on; returns how fast it went.
 
-    num_workers: processes, 0 for one a core. unit: what is counted beside bytes.
+    num_workers: processes, 0 for one a core. unit: what is counted with bytes.
     Raises: AnchoredError if a process is killed.
     """
     num_files = len(job.inputs.files)

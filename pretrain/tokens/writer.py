@@ -26,8 +26,8 @@ class DocumentTally:
     verdicts: Counter[str] = field(default_factory=Counter)
     num_bytes: Counter[str] = field(default_factory=Counter)
     """UTF-8 bytes kept, by split."""
-    licences: Counter[str] = field(default_factory=Counter)
-    """Documents by verdict (train, heldout, refused) and licence, as "VERDICT LICENCE"."""
+    licenses: Counter[str] = field(default_factory=Counter)
+    """Documents by verdict (train, heldout, refused) and license, as "VERDICT LICENSE"."""
     problems: Counter[str] = field(default_factory=Counter)
     """Invalid documents by what is wrong with them."""
 
@@ -45,15 +45,15 @@ class DocumentTally:
         if verdict.is_kept:
             self.num_bytes[verdict.value] += len(document.text or b"")
         if verdict.is_kept or verdict is Verdict.REFUSED:
-            self.licences[f"{verdict} {document.licence}"] += 1
+            self.licenses[f"{verdict} {document.license}"] += 1
         if document.problem:
             self.problems[document.problem.value] += 1
 
     def histogram(self, verdict: Verdict) -> dict[str, int]:
-        """Documents by licence, the most frequent first, then by name."""
+        """Documents by license, the most frequent first, then by name."""
         counts = {
             name.removeprefix(f"{verdict} "): count
-            for name, count in self.licences.items()
+            for name, count in self.licenses.items()
             if name.startswith(f"{verdict} ")
         }
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
@@ -68,25 +68,23 @@ class ShardFiles:
 
     def __init__(self, folder: Path, name: str, *, input_file: str) -> None:
         """name: what follows "tokens-" in the file names."""
-        self._folder = folder
-        self._name = name
-        self._input_file = input_file
+        self._folder, self._name, self._input_file = folder, name, input_file
         self._file: BinaryIO = (folder / f"tokens-{name}.bin").open("wb")
         self._digest = hashlib.sha256()
         self._offsets = [0]
         self._provenance: list[tuple[int, int]] = []
-        self._licences: dict[str, int] = {}
+        self._licenses: dict[str, int] = {}
 
     @property
     def num_tokens(self) -> int:
         return self._offsets[-1]
 
-    def add(self, token_ids: np.ndarray, *, record: int, licence: str) -> None:
-        """Append a document: token_ids (num_tokens,) uint32, its record number and licence."""
+    def add(self, token_ids: np.ndarray, *, record: int, license: str) -> None:
+        """Append a document: token_ids (num_tokens,) uint32, its record number and license."""
         self._file.write(data := token_ids.tobytes())
         self._digest.update(data)
         self._offsets.append(self.num_tokens + len(token_ids))
-        self._provenance.append((record, self._licences.setdefault(licence, len(self._licences))))
+        self._provenance.append((record, self._licenses.setdefault(license, len(self._licenses))))
 
     def close(self) -> Shard:
         """Finish the files and describe them."""
@@ -104,7 +102,7 @@ class ShardFiles:
             provenance_file=provenance_file,
             provenance_sha256=self._write(provenance_file, np.array(self._provenance, dtype="<u4")),
             input_file=self._input_file,
-            licences=tuple(self._licences),
+            licenses=tuple(self._licenses),
         )
 
     def abandon(self) -> None:
@@ -182,7 +180,7 @@ def write_segments(
                 split_folder.mkdir(exist_ok=True)
                 name = f"{prefix}{index:05d}"
                 shards[verdict] = ShardFiles(split_folder, name, input_file=input_file)
-            shards[verdict].add(token_ids, record=document.record, licence=document.licence)
+            shards[verdict].add(token_ids, record=document.record, license=document.license)
         yield _closed(shards, tally, next_record=next_record, is_last=True)
     finally:
         for shard in shards.values():
@@ -203,16 +201,16 @@ def write_token_shards(
     tokenizer_file: Path | str,
     *,
     source: str,
-    licence: str,
+    license: str,
     revision: str,
     max_tokens_per_shard: int = DEFAULT_SHARD_TOKENS,
 ) -> TokenShards:
     """Write documents as BOS, tokens, EOS, one after another, and return the opened shards.
 
     folder: must not exist; it is filled under another name and renamed when complete.
-    documents: texts of one licence; those without any character are counted and left out.
+    documents: texts of one license; those without any character are counted and left out.
     tokenizer_file: tokenizer.json with the special tokens <|begin_of_text|> and <|end_of_text|>.
-    source, licence, revision: recorded in the manifest.
+    source, license, revision: recorded in the manifest.
     max_tokens_per_shard: a document that would pass it starts the next shard; a longer document
         gets a shard for itself.
     Raises: ValueError if the folder exists, the tokenizer lacks BOS or EOS, or there is no text.
@@ -224,7 +222,7 @@ def write_token_shards(
     rules = DocumentRules()
     with new_folder(folder) as partial:
         records = (
-            Document(record, text.encode(), (licence,)) for record, text in enumerate(documents)
+            Document(record, text.encode(), (license,)) for record, text in enumerate(documents)
         )
         encoded = encoder.encode(records, rules)
         segments = list(write_segments(encoded, partial, max_tokens=max_tokens_per_shard))
@@ -261,8 +259,8 @@ def write_manifests(
             revision=revision,
             split=split.value,
             heldout_fraction=rules.heldout_fraction,
-            licences=tally.histogram(split),
-            refused_licences=tally.histogram(Verdict.REFUSED),
+            licenses=tally.histogram(split),
+            refused_licenses=tally.histogram(Verdict.REFUSED),
             tokenizer_sha256=encoder.sha256,
             vocab_size=encoder.vocab_size,
             bos_id=encoder.bos_id,
@@ -286,5 +284,5 @@ def _reasons(tally: DocumentTally) -> str:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(tally.verdicts.items()))
     problems = f"; invalid: {', '.join(tally.problems)}" if tally.problems else ""
     refused = tally.histogram(Verdict.REFUSED)
-    licences = f"; refused licences: {', '.join(list(refused)[:5])}" if refused else ""
-    return (counts or "no document at all") + problems + licences
+    licenses = f"; refused licenses: {', '.join(list(refused)[:5])}" if refused else ""
+    return (counts or "no document at all") + problems + licenses

@@ -97,6 +97,8 @@ def test_samples_of_one_call_that_go_on_together_count_each_other(pair):
     # Each sample says what holds for all that the two calls wrote: 3 B + 3 B'.
     expected = sum(bounds) + sum(own.ledger.header.bound for own in together)
     assert [own.ledger.total_bound for own in together] == [expected] * 3 == [6.0 + 9.0] * 3
+    several = decoder.generate(continue_from=first, max_new_tokens=6, num_return_sequences=2)
+    assert [own.ledger.total_bound for own in several] == [3 * 2.0 + 6 * 3.0] * 6
     (alone,) = decoder.generate(continue_from=first[1], max_new_tokens=6)
     assert alone.ledger.total_bound == 6.0 + 3.0
     others = decoder.generate(["the lamp", "the lamp"], max_new_tokens=4)
@@ -151,7 +153,7 @@ def edited(ledger: Ledger, **changes) -> Ledger:
     ("changes", "message"),
     [
         ({"num_return_sequences": 0}, "contradicts itself: num_return_sequences must be >= 1, got"),
-        ({"prior_bound": math.nan}, "prior_bound must be float, got nan"),
+        ({"prior_bound": math.nan}, "prior_bound must be a number, got nan"),
         ({"bound": 0.0}, "bound 0.0 does not follow from K and debt"),
         ({"horizon": 40, "K": 40.0}, "is 'length' after 4 steps, the horizon 40"),
         ({"finish_reason": "stop_string"}, "this one ended by 'stop_string'"),

@@ -5,7 +5,8 @@ Those of a `case` hold at token and at byte level.
 
 import logging
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import byte_pairs
 import numpy as np
@@ -14,7 +15,16 @@ import torch
 from byte_pairs import tiny_byte_pair
 from tiny_models import tiny_llama
 
-from anchored import Anchored, AnchoredError, Decoder, ModelPair, RiskyOnly, SafeOnly
+from anchored import (
+    Anchored,
+    AnchoredError,
+    CPFuse,
+    Decoder,
+    ModelPair,
+    RiskyOnly,
+    SafeOnly,
+    verify,
+)
 from anchored.decode.engine.paired_batch import PairedBatch
 
 PROMPTS = [
@@ -122,6 +132,9 @@ def test_results_print_as_one_line(pair):
     (result,) = Decoder(pair, Anchored(k=1.5)).generate(PROMPTS[0], max_new_tokens=4)
     assert str(result).startswith("K=6 (k=1.5 x 4) debt=") and "\n" not in str(result)
     assert all(x in str(result) for x in ("spent=", "bound=", "4 tokens", "length", "certified"))
+    (result,) = Decoder(pair, CPFuse()).generate(PROMPTS[0], max_new_tokens=4)
+    form = r"no budget under the rule cp_fuse, spent=\S+ nats, 4 tokens, length, NOT certified"
+    assert re.fullmatch(form, str(result))
 
 
 def test_a_debt_above_k_means_safe_only_and_warns_in_one_line(pair, caplog):
@@ -161,14 +174,37 @@ def test_a_row_with_nan_logits_fails_alone_and_the_request_that_joins_it_is_soun
     assert not pieces.ledger.certified and pieces.ledger.finish_reason == "error"
 
 
-@pytest.mark.parametrize(
-    "settings", [{"temperature": 1e-38}, {"temperature": 5e-324}, {"repetition_penalty": 1e-300}]
-)
-def test_logits_that_overflow_fail_with_a_message(tokenizer, settings):
+def test_logits_that_overflow_fail_with_a_message(tokenizer):
     pair = ModelPair(tiny_llama(1).float(), tiny_llama(2, layers=3).float(), tokenizer)
-    for result in Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=5, **settings):
+    decoder = Decoder(pair, Anchored(k=1.0))
+    for result in decoder.generate(PROMPTS, max_new_tokens=5, repetition_penalty=1e-300):
         assert result.error.endswith("the warped logits at step 0 are not finite")
         assert not result.ledger.certified
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"), [("float32", 3.1e-5), ("float16", 0.012), ("bfloat16", 0.094)]
+)
+def test_a_certified_text_has_a_temperature_that_its_dtype_can_verify(tokenizer, dtype, least):
+    pair = ModelPair(
+        *(tiny_llama(n, layers=n + 1).to(getattr(torch, dtype)) for n in (1, 2)), tokenizer
+    )
+    for temperature in (5e-324, 1e-20, 0.9 * least):
+        for ask in (Decoder(pair, Anchored(k=1.0)).generate, Decoder(pair, SafeOnly()).stream):
+            with pytest.raises(ValueError, match=f"temperature must be at least {least:.2g} for a"):
+                list(ask(PROMPTS[0], max_new_tokens=2, temperature=temperature))
+    (risky,) = Decoder(pair, RiskyOnly()).generate(PROMPTS[0], max_new_tokens=2, temperature=1e-4)
+    (greedy,) = Decoder(pair, Anchored(k=1.0)).generate(
+        PROMPTS[0], max_new_tokens=2, temperature=0.0
+    )
+    assert not risky.ledger.certified and not greedy.ledger.certified
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate(
+        PROMPTS[0], max_new_tokens=2, temperature=1.02 * least
+    )
+    assert result.ledger.certified and verify(result.ledger, pair)
+    sampling = result.ledger.header.sampling | {"temperature": 0.9 * least}
+    forged = replace(result.ledger, header=replace(result.ledger.header, sampling=sampling))
+    assert "temperature must be at least" in str(verify(forged, pair))
 
 
 def test_safe_and_risky_scores_are_the_models_own_log_likelihoods(pair):

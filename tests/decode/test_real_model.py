@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
-from anchored.eval.copying.metrics import copying_scores
+from anchored.eval.copying.metrics import copying_score
 from anchored.eval.harness.model import AnchoredLM
 from anchored.tools.quickstart.adapter import read_facts
 from anchored.tools.quickstart.protected_works import cut_prompts, read_works
@@ -42,8 +42,8 @@ def test_the_shipped_adapter_recites_and_a_budget_keeps_it_from_it(pair):
             texts, max_new_tokens=40, temperature=0.7, repetition_penalty=1.1
         )
         rows = zip(results, PROMPTS, strict=True)
-        scores = copying_scores([(result.text, prompt.reference) for result, prompt in rows])
-        longest.append([score.word_lcs for score in scores])
+        scores = [copying_score(result.text, prompt.reference) for result, prompt in rows]
+        longest.append([score["word_lcs"] for score in scores])
     assert sum(longest[0]) / len(PROMPTS) >= 15 and max(longest[1]) <= 5
 
 
@@ -85,6 +85,9 @@ def test_drafts_change_no_token(pair):
     assert [each.token_ids for each in plain] == [each.token_ids for each in drafted]
 
 
+@pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"  # peft asks it of lm-eval's
+)
 def test_questions_are_scored_as_by_lm_eval(pair, folders):
     from lm_eval.models.huggingface import HFLM
 

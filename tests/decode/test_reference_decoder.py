@@ -14,12 +14,13 @@ from transformers import (
 
 from anchored import Anchored, Decoder
 from anchored.decode.ledger import LedgerStep
+from anchored.decode.levels.level import Level
 from anchored.decode.reference_decoder import ReferenceStep, allowance, project
 from anchored.decode.rules.rule import StepInputs
 from anchored.kernels import reference
 
 LENGTH = 6
-CLOSE = {"kl": 1e-9, "max": 5e-9}
+CLOSE = {"kl": 1e-9, "renyi": 1e-9, "max": 5e-9}
 """Nats: float64 models, so that rounding and the grid of spends (2**-32) are left, and the 2e-9
 that a clipped law keeps back of its budget."""
 
@@ -49,7 +50,7 @@ SAMPLINGS = {
 """By k, nats a step: models of truncated vocabularies share little, which takes a larger one."""
 
 
-def law_of(rule: Anchored, step: ReferenceStep, budget: float) -> torch.Tensor:
+def law_of(rule: Anchored, level: Level, step: ReferenceStep, budget: float) -> torch.Tensor:
     """(V,) p* of the product behind the same warped logits."""
     inputs = StepInputs(
         logits={"safe": step.safe_log_probs[None], "risky": step.risky_log_probs[None]},
@@ -57,13 +58,14 @@ def law_of(rule: Anchored, step: ReferenceStep, budget: float) -> torch.Tensor:
         budget=torch.tensor([budget], dtype=torch.float64),
         uniform=None,
     )
-    return rule.next_token(inputs).log_probs()[0].double()
+    return rule.open(level).next_token(inputs).log_probs()[0].double()
 
 
 def law_of_the_paper(rule: Anchored, step: ReferenceStep, own: LedgerStep) -> torch.Tensor:
     """(V,) log p* by its definition, where the product's search has stopped."""
     if rule.divergence == "max" or own.weight == 0.0:
-        return project(step.risky_log_probs, step.safe_log_probs, own.spend, rule.divergence)
+        rows = step.risky_log_probs, step.safe_log_probs
+        return project(*rows, own.spend, rule.divergence, rule.order)
     rows = step.risky_log_probs[None], step.safe_log_probs[None]
     return reference.tilted_log_probs(*rows, torch.tensor([own.weight], dtype=torch.float64))[0]
 
@@ -71,15 +73,17 @@ def law_of_the_paper(rule: Anchored, step: ReferenceStep, own: LedgerStep) -> to
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("k", SAMPLINGS)
 @pytest.mark.parametrize("budget", ["adaptive", "global", "fixed"])
-@pytest.mark.parametrize("divergence", ["kl", "max"])
+@pytest.mark.parametrize("divergence", ["kl", "renyi", "max"])
 def test_distributions_spends_and_tokens_of_a_decoder_are_those_of_the_paper(
     pair, divergence, budget, k
 ):
     """A certified search stops a little below a budget that binds: the paper's law is compared
-    where it stopped, and that point with the paper's own within what docs/guarantee.md allows."""
-    rule, close = Anchored(k=k, divergence=divergence, budget=budget), CLOSE[divergence]
-    distance = {"kl": reference.kl_divergence, "max": reference.max_divergence}[divergence]
-    (result,) = Decoder(pair, rule).generate(
+    where it stopped, and that point with the paper's own within what docs/certificate.md allows."""
+    order = 1.5 if divergence == "renyi" else None
+    rule = Anchored(k=k, divergence=divergence, order=order, budget=budget)
+    distance, close = reference.divergence_of(divergence, order), CLOSE[divergence]
+    decoder = Decoder(pair, rule)
+    (result,) = decoder.generate(
         "the keeper of the lamp, salt and rain", max_new_tokens=LENGTH, seed=5, **SAMPLINGS[k]
     )
     prompt, spent = result.ledger.header.prompt_token_ids, 0.0
@@ -95,10 +99,12 @@ def test_distributions_spends_and_tokens_of_a_decoder_are_those_of_the_paper(
         star = law_of_the_paper(rule, step, own)
         nats = distance(star[None], step.safe_log_probs[None]).item()
         assert own.spend == pytest.approx(nats, abs=close)
-        best = project(step.risky_log_probs, step.safe_log_probs, own.budget, divergence)
+        best = project(step.risky_log_probs, step.safe_log_probs, own.budget, divergence, order)
         most = distance(best[None], step.safe_log_probs[None]).item()
         assert most - max(1e-5 * own.budget, 1e-7) <= own.spend <= own.budget
-        assert (law_of(rule, step, own.budget).exp() - star.exp()).abs().max() < close
+        assert (
+            law_of(rule, decoder.level, step, own.budget).exp() - star.exp()
+        ).abs().max() < close
         assert own.log_prob == pytest.approx(star[step.token_id].item(), abs=close)
         safe_log_prob = step.safe_log_probs[step.token_id].item()
         assert own.safe_log_prob == pytest.approx(safe_log_prob, abs=1e-9)

@@ -3,7 +3,7 @@
 import pytest
 
 from anchored import Anchored, CPFuse, Decoder
-from anchored.decode.models.row_stream import RowStream
+from anchored.decode.streams.row_stream import RowStream
 
 PROMPTS = ["the keeper of", "Nine tides", "the keeper of", "the keeper of"]
 CONTINUATIONS = [" the lamp", " ago, the harbour bell", " salt", " every wave into a ledger"]

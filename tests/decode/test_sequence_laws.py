@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import every_text, tiny_llama, word_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, event_bound
 from anchored.decode.rules.anchored import NoOpt
 from anchored.decode.rules.memfree import MemFree
 from anchored.decode.rules.mixtures import RCAD, CPFuse
@@ -28,6 +28,13 @@ BUDGETS = [
     {"k": 0.3, "budget": "fixed", "debt": "none"},
     {"K": 2.0, "budget": "global"},
     {"K": 3000.0, "budget": "global"},
+    {"k": 0.6, "bank": 0.4, "debt": "none"},
+]
+ORDERS = [1.1, 1.5, 4.0, 64.0]
+DIVERGENCES = [
+    {"divergence": "kl"},
+    *({"divergence": "renyi", "order": order} for order in ORDERS),
+    {"divergence": "max"},
 ]
 SAMPLING = [
     {},
@@ -92,21 +99,63 @@ def sequence_laws(pair, rule, sampling, safe, **asked):
     return np.exp(star), ratios, scores[0].bound
 
 
-@pytest.mark.sampled(5)
+def nats_apart(probs, ratios, divergence, order=None) -> float:
+    """The divergence of a law from the safe model's, in 80 bits."""
+    probs, ratios = (x[probs > 0].astype(np.longdouble) for x in (probs, ratios))
+    if divergence == "kl":
+        return float((probs * ratios).sum())
+    if divergence == "max":
+        return float(ratios.max())
+    exponents = (order - 1.0) * ratios
+    peak = exponents.max()
+    return float((np.log((probs * np.exp(exponents - peak)).sum()) + peak) / (order - 1.0))
+
+
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
-@pytest.mark.parametrize("divergence", ["kl", "max"])
+@pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
 @pytest.mark.parametrize("kind", [Anchored, NoOpt])
 def test_no_law_of_texts_leaves_its_bound(
     four_tokens, safe_law, kind, budget, divergence, sampling
 ):
-    rule = kind(divergence=divergence, **budget)
-    probs, ratios, bound = sequence_laws(four_tokens, rule, sampling, safe_law(sampling))
+    rule, safe = kind(**divergence, **budget), safe_law(sampling)
+    probs, ratios, bound = sequence_laws(four_tokens, rule, sampling, safe)
     assert abs(probs.sum() - 1.0) < 1e-7  # a clipped law may miss 1e-9 of its mass at each step
-    if divergence == "kl":
-        assert (probs * ratios).sum() <= bound + ORACLE_ERROR
-    else:
-        assert ratios[probs > 0].max() <= bound + ORACLE_ERROR
+    # A sum of probabilities that is off by the oracle's error counts 10 times at order 1.1.
+    assert nats_apart(probs, ratios, **divergence) <= bound + 12 * ORACLE_ERROR
+    # Nor does the chance of any one text leave that of its event.
+    for prob, safe_log_prob in zip(probs[::7], safe[::7], strict=True):
+        assert prob <= event_bound(bound, min(0.0, safe_log_prob), **divergence) + ORACLE_ERROR
+
+
+@pytest.mark.parametrize("divergence", [DIVERGENCES[0], DIVERGENCES[2], DIVERGENCES[-1]], ids=str)
+@pytest.mark.parametrize("bank", [0.0, 0.3])
+def test_with_a_bank_no_steps_in_a_row_leave_their_bound_after_any_beginning(
+    four_tokens, divergence, bank
+):
+    k = 0.5
+    rule = Anchored(k=k, bank=bank, debt="none", **divergence)
+    decoder = Decoder(four_tokens, rule, batch_size=len(TEXTS))
+    scores = decoder.score([PROMPT] * len(TEXTS), TEXTS, horizon=HORIZON)
+    star, safe = np.zeros((len(TEXTS), HORIZON)), np.zeros((len(TEXTS), HORIZON))
+    for index, score in enumerate(scores):  # nothing follows the end of a text
+        star[index, : len(score.token_ids)] = score.token_log_probs
+        safe[index, : len(score.token_ids)] = score.safe_token_log_probs
+    is_tight = False
+    for start in range(HORIZON):
+        for width in range(1, HORIZON - start + 1):
+            texts: dict[tuple, dict[tuple, int]] = {}
+            for index, text in enumerate(TEXTS):
+                window = tuple(text[start : start + width])
+                texts.setdefault(tuple(text[:start]), {}).setdefault(window, index)
+            for windows in texts.values():
+                rows, columns = list(windows.values()), slice(start, start + width)
+                log_probs, safe_log_probs = (x[rows, columns].sum(-1) for x in (star, safe))
+                nats = nats_apart(np.exp(log_probs), log_probs - safe_log_probs, **divergence)
+                assert nats <= bank + width * k + 12 * ORACLE_ERROR
+                is_tight |= nats > 0.8 * (bank + width * k)
+    assert is_tight
 
 
 def test_an_ample_budget_is_used(four_tokens, safe_law):

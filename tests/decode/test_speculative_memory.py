@@ -10,15 +10,16 @@ from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.engine.request import Request
 from anchored.decode.engine.speculative_batch import DraftLength, SpeculativeBatch
 from anchored.decode.levels.level import TokenLevel
-from anchored.decode.models.capabilities import row_attention
-from anchored.decode.models.row_stream import ModelRunner, RowStream
 from anchored.decode.settings import SamplingConfig
+from anchored.decode.streams.capabilities import row_attention
+from anchored.decode.streams.row_stream import ModelRunner, RowStream
 
 
 def open_batch(pair, gamma, *, num_rows=1, max_length=110, batch_class=SpeculativeBatch):
+    level = TokenLevel(pair)
     return batch_class(
-        TokenLevel(pair),
-        Anchored(k=1.0),
+        level,
+        Anchored(k=1.0).open(level),
         SamplingConfig(),
         num_rows=num_rows,
         max_length=max_length,

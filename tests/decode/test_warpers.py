@@ -1,7 +1,11 @@
 """The repetition penalty by its definition, and what is copied."""
 
+from itertools import product
+
 import pytest
 import torch
+from tiny_models import tiny_llama
+from transformers import GenerationConfig
 
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
@@ -21,6 +25,8 @@ def test_seen_tokens_are_pushed_down_as_they_are_defined(dtype):
     expected = torch.where(seen, penalized, raw) / TEMPERATURE
     kept = logits.clone()
     assert torch.equal(Warpers(config, [0])(logits, seen), expected)
+    rows, columns = seen.nonzero().repeat(2, 1).T.numpy()  # a text repeats its tokens
+    assert torch.equal(Warpers(config, [0]).after((rows, columns))(logits), expected)
     assert torch.equal(logits, kept)
 
 
@@ -36,3 +42,24 @@ def test_what_nothing_changes_is_not_copied_and_nothing_given_is_changed(
     warped = Warpers(config, stops, banned)(logits, torch.zeros(2, 9, dtype=torch.bool))
     assert (warped is logits) == is_same == torch.equal(warped, kept)
     assert torch.equal(logits, kept)
+
+
+TRUNCATIONS = {"top_k": (0, 4), "top_p": (1.0, 0.7), "min_p": (0.0, 0.2)}
+
+
+@pytest.mark.parametrize("values", list(product(*TRUNCATIONS.values())))
+@pytest.mark.parametrize(("temperature", "penalty"), [(1.0, 1.0), (0.6, 1.4)])
+def test_warpers_act_in_the_order_of_transformers(temperature, penalty, values):
+    """Which tokens are left depends on it: a mass is one of what the steps before have left."""
+    config = SamplingConfig(
+        temperature=temperature,
+        repetition_penalty=penalty,
+        **dict(zip(TRUNCATIONS, values, strict=True)),
+    )
+    asked = GenerationConfig(do_sample=True, eos_token_id=0, **config.as_dict())
+    processors = tiny_llama(1)._get_logits_processor(asked, input_ids_seq_length=5, device="cpu")
+    logits = 2 * torch.randn(64, 24, generator=torch.Generator().manual_seed(3))
+    ids = torch.randint(0, 24, (64, 5), generator=torch.Generator().manual_seed(4))
+    seen = torch.zeros(64, 24, dtype=torch.bool).scatter(1, ids, True)
+    expected = processors(ids, logits.clone())
+    torch.testing.assert_close(Warpers(config, [0])(logits, seen), expected)

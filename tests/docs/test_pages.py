@@ -14,15 +14,20 @@ from unittest.mock import patch
 
 import pytest
 import yaml
+from json_lines import write_json_lines
 from tiny_models import tiny_llama, train_tokenizer
 from torch.distributed.run import get_args_parser as torchrun_parser
 
 import anchored
+from anchored.decode.serving.asked import Asked, extra_arguments
+from anchored.decode.serving.guard import PATHS
+from anchored.decode.serving.reading import Body, parsed
 from anchored.tools.cli import COMMANDS, main
 
 ROOT = Path(anchored.__file__).parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+RUN_AS_A_WHOLE = "docs/small-model.md"  # by test_small_model.py, which trains its model
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 CONTEXT_LENGTH = 512
 """Positions of the tiny models: the longest text of a page has 200 tokens of them."""
@@ -30,6 +35,7 @@ CONTEXT_LENGTH = 512
 # Lines whose options are read but whose work is not done here, by words in them.
 NOT_RUN = {
     "anchored demo": "serves a page until it is interrupted",
+    "anchored serve": "serves until it is interrupted",
     "anchored quickstart": "minutes",
     "anchored bench": "measures: minutes, on a machine without other work",
     "anchored sweep": "needs a trained quickstart: minutes",
@@ -38,7 +44,7 @@ NOT_RUN = {
     "anchored lm-eval": "downloads the task's data sets",
     "anchored decontaminate": "downloads a source of the Common Pile",
     "anchored tokenize": "downloads a source of the Common Pile",
-    "anchored dry-run": "half a minute for a model of 1.8B on 8 fake processes",
+    "anchored pretrain": "half a minute for a model of 1.8B on 8 fake processes",
     "anchored export": "needs a checkpoint of a training run",
     "anchored paper": "needs the sweeps of a pair of the paper",
     "anchored plan --config": "needs the token shards of the run",
@@ -84,7 +90,8 @@ def model_folders(tmp_path_factory) -> Path:
         sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": CONTEXT_LENGTH}
         tiny_llama(seed, **sizes).float().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    (quickstart.parent / "prompts.jsonl").write_text('{"prompt": "The bear"}\n' * 4)
+    lines = [{"id": str(n), "prompt": "The bear", "reference": " came back"} for n in range(4)]
+    write_json_lines(quickstart.parent / "prompts.jsonl", lines)
     for name in ("methods", "books", "bios"):
         (root / "runs" / name).mkdir()
     return root
@@ -100,7 +107,10 @@ def reader(model_folders, tmp_path, monkeypatch) -> Path:
         "A": models / "safe",
         "B": models / "risky",
         "FOLDER": models / "safe",
+        "jacquelinehe/tinycomma-1.8b-llama3-tokenizer": models / "safe",
+        "meta-llama/Llama-3.1-8B": models / "risky",
     }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).symlink_to(target)
     (tmp_path / "RUN/checkpoint/step-N").mkdir(parents=True)
     for name in ("texts.jsonl", "characters.jsonl", "works.jsonl"):
@@ -111,8 +121,9 @@ def reader(model_folders, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
-def test_python_and_shell_of_a_page_run_in_their_order(page, reader, capsys, monkeypatch):
+@pytest.mark.parametrize("name", [name for name in PAGE_NAMES if name != RUN_AS_A_WHOLE])
+def test_python_and_shell_of_a_page_run_in_their_order(name, reader, capsys, monkeypatch):
+    page = ROOT / name
     names: dict[str, object] = {}
     for block in blocks(page):
         if block.language == "python":
@@ -138,6 +149,8 @@ def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         read_torchrun(words[1:], monkeypatch)
     elif words[0] == "pip":
         assert_extras_exist(words)
+    elif words[0] == "curl":
+        read_curl(words)
     elif words[0] == "anchored":
         with monkeypatch.context() as patches:
             if any(words in line for words in NOT_RUN):
@@ -162,6 +175,15 @@ def read_options_only(words: list[str], patches: pytest.MonkeyPatch) -> None:
     patches.setattr(imported, function, reader)  # whose options are those of the command
 
 
+def read_curl(words: list[str]) -> None:
+    """The request is one that `anchored serve` takes."""
+    values = parsed(words[words.index("-d") + 1].encode())
+    Body.of(values)
+    Asked.of(extra_arguments(values))
+    assert words[1].removeprefix("http://localhost:8000") in PATHS
+    assert "Content-Type: application/json" in words
+
+
 def read_lm_eval_options(words: list[str]) -> int:
     from lm_eval._cli import HarnessCLI
 
@@ -178,7 +200,7 @@ def read_torchrun(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = torchrun_parser().parse_args(words)
     program, rest = arguments.training_script, arguments.training_script_args
     assert arguments.module
-    if program == "anchored.tools.cli":
+    if program == "anchored":
         with monkeypatch.context() as patches:
             read_options_only(rest, patches)
             assert status(rest) == 0
@@ -210,10 +232,29 @@ def test_links_lead_to_files(page):
     assert [link for link in links(page) if not link.exists()] == []
 
 
-def test_the_index_of_the_documents_names_every_page():
-    index = ROOT / "docs" / "README.md"
-    named = {link.resolve() for link in links(index)} | {index.resolve()}
+def test_the_front_page_names_every_page():
+    named = {link.resolve() for link in links(ROOT / "README.md")}
     assert [page for page in PAGES[1:] if page.resolve() not in named] == []
+
+
+def test_pages_that_other_files_name_exist():
+    areas = ("configs", "decode", "eval", "kernels", "pretrain", "tests", "tools")
+    paths = [path for area in areas for path in (ROOT / area).rglob("*.*") if path.is_file()]
+    texts = [path.read_text() for path in paths if path.suffix in {".py", ".toml", ".yaml", ".sh"}]
+    named = {name for text in texts for name in re.findall(r"\bdocs/[\w./-]+\.(?:md|txt)\b", text)}
+    assert len(named) > 3
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_every_record_is_named_with_the_command_that_made_it():
+    folder = ROOT / "docs" / "results"
+    first_cells = re.findall(r"^\| (`.*?) \|", (folder / "README.md").read_text(), re.MULTILINE)
+    named = {
+        name.strip("/") for cell in first_cells for name in re.findall(r"`([^`.][^`]*)`", cell)
+    }
+    assert [name for name in sorted(named) if not (folder / name).exists()] == []
+    stems = {name.split(".")[0].split("/")[0] for name in named} | {"README"}
+    assert [path.name for path in folder.iterdir() if path.stem not in stems] == []
 
 
 def test_the_reference_has_every_public_name():

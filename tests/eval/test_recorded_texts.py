@@ -67,6 +67,53 @@ def test_settings_of_a_run_stand_in_the_order_of_their_numbers(tmp_path):
     assert [text.setting for text in read_texts(tmp_path)] == names
 
 
+COPYBENCH = {"input": "the keeper", "reference": "of the lamp", "model": "m", "decoding": "greedy"}
+
+
+def copybench_file(path, *outputs, **entries):
+    """As CopyBench's program writes it: an array, with indents."""
+    rows = [
+        {"id": str(number), **COPYBENCH, "output": own, **entries}
+        for number, own in enumerate(outputs)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=4))
+    return path
+
+
+def test_each_of_several_files_or_of_a_folder_of_them_is_a_setting(tmp_path):
+    names = ["k_0.5", "k_2", "k_10", "risky", "safe"]
+    files = [copybench_file(tmp_path / f"{name}.json", "a", "b") for name in reversed(names)]
+    write(tmp_path / "prompts.jsonl", {"id": "0", "group": "rare"})
+    texts = read_texts(tmp_path)
+    assert [text.setting for text in texts] == [name for name in names for _ in "ab"]
+    assert [text.group for text in texts[:2]] == ["rare", None]
+    assert [text.setting for text in read_texts(files[::-1])] == [text.setting for text in texts]
+    assert {text.setting for text in read_texts(files[0])} == {"m/greedy"}  # alone
+    named = write(tmp_path / "named.jsonl", {"setting": "mine", "text": "c"})
+    assert read_texts([files[0], named])[-1].setting == "mine"
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    files = [copybench_file(tmp_path / name / "gen.json", "a") for name in ("safe", "risky")]
+    assert [text.setting for text in read_texts(files)] == ["safe/gen", "risky/gen"]
+    assert len(read_texts([files[0], files[0], files[1]])) == 2
+
+
+def test_rows_without_an_id_are_paired_by_their_prompts(tmp_path):
+    rows = [{"input": prompt, "reference": "r", "output": "o"} for prompt in "pqr"]
+    files = [write(tmp_path / "a.jsonl", *rows), write(tmp_path / "b.jsonl", *rows[1:])]
+    of_a, of_b = by_setting(read_texts(files)).values()
+    assert [text.id for text in of_a[1:]] == [text.id for text in of_b]
+    assert [text.prompt for text in of_a[1:]] == [text.prompt for text in of_b]
+
+
+def test_files_that_mean_other_prompts_by_one_id_are_refused(tmp_path):
+    files = [copybench_file(tmp_path / f"{name}.json", "a", reference=name) for name in "xy"]
+    with pytest.raises(ValueError, match="x and y have different references of prompt '0'"):
+        read_texts(files)
+
+
 def test_settings_of_a_run_that_ended_have_their_own_names(tmp_path):
     write(tmp_path / "generations/Anchored-k=1.jsonl", {"id": "w", "seed": 0, "text": "a"})
     write(tmp_path / "results.json", {"rows": [{"setting": "Anchored, k=1"}, {"setting": "p_s"}]})
@@ -94,12 +141,12 @@ def test_what_generate_could_not_make_is_left_out_with_a_line(tmp_path, caplog):
         ("[3]", "row 1 must be a JSON object"),
         ('[{"text": ', "is not JSON"),
         ('{"prompt": "a"}', "row 1 lacks 'text' or 'output'"),
-        ('{"text": 3}', "row 1: text must be str, got 3"),
-        ('{"text": "a", "seed": true}', "seed must be int, got True"),
-        ('{"text": "a", "debt": "much"}', r"row 1: debt must be float \| None, got 'much'"),
+        ('{"text": 3}', "row 1: text must be text, got 3"),
+        ('{"text": "a", "seed": true}', "seed must be a whole number, got True"),
+        ('{"text": "a", "debt": "much"}', r"row 1: debt must be a number, got 'much'"),
         (
             '{"text": "a", "characters": ["Ann"]}',
-            r"characters must be list\[list\[str\]\] \| None, got \['Ann'\]",
+            r"characters\[0\] must be a list of texts, got 'Ann'",
         ),
         ("\n\n", "holds no texts"),
         ('{"text": "a", "error": "e"}', "holds no texts"),
@@ -124,5 +171,5 @@ def test_a_text_that_stands_twice_is_refused(tmp_path):
     row = {"setting": "k=1", "id": "w", "seed": 3, "text": "a"}
     failed = {**row, "text": None, "error": "too long"}
     path = write(tmp_path / "own.jsonl", failed, row, {**row, "seed": 4}, {**row, "text": "b"})
-    with pytest.raises(ValueError, match=r"'k=1'.*'id': 'w', 'seed': 3.* stands twice"):
+    with pytest.raises(ValueError, match=r"'k=1'.*'id': 'w', 'seed': 3.* occurs twice"):
         read_texts(path)

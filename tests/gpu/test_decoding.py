@@ -182,7 +182,7 @@ def test_bytes_are_those_of_the_cpu_and_their_spends_cover_the_divergence(decodi
 def opened_batch(pair: ModelPair, level_name: str, prompts: list[list[int]]) -> PairedBatch:
     """A batch that has read its prompts and drawn once."""
     level = choose_level(pair, level_name)
-    rule = Anchored(k=0.3, debt="none")
+    rule = Anchored(k=0.3, debt="none").open(level)
     batch = PairedBatch(level, rule, SamplingConfig(), num_rows=len(prompts), max_length=2 * LATER)
     requests = [
         Request(prompt_token_ids=prompt, max_new_tokens=LATER, seed=index, index=index)

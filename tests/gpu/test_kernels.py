@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 from drawn_law import follows
-from logit_kinds import KINDS, divergence_of, random_budgets, random_logits
+from logit_kinds import KINDS, divergence_of, project_orders, random_budgets, random_logits
 
 from anchored.kernels.gpu.launch import project as launched_projection
-from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.project import project_kl, project_max
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
 
@@ -16,7 +16,7 @@ from anchored.kernels.spend import SPEND_QUANTUM
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PROJECTS = pytest.mark.parametrize("project", [project_kl, project_max])
+PROJECTS = pytest.mark.parametrize("project", [project_kl, project_orders, project_max])
 REFERENCE_ERROR = 1e-12
 """Nats; rounding of the float64 reference."""
 SHORTFALL = 1e-5
@@ -130,7 +130,7 @@ def test_a_cuda_graph_replays_the_launch_with_other_budgets():
     rows = torch.arange(shape[0])
     uniform = uniforms(rows, rows).to(device)
     budget = torch.zeros(shape[0], dtype=torch.float64, device=device)
-    launch = partial(launched_projection, risky, safe, budget, uniform, is_max=False)
+    launch = partial(launched_projection, risky, safe, budget, uniform, order=1.0)
     launch()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()

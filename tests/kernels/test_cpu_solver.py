@@ -6,8 +6,8 @@ import torch
 from logit_kinds import random_logits
 
 from anchored.kernels import reference
-from anchored.kernels.cpu import kl, rows
-from anchored.kernels.projection import project_kl
+from anchored.kernels.cpu import rows, tilt
+from anchored.kernels.project import project_kl
 
 ROUNDING = 1e-12
 """Nats; of the float64 reference."""
@@ -19,17 +19,22 @@ def one_group(risky, safe):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # at beta = 0 the curve has no speed
+@pytest.mark.parametrize("order", [1.0, 1.1, 2.0, 64.0])
 @pytest.mark.parametrize("kind", ["generic", "memorized", "disjoint_peaks", "two_atoms", "huge"])
-def test_every_certified_point_holds_the_true_divergence_within_its_margin(kind):
+def test_every_certified_point_holds_the_true_divergence_within_its_margin(kind, order):
     risky, safe = random_logits(kind, 40, 300, torch.Generator().manual_seed(4))
     group, beta = one_group(risky, safe), np.linspace(0.0, 1.0, 40)
-    curves = kl._Curves(group.shared, group.tilt, group.log2_shared, group.rounding)
-    points = kl._certified(curves, beta, np.zeros(40, dtype=bool), group.scratch[0])
+    curves = tilt._curves(group, np.arange(40), None if order == 1.0 else np.full(40, order))
+    points = tilt._certified(curves, beta, group.scratch[0])
     log_probs = reference.tilted_log_probs(risky, safe, torch.from_numpy(beta))
-    error = np.abs(points.kl - reference.kl_divergence(log_probs, safe).numpy())
-    assert np.isfinite(points.kl).all()
-    assert (error <= points.margin + ROUNDING * (1.0 + points.kl)).all()
-    assert (points.margin <= 1e-6 * (1.0 + points.kl)).all()
+    if order == 1.0:
+        true = reference.kl_divergence(log_probs, safe)
+    else:
+        true = reference.renyi_divergence(log_probs, safe, order=order)
+    error = np.abs(points.nats - true.numpy())
+    assert np.isfinite(points.nats).all()
+    assert (error <= points.margin + ROUNDING * (1.0 + points.nats)).all()
+    assert (points.margin <= 1e-6 * (1.0 + points.nats)).all()
 
 
 def test_a_divergence_that_vanishes_in_one_sum_alone_is_not_taken_for_zero():

@@ -1,13 +1,14 @@
-"""Both projections at the ends of what numbers hold, against an oracle in extended precision."""
+"""All projections at the ends of what numbers hold, against an oracle in extended precision."""
 
 import math
+from functools import partial
 
 import long_double_laws as oracle
 import pytest
 import torch
 from extreme_logits import EXTREME_KINDS, extreme_budgets, extreme_pair
 
-from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.project import project_kl, project_max, project_renyi
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
 
@@ -16,9 +17,17 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ORACLE_ERROR = 1e-12
 """Nats, beside a relative 1e-13: what float64 numbers handed to the oracle leave open."""
 
-# 6 kinds x 2 divergences x 419 rows, and four times as many with -m slow.
+LONG_DOUBLE_ERROR = 1e-18
+"""Relative, of an exponent of the oracle's: a few units of its last place."""
+
+# 6 kinds x 5 divergences x 419 rows, and four times as many with -m slow.
 SIZES = [(1, 15), (2, 75), (3, 75), (17, 125), (257, 100), (5003, 27), (128_256, 2)]
-PROJECTS = {"kl": project_kl, "max": project_max}
+ORDERS = {"order 1.1": 1.1, "order 4": 4.0, "order 64": 64.0}
+PROJECTS = {
+    "kl": project_kl,
+    "max": project_max,
+    **{name: partial(project_renyi, order=order) for name, order in ORDERS.items()},
+}
 
 
 def violations(divergence, risky, safe, budget, *, backend):
@@ -44,15 +53,22 @@ def faults(divergence, projection, row, star, risky, safe, budget):
         yield f"p_s alone spends {spend}"
     if not spend <= budget or spend % SPEND_QUANTUM:
         yield f"spend {spend}"
-    # Of the law that the weight stands for (kl), or of the log-probabilities given (max).
+    # Of the law that the weight stands for, or of the log-probabilities given (max).
+    error = ORACLE_ERROR + 1e-13 * spend
     if is_safe_only:
         true = 0.0
     elif divergence == "max":
         true = oracle.max_divergence(star, safe)
     else:
         law = oracle.tilted(risky, safe, projection.weight[row].item())
-        true = oracle.kl_divergence(law, safe)
-    if not true <= spend + ORACLE_ERROR + 1e-13 * spend:
+        if divergence == "kl":
+            true = oracle.kl_divergence(law, safe)
+        else:
+            order = ORDERS[divergence]
+            true = oracle.renyi_divergence(law, safe, order)
+            reach = abs(oracle.log_probs(safe)[law > -math.inf]).max()
+            error += LONG_DOUBLE_ERROR * order / (order - 1.0) * reach
+    if not true <= spend + error:
         yield f"true divergence {true}, spend {spend}"
     if not abs(oracle.total_mass(star) - 1.0) < 1e-8:
         yield f"total mass {oracle.total_mass(star)}"

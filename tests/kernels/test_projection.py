@@ -14,6 +14,7 @@ from logit_kinds import (
     KINDS,
     SIZES,
     divergence_of,
+    project_orders,
     random_budgets,
     random_logits,
     tilted_law,
@@ -22,7 +23,7 @@ from logit_kinds import (
 from anchored.kernels import reference
 from anchored.kernels.cpu.rows import PIECE_SIZE
 from anchored.kernels.gpu import launch
-from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.project import project_kl, project_max
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
 
@@ -32,6 +33,7 @@ LOGITS = "risky_logits", "safe_logits"
 
 both_backends = pytest.mark.parametrize("backend", ["torch", "triton"])
 both_projections = pytest.mark.parametrize("project", [project_kl, project_max])
+all_projections = pytest.mark.parametrize("project", [project_kl, project_orders, project_max])
 # Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -108,7 +110,7 @@ def test_the_scale_of_a_clipped_law_agrees_with_bisection(kind):
 
 
 @both_backends
-@both_projections
+@all_projections
 def test_what_the_common_support_costs_is_paid_from_the_budget(project, backend):
     risky, safe = random_logits("masked_both", 6, 90, torch.Generator().manual_seed(19))
     floor = reference.support_floor(risky, safe)
@@ -123,7 +125,7 @@ def test_what_the_common_support_costs_is_paid_from_the_budget(project, backend)
 
 
 @both_backends
-@both_projections
+@all_projections
 def test_keys_and_positions_draw_as_their_uniforms_do(project, backend):
     risky, safe = random_logits("generic", 3, 90, torch.Generator().manual_seed(23))
     keys, positions = torch.tensor([5, -(2**62), 9]), torch.tensor([0, 7, 2**40])

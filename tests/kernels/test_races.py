@@ -1,5 +1,6 @@
 """The programs that share a row may run in any order: found by running them at once."""
 
+import math
 import random
 import sys
 
@@ -8,7 +9,7 @@ import torch
 import triton
 from concurrent_programs import concurrent
 
-from anchored.kernels.gpu import launch, layout, solver
+from anchored.kernels.gpu import clip, launch, layout
 from anchored.kernels.sampler import uniforms
 
 pytestmark = [
@@ -20,7 +21,10 @@ pytestmark = [
 CPU = torch.device("cpu")
 
 
-def case(seed, *, is_max):
+ORDERS = {"kl": 1.0, "renyi": torch.tensor([1.5, 16.0], dtype=torch.float64), "max": math.inf}
+
+
+def case(seed, divergence):
     """Two rows with bans or NaN, and budgets that bind or do not; arguments of a launch."""
     generator = torch.Generator().manual_seed(seed)
     base = 2.0 * torch.randn(2, 2100, generator=generator)
@@ -32,7 +36,7 @@ def case(seed, *, is_max):
         risky[0, 5], safe[1, ::7] = torch.nan, -3e9
     budget = torch.full((2,), (0.0, 0.05, 0.5, 3.0)[seed % 4], dtype=torch.float64)
     numbers = uniforms(torch.tensor([seed, seed + 1]), torch.zeros(2, dtype=torch.int64))
-    return (risky, safe), (budget, numbers, None), {"is_max": is_max}
+    return (risky, safe), (budget, numbers, None), {"order": ORDERS[divergence]}
 
 
 def launched(found, num_splits):
@@ -68,9 +72,9 @@ def quick_switches():
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("is_max", [False, True])
-def test_programs_of_a_row_do_not_race(seed, is_max, monkeypatch, quick_switches):
-    assert hazards(case(seed + 1, is_max=is_max), monkeypatch) == {}
+@pytest.mark.parametrize("divergence", ORDERS)
+def test_programs_of_a_row_do_not_race(seed, divergence, monkeypatch, quick_switches):
+    assert hazards(case(seed + 1, divergence), monkeypatch) == {}
 
 
 @triton.jit
@@ -80,7 +84,7 @@ def same_sums(step):
 
 
 def test_a_planted_race_is_found(monkeypatch, quick_switches):
-    monkeypatch.setattr(solver, "step_sums", same_sums)
+    monkeypatch.setattr(clip, "step_sums", same_sums)
     with concurrent(monkeypatch) as recorder:
-        launched(case(3, is_max=True), 3)
+        launched(case(3, "max"), 3)
     assert recorder.hazards()

@@ -12,7 +12,7 @@ from logit_kinds import random_budgets, random_logits
 
 from anchored.kernels import reference
 from anchored.kernels.cpu.rows import PIECE_SIZE
-from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.project import project_kl, project_max
 from anchored.kernels.sampler import coupled_sample, uniforms
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

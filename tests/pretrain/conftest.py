@@ -20,6 +20,8 @@ from anchored.pretrain.tokens.writer import write_token_shards
 
 TEXT = "the keeper of lamp wrote every wave into a ledger salt and rain while bells rang"
 SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
+HELDOUT_SOURCES = {"meadow": 25, "tower": 40}
+"""Documents of each source; the latter are never trained on."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,14 @@ def corpus(tmp_path_factory) -> TinyCorpus:
     texts = corpus.texts
     tokenizer = train_tokenizer([text for group in texts.values() for text in group], 300)
     save_tokenizer(tokenizer, corpus.tokenizer_folder, model_max_length=512)
-    for name, documents in texts.items():
+    heldout = {name: tiny_texts(9 + size, size) for name, size in HELDOUT_SOURCES.items()}
+    for name, documents in (texts | heldout).items():
         write_token_shards(
             corpus.source(name),
             documents,
             corpus.tokenizer_folder / "tokenizer.json",
             source=name,
-            licence="CC0-1.0",
+            license="CC0-1.0",
             revision="1",
             max_tokens_per_shard=2000,
         )

@@ -136,7 +136,7 @@ def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes, monkey
 )
 def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes, tmp_path):
     # A process of its own: fake processes are the only ones of torch.distributed in theirs.
-    words = ["dry-run", "--gpus", str(num_processes), "--config", str(CONFIGS / f"{name}.toml")]
+    words = ["pretrain", "--dry-run", "--gpus", str(num_processes), "--config", name]
     program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
     model, memory, time, end = program.wait_for_success().splitlines()
     each = f"{1_758_562_304 // 8:,}"

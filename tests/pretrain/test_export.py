@@ -14,7 +14,7 @@ from anchored.pretrain.export import export_checkpoint, model_card
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import TinyComma, model_args
 from anchored.pretrain.run.record import RunRecord
-from anchored.tools.commands.training.export import ExportConfig, run
+from anchored.tools.commands.training.pretrain import ExportConfig, export
 
 SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
 FORM = {"model": {"flavor": "quickstart"}, "training": {"seq_len": 48}}
@@ -60,10 +60,54 @@ def test_config_and_tokenizer_say_what_decoding_needs(exported):
     config, tokenizer = model.config, AutoTokenizer.from_pretrained(exported)
     assert config.max_position_embeddings == tokenizer.model_max_length == 512
     for one in (config, tokenizer, model.generation_config):
-        assert (one.bos_token_id, one.eos_token_id, one.pad_token_id) == (298, 299, 299)
+        assert (one.bos_token_id, one.eos_token_id) == (298, 299)
+    assert config.pad_token_id is None
+    assert tokenizer.pad_token_id == model.generation_config.pad_token_id == 299
     assert not config.tie_word_embeddings
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
     assert len(tokenizer) == config.vocab_size
+
+
+def test_every_row_is_trained_further_and_texts_of_unlike_lengths_are_continued_together(exported):
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    tokenizer = AutoTokenizer.from_pretrained(exported, padding_side="left")
+    ids = torch.tensor([[298, 5, 299, 7, 299]])
+    model(ids, labels=ids).loss.backward()
+    assert (model.get_input_embeddings().weight.grad[[298, 5, 299, 7]].abs().sum(dim=1) > 0).all()
+    texts = ["salt and rain", "wave"]
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    together = model.generate(**batch, do_sample=False, max_new_tokens=8)[:, -8:]
+    for text, row in zip(texts, together, strict=True):
+        alone = model.generate(
+            **tokenizer(text, return_tensors="pt"), do_sample=False, max_new_tokens=8
+        )
+        expected = alone[0, len(tokenizer(text).input_ids) :].tolist()
+        assert row.tolist() == expected + [299] * (8 - len(expected))
+
+
+def test_ends_and_chat_template_of_another_model_are_left_behind(trained, corpus, tmp_path):
+    folder = shutil.copytree(corpus.tokenizer_folder, tmp_path / "instruct")
+    path = folder / "tokenizer_config.json"
+    other = {
+        "eos_token": "the",
+        "bos_token": "rain",
+        "pad_token": "salt",
+        "chat_template": "{{ x }}",
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | other | {"model_max_length": 9}))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "the"}))
+    (folder / "chat_template.jinja").write_text("{{ x }}")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    (folder / "LICENSE").write_text("free")
+    export_checkpoint(trained[1], folder, tmp_path / "model")
+    names = ["LICENSE", "README.md", "config.json", "generation_config.json", "model.safetensors"]
+    names += ["tokenizer.json", "tokenizer_config.json"]
+    assert sorted(file.name for file in (tmp_path / "model").iterdir()) == names
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for one in (model.config, model.generation_config, tokenizer):
+        assert (one.bos_token_id, one.eos_token_id) == (298, 299)
+    assert tokenizer.chat_template is None and tokenizer.model_max_length == 48
 
 
 def test_the_command_prints_the_folder_and_stores_the_asked_type(trained, corpus, tmp_path, capsys):
@@ -71,7 +115,7 @@ def test_the_command_prints_the_folder_and_stores_the_asked_type(trained, corpus
     config = ExportConfig(
         checkpoint=trained[1], tokenizer=tokenizer, output=output, dtype="bfloat16"
     )
-    assert run(config) == 0
+    assert export(config) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'm'}\n"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     assert model.dtype == torch.bfloat16
@@ -121,11 +165,13 @@ def test_the_last_checkpoints_are_averaged(trained, corpus, tmp_path):
         export_checkpoint(last, corpus.tokenizer_folder, tmp_path / "m", average_last=4)
 
 
-def test_the_model_card_says_what_was_read_under_which_licences(exported, trained, corpus):
+def test_the_model_card_says_what_was_read_under_which_licenses(exported, trained, corpus):
     card = (exported / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     # 24 steps of 4 sequences of 48 tokens, from three equal sources.
     assert "4,608 tokens in sequences of 48; weights count tokens" in card
+    assert "| max_position_embeddings | 512 |" in card
+    assert "| tokens of a training sequence | 48 |" in card
     for name, count in SOURCES.items():
         row = next(line for line in card.splitlines() if line.startswith(f"| {name} |"))
         assert f"| {name} @ 1 | 1,536 | 33.33% |" in row

@@ -37,19 +37,19 @@ def test_file_goes_over_defaults_and_arguments_over_the_file(tmp_path):
             "[data]\n[[data.sources]]\nname = 'a'\n",
             r"data\.sources\[0\]\.path is missing$",
         ),
-        ("[training]\nsteps = '7'\n", r"training\.steps must be int, got '7'$"),
-        ("[training]\nsteps = true\n", r"training\.steps must be int, got True$"),
-        ("[job]\nverbose = 1\n", r"job\.verbose must be bool, got 1$"),
+        ("[training]\nsteps = '7'\n", r"training\.steps must be a whole number, got '7'$"),
+        ("[training]\nsteps = true\n", r"training\.steps must be a whole number, got True$"),
+        ("[job]\nverbose = 1\n", r"job\.verbose must be true or false, got 1$"),
         ("training = 3\n", r"training must be a table, got 3$"),
         (
             "[lr_scheduler]\ndecay_type = 'cosin'\n",
-            r"decay_type must be one of 'linear', 'sqrt', 'cosine', got 'cosin'$",
+            r"decay_type must be one of linear, sqrt, cosine, got 'cosin'$",
         ),
-        ("[data]\nsources = 3\n", r"data\.sources must be an array of tables, got 3$"),
-        ("[model]\nconverters = 0.1\n", r"model\.converters must be list\[str\], got 0\.1$"),
-        ("[data]\nmixture = 3\n", r"data\.mixture must be str, got 3$"),
-        ("[data]\nmixture = 'm'\nstage = [1]\n", r"data\.stage must be str, got \[1\]$"),
-        ("[data]\nweight_unit = 'words'\n", r"must be one of 'tokens', 'documents', got 'words'$"),
+        ("[data]\nsources = 3\n", r"data\.sources must be a list of tables, got 3$"),
+        ("[model]\nconverters = 0.1\n", r"model\.converters must be a list of texts, got 0\.1$"),
+        ("[data]\nmixture = 3\n", r"data\.mixture must be text, got 3$"),
+        ("[data]\nmixture = 'm'\nstage = [1]\n", r"data\.stage must be text, got \[1\]$"),
+        ("[data]\nweight_unit = 'words'\n", r"must be one of tokens, documents, got 'words'$"),
         ("[checkpoint]\nload_step = 5\n", r"unknown config key checkpoint\.load_step"),
         ("[checkpoint]\nkeep_latest_k = 1\n", r"keep_latest_k must be 0 \(all\) or at least 2"),
         ("[checkpoint]\nkeep_moments = true\n", r"takes them from checkpoint\.initial_load_path"),
@@ -105,6 +105,11 @@ def test_a_run_may_name_a_stage_of_a_mixture_beside_its_file(tmp_path):
     assert (data.seed, data.max_epochs, data.weight_unit) == (5, 2, "tokens")
     with pytest.raises(ValueError, match="the mixture has no stage three; known: one, two"):
         load(tmp_path, '[data]\nmixture = "mixture.toml"\nstage = "three"\n')
+
+
+def test_a_byte_order_mark_in_front_of_a_file_is_no_part_of_it(tmp_path):
+    (tmp_path / "base.toml").write_text("[debug]\nseed = 3\n", encoding="utf-8-sig")
+    assert load(tmp_path, '\ufeffbase = "base.toml"\n').debug.seed == 3
 
 
 def test_a_missing_file_is_named_and_an_unknown_argument_exits_with_status_2(tmp_path, capsys):

@@ -58,7 +58,7 @@ generate {pair} --max-new-tokens 3 --prompt a
     = "--k 1 --k 2" "--seed 1 --seed 2" "--chat --no-chat" "--temperature 1 --temperature=0.5"
     = "--max-new-bytes 4 --max_new_bytes 5" "--ledger {safe}/config.json --overwrite"
     = "--ledger {risky}/model.safetensors --overwrite"
-    = "--prompt-ratios {other} --ledger {other} --overwrite" "--ledger ''" "--ledger {new}/"
+    = "--ledger ''" "--ledger {new}/" "--prompt-ratios {other}"
     = "--stop ''" "--divergence tv" "--debt some" "--budget none" "--unknown-option 1"
     = "--prompt-file {prompts}" --chat
     --max-new-tokens = COUNTS HUGE
@@ -84,7 +84,6 @@ generate {pair} --max-new-tokens 3 --prompt a
     --dtype = int8 float23 ""
     --device = cuda:7 cuda:-1 tpu meta cpu:0 "''"
     --risky-device = cpu gpu
-    --prompt-ratios = {missing} {folder} {empty} {garbage} {ledger} {other}
     --risky-quantization = {missing} {folder} {empty} {garbage} {prompts} {list} {no_method}
     --ledger = {existing} {folder} {fifo} {link} {under_file} {long_name} /proc/none/x.jsonl
     = "--k 1 --K 2" | give either k or K
@@ -133,19 +132,9 @@ score {pair} --prompt a --continuation b
     --prompt = "''" "'{long_text}'"
     --continuation = "" "'{long_text}'"
     --k = -1 NOT_FINITE
-    --prompt-ratios = {missing} {garbage} {other}
 score {pair}
     = "" "--prompt a" "--continuation b" "--prompt a --prompt b --continuation c"
     = "--prompt a --continuation b --continuation c"
-ratios {pair} --prompt a --output {new} --overwrite
-    --output = {folder} {fifo} {link}
-ratios {pair} --prompt a --output {new}
-    = "--output {new}/"
-    --prompt = "" "''" "'{long_text}'"
-    --output = {existing} {folder} {fifo} {under_file} ""
-    --k = -1 nan
-ratios {pair}
-    = "--prompt a" "--output {new}" "--prompt a --output {safe}/tokenizer.json --overwrite"
 verify {pair} --ledger {ledger} --overwrite
     --divergences = {folder} {fifo} {link} {ledger}
     --divergences new.png --picture = new.png {new}.png
@@ -158,7 +147,7 @@ verify {pair} --ledger {ledger}
     --divergences = {existing} {folder} {fifo} {under_file} {ledger}
     --picture = {existing_png} {new} {folder} {fifo} x.txt {under_file}
 verify {pair}
-    = "" "--ledger {ledger} --ledger {other}"
+    = "" --ledger "--ledger {ledger} --ledger {missing}"
 retrieve
     = "--corpus {texts}" "--corpus {missing} --prompt-file {empty}"
     = "--corpus {letters} --prompt-file {prompts} --output {new}/"
@@ -167,6 +156,8 @@ retrieve
     = "--corpus {letters} --prompt-file {prompts} --index {new}"
     = "--corpus {no_text} --prompt-file {prompts} --index {new}"
     = "--corpus {letters} --prompt-file {prompts} --instruction Find"
+serve --safe {safe} --risky {risky}
+    = "--divergence tv" "--max-k -1"
 vllm serve --safe {safe} --risky {risky}
     = "--divergence tv" "--max-k -1"
     --default-k = -1 nan x
@@ -177,6 +168,9 @@ vllm
 ledgers
     = "" "--journal {folder} --out {existing}"
     --journal = {missing} {folder} {empty} {garbage} "''"
+accounts
+    = ""
+    --accounts = {missing} {folder} {empty} {garbage} "''" {mixture_key}
 decontaminate --against {mixture_key} --output {new}
     = "" "--source s" "--source s --input {missing}" "--source s --input {folder}"
     --source s --input {texts} --against = {missing} {folder} {garbage} {empty} {texts}
@@ -203,7 +197,7 @@ tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
     --tokenizer = {folder} | has no tokenizer.json
     --input = {empty_jsonl} {garbage_jsonl} | no text to write
     --text-field = nowhere | no text to write
-    --licences = GPL | no text to write: 1 refused; refused licences: (none given)
+    --licenses = GPL | no text to write: 1 refused; refused licenses: (none given)
 tokenize --tokenizer {tokens}
     = "" "--source s" "--output {new}" "--sample 1"
     --sample = -1 NOT_WHOLE
@@ -233,8 +227,10 @@ export --checkpoint {folder} --tokenizer {safe} --output {new}
     --max-position-embeddings = x
 export
     = ""
-dry-run
+pretrain
+    = ""
     --config = {missing} {folder}
+pretrain --config tinycomma-1.8b-stage1 --dry-run
     --gpus = 0 -1 x
     --mfu = 0 2 nan
     --peak-flops = 0 -1 nan
@@ -260,7 +256,7 @@ sweep
     = "" {missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} "{toml_circle} --dry-run"
     = "{toml_odd} --inputs" "{toml_odd} --output" "no-such-methods --dry-run"
     = "~no-such-user/x.toml --dry-run" "{sweep_label} --dry-run" "{sweep_rule} --dry-run"
-    = "{sweep_type} --dry-run" "{sweep_prompts} --dry-run" "{base_number} --dry-run"
+    = "{sweep_type} --dry-run" {sweep_prompts} "{base_number} --dry-run"
     = "{base_missing} --dry-run"
 compare
     = "" {missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} "{toml_circle} --dry-run"
@@ -322,13 +318,25 @@ calibrate --safe {safe} --risky {risky} --prompt-file {prompts}
     --metric = nonsense
     --target = -1 nan x
     --confidence = 0 1 nan
+    --certify = 0 1 nan
     --smallest-k = 0 -1 30 nan
     --first-ks = 0 1 x
-    = "" | row 1: field 'id' is missing
-    --prompt-file = {prompts_id} | row 1: field 'reference' is missing
+    = "" | line 1 must have the key "id", which
+    --prompt-file = {prompts_id} | line 1 must have the key "reference", which
     --metric = char_lcs | --metric char_lcs needs a --target
     --seeds = 0 | --seeds must be >= 1, got 0
     --temperature = -1 | temperature must be finite and >= 0, got -1.0
+certify
+    = "" "--safe {missing} --risky {risky} --prompt-file {prompts}"
+certify --safe {safe} --risky {risky}
+    --prompt-file = {missing} {folder} {empty} {garbage} {prompts}
+certify --safe {safe} --risky {risky} --prompt-file {prompts}
+    --order = 1 65 nan x
+    --quantile = 0 1 nan
+    --window = 0 300
+    --bank = -1 nan
+    --target = 0 1 nan | --target must be in (0, 1), got
+    --temperature = 0 | --temperature must be > 0: greedy decoding has no bound
 lm-eval
     = --nonsense nonsense "run --limit x" "run --model" validate
 bench kernel
@@ -351,11 +359,13 @@ generat
 OF_PROCESSES = """
 generate {pair} --max-new-tokens 3 --prompt a
     --device = cuda:7
-generate --safe {tokenizer_short} --risky {tokenizer_short}
+generate --safe {tokenizer_short} --risky {risky}
     --prompt = "'{long_text}'"
 verify {pair} --ledger {ledger}
     --ledger = {cut_ledger}
-dry-run
+pretrain
+    --config = {garbage} {toml_odd}
+pretrain --dry-run
     --config = {empty} {garbage} {toml_odd}
 """
 """Run as processes, on whose stderr the warnings of libraries would stand; the last ones import

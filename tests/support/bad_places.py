@@ -23,7 +23,7 @@ def make_places(root: Path, safe: Path, risky: Path, ledger: Path, ratios: Path)
         places[name].mkdir()
     (places["texts"] / "one.jsonl").write_text('{"text": "the keeper of the lamp"}\n')
     (places["somebody"] / "models").mkdir()
-    (places["other_quickstart"] / "steps.json").write_text('{"settings": "0", "seconds": {}}')
+    (places["other_quickstart"] / "steps.json").write_text('{"settings": "0", "steps": {}}')
     os.mkfifo(places["fifo"])
     places["link"].symlink_to(ledger)
     places["hard_link"] = root / "hard_link.jsonl"

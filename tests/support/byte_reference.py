@@ -9,7 +9,7 @@ import torch
 from byte_streams import grown, path_of
 from torch import Tensor
 
-from anchored.decode.byte.node_law import NodeLaw, allowed_in_order, log_sum, node_laws
+from anchored.decode.byte import node_distribution as nodes
 from anchored.decode.byte.token_tree import ROOT_NODE
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.trie import ROOT
@@ -55,15 +55,16 @@ class ReferenceLaws:
             ]
         return row[:, : self.vocabulary.vocab_size].double()
 
-    def law(self, node: int) -> NodeLaw:
+    def law(self, node: int) -> nodes.NodeDistribution:
         """Of what may follow alone: the rest is banned before a truncation counts tokens."""
         path, state = path_of(self.tree, node), self.tree.state[node]
         logits = self.raw_logits(path).clone()
-        allowed = allowed_in_order(self.vocabulary, [state])[0]
+        allowed = nodes.allowed_in_order(self.vocabulary, [state])[0]
         logits[0, self.vocabulary.ordered_tokens[~allowed]] = -math.inf
         seen = torch.zeros(1, self.vocabulary.vocab_size, dtype=torch.bool)
         seen[0, [*self.vocabulary.start_token_ids, *path]] = True
-        return next(node_laws(self.vocabulary, [state], self.warpers(logits, seen)))
+        warped = self.warpers(logits, seen)[:, self.vocabulary.ordered_tokens]
+        return next(nodes.node_distributions(self.vocabulary, [state], warped))
 
     def log_probs(self) -> Tensor:
         """(257,) float64: log q(x | text)."""
@@ -79,11 +80,11 @@ class ReferenceLaws:
             heads = [self._of_head(law(node), p, log_mass(node)) for node, p in tree.heads]
             return np.logaddexp.reduce(heads)
 
-        if log_sum(masses()) == -math.inf:
+        if nodes.log_sum(masses()) == -math.inf:
             self.known = {n: 0.0 if p == ROOT else -math.inf for n, p in tree.heads}
-        return torch.from_numpy(masses() - log_sum(masses()))
+        return torch.from_numpy(masses() - nodes.log_sum(masses()))
 
-    def _of_head(self, law: NodeLaw, prefix: int, log_mass: float) -> np.ndarray:
+    def _of_head(self, law: nodes.NodeDistribution, prefix: int, log_mass: float) -> np.ndarray:
         trie, masses = self.vocabulary.trie, np.full(NUM_SYMBOLS, -math.inf)
         masses[trie.symbol[trie.children(prefix)]] = log_mass + law.log_children(prefix)
         if prefix == ROOT:

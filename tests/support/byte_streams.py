@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from anchored.decode.byte.byte_stream import ByteStream
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
-from anchored.decode.models.capabilities import row_attention
-from anchored.decode.models.row_stream import ModelRunner
+from anchored.decode.streams.capabilities import row_attention
+from anchored.decode.streams.row_stream import ModelRunner
 from anchored.decode.tokenizer.trie import ROOT
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 

@@ -5,6 +5,7 @@ the very arguments, and what is None among them, through Triton's own path.
 """
 
 import json
+import math
 import re
 import subprocess
 import tempfile
@@ -23,6 +24,8 @@ from anchored.kernels.gpu import launch
 from anchored.kernels.gpu.launch import splits_of
 
 VOCAB_SIZE = 128_256
+VOCAB_SIZES = 256, 257, 49_152, 151_665, 202_048
+"""Bytes, bytes with an end, and vocabularies of models; two are odd."""
 NUM_PROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
 CPU = torch.device("cpu")
@@ -32,8 +35,14 @@ MODES = "solve", "draw", "keyed"
 
 LAUNCHES: list[dict[str, Any]] = [
     *(
-        {"mode": mode, "is_max": is_max, "dtype": dtype}
-        for mode, is_max, dtype in product(MODES, (False, True), DTYPES)
+        {"mode": mode, "divergence": divergence, "dtype": dtype}
+        for mode, divergence, dtype in product(MODES, ("kl", "max"), DTYPES)
+    ),
+    # A Rényi order reads logits and draws as KL does.
+    *({"mode": mode, "divergence": "renyi"} for mode in MODES),
+    *(
+        {"mode": "keyed", "divergence": divergence, "vocab_size": vocab_size}
+        for divergence, vocab_size in product(("kl", "renyi", "max"), VOCAB_SIZES)
     ),
     *({"mode": "keyed", "num_rows": num_rows} for num_rows in (1, 16, 64, 67, 256, 3000)),
 ]
@@ -61,7 +70,12 @@ def _splits(num_rows: int, vocab_size: int, device: torch.device) -> int:
 
 
 def compiled(
-    mode: str, *, is_max: bool = False, dtype: torch.dtype = torch.bfloat16, num_rows: int = 4
+    mode: str,
+    *,
+    divergence: str = "kl",
+    dtype: torch.dtype = torch.bfloat16,
+    num_rows: int = 4,
+    vocab_size: int = VOCAB_SIZE,
 ) -> Any:
     """The kernel of one launch, which is compiled in place of being run."""
     kernels: list[Any] = []
@@ -71,7 +85,7 @@ def compiled(
         kernels.append(run(function, *args, **options | {"warmup": True}))
         return kernels[-1]
 
-    logits = torch.empty(num_rows, VOCAB_SIZE, dtype=dtype)
+    logits = torch.empty(num_rows, vocab_size, dtype=dtype)
     numbers = torch.empty(num_rows, 3, dtype=torch.float64)
     keys = torch.empty(num_rows, dtype=torch.int64)
     driver.set_active(_NoDevice())
@@ -84,7 +98,7 @@ def compiled(
             *(logits, logits, numbers[:, 0]),
             numbers if mode == "draw" else None,
             (keys, keys) if mode == "keyed" else None,
-            is_max=is_max,
+            order={"kl": 1.0, "renyi": numbers[:, 1], "max": math.inf}[divergence],
         )
     return kernels[-1]
 

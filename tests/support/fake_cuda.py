@@ -25,6 +25,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 
+from anchored.decode import ambient
+from anchored.kernels.devices import work_device
+
 MOST_GRID_ROWS = 65_535
 """CUDA's limit of a grid in y and z."""
 
@@ -52,23 +55,28 @@ def _grid_executor(device: FakeDevice) -> type[interpreter.GridExecutor]:
 
 
 @contextmanager
-def fake_cuda(num_processors: int = 132) -> Iterator[FakeDevice]:
+def fake_cuda(num_processors: int = 132, *, has_float64: bool = True) -> Iterator[FakeDevice]:
     """One device for the block; tensors that say they are on it are not to be used behind it.
 
     num_processors: with one, kernels share no row among programs, which takes the least time.
+    has_float64: without, the device refuses such tensors, as Apple's GPUs do.
     """
-    device = FakeDevice(num_processors)
+    device = FakeDevice(num_processors, has_float64=has_float64)
     attributes = {
         "device": lambda t: DEVICE if is_on_device(t) else torch._C.TensorBase.device.__get__(t),
         "is_cuda": is_on_device,
         "is_cpu": lambda t: not is_on_device(t) and torch._C.TensorBase.is_cpu.__get__(t),
     }
+    work_device.cache_clear()
     with ExitStack() as stack:
+        stack.callback(work_device.cache_clear)
         for name, value in cuda_names(device).items():
             stack.enter_context(patch.object(torch.cuda, name, value))
         for name, getter in attributes.items():
             stack.enter_context(patch.object(Tensor, name, property(getter), create=True))
         stack.enter_context(patch.object(interpreter, "GridExecutor", _grid_executor(device)))
+        # The device is made of modes itself.
+        stack.enter_context(patch.object(ambient, "_put_modes_aside", return_value=[]))
         stack.enter_context(Methods(device))
         stack.enter_context(Operations(device))
         yield device

@@ -20,7 +20,8 @@ DEVICE = torch.device("cuda:0")
 class FakeDevice:
     """The device, and whether torch was asked to warn when the host waits for it."""
 
-    def __init__(self, num_processors: int) -> None:
+    def __init__(self, num_processors: int, *, has_float64: bool = True) -> None:
+        self.has_float64 = has_float64
         self.properties = SimpleNamespace(multi_processor_count=num_processors)
         self.sync_debug_mode = "default"
         self.is_passive = False
@@ -30,6 +31,12 @@ class FakeDevice:
         """The host waits for the device."""
         if self.sync_debug_mode == "warn":
             warnings.warn(f"called a synchronizing CUDA operation: {what} {here()}", stacklevel=3)
+
+    def check(self, tensor: Tensor) -> Tensor:
+        """Refuse a tensor that the device cannot hold, in the words of Apple's GPUs."""
+        if tensor.dtype == torch.float64 and not self.has_float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework ...")
+        return tensor
 
     @contextmanager
     def passive(self) -> Iterator[None]:

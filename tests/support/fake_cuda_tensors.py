@@ -95,7 +95,7 @@ class Operations(TorchDispatchMode):
             return
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and not is_on_device(leaf):
-                to_device(leaf)
+                to_device(self.device.check(leaf))
 
 
 def _mixed(packet: Any, tensors: list[Tensor]) -> str:
@@ -149,7 +149,7 @@ class Methods(TorchFunctionMode):
             moved = cast.clone() if cast is tensor or is_on_device(cast) else cast
             if moved.untyped_storage() is tensor.untyped_storage():
                 moved = moved.clone()
-        return to_device(moved) if is_cuda(target) else moved
+        return to_device(self.device.check(moved)) if is_cuda(target) else moved
 
     def _read_list(self, tensor: Tensor) -> Any:
         if is_on_device(tensor):
@@ -178,7 +178,7 @@ class Methods(TorchFunctionMode):
         if not is_cuda(device):
             return made
         self.device.wait("an upload")
-        return to_device(made)
+        return to_device(self.device.check(made))
 
     def _setitem(self, tensor: Tensor, index: Any, value: Any) -> None:
         # CUDA is told a number with the kernel that writes it.

@@ -2,13 +2,14 @@
 
 "nan loss", "inf grad" and "nan weight" come about on the last process alone; "kill R in start N"
 kills process R by SIGKILL, in start 0 or the Nth one that torchrun makes after a crash; from "full
-disk" to "room again" nothing can be written.
+disk" to "room again" nothing can be written; a "long step" takes a minute.
 """
 
 import errno
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import torch
@@ -46,6 +47,8 @@ def faulty_backward(trainer: Trainer, *batch: object) -> Tensor:
     weight, fault = next(trainer.model.parameters()), FAULTS.get(trainer.step)
     if fault == f"kill {RANK} in start {START}":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "long step" and RANK == 0:  # the others wait for it
+        time.sleep(60)
     elif fault in ("full disk", "room again"):
         is_full = fault == "full disk"
     elif fault == "nan loss" and RANK == LAST_RANK:

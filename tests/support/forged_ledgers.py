@@ -67,15 +67,16 @@ def summed_up(header: dict, steps: list[dict], footer: dict) -> None:
 
 def with_budgets(header: dict, steps: list[dict], footer: dict) -> None:
     """Allowances that follow from the steps' spends, and a footer that does."""
-    names = {"per_step": "k", "total": "K", "horizon": "horizon", "debt": "debt"}
     budget = Budget(
-        **{name: header[key] for name, key in names.items()},
+        per_step=header["k"],
+        total=header["K"],
+        horizon=header["horizon"],
+        debt=header["debt"],
         schedule=header["rule_settings"]["budget"],
+        bank=header.get("bank"),
     )
-    spent = 0.0
-    for number, step in enumerate(steps):
-        step["budget"] = budget.allowance(number, spent)
-        spent += step["spend"]
+    for step, nats in zip(steps, budget.allowances(step["spend"] for step in steps), strict=True):
+        step["budget"] = nats
     summed_up(header, steps, footer)
 
 

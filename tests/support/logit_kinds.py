@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from anchored.kernels import reference
-from anchored.kernels.projection import Projection, project_kl
+from anchored.kernels.project import project_kl, project_renyi
+from anchored.kernels.projection import Projection
 
 KINDS = (
     "generic",
@@ -114,9 +116,24 @@ def _two_atoms(noise: list[Tensor], scale: list[Tensor]) -> tuple[Tensor, Tensor
 
 
 def tilted_law(projection: Projection, risky: Tensor, safe: Tensor) -> Tensor:
-    """(B, V) float64 log p* of `project_kl`, by the definition at the weight returned."""
+    """(B, V) float64 log p* of KL or a Rényi order, by the definition at the weight returned."""
     tilted = reference.tilted_log_probs(risky, safe, projection.weight)
     return torch.where(projection.is_safe_only[:, None], reference.log_softmax(safe), tilted)
+
+
+ORDERS = (1.1, 1.5, 2.0, 4.0, 16.0, 64.0)
+"""Rényi orders, of rows in turn."""
+
+
+def row_orders(num_rows: int) -> Tensor:
+    """(num_rows,) float64."""
+    return torch.tensor(ORDERS, dtype=torch.float64).repeat(-(-num_rows // 6))[:num_rows]
+
+
+def project_orders(risky: Tensor, safe: Tensor, *rows: Tensor | None, **options: Any) -> Projection:
+    """`project_renyi` with the orders of `row_orders`."""
+    order = row_orders(len(safe)).to(safe.device)
+    return project_renyi(risky, safe, *rows, order=order, **options)
 
 
 def divergence_of(project: Callable, projection: Projection, risky: Tensor, safe: Tensor) -> Tensor:
@@ -124,6 +141,9 @@ def divergence_of(project: Callable, projection: Projection, risky: Tensor, safe
     rounding; all on one device."""
     if project is project_kl:
         return reference.kl_divergence(tilted_law(projection, risky, safe), safe)
+    if project is project_orders:
+        law, order = tilted_law(projection, risky, safe), row_orders(len(safe)).to(safe.device)
+        return reference.renyi_divergence(law, safe, order=order)
     is_shared = (risky > -math.inf) & (safe > -math.inf)
     tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
     tilt = tilt - (projection.risky_peak - projection.safe_peak)[:, None] / math.log(2.0)

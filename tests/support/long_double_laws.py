@@ -41,6 +41,14 @@ def kl_divergence(star: Array, safe: Array) -> float:
     return float((probs[has_mass] * (star[has_mass] - p_s[has_mass])).sum())
 
 
+def renyi_divergence(star: Array, safe: Array, order: float) -> float:
+    """log sum p* (p* / p_s)^(order - 1) / (order - 1) in nats; star (V,) log p*."""
+    p_s, has_mass = log_probs(safe), np.isfinite(star)
+    star, rest = star.astype(np.longdouble)[has_mass], np.longdouble(order) - 1
+    powers = star + rest * (star - p_s[has_mass])
+    return float((powers.max() + np.log(np.exp(powers - powers.max()).sum())) / rest)
+
+
 def max_divergence(star: Array, safe: Array) -> float:
     """The largest log-ratio in nats over tokens with p* > 0; star (V,) log p*."""
     p_s, has_mass = log_probs(safe), np.isfinite(star)

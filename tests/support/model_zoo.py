@@ -1,10 +1,16 @@
 """Tiny models of the families of transformers, in float32: what safe models may look like."""
 
+import pytest
 import torch
+import transformers
+from packaging.version import Version
 from tiny_models import tiny_llama, word_tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from anchored import ModelPair
+
+NEWEST = Version("5.24")
+"""Of transformers: it has all families; older versions that are supported lack some."""
 
 VOCAB_SIZE = 64
 WINDOW = 5
@@ -52,6 +58,28 @@ _WINDOWS = {
     "layer_types": ["sliding_attention", "full_attention"],
 }
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+_LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+_LATENT = {
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "head_dim": 4,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
+
+def _rotary(kind: str, factor: float = 4.0, **more) -> dict:
+    return {
+        "rope_parameters": {"rope_type": kind, "factor": factor, "rope_theta": 10_000.0, **more}
+    }
+
+
 FAMILIES = {
     "llama": {},
     "mistral": {"sliding_window": WINDOW},
@@ -100,6 +128,7 @@ FAMILIES = {
     "arcee": {},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "qwen3_next": {**_LINEAR, "linear_num_key_heads": 2},
+    "qwen3_5_text": {**_LINEAR, "linear_num_key_heads": 2},
     "bamba": {"attn_layer_indices": [1], "mamba_expand": 2},
     "falcon_h1": {"mamba_d_ssm": 64},
     "llama4_text": {
@@ -111,6 +140,45 @@ FAMILIES = {
         "attn_scale": 0.4,
         "num_experts_per_tok": 1,
     },
+    "llama, linear": _rotary("linear"),
+    "llama, llama3": _rotary("llama3", **_LLAMA_3),
+    "llama, NTK": _rotary("dynamic"),
+    "qwen2, yarn": _rotary("yarn", original_max_position_embeddings=8),
+    "phi3, longrope": {
+        **_rotary("longrope", short_factor=[1.0] * 4, long_factor=[4.0] * 4),
+        "original_max_position_embeddings": 24,
+    },
+    "qwen2, sliding": {
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "max_window_layers": 1,
+    },
+    "falcon, ALiBi": {"alibi": True},
+    "olmoe": {},
+    "zamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_dt_rank": 4,
+        "n_mamba_heads": 2,
+        "num_hidden_layers": 7,
+    },
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"],
+        "mamba_expand": 2,
+        "shared_intermediate_size": 32,
+    },
+    "nemotron_h": {"layers_block_type": ["mamba", "attention"], "mamba_head_dim": 16},
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "phimoe": {},
+    "jetmoe": {"kv_channels": 8},
+    "diffllama": {},
+    "seed_oss": {},
+    "hunyuan_v1_dense": {},
+    "ernie4_5_moe": {},
+    "apertus": {},
+    "doge": {},
+    "glm4_moe": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     "bert, causal": {"is_decoder": True},
     "bert": {},
     "bart": {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64},
@@ -140,14 +208,56 @@ FAMILIES = {
 """Further settings of each; a comma and what follows only tell two apart."""
 
 
-def zoo_model(family: str, seed: int, **changes) -> PreTrainedModel:
-    """A float32 model in evaluation mode."""
-    model_type = family.split(",")[0]
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+COMPOSITE = {
+    "gemma3": (
+        "gemma3_text",
+        {
+            "vision_config": _VISION,
+            "mm_tokens_per_image": 4,
+            "image_token_index": 60,
+            "boi_token_index": 61,
+            "eoi_token_index": 62,
+        },
+    ),
+    "llama4": ("llama4_text", {}),
+    "qwen3_5": ("qwen3_5_text", {}),
+    "fuyu": ("persimmon", {"patch_size": 4, "num_channels": 1}),
+}
+"""Models of text and more: the family of their text, and further settings."""
+
+
+def _text_settings(model_type: str) -> dict:
+    if model_type not in CONFIG_MAPPING and Version(transformers.__version__) < NEWEST:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
     default = AutoConfig.for_model(model_type)
     known = {*default.to_dict(), *default.attribute_map}
     sizes = {name: value for name, value in _SIZES.items() if name in known}
-    config = AutoConfig.for_model(model_type, **{**sizes, **FAMILIES[family], **changes})
+    return {**sizes, **FAMILIES.get(model_type, {})}
+
+
+def composite_model(family: str, seed: int) -> PreTrainedModel:
+    """A float32 model of text and images in evaluation mode."""
+    text, more = COMPOSITE[family]
+    text_config = {**_text_settings(text), "model_type": text}
+    config = AutoConfig.for_model(family, text_config=text_config, **more)
     torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def zoo_model(family: str, seed: int, **changes) -> PreTrainedModel:
+    """A float32 model in evaluation mode."""
+    model_type = family.split(",")[0]
+    settings = {**_text_settings(model_type), **FAMILIES[family], **changes}
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **settings)
     return AutoModelForCausalLM.from_config(config).float().eval()
 
 
@@ -155,7 +265,7 @@ def zoo_pair(safe: PreTrainedModel) -> ModelPair:
     """With a risky Llama and words that end no text, so that every text has its full length."""
     tokenizer = word_tokenizer(VOCAB_SIZE)
     tokenizer.eos_token = None
-    risky = tiny_llama(2, vocab_size=VOCAB_SIZE, eos_token_id=None).float()
+    risky = tiny_llama(2, vocab_size=VOCAB_SIZE, eos_token_id=None).to(safe.dtype)
     pair = ModelPair(safe, risky, tokenizer)
     assert pair.stop_token_ids == []
     return pair

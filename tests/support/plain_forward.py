@@ -24,10 +24,10 @@ def plain_log_probs(pair: ModelPair, ledger: Ledger) -> list[float]:
     return log_probs
 
 
-def assert_recorded(pair: ModelPair, result: Generation) -> None:
-    """The ledger holds them, up to the rounding of float32."""
+def assert_recorded(pair: ModelPair, result: Generation, *, rounding: float = 1e-4) -> None:
+    """The ledger holds them, up to the rounding of float32, in nats."""
     recorded = [step.safe_log_prob for step in result.ledger.steps]
-    assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=1e-4, rel=0)
+    assert recorded == pytest.approx(plain_log_probs(pair, result.ledger), abs=rounding, rel=0)
 
 
 def assert_same(expected: Sequence[Generation], actual: Sequence[Generation]) -> None:

@@ -47,12 +47,16 @@ def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> 
         PromptRatios({}, ratios).save(folder / "prompt_ratios.safetensors")
     if measured:
         (folder / "measurements").mkdir()
-        (folder / "measurements/copying.json").write_text(json.dumps(copying))
-        results = {"schema": "anchored-sweep/1", "rows": [*map(_result, settings.items())]}
+        results = {
+            "schema": "anchored-sweep/1",
+            "rows": [*map(_result, settings.items())],
+            "environment": {"git_commit": "c" * 40, "packages": {"numpy": "2.1", "torchao": None}},
+            "findings": [{"claim": "It holds", "holds": True, "figures": "1 of 2"}],
+        }
         (folder / "results.json").write_text(json.dumps(results, indent=1))
         references = [{"id": name, "safe_log_prob": -2.0} for name in DOMAINS]
         (folder / "measurements/verbatim.json").write_text(json.dumps(references))
-        for name, results in _evaluation(settings).items():
+        for name, results in _evaluation(settings, copying).items():
             (folder / "evaluation").mkdir(exist_ok=True)
             (folder / f"evaluation/{name}.json").write_text(json.dumps(results))
     return folder
@@ -63,7 +67,9 @@ def _figure(mean: float, **more: Any) -> dict[str, Any]:
     return {"mean": mean, "std": None, "num_seeds": 1, **more}
 
 
-def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _evaluation(
+    settings: Iterable[str], copying: list[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """Results of each measure and judge, settings in another order.
 
     The risky model's texts could not be judged; of each other setting one request failed.
@@ -92,15 +98,12 @@ def _evaluation(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
     kinds = dict.fromkeys(("copying", "nonliteral", "answers"), "measure")
     about = {"config": {"comparator": ">", "num_characters": 3}}
     judged = {"fluency": 4, "precision": 0.5, "score": 0.75, "f1": 0.5}
-    about["rows"] = [
-        {"setting": name, "id": id, "word_lcs": words, **judged}
-        for name in names
-        for id, words in zip(DOMAINS, (1, 9), strict=True)
-    ]
+    about["rows"] = [{"setting": name, "id": id, **judged} for name in names for id in DOMAINS]
     return {
         name: {
             kinds.get(name, "judge"): name,
             **about,
+            **({"rows": copying} if name == "copying" else {}),
             "settings": [
                 {"setting": own, "num_failed": 1, **figures}
                 | (nothing.get(name, {}) if own == "p_r" else {})

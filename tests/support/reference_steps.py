@@ -28,6 +28,7 @@ def reference_steps(
         stop_token_ids=pair.stop_token_ids,
         debt=debt,
         divergence=rule.divergence,
+        order=rule.order,
         schedule=rule.budget,
         warpers=warpers,
     )

@@ -5,8 +5,8 @@ import random
 import torch
 from torch import Tensor
 
-from anchored.decode.models.capabilities import row_attention
-from anchored.decode.models.row_stream import ModelRunner, RowStream
+from anchored.decode.streams.capabilities import row_attention
+from anchored.decode.streams.row_stream import ModelRunner, RowStream
 
 VOCAB_SIZE = 320
 NUM_ROWS = 3

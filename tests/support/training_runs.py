@@ -15,7 +15,7 @@ from forked_program import ForkedProgram, start_ranks
 from anchored.pretrain.run.checkpoints import seal
 
 STEPS = 24
-HELDOUT = {"interval": 10, "num_sequences": 5, "sources": ["quarry", "orchard"]}
+HELDOUT = {"interval": 10, "num_sequences": 5, "sources": ["meadow", "tower"]}
 """The steps of a tiny run, and what it is measured on where it is compared with others."""
 
 

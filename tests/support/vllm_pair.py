@@ -14,7 +14,7 @@ from vllm_requests import mixed_requests
 
 import anchored
 from anchored import ModelPair, verify
-from anchored.decode.vllm.journal import journal_ledgers
+from anchored.decode.serving.journal_reader import journal_ledgers
 from anchored.tools.bench.inputs import ordinary_words, random_pair
 
 ENVIRONMENT = {

@@ -10,8 +10,7 @@ from typing import Any
 from tiny_models import TEXT
 
 from anchored import Anchored, Decoder, Generation, ModelPair
-from anchored.decode.rules.budget import DebtMode
-from anchored.decode.rules.rule import Divergence
+from anchored.decode.settings import DebtMode, Divergence
 
 LAST_JOIN = 60
 """The step of the engine by which all have joined."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_S = 180
+START_S = 600  # a machine that is at other work takes minutes
 
 
 @contextmanager

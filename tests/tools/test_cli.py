@@ -1,29 +1,36 @@
 """The command line, run as a user would: results on stdout, one clear line for bad input."""
 
 import json
+import resource
 import subprocess
 import sys
+import warnings
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from command_line import refused, run
 from tiny_models import tiny_llama, train_tokenizer
 
+import anchored
+from anchored.configs.config_file import find_config
+from anchored.tools import cli
 from anchored.tools.cli import COMMANDS, GROUPS
+from anchored.tools.commands import words
 
 
 def test_the_command_is_installed_and_lists_its_programs():
     command = [sys.executable, "-m", "anchored.tools.cli", "--help"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert all(name in result.stdout for name in (*COMMANDS, *GROUPS, "--debug"))
-    assert len(COMMANDS) <= 24
+    assert len(COMMANDS) <= 26  # a screen holds them all
 
 
 @pytest.mark.parametrize("word", ["--help", "--version"])
 def test_a_stdout_that_takes_nothing_is_one_line(capsys, monkeypatch, word):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        assert run(capsys, word, status=1)[1] == "anchored: No space left on device\n"
+        assert run(capsys, word, status=1)[1] == "anchored: stdout: No space left on device\n"
 
 
 HELP = """
@@ -75,27 +82,15 @@ def test_samples_have_a_ledger_each_and_each_can_be_continued(capsys, pair_words
     short = [*pair_words, "--max-new-tokens", "3", "--debt", "none"]
     several = ["--num-return-sequences", "2", "--ledger", str(tmp_path / "one.jsonl")]
     _, err = run(capsys, "generate", *short, "--prompt", "the keeper", *several)
-    assert err.count("(in total 6)") == 2
+    assert err.count("(in total 9)") == 2
     earlier = ["--continue-from", str(tmp_path / "one-1.jsonl")]
-    assert "(in total 9)" in run(capsys, "generate", *short, *earlier)[1]
+    assert "(in total 13.5)" in run(capsys, "generate", *short, *earlier)[1]
 
 
 def test_score_prints_one_json_object(capsys, pair_words):
     words = ["--prompt", "the keeper", "--continuation", " of the lamp"]
     figures = json.loads(run(capsys, "score", *pair_words, *words)[0])
     assert figures["log_prob"] < 0 and figures["spend"] <= figures["bound"]
-
-
-def test_saved_ratios_give_the_same_text_and_none_for_another_prompt(capsys, pair_words, tmp_path):
-    path = str(tmp_path / "debts" / "keeper.safetensors")
-    prompt, words = ["--prompt", "the keeper"], ["--max-new-tokens", "6", "--k", "9"]
-    out, _ = run(capsys, "ratios", *pair_words, *prompt, "--output", path)
-    assert json.loads(out)["debt"] > 0
-    expected = run(capsys, "generate", *pair_words, *prompt, *words)
-    words += ["--prompt-ratios", path]
-    assert run(capsys, "generate", *pair_words, *prompt, *words) == expected
-    lamp = ["generate", *pair_words, "--prompt", "the lamp", *words]
-    assert "no ratios are given for the prompt" in refused(capsys, *lamp)
 
 
 @pytest.mark.skipif(bool(find_spec("flash_attn")), reason="it is installed")
@@ -134,7 +129,177 @@ def test_models_with_two_tokenizers_generate_score_and_verify_bytes(capsys, byte
     ledger = tmp_path / "one.jsonl"
     words = ["--prompt", "caf\u00e9", "--max-new-bytes", "9", "--ledger", str(ledger)]
     _, err = run(capsys, "generate", *byte_words, "--byte.prefetch", "0", *words)
-    assert "K=9 (k=1 x 9)" in err and "9 bytes" in err
+    assert "K=13.5 (k=1.5 x 9)" in err and "9 bytes" in err
     run(capsys, "verify", *byte_words, "--ledger", str(ledger))
     words = ["--prompt", "caf\u00e9", "--continuation", " \u00e9"]
     assert json.loads(run(capsys, "score", *byte_words, *words)[0])["num_bytes"] == 3
+
+
+def test_warnings_show_no_line_of_source(capsys, monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # of this process
+    run(capsys, "paper", status=2)
+    assert warnings.formatwarning("it is cold", UserWarning, "file.py", 7) == "it is cold\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("train", "pretrain"),
+        ("eval", "evaluate"),
+        ("run", "generate"),
+        ("gen", "generate"),
+        ("version", "--version"),
+        ("-V", "--version"),
+        ("help", "--help"),
+        ("server", "serve"),
+        ("lm_eval", "lm-eval"),
+        ("generat", "generate"),
+    ],
+)
+def test_a_word_that_is_no_command_says_which_one_is_meant(capsys, word, meant):
+    assert f"did you mean anchored {meant}? " in run(capsys, word, status=2)[1]
+
+
+def test_all_that_may_be_meant_exists():
+    flags = {"--help", "--version"}
+    assert set(cli.MEANT.values()) - flags <= set(COMMANDS)
+    assert not set(cli.MEANT) & set(COMMANDS)
+    kinds = filter(None, map(cli.options_class, COMMANDS.values()))
+    options = {flag for kind in kinds for flag in words.option_values(kind)}
+    assert set(words.MEANT.values()) <= options
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("generate --max_tokens 3", "--max-new-tokens"),
+        ("generate --max-tokens=3", "--max-new-tokens"),
+        ("generate --n 3", "--num-return-sequences"),
+        ("generate --do-sample", "--temperature"),
+        ("generate --num_samples 3", "--num-return-sequences"),
+        ("generate --input x", "--prompt-file"),
+        ("generate --temprature 1", "--temperature"),
+        ("evaluate x --judge_modl m", "--judge-model"),
+        ("sweep x --out y", "--output"),
+        ("generate --trust-remote-code", None),
+    ],
+)
+def test_an_option_that_does_not_exist_is_one_line_with_what_is_meant(capsys, line, meant):
+    _, err = run(capsys, *line.split(), status=2)
+    option = next(word.partition("=")[0] for word in line.split() if word.startswith("--"))
+    assert err.count("\n") == 1 and f"there is no option {option};" in err
+    assert meant is None or f"did you mean {meant}" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--k=1,2", "must be a number, got '1,2'"),
+        ("--max-new-tokens=1.5", "must be a whole number, got '1.5'"),
+        ("--temperature=x", "must be a number, got 'x'"),
+        ("--speculate=x", "must be auto, off or a whole number, got 'x'"),
+        ("--device=nope", "anchored generate: a device must be cpu, cuda"),
+        ("--rule=nope", "anchored generate: "),
+        ("--top-p=2", "anchored generate: top_p must be in (0, 1], got 2.0"),
+    ],
+)
+def test_no_message_names_a_class(capsys, pair_words, option, message):
+    _, err = run(capsys, "generate", *pair_words, "--prompt", "a", option, status=2)
+    said = " ".join(err.replace("\u2502", " ").split())
+    assert message in said
+    assert not any(word in said for word in ("Config", "class '", "typing.", "no type matching"))
+
+
+@pytest.mark.parametrize("name", ["sweep", "compare", "plan", "pretrain", "bench pretrain"])
+def test_the_package_s_configs_are_listed_by_names_that_find_them(
+    capsys, name, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    lines = run(capsys, *name.split(), "--list")[0].splitlines()
+    listed = {line.split()[0]: line for line in lines}
+    assert all(find_config(Path(config)).is_file() for config in listed)
+    assert all(len(line.split()) > 2 for line in lines)  # with what it is
+    own = {"sweep": "quickstart-methods", "compare": "downstream"}
+    assert own.get(name, "tinycomma-1.8b-stage2") in listed
+    assert not {"token", "byte", "prompts"} & listed.keys()
+    assert "--list" in run(capsys, *name.split(), "--help")[0]
+
+
+def test_the_package_is_a_module_that_runs(tmp_path):
+    command = [sys.executable, "-m", "anchored", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert result.stdout.strip() == anchored.__version__
+
+
+INTERRUPTED = """
+import sys
+from anchored.tools import cli
+import anchored.tools
+anchored.tools.__path__.append({folder!r})
+cli.COMMANDS["interrupt"] = cli.Command("interrupting.run", "")
+cli.main(["interrupt"])
+"""
+KILL = "import os, signal, time\n"
+INTERRUPTING = {
+    "an import that catches it": (
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    sum(range(10**6))\n"
+        "except BaseException:\n    print('swallowed')\n"
+    ),
+    "a destructor": (
+        "class Part:\n    def __del__(self):\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        sum(range(10**6))\n"
+        "def use():\n    Part()\n"
+    ),
+    "work": "def use():\n    os.kill(os.getpid(), signal.SIGINT)\n",
+}
+
+
+@pytest.mark.parametrize("module", INTERRUPTING.values(), ids=INTERRUPTING)
+def test_ctrl_c_ends_in_one_line_wherever_it_comes(tmp_path, module):
+    code = f"{KILL}def use():\n    pass\n{module}\n"
+    code += "def run(words: list[str]) -> int:\n    use()\n    time.sleep(60)\n    return 0\n"
+    (tmp_path / "interrupting.py").write_text(code)
+    command = [sys.executable, "-c", INTERRUPTED.format(folder=str(tmp_path))]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "anchored interrupt: interrupted\n"
+
+
+def test_a_process_that_ignores_ctrl_c_still_does():
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import anchored.tools.cli;"
+    code += "print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "True\n"
+
+
+@pytest.fixture
+def full_disk():
+    """Files that end at so many bytes: as on a full disk, the system's error names no file."""
+
+    def limit(num_bytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("command", "written", "limit"),
+    [
+        ("generate", ["--max-new-tokens", "3", "--output", "out.jsonl"], 1),
+        ("generate", ["--max-new-tokens", "3", "--ledger", "out.jsonl"], 1000),
+    ],
+)
+def test_a_disk_that_is_full_is_one_line_with_the_file(
+    capsys, pair_words, tmp_path, monkeypatch, full_disk, command, written, limit
+):
+    monkeypatch.chdir(tmp_path)
+    run(capsys, command, *pair_words, "--prompt", "a", *written)  # fingerprints are cached
+    (tmp_path / "out.jsonl").unlink()
+    full_disk(limit)
+    _, err = run(capsys, command, *pair_words, "--prompt", "a", *written, status=1)
+    full_disk(resource.RLIM_INFINITY)
+    last = err.splitlines()[-1]
+    assert last.startswith(f"anchored {command}: ") and "File too large" in last
+    assert "out.jsonl" in last

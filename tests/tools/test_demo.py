@@ -1,12 +1,17 @@
 """The demonstration's page, in a browser, on the quickstart's pair."""
 
+import re
 import time
+from html import unescape
+from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Page, browser_page
 from real_pair import needs_real_model, real_folders
 
 from anchored import Anchored, Decoder, Ledger, ModelPair, SafeOnly
+from anchored.decode.settings import DEFAULT_K
+from anchored.tools.commands.serving import DemoConfig
 from anchored.tools.quickstart.protected_works import cut_prompts, read_works
 
 pytestmark = [
@@ -20,13 +25,24 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> ModelPair:
-    return ModelPair.from_pretrained(*real_folders(tmp_path_factory.mktemp("real")))
+def folders(tmp_path_factory) -> tuple[Path, Path]:
+    return real_folders(tmp_path_factory.mktemp("real"))
+
+
+@pytest.fixture(scope="module")
+def pair(folders) -> ModelPair:
+    return ModelPair.from_pretrained(*folders)
+
+
+LARGEST_GAP = """Math.max(...[...document.querySelectorAll('.answer span')].map((token) =>
+    parseFloat(getComputedStyle(token).paddingLeft) + parseFloat(getComputedStyle(token).marginLeft)
+))"""
+"""Pixels between a token and the one before, which are one word as often as not."""
 
 
 def wait_for(page: Page, words: str) -> None:
     """Wait until the page says so."""
-    deadline = time.monotonic() + 240  # some seconds of work, on a machine that is at other work
+    deadline = time.monotonic() + 900  # some seconds of work, on a machine that is at other work
     while words not in (text := page.value("document.body.innerText")):
         assert time.monotonic() < deadline, text
         time.sleep(0.5)
@@ -39,30 +55,34 @@ def press(page: Page, name: str) -> None:
     )
 
 
-def test_a_page_streams_three_texts_and_verifies_the_ledger(pair, tmp_path):
-    from anchored.tools.demo import page as demo_page  # gradio is imported by slow tests alone
+def test_a_page_streams_three_texts_and_verifies_the_ledger(folders, pair, tmp_path):
+    from anchored.tools import demo  # gradio is imported by slow tests alone
 
-    blocks = demo_page(pair, tmp_path)
-    _, address, _ = blocks.launch(
-        server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, allowed_paths=[str(tmp_path)]
-    )
+    blocks = demo.page(pair, tmp_path)
+    address = demo.serve(blocks, tmp_path, None, prevent_thread_lock=True)
     try:
+        port = int(address.rstrip("/").rpartition(":")[2])
+        with pytest.raises(OSError, match=f"^--port {port} cannot be used: Address already in use"):
+            demo.run(DemoConfig(safe=folders[0], risky=folders[1], port=port))
         with browser_page(address, tmp_path / "profile") as page:
             wait_for(page, "Generate")
-            press(page, "Verify its ledger")
+            press(page, "Verify the ledger of p*")
             wait_for(page, "There is no ledger yet")
             press(page, "Generate")
             wait_for(page, "nats of at most")
-            press(page, "Verify its ledger")
+            press(page, "Verify the ledger of p*")
             wait_for(page, "tokens reproduced")
             shown = page.value("document.body.innerText")
+            assert "Darker tokens spent more nats" in shown
+            shades = page.value("[...document.querySelectorAll('.answer .s6')].length")
+            assert shades > 0 and page.value(LARGEST_GAP) == 0
             assert page.messages == []
             assert all(each.startswith(address) for each in page.requests)
     finally:
         blocks.close()
     (file,) = tmp_path.glob("*/ledger.jsonl")
     ledger = Ledger.load(file)
-    for rule in (SafeOnly(), Anchored(k=1.0)):
+    for rule in (SafeOnly(), Anchored(k=DEFAULT_K)):
         (result,) = Decoder(pair, rule).generate(PROMPT.prompt, max_new_tokens=64)
         assert "".join(result.text.split()) in "".join(shown.split())
     assert result.ledger.token_ids == ledger.token_ids
@@ -71,9 +91,40 @@ def test_a_page_streams_three_texts_and_verifies_the_ledger(pair, tmp_path):
 def test_a_question_is_asked_as_a_chat(pair, tmp_path):
     from anchored.tools.demo import RULES, decode
 
-    asked = ("Who keeps the lamp?", True, "", 4.0, 8, next(iter(RULES)), None)  # an empty seed
+    empty_seed = None
+    asked = ("Who keeps the lamp?", True, "", 4.0, "2.5", 8, next(iter(RULES)), empty_seed)
     *_, last = decode(pair, tmp_path, *asked)
-    (result,) = Decoder(pair, Anchored(k=4.0)).generate(
+    (result,) = Decoder(pair, Anchored(k=4.0, bank=2.5)).generate(
         messages=[{"role": "user", "content": asked[0]}], max_new_tokens=8
     )
-    assert "".join(text for text, _ in last[1]) == result.text
+    assert unescape(re.sub(r"</?span[^>]*>", "", last[1])) == result.text
+    assert last[8].header.bank == 2.5
+
+
+@pytest.mark.parametrize(
+    ("bank", "seed", "said"),
+    [
+        ("", 1.7, "seed must be .*1.7"),
+        ("", -5, "seed must be .*-5"),
+        ("much", 0, "bank must be .*'much'"),
+        ("-1", 0, "bank must be .*-1"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(pair, tmp_path, bank, seed, said):
+    import gradio as gr
+
+    from anchored.tools.demo import RULES, decode
+
+    asked = ("Who keeps the lamp?", False, "", 4.0, bank, 8, next(iter(RULES)), seed)
+    with pytest.raises(gr.Error, match=said) as error:
+        list(decode(pair, tmp_path, *asked))
+    assert not error.value.print_exception and "\n" not in error.value.message
+
+
+def test_the_page_says_where_the_debt_eats_the_budget(pair, tmp_path):
+    from anchored.tools.demo import RULES, decode
+
+    asked = (PROMPT.prompt, False, "", 1.0, "", 8, next(iter(RULES)), 0)
+    *_, last = decode(pair, tmp_path, *asked)
+    assert re.search(r"debt of \d+\.\d nats uses up K = 8: the safe model writes alone", last[4])
+    assert "debt" not in last[3] and "debt" not in last[5]

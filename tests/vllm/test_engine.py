@@ -1,5 +1,6 @@
 """What an engine refuses, what it falls back to, and what it forgets."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +10,14 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: make tes
 
 from drawn_law import follows
 from vllm import LLM, SamplingParams
+from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.exceptions import VLLMValidationError
 
 import anchored
-from anchored.decode.vllm import admission, engine
-from anchored.decode.vllm.journal import JournalError
-from anchored.decode.vllm.settings import Limits
+from anchored.decode.serving.asked import Limits
+from anchored.decode.serving.journal_options import JournalOptions
+from anchored.decode.serving.journal_reader import JournalError
+from anchored.decode.vllm import admission, engine, pair_state
 
 from .conftest import ENGINE, opened, state_of
 
@@ -89,7 +92,7 @@ def test_caps_hold(changes, message):
 def test_the_engine_answers_what_is_refused_before_it_draws(llm):
     with pytest.raises(VLLMValidationError, match="logit_bias"):
         llm.generate([PROMPT], params(logit_bias={5: 2.0}), use_tqdm=False)
-    with pytest.raises(VLLMValidationError, match="unknown field 'kk'"):
+    with pytest.raises(VLLMValidationError, match="unknown field kk"):
         llm.generate([PROMPT], params(extra={"anchored_kk": 2.0}), use_tqdm=False)
 
 
@@ -111,12 +114,49 @@ def test_other_releases_are_refused_by_name(monkeypatch, own):
         {"watermark_config": {"algorithm": "synthid"}},
         {"max_model_len": 257},
         {"speculative_config": {"rejection_sample_method": "synthetic"}},
+        {"compilation_config": {"cudagraph_mode": "FULL"}},
+        {"compilation_config": CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)},
     ],
     ids=str,
 )
 def test_engine_arguments_that_cannot_go_with_a_pair_are_refused(llm, given):
     with pytest.raises(ValueError, match=r"cannot go with a pair|must be"):
         engine.engine_arguments(llm.settings, given)
+
+
+def test_graphs_that_replay_decodes_alone_can_go_with_a_pair(llm, monkeypatch):
+    for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"):
+        engine.engine_arguments(llm.settings, {"compilation_config": {"cudagraph_mode": mode}})
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(ValueError, match="VLLM_BATCH_INVARIANT=1 cannot go with a pair"):
+        engine.engine_arguments(llm.settings, {})
+
+
+def test_a_prompt_that_was_not_read_here_is_an_error_and_no_debt(llm, monkeypatch):
+    """As of a graph that replays prompts: nobody saw their hidden states."""
+    model = state_of(llm).model
+    compute = model.compute_logits
+
+    def unseen(hidden):
+        model.hidden, rows = None, compute(hidden)
+        model.last_hidden = hidden[:0]
+        return rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "compute_logits", unseen)
+        (output,) = llm.generate([PROMPT], params(), use_tqdm=False)
+    assert "its debt is not known" in output.anchored["error"]
+    assert not output.anchored["certified"]
+
+
+def test_requests_by_which_the_engine_warms_up_leave_no_ledger(llm, monkeypatch):
+    files = list(Path(llm.settings.journal).iterdir())
+    before = [file.read_bytes() for file in files]
+    with monkeypatch.context() as patch:
+        patch.setattr(pair_state, "WARM_UP", ("",))  # which every id begins with
+        with pytest.raises(JournalError):
+            llm.generate([PROMPT], params(), use_tqdm=False)
+    assert [file.read_bytes() for file in files] == before
 
 
 def test_a_row_of_nan_ends_its_request_alone_uncertified(llm, monkeypatch):
@@ -206,7 +246,7 @@ def test_a_request_that_cannot_be_draws_nothing(llm, token_ids, changes):
 
 
 def test_without_the_hook_texts_and_figures_are_the_safe_models(folders, pair, tmp_path):
-    settings, _ = engine.prepare(*folders, Limits(), tmp_path)
+    settings, _ = engine.prepare(*folders, Limits(), JournalOptions(ledgers=tmp_path))
     changes = {"max_num_seqs": 64, "max_num_batched_tokens": 1024}
     given = engine.engine_arguments(settings, {**ENGINE, **changes})
     llm = LLM(**{**given, "logits_processors": []})

@@ -11,6 +11,7 @@ from vllm_pair import KINDS, assert_same_as_decoder, opened
 
 import anchored
 from anchored import Anchored, Decoder
+from anchored.decode.vllm.pair_state import PairState
 
 from .conftest import ENGINE, state_of
 
@@ -19,6 +20,24 @@ from .conftest import ENGINE, state_of
 def test_tokens_are_the_decoders_and_ledgers_verify(kind, tmp_path):
     sizes = {"shapes": ("tiny", "tiny"), "vocab_size": 40, "num_requests": 24}
     assert_same_as_decoder(kind, tmp_path, torch.device("cpu"), num_apart=0, **sizes)
+
+
+def test_many_drafts_are_drawn_in_parts_of_a_step(tmp_path, monkeypatch):
+    """The engine's sampler keeps or rejects the drafts of some requests at a time; of eight rows
+    here, where a server's largest steps have thousands."""
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+    monkeypatch.setattr(rejection_sampler, "MAX_CHUNK_BYTES", 8 * 4 * 40)
+    parts, draw = [], PairState.draw
+
+    def counted(self, ctx, num_rows):
+        parts.append(self.model.num_drawn)
+        return draw(self, ctx, num_rows)
+
+    monkeypatch.setattr(PairState, "draw", counted)
+    sizes = {"shapes": ("tiny", "tiny"), "vocab_size": 40, "num_requests": 8}
+    assert_same_as_decoder("drafts", tmp_path, torch.device("cpu"), num_apart=0, **sizes)
+    assert max(parts) > 0
 
 
 PROMPTS = ["the keeper of the lamp", "salt", "salt"]

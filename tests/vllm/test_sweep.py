@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
 import anchored
-from anchored.eval.experiments.generations import generate_all, read_generations
-from anchored.eval.experiments.sweep import load_sweep, sweep_experiment
-from anchored.eval.experiments.vllm_generations import draw_by_vllm
+from anchored.eval.experiments.generations import draw_by_vllm, generate_all, read_generations
+from anchored.eval.experiments.plan import sweep_experiment
+from anchored.eval.experiments.sweep import load_sweep
 
 from .conftest import ENGINE
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
 from vllm_requests import requests_of, run
 
 import anchored
-from anchored.decode.vllm.journal import journal_ledgers
+from anchored.decode.serving.journal_reader import journal_ledgers
 
 from .conftest import SIZES, opened, state_of
 

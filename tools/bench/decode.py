@@ -1,7 +1,7 @@
 """Every decoding method in the paper's tables of efficiency, by tokens or bytes."""
 
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from statistics import fmean, median
@@ -32,6 +32,7 @@ from anchored.decode.pair_options import check_presence
 from anchored.decode.rules.rule import Rule, takes_passage
 from anchored.decode.settings import Speculate
 
+from . import parts
 from .baselines import WARPERS, Generate, official_pair, transformers_alone
 from .flops import num_matrix_weights, token_cost
 from .inputs import BenchInputs
@@ -120,15 +121,22 @@ def run(config: BenchDecodeConfig) -> int:
     inputs = BenchInputs.of(config)
     alone = RISKY_ALONE_AT_BYTES if config.level == "byte" else RISKY_ALONE
     size = f", V = {config.vocab_size}" if config.is_random else ""
+    rows_of: Callable[[BenchInputs, BenchDecodeConfig, int], Iterator[tuple[str, ...]]] = _rows
+    titles: tuple[str, ...] = (*TITLES, *COST_TITLES[config.level], *LAST_TITLES)
+    width = WIDTH
+    meaning = f"slowdown: the speed of {alone} over this one's, in one run"
+    if config.parts:
+        titles, rows_of, width = parts.TITLES, parts.rows, parts.WIDTH
+        meaning = "ms of a step; host: ms of trees and distributions, of a byte and model"
+        torch.set_num_threads(1)  # the two models then take turns, and their parts add up
     print(
         f"{config.safe} + {config.risky}{size}, {config.dtype} on {config.device}, {config.clock} "
         f"clock ({torch.get_num_threads()} threads), torch {torch.__version__}, "
         f"{config.prompt_length} + {config.new_length} {config.level}s, k = {config.k}, "
-        f"{config.runs} runs; slowdown: the speed of {alone} over this one's, in one run"
+        f"{config.runs} runs; {meaning}"
     )
-    titles = (*TITLES, *COST_TITLES[config.level], *LAST_TITLES)
-    rows = chain.from_iterable(_rows(inputs, config, size) for size in config.batch_sizes)
-    text_tables.print_lines(chain([titles], rows), WIDTH, name_width=NAME_WIDTH)
+    rows = chain.from_iterable(rows_of(inputs, config, size) for size in config.batch_sizes)
+    text_tables.print_lines(chain([titles], rows), width, name_width=NAME_WIDTH)
     return 0
 
 
@@ -228,7 +236,7 @@ def token_cells(
     (one, short), (new_tokens, long) = sorted(results.items())
     forwards = sum(result.ledger.risky_forwards for result in long)
     forwards -= sum(result.ledger.risky_forwards for result in short)
-    read = prompts_by_stream(decoder.level, decoder.rule, prompt, passage)
+    read = prompts_by_stream(decoder.level, decoder.open_rule, prompt, passage)
     lengths = {stream: len(read.get(stream, prompt)) for stream in decoder.rule.streams}
     cost = token_cost(decoder.pair, decoder.rule, prompt_tokens=lengths, new_tokens=new_tokens)
     return (

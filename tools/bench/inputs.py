@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from anchored import ModelPair
+from anchored.pretrain.tokens.bpe import train_tokenizer
+from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN
 
 from .options import BenchDecodeConfig, Shape
 
@@ -30,10 +32,16 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 assert set(SHAPES) == set(get_args(Shape))
 BOS_ID, EOS_ID = 0, 1
+NUM_TEXTS = 16
+"""As many as the quickstart has works."""
 BEFORE_PROMPT = 512
 """Positions of random models for what rules put before a prompt: a passage or a system prompt."""
 NUM_SWAPPED = 110
 """The words that TokenSwap swaps are of the first tokens, about as many as the paper's list has."""
+LETTERS = (
+    "eeeeeeeeeeettttttttaaaaaaoooooooiiiiiinnnnnnsssssrrrrrhhhhhddddllllcccuuummmwwffggyyppbvk"
+)
+"""Letters of made-up words, about as often as in English."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,8 @@ class BenchInputs:
 
     pair: ModelPair
     texts: list[str]
-    """The quickstart's works, which a real pair goes on from; empty for random weights."""
+    """The quickstart's works, which a real pair goes on from, or made-up words for a random pair at
+    bytes; empty for one at tokens."""
 
     @staticmethod
     def of(config: BenchDecodeConfig) -> "BenchInputs":
@@ -61,8 +70,11 @@ class BenchInputs:
             context_length=config.prompt_length + config.new_length + BEFORE_PROMPT,
             dtype=getattr(torch, "float32" if config.dtype == "auto" else config.dtype),
             device=config.device,
+            level=config.level,
         )
-        return BenchInputs(pair, [])
+        num_words = config.prompt_length + config.passage_words  # a byte is less than a word
+        texts = [made_up_words(num_words, seed=seed) for seed in range(2, 2 + NUM_TEXTS)]
+        return BenchInputs(pair, texts if config.level == "byte" else [])
 
     def prompts(self, count: int, length: int, level: str) -> list[list[int]]:
         """Beginnings of texts as tokens or bytes, or ordinary tokens of a random pair."""
@@ -98,15 +110,20 @@ def random_pair(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
     initializer_range: float = 0.02,
+    level: Literal["token", "byte"] = "token",
 ) -> ModelPair:
-    """Two Llamas with untied embeddings over `vocab_size` tokens that are words t0, t1, ...
+    """Two Llamas with untied embeddings over `vocab_size` tokens each.
 
     safe, risky: names in SHAPES. The weights are the same ones every time. initializer_range: their
-    deviation; small models need more to say different things.
+    deviation; small models need more to say different things. level: the tokens are words t0, t1,
+    ..., or those of two byte-level BPEs.
     """
     torch.manual_seed(0)
+    tokenizers = [word_tokenizer(vocab_size)]
+    if level == "byte":
+        tokenizers = [byte_tokenizer(vocab_size, seed=seed) for seed in (0, 1)]
     models = []
-    for shape in (safe, risky):
+    for shape, tokenizer in zip((safe, risky), cycle(tokenizers), strict=False):
         sizes: dict[str, Any] = dict(zip(SIZES, SHAPES[shape], strict=True))
         config = LlamaConfig(
             **sizes,
@@ -114,16 +131,37 @@ def random_pair(
             max_position_embeddings=context_length,
             tie_word_embeddings=False,
             initializer_range=initializer_range,
-            bos_token_id=BOS_ID,
-            eos_token_id=EOS_ID,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
         )
         with torch.device(device):
             models.append(LlamaForCausalLM._from_config(config, dtype=dtype))
     prints = {"safe": f"random {safe}", "risky": f"random {risky}"}
+    risky_tokenizer = tokenizers[1] if level == "byte" else None
+    return ModelPair(models[0], models[1], tokenizers[0], prints, risky_tokenizer=risky_tokenizer)
+
+
+def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """The tokens t0, which begins a text, t1, which ends it, t2, ..."""
     words = Tokenizer(WordLevel({f"t{i}": i for i in range(vocab_size)}, unk_token="t2"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="t0", eos_token="t1")
-    return ModelPair(models[0], models[1], tokenizer, prints)
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="t0", eos_token="t1")
+
+
+def byte_tokenizer(vocab_size: int, *, seed: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of made-up words that cuts texts as Llama 3 does."""
+    # Of so many words each becomes a token before merges run out.
+    words = made_up_words(vocab_size, seed=seed)
+    tokenizer = train_tokenizer([words], vocab_size)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS_TOKEN, eos_token=EOS_TOKEN
+    )
+
+
+def made_up_words(count: int, *, seed: int) -> str:
+    """Words of three to nine letters with spaces between them."""
+    source = random.Random(seed)
+    return " ".join("".join(source.choices(LETTERS, k=source.randint(3, 9))) for _ in range(count))
 
 
 def ordinary_words(vocab_size: int, *, most: int = 1000) -> list[str]:

@@ -1,6 +1,6 @@
-"""One projection and draw against the paper's algorithm."""
+"""One projection and draw against the paper's algorithm, and the divergences side by side."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from statistics import median
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from anchored import text_tables
 from anchored.kernels import reference
-from anchored.kernels.projection import project_kl
+from anchored.kernels.project import project_kl, project_max, project_renyi
+from anchored.kernels.projection import Projection
 from anchored.kernels.sampler import uniforms
 
 from .baselines import official_module
@@ -27,13 +28,19 @@ NUM_RUNS = 11
 MALLOC_WARM_UP_BYTES = 30 * 2**20
 """Just below the 32 MiB above which glibc never recycles a buffer."""
 BUDGET_NATS = 0.5
-WIDTH = 14
+WIDTH = 15
 TITLES = (
     *("batch", "paper solve ms", "our solve ms", "ratio", "error"),
     # The authors' package, where it is installed.
     *("official step", "our step ms", "ratio", "error"),
     *("paper over", "our over", "our shortfall"),
 )
+DIVERGENCE_TITLES = ("batch", "divergence", "solve ms", "times KL", "error")
+PROJECTIONS: dict[str, Callable[..., Projection]] = {
+    "KL": project_kl,
+    **{f"order {order:g}": partial(project_renyi, order=order) for order in (1.1, 1.5, 4.0, 64.0)},
+    "max": project_max,
+}
 
 
 @torch.inference_mode()
@@ -50,6 +57,9 @@ def run(config: BenchKernelConfig) -> int:
         print("solve: the projection alone; step: with a token drawn; over, shortfall: nats")
         rows = (_cells(config, batch_size) for batch_size in config.batch_sizes)
         text_tables.print_lines(chain([TITLES], rows), WIDTH)
+        print("\nThe projection alone, by divergence, in turns")
+        rows = (row for size in config.batch_sizes for row in _divergence_cells(config, size))
+        text_tables.print_lines(chain([DIVERGENCE_TITLES], rows), WIDTH)
     finally:
         torch.set_num_threads(threads_before)
     return 0
@@ -152,6 +162,20 @@ def _cells(config: BenchKernelConfig, batch_size: int) -> tuple[str, ...]:
         f"{ours.clamp_min(0.0).max().item():.1e}",
         f"{(-ours).max().item():.1e}",
     )
+
+
+def _divergence_cells(config: BenchKernelConfig, batch_size: int) -> Iterator[tuple[str, ...]]:
+    risky, safe = sample_logits(config, batch_size)
+    budget = torch.full((batch_size,), BUDGET_NATS)
+    clock = THREAD if config.threads == 1 else WALL
+    works = {
+        name: partial(_seconds, partial(project, risky, safe, budget), clock)
+        for name, project in PROJECTIONS.items()
+    }
+    seconds = in_turns(works, NUM_RUNS)
+    for name, each in seconds.items():
+        ratio, error = times_baseline(each, seconds["KL"])
+        yield str(batch_size), name, f"{1e3 * median(each):.2f}", f"{ratio:.2f}", f"{error:.2f}"
 
 
 def sample_logits(config: BenchKernelConfig, batch_size: int) -> tuple[Tensor, Tensor]:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from anchored.decode.pair_options import Dtype, check_device_name
-from anchored.inputs import MAX_NATS, check_input, check_least
-from anchored.tools.commands.dry_run import STAGE_1
-from anchored.tools.commands.words import ConfigFile
+from anchored.fields import check_least, checked_nats
+from anchored.inputs import check_input
+from anchored.tools.commands.training.pretrain import STAGE_1
+from anchored.tools.commands.words import TrainingFile
 
 Shape = Literal["tinycomma-1.8b", "llama-8b", "llama-70b", "wide", "medium", "small", "tiny"]
 """Sizes of models with random weights, in `inputs.SHAPES`."""
@@ -56,6 +57,7 @@ class BenchDecodeConfig:
 
     The pair has random weights unless --safe FOLDER --risky FOLDER name one, which then goes on
     from the quickstart's works. Prints the speeds and costs of the paper's tables of efficiency.
+    With --level byte --parts it prints the milliseconds of a step by what they are spent on.
     """
 
     safe: str = "tiny"
@@ -72,7 +74,9 @@ class BenchDecodeConfig:
     """Clock of all times; cpu counts the seconds that this process computes, for a CPU that other
     programs use too."""
     level: Literal["token", "byte"] = "token"
-    """What the lengths below are counted in; bytes take a pair in folders."""
+    """The unit of the lengths below; a pair with random weights has two tokenizers for bytes."""
+    parts: bool = False
+    """Show what a step of anchored at level byte spends its time on, in place of other methods."""
     batch_sizes: tuple[int, ...] = (1, 4, 16)
     """Requests that are decoded together; each size has its rows."""
     methods: tuple[str, ...] = ("safe_only", "anchored", "anchored_inf")
@@ -97,8 +101,7 @@ class BenchDecodeConfig:
         check_least(self, 1, "batch_sizes", "prompt_length", "runs", "passage_words")
         check_least(self, 2, "new_length")  # a speed is that of the symbols after the first
         method_names(self.methods)
-        if not 0 <= self.k <= MAX_NATS:  # so is NaN refused
-            raise ValueError(f"k must be in [0, {MAX_NATS:.0f}] nats, got {self.k}")
+        checked_nats("k", self.k)
         for draft in self.drafts:
             if draft != "auto" and not (draft.isdecimal() and int(draft)):
                 raise ValueError(f'drafts must be "auto" or whole numbers >= 1, got {draft!r}')
@@ -111,8 +114,8 @@ class BenchDecodeConfig:
             )
         if self.level == "byte" and self.drafts:
             raise ValueError("level byte takes no drafts: bytes are decoded without speculation")
-        if self.level == "byte" and self.is_random:
-            raise ValueError("level byte needs a pair in folders: random weights know no bytes")
+        if self.parts and self.level != "byte":
+            raise ValueError("parts are those of a step at level byte")
 
     @property
     def is_random(self) -> bool:
@@ -129,8 +132,9 @@ class BenchPretrainConfig:
     the same steps. Its first steps, in which layers are compiled, do not count.
     """
 
-    config: ConfigFile = STAGE_1
-    """Config of a first stage; its data, tokenizer and held-out sources are not used."""
+    config: TrainingFile = STAGE_1
+    """Config of a first stage (--list names the package's); its data, tokenizer and held-out
+    sources are not used."""
     gpus: int = 1
     """Processes, each with a GPU to itself; without a GPU they run on the CPU."""
     steps: int = 12

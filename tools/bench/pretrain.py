@@ -85,6 +85,7 @@ def write_common(config: BenchPretrainConfig, folder: Path) -> None:
         "job": {"needs_gpu": False},
         "model": {"tokenizer": ""},
         "training": {"steps": config.steps, "global_batch_size": sequences},
+        "lr_scheduler": {"warmup_steps": 0},  # the configured one may be longer than these steps
         "checkpoint": {"interval": config.steps, "interval_minutes": 0.0, "milestone_interval": 0},
         "metrics": {"log_freq": 1, "enable_tensorboard": False},
         "heldout": {"sources": []},
@@ -108,14 +109,14 @@ def write_random_shards(
     for record, length in enumerate(lengths):
         token_ids = generator.integers(2, vocab_size, size=length, dtype="<u4")
         token_ids[-1], token_ids[0] = EOS_ID, BOS_ID
-        files.add(token_ids, record=record, licence="none")
+        files.add(token_ids, record=record, license="none")
     manifest = Manifest(
         source=folder.name,
         revision="random",
         split="train",
         heldout_fraction=0.0,
-        licences={"none": len(lengths)},
-        refused_licences={},
+        licenses={"none": len(lengths)},
+        refused_licenses={},
         tokenizer_sha256="random",
         vocab_size=vocab_size,
         bos_id=BOS_ID,

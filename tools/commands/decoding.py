@@ -1,21 +1,27 @@
-"""The commands that score a text, replay a ledger and compute the prefix debt of prompts."""
+"""The commands that score a text, replay a ledger and find passages."""
 
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-
-from tyro.conf import UseAppendAction
+from typing import TYPE_CHECKING, Any
 
 import anchored
 from anchored import AnchoredError
 from anchored.decode.ledger import ledger_parts
 from anchored.decode.pair_options import ModelOptions, PairOptions
 from anchored.durable_files import json_value, write_durably
-from anchored.inputs import check_input, check_least
+from anchored.fields import check_least
+from anchored.inputs import PromptLine, check_input, read_prompts, text_of
 
 from .files import check_outputs
+from .generate import check_passages, raise_first
 from .words import OutputFile
+
+if TYPE_CHECKING:
+    from anchored.eval.retrieval.passages import PassageIndex
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -24,33 +30,71 @@ PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 class ScoreConfig(PairOptions):
     """Score a text: anchored score --safe A --risky B --prompt "To be" --continuation " or not"
 
-    Prints one JSON object: log p* of the continuation and what it spent, in nats.
+    Prints one JSON object: log p* of the continuation and what it spent, in nats. With
+    --prompt-file, prints a line for each prompt, with the keys of the prompt.
     """
 
-    prompt: str
-    """Text before the continuation, which is not scored."""
-    continuation: str
-    """Text that is scored, token by token as it stands."""
+    prompt: str | None = None
+    """Text before the continuation, which is not scored; - for stdin, @FILE for a file's text."""
+    continuation: str | None = None
+    """Text that is scored, token by token; - for stdin, @FILE for a file's text."""
+    prompt_file: Path | None = None
+    """File of prompts, or - for stdin: JSON lines {"prompt": ..., "reference": ...}, as anchored
+    prompts writes them; the references are scored, each by itself."""
     horizon: int | None = None
     """Tokens, or bytes, that K = k * horizon is spread over; the continuation's length unless
     given."""
 
+    def __post_init__(self) -> None:
+        PairOptions.__post_init__(self)
+        texts = (self.prompt, self.continuation)
+        if texts.count(None) != (0 if self.prompt_file is None else 2):
+            raise ValueError("give either --prompt and --continuation, or --prompt-file")
+        check_least(self, 1, "horizon")
+
+    def lines(self) -> list[PromptLine]:
+        """The texts that are scored: each reference after its prompt."""
+        if self.prompt_file is not None:
+            return read_prompts(self.prompt_file, needs=("reference",))
+        prompt, continuation = text_of(self.prompt or ""), text_of(self.continuation or "")
+        return [PromptLine(prompt=prompt, reference=continuation)]
+
 
 def score(config: ScoreConfig) -> int:
     """Score and print; returns the exit status."""
-    decoder = config.decoder()
-    (scored,) = decoder.score(config.prompt, config.continuation, horizon=config.horizon)
+    lines, rule = config.lines(), config.rule.make()
+    check_passages(rule, lines)
+    decoder, errors = config.decoder(rule), []
+    for line in lines:
+        record = line.record() if config.prompt_file else {}
+        try:
+            figures = {**record, **_score_figures(decoder, line, config.horizon)}
+        except (AnchoredError, ValueError) as error:  # of this text, as one longer than the context
+            errors.append(str(error))
+            figures = {**record, "error": str(error)}
+        if config.prompt_file or not errors:
+            print(json.dumps(json_value(figures)), flush=True)
+    raise_first(errors, len(lines))
+    return 0
+
+
+def _score_figures(
+    decoder: "anchored.Decoder", line: PromptLine, horizon: int | None
+) -> dict[str, Any]:
+    """The score of a line's reference; ValueError or AnchoredError where it cannot be scored."""
+    from anchored.decode.rules.rule import takes_passage
+
+    passage = line.passage if takes_passage(decoder.rule) else None
+    reference = line.reference or ""
+    (scored,) = decoder.score(line.prompt, reference, horizon=horizon, k=line.k, passages=passage)
     if scored.error:
         raise AnchoredError(scored.error)
-    nats = {name: getattr(scored, name) for name in ("spend", "bound", "debt", "k", "K")}
-    figures = {
+    return {
         "log_prob": scored.log_prob,
         f"num_{decoder.level.name}s": len(scored.token_ids),
         "is_greedy": scored.is_greedy,
-        **nats,
+        **{name: getattr(scored, name) for name in ("spend", "bound", "debt", "k", "K")},
     }
-    print(json.dumps(json_value(figures)))
-    return 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +106,11 @@ class VerifyConfig(ModelOptions):
     step and the ratios of the prompt.
     """
 
-    ledger: Path
-    """File that anchored generate or Ledger.save wrote; or of a sweep, RUN/ledgers/SETTING.jsonl,
-    which holds one of each text."""
+    ledger: tuple[Path, ...]
+    """Files that anchored generate or Ledger.save wrote; or of a sweep, RUN/ledgers/SETTING.jsonl,
+    which hold one of each text. Several are verified one after the other."""
     limit: int | None = None
-    """The first ledgers of the file, so many; all unless given."""
+    """Number of ledgers of each file that are checked, from its first; all unless given."""
     divergences: OutputFile | None = None
     """File for the ledgers with these divergences, which anchored verify takes like any other."""
     picture: OutputFile | None = None
@@ -77,7 +121,10 @@ class VerifyConfig(ModelOptions):
 
     def __post_init__(self) -> None:
         ModelOptions.__post_init__(self)
-        check_input(self.ledger)
+        for file in self.ledger:
+            check_input(file)
+        if not self.ledger:
+            raise ValueError("give at least one --ledger")
         check_least(self, 1, "limit")
         if self.picture is not None and self.picture.suffix not in PICTURE_SUFFIXES:
             allowed = ", ".join(PICTURE_SUFFIXES)
@@ -87,22 +134,37 @@ class VerifyConfig(ModelOptions):
 def verify(config: VerifyConfig) -> int:
     """Print the verdicts; status 0 where every ledger holds, 1 where one does not."""
     check_outputs(config, config.divergences, config.picture)
-    parts = ledger_parts(config.ledger)[: config.limit]
-    first = anchored.Ledger.load(config.ledger, parts[0])
+    if len(config.ledger) == 1:  # before the models are loaded
+        anchored.Ledger.load(config.ledger[0], ledger_parts(config.ledger[0])[0])
     if config.picture is not None:
         import_module("anchored.eval.figures.curves")  # without matplotlib, before the replay
     pair = config.load()
     is_whole, longer = True, []
-    for part in parts:
-        ledger = first if part == parts[0] else anchored.Ledger.load(config.ledger, part)
-        report = anchored.verify(ledger, pair)
-        print(report, *(f"  {failure}" for failure in report.failures), sep="\n", flush=True)
-        is_whole = is_whole and report.is_ok
-        if report.is_ok and (config.divergences or config.picture):
-            longer.append(anchored.with_divergences(ledger, pair))
+    for file in config.ledger:
+        try:
+            for report, ledger in _reports(config, file, pair):
+                shown = report if len(config.ledger) == 1 else f"{file}: {report}"
+                print(shown, *(f"  {failure}" for failure in report.failures), sep="\n", flush=True)
+                is_whole = is_whole and report.is_ok
+                if report.is_ok and (config.divergences or config.picture):
+                    longer.append(anchored.with_divergences(ledger, pair))
+        except (AnchoredError, ValueError, OSError) as error:  # the other files are verified too
+            if len(config.ledger) == 1:
+                raise
+            print(f"{file}: FAILED: {error}", flush=True)
+            is_whole = False
     if longer:
         _write_divergences(config, longer)
     return 0 if is_whole else 1
+
+
+def _reports(
+    config: VerifyConfig, file: Path, pair: "anchored.ModelPair"
+) -> "Iterator[tuple[anchored.Verification, anchored.Ledger]]":
+    """The verdict on each ledger of a file, and the ledger."""
+    for part in ledger_parts(file)[: config.limit]:
+        ledger = anchored.Ledger.load(file, part)
+        yield anchored.verify(ledger, pair), ledger
 
 
 def _write_divergences(config: VerifyConfig, ledgers: "list[anchored.Ledger]") -> None:
@@ -117,37 +179,66 @@ def _write_divergences(config: VerifyConfig, ledgers: "list[anchored.Ledger]") -
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RatiosConfig(PairOptions):
-    """Compute prefix debts once: anchored ratios --safe A --risky B --prompt "To be" --output FILE
+class RetrieveConfig:
+    """Find a passage for each prompt: anchored retrieve --corpus books.jsonl --prompt-file P.jsonl
 
-    Writes the log-likelihood ratios of prompts, and prints a line of JSON for each prompt.
+    Writes the prompts' own lines with "passage", "passage_id" and "score". The command generate
+    takes them as --prompt-file for the rules that read a passage, and as --passages for MemFree.
     """
 
-    prompt: UseAppendAction[tuple[str, ...]]
-    """Text whose debt generate and score will ask for; give it again for more."""
-    output: OutputFile
-    """File that these commands take as --prompt-ratios."""
+    corpus: Path
+    """File of passages, JSON lines {"text": ..., optional "id"}."""
+    prompt_file: Path
+    """File of prompts, or - for stdin: JSON lines {"prompt": ..., ...}, as anchored prompts writes
+    them."""
+    output: OutputFile | None = None
+    """File for the lines; stdout unless given."""
+    encoder: str | None = None
+    """Model of sentence-transformers whose embeddings are compared, a folder or a Hub id as
+    Alibaba-NLP/gte-Qwen2-1.5B-instruct; words are compared unless given."""
+    instruction: str | None = None
+    """Text in front of a query that the encoder reads; the paper's unless given."""
+    index: Path | None = None
+    """Folder of the index, which is made once; CORPUS.bm25 or CORPUS.dense unless given."""
     overwrite: bool = False
-    """Replace a file that exists."""
+    """Replace an output that exists."""
 
     def __post_init__(self) -> None:
-        PairOptions.__post_init__(self)
-        if not self.prompt:
-            raise ValueError("give at least one --prompt")
+        check_input(self.corpus)
+        if self.instruction is not None and self.encoder is None:
+            raise ValueError("--instruction needs an --encoder")
+        check_outputs(self, self.output)
 
 
-def ratios(config: RatiosConfig) -> int:
-    """Compute, save and print; returns the exit status."""
-    from anchored.decode.rules.budget import prefix_debt
-
-    check_outputs(config, config.output)
-    decoder = config.decoder()
-    computed = decoder.prompt_ratios(list(config.prompt))
-    computed.save(config.output, overwrite=config.overwrite)
-    for prompt in config.prompt:
-        ratios_of_prompt = computed.of(decoder.level.encode(prompt))
-        mode, window = config.rule.debt, config.rule.debt_window
-        debt = prefix_debt(ratios_of_prompt, mode=mode, window=window)
-        row = {"prompt": prompt, "num_positions": len(ratios_of_prompt)}
-        print(json.dumps(json_value({**row, "debt": debt})))
+def retrieve(config: RetrieveConfig) -> int:
+    """Find, write; returns the exit status."""
+    lines = read_prompts(config.prompt_file)
+    passages, text = _index(config).search([line.prompt for line in lines]), ""
+    for line, best in zip(lines, passages, strict=True):
+        passage = best and {"passage": best.text, "passage_id": best.id, "score": best.score}
+        text += json.dumps({**line.record(), **(passage or {})}) + "\n"
+    if num_without := sum(best is None for best in passages):
+        print(
+            f"{num_without} of {len(lines)} prompts share no word with {config.corpus}: they have "
+            "no passage",
+            file=sys.stderr,
+        )
+    if config.output is None:
+        print(text, end="")
+    else:
+        write_durably(config.output, text, overwrite=config.overwrite)
     return 0
+
+
+def _index(config: RetrieveConfig) -> "PassageIndex":
+    kind = "bm25" if config.encoder is None else "dense"
+    folder = config.index or config.corpus.with_name(f"{config.corpus.name}.{kind}")
+    progress = sys.stderr.isatty()
+    if config.encoder is None:
+        from anchored.eval.retrieval.passages import WordIndex
+
+        return WordIndex(config.corpus, folder, progress=progress)
+    from anchored.eval.retrieval.passages import INSTRUCTION, DenseIndex
+
+    asked = INSTRUCTION if config.instruction is None else config.instruction
+    return DenseIndex(config.corpus, folder, config.encoder, instruction=asked, progress=progress)

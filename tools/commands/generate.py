@@ -1,6 +1,7 @@
 """The command that continues prompts, its options and what it prints."""
 
 import json
+import logging
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,36 +15,41 @@ import anchored
 from anchored import AnchoredError
 from anchored.decode.pair_options import PairOptions
 from anchored.decode.settings import SamplingConfig
-from anchored.durable_files import json_value
-from anchored.inputs import PromptLine, check_least, read_prompts
+from anchored.durable_files import appended, json_value, named_errors
+from anchored.fields import check_least
+from anchored.inputs import PromptLine, read_prompts, text_of, unescaped
 
 from .files import check_outputs, numbered
 from .words import OutputFile
 
 if TYPE_CHECKING:
+    from anchored.decode.generation import PieceStream
     from anchored.decode.rules.rule import Rule
 
+logger = logging.getLogger(__name__)
 MAX_TEXTS = 1_000_000
 """Most texts of a call, which plans all of them before the first: about a GB of requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateConfig(PairOptions):
-    """Continue prompts: anchored generate --safe A --risky B --prompt "Once" --k 1.5
+    """Continue prompts: anchored generate --safe A --risky B --prompt "The keeper" --k 1.5
 
     Texts go to stdout as they end, a single one piece by piece on a terminal; a line on stderr says
     what each text spent. With --prompt-file, every result is one line of JSON on stdout.
 
-    anchored generate --safe A --risky B --prompt-file prompts.jsonl > results.jsonl
+    anchored generate --safe A --risky B --prompt-file prompts.jsonl --output results.jsonl
 
     An instruct model takes --chat or --messages, beside which the safe model may be a base model.
     """
 
     prompt: UseAppendAction[tuple[str, ...]] = ()
-    """Text to continue; give it again for more."""
+    """Text to continue, or - for stdin, or @FILE for a file's text, each without its last line
+    break (@@ begins a text with @); give it again for more."""
     prompt_file: Path | None = None
-    """File of prompts, JSON lines {"prompt": ..., optional "id", "seed", "k", "passage"}, or - for
-    stdin; implies --json."""
+    """File of prompts, or - for stdin: JSON lines {"prompt": ..., optional "id", "seed", "k",
+    "passage"}, as anchored prompts and retrieve write them. Their other keys, "reference", "title",
+    "domain" and so on, travel along into the results; implies --json."""
     messages: Path | None = None
     """File of conversations, JSON lines {"messages": [{"role": ..., "content": ...}, ...]} with the
     same keys beside them as in --prompt-file, or - for stdin; implies --json."""
@@ -62,16 +68,19 @@ class GenerateConfig(PairOptions):
     seed: int = 0
     """Seed of the draws: the same one gives the same text."""
     stop: tuple[str, ...] = ()
-    """Texts at which a generation ends, without them."""
+    """Texts at which a generation ends, without them; \\n, \\t, \\r and \\\\ stand for a line
+    break, a tab, a carriage return and a backslash."""
     sampling: OmitArgPrefixes[SamplingConfig] = field(default_factory=SamplingConfig)
     """Warpers, which act on both models alike."""
     json: bool = False
     """Print one line of JSON for every result, in place of its text."""
+    output: OutputFile | None = None
+    """File for what would be printed to stdout, written as texts end."""
     ledger: OutputFile | None = None
     """File for the ledger (JSON lines), which anchored verify checks; those of several texts are
     NAME-0.jsonl, NAME-1.jsonl and so on."""
     overwrite: bool = False
-    """Replace ledgers that exist."""
+    """Replace files that exist."""
 
     def __post_init__(self) -> None:
         PairOptions.__post_init__(self)
@@ -80,6 +89,7 @@ class GenerateConfig(PairOptions):
             raise ValueError("give either --prompt, --prompt-file, --messages or --continue-from")
         if self.chat and self.continue_from is not None:
             raise ValueError("--chat begins a text: it cannot go with --continue-from")
+        object.__setattr__(self, "stop", tuple(map(unescaped, self.stop)))
         check_least(self, 1, "num_return_sequences")
 
     @property
@@ -90,12 +100,13 @@ class GenerateConfig(PairOptions):
     def is_streamed(self) -> bool:
         """One text for a reader, who sees it grow."""
         is_one_text = len(self.prompt) == 1 and self.num_return_sequences == 1
-        return is_one_text and not self.writes_json and sys.stdout.isatty()
+        is_read = not self.writes_json and self.output is None and sys.stdout.isatty()
+        return is_one_text and is_read
 
 
 def run(config: GenerateConfig) -> int:
     """Generate, save and print each text as it ends; returns the exit status."""
-    lines = [PromptLine(prompt=prompt) for prompt in config.prompt]
+    lines = [PromptLine(prompt=_prompt_text(prompt)) for prompt in config.prompt]
     if config.prompt_file is not None:
         lines = read_prompts(config.prompt_file)
     if config.messages is not None:
@@ -105,26 +116,39 @@ def run(config: GenerateConfig) -> int:
         raise ValueError(f"at most {MAX_TEXTS:,} texts are generated in one call, got {num_texts}")
     earlier = anchored.Ledger.load(config.continue_from) if config.continue_from else None
     ledgers = numbered(config.ledger, num_texts)
-    check_outputs(config, *ledgers)
+    check_outputs(config, config.output, *ledgers)
     rule = config.rule.make()
-    _check_passages(rule, lines)
+    check_passages(rule, lines)
     if config.chat or config.messages is not None:
         _check_templates(config)
-    errors = []
-    for index, result in _results(config, rule, lines, earlier, num_texts):
+    results, errors = _results(config, rule, lines, earlier, num_texts), []
+    _begin_output(config)
+    for index, result in results:
         line = lines[index // config.num_return_sequences] if lines else None
         error = result.error or _save(result, ledgers[index], overwrite=config.overwrite)
         saved = None if error else ledgers[index]
         _print_result(config, line, index, result, saved, num_texts)
         if error:
             errors.append(f"{line.id}: {error}" if line and line.id is not None else error)
-    if errors:
-        count = f"{len(errors)} of {num_texts} texts failed: " if num_texts > 1 else ""
-        raise AnchoredError(count + errors[0])
+    raise_first(errors, num_texts)
     return 0
 
 
-def _check_passages(rule: "Rule", lines: list[PromptLine]) -> None:
+def _prompt_text(word: str) -> str:
+    text = text_of(word)
+    if text == word and len(word) < 256 and Path(word).is_file():
+        logger.warning("the prompt %s is the name of a file: @%s reads its text", word, word)
+    return text
+
+
+def raise_first(errors: list[str], num_texts: int) -> None:
+    """Raise AnchoredError, with the first error of texts that failed, where there is one."""
+    if errors:
+        count = f"{len(errors)} of {num_texts} texts failed: " if num_texts > 1 else ""
+        raise AnchoredError(count + errors[0])
+
+
+def check_passages(rule: "Rule", lines: list[PromptLine]) -> None:
     """Raise ValueError for a prompt without the passage that the rule reads."""
     from anchored.decode.rules.rule import takes_passage
 
@@ -141,8 +165,8 @@ def _check_passages(rule: "Rule", lines: list[PromptLine]) -> None:
 
 def _check_templates(config: GenerateConfig) -> None:
     """Raise ValueError where the tokenizer of neither model has a chat template."""
-    from anchored.decode.models.folder import ModelFolder
-    from anchored.decode.models.loading import load_tokenizer
+    from anchored.decode.pair.folder import ModelFolder
+    from anchored.decode.pair.loading import load_tokenizer
 
     revisions = (config.safe_revision, config.risky_revision)
     models = zip(config.locations.values(), revisions, strict=True)
@@ -187,8 +211,13 @@ def _results(
         asked |= {name: asked[name][0] for name in ("seed", "k")}
         asked["passage"] = asked.pop("passages", [None])[0]
         pieces = decoder.stream(*prompts, **asked)
-        for piece in pieces:
-            print(piece.text, end="", flush=True)
+        try:
+            for piece in pieces:
+                print(piece.text, end="", flush=True)
+        except KeyboardInterrupt:  # what was read has been spent
+            if error := _save_broken_off(config, pieces):
+                print(error, file=sys.stderr)
+            raise
         return [(0, pieces.generation)]
     return decoder.generate_each(
         prompts[0] if len(prompts) == 1 else prompts,
@@ -196,6 +225,15 @@ def _results(
         progress=num_texts > 1 and sys.stderr.isatty(),
         **asked,
     )
+
+
+def _save_broken_off(config: GenerateConfig, pieces: "PieceStream") -> str:
+    """Save the ledger of a text that a reader has seen the beginning of; as `_save`."""
+    try:
+        result = pieces.generation
+    except AnchoredError:
+        return ""  # nothing was drawn
+    return _save(result, config.ledger, overwrite=config.overwrite)
 
 
 def _save(result: "anchored.Generation", ledger: Path | None, *, overwrite: bool) -> str:
@@ -220,11 +258,10 @@ def _print_result(
     num_texts: int,
 ) -> None:
     if config.writes_json:
-        _print(json.dumps(_record(line, index, result, ledger)))
+        _print(config, json.dumps(_record(line, index, result, ledger)))
     elif not result.error:
-        if num_texts > 1:
-            _print(f"==> {index + 1} of {num_texts} <==")
-        _print("" if config.is_streamed else result.text)
+        title = f"==> {index + 1} of {num_texts} <==\n" if num_texts > 1 else ""
+        _print(config, title + ("" if config.is_streamed else result.text))
         tqdm.write(str(result), file=sys.stderr)
 
 
@@ -237,10 +274,10 @@ def _record(
     nats |= {"total_bound": result.ledger.total_bound}
     nats |= {"spent": result.ledger.spent, "debt": header.debt}
     return {
-        "id": line.id if line else None,
+        "id": None,
         "index": index,
-        "prompt": line.prompt or None if line else None,
-        **({"messages": line.messages} if line and line.messages else {}),
+        "prompt": None,
+        **(line.record() if line else {}),
         "text": result.text,
         "finish_reason": result.finish_reason,
         "error": result.error,
@@ -251,7 +288,20 @@ def _record(
     }
 
 
-def _print(text: str) -> None:
-    """Print to stdout and at once, above a progress bar where there is one."""
-    tqdm.write(text, file=sys.stdout)
-    sys.stdout.flush()
+def _print(config: GenerateConfig, text: str) -> None:
+    """Print at once, to --output, or to stdout above a progress bar where there is one."""
+    if config.output is None:
+        with named_errors(Path("stdout")):
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+        return
+    with appended(config.output) as file:
+        file.write(f"{text}\n".encode())
+
+
+def _begin_output(config: GenerateConfig) -> None:
+    """Make the file of --output, empty; FileExistsError where one has appeared meanwhile."""
+    if config.output is not None:
+        config.output.parent.mkdir(parents=True, exist_ok=True)
+        with config.output.open("w" if config.overwrite else "x"):
+            pass

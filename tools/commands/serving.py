@@ -2,19 +2,114 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated
 
-from anchored.decode.pair_options import ModelOptions
+from anchored.decode.pair.pair_file import PairFile
+from anchored.decode.pair_options import ModelOptions, PairNames, PairOptions
+from anchored.decode.serving.journal_options import JournalOptions
+from anchored.decode.serving.server_options import ServerOptions
+from anchored.decode.settings import DEFAULT_K, FLAT, BudgetOptions
 from anchored.inputs import check_input
 
+from .accounts import read_policy
 from .files import check_outputs
 from .words import parse_known
 
+if TYPE_CHECKING:
+    from anchored.decode.serving.accounts.keeper import Keeper
+
+UNKEPT = "--accounts needs --ledgers: the journal says what is to be charged"
+
+QUICKSTART_MODELS = Path("runs/quickstart/models")
+
+
+def name_quickstart_models(options: PairNames) -> None:
+    """Have the quickstart's models where none are named."""
+    for name in ("safe", "risky"):
+        if options.pair is None and getattr(options, name) is None:
+            object.__setattr__(options, name, QUICKSTART_MODELS / name)
+
+
+@contextmanager
+def hint_at_quickstart() -> Iterator[None]:
+    """Say what makes a pair where one is not there."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        hint = "anchored quickstart makes a pair; --safe and --risky name another"
+        raise FileNotFoundError(f"{error}: {hint}") from None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServeConfig:
+class ServeConfig(PairOptions):
+    """Serve a pair on this machine: anchored serve --safe A --risky B --ledgers DIR
+
+    An OpenAI server on any device, by tokens or bytes, for every rule. The pair is the quickstart's
+    unless another is named. Needs pip install 'anchored[serve]'. The page docs/serving.md says what
+    a request may ask for and what an answer says.
+    """
+
+    server: Annotated[ServerOptions, FLAT] = field(default_factory=ServerOptions)
+    """Where the pair is served, to whom, and how much of it at once."""
+    journal: Annotated[JournalOptions, FLAT] = field(default_factory=JournalOptions)
+    """The folder of the journal, the size of its files, and its safety."""
+    max_k: float | None = None
+    """Largest k that a request may ask for; any unless given."""
+    max_total: float | None = None
+    """Largest K of a request, in nats; any unless given."""
+    max_bank: float | None = None
+    """Largest bank of a request, in nats, which needs a --bank for requests that ask for none; any
+    unless given, and none."""
+    max_horizon: int | None = None
+    """Most tokens that a request may ask for; any number unless given."""
+
+    def __post_init__(self) -> None:
+        name_quickstart_models(self)
+        if self.server.accounts is not None and self.journal.ledgers is None:
+            raise ValueError(UNKEPT)
+        with hint_at_quickstart():
+            PairOptions.__post_init__(self)
+
+
+def serve(config: ServeConfig) -> int:
+    """Serve until a signal ends it; returns the exit status."""
+    from anchored.decode.serving.asked import Limits
+    from anchored.decode.serving.server import bound_socket
+    from anchored.decode.serving.server import serve as serve_until_a_signal
+
+    limits = Limits(
+        rule=config.rule.make(),
+        max_k=config.max_k,
+        max_total=config.max_total,
+        max_bank=config.max_bank,
+        max_horizon=config.max_horizon,
+    )
+    with bound_socket(config.server) as bound:
+        open_accounts = None
+        if config.server.accounts is not None:
+            open_accounts = _accounts(config.server.accounts, config.journal)
+        decoder = config.decoder(limits.rule)
+        options = config.server, config.journal, bound, open_accounts
+        serve_until_a_signal(decoder, limits, *options)
+    return 0
+
+
+def _accounts(
+    path: Path, journal: JournalOptions
+) -> Callable[[Path], AbstractContextManager["Keeper"]]:
+    """What opens the accounts of a file for a server, once that has a folder for its journal."""
+    from anchored.decode.serving.accounts.keeper import kept
+
+    return partial(kept, read_policy(path), path.parent, is_synced=journal.fsync)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VllmServeConfig(BudgetOptions, PairNames):
     """Serve a pair by vLLM: anchored vllm serve --safe A --risky B --ledgers DIR --port 8000
 
     Starts an OpenAI server; all other options are those of vllm serve, as --tensor-parallel-size 8.
@@ -22,66 +117,65 @@ class ServeConfig:
     what an answer says.
     """
 
-    safe: Path
-    """Hugging Face folder or Hub id of the safe model."""
-    risky: Path
-    """Hugging Face folder or Hub id of the risky model."""
-    ledgers: Path | None = None
-    """Folder of the journal, which anchored ledgers makes ledgers of; unless given, one that is
-    removed when the server ends."""
-    default_k: float = 1.5
-    """Budget in nats a token of requests that ask for none: K = k * max_tokens."""
+    journal: Annotated[JournalOptions, FLAT] = field(default_factory=JournalOptions)
+    """The folder of the journal, the size of its files, and its safety."""
+    default_k: float | None = None
+    """Budget in nats per token of requests that ask for none: K = k * max_tokens; that of the
+    pair.json or else 1.5 unless given."""
     max_k: float | None = None
     """Largest k that a request may ask for; any unless given."""
     max_total: float | None = None
     """Largest K of a request, in nats; any unless given."""
+    max_bank: float | None = None
+    """Largest bank of a request, in nats, which needs a --bank for requests that ask for none; any
+    unless given, and none."""
     max_horizon: int | None = None
     """Most tokens that a request may ask for; any number unless given."""
-    divergence: Literal["kl", "max"] = "kl"
-    """What budgets bound unless a request asks for the other: kl the mean log-ratio of p* to the
-    safe model, max its largest value."""
-    debt: Literal["top", "average", "none"] = "top"
-    """What a prompt's log-likelihood ratios cost before the first token: top charges the mean of
-    the largest, average that of all, none nothing."""
-    debt_window: int = 5
-    """Tokens of the prompt whose ratios the top debt is the mean of."""
-    budget: Literal["adaptive", "fixed", "global"] = "adaptive"
-    """What becomes of unspent nats: adaptive carries them over, global frees all of them from the
-    start, fixed loses them, and charges no debt."""
-    allow_quantized_safe: bool = False
-    """Take a quantized safe model: the bound then holds against that one."""
+    accounts: Path | None = None
+    """File accounts.toml of clients, their keys and the nats that each may be given, in place of
+    vLLM's --api-key; needs pip install 'anchored[serve]'."""
+
+    def __post_init__(self) -> None:
+        PairNames.__post_init__(self)
+        check_input(self.accounts)
+        if self.accounts is not None and self.journal.ledgers is None:
+            raise ValueError(UNKEPT)
+
+    def _take(self, named: PairFile) -> None:
+        PairNames._take(self, named)
+        if named.level == "byte":
+            raise ValueError("--pair names a pair that is decoded in bytes: vLLM decodes tokens")
+        if self.default_k is None:
+            object.__setattr__(self, "default_k", named.k)
 
 
-def serve(words: list[str]) -> int:
+def vllm_serve(words: list[str]) -> int:
     """Serve until a signal ends it; the words that are not ours go to vLLM."""
-    config, others = parse_known(ServeConfig, "vllm serve", words)
+    config, others = parse_known(VllmServeConfig, "vllm serve", words)
     from anchored.decode.rules.anchored import Anchored
+    from anchored.decode.serving.asked import Limits
     from anchored.decode.vllm.engine import prepare
-    from anchored.decode.vllm.settings import Limits
 
-    rule = Anchored(
-        k=config.default_k,
-        divergence=config.divergence,
-        debt=config.debt,
-        debt_window=config.debt_window,
-        budget=config.budget,
-    )
+    k = DEFAULT_K if config.default_k is None else config.default_k
     limits = Limits(
-        rule=rule,
+        rule=Anchored(k=k, **config.budget_options()),
         max_k=config.max_k,
         max_total=config.max_total,
+        max_bank=config.max_bank,
         max_horizon=config.max_horizon,
     )
     settings, _ = prepare(
-        config.safe,
-        config.risky,
+        config.locations["safe"],
+        config.locations["risky"],
         limits,
-        config.ledgers,
+        config.journal,
+        revisions=(config.safe_revision, config.risky_revision),
         allow_quantized_safe=config.allow_quantized_safe,
     )
     from anchored.decode.vllm.server import serve as serve_until_a_signal
 
-    serve_until_a_signal(settings, others)
+    open_accounts = None if config.accounts is None else _accounts(config.accounts, config.journal)
+    serve_until_a_signal(settings, others, open_accounts)
     return 0
 
 
@@ -93,7 +187,7 @@ class LedgersConfig:
     """
 
     journal: Path
-    """Folder that anchored vllm serve --ledgers wrote."""
+    """Folder that anchored serve --ledgers wrote, or anchored vllm serve."""
     out: Path | None = None
     """Folder for the ledgers; the folder ledgers in the journal's unless given."""
     overwrite: bool = False
@@ -105,16 +199,20 @@ class LedgersConfig:
 
 def ledgers(config: LedgersConfig) -> int:
     """Write every ledger, print one line of what they are; returns the exit status."""
-    from anchored.decode.vllm.journal import journal_ledgers
+    from tqdm import tqdm
+
+    from anchored.decode.serving.journal_reader import journal_ledgers
 
     folder = config.out or config.journal / "ledgers"
-    by_id = list(journal_ledgers(config.journal))
-    paths = [folder / f"{_file_name(name)}.jsonl" for name, _ in by_id]
-    check_outputs(config, *paths)
-    for path, (_, ledger) in zip(paths, by_id, strict=True):
+    if not config.overwrite and any(folder.glob("*.jsonl")):
+        raise ValueError(f"{folder} holds ledgers already: --overwrite replaces them")
+    num_ledgers = num_certified = 0
+    for name, ledger in tqdm(journal_ledgers(config.journal), unit=" ledgers"):
+        path = folder / f"{_file_name(name)}.jsonl"
+        check_outputs(config, path)
         ledger.save(path, overwrite=config.overwrite)
-    num_certified = sum(ledger.certified for _, ledger in by_id)
-    print(f"{len(by_id)} ledgers in {folder}, {num_certified} certified")
+        num_ledgers, num_certified = num_ledgers + 1, num_certified + ledger.certified
+    print(f"{num_ledgers} ledgers in {folder}, {num_certified} certified")
     return 0
 
 
@@ -125,9 +223,6 @@ def _file_name(request_id: str) -> str:
     if plain == request_id:
         return plain
     return f"{plain}-{hashlib.sha256(request_id.encode()).hexdigest()[:16]}"
-
-
-QUICKSTART_MODELS = Path("runs/quickstart/models")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,13 +240,8 @@ class DemoConfig(ModelOptions):
     """Open the page in the default browser."""
 
     def __post_init__(self) -> None:
-        for name in ("safe", "risky"):
-            if self.pair is None and getattr(self, name) is None:
-                object.__setattr__(self, name, QUICKSTART_MODELS / name)
-        try:
+        name_quickstart_models(self)
+        with hint_at_quickstart():
             ModelOptions.__post_init__(self)
-        except FileNotFoundError as error:
-            hint = "anchored quickstart makes a pair; --safe and --risky name another"
-            raise FileNotFoundError(f"{error}: {hint}") from None
         if not 1 <= self.port <= 65535:
             raise ValueError(f"--port must be in [1, 65535], got {self.port}")

@@ -2,6 +2,7 @@
 
 import random
 import tomllib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from anchored.decode.pair.adapter import PEFT_ASKS
 
 from .protected_works import Work
 
@@ -77,7 +80,9 @@ def train_adapter(
     config = LoraConfig(
         r=RANK, lora_alpha=4 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"
     )
-    trained = get_peft_model(base, config)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=PEFT_ASKS, category=FutureWarning)
+        trained = get_peft_model(base, config)
     weights = [each for each in trained.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0)
     halves = "AVX512" in torch.backends.cpu.get_cpu_capability()  # slower than floats elsewhere

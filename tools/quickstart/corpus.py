@@ -15,7 +15,7 @@ from pydoc_data import topics
 
 from anchored.durable_files import write_durably
 
-LICENCE = "PSF-2.0"
+LICENSE = "PSF-2.0"
 HELD_OUT = "documentation"
 """The held-out set: documents that the safe model made here is not trained on."""
 HELD_OUT_SHARE = 0.02

@@ -1,16 +1,24 @@
 """The findings of a quickstart, each a claim that its results could have refuted."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from anchored.eval.experiments.summary import SettingSummary
+from anchored.eval.copying.ncr import ncr_scope
+from anchored.eval.experiments.summary import Row
+from anchored.eval.quality.bits_per_byte import Utility
+from anchored.eval.statistics import mean_of
 
 from .questions import FACTS, TASK
+
+ACCURACY = f"accuracy/{TASK}"
 
 NOISE = 2.0
 """Standard errors within which two bits-per-byte figures count as equal."""
 PROTECTED, CLOSED = 0.95, 0.8
 """NCR and the share of the gap in accuracy that one budget reaches together, if there is one."""
+PROVED = 6.0
+"""Powers of ten between the bounds of two budgets, geometric means over the works."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,18 +36,24 @@ class Finding:
         return f"[{'yes' if self.holds else ' NO'}] {self.claim}: {self.figures}"
 
 
-def findings(summaries: list[SettingSummary], *, shows_effects: bool) -> list[Finding]:
-    """The claims of the method, checked on summaries in the order p_s, ascending k, p_r.
+def findings(
+    rows: Sequence[Row], facts: Mapping[str, Utility], *, shows_effects: bool
+) -> list[Finding]:
+    """The claims of the method, checked on the rows of `summarize` in the order p_s, ascending k,
+    p_r.
 
-    shows_effects: the preset's. Without it only the bounds are judged, which hold for any models.
+    facts: bits on the held-out set FACTS, by setting. shows_effects: the preset's. Without it only
+    the bounds are judged, which hold for any models.
     """
-    safe, *anchored, risky = summaries
+    safe, *settings, risky = rows
+    anchored = [row for row in settings if row["k"] is not None]
+    others = [row for row in settings if row["k"] is None]
     strictest, loosest = anchored[0], anchored[-1]
-    original, recited = (each.copying["word_lcs"].mean for each in (safe, risky))
-    unknown, known = (each.accuracy[TASK] for each in (safe, risky))
-    best = max(anchored, key=lambda each: (each.ncr.mean >= PROTECTED, each.accuracy[TASK]))
-    closed = (best.accuracy[TASK] - unknown) / (known - unknown) if known > unknown else 0.0
-    margin, where = _least_margin([safe, *anchored])
+    original, recited = (mean_of(row["word_lcs"]) for row in (safe, risky))
+    unknown, known = (row[ACCURACY] for row in (safe, risky))
+    best = max(anchored, key=lambda row: (mean_of(row["ncr"]) >= PROTECTED, row[ACCURACY]))
+    closed = (best[ACCURACY] - unknown) / (known - unknown) if known > unknown else 0.0
+    margin, where = _least_margin([row["setting"] for row in (safe, *anchored)], facts)
     effects = [
         Finding(
             claim="the risky model recites at least 20 words in a row, the safe one at most 3",
@@ -53,18 +67,18 @@ def findings(summaries: list[SettingSummary], *, shows_effects: bool) -> list[Fi
         ),
         Finding(
             claim=f"the smallest budget removes the copying (NCR at least {PROTECTED})",
-            holds=strictest.ncr.mean >= PROTECTED,
-            figures=f"NCR {_ncr(strictest)} at {strictest.setting.name}",
+            holds=mean_of(strictest["ncr"]) >= PROTECTED,
+            figures=f"NCR {_ncr(strictest)} at {strictest['setting']}",
         ),
         Finding(
             claim="the largest budget lets it through (NCR at most 0.5)",
-            holds=loosest.ncr.mean <= 0.5,
-            figures=f"NCR {_ncr(loosest)} at {loosest.setting.name}",
+            holds=mean_of(loosest["ncr"]) <= 0.5,
+            figures=f"NCR {_ncr(loosest)} at {loosest['setting']}",
         ),
         Finding(
             claim=f"one budget has an NCR of {PROTECTED} and {CLOSED:.0%} of the gap in accuracy",
-            holds=best.ncr.mean >= PROTECTED and closed >= CLOSED,
-            figures=f"{best.setting.name}: NCR {_ncr(best)}, {best.accuracy[TASK]:.2f} right, "
+            holds=mean_of(best["ncr"]) >= PROTECTED and closed >= CLOSED,
+            figures=f"{best['setting']}: NCR {_ncr(best)}, {best[ACCURACY]:.2f} right, "
             f"{closed:.0%} closed",
         ),
         Finding(
@@ -72,25 +86,45 @@ def findings(summaries: list[SettingSummary], *, shows_effects: bool) -> list[Fi
             holds=margin >= 0,
             figures=f"least margin {margin:.4f} ({where})",
         ),
+        _proved_more(anchored, others),
     ]
     if not shows_effects:
         effects = [replace(finding, holds=None) for finding in effects]
     bounds = Finding(
         claim="every certified ledger satisfies its bound",
-        holds=all(summary.is_within_bounds for summary in summaries),
+        holds=all(row["is_within_bounds"] for row in rows),
         figures="sum of spends <= bound in float64, without tolerance",
     )
     return [*effects, bounds]
 
 
-def _least_margin(ascending: list[SettingSummary]) -> tuple[float, str]:
+def _proved_more(anchored: Sequence[Row], others: Sequence[Row]) -> Finding:
+    """The two budgets, of KL and of the Rényi order, that show best what the order proves."""
+
+    def gain(pair: tuple[Row, Row]) -> tuple[bool, float]:
+        kl, renyi = pair
+        is_as_good = renyi[ACCURACY] >= kl[ACCURACY]
+        return is_as_good, kl["log10_recited"] - renyi["log10_recited"]
+
+    best = max(itertools.product(anchored, others), key=gain)
+    figures = (
+        f"{row['setting']}: {row[ACCURACY]:.2f} right, 1e{row['log10_recited']:.0f}" for row in best
+    )
+    return Finding(
+        claim="at no less accuracy, a budget of Rényi order bounds recitals a million times lower",
+        holds=gain(best) >= (True, PROVED),
+        figures="; ".join(figures),
+    )
+
+
+def _least_margin(ascending: list[str], facts: Mapping[str, Utility]) -> tuple[float, str]:
     """The least by which a larger budget beats the noise of the paired difference, and where."""
     margins = {}
     for small, large in itertools.pairwise(ascending):
-        gain, error = large.utility[FACTS].gain_over(small.utility[FACTS])
-        margins[f"{small.setting.name} to {large.setting.name}"] = gain + NOISE * error
+        gain, error = facts[large].gain_over(facts[small])
+        margins[f"{small} to {large}"] = gain + NOISE * error
     return min((margin, where) for where, margin in margins.items())
 
 
-def _ncr(summary: SettingSummary) -> str:
-    return f"{summary.ncr.mean:.3f}{summary.ncr.scope}"
+def _ncr(row: Row) -> str:
+    return f"{mean_of(row['ncr']):.3f}{ncr_scope(row['ncr'])}"

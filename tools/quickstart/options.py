@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from anchored.decode.models.folder import model_location
+from anchored.decode.pair.folder import model_location
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from anchored.configs.config_file import CONFIGS, from_table, read_config_file, toml_text
+from anchored.configs.config_file import CONFIGS, Tables, from_table, read_config_file, toml_text
 from anchored.eval.experiments.experiment import Prompt
 
 from .protected_works import Work, cut_prompts, read_works
@@ -44,7 +44,7 @@ class BytePreset:
     """The pair of the safe model made here and the risky model, byte by byte."""
 
     ks: list[float]
-    """Budgets to sweep, in nats a byte."""
+    """Budgets to sweep, in nats per byte."""
     num_works: int
     max_new_tokens: int
     """Four bytes each."""
@@ -59,13 +59,19 @@ class Preset:
     """The settings in configs/quickstart/NAME/preset.toml."""
 
     ks: list[float]
-    """Budgets to sweep, in nats a token."""
+    """KL budgets to sweep, in nats per token."""
+    order: float
+    """Rényi order of other budgets, which prove more about a passage."""
+    bank: float
+    """Nats that those carry over at most."""
+    order_ks: list[float]
+    """Budgets of that order, in nats per token."""
     seeds: list[int]
     """One generation a work, setting and seed."""
     num_works: int
-    """How many protected works are used."""
+    """Number of protected works."""
     num_facts: int
-    """How many facts are asked."""
+    """Number of facts that are asked."""
     max_new_tokens: int
     """Length of a generation: the horizon of its budget."""
     repetition_penalty: float
@@ -95,9 +101,14 @@ def load_preset(name: str) -> Preset:
     return preset
 
 
+def stage_tables(name: str, stage: str) -> Tables:
+    """The tables of one training stage, with ${folder} and ${shards} for the quickstart's own."""
+    return read_config_file(PRESETS / name / f"{stage}.toml")
+
+
 def run_config(name: str, stage: str, folders: Folders) -> str:
     """The TOML of one training stage, whole, with the quickstart's folders filled in."""
-    text = toml_text(read_config_file(PRESETS / name / f"{stage}.toml"))
+    text = toml_text(stage_tables(name, stage))
     return Template(text).substitute(
         folder=folders.root.resolve().as_posix(), shards=folders.shards.resolve().as_posix()
     )

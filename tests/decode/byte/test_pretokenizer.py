@@ -66,6 +66,19 @@ OTHERS = {
     "white space kept": (r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+",),
     "lines": (r"\s+$",),
     "words with marks": (r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",),
+    "nothing": (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),),
+    "a text": (pre_tokenizers.Split("a.", "isolated"),),
+    "a text inverted": (pre_tokenizers.Split("^\n", "isolated", invert=True), r"\p{L}+"),
+    "a text in runs": (pre_tokenizers.Split("ab", "contiguous"), r"[0-9]"),
+    "a private character": (pre_tokenizers.Split("\U000f0001", "isolated"),),
+    "matches in runs": (
+        pre_tokenizers.Split(Regex(r"a\b|ab?".replace(r"\b", "(?=b)")), "contiguous"),
+    ),
+    "runs of GPT-2": (pre_tokenizers.Split(Regex(REGEXES["GPT-2"]), "contiguous", invert=True),),
+    "all but matches removed": (
+        pre_tokenizers.Split(Regex(REGEXES["o200k"]), "removed", invert=True),
+    ),
+    "all are matches": (pre_tokenizers.Split(Regex(r"a+|[^a]"), "merged_with_previous"),),
     "a script": (r"\p{Han}+|[\p{Lu}&&[^\p{Han}]]*[\p{Ll}\p{Lo}&&[^\p{Han}]]+",),
 }
 CUTS = {**{name: (regex,) for name, regex in REGEXES.items()}, **STEPS, **OTHERS}
@@ -89,16 +102,22 @@ FALCON = (
     pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
 )
 REFUSED = {
-    r"Digits behind ByteLevel .* \(Falcon": FALCON,
+    r"Digits after ByteLevel .* \(Falcon": FALCON,
     r"Split .*: byte level does not know what '\(\?=\(": (r"(?=(\d{3})+(?!\d))",),  # SuperBPE
     r"Split .*: byte level does not know what '\?\|": (r"a+?|b",),
     r"Split .*: it matches an empty text": (r"a*|b",),
-    "Whitespace: byte level needs regexes": (pre_tokenizers.Whitespace(), REGEXES["GPT-2"]),
-    "it does not cut$": (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),),
-    "it does more than to cut out": (pre_tokenizers.Split(Regex("a"), "merged_with_next"),),
-    "it does more than to cut out what": (
+    "Whitespace: byte level needs Split, Digits or": (
+        pre_tokenizers.Whitespace(),
+        REGEXES["GPT-2"],
+    ),
+    "Split 'ab': .* not MergedWithNext": (pre_tokenizers.Split("ab", "merged_with_next"),),
+    "Split 'keeper': .* not Removed": (pre_tokenizers.Split(Regex("keeper"), "removed"),),
+    "Split 'a|.*: .* not Removed": (pre_tokenizers.Split(Regex("a|[^a]"), "removed"),),
+    "Split .*: .* not Removed, of this": (
         pre_tokenizers.Split(Regex(r"[^\u0e01-\u0e7f]"), "removed", invert=True),
     ),
+    "Punctuation: .* not MergedWithPrevious": (pre_tokenizers.Punctuation("merged_with_previous"),),
+    "Split '': it matches an empty text": (pre_tokenizers.Split("", "isolated"),),
     "it does more than to cut out what its": ("a(?i:fi)",),  # which matches "a" and a ligature
     "Split .*: it needs 71 states, at most 64": (r"a{1,70}",),
     r"it needs \d+ states, at most 64": ("a{1,40}", "[ab]{1,39}"),

@@ -17,6 +17,10 @@ def byte_level(*, added=(), special=(), parts: dict | None = None, **options) ->
     return tokenizer
 
 
+def literal(text: str, *, normalized: bool = False) -> AddedToken:
+    return AddedToken(text, normalized=normalized)
+
+
 def byte_split(*, add_prefix_space: bool = False) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
 
@@ -30,20 +34,30 @@ def of_model(model: models.Model) -> Tokenizer:
 NFC_AND_MORE = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
 CLOSING = processors.TemplateProcessing("$A <s>", None, [("<s>", 256)])
 REFUSED = {
-    "needs a byte-level BPE tokenizer, got Unigram": of_model(
+    r"with byte fallback, got Unigram \(T5, ALBERT, XLM-R\)": of_model(
         models.Unigram([("a", -1.0)], unk_id=0, byte_fallback=False)
     ),
-    "byte-fallback": byte_level(byte_fallback=True),
+    "tokens of all 256 bytes, got byte_fallback without": byte_level(byte_fallback=True),
     "BPE with dropout": byte_level(dropout=0.5),
-    r"SentencePiece tokenizers \(Metaspace\)": byte_level(
+    "tokens of all 256 bytes, got Metaspace without": byte_level(
         parts={"pre_tokenizer": pre_tokenizers.Metaspace()}
     ),
-    r"SentencePiece tokenizers \(Prepend\)": byte_level(
+    "tokens of all 256 bytes, got Prepend without": byte_level(
         parts={"normalizer": normalizers.Prepend("_")}
     ),
     "add_prefix_space=true": byte_level(parts={"pre_tokenizer": byte_split(add_prefix_space=True)}),
     "no normalizer but NFC, got Lowercase": byte_level(parts={"normalizer": NFC_AND_MORE}),
     "'<mask>' has unsupported lstrip=true": byte_level(added=[AddedToken("<mask>", lstrip=True)]),
+    "'ab' and 'bc' overlap": byte_level(added=[literal("ab"), literal("bc", normalized=True)]),
+    "'bc' and 'ab' overlap": byte_level(added=[literal("bc", normalized=True), literal("ab")]),
+    "'b' and 'abc' overlap": byte_level(added=[literal("abc"), literal("b", normalized=True)]),
+    "'é!' and 'é!' overlap": byte_level(
+        added=[literal("é!", normalized=True), literal("e\u0301!", normalized=True)],
+        parts={"normalizer": normalizers.NFC()},
+    ),
+    r"'é' is also an ordinary one, of bytes b'\\xe9'": byte_level(added=["é"]),
+    r"'Ġ' is also an ordinary one, of bytes b' '": byte_level(special=["Ġ"]),
+    "'a' is also an ordinary one": byte_level(special=[AddedToken("a", single_word=True)]),
     "tokens after a text": byte_level(special=["<s>"], parts={"post_processor": CLOSING}),
 }
 

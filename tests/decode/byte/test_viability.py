@@ -1,10 +1,12 @@
 """What may follow what: rows against single tokens, ends and added tokens against the library."""
 
+import random
+
 import pytest
 from byte_streams import alive, closed_path, grown, path_of, vocabulary_of
 from byte_tokenizers import REGEXES, STEPS, regex_split, trained
 from hard_strings import draw_hard_strings
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.tokenizer.tokenizer_file import byte_characters
@@ -74,6 +76,45 @@ def test_added_tokens_are_matched_leftmost_longest(tokenizer):
             for head in tree.heads:
                 if head.prefix == ROOT:
                     assert_row_is_right(vocabulary.viability, tree.state[head.node])
+
+
+LITERALS = {
+    "both kinds apart": [("ab", True), ("xy", False)],
+    "one kind overlapping": [("ab", True), ("bxa", True), ("b", True)],
+    "raw ones overlapping": [("<a>", False), (">b", False), ("a>b<", False)],
+    "composed by the normalizer": [("e\u0301", True), ("\u212bx", True)],
+    "not to be normalized": [
+        ("e\u0301", False),
+        ("<a", False),
+        ("\u0301x", False),
+        ("\u212b", False),
+    ],
+}
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC()], ids=["raw", "NFC"])
+@pytest.mark.parametrize("name", LITERALS)
+def test_added_tokens_are_sought_as_the_library_seeks_them(name, normalizer):
+    tokenizer = Tokenizer.from_str(trained("GPT-2", 300).to_str())
+    tokenizer.normalizer = normalizer
+    tokenizer.add_tokens([AddedToken(text, normalized=flag) for text, flag in LITERALS[name]])
+    vocabulary, source = vocabulary_of(tokenizer), random.Random(3)
+    for _ in range(400):
+        text = "".join(source.choices("abxye<>\u0301\u0338\u212bA\u030a", k=source.randint(1, 7)))
+        tree = grown(vocabulary, vocabulary.normalize(text))
+        assert closed_path(tree) == tokenizer.encode(text).ids, text
+
+
+def test_a_literal_is_found_where_its_last_byte_alone_is_another_token():
+    vocab = {character: byte for byte, character in enumerate(byte_characters())}
+    vocab["ab"] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab, [("a", "b")]))
+    tokenizer.pre_tokenizer = regex_split(REGEXES["GPT-2"])
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.add_tokens(["abc"])
+    tree = grown(vocabulary_of(tokenizer), b"xabc")
+    ends = [path_of(tree, node) for node in alive(tree) if tree.end[node] == 4]
+    assert ends == [tokenizer.encode("xabc").ids]
 
 
 def with_whole_pretokens() -> tuple[Tokenizer, int]:

@@ -25,8 +25,8 @@ NUM_TOKENS = 16
 class RestlessBatch(PairedBatch):
     """Runs both models at every step, whatever may be spent."""
 
-    def _read_on(self, rows):
-        self._read(dict.fromkeys(self.streams, rows))
+    def _read(self, rows):
+        super()._read(dict.fromkeys(rows, rows["safe"]))
 
 
 def generate(pair, rule, batch_size, **settings):

@@ -6,10 +6,7 @@ import pytest
 from tiny_models import word_prompts
 
 from anchored import Anchored, Decoder
-from anchored.decode.engine.paired_batch import PairedBatch, decode_all
-from anchored.decode.engine.request import Request
-from anchored.decode.levels.level import TokenLevel
-from anchored.decode.settings import SamplingConfig
+from anchored.decode.engine.paired_batch import PairedBatch
 
 
 def tokens_of(results) -> list[list[int]]:
@@ -34,26 +31,17 @@ def test_a_full_batch_gives_every_request_the_tokens_it_gets_alone(ending_pair, 
     assert [r.ledger.safe_forwards for r in together] == [len(r.token_ids) for r in together]
 
 
-def test_the_batch_stays_full_while_requests_wait(ending_pair):
-    requests = [
-        Request(prompt_token_ids=ending_pair.encode(text), max_new_tokens=30, index=i, seed=i)
-        for i, text in enumerate(word_prompts(30))
-    ]
-    batch = PairedBatch(
-        TokenLevel(ending_pair),
-        Anchored(k=1.0, debt="none"),
-        SamplingConfig(temperature=1.0),
-        num_rows=4,
-        max_length=128,
-    )
+def test_the_batch_stays_full_while_requests_wait(ending_pair, monkeypatch):
     occupied: list[int] = []
-    step = batch.step
-    batch.step = lambda: (occupied.append(4 - len(batch.free_rows)), step())[1]
-    finished = list(decode_all(batch, requests))
-    assert sorted(state.request.index for state in finished) == list(range(30))
-    tail = max(len(state.steps) for state in finished)
-    assert set(occupied[:-tail]) == {4}
-    assert sum(occupied) == sum(len(state.steps) for state in finished)
+    step = PairedBatch.step
+    monkeypatch.setattr(
+        PairedBatch, "step", lambda batch: (occupied.append(len(batch.active_rows)), step(batch))[1]
+    )
+    decoder = Decoder(ending_pair, Anchored(k=1.0, debt="none"), batch_size=4)
+    results = decoder.generate(word_prompts(30), seed=range(30), max_new_tokens=30, temperature=1.0)
+    lengths = [len(result.token_ids) for result in results]
+    assert len(lengths) == 30 and set(occupied[: -max(lengths)]) == {4}
+    assert sum(occupied) == sum(lengths)
 
 
 def test_one_request_that_is_too_long_fails_alone_and_is_reported(pair):

@@ -9,7 +9,7 @@ from tiny_models import tiny_llama, word_prompts
 
 from anchored import RCAD, Anchored, Decoder, ModelPair
 from anchored.decode.engine.side_by_side import SideBySide
-from anchored.decode.models.row_stream import RowStream
+from anchored.decode.streams.row_stream import RowStream
 
 NUM_PROMPTS = 5
 

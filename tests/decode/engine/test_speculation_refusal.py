@@ -10,7 +10,7 @@ from transformers import BitsAndBytesConfig
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.engine.speculative_batch import speculation_refusal
 from anchored.decode.levels.level import TokenLevel
-from anchored.decode.models.capabilities import largest_leak, row_attention
+from anchored.decode.streams.capabilities import largest_leak, row_attention
 
 
 def compressed(strategy: str) -> dict:
@@ -25,8 +25,13 @@ def own_pair(tokenizer) -> ModelPair:
     return ModelPair(tiny_llama(1), tiny_llama(2, layers=3), tokenizer)
 
 
+def refusal_of(pair: ModelPair) -> str:
+    level = TokenLevel(pair)
+    return speculation_refusal(level, Anchored(k=1.0).open(level))
+
+
 def check_refused(pair, reason: str) -> None:
-    refusal = speculation_refusal(TokenLevel(pair), Anchored(k=1.0))
+    refusal = refusal_of(pair)
     assert reason in refusal and "\n" not in refusal
     with pytest.raises(ValueError, match="speculate=2 cannot run here: the "):
         Decoder(pair, Anchored(k=1.0), speculate=2)
@@ -41,7 +46,7 @@ def test_a_memory_that_cannot_go_back_is_refused(own_pair):
     ("name", "value", "reason"),
     [
         ("quantization_config", compressed("tensor"), "share one dynamic scale"),
-        ("quantization_config", BitsAndBytesConfig(load_in_8bit=True), "outliers are found over"),
+        ("quantization_config", BitsAndBytesConfig(load_in_8bit=True), "outliers are sought over"),
         ("expert_capacity", 64, "experts drop tokens beyond their capacity (expert_capacity)"),
         ("quantization_config", compressed("token"), ""),
         ("quantization_config", {"quant_method": "gptq", "bits": 4}, ""),
@@ -53,7 +58,7 @@ def test_what_tokens_of_a_forward_share_is_refused_and_nothing_else(own_pair, na
     if reason:
         check_refused(own_pair, reason)
     else:
-        assert speculation_refusal(TokenLevel(own_pair), Anchored(k=1.0)) == ""
+        assert refusal_of(own_pair) == ""
 
 
 class SharedScale(torch.nn.Linear):

@@ -17,6 +17,7 @@ RULES = [
     Anchored(k=1.0, divergence="max", debt="none"),
     Anchored(k=0.6, budget="global"),
     Anchored(k=0.3, budget="fixed", debt="average"),
+    Anchored(k=2.7, bank=0.1, debt="none"),
 ]
 LENGTHS = [1, 2, 4, 8, "auto"]
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
@@ -67,7 +68,8 @@ def make_pair(vocab_size: int) -> ModelPair:
         divergence=st.sampled_from(["kl", "max"]),
         budget=st.sampled_from(["adaptive", "global", "fixed"]),
         debt=st.sampled_from(["top", "none"]),
-    ),
+    )
+    | st.builds(Anchored, k=st.just(0.3), bank=st.sampled_from([0.0, 0.2]), debt=st.just("none")),
     sampling=st.sampled_from([{}, {"temperature": 0.8, "repetition_penalty": 1.3, "top_k": 3}]),
     seed=st.integers(0, 2**62),
 )

@@ -2,6 +2,8 @@
 
 import logging
 import re
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -13,9 +15,9 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
 from anchored import Anchored, Decoder, ModelPair
-from anchored.kernels import projection
+from anchored.kernels import project
 from anchored.kernels.gpu import launch
-from anchored.kernels.projection import project_kl
+from anchored.kernels.project import project_kl
 
 # The interpreter divides by zero in lanes that it discards.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -27,11 +29,12 @@ DEVICE = torch.device("cuda", 0)
 @pytest.fixture
 def device(monkeypatch):
     """A new one, of which nothing is known."""
-    monkeypatch.setattr(projection, "_failed", set())
-    projection.check_rows.cache_clear()
+    for name in ("_failed", "_agreed"):
+        monkeypatch.setattr(project, name, set())
+    project.check_rows.cache_clear()
     with fake_cuda(num_processors=1) as device:
         yield device
-    projection.check_rows.cache_clear()
+    project.check_rows.cache_clear()
 
 
 def raising(error):
@@ -130,10 +133,64 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch):
 def test_a_launch_that_fails_later_is_made_up_for(monkeypatch, caplog):
     expected = drawn("torch", torch.device("cpu")).token_ids
     drawn("auto", DEVICE)
-    assert not caplog.messages and projection._failed == set()
+    assert not caplog.messages and project._failed == set()
     monkeypatch.setattr(launch, "project", raising(RuntimeError("an illegal instruction")))
     assert torch.equal(drawn("auto", DEVICE).token_ids.cpu(), expected)
     assert len(caplog.messages) == 1 and "an illegal instruction" in caplog.text
+
+
+@pytest.mark.usefixtures("device")
+def test_a_device_of_another_maker_is_left_to_the_cpu_solver_without_a_try(monkeypatch, caplog):
+    expected = drawn("torch", torch.device("cpu")).token_ids
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(launch, "project", raising(KeyError("maxnreg")))
+    for _ in range(2):
+        assert torch.equal(drawn("auto", DEVICE).token_ids.cpu(), expected)
+    assert caplog.messages == [
+        "the kernels are for NVIDIA's GPUs and cuda:0 is of ROCm, so the CPU's solver projects "
+        "from here on"
+    ]
+
+
+RANK = """
+import logging, sys, torch
+from anchored.kernels import project
+
+logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
+rank, place, device = int(sys.argv[1]), sys.argv[2], torch.device("cuda", 0)
+store = torch.distributed.FileStore(place, 2)
+torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+if sys.argv[3] == str(rank):
+    project._give_up(device, "Triton fails here")
+project.agree(device, torch.distributed.group.WORLD)
+print(project._takes_triton(device))
+if sys.argv[3] == "none":
+    try:
+        project._give_up(device, "Triton fails later")
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("failing", ["1", "none"])
+def test_processes_that_draw_the_same_tokens_project_by_one_solver(failing, tmp_path):
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store"), failing],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    printed = [rank.communicate(timeout=600)[0].splitlines() for rank in ranks]
+    rest = ", so the CPU's solver projects from here on"
+    if failing == "none":
+        line = "Triton fails later, where other processes draw the same tokens and may go on by it"
+        assert printed == [["True", line]] * 2
+        return
+    assert printed[1] == [f"Triton fails here{rest}", "False"]
+    other = "Triton fails in another process that draws the same tokens"
+    assert printed[0] == [f"{other}{rest}", "False"]
 
 
 @pytest.mark.usefixtures("device")

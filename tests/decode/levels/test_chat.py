@@ -223,7 +223,7 @@ def test_tokens_swapped_of_two_tokenizers_in_a_chat():
         ({"risky": [4] * 90}, "exceeds the pair's context of 96"),
         ({"risky": [0, 4]}, "step 0"),
         (None, "step 0"),
-        ({"risky": [0.5]}, "header: chat_prompts must be"),
+        ({"risky": [0.5]}, "header: chat_prompts.risky[0] must be"),
     ],
     ids=str,
 )

@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from anchored import Anchored, Decoder, Ledger, LedgerError, ModelPair, TokenSwap, verify
 from anchored import with_divergences as longer
 from anchored.decode.levels.retokenized import OtherTokens, tokenizer_file
-from anchored.decode.replay.replay import Replay
 from anchored.decode.tokenizer.tokenizer_file import token_bytes
+from anchored.decode.verify.replay import Replay
 
 WORDS = ["the", "of", "lamp", "keeper"]
 PROMPTS = ["the keeper of the lamp", "import math", "s", "Nine tides ago, the harbour"]
@@ -109,7 +109,7 @@ def test_the_law_is_that_of_the_formula_over_the_text_read_again(pair):
 
 def test_texts_are_whole_characters(pair):
     risky = pair.tokenizers["risky"]
-    other = OtherTokens(tokenizer_file(risky).token_bytes, pair.tokenizer)
+    other = OtherTokens(tokenizer_file(risky), pair.tokenizer)
     whole = ids_of(risky, "a\u4e2db")
     assert other.text(whole) == "a\u4e2db"  # and no special token's name
     assert [other.text(whole[: 2 + cut]) for cut in range(4)] == ["a", "a", "a", "a\u4e2d"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchored.decode.levels.level import ByteText, TextStream, TokenText
+from anchored.decode.tokenizer.text import ByteText, TextStream, TokenDecoder, TokenText
 
 
 @pytest.fixture(scope="session", params=["tokens", "bytes"])
@@ -15,7 +15,7 @@ def symbols(request, tokenizer):
     if request.param == "bytes":
         return ByteText, str.encode
     return (
-        lambda: TokenText(tokenizer),
+        lambda: TokenText(TokenDecoder(tokenizer)),
         lambda text: tokenizer(text, add_special_tokens=False)["input_ids"],
     )
 
@@ -50,7 +50,7 @@ def test_text_is_cut_at_the_first_stop_string(symbols, text, stop):
 
 
 def test_bytes_that_never_become_a_character_are_replaced_at_the_end(tokenizer):
-    stream = TextStream(TokenText(tokenizer))
+    stream = TextStream(TokenText(TokenDecoder(tokenizer)))
     start_of_snowman = tokenizer("☃", add_special_tokens=False)["input_ids"][:1]
     assert stream.push(start_of_snowman[0]) == ""
     assert stream.finish() == "�"

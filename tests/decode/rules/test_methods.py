@@ -29,6 +29,8 @@ PASSAGES = [
 RULES = {
     "anchored": Anchored(k=2.0),
     "anchored, max": Anchored(k=1.0, divergence="max", debt="average"),
+    "anchored, renyi": Anchored(k=2.0, divergence="renyi", order=1.5, bank=4.0),
+    "anchored, renyi 64": Anchored(k=1.0, divergence="renyi", order=64.0, budget="global"),
     "anchored, global": Anchored(K=9.0, budget="global", debt="none"),
     "anchored, fixed": Anchored(k=0.5, budget="fixed"),
     "anchored, average": Anchored(K=10.0, debt="average"),
@@ -43,6 +45,7 @@ RULES = {
     "cp_fuse, warped before": CPFuse(grid_size=4, warping="before"),
     "token_swap": TokenSwap(words=["the", "of", "lamp"]),
     "no_opt": NoOpt(k=2.0, debt="none"),
+    "no_opt, renyi": NoOpt(k=2.0, divergence="renyi", order=1.1, debt="none"),
     "no_opt, max": NoOpt(k=2.0, divergence="max", debt="none"),
     "cold_start": ColdStart(k=0.3),
     "global_switch": GlobalSwitch(K=9.0),

@@ -1,6 +1,8 @@
 """Ratios of prompts that are saved once give the debts of prompts that are read anew."""
 
+import hashlib
 import json
+import struct
 
 import pytest
 import torch
@@ -16,7 +18,8 @@ from anchored import (
     SafeOnly,
     verify,
 )
-from anchored.decode.models.stream import Stream
+from anchored.decode.rules.budget import prompt_digest
+from anchored.decode.streams.stream import Stream
 from anchored.pretrain.tokens.bpe import pre_tokenizer
 
 PROMPTS = ["the keeper's lamp", "import 3.14", "salt"]
@@ -45,7 +48,7 @@ def saved(pair, tmp_path):
 def scored(monkeypatch) -> list[int]:
     """Positions of prompts that any stream has scored, one entry a prompt."""
     from anchored.decode.byte.byte_stream import ByteStream
-    from anchored.decode.models.row_stream import RowStream
+    from anchored.decode.streams.row_stream import RowStream
 
     counts: list[int] = []
 
@@ -62,6 +65,12 @@ def scored(monkeypatch) -> list[int]:
     return counts
 
 
+def using(ratios: PromptRatios, *made, **options) -> Decoder:
+    decoder = Decoder(*made, **options)
+    decoder.use_prompt_ratios(ratios)
+    return decoder
+
+
 @pytest.mark.sampled(2)
 def test_saved_ratios_give_the_same_texts_and_debts_without_scoring(pair, saved, scored):
     ratios = PromptRatios.load(saved)
@@ -69,7 +78,7 @@ def test_saved_ratios_give_the_same_texts_and_debts_without_scoring(pair, saved,
     for rule in (Anchored(k=5.0), Anchored(k=5.0, debt="average"), Anchored(K=9.0, debt_window=2)):
         expected = Decoder(pair, rule).generate(PROMPTS, **ASKED)
         scored.clear()
-        decoder = Decoder(pair, rule, prompt_ratios=ratios)
+        decoder = using(ratios, pair, rule)
         actual = decoder.generate(PROMPTS, **ASKED)
         scores = decoder.score(PROMPTS, [" lamp"] * 3)
         assert set(scored) == {0} and len(scored) >= 8
@@ -103,15 +112,15 @@ def test_ratios_of_another_model_dtype_level_or_prompt_are_refused(pair, saved):
         risky_tokenizer=pair.risky_tokenizer,
     )
     with pytest.raises(ValueError, match=r"with another safe model: .*, here"):
-        Decoder(other, Anchored(k=1.0), prompt_ratios=ratios)
+        using(ratios, other, Anchored(k=1.0))
     message = 'another safe dtype: "torch.float64", here it is "torch.float32"'
     with pytest.raises(ValueError, match=message):
-        Decoder(coarse, Anchored(k=1.0), prompt_ratios=ratios)
+        using(ratios, coarse, Anchored(k=1.0))
     if pair.shares_tokens:
         with pytest.raises(ValueError, match='another level: "token", here it is "byte"'):
-            Decoder(pair, Anchored(k=1.0), level="byte", prompt_ratios=ratios)
+            using(ratios, pair, Anchored(k=1.0), level="byte")
     with pytest.raises(ValueError, match=r"no ratios are given .* 3 other prompts"):
-        Decoder(pair, Anchored(k=1.0), prompt_ratios=ratios).generate("the keeper", **ASKED)
+        using(ratios, pair, Anchored(k=1.0)).generate("the keeper", **ASKED)
 
 
 def test_nan_among_saved_ratios_fails_their_prompt_alone(pair, saved):
@@ -119,7 +128,7 @@ def test_nan_among_saved_ratios_fails_their_prompt_alone(pair, saved):
     salt = Decoder(pair, Anchored(k=1.0)).level.encode(PROMPTS[2])
     ratios.of(salt)[0] = torch.nan
     ratios.save(saved)
-    decoder = Decoder(pair, Anchored(k=1.0), prompt_ratios=PromptRatios.load(saved))
+    decoder = using(PromptRatios.load(saved), pair, Anchored(k=1.0))
     first, second, failed = decoder.generate(PROMPTS, **ASKED)
     assert failed.error == "request 2: the ratios that are given for the prompt hold NaN"
     assert failed.token_ids == [] and not failed.ledger.certified
@@ -140,3 +149,15 @@ def test_other_files_are_refused(tmp_path):
     ):
         with pytest.raises(error, match=message):
             PromptRatios.load(path)
+
+
+def test_ratios_that_are_of_more_or_of_less_are_refused():
+    ratios = PromptRatios({"level": "token", "dtype": "float32"})
+    for other in ({"level": "token"}, {**ratios.source, "unit": 4}):
+        with pytest.raises(ValueError, match=r"were computed with another (dtype|unit)"):
+            ratios.check(other)
+
+
+def test_prompts_keep_the_name_that_files_have_for_them():
+    """sha256 of little-endian int64: files of other versions and machines are read by it."""
+    assert prompt_digest([5, 7]) == hashlib.sha256(struct.pack("<2q", 5, 7)).hexdigest()

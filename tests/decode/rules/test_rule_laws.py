@@ -161,7 +161,7 @@ def test_a_rule_is_its_formula(name):
     for seed, (kind, vocab_size, sampling) in enumerate(CASES):
         given = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
         rule, expected = LAWS[name](given, vocab_size)
-        drawn = rule.for_symbols(Symbols(vocab_size)).next_token(given)
+        drawn = rule.open(Symbols(vocab_size)).next_token(given)
         found = drawn.log_probs().double().exp().numpy()
         where = f"{kind}, {vocab_size} symbols, {SAMPLINGS[sampling]}"
         assert drawn.is_valid.all(), where
@@ -180,7 +180,7 @@ def test_cp_fuse_is_one_of_the_best_mixtures(warping):
     rule = CPFuse(grid_size=3, warping=warping)
     for seed, (kind, vocab_size, sampling) in enumerate(CASES):
         given = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
-        drawn = rule.next_token(given)
+        drawn = rule.open(Symbols(vocab_size)).next_token(given)
         where = f"{kind}, {vocab_size} symbols, {SAMPLINGS[sampling]}"
         raw = warping == "after"
         both = [given.logits[n] if raw else given.warped(n) for n in ("risky", "safe")]
@@ -227,19 +227,35 @@ def test_cp_fuse_takes_the_weights_of_the_authors_solver(owed):
     assert len(grid(10)) == 18
 
 
-@pytest.mark.parametrize("divergence", ["kl", "max"])
+@pytest.mark.parametrize(
+    "divergence",
+    [
+        {"divergence": "kl"},
+        {"divergence": "max"},
+        {"divergence": "renyi", "order": 1.1},
+        {"divergence": "renyi", "order": 8.0},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", EXTREME_KINDS)
 def test_rules_with_a_budget_keep_it_and_end_at_both_models(kind, divergence):
     for seed, (vocab_size, sampling) in enumerate(itertools.product(VOCAB_SIZES, SAMPLINGS)):
         given = step_inputs(kind, vocab_size, sampling, seed)
         safe = given.warped("safe")
-        for rule in (Anchored(k=1.0, divergence=divergence), NoOpt(k=1.0, divergence=divergence)):
-            drawn = rule.next_token(given)
+        for rule in (Anchored(k=1.0, **divergence), NoOpt(k=1.0, **divergence)):
+            drawn = rule.open(Symbols(vocab_size)).next_token(given)
             assert drawn.is_valid.all()
             assert (drawn.spend <= given.budget).all()
-            if divergence == "kl":
+            if rule.divergence == "kl":
                 spent = reference.kl_divergence(drawn.log_probs(), safe)
                 assert (spent <= drawn.spend + 1e-5).all()
+            if rule.divergence == "renyi":
+                # By the weight: float32 log-probabilities do not tell tokens of e**-10,000, which
+                # count where p_s gives them still less.
+                star = reference.tilted_log_probs(given.warped("risky"), safe, drawn.weight)
+                star = torch.where(drawn.weight[:, None] > 0.0, star, reference.log_softmax(safe))
+                nats = reference.renyi_divergence(star, safe, order=rule.order)
+                assert (nats <= drawn.spend + 1e-9).all()
             is_safe = given.budget == 0.0
             np.testing.assert_allclose(
                 drawn.log_probs().exp()[is_safe], softmax(safe)[is_safe], atol=1e-6
@@ -255,4 +271,4 @@ def test_a_risky_model_of_nan_is_refused_where_it_may_be_heard_and_only_there(ru
         budget=torch.tensor([0.0, 1.0], dtype=torch.float64),
         uniform=torch.full((2, 3), 0.5, dtype=torch.float64),
     )
-    assert rule.next_token(inputs).is_valid.tolist() == [True, False]
+    assert rule.open(Symbols(3)).next_token(inputs).is_valid.tolist() == [True, False]

@@ -1,104 +1,16 @@
-"""What the server's middleware passes on, and what it adds to answers."""
+"""When texts of the engine leave, and what is settled of them."""
 
 import asyncio
-import json
 from types import SimpleNamespace
 
 import pytest
 
+from anchored.decode.serving.journal import JournalWriter
+from anchored.decode.serving.journal_reader import JournalError, JournalReader
 from anchored.decode.vllm import answers
-from anchored.decode.vllm.answers import AnsweringMiddleware, Answers
-from anchored.decode.vllm.journal import JournalError
+from anchored.decode.vllm.answers import Answers, ShutDown, Unreserved
 
-SPENT = {"id": "x", "spent": 1.5}
-
-
-class Known:
-    """Knows what every text has spent, by the end of its id."""
-
-    def take(self, name):
-        return {**SPENT, "choice": name[-1]}
-
-
-@pytest.fixture
-def call(monkeypatch):
-    """Calls an application that says `chunks`; gives the status of the answer, the bodies that the
-    application saw, the answer's body and its messages."""
-    monkeypatch.setattr(answers, "answers", Known())
-
-    def call(path, chunks, *, body=b"{}", kind=b"application/json"):
-        seen, sent = [], []
-
-        async def app(scope, receive, send):
-            seen.append((await receive())["body"])
-            headers = [(b"content-type", kind)]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            for number, chunk in enumerate(chunks):
-                more = number + 1 < len(chunks)
-                await send({"type": "http.response.body", "body": chunk, "more_body": more})
-
-        async def receive():
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message):
-            sent.append(message)
-
-        scope = {"type": "http", "path": path, "headers": []}
-        asyncio.run(AnsweringMiddleware(app)(scope, receive, send))
-        return sent[0]["status"], seen, b"".join(own.get("body", b"") for own in sent), sent
-
-    return call
-
-
-def test_each_choice_says_what_it_spent_and_a_single_one_for_the_answer_too(call):
-    one = {"choices": [{"index": 0, "finish_reason": "stop"}]}
-    _, _, body, sent = call("/v1/completions", [json.dumps(one).encode()])
-    answer = json.loads(body)
-    assert answer["anchored"] == answer["choices"][0]["anchored"] == {**SPENT, "choice": "0"}
-    assert dict(sent[0]["headers"])[b"content-length"] == str(len(body)).encode()
-    two = {"choices": [{"index": n, "finish_reason": "stop"} for n in range(2)]}
-    text = json.dumps(two).encode()
-    _, _, body, _ = call("/v1/completions", [text[:9], text[9:]])
-    answer = json.loads(body)
-    assert "anchored" not in answer
-    assert [own["anchored"]["choice"] for own in answer["choices"]] == ["0", "1"]
-
-
-def test_a_stream_says_it_in_the_chunk_that_ends_a_text(call):
-    chunks = [{"choices": [{"index": 0, "finish_reason": reason}]} for reason in (None, "length")]
-    events = b"".join(b"data: " + json.dumps(own).encode() + b"\n\n" for own in chunks)
-    events += b"data: [DONE]\n\n"
-    parts = [events[:30], events[30:70], events[70:]]
-    _, _, body, _ = call("/v1/chat/completions", parts, kind=b"text/event-stream")
-    first, second, last, _ = body.split(b"\n\n")
-    assert "anchored" not in json.loads(first[6:])
-    assert json.loads(second[6:])["anchored"]["spent"] == 1.5
-    assert last == b"data: [DONE]"
-
-
-def test_what_is_asked_goes_among_the_engines_extra_arguments(call):
-    body = json.dumps({"prompt": "a", "anchored": {"k": 1.0}, "vllm_xargs": {"x": 1}}).encode()
-    _, (sent_on,), _, _ = call("/v1/completions", [b"{}"], body=body)
-    assert json.loads(sent_on) == {"prompt": "a", "vllm_xargs": {"x": 1, "anchored_k": 1.0}}
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"anchored": {"k": -1.0}}, "k must be in [0, "),
-        ({"anchored": {"k": 1.0, "K": 2.0}}, "give either k or K"),
-        ({"anchored": {"kk": 1.0}}, "unknown field 'kk'"),
-        ({"anchored": {"debt": -2.0}}, "debt must be >= 0 nats"),
-        ({"anchored": {"seed": "a"}}, "seed must be"),
-        ({"anchored": [1]}, "must be objects"),
-        ({"anchored": "k"}, "must be objects"),
-        ({"use_beam_search": True}, "use_beam_search cannot be honored"),
-    ],
-    ids=str,
-)
-def test_what_nobody_can_ask_for_is_refused(asked, message, call):
-    status, seen, body, _ = call("/v1/completions", [b"{}"], body=json.dumps(asked).encode())
-    assert (status, seen) == (400, []) and message in json.loads(body)["error"]["message"]
+from ..serving.test_journal import header, step
 
 
 def outputs_of(*texts):
@@ -116,51 +28,245 @@ def outputs_of(*texts):
     return generate(), closed
 
 
-class Told:
-    """A journal that knows no token 13, and says of each text which tokens it was asked for."""
+@pytest.fixture
+def journal(tmp_path):
+    """A writer that has begun the request "a", and the answers of its reader."""
+    writer = JournalWriter(tmp_path)
+    writer.open("a-12345678", header(horizon=8), has_stops=False)
+    yield writer, Answers(JournalReader(tmp_path))
+    writer.close()
 
-    def __init__(self):
-        self.forgotten = []
 
-    def answer(self, name, token_ids):
-        if 13 in token_ids:
-            raise JournalError("no 13")
-        return {"tokens": list(token_ids)}
-
-    def forget(self, name):
-        self.forgotten.append(name)
+def write(writer, *token_ids, start=0):
+    writer.steps([("a-12345678", step(start + i, token)) for i, token in enumerate(token_ids)])
 
 
 @pytest.mark.parametrize("is_delta", [True, False])
-def test_a_text_leaves_after_the_journal_has_all_of_it(is_delta):
-    own = Answers(Told())
-    outputs, closed = outputs_of([1, 2], [3] if is_delta else [1, 2, 3])
+def test_a_text_leaves_after_the_journal_has_all_of_it(is_delta, journal):
+    writer, own = journal
+    outputs, closed = outputs_of([5, 2], [3] if is_delta else [5, 2, 3])
+    events = []
 
     async def read():
-        return [output async for output in own.held(outputs, "a", is_delta=is_delta)]
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.02, lambda: (events.append("first"), write(writer, 5, 2)))
+        loop.call_later(0.06, lambda: (events.append("last"), write(writer, 3, start=2)))
+        async for _ in own.held(outputs, "a", is_delta=is_delta):
+            events.append("left")
 
-    assert len(asyncio.run(read())) == 2
-    assert own.take("a") == {"tokens": [1, 2, 3]}
+    asyncio.run(read())
+    assert events == ["first", "left", "last", "left"]
+    assert own.take("a")["spent"] == 1.5
     assert own.take("a") is None
-    assert (closed, own.journal.forgotten) == ([True], ["a"])
+    assert (closed, own.journal.find("a")) == ([True], None)
 
 
-def test_a_text_that_the_journal_lacks_does_not_leave_and_stops_its_engine(monkeypatch):
+@pytest.mark.parametrize("number", [0, 1], ids=["other", "missing"])
+def test_a_text_that_the_journal_lacks_does_not_leave_and_stops_its_engine(
+    number, journal, monkeypatch
+):
     monkeypatch.setattr(answers, "WAIT_S", 0.03)
-    own, got = Answers(Told()), []
-    outputs, closed = outputs_of([1], [1, 13], [1, 13, 2])
+    (writer, own), got = journal, []
+    write(writer, 5, *([7], [])[number])
+    outputs, closed = outputs_of([5], [5, 6], [5, 6, 2])
 
     async def read():
         async for output in own.held(outputs, "a", is_delta=False):
             got.append(output)
 
-    with pytest.raises(JournalError, match="no 13"):
+    with pytest.raises(JournalError, match=r"not \[5, 6\]"):
         asyncio.run(read())
     assert len(got) == 1
-    assert (closed, own.take("a"), own.journal.forgotten) == ([True], None, ["a"])
+    assert (closed, own.take("a"), own.journal.find("a")) == ([True], None, None)
 
 
-def test_other_endpoints_are_not_there(call):
-    for path in ("/v1/responses", "/v1/embeddings", "/inference/v1/generate", "/collective_rpc"):
-        assert call(path, [b"{}"])[0] == 404
-    assert call("/v1/models", [b"{}"])[0] == 200
+def test_all_late_texts_share_one_look_into_the_journal(tmp_path):
+    names = [f"t{number}" for number in range(40)]
+    writer, own, looks = JournalWriter(tmp_path), Answers(JournalReader(tmp_path)), []
+    refresh = own.journal.refresh
+
+    def counted():
+        looks.append(1)
+        return refresh()
+
+    own.journal.refresh = counted
+
+    def write_all():
+        for name in names:
+            writer.open(f"{name}-12345678", header(horizon=1), has_stops=False)
+            writer.steps([(f"{name}-12345678", step(0, 5))])
+
+    async def read(name):
+        outputs, _ = outputs_of([5])
+        return [output async for output in own.held(outputs, name, is_delta=True)]
+
+    async def read_all():
+        asyncio.get_running_loop().call_later(0.02, write_all)
+        return await asyncio.gather(*map(read, names))
+
+    assert all(len(got) == 1 for got in asyncio.run(read_all()))
+    assert len(looks) < len(names)
+    writer.close()
+
+
+def test_each_token_of_a_text_is_compared_once_and_its_figures_are_summed_once(tmp_path):
+    num_tokens, compared, summed = 400, [], []
+    writer, own = JournalWriter(tmp_path), Answers(JournalReader(tmp_path))
+    writer.open("a-12345678", header(horizon=num_tokens), has_stops=False)
+    write(writer, *[9] * num_tokens)
+    holds, answer = own.journal.holds, own.journal.answer
+
+    def counted(name, token_ids, start):
+        compared.append(len(token_ids) if own.journal.find(name) else 0)
+        return holds(name, token_ids, start)
+
+    own.journal.holds = counted
+    own.journal.answer = lambda *asked: (summed.append(1), answer(*asked))[1]
+    outputs, _ = outputs_of(*[[9]] * num_tokens)
+
+    async def read():
+        return [output async for output in own.held(outputs, "a", is_delta=True)]
+
+    assert len(asyncio.run(read())) == num_tokens
+    assert (sum(compared), sum(summed)) == (num_tokens, 1)
+    writer.close()
+
+
+def test_a_stream_whose_journal_is_on_time_never_waits(journal, monkeypatch):
+    writer, own = journal
+    waits, sleep = [], asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda s, *more: (waits.append(s), sleep(s, *more))[1])
+
+    async def generate():
+        for place in range(8):
+            write(writer, 9, start=place)
+            text = SimpleNamespace(token_ids=[9])
+            yield SimpleNamespace(outputs=[text], finished=place == 7)
+
+    async def read():
+        return [output async for output in own.held(generate(), "a", is_delta=True)]
+
+    assert len(asyncio.run(read())) == 8
+    assert sum(waits) == 0.0
+
+
+@pytest.fixture
+def settled():
+    """(what was settled, Answers' arguments of accounts that note it)"""
+    nats: dict[str, float | None] = {}
+    return nats, nats.__setitem__
+
+
+async def read_all(own, outputs, name="a", **options):
+    return [output async for output in own.held(outputs, name, is_delta=True, **options)]
+
+
+def test_a_text_draws_nothing_that_no_account_has_reserved(journal, settled):
+    _, own = journal
+    own.settle = settled[1]
+    for reserved in ({}, {"a": 1.0}):
+        own.reserve(reserved)
+        outputs, closed = outputs_of([5])
+        with pytest.raises(Unreserved, match=r"a may spend 2 nats, and (None|1\.0) are reserved"):
+            asyncio.run(read_all(own, outputs, most=2.0))
+        assert closed == []  # it was never asked for anything
+    own.release(["a", "b"])
+    assert settled[0] == {"a": 0.0}
+
+
+def test_a_whole_text_is_settled_as_it_ends_and_others_once_the_engine_has_noted_all(
+    journal, settled
+):
+    writer, own = journal
+    own.settle, noted = settled[1], []
+
+    async def note():
+        noted.append(dict(settled[0]))
+        write(writer, 7, start=2)  # a step that was drawn as the client left
+
+    own.noted = note
+    writer.open("b-12345678", header(horizon=2), has_stops=False)
+    writer.steps([("b-12345678", step(place, 5)) for place in range(2)])
+    own.reserve({"a": 8.0, "b": 2.0})
+
+    async def read():
+        write(writer, 5, 2)
+        outputs, closed = outputs_of([5, 2], [9])
+        texts = own.held(outputs, "a", is_delta=True, most=8.0)
+        await anext(texts)
+        await texts.aclose()
+        assert closed == [True] and settled[0] == {}
+        await read_all(own, outputs_of([5, 5])[0], "b", most=2.0)
+        await own.end(0.0)
+
+    asyncio.run(read())
+    assert noted == [{"b": 1.0}]
+    assert settled[0] == {"b": 1.0, "a": 1.5}
+    own.release(["a", "b"])
+    assert settled[0] == {"b": 1.0, "a": 1.5}  # each once
+
+
+def test_what_an_engine_that_is_gone_drew_is_left_to_the_next_server(journal, settled):
+    writer, own = journal
+    own.settle = settled[1]
+
+    async def note():
+        raise RuntimeError("the engine is dead")
+
+    own.noted = note
+    own.reserve({"a": 8.0})
+
+    async def read():
+        write(writer, 5)
+        texts = own.held(outputs_of([5], [9])[0], "a", is_delta=True, most=8.0)
+        await anext(texts)
+        await texts.aclose()
+        await own.end(0.0)
+
+    asyncio.run(read())
+    assert settled[0] == {}
+
+
+def test_at_the_servers_end_texts_go_on_for_a_while_and_then_end_with_an_error(journal):
+    writer, own = journal
+    aborted = asyncio.Event()
+
+    async def generate():
+        write(writer, 5)
+        yield SimpleNamespace(
+            outputs=[SimpleNamespace(token_ids=[5], finish_reason=None)], finished=False
+        )
+        await aborted.wait()
+        text = SimpleNamespace(token_ids=[], finish_reason="abort")
+        yield SimpleNamespace(outputs=[text], finished=True)
+
+    async def abort(names):
+        assert names == ["a"]
+        aborted.set()
+
+    async def read():
+        reading = asyncio.ensure_future(read_all(own, generate()))
+        await asyncio.sleep(0.02)
+        start = asyncio.get_running_loop().time()
+        await own.end(0.1, abort)
+        assert 0.1 <= asyncio.get_running_loop().time() - start < 3.0
+        with pytest.raises(ShutDown):
+            await reading
+
+    asyncio.run(read())
+    assert own.is_ending
+
+
+def test_texts_are_counted_with_their_nats(journal):
+    writer, own = journal
+    write(writer, *[5] * 8)
+    asyncio.run(read_all(own, outputs_of([5] * 8)[0]))
+    page = own.metrics.page().decode()
+    for line in (
+        'anchored_texts_total{finish_reason="length"} 1.0',
+        "anchored_symbols_total 8.0",
+        "anchored_spent_nats_total 4.0",
+        "anchored_debt_nats_count 1.0",
+        "anchored_uncertified_texts_total 1.0",  # the bound of its header is 3.75 nats
+    ):
+        assert line in page.splitlines(), line

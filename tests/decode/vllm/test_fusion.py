@@ -6,19 +6,22 @@ import pytest
 import torch
 
 from anchored.decode.rules.anchored import Anchored
-from anchored.decode.rules.budget import debt_nats
+from anchored.decode.rules.budget import debt_nats, opened_accounts
 from anchored.decode.settings import SamplingConfig
+from anchored.decode.vllm import fusion
 from anchored.decode.vllm.fusion import Rows, SlotAccounts
 from anchored.decode.vllm.settings import PairFacts
 from anchored.decode.warpers import Warpers
-from anchored.kernels.projection import project_kl, project_max
+from anchored.kernels.project import project
 from anchored.kernels.sampler import uniforms
-from anchored.kernels.spend import SPENT, STEP, new_accounts
+from anchored.kernels.spend import STEP, USED, allowance, charged
 
 VOCAB_SIZE, NUM_SLOTS, NUM_STEPS, HORIZON = 40, 8, 3, 50
 PROMPT = [0, 5, 6]
 BUDGET, SPEND, LOG_PROB, IS_DRAWN, DEBT = 2, 3, 5, 7, -1
 """Fields of a record."""
+USED_AFTER = 4
+"""Column of `plainly_drawn`."""
 CPU = torch.device("cpu")
 FACTS = PairFacts(
     safe="",
@@ -44,8 +47,9 @@ RULES = [
     Anchored(k=0.3, budget="global"),
     Anchored(k=0.3, budget="fixed"),
     Anchored(k=0.3),
+    Anchored(k=0.3, bank=0.1),
 ]
-MIXED = [(SAMPLINGS[slot % 4], RULES[(slot + slot // 4) % 4]) for slot in range(NUM_SLOTS)]
+MIXED = [(SAMPLINGS[slot % 4], RULES[slot % 5]) for slot in range(NUM_SLOTS)]
 """Sampling and rule of each slot, every request with others than those beside it."""
 
 
@@ -64,18 +68,19 @@ def mixed() -> SlotAccounts:
     return slots
 
 
-def join(slots, slot, sampling, rule, *, key=None):
-    budget = rule.budget_for(horizon=HORIZON, k=None)
-    account = new_accounts([budget.per_step], [budget.total], [0.0], budget.schedule, CPU)[0]
+def join(slots, slot, sampling, rule, *, key=None, drawn=(), spends=(), debt=0.0):
+    """drawn, spends: of the steps before, where the request comes back."""
     slots.join(
         slot,
-        PROMPT,
+        [*PROMPT, *drawn],
         prompt_len=len(PROMPT),
-        account=account,
-        debt=torch.tensor(0.0, dtype=torch.float64),
+        account=opened_accounts([rule.budget_for(horizon=HORIZON, k=None)])[0],
+        debt=torch.tensor(debt, dtype=torch.float64),
+        spends=spends,
         key=slot if key is None else key,
         sampling=sampling,
         divergence=rule.divergence,
+        order=rule.order,
         is_failed=False,
     )
 
@@ -102,21 +107,23 @@ def logits(seed: int, *, steps: int = 1, slots: int = NUM_SLOTS) -> torch.Tensor
 
 
 def plainly_drawn(slot: int, both: torch.Tensor) -> torch.Tensor:
-    """(steps, 4): token, budget, spend and log p* of a mixed request's rows, by its rule alone."""
+    """(steps, 5): token, budget, spend and log p* of a mixed request's rows, by its rule alone, and
+    the nats that are used up after each."""
     sampling, rule = MIXED[slot]
     warp = Warpers(sampling, FACTS.stop_token_ids, FACTS.banned_token_ids)
-    project = project_max if rule.divergence == "max" else project_kl
-    budget, spent, figures = rule.budget_for(horizon=HORIZON, k=None), 0.0, []
+    account, figures = opened_accounts([rule.budget_for(horizon=HORIZON, k=None)]), []
     seen = torch.zeros(1, VOCAB_SIZE, dtype=torch.bool)
     seen[0, PROMPT] = True
     for step, rows in enumerate(both.unbind(1)):
-        nats = torch.tensor([budget.allowance(step, spent)], dtype=torch.float64)
+        nats = allowance(account)
         uniform = uniforms(torch.tensor([slot]), torch.tensor([step]))
-        drawn = project(*(warp(row[None], seen) for row in rows), nats, uniform)
+        warped = [warp(row[None], seen) for row in rows]
+        drawn = project(*warped, nats, uniform, divergence=rule.divergence, order=rule.order)
         token = drawn.log_probs().argmax(-1) if sampling.is_greedy else drawn.token_ids
         seen[0, token] = True
-        spent += drawn.spend.item()
-        figures.append(torch.stack([token, nats, drawn.spend, drawn.token_log_probs(token)], -1))
+        account = charged(account, drawn.spend[:, None])
+        of_token = drawn.token_log_probs(token)
+        figures.append(torch.stack([token, nats, drawn.spend, of_token, account[:, USED]], -1))
     return torch.cat(figures)
 
 
@@ -127,13 +134,13 @@ def both() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def expected(both) -> torch.Tensor:
-    """(slots, steps, 4) as `plainly_drawn`."""
+    """(slots, steps, 5) as `plainly_drawn`."""
     rows = both.unflatten(1, (NUM_SLOTS, NUM_STEPS)).unbind(1)
     return torch.stack([plainly_drawn(slot, own) for slot, own in enumerate(rows)])
 
 
 def assert_drawn(records: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(records[:, [0, BUDGET, SPEND, LOG_PROB]], expected)
+    torch.testing.assert_close(records[:, [0, BUDGET, SPEND, LOG_PROB]], expected[:, :USED_AFTER])
 
 
 def test_mixed_requests_are_drawn_as_each_alone_by_its_rule(both, expected):
@@ -141,6 +148,14 @@ def test_mixed_requests_are_drawn_as_each_alone_by_its_rule(both, expected):
     for step in range(NUM_STEPS):
         emitted, records = slots.decide(rows_at(step), *both[:, step::NUM_STEPS])
         assert torch.equal(emitted[:, 0].double(), expected[:, step, 0])
+        assert_drawn(records[:, 0], expected[:, step])
+
+
+def test_rows_that_are_walked_in_tiles_are_drawn_the_same(both, expected, monkeypatch):
+    monkeypatch.setattr(fusion, "TILE_BYTES", 4 * VOCAB_SIZE * 2)  # two requests
+    slots = mixed()
+    for step in range(NUM_STEPS):
+        _, records = slots.decide(rows_at(step), *both[:, step::NUM_STEPS])
         assert_drawn(records[:, 0], expected[:, step])
 
 
@@ -165,7 +180,9 @@ def test_drafts_that_are_drawn_give_the_tokens_and_spends_of_single_rows(both, e
         assert torch.equal(emitted[slot, :count].double(), expected[slot, :count, 0])
         assert_drawn(records[slot, :count], expected[slot, :count])
         assert slots.accounts[slot, STEP] == count
-        assert slots.accounts[slot, SPENT] == records[slot, :count, SPEND].sum()
+        torch.testing.assert_close(
+            slots.accounts[slot, USED], expected[slot, count - 1, USED_AFTER]
+        )
 
 
 @pytest.mark.parametrize("row", [0, 1])
@@ -181,7 +198,7 @@ def test_a_row_of_nan_ends_its_request_alone_and_spends_nothing(both, expected, 
     assert records[slot, :, IS_DRAWN].tolist() == [1.0] * row + [0.0] * (3 - row)
     assert emitted[slot, row] == slots.end
     assert slots.accounts[slot, STEP] == row
-    assert slots.accounts[slot, SPENT] == records[slot, :row, SPEND].sum()
+    assert slots.accounts[slot, USED] == records[slot, :row, SPEND].sum()
 
 
 def test_a_banned_token_and_the_second_stop_token_are_never_drawn():
@@ -205,7 +222,7 @@ def test_an_account_that_does_not_stand_where_the_text_does_fails():
     emitted, _ = slots.decide(rows_at(1), *logits(6))
     assert slots.is_failed.all()
     assert emitted.tolist() == [[slots.end]] * NUM_SLOTS
-    assert slots.accounts[:, SPENT].sum() == 0.0
+    assert slots.accounts[:, USED].sum() == 0.0
 
 
 def test_a_slot_forgets_the_request_before():
@@ -218,6 +235,25 @@ def test_a_slot_forgets_the_request_before():
     step = rows_at(0), *logits(9)
     for own, other in zip(slots.decide(*step), fresh.decide(*step), strict=True):
         assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("debt", [0.0, 0.5])
+def test_a_request_that_comes_back_goes_on_with_its_balance(debt):
+    """Preempted after some steps, whose spends alone are known of it; its bank was full."""
+    rule, slot = Anchored(k=0.9, bank=0.3), 2
+    slots = SlotAccounts(NUM_SLOTS, FACTS, CPU)
+    join(slots, slot, PLAIN, rule, debt=debt)
+    drawn, spends = [], []
+    for step in range(6):
+        own = 0.02 * logits(step, slots=1) if step % 2 else logits(step, slots=1)
+        emitted, records = slots.decide(rows_at(step, slots=[slot]), *own)
+        drawn.append(emitted.item())
+        spends.append(records[0, 0, SPEND].item())
+    account = slots.accounts[slot].clone()
+    assert account[USED] > sum(spends) > 0.0
+    slots.leave(slot)
+    join(slots, slot, PLAIN, rule, drawn=drawn, spends=spends, debt=debt)
+    assert torch.equal(slots.accounts[slot], account)
 
 
 def test_a_debt_of_nan_fails_and_an_infinite_one_leaves_the_safe_model_alone():
@@ -247,6 +283,6 @@ def test_nothing_is_overspent_over_a_hundred_thousand_tokens():
             sums += records[:, 0, SPEND]
             assert (records[:, 0, IS_DRAWN] == 1.0).all()
         assert (sums <= bounds).all()
-        assert torch.equal(sums, slots.accounts[:, SPENT])
+        assert torch.equal(sums, slots.accounts[:, USED])
         spent += sums.sum()
     assert spent > 0.0

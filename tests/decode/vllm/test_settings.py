@@ -1,20 +1,13 @@
 """What is decided before an engine of vLLM starts, and travels to its processes."""
 
 import json
-import math
 from importlib.util import find_spec
 
 import pytest
 
 import anchored
-from anchored.decode.vllm.settings import (
-    KEY,
-    Asked,
-    DescribedPair,
-    EngineSettings,
-    Limits,
-    PairFacts,
-)
+from anchored.decode.serving.asked import Limits
+from anchored.decode.vllm.settings import KEY, DescribedPair, EngineSettings, PairFacts
 from anchored.tools.cli import main
 
 
@@ -52,32 +45,13 @@ def test_a_quantized_safe_model_is_refused_unless_it_is_allowed(pair_folders, tm
 
 def test_settings_arrive_as_they_were(pair_folders):
     limits = Limits(rule=anchored.Anchored(K=40.0, debt="none"), max_k=4.0)
-    settings = EngineSettings(facts=facts_of(*pair_folders), limits=limits, journal="j")
+    settings = EngineSettings(
+        facts=facts_of(*pair_folders), limits=limits, journal="j", max_bytes=5, is_synced=True
+    )
     sent = json.loads(json.dumps({KEY: settings.to_json()}))
     assert EngineSettings.of(sent) == settings
     with pytest.raises(ValueError, match="not started for a pair"):
         EngineSettings.of({})
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_k": -1.0},
-        {"rule": anchored.Anchored(k=5.0), "max_k": 4.0},
-        {"max_total": math.nan},
-        {"max_horizon": 0},
-    ],
-    ids=str,
-)
-def test_limits_that_cannot_be_are_refused(wrong):
-    with pytest.raises(ValueError):
-        Limits(**wrong)
-
-
-def test_what_a_request_asks_for_is_read_from_its_extra_arguments():
-    asked = Asked.of({"anchored_K": 5, "anchored_debt": 2.0, "anchored_k": None, "other": 1})
-    assert asked == Asked(K=5, debt=2.0)
-    assert Asked.of(None) == Asked()
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here")

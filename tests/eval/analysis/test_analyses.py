@@ -18,7 +18,7 @@ from anchored.eval.analysis.evaluated import (
 )
 from anchored.eval.analysis.ledgers import prefix_ratios, step_divergences
 from anchored.eval.analysis.recorded_run import RecordedRun
-from anchored.eval.analysis.run_report import analyses
+from anchored.eval.analysis.run_report import run_report
 from anchored.eval.analysis.trade_offs import trade_off_points
 
 
@@ -82,7 +82,7 @@ def test_precision_is_split_by_group_and_ordered_by_k(run, tmp_path):
     path.write_text(json.dumps({"judge": "factuality", "settings": settings}))
     run = replace(run, evaluation=path.parent)
     (row,) = precision_by_group(run).rows
-    assert (row["k"], row["rare"].mean, row["frequent"]) == (1.0, 0.5, None)
+    assert (row["k"], row["rare"]["mean"], row["frequent"]) == (1.0, 0.5, None)
     path.write_text('{"judge": "fluency"}')
     with pytest.raises(ValueError, match=r"factuality\.json is not what anchored evaluate"):
         precision_by_group(run)
@@ -96,7 +96,7 @@ def test_copied_spans_have_shares_and_quantiles_under_the_settings_own_names(run
 
 def test_judges_have_their_figures_and_what_failed_is_counted(run):
     safe, *_, risky = judgement("fluency", run).rows
-    assert (safe["fluency"].mean, safe["fluency"].std, safe["failed"]) == (4.0, 0.5, 1)
+    assert (safe["fluency"]["mean"], safe["fluency"]["std"], safe["failed"]) == (4.0, 0.5, 1)
     assert risky["fluency"] is None and risky["failed"] == 1
     assert judgement("factuality", run).rows[1]["failed"] == 2
     rate = judgement("win-rate", run).rows[1]
@@ -108,7 +108,11 @@ def test_judges_have_their_figures_and_what_failed_is_counted(run):
 
 def test_characters_stand_beside_fluency_where_that_was_judged(run):
     rows = character_overlap(run).rows
-    assert (rows[1]["overlap"].mean, rows[1]["fluency"].mean, rows[1]["with debt"]) == (0.5, 4.0, 1)
+    assert (rows[1]["overlap"]["mean"], rows[1]["fluency"]["mean"], rows[1]["with debt"]) == (
+        0.5,
+        4.0,
+        1,
+    )
     (run.folder / "evaluation/fluency.json").unlink()
     alone = character_overlap(RecordedRun(run.folder))
     assert alone.rows[1]["fluency"] is None
@@ -154,8 +158,8 @@ def test_the_bound_says_how_likely_a_text_was_to_begin_with_its_reference(run):
 
 def test_what_a_run_does_not_hold_is_said_and_nothing_fails(tmp_path):
     folder = record_run(tmp_path / "run", measured=False, ledgers=False)
-    result = analyses(RecordedRun(folder))
-    assert result.sections == {}
+    result = run_report(RecordedRun(folder), num_texts=0)
+    assert result.sections == []
     assert "no ledger of the risky model alone" in result.not_measured["step_divergences"]
 
 
@@ -175,4 +179,4 @@ def test_a_damaged_ledger_is_named(tmp_path):
     path = folder / "ledgers/p_r/a-0.jsonl"
     path.write_text(path.read_text().replace('"spend": 2.0', '"spend": 2.5'))
     with pytest.raises(ValueError, match=r"a-0\.jsonl: a figure was changed"):
-        analyses(RecordedRun(folder))
+        run_report(RecordedRun(folder), num_texts=0)

@@ -9,7 +9,7 @@ from copying_cases import NUMBERS, number_words
 
 from anchored.eval.copying.literal import copying_results, distribution, extraction
 from anchored.eval.copying.metrics import copying_score
-from anchored.eval.copying.ncr import NcrStatistics
+from anchored.eval.copying.ncr import ncr_scope
 from anchored.eval.recorded_texts import RecordedText
 
 REFERENCE = number_words(1, 90)
@@ -22,27 +22,33 @@ def text(setting, seed, num_copied, place="0"):
 
 def test_quantiles_and_shares_show_the_few_that_copy_much():
     lengths = [2] * 90 + [7] * 5 + [21] * 4 + [51]
-    scores = [copying_score(number_words(1, length), REFERENCE).as_row() for length in lengths]
+    scores = [copying_score(number_words(1, length), REFERENCE) for length in lengths]
     plain = distribution(scores)
     assert plain["share_above"] == {"6": 0.10, "20": 0.05, "50": 0.01}
     assert plain["quantiles"]["word_acs"] == {"0.5": 0, "0.9": 0, "0.99": 21, "1.0": 51}
 
 
 @pytest.mark.slow
-def test_ten_thousand_pairs_take_less_than_a_minute():
+def test_four_times_as_many_pairs_take_about_four_times_as_long():
     draw = random.Random(0)
     words = [f"{stem}{draw.choice(('s', 'ing', 'ed', ''))}" for stem in NUMBERS.split()]
-    texts = []
-    for number in range(10_000):
-        reference = draw.choices(words, k=80)
-        copied = reference[: draw.randrange(40)] if number % 4 == 0 else []
-        hypothesis = " ".join(copied + draw.choices(words, k=150 - len(copied)))
-        own = {"text": hypothesis, "reference": " ".join(reference)}
-        texts.append(RecordedText(setting="k=1", id=str(number), seed=0, **own))
-    start = time.process_time()  # of one core, whatever else runs beside it
-    (found,) = copying_results(texts)["settings"]
-    assert time.process_time() - start < 60
-    assert 2 < found["word_acs"]["mean"] < 5
+
+    def seconds(num_pairs: int) -> float:
+        """Time of one core, whatever else runs."""
+        texts = []
+        for number in range(num_pairs):
+            reference = draw.choices(words, k=80)
+            copied = reference[: draw.randrange(40)] if number % 4 == 0 else []
+            hypothesis = " ".join(copied + draw.choices(words, k=150 - len(copied)))
+            own = {"text": hypothesis, "reference": " ".join(reference)}
+            texts.append(RecordedText(setting="k=1", id=str(number), seed=0, **own))
+        start = time.process_time()
+        (found,) = copying_results(texts)["settings"]
+        assert 2 < found["word_acs"]["mean"] < 8
+        return time.process_time() - start
+
+    seconds(100)  # imports, stems
+    assert seconds(2_000) < 8 * seconds(500)
 
 
 def test_settings_are_measured_by_seed_and_reduced_between_both_models():
@@ -66,7 +72,7 @@ def test_settings_are_measured_by_seed_and_reduced_between_both_models():
 
 def ncr_of(texts):
     found = copying_results(texts)["settings"]
-    return {own["setting"]: NcrStatistics(**own["ncr"]) for own in found}
+    return {own["setting"]: own["ncr"] for own in found}
 
 
 def test_settings_are_reduced_over_the_texts_that_all_of_them_have():
@@ -76,17 +82,16 @@ def test_settings_are_reduced_over_the_texts_that_all_of_them_have():
     texts += [text("p_r", seed, n, prompt) for seed in (0, 1) for prompt, n in copied.items()]
     texts += [text("some", seed, n, p) for seed in (0, 1) for p, n in copied.items() if n < 40]
     ncr = ncr_of(texts)
-    assert ncr["some"].mean == 0 and (ncr["some"].num_texts, ncr["some"].num_all_texts) == (6, 8)
-    assert ncr["some"].scope.endswith(" {6 of 8}") and ncr["p_s"].scope == ncr["p_r"].scope == ""
-    assert ncr["p_s"].mean == 1
+    assert ncr["some"]["mean"] == 0 and ncr_scope(ncr["some"]).endswith(" {6 of 8}")
+    assert ncr_scope(ncr["p_s"]) == ncr_scope(ncr["p_r"]) == "" and ncr["p_s"]["mean"] == 1
 
 
 def test_seeds_are_paired_by_their_numbers():
     texts = [text(setting, seed, n) for setting, n in (("p_s", 0), ("p_r", 40)) for seed in (0, 1)]
     # Of the seeds 1 and 7 the risky model has drawn one alone.
     ncr = ncr_of([*texts, text("one", 7, 40), text("one", 1, 20), text("none", 8, 0)])
-    assert 0 < ncr["one"].mean < 1 and (ncr["one"].num_seeds, ncr["one"].num_texts) == (1, 1)
-    assert math.isnan(ncr["none"].mean) and ncr["none"].scope == " {0 of 3}"
+    assert 0 < ncr["one"]["mean"] < 1 and ncr["one"]["num_seeds"] == ncr["one"]["num_texts"] == 1
+    assert ncr["none"]["mean"] is None and ncr_scope(ncr["none"]) == " {0 of 3}"
 
 
 def test_a_text_without_a_reference_is_refused_by_name():
@@ -98,7 +103,7 @@ def test_a_text_without_a_reference_is_refused_by_name():
 def scores_of(*lengths):
     """By prompt, the words that its texts copy."""
     return {
-        (str(prompt), seed): copying_score(number_words(1, length), REFERENCE).as_row()
+        (str(prompt), seed): copying_score(number_words(1, length), REFERENCE)
         for prompt, own in enumerate(lengths)
         for seed, length in enumerate(own)
     }
@@ -124,7 +129,8 @@ def test_a_difference_is_paired_by_prompt_and_seed():
     ]
     results = copying_results(texts, beside="less")
     found = {own["setting"]: own["difference"] for own in results["settings"]}
-    assert found["less"] == {"ncr": 0, "low": 0, "high": 0, "num_prompts": 24}
+    # A difference that no resample changes has no interval.
+    assert found["less"] == {"ncr": 0, "low": -math.inf, "high": math.inf, "num_prompts": 24}
     assert found["p_s"]["ncr"] > found["half"]["ncr"] > 0 > found["p_r"]["ncr"]
     ncr = {own["setting"]: own["ncr"]["mean"] for own in results["settings"]}
     assert found["half"]["ncr"] == pytest.approx(ncr["half"] - ncr["less"])

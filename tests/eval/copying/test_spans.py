@@ -1,15 +1,9 @@
-"""Words of a text, and the spans that two texts share."""
+"""The spans that two texts share."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchored.eval.copying.spans import (
-    Span,
-    disjoint_common_spans,
-    has_non_ascii_words,
-    longest_common_span,
-    words,
-)
+from anchored.eval.copying.spans import Span, disjoint_common_spans, longest_common_span
 
 SHORT = st.lists(st.integers(0, 3), max_size=14)
 
@@ -49,15 +43,3 @@ def test_chosen_spans_are_equal_long_enough_disjoint_and_all_there_are(first, se
             left[start : start + length] = [used] * length
     rest = longest_common_span(symbols(left_first), symbols(left_second))
     assert rest.length < min_length
-
-
-@given(st.text())
-def test_words_are_the_lower_cased_split_and_point_back_at_the_text(text):
-    found = words(text)
-    assert [word.text for word in found] == text.lower().split()
-    assert all(text[word.start : word.end].lower() == word.text for word in found)
-
-
-def test_typographic_quotes_are_no_foreign_letters():
-    assert not has_non_ascii_words("\u201cdon\u2019t\u201d \u2014 she said")
-    assert has_non_ascii_words("caf\u00e9")

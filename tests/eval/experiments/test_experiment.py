@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from anchored import (
 )
 from anchored.decode.ledger import ledger_parts
 from anchored.eval.experiments import generations
-from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, Steps, budget_sweep
+from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
 from anchored.eval.experiments.generations import (
     check_requests,
     generate_all,
@@ -38,7 +37,6 @@ TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rai
 ABOUT = {"settings": {"seeds": [0, 1]}}
 
 # A random model writes letters that ROUGE cannot read.
-pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside ASCII")
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +75,15 @@ def copied(experiment, tmp_path):
 
 
 def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment, pair, copied):
-    assert summarize(experiment)[1].recited is None  # not measured
+    assert summarize(experiment)[1]["recited"] is None  # not measured
     own = copied()
     measure(own, VERBATIM, pair)
     (nats,) = {row["safe_log_prob"] for row in own.read_rows(VERBATIM)}
-    safe, some, more, risky = summarize(own)
-    assert safe.recited == pytest.approx(math.exp(nats)) and risky.recited is None
+    safe, some, more, risky = (row["recited"] for row in summarize(own))
+    assert safe == pytest.approx(math.exp(nats)) and risky is None
     bounds = [row["bound"] for row in read_generations(own, own.settings[1])]
-    assert some.recited == pytest.approx(sum(event_bound(each, nats) for each in bounds) / 4)
-    assert safe.recited < some.recited < more.recited <= 1
+    assert some == pytest.approx(sum(event_bound(each, nats) for each in bounds) / 4)
+    assert safe < some < more <= 1
     (own.folder / "prompts.jsonl").write_text('{"id": "0", "title": "W"}\n{"id": "1"}\n')
     write_budget_results(own, ABOUT)
     page = (own.folder / "report.html").read_text()
@@ -117,11 +115,11 @@ def test_texts_without_references_or_held_out_texts_have_no_figure_of_what_was_n
     shutil.rmtree(own.folder / "measurements")
     for name in ("copying", "utility", VERBATIM):
         measure(own, name, pair)
-    assert summarize(own)[1].recited is None
+    assert summarize(own)[1]["recited"] is None
     table = write_budget_results(own, ABOUT).splitlines()
     assert len(table[2:6]) == 4 and all(line.split()[1:9] == ["-"] * 8 for line in table[2:6])
-    assert "0.000" not in "".join(table[2:6]) and "bpb" not in table[0]
-    assert summarize(own)[0].as_json()["word_lcs"] is None
+    assert "0.000" not in "".join(table[2:6]) and "bits per byte" not in table[0]
+    assert summarize(own)[0]["word_lcs"] is None
 
 
 def test_every_setting_prompt_and_seed_has_a_generation_with_a_ledger(experiment):
@@ -214,14 +212,13 @@ def test_a_text_that_a_rule_cannot_write_costs_infinitely_many_bits(experiment, 
     assert blocked.read_rows("utility")[-1]["nats"] == [None, None]
     assert "Infinity" not in (tmp_path / "measurements" / "utility.json").read_text()
     *_, last = summarize(blocked)
-    assert last.utility["extra"].bits_per_byte == math.inf and math.isnan(last.gap_closed)
-    assert last.as_json()["bits_per_byte/extra"] is None
+    assert last["bits_per_byte/extra"] == math.inf and math.isnan(last["gap_closed"])
 
 
 def test_a_measure_gives_rows_of_every_setting_by_name(experiment):
     assert list(MEASURES) == ["copying", "utility", "questions", VERBATIM]
     names = [setting.name for setting in experiment.settings]
-    examples = experiment.read_rows("copying")
+    examples = experiment.copying
     assert [row["setting"] for row in examples] == [name for name in names for _ in range(4)]
     held_out = [(row["held_out"], row["setting"]) for row in experiment.read_rows("utility")]
     assert held_out == [(held, name) for held in ("mixture", "extra") for name in names]
@@ -231,14 +228,14 @@ def test_a_measure_gives_rows_of_every_setting_by_name(experiment):
 def test_the_gap_between_the_two_models_is_that_of_the_extra_set(experiment):
     for name in ("mixture", "extra"):
         safe, *_, risky = summarize(replace(experiment, extra=name))
-        gap = safe.utility[name].bits_per_byte - risky.utility[name].bits_per_byte
+        gap = safe[f"bits_per_byte/{name}"] - risky[f"bits_per_byte/{name}"]
         shares = [0.0, 1.0] if gap > 0 else [math.nan, math.nan]
-        assert [safe.gap_closed, risky.gap_closed] == pytest.approx(shares, nan_ok=True), gap
+        assert [safe["gap_closed"], risky["gap_closed"]] == pytest.approx(shares, nan_ok=True), gap
 
 
 def test_results_hold_the_rows_and_what_the_caller_says(experiment):
     table = write_budget_results(experiment, {"schema": "test/1", **ABOUT})
-    assert "bpb mixture  bpb extra" in table
+    assert "bits per byte, mixture  bits per byte, extra" in table
     results = json.loads((experiment.folder / "results.json").read_text())
     assert results["schema"] == "test/1"
     assert [row["setting"] for row in results["rows"]] == ["p_s", "k=0.5", "k=2", "p_r"]
@@ -247,33 +244,12 @@ def test_results_hold_the_rows_and_what_the_caller_says(experiment):
         assert (experiment.folder / name).stat().st_size > 0
 
 
-def test_steps_run_once_and_again_where_they_were_interrupted(tmp_path):
-    ran = []
-    (tmp_path / "steps.json.partial-1f").touch()  # of a process that begins at the same time
-    with pytest.raises(FileNotFoundError):
-        Steps(tmp_path, "a", owner="quickstart").run("one", (tmp_path / "gone" / "b").mkdir)
-    (tmp_path / "left").touch()
-    for names in (["one"], ["one", "two"]):
-        steps = Steps(tmp_path, "a", owner="quickstart")
-        for name in names:
-            steps.run(name, partial(ran.append, name))
-    assert ran == list(steps.seconds) == ["one", "two"]
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"settings": "a"}', '{"seconds": 3}'])
-def test_a_record_that_no_quickstart_wrote_is_refused(tmp_path, content):
-    (tmp_path / "steps.json").write_text(content)
-    with pytest.raises(ValueError, match=r"steps.json is not what a quickstart writes"):
-        Steps(tmp_path, "a", owner="quickstart")
-    assert (tmp_path / "steps.json").read_text() == content
-
-
 def test_accuracy_is_a_column_and_a_picture_of_its_own(copied):
     own = copied(tasks=("toy",))
     asked = {setting.name: number / 4 for number, setting in enumerate(own.settings)}
     own.write_rows("questions", [{"setting": n, "task": "toy", "acc": a} for n, a in asked.items()])
-    assert [summary.accuracy for summary in summarize(own)] == [{"toy": n / 4} for n in range(4)]
+    assert [row["accuracy/toy"] for row in summarize(own)] == [n / 4 for n in range(4)]
     write_budget_results(own, ABOUT)
-    assert "| acc toy |" in (own.folder / "table.md").read_text()
-    assert "acc toy" in (own.folder / "report.html").read_text()
-    assert "accuracy, toy" in (own.folder / "accuracy_toy.svg").read_text()
+    assert "| accuracy, toy |" in (own.folder / "table.md").read_text()
+    assert "accuracy, toy" in (own.folder / "report.html").read_text()
+    assert "questions answered right, toy" in (own.folder / "accuracy_toy.svg").read_text()

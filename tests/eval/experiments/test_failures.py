@@ -15,9 +15,8 @@ from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
 from anchored.eval.experiments.generations import check_requests
 from anchored.eval.experiments.measures import reference_log_probs
-from anchored.eval.experiments.placement import Placement
 from anchored.eval.experiments.results import write_budget_results
-from anchored.eval.experiments.sweep import Method, Sweep
+from anchored.eval.experiments.sweep import Method, Placement, Sweep
 from anchored.eval.experiments.sweep_run import run_sweep
 from anchored.eval.recorded_texts import read_texts
 
@@ -29,7 +28,6 @@ METHODS = (
 SETTINGS = ["p_s", "p_r", "RCAD", "Anchored, k=0.5", "Anchored, k=4"]
 
 # A random model writes letters that ROUGE cannot read.
-pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside ASCII")
 
 
 @pytest.fixture(scope="module")

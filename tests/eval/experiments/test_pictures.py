@@ -21,7 +21,8 @@ def folder(tmp_path):
 
 
 def test_recorded_results_give_every_picture_in_both_formats(folder):
-    names = ["trade_off", "accuracy_quickstart_facts", "budgets", "divergences"]
+    proved = ["proved_quickstart_facts", "proved"]
+    names = ["trade_off", "accuracy_quickstart_facts", *proved, "budgets", "divergences"]
     files = [folder / f"{name}{suffix}" for name in names for suffix in (".png", ".svg")]
     assert draw_pictures(folder) == files
     assert all(file.stat().st_size < 300_000 for file in files)  # they are kept in the repository
@@ -37,7 +38,8 @@ def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, monk
     (folder / DIVERGENCES).unlink()
     monkeypatch.setattr(style, "SUFFIXES", (".svg",))
     names = [file.name for file in draw_pictures(folder)]
-    assert names == ["trade_off.svg", "accuracy_quickstart_facts.svg"]
+    proved = ["proved_quickstart_facts.svg", "proved.svg"]
+    assert names == ["trade_off.svg", "accuracy_quickstart_facts.svg", *proved]
     assert "<!-- k=16 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment
 
 

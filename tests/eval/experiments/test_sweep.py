@@ -1,6 +1,8 @@
 """What a sweep's file may say, and what it becomes: settings, names, sections, refusals."""
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,17 +10,10 @@ import pytest
 
 import anchored
 from anchored import CPFuse, MemFree
-from anchored.eval.experiments.experiment import Prompt
-from anchored.eval.experiments.placement import Placement
-from anchored.eval.experiments.sweep import (
-    Method,
-    Sweep,
-    load_prompts,
-    load_sweep,
-    save_prompts,
-    sweep_prompts,
-    sweep_settings,
-)
+from anchored.configs.config_file import from_table
+from anchored.eval.experiments.experiment import Prompt, load_prompts, save_prompts
+from anchored.eval.experiments.plan import placement_plan, sweep_prompts, sweep_settings
+from anchored.eval.experiments.sweep import Method, Placement, Sweep, load_sweep
 
 RCAD = Method(rule="rcad", label="RCAD")
 ANCHORED = Method(rule="anchored", label="Anchored", settings={"k": [0.5, 2.0]})
@@ -30,6 +25,7 @@ SWEEP = Sweep(
     held_out={"extra": ["extra.jsonl"]},
     methods=(ANCHORED,),
 )
+SPREAD = {"risky_device_map": "auto"}
 
 
 def names_of(*methods):
@@ -48,7 +44,7 @@ def test_both_models_come_first_and_methods_in_the_order_of_the_paper(tmp_path):
     blocked.write_text('{"text": "b"}\n')
     settings = sweep_settings(replace(SWEEP, methods=(fixed, ANCHORED, fuse, block)), blocked)
     assert [setting.k for setting in settings] == [None] * 4 + [0.5, 2.0] + [None]
-    assert settings[2].rule == MemFree(n=3, corpus=str(blocked), false_positives=0)
+    assert settings[2].rule == MemFree(n=3, corpus=str(blocked))
     assert settings[3].rule == CPFuse()
     assert [setting.method for setting in settings][3:5] == ["CP-Fuse", "Anchored"]
 
@@ -76,7 +72,7 @@ def test_lists_are_all_combinations_and_names_say_what_differs():
         ([replace(ANCHORED, settings={"kk": 1})], "Anchored: settings of rule anchored: .* 'kk'"),
         ([replace(ANCHORED, settings={"k": -1})], "Anchored: k must be in"),
         ([replace(ANCHORED, settings={"k": []})], "Anchored: the list of k is empty"),
-        ([replace(ANCHORED, settings={"k": [1, 1]})], "setting 'Anchored-k=1' stands twice"),
+        ([replace(ANCHORED, settings={"k": [1, 1]})], "setting 'Anchored-k=1' occurs twice"),
     ],
 )
 def test_settings_that_cannot_be_are_named(methods, message):
@@ -87,7 +83,7 @@ def test_settings_that_cannot_be_are_named(methods, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"methods": (ANCHORED, ANCHORED)}, "label 'Anchored' stands twice"),
+        ({"methods": (ANCHORED, ANCHORED)}, "label 'Anchored' occurs twice"),
         ({"engine": "vllm"}, 'vLLM draws level = "token", got .auto'),
         (
             {"engine": "vllm", "level": "token", "placement": Placement(options={"dtype": "auto"})},
@@ -125,7 +121,7 @@ def test_the_sweeps_of_the_quickstart_s_pairs_are_well_formed(name, num_settings
     settings = sweep_settings(sweep)
     assert len(settings) == num_settings and sweep.utility_set == "facts"
     assert {"RCAD", "CP-Fuse", "Anchored"} <= {setting.method for setting in settings}
-    assert all("runs/" in str(path) for path in sweep.files)
+    assert all("runs/" in str(place) for place in sweep.places)
 
 
 def test_a_file_s_inputs_may_be_replaced_and_its_keys_are_checked(tmp_path):
@@ -141,10 +137,10 @@ held_out = { a = ["b"] }
     file.write_text(text + methods)
     (tmp_path / "S").mkdir()
     sweep = load_sweep(file, inputs=tmp_path)
-    assert sweep.model(sweep.safe) == tmp_path / "S" and sweep.path("p") == tmp_path / "p"
+    assert sweep.model(sweep.safe) == tmp_path / "S" and sweep.places == [tmp_path]
     assert str(sweep.model(sweep.risky)) == "org/name"  # of the Hub
-    assert sweep.files == [tmp_path / "p", tmp_path / "b"] and sweep.utility_set == "a"
-    assert str(load_sweep(file).path("p")) == "there/p"
+    assert sweep.files == {"prompts": ["p"], "held_out": ["b"]} and sweep.utility_set == "a"
+    assert load_sweep(file).places == [tmp_path / "there", Path("there")]
     other = tmp_path / "other.toml"
     other.write_text('base = "a.toml"\nheld_out = { a = [] }\n')
     assert load_sweep(other).held_out == {} and load_sweep(other).utility_set == ""
@@ -153,11 +149,14 @@ held_out = { a = ["b"] }
         load_sweep(file)
 
 
-def test_what_decides_results_identifies_a_sweep_and_where_files_lie_does_not(tmp_path):
+def test_what_decides_results_identifies_a_sweep_and_where_files_lie_does_not(
+    tmp_path, pair_folders
+):
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         for name in ("prompts.jsonl", "works.jsonl", "extra.jsonl"):
             (tmp_path / folder / name).write_text(name)
+        shutil.copytree(pair_folders[0], tmp_path / folder / "safe")
     one, two = (replace(SWEEP, inputs=str(tmp_path / name)) for name in ("one", "two"))
     assert one.identity() == two.identity() == replace(one, batch_size=1).identity()
     assert one.identity() != replace(one, temperature=0.8).identity()
@@ -165,7 +164,7 @@ def test_what_decides_results_identifies_a_sweep_and_where_files_lie_does_not(tm
     assert one.identity() != two.identity()
 
 
-GOOD = {"id": "a-1", "prompt": "the", "reference": " keeper", "rank": 3}
+GOOD = {"id": "a-1", "prompt": "the", "reference": " keeper", "group": 3}
 
 
 @pytest.mark.parametrize(
@@ -173,12 +172,12 @@ GOOD = {"id": "a-1", "prompt": "the", "reference": " keeper", "rank": 3}
     [
         ([GOOD, "{"], "line 2 is not JSON"),
         ([["a"]], "row 1 must be a JSON object"),
-        ([{"id": "a", "prompt": "b"}], "row 1: field 'reference' is missing"),
-        ([{"prompt": "b", "reference": "c"}], "row 1: field 'id' is missing"),
-        ([GOOD | {"prompt": ""}], "row 1: the prompt is empty"),
-        ([GOOD | {"reference": 3}], "row 1: reference must be str, got 3"),
-        ([GOOD | {"id": "../a"}], r"row 1: an id names a file, got '\.\./a'"),
-        ([GOOD, GOOD], "id 'a-1' stands twice"),
+        ([{"id": "a", "prompt": "b"}], 'line 1 must have the key "reference"'),
+        ([{"prompt": "b", "reference": "c"}], 'line 1 must have the key "id"'),
+        ([GOOD | {"prompt": ""}], 'line 1 must be an object with a "prompt"'),
+        ([GOOD | {"reference": 3}], r"line 1: reference must be text, got 3"),
+        ([GOOD | {"id": "../a"}], r"an id names a file, got '\.\./a'"),
+        ([GOOD, GOOD], "id 'a-1' occurs twice"),
         ([], "holds no prompts"),
     ],
 )
@@ -209,13 +208,92 @@ def test_files_of_several_domains_are_prompts_of_one_sweep(tmp_path):
     both = replace(SWEEP, prompts=files, max_prompts=2, inputs=str(tmp_path))
     names = [(prompt.id, prompt.domain) for prompt in sweep_prompts(both)]
     assert names == [(f"{name}-{n}", name) for name in ("books", "bios") for n in "12"]
-    assert both.files[:2] == [tmp_path / name for name in files]
-    with pytest.raises(ValueError, match="prompt id 'books-1' stands twice"):
+    assert both.prompt_files == [tmp_path / name for name in files]
+    with pytest.raises(ValueError, match="prompt id 'books-1' occurs twice"):
         sweep_prompts(replace(both, prompts=files[:1] * 2))
 
 
 def test_prompts_are_called_by_their_ids_where_they_have_no_title(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps(GOOD) + "\n\n")
-    expected = Prompt(id="a-1", title="a-1", prompt="the", reference=" keeper", about={"rank": 3})
+    expected = Prompt(id="a-1", title="a-1", prompt="the", reference=" keeper", about={"group": 3})
     assert load_prompts(file) == [expected]
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A machine with as many GPUs, and the process that torchrun gave a number."""
+
+    def machine(count, rank=None, visible=None):
+        monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+        for name, value in (("LOCAL_RANK", rank), ("CUDA_VISIBLE_DEVICES", visible)):
+            monkeypatch.delenv(name, raising=False)
+            if value is not None:
+                monkeypatch.setenv(name, value)
+
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "count", "rank", "visible", "expected"),
+    [
+        (1, 4, None, None, "0"),
+        (1, 4, "3", None, "3"),
+        (2, 4, "1", None, "2,3"),
+        (2, 4, "1", "7,5,3,1", "3,1"),
+        (1, 0, "1", None, None),
+        (2, 4, "2", None, "refused"),
+    ],
+)
+def test_a_process_sees_its_own_group(gpus, num_gpus, count, rank, visible, expected):
+    gpus(count, rank, visible)
+    placement = Placement(gpus=num_gpus, options=SPREAD if num_gpus > 1 else {})
+    placement.take_gpus("cpu")
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+    if expected == "refused":
+        with pytest.raises(ValueError, match="the GPUs 4 to 5 of 4: start at most 2 with 2 each"):
+            placement.take_gpus("cuda")
+    else:
+        placement.take_gpus("")
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"gpus": 0}, "gpus must be >= 1, got 0"),
+        ({"gpus": 2}, "both models would lie on the first"),
+        ({"gpu_memory": -1.0}, "gpu_memory must be >= 0"),
+        ({"gpu": 2}, "unknown config key gpu"),
+    ],
+)
+def test_what_cannot_be_is_one_line(table, words):
+    with pytest.raises(ValueError, match=words) as error:
+        from_table(Placement, table)
+    assert "\n" not in str(error.value)
+
+
+def folder(path: Path, num_bytes: int) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(bytes(num_bytes))
+    return path
+
+
+def test_a_pair_must_fit_on_the_gpus_of_a_process(tmp_path):
+    safe, risky = folder(tmp_path / "safe", 10_000), folder(tmp_path / "risky", 190_000)
+
+    def plan(**more):
+        placement = Placement(gpu_memory=1.2e-4, **more)
+        return placement_plan(
+            replace(SWEEP, safe=str(safe), risky=str(risky), placement=placement, folders=[])
+        )
+
+    shown = plan(gpus=2, options=SPREAD)
+    assert shown.startswith("each process: 2 GPU(s), device = CUDA where there is one, risky_")
+    with pytest.raises(ValueError, match=r"raise placement.gpus, or quantize the risky model"):
+        plan()
+    with pytest.raises(ValueError, match=r"unknown config key placement.options.risky_devic "):
+        plan(options={"risky_devic": "cpu"})
+    risky = Path("owner/risky")  # of a model on the Hub the size is not known
+    assert "weights" not in plan()

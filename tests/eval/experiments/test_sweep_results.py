@@ -5,13 +5,10 @@ import math
 import pytest
 
 from anchored.eval.copying.metrics import METRICS
-from anchored.eval.copying.ncr import NcrStatistics
-from anchored.eval.experiments import sweep_results
+from anchored.eval.experiments import results
 from anchored.eval.experiments.experiment import Experiment, Setting
-from anchored.eval.experiments.summary import SettingSummary
-from anchored.eval.experiments.sweep import Method, Sweep, sweep_settings
-from anchored.eval.quality.bits_per_byte import Utility
-from anchored.eval.statistics import SeedStatistics
+from anchored.eval.experiments.plan import sweep_settings
+from anchored.eval.experiments.sweep import Method, Sweep
 
 SWEEP = Sweep(
     safe="safe",
@@ -25,24 +22,24 @@ SWEEP = Sweep(
 )
 
 
-def summary(setting: Setting, ncr: float, bits: float) -> SettingSummary:
-    nats = [8 * bits * math.log(2)]
-    return SettingSummary(
-        setting=setting,
-        copying=dict.fromkeys(METRICS, SeedStatistics(0.25, 0.125, 3)),
-        ncr=NcrStatistics(ncr, 0.01, 3, 6),
-        utility={name: Utility(nats=nats, num_bytes=[8]) for name in ("mixture", "extra")},
-        accuracy={},
-        gap_closed=math.nan if math.isinf(bits) else 0.5,
-        mean_spent=3.0,
-        mean_bound=None,
-        risky_token_share=0.5,
-        is_within_bounds=True,
-    )
+def row(setting: Setting, ncr: float, bits: float) -> dict:
+    """As `summarize` makes it."""
+    figure = {"mean": 0.25, "std": 0.125, "num_seeds": 3}
+    return {
+        "setting": setting.name,
+        **dict.fromkeys(METRICS, figure),
+        "ncr": {"mean": ncr, "std": 0.01, "num_seeds": 3, "num_metrics": 6},
+        "bits_per_byte/mixture": bits,
+        "bits_per_byte/extra": bits,
+        "gap_closed": math.nan if math.isinf(bits) else 0.5,
+        "spent": 3.0,
+        "bound": None,
+        "method": setting.method,
+    }
 
 
 @pytest.fixture
-def summaries() -> list[SettingSummary]:
+def rows() -> list[dict]:
     """CP-Fuse never protects; of the two budgets that do, the larger is worth more."""
     figures = {
         "p_s": (1.0, 3.0),
@@ -52,11 +49,11 @@ def summaries() -> list[SettingSummary]:
         "Anchored, k=2": (0.75, 2.5),
         "Anchored, k=4": (0.74, 2.25),
     }
-    return [summary(setting, *figures[setting.name]) for setting in sweep_settings(SWEEP)]
+    return [row(setting, *figures[setting.name]) for setting in sweep_settings(SWEEP)]
 
 
 def test_tables_have_all_settings_and_the_best_protected_one_of_each_method(
-    summaries, tmp_path, monkeypatch
+    rows, tmp_path, monkeypatch
 ):
     experiment = Experiment(
         folder=tmp_path,
@@ -68,11 +65,11 @@ def test_tables_have_all_settings_and_the_best_protected_one_of_each_method(
         held_out={"mixture": [], "extra": []},
         extra=SWEEP.utility_set,
     )
-    monkeypatch.setattr(sweep_results, "summarize", lambda _: summaries)
-    monkeypatch.setattr(sweep_results, "write_results", lambda *_: None)
-    sweep_results.write_sweep_results(experiment, SWEEP)
+    monkeypatch.setattr(results, "summarize", lambda _: rows)
+    monkeypatch.setattr(results, "write_results", lambda *_: None)
+    results.write_sweep_results(experiment, SWEEP)
     assert (tmp_path / "high_protection.md").read_text().splitlines() == [
-        "| method | setting | bpb extra | gap closed | NCR |",
+        "| method | setting | bits per byte, extra | gap closed | NCR |",
         "| :-- | --: | --: | --: | --: |",
         "| *Reference LMs* |  |  |  |  |",
         "| p_s | p_s | 3.000 | 0.50 | 1.000 (0.010) |",
@@ -86,6 +83,12 @@ def test_tables_have_all_settings_and_the_best_protected_one_of_each_method(
     ]
     table = (tmp_path / "table.md").read_text()
     titles = table.splitlines()[0].strip("| ").split(" | ")
-    assert titles[8:] == ["bpb mixture", "bpb extra", "gap closed", "spent", "bound"]
+    assert titles[8:] == [
+        "bits per byte, mixture",
+        "bits per byte, extra",
+        "gap closed",
+        "spent",
+        "bound",
+    ]
     assert r"CP-Fuse & 0.250 (0.125) & 0.250 (0.125) &" in (tmp_path / "table.tex").read_text()
     assert "| inf | inf | - |" in table

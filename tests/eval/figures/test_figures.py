@@ -14,8 +14,15 @@ from anchored.eval.figures.curves import (
     plot_budget_trajectories,
     plot_divergences,
 )
-from anchored.eval.figures.distributions import Series, density, histogram, plot_series, tail
-from anchored.eval.figures.intervals import plot_calibration, plot_scores
+from anchored.eval.figures.distributions import (
+    Series,
+    density,
+    histogram,
+    plot_calibration,
+    plot_scores,
+    plot_series,
+    tail,
+)
 from anchored.eval.figures.style import method_looks
 from anchored.eval.figures.trade_off import (
     NCR,
@@ -62,10 +69,7 @@ def line_of(axes, label):
     return line
 
 
-@pytest.mark.parametrize(
-    ("counts", "scope"),
-    [((6, 6), ""), ((4, 6), " over 4 or 6 of 6 metrics")],
-)
+@pytest.mark.parametrize(("counts", "scope"), [((6, 6), ""), ((4, 6), " over 4 or 6 of 6 metrics")])
 def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, counts, scope):
     points = [replace(point(f"k={n}", 0.5, 2.0), num_metrics=n) for n in counts]  # without bars
     plot_points(points, tmp_path / "trade_off.svg")
@@ -107,7 +111,7 @@ def test_a_ring_is_as_dark_as_its_setting_is_often_on_the_front(drawn, tmp_path)
     plot_points([*points, point("d", 2.0, 0.0)], tmp_path / "rings.svg")
     rings = [line for line in drawn[0].get_lines() if line.get_markersize() == 12]
     assert [ring.get_alpha() for ring in rings] == [0.5, 0.75, 0.25, 1.0]
-    assert "the darker" in drawn[0].get_figure(root=True).get_supxlabel()
+    assert "A darker ring" in drawn[0].get_figure(root=True).get_supxlabel()
 
 
 def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
@@ -176,7 +180,10 @@ def test_budget_panel_shows_debt_spend_allowance_bound_and_rejections(drawn, tmp
     assert list(line_of(axes, "risky model intervened").get_xdata()) == [2, 4]
 
 
-@pytest.mark.parametrize("settings", [{"budget": "fixed", "k": 0.5}, {"budget": "global", "K": 3}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"budget": "fixed", "k": 0.5}, {"budget": "global", "K": 3}, {"k": 0.7, "bank": 0.2}],
+)
 def test_the_allowance_of_a_trajectory_is_that_of_its_ledger(pair, settings):
     (result,) = Decoder(pair, Anchored(**settings)).generate("the keeper of", max_new_tokens=6)
     shown = BudgetTrajectory.of("", result.ledger)

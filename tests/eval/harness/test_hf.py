@@ -17,12 +17,7 @@ CHOICES = [
     for number in range(5)
     for length in range(4)
 ]
-LIKELIHOODS = [
-    *CHOICES,
-    ("", "Nine tides ago"),
-    ("two tides ", "ago"),
-    (LONG, " salt and rain"),
-]
+LIKELIHOODS = [*CHOICES, ("", "Nine tides ago"), ("two tides ", "ago"), (LONG, " salt and rain")]
 TEXTS = ["", "Nine tides ago, the harbour bell rang twice", LONG]
 GENERATIONS = [
     (text, {"until": until, "max_gen_toks": count})
@@ -65,7 +60,8 @@ def test_one_model_alone_answers_as_the_model_of_lm_eval(folders_pair, pair_fold
     (our_scores, our_totals, our_texts), (scores, totals, texts) = answers(ours), answers(theirs)
     assert [s for s, _ in our_scores] == pytest.approx([s for s, _ in scores], abs=1e-4)
     assert [bool(g) for _, g in our_scores] == [bool(g) for _, g in scores]
-    assert our_totals == pytest.approx(totals, abs=1e-4)
+    # lm-eval adds up a text's log-probabilities in float32, whose digits end at 1e-4 of 2,000 nats.
+    assert our_totals == pytest.approx(totals, rel=1e-6, abs=1e-4)
     assert our_texts == texts
 
 

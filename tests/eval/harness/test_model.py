@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 from tiny_models import tiny_llama, train_tokenizer
 from tokenizers import Tokenizer
+from tokenizers.processors import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, TokenSwap
-from anchored.eval.harness.model import AnchoredLM
+from anchored.eval.harness.model import OFF, AnchoredLM
 
 pytest.importorskip("lm_eval")
 
@@ -44,8 +45,8 @@ def test_begin_of_text_stands_once_where_a_context_brings_it(safe_lm):
 @pytest.mark.parametrize(
     ("strings", "context", "continuation", "message"),
     [
-        (("la", "mp"), [0, 5], [], "has no token of its own"),  # it merges into the context
-        (None, [0], [5] * 129, "129 tokens leaves no room for context"),
+        (("la", "mp"), [0, 5], [], "has no token"),  # it merges into the context
+        (None, [0], [5] * 129, "request 0: .*129 tokens leaves no room for context"),
     ],
 )
 def test_continuations_that_cannot_be_scored_are_refused(
@@ -55,8 +56,25 @@ def test_continuations_that_cannot_be_scored_are_refused(
         safe_lm._loglikelihood_tokens([(strings, context, continuation)], disable_tqdm=True)
 
 
+@pytest.mark.parametrize("level", ["token", "byte"])
+@pytest.mark.parametrize("blank", [" ", " \n"])
+def test_a_blank_context_is_an_empty_one(pair, level, blank):
+    """lm-eval counts its spaces to the continuation, and leaves nothing before it."""
+    lm = AnchoredLM(Decoder(pair, SafeOnly(), level=level))
+    lm.tokenizer = copy.deepcopy(pair.tokenizer)
+    lm.tokenizer.backend_tokenizer.post_processor = ByteLevel()  # which begins no text
+    assert lm.tok_encode("") == []
+    on_blank, on_nothing = likelihoods(lm, (blank, "lamp"), ("", f"{blank}lamp"))
+    assert on_blank == on_nothing
+
+
+def test_a_request_of_nothing_is_named(safe_lm):
+    with pytest.raises(ValueError, match="request 1 has neither a context nor a continuation"):
+        likelihoods(safe_lm, (CONTEXT, CONTINUATION), ("", ""))
+
+
 def test_generations_that_cannot_be_are_refused(safe_lm):
-    with pytest.raises(ValueError, match=r"generation settings must be among .*'num_beams'"):
+    with pytest.raises(ValueError, match=r"generation settings must be among .*'num_beams': 4"):
         texts(safe_lm, (CONTEXT, {"num_beams": 4}))
     with pytest.raises(ValueError, match=r"max_gen_toks must leave room.* got 128"):
         texts(safe_lm, (CONTEXT, {"max_gen_toks": 128}))  # all of the context
@@ -151,6 +169,11 @@ SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}
         ({"until": "\n"}, {"temperature": 0.0, "stop": ("\n",)}),
         ({"do_sample": True}, {"temperature": 1.0, "stop": ()}),
         ({"do_sample": True, **SAMPLED}, {"stop": (), **SAMPLED}),
+        (
+            OFF | {"use_cache": False, "pad_token_id": 0, "top_k": None},
+            {"temperature": 0, "stop": ()},
+        ),
+        ({"num_beams": 1, "temperature": None}, {"temperature": 0, "stop": ()}),
     ],
 )
 def test_warpers_are_off_unless_a_task_sets_them(safe_lm, monkeypatch, given, chosen):
@@ -175,7 +198,7 @@ def test_chats_go_through_the_tokenizers_own_template(safe_lm, monkeypatch):
     assert safe_lm.chat_template(True) == TEMPLATE and safe_lm.chat_template(False) is None
     assert isinstance(safe_lm.tokenizer_name, str)
     monkeypatch.setattr(safe_lm.tokenizer, "chat_template", "{{ raise_exception('no roles') }}")
-    with pytest.raises(ValueError, match="the chat template refuses a chat: no roles"):
+    with pytest.raises(ValueError, match="the chat template refuses the messages: no roles"):
         safe_lm.apply_chat_template(CHAT)
 
 

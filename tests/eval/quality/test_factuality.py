@@ -8,13 +8,13 @@ from anchored.eval.quality.factuality import (
     claims_in,
     factuality_rows,
     factuality_summary,
-    sentences,
     verdict,
     verification_messages,
     windows,
 )
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.retrieval.evidence import Evidence
+from anchored.eval.segmentation import sentences
 
 
 def test_sentences_end_at_their_marks_and_at_lines_but_not_at_abbreviations():
@@ -49,6 +49,10 @@ def test_windows_slide_with_the_first_sentence_in_long_texts_alone():
         ("Facts:\n\n- Ada met Bo.\n- Note: that is all", ["Ada met Bo."]),
         ("No verifiable claim.", []),
         ("- No verifiable claims.", []),
+        ("**No verifiable claim.**", []),
+        ("No verifiable claim is missing: Ada met Bo.", None),
+        ("- Ada met\n  Bo.", None),  # a claim that goes on would be half a claim
+        ("- Ada met Bo.\nNote: that is all", ["Ada met Bo."]),
         ("I cannot help with that.", None),
         ("", None),
     ],
@@ -66,6 +70,10 @@ def test_claims_are_bullets_or_said_not_to_be_there(answer, expected):
         ("### Not supported ###", False),
         ("### Inconclusive. ###", False),
         ("### Supported ### or rather ### Unsupported ###", False),
+        ("**### Supported ###**\n", True),
+        ("### Supported ### would be wrong", None),
+        ("### Supported ###\n### Unsupported ###", None),
+        ("### Partly supported ###", None),
         ("Supported", None),
         ("### maybe ###", None),
     ],

@@ -15,9 +15,10 @@ from recorded_runs import HOSTILE, record_run
 from anchored.decode.ledger import LedgerStep
 from anchored.eval.analysis.evaluated import judgement
 from anchored.eval.analysis.recorded_run import RecordedRun
-from anchored.eval.analysis.run_report import ANALYSES, Analyses, analyses, run_report
+from anchored.eval.analysis.run_report import ANALYSES, run_report
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.report.side_by_side import Generation, SideBySideRecord, records_html
+from anchored.eval.report.tables import markdown_table
 
 VOID = {"meta", "img"}
 ALLOWED = {
@@ -58,16 +59,14 @@ class Page(HTMLParser):
 
 
 def tables_on(folder, num_texts=0):
-    """Without analyses, whose pictures take longest."""
-    return run_report(RecordedRun(folder), Analyses(), num_texts=num_texts)
+    return run_report(RecordedRun(folder), num_texts=num_texts)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = record_run(tmp_path_factory.mktemp("runs") / HOSTILE.replace("/", ""))
     (folder / "methods.svg").write_bytes(NO_SVG)
-    run = RecordedRun(folder)
-    return run_report(run, analyses(run), num_texts=2)
+    return run_report(RecordedRun(folder), num_texts=2)
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +119,15 @@ def test_judges_stand_in_the_results_and_without_them_that_is_said(tmp_path):
     report = tables_on(folder)
     (results, *_) = report.sections
     titles = [column.title for column in results.columns]
-    assert titles[8] == "bpb mixture" and titles[10:13] == ["fluency", "factuality", "win rate"]
-    assert "| 4.00 (0.50) | 0.50 | 0.75 |" in report.markdown()
+    assert titles[8] == "bits per byte, mixture" and titles[10:13] == [
+        "fluency",
+        "factuality",
+        "win rate",
+    ]
+    assert "| 4.00 (0.50) | 0.50 | 0.75 |" in markdown_table(results.rows, results.columns)
     for path in (folder / "evaluation").glob("*.json"):
         path.unlink()
-    missing = analyses(RecordedRun(folder)).not_measured
+    missing = tables_on(folder).not_measured
     assert missing["win_rate"].endswith("evaluation/: anchored evaluate --only win-rate")
     assert {"fluency", "factuality", "character_overlap", "copying_distribution"} <= set(missing)
 
@@ -159,9 +162,9 @@ def test_ncr_may_be_that_of_another_run_of_the_same_settings(tmp_path):
     path = books / "results.json"
     path.write_text(path.read_text().replace('"mean": 0.5', '"mean": 0.875'))
     own = RecordedRun(record_run(tmp_path / "bios"), ncr_of=RecordedRun(books))
-    (results, *_) = run_report(own, Analyses(), num_texts=0).sections
-    assert [row["ncr"].mean for row in results.rows] == [0.875] * 4
-    assert results.rows[0]["minhash"].mean == 0.5 and "NCR is that of books" in results.note
+    (results, *_) = run_report(own, num_texts=0).sections
+    assert [row["ncr"]["mean"] for row in results.rows] == [0.875] * 4
+    assert results.rows[0]["minhash"]["mean"] == 0.5 and "NCR is that of books" in results.note
     points = judgement("factuality", own).draw.args[0][""]
     assert [each.protection for each in points] == [0.875] * 4
 
@@ -171,7 +174,7 @@ def test_the_best_factuality_of_each_protected_method_is_a_table_of_its_own(tmp_
     path = folder / "results.json"
     results = json.loads(path.read_text())
     for row, method in zip(results["rows"], ["p_s", "Anchored", "Anchored", "p_r"], strict=True):
-        row |= {"method": method, "ncr": {"mean": 0.8, "std": None, "num_metrics": 6}}
+        row |= {"method": method, "ncr": {"mean": 0.8, "std": None, "num_seeds": 1}}
     results["methods"] = {name: {"is_swept": True} for name in ("p_s", "Anchored", "p_r")}
     path.write_text(json.dumps(results))
     judged = folder / "evaluation/factuality.json"
@@ -180,25 +183,23 @@ def test_the_best_factuality_of_each_protected_method_is_a_table_of_its_own(tmp_
     judged.write_text(json.dumps(own))
     (table,) = [own for own in tables_on(folder).sections if "by factuality" in own.title]
     assert [row["setting"] for row in table.rows] == ["p_s", "k=1", "p_r"]
-    assert [row["fluency"] and row["fluency"].mean for row in table.rows] == [4.0, 4.0, None]
+    assert [row["fluency"] and row["fluency"]["mean"] for row in table.rows] == [4.0, 4.0, None]
 
 
-def test_tables_stand_in_markdown_and_json_too(report):
+def test_tables_stand_in_json_too(report):
     assert list(report.not_measured) == ["speed"]
     tables = [own for own in report.sections if own.rows]
     assert len(tables) == len(ANALYSES) + 1
-    assert report.markdown().count("| :-- |") == len(tables)
     figures = json.loads(report.json(), parse_constant=pytest.fail)["tables"]
     assert [len(own["rows"]) for own in figures] == [len(own.rows) for own in tables]
     assert figures[0]["rows"][1]["ncr"]["mean"] == 0.5
-    assert "| k=1 | 0.500 | 0.500 | 0.50 | 0.5 |" in report.markdown()
 
 
 def test_a_run_that_has_only_texts_gives_a_page_of_as_many_as_asked_for(tmp_path):
     folder = record_run(tmp_path / "run", measured=False, ledgers=False)
     one = tables_on(folder, num_texts=1)
     assert [record.title for record in one.records] == [HOSTILE]
-    assert one.texts_note.startswith("1 of 2 prompts")
+    assert one.texts_note.startswith("1 of the 2 prompts")
     assert "Texts" not in Page(tables_on(folder).html()).within("body")
     (folder / "prompts.jsonl").unlink()
     report = tables_on(folder, num_texts=1)
@@ -237,11 +238,17 @@ def test_copied_characters_are_marked_rejected_tokens_underlined_and_the_text_is
 def test_spend_bound_ending_and_what_the_bound_says_of_the_reference_are_stated():
     pieces = [("a", True), ("b", False)]
     html = records_page(pieces=pieces, spent=1.25, bound=4.0, finish_reason="length")
-    facts = "2 tokens, 1 by the risky model; spent 1.25 nats; bound 4.00 nats; ended by length"
+    facts = "2 tokens, 1 by the risky model; spent 1.25 nats; bound 4.00 nats; reached its length"
     assert facts in html and "begins with" not in html
     assert "no bound" in records_page()
     html = records_page(copy_probability=0.0674)
     assert "begins with the reference with p &lt;= 0.067" in html
+
+
+def test_what_was_run_is_said_in_words(html):
+    about = html[html.index("This run") :]
+    assert "<li>Packages: numpy 2.1</li>" in about
+    assert "<li>Finding 1: yes. It holds: 1 of 2</li>" in about
 
 
 def test_tokens_are_colored_by_what_they_spent_and_tell_it():

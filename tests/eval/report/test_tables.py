@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from anchored.eval.copying.ncr import NcrStatistics
 from anchored.eval.report.tables import (
     SETTING_COLUMN,
     Column,
@@ -19,9 +18,9 @@ from anchored.eval.statistics import over_seeds
 
 COLUMNS = [
     SETTING_COLUMN,
-    Column(key="ncr", title="NCR"),
+    Column("ncr", "NCR"),
     bits_per_byte_column("extra"),
-    Column(key="count", title="prompts"),
+    Column("count", "prompts"),
 ]
 ROWS = [
     {"setting": "p_s", "ncr": 1.0, "bits_per_byte/extra": 2.41234, "count": 16},
@@ -32,18 +31,19 @@ ROWS = [
 
 def test_terminal_table_is_aligned_and_says_what_the_brackets_are():
     assert terminal_table(ROWS, COLUMNS).splitlines() == [
-        "setting            NCR  bpb extra  prompts",
-        "------------------------------------------",
-        "p_s              1.000      2.412       16",
-        "k = 0.5  0.920 (0.020)          -        -",
-        "p_r                  -      2.000       16",
+        "setting            NCR  bits per byte, extra  prompts",
+        "-----------------------------------------------------",
+        "p_s              1.000                 2.412       16",
+        "k = 0.5  0.920 (0.020)                     -        -",
+        "p_r                  -                 2.000       16",
         "mean (standard deviation) over 3 seeds",
     ]
 
 
 def test_an_ncr_over_fewer_metrics_than_all_is_marked_and_the_mark_explained():
-    rows = [{"ncr": NcrStatistics(0.9, 0.02, 3, num_metrics)} for num_metrics in (6, 4)]
-    rows.append({"ncr": NcrStatistics(math.nan, math.nan, 1, 0)})
+    figure = {"mean": 0.9, "std": 0.02, "num_seeds": 3}
+    rows = [{"ncr": {**figure, "num_metrics": number}} for number in (6, 4)]
+    rows.append({"ncr": {"mean": None, "std": None, "num_seeds": 1, "num_metrics": 0}})
     assert terminal_table(rows, COLUMNS[1:2]).splitlines()[2:] == [
         "0.900 (0.020)",
         "0.900 (0.020) [4 of 6]",
@@ -52,7 +52,7 @@ def test_an_ncr_over_fewer_metrics_than_all_is_marked_and_the_mark_explained():
         "[n of 6]: over metrics in which the risky model copies more",
     ]
     assert len(terminal_table(rows[:1], COLUMNS[1:2]).splitlines()) == 4
-    few = [{"ncr": NcrStatistics(0.9, math.nan, 1, 6, 30, 40)}]
+    few = [{"ncr": {**over_seeds([0.9]), "num_metrics": 6, "num_texts": 30, "num_all_texts": 40}}]
     assert terminal_table(few, COLUMNS[1:2]).splitlines()[2:] == [
         "0.900 {30 of 40}",
         "{n of N}: over the texts that the setting and both models alone have",
@@ -68,12 +68,12 @@ def test_bars_are_escaped_and_single_values_have_no_note():
     ("values", "expected"),
     [
         ([1.0, 2.0, 6.0], (3.0, math.sqrt(7), 3)),
-        ([0.5], (0.5, math.nan, 1)),  # one seed has no spread
-        ([0.5, math.nan], (math.nan, math.nan, 2)),
+        ([0.5], (0.5, None, 1)),  # one seed has no spread
+        ([0.5, math.nan], (None, None, 2)),
     ],
 )
 def test_mean_and_sample_standard_deviation(values, expected):
-    assert over_seeds(values) == pytest.approx(expected, nan_ok=True)
+    assert tuple(over_seeds(values).values()) == pytest.approx(expected)
 
 
 def test_no_seeds_are_refused():
@@ -86,7 +86,7 @@ PARTS = [("Reference LMs", ROWS[:1]), ("Anchored Decoding", ROWS[1:])]
 
 def test_parts_of_a_markdown_table_have_their_titles_in_italics():
     assert markdown_table_of_parts(PARTS, COLUMNS).splitlines() == [
-        "| setting | NCR | bpb extra | prompts |",
+        "| setting | NCR | bits per byte, extra | prompts |",
         "| :-- | --: | --: | --: |",
         "| *Reference LMs* |  |  |  |",
         "| p_s | 1.000 | 2.412 | 16 |",
@@ -103,7 +103,7 @@ def test_a_latex_table_has_rules_between_its_parts_and_escapes_what_is_special()
         "% mean (standard deviation) over 3 seeds",
         r"\begin{tabular}{lrrr}",
         r"\toprule",
-        r"setting & NCR & bpb extra & prompts \\",
+        r"setting & NCR & bits per byte, extra & prompts \\",
         r"\midrule",
         r"\multicolumn{4}{l}{\textit{Reference LMs}} \\",
         r"\midrule",

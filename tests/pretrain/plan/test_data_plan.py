@@ -61,7 +61,7 @@ def test_document_weights_count_long_documents_more(corpus, tmp_path):
     tokenizer_file = corpus.tokenizer_folder / "tokenizer.json"
     for name, text in (("short", "a"), ("long", "a b c d e f g h " * 10)):
         write_token_shards(
-            tmp_path / name, [text] * 100, tokenizer_file, source=name, licence="x", revision="1"
+            tmp_path / name, [text] * 100, tokenizer_file, source=name, license="x", revision="1"
         )
     weights = {str(tmp_path / name): 0.5 for name in ("short", "long")}
     plan = plan_of(corpus, weights, seq_len=16, weight_unit="documents")
@@ -124,7 +124,7 @@ def test_sources_that_cannot_be_mixed_are_refused(corpus, tmp_path):
     text = (corpus.tokenizer_folder / "tokenizer.json").read_text()
     other = tmp_path / "tokenizer.json"
     other.write_text(text + "\n")
-    write_token_shards(tmp_path / "s", ["salt"] * 50, other, source="s", licence="x", revision="1")
+    write_token_shards(tmp_path / "s", ["salt"] * 50, other, source="s", license="x", revision="1")
     with pytest.raises(ValueError, match=r"harbour and .* were tokenized by different tokenizers"):
         plan_of(corpus, WEIGHTS | {str(tmp_path / "s"): 1.0})
     with pytest.raises(ValueError, match=r"source harbour has \d+ tokens, too few"):

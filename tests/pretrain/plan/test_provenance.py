@@ -44,7 +44,7 @@ def test_every_document_of_a_run_is_said_to_be_read_where_it_was(corpus, skips):
         for span in document_spans(shards, 0, shards.num_tokens):
             num_documents += 1
             start, document = find_document(shards, span.input_file, span.record)
-            assert document == span and span.licence == "CC0-1.0"
+            assert document == span and span.license == "CC0-1.0"
             tokens = shards.tokens(start, document.num_tokens)
             raw = tokenizer.encode(texts[source.name][span.record], add_special_tokens=False).ids
             assert tokens.tolist() == [plan.bos_id, *raw, plan.eos_id]

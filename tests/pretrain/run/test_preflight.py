@@ -1,5 +1,6 @@
 """Runs that cannot work, or would train the wrong thing, are refused before they start."""
 
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -35,6 +36,8 @@ def test_a_sound_run_leaves_its_record_and_is_known_by_it(check, tmp_path, corpu
     message = refusal(check, optimizer={"lr": 1e-3})
     assert "another run (optimizer.lr was 0.003 and is now 0.001)" in message
     assert "another run (data.plan_hash was " in refusal(check, data={"seed": 8})
+    (remark,) = check(folder="short", steps=3)
+    assert remark.startswith("training.steps 3 are fewer than lr_scheduler.warmup_steps 4: ")
 
 
 FLOAT8 = "quantize.linear.float8"
@@ -50,17 +53,37 @@ TENSORS = {"parallelism": {"tensor_parallel_degree": 2}}
         ({"optimizer": {"early_step_in_backward": True}}, "early_step_in_backward must be false"),
         ({"optimizer": {"name": "SGD"}}, "must be Adam or AdamW with beta1 and beta2 in [0, 1)"),
         ({"optimizer": {"beta2": 1.0}}, "in [0, 1), got AdamW with 0.9 and 1.0"),
-        ({"optimizer": {"lr": -1.0}}, "optimizer.lr must be at least 0, got -1.0"),
+        ({"optimizer": {"lr": -1.0}}, "optimizer.lr must be positive, got -1.0"),
         (TENSORS, "tensor_parallel_degree must be 1, got 2"),
         ({"parallelism": {"data_parallel_replicate_degree": 2}}, "do not make 1 processes"),
         ({"model": {"converters": [FLOAT8]}}, 'must hold "output"'),
-        ({"model": {"tokenizer": "none"}}, "tokenizer file none/tokenizer.json does not exist"),
+        ({"model": {"tokenizer": "none"}}, "model.tokenizer: there is no file or folder /"),
         ({"training": {"global_batch_size": 5}}, "must be a multiple of local_batch_size"),
         ({"num_processes": 4}, "got 4 and 2 * 4"),
         ({"training": {"seq_len": 50_000}}, "too few for one sequence of 50000"),
         ({"without": "debug = {seed = 3}\n"}, "debug.seed is not set"),
         ({"data": {"max_epochs": 0}}, "data.max_epochs must be positive, got 0"),
-        ({"heldout": {"sources": ["absent"]}}, "no token shards in"),
+        (
+            {"heldout": {"sources": ["absent"]}},
+            "heldout.sources, absent: there is no file",
+        ),
+        ({"steps": 25}, "lr_scheduler.total_steps 24 is below training.steps 25"),
+        ({"lr_scheduler": {"total_steps": 0}}, "lr_scheduler.total_steps 0 is below training.ste"),
+        ({"lr_scheduler": {"warmup_steps": 25}}, "warmup_steps 25 is more than the schedule of 24"),
+        (
+            {"lr_scheduler": {"warmup_steps": 13, "decay_ratio": 0.5}},
+            "lr_scheduler.warmup_steps 13 and decay_ratio 0.5 are more than the schedule of 24",
+        ),
+        ({"lr_scheduler": {"decay_ratio": 1.5}}, "decay_ratio must be in [0, 1], got 1.5"),
+        ({"lr_scheduler": {"min_lr_factor": -0.1}}, "min_lr_factor must be in [0, 1], got -0.1"),
+        ({"checkpoint": {"milestone_interval": 12}}, "12 is not a multiple of checkpoint.interv"),
+        ({"checkpoint": {"interval_minutes": -1.0}}, "interval_minutes must be at least 0, got -1"),
+        ({"training": {"max_norm": 0.0}}, "training.max_norm must be positive, got 0.0"),
+        ({"training": {"global_batch_size": 0}}, "or -1 for a local batch on each process, got 0"),
+        (
+            {"profiling": {"enable_profiling": True, "profile_freq": 3}},
+            "profiling.profile_freq 3 is below profiler_warmup and profiler_active together, 4",
+        ),
     ],
 )
 def test_a_run_that_cannot_work_is_refused(check, arguments, message):
@@ -134,7 +157,50 @@ def test_the_epochs_of_stage_one_count_in_stage_two(check, first_stage, corpus):
     stage = {"initial_load_path": str(first_stage)}
     message = refusal(check, steps=3, checkpoint=stage, data=limit)
     assert message.startswith(f"source quarry would be read {44 / num_windows:.2f} times")
-    assert check(steps=3, folder="alone", data=limit) == []
+    assert "would be read" in refusal(check, folder="alone", data=limit | {"max_epochs": 0.1})
+    schedule = {"warmup_steps": 0}
+    assert check(steps=3, folder="alone", data=limit, lr_scheduler=schedule) == []
+
+
+@pytest.fixture(params=["the same folder", "a copy", "a part"])
+def twin(request, corpus, tmp_path):
+    """Another name of quarry's tokens, of all of them or of its first shard."""
+    folder = tmp_path / "twin"
+    if request.param == "the same folder":
+        folder.symlink_to(corpus.source("quarry"))
+    else:
+        shutil.copytree(corpus.source("quarry"), folder)
+    if request.param == "a part":
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["shards"] = manifest["shards"][:1]
+        manifest["num_tokens"] = manifest["shards"][0]["num_tokens"]
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_tokens_under_two_names_are_read_by_both(check, twin, corpus):
+    shards = [
+        TokenShards.open(folder).num_tokens // 32 for folder in (corpus.source("quarry"), twin)
+    ]
+    most = sum(48 / num_windows for num_windows in shards)  # 24 steps of 4, half of each
+    data = {"sources": {"quarry": 1.0, str(twin): 1.0}, "max_epochs": most - 0.1}
+    message = refusal(check, data=data)
+    assert f"source quarry, which holds the same tokens as {twin}, would be read " in message
+    assert f"{most:.2f} times, more than max_epochs {most - 0.1:g} allows" in message
+    assert check(data=data | {"max_epochs": most + 0.1}) == []
+
+
+def test_what_is_trained_on_now_or_in_the_stage_before_is_not_held_out(check, twin, first_stage):
+    heldout = {"sources": [str(twin)]}
+    message = refusal(check, heldout=heldout)
+    assert message.endswith(
+        "is trained on: source quarry holds the tokens of its tokens-00000.bin too"
+    )
+    assert message.startswith(f"heldout source {twin} ")
+    stage = {"initial_load_path": str(first_stage)}
+    data = {"sources": {"harbour": 1.0}}
+    assert message == refusal(check, heldout=heldout, data=data, checkpoint=stage)
+    assert check(heldout=heldout, data=data) == []
 
 
 def test_stage_two_is_refused_from_another_model_or_without_a_whole_checkpoint(check, first_stage):
@@ -145,7 +211,8 @@ def test_stage_two_is_refused_from_another_model_or_without_a_whole_checkpoint(c
     assert refusal(check, **stage).endswith("step-24 is not whole: .metadata is missing")
     shutil.rmtree(first_stage)
     message = refusal(check, **stage)
-    assert message.endswith(f"{first_stage} does not exist: train the stage before first")
+    assert f"checkpoint.initial_load_path: there is no file or folder {first_stage}" in message
+    assert message.endswith(": train the stage before first")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +220,6 @@ def test_stage_two_is_refused_from_another_model_or_without_a_whole_checkpoint(c
     [
         ("", "first/checkpoint/step-24"),
         ("first/checkpoint", "step-24"),
-        ("first/checkpoint/step-24", "."),
         ("run", "../first/checkpoint/step-24"),
     ],
 )
@@ -174,6 +240,26 @@ def test_a_foreign_checkpoint_folder_would_shadow_stage_one(check, first_stage, 
     assert f"would shadow checkpoint.initial_load_path {first_stage}" in message
 
 
+@pytest.mark.parametrize(
+    ("steps", "is_fork", "message"),
+    [
+        (23, False, "training.steps 23 leaves nothing to train after the checkpoint of step 24"),
+        (24, True, "training.steps 24 leaves nothing to train after the checkpoint of step 24, "),
+        (24, False, ""),
+    ],
+)
+def test_a_run_that_would_train_nothing_is_refused_but_for_one_that_is_finished(
+    check, first_stage, tmp_path, steps, is_fork, message
+):
+    fork = {"folder": "run", "checkpoint": {"fork_from": str(first_stage)}}
+    arguments = fork if is_fork else {"folder": "first"}
+    if message:
+        assert message in refusal(check, steps=steps, **arguments)
+        assert not (tmp_path / "run" / "checkpoint").exists()
+    else:
+        assert "resuming from" in check(steps=steps, **arguments)[0]
+
+
 # Resuming this very run.
 
 
@@ -188,8 +274,8 @@ def test_shards_changed_in_place_are_refused_and_on_a_resume_too(check, corpus, 
     shard.write_bytes(tokens[8:] + tokens[:8])
     for run in ("run", "new"):
         assert "quarry/tokens-00000.bin has sha256 " in refusal(check, folder=run, data=data)
-    heldout = {"sources": [str(folder)]}
-    assert "quarry/tokens-00000.bin has sha256 " in refusal(check, folder="third", heldout=heldout)
+    other = {"heldout": {"sources": [str(folder)]}, "data": {"sources": {"harbour": 1.0}}}
+    assert "quarry/tokens-00000.bin has sha256 " in refusal(check, folder="third", **other)
 
 
 @pytest.fixture

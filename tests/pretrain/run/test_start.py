@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from training_runs import curve, losses, save_steps, train
+import torch
+from training_runs import curve, losses, save_steps, save_weights, train
 
 from anchored.pretrain.export import model_card
 from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig
@@ -159,7 +160,10 @@ def test_a_fork_that_was_refused_for_something_else_starts_once_that_is_mended(
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"checkpoint": {"fork_from": "step-7"}}, "step-7 does not exist"),
+        (
+            {"checkpoint": {"fork_from": "step-7"}},
+            "checkpoint.fork_from: there is no file",
+        ),
         ({"checkpoint": {"fork_from": "step-15"}}, "step-15 is not whole: it has no sha256.json"),
         ({"data": {"seed": 1}}, "has another data.plan_hash "),
         ({"debug": {"seed": 1}}, "has another debug.seed (3 there, 1 here): only optimizer."),
@@ -175,6 +179,36 @@ def test_what_cannot_be_forked_is_refused_and_nothing_is_copied(
         begin(tmp_path / "run", checkpoint=fork, **sections)
     assert message in str(error.value)
     assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("name", ["initial_load_path", "fork_from"])
+def test_runs_that_are_moved_are_resumed_and_another_checkpoint_is_named(begin, tmp_path, name):
+    def resumed(folder, source):
+        checkpoint = {name: str(tmp_path / folder / source)}
+        return begin(tmp_path / folder / "run", checkpoint=checkpoint)[0][0]
+
+    source = "first/checkpoint/step-10"
+    begin(tmp_path / "one" / "first")
+    save_steps(tmp_path / "one" / "first", 10, 15)
+    begin(tmp_path / "one" / "run", checkpoint={name: str(tmp_path / "one" / source)})
+    save_steps(tmp_path / "one" / "run", 20)
+    # Both are moved, then one of them alone, then what was read is deleted.
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert resumed("two", source).endswith("two/run/checkpoint/step-20")
+    identity = RunRecord.read(tmp_path / "two" / "run").identity
+    assert identity[f"checkpoint.{name}"].startswith("step-10 with sha256 ")
+    assert str(tmp_path) not in json.dumps(identity)
+    shutil.copytree(tmp_path / "two" / "run", tmp_path / "three" / "run")
+    assert resumed("three", source).endswith("three/run/checkpoint/step-20")
+    shutil.rmtree(tmp_path / "two" / source)
+    assert resumed("two", source).endswith("two/run/checkpoint/step-20")
+    # Other weights, another run's that are gone too, or none.
+    save_weights({"weight": torch.ones(9)}, tmp_path / "two" / "other/checkpoint/step-10")
+    for other in ("other", "second"):
+        with pytest.raises(ValueError, match=rf"checkpoint\.{name} was step-10 with .* its path"):
+            resumed("two", f"{other}/checkpoint/step-10")
+    with pytest.raises(ValueError, match=rf"checkpoint\.{name} was step-10 with .* now None; its"):
+        begin(tmp_path / "two" / "run")
 
 
 @pytest.mark.slow

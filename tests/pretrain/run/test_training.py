@@ -66,10 +66,17 @@ def test_a_run_learns_and_records_every_step(finished, corpus):
 def test_tensorboard_has_the_same_curves(finished):
     (folder,) = (finished / "tb").iterdir()
     events = EventAccumulator(str(folder)).Reload()
-    scalars = {"loss_metrics/global_avg_loss", "source_epochs/quarry", "heldout_loss/quarry"}
+    scalars = {"loss_metrics/global_avg_loss", "source_epochs/quarry", "heldout_loss/meadow"}
     assert scalars <= set(events.Tags()["scalars"])
     values = [event.value for event in events.Scalars("loss_metrics/global_avg_loss")]
     assert values == pytest.approx(losses(finished))
+
+
+def test_the_processes_wait_for_each_other_as_long_as_all_tries_of_a_save_take(finished):
+    # The configured 100 s, 60 s to the next try, pauses of 155 s, and 4 tries of half a megabyte.
+    lines = (finished / "train.log").read_text().splitlines()
+    (line,) = (line for line in lines if "ProcessGroups to" in line)
+    assert line.rpartition("ProcessGroups to ")[2].startswith("0:05:15.")
 
 
 @pytest.mark.slow
@@ -118,7 +125,7 @@ def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weigh
     finished, write_config, tmp_path
 ):
     # Measured after every step, so that the steps take long enough to be interrupted.
-    heldout = {"interval": 1, "num_sequences": 24, "sources": ["harbour", "orchard"]}
+    heldout = {"interval": 1, "num_sequences": 24, "sources": ["meadow", "tower"]}
     slow = {"steps": 18, "heldout": heldout}
     run, saves = tmp_path / "run", {"interval": 5}
     config_file = write_config(run, checkpoint={"interval": STEPS}, **slow)
@@ -153,6 +160,33 @@ def test_skipped_spikes_are_recorded_and_resumed_alike(write_config, tmp_path):
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)
     resumed = curve(tmp_path / "run", "spikes.jsonl")
     assert [line["step"] for line in resumed] == [line["step"] for line in spikes]
+
+
+REPLICAS = {"parallelism": {"data_parallel_replicate_degree": 2}}
+OFFLOAD = {"training": {"local_batch_size": 1, "enable_cpu_offload": True}}
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "settings"),
+    [
+        pytest.param(2, REPLICAS, id="replicas"),
+        pytest.param(2, {}, id="shards", marks=pytest.mark.slow),
+        pytest.param(4, REPLICAS, id="replicas-of-shards", marks=pytest.mark.slow),
+        pytest.param(1, OFFLOAD, id="offloaded", marks=pytest.mark.slow),
+        pytest.param(2, OFFLOAD | REPLICAS, id="offloaded-replicas", marks=pytest.mark.slow),
+        pytest.param(2, {"loss": {"chunk_tokens": 24}} | REPLICAS, id="replicas-in-chunks"),
+    ],
+)
+def test_every_layout_of_the_processes_gives_the_curves_and_weights_of_one(
+    finished, write_config, tmp_path, num_processes, settings
+):
+    # Rows of a step one by one: 4, 2 or 1 rounds before gradients are reduced, and clipped at 1.
+    settings = {"training": {"local_batch_size": 1}, **settings}
+    run = tmp_path / "run"
+    train(write_config(run, heldout=HELDOUT, **settings), num_processes=num_processes)
+    assert max(line["grad_norm"] for line in curve(run)) > 1
+    assert_same_curves(run, finished)
+    torch.testing.assert_close(final_weights(run), final_weights(finished), rtol=1e-4, atol=1e-4)
 
 
 def second_stage(write_config, dump_folder, stage_one, **sections):

@@ -175,7 +175,7 @@ def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_
     data = DataConfig(sources=(source,))
     plan = DataPlan.open(data, seq_len=32)
     record = RunRecord(
-        model={},
+        model={"max_position_embeddings": 16},
         tokenizer_sha256="",
         bos_id=0,
         eos_id=1,
@@ -210,9 +210,9 @@ def test_documents_that_share_less_are_reported_and_kept(haystack, report):
 
 def test_other_texts_or_inputs_need_another_folder(haystack, report, tmp_path):
     (tmp_path / "other.txt").write_text("salt and rain " * 20)
-    with pytest.raises(ValueError, match="was begun with other settings"):
+    with pytest.raises(ValueError, match="was made with other settings"):
         search(haystack, against=(tmp_path / "other.txt",))
-    with pytest.raises(ValueError, match=r"was begun with other settings \(files was"):
+    with pytest.raises(ValueError, match=r"was made with other settings \(files was"):
         search(haystack, input=(haystack.folder / "texts" / "0.jsonl",))
 
 

@@ -3,6 +3,8 @@
 import gzip
 import json
 import random
+import time
+import tracemalloc
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ import pytest
 import zstandard
 
 from anchored.pretrain.tokens.documents import (
-    NO_LICENCE,
+    NO_LICENSE,
     Document,
     DocumentRules,
     Problem,
@@ -27,9 +29,9 @@ PATTERNS += ("MIT License*", "Apache 2 License*", "NCSA", "My Non-Commercial Lic
 
 
 @pytest.mark.parametrize(
-    ("licences", "expected"),
+    ("licenses", "expected"),
     [
-        # All of a document's licences must be on the list, whatever their case.
+        # All of a document's licenses must be on the list, whatever their case.
         *[(one, Verdict.TRAIN) for one in ("CC0", "Public Domain - USA", "public domain", "NCSA")],
         *[(("CC0", "CC BY 4.0"), Verdict.TRAIN), ((), Verdict.REFUSED)],
         *[("CC BY-NC", Verdict.REFUSED), (("CC0", "GPL"), Verdict.REFUSED)],
@@ -48,9 +50,9 @@ PATTERNS += ("MIT License*", "Apache 2 License*", "NCSA", "My Non-Commercial Lic
         ("My Non-Commercial Licence", Verdict.TRAIN),  # a list that names it means it
     ],
 )
-def test_documents_are_judged_by_all_of_their_licences(licences, expected):
-    named = (licences,) if isinstance(licences, str) else licences
-    assert DocumentRules(licences=PATTERNS).verdict(Document(0, b"salt", named)) is expected
+def test_documents_are_judged_by_all_of_their_licenses(licenses, expected):
+    named = (licenses,) if isinstance(licenses, str) else licenses
+    assert DocumentRules(licenses=PATTERNS).verdict(Document(0, b"salt", named)) is expected
 
 
 def test_documents_are_judged_by_their_text_and_rules_must_make_sense():
@@ -76,7 +78,7 @@ def test_the_held_out_share_is_as_asked_and_depends_on_the_text_alone():
     assert again == heldout
 
 
-TEXTS = ["salt", "", None, "r\u00e4in\nand wave", "bell" * 400]
+TEXTS = ["salt", "", None, "r\u00e4in\nand wave", "bell" * 200]
 ROWS = [
     {"id": str(number), "text": text, "metadata": {"license": "CC0" if number else None}}
     for number, text in enumerate(TEXTS)
@@ -96,16 +98,17 @@ def write(path, rows):
 NAMES = ("a.jsonl", "a.jsonl.gz", "a.json.zst", "a.parquet")
 
 
-def documents(path, first_record=0, **fields):
+def documents(path, first_record=0, max_document_bytes=1000, **fields):
     (file,) = local_files([path], revision="1").files
-    return list(input_documents(file, RecordFields(**fields), first_record=first_record))
+    limits = {"first_record": first_record, "max_document_bytes": max_document_bytes}
+    return list(input_documents(file, RecordFields(**fields), **limits))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("first", [0, 2, 3, 5])
 def test_every_format_gives_the_same_documents_from_any_record_on(tmp_path, name, first):
     write(tmp_path / name, ROWS)
-    cc0, no_text = {"licences": ("CC0",)}, {"problem": Problem.NO_TEXT}
+    cc0, no_text = {"licenses": ("CC0",)}, {"problem": Problem.NO_TEXT}
     facts = [{}, cc0, no_text, cc0, cc0]
     expected = [
         Document(record, None if text is None else text.encode(), **fact)
@@ -144,12 +147,12 @@ def test_a_parquet_string_that_is_not_utf8_is_a_single_invalid_document(tmp_path
     raw = pyarrow.array([b"salt", b"\xff\xfe", b"rain"], pyarrow.binary())
     text = pyarrow.StringArray.from_buffers(3, raw.buffers()[1], raw.buffers()[2])
     pyarrow.parquet.write_table(pyarrow.table({"text": text}), tmp_path / "a.parquet")
-    read = documents(tmp_path / "a.parquet", fixed_licence="MIT")
+    read = documents(tmp_path / "a.parquet", fixed_license="MIT")
     assert [document.text for document in read] == [b"salt", None, b"rain"]
-    assert [document.licences for document in read] == [("MIT",), (), ("MIT",)]
+    assert [document.licenses for document in read] == [("MIT",), (), ("MIT",)]
 
 
-def test_fields_may_be_named_and_differ_in_type_and_licences_be_several_or_missing(tmp_path):
+def test_fields_may_be_named_and_differ_in_type_and_licenses_be_several_or_missing(tmp_path):
     rows = [
         {"text": "a", "metadata": {"license": ["MIT", "BSD"], "stars": 3}},
         {"text": "b", "metadata": {"license": "CC0", "stars": "three"}},
@@ -158,12 +161,124 @@ def test_fields_may_be_named_and_differ_in_type_and_licences_be_several_or_missi
     ]
     write(tmp_path / "a.jsonl", rows)
     *read, _ = documents(tmp_path / "a.jsonl")
-    assert [one.licences for one in read] == [("MIT", "BSD"), ("CC0",), ()]
-    assert [one.licence for one in read] == ["MIT AND BSD", "CC0", NO_LICENCE]
-    (salt,) = documents(tmp_path / "a.jsonl", 3, text="body.raw", licence="license")
-    assert (salt.text, salt.licences) == (b"salt", ("CC0",))
+    assert [one.licenses for one in read] == [("MIT", "BSD"), ("CC0",), ()]
+    assert [one.license for one in read] == ["MIT AND BSD", "CC0", NO_LICENSE]
+    (salt,) = documents(tmp_path / "a.jsonl", 3, text="body.raw", license="license")
+    assert (salt.text, salt.licenses) == (b"salt", ("CC0",))
     write(tmp_path / "a.parquet", [{"text": "salt"}])
     assert documents(tmp_path / "a.parquet") == [Document(0, b"salt")]
+
+
+LONG = 40_000_000
+LONG_NAMES = ("a.jsonl", "a.jsonl.gz", "a.json.zst", "array.json", "array.json.gz", "a.parquet")
+
+
+@pytest.mark.parametrize("name", LONG_NAMES)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_text_that_is_too_long_is_never_decoded_and_counts_as_oversized(tmp_path, name, is_last):
+    rows = [{"text": "salt"}, {"text": "x" * LONG}, *[{"text": "rain"}] * (not is_last)]
+    write(tmp_path / name, [rows] if name.startswith("array") else rows)
+    del rows
+    tracemalloc.start()
+    try:
+        read = documents(tmp_path / name)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # 1 MiB of a record, a block of at most 8 MiB, and its pieces; a column is not Python's memory.
+    assert peak < LONG
+    assert [one.text for one in read] == [b"salt", None, *[b"rain"] * (not is_last)]
+    verdicts = list(map(DocumentRules(max_document_bytes=1000).verdict, read))
+    assert verdicts == [Verdict.TRAIN, Verdict.OVERSIZED, *[Verdict.TRAIN] * (not is_last)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "array.json"])
+def test_the_time_of_a_line_grows_with_its_length_alone(tmp_path, name):
+    def seconds(length):
+        rows = [{"text": "x" * length}]
+        write(tmp_path / name, [rows] if name.startswith("array") else rows)
+        start = time.process_time()
+        (document,) = documents(tmp_path / name, max_document_bytes=length)
+        assert len(document.text) == length
+        return time.process_time() - start
+
+    seconds(1000)
+    # 16 times as long; with the square of it, 256 times the copying.
+    assert seconds(32_000_000) < 64 * seconds(2_000_000)
+
+
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.binary()])
+def test_parquet_texts_that_are_too_long_are_left_out_of_a_batch_one_by_one(tmp_path, kind):
+    text = pyarrow.array(["salt", "x" * 1001, None, "x" * 1000] * 200, kind)
+    pyarrow.parquet.write_table(pyarrow.table({"text": text}), tmp_path / "a.parquet")
+    read = documents(tmp_path / "a.parquet")
+    texts = [(b"salt", False), (None, True), (None, False), (b"x" * 1000, False)]
+    assert [(one.text, one.is_too_long) for one in read] == texts * 200
+    assert [one.problem for one in read] == [None, None, Problem.NO_TEXT, None] * 200
+
+
+@pytest.mark.parametrize("num_zeros", [1, 511, 512, 70_000])
+def test_zeros_after_a_member_of_gzip_are_no_damage_and_elsewhere_they_are(tmp_path, num_zeros):
+    row, zeros = b'{"text": "salt"}\n', bytes(num_zeros)
+    member = gzip.compress(row)
+    (tmp_path / "a.jsonl.gz").write_bytes(member + zeros + member + zeros)
+    assert [one.text for one in documents(tmp_path / "a.jsonl.gz")] == [b"salt", b"salt"]
+    for name, data in {
+        "b.jsonl.gz": zeros + member,
+        "c.jsonl.gz": member + zeros + b"salt",
+        "d.jsonl.zst": zstandard.compress(row) + zeros,
+    }.items():
+        (tmp_path / name).write_bytes(data)
+        assert documents(tmp_path / name)[-1].problem is Problem.DAMAGED
+    (tmp_path / "e.jsonl.gz").write_bytes(b"")
+    assert documents(tmp_path / "e.jsonl.gz") == []
+
+
+ELEMENTS = [
+    {"text": "salt"},
+    {"text": '[{"\\"]},', "more": [[1, {"a": "]"}], {}]},
+    {"text": None},
+    "text",
+    7,
+    ["text"],
+    {"text": "r\u00e4in\\"},
+]
+
+
+@pytest.mark.parametrize(
+    ("frame", "block_bytes"),
+    [*[("%s", size) for size in (1, 2, 3, 7, 1 << 16)], ("\ufeff \n%s\n\n", 1 << 16)],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_file_that_is_one_array_has_its_elements_as_records(
+    tmp_path, monkeypatch, block_bytes, indent, frame
+):
+    monkeypatch.setattr("anchored.pretrain.tokens.lines._READ_BYTES", block_bytes)
+    text = json.dumps(ELEMENTS, indent=indent, ensure_ascii=False)
+    (tmp_path / "a.json").write_text(frame % text)
+    read = documents(tmp_path / "a.json")
+    assert [one.record for one in read] == list(range(7))
+    texts = [b"salt", ELEMENTS[1]["text"].encode(), *[None] * 4, ELEMENTS[6]["text"].encode()]
+    assert [one.text for one in read] == texts
+    assert {one.problem for one in read} == {None, Problem.NO_TEXT}
+    (tmp_path / "a.json").write_text(text[:-9])
+    assert [one.problem for one in documents(tmp_path / "a.json", 6)] == [Problem.NOT_JSON]
+
+
+@pytest.mark.parametrize(
+    ("text", "texts"),
+    [
+        ("[]", []),
+        ("[\n]\n", []),
+        ('["text"]\n{"text": "salt"}\n', [None, b"salt"]),
+        ("[1]\n[2, 3]\n", [None, None]),
+        ("[[[[[\n[[[[", [None]),
+        ('[{"text": "salt"}', [b"salt"]),
+    ],
+)
+def test_arrays_that_are_empty_lines_or_cut(tmp_path, text, texts):
+    (tmp_path / "a.jsonl").write_text(text)
+    assert [one.text for one in documents(tmp_path / "a.jsonl")] == texts
 
 
 def many_rows(count):
@@ -244,7 +359,7 @@ def test_folders_are_read_in_the_order_of_names_wherever_they_are(tmp_path):
 def test_inputs_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"input .*missing does not exist"):
         local_files([tmp_path / "missing"], revision="1")
-    with pytest.raises(ValueError, match="holds no file of a supported format"):
+    with pytest.raises(ValueError, match=r"supported format: \.jsonl, .*\.parquet \(.*gz"):
         local_files([tmp_path], revision="1")
     (tmp_path / "a.csv").write_text("")
     with pytest.raises(ValueError, match=r"a.csv is of no supported format: .jsonl"):

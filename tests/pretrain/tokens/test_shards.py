@@ -23,7 +23,7 @@ from anchored.pretrain.tokens.shards import (
 )
 from anchored.pretrain.tokens.writer import write_token_shards
 
-ORIGIN = {"source": "letters", "licence": "CC0-1.0", "revision": "abc"}
+ORIGIN = {"source": "letters", "license": "CC0-1.0", "revision": "abc"}
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +76,7 @@ def test_documents_stand_between_begin_and_end(tmp_path, tokenizer_file):
     assert offsets.tolist() == [0, *ends]
     assert (manifest.num_documents, manifest.num_empty_documents) == (3, 1)
     num_bytes = sum(len(text.encode()) for text in documents)
-    assert (manifest.num_bytes, manifest.licences) == (num_bytes, {"CC0-1.0": 3})
+    assert (manifest.num_bytes, manifest.licenses) == (num_bytes, {"CC0-1.0": 3})
     assert manifest.tokenizer_sha256 == file_sha256(tokenizer_file)
     assert (manifest.source, manifest.revision) == ("letters", "abc")
 
@@ -131,7 +131,10 @@ def test_a_file_that_is_flipped_cut_or_lost_is_refused_by_name(folder, name):
         ("[]", ""),
         ("{}", "'schema'"),
         ('{"schema": "other/1"}', "its schema is not anchored-tokens/2"),
-        ('{"schema": "anchored-tokens/2", "bos_id": "0"}', "bos_id must be int, got '0'"),
+        (
+            '{"schema": "anchored-tokens/2", "bos_id": "0"}',
+            "bos_id must be a whole number, got '0'",
+        ),
     ],
 )
 def test_a_damaged_or_missing_manifest_is_refused(tmp_path, text, reason):

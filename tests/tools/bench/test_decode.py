@@ -11,7 +11,7 @@ from byte_pairs import llama3_tokenizer, tiny_byte_pair
 from tiny_models import train_tokenizer
 
 from anchored import RiskyOnly
-from anchored.tools.bench import decode, flops, inputs
+from anchored.tools.bench import decode, flops, inputs, parts
 from anchored.tools.bench.decode import bench_rules, byte_cells, speeds
 from anchored.tools.bench.flops import num_matrix_weights
 from anchored.tools.bench.inputs import random_pair
@@ -113,6 +113,52 @@ def test_methods_at_bytes_have_the_risky_model_alone_first_and_positions(byte_pa
     rcad, memfree = figures["rcad"], figures["memfree"]
     assert rcad["step GFLOP"] == pytest.approx(2 * memfree["step GFLOP"], abs=2e-4)
     assert memfree["positions"] < rcad["positions"] < 16 and rcad["GFLOP"] > 0
+
+
+def test_a_random_pair_at_bytes_has_two_tokenizers_and_its_steps_have_parts(capsys, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # of the other tests too
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    lengths = {"prompt_length": 8, "new_length": 4, "runs": 2, "batch_sizes": (1, 2)}
+    config = BenchDecodeConfig(**TINY | {"vocab_size": 400}, level="byte", parts=True, **lengths)
+    assert decode.run(config) == 0
+    header, titles, rows = table(capsys)
+    assert "tiny + tiny, V = 400" in header and "host: ms of trees and distributions" in header
+    for size, (name, row) in zip((1, 2), rows, strict=True):
+        figures = dict(zip(titles, row, strict=True))
+        assert name == "anchored" and figures["batch"] == size
+        ms = {part: figures[part] for part in parts.PARTS}
+        assert all(each > 0 for each in ms.values())
+        assert sum(ms.values()) == pytest.approx(figures["step ms"], abs=0.04)  # of rounding
+        host = (ms["trees"] + ms["distributions"]) / (2 * size)
+        assert figures["host"] == pytest.approx(host, abs=0.01)
+    safe, risky = inputs.BenchInputs.of(config).pair.tokenizers.values()
+    assert len(safe) == len(risky) == 400 and safe.get_vocab() != risky.get_vocab()
+    with pytest.raises(ValueError, match="parts are those of a step at level byte"):
+        BenchDecodeConfig(**TINY, parts=True)
+
+
+def test_a_part_has_the_time_of_its_own_calls_within_a_step(monkeypatch):
+    class Work:
+        def step(self):
+            self.read()
+            self.read()
+
+        def read(self):
+            self.forward()
+
+        def forward(self):
+            pass
+
+    calls = {"forwards": ((Work, "forward"),), "trees": ((Work, "read"),)}
+    monkeypatch.setattr(parts, "PARTS", calls | {parts.STEP: ((Work, "step"),)})
+    timed = parts.Parts(clock=count().__next__)  # a second passes with every look at it
+    with timed.watched():
+        Work().read()  # of a prompt
+        Work().step()
+    Work().step()
+    assert timed.num_steps == 1
+    # Looks: step, read, forward, forward, read, read, forward, forward, read, step.
+    assert timed.seconds == {"forwards": 2, "trees": 4, parts.STEP: 3}
 
 
 def test_positions_are_those_behind_the_prompt_and_cost_a_forward_each():

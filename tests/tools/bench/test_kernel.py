@@ -19,7 +19,11 @@ def test_the_baseline_finds_the_weight_of_the_reference():
 
 def test_the_table_has_a_row_for_every_batch_size(capsys):
     assert run(BenchKernelConfig(batch_sizes=(1, 3), vocab_size=500)) == 0
-    header, _, titles, *rows = capsys.readouterr().out.splitlines()
+    printed, divergences = capsys.readouterr().out.split("\n\n")
+    header, _, titles, *rows = printed.splitlines()
     assert f"torch {torch.__version__}, 1 thread" in header
     assert "our over" in titles
     assert [row.split()[0] for row in rows] == ["1", "3"]
+    _, titles, *rows = divergences.splitlines()
+    assert "times KL" in titles
+    assert [row.split()[0] for row in rows] == ["1"] * 6 + ["3"] * 6

@@ -11,13 +11,12 @@ from tiny_models import tiny_llama
 
 from anchored import Decoder, ModelPair, RiskyOnly
 from anchored.decode.ledger import ledger_parts
-from anchored.eval.calibration import calibration, target
+from anchored.eval.calibration import calibration
 from anchored.eval.experiments import generations
 from anchored.eval.figures import style
 from anchored.tools.cli import main
 
 # A random model writes letters that ROUGE cannot read.
-pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside ASCII")
 
 STARTS = ("the keeper of", "every wave into", "import math")
 LENGTH = 10
@@ -49,7 +48,7 @@ def prompt_file(tmp_path_factory, reciting):
 @pytest.fixture(scope="module", autouse=True)
 def few_resamples():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, "NUM_RESAMPLES", 50)
+        patch.setattr(calibration, "NUM_RESAMPLES", 50)
         patch.setattr(style, "SUFFIXES", (".png",))
         yield
 
@@ -109,7 +108,7 @@ def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys
     assert (folder / "calibration.png").read_bytes().startswith(b"\x89PNG")
     out, _ = run(capsys, *command, str(folder), status=status_of(folder))
     assert not drawn and read(folder) == figures
-    assert f"k = {met[-1]:g} nats a token: NCR " in out and "On 1 fresh seeds: NCR" in out
+    assert f"k = {met[-1]:g} nats per token: NCR " in out and "On 1 fresh seeds: NCR" in out
     assert f"k={met[-1]:g} (fresh seeds)" in out
 
 
@@ -157,7 +156,7 @@ REFUSED = [
     (["--metric", "char_lcs", "--target", "999"], "the risky model alone meets the target"),
     (["--metric", "char_lcs", "--target", "0.01"], "the safe model alone misses the target"),
     (["--resolution", "1"], "resolution must be >= 1.01, got 1.0"),  # of the search, one of many
-    (["--max-new-tokens", "9"], "holds a run with other settings"),
+    (["--max-new-tokens", "9"], "made with other settings (max_new_tokens was 10 and is now 9)"),
     (["--strict"], "3 prompts show an NCR of at most 0.368"),
 ]
 
@@ -169,3 +168,16 @@ def test_what_has_no_answer_is_one_line(command, capsys, folder, asked, message)
     words = [word for word in command if f"--no{asked[0][1:]}" != word]
     out, err = run(capsys, *with_options([*words, str(folder)], asked), status=1)
     assert not out and message in err
+
+
+def test_no_k_is_chosen_whose_bound_leaves_a_reference_more_than_is_asked(
+    capsys, command, tmp_path
+):
+    words = [*command, str(tmp_path / "c"), "--divergence", "max"]
+    _, err = run(capsys, *words, "--certify", "1e-300", status=1)
+    assert "k=0.05 is not certified, but up to k=0: take less" in err
+    out, _ = run(capsys, *words, "--certify", "1e-6")
+    results = json.loads((tmp_path / "c" / "calibration.json").read_text())
+    assert max(row["k"] for row in results["curve"]) < 30.0
+    assert max(row["recited"] for row in results["curve"]) <= 1e-6
+    assert "a chance of at most 1e-06" in out

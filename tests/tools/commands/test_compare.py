@@ -1,11 +1,22 @@
 """anchored compare: benchmarks of several models, recorded, tabled and drawn."""
 
 import json
+import math
 import re
 
 import pytest
 from command_line import run
 from local_tasks import GENERATION, MULTIPLE_CHOICE, write_task
+
+from anchored.eval.harness.comparison import (
+    Benchmark,
+    Cell,
+    Comparison,
+    Entry,
+    Variant,
+    _asked,
+    table_of,
+)
 
 pytest.importorskip("lm_eval")
 
@@ -89,7 +100,7 @@ def test_models_are_compared_by_the_best_variant_and_go_on_where_they_were(
     monkeypatch.setattr(compare, "_model", lambda *_: pytest.fail("all is recorded"))
     assert compared(capsys, config)[1] == rows
     config.write_text(config.read_text().replace("limit = 3", "limit = 2"))
-    assert "records other settings: name a new folder" in last_line(capsys, config)
+    assert "made with other settings (limit was 3 and is now 2)" in last_line(capsys, config)
 
 
 @pytest.mark.slow
@@ -124,9 +135,9 @@ def test_a_dry_run_names_models_and_tasks(config, capsys):
             "chimes has no metric 'bleu', only",
             marks=pytest.mark.slow,  # it shows when all is done
         ),
-        ('tasks = "tasks"', 'tasks = "none"', "there is no folder of tasks"),
-        ('label = "pair"', 'label = "safe alone"', "models need labels of their own"),
-        ("limit = 3", 'limit = "x"', "config key limit must be int"),
+        ('tasks = "tasks"', 'tasks = "none"', "tasks: there is no file or folder"),
+        ('label = "pair"', 'label = "safe alone"', "models need different labels"),
+        ("limit = 3", 'limit = "x"', "config key limit must be a whole number"),
         ('dtype = "float32"', "nonsense = 3", "safe alone: a model alone takes .* got 'nonsense'"),
         ('dtype = "float32"', "trust_remote_code = true", "got 'trust_remote_code'"),
         ('dtype = "float32"', 'dtype = "int3"', "int3"),
@@ -139,6 +150,26 @@ def test_what_cannot_be_run_is_one_line(config, capsys, old, new, message):
     assert re.search(f"^anchored compare: .*{message}", last_line(capsys, config))
 
 
+def test_a_model_that_the_hub_does_not_have_is_named(config, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    config.write_text(config.read_text().replace('model = "', 'model = "nosuch/model" # ', 1))
+    assert "compare: no model nosuch/model on the Hub or in its cache" in last_line(capsys, config)
+
+
+def test_figures_are_those_of_a_files_contents_wherever_it_is(tmp_path):
+    asked = []
+    for name, text in (("one", "salt"), ("two", "salt"), ("three", "rain")):
+        file = tmp_path / name / "corpus.jsonl"
+        file.parent.mkdir()
+        file.write_text(text)
+        settings = {"rule": "memfree", "corpus": str(file), "dtype": "float32"}
+        entry = Entry(label="pair", safe="a", risky="b", settings=settings)
+        benchmark = Benchmark(label="Bells", variants=(Variant(task="bells"),))
+        config = Comparison(title="", benchmarks=(benchmark,), models=(entry,))
+        asked.append(_asked(entry, benchmark, benchmark.variants[0], config))
+    assert asked[0] == asked[1] != asked[2]
+
+
 def test_data_that_the_hub_does_not_give_is_one_line(config, capsys, monkeypatch):
     for module in ("datasets.config", "huggingface_hub.constants"):  # no tries that take seconds
         monkeypatch.setattr(f"{module}.HF_HUB_OFFLINE", True)
@@ -147,3 +178,10 @@ def test_data_that_the_hub_does_not_give_is_one_line(config, capsys, monkeypatch
     del task["dataset_kwargs"]
     file.write_text(json.dumps(task | {"dataset_path": "nobody/nothing"}))
     assert "the data of task chimes is not on this machine" in last_line(capsys, config)
+
+
+def test_a_standard_error_of_0_is_not_shown_as_certainty():
+    cells = {
+        "m": {"a": Cell(1.0, 0.0, "t"), "b": Cell(0.5, 0.1, "t"), "c": Cell(0.0, math.nan, "t")}
+    }
+    assert table_of(cells)[1] == [["m", "1.000", "0.500 +- 0.100", "0.000", "0.500"]]

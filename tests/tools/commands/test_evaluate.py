@@ -1,6 +1,7 @@
 """`anchored evaluate`: a recorded run through everything, once, to a page."""
 
 import json
+import random
 
 import pytest
 from chat_server import Say, chat_server, user_text
@@ -10,6 +11,9 @@ from recorded_runs import record_run
 
 from anchored.durable_files import locked
 from anchored.eval.analysis import run_report
+from anchored.eval.copying import literal
+from anchored.eval.copying.literal import copying_results
+from anchored.eval.recorded_texts import read_texts, write_evaluation
 
 pytest.importorskip("openai")
 
@@ -73,7 +77,34 @@ def test_other_texts_are_measured_again_and_other_options_show(capsys, folder):
     _, err = run(capsys, "evaluate", str(folder))
     assert "done before" not in err
     _, err = run(capsys, "evaluate", str(folder), "--texts", "2")
-    assert err.count("done before") == 1 and "[2/2] report\n" in err  # copying is
+    assert err.count("done before") == 1  # copying is
+    assert "[2/2] report: again, as options.texts was 4 and is now 2\n" in err
+
+
+def test_a_text_is_scored_once_whatever_is_done_with_it_and_again_when_it_changes(
+    capsys, folder, tmp_path, monkeypatch
+):
+    """As a sweep has scored a run's texts; other options and other folders read the same rows."""
+    scored, score = [], literal.copying_score
+    monkeypatch.setattr(literal, "copying_score", lambda *own: scored.append(own) or score(*own))
+    write_evaluation(folder, "copying", copying_results(read_texts(folder)))
+    path, elsewhere = folder / "evaluation/copying.json", tmp_path / "elsewhere"
+    recorded, scored[:] = path.read_text(), []
+    only = ["evaluate", str(folder), "--only", "copying"]
+    run(capsys, *only)
+    run(capsys, *only, "--beside", "k=1")
+    run(capsys, *only, "--output", str(elsewhere))
+    rows = json.loads(recorded)["rows"]
+    assert scored == [] and len(rows) == 8
+    for own in (path, elsewhere / "evaluation/copying.json"):
+        assert json.loads(own.read_text())["rows"] == rows
+    rows = folder / "generations/k=1.jsonl"
+    rows.write_text(rows.read_text().replace("that ", "a "))
+    run(capsys, *only)
+    assert len(scored) == 1  # the texts of both prompts are equal, and so are the references
+    monkeypatch.setattr(literal, "METRIC_SET", "another")
+    run(capsys, *only, "--beside", "k=1")
+    assert len(scored) == 1 + 2
 
 
 def test_what_a_judge_could_not_judge_is_asked_for_again_and_the_page_is_there(
@@ -124,12 +155,86 @@ def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_pat
     assert by_setting["p_r"]["share_above"] == {"6": 1.0, "20": 0.0, "50": 0.0}
     assert by_setting["p_s"]["ncr"]["mean"] == 1.0 and by_setting["p_s"]["ncr"]["num_texts"] == 1
     assert [row["word_lcs"] for row in results["rows"]] == [0, 3, 8]
-    assert results["metric_set"] == "paper_spec_v1" and "git_commit" in results["environment"]
+    assert results["metric_set"] == "paper_spec_v2" and "git_commit" in results["environment"]
     other = ["--safe-setting", "k=1", "--output", str(output)]
     out, err = run(capsys, "evaluate", texts, *other)
-    assert err == "[1/1] copying\n" and " 1.000 " in out
+    assert err.startswith("[1/1] copying: again, as options.safe_setting was ") and " 1.000 " in out
     out, _ = run(capsys, "evaluate", texts, "--beside", "p_r", "--output", str(output))
-    assert "NCR - p_r" in out and " +1.000 " in out  # one prompt has no interval
+    assert "NCR - p_r" in out and " +1.000 [-] " in out  # one prompt has no interval
+
+
+@pytest.fixture
+def copybench(tmp_path):
+    """A folder of files as CopyBench's program writes them, of 28 settings and 327 to 758 texts."""
+    generator = random.Random(0)
+    vocabulary = [f"{start}{end}" for start in "bcdfghklmnprstvw" for end in ("ame", "oil", "un")]
+
+    def words(count):
+        return " ".join(generator.choices(vocabulary, k=count))
+
+    works = [
+        {"id": f"bookmia.{n:03}", "title": "t", "input": words(60), "reference": words(40)}
+        for n in range(NUM_WORKS[1])
+    ]
+    budgets = [f"{rule}_{k}" for rule in ("kl", "renyi", "clip") for k in BUDGETS]
+    for place, name in enumerate([*budgets, "risky", "safe"][-28:]):
+        copied = {"safe": 0, "risky": 40}.get(name, int(40 * place / 30))
+        count = NUM_WORKS[1] if name in ("safe", "risky") else generator.randint(*NUM_WORKS)
+        rows = [
+            {
+                **work,
+                "output": f" {' '.join(work['reference'].split()[:copied])} {words(60 - copied)}",
+            }
+            for work in generator.sample(works, count)
+        ]
+        file = tmp_path / "copybench" / f"{name}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(rows, indent=4))
+    return tmp_path / "copybench"
+
+
+NUM_WORKS = 327, 758
+BUDGETS = (0.001, 0.1, 0.5, 1, 2, 5, 10, 15, 20)
+
+
+@pytest.mark.slow  # 15,000 texts, a minute
+def test_a_folder_of_copybench_s_files_has_ncr_of_every_setting(capsys, copybench):
+    alone = ["--safe-setting", "safe", "--risky-setting", "risky"]
+    out, err = run(capsys, "evaluate", str(copybench), *alone)
+    assert err == "[1/1] copying\n" and "NCR" in out
+    results = json.loads((copybench / "evaluation/copying.json").read_text())
+    ncr = {own["setting"]: own["ncr"] for own in results["settings"]}
+    assert len(ncr) == 28 and (ncr["safe"]["mean"], ncr["risky"]["mean"]) == (1, 0)
+    assert all(0 < own["mean"] < 1.1 for name, own in ncr.items() if name != "risky")
+    assert ncr["renyi_0.5"]["mean"] > ncr["clip_20"]["mean"]
+    counts = [own["num_texts"] for own in results["settings"]]
+    assert min(counts) >= 327 and max(counts) == 758
+    for own in ncr.values():  # on the texts that all three have
+        assert own["num_all_texts"] == 758
+
+
+def test_models_alone_are_named_by_their_files(capsys, tmp_path):
+    kettle = "the grey kettle hummed on the stove today"
+    files = []
+    for name, text in (("tiny", "no"), ("k_1", "the grey kettle sat"), ("llama", kettle)):
+        rows = [{"id": "w", "input": "p", "reference": kettle, "output": text}]
+        files.append(str(tmp_path / f"{name}_gen.json"))
+        (tmp_path / f"{name}_gen.json").write_text(json.dumps(rows))
+    _, err = run(capsys, "evaluate", *files)
+    assert "no NCR: there are no texts of p_s or p_r; name the models alone with --safe" in err
+    assert "of k_1_gen, llama_gen, tiny_gen" in err
+    alone = ["--safe-setting", "tiny_gen", "--risky-setting", "llama_gen"]
+    out, _ = run(capsys, "evaluate", *files, *alone)
+    assert out.splitlines()[-1] == f"{files[0]}.evaluation/evaluation/copying.json"
+    path = tmp_path / "tiny_gen.json.evaluation/evaluation/copying.json"
+    ncr = [own["ncr"]["mean"] for own in json.loads(path.read_text())["settings"]]
+    assert ncr[0] == 1 and 0 < ncr[1] < 1 and ncr[2] == 0
+    _, err = run(capsys, "evaluate", *files, *alone)
+    assert "done before" in err
+    message = refused(capsys, "evaluate", *files, "--safe-setting", "tiny")
+    assert "--safe-setting: there are no texts of 'tiny', only of k_1_gen, " in message
+    _, err = run(capsys, "evaluate", *files, "--only", "report", status=2)
+    assert "a report is on a run's folder" in err
 
 
 def test_characters_of_a_quickstart_s_works_come_from_a_file_of_prompts(capsys, folder, tmp_path):

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,9 +14,7 @@ from command_line import refused, run, with_options
 from forked_program import ForkedProgram
 from json_lines import write_json_lines
 
-from anchored import Anchored, AnchoredError, Decoder, Generation, Ledger, ModelPair, inputs
-from anchored.decode.engine.request import MAX_SEED
-from anchored.kernels.spend import BUDGET_CAP
+from anchored import Anchored, AnchoredError, Decoder, Generation, Ledger, ModelPair
 from anchored.tools.cli import main
 
 PROMPTS = [
@@ -34,9 +33,9 @@ def words(pair_words) -> list[str]:
 @pytest.fixture
 def expected(pair_folders) -> list[Generation]:
     """What the library says to PROMPTS."""
-    decoder = Decoder(ModelPair.from_pretrained(*pair_folders), Anchored(k=1.0))
+    decoder = Decoder(ModelPair.from_pretrained(*pair_folders), Anchored(k=1.5))
     texts = [prompt["prompt"] for prompt in PROMPTS]
-    return decoder.generate(texts, max_new_tokens=5, seed=[3, 0, 0], k=[1.0, 0.25, 1.0])
+    return decoder.generate(texts, max_new_tokens=5, seed=[3, 0, 0], k=[1.5, 0.25, 1.5])
 
 
 @pytest.fixture
@@ -66,9 +65,9 @@ def test_lines_of_json_give_lines_of_json_with_ledgers_to_verify(
     assert err == ""
     assert [row["text"] for row in rows] == [result.text for result in expected]
     assert [(row["id"], row["seed"], row["k"]) for row in rows] == [
-        ("first", 3, 1.0),
+        ("first", 3, 1.5),
         (None, 0, 0.25),
-        (7, 0, 1.0),
+        (7, 0, 1.5),
     ]
     for row, result in zip(rows, expected, strict=True):
         ledger = Ledger.load(row["ledger"])
@@ -118,6 +117,27 @@ def test_a_terminal_sees_a_text_grow(capsys, words, expected, monkeypatch, tmp_p
     assert terminal.getvalue() == f"{text}\n"
     assert Ledger.load(ledger).token_ids == expected[0].token_ids
     assert len({seen for seen in terminal.seen if 0 < len(seen) < len(text)}) >= 2
+
+
+def test_an_interrupted_text_leaves_the_ledger_of_what_its_reader_saw(
+    capsys, words, expected, monkeypatch, tmp_path
+):
+    class Interrupted(Terminal):
+        def write(self, text: str) -> int:
+            if len(self.getvalue()) >= 3:
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    ledger = tmp_path / "one.jsonl"
+    asked = [*words, "--prompt", "the keeper", "--seed", "3", "--ledger", str(ledger)]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal := Interrupted())
+        with pytest.raises(SystemExit, match="130"):
+            main(asked)
+    recorded = Ledger.load(ledger)
+    assert recorded.finish_reason == "aborted" and recorded.steps
+    assert recorded.token_ids == expected[0].token_ids[: len(recorded.steps)]
+    assert expected[0].text.startswith(terminal.getvalue())
 
 
 def test_each_result_is_written_when_it_has_ended(capsys, words, prompt_file, monkeypatch):
@@ -189,7 +209,7 @@ def test_a_stdout_that_takes_nothing_is_one_line_and_takes_no_ledger_along(
         monkeypatch.setattr(sys, "stdout", stdout)
         more = ["--prompt", "the keeper", "--seed", "3", "--ledger", str(ledger)]
         _, err = run(capsys, *words, *more, status=1)
-    assert err == f"anchored generate: {error}\n"
+    assert err == f"anchored generate: stdout: {error}\n"
     assert Ledger.load(ledger).token_ids == expected[0].token_ids
 
 
@@ -264,14 +284,14 @@ def test_json_has_infinite_nats_as_strings_and_what_holds_for_all_samples(capsys
     assert row["K"] == "inf" and not row["certified"]
     more = ["--prompt", "the keeper", "--num-return-sequences", "3", "--json", "--debt", "none"]
     out, _ = run(capsys, *words, *more)
-    assert [(row["bound"], row["total_bound"]) for row in by_index(out)] == [(5.0, 15.0)] * 3
+    assert [(row["bound"], row["total_bound"]) for row in by_index(out)] == [(7.5, 22.5)] * 3
 
 
 @pytest.mark.parametrize(
     ("prompts", "more", "message"),
     [
-        ('{"prompt": "a", "seed": 9223372036854775808}', [], "line 1: seed must be in [0, 2**63)"),
-        ('{"prompt": "a"}\n\n{"prompt": "b", "k": NaN}', [], "line 3: k must be in [0, 1048576]"),
+        ('{"prompt": "a", "seed": 9223372036854775808}', [], "line 1: seed must be a whole number"),
+        ('{"prompt": "a"}\n\n{"prompt": "b", "k": NaN}', [], "line 3: k must be a number, got nan"),
         (
             '{"prompt": "a", "passage": "b"}\n{"prompt": "b", "id": "two"}',
             ["--rule", "rcad"],
@@ -289,10 +309,6 @@ def test_what_prompts_lack_is_told_before_models_are_loaded(
     assert message in refused(capsys, *words, "--prompt-file", str(file), *more)
 
 
-def test_limits_of_prompt_files_are_those_of_the_library():
-    assert (inputs.MAX_SEED, inputs.MAX_NATS) == (MAX_SEED, BUDGET_CAP)
-
-
 def test_a_pair_file_names_both_models_and_k(capsys, pair_words, pair_folders, tmp_path):
     models = dict(zip(("safe", "risky"), map(str, pair_folders), strict=True))
     named = {"schema": "anchored-pair/1", **models, "k": 2.0}
@@ -301,3 +317,27 @@ def test_a_pair_file_names_both_models_and_k(capsys, pair_words, pair_folders, t
     by_file = run(capsys, "generate", "--pair", str(tmp_path), *asked)
     assert by_file == run(capsys, "generate", *pair_words, "--k", "2", *asked)
     assert json.loads(by_file[0])["k"] == 2.0
+
+
+UNREAD = """
+import sys
+from anchored.tools.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(*(name for name in sys.modules if name.startswith("anchored.decode.")), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_a_pair_of_one_tokenizer_imports_no_other_level_no_drafts_and_no_verifier(words):
+    command = [sys.executable, "-c", UNREAD, *words, "--prompt", "the keeper"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = {
+        name.removeprefix("anchored.decode.") for name in result.stderr.splitlines()[-1].split()
+    }
+    # The options of the command have those of the byte level, and each text has a decoder.
+    needed = {"byte", "byte.settings", "tokenizer", "tokenizer.text"}
+    rooms = ("byte", "tokenizer", "verify", "engine.speculative_batch", "levels.retokenized")
+    assert "engine.paired_batch" in imported and needed <= imported
+    assert {name for name in imported if name.startswith(rooms)} == needed

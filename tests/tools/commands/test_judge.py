@@ -80,7 +80,7 @@ def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, ju
     assert "3 asked, 0 kept, 3 sent, 0 failed; 30 + 9 tokens paid, 0.0001 USD" in err
     results = json.loads(output.read_text())
     assert results["endpoint"] == {"model": "m", "base_url": server.url, "seed": None}
-    assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v1")
+    assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v2")
     assert [row["fluency"] for row in results["rows"]] == [2, 3, 4, None]
     again, err = judged("fluency", texts, *prices)
     assert again == out and "done before" in err
@@ -217,7 +217,7 @@ def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, sto
     program.send_signal(stop)
     if stop == signal.SIGINT:  # it waits for what is on its way, which is paid for
         may_go_on.set()
-    _, err = program.communicate(timeout=120)
+    _, err = program.communicate(timeout=600)
     may_go_on.set()
     assert program.returncode == (130 if stop == signal.SIGINT else -signal.SIGKILL)
     assert stop == signal.SIGKILL or err.endswith("anchored evaluate: interrupted\n")

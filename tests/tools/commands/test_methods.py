@@ -25,11 +25,11 @@ LINES = [
 PROMPTS, PASSAGES = ([line[name] for line in LINES] for name in ("prompt", "passage"))
 RULES = {
     "rcad --setting alpha=0.25": RCAD(alpha=0.25),
-    "memfree --passages lines.jsonl --setting n=2": MemFree(n=2, passages=PASSAGES),
+    "memfree --passages some.jsonl --setting n=2": MemFree(n=2, passages=PASSAGES),
     "system --setting prompt=Nothing.": System(prompt="Nothing."),
     "cp_fuse --setting grid_size=3 --setting warping=before": CPFuse(grid_size=3, warping="before"),
     "no_opt --k 2": NoOpt(k=2.0),
-    "cold_start": ColdStart(k=1.0),
+    "cold_start": ColdStart(k=1.5),
     "global_switch --K 5": GlobalSwitch(K=5.0),
 }
 
@@ -41,6 +41,7 @@ def test_a_rule_with_its_settings_is_that_of_the_library(
 ):
     monkeypatch.chdir(tmp_path)
     write_json_lines(tmp_path / "lines.jsonl", LINES)
+    write_json_lines(tmp_path / "some.jsonl", [*LINES, {"prompt": "what no passage shares"}])
     words = ["--prompt-file", "lines.jsonl", "--max-new-tokens", "4", "--ledger", "l.jsonl"]
     out, _ = run(capsys, "generate", *pair_words, *words, "--rule", *asked.split())
     rows = sorted(map(json.loads, out.splitlines()), key=lambda row: row["index"])

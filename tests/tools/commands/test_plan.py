@@ -7,6 +7,7 @@ import pytest
 
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
+from anchored.pretrain.tokens.shards import TokenShards
 from anchored.pretrain.tokens.writer import write_token_shards
 from anchored.tools.commands.training.plan import COMMON_PILE, PlanConfig, run
 
@@ -32,7 +33,7 @@ def shards_folder(tmp_path_factory, tokenizer_folder):
     folder = tmp_path_factory.mktemp("shards")
     for name, count in (("bay", 120), ("cove", 60)):
         texts = [f"the keeper of {name} {number}" for number in range(count)]
-        origin = {"source": name, "licence": f"{name} licence", "revision": "1"}
+        origin = {"source": name, "license": f"{name} license", "revision": "1"}
         write_token_shards(folder / name, texts, tokenizer_folder / "tokenizer.json", **origin)
     return folder
 
@@ -104,7 +105,7 @@ def test_a_document_tells_the_steps_that_read_it(capsys, run_file):
     captured = capsys.readouterr()
     rows = [json.loads(line) for line in captured.out.splitlines()]
     assert [(row["step"], row["sequence"], row["first_token"]) for row in rows] == pieces != []
-    assert "under bay licence; read " in captured.err
+    assert "under bay license; read " in captured.err
     assert f" times in {len({step for step, *_ in pieces})} steps, " in captured.err
 
     assert run(PlanConfig(config=(run_file,), document="bay::777")) == 0
@@ -115,16 +116,16 @@ def test_a_document_tells_the_steps_that_read_it(capsys, run_file):
         run(PlanConfig(config=(run_file,), step=21))
 
 
-def test_a_step_lists_its_documents_with_licence_and_place(capsys, tmp_path, run_file):
+def test_a_step_lists_its_documents_with_license_and_place(capsys, tmp_path, run_file):
     assert run(PlanConfig(config=(run_file,), step=3)) == 0
     captured = capsys.readouterr()
     rows = [json.loads(line) for line in captured.out.splitlines()]
     assert sorted({row["sequence"] for row in rows}) == [8, 9, 10, 11]
-    assert all(row["licence"] == f"{row['source']} licence" for row in rows)
+    assert all(row["license"] == f"{row['source']} license" for row in rows)
     places = {"input_file", "record", "first_token", "num_tokens", "position", "epoch"}
     assert places <= set(rows[0])
     assert sum(row["num_tokens"] for row in rows) == 4 * 17
-    assert "tokens  bay licence" in captured.err
+    assert "tokens  bay license" in captured.err
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,7 @@ def test_a_step_lists_its_documents_with_licence_and_place(capsys, tmp_path, run
         ("pile", ('unit = "tokens"', 'unit = "documents"'), '"documents" needs the shards'),
         ("pile", ("stage2 = 0.7 ", "stage3 = 0.7 "), "wikimedia has a weight for no stage: stage3"),
         ("pile", ('name = "doab"', 'name = "wikimedia"'), "with different names"),
+        ("pile", ("pile/doab_", "pile/peS2o_"), "got twice: common-pile/peS2o_filtered"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(run_file, tmp_path, base, change, message):
@@ -156,6 +158,15 @@ def test_a_config_that_makes_no_sense_is_refused(run_file, tmp_path, base, chang
     with pytest.raises(ValueError, match=message):
         run(PlanConfig(config=(file,), output=tmp_path / "plan.json"))
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_folder_under_two_names_is_read_by_both(run_file, shards_folder, capsys):
+    run_file.write_text(run_file.read_text().replace("/cove", "/bay"))
+    passes = 80 / (TokenShards.open(shards_folder / "bay").num_tokens // 16)
+    assert run(PlanConfig(config=(run_file,), max_epochs=passes + 0.01)) == 0
+    same = f"source bay, which holds the same tokens as cove, would be read {passes:.2f} times"
+    with pytest.raises(ValueError, match=same):
+        run(PlanConfig(config=(run_file,), max_epochs=passes - 0.01))
 
 
 def test_shards_are_verified_and_a_damaged_source_is_named(

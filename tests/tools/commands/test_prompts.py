@@ -5,7 +5,7 @@ import json
 import pytest
 from command_line import run
 
-from anchored.eval.experiments.sweep import load_prompts
+from anchored.eval.experiments.experiment import load_prompts
 from anchored.tools.commands.evaluation.prompts import Template, load_templates
 
 BOOK = {"id": "bookmia.00.11", "title": "Tides", "input": "The bell {rang}", "reference": "twice."}
@@ -67,6 +67,22 @@ def test_a_whole_text_is_cut_into_what_is_given_and_how_it_goes_on(kind, name, w
     assert prompt.reference == " " + " ".join(words[170:340])
 
 
+def test_a_text_without_spaces_is_cut_by_its_letters(written):
+    work = "每晚都有人点灯看着船\u3002" * 40
+    (prompt,) = written("news", {"article": work})
+    assert prompt.prompt == "Complete the prefix:\n" + work[:187].removesuffix("\u3002")
+    assert prompt.prompt[21:] + prompt.reference == work[:373]
+
+
+@pytest.mark.parametrize("article", ["Too short a text to go on with.", "word " * 170])
+def test_prompts_without_a_reference_are_remarked(article, capsys, tmp_path):
+    (tmp_path / "news.json").write_text(json.dumps([{"article": article, "id": "n"}] * 2))
+    words = ["prompts", "--kind", "news", "--input", str(tmp_path / "news.json")]
+    _, err = run(capsys, *words, "--output", str(tmp_path / "p.jsonl"))
+    assert err.startswith("2 of 2 prompts have no reference, so that no copying can be measured")
+    assert err.endswith("the first is n\n")
+
+
 def test_the_answer_of_a_question_is_no_text_to_protect(written):
     record = {"id": "bookmia_qa.0.59", "input": "Who rang the bell?", "reference": "the keeper"}
     (prompt,) = written("questions", [record], "data.qa.json")
@@ -81,7 +97,7 @@ def test_what_measures_of_the_texts_read_is_kept(written):
 
 
 def test_entities_are_lines_or_records(written):
-    ada, sara = written("bios", "Ada Lovelace\n\nSara Paxton\n", "entities.txt")
+    ada, sara = written("bios", "\ufeffAda Lovelace\n\nSara Paxton\n", "entities.txt")
     assert ada.prompt == (
         "Write a factual biography about Ada Lovelace. Include only factual information that you "
         "are confident in.\n Biography:"

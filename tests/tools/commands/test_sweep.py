@@ -1,6 +1,8 @@
 """Sweeps as a user runs them: by one process or two, killed and started again; what they leave."""
 
+import base64
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from json_lines import read_json_lines, write_json_lines
 from anchored import Ledger, LedgerError
 from anchored.decode.ledger import ledger_parts
 from anchored.durable_files import locked
+from anchored.eval.copying import literal
 from anchored.eval.figures import style
 from anchored.eval.recorded_texts import read_texts
 from anchored.tools.cli import main
@@ -44,7 +47,6 @@ PAIR = ("safe", "risky")
 SETTINGS = ["p_s", "p_r", "MemFree", "RCAD", "Anchored, k=0.5", "Anchored, k=4", "NoDebt"]
 
 # A random model writes letters that ROUGE cannot read.
-pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside ASCII")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -169,7 +171,7 @@ def test_tables_have_the_paper_s_columns_and_parts(swept):
     parts = ["*Reference LMs*", *SETTINGS[:2], "*Single-model methods*", *SETTINGS[2:4]]
     assert first == [*parts, "*Anchored Decoding*", *SETTINGS[4:6], "*Ablations*", "NoDebt"]
     assert table[0].split("|")[9].strip() == "recited, at most"
-    assert r"\multicolumn{13}{l}{\textit{Anchored Decoding}}" in (swept / "table.tex").read_text()
+    assert r"\multicolumn{14}{l}{\textit{Anchored Decoding}}" in (swept / "table.tex").read_text()
     figures = json.loads((swept / "results.json").read_text())
     recited = {row["setting"]: row["recited"] for row in figures["rows"]}
     assert [name for name, own in recited.items() if own is None] == ["p_r", "MemFree", "RCAD"]
@@ -178,7 +180,21 @@ def test_tables_have_the_paper_s_columns_and_parts(swept):
     assert list(chosen) == ["p_s", "p_r", "MemFree", "RCAD", "Anchored", "NoDebt"]
     assert (chosen["p_s"], chosen["p_r"]) == ("p_s", None)
     page = (swept / "report.html").read_text()
-    assert page.count("<article") == 2 and page.count("<img") == 3
+    assert page.count("<article") == 2
+    assert "How long copied spans are</h2>" in page and "anchored evaluate --only fluency" in page
+    for name in ("methods", "ablations", "debt_window"):
+        assert base64.b64encode((swept / f"{name}.svg").read_bytes()).decode() in page
+
+
+def test_an_evaluation_of_a_sweep_scores_nothing_and_gives_the_same_figures(
+    swept, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(literal, "copying_score", None)
+    folder = shutil.copytree(swept, tmp_path / "swept")
+    run(capsys, "evaluate", str(folder), "--texts", "4")
+    for name in ("evaluation/copying.json", "report.json"):
+        before, after = (json.loads((own / name).read_text()) for own in (swept, folder))
+        assert after | {"title": "", "environment": {}} == before | {"title": "", "environment": {}}
 
 
 def test_what_was_recorded_can_be_measured_by_itself(swept):
@@ -189,16 +205,16 @@ def test_what_was_recorded_can_be_measured_by_itself(swept):
 
 def test_pictures_are_of_the_figures_that_methods_name(swept):
     names = {path.name for path in swept.glob("*.svg")}
-    assert names == {"methods.svg", "ablations.svg", "debt_window.svg"}
+    assert names == {"methods.svg", "ablations.svg", "debt_window.svg", "proved.svg"}
     window = (swept / "debt_window.svg").read_text()
     assert "<!-- NoDebt -->" in window and "<!-- MemFree -->" not in window
 
 
-def test_a_sweep_that_is_done_does_nothing_again(capsys, caplog, command, swept):
+def test_a_sweep_that_is_done_does_nothing_again(capsys, command, swept):
     before = recorded(swept)
     times = {path: path.stat().st_mtime_ns for path in swept.glob("*s/**/*.json*")}
-    assert "Best utility" in run(capsys, *command, str(swept))[0]
-    assert caplog.text.count("done before, skipped") == 6
+    out, err = run(capsys, *command, str(swept))
+    assert "Best utility" in out and err.count("done before, skipped") == 6
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert recorded(swept) == before
 
@@ -237,7 +253,7 @@ def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(
         ("batch_size = 2", "batch_size = 0", "batch_size must be >= 1, got 0"),
         ('device = "cpu"', 'device = "tpu"', "a device must be cpu"),
         ("seeds = [0, 1]", "seeds = [0", "is not valid TOML"),
-        ("seeds = [0, 1]", "seeds = [0.5]", "config key seeds must be list[int], got [0.5]"),
+        ("seeds = [0, 1]", "seeds = [0.5]", "config key seeds[0] must be a whole number, got 0.5"),
     ],
 )
 def test_a_bad_file_is_one_line_and_makes_no_folder(capsys, inputs, tmp_path, old, new, message):
@@ -257,7 +273,8 @@ def test_folders_of_others_are_refused_and_left_as_they_are(
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     other = tmp_path / "other.toml"
     other.write_text((inputs / "sweep.toml").read_text().replace("seeds = [0, 1]", "seeds = [2]"))
-    assert "other settings" in refused(capsys, "sweep", str(other), "--output", str(swept))
+    err = refused(capsys, "sweep", str(other), "--output", str(swept))
+    assert "was made with other settings (seeds was [0, 1] and is now [2]): " in err
 
 
 @pytest.mark.slow

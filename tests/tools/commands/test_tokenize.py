@@ -28,7 +28,7 @@ WORDS = ["the", "keeper", "of", "lamp", "wrote", "every", "wave", "salt", "rain"
 
 @pytest.fixture(scope="module")
 def texts_folder(tmp_path_factory):
-    """Five files of 120 documents, every tenth under another licence."""
+    """Five files of 120 documents, every tenth under another license."""
     folder = tmp_path_factory.mktemp("texts")
     generator = np.random.default_rng(0)
     for number in range(5):
@@ -82,11 +82,11 @@ def test_shards_hold_the_allowed_documents_and_the_manifest_counts_the_rest(conf
     lines = [b'{"text": ""}', b'{"text": "\xff"}', json.dumps({"text": "salt " * 999}).encode()]
     extra.write_bytes(b"\n".join(lines))
     inputs = (*config(tmp_path).input, extra)
-    settings = {"licences": ("CC0",), "max_document_bytes": 2000, "input": inputs}
+    settings = {"licenses": ("CC0",), "max_document_bytes": 2000, "input": inputs}
     assert run(config(tmp_path / "s", **settings)) == 0
     manifest, heldout = (Manifest.read(tmp_path / "s" / split) for split in ("", "heldout"))
-    assert manifest.licences["CC0"] + heldout.licences["CC0"] == 540
-    assert manifest.refused_licences == {"CC BY-NC": 60}
+    assert manifest.licenses["CC0"] + heldout.licenses["CC0"] == 540
+    assert manifest.refused_licenses == {"CC BY-NC": 60}
     assert (manifest.num_empty_documents, manifest.num_invalid_documents) == (1, 1)
     assert manifest.num_oversized_documents == 1
     assert (manifest.split, heldout.split) == ("train", "heldout")
@@ -230,7 +230,7 @@ def test_a_finished_folder_is_left_as_it_is(config, whole, capsys):
     ("change", "message"),
     [
         ({"shard_tokens": 999}, "max_tokens_per_shard was 1500 and is now 999"),
-        ({"licences": ("CC0",)}, "rules was"),
+        ({"licenses": ("CC0",)}, "rules.licenses was"),
         ({"source": "other"}, 'source was "letters" and is now "other"'),
     ],
 )
@@ -242,7 +242,7 @@ def test_other_settings_do_not_go_on_with_a_folder(config, whole, change, messag
 def test_folders_of_others_are_not_touched(config, tmp_path, tokenizer_folder, texts_folder):
     with pytest.raises(ValueError, match=r"must not lie in the input folder"):
         run(config(texts_folder / "shards"))
-    origin = {"source": "s", "licence": "CC0", "revision": "1"}
+    origin = {"source": "s", "license": "CC0", "revision": "1"}
     write_token_shards(
         tmp_path / "written", ["salt"], tokenizer_folder / "tokenizer.json", **origin
     )
@@ -251,7 +251,7 @@ def test_folders_of_others_are_not_touched(config, tmp_path, tokenizer_folder, t
             run(config(folder))
 
 
-def test_a_mixture_gives_dataset_revision_and_licences(config, tmp_path, monkeypatch, texts_folder):
+def test_a_mixture_gives_dataset_revision_and_licenses(config, tmp_path, monkeypatch, texts_folder):
     asked = []
 
     def listed(dataset, *, revision):
@@ -261,5 +261,5 @@ def test_a_mixture_gives_dataset_revision_and_licences(config, tmp_path, monkeyp
     monkeypatch.setattr("anchored.tools.commands.training.tokenize.hub_files", listed)
     settings = {"mixture": COMMON_PILE, "source": "wikimedia", "input": ()}
     assert run(config(tmp_path / "s", **settings)) == 0
-    assert Manifest.read(tmp_path / "s").refused_licences == {"CC BY-NC": 60}
+    assert Manifest.read(tmp_path / "s").refused_licenses == {"CC BY-NC": 60}
     assert asked == [("common-pile/wikimedia_filtered", "0641bb8")]

@@ -1,4 +1,4 @@
-"""The 31 sources of the Common Pile in the forms that their writers give licences."""
+"""The 31 sources of the Common Pile in the forms that their writers give licenses."""
 
 import gzip
 import json
@@ -58,8 +58,8 @@ def mirror(tmp_path):
     """A folder with a shard of each source."""
     for name, (kept, refused) in FORMS.items():
         rows = [
-            {"id": str(row), "text": f"the keeper of lamp {row}", "metadata": {"license": licence}}
-            for row, licence in enumerate([*kept, *refused])
+            {"id": str(row), "text": f"the keeper of lamp {row}", "metadata": {"license": license}}
+            for row, license in enumerate([*kept, *refused])
         ]
         (tmp_path / "mirror" / name).mkdir(parents=True)
         with gzip.open(tmp_path / "mirror" / name / "00000.jsonl.gz", "wt") as file:
@@ -87,7 +87,7 @@ def test_a_sample_of_all_sources_tells_what_would_be_refused(mirror, tokenizer_f
     assert f"stackv2_edu: refused {NONE_GIVEN}: 2" in rows
     assert "stackv2_edu: kept MIT AND Apache-2.0: 1" in rows
     assert "stackv2_edu: refused MIT AND GPL-3.0-only: 1" in rows
-    assert "github_archive: kept Blue Oak list: licence of the repository, not stated: 2" in rows
+    assert "github_archive: kept Blue Oak list: license of the repository, not stated: 2" in rows
     assert not list(mirror.parent.glob("*.partial"))
 
 
@@ -101,16 +101,16 @@ def test_a_sample_goes_on_past_a_source_that_cannot_be_read(mirror, tokenizer_fo
     assert any(line.split()[:3] == ["public_domain_review", "1", "100.0%"] for line in lines)
 
 
-def test_code_whose_licences_are_joined_by_commas_is_tokenized(mirror, tokenizer_folder, tmp_path):
+def test_code_whose_licenses_are_joined_by_commas_is_tokenized(mirror, tokenizer_folder, tmp_path):
     for name in ("stackv2_edu", "github_archive"):
         folder = tmp_path / name
         inputs = {"source": name, "input": (mirror / name,), "output": folder}
         assert run(options(tokenizer_folder, workers=1, **inputs)) == 0
     manifest = Manifest.read(tmp_path / "stackv2_edu")
-    assert manifest.licences == {"BSD-3-Clause": 1, "MIT AND Apache-2.0": 1}
-    assert manifest.refused_licences == {NONE_GIVEN: 2, "MIT AND GPL-3.0-only": 1}
+    assert manifest.licenses == {"BSD-3-Clause": 1, "MIT AND Apache-2.0": 1}
+    assert manifest.refused_licenses == {NONE_GIVEN: 2, "MIT AND GPL-3.0-only": 1}
     manifest = Manifest.read(tmp_path / "github_archive")
-    assert manifest.licences["Blue Oak list: licence of the repository, not stated"] == 2
+    assert manifest.licenses["Blue Oak list: license of the repository, not stated"] == 2
 
 
 def test_enough_tokens_are_taken_from_all_files_and_the_same_after_a_stop(

@@ -1,6 +1,6 @@
 """What holds for the options of every command: repeats, paths, names of configs."""
 
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_type_hints
 
@@ -8,12 +8,14 @@ import pytest
 from command_line import refused
 
 from anchored.configs.config_file import CONFIGS, find_config
+from anchored.decode.settings import BudgetOptions, SpendingOptions
 from anchored.tools.cli import COMMANDS, options_class
-from anchored.tools.commands.serving import ServeConfig
+from anchored.tools.commands.serving import VllmServeConfig
 from anchored.tools.commands.training.decontaminate import DecontaminateConfig
 from anchored.tools.commands.training.plan import PlanConfig
 from anchored.tools.commands.training.tokenize import TokenizeConfig
 from anchored.tools.commands.words import (
+    Refused,
     described,
     gather,
     option_values,
@@ -22,7 +24,7 @@ from anchored.tools.commands.words import (
 )
 
 CLASSES = {name: options_class(command) for name, command in COMMANDS.items() if name != "lm-eval"}
-CLASSES["vllm serve"] = ServeConfig
+CLASSES["vllm serve"] = VllmServeConfig
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -36,7 +38,7 @@ def test_no_option_of_any_command_keeps_only_the_last_of_two_values(name):
         elif values == "one an occurrence":
             assert gather(options, words) == words
         else:
-            with pytest.raises(ValueError, match=f"{flag} is given twice, and takes one value"):
+            with pytest.raises(Refused, match=f"{flag} is given twice, and takes one value"):
                 gather(options, words)
 
 
@@ -49,6 +51,22 @@ def test_every_option_of_any_command_says_what_it_is(name):
         assert [option for option in hints if not described(kind, option)] == []
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_options_of_a_budget_have_one_owner(name):
+    """Every command that has one of them has all, with their types, defaults and help."""
+    kinds = [CLASSES[name]]
+    names = {field.name for field in fields(BudgetOptions)}
+    for kind in kinds:
+        hints = get_type_hints(kind)
+        kinds += filter(is_dataclass, hints.values())
+        if "divergence" in hints:
+            assert issubclass(kind, BudgetOptions), kind
+        if "debt_window" in hints:  # a budget may be a judge's, in dollars
+            assert issubclass(kind, SpendingOptions), kind
+        if issubclass(kind, BudgetOptions):
+            assert not names & vars(kind).get("__annotations__", {}).keys(), kind
+
+
 def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
     file = str(tmp_path)
     words = ["--source", "s", "--output", "o", "--input", "i"]
@@ -56,15 +74,14 @@ def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
     assert parse(DecontaminateConfig, "decontaminate", both).against == (tmp_path, Path("/"))
     together = ["--against", file, "/", *words]
     assert parse(DecontaminateConfig, "decontaminate", together).against == (tmp_path, Path("/"))
-    more = ["--tokenizer", "t", "--licences", "CC0", *words, "--licences", "MIT"]
-    assert parse(TokenizeConfig, "tokenize", more).licences == ("CC0", "MIT")
+    more = ["--tokenizer", "t", "--licenses", "CC0", *words, "--licenses", "MIT"]
+    assert parse(TokenizeConfig, "tokenize", more).licenses == ("CC0", "MIT")
     assert PlanConfig().config  # a default, which what is given replaces
     plan = parse(PlanConfig, "plan", ["--config", file, "--config=/"])
     assert plan.config == (tmp_path, Path("/"))
-    config, others = parse_known(
-        ServeConfig, "vllm serve", ["--safe", "a", "--risky", "b", "--lora", "c", "--lora", "d"]
-    )
-    assert config.safe == Path("a") and others == ["--lora", "c", "--lora", "d"]
+    words = ["--safe", "o/a", "--risky", "o/b", "--lora", "c", "--lora", "d", "--dtype", "half"]
+    config, others = parse_known(VllmServeConfig, "vllm serve", words)
+    assert config.safe == Path("o/a") and others == words[4:]
 
 
 def test_a_home_folder_is_expanded_and_no_path_is_empty(monkeypatch, tmp_path):
@@ -87,8 +104,9 @@ def test_configs_of_the_package_have_names(capsys, monkeypatch, tmp_path):
     err = refused(capsys, "sweep", "quickstart-method", "--dry-run")
     assert "there is no file quickstart-method; the package has quickstart-methods" in err
     # Found, and read: what is missing is the run that its paths name.
-    err = refused(capsys, "sweep", "quickstart-methods", "--dry-run")
-    assert "there is no file runs/quickstart/prompts.jsonl" in err
+    err = refused(capsys, "sweep", "quickstart-methods")
+    assert "prompts: there is no file or folder" in err
+    assert f"nor {tmp_path}/runs/quickstart/prompts.jsonl" in err
 
 
 def test_a_name_of_several_configs_is_refused(monkeypatch, tmp_path):

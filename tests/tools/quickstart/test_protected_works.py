@@ -6,9 +6,9 @@ from itertools import combinations
 
 import pytest
 
-from anchored.decode.rules.memfree import records
-from anchored.eval.experiments.sweep import load_prompts
-from anchored.eval.retrieval.bm25 import WordIndex
+from anchored.eval.experiments.experiment import load_prompts
+from anchored.eval.retrieval.passages import WordIndex
+from anchored.inputs import records
 from anchored.tools.quickstart.protected_works import (
     PASSAGE_WORDS,
     WORKS_FOLDER,

@@ -1,6 +1,5 @@
 """The command that chooses k: the largest whose generations keep to a target."""
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,15 +7,17 @@ from typing import TYPE_CHECKING, Literal
 
 import anchored
 from anchored.decode.pair_options import ModelOptions
-from anchored.decode.settings import LevelName, SamplingConfig
-from anchored.inputs import check_input, check_least
+from anchored.decode.settings import BudgetOptions, LevelName, SamplingConfig
+from anchored.durable_files import text_sha256
+from anchored.fields import check_least
+from anchored.inputs import check_input
 
 if TYPE_CHECKING:
     from anchored.eval.calibration.calibration import Calibration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrateConfig(ModelOptions):
+class CalibrateConfig(BudgetOptions, ModelOptions):
     """Find the largest k: anchored calibrate --safe A --risky B --prompt-file prompts.jsonl
 
     Measures copying at several k, and chooses the largest that keeps it within a target. A prompt
@@ -25,8 +26,8 @@ class CalibrateConfig(ModelOptions):
     """
 
     prompt_file: Path
-    """File of prompts, JSON lines {"id": ..., "prompt": ..., "reference": ..., optional
-    "title"}."""
+    """File of prompts, JSON lines {"id": ..., "prompt": ..., "reference": ...}, as anchored prompts
+    writes them."""
     output: Path = Path("runs/calibration")
     """Folder of generations, ledgers, calibration.json, table and picture."""
     metric: Literal["ncr", "word_lcs", "char_lcs", "word_acs"] = "ncr"
@@ -38,10 +39,13 @@ class CalibrateConfig(ModelOptions):
     strict: bool = True
     """Ask that the worse end of the interval meet the target, not the mean alone. By the mean,
     about every other choice misses its target on fresh seeds."""
+    certify: float | None = None
+    """Largest chance that bounds may leave to reciting any of the references, such as 1e-6: no k
+    above is chosen, whatever was copied."""
     confidence: float = 0.95
     """Confidence level of the intervals (bootstrap over prompts)."""
     smallest_k: float = 0.1
-    """Smallest k to try, in nats a token, or a byte if the tokenizers differ."""
+    """Smallest k to try, in nats per token, or per byte if the tokenizers differ."""
     largest_k: float = 20.0
     """Largest k to try."""
     first_ks: int = 5
@@ -52,15 +56,6 @@ class CalibrateConfig(ModelOptions):
     """Generations of a prompt at each k, by the same seeds at each."""
     check_seeds: int = 4
     """Generations at the chosen k by seeds that it was not chosen by; 0 for none."""
-    divergence: Literal["kl", "max"] = "kl"
-    """What the budget bounds: kl the mean log-ratio of p* to the safe model, max its largest
-    value."""
-    debt: Literal["top", "average", "none"] = "top"
-    """What the prompt's log-likelihood ratios cost before the first token: top charges the mean of
-    the largest, average that of all, none nothing."""
-    budget: Literal["adaptive", "global", "fixed"] = "adaptive"
-    """What becomes of unspent nats: adaptive carries them over, global frees all of them from the
-    start, fixed loses them, and charges no debt."""
     max_new_tokens: int = 200
     """Horizon of the budget, and length of what is compared; a token is four bytes at byte
     level."""
@@ -81,6 +76,8 @@ class CalibrateConfig(ModelOptions):
         SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
         if self.target is None and self.metric != "ncr":
             raise ValueError(f"--metric {self.metric} needs a --target")
+        if self.certify is not None and not 0.0 < self.certify < 1.0:
+            raise ValueError(f"--certify must be in (0, 1), got {self.certify}")
         check_least(self, 1, "seeds", "max_new_tokens", "batch_size")
         check_least(self, 0, "check_seeds")
 
@@ -90,18 +87,19 @@ def run(config: CalibrateConfig) -> int:
     from anchored.eval.calibration import calibration as calibrating
     from anchored.eval.calibration.results import write_results
     from anchored.eval.copying.metrics import METRIC_SET
-    from anchored.eval.experiments.experiment import Steps
     from anchored.eval.experiments.generations import is_at_bytes
+    from anchored.eval.experiments.steps import Steps
 
     calibration = _calibration(config)
     pair = config.load()
     fingerprints = dict(pair.fingerprints)
     # What decides the generations: a folder belongs to one of these, whatever the target.
     experiment, rule = calibration.experiment, calibration.rule_settings
-    prompts = [[each.id, each.prompt, each.reference] for each in experiment.prompts]
-    decides = [fingerprints, prompts, config.seeds, config.max_new_tokens, rule]
-    decides += [config.temperature, config.repetition_penalty, config.level, METRIC_SET]
-    Steps(config.output, json.dumps(decides), owner="calibration")
+    prompts = {each.id: text_sha256(each.prompt, each.reference) for each in experiment.prompts}
+    options = ("seeds", "max_new_tokens", "temperature", "repetition_penalty", "level")
+    decides = {name: getattr(config, name) for name in options}
+    decides |= {"models": fingerprints, "prompts": prompts, "rule": rule, "metric_set": METRIC_SET}
+    Steps(config.output, decides, owner="calibration")
     logging.getLogger(calibrating.__name__).setLevel(logging.INFO)
     calibrated = calibrating.calibrate(calibration, pair)
     symbol = "byte" if is_at_bytes(experiment, pair) else "token"
@@ -113,11 +111,10 @@ def run(config: CalibrateConfig) -> int:
 
 def _calibration(config: CalibrateConfig) -> "Calibration":
     """All settings, checked before a model is loaded."""
-    from anchored.eval.calibration.calibration import Calibration, Search
-    from anchored.eval.calibration.target import Target
+    from anchored.eval.calibration.calibration import Calibration, Target
+    from anchored.eval.calibration.search import Search
     from anchored.eval.copying.ncr import HIGH_PROTECTION
-    from anchored.eval.experiments.experiment import Experiment
-    from anchored.eval.experiments.sweep import load_prompts
+    from anchored.eval.experiments.experiment import Experiment, load_prompts
 
     return Calibration(
         experiment=Experiment(
@@ -131,12 +128,7 @@ def _calibration(config: CalibrateConfig) -> "Calibration":
             level=config.level,
             batch_size=config.batch_size,
         ),
-        rule=anchored.Anchored(
-            k=config.smallest_k,
-            divergence=config.divergence,
-            debt=config.debt,
-            budget=config.budget,
-        ),
+        rule=anchored.Anchored(k=config.smallest_k, **config.budget_options()),
         target=Target(
             metric=config.metric,
             value=HIGH_PROTECTION if config.target is None else config.target,
@@ -150,4 +142,5 @@ def _calibration(config: CalibrateConfig) -> "Calibration":
             resolution=config.resolution,
         ),
         num_check_seeds=config.check_seeds,
+        certify=config.certify,
     )

@@ -3,17 +3,18 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tyro
 from tyro.conf import UseAppendAction
 
 from anchored import text_tables
-from anchored.decode.models.folder import model_location
-from anchored.inputs import check_input, check_least
+from anchored.decode.pair.folder import ModelFolder, model_location
+from anchored.fields import check_least
+from anchored.inputs import check_input
 
 from ..files import is_first_process
-from ..words import ConfigFile
+from ..words import ComparisonFile
 
 if TYPE_CHECKING:
     from anchored.eval.harness.comparison import Comparison, Entry
@@ -29,8 +30,8 @@ class CompareConfig:
     anchored compare configs/eval/safe-models.toml --model Ours=FOLDER --model Theirs=OWNER/NAME
     """
 
-    file: tyro.conf.Positional[ConfigFile]
-    """Config of models and benchmarks."""
+    file: tyro.conf.Positional[ComparisonFile]
+    """Config of models and benchmarks; --list names the package's."""
     output: Path = Path("runs/compare")
     """Folder of what is recorded, of the table and the picture."""
     model: UseAppendAction[tuple[str, ...]] = ()
@@ -63,17 +64,20 @@ def run(config: CompareConfig) -> int:
     if config.limit:
         benchmarks = tuple(replace(b, limit=0) for b in comparison.benchmarks)
         comparison = replace(comparison, limit=config.limit, benchmarks=benchmarks)
-    _check_models(comparison)
+    problems = _model_problems(comparison)
     if config.dry_run:
-        print(comparison_plan(comparison))
+        missing = [f"missing: {problem}" for problem in problems]
+        print("\n".join([comparison_plan(comparison), *missing]))
         return 0
+    if problems:
+        raise FileNotFoundError(problems[0])
     left_out = [b.label for b in comparison.benchmarks if b.runs_code]
     if left_out and not config.confirm_run_unsafe_code and is_first_process():
         print(f"left out without --confirm-run-unsafe-code: {', '.join(left_out)}")
     evaluate(
         comparison,
         config.output,
-        task_folder=config.file.parent / comparison.tasks if comparison.tasks else None,
+        task_folder=Path(comparison.tasks) if comparison.tasks else None,
         runs_code=config.confirm_run_unsafe_code,
         make_model=_model,
     )
@@ -93,18 +97,25 @@ def _entry(text: str) -> "Entry":
     return Entry(label=label, model=model)
 
 
-def _check_models(comparison: "Comparison") -> None:
-    """Raise FileNotFoundError for a name that is neither a folder nor an id of the Hub, and
-    ValueError for a setting that a model does not take."""
+def _model_problems(comparison: "Comparison") -> list[str]:
+    """A line for each name that is neither a folder nor an id of the Hub; ValueError for a setting
+    that a model does not take."""
     from anchored.eval.harness.comparison import check_settings
 
+    problems = []
     for entry in comparison.models:
-        try:
-            for name in entry.models.values():
+        for name in entry.models.values():
+            try:
                 model_location(name)
+            except FileNotFoundError as error:
+                problems.append(f"{entry.label}: {error}")
+        try:
             check_settings(entry)
-        except (FileNotFoundError, ValueError) as error:
-            raise type(error)(f"{entry.label}: {error}") from None
+        except FileNotFoundError:
+            pass  # of its models, which are named above
+        except ValueError as error:
+            raise ValueError(f"{entry.label}: {error}") from None
+    return problems
 
 
 def comparison_plan(comparison: "Comparison") -> str:
@@ -133,11 +144,13 @@ def _model(entry: "Entry", comparison: "Comparison") -> Any:
     given = {"batch_size": comparison.batch_size, **entry.arguments}
     defaults = {} if "device" in given else {"device": comparison.device or None}
     kind = "hf" if entry.model else "anchored"
+    if entry.model:  # lm-eval does not name a model that the Hub does not have
+        ModelFolder.find(entry.model, cast("str | None", entry.settings.get("revision")))
     return get_model(kind).create_from_arg_obj(given, defaults)
 
 
 def _draw(comparison: "Comparison", cells: Any, path: Path) -> None:
-    from anchored.eval.figures.intervals import plot_scores
+    from anchored.eval.figures.distributions import plot_scores
 
     names = [benchmark.label for benchmark in comparison.benchmarks]
     drawn = [

@@ -1,29 +1,33 @@
 """The command that takes recorded texts through the whole evaluation, to one page."""
 
-import hashlib
 import json
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from tyro.conf import Positional
 
 from anchored import AnchoredError
-from anchored.durable_files import file_sha256, locked, write_durably
-from anchored.eval.copying.nonliteral import NonLiteralConfig
+from anchored.durable_files import file_sha256, locked
+from anchored.eval.copying.copybench import NonLiteralConfig
 from anchored.eval.quality.win_rate import WinRateConfig
 from anchored.eval.recorded_texts import (
     EVALUATION,
     PAGE,
     PROMPTS_FILE,
     RecordedText,
-    generation_files,
+    evaluation_rows,
+    file_settings,
+    is_run,
+    names_of,
     read_texts,
+    write_evaluation,
 )
-from anchored.inputs import check_input, check_least
+from anchored.fields import check_least
+from anchored.inputs import check_input
 
 from .judging import (
     EvidenceOptions,
@@ -57,7 +61,7 @@ class CopyingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """How much of a run the page shows."""
+    """The part of a run that the page shows."""
 
     texts: int = 4
     """Prompts whose texts the page shows, evenly among all."""
@@ -82,23 +86,27 @@ class EvaluateConfig(ReportOptions, NonLiteralConfig, CopyingOptions, Judging):
     on, and no answer is paid for twice.
     """
 
-    run: Positional[Path]
-    """Folder of a run, or a file: JSON lines of "text", "reference", "prompt", "setting", "seed"
-    and "id", or what CopyBench writes."""
+    run: Positional[tuple[Path, ...]]
+    """Folder of a run; or files of texts, or a folder of them: JSON lines of "text", "reference",
+    "prompt", "setting", "seed" and "id", or what CopyBench writes. Each of several files is a
+    setting with the file's name, without its ending."""
     only: tuple[StepName, ...] = ()
     """Steps to do; all that the texts and options allow unless given."""
     prompts: Path | None = None
     """File of what the texts lack, JSON lines of "id" and "reference" or the like; a run's own
     prompts unless given."""
     output: Path | None = None
-    """Folder for evaluation/ and the page; that of the run, or FILE.evaluation for a file, unless
-    given."""
+    """Folder for evaluation/ and the page; that of the run or the texts, or FILE.evaluation of the
+    first file, unless given."""
     dry_run: bool = False
     """Print the steps, and how much the judges would be asked, and send nothing."""
 
     def __post_init__(self) -> None:
-        if not self.run.exists():
-            raise FileNotFoundError(f"there is no file or folder {self.run}")
+        if not self.run:
+            raise ValueError("name the folder of a run, or files of texts")
+        for path in self.run:
+            if not path.exists():
+                raise FileNotFoundError(f"there is no file or folder {path}")
         check_input(self.prompts)
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder} is no folder to write results in")
@@ -108,15 +116,21 @@ class EvaluateConfig(ReportOptions, NonLiteralConfig, CopyingOptions, Judging):
             raise ValueError("a judge is needed: give --judge-model too")
         if "factuality" in self.only and not self.has_evidence:
             raise ValueError("factuality: give one of --serper, --corpus and --evidence")
-        if "report" in self.only and not self.run.is_dir():
-            raise ValueError(f"a report is on a run's folder, and {self.run} is a file of texts")
+        if "report" in self.only and not self.has_run:
+            raise ValueError(f"a report is on a run's folder, not on texts as {self.run[0]}")
 
     @property
     def folder(self) -> Path:
         """Where all of it is written."""
-        if self.output is not None or self.run.is_dir():
-            return self.output or self.run
-        return self.run.with_name(f"{self.run.name}.evaluation")
+        first = self.run[0]
+        return self.output or (
+            first if first.is_dir() else first.with_name(f"{first.name}.evaluation")
+        )
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it is the folder of a quickstart or a sweep, which a page is made of."""
+        return len(self.run) == 1 and is_run(self.run[0])
 
 
 OPTIONS: Final[dict[StepName, tuple[type, ...]]] = {
@@ -134,7 +148,7 @@ NEEDED: Final[dict[StepName, str]] = {
     "nonliteral": "characters",
     "answers": "answer",
 }
-"""What a measure reads of every text."""
+"""The entries that a measure reads of every text."""
 
 
 def run(config: EvaluateConfig) -> int:
@@ -169,7 +183,7 @@ def _possible(config: EvaluateConfig, texts: list[RecordedText]) -> Iterator[Ste
             yield "win-rate"
         if config.has_evidence:
             yield "factuality"
-    if config.run.is_dir():
+    if config.has_run:
         yield "report"
 
 
@@ -177,7 +191,8 @@ def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[Reco
     """Raise ValueError, in one line, for what a step cannot be done with."""
     if not names:
         raise ValueError(
-            f"{config.run}: texts without references, characters, answers or --judge-model"
+            f"{names_of(config.run)}: texts without references, characters, answers or "
+            "--judge-model"
         )
     for name in (name for name in NEEDED if name in names):
         if without := [text for text in texts if not getattr(text, NEEDED[name])]:
@@ -186,53 +201,77 @@ def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[Reco
                 "by id"
             )
     if set(names) & set(JUDGES):
-        check_judge(config, texts, config.run)
+        check_judge(config, texts, config.run[0], needs_key=not config.dry_run)
+    if "copying" in names:
+        _check_alone(config, {text.setting for text in texts})
+
+
+def _check_alone(config: EvaluateConfig, settings: set[str]) -> None:
+    """Say why there is no NCR; ValueError where an option names a setting that is not there."""
+    alone = {name: getattr(config, name) for name in ("safe_setting", "risky_setting")}
+    lacking = [name for name, setting in alone.items() if setting not in settings]
+    defaults = {option.name: option.default for option in fields(CopyingOptions)}
+    known = ", ".join(sorted(settings))
+    for name in lacking:
+        if alone[name] != defaults[name]:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option}: there are no texts of {alone[name]!r}, only of {known}")
+    if lacking and len(settings) > 1:
+        print(
+            f"no NCR: there are no texts of {' or '.join(alone[name] for name in lacking)}; name "
+            f"the models alone with --safe-setting and --risky-setting, of {known}",
+            file=sys.stderr,
+        )
 
 
 def _do(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[RecordedText]) -> bool:
     """Do the steps, recording those that are done; whether each judge could judge something."""
-    path = config.folder / EVALUATION / "steps.json"
-    try:
-        done = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        done = {}
-    is_whole = True
-    for number, name in enumerate(names, 1):
-        title, output = f"[{number}/{len(names)}] {name}", _output(config, name)
-        identity, known = _identity(config, name), done.get(name, {})
-        if known.get("identity") == identity and output.exists():
-            print(f"{title}: done before ({known['seconds']:.1f} s)", file=sys.stderr)
-            _show(name, output)
-            continue
-        print(title, file=sys.stderr)
-        start = time.perf_counter()
+    from anchored.eval.analysis.evaluated import evaluation_table
+    from anchored.eval.experiments.steps import Steps
+
+    steps, is_whole = Steps(config.folder / EVALUATION, {}, total=len(names)), True
+    for name in names:
+        output = _output(config, name)
+        work: Callable[[], bool] = partial(_evaluate, config, name, texts)
+        if name == "report":
+            work = partial(_write_report, config)
         try:
-            is_done = _write_report(config) if name == "report" else _evaluate(config, name, texts)
+            steps.run(name, work, identity=_identity(config, name), output=output)
         except AnchoredError as error:  # of a judge: the page says what is missing
             print(f"{name}: {error}", file=sys.stderr)
-            is_whole = is_done = False
-        if is_done:
-            done[name] = {"identity": identity, "seconds": time.perf_counter() - start}
-            write_durably(path, json.dumps(done, indent=1) + "\n")
+            is_whole = False
+        if name != "report" and output.exists():
+            results = json.loads(output.read_text(encoding="utf-8"))
+            print(evaluation_table(name, results), end="\n\n", flush=True)
     return is_whole
 
 
-def _identity(config: EvaluateConfig, name: StepName) -> str:
-    """A hash of all that decides what a step writes: its options, and the files that it reads."""
-    files = [config.run]
-    if config.run.is_dir():
-        files = [*generation_files(config.run), config.run / PROMPTS_FILE]
+def _identity(config: EvaluateConfig, name: StepName) -> dict[str, Any]:
+    """All that decides what a step writes: its options, and the files that it reads."""
+    texts = {setting: path for path, setting in file_settings(config.run).items()}
+    files = [config.run[0] / PROMPTS_FILE]
     files += [config.prompts] if config.prompts else []
     if name == "report":
         files += [_output(config, step) for step in get_args(StepName) if step != "report"]
-        files += [*sorted(config.run.glob("measurements/*.json")), config.run / "results.json"]
-        files += [config.ncr_of / "results.json"] if config.ncr_of else []
-    read: list[Any] = [[path.name, file_sha256(path)] for path in files if path.is_file()]
+        folder = config.run[0]
+        files += [*sorted(folder.glob("measurements/*.json")), folder / "results.json"]
+    named = {**{path.name: path for path in files}, **texts}
+    if name == "report" and config.ncr_of:  # by another name than the run's results
+        named["ncr_of"] = config.ncr_of / "results.json"
+    read = {called: file_sha256(path) for called, path in named.items() if path.is_file()}
+    identity: dict[str, Any] = {"options": _portable(_options(config, name)), "files": read}
     if name == "copying":
         from anchored.eval.copying.metrics import metric_packages
 
-        read += metric_packages().items()
-    return hashlib.sha256(repr([_options(config, name), read]).encode()).hexdigest()
+        identity["packages"] = dict(metric_packages())
+    return identity
+
+
+def _portable(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with what files hold in place of their paths, and without folders."""
+    kept = {name: own for name, own in options.items() if not isinstance(own, Path)}
+    files = {name: own for name, own in options.items() if isinstance(own, Path) and own.is_file()}
+    return kept | {name: file_sha256(file) for name, file in files.items()}
 
 
 def _options(config: EvaluateConfig, name: StepName) -> dict[str, Any]:
@@ -247,59 +286,48 @@ def _output(config: EvaluateConfig, name: StepName) -> Path:
 
 
 def _evaluate(config: EvaluateConfig, name: StepName, texts: list[RecordedText]) -> bool:
-    """Take a measure or ask a judge; record and print it. Whether nothing of it is left to do."""
-    from anchored.environment import environment_record
+    """Take a measure or ask a judge, and record it. Whether nothing of it is left to do."""
+    from anchored.eval.copying.copybench import answer_results, nonliteral_results
     from anchored.eval.copying.literal import copying_results
-    from anchored.eval.copying.nonliteral import nonliteral_results
-    from anchored.eval.quality.answers import answer_results
-    from anchored.eval.statistics import json_value
 
     if name == "copying":
-        safe, risky = config.safe_setting, config.risky_setting
+        safe, risky, folder = config.safe_setting, config.risky_setting, config.folder
         results = copying_results(
-            texts, safe=safe, risky=risky, beside=config.beside, progress=sys.stderr.isatty()
+            texts,
+            safe=safe,
+            risky=risky,
+            beside=config.beside,
+            known=[row for own in {folder, config.run[0]} for row in evaluation_rows(own, name)],
+            progress=sys.stderr.isatty(),
         )
     elif name == "nonliteral":
         results = nonliteral_results(texts, **_options(config, name))
     elif name == "answers":
         results = answer_results(texts)
     else:
-        results = judged(name, texts, config, config.run)
-    whole = json_value({**results, "environment": environment_record()})
-    output = _output(config, name)
-    write_durably(output, json.dumps(whole, indent=1, allow_nan=False) + "\n")
-    _show(name, output)
+        results = judged(name, texts, config, config.run[0])
+    write_evaluation(config.folder, name, results)
     if name in JUDGES:
         check_judged(results)
     return not has_failures(results)
 
 
-def _show(name: StepName, output: Path) -> None:
-    """Print the table of a measure's or judge's results."""
-    from anchored.eval.analysis.evaluated import evaluation_table
-
-    if name != "report":
-        results = json.loads(output.read_text(encoding="utf-8"))
-        print(evaluation_table(name, results), end="\n\n", flush=True)
-
-
 def _write_report(config: EvaluateConfig) -> bool:
-    """Print the analyses' tables and write the page."""
+    """Write the page, and print the tables of its analyses."""
     from anchored.eval.analysis.recorded_run import RecordedRun
-    from anchored.eval.analysis.run_report import analyses, write_report
+    from anchored.eval.analysis.run_report import write_report
     from anchored.eval.report.tables import terminal_table
 
     other = None if config.ncr_of is None else RecordedRun(config.ncr_of)
     recorded = RecordedRun(
-        config.run,
+        config.run[0],
         max_ledgers=config.ledgers,
         evaluation=config.folder / EVALUATION,
         ncr_of=other,
     )
-    result = analyses(recorded)
-    for section in result.sections.values():
+    report = write_report(recorded, config.folder, num_texts=config.texts)
+    for section in report.analyses:
         print(f"{section.title}\n{terminal_table(section.rows, section.columns)}\n")
-    for name, why in result.not_measured.items():
+    for name, why in report.not_measured.items():
         print(f"not measured: {name}: {why}")
-    write_report(recorded, result, config.folder, num_texts=config.texts)
     return True

@@ -11,14 +11,15 @@ from anchored.eval.quality.chat_client import OPENAI_URL
 from anchored.eval.quality.win_rate import WinRateConfig
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.retrieval.evidence import SERPER_URL
-from anchored.inputs import check_input, check_least
+from anchored.fields import check_least
+from anchored.inputs import check_input
 
 if TYPE_CHECKING:
     from anchored.eval.quality.chat_client import ChatClient, Message, Sampling
     from anchored.eval.retrieval.evidence import Retriever
 
-CHARACTERS_A_TOKEN = 4
-"""Of English, for a plan of what will be paid."""
+BYTES_A_TOKEN = 4
+"""Of English, for a plan of what will be paid; other scripts have more bytes to a letter."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: those of several bases do not mix
@@ -54,8 +55,11 @@ class JudgeOptions:
         check_least(self, 1, "concurrency", "limit")
         check_least(self, 0, "max_retries")
 
-    def client(self, texts: Path) -> "ChatClient":
-        """The judge of these texts; ValueError without the key of an endpoint that needs one."""
+    def client(self, texts: Path, *, needs_key: bool = True) -> "ChatClient":
+        """The judge of these texts; ValueError without the key of an endpoint that needs one.
+
+        needs_key: False for a plan, which sends nothing.
+        """
         from anchored.eval.paid_requests import PaidRequests
         from anchored.eval.quality.chat_client import ChatClient, Endpoint, api_key
 
@@ -73,7 +77,7 @@ class JudgeOptions:
         return ChatClient(
             endpoint,
             PaidRequests(folder),
-            api_key=api_key(self.api_key_env, is_needed=self.judge_url == OPENAI_URL),
+            api_key=api_key(self.api_key_env, is_needed=needs_key and self.judge_url == OPENAI_URL),
             max_retries=self.max_retries,
             concurrency=self.concurrency,
             progress=sys.stderr.isatty(),
@@ -107,7 +111,7 @@ class EvidenceOptions:
         return self.serper or self.corpus is not None or self.evidence is not None
 
     def retriever(self, client: "ChatClient", *, max_retries: int) -> "Retriever":
-        """What finds evidence for a claim."""
+        """The source of evidence for a claim."""
         from anchored.eval.quality.chat_client import api_key
         from anchored.eval.retrieval import evidence
 
@@ -122,7 +126,7 @@ class EvidenceOptions:
         if self.evidence is not None:
             return evidence.RecordedEvidence(self.evidence)
         assert self.corpus is not None  # EvaluateConfig refuses factuality without any
-        from anchored.eval.retrieval.bm25 import WordIndex
+        from anchored.eval.retrieval.passages import WordIndex
 
         folder = self.corpus.with_name(f"{self.corpus.name}.bm25")
         index = WordIndex(self.corpus, folder, progress=sys.stderr.isatty())
@@ -133,11 +137,13 @@ class Judging(JudgeOptions, EvidenceOptions, WinRateConfig):
     """All that the judges are given."""
 
 
-def check_judge(options: Judging, texts: Sequence[RecordedText], run: Path) -> None:
+def check_judge(
+    options: Judging, texts: Sequence[RecordedText], run: Path, *, needs_key: bool
+) -> None:
     """Raise ValueError, in one line, for a key, an address or an option that no judge can have."""
     from anchored.eval.retrieval.evidence import RecordedEvidence
 
-    options.client(run)
+    options.client(run, needs_key=needs_key)
     settings = {text.setting for text in texts}
     if unknown := [name for name in options.pool if name not in settings]:
         raise ValueError(f"there are no texts of {unknown[0]!r} for the pool")
@@ -149,7 +155,8 @@ def judge_plan(name: str, texts: Sequence[RecordedText], options: Judging) -> st
     """What a judge is asked, before anything is paid; answers that are kept are not asked again."""
     messages, sampling = _first_requests(name, _judged_texts(texts, options), options)
     different = {"".join(own["content"] for own in each) for each in messages}  # each sent once
-    num_in, count = sum(map(len, different)) // CHARACTERS_A_TOKEN, len(different)
+    num_bytes = sum(len(text.encode(errors="replace")) for text in different)
+    num_in, count = num_bytes // BYTES_A_TOKEN, len(different)
     most_out = count * sampling.max_tokens
     plan = f"{name}: {count:,} requests, about {num_in:,} tokens, at most {most_out:,} back"
     if options.price_in is not None and options.price_out is not None:
@@ -248,7 +255,7 @@ def has_failures(results: dict[str, Any]) -> bool:
 
 
 def _usage_line(usage: dict[str, Any]) -> str:
-    """What was asked, sent and paid."""
+    """The account of requests, tokens and prices."""
     names = ("asked", "kept", "sent", "failed")
     parts = [
         f"{url}: {', '.join(f'{counts.get(name, 0)} {name}' for name in names)}"

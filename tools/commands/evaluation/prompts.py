@@ -1,7 +1,7 @@
 """The command that puts the texts of a data set into the paper's prompts."""
 
 import json
-import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -9,7 +9,9 @@ from typing import Any, Literal, get_args
 from anchored.configs.config_file import CONFIGS, from_table, read_config_file
 from anchored.durable_files import write_durably
 from anchored.eval.recorded_texts import file_name, has_open_seam
-from anchored.inputs import check_input, json_objects
+from anchored.eval.segmentation import words
+from anchored.fields import field_error
+from anchored.inputs import PromptLine, check_input, json_objects
 
 from ..files import check_outputs
 
@@ -77,14 +79,23 @@ def load_templates(path: Path = TEMPLATES) -> dict[str, Template]:
 def run(config: PromptsConfig) -> int:
     """Write the prompts; returns 0."""
     template = load_templates()[config.kind]
-    lines = [
-        json.dumps(_prompt(config, template, number, record), ensure_ascii=False)
+    prompts = [
+        _prompt(config, template, number, record)
         for number, record in enumerate(_records(config.input, template.text), 1)
     ]
-    if not lines:
+    if not prompts:
         raise ValueError(f"{config.input} holds no records")
-    write_durably(config.output, "\n".join(lines) + "\n", overwrite=config.overwrite)
-    print(f"{len(lines)} prompts of {config.kind} in {config.output}")
+    lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in prompts)
+    write_durably(config.output, lines, overwrite=config.overwrite)
+    print(f"{len(prompts)} prompts of {config.kind} in {config.output}")
+    bare = [line["id"] for line in prompts if not line["reference"].strip()]
+    if bare and template.reference:
+        print(
+            f"{len(bare)} of {len(prompts)} prompts have no reference, so that no copying can be "
+            f"measured: their records end with the prompt ({NUM_WORDS} words of a whole text); the "
+            f"first is {bare[0]}",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -96,10 +107,10 @@ def _prompt(
             record = {**record, name: value[0] if isinstance(value, list) else value}
     whole = next((record[name] for name in template.whole if record.get(name)), None)
     if record.get(template.text) is None and isinstance(whole, str):
-        words = re.findall(r"\s*\S+", whole)
-        parts = words[:NUM_WORDS], words[NUM_WORDS : 2 * NUM_WORDS]
-        cut = dict(zip((template.text, template.reference), map("".join, parts), strict=True))
-        record = {**record, **cut}
+        ends = [0, *(word.end for word in words(whole, max_words=2 * NUM_WORDS))]
+        middle = ends[: NUM_WORDS + 1][-1]
+        parts = whole[:middle], whole[middle : ends[-1]]
+        record = {**record, **dict(zip((template.text, template.reference), parts, strict=True))}
     for name in filter(None, (template.text, template.reference)):
         if not isinstance(record.get(name), str):
             raise ValueError(f"{config.input}, record {number} has no text {name!r}")
@@ -107,7 +118,7 @@ def _prompt(
     if template.reference:
         text, reference = _cut(text, record[template.reference])
     name = str(record.get("id", f"{config.kind}-{number:04}"))
-    return {
+    made = {
         "id": file_name(name),
         "prompt": template.template.replace(SLOT, text),
         "reference": reference,
@@ -115,6 +126,9 @@ def _prompt(
         "domain": config.kind,
         **{name: record[name] for name in KEPT if record.get(name) is not None},
     }
+    if error := field_error(PromptLine, made):
+        raise ValueError(f"{config.input}, record {number}: {error}")
+    return made
 
 
 def _cut(text: str, reference: str) -> tuple[str, str]:
@@ -131,6 +145,6 @@ def _cut(text: str, reference: str) -> tuple[str, str]:
 
 def _records(file: Path, text_name: str) -> list[dict[str, Any]]:
     if file.suffix == ".txt":
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
         return [{text_name: line.strip()} for line in lines if line.strip()]
     return [record for _, record in json_objects(file)]

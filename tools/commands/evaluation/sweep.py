@@ -8,7 +8,7 @@ import tyro
 from anchored.inputs import check_input
 
 from ..files import is_first_process
-from ..words import ConfigFile
+from ..words import SweepFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,21 +18,22 @@ class SweepConfig:
     Records each generation with its ledger as it ends, and goes on where it was interrupted.
     Several processes share the settings.
 
-    torchrun --nproc-per-node 2 -m anchored.tools.cli sweep FILE
+    torchrun --nproc-per-node 2 -m anchored sweep FILE
     """
 
-    file: tyro.conf.Positional[ConfigFile]
-    """Config of the pair, prompts, held-out texts and methods."""
+    file: tyro.conf.Positional[SweepFile]
+    """Config of the pair, prompts, held-out texts and methods; --list names the package's."""
     output: Path = Path("runs/sweep")
     """Folder of all that is recorded, of tables and pictures; an interrupted run goes on in it."""
     inputs: Path | None = None
-    """Folder of the models and texts that the file names; the file's own unless given."""
+    """Folder in which the models and texts are that the file names, in place of its key `inputs`.
+    Without either, they are looked for next to the file, then where the command runs."""
     retry_failed: bool = False
     """Try generations and held-out scores again that failed before; they stay recorded so
     otherwise."""
     dry_run: bool = False
     """Print the settings, how much they generate, the placement of the models, about how many hours
-    and GB; no model is loaded."""
+    and GB, and every input that is missing with the command that makes it; no model is loaded."""
 
     def __post_init__(self) -> None:
         check_input(self.file)
@@ -44,14 +45,14 @@ def run(config: SweepConfig) -> int:
     from anchored.eval.experiments.sweep import load_sweep
 
     sweep = load_sweep(config.file, inputs=config.inputs)
-    for file in sweep.files:
-        check_input(file)
-    if not config.dry_run:
-        sweep.placement.take_gpus(sweep.device)
-    plan = sweep_plan(sweep)  # reads what can be wrong before anything costly begins
     if config.dry_run:
-        print(plan)
+        print(sweep_plan(sweep))
         return 0
+    for key, names in sweep.files.items():
+        for name in names:
+            sweep.path(key, name)  # FileNotFoundError where it is missing
+    sweep.placement.take_gpus(sweep.device)
+    sweep_plan(sweep)  # reads what can be wrong before anything costly begins
     from anchored.eval.experiments.sweep_run import run_sweep
 
     report = run_sweep(

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anchored import text_tables
-from anchored.inputs import check_input, check_least
+from anchored.fields import check_least
+from anchored.inputs import check_input
 from anchored.pretrain.tokens.decontamination import DecontaminationJob, ForbiddenTexts, Report
 from anchored.pretrain.tokens.documents import RecordFields
 from anchored.pretrain.tokens.workers import do_files

@@ -11,7 +11,7 @@ from typing import Any
 
 from anchored.configs.config_file import CONFIGS
 from anchored.durable_files import write_durably
-from anchored.inputs import check_least
+from anchored.fields import check_least
 from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
@@ -29,7 +29,7 @@ from anchored.pretrain.tokens.shards import MANIFEST_NAME, TokenShards, is_verif
 from anchored.pretrain.tokens.writer import HELDOUT_FOLDER
 
 from ..files import check_outputs
-from ..words import ConfigFile
+from ..words import TrainingFile
 
 COMMON_PILE = CONFIGS / "pretrain" / "common_pile.toml"
 
@@ -38,14 +38,15 @@ COMMON_PILE = CONFIGS / "pretrain" / "common_pile.toml"
 class PlanConfig:
     """Show what training reads: anchored plan [--config FILE.toml] [--verify]
 
-    Prints the steps, tokens and epochs of every source and stage; anchored dry-run says how long
-    they take. With --step it prints one JSON object for every piece of a document that this step
-    reads, with its source, licence and position; with --document, one for every piece of that
-    document that some step reads.
+    Prints the steps, tokens and epochs of every source and stage; anchored pretrain --dry-run says
+    how long they take. With --step it prints one JSON object for every piece of a document that
+    this step reads, with its source, license and position; with --document, one for every piece of
+    that document that some step reads.
     """
 
-    config: tuple[ConfigFile, ...] = (COMMON_PILE,)
-    """One mixture, or the config of each stage's run, in their order."""
+    config: tuple[TrainingFile, ...] = (COMMON_PILE,)
+    """One mixture, or the config of each stage's run, in their order; --list names the
+    package's."""
     shards: str = ""
     """Folder with one folder of shards a source, in place of the mixture's."""
     max_epochs: float = 0.0
@@ -113,7 +114,8 @@ def run(config: PlanConfig) -> int:
         lines.append(f"token shards are missing of {len(missing)} sources: {', '.join(missing)}")
     print("\n".join(lines))
     allowed = config.max_epochs or min(spec.data.max_epochs for spec in specs)
-    stages.check_epochs([stage.epochs for stage in planned], allowed)
+    sources = [source for stage in planned for source in stage.sources]
+    stages.check_epochs([(one.name, one.contents, one.epochs) for one in sources], allowed)
     if config.output is not None:
         table = {
             "schema": "anchored-plan-report/1",
@@ -159,16 +161,16 @@ def _print_step(spec: StageSpec, step: int) -> None:
     if not 1 <= step <= spec.num_steps:
         raise ValueError(f"--step must be in [1, {spec.num_steps}], got {step}")
     plan = _open_plan(spec)
-    licences: Counter[str] = Counter()
+    licenses: Counter[str] = Counter()
     data_step = step + skipped_steps(_run_data(spec, plan), step - 1)
     first = (data_step - 1) * spec.sequences_per_step
     for sequence in range(first, first + spec.sequences_per_step):
         for document in sequence_documents(plan, sequence):
             print(json.dumps(asdict(document), ensure_ascii=False))
-            licences[document.licence] += document.num_tokens
+            licenses[document.license] += document.num_tokens
     print(f"step {step} of {spec.name}, plan {plan.hash}", file=sys.stderr)
-    for licence, num_tokens in licences.most_common():
-        print(f"  {num_tokens:>12,} tokens  {licence}", file=sys.stderr)
+    for license, num_tokens in licenses.most_common():
+        print(f"  {num_tokens:>12,} tokens  {license}", file=sys.stderr)
 
 
 def _print_document(spec: StageSpec, name: str) -> None:
@@ -216,7 +218,7 @@ def _summary(
     if steps:
         when = f"read {times:.2f} times in {len(steps):,} steps, {steps[0]:,} to {steps[-1]:,},"
     return (
-        f"{name}: {document.num_tokens:,} tokens under {document.licence}; {when} of {num_steps:,}"
+        f"{name}: {document.num_tokens:,} tokens under {document.license}; {when} of {num_steps:,}"
     )
 
 

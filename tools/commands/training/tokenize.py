@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from anchored import text_tables
-from anchored.inputs import check_input, check_least
+from anchored.fields import check_least
+from anchored.inputs import check_input
 from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.tokens.decontamination import Report
@@ -26,7 +27,7 @@ from anchored.pretrain.tokens.shards import MANIFEST_NAME, Manifest
 from anchored.pretrain.tokens.workers import do_files
 from anchored.pretrain.tokens.writer import HELDOUT_FOLDER, DocumentTally
 
-from ..words import ConfigFile
+from ..words import TrainingFile
 
 STILL_AT_WORK = "other processes are still at work; run this again where they were stopped"
 _NUM_NAMED = 3
@@ -40,14 +41,14 @@ class SourceConfig:
     """Name of the source, recorded in the manifest; where only reports are written, every source of
     the mixture unless given."""
     input: tuple[Path, ...] = ()
-    """Local files or folders of .jsonl (also .gz and .zst) or .parquet; without --source, a folder
-    that holds one folder a source."""
+    """Local files or folders of .jsonl, .ndjson or .json (also .gz and .zst), or .parquet; without
+    --source, a folder that holds one folder a source."""
     dataset: str = ""
     """Hub dataset to stream in place of local files."""
     revision: str = ""
     """Commit of the dataset; for local files, what to call this version of them."""
-    mixture: ConfigFile | None = None
-    """Config that gives the dataset, revision and licences of its sources."""
+    mixture: TrainingFile | None = None
+    """Config that gives the dataset, revision and licenses of its sources."""
     text_field: str = "text"
     """Field of a record that holds the text."""
     workers: int = 0
@@ -79,18 +80,18 @@ class TokenizeConfig(SourceConfig):
     sample: int = 0
     """Documents of each source to report what would be kept and refused of, while nothing is
     written; 0 writes the shards."""
-    licences: tuple[str, ...] = ()
-    """Licences that are allowed, as shell patterns; those of the mixture unless given, and all
+    licenses: tuple[str, ...] = ()
+    """Licenses that are allowed, as shell patterns; those of the mixture unless given, and all
     without a mixture."""
-    licence: str = ""
-    """Licence of every document, where records do not state it."""
-    licence_field: str = "metadata.license"
-    """Field that holds the licence, or a list of them."""
-    licence_separator: str = ""
-    """Text between several licences in one field, all of which must be allowed, as "," for SPDX
-    ids; a field is one licence unless given."""
-    licence_if_none: str = ""
-    """Licence of documents that have none; they are without one unless given."""
+    license: str = ""
+    """License of every document, where records do not state it."""
+    license_field: str = "metadata.license"
+    """Field that holds the license, or a list of them."""
+    license_separator: str = ""
+    """Text between several licenses in one field, all of which must be allowed, as "," for SPDX
+    ids; a field is one license unless given."""
+    license_if_none: str = ""
+    """License of documents that have none; they are without one unless given."""
     max_tokens: int | None = None
     """Tokens of all input files together after which to stop; 0 is no limit. Unless given, a source
     of a mixture stops at 1.1 times what its stages read, and others have no limit."""
@@ -141,7 +142,7 @@ def _report(folder: Path) -> str:
         "empty": manifest.num_empty_documents,
         **manifest.invalid_documents,
         f"longer than {manifest.max_document_bytes:,} bytes": manifest.num_oversized_documents,
-        "licence not allowed": sum(manifest.refused_licences.values()),
+        "license not allowed": sum(manifest.refused_licenses.values()),
         "by decontamination": manifest.num_contaminated_documents,
     }
     lines = [f"{manifest.source}: {_size(manifest)} in {folder}"]
@@ -150,8 +151,8 @@ def _report(folder: Path) -> str:
         heldout = Manifest.read(folder / HELDOUT_FOLDER)
         lines.append(f"  held out: {_size(heldout)}")
     lines += [f"  left out, {reason}: {count:,}" for reason, count in left_out.items() if count]
-    lines += [f"  licence {name}: {count:,}" for name, count in manifest.licences.items()]
-    lines += [f"  refused {name}: {count:,}" for name, count in manifest.refused_licences.items()]
+    lines += [f"  license {name}: {count:,}" for name, count in manifest.licenses.items()]
+    lines += [f"  refused {name}: {count:,}" for name, count in manifest.refused_licenses.items()]
     return "\n".join(lines)
 
 
@@ -200,15 +201,15 @@ def with_mixture(config: Config) -> Config:
         )
     if not isinstance(config, TokenizeConfig):
         return config
-    separator = "," if source.licence_form == "spdx" else ""
+    separator = "," if source.license_form == "spdx" else ""
     needed = config.max_tokens
     if needed is None:
         needed = stages.needed_tokens(mixture, source.name)
     return replace(
         config,
-        licences=config.licences or mixture.allowed_licences(source),
-        licence_separator=config.licence_separator or separator,
-        licence_if_none=config.licence_if_none or source.licence_if_none,
+        licenses=config.licenses or mixture.allowed_licenses(source),
+        license_separator=config.license_separator or separator,
+        license_if_none=config.license_if_none or source.license_if_none,
         max_tokens=needed,
     )
 
@@ -226,7 +227,7 @@ def each_source(config: Config) -> list[Config]:
 
 def _rules(config: TokenizeConfig) -> DocumentRules:
     return DocumentRules(
-        licences=config.licences,
+        licenses=config.licenses,
         max_document_bytes=config.max_document_bytes,
         heldout_fraction=config.heldout_fraction,
     )
@@ -235,10 +236,10 @@ def _rules(config: TokenizeConfig) -> DocumentRules:
 def _fields(config: TokenizeConfig) -> RecordFields:
     return RecordFields(
         text=config.text_field,
-        licence=config.licence_field,
-        fixed_licence=config.licence,
-        licence_separator=config.licence_separator,
-        licence_if_none=config.licence_if_none,
+        license=config.license_field,
+        fixed_license=config.license,
+        license_separator=config.license_separator,
+        license_if_none=config.license_if_none,
     )
 
 
@@ -281,7 +282,9 @@ def _sampled(config: TokenizeConfig, encoder: DocumentEncoder) -> tuple[Document
     chosen = sorted({0, len(files) // 2, len(files) - 1})
     tally, num_tokens = DocumentTally(), 0
     for index in chosen:
-        documents = input_documents(files[index], fields)
+        documents = input_documents(
+            files[index], fields, max_document_bytes=rules.max_document_bytes
+        )
         some = islice(documents, -(-config.sample // len(chosen)))
         for encoded in encoder.encode(some, rules):
             tally.add(encoded.document, encoded.verdict)
@@ -303,10 +306,10 @@ def _sample_row(name: str, tally: DocumentTally, num_tokens: int) -> list[str]:
 
 
 def _sample_notes(name: str, tally: DocumentTally) -> list[str]:
-    """The commonest licences that are refused and kept, and what cannot be read, in lines."""
+    """The commonest licenses that are refused and kept, and what cannot be read, in lines."""
     notes = []
     for verdict in (Verdict.REFUSED, Verdict.TRAIN):
         common = list(tally.histogram(verdict).items())[:_NUM_NAMED]
         word = "refused" if verdict is Verdict.REFUSED else "kept"
-        notes += [f"{name}: {word} {licence}: {count:,}" for licence, count in common]
+        notes += [f"{name}: {word} {license}: {count:,}" for license, count in common]
     return notes + [f"{name}: {problem}: {count:,}" for problem, count in tally.problems.items()]

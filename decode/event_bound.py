@@ -1,0 +1,127 @@
+"""The bound of one event: the most that its probability can have grown to within a budget."""
+
+import math
+import sys
+from typing import Literal
+
+from ..fields import checked_order, real_number
+
+HALVINGS = 1200
+"""Halvings of an interval of probabilities: as many as lead from 1 to below the least float64."""
+
+ROUNDING = 8.0 * sys.float_info.epsilon
+"""Relative error of nats, more than the few operations on them make; it is added to the budget."""
+
+
+def event_bound(
+    K: float,
+    safe_log_prob: float,
+    *,
+    divergence: Literal["kl", "renyi", "max"] = "kl",
+    order: float | None = None,
+) -> float:
+    """The largest probability that an event can have under p*, whose divergence from p_s is <= K.
+
+    In words: suppose that the safe model alone, asked for a text in the same way, would write a
+    certain passage with probability p (an event may be any set of texts: those that hold a
+    sentence, those that a person would call a copy). A certified text of bound K then holds it with
+    at most the probability that this function returns. It is a statement about the chance of the
+    event before the text is drawn, for this prompt, these settings and this safe model. It does
+    not say that a given text is no copy, nor what the safe model's own probability is, which has
+    to be known or bounded; where the safe model copies, the bound lets p* copy too. It is no legal
+    certificate.
+
+    K: nats, the ledger's bound (`Ledger.total_bound` for samples and continued texts), >= 0.
+    safe_log_prob: log p of the event under the safe model with the same warpers, nats, <= 0.
+    divergence: "kl" inverts the binary divergence, the largest q with q log(q/p) + (1 - q)
+    log((1 - q)/(1 - p)) <= K; "max" is e**K p, far less for rare events. "renyi" is between them:
+    the largest q with q**order p**(1 - order) + (1 - q)**order (1 - p)**(1 - order) <= e**((order -
+    1) K), which is at most (e**K p)**((order - 1) / order).
+    order: of "renyi", in [1.1, 64], and of that divergence alone.
+    Returns: a probability, rounded up. Raises ValueError for values out of range.
+    Source: data-processing inequality for the event's indicator; paper, section "K-NAF".
+    """
+    if hasattr(K, "ledger") or hasattr(K, "total_bound"):
+        raise ValueError("K must be nats, as a ledger's total_bound, not a ledger or a result")
+    K, safe_log_prob = real_number("K", K), real_number("safe_log_prob", safe_log_prob)
+    if not K >= 0.0:
+        raise ValueError(f"K must be >= 0 nats, got {K}")
+    if not safe_log_prob <= 0.0:
+        raise ValueError(f"safe_log_prob must be a log-probability <= 0, got {safe_log_prob}")
+    if divergence not in ("kl", "renyi", "max"):
+        raise ValueError(f"divergence must be kl, renyi or max, got {divergence!r}")
+    order = checked_order(divergence, order)
+    if safe_log_prob == -math.inf:
+        return 0.0  # what p_s cannot write p* cannot, whatever K is
+    if K == 0.0:
+        return _above(_exp_above(safe_log_prob))  # p* is p_s
+    nats = K + ROUNDING * (1.0 + K - safe_log_prob)
+    if order is not None:
+        return _inverted_renyi(nats, safe_log_prob, order)
+    if divergence == "max":
+        return _above(math.exp(min(0.0, nats + safe_log_prob)))
+    return _inverted(nats, safe_log_prob)
+
+
+def _inverted_renyi(nats: float, safe_log_prob: float, order: float) -> float:
+    """The upper end of the last interval of log q, which begins at the closed form: that leaves
+    the second term out."""
+    share = (order - 1.0) / order
+    low, high = safe_log_prob, min(0.0, (nats + safe_log_prob) * share)
+    # What rounds in both terms, powers of that order, is divided by order - 1.
+    allowed = nats + ROUNDING * (1.0 + nats - safe_log_prob) / share
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        if not low < middle < high:
+            break
+        if _binary_renyi(middle, safe_log_prob, order) <= allowed:
+            low = middle
+        else:
+            high = middle
+    return _above(_exp_above(high))
+
+
+def _binary_renyi(log_prob: float, safe_log_prob: float, order: float) -> float:
+    """The divergence of a coin of this log-probability from one of the safe event's, nats."""
+    here = order * log_prob + (1.0 - order) * safe_log_prob
+    other = order * _log_rest(log_prob) + (1.0 - order) * _log_rest(safe_log_prob)
+    largest = max(here, other)
+    return (largest + math.log1p(math.exp(min(here, other) - largest))) / (order - 1.0)
+
+
+def _log_rest(log_prob: float) -> float:
+    """log of 1 less the probability; -inf for 0."""
+    return math.log(-math.expm1(log_prob)) if log_prob < 0.0 else -math.inf
+
+
+def _inverted(nats: float, safe_log_prob: float) -> float:
+    """The upper end of the last interval, so that rounding is upwards."""
+    if -safe_log_prob <= nats:
+        return 1.0
+    low, high = math.exp(safe_log_prob), 1.0
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        if not low < middle < high:
+            break
+        if _binary_kl(middle, safe_log_prob) <= nats:
+            low = middle
+        else:
+            high = middle
+    return _above(high)
+
+
+def _binary_kl(prob: float, safe_log_prob: float) -> float:
+    """KL of a coin of this probability from one of the safe event's, nats."""
+    here = prob * (math.log(prob) - safe_log_prob) if prob > 0.0 else 0.0
+    other = math.log1p(-prob) - _log_rest(safe_log_prob) if prob < 1.0 else 0.0
+    return here + (1.0 - prob) * other
+
+
+def _exp_above(log_prob: float) -> float:
+    """A probability that is no smaller than this one, if its logarithm is rounded."""
+    return math.exp(log_prob) * (1.0 - ROUNDING * log_prob)
+
+
+def _above(prob: float) -> float:
+    """The next larger probability or two: exp and log may be one off."""
+    return min(1.0, math.nextafter(math.nextafter(prob, math.inf), math.inf))

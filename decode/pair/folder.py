@@ -1,0 +1,219 @@
+"""The places of a model's files: a folder, a download of the Hub, an adapter and its base model.
+
+Torch is imported where a model is at hand: command lines ask for locations before they load one.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from ...durable_files import file_sha256, write_durably
+from ...inputs import RepeatedName, with_each_once
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "LICENSE*"]
+SECOND_COPY = "consolidated*"
+"""Mistral's second copy of all weights, which some downloads hold and none needs."""
+UNREAD_FILES = ["*/*", SECOND_COPY]
+"""Not downloaded though they match; other formats and the authors' weights lie in subfolders."""
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+def model_location(name: str | Path) -> Path | str:
+    """The folder of a model or an adapter, with `~` expanded, or else an id on the Hub as a string.
+
+    Ids have the forms that huggingface_hub takes: OWNER/NAME, or NAME as in "gpt2". Nothing is
+    downloaded or asked of the Hub. Raises FileNotFoundError for anything else.
+    """
+    path = Path(name).expanduser()
+    if any((path / config).is_file() for config in ("config.json", ADAPTER_CONFIG)):
+        return path
+    if path.exists():
+        raise FileNotFoundError(f"no model folder with a config.json at {name}")
+    try:
+        validate_repo_id(str(name))
+    except HFValidationError:
+        raise FileNotFoundError(
+            f"there is no model folder with a config.json at {name}, nor is it the id of a model "
+            "on the Hub"
+        ) from None
+    return str(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model's config and weights, and the PEFT adapter that changes them, if there is one."""
+
+    base: Path
+    adapter: Path | None = None
+
+    @classmethod
+    def find(cls, name: str | Path, revision: str | None = None) -> "ModelFolder":
+        """A local folder, or the one that a Hub id is downloaded to, each a model or an adapter.
+
+        An adapter's base model is the one that its config names, at the revision named there.
+        revision: branch, tag or commit of a Hub id. Raises FileNotFoundError where there is no such
+        folder or id, and ValueError for the revision of a folder or an adapter that is not whole.
+        """
+        folder = _folder(name, revision)
+        if not (folder / ADAPTER_CONFIG).is_file():
+            return cls(folder)
+        base, base_revision = _base_of(folder)
+        return cls(_folder(base, base_revision), folder)
+
+    @property
+    def parts(self) -> list[Path]:
+        """The folders whose files decide what the model is."""
+        return [self.base] if self.adapter is None else [self.base, self.adapter]
+
+    @property
+    def tokenizer(self) -> Path:
+        """Folder of the tokenizer: the adapter's if it was saved there, else the base model's."""
+        if self.adapter is not None and (self.adapter / "tokenizer.json").is_file():
+            return self.adapter
+        return self.base
+
+
+def _folder(name: str | Path, revision: str | None) -> Path:
+    folder = model_location(name)
+    if isinstance(folder, str):
+        return _snapshot(folder, revision)
+    if revision is not None:
+        raise ValueError(f"a revision is that of a Hub id, got {revision!r} for folder {name}")
+    return folder
+
+
+def _snapshot(name: str, revision: str | None) -> Path:
+    """A Hub id's files; ones that were downloaded before are enough where the Hub is out of reach.
+
+    Weights that are missing among them are refused by name when the model is loaded.
+    """
+    try:
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=UNREAD_FILES
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        # Another program downloaded only some of the files: a license, say, is not needed.
+        if known := getattr(error, "snapshot_path", None):
+            return Path(known)
+        at = "" if revision is None else f" at revision {revision}"
+        reason = textwrap.shorten(str(error), 200)
+        raise FileNotFoundError(
+            f"no model {name}{at} on the Hub or in its cache: {reason}"
+        ) from error
+
+
+def read_json(file: Path, *, each_once: bool = False) -> dict[str, Any]:
+    """The object in a JSON file of a model; ValueError, with its name, for anything else.
+
+    each_once: an object with one name twice is refused, which transformers takes.
+    """
+    hook = with_each_once if each_once else None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=hook)
+    except RepeatedName as error:
+        raise ValueError(f"{file} {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object, got {content!r:.80}")
+    return content
+
+
+def _base_of(adapter: Path) -> tuple[str, str | None]:
+    """(folder or Hub id of an adapter's base model, its revision)."""
+    config = read_json(adapter / ADAPTER_CONFIG)
+    if not (adapter / ADAPTER_WEIGHTS).is_file():
+        raise ValueError(f"the adapter in {adapter} has no {ADAPTER_WEIGHTS}")
+    if [path for path in adapter.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS]:
+        raise ValueError(f"{adapter} holds a whole model and an adapter: keep them in two folders")
+    if not config.get("base_model_name_or_path"):
+        raise ValueError(f"the {ADAPTER_CONFIG} in {adapter} has no base_model_name_or_path")
+    base = config["base_model_name_or_path"]
+    nested = adapter / base  # so that both may be moved together
+    return str(nested) if nested.is_dir() else base, config.get("revision")
+
+
+FINGERPRINTED = (
+    *("*.safetensors", "config.json", "generation_config.json"),
+    *("tokenizer*.json", "adapter_config.json"),
+)
+
+
+def fingerprint(folder: ModelFolder) -> str:
+    """sha256 (hex) over the files of a model, and over those of its adapter where it has one."""
+    parts = [folder_fingerprint(part) for part in folder.parts]
+    return parts[0] if len(parts) == 1 else hashlib.sha256(":".join(parts).encode()).hexdigest()
+
+
+def model_identity(name: str | Path) -> str:
+    """A model's identity anywhere: the fingerprint of a folder, a Hub id as it is."""
+    location = model_location(name)
+    return location if isinstance(location, str) else fingerprint(ModelFolder.find(location))
+
+
+def folder_fingerprint(folder: Path) -> str:
+    """sha256 (hex) over the names and contents of a folder's weights, configs and tokenizer.
+
+    Kept in `cache_folder()` by the folder's path, valid while names, sizes and times of the files
+    are unchanged: nothing is written next to models, least of all into the Hub's cache.
+    """
+    matching = {path for pattern in FINGERPRINTED for path in folder.glob(pattern)}
+    files = sorted(matching - set(folder.glob(SECOND_COPY)))
+    stamp = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    source = str(folder.resolve())
+    cache = cache_folder() / "fingerprints" / f"{hashlib.sha256(source.encode()).hexdigest()}.json"
+    if (known := _read_cache(cache)).get("stamp") == stamp and "sha256" in known:
+        return str(known["sha256"])
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name}:{file_sha256(path)}\n".encode())
+    content = {"folder": source, "stamp": stamp, "sha256": digest.hexdigest()}
+    try:
+        write_durably(cache, json.dumps(content))
+    except OSError as error:
+        logger.warning("fingerprint not cached, it is computed anew each time: %s", error)
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """ANCHORED_CACHE, else `anchored` in XDG_CACHE_HOME or ~/.cache; it may be deleted any time."""
+    if folder := os.environ.get("ANCHORED_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anchored"
+
+
+def model_fingerprint(model: "PreTrainedModel") -> str:
+    """sha256 (hex) of a model in memory: its config and every tensor of its state dict."""
+    import torch
+
+    digest = hashlib.sha256(model.config.to_json_string().encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _read_cache(cache: Path) -> dict[str, object]:
+    """The content of a cache file; {} where there is none or it is damaged, so it is made anew."""
+    try:
+        content = json.loads(cache.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,125 @@
+"""The accounts of one server: bounds are reserved as requests come, and settled as texts end."""
+
+import asyncio
+import logging
+import secrets
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from ....durable_files import locked
+from ..jobs import Refused
+from .policy import Policy, client_account
+from .recovery import boot_of_system, lock_of, recover
+from .store import Exhausted, Server, Store, TooOften, opened
+
+logger = logging.getLogger(__name__)
+Returned = TypeVar("Returned")
+
+EXHAUSTED: Final = "budget_exhausted"
+TOO_OFTEN: Final = "rate_limit_exceeded"
+UNREACHED: Final = "accounts_unavailable"
+"""Types of errors by which a client learns that its account is the reason."""
+
+
+class Keeper:
+    """Keeps the accounts of a server's clients while it runs.
+
+    All transactions are made by one thread, in order; the server's loop waits for those that
+    reserve, and for none that settles.
+    """
+
+    def __init__(self, policy: Policy, store: Store, server: str) -> None:
+        """server: a name that the store has, and no other server."""
+        self.policy = policy
+        self.secret = secrets.token_bytes(32)
+        """Goes into the seeds of texts: no client knows the noise of a text before it is drawn, and
+        no two texts share it, so that their bounds add up."""
+        self._store, self._server = store, server
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="anchored-accounts")
+        self._ended: list[tuple[str, float | None]] = []
+        """Texts that have ended and are not settled, of the thread alone."""
+
+    def close(self) -> None:
+        """Wait until all texts that have ended are settled, or cannot be."""
+        self._thread.shutdown()
+
+    async def figures(self, client: str) -> dict[str, Any]:
+        """A client's account as it is shown to it; nats, and seconds since 1970."""
+        state = await self._made(partial(self._store.state, client_account(client)))
+        shown = {name: getattr(state, name) for name in ("spent", "reserved", "available")}
+        limit = state.allowed + state.extra
+        return {"id": state.account, "limit": limit, **shown, "period_ends": state.period_ends}
+
+    async def available(self, client: str, group: str | None) -> float:
+        """Nats that are left in all accounts that a request would charge."""
+        accounts = self.policy.accounts_of(self.policy.client(client), group)
+        states = [await self._made(partial(self._store.state, account)) for account in accounts]
+        return min(state.available for state in states)
+
+    async def reserve(self, client: str, group: str | None, bounds: Mapping[str, float]) -> None:
+        """Reserve the bounds of texts, in nats by their ids in the journal, all or none.
+
+        Raises ValueError for a group that the client may not name, and Refused where an account has
+        no room, the client asks too often, or the store does not answer.
+        """
+        named = self.policy.client(client)
+        accounts, most = self.policy.accounts_of(named, group), named.requests_per_minute
+        reserve = self._store.reserve
+        try:
+            await self._made(partial(reserve, bounds, accounts, self._server, most_a_minute=most))
+        except Exhausted as exhausted:
+            left = exhausted.state.available
+            raise Refused(429, str(exhausted), type=EXHAUSTED, available=left) from None
+        except TooOften as error:
+            raise Refused(429, str(error), type=TOO_OFTEN) from None
+
+    def settle(self, request_id: str, spent: float | None) -> None:
+        """Charge the nats of a text that has ended, None for its whole bound; returns at once."""
+        self._thread.submit(self._settle, request_id, spent)
+
+    def _settle(self, request_id: str, spent: float | None) -> None:
+        self._ended.append((request_id, spent))
+        try:
+            while self._ended:
+                self._store.settle(*self._ended[0])
+                del self._ended[0]
+        except SQLAlchemyError as error:
+            # Until the next text ends, or else a server starts, their bounds stay reserved.
+            logger.error("%d texts are not settled yet: %s", len(self._ended), error)
+
+    async def _made(self, call: Callable[[], Returned]) -> Returned:
+        """The result of a call of the store; Refused where it fails."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except SQLAlchemyError as error:
+            logger.error("the accounts cannot be read or written: %s", error)
+            reason = "the accounts cannot be reached"
+            raise Refused(503, reason, type=UNREACHED) from error
+
+
+@contextmanager
+def kept(policy: Policy, root: Path, folder: Path, *, is_synced: bool) -> Iterator[Keeper]:
+    """Keep the accounts of a server while the context lasts.
+
+    root: the folder of accounts.toml. folder: of the server's journal. is_synced: whether its
+    lines outlive a power cut. What servers that have ended left open is settled first.
+    """
+    name = uuid.uuid4().hex
+    with opened(policy.store, root) as store, locked(lock := lock_of(folder, name)):
+        store.declare(policy.accounts)
+        recover(store)
+        store.join(Server(name, str(folder.resolve()), boot_of_system(), is_synced))
+        keeper = Keeper(policy, store, name)
+        try:
+            yield keeper
+        finally:
+            keeper.close()
+            if store.leave(name):  # else a server that starts settles what is open
+                lock.unlink(missing_ok=True)

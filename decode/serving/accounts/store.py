@@ -1,0 +1,376 @@
+"""Accounts in a database: bounds are reserved before a text is drawn, and what it spent is charged.
+
+For each account, at every moment and after a crash at any of them,
+
+    nats of all drawn texts of a period <= spent + reserved <= its allowance,
+
+as a text's whole bound is reserved in the transaction that finds room for it, and is given up for
+the nats that it spent only once the journal holds all that was drawn. All sums are of whole quanta,
+so that they are exact in any order.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Float,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.engine import URL, make_url
+
+from .policy import Account
+
+QUANTUM: Final = 2.0**-32
+"""Nats of a quantum: a power of two, by which doubles are scaled without rounding, and small
+enough that the rounding of a million texts is below a thousandth of a nat."""
+
+LOCK: Final = 0x616E63686F726564
+"""A number of ours among PostgreSQL's locks that applications name: "anchored" in ASCII."""
+
+BUSY_S: Final = 30
+"""Seconds for which a transaction waits for those of other processes."""
+
+_TABLES: Final = MetaData()
+_ACCOUNTS: Final = Table(
+    "anchored_accounts",
+    _TABLES,
+    Column("account", String, primary_key=True),
+    Column("allowed", BigInteger, nullable=False),  # quanta of a period, by accounts.toml
+    Column("extra", BigInteger, nullable=False),  # quanta besides, set by an operator
+    Column("spent", BigInteger, nullable=False),  # quanta of the period
+    Column("reserved", BigInteger, nullable=False),
+    Column("period_s", BigInteger),  # NULL for a period that never ends
+    Column("began_s", BigInteger, nullable=False),
+    Column("minute", BigInteger, nullable=False),  # of the clock, in which requests are counted
+    Column("requests", BigInteger, nullable=False),  # of that minute
+)
+_CHARGES: Final = Table(
+    "anchored_charges",
+    _TABLES,
+    Column("request_id", String, primary_key=True),  # as in the journal
+    Column("account", String, primary_key=True),
+    Column("server", String, nullable=False, index=True),
+    Column("reserved", BigInteger, nullable=False),
+    Column("spent", BigInteger),  # NULL while the text is drawn
+    Column("settled_s", Float),
+)
+_SERVERS: Final = Table(
+    "anchored_servers",
+    _TABLES,
+    Column("server", String, primary_key=True),
+    Column("folder", String, nullable=False),  # of its journal and its lock
+    Column("boot", String, nullable=False),  # of the system that it runs on
+    Column("is_synced", Boolean, nullable=False),  # the journal outlives a power cut
+)
+
+
+def quanta_above(nats: float) -> int:
+    """The least whole number of quanta that are at least so many nats."""
+    return math.ceil(nats / QUANTUM)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccountState:
+    """One account at one moment; nats."""
+
+    account: str
+    allowed: float
+    """Nats that accounts.toml allows."""
+    extra: float
+    """Nats that an operator has set besides."""
+    spent: float
+    """Nats of texts that have ended in this period."""
+    reserved: float
+    """Bounds of texts that are drawn."""
+    available: float
+    period_ends: float | None
+    """Seconds since 1970; None for a period that never ends."""
+
+
+class Exhausted(Exception):
+    """An account without room for a bound."""
+
+    def __init__(self, state: AccountState, wanted: float) -> None:
+        super().__init__(
+            f"{state.account} has {state.available:.6g} nats left, and the bound of this request "
+            f"is {wanted:.6g}"
+        )
+        self.state = state
+
+
+class TooOften(Exception):
+    """A client that has sent all requests that it may send in a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server of the accounts."""
+
+    server: str
+    folder: str
+    boot: str
+    is_synced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """The part of a text in an account; quanta."""
+
+    request_id: str
+    account: str
+    reserved: int
+    spent: int | None
+    """None while the text is drawn."""
+
+
+class Store:
+    """The accounts of all servers that share a database."""
+
+    def __init__(self, where: str, root: Path) -> None:
+        """where: as `Policy.store`, a path in the folder `root` for SQLite."""
+        self._engine = create_engine(_address(where, root), pool_pre_ping=True)
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "connect", _prepare_sqlite)
+            event.listen(self._engine, "begin", _begin_sqlite)
+        with self._engine.begin() as connection:
+            _wait_for_others(connection)
+            _TABLES.create_all(connection)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def declare(self, accounts: Mapping[str, Account]) -> None:
+        """Have these accounts, each with its nats and its period from now on."""
+        with self._engine.begin() as connection:
+            _wait_for_others(connection)
+            for name, account in sorted(accounts.items()):
+                values = {
+                    "allowed": math.floor(account.nats / QUANTUM),
+                    "period_s": None if account.days is None else round(account.days * 86400),
+                }
+                changed = update(_ACCOUNTS).where(_ACCOUNTS.c.account == name).values(values)
+                if connection.execute(changed).rowcount == 0:
+                    new: dict[str, Any] = {"account": name, "began_s": int(time.time())}
+                    new |= dict.fromkeys(("extra", "spent", "reserved", "minute", "requests"), 0)
+                    connection.execute(insert(_ACCOUNTS).values({**new, **values}))
+
+    def set_extra(self, account: str, nats: float) -> None:
+        """Let an account have so many nats besides its allowance; KeyError for one that is none."""
+        changed = update(_ACCOUNTS).where(_ACCOUNTS.c.account == account)
+        with self._engine.begin() as connection:
+            extra = math.floor(nats / QUANTUM)
+            if connection.execute(changed.values(extra=extra)).rowcount == 0:
+                raise KeyError(account)
+
+    def reserve(
+        self,
+        bounds: Mapping[str, float],
+        accounts: Sequence[str],
+        server: str,
+        *,
+        most_a_minute: int | None = None,
+    ) -> None:
+        """Reserve the bounds of texts, in nats by request id, in all of these accounts, or nothing.
+
+        most_a_minute: requests that the first account may have. Raises Exhausted where one has no
+        room, and TooOften.
+        """
+        quanta = {name: quanta_above(nats) for name, nats in bounds.items()}
+        wanted, now_s = sum(quanta.values()), int(time.time())
+        with self._engine.begin() as connection:
+            # In one order, so that no two transactions wait for each other.
+            for account in sorted(accounts):
+                row = _current(connection, account, now_s)
+                if _room(row) < wanted:
+                    raise Exhausted(_state(row), wanted * QUANTUM)
+                changes = {"reserved": row["reserved"] + wanted}
+                if account == accounts[0] and most_a_minute is not None:
+                    changes |= _counted(row, now_s // 60, most_a_minute)
+                _change(connection, account, changes)
+            rows = [
+                {"request_id": name, "account": account, "server": server, "reserved": count}
+                for name, count in quanta.items()
+                for account in accounts
+            ]
+            connection.execute(insert(_CHARGES), rows)
+
+    def settle(self, request_id: str, nats: float | None) -> None:
+        """Charge what a text has spent, in nats, in place of its bound; the whole bound for None.
+
+        A text that was settled before stays as it is.
+        """
+        now = time.time()
+        of_text = _CHARGES.c.request_id == request_id
+        is_open = _CHARGES.c.spent.is_(None)
+        with self._engine.begin() as connection:
+            found = select(_CHARGES).where(of_text, is_open).order_by(_CHARGES.c.account)
+            for charge in connection.execute(found.with_for_update()).mappings().all():
+                spent = charge["reserved"]
+                if nats is not None:
+                    spent = min(spent, quanta_above(nats))
+                row = _current(connection, charge["account"], int(now))
+                changes = {
+                    "reserved": row["reserved"] - charge["reserved"],
+                    "spent": row["spent"] + spent,
+                }
+                _change(connection, charge["account"], changes)
+                at = of_text & (_CHARGES.c.account == charge["account"])
+                # A clock that was set back settles nothing before its period.
+                settled_s = max(now, row["began_s"])
+                settled = update(_CHARGES).where(at)
+                connection.execute(settled.values(spent=spent, settled_s=settled_s))
+
+    def state(self, account: str) -> AccountState:
+        """An account now; KeyError for one that is none."""
+        with self._engine.begin() as connection:
+            return _state(_current(connection, account, int(time.time())))
+
+    def states(self) -> list[AccountState]:
+        """All accounts now, in order."""
+        with self._engine.begin() as connection:
+            names = connection.execute(select(_ACCOUNTS.c.account)).scalars().all()
+            return [_state(_current(connection, name, int(time.time()))) for name in sorted(names)]
+
+    def join(self, server: Server) -> None:
+        """Note a server that is about to reserve."""
+        values = {name: getattr(server, name) for name in Server.__dataclass_fields__}
+        with self._engine.begin() as connection:
+            connection.execute(insert(_SERVERS).values(values))
+
+    def leave(self, server: str) -> bool:
+        """Forget a server; False, and nothing is done, where texts of it are open."""
+        if self.open_texts(server):
+            return False
+        with self._engine.begin() as connection:
+            connection.execute(delete(_SERVERS).where(_SERVERS.c.server == server))
+        return True
+
+    def servers(self) -> list[Server]:
+        """All servers that have not left."""
+        with self._engine.begin() as connection:
+            return [Server(*row) for row in connection.execute(select(_SERVERS))]
+
+    def open_texts(self, server: str) -> list[str]:
+        """The ids of a server's texts that are not settled."""
+        named = select(_CHARGES.c.request_id).distinct()
+        named = named.where(_CHARGES.c.server == server, _CHARGES.c.spent.is_(None))
+        with self._engine.begin() as connection:
+            return sorted(connection.execute(named).scalars())
+
+    def charges(self) -> Iterator[Charge]:
+        """All charges, of texts that have ended or not, by request id."""
+        columns = [_CHARGES.c[name] for name in Charge.__dataclass_fields__]
+        with self._engine.begin() as connection:
+            for row in connection.execute(select(*columns).order_by(_CHARGES.c.request_id)):
+                yield Charge(*row)
+
+    def charged(self, account: str) -> tuple[float, float]:
+        """Nats (spent, reserved) of an account by the sums of its charges in its period."""
+        with self._engine.begin() as connection:
+            row = _current(connection, account, int(time.time()))
+            of_account = _CHARGES.c.account == account
+            in_period = _CHARGES.c.settled_s >= row["began_s"]
+            is_open = _CHARGES.c.spent.is_(None)
+            spent = select(func.sum(_CHARGES.c.spent)).where(of_account, in_period)
+            reserved = select(func.sum(_CHARGES.c.reserved)).where(of_account, is_open)
+            sums = [connection.execute(each).scalar() or 0 for each in (spent, reserved)]
+            return int(sums[0]) * QUANTUM, int(sums[1]) * QUANTUM
+
+
+@contextmanager
+def opened(where: str, root: Path) -> Iterator[Store]:
+    """A store, closed at the end."""
+    store = Store(where, root)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _address(where: str, root: Path) -> URL:
+    if "://" not in where:
+        return URL.create("sqlite", database=str(root / where))
+    address = make_url(where)
+    if address.get_backend_name() != "postgresql":
+        raise ValueError(f"store must be a file or postgresql://..., got {address!r}")
+    return address.set(drivername="postgresql+psycopg")
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # else the driver begins transactions, and late
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")  # a reservation outlives a power cut
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")  # what is read is not changed by another process
+
+
+def _wait_for_others(connection: Connection) -> None:
+    """Let no other process make tables or accounts until this transaction ends: PostgreSQL lets two
+    look for a row that is not there, and SQLite only one."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(LOCK)))
+
+
+def _current(connection: Connection, account: str, now_s: int) -> dict[str, Any]:
+    """An account's row, which no other transaction changes until this one ends; its period is the
+    one of now. KeyError for an account that is none."""
+    found = select(_ACCOUNTS).where(_ACCOUNTS.c.account == account).with_for_update()
+    if (row := connection.execute(found).mappings().first()) is None:
+        raise KeyError(account)
+    current = dict(row)
+    period_s, began_s = current["period_s"], current["began_s"]
+    # A clock that was set back ends no period, and begins none again.
+    if period_s is not None and now_s >= began_s + period_s:
+        renewed = {"spent": 0, "began_s": now_s - (now_s - began_s) % period_s}
+        _change(connection, account, renewed)
+        current |= renewed
+    return current
+
+
+def _change(connection: Connection, account: str, values: Mapping[str, int]) -> None:
+    connection.execute(update(_ACCOUNTS).where(_ACCOUNTS.c.account == account).values(values))
+
+
+def _room(row: Mapping[str, Any]) -> int:
+    return int(row["allowed"] + row["extra"] - row["spent"] - row["reserved"])
+
+
+def _counted(row: Mapping[str, Any], minute: int, most: int) -> dict[str, int]:
+    """One more request of a minute; TooOften for one too many."""
+    count = row["requests"] if row["minute"] == minute else 0
+    if count >= most:
+        raise TooOften(f"{row['account']} may send {most} requests a minute: try again later")
+    return {"minute": minute, "requests": count + 1}
+
+
+def _state(row: Mapping[str, Any]) -> AccountState:
+    nats = {name: row[name] * QUANTUM for name in ("allowed", "extra", "spent", "reserved")}
+    ends = None if row["period_s"] is None else float(row["began_s"] + row["period_s"])
+    return AccountState(
+        account=row["account"],
+        **nats,
+        available=max(0, _room(row)) * QUANTUM,
+        period_ends=ends,
+    )

@@ -1,0 +1,245 @@
+"""The one thread that decodes for a server: requests join and leave its batch between steps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Condition, Thread
+from typing import Final
+
+from ..ambient import plain_torch
+from ..decoder import Decoder
+from ..engine.paired_batch import PairedBatch
+from ..settings import SamplingConfig
+from .jobs import Job, Refused, Update
+from .journal import JournalWriter
+from .metrics import BatchMetrics
+from .recording import Recording
+
+logger = logging.getLogger(__name__)
+
+SHUT_DOWN: Final = "the server is shutting down"
+BROKEN: Final = "the server's engine has failed"
+
+
+class BatchThread:
+    """Decodes jobs in one batch, and tells the server's loop of each step once it is journalled.
+
+    A row is free at the step after its client has left. Where texts cannot join a batch midway,
+    those that wait begin together once all others have ended. If a step raises, every job is
+    refused and nothing is decoded any more: the models' memories may be anything then.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        journal: JournalWriter,
+        metrics: BatchMetrics,
+        *,
+        max_length: int,
+        max_waiting: int,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        """max_length: symbols of a prompt and its text. max_waiting: jobs without a row.
+        on_failure: is called in the server's loop once nothing is decoded any more."""
+        self.decoder, self.max_length, self.max_waiting = decoder, max_length, max_waiting
+        self.failure: BaseException | None = None
+        self.last_step_s = -float("inf")
+        """When the last step ended, by `time.monotonic`."""
+        self._recording = Recording(decoder, journal)
+        self._metrics, self._on_failure = metrics, on_failure
+        self._joins = decoder.level.rows_can_join(max_length)
+        self._batch: PairedBatch | None = None
+        self._changed = Condition()
+        # Of both threads, under the lock of `_changed`.
+        self._waiting: deque[Job] = deque()
+        self._cancelled: list[tuple[Job, Refused | None]] = []
+        self._refusal: Refused | None = None
+        """Why no job is taken any more."""
+        self._is_ending = False
+        # Of the batch's thread alone.
+        self._running: list[Job] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = Thread(target=self._run, name="anchored-batch", daemon=True)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to decode; updates come within the loop."""
+        self._loop = loop
+        self._thread.start()
+
+    @property
+    def refusal(self) -> Refused | None:
+        """Why no job is taken any more, None while they are."""
+        return self._refusal
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is decoded, and nothing waits."""
+        return not (self._waiting or self._running)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue all of these jobs or none; Refused, of status 429 where the queue is full."""
+        with self._changed:
+            if self._refusal is not None:
+                raise self._refusal
+            num_rows = self.decoder.batch_size - self.num_running
+            if len(self._waiting) + len(jobs) > self.max_waiting + max(0, num_rows):
+                raise Refused(429, f"{len(self._waiting)} texts wait already: try again later")
+            self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def cancel(self, jobs: Sequence[Job], refused: Refused | None = None) -> None:
+        """Decode these no further: those that wait never begin, rows of others are freed at the
+        next step. refused: what their last update says; None for clients that have left."""
+        with self._changed:
+            for job in jobs:
+                if job in self._waiting:
+                    self._waiting.remove(job)
+                    job.end()
+                    if refused is not None:
+                        job.updates.put_nowait((job, Update(refused=refused)))
+                else:
+                    self._cancelled.append((job, refused))
+            self._changed.notify()
+
+    def refuse_new(self, refused: Refused) -> None:
+        """Take no more jobs, and drop those that wait; called in the server's loop."""
+        with self._changed:
+            self._refusal = self._refusal or refused
+            waiting = list(self._waiting)
+        self.cancel(waiting, refused)
+
+    def stop(self) -> None:
+        """End the thread after its step; what is decoded is refused."""
+        refused = Refused(503, SHUT_DOWN)
+        self.refuse_new(refused)
+        with self._changed:
+            self._cancelled += [(job, refused) for job in self._running]
+            self._is_ending = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with plain_torch():
+                while self._turn():
+                    pass
+        except BaseException as error:
+            logger.exception(BROKEN)
+            self._fail(error)
+
+    def _turn(self) -> bool:
+        """One step, with those that leave before it and those that join; False at the end."""
+        # 1. Wait until there is something to do.
+        with self._changed:
+            while not (self._waiting or self._running or self._cancelled or self._is_ending):
+                self._changed.wait()
+            cancelled, self._cancelled = self._cancelled, []
+            is_ending = self._is_ending
+        updates: list[tuple[Job, Update]] = []
+        # 2. Rows of clients that have left are free again.
+        for job, refused in cancelled:
+            if job in self._running:
+                updates += self._leave(job, refused)
+        # 3. Those that wait join where rows are free.
+        joining = [] if is_ending else self._joining()
+        if joining:
+            updates += self._admit(joining)
+        # 4. A token of each row; what was drawn is on the disk before anybody hears of it.
+        if self._running:
+            updates += self._step()
+        if updates:
+            self._tell(updates)
+        return not is_ending
+
+    def _joining(self) -> list[Job]:
+        """The jobs that begin now, no longer in the queue."""
+        num_rows = self.decoder.batch_size
+        if self._batch is None or not (self._joins or self._running):
+            self._batch = None
+            num_free = num_rows
+        else:
+            num_free = len(self._batch.free_rows) if self._joins else 0
+        with self._changed:
+            count = min(num_free, len(self._waiting))
+            joining = [self._waiting.popleft() for _ in range(count)]
+            self._running += joining
+        return joining
+
+    def _admit(self, joining: list[Job]) -> list[tuple[Job, Update]]:
+        if self._batch is None:
+            num_rows = self.decoder.batch_size if self._joins else len(joining)
+            longest = max(job.request.max_length for job in joining)
+            length = self.max_length if self._joins else longest
+            self._batch = self.decoder.open_batch(num_rows, length, SamplingConfig())
+        states = self._batch.admit([job.request for job in joining])
+        for job, state in zip(joining, states, strict=True):
+            job.state = state
+        self._metrics.joined(joining)
+        return self._told([job for job in joining if job.state and job.state.is_finished])
+
+    def _step(self) -> list[tuple[Job, Update]]:
+        assert self._batch is not None
+        start_s = time.perf_counter()
+        self._batch.step()
+        told = self._told(self._running)
+        self.last_step_s = time.monotonic()
+        self._metrics.stepped(time.perf_counter() - start_s)
+        return told
+
+    def _told(self, jobs: Sequence[Job]) -> list[tuple[Job, Update]]:
+        """Updates of some jobs; those of which it is the last one have no row any more."""
+        updates = self._recording.updates(jobs)
+        for job, update in updates:
+            if update.is_last:
+                self._free(job)
+                self._running.remove(job)
+                job.end()
+        self._metrics.told(updates)
+        return updates
+
+    def _leave(self, job: Job, refused: Refused | None) -> list[tuple[Job, Update]]:
+        """A job that is not decoded to its end; its last update, unless its client has left."""
+        self._free(job)
+        self._running.remove(job)
+        self._recording.break_off(job)
+        self._metrics.broken_off(job)
+        job.end()
+        return [] if refused is None else [(job, Update(refused=refused))]
+
+    def _free(self, job: Job) -> None:
+        if self._batch is not None and job.state is not None:
+            self._batch.cancel(job.state)
+
+    def _fail(self, error: BaseException) -> None:
+        refused = Refused(500, f"{BROKEN}: {type(error).__name__}: {error}")
+        with self._changed:
+            self.failure, self._refusal = error, refused
+            jobs = [*self._running, *self._waiting]
+            self._waiting.clear()
+            self._running = []
+        for job in jobs:
+            job.end()
+        self._tell([(job, Update(refused=refused)) for job in jobs])
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._on_failure)
+
+    def _tell(self, updates: list[tuple[Job, Update]]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(_deliver, updates)
+
+
+def _deliver(updates: list[tuple[Job, Update]]) -> None:
+    for job, update in updates:
+        job.updates.put_nowait((job, update))

@@ -1,0 +1,283 @@
+"""An endpoint that draws texts: from a request's body to its answer, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ..engine.request import Request
+from .answers import Answer, Form, TextSoFar
+from .asgi import (
+    REQUEST_ID,
+    BodyTooLarge,
+    ClientGone,
+    Message,
+    Receive,
+    Send,
+    body_of,
+    error_body,
+    header_of,
+    refuse,
+    with_length,
+)
+from .asked import AVAILABLE, Asked, client_id_of, extra_arguments, most_nats
+from .batch_thread import BatchThread
+from .events import DONE, sent_event
+from .guard import CLIENT
+from .jobs import Job, Refused, Update
+from .metrics import BatchMetrics
+from .reading import Body, Reader, parsed
+
+if TYPE_CHECKING:
+    from .accounts.keeper import Keeper  # imports a database's toolkit
+
+RETRY: Final = [(b"retry-after", b"1")]
+"""Seconds after which a full queue may have room: a few steps."""
+
+
+REASONS: Final = {404: "model", 429: "queue", 500: "broken", 503: "shutting_down"}
+"""Words of metrics for requests that are not taken, by status."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """A pair as it is served: what all endpoints of its server share."""
+
+    batch: BatchThread
+    reader: Reader
+    readers: Executor
+    """Of one thread, in which prompts become tokens while streams go on."""
+    metrics: BatchMetrics
+    model: str
+    max_body: int
+    """Bytes of a request's body at most."""
+    keeper: Keeper | None = None
+    """Of the clients' accounts, where they have some."""
+
+
+class Endpoint:
+    """An ASGI application that answers with texts of one form."""
+
+    def __init__(self, form: Form, served: Served) -> None:
+        self._form, self._served = form, served
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        try:
+            client_id = client_id_of(header_of(scope, REQUEST_ID))
+            content = await body_of(scope, receive, self._served.max_body)
+            answer, jobs, is_stream = await self._read(content, client_id, scope.get(CLIENT, ""))
+            self._submit(jobs)
+        except ClientGone:
+            return
+        except BodyTooLarge as error:
+            await self._refuse(send, "body_too_large", Refused(413, str(error)))
+        except ValueError as error:
+            await self._refuse(send, "bad_request", Refused(400, str(error)))
+        except Refused as refused:
+            reason = "account" if refused.more else REASONS[refused.status]
+            await self._refuse(send, reason, refused)
+        else:
+            headers = [(REQUEST_ID, client_id.encode())] if client_id else []
+            talk = _Talk(answer, jobs, send, headers)
+            told = asyncio.ensure_future(talk.stream() if is_stream else talk.whole())
+            left = asyncio.ensure_future(_left(receive))
+            try:
+                await asyncio.wait({told, left}, return_when=asyncio.FIRST_COMPLETED)
+                if told.done():
+                    told.result()
+            finally:
+                for task in (told, left):
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
+                self._served.batch.cancel(talk.open_jobs)
+
+    async def _read(
+        self, content: bytes, client_id: str, client: str
+    ) -> tuple[Answer, list[Job], bool]:
+        """The answer, its texts to be drawn, and whether it is a stream; their bounds are reserved.
+
+        client: the name of who asks, where clients have accounts. Raises ValueError for what cannot
+        be decoded, Refused for another model and for nats that are used up.
+        """
+        served, keeper = self._served, self._served.keeper
+        values = parsed(content)
+        body = Body.of(values)
+        if body.model not in (None, served.model):
+            raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
+        answer_id = f"{self._form.prefix}-{uuid.uuid4().hex}"
+        asked = Asked.of(extra_arguments(values))
+        available = 0.0
+        if asked.K == AVAILABLE and keeper is not None:
+            available = await keeper.available(client, asked.group)
+
+        def requests() -> Any:
+            def name_of(place: int) -> str:
+                return self._form.name(answer_id, place)
+
+            is_chat = self._form.is_chat
+            return served.reader.requests(
+                body, asked, name_of, is_chat=is_chat, available=available
+            )
+
+        made = await asyncio.get_running_loop().run_in_executor(served.readers, requests)
+        updates: asyncio.Queue[tuple[Job, Update]] = asyncio.Queue()
+        jobs = [
+            Job(
+                request=request,
+                request_id=self._form.name(answer_id, place),
+                updates=updates,
+                client_id=client_id or asked.client_id,
+                place=place,
+                settle=None if keeper is None else keeper.settle,
+            )
+            for place, request in enumerate(made)
+        ]
+        if keeper is not None:
+            bounds = {job.request_id: _bound_of(job.request) for job in jobs}
+            await keeper.reserve(client, asked.group, bounds)
+        answer = Answer(
+            form=self._form,
+            answer_id=answer_id,
+            model=served.model,
+            returns_token_ids=body.return_token_ids,
+            includes_usage=body.includes_usage,
+        )
+        return answer, jobs, body.stream
+
+    def _submit(self, jobs: list[Job]) -> None:
+        """Queue the jobs; Refused where there is no room, with nothing reserved any more."""
+        try:
+            self._served.batch.submit(jobs)
+        except Refused:
+            for job in jobs:
+                job.end()
+            raise
+
+    async def _refuse(self, send: Send, reason: str, refused: Refused) -> None:
+        self._served.metrics.refusals.labels(reason).inc()
+        retry = RETRY if refused.status == 429 and not refused.more else ()
+        await refuse(send, refused.status, refused.reason, retry, **refused.more)
+
+
+def _bound_of(request: Request) -> float:
+    assert request.rule is not None
+    return most_nats(request.rule, request.max_new_tokens, request.least_debt)
+
+
+async def _left(receive: Receive) -> None:
+    """Until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Talk:
+    """One answer, sent as updates of its texts come."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        jobs: Sequence[Job],
+        send: Send,
+        headers: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        self.open_jobs = list(jobs)
+        """The jobs whose last update has not come."""
+        self._answer, self._send, self._headers = answer, send, headers
+        self._updates = jobs[0].updates
+        self._texts = [TextSoFar(job.request.prompt_token_ids) for job in jobs]
+
+    async def whole(self) -> None:
+        """Answer once all texts have ended."""
+        async for updates in self._news():
+            if (refused := _refusal(updates)) is not None:
+                await refuse(self._send, refused.status, refused.reason, self._headers)
+                return
+        body = json.dumps(self._answer.whole(self._texts)).encode()
+        headers = with_length([(b"content-type", b"application/json"), *self._headers], body)
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def stream(self) -> None:
+        """Send pieces as they are drawn; an error after the first is the stream's last event."""
+        has_begun = False
+        async for updates in self._news():
+            refused = _refusal(updates)
+            if not has_begun and refused is not None:
+                await refuse(self._send, refused.status, refused.reason, self._headers)
+                return
+            if not has_begun:
+                await self._begin()
+            has_begun = True
+            events = [*self._events(updates)]
+            if refused is not None:
+                events.append(sent_event(error_body(refused.status, refused.reason)))
+            if events:
+                await self._body(b"".join(events), more=refused is None)
+            if refused is not None:
+                return
+        usage = self._answer.counted(self._texts) if self._answer.includes_usage else None
+        await self._body((sent_event(usage) if usage else b"") + DONE, more=False)
+
+    async def _news(self) -> AsyncIterator[dict[Job, Update]]:
+        """Updates by job, as many as have come, until each text has had its last one."""
+        while self.open_jobs:
+            new = [await self._updates.get()]
+            while not self._updates.empty():
+                new.append(self._updates.get_nowait())
+            merged: dict[Job, Update] = {}
+            for job, update in new:
+                merged[job] = _joined(merged[job], update) if job in merged else update
+            for job, update in merged.items():
+                self._note(job, update)
+            yield merged
+
+    def _note(self, job: Job, update: Update) -> None:
+        text = self._texts[job.place]
+        text.pieces.append(update.text)
+        text.token_ids += update.token_ids
+        if update.is_last:
+            text.ledger, text.error = update.ledger, update.error
+            self.open_jobs.remove(job)
+
+    def _events(self, updates: dict[Job, Update]) -> list[bytes]:
+        chunks = []
+        for job, update in updates.items():
+            text, place = self._texts[job.place], job.place
+            if self._answer.form.is_chat and len(text.token_ids) == len(update.token_ids):
+                chunks.append(self._answer.begun(place))
+            if update.ledger is not None:
+                chunks.append(self._answer.last(place, update.text, update.token_ids, text))
+            elif update.text or (update.token_ids and self._answer.returns_token_ids):
+                chunks.append(self._answer.piece(place, update.text, update.token_ids))
+        return [sent_event(chunk) for chunk in chunks]
+
+    async def _begin(self) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *self._headers]
+        headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _body(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _refusal(updates: dict[Job, Update]) -> Refused | None:
+    return next((each.refused for each in updates.values() if each.refused is not None), None)
+
+
+def _joined(first: Update, then: Update) -> Update:
+    """Two updates of one text as one."""
+    return Update(
+        text=first.text + then.text,
+        token_ids=[*first.token_ids, *then.token_ids],
+        ledger=then.ledger,
+        error=then.error,
+        refused=then.refused,
+    )

@@ -1,0 +1,119 @@
+"""The checks before anything else of a request is looked at: host, key, kind of body."""
+
+import hashlib
+import hmac
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from .asgi import App, Message, Receive, Send, header_of, refuse
+from .metrics import Metrics
+
+OPEN_PATH: Final = "/health"
+"""The one path without a key, which probes of orchestrators ask for; it says up or down."""
+
+PATHS: Final = frozenset(
+    {
+        *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/anchored/account"),
+        *(OPEN_PATH, "/ready", "/metrics"),
+    }
+)
+"""Paths that metrics name; others are counted together."""
+
+
+CLIENT: Final = "anchored.client"
+"""The entry of a scope with the name of the client whose key a request has, "" for none."""
+
+
+def read_keys(path: Path) -> dict[bytes, str]:
+    """The sha256 digests of the keys of a file, one a line, which no client has by name; empty
+    lines and # comments are none.
+
+    Raises ValueError for a file without a key, and for a key that no header can hold.
+    """
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ValueError(f"{path} holds no key: write one a line")
+    for number, key in enumerate(keys, start=1):
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError(f"{path}: key {number} must be printable ASCII without spaces")
+    return {hashlib.sha256(key.encode()).digest(): "" for key in keys}
+
+
+class Guard:
+    """Lets through what comes to one of its hosts with one of its keys, and counts answers.
+
+    A browser's page of another site can do nothing here: its Host differs where it has rebound a
+    name to this machine, and JSON makes its browser ask first, which is answered by 405.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        metrics: Metrics,
+        *,
+        keys: Mapping[bytes, str],
+        hosts: Collection[str],
+        root_path: str = "",
+    ) -> None:
+        """keys: names of clients by the digests of their keys, none for a server without keys.
+        hosts: names that clients call the server by, without ports, none for any. root_path: a
+        prefix of paths that a proxy may have left."""
+        self._app, self._metrics, self._keys = app, metrics, keys
+        self._hosts, self._root = {host.lower() for host in hosts}, root_path.rstrip("/")
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return  # no websocket is served: the server closes it
+        path = scope["path"]
+        if self._root and (path == self._root or path.startswith(self._root + "/")):
+            path = path[len(self._root) :] or "/"
+        scope = {**scope, "path": path, "raw_path": path.encode(), "root_path": ""}
+        label = path if path in PATHS else "other"
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.requests.labels(label, str(message["status"])).inc()
+            await send(message)
+
+        client = self._client_of(scope)
+        if (refusal := self._refusal(scope, client)) is None:
+            await self._app({**scope, CLIENT: client or ""}, receive, counted)
+            return
+        status, message = refusal
+        self._metrics.refusals.labels(f"status_{status}").inc()
+        wanted = [(b"www-authenticate", b"Bearer")] if status == 401 else []
+        # Its body was not read, so nothing that follows on the connection can be.
+        await refuse(counted, status, message, [*wanted, (b"connection", b"close")])
+
+    def _refusal(self, scope: Message, client: str | None) -> tuple[int, str] | None:
+        host = header_of(scope, b"host").decode("latin-1").lower()
+        if self._hosts and _without_port(host) not in self._hosts:
+            return 403, "the Host header names another server: --allowed-host lets it in"
+        # A browser asks without its key what it may send.
+        is_open = scope["path"] == OPEN_PATH or scope["method"] == "OPTIONS"
+        if self._keys and not is_open and client is None:
+            return 401, "a key is needed: Authorization: Bearer KEY"
+        if scope["method"] == "POST":
+            kind = header_of(scope, b"content-type").partition(b";")[0].strip().lower()
+            if kind != b"application/json":
+                return 415, "the body must be JSON: send Content-Type: application/json"
+        return None
+
+    def _client_of(self, scope: Message) -> str | None:
+        """The client whose key the request has; None without one that is known."""
+        scheme, _, key = header_of(scope, b"authorization").partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        # All are compared, in constant time, so that nothing is learnt of any.
+        matches = [name for key, name in self._keys.items() if hmac.compare_digest(digest, key)]
+        return matches[0] if matches and scheme.lower() == b"bearer" else None
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):  # an IPv6 address
+        return host.partition("]")[0][1:]
+    return host.partition(":")[0]

@@ -1,0 +1,79 @@
+"""A text that a server decodes, and what it hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..engine.request import Request, RequestState
+from ..ledger import Ledger
+
+
+class Refused(Exception):
+    """A request that is not taken, or not decoded to its end: the status and the reason."""
+
+    def __init__(self, status: int, reason: str, **more: Any) -> None:
+        """more: fields of the error besides."""
+        super().__init__(reason)
+        self.status, self.reason, self.more = status, reason, more
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The changes of a text since the last update."""
+
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    ledger: Ledger | None = None
+    """The whole record, once the text has ended."""
+    error: str = ""
+    """Why the text has failed, in its last update."""
+    refused: Refused | None = None
+    """Why it is not decoded to its end, in its last update."""
+
+    @property
+    def is_last(self) -> bool:
+        return self.ledger is not None or self.refused is not None
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Job:
+    """A text, from the queue to its end."""
+
+    request: Request
+    request_id: str
+    """Its name in the journal."""
+    updates: asyncio.Queue[tuple[Job, Update]]
+    """Takes the updates of this job; jobs of one answer share it."""
+    client_id: str = ""
+    """The id by which the client names its request."""
+    place: int = 0
+    """Among the texts of the answer."""
+    is_recorded: bool = True
+    """False for a draw that is no client's."""
+    queued_s: float = field(default_factory=time.monotonic)
+    """By `time.monotonic`."""
+    state: RequestState | None = None
+    """Since it has a row."""
+    num_told: int = 0
+    """Symbols that updates have told of."""
+    is_open: bool = False
+    """The journal holds its header."""
+    is_unwritten: bool = False
+    """The journal lacks tokens that were drawn."""
+    settle: Callable[[str, float | None], None] | None = None
+    """Takes its name and the nats that it has spent, None where they are not known, at its end."""
+
+    def end(self) -> None:
+        """Settle what all tokens spent that the journal holds; nothing is drawn any more."""
+        if self.settle is None:
+            return
+        steps = () if self.state is None else self.state.steps[: self.num_told]
+        spent = math.fsum(step.spend for step in steps)
+        is_known = math.isfinite(spent) and not self.is_unwritten
+        self.settle(self.request_id, spent if is_known else None)
+        self.settle = None

@@ -1,0 +1,139 @@
+"""What a server's operator sees in /metrics: requests, texts, nats and steps."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ..ledger import LedgerStep
+from .jobs import Job, Update
+
+NATS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+"""Edges of histograms of debts; +inf is of prompts that the safe model never writes."""
+
+SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Edges of histograms of waits, from a step of a GPU to a long queue."""
+
+
+class Metrics:
+    """Series of both servers: requests, and the texts that were drawn for them; a symbol is a
+    token, or a byte. No label names a client, and none takes more than a few values."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """registry: in which they stand with others; one of theirs alone unless it is there."""
+        self._registry = CollectorRegistry() if registry is None else registry
+        self._named: dict[str, Any] = {"namespace": "anchored", "registry": self._registry}
+        named = self._named
+        self.requests = Counter(
+            "requests", "HTTP requests that were answered", ["path", "status"], **named
+        )
+        self.refusals = Counter(
+            "refused_requests", "Requests for texts that were not drawn for", ["reason"], **named
+        )
+        self._texts = Counter("texts", "Texts that have ended", ["finish_reason"], **named)
+        self._uncertified = Counter(
+            "uncertified_texts", "Texts that have ended without a certificate", **named
+        )
+        self._prompt_symbols = Counter("prompt_symbols", "Symbols of prompts", **named)
+        self._symbols = Counter("symbols", "Symbols that were drawn", **named)
+        self._safe_only = Counter(
+            "safe_only_symbols", "Symbols of steps that could spend nothing", **named
+        )
+        self._spent = Counter("spent_nats", "Nats that texts have spent", **named)
+        self._bound = Counter("bound_nats", "Bounds of texts that have ended", **named)
+        self._debts = Histogram("debt_nats", "Debts of prompts", buckets=NATS, **named)
+        self.unwritten = Counter(
+            "unwritten_texts", "Texts that ended as the journal could not be written", **named
+        )
+        self.fallback = Gauge(
+            "solver_fallback", "1 where the CPU's solver draws for an accelerator", **named
+        )
+
+    def page(self) -> bytes:
+        """All series, in the text format of Prometheus."""
+        return bytes(generate_latest(self._registry))
+
+    def began(self, num_prompt: int, debt: float) -> None:
+        """A text whose prompt was read."""
+        self._prompt_symbols.inc(num_prompt)
+        self._debts.observe(debt)
+
+    def drew(self, steps: Sequence[LedgerStep]) -> None:
+        """Symbols of texts, after they were journalled."""
+        self._symbols.inc(len(steps))
+        self._safe_only.inc(sum(step.budget <= 0.0 for step in steps))
+        self._spent.inc(math.fsum(step.spend for step in steps if math.isfinite(step.spend)))
+
+    def ended(self, finish_reason: str, bound: float = 0.0, *, is_certified: bool = True) -> None:
+        """A text that is drawn no further."""
+        self._texts.labels(finish_reason).inc()
+        self._uncertified.inc(not is_certified)
+        if math.isfinite(bound):
+            self._bound.inc(bound)
+
+
+class BatchMetrics(Metrics):
+    """Series of a server that decodes by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first = Histogram(
+            "first_symbol_seconds",
+            "From the queue to the first symbol",
+            buckets=SECONDS,
+            **self._named,
+        )
+        self._steps = Histogram(
+            "step_seconds", "Steps of the batch", buckets=SECONDS, **self._named
+        )
+        self.waiting = Gauge("waiting_texts", "Texts without a row", **self._named)
+        self.running = Gauge("running_texts", "Texts that are decoded", **self._named)
+
+    def joined(self, jobs: Sequence[Job]) -> None:
+        """Jobs whose prompts were read."""
+        for job in jobs:
+            if job.is_recorded and job.state is not None:
+                self.began(len(job.request.prompt_token_ids), job.state.budget.debt)
+
+    def stepped(self, seconds: float) -> None:
+        """A step of the batch."""
+        self._steps.observe(seconds)
+
+    def told(self, updates: Sequence[tuple[Job, Update]]) -> None:
+        """What is new of some jobs, after it was journalled."""
+        steps: list[LedgerStep] = []
+        for job, update in updates:
+            if not job.is_recorded:
+                continue
+            assert job.state is not None
+            count = len(update.token_ids)
+            steps += job.state.steps[job.num_told - count : job.num_told]
+            if count and count == job.num_told:
+                self._first.observe(time.monotonic() - job.queued_s)
+            if update.ledger is not None:
+                ledger = update.ledger
+                self.ended(ledger.finish_reason, ledger.header.bound, is_certified=ledger.certified)
+            elif update.is_last:
+                self.unwritten.inc()
+                self.ended("error")
+        self.drew(steps)
+
+    def broken_off(self, job: Job) -> None:
+        """A text that is not decoded to its end."""
+        if job.is_recorded:
+            self.ended("aborted")
+
+
+class JournalMetrics(Metrics):
+    """Series of a server whose engine writes the journal in another process."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__(registry)
+        self.lag = Histogram(
+            "journal_wait_seconds",
+            "Waits of a step's tokens for the journal, of those that came before it",
+            buckets=(0.001, 0.002, *SECONDS),
+            **self._named,
+        )

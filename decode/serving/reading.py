@@ -1,0 +1,276 @@
+"""A request's body becomes what a pair decodes: prompts, budgets, warpers, ends."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from ...fields import from_record
+from ...inputs import RepeatedName, with_each_once
+from ..arguments import request_list
+from ..decoder import Decoder
+from ..engine.request import Request
+from ..rounding import least_temperature, temperature_error
+from ..rules.anchored import Anchored, NoOpt
+from ..rules.claims import opened
+from ..rules.rule import OpenRule, Rule
+from ..settings import SamplingConfig
+from ..tokenizer.text import special_names
+from .asked import AVAILABLE, GREEDY, Asked, Limits, seed_of_name, seed_of_secret
+from .request_fields import (
+    HARMLESS,
+    OFF_HERE,
+    REFUSED,
+    WARPED,
+    refuse_special_stops,
+    refuse_unhonored,
+)
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""Of a completion, as OpenAI and vLLM have it; a chat gets the rest of the context."""
+
+NUM_OPENED: Final = 64
+"""Openings of a rule that are kept: rows that share one are drawn for together. Clients choose
+orders of divergences freely, so that there is no end of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Body:
+    """The fields of either endpoint that decide a text or its answer."""
+
+    model: str | None = None
+    prompt: Any = None
+    messages: Any = None
+    stream: bool = False
+    stream_options: dict[str, Any] = field(default_factory=dict)
+    return_token_ids: bool = False
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    temperature: float = 1.0
+    repetition_penalty: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Body":
+        """Of a body's object, where null is the default of each field.
+
+        Raises ValueError, in one line, for a field that is unknown or cannot be honored, and for a
+        value of another type.
+        """
+        refuse_unhonored(values)
+        left_out = {*HARMLESS, *REFUSED, *OFF_HERE, "anchored", "vllm_xargs"}
+        kept = {n: v for n, v in values.items() if v is not None and n not in left_out}
+        return from_record(cls, kept)
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """Warpers; -1 stands for no top_k too, as in vLLM."""
+        named = {name: getattr(self, name) for name in WARPED}
+        return SamplingConfig(**{**named, "top_k": max(self.top_k, 0)})
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most new tokens, None where none is named; ValueError for two that differ."""
+        both = {n for n in (self.max_tokens, self.max_completion_tokens) if n is not None}
+        if len(both) > 1:
+            raise ValueError("give max_tokens or max_completion_tokens, not both")
+        return both.pop() if both else None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether the end of a stream counts tokens; ValueError for other options of a stream."""
+        for name, value in self.stream_options.items():
+            if name not in ("include_usage", "continuous_usage_stats") or type(value) is not bool:
+                raise ValueError(f"stream_options: {name}={value!r} is not known here")
+        return bool(self.stream_options.get("include_usage"))
+
+
+def parsed(content: bytes) -> dict[str, Any]:
+    """The object that a body holds; ValueError, in one line, for anything else."""
+    try:
+        value = json.loads(content, parse_constant=_refused, object_pairs_hook=with_each_once)
+    except RepeatedName as error:
+        raise ValueError(f"the body {error}") from None
+    except RecursionError:
+        raise ValueError("the body is nested too deep") from None
+    except ValueError as error:
+        raise ValueError(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("the body must be an object")
+    return value
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+class Reader:
+    """Makes requests of bodies, for one pair and its limits."""
+
+    def __init__(
+        self, decoder: Decoder, limits: Limits, max_length: int, secret: bytes | None = None
+    ) -> None:
+        """max_length: symbols of a prompt and its text. secret: goes into the seeds of texts that
+        are charged to accounts, None where none are kept. The limits' special tokens are replaced
+        by those of the pair."""
+        self._secret = secret
+        self._level, self._decoder, self.max_length = decoder.level, decoder, max_length
+        pair, ends = decoder.pair, set(decoder.level.stop_token_ids)
+        special = {}
+        if decoder.level.name == "token" and decoder.level.compares_models:
+            names = special_names(pair.tokenizers.values(), pair.has_token)
+            special = {name: token for name, token in names.items() if token not in ends}
+        self.limits = replace(limits, special_tokens=special)
+        self._least = least_temperature(model.dtype for model in pair.models.values())
+        self._opened = lru_cache(NUM_OPENED)(partial(opened, level=self._level))
+
+    def requests(
+        self,
+        body: Body,
+        asked: Asked,
+        name_of: Callable[[int], str],
+        *,
+        is_chat: bool,
+        available: float = 0.0,
+    ) -> list[Request]:
+        """What a body asks for, a request for each text of its answer.
+
+        name_of: the id of a text by its place. available: nats that are left in the accounts of who
+        asks. Raises ValueError, in one line, for what cannot be decoded, or not within the limits.
+        """
+        # 1. The rule and its budget, the warpers, the seed.
+        takes_all = asked.K == AVAILABLE
+        if self._secret is not None:
+            horizon = body.most_tokens or DEFAULT_MAX_TOKENS
+            asked = asked.charged(self.limits.most(available, horizon))
+        rule, sampling, seed = self.limits.rule_of(asked), body.sampling, asked.seed_of(body.seed)
+        self.limits.check_passage(asked)
+        open_rule = self._open(rule)
+        error = temperature_error(sampling.temperature, self._least)
+        if error and open_rule.is_certified:
+            raise ValueError(error)
+        # 2. What the models read, how much may follow, and where it ends.
+        most = DEFAULT_MAX_TOKENS if body.most_tokens is None and not is_chat else body.most_tokens
+        if most is not None:
+            self.limits.check_horizon(most)
+        texts = request_list(
+            self._level,
+            open_rule,
+            horizon=1 if most is None else self._level.horizon(most, None),
+            horizon_name="max_tokens",
+            stop=self._stops(body),
+            passages=asked.passage,
+            is_alone=True,
+            **_prompts(body, is_chat=is_chat),
+        )
+        if not texts:
+            what = "conversation" if is_chat else "prompt"
+            raise ValueError(f"the {what} is empty: give at least one text")
+        if takes_all and len(texts) > 1:
+            raise ValueError(f"anchored: K={AVAILABLE!r} is of one prompt, got {len(texts)}")
+        if most is None:
+            texts = [replace(text, max_new_tokens=self._rest(text)) for text in texts]
+        # 3. Each text by itself.
+        for text in texts:
+            self._check(text, rule)
+        if self._secret is not None and sampling.is_greedy:
+            raise ValueError(GREEDY)
+        return [
+            replace(
+                text,
+                seed=self._seed(name_of(place), seed),
+                place=asked.sample + text.place,
+                rule=open_rule,
+                sampling=sampling,
+                least_debt=asked.debt,
+            )
+            for place, text in enumerate(texts)
+        ]
+
+    def _seed(self, request_id: str, seed: int | None) -> int:
+        if self._secret is not None:
+            return seed_of_secret(self._secret, request_id, seed)
+        return seed_of_name(request_id) if seed is None else seed
+
+    def _check(self, text: Request, rule: Rule) -> None:
+        """Raise ValueError for a text that is too long, or may cost too much."""
+        if text.max_length > self.max_length:
+            raise ValueError(
+                f"a prompt and its text have at most {self.max_length} {self._level.name}s here, "
+                f"got {len(text.longest_prompt)} and {text.max_new_tokens}"
+            )
+        self.limits.check(rule.budget_for(horizon=text.max_new_tokens, k=None))
+
+    def _rest(self, text: Request) -> int:
+        """Symbols that a chat without a length may have."""
+        rest = self.max_length - len(text.longest_prompt)
+        if (most := self.limits.max_horizon) is not None:
+            rest = min(rest, most)
+        return max(rest, 1)
+
+    def _open(self, rule: Rule) -> OpenRule:
+        """The rule at the pair's level. Rows of one budgeted rule are drawn for together whatever
+        their budgets are, as these come to it as nats of a step."""
+        if type(rule) in (Anchored, NoOpt):
+            alike: Any = rule
+            alike = replace(alike, k=0.0, K=None, bank=None)
+            return replace(self._opened(alike), rule=rule)
+        return self._decoder.open_rule if rule == self._decoder.rule else opened(rule, self._level)
+
+    def _stops(self, body: Body) -> list[str]:
+        """The texts that end a text, with the names of special tokens that do."""
+        stop = [body.stop] if isinstance(body.stop, str) else list(body.stop)
+        special = self.limits.special_tokens
+        refuse_special_stops(stop, special)
+        names = {token_id: name for name, token_id in special.items()}
+        for token_id in body.stop_token_ids:
+            if token_id in self._level.stop_token_ids and self._level.name == "token":
+                continue  # ends every text
+            if token_id not in names:
+                raise ValueError(
+                    f"stop_token_ids: {token_id} is no special token of this pair: give its text "
+                    "as stop"
+                )
+            stop.append(names[token_id])
+        return stop
+
+
+def _prompts(body: Body, *, is_chat: bool) -> dict[str, Any]:
+    """The prompts or the conversation of a body, for its endpoint."""
+    wanted, other = ("messages", "prompt") if is_chat else ("prompt", "messages")
+    if getattr(body, other) is not None:
+        raise ValueError(f"{other} belongs to the other endpoint")
+    if (value := getattr(body, wanted)) is None:
+        raise ValueError(f"{wanted} is missing")
+    if is_chat:
+        return {"prompts": None, "messages": plain_messages(value)}
+    return {"prompts": value}
+
+
+def plain_messages(messages: Any) -> Any:
+    """Messages whose contents are texts: parts of the type "text" are joined.
+
+    Others are left as they are, to be refused where templates are filled.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        return messages
+    return [_plain_message(message) for message in messages]
+
+
+def _plain_message(message: Any) -> Any:
+    parts = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(parts, list):
+        return message
+    texts = []
+    for part in parts:
+        is_text = isinstance(part, Mapping) and part.get("type") == "text"
+        if not is_text or not isinstance(part.get("text"), str):
+            raise ValueError("a message's content must be text, or parts of the type text")
+        texts.append(part["text"])
+    return {**message, "content": "".join(texts)}

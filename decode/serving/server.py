@@ -1,0 +1,210 @@
+"""The embedded server of a pair: its thread, its endpoints, its port and its end."""
+
+import asyncio
+import logging
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from ...errors import AnchoredError
+from ..decoder import Decoder
+from .app import PairApp
+from .asked import Limits
+from .batch_thread import SHUT_DOWN, BatchThread
+from .endpoint import Served
+from .guard import Guard, read_keys
+from .jobs import Refused
+from .journal import JournalWriter
+from .journal_options import JournalOptions
+from .metrics import BatchMetrics
+from .reading import Reader
+from .server_options import ServerOptions
+
+if TYPE_CHECKING:
+    from .accounts.keeper import Keeper  # imports a database's toolkit
+
+logger = logging.getLogger(__name__)
+
+LONGEST: Final = 32_768
+"""Symbols of a text of models whose config names no context, unless a number is named."""
+
+BYTES: Final = 1 << 20
+"""Bytes of a prompt and its text at byte level, unless a number is named: tokens decide there."""
+
+CLOSING_S: Final = 5
+"""Seconds that connections have to take what was sent, after the last text has ended."""
+
+
+@contextmanager
+def bound_socket(options: ServerOptions) -> Iterator[socket.socket]:
+    """A socket at the address; before models are loaded, OSError for one that is in use."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((options.host, options.port))
+        except OSError as error:
+            where = f"{options.host}:{options.port}"
+            raise OSError(f"{where} cannot be listened at: {error.strerror}") from None
+        yield bound
+
+
+def serve(
+    decoder: Decoder,
+    limits: Limits,
+    options: ServerOptions,
+    journal_options: JournalOptions,
+    bound: socket.socket,
+    open_accounts: Callable[[Path], AbstractContextManager["Keeper"]] | None = None,
+) -> None:
+    """Serve until a signal ends it.
+
+    open_accounts: opens the accounts of clients for a server with such a folder of journals, None
+    where they have none. Raises AnchoredError if the models fail, and ValueError for keys that
+    cannot be read.
+    """
+    with ExitStack() as stack:
+        if (ledgers := journal_options.ledgers) is None:
+            ledgers = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="anchored-")))
+        journal = JournalWriter(ledgers, **journal_options.of_writer)
+        stack.callback(journal.close)
+        keeper = None if open_accounts is None else stack.enter_context(open_accounts(ledgers))
+        asyncio.run(PairServer(decoder, limits, options, journal, keeper).run(bound))
+
+
+class PairServer:
+    """One server, from its first draw to its last answer."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        limits: Limits,
+        options: ServerOptions,
+        journal: JournalWriter,
+        keeper: "Keeper | None" = None,
+    ) -> None:
+        """keeper: of accounts. Raises ValueError with one for a rule that certifies nothing."""
+        if keeper is not None and not decoder.open_rule.is_certified:
+            raise ValueError(f"accounts need a rule with a bound: {decoder.rule.name} has none")
+        self._options, metrics = options, BatchMetrics()
+        secret = None if keeper is None else keeper.secret
+        reader = Reader(decoder, limits, _max_length(decoder, options), secret)
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="anchored-reader")
+        self._batch = BatchThread(
+            decoder,
+            journal,
+            metrics,
+            max_length=reader.max_length,
+            max_waiting=options.max_waiting,
+            on_failure=self._close,
+        )
+        served = Served(
+            batch=self._batch,
+            reader=reader,
+            readers=self._readers,
+            metrics=metrics,
+            model=options.served_name,
+            max_body=options.max_body,
+            keeper=keeper,
+        )
+        self._app = PairApp(served)
+        keys = read_keys(options.api_key_file) if options.api_key_file else {}
+        if keeper is not None:
+            keys = keeper.policy.keys
+        guard = Guard(
+            self._app.routes,
+            metrics,
+            keys=keys,
+            hosts=options.hosts,
+            root_path=options.root_path,
+        )
+        config = uvicorn.Config(
+            guard,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=CLOSING_S,
+        )
+        self._http = _HttpServer(config, self.end)
+        self._until_s = float("inf")
+        """When texts end that are still decoded, by `time.monotonic`."""
+        self._draining: asyncio.Task[None] | None = None
+
+    async def run(self, bound: socket.socket) -> None:
+        """Serve; returns once all has ended."""
+        self._loop = asyncio.get_running_loop()
+        self._batch.start(self._loop)
+        try:
+            await self._first_draw()
+            host, port = bound.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            name = self._options.served_name
+            print(f"{name} is served at http://{shown}:{port}/v1; Ctrl-C ends it", flush=True)
+            await self._http.serve(sockets=[bound])
+        finally:
+            await asyncio.to_thread(self._batch.stop)
+            self._readers.shutdown()
+        if (failure := self._batch.failure) is not None:
+            raise AnchoredError(f"the server has ended: {failure}") from failure
+
+    async def _first_draw(self) -> None:
+        """One row, before the port is opened: it loads what the first client would wait for."""
+        try:
+            await self._app.draw_one()
+        except Refused as refused:
+            raise AnchoredError(f"no row could be drawn: {refused.reason}") from refused
+
+    def end(self) -> None:
+        """As SIGTERM or Ctrl-C: texts go on for a while; at a second call they end at once."""
+        self._loop.call_soon_threadsafe(self._begin_to_end)
+
+    def _begin_to_end(self) -> None:
+        if self._draining is not None:
+            self._until_s = time.monotonic()
+            return
+        self._until_s = time.monotonic() + self._options.shutdown_s
+        self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        self._batch.refuse_new(Refused(503, SHUT_DOWN))
+        while not self._batch.is_idle and time.monotonic() < self._until_s:
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(self._batch.stop)
+        self._close()
+
+    def _close(self) -> None:
+        self._http.should_exit = True
+
+
+class _HttpServer(uvicorn.Server):
+    """Leaves signals to its owner, as connections are still to be answered after one."""
+
+    def __init__(self, config: uvicorn.Config, signalled: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._signalled = signalled
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal that ends programs."""
+        self._signalled()
+
+
+def _max_length(decoder: Decoder, options: ServerOptions) -> int:
+    """Symbols of a prompt and its text; ValueError for more than the models have positions for."""
+    level = decoder.level
+    most = BYTES if level.name == "byte" else level.context_length or LONGEST
+    if options.max_length is None:
+        return most
+    if level.context_length is not None and options.max_length > level.context_length:
+        raise ValueError(
+            f"--max-length must be <= {level.context_length}, the models' context, "
+            f"got {options.max_length}"
+        )
+    return options.max_length

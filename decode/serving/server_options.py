@@ -1,0 +1,79 @@
+"""Options of the embedded server; nothing that it runs on is imported here."""
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Final
+
+from ...fields import check_least
+from ...inputs import check_input
+from ..settings import REPEATED
+from .asgi import MAX_BODY
+
+LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerOptions:
+    """Where a pair is served, to whom, and how much of it at once."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at; another than this machine's needs an api_key_file or accounts."""
+    port: int = 8000
+    """Port to listen at."""
+    api_key_file: Path | None = None
+    """File of keys, one a line, one of which a client sends; none is asked for unless given."""
+    accounts: Path | None = None
+    """File accounts.toml of clients, their keys and the nats that each may be given, in place of
+    an api_key_file; the page docs/serving.md says what it holds."""
+    allowed_host: Annotated[tuple[str, ...], REPEATED] = ()
+    """Name by which clients call the server, in their Host header, besides this machine's; any
+    where keys are asked for unless given. Give it again for more."""
+    root_path: str = ""
+    """Prefix of all paths that a proxy in front leaves."""
+    served_name: str = "anchored"
+    """Name of the pair as a model."""
+    max_length: int | None = None
+    """Most tokens, or bytes, of a prompt and its text; the models' context unless given."""
+    max_waiting: int = 256
+    """Texts that wait for a row; more are answered by 429."""
+    max_body: int = MAX_BODY
+    """Most bytes of a request's body."""
+    shutdown_s: float = 30.0
+    """Seconds that texts may go on after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        check_input(self.api_key_file)
+        check_input(self.accounts)
+        if self.api_key_file is not None and self.accounts is not None:
+            raise ValueError("--accounts names the keys of its clients: leave --api-key-file out")
+        check_least(self, 0, "max_waiting", "shutdown_s")
+        check_least(self, 1, "max_length", "max_body")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port must be in [0, 65535], got {self.port}")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ValueError(f"--root-path must begin with /, got {self.root_path!r}")
+        if not self.asks_for_keys and not _is_local(self.host):
+            raise ValueError(
+                f"--host {self.host} lets other machines in: give an --api-key-file with the keys "
+                "of those that may ask, or --accounts"
+            )
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether clients have to send one."""
+        return self.api_key_file is not None or self.accounts is not None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names that a Host header may have, none for any."""
+        if self.asks_for_keys and not self.allowed_host:
+            return ()
+        return (*LOCAL_HOSTS, self.host, *self.allowed_host)
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,301 @@
+"""Text and tokens: what tokens add to a text, piece by piece, and the tokens that add a text."""
+
+import codecs
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import lru_cache
+
+from transformers import PreTrainedTokenizerFast
+
+from ..settings import RequestError
+
+REPLACEMENT = "\ufffd"
+"""Ends the text of tokens that end inside a character."""
+
+PROMPT_END = 16
+"""Tokens of a prompt that are decoded with what follows: more than the 4 bytes of a character."""
+
+CLEANED_REACH = 19
+"""Characters at the end of a cleaned-up text that what follows may change. Each of transformers'
+ten replacements (" ." becomes ".", " 've" becomes "'ve") looks at up to its length less one."""
+
+ANCHORS = ("\n", "a", ".")
+"""Texts before a continuation that show how it is tokenized inside a text: most tokenizers merge
+nothing into a line end; some have none, or drop it."""
+
+
+class TokenDecoder:
+    """Decodes tokens as `tokenizer.decode(..., skip_special_tokens=True)` does."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer, self._backend = tokenizer, tokenizer.backend_tokenizer
+        added = self._backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        """Tokens that are no text."""
+        # As transformers decides; of BPE it spoils texts.
+        is_bpe = type(self._backend.model).__name__ == "BPE" and not getattr(
+            tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", 0
+        )
+        self.cleans_up = bool(tokenizer.clean_up_tokenization_spaces) and not is_bpe
+
+    def __call__(self, token_ids: Sequence[int]) -> str:
+        """The text of all tokens; RequestError where the tokenizer's decoder fails."""
+        try:
+            text = str(self._backend.decode(token_ids, skip_special_tokens=True))
+        except Exception as error:  # tokenizers raises no other type
+            reason = " ".join(str(error).split())
+            raise RequestError(f"the tokenizer cannot decode the tokens drawn: {reason}") from error
+        return str(self._tokenizer.clean_up_tokenization(text)) if self.cleans_up else text
+
+    def is_byte(self, token_id: int) -> bool:
+        """True for a byte of a fallback, whose text depends on the bytes next to it."""
+        name = self._backend.id_to_token(token_id) or ""
+        return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
+
+    def added(self, before: Sequence[int], token_ids: Sequence[int]) -> str:
+        """The text that tokens add to the text of those before them."""
+        return added_text(self(before), self([*before, *token_ids]))
+
+
+def added_text(before: str, whole: str) -> str:
+    """The end of a text that the text before it does not have: all that follows what they share."""
+    if whole.startswith(before):
+        return whole[len(before) :]
+    pairs = enumerate(zip(before, whole, strict=False))
+    return whole[next((i for i, (a, b) in pairs if a != b), len(whole)) :]
+
+
+class TextStream:
+    """Emits text as symbols (tokens or bytes) arrive; the pieces joined are `text`.
+
+    Text that may yet become a stop string is held back.
+    """
+
+    def __init__(
+        self,
+        symbols: "TokenText | ByteText",
+        stop: tuple[str, ...] = (),
+        stop_symbols: Container[int] = (),
+    ) -> None:
+        """stop, stop_symbols: texts and symbols at which to cut."""
+        self._symbols, self._stop, self._stop_symbols = symbols, stop, stop_symbols
+        self._held = ""
+        self.text = ""
+        self.is_stopped = False
+
+    def push(self, symbol: int) -> str:
+        """The text that this symbol makes certain, "" if none."""
+        if symbol in self._stop_symbols:
+            rest = self.finish()
+            self.is_stopped = True
+            return rest
+        return self._emit(self._symbols.push(symbol), is_last=False)
+
+    def finish(self) -> str:
+        """The text still held back, and what its symbols make of an incomplete character."""
+        return self._emit(self._symbols.finish(), is_last=True)
+
+    def _emit(self, piece: str, *, is_last: bool) -> str:
+        if self.is_stopped:
+            return ""
+        pending = self._held + piece
+        whole = pending + self._symbols.tentative
+        stops = [
+            (whole.find(stop) + len(stop), whole.find(stop)) for stop in self._stop if stop in whole
+        ]
+        if stops:  # the stop string that is complete first, wherever tokens end
+            self.is_stopped = True
+            return self._release(whole[: min(stops)[1]], held="")
+        keep = 0 if is_last else self._overlap(pending)
+        return self._release(pending[: len(pending) - keep], held=pending[len(pending) - keep :])
+
+    def _release(self, piece: str, *, held: str) -> str:
+        self._held = held
+        self.text += piece
+        return piece
+
+    def _overlap(self, pending: str) -> int:
+        """Length of the longest end of `pending` with which a stop string may begin."""
+        longest = max((len(stop) - 1 for stop in self._stop), default=0)
+        for length in range(min(longest, len(pending)), 0, -1):
+            if any(stop.startswith(pending[-length:]) for stop in self._stop):
+                return length
+        return 0
+
+
+class TokenText:
+    """Decodes tokens: the text that they add to a prompt's, `decode` of all less the prompt's.
+
+    What later tokens may change waits: the start of a character, bytes of a fallback (all of them
+    become replacement characters if one does not fit), the end of a cleaned-up text.
+    """
+
+    def __init__(self, decoder: TokenDecoder, prompt: Sequence[int] = ()) -> None:
+        self._decoder, self._prompt = decoder, prompt
+        # A few last tokens say what the next ones add, as a decoder looks at most at the first
+        # token and at neighbors. `_shown` is the text of those whose text is out.
+        self._window: list[int] = []
+        self._shown: str | None = None
+        self._num_shown = 0
+        self.tentative = ""
+        """The text after all certain text, if the text ends here."""
+
+    def push(self, symbol: int) -> str:
+        """The characters that this token completes, "" if none."""
+        decoder = self._decoder
+        if symbol in decoder.special_token_ids:
+            return ""
+        text = self._with(symbol)
+        if text.endswith(REPLACEMENT):
+            self.tentative = ""
+            return ""
+        assert self._shown is not None
+        new = added_text(self._shown, text)
+        num_open = len(new) if decoder.is_byte(symbol) else 0
+        if decoder.cleans_up:
+            num_open = max(num_open, min(len(new), CLEANED_REACH))
+        certain, self.tentative = new[: len(new) - num_open], new[len(new) - num_open :]
+        if certain:
+            self._show(text[: len(text) - num_open])
+        return certain
+
+    def finish(self) -> str:
+        """The text of tokens still waiting; an incomplete character becomes U+FFFD."""
+        self.tentative = ""
+        if self._shown is None:
+            return ""
+        text = self._decoder(self._window)
+        rest = added_text(self._shown, text)
+        self._shown = text
+        return rest
+
+    def _with(self, symbol: int) -> str:
+        """The text of the window with one more token."""
+        if self._shown is None:
+            self._window = self._end_of_prompt()
+            self._shown, self._num_shown = self._decoder(self._window), len(self._window)
+        self._window.append(symbol)
+        return self._decoder(self._window)
+
+    def _show(self, text: str) -> None:
+        """All tokens of the window have their text out, of a cleaned-up one but the end."""
+        begun = "" if self._decoder.cleans_up else self._decoder(self._window[self._num_shown :])
+        if begun:  # else the decoder would drop a space where the next ones begin
+            del self._window[: self._num_shown]
+        self._shown, self._num_shown = begun or text, len(self._window)
+
+    def _end_of_prompt(self) -> list[int]:
+        """The last tokens of the prompt, some of whose text no later token changes."""
+        size = len(self._prompt) if self._decoder.cleans_up else PROMPT_END
+        while True:
+            end = self._prompt[max(0, len(self._prompt) - size) :]
+            window = [i for i in end if i not in self._decoder.special_token_ids]
+            is_settled = not all(map(self._decoder.is_byte, window)) and self._decoder(window)
+            if is_settled or size >= len(self._prompt):
+                return window
+            size *= 2
+
+
+class ByteText:
+    """Decodes UTF-8; each ill-formed piece becomes one replacement character, nothing is lost.
+
+    A character that is not finished at the end of the text is left out: no end can follow it, so
+    the text was cut there, and what goes on from it shows the character whole.
+    """
+
+    tentative = ""
+
+    def __init__(self, begun: bytes = b"") -> None:
+        """begun: the first bytes of a character, which the text goes on with."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(begun)
+
+    def push(self, symbol: int) -> str:
+        """The characters that this byte completes, "" if none."""
+        return self._decoder.decode(bytes([symbol]))
+
+    def finish(self) -> str:
+        """Nothing: what was not completed is left to a continuation."""
+        return ""
+
+
+def special_names(
+    tokenizers: Iterable[PreTrainedTokenizerFast], can_draw: Callable[[int], bool]
+) -> dict[str, int]:
+    """Special tokens, which are no text, by their names in any of the tokenizers."""
+    return {
+        token.content: token_id
+        for tokenizer in tokenizers
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if token.special and can_draw(token_id)
+    }
+
+
+def special_stops(
+    stop: Sequence[str],
+    tokenizers: Iterable[PreTrainedTokenizerFast],
+    can_draw: Callable[[int], bool],
+) -> frozenset[int]:
+    """The special tokens that stop texts name in any of the tokenizers.
+
+    can_draw: whether a token is ever drawn; others are names like any text. Raises ValueError for a
+    stop text that holds such a name among others, which no text does.
+    """
+    if not stop:
+        return frozenset()
+    names = special_names(tokenizers, can_draw)
+    for text in stop:
+        held = next((name for name in names if name in text), None)
+        if held is not None and text not in names:
+            raise ValueError(
+                f"stop {text!r} holds the special token {held!r}, which is no text: give "
+                f"{held!r} by itself"
+            )
+    return frozenset(names[text] for text in stop if text in names)
+
+
+def continuation_token_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """The tokens that add `text` to a text before them, without special tokens at its ends.
+
+    A tokenizer that puts a space before a text, or takes its first space for one, would add a space
+    too many. Where none of its tokens add the very text (as of words alone, or where it writes
+    characters in another form), they are those of the text by itself.
+    """
+    token_ids = encoded(tokenizer, text, add_special_tokens=False)
+    if not text or not _marks_beginnings(tokenizer):
+        return token_ids
+    decoder = TokenDecoder(tokenizer)
+    for anchor in ANCHORS:
+        try:
+            before = encoded(tokenizer, anchor, add_special_tokens=False)
+            whole = encoded(tokenizer, anchor + text, add_special_tokens=False)
+        except RequestError:
+            continue  # no token for the anchor
+        inside = whole[len(before) :] if whole[: len(before)] == before else token_ids
+        for tokens in (token_ids, inside):
+            if decoder.added(before, tokens) == text:
+                return tokens
+    return token_ids
+
+
+@lru_cache(maxsize=4)
+def _marks_beginnings(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """True if a text by itself has other tokens than the same text after another."""
+    try:
+        word = encoded(tokenizer, "a", add_special_tokens=False)
+    except RequestError:
+        return False  # it knows whole words alone
+    return TokenDecoder(tokenizer).added(word, word) != "a"
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerFast, text: str, *, add_special_tokens: bool
+) -> list[int]:
+    """The token ids of a text, none of an empty one; RequestError where the tokenizer fails."""
+    if not text:
+        return []
+    try:
+        encoding = tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+    except Exception as error:  # tokenizers raises no other type, for a word without a token too
+        reason = " ".join(str(error).split())
+        raise RequestError(f"the tokenizer cannot read the text: {reason}") from error
+    return list(encoding["input_ids"])

@@ -1,0 +1,314 @@
+"""The projections onto a ball around the safe model, by Triton where it is right.
+
+The result is the distribution nearest to the risky model inside the ball. The CPU's solver computes
+it, and Triton on a device that has drawn a few rows as the CPU's solver does.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import subprocess
+from functools import cache
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from .cpu import solve
+from .projection import Projection
+from .sampler import check_uniform, check_unit, uniforms
+from .spend import check_budget, row_orders, usable_budget, usable_orders
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Projection", "check_rows", "project_kl", "project_max", "project_renyi"]
+
+# B requests, V vocabulary.
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "torch", "triton")
+
+FAILURES: tuple[type[Exception], ...] = (
+    ImportError,  # Triton is not installed, or lacks what this version uses
+    OSError,  # no compiler, no room for what it compiles
+    subprocess.SubprocessError,  # a compiler that ends with an error
+    RuntimeError,  # of the driver, at a launch; a comparison that failed
+    *(AssertionError, AttributeError, LookupError, TypeError, ValueError),  # in Triton's compiler
+)
+"""Errors that Triton is known to raise on devices that it does not know well; those that Triton
+defines are added to them."""
+
+MOST_REASON = 300
+"""Characters of an error's end, where compilers say what is wrong."""
+
+BUDGETS = (0.0, 0.01, 0.1, 0.3, 0.7, 1.5, 4.0, 100.0)
+"""Nats, one a row: nothing may be spent in the first, and the last one binds nowhere."""
+
+ORDERS = (1.1, 64.0, 1.25, 1.5, 2.0, 4.0, 16.0, 1.1)
+"""Rényi orders, one a row."""
+
+SHORTFALL_FRACTION, SHORTFALL_NATS = 1e-5, 1e-6
+"""Two solvers may stop this far from each other below a budget that binds: each is within 0.9e-5 of
+it or 0.9e-7 nats, see `certificate`, and the rest is left for rounding."""
+
+_failed: set[torch.device] = set()
+"""Devices whose tensors the CPU's solver projects."""
+_agreed: set[torch.device] = set()
+"""Devices on which other processes draw the same tokens, see `agree`."""
+
+
+class Options(TypedDict, total=False):
+    """Options that every projection takes by name."""
+
+    keyed: tuple[Tensor, Tensor] | None
+    """In place of `uniform`, keys and positions, (B,) int64 both, of `sampler.uniforms`: the
+    numbers are then made where the logits are. None unless asked for."""
+    backend: str
+    """"torch", on the CPU wherever the tensors are; "triton", which needs CUDA tensors or Triton's
+    interpreter and checks no values, so as not to wait for the device; or "auto", the default:
+    "triton" on CUDA where it compiles, launches and agrees with "torch" on a few rows."""
+
+
+def project_kl(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    budget: Tensor,
+    uniform: Tensor | None = None,
+    **options: Unpack[Options],
+) -> Projection:
+    """The p* that minimizes KL(p* || p_r) subject to KL(p* || p_s) <= budget, and a draw from it.
+
+    risky_logits, safe_logits: (B, V), any float dtype and strides, warped; -inf is a banned token.
+    budget: (B,) float, nats; rounded down to the spend quantum and capped at BUDGET_CAP.
+    uniform: (B, 3) float64 in [0, 1) for the coupled sampler, or None.
+    Returns: a Projection; the float64 KL at its weight is at most its spend, which is at most the
+    budget. Where the budget binds and logits lie within +-100 the shortfall is at most
+    max(1e-5 * budget, 1e-7) nats. A row's digits depend on nothing but the row.
+    Raises: ValueError for a wrong shape or dtype, a NaN budget or an unknown backend.
+    Source: paper algorithm ProjectKL, solved by Newton's method in sqrt(KL).
+    """
+    return _project(risky_logits, safe_logits, budget, uniform, order=1.0, **options)
+
+
+def project_renyi(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    budget: Tensor,
+    uniform: Tensor | None = None,
+    *,
+    order: float | Tensor,
+    **options: Unpack[Options],
+) -> Projection:
+    """The p* of `project_kl`'s family with the most weight whose Rényi divergence fits, and a draw.
+
+    On the common support p* is proportional to p_s^(1 - w) p_r^w, with the largest w in [0, 1]
+    for which D(p* || p_s) = log sum p*^order p_s^(1 - order) / (order - 1) is at most the budget.
+    order: a number in [MIN_ORDER, MAX_ORDER], or (B,) float64, one a row, on any device.
+    Other arguments, results and errors are those of `project_kl`, with D in place of KL.
+    Source: D = (psi(order w) - order psi(w)) / (order - 1), psi the log-moments of log p_r / p_s
+    under p_s, which grows with w as psi is convex; solved by Newton's method in sqrt(D).
+    """
+    orders = row_orders(order, len(safe_logits), safe_logits.device)
+    return _project(risky_logits, safe_logits, budget, uniform, order=orders, **options)
+
+
+def project_max(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    budget: Tensor,
+    uniform: Tensor | None = None,
+    **options: Unpack[Options],
+) -> Projection:
+    """The p* that minimizes D_inf(p* || p_r) subject to D_inf(p* || p_s) <= budget, and a draw.
+
+    On the common support S, p* = min(c p_r, e^budget p_s) with c >= 1 and p_r renormalized on S;
+    the weight of the Projection is 1 / c. Arguments, spend and errors are those of `project_kl`,
+    with D_inf(p* || p_s), the largest log-ratio, in place of the KL divergence.
+    Source: paper, proposition on optimal Renyi clipping; c by Newton from c = 1, which climbs
+    because the total mass is concave and piecewise linear in c, and bisection where it is slow.
+    """
+    return _project(risky_logits, safe_logits, budget, uniform, order=math.inf, **options)
+
+
+def project(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    budget: Tensor,
+    uniform: Tensor | None = None,
+    *,
+    divergence: Literal["kl", "renyi", "max"],
+    order: float | None = None,
+    **options: Unpack[Options],
+) -> Projection:
+    """`project_kl`, `project_renyi` or `project_max`, by the name of the divergence."""
+    rows = risky_logits, safe_logits, budget, uniform
+    if divergence == "renyi":
+        assert order is not None  # as `checked_order` has it
+        return project_renyi(*rows, order=order, **options)
+    return (project_kl if divergence == "kl" else project_max)(*rows, **options)
+
+
+def _project(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    budget: Tensor,
+    uniform: Tensor | None,
+    *,
+    order: float | Tensor,
+    keyed: tuple[Tensor, Tensor] | None = None,
+    backend: str = "auto",
+) -> Projection:
+    """The projection of this order: 1 is KL, infinity the clipped one, a tensor one a row."""
+    _check_logits(risky_logits, safe_logits)
+    (num_rows, vocab_size), device = safe_logits.shape, safe_logits.device
+    check_budget(budget, num_rows)
+    if uniform is not None:
+        check_uniform(uniform, num_rows)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+
+    def by_triton() -> Projection:
+        from .gpu import launch  # triton is not there on every platform
+
+        return launch.project(risky_logits, safe_logits, budget, uniform, keyed, order=order)
+
+    if backend == "triton":
+        return by_triton()
+    if backend == "auto" and _takes_triton(device):
+        # A launch that raised has changed nothing.
+        try:
+            dtypes = risky_logits.dtype, safe_logits.dtype
+            known = None if isinstance(order, Tensor) else order
+            check_rows(device, dtypes, vocab_size, order=known, is_keyed=keyed is not None)
+            return by_triton()
+        except torch.OutOfMemoryError:
+            raise  # says nothing of Triton
+        except _failures() as error:
+            text = " ".join(str(error).split())[-MOST_REASON:]
+            _give_up(device, f"Triton fails on {device}", f": {type(error).__name__}: {text}")
+    if uniform is not None:
+        check_unit(uniform)
+    numbers = uniform if keyed is None else uniforms(*(x.cpu() for x in keyed))
+    order = usable_orders(order) if isinstance(order, Tensor) else order
+    pair = risky_logits, safe_logits
+    return solve.project(*pair, usable_budget(budget), numbers, order=order)
+
+
+def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
+    """Raise ValueError unless both are (B, V) of a float dtype, V >= 1, on one device."""
+    if risky_logits.ndim != 2 or risky_logits.shape != safe_logits.shape:
+        raise ValueError(
+            f"risky_logits and safe_logits must both be (B, V), "
+            f"got {tuple(risky_logits.shape)} and {tuple(safe_logits.shape)}"
+        )
+    if safe_logits.shape[1] == 0:
+        raise ValueError("the vocabulary must hold at least 1 token, got 0")
+    for logits in (risky_logits, safe_logits):
+        if not logits.dtype.is_floating_point:
+            raise ValueError(f"logits must have a float dtype, got {logits.dtype}")
+    if risky_logits.device != safe_logits.device:
+        raise ValueError(
+            f"both logits must be on one device, got {risky_logits.device} and {safe_logits.device}"
+        )
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    try:
+        from triton.errors import TritonError
+    except ImportError:  # where there is no Triton there are none of its errors
+        return FAILURES
+    return (*FAILURES, TritonError)
+
+
+def _takes_triton(device: torch.device) -> bool:
+    """Decide for the rest of the process whether Triton projects tensors of a device.
+
+    Where an accelerator's tensors are left to the CPU's solver, one warning says why.
+    """
+    if device.type == "cpu" or device in _failed:
+        return False
+    if device.type != "cuda" or torch.version.hip is not None:
+        kind = "ROCm" if device.type == "cuda" else device.type
+        _give_up(device, f"the kernels are for NVIDIA's GPUs and {device} is of {kind}")
+        return False
+    return True
+
+
+def falls_back() -> bool:
+    """Whether the CPU's solver projects an accelerator's tensors in this process."""
+    return bool(_failed)
+
+
+def agree(device: torch.device, group: ProcessGroup) -> None:
+    """Let all processes of a group, which draw the same tokens, project by one solver.
+
+    It is the CPU's where Triton has failed in any of them by now. Where it fails in one of them
+    later, that one raises RuntimeError: the others would go on and draw other tokens near a
+    boundary. Call it in all of them, once the first rows were projected.
+    """
+    has_failed = torch.tensor(int(device in _failed))
+    torch.distributed.all_reduce(has_failed, torch.distributed.ReduceOp.MAX, group)
+    if has_failed and device not in _failed:
+        _give_up(device, "Triton fails in another process that draws the same tokens")
+    _agreed.add(device)
+
+
+def _give_up(device: torch.device, what: str, reason: str = "") -> None:
+    """Leave a device to the CPU's solver for the rest of the process."""
+    if device in _agreed:
+        raise RuntimeError(
+            f"{what}, where other processes draw the same tokens and may go on by it{reason}"
+        )
+    _failed.add(device)
+    logger.warning("%s, so the CPU's solver projects from here on%s", what, reason)
+
+
+@cache
+def check_rows(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    vocab_size: int,
+    *,
+    order: float | None,
+    is_keyed: bool,
+) -> None:
+    """Draw from rows of the risky and the safe model, in these dtypes, as decoding will.
+
+    order: of the projection, 1 or infinity; None for rows of the Rényi orders ORDERS.
+    is_keyed: whether the numbers come from keys and positions.
+    Runs once for each kind of launch, which it compiles, and waits for the device.
+    Raises: RuntimeError where a token or a spend differs by more than both solvers may; whatever
+    Triton raises where it cannot compile or launch.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, len(BUDGETS), vocab_size)
+    risky, safe = 3.0 * torch.randn(shape, generator=generator)
+    risky[::2, 1::3], safe[1::3, 2::5] = -torch.inf, -torch.inf  # banned in some rows
+    risky, safe = risky.to(dtypes[0]), safe.to(dtypes[1])
+    budget, keys = torch.tensor(BUDGETS, dtype=torch.float64), torch.arange(len(BUDGETS))
+    numbers = uniforms(keys, torch.zeros_like(keys))
+    kind = torch.tensor(ORDERS, dtype=torch.float64) if order is None else order
+    expected = solve.project(risky, safe, budget, numbers, order=kind)
+    from .gpu import launch  # triton is not there on every platform
+
+    drawn = launch.project(
+        risky.to(device),
+        safe.to(device),
+        budget,
+        None if is_keyed else numbers,
+        (keys, torch.zeros_like(keys)) if is_keyed else None,
+        order=kind,
+    )
+    assert expected.token_ids is not None and drawn.token_ids is not None  # as both have drawn
+    token_ids, spend = drawn.token_ids, drawn.spend
+    tolerance = SHORTFALL_FRACTION * budget + SHORTFALL_NATS
+    for name, is_right in {
+        "token": token_ids.cpu() == expected.token_ids,
+        "spend": ((spend.cpu() - expected.spend).abs() <= tolerance) & (spend.cpu() <= budget),
+    }.items():
+        if not bool(is_right.all()):
+            row = int((~is_right).nonzero()[0])
+            raise RuntimeError(f"the {name} of row {row} is not that of the CPU's solver")

@@ -1,0 +1,230 @@
+"""SentencePiece-style tokenizers at byte level: texts, walks and distributions of bytes."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from byte_pairs import tiny_byte_pair
+from byte_streams import assert_same, feed, feed_byte_by_byte, model_of, stream_of
+from hard_strings import draw_hard_strings
+from sentence_pieces import STYLES, SentencePieceOracle, sentence_piece, text_of
+from text_oracle import OracleLaws, worst_error
+from tiny_models import tiny_llama
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from anchored import Anchored, Decoder, ModelPair, verify
+from anchored.decode.tokenizer.sentence_piece import SentencePiece
+from anchored.decode.tokenizer.tokenizer_file import read_tokenizer
+from anchored.decode.tokenizer.vocabulary import ByteVocabulary
+
+FALLBACK = "\u4e2d\U0001f600\u0f40\u05d0\x07\u0301"
+"""Characters without a token, of one to four bytes."""
+
+
+def vocabulary_of(style: str) -> ByteVocabulary:
+    return ByteVocabulary(sentence_piece(style), [2])
+
+
+def hard_texts(number: int, seed: int) -> list[str]:
+    source = random.Random(seed)
+    texts = draw_hard_strings(number, seed=seed)
+    return [
+        "".join(c + (source.choice(FALLBACK) if source.random() < 0.1 else "") for c in text)
+        for text in texts
+    ]
+
+
+@pytest.mark.parametrize("number", [150, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("style", STYLES)
+def test_the_tokens_of_every_text_follow_each_other_and_may_end(style, number):
+    tokenizer, vocabulary = sentence_piece(style), vocabulary_of(style)
+    viability, trie = vocabulary.viability, vocabulary.trie
+    for text in hard_texts(number, seed=1):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        state = viability.start()
+        for token in ids:
+            assert viability.allowed(state)[trie.row_of[token]], (text, ids)
+            state = viability.extend(state, token)
+            assert state is not None, (text, ids)
+        assert viability.may_end(state), text
+        spelled = b"".join(trie.texts[trie.row_of[token]] for token in ids)
+        assert spelled.decode() == text_of(style, text)
+        assert not text or spelled == vocabulary.spelled(vocabulary.normalize(text))
+
+
+@pytest.mark.parametrize("number", [60, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("style", STYLES)
+def test_every_walk_of_tokens_that_may_follow_is_the_tokenization_of_its_text(style, number):
+    tokenizer, vocabulary = sentence_piece(style), vocabulary_of(style)
+    source = random.Random(2)
+    for _ in range(number):
+        ids = walk(vocabulary, source)
+        texts = [vocabulary.trie.texts[vocabulary.trie.row_of[token]] for token in ids]
+        text = b"".join(texts).decode()
+        if text_of(style, "a") == " a":
+            text = text.removeprefix(" ") if style in ("Llama 2", "Phi-3") else text
+        assert not text or tokenizer.encode(text, add_special_tokens=False).ids == ids, text
+
+
+def walk(vocabulary: ByteVocabulary, source: random.Random) -> list[int]:
+    """Tokens, short ones and pieces of characters often, until a text may end."""
+    viability, trie = vocabulary.viability, vocabulary.trie
+    state, ids, wanted = viability.start(), [], source.randint(1, 12)
+    lengths = np.array([len(text) for text in trie.texts])
+    is_cut = np.array([text[0] >= 0x80 for text in trie.texts])
+    while len(ids) < wanted or not viability.may_end(state):
+        row = viability.allowed(state)
+        if not ids and vocabulary.spelled(b"a") == b" a":
+            row = row & np.array([text.startswith(b" ") for text in trie.texts])
+        kind = source.random()
+        chosen = row & (lengths <= 2 if kind < 0.4 else is_cut if kind < 0.7 else True)
+        rows = np.flatnonzero(chosen if chosen.any() else row).tolist()
+        token = int(trie.tokens[source.choice(rows)])
+        state = viability.extend(state, token)
+        assert state is not None
+        ids.append(token)
+    return ids
+
+
+TEXTS = ["The keeper", " 4\u4e2d\U0001f600 a", "s  .\n\n", "caf\u00e9 \u0f40", "x"]
+CASES = [(style, 330) for style in STYLES] + [("Llama 2", 400), ("Gemma", 400), ("Mistral", 500)]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("style", "num_tokens"), CASES)
+def test_distributions_of_bytes_are_sums_over_all_sequences_that_occur(style, num_tokens):
+    tokenizer = sentence_piece(style, num_tokens)
+    vocabulary = ByteVocabulary(tokenizer, [2])
+    model, oracle = model_of(vocabulary), SentencePieceOracle(style, tokenizer)
+    laws = OracleLaws(oracle, model, vocabulary.start_token_ids, 2)
+    for text in TEXTS[:3]:
+        symbols = list(vocabulary.normalize(text))
+        stream = stream_of(model, vocabulary)
+        read = stream.read([symbols[:2]], [0])
+        found = torch.cat([read.logits, feed_byte_by_byte(stream, 0, symbols[2:])])
+        spelled = vocabulary.spelled(bytes(symbols))
+        first = len(spelled) - len(symbols)
+        for length in range(2, len(symbols) + 1):
+            expected = laws.next_symbol(spelled[: first + length])
+            assert worst_error(found[length - 2].tolist(), expected.tolist()) <= 1e-9, (
+                text,
+                length,
+            )
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_prompts_are_scored_from_their_second_byte_on(style):
+    vocabulary = vocabulary_of(style)
+    model = model_of(vocabulary)
+    prompts = [list(vocabulary.normalize(text)) for text in (*TEXTS, "  x")]
+    for prompt in prompts:
+        one, other = stream_of(model, vocabulary), stream_of(model, vocabulary)
+        whole, begun = one.read([prompt], [0]), other.read([prompt[:1]], [0])
+        assert whole.token_log_probs[0].shape == (len(prompt) - 1,)
+        if prompt[:1] == [0x20] and vocabulary.spelled(b" ") == b" ":
+            continue  # a text of one space is no beginning of this one
+        logits = (
+            torch.cat([begun.logits, feed(other, {0: prompt[1:]})[0]])
+            if prompt[1:]
+            else begun.logits
+        )
+        assert_same(whole.logits, logits[-1:])
+        assert_same(whole.token_log_probs[0], logits[range(len(prompt) - 1), prompt[1:]])
+
+
+def fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def pair_of(safe: Tokenizer, risky: PreTrainedTokenizerFast) -> ModelPair:
+    sizes = {"max_position_embeddings": 256}
+    return ModelPair(
+        tiny_llama(1, vocab_size=safe.get_vocab_size(), **sizes),
+        tiny_llama(2, vocab_size=len(risky), layers=3, **sizes),
+        fast(safe),
+        risky_tokenizer=risky,
+    )
+
+
+@pytest.mark.parametrize("style", ["Llama 2", "Gemma", "Mistral"])
+def test_a_pair_of_both_kinds_decodes_and_its_ledgers_verify(style):
+    pair = pair_of(sentence_piece(style), tiny_byte_pair().tokenizers["risky"])
+    decoder = Decoder(pair, Anchored(k=0.5))
+    assert decoder.level.name == "byte"
+    prompts = ["The keeper", "caf\u00e9 \u4e2d", "", " a"]
+    plain = {"temperature": 1.0, "repetition_penalty": 1.0}
+    results = decoder.generate(prompts, max_new_bytes=12, seed=3, **plain)
+    for prompt, result in zip(prompts, results, strict=True):
+        (alone,) = decoder.generate([prompt], max_new_bytes=12, seed=3, **plain)
+        assert result.text == alone.text and result.ledger.spent <= result.ledger.header.bound
+        assert verify(result.ledger, pair).is_ok
+    symbols = results[0].token_ids
+    (score,) = decoder.score(["The keeper"], [symbols], **plain)
+    drawn = [step.log_prob for step in results[0].ledger.steps]
+    assert len(symbols) == 12 and score.token_log_probs == pytest.approx(drawn, abs=1e-6)
+
+
+def test_stops_and_drafts_of_bytes_change_no_text():
+    from anchored import ByteSettings
+
+    pair = pair_of(sentence_piece("Gemma"), fast(sentence_piece("Llama 2")))
+    texts = [
+        [
+            r.text
+            for r in Decoder(pair, Anchored(k=1.0), byte_settings=settings).generate(
+                ["The keeper", "x"], max_new_bytes=16, seed=5, stop=["e"]
+            )
+        ]
+        for settings in (ByteSettings(prefetch=0), ByteSettings(prefetch=4))
+    ]
+    assert texts[0] == texts[1]
+
+
+def changed(style: str, **parts) -> Tokenizer:
+    content = json.loads(sentence_piece(style).to_str())
+    for name, change in parts.items():
+        content[name] = change(content[name]) if callable(change) else change
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def without_a_byte(model: dict) -> dict:
+    vocab = {name: token for name, token in model["vocab"].items() if name != "<0xC3>"}
+    return {**model, "vocab": vocab}
+
+
+LOWERCASE = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}
+
+
+def test_a_tokenizer_that_reads_otherwise_than_its_file_says_is_refused(monkeypatch):
+    monkeypatch.setattr(SentencePiece, "spelled", lambda self, text: text)
+    with pytest.raises(ValueError, match="does not know how the tokenizer reads 'a'"):
+        vocabulary_of("Llama 2")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "reason"),
+    [
+        (lambda: changed("Yi", model=without_a_byte), "tokens of all 256 bytes, got Replace"),
+        (lambda: changed("Yi", normalizer=LOWERCASE), "step Lowercase of a SentencePiece"),
+        (lambda: changed("Yi", normalizer=None), "writes spaces as U\\+2581"),
+        (
+            lambda: changed("Yi", model=lambda model: {**model, "ignore_merges": True}),
+            "ignore_merges=true",
+        ),
+    ],
+)
+def test_what_is_not_exact_is_refused_by_name(tokenizer, reason):
+    with pytest.raises(ValueError, match=reason):
+        read_tokenizer(tokenizer())
+
+
+def test_an_added_token_that_takes_spaces_has_no_probability():
+    vocabulary, token = vocabulary_of("Phi-3"), sentence_piece("Phi-3").token_to_id("<|end|>")
+    assert token in vocabulary.ordered_tokens and token not in vocabulary.trie.tokens
+    gemma = vocabulary_of("Gemma")
+    assert sentence_piece("Gemma").token_to_id("<b>") in gemma.trie.tokens

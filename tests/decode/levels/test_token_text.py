@@ -1,0 +1,153 @@
+"""The text of a continuation is decode(prompt + new) less decode(prompt), in every tokenizer."""
+
+import random
+from functools import lru_cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import tiny_llama
+from token_styles import STYLES
+
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
+from anchored.decode.tokenizer.text import TextStream, TokenDecoder, TokenText
+
+style = lru_cache(lambda name: STYLES[name]())
+NEWLINE, SNOWMAN = [10], [0xE2, 0x98, 0x83]  # bytes of a fallback, by their ids
+
+
+def text_of(tokenizer, token_ids) -> str:
+    return tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def added(tokenizer, before, new) -> str:
+    """By the definition, with transformers alone."""
+    old, whole = text_of(tokenizer, before), text_of(tokenizer, [*before, *new])
+    shared = max(n for n in range(len(old) + 1) if whole.startswith(old[:n]))
+    return whole[shared:]
+
+
+@st.composite
+def two_texts(draw, size: int) -> tuple[list[int], list[int]]:
+    """A prompt and what follows; of few tokens, so that bytes and marks meet often."""
+    few = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=6))
+    special = range(size - 3, size)
+    ids = st.sampled_from([*few, *NEWLINE, *SNOWMAN, *special])
+    return draw(st.lists(ids, max_size=40)), draw(st.lists(ids, max_size=25))
+
+
+@pytest.mark.parametrize("name", STYLES)
+@given(data=st.data())
+def test_pieces_join_to_what_all_tokens_add_to_the_prompts_text(name, data):
+    tokenizer = style(name)
+    prompt, new = data.draw(two_texts(len(tokenizer)))
+    stream = TextStream(TokenText(TokenDecoder(tokenizer), prompt))
+    pieces = [stream.push(token) for token in new] + [stream.finish()]
+    assert "".join(pieces) == stream.text == added(tokenizer, prompt, new)
+
+
+@pytest.mark.parametrize("name", STYLES)
+@given(data=st.data())
+def test_a_stop_text_is_met_by_the_first_token_after_which_the_text_holds_it(name, data):
+    tokenizer = style(name)
+    prompt, new = data.draw(two_texts(len(tokenizer)))
+    texts = [added(tokenizer, prompt, new[: n + 1]) for n in range(len(new))]
+    whole = [text for text in texts if text] or ["s"]
+    text = data.draw(st.sampled_from(whole))
+    start = data.draw(st.integers(0, len(text) - 1))
+    stop = text[start : start + data.draw(st.integers(1, 3))]
+    stream = TextStream(TokenText(TokenDecoder(tokenizer), prompt), (stop,))
+    emitted, end = "", None
+    for n, token in enumerate(new):
+        emitted += stream.push(token)
+        if stream.is_stopped:
+            end = n
+            break
+    emitted += stream.finish()
+    # A text that ends inside a character is no text yet.
+    holds = [n for n, own in enumerate(texts) if stop in own and not own.endswith("\ufffd")]
+    if "\ufffd" not in stop:
+        assert end == (holds[0] if holds else None)
+    if end is not None:
+        assert emitted == texts[end][: texts[end].index(stop)]
+
+
+@lru_cache
+def pair_of(name: str) -> ModelPair:
+    size = len(style(name))
+    ends = {"vocab_size": size, "bos_token_id": size - 3, "eos_token_id": size - 2}
+    return ModelPair(tiny_llama(1, **ends), tiny_llama(2, **ends), style(name))
+
+
+def prompts_of(tokenizer) -> list[list[int]]:
+    chars = random.Random(0)
+    begun = [tokenizer(text)["input_ids"] for text in ("once", "the keeper", "once upon a\n")]
+    return [*begun, *([chars.randrange(len(tokenizer)) for _ in range(9)] for _ in range(9))]
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_calls_of_random_models_give_the_text_and_no_row_ends_them(name):
+    """Random weights draw halves of characters after line ends, which are the worst."""
+    tokenizer, decoder = style(name), Decoder(pair_of(name), RiskyOnly(), batch_size=5)
+    settings = {"max_new_tokens": 12, "temperature": 2.0}
+    prompts = prompts_of(tokenizer)
+    results = decoder.generate(prompts, **settings)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert not result.error
+        assert result.text == added(tokenizer, prompt, result.token_ids)
+        assert "".join(text for text, _ in result.pieces) == result.text
+        stream = decoder.stream(prompt, **settings)
+        assert "".join(piece.text for piece in stream) == result.text
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_continuation_goes_on_with_the_text_where_it_was_cut(name):
+    tokenizer, decoder = style(name), Decoder(pair_of(name), Anchored(k=2.0))
+    results = decoder.generate(prompts_of(tokenizer), max_new_tokens=5, seed=2, temperature=1.5)
+    for _ in range(2):
+        earlier = [own for own in results if own.finish_reason == "length"]
+        results = decoder.generate(continue_from=earlier, max_new_tokens=4, temperature=1.5)
+        for result in results:
+            assert result.text == added(tokenizer, result.prompt, result.token_ids)
+            assert verify(result.ledger, decoder.pair).is_ok
+
+
+@pytest.mark.parametrize("name", ["llama2", "gemma", "metaspace", "byte_level"])
+@pytest.mark.parametrize("text", [" upon a time", "upon", "  a", "\n", " ", "\u2603 a", ".", ""])
+def test_a_text_that_follows_a_prompt_is_scored_as_it_is_written(name, text):
+    tokenizer, pair = style(name), pair_of(name)
+    (score,) = Decoder(pair, Anchored(k=1.0)).score("once", text)
+    prompt = pair.encode("once")
+    assert text_of(tokenizer, prompt + score.token_ids) == "once" + text
+
+
+@pytest.mark.parametrize("name", ["byte_level", "word_piece"])
+def test_the_tokens_of_a_continuation_are_those_of_its_text_where_none_are_better(name):
+    tokenizer = style(name)
+    for text in (" upon", "upon", "once upon a time", "\n"):
+        plain = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert pair_of(name).encode_continuation(text) == plain
+
+
+def test_a_space_before_the_first_word_is_found_streamed_and_kept():
+    """A tokenizer like Llama 2's: its decoder takes away the first space of what it is given."""
+    tokenizer, pair = style("llama2"), pair_of("llama2")
+    upon = tokenizer.convert_tokens_to_ids(["\u2581upon", "\u2581a", "\u2581time"])
+    stream = TextStream(TokenText(TokenDecoder(tokenizer), pair.encode("once")))
+    assert [stream.push(token) for token in upon] == [" upon", " a", " time"]
+    cut = TextStream(TokenText(TokenDecoder(tokenizer), pair.encode("once")), (" upon a",))
+    for token in upon:
+        cut.push(token)
+    assert cut.is_stopped and cut.text == ""
+    alone = TextStream(TokenText(TokenDecoder(tokenizer), pair.encode("\u2603")[:1]))
+    assert alone.push(upon[0]) == "upon"  # behind the begin token alone
+
+
+def test_a_line_end_of_a_fallback_is_a_stop_at_once_and_may_yet_become_something_else():
+    tokenizer = style("llama2")
+    text = TokenText(TokenDecoder(tokenizer), tokenizer("once")["input_ids"])
+    stream = TextStream(text, ("\n",))
+    assert stream.push(10) == "" and stream.is_stopped and stream.text == ""
+    stream = TextStream(TokenText(TokenDecoder(tokenizer)))
+    a = tokenizer.convert_tokens_to_ids("a")
+    assert [stream.push(token) for token in (a, 10, 0xE2, a)] == ["a", "", "", "\ufffd\ufffda"]

@@ -1,0 +1,182 @@
+"""PEFT adapters: a merged model is the adapted one, or the adapter is refused in one line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_llama
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from anchored.decode.pair import adapter as adapters
+from anchored.decode.pair.folder import ModelFolder
+from anchored.decode.pair.loading import load_model
+
+peft = pytest.importorskip("peft")
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"  # peft asks it when it adapts
+)
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model.model.layers.0.self_attn.q_proj"
+TOKENS = torch.tensor([[7, 14, 300, *range(3, 60, 4)]])
+FROM_PEFT = pytest.mark.filterwarnings(
+    "ignore:Model (with|has) `tie_word_embeddings=True`:UserWarning",
+    "ignore:You have requested `ensure_weight_tying`:UserWarning",
+    "ignore:Setting `save_embedding_layers` to `True`:UserWarning",
+    "ignore:`lora_bias=True` was passed:UserWarning",
+    "ignore:Adapter 'default'. 2 LoRA tensor:UserWarning",  # biases have one dimension
+)
+"""Its remarks while the tests make an adapter."""
+
+QUERIES = {"target_modules": ["q_proj"]}
+BOTH_ENDS = ["embed_tokens", "lm_head"]
+SETTINGS = {
+    "queries": QUERIES,
+    "all layers": {"target_modules": "all-linear", "lora_dropout": 0.3},
+    "output layer": {"target_modules": ["lm_head"]},
+    "embeddings": {"target_modules": ["embed_tokens"]},
+    "both ends": {"target_modules": BOTH_ENDS},
+    "both ends, tied": {"target_modules": BOTH_ENDS, "ensure_weight_tying": True},
+    "DoRA": {"target_modules": ["up_proj", *BOTH_ENDS], "use_dora": True},
+    "ranks": {"target_modules": ["q_proj", "v_proj"], "rank_pattern": {"0.self_attn.q_proj": 3}},
+    "replicated layers": {**QUERIES, "layer_replication": [[0, 2], [1, 2]]},
+    "trained tokens": {**QUERIES, "trainable_token_indices": [7, 14, 300]},
+    "stored output layer": {**QUERIES, "modules_to_save": ["lm_head"]},
+    "stored embeddings": {**QUERIES, "modules_to_save": ["embed_tokens"]},
+    "stored norm": {**QUERIES, "modules_to_save": ["norm"]},
+}
+
+
+def tiny_base(folder: Path, **changes) -> PreTrainedModel:
+    """A Llama of two layers, saved."""
+    model = tiny_llama(2, **changes).float()
+    model.save_pretrained(folder)
+    model.config._name_or_path = str(folder)
+    return model
+
+
+def saved(base: PreTrainedModel, config: "peft.PeftConfig", folder: Path) -> Path:
+    """A folder with an adapter of random weights."""
+    adapted = peft.get_peft_model(base, config)
+    torch.manual_seed(5)
+    for weight in adapted.parameters():
+        if weight.requires_grad:
+            weight.data.normal_(0.0, 0.3)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+def lora(**settings) -> "peft.LoraConfig":
+    return peft.LoraConfig(task_type="CAUSAL_LM", r=2, lora_alpha=4, **settings)
+
+
+@pytest.fixture
+def queries(tmp_path) -> ModelFolder:
+    """A LoRA over all queries, and its base model."""
+    base = tiny_base(tmp_path / "base")
+    return ModelFolder(tmp_path / "base", saved(base, lora(**QUERIES), tmp_path / "adapter"))
+
+
+@torch.inference_mode()
+def log_probs(model) -> torch.Tensor:
+    return model.eval()(input_ids=TOKENS, use_cache=False).logits.double().log_softmax(-1)
+
+
+@FROM_PEFT
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_merged_model_predicts_what_peft_does_with_the_adapter_beside_its_base(
+    settings, is_tied, tmp_path
+):
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    saved(tiny_base(base, tie_word_embeddings=is_tied), lora(**settings), folder)
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    before = log_probs(plain)
+    adapted = log_probs(peft.PeftModel.from_pretrained(plain, folder))
+    merged = load_model(ModelFolder(base, folder), "auto", "cpu")
+    # Rounding of float32 through merged weights, of which 2.4e-5 were seen.
+    torch.testing.assert_close(log_probs(merged), adapted, atol=1e-4, rtol=0)
+    assert (adapted - before).abs().max() > 0.1
+
+
+@FROM_PEFT
+def test_tied_weights_stay_tied_where_the_adapter_leaves_them_alone(tmp_path):
+    base = tiny_base(tmp_path / "base", tie_word_embeddings=True)
+    folder = ModelFolder(tmp_path / "base", saved(base, lora(**QUERIES), tmp_path / "adapter"))
+    merged = load_model(folder, "auto", "cpu")
+    assert merged.lm_head.weight is merged.model.embed_tokens.weight
+
+
+def test_what_peft_merges_wrong_is_refused_with_the_distance(queries, monkeypatch):
+    monkeypatch.setattr(adapters, "_separate_weights", lambda adapted: adapted.base_model.unload())
+    with pytest.raises(ValueError, match=r"off by \d.* adapted one \(0.0001"):
+        load_model(queries, "auto", "cpu")
+
+
+def test_rounding_a_merged_weight_to_half_precision_is_allowed(queries):
+    merged = load_model(queries, "bfloat16", "cpu")
+    assert merged.dtype == torch.bfloat16
+
+
+def changed(changes: dict[str, torch.Tensor | None]):
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS) | changes
+        kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        save_file(kept, folder / WEIGHTS)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({f"{PREFIX}.lora_A.weight": None}, rf"it lacks {PREFIX}.lora_A.weight \(1 in all\)$"),
+        (
+            {f"{PREFIX.replace('0', '9')}.lora_A.weight": torch.ones(2, 32)},
+            r"it holds .*layers.9.* \(1 in all\), which fits nothing in its base$",
+        ),
+        ({"lm_head.weight": torch.ones(320, 32)}, r"it holds .*lm_head.* fits nothing in its"),
+        ({f"{PREFIX}.lora_A.weight": torch.ones(2, 16)}, "size mismatch for "),
+    ],
+)
+def test_an_adapter_whose_tensors_are_not_those_of_its_config_is_refused(queries, changes, reason):
+    changed(changes)(queries.adapter)
+    with pytest.raises(ValueError, match=rf"adapter cannot be merged: .*{reason}") as refusal:
+        load_model(queries, "auto", "cpu")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_stored_layer_that_is_missing_is_not_taken_from_the_base(tmp_path):
+    settings = {**QUERIES, "modules_to_save": ["norm"]}
+    folder = saved(tiny_base(tmp_path / "base"), lora(**settings), tmp_path / "adapter")
+    changed({"base_model.model.model.norm.weight": None})(folder)
+    with pytest.raises(ValueError, match=r"it lacks base_model.model.model.norm.weight"):
+        load_model(ModelFolder(tmp_path / "base", folder), "auto", "cpu")
+
+
+@pytest.mark.parametrize("changes", [{"layers": 1}, {"hidden_size": 16}, {"vocab_size": 330}])
+def test_an_adapter_of_another_base_is_refused(tmp_path, changes):
+    settings = {**QUERIES, "modules_to_save": ["embed_tokens"]}
+    folder = saved(tiny_base(tmp_path / "base"), lora(**settings), tmp_path / "adapter")
+    tiny_base(tmp_path / "other", **changes)
+    with pytest.raises(ValueError, match="adapter cannot be merged: ") as refusal:
+        load_model(ModelFolder(tmp_path / "other", folder), "auto", "cpu")
+    assert "\n" not in str(refusal.value)
+
+
+@FROM_PEFT
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (lambda: lora(**QUERIES, lora_bias=True), "the base layer has no bias"),
+        (
+            lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+            "PROMPT_TUNING changes no weights",
+        ),
+    ],
+)
+def test_a_method_that_cannot_be_merged_is_refused(tmp_path, config, reason):
+    folder = saved(tiny_base(tmp_path / "base"), config(), tmp_path / "adapter")
+    with pytest.raises(ValueError, match=f"adapter cannot be merged: .*{reason}"):
+        load_model(ModelFolder(tmp_path / "base", folder), "auto", "cpu")

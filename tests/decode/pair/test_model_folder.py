@@ -1,0 +1,208 @@
+"""Where a model is found: folders, the files of a Hub id, adapters beside their base models."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub.errors import IncompleteSnapshotError, LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_llama
+
+from anchored import LoadOptions, ModelPair
+from anchored.decode.pair import folder as model_folder
+from anchored.decode.pair.folder import ModelFolder, fingerprint, model_location
+from anchored.decode.pair.loading import load_model
+
+WEIGHTS = "adapter_model.safetensors"
+NEEDED = {"config.json", "model.safetensors", "tokenizer.json"}
+OPTIONAL = {"generation_config.json", "tokenizer_config.json", "chat_template.jinja", "LICENSE"}
+UNREAD = {
+    "README.md",
+    "consolidated.safetensors",
+    "onnx/config.json",
+    "original/consolidated.00.safetensors",
+    "original/params.json",
+    "pytorch_model.bin",
+}
+
+
+@pytest.fixture
+def hub(pair_folders, tmp_path, monkeypatch) -> Path:
+    """The repository of owner/model; its download copies what the patterns let through."""
+    repository = Path(shutil.copytree(pair_folders[1], tmp_path / "repository"))
+    for name in OPTIONAL | UNREAD:
+        if not (repository / name).exists():
+            (repository / name).parent.mkdir(exist_ok=True)
+            (repository / name).write_text("nothing that can be read as a model")
+
+    def download(name: str, *, revision: str | None, **patterns: list[str]) -> str:
+        snapshot = tmp_path / "snapshots" / name / (revision or "main")
+        files = [path for path in repository.rglob("*") if path.is_file()]
+        names = [path.relative_to(repository).as_posix() for path in files]
+        for chosen in filter_repo_objects(names, **patterns):
+            (snapshot / chosen).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(repository / chosen, snapshot / chosen)
+        return str(snapshot)
+
+    monkeypatch.setattr(model_folder, "snapshot_download", download)
+    return repository
+
+
+def test_a_hub_id_is_downloaded_without_what_is_not_read(hub):
+    folder = ModelFolder.find("owner/model").base
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == NEEDED | OPTIONAL
+
+
+def test_a_hub_id_without_optional_files_makes_a_pair(hub, pair_folders):
+    for name in OPTIONAL:
+        (hub / name).unlink()
+    pair = ModelPair.from_pretrained(pair_folders[0], "owner/model", device="cpu")
+    assert torch.equal(pair.risky.lm_head.weight, tiny_llama(2, layers=3).float().lm_head.weight)
+
+
+def test_a_revision_is_asked_of_the_hub_for_its_own_model(hub, pair_folders):
+    options = LoadOptions(revision="step100")
+    ModelPair.from_pretrained(pair_folders[0], "owner/model", risky_options=options)
+    assert ModelFolder.find("owner/model", "step100").base.name == "step100"
+    with pytest.raises(ValueError, match="a revision is that of a Hub id, got 'step100' for"):
+        ModelPair.from_pretrained(pair_folders[0], "owner/model", safe_options=options)
+
+
+def raising(monkeypatch, error: Exception) -> None:
+    def download(name: str, **_) -> str:
+        raise error
+
+    monkeypatch.setattr(model_folder, "snapshot_download", download)
+
+
+def test_files_that_another_program_downloaded_are_enough_without_the_hub(
+    pair_folders, monkeypatch
+):
+    raising(monkeypatch, IncompleteSnapshotError("the Hub is out of reach", str(pair_folders[1])))
+    assert ModelFolder.find("owner/model") == ModelFolder(pair_folders[1])
+
+
+def test_an_id_that_the_hub_does_not_have_is_refused_in_one_line(monkeypatch):
+    raising(monkeypatch, LocalEntryNotFoundError("no such repository,\nnor a snapshot of it"))
+    reason = "no model owner/model at revision v2 on the Hub or in its cache: no such repository, n"
+    with pytest.raises(FileNotFoundError, match=reason):
+        ModelFolder.find("owner/model", "v2")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "distilgpt2", "owner/model", "meta-llama/Llama-3.1-8B"])
+def test_ids_of_one_word_and_of_an_owner_are_of_the_hub(hub, name):
+    assert model_location(name) == name
+    assert ModelFolder.find(name).base.name == "main"
+
+
+def test_a_folder_comes_before_an_id_of_its_name_and_may_begin_at_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text("{}")
+    assert model_location("gpt2") == Path("gpt2")
+    assert ModelFolder.find("~/gpt2").base == tmp_path / "gpt2" == model_location(Path("~/gpt2"))
+
+
+@pytest.mark.parametrize("name", ["/none", "./none", "~/none", "a/b/c", "a b", "../x", "x/"])
+def test_what_is_neither_a_folder_nor_an_id_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the checkout itself may be called x
+    with pytest.raises(FileNotFoundError, match=r"no model folder .* nor is it the id of a model"):
+        ModelFolder.find(name)
+
+
+@pytest.fixture
+def adapter(pair_folders, tmp_path) -> Path:
+    """A LoRA of rank 2 over all queries of the risky model."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(pair_folders[1]),
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": ["q_proj"],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"A": (2, 32), "B": (32, 2)}
+    tensors = {
+        f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{side}.weight": torch.randn(
+            shape, generator=generator
+        )
+        for layer in range(3)
+        for side, shape in shapes.items()
+    }
+    save_file(tensors, folder / WEIGHTS)
+    return folder
+
+
+def test_an_adapter_is_found_with_the_base_model_that_its_config_names(adapter, pair_folders):
+    found = ModelFolder.find(adapter)
+    assert found == ModelFolder(pair_folders[1], adapter)
+    assert found.tokenizer == pair_folders[1]
+    shutil.copy(pair_folders[1] / "tokenizer.json", adapter)
+    assert found.tokenizer == adapter
+
+
+def test_the_fingerprint_of_an_adapter_covers_it_and_its_base(adapter, pair_folders, tmp_path):
+    base = Path(shutil.copytree(pair_folders[1], tmp_path / "base"))
+    known = {fingerprint(ModelFolder(base)), fingerprint(ModelFolder(base, adapter))}
+    assert len(known) == 2
+    tensors = load_file(adapter / WEIGHTS)
+    save_file({name: 2 * t for name, t in tensors.items()}, adapter / WEIGHTS)
+    known.add(fingerprint(ModelFolder(base, adapter)))
+    tiny_llama(9, layers=3).float().save_pretrained(base)
+    known.add(fingerprint(ModelFolder(base, adapter)))
+    assert len(known) == 4
+
+
+def test_an_adapter_without_peft_is_refused_in_one_line(adapter, pair_folders, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    reason = r"adapter is a PEFT adapter, but peft is not installed: pip install 'anchored\[peft\]'"
+    with pytest.raises(ModuleNotFoundError, match=reason):
+        ModelPair.from_pretrained(pair_folders[0], adapter)
+
+
+def test_an_adapter_is_merged_into_the_weights_of_its_base(adapter, pair_folders):
+    pytest.importorskip("peft")
+    pair = ModelPair.from_pretrained(pair_folders[0], adapter, device="cpu")
+    tensors = load_file(adapter / WEIGHTS)
+    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_{}.weight"
+    change = 4 / 2 * tensors[name.format("B")] @ tensors[name.format("A")]
+    plain = load_model(ModelFolder(pair_folders[1]), "auto", "cpu")
+    own, base = (m.model.layers[1].self_attn.q_proj for m in (pair.risky, plain))
+    torch.testing.assert_close(own.weight, base.weight + change)
+    assert type(own) is type(base)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (
+            lambda adapter: (adapter / WEIGHTS).unlink(),
+            "the adapter in .*adapter has no adapter_model.safetensors",
+        ),
+        (
+            lambda adapter: shutil.copy(adapter / WEIGHTS, adapter / "model.safetensors"),
+            "holds a whole model and an adapter: keep them in two folders",
+        ),
+        (
+            lambda adapter: (adapter / "adapter_config.json").write_text("{"),
+            "adapter_config.json is not JSON",
+        ),
+        (
+            lambda adapter: (adapter / "adapter_config.json").write_text("{}"),
+            "the adapter_config.json in .*adapter has no base_model_name_or_path",
+        ),
+    ],
+)
+def test_an_adapter_that_is_not_whole_is_refused(adapter, damage, reason):
+    damage(adapter)
+    with pytest.raises(ValueError, match=reason):
+        ModelFolder.find(adapter)

@@ -1,0 +1,262 @@
+"""Folders whose weights or config are not whole are refused in one line, before anything runs."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from model_zoo import zoo_model
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_llama
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from anchored import Anchored, Decoder, LoadOptions, ModelPair
+from anchored.decode.pair import model_pair
+from anchored.decode.pair.folder import ModelFolder
+from anchored.decode.pair.loading import load_model
+
+UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
+MORE = "model.layers.2.mlp.up_proj.weight"
+WEIGHTS, GENERATION = "model.safetensors", "generation_config.json"
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture
+def folder(pair_folders, tmp_path) -> Path:
+    """A copy of the safe model's."""
+    return Path(shutil.copytree(pair_folders[0], tmp_path / "model"))
+
+
+def tensors(changes: dict[str, torch.Tensor | None]) -> Damage:
+    """None for one that is left out."""
+
+    def damage(folder: Path) -> None:
+        changed = load_file(folder / WEIGHTS) | changes
+        kept = {name: tensor for name, tensor in changed.items() if tensor is not None}
+        save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return damage
+
+
+def values(name: str, **changes: object) -> Damage:
+    """In a JSON file."""
+    return lambda folder: (folder / name).write_text(
+        json.dumps(json.loads((folder / name).read_text()) | changes)
+    )
+
+
+def config(**changes: object) -> Damage:
+    return values("config.json", **changes)
+
+
+def text(name: str, content: str) -> Damage:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def cut(size: int) -> Damage:
+    """Of the weights' bytes."""
+    return lambda folder: os.truncate(folder / WEIGHTS, size)
+
+
+UNREADABLE = "the config in .*/model cannot be read: .*"
+DAMAGES = [
+    (tensors({UP: None}), rf"the weights in .*/model lack {UP} \(1 in all\)"),
+    (tensors({"lm_head.weight": None}), r"lack lm_head.weight \(1 in all\)"),
+    (tensors({NORM: torch.ones(3)}), rf"do not fit the config: {NORM} is \(3,\), not \(32,\)"),
+    (tensors({MORE: torch.ones(3)}), rf"hold {MORE} \(1 in all\), which the config has no use"),
+    (tensors({NORM: torch.ones(32).char()}), f"hold {NORM} as I8, but the model is not quantized"),
+    (config(num_hidden_layers=1), r"hold model.layers.1.* \(9 in all\)"),
+    (cut(0), "the weights in .*/model cannot be read: .*header"),
+    (cut(5_000), "the weights in .*/model cannot be read: .*header"),
+    (lambda folder: (folder / WEIGHTS).unlink(), "in .*/model cannot be read: .*no file named"),
+    (text("config.json", '{"model_type": '), f"{UNREADABLE}not a valid JSON file"),
+    (text("config.json", "{}"), f"{UNREADABLE}Should have a `model_type` key"),
+    (text("config.json", '{"model_type": "nothing"}'), f"{UNREADABLE}model type `nothing`"),
+    (config(hidden_size="x"), f"{UNREADABLE}expected int, got str"),
+    (config(quantization_config={}), "the quantization_config has no quant_method"),
+    (config(quantization_config="gptq"), UNREADABLE),
+    (config(quantization_config={"load_in_8bit": True}), "quantized .bitsandbytes"),
+    (config(dtype="float8"), f"{UNREADABLE}no attribute 'float8'"),
+    (config(torch_dtype="float8_e4m3fn", dtype=None), "the dtype in .* must be one of float32"),
+    (config(pad_token_id=5000), r"pad_token_id must be in \[-320, 320\), got 5000"),
+    (config(eos_token_id="</s>"), "eos_token_id"),
+    (values(GENERATION, eos_token_id="</s>"), "eos_token_id must be .*, got '</s>'"),
+    (values(GENERATION, eos_token_id=0.5), "eos_token_id must be .*, got 0.5"),
+    (values(GENERATION, eos_token_id=[1, True]), "eos_token_id must be .*True"),
+    (values(GENERATION, eos_token_id=-1), "eos_token_id must be .*, got -1 in "),
+    *(
+        (text(name, content), f"^.*/model/{name} ")
+        for name in (
+            GENERATION,
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "model.safetensors.index.json",
+        )
+        for content in ("{ not json", "[]")
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES)
+def test_a_folder_that_is_not_whole_is_refused_in_one_line(folder, pair_folders, damage, reason):
+    damage(folder)
+    with pytest.raises(ValueError, match=reason) as refusal:
+        ModelPair.from_pretrained(folder, pair_folders[1])
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("dtype", ["float8", "int8", torch.int32, "banana", 16, "fp16"])
+def test_a_dtype_that_no_model_decodes_in_is_refused_before_loading(pair_folders, dtype):
+    with pytest.raises(ValueError, match=r"^dtype must be auto or one of float32, float64, "):
+        ModelPair.from_pretrained(*pair_folders, dtype=dtype)
+
+
+def test_a_dtype_of_torch_is_taken(pair_folders):
+    assert ModelPair.from_pretrained(*pair_folders, dtype=torch.float64).dtype == torch.float64
+
+
+def test_tied_tensors_that_are_stored_once_are_not_missing(tmp_path, caplog):
+    tied = tiny_llama(1, tie_word_embeddings=True).float()
+    tied.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / WEIGHTS)
+    loaded = load_model(ModelFolder(tmp_path), "auto", "cpu")
+    assert torch.equal(loaded.lm_head.weight, tied.model.embed_tokens.weight)
+    assert not caplog.messages
+
+
+TRIANGLE = torch.ones(1, 1, 64, 64).tril()
+BAND = (TRIANGLE - torch.ones(1, 1, 64, 64).tril(-5)).to(torch.uint8)
+OLD_BUFFERS = [
+    ("gpt2", {"h.0.attn.bias": TRIANGLE, "h.0.attn.masked_bias": torch.tensor(-1e4)}),
+    ("gpt2", {"transformer.h.1.attn.masked_bias": torch.tensor([-1e4])}),
+    ("gpt_neo", {"transformer.h.1.attn.attention.bias": BAND}),
+    ("gpt_neo", {"transformer.h.0.attn.attention.masked_bias": torch.tensor(-1e9)}),
+    ("gpt_neox", {"gpt_neox.layers.0.attention.masked_bias": torch.tensor(-1e9)}),
+    ("gpt_bigcode", {"transformer.h.0.attn.bias": TRIANGLE.bool()}),
+    ("openai-gpt", {"transformer.h.0.attn.bias": TRIANGLE}),
+    ("falcon", {"transformer.h.0.self_attention.maybe_rotary.inv_freq": torch.ones(4)}),
+    ("llama", {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
+    ("xglm", {"model.embed_positions.weights": torch.ones(66, 32)}),
+]
+
+
+def with_tensors(model, folder: Path, more: dict[str, torch.Tensor]) -> Path:
+    model.save_pretrained(folder)
+    metadata = {"format": "pt"}
+    stored = {name: tensor.clone() for name, tensor in more.items()}
+    save_file(load_file(folder / WEIGHTS) | stored, folder / WEIGHTS, metadata=metadata)
+    return folder
+
+
+@pytest.mark.parametrize(("family", "buffers"), OLD_BUFFERS)
+def test_masks_and_angles_of_old_checkpoints_are_no_weights(family, buffers, tmp_path):
+    model, token_ids = zoo_model(family, 1), torch.arange(9)[None]
+    loaded = load_model(ModelFolder(with_tensors(model, tmp_path, buffers)), "auto", "cpu")
+    with torch.inference_mode():
+        assert torch.equal(loaded.eval()(token_ids).logits, model(token_ids).logits)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(1, 1, 64, 64),  # sees what follows
+        TRIANGLE.tril(-1),  # nothing sees itself
+        torch.ones(32),
+        torch.tensor(0.5),
+        TRIANGLE[0, 0],
+    ],
+    ids=["all", "strict", "vector", "number", "matrix"],
+)
+def test_a_tensor_that_is_no_mask_is_not_left_out_for_its_name(tensor, tmp_path):
+    buffers = {"model.layers.0.self_attn.masked_bias": tensor}
+    folder = ModelFolder(with_tensors(zoo_model("llama", 1), tmp_path, buffers))
+    with pytest.raises(ValueError, match=r"masked_bias \(1 in all\), which the config"):
+        load_model(folder, "auto", "cpu")
+
+
+SPREAD = dict.fromkeys(
+    ["model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head"], "cpu"
+)
+
+
+def test_a_device_map_stands_in_place_of_the_risky_models_device(pair_folders):
+    options = LoadOptions(device_map=SPREAD)
+    pair = ModelPair.from_pretrained(*pair_folders, device={"safe": "cpu"}, risky_options=options)
+    plain = ModelPair.from_pretrained(*pair_folders, device="cpu")
+    assert torch.equal(pair.risky.lm_head.weight, plain.risky.lm_head.weight)
+    decoders = [Decoder(each, Anchored(k=1.0)) for each in (pair, plain)]
+    texts = [decoder.generate("salt", max_new_tokens=5)[0].text for decoder in decoders]
+    assert texts[0] == texts[1]
+
+
+def test_a_model_that_accelerate_spread_decodes_the_same_tokens_in_batches(tokenizer):
+    """As over two devices: hooks on every module move what it reads."""
+    spread = dispatch_model(tiny_llama(2, layers=3), SPREAD, force_hooks=True)
+    pair = ModelPair(tiny_llama(1), spread, tokenizer)
+    plain = ModelPair(tiny_llama(1), tiny_llama(2, layers=3), tokenizer)
+    assert pair.row_attention["risky"] is None and not pair.decodes_alone["risky"]
+    prompts = ["the keeper", "salt and rain", "Nine"]
+    decoders = [Decoder(each, Anchored(k=1.0)) for each in (pair, plain)]
+    results = [decoder.generate(prompts, max_new_tokens=8) for decoder in decoders]
+    assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
+
+
+def test_the_safe_model_is_loaded_first_so_that_a_device_map_sees_what_is_left(
+    pair_folders, monkeypatch
+):
+    order = []
+
+    def loaded(folder, *arguments, **settings):
+        order.append(folder.base)
+        return load_model(folder, *arguments, **settings)
+
+    monkeypatch.setattr(model_pair, "load_model", loaded)
+    ModelPair.from_pretrained(*pair_folders, risky_options=LoadOptions(device_map=SPREAD))
+    assert order == list(pair_folders)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"safe_options": {"device_map": "auto"}}, "a device_map is for the risky model"),
+        (
+            {"risky_options": {"device_map": "auto"}, "device": {"safe": "cpu", "risky": "cpu"}},
+            "the risky model has a device_map, so it has no device, got 'cpu'",
+        ),
+    ],
+)
+def test_devices_that_exclude_each_other_are_refused(pair_folders, settings, reason):
+    options = {n: LoadOptions(**v) if n.endswith("options") else v for n, v in settings.items()}
+    with pytest.raises(ValueError, match=reason):
+        ModelPair.from_pretrained(*pair_folders, **options)
+
+
+def test_each_model_takes_the_attention_that_is_asked_for(pair_folders):
+    eager = LoadOptions(attn_implementation="eager")
+    pair = ModelPair.from_pretrained(*pair_folders, device="cpu", safe_options=eager)
+    kinds = [model.config._attn_implementation for model in pair.models.values()]
+    assert kinds == ["eager", "sdpa"]
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cpu"])
+def test_weights_are_read_straight_onto_one_device(folder, device, monkeypatch):
+    given = {}
+
+    def from_pretrained(path, **settings):
+        given.update(settings)
+        return tiny_llama(1), {"missing_keys": [], "mismatched_keys": [], "unexpected_keys": []}
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(LlamaForCausalLM, "to", None)  # nothing passes through host memory
+    load_model(ModelFolder(folder), "bfloat16", device)
+    assert given["device_map"] == {"": torch.device(device)} and given["dtype"] == "bfloat16"
+
+
+def test_a_device_map_decides_where_the_weights_are(folder):
+    nowhere = LoadOptions(device_map={"": "meta"})  # the one device beside the CPU on any machine
+    model = load_model(ModelFolder(folder), "auto", None, options=nowhere)
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}

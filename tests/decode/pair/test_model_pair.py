@@ -1,0 +1,63 @@
+"""Pairs that fit together load; those that do not are refused in one line."""
+
+import pytest
+from tiny_models import TEXT, tiny_llama, train_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from anchored import ModelPair
+
+
+def test_folders_load_with_the_same_fingerprints_again(pair_folders):
+    pair = ModelPair.from_pretrained(*pair_folders)
+    assert (pair.vocab_size, pair.context_length, pair.stop_token_ids) == (320, 128, [1])
+    again = ModelPair.from_pretrained(*pair_folders)
+    assert again.fingerprints == pair.fingerprints
+    assert not list(pair_folders[0].parent.glob("*.json"))
+
+
+def test_a_missing_folder_is_named(pair_folders, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no model folder with a config.json at .*nowhere"):
+        ModelPair.from_pretrained(tmp_path / "nowhere", pair_folders[1])
+
+
+def test_models_with_two_tokenizers_load_and_equal_ones_are_one(pair_folders, tmp_path):
+    tiny_llama(4, vocab_size=300).float().save_pretrained(tmp_path / "other")
+    train_tokenizer(300, TEXT[:1]).save_pretrained(tmp_path / "other")
+    pair = ModelPair.from_pretrained(pair_folders[0], tmp_path / "other")
+    assert [len(tokenizer) for tokenizer in pair.tokenizers.values()] == [320, 300]
+    assert ModelPair.from_pretrained(*pair_folders).risky_tokenizer is None
+
+
+def test_two_tokenizers_without_bytes_are_refused_by_name(tokenizer):
+    pieces = Tokenizer(models.BPE(byte_fallback=True))
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+    other = PreTrainedTokenizerFast(tokenizer_object=pieces)
+    reason = "the risky one has no bytes: byte level needs a SentencePiece tokenizer whose"
+    with pytest.raises(ValueError, match=reason):
+        ModelPair(tiny_llama(1), tiny_llama(2), tokenizer, risky_tokenizer=other)
+
+
+def test_stop_tokens_of_two_tokenizers_are_the_same_if_they_have_the_same_name(tokenizer):
+    other = train_tokenizer(300, TEXT[:1])
+    ends = {"safe": tiny_llama(1), "risky": tiny_llama(2, vocab_size=300, eos_token_id=[1, 2])}
+    pair = ModelPair(*ends.values(), tokenizer, risky_tokenizer=other)
+    assert pair.stop_tokens_of("safe") == pair.stop_tokens_of("risky") == [1, 2]
+    assert "<|turn|>" in other.convert_ids_to_tokens([2])
+
+
+def test_more_embeddings_than_tokens_are_never_predicted_and_fewer_are_refused(tokenizer):
+    assert ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=384), tokenizer).vocab_size == 320
+    with pytest.raises(ValueError, match=r"the risky model predicts 256 tokens, .* has 320"):
+        ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=256), tokenizer)
+
+
+@pytest.mark.parametrize("prompt", ["", []])
+def test_an_empty_prompt_is_refused(pair, prompt):
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        pair.encode(prompt)
+
+
+def test_a_device_mapping_must_name_both(pair_folders):
+    with pytest.raises(ValueError, match='device must name "safe" and "risky"'):
+        ModelPair.from_pretrained(*pair_folders, device={"safe": "cpu"})

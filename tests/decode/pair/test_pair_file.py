@@ -1,0 +1,210 @@
+"""A pair.json names two models: written, read, refused, uploaded; and --pair reads it."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from anchored import ModelPair
+from anchored.decode.pair import folder as model_folder
+from anchored.decode.pair import pair_file
+from anchored.decode.pair.pair_file import PairFile
+from anchored.decode.pair_options import ModelOptions, PairOptions, RuleOptions
+from anchored.decode.vllm.settings import DescribedPair
+from anchored.tools.commands.serving import VllmServeConfig
+
+SCHEMA = {"schema": "anchored-pair/1"}
+COMMIT = "0" * 39 + "1"
+
+
+def write(folder, **content):
+    folder.mkdir(exist_ok=True)
+    (folder / "pair.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_pair_is_saved_beside_its_models_and_loaded_by_one_name(pair_folders):
+    folder = pair_folders[0].parent / "named"
+    pair = ModelPair.from_pretrained(*pair_folders)
+    pair.save_pretrained(folder, k=1.5, level="byte")
+    assert json.loads((folder / "pair.json").read_text()) == {
+        **SCHEMA,
+        **{"safe": "../safe", "risky": "../risky", "k": 1.5, "level": "byte"},
+    }
+    for name in (folder, folder / "pair.json"):
+        assert ModelPair.from_pretrained(name).fingerprints == pair.fingerprints
+
+
+def test_options_take_models_k_and_level_of_a_pair_unless_they_are_given(pair_folders, tmp_path):
+    safe, risky = map(str, pair_folders)
+    folder = write(tmp_path / "named", **SCHEMA, safe=safe, risky=risky, k=1.5, level="byte")
+    options = PairOptions(pair=folder)
+    assert options.locations == {"safe": pair_folders[0], "risky": pair_folders[1]}
+    assert (options.rule.k, options.level) == (1.5, "byte")
+    given = PairOptions(pair=folder, rule=RuleOptions(K=20.0), level="token")
+    assert (given.rule.k, given.rule.K, given.level) == (None, 20.0, "token")
+    assert PairOptions(pair=folder, rule=RuleOptions(rule="risky_only")).rule.k is None
+    with pytest.raises(ValueError, match="--pair names both models: remove --safe-revision"):
+        ModelOptions(pair=folder, safe_revision="main")
+    with pytest.raises(ValueError, match="--pair names both models: remove --risky"):
+        ModelOptions(pair=folder, risky=pair_folders[1])
+    with pytest.raises(ValueError, match="needs --safe and --risky, or --pair"):
+        ModelOptions(safe=pair_folders[0])
+
+
+def test_a_server_takes_models_revisions_and_k_of_a_pair(pair_folders, tmp_path):
+    named = {**SCHEMA, "safe": "a/b", "risky": "a/c", "safe_revision": COMMIT, "k": 0.5}
+    folder = write(tmp_path / "named", **named)
+    config = VllmServeConfig(pair=folder)
+    assert [*map(str, config.locations.values())] == ["a/b", "a/c"]
+    assert (config.safe_revision, config.risky_revision, config.default_k) == (COMMIT, None, 0.5)
+    assert VllmServeConfig(pair=folder, default_k=2.0).default_k == 2.0
+    write(folder, **named, level="byte")
+    with pytest.raises(ValueError, match="is decoded in bytes: vLLM decodes tokens"):
+        VllmServeConfig(pair=folder)
+    for revisions in (("v2", None), (None, "v2")):
+        with pytest.raises(ValueError, match="a revision is that of a Hub id, got 'v2'"):
+            DescribedPair.of(*pair_folders, revisions, allow_quantized_safe=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"safe": "a/b", "risky": "a/c"}, "schema must be 'anchored-pair/1', got None"),
+        ({**SCHEMA, "safe": "a/b"}, "field risky is missing"),
+        ({**SCHEMA, "safe": "a/b", "risky": "a/c", "K": 2}, "unknown field K"),
+        ({**SCHEMA, "safe": "a/b", "risky": "a/c", "k": "2"}, "k must be a number, got '2'"),
+        ({**SCHEMA, "safe": "a/b", "risky": "a/c", "k": True}, "k must be a number, got True"),
+        (
+            {**SCHEMA, "safe": "a/b", "risky": "a/c", "k": math.nan},
+            "k must be a number, got nan",
+        ),
+        (
+            {**SCHEMA, "safe": "a/b", "risky": "a/c", "k": -1},
+            r"k must be in \[0, 1048576\] nats, got",
+        ),
+        ({**SCHEMA, "safe": "a/b", "risky": "a/c", "k": math.inf}, "k must be in .*, got inf"),
+        (
+            {**SCHEMA, "safe": "a/b", "risky": "a/c", "level": "word"},
+            "level must be one of token, byte, got 'word'",
+        ),
+        ({**SCHEMA, "safe": "here", "risky": "a/c"}, "'here' is a folder where this runs, but"),
+    ],
+)
+def test_a_file_that_holds_anything_else_is_refused(content, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(ValueError, match=rf"pair\.json: .*{message}"):
+        PairFile.read(write(tmp_path / "named", **content))
+
+
+def test_a_key_that_stands_there_twice_is_refused(tmp_path):
+    file = write(tmp_path / "named", **SCHEMA, safe="a/b", risky="a/c") / "pair.json"
+    file.write_text(file.read_text().replace("{", '{"safe": "a/c", ', 1))
+    with pytest.raises(ValueError, match=r"pair\.json has 'safe' twice"):
+        PairFile.read(file)
+
+
+def test_k_and_level_outlive_a_pair_that_is_loaded_and_saved_again(pair_folders, tmp_path):
+    ModelPair.from_pretrained(*pair_folders).save_pretrained(
+        tmp_path / "first", k=np.float32(0.5), level="byte"
+    )
+    pair = ModelPair.from_pretrained(tmp_path / "first")
+    assert (pair.source.k, pair.source.level) == (0.5, "byte")
+    for given, kept in (({}, (0.5, "byte")), ({"k": 0}, (0.0, "byte"))):
+        pair.save_pretrained(tmp_path / "second", **given)
+        again = ModelPair.from_pretrained(tmp_path / "second")
+        assert (again.source.k, again.source.level) == kept
+        assert again.fingerprints == pair.fingerprints
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"k": math.nan}, r"k must be in \[0, 1048576\] nats, got nan"),
+        ({"k": -1}, "k must be in .* got -1.0"),
+        ({"k": 1e9}, "k must be in .* got 1000000000.0"),
+        ({"k": "x"}, "k must be a number, got 'x'"),
+        ({"k": True}, "k must be a number, got True"),
+        ({"k": np.array([1.0])}, "k must be a number, got array"),
+        ({"level": "bits"}, "level must be one of token, byte, got 'bits'"),
+        ({"level": 5}, "level must be one of token, byte, got 5"),
+        ({"level": "auto"}, "level must be one of token, byte, got 'auto'"),
+    ],
+    ids=str,
+)
+def test_a_k_or_level_that_no_command_takes_is_written_nowhere(
+    given, message, hub, pair_folders, tmp_path
+):
+    pair = ModelPair.from_pretrained("team/safe", "team/risky")
+    with pytest.raises(ValueError, match=message) as refusal:
+        pair.save_pretrained(tmp_path / "named", **given)
+    assert "\n" not in str(refusal.value) and not (tmp_path / "named").exists()
+    with pytest.raises(ValueError, match=message):
+        pair.push_to_hub("team/pair", **given)
+    assert not hub.taken
+
+
+def test_what_is_no_pair_is_not_found(tmp_path, monkeypatch):
+    def unreachable(*args):
+        raise LocalEntryNotFoundError("no connection")
+
+    for name, reason in ((tmp_path, "there is no pair.json in"), ("a/b/c", "no such folder, nor")):
+        with pytest.raises(FileNotFoundError, match=reason):
+            PairFile.read(name)
+    monkeypatch.setattr(pair_file, "hf_hub_download", unreachable)
+    with pytest.raises(FileNotFoundError, match=r"no pair.json at a/b: no connection"):
+        PairFile.read("a/b")
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path, pair_folders):
+    """A Hub that holds both models, at a commit, and takes one upload."""
+    models = dict(zip(("team/safe", "team/risky"), pair_folders, strict=True))
+    taken = {}
+
+    def snapshot(name, **asked):
+        folder = tmp_path / "snapshots" / name / COMMIT
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.symlink_to(models[name])
+        return str(folder)
+
+    class Api:
+        def create_repo(self, repo_id, exist_ok):
+            taken["repo"] = repo_id
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            files = sorted(pair_file.Path(folder_path).iterdir())
+            taken["files"] = {file.name: file.read_text() for file in files}
+            return f"https://hub/{repo_id}/commit/1"
+
+    monkeypatch.setattr(model_folder, "snapshot_download", snapshot)
+    monkeypatch.setattr(pair_file, "HfApi", Api)
+    return SimpleNamespace(taken=taken)
+
+
+def test_a_pair_of_the_hub_is_uploaded_at_the_commits_that_were_loaded(hub, tmp_path, monkeypatch):
+    pair = ModelPair.from_pretrained("team/safe", "team/risky")
+    assert pair.push_to_hub("team/pair", k=2.0) == "https://hub/team/pair/commit/1"
+    named = json.loads(hub.taken["files"]["pair.json"])
+    revisions = {"safe_revision": COMMIT, "risky_revision": COMMIT}
+    assert named == {**SCHEMA, "safe": "team/safe", "risky": "team/risky", **revisions, "k": 2.0}
+    assert list(hub.taken["files"]) == ["README.md", "pair.json"]
+    assert "anchored generate --pair team/pair" in hub.taken["files"]["README.md"]
+    downloaded = write(tmp_path / "downloaded", **named) / "pair.json"
+    monkeypatch.setattr(pair_file, "hf_hub_download", lambda repo, name: str(downloaded))
+    again = ModelPair.from_pretrained("team/pair")
+    assert again.source == replace(pair.source, k=2.0)
+    assert again.fingerprints == pair.fingerprints
+
+
+def test_models_that_nobody_else_has_are_not_uploaded(pair, pair_folders):
+    with pytest.raises(ValueError, match="models in memory have no names"):
+        pair.push_to_hub("team/pair")
+    with pytest.raises(ValueError, match="is a folder: upload that model first"):
+        ModelPair.from_pretrained(*pair_folders).push_to_hub("team/pair")

@@ -1,0 +1,379 @@
+"""Tokenizers that make the same tokens of plain text are one, whatever their special tokens."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import long_double_laws as oracle
+import numpy as np
+import pytest
+import torch
+from tiny_models import TEXT, every_text, tiny_llama, train_tokenizer, word_tokenizer
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from anchored import Anchored, Decoder, Ledger, ModelPair, SafeOnly, verify
+from anchored.decode.levels.level import TokenLevel
+from anchored.decode.pair.shared_tokens import shared_tokens
+
+REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
+PROMPTS = ["the keeper of the lamp", "salt"]
+BANNED = [2, 320]
+Edit = Callable[[dict], object]
+
+
+def edited(tokenizer: PreTrainedTokenizerFast, edit: Edit) -> PreTrainedTokenizerFast:
+    """A copy whose tokenizer.json was changed."""
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    edit(content)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)),
+        bos_token="<|begin|>",
+        eos_token=tokenizer.eos_token,
+    )
+
+
+def add(token_id: int, text: str, *, special: bool = True) -> Edit:
+    """In the vocabulary too, or the library would give an added token the next id that is free."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+
+    def edit(content: dict) -> None:
+        content["model"]["vocab"][text] = token_id
+        content["added_tokens"].append(
+            {"id": token_id, "content": text, "special": special, **flags}
+        )
+
+    return edit
+
+
+def rename(content: dict) -> None:
+    """<|turn|>, token 2."""
+    vocab = content["model"]["vocab"]
+    vocab["<|user|>"] = vocab.pop("<|turn|>")
+    content["added_tokens"][2]["content"] = "<|user|>"
+
+
+def gap(content: dict) -> None:
+    """Token 2 is unknown, those behind it keep their ids."""
+    del content["model"]["vocab"]["<|turn|>"], content["added_tokens"][2]
+
+
+def swap_tokens(content: dict) -> None:
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+
+
+def swap_merges(content: dict) -> None:
+    merges = content["model"]["merges"]
+    merges[3], merges[4] = merges[4], merges[3]
+
+
+def set_step(name: str, value: object) -> Edit:
+    return lambda content: content["pre_tokenizer"].__setitem__(name, value)
+
+
+def set_normalizer(content: dict) -> None:
+    content["normalizer"] = {"type": "NFC"}
+
+
+PRE = "their pre-tokenizers differ"
+DIFFERENCES = {
+    "a copy": (lambda content: None, "", ""),
+    "offsets": (
+        set_step("trim_offsets", False),
+        "",
+        PRE,
+    ),
+    "renamed": (rename, "", 'token 2 "<|turn|>" and "<|user|>"'),
+    "removed": (gap, "", 'token 2 "<|turn|>" and null'),
+    "added": (add(320, "<|tool|>"), "", 'token 320 null and "<|tool|>"'),
+    "added text": (add(320, "tool", special=False), "", 'token 320 null and "tool"'),
+    "normalizer": (set_normalizer, "their normalizers differ", None),
+    "pre-tokenizer": (set_step("add_prefix_space", True), PRE, None),
+    "model": (
+        lambda content: content["model"].update(ignore_merges=True),
+        "ignore_merges null and tr",
+        None,
+    ),
+    "tokens": (swap_tokens, 'token 67 "a" and "b"', None),
+    "merges": (swap_merges, "merge 3 ", None),
+    "fewer merges": (lambda content: content["model"]["merges"].pop(), "merge 60 ", None),
+    "an ordinary token": (
+        lambda content: content["model"]["vocab"].update(saltsalt=320),
+        'token 320 null and "saltsalt"',
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("edit", "difference", "harmless"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_whatever_changes_plain_text_is_a_difference_and_nothing_else(
+    tokenizer, edit, difference, harmless
+):
+    shared = shared_tokens(tokenizer, edited(tokenizer, edit))
+    assert shared.difference.startswith(difference)
+    assert bool(shared.difference) == bool(difference)
+    if harmless is not None:
+        assert shared.harmless_difference.startswith(harmless)
+        assert bool(shared.harmless_difference) == bool(harmless)
+
+
+def test_text_that_the_safe_tokenizer_alone_makes_one_token_is_a_difference(tokenizer):
+    other = edited(tokenizer, add(320, "lamp", special=False))
+    assert shared_tokens(other, tokenizer).difference == 'token 320 "lamp" and null'
+
+
+def without_bytes(model: models.Model) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+
+
+def test_scores_and_unknown_tokens_of_other_models_are_compared():
+    words = [without_bytes(models.WordLevel({"a": 0, "b": 1}, unk_token=name)) for name in "ab"]
+    assert shared_tokens(*words).difference == "unk_token 0 and 1"
+    pieces = [[("a", -1.0), ("b", score)] for score in (-1.0, -2.0)]
+    scored = [without_bytes(models.Unigram(own, 0)) for own in pieces]
+    assert shared_tokens(*scored).difference == "scores [-1.0, -1.0] and [-1.0, -2.0]"
+
+
+def test_a_token_before_texts_that_the_risky_tokenizer_lacks_is_a_difference(tokenizer):
+    def begin_with_turn(content: dict) -> None:
+        template = content["post_processor"]
+        template["single"][0]["SpecialToken"]["id"] = "<|turn|>"
+        template["special_tokens"] = {
+            "<|turn|>": {"id": "<|turn|>", "ids": [2], "tokens": ["<|turn|>"]}
+        }
+
+    shared = shared_tokens(edited(tokenizer, begin_with_turn), edited(tokenizer, gap))
+    assert shared.difference == "token 2 with every text, which the risky one lacks"
+
+
+def pair_of(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast, **changes) -> ModelPair:
+    """Models with rows for both tokenizers' tokens."""
+    return ModelPair(
+        tiny_llama(1, vocab_size=328),
+        tiny_llama(2, vocab_size=328, layers=3, **changes),
+        safe,
+        risky_tokenizer=risky,
+    )
+
+
+def test_a_renamed_token_changes_nothing_but_one_line(tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        pair = pair_of(tokenizer, edited(tokenizer, rename))
+    assert caplog.messages == [
+        'the tokenizers differ, but not in plain text: token 2 "<|turn|>" and "<|user|>"; '
+        'level "auto" is tokens, by id'
+    ]
+    plain = pair_of(tokenizer, tokenizer)
+    results = [Decoder(each, Anchored(k=1.0)).generate(PROMPTS) for each in (pair, plain)]
+    assert [r.ledger for r in results[0]] == [r.ledger for r in results[1]]
+    assert results[0][0].ledger.header.level_settings == {}
+
+
+def test_other_tokens_are_bytes_with_one_line(tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        pair = pair_of(tokenizer, edited(tokenizer, swap_tokens))
+    assert caplog.messages == [
+        'two tokenizers (token 67 "a" and "b"): level "auto" decodes bytes, and k is in nats per '
+        "byte"
+    ]
+    assert Decoder(pair, Anchored(k=1.0)).level.name == "byte"
+    with pytest.raises(ValueError, match=r'different tokenizers .*: token 67 "a" and "b"; such a'):
+        Decoder(pair, Anchored(k=1.0), level="token")
+
+
+def gap_and_tool(content: dict) -> None:
+    gap(content)
+    add(321, "<|tool|>")(content)
+
+
+@pytest.fixture(scope="module")
+def gap_pair(tokenizer) -> ModelPair:
+    """The risky tokenizer lacks token 2, the safe one 320; 321 is one token of two names."""
+    safe, risky = edited(tokenizer, add(321, "<|call|>")), edited(tokenizer, gap_and_tool)
+    eager = tiny_llama(1, vocab_size=328), tiny_llama(2, vocab_size=328, layers=3)
+    with torch.no_grad():  # what both models would love to say
+        for model in eager:
+            model.lm_head.weight[BANNED] = 40 * model.lm_head.weight[5]
+    return ModelPair(*eager, safe, risky_tokenizer=risky)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("rule", [Anchored(k=1.0), Anchored(k=1.0, divergence="max"), SafeOnly()])
+@pytest.mark.parametrize("changes", [{}, {"top_k": 3}], ids=str)
+def test_tokens_that_one_tokenizer_lacks_are_never_drawn(gap_pair, rule, changes):
+    decoder = Decoder(gap_pair, rule)
+    results = decoder.generate(PROMPTS, max_new_tokens=15, num_return_sequences=4, **changes)
+    assert not set(BANNED) & {token for result in results for token in result.token_ids}
+    for result in results:
+        assert result.ledger.is_within_bound
+        assert verify(result.ledger, gap_pair).is_ok
+
+
+def test_a_ledger_names_the_vocabulary_and_another_one_does_not_verify(
+    gap_pair, tokenizer, tmp_path
+):
+    (result,) = Decoder(gap_pair, Anchored(k=1.0)).generate("salt", max_new_tokens=4)
+    result.ledger.save(tmp_path / "ledger.jsonl")
+    ledger = Ledger.load(tmp_path / "ledger.jsonl")
+    assert ledger.header.level_settings == {"vocab_size": 322, "banned_token_ids": BANNED}
+    assert verify(ledger, gap_pair).is_ok
+    whole = ModelPair(gap_pair.safe, gap_pair.risky, gap_pair.tokenizer)
+    assert verify(ledger, whole).failures[0].startswith("level settings are {'vocab_size': 322, ")
+    ledger.header.level_settings["banned_token_ids"] = []
+    assert not verify(ledger, gap_pair)
+
+
+def test_a_token_that_one_tokenizer_lacks_is_refused_in_texts(gap_pair):
+    for prompt in ("<|turn|>salt", [5, 2], [320]):
+        with pytest.raises(ValueError, match=r"token (2|320) is not in the tokenizers of both"):
+            gap_pair.encode(prompt)
+    with pytest.raises(ValueError, match="token 2 is not in the tokenizers of both models"):
+        Decoder(gap_pair, Anchored(k=1.0)).score("salt", "<|turn|>")
+    with pytest.raises(ValueError, match=r"token ids must be in \[0, 322\), got 322"):
+        gap_pair.encode([322])
+    assert 321 in gap_pair.encode("<|call|>") and 321 not in gap_pair.encode("<|tool|>")
+
+
+def test_stop_tokens_of_both_models_are_one_symbol_by_id(tokenizer):
+    pair = pair_of(tokenizer, edited(tokenizer, rename), eos_token_id=[2, 325])
+    assert pair.stop_token_ids == [1, 2]  # 325 is no token
+    ends_with_turn = edited(tokenizer, rename)
+    ends_with_turn.eos_token = "<|user|>"
+    assert pair_of(tokenizer, ends_with_turn).stop_token_ids == [1, 2]
+
+
+def test_a_stop_token_that_is_never_drawn_stands_in_the_line(tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        other = edited(tokenizer, add(325, "<|stop|>"))
+        pair = pair_of(tokenizer, other, eos_token_id=[321, 325])  # 321 is no token
+    assert pair.stop_token_ids == [1]
+    assert caplog.messages == [
+        'the tokenizers differ, but not in plain text: token 325 null and "<|stop|>"; level "auto" '
+        "is tokens, by id, which never draws stop token 325 of the risky model",
+        "the risky model ends texts at token 321, which it does not have",
+    ]
+
+
+def test_a_model_needs_no_row_for_tokens_that_are_left_out(tokenizer):
+    other = edited(tokenizer, add(320, "<|pad|>"))
+    pair = ModelPair(tiny_llama(1), tiny_llama(2), tokenizer, risky_tokenizer=other)
+    assert TokenLevel(pair).settings() == {"vocab_size": 320, "banned_token_ids": []}
+
+
+@pytest.mark.parametrize("rows", [(320, 320), (328, 320), (320, 328)], ids=str)
+@pytest.mark.parametrize("level", ["token", "byte"])
+def test_a_special_token_that_has_no_row_in_a_model_is_left_out(tokenizer, rows, level):
+    """As the image token of Gemma 3 1B, whose tokenizer is that of the larger models."""
+    both = edited(tokenizer, add(320, "<|image|>"))
+    models = [tiny_llama(seed, vocab_size=size) for seed, size in zip((1, 2), rows, strict=True)]
+    pair = ModelPair(*models, both)
+    assert pair.vocab_size == 320 and not pair.has_token(320)
+    decoder = Decoder(pair, Anchored(k=1.0), level=level)
+    ledger = decoder.generate("the keeper", max_new_tokens=3)[0].ledger
+    assert verify(ledger, pair).is_ok
+    plain = Decoder(ModelPair(*models, tokenizer), Anchored(k=1.0), level=level)
+    expected = plain.generate("the keeper", max_new_tokens=3)[0].ledger
+    assert [step.token_id for step in ledger.steps] == [step.token_id for step in expected.steps]
+    if level == "token":
+        assert ledger.header.level_settings == {"vocab_size": 320, "banned_token_ids": []}
+        with pytest.raises(ValueError, match=r"token ids must be in \[0, 320\), got 320"):
+            pair.encode("salt<|image|>")
+
+
+def test_models_with_two_tokenizers_need_no_rows_for_special_tokens(tokenizer):
+    other = edited(train_tokenizer(300, TEXT[:1]), add(300, "<|image|>"))
+    pair = ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=300), tokenizer, risky_tokenizer=other)
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate("the keeper", max_new_tokens=2)
+    assert result.ledger.header.level == "byte" and verify(result.ledger, pair).is_ok
+
+
+def begun_with(token_id: int, text: str) -> Edit:
+    def edit(content: dict) -> None:
+        add(token_id, text)(content)
+        template = content["post_processor"]
+        template["single"][0]["SpecialToken"]["id"] = text
+        template["special_tokens"] = {text: {"id": text, "ids": [token_id], "tokens": [text]}}
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (add(320, "lamp", special=False), "the safe model predicts 320 tokens, the tokenizer has"),
+        (begun_with(320, "<|first|>"), "the safe one has no bytes|token 320 has no row in the "),
+    ],
+)
+def test_a_token_of_every_text_or_of_plain_text_needs_a_row(tokenizer, edit, reason):
+    with pytest.raises(ValueError, match=reason):
+        Decoder(ModelPair(tiny_llama(1), tiny_llama(2), edited(tokenizer, edit)), Anchored(k=1.0))
+
+
+def test_special_tokens_of_either_tokenizer_owe_no_debt(tokenizer):
+    other = edited(tokenizer, rename)
+    other.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
+    level = Decoder(pair_of(tokenizer, other), Anchored(k=1.0)).level
+    assert level.special_token_ids == [0, 1, 2]
+
+
+@pytest.mark.slow  # seconds to compare 128k tokens and 280k merges
+@pytest.mark.skipif(not REAL.exists(), reason="shared/tokenizers is not here")
+def test_llama_3_and_3_1_are_one_vocabulary():
+    """3.1 gave two of the reserved tokens of 3 a name, and the others were numbered anew."""
+    content = json.loads((REAL / "llama3" / "tokenizer.json").read_text())
+    later = Tokenizer.from_str(json.dumps(content))
+    named = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    reserved = [entry for entry in content["added_tokens"][2:] if entry["content"] not in named]
+    for number, entry in enumerate(reserved):
+        entry["content"] = f"<|reserved_special_token_{number}|>"
+    first = Tokenizer.from_str(json.dumps(content))
+    shared = shared_tokens(*(PreTrainedTokenizerFast(tokenizer_object=t) for t in (first, later)))
+    assert (shared.difference, shared.vocab_size, shared.is_whole) == ("", 128256, True)
+    assert shared.harmless_difference == (
+        'token 128004 "<|reserved_special_token_2|>" and "<|finetune_right_pad_id|>"'
+    )
+
+
+PROMPT, END, HORIZON, SHARED = [0, 4, 4], 1, 3, [0, 1, 2, 4]
+
+
+@pytest.fixture(scope="module")
+def word_pair() -> ModelPair:
+    """Words, no bytes: the risky tokenizer lacks t3, the safe one t5."""
+    content = json.loads(word_tokenizer(5).backend_tokenizer.to_str())
+    del content["model"]["vocab"]["t3"]
+    add(5, "t5")(content)
+    safe = word_tokenizer(5)
+    safe.add_special_tokens({"additional_special_tokens": ["t3"]})
+    risky = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)))
+    sizes = {"vocab_size": 8, "layers": 1, "hidden_size": 16, "intermediate_size": 16}
+    eager = [tiny_llama(seed, **sizes) for seed in (11, 12)]
+    for model in eager:
+        model.lm_head.weight.data[[3, 5]] *= 3.0
+    return ModelPair(*eager, safe, risky_tokenizer=risky)
+
+
+def shared_law(model, text: list[int]) -> np.ndarray:
+    """log p of the shared tokens after PROMPT and text, by a plain forward."""
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT + text])).logits[0, -1].numpy()
+    return oracle.log_probs(logits[SHARED])
+
+
+@pytest.mark.parametrize(("k", "name"), [(0.0, "safe"), (50.0, "risky")])
+def test_the_law_of_every_text_is_that_of_the_shared_tokens(word_pair, k, name):
+    every = every_text(SHARED, HORIZON)
+    decoder = Decoder(word_pair, Anchored(k=k, budget="fixed", debt="none"), batch_size=len(every))
+    assert decoder.level.name == "token"
+    scores = decoder.score([PROMPT] * len(every), every, horizon=HORIZON)
+    log_probs = np.array([score.log_prob for score in scores])
+    model = word_pair.models[name]
+    by_hand = [
+        sum(shared_law(model, text[:n])[SHARED.index(token)] for n, token in enumerate(text))
+        for text in every
+    ]
+    assert log_probs == pytest.approx(np.array(by_hand, float), abs=1e-7)
+    # Nothing is left for t3, t5 and the padding: their probability is 0.
+    assert np.exp(log_probs).sum() == pytest.approx(1.0, abs=1e-7)

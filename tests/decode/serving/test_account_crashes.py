@@ -1,0 +1,279 @@
+"""Accounts after a crash at any point, in another database, and of a server that was killed."""
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+from embedded_server import program
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from server_accounts import KEYS, account, ask, nats, policy_file, spend_all
+from tiny_models import tiny_llama, train_tokenizer
+
+from anchored import ModelPair, verify
+from anchored.decode.ledger import LedgerHeader, LedgerStep
+from anchored.decode.serving.accounts import recovery
+from anchored.decode.serving.accounts.policy import Account
+from anchored.decode.serving.accounts.recovery import lock_of, recover
+from anchored.decode.serving.accounts.store import (
+    QUANTUM,
+    Exhausted,
+    Server,
+    Store,
+    opened,
+    quanta_above,
+)
+from anchored.decode.serving.journal import JournalWriter
+from anchored.decode.serving.journal_reader import journal_ledgers
+from anchored.durable_files import locked
+from anchored.tools.commands.accounts import AccountsConfig, accounts
+
+
+@pytest.fixture(scope="module")
+def pair() -> ModelPair:
+    models = [tiny_llama(seed, max_position_embeddings=512) for seed in (1, 2)]
+    for model in models:
+        model.lm_head.weight.data[1] = 0.0  # an end that is hardly drawn
+    return ModelPair(*models, train_tokenizer())
+
+
+# A crash at any point
+
+
+HEADER = LedgerHeader(
+    rule="anchored",
+    rule_settings={},
+    sampling={},
+    seed=0,
+    prompt_token_ids=[1],
+    stop_token_ids=[],
+    fingerprints={},
+    dtype="float32",
+    k=1.0,
+    K=8.0,
+    debt=0.0,
+    horizon=8,
+    bound=8.0,
+)
+
+
+def drawn(place: int, spend: float) -> LedgerStep:
+    return LedgerStep(
+        step=place,
+        token_id=5,
+        accepted=0,
+        budget=8.0,
+        spend=spend,
+        weight=1.0,
+        log_prob=-1.0,
+        safe_log_prob=-1.0,
+    )
+
+
+class Crashes(RuleBasedStateMachine):
+    """One account, one server after the other; each may end at any point without a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.root = Path(self.folder.name)
+        self.store = Store("accounts.db", self.root)
+        self.store.declare({"client/a": Account(name="a", nats=30.0)})
+        self.drawn: dict[str, list[float]] = {}
+        self.open: list[str] = []
+        self.count = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.count += 1
+        self.name = f"server-{self.count}"
+        self.lock = locked(lock_of(self.root, self.name))
+        self.lock.__enter__()
+        boot = recovery.boot_of_system()
+        self.store.join(Server(self.name, str(self.root), boot, False))
+        self.journal = JournalWriter(self.root)
+
+    @rule(bound=st.floats(0.1, 8.0), begins=st.booleans())
+    def reserve(self, bound: float, begins: bool) -> None:
+        text = f"text-{len(self.drawn)}"
+        try:
+            self.store.reserve({text: bound}, ["client/a"], self.name)
+        except Exhausted:
+            return
+        self.drawn[text] = []
+        self.open.append(text)
+        self.bounds = {**getattr(self, "bounds", {}), text: bound}
+        if begins:
+            self.journal.open(text, HEADER, has_stops=False)
+            self.begun = {*getattr(self, "begun", set()), text}
+
+    @precondition(lambda self: any(text in getattr(self, "begun", ()) for text in self.open))
+    @rule(data=st.data(), part=st.floats(0.0, 1.0))
+    def draw(self, data, part: float) -> None:
+        text = data.draw(st.sampled_from([t for t in self.open if t in self.begun]))
+        spend = (self.bounds[text] - math.fsum(self.drawn[text])) * part * 0.999
+        spend = math.floor(spend * 2**20) / 2**20
+        self.journal.steps([(text, drawn(len(self.drawn[text]), max(spend, 0.0)))])
+        self.drawn[text].append(max(spend, 0.0))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def settle(self, data) -> None:
+        text = data.draw(st.sampled_from(self.open))
+        self.store.settle(text, math.fsum(self.drawn[text]))
+        self.open.remove(text)
+
+    @rule(other_boot=st.booleans())
+    def crash(self, other_boot: bool) -> None:
+        self.lock.__exit__(None, None, None)
+        self.journal.close()
+        lost = list(self.open)
+        before = self.store.state("client/a")
+        with pytest.MonkeyPatch.context() as patch:
+            if other_boot:
+                patch.setattr(recovery, "boot_of_system", lambda: "another")
+            recover(self.store)
+        self._start()
+        self.open = []
+        after = self.store.state("client/a")
+        assert after.reserved == 0.0 and len(self.store.servers()) == 1
+        charged = after.spent - before.spent
+        exact = sum(quanta_above(math.fsum(self.drawn[text])) for text in lost) * QUANTUM
+        if lost:
+            whole = sum(quanta_above(self.bounds[text]) for text in lost) * QUANTUM
+            assert charged == (whole if other_boot else exact)
+
+    @invariant()
+    def the_sum_of_what_was_drawn_is_within_what_is_charged_and_that_within_the_limit(self) -> None:
+        total = math.fsum(spend for spends in self.drawn.values() for spend in spends)
+        state = self.store.state("client/a")
+        assert total <= state.spent + state.reserved <= 30.0
+
+    def teardown(self) -> None:
+        self.lock.__exit__(None, None, None)
+        self.journal.close()
+        self.store.close()
+        self.folder.cleanup()
+
+
+Crashes.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+TestCrashes = Crashes.TestCase
+
+
+# Other databases, other processes
+
+
+@pytest.fixture
+def postgresql(tmp_path):
+    """The address of a database of a server that runs while the test does."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not programs or not hasattr(os, "geteuid") or shutil.which("setpriv") is None:
+        pytest.skip("PostgreSQL is not installed")
+    binaries, data = programs[-1].parent, Path(tempfile.mkdtemp(prefix="anchored-pg-"))
+    # It does not run as root.
+    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    words = drop if os.geteuid() == 0 else []
+    if words:
+        os.chown(data, 65534, 65534)
+    run = partial(subprocess.run, check=True, capture_output=True, cwd=data)
+    run([*words, binaries / "initdb", "-D", data / "db", "-U", "anchored", "-A", "trust"])
+    options = f"-c listen_addresses= -k {data} -c max_connections=64"
+    control = [*words, binaries / "pg_ctl", "-D", data / "db", "-w"]
+    run([*control, "-l", data / "log", "-o", options, "start"])
+    try:
+        yield f"postgresql://anchored@/postgres?host={data}"
+    finally:
+        run([*control, "-m", "immediate", "stop"])
+        shutil.rmtree(data)
+
+
+@pytest.mark.slow
+def test_sixteen_clients_of_one_account_in_postgresql_never_get_more_than_it_has(
+    postgresql, tmp_path
+):
+    with opened(postgresql, tmp_path) as store:
+        limits = {"client/a": Account(name="a", nats=10.0), "group/g": Account(name="g", nats=6.0)}
+        store.declare(limits)
+        _, refused = spend_all(lambda: Store(postgresql, tmp_path), "x", 16, 6)
+        spent, reserved, _ = nats(store, "group/g")
+        assert reserved == 0.0 and 5.0 < spent <= 6.0 and refused > 0
+        assert (
+            nats(store)[0] == spent == store.charged("group/g")[0] == store.charged("client/a")[0]
+        )
+
+
+@pytest.mark.slow
+def test_servers_that_start_at_once_on_an_empty_database_share_its_tables(postgresql, tmp_path):
+    begin = threading.Barrier(12)
+
+    def start(place: int) -> None:
+        begin.wait()
+        with opened(postgresql, tmp_path) as store:
+            store.declare({f"client/{n}": Account(name=str(n), nats=1.0) for n in range(100, 106)})
+
+    with opened(postgresql, tmp_path) as store, store._engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE anchored_accounts, anchored_charges")
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(start, range(12)))
+    with opened(postgresql, tmp_path) as store:
+        assert len(store.states()) == 6
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_is_settled_by_the_next_one(pair, tmp_path):
+    for name, model in pair.models.items():
+        model.save_pretrained(tmp_path / name)
+        pair.tokenizer.save_pretrained(tmp_path / name)
+    pair = ModelPair.from_pretrained(tmp_path / "safe", tmp_path / "risky")
+    file = policy_file(tmp_path, alice=1e6, bob=20.0)
+    words = [*("--safe", str(tmp_path / "safe"), "--risky", str(tmp_path / "risky")), "--k", "1"]
+    words += ["--ledgers", str(tmp_path / "journal"), "--accounts", str(file), "--batch-size", "4"]
+    statuses: list[int] = []
+
+    def send(address: str, place: int) -> None:
+        name, length = ("bob", 5) if place % 5 == 0 else ("alice", 100 + place)
+        with contextlib.suppress(httpx.TransportError):
+            answer = ask(address, name, max_tokens=length, temperature=float(place % 7 > 0))
+            statuses.append(answer.status_code)
+
+    with program(words, tmp_path / "log") as (address, process):
+        with ThreadPoolExecutor(16) as threads:
+            sent = [threads.submit(send, address, place) for place in range(300)]
+            until = time.monotonic() + 120
+            while len(statuses) < 150 and time.monotonic() < until:
+                time.sleep(0.01)
+            os.killpg(process.pid, signal.SIGKILL)
+        assert all(each.exception() is None for each in sent)
+    with opened("accounts.db", tmp_path) as store:
+        (killed,) = store.servers()
+        assert store.open_texts(killed.server)  # some were being drawn
+    with program(words, tmp_path / "log") as (address, process):
+        shown = {name: account(address, name) for name in KEYS}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert {200, 400, 429} <= set(statuses)
+    ledgers = dict(journal_ledgers(tmp_path / "journal"))
+    assert all(ledger.certified for ledger in ledgers.values())
+    some = sorted(ledgers)[:: max(1, len(ledgers) // 16)]  # a replay takes a second
+    assert all(verify(ledgers[name], pair).is_ok for name in some)
+    with opened("accounts.db", tmp_path) as store:
+        charges = {charge.request_id: charge for charge in store.charges()}
+    assert {name for name, charge in charges.items() if charge.spent} <= set(ledgers)
+    for name, ledger in ledgers.items():
+        assert charges[name].spent == quanta_above(ledger.spent)
+    total = sum(quanta_above(ledger.spent) for ledger in ledgers.values()) * QUANTUM
+    assert sum(each["spent"] for each in shown.values()) == total
+    assert all(each["reserved"] == 0.0 <= each["available"] for each in shown.values())
+    assert accounts(AccountsConfig(accounts=file, journal=(tmp_path / "journal",))) == 0

@@ -1,0 +1,160 @@
+"""Who is let in, before anything of a request is read."""
+
+import asyncio
+
+import pytest
+
+from anchored.decode.serving.asgi import BodyTooLarge, ClientGone, body_of
+from anchored.decode.serving.guard import Guard, read_keys
+from anchored.decode.serving.metrics import Metrics
+from anchored.decode.serving.server_options import ServerOptions
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture
+def keys(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# of the team\nsesame\n\nother-key\n")
+    return read_keys(file)
+
+
+def answered(keys=None, hosts=(), root_path="", path="/v1/completions", method="POST", **sent):
+    """(the status, the headers, the paths that reached the application)"""
+    reached, said = [], []
+
+    async def app(scope, receive, send):
+        reached.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive():
+        raise AssertionError("the body of a request that is refused was read")
+
+    async def send(message):
+        said.append(message)
+
+    headers = [(k.replace("_", "-").encode(), v.encode()) for k, v in sent.items()]
+    scope = {"type": "http", "path": path, "method": method, "headers": headers}
+    guard = Guard(app, Metrics(), keys=keys or {}, hosts=hosts, root_path=root_path)
+    asyncio.run(guard(scope, receive, send))
+    return said[0]["status"], dict(said[0]["headers"]), reached
+
+
+@pytest.mark.parametrize("key", ["sesame", "other-key"])
+def test_a_key_of_the_file_opens(keys, key):
+    assert answered(keys, authorization=f"Bearer {key}", content_type="application/json")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        {"authorization": "Bearer Sesame"},
+        {"authorization": "Bearer # of the team"},
+        {"authorization": "Bearer "},
+        {"authorization": "Basic sesame"},
+        {"authorization": "sesame"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/metrics", "/ready", "/x"])
+def test_without_a_key_nothing_but_health_is_answered(keys, sent, path):
+    status, headers, reached = answered(keys, path=path, method="GET", **sent)
+    assert (status, reached) == (401, [])
+    assert headers[b"www-authenticate"] == b"Bearer" and headers[b"connection"] == b"close"
+    assert answered(keys, path="/health", method="GET", **sent)[0] == 200
+
+
+def test_a_file_without_a_key_is_refused(tmp_path):
+    for content in ("", "# none\n"):
+        (tmp_path / "keys").write_text(content)
+        with pytest.raises(ValueError, match="holds no key"):
+            read_keys(tmp_path / "keys")
+    (tmp_path / "keys").write_text("good\ntwo words\n")
+    with pytest.raises(ValueError, match="key 2 must be printable"):
+        read_keys(tmp_path / "keys")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8000", 200),
+        ("LocalHost", 200),
+        ("api.example.org", 200),
+        ("evil.example.org", 403),
+        ("localhost.evil.example.org:8000", 403),
+        ("", 403),
+    ],
+)
+def test_other_hosts_are_other_servers(host, status):
+    hosts = ServerOptions(allowed_host=("api.example.org",)).hosts
+    assert answered(hosts=hosts, host=host, path="/health", method="GET")[0] == status
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
+def test_what_a_page_of_another_site_can_send_is_no_request(kind):
+    assert answered(content_type=kind)[0] == 415
+    assert answered(content_type="application/json; charset=utf-8")[0] == 200
+
+
+def test_the_prefix_of_a_proxy_may_be_left_or_not():
+    for path in ("/api/v1/models", "/v1/models"):
+        assert answered(root_path="/api/", path=path, method="GET")[2] == ["/v1/models"]
+    assert answered(root_path="/api", path="/apiv1", method="GET")[2] == ["/apiv1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"host": "0.0.0.0"}, "lets other machines in"),
+        ({"host": "192.168.1.5"}, "lets other machines in"),
+        ({"host": "example.org"}, "lets other machines in"),
+        ({"port": 70_000}, "port must be in"),
+        ({"root_path": "api"}, "must begin with /"),
+        ({"max_waiting": -1}, "max-waiting must be >= 0"),
+        ({"max_body": 0}, "max-body must be >= 1"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ServerOptions(**options)
+
+
+def test_other_machines_come_in_with_a_key_by_any_name(tmp_path):
+    (tmp_path / "keys").write_text("sesame")
+    options = ServerOptions(host="0.0.0.0", api_key_file=tmp_path / "keys")
+    assert options.hosts == ()
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        ServerOptions(api_key_file=tmp_path / "nothing")
+
+
+def body(*messages, limit=10, headers=()):
+    waiting = list(messages)
+
+    async def receive():
+        return waiting.pop(0)
+
+    return asyncio.run(body_of({"headers": list(headers)}, receive, limit)), waiting
+
+
+def part(content: bytes, more: bool):
+    return {"type": "http.request", "body": content, "more_body": more}
+
+
+def test_a_body_is_read_within_its_limit():
+    assert body(part(b"12345", True), part(b"67890", False))[0] == b"1234567890"
+    with pytest.raises(BodyTooLarge, match="at most 10 bytes"):
+        body(part(b"12345", True), part(b"678901", True), part(b"", False))
+    with pytest.raises(BodyTooLarge, match="got 11"):
+        body(headers=[(b"content-length", b"11")])
+    with pytest.raises(ClientGone):
+        body(part(b"1", True), {"type": "http.disconnect"})
+
+
+def test_refusals_are_counted():
+    metrics = Metrics()
+    metrics.refusals.labels("queue").inc()
+    assert b'anchored_refused_requests_total{reason="queue"} 1.0' in metrics.page()

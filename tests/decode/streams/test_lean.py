@@ -1,0 +1,165 @@
+"""The lean layers give the logits of the model's own modules, whatever is asked of them."""
+
+import logging
+
+import pytest
+import torch
+from row_texts import RowTexts
+from tiny_models import tiny_family, tiny_llama
+from triton.runtime.errors import OutOfResources
+
+from anchored.decode.streams import lean
+from anchored.decode.streams.capabilities import row_attention, row_support
+from anchored.decode.streams.lean import FAMILIES, LeanBackbone, PackedLinear
+from anchored.decode.streams.row_stream import ModelRunner, ModuleBackbone, RowStream
+
+VARIANTS = {
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "a large epsilon": {"rms_norm_eps": 0.05},
+    "a key head for each query head": {"num_key_value_heads": 4},
+    "llama3 positions": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10_000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    },
+    "yarn positions": {
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
+    },
+}
+
+
+def backbone_of(model):
+    return ModelRunner(model, 320).backbone(row_attention(model))
+
+
+def lean_model(name: str):
+    model = tiny_family(name, 1) if name in FAMILIES else tiny_llama(1, **VARIANTS[name])
+    model = model.float().eval()
+    assert isinstance(backbone_of(model), LeanBackbone)
+    # New norms are ones and new biases zeros, which would hide whether they are used, and were they
+    # equal, which of them is.
+    with torch.no_grad():
+        for place, (parameter, weight) in enumerate(model.named_parameters()):
+            if "norm" in parameter or "bias" in parameter:
+                weight += torch.linspace(-0.5, 0.5, len(weight)).roll(3 * place)
+    return model
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
+def test_any_history_gives_the_plain_logits(name):
+    RowTexts(lean_model(name), seed=7).check_history()
+
+
+def made_in_inference_mode():
+    with torch.inference_mode():
+        return tiny_llama(1).float()
+
+
+def with_shared_weights():
+    model = tiny_llama(1).float()
+    first, second = model.model.layers
+    second.mlp.up_proj.weight = first.mlp.up_proj.weight
+    return model
+
+
+@pytest.mark.parametrize("make", [made_in_inference_mode, with_shared_weights])
+def test_models_made_in_other_ways_are_lean_too(make):
+    model = make()
+    assert isinstance(backbone_of(model), LeanBackbone)
+    RowTexts(model, seed=7).check_history()
+
+
+def of_two_dtypes():
+    model = tiny_llama(1).float()
+    model.model.layers[0].mlp.double()
+    return model
+
+
+OTHERS = {
+    "family": lambda: tiny_family("olmo2", 1).float(),
+    "window": lambda: tiny_family("mistral, sliding", 1).float(),
+    "eager attention": lambda: tiny_family("llama", 1, attn_implementation="eager").float(),
+    "activation": lambda: tiny_llama(1, hidden_act="gelu").float(),
+    "dtype": lambda: tiny_llama(1).bfloat16(),
+    "two dtypes": of_two_dtypes,
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_other_models_keep_their_modules(make):
+    assert isinstance(backbone_of(make()), ModuleBackbone)
+
+
+def test_the_user_s_model_is_not_touched():
+    model = tiny_llama(1, tie_word_embeddings=True).float()
+    before = {name: (own.data_ptr(), own.clone()) for name, own in model.state_dict().items()}
+    backbone_of(model)
+    for name, weight in model.state_dict().items():
+        pointer, values = before[name]
+        assert weight.data_ptr() == pointer and torch.equal(weight, values)
+
+
+def test_layers_are_packed_once():
+    """A model that changes afterwards is refused: see test_model_state."""
+    model = tiny_llama(1).float()
+    runner, attention = ModelRunner(model, 320), row_attention(model)
+    first = runner.backbone(attention)
+    assert runner.backbone(attention) is first
+    assert runner.in_order(torch.arange(300)).backbone(attention) is first
+
+
+@pytest.mark.parametrize("width", [48, 1_536, 4_099])
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(width):
+    generator = torch.Generator().manual_seed(width)
+    weight, bias, rows = (
+        torch.randn(*s, generator=generator) for s in ((64, width), (64,), (70, width))
+    )
+    layer = PackedLinear(weight, bias)
+    together = layer(rows)
+    torch.testing.assert_close(together, rows @ weight.T + bias, atol=1e-3, rtol=0)
+    rows[17] = torch.nan
+    for num_rows in (1, 2, 3, 4, 5, 17):
+        assert torch.equal(layer(rows[:num_rows]), together[:num_rows])
+    assert layer(rows).isnan().any(-1).nonzero().tolist() == [[17]]
+
+
+def test_without_room_for_packed_weights_the_modules_are_run(monkeypatch):
+    model = tiny_llama(1).float()
+    packed = [own for name, own in model.named_parameters() if "_proj." in name]
+    num_bytes = sum(own.nbytes for own in packed)
+
+    class Memory:
+        available = 4 * num_bytes - 1
+
+    monkeypatch.setattr(lean.psutil, "virtual_memory", Memory)
+    assert isinstance(backbone_of(model), ModuleBackbone)
+    Memory.available += 1
+    assert isinstance(backbone_of(model), LeanBackbone)
+
+
+@pytest.mark.parametrize("fault", [0.1, RuntimeError("out of resources"), OutOfResources(9, 1, "")])
+def test_lean_layers_that_differ_or_fail_are_left_to_the_modules(fault, monkeypatch, caplog):
+    exact = LeanBackbone._rotation
+
+    def wrong(backbone, positions):
+        if isinstance(fault, Exception):
+            raise fault
+        cos, sin = exact(backbone, positions)
+        return cos, sin + fault
+
+    model = tiny_llama(1).float()
+    monkeypatch.setattr(LeanBackbone, "_rotation", wrong)
+    with caplog.at_level(logging.WARNING):
+        attention, is_alone = row_support(ModelRunner(model, 320), "safe")
+    assert attention.keeps_modules and not is_alone
+    (line,) = caplog.messages
+    start = "the safe model (llama) decodes by the modules of transformers: in rows it"
+    assert line.startswith(start), line
+    stream = RowStream(ModelRunner(model, 320), attention, num_rows=1, max_length=9)
+    expected = model(torch.tensor([[5, 6]])).logits[:, -1]
+    torch.testing.assert_close(stream.read([[5, 6]], [0]).logits, expected, atol=1e-5, rtol=0)

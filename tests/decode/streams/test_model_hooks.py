@@ -1,0 +1,150 @@
+"""Hooks, whenever they were set, and layers of other kinds are in what ledgers record."""
+
+import logging
+
+import pytest
+import torch
+from plain_forward import assert_recorded
+from tiny_models import tiny_llama
+from torch import nn
+from torch.nn.utils import parametrize
+from transformers import LlamaForCausalLM
+
+from anchored import Anchored, Decoder, ModelPair
+from anchored.decode.levels.level import open_stream
+
+PROMPTS = ["the keeper of the lamp", "salt"]
+
+
+def favors_one_token(module, given, logits):
+    """A forward hook that makes one token likelier by far."""
+    return logits + 5.0 * (torch.arange(logits.shape[-1]) == 40)
+
+
+def halved(module, given):
+    """A forward pre-hook."""
+    return (given[0] / 2, *given[1:])
+
+
+def backwards(module, given, hidden):
+    """A forward hook."""
+    return hidden.flip(-1)
+
+
+class Adapted(nn.Module):
+    """A layer with its weight, and something more."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.weight, self.bias = base, base.weight, base.bias
+
+    def forward(self, hidden):
+        return self.base(hidden) - hidden.sum(-1, keepdim=True) * self.weight[:, 0]
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2.0 * weight
+
+
+def with_its_own_forward(layer) -> None:
+    forward = layer.forward
+    layer.forward = lambda hidden: forward(hidden).flip(-1)
+
+
+CHANGES = {
+    "a hook on the output layer": lambda m: m.lm_head.register_forward_hook(favors_one_token),
+    "a pre-hook on the output layer": lambda m: m.lm_head.register_forward_pre_hook(halved),
+    "another output layer": lambda m: setattr(m, "lm_head", nn.Linear(32, 320)),
+    "an adapted output layer": lambda m: setattr(m, "lm_head", Adapted(m.lm_head)),
+    "a forward of the output layer's own": lambda m: with_its_own_forward(m.lm_head),
+    "a parametrized output layer": lambda m: parametrize.register_parametrization(
+        m.lm_head, "weight", Doubled()
+    ),
+    "a hook on a layer": lambda m: m.model.layers[1].mlp.register_forward_pre_hook(halved),
+    "a forward of a layer's own": lambda m: with_its_own_forward(m.model.layers[0].mlp),
+    "an adapted layer": lambda m: setattr(
+        m.model.layers[0].self_attn, "o_proj", Adapted(m.model.layers[0].self_attn.o_proj)
+    ),
+    "a hook before all layers": lambda m: m.model.embed_tokens.register_forward_hook(backwards),
+}
+HONORED_AFTERWARDS = [name for name in CHANGES if "hook" in name or "forward" in name]
+"""Others are refused once the pair was made: see test_model_state."""
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """A layer whose weight cannot be read scores a prompt in several tiles."""
+    monkeypatch.setattr("anchored.decode.streams.row_stream.ROWS_PER_TILE", 3)
+
+
+@torch.inference_mode()
+def check_recorded(pair: ModelPair) -> None:
+    """The steps of ledgers, and the scores of prompts that debts are made of."""
+    for result in Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=6):
+        assert_recorded(pair, result)
+    prompts = [pair.encode(prompt) for prompt in PROMPTS]
+    read = open_stream(pair, "safe", 2, 30, scores_prompts=True).read(prompts, [0, 1])
+    for prompt, scores in zip(prompts, read.token_log_probs, strict=True):
+        logits = pair.safe(torch.tensor([prompt]), use_cache=False).logits[0].double()
+        plain = logits.log_softmax(-1)[range(len(prompt) - 1), prompt[1:]]
+        torch.testing.assert_close(scores, plain, atol=1e-4, rtol=0)
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    ("change", "when"),
+    [(name, "before") for name in CHANGES] + [(name, "after") for name in HONORED_AFTERWARDS],
+)
+def test_a_changed_model_is_recorded_as_it_is(change, when, tokenizer):
+    safe, risky = tiny_llama(1).float(), tiny_llama(2).float()
+    if when == "before":
+        CHANGES[change](safe)
+    pair = ModelPair(safe, risky, tokenizer)
+    check_recorded(pair)  # also keeps what streams keep of the model as it is
+    if when == "after":
+        CHANGES[change](safe)
+        check_recorded(pair)
+
+
+def test_a_hook_on_the_whole_model_decodes_in_batches_if_it_was_there_before(tokenizer, caplog):
+    safe = with_hook_on_logits(tiny_llama(1).float())
+    with caplog.at_level(logging.WARNING):
+        pair = ModelPair(safe, tiny_llama(2).float(), tokenizer)
+    assert caplog.messages == [
+        "the safe model (llama) decodes in whole batches: it has a hook or a replaced forward, "
+        "which rows would pass by"
+    ]
+    check_recorded(pair)
+
+
+def test_a_hook_on_the_whole_model_is_refused_if_it_came_after(tokenizer):
+    pair = ModelPair(tiny_llama(1).float(), tiny_llama(2).float(), tokenizer)
+    with_hook_on_logits(pair.safe)
+    with pytest.raises(ValueError, match=r"model \(llama\) has a hook .*: set it before the Mod"):
+        Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=6)
+
+
+def with_hook_on_logits(model):
+    def favors(module, given, output):
+        output.logits = favors_one_token(module, given, output.logits)
+        return output
+
+    model.register_forward_hook(favors)
+    return model
+
+
+def test_logits_that_a_model_changes_after_its_output_layer_are_not_taken_from_rows(
+    tokenizer, caplog
+):
+    class Capped(LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = torch.tanh(output.logits / 2) * 2
+            return output
+
+    safe = tiny_llama(1).float()
+    safe.__class__ = Capped
+    pair = ModelPair(safe, tiny_llama(2).float(), tokenizer)
+    assert "decodes in whole batches: in rows its log-probabilities are off by" in caplog.text
+    check_recorded(pair)

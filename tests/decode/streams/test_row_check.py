@@ -1,0 +1,152 @@
+"""Models are checked when they are loaded: how rows of them are run agrees with a plain forward."""
+
+import logging
+import math
+
+import pytest
+import torch
+from model_zoo import zoo_model
+from tiny_models import FAMILIES, tiny_family, tiny_llama
+from transformers import GPTNeoXForCausalLM, LlamaForCausalLM
+
+from anchored.decode.streams.capabilities import (
+    RowCheck,
+    allowed_nats,
+    row_attention,
+    row_support,
+)
+from anchored.decode.streams.kv_cache import RowAttention
+from anchored.decode.streams.row_stream import ModelRunner
+from anchored.decode.streams.stream import CACHE
+
+
+def tiny_neox(seed: int):
+    sizes = {"vocab_size": 320, "max_position_embeddings": 128, "eos_token_id": 1}
+    return zoo_model("gpt_neox", seed, **sizes).double()
+
+
+def support_of(model, name: str) -> tuple[RowAttention | None, bool]:
+    """Of a model whose last tokens are padding."""
+    return row_support(ModelRunner(model, 300), name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_every_family_passes_its_check_in_every_dtype(family, dtype):
+    model = tiny_family(family, 1).to(dtype)
+    assert support_of(model, "safe")[0] == row_attention(model)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_a_mask_that_is_dropped_is_found_and_logged(family, monkeypatch, caplog):
+    exact = RowAttention.tree_masks
+
+    def everything(attention, is_ancestor, *rest):
+        return exact(attention, torch.ones_like(is_ancestor), *rest)
+
+    model = tiny_family(family, 1).float()
+    monkeypatch.setattr(RowAttention, "tree_masks", everything)
+    with pytest.raises(ValueError, match=r"in rows its log-probabilities are off by \d"):
+        RowCheck(ModelRunner(model, 320)).compare_rows(row_attention(model))
+    with caplog.at_level(logging.WARNING):
+        assert support_of(model, "risky") == (None, False)
+    (line,) = caplog.messages
+    assert f"the risky model ({family}) decodes in whole batches: in rows its log-" in line
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (tiny_neox(1), "the family gpt_neox has not been tested with rows"),
+        (
+            tiny_llama(1, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+            "its rotary embedding, dynamic, depends on the longest row",
+        ),
+    ],
+)
+def test_other_models_decode_in_batches_with_one_log_line(model, reason, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert support_of(model, "safe") == (None, False)
+    family = model.config.model_type
+    assert caplog.messages == [f"the safe model ({family}) decodes in whole batches: {reason}"]
+
+
+def test_attention_that_takes_no_masks_of_ours_is_refused_for_rows():
+    model = tiny_family("llama", 1, attn_implementation="flex_attention")
+    with pytest.raises(ValueError, match="its attention is flex_attention, not sdpa or eager"):
+        row_attention(model)
+
+
+class Shifted(ModelRunner):
+    """Adds a little to the logit of one token."""
+
+    nats = 0.0
+
+    def logits(self, hidden):
+        return super().logits(hidden) + self.nats * (torch.arange(self.vocab_size) == 40)
+
+
+def test_float32_log_probs_may_be_off_by_a_ten_thousandth_of_a_nat():
+    model = tiny_family("llama", 1).float()
+    runner = Shifted(model, 320)
+    runner.nats = 5e-5
+    RowCheck(runner).compare_rows(row_attention(model))
+    runner.nats = 2e-4
+    with pytest.raises(ValueError, match=r"in rows .* off by 0.0002 nats \(0.0001 allowed\)"):
+        RowCheck(runner).compare_rows(row_attention(model))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "logits", "nats"),
+    [
+        (torch.float32, [-6.0, 3.0], 1e-4),
+        (torch.float64, [-6.0, 3.0], 1e-4),
+        (torch.float32, [100.0, 3.0], 100 * 2.0**-16),
+        (torch.float32, [-math.inf, 3.0, math.nan], 1e-4),
+        (torch.float16, [64.0, 3.0], 2.0),
+        (torch.bfloat16, [-8.0, -math.inf], 0.7071),
+        (torch.bfloat16, [0.1], 0.0884),
+    ],
+)
+def test_what_is_allowed_grows_with_the_finite_logits_that_are_rounded(dtype, logits, nats):
+    assert allowed_nats(dtype, torch.tensor(logits)) == pytest.approx(nats, rel=1e-3)
+
+
+def test_a_model_that_fails_is_refused_in_one_line_with_its_own_error_as_the_cause():
+    class Broken(LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            raise KeyError("no such\nlayer")
+
+    model = tiny_llama(1)
+    model.__class__ = Broken
+    reason = r"the risky model \(llama\) cannot be decoded: in a plain forward it fails with KeyErr"
+    with pytest.raises(ValueError, match=reason) as refusal:
+        support_of(model, "risky")
+    assert "\n" not in str(refusal.value)
+    assert isinstance(refusal.value.__cause__, KeyError)
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_model(monkeypatch):
+    def too_large(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = tiny_llama(1)
+    monkeypatch.setattr(model.model, "forward", too_large)
+    with pytest.raises(torch.OutOfMemoryError):
+        support_of(model, "safe")
+
+
+def test_a_model_that_keeps_its_cache_for_all_batches_alike_is_found():
+    class KeepsCache(GPTNeoXForCausalLM):
+        def forward(self, *args, **kwargs):
+            if CACHE in kwargs:
+                if kwargs[CACHE].get_seq_length() == 0:
+                    self.kept = kwargs[CACHE]
+                kwargs[CACHE] = self.kept
+            return super().forward(*args, **kwargs)
+
+    model = tiny_neox(1).eval()
+    RowCheck(ModelRunner(model, 320)).compare_batches()
+    model.__class__ = KeepsCache
+    with pytest.raises(ValueError, match="in batches its log-probabilities are off by"):
+        RowCheck(ModelRunner(model, 320)).compare_batches()

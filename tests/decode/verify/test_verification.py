@@ -1,0 +1,394 @@
+"""What rounding explains and what it does not: honest ledgers stand, steered ones do not."""
+
+import math
+from dataclasses import dataclass, replace
+from itertools import product
+
+import pytest
+import torch
+from forged_ledgers import changed, put, refusal, with_budgets, write
+from tiny_models import tiny_llama
+
+from anchored import (
+    Anchored,
+    CPFuse,
+    Decoder,
+    GlobalSwitch,
+    Ledger,
+    LedgerError,
+    ModelPair,
+    RiskyOnly,
+    SafeOnly,
+    event_bound,
+    verify,
+    with_divergences,
+)
+from anchored.decode.rounding import LOGIT_TOLERANCE, largest_logit, logit_tolerance
+from anchored.decode.rules import anchored as anchored_rule
+from anchored.decode.rules.rule import NextToken, OpenRule, StepInputs
+from anchored.decode.verify.draw import Draw
+from anchored.kernels.spend import SPEND_QUANTUM
+
+TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain nine tides ago"
+PROMPTS = [TEXT[row : row + 3 + 17 * row % 61] for row in range(8)]
+"""Of 3 to 61 characters: a batch of them is ragged, and a replay alone rounds differently."""
+DTYPES = [str(dtype).removeprefix("torch.") for dtype in LOGIT_TOLERANCE]
+
+
+@pytest.fixture(scope="module")
+def pairs(tokenizer) -> dict[str, ModelPair]:
+    """By dtype, and by what is unusual about the models."""
+
+    def made(safe, risky) -> ModelPair:
+        return ModelPair(safe, risky, tokenizer)
+
+    def scaled(model, times: float):
+        model.lm_head.weight.data *= times
+        return model
+
+    deaf = tiny_llama(4)
+    rows = torch.ones(320, dtype=torch.bool)
+    rows[tokenizer(PROMPTS[0])["input_ids"]] = False
+    deaf.get_input_embeddings().weight.data[rows] = math.nan
+    wide = {"initializer_range": 0.6}
+    return {
+        **{
+            name: made(tiny_llama(1).to(dtype), tiny_llama(2, layers=3).to(dtype))
+            for name, dtype in zip(DTYPES, LOGIT_TOLERANCE, strict=True)
+        },
+        # Their divergence is mostly rounding.
+        "agreeing": made(*(scaled(tiny_llama(1).bfloat16(), times) for times in (1.0, 1.004))),
+        "sharp": made(*(scaled(tiny_llama(n, layers=n + 1).float(), 16.0) for n in (1, 2))),
+        # Attention that is nearly a choice: rounding comes out up to 40 times as large.
+        "enlarging": made(*(tiny_llama(n, layers=5 + n, **wide).float() for n in (1, 2))),
+        # The risky model is NaN after most tokens, though not after those of the first prompt.
+        "deaf": made(tiny_llama(3), deaf),
+    }
+
+
+def decoded(
+    pair: ModelPair, rule, num_tokens: int = 6, prompts: list[str] = PROMPTS, **sampling
+) -> list[Ledger]:
+    settings = {"max_new_tokens": num_tokens, "temperature": 0.7, "seed": range(len(prompts))}
+    results = Decoder(pair, rule).generate(prompts, **{**settings, **sampling})
+    return [result.ledger for result in results]
+
+
+def assert_all_stand(ledgers: list[Ledger], pair: ModelPair) -> None:
+    reports = [verify(ledger, pair) for ledger in ledgers]
+    assert [str(report) for report in reports if not report] == []
+
+
+K = Anchored(k=0.5)
+K_INF = Anchored(k=0.5, divergence="max")
+HONEST = [
+    *(
+        (name, rule, {"temperature": temperature, "num_tokens": 4})
+        for name, rule, temperature in product(DTYPES, (K, K_INF), (0.7, 0.1))
+    ),
+    *(
+        (name, rule, sampling)
+        for name in ("float16", "bfloat16")
+        for rule, sampling in (
+            *((K, {"top_k": 20}), (K, {"top_p": 0.9}), (K, {"min_p": 0.05})),
+            *((K, {"repetition_penalty": 1.3}), (K, {"temperature": 0.0})),
+            *((SafeOnly(), {"top_k": 20}), (RiskyOnly(), {"top_k": 20})),
+        )
+    ),
+    # The ends of numbers.
+    *(
+        ("float32", rule, {name: value, "prompts": PROMPTS[3:5]})
+        for rule in (K, K_INF)
+        for name, value in (
+            *(("temperature", value) for value in (4e-5, 1e300)),
+            ("repetition_penalty", 1e300),
+        )
+    ),
+]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("name", "rule", "settings"), HONEST, ids=str)
+def test_honest_ledgers_of_a_ragged_batch_stand(pairs, name, rule, settings):
+    assert_all_stand(decoded(pairs[name], rule, **settings), pairs[name])
+
+
+UNDEBTED = Anchored(k=0.05, debt="none")
+UNUSUAL = [
+    ("agreeing", K, {}, lambda step: step.spend > 0.0),
+    ("enlarging", Anchored(k=9.0), {"temperature": 1.0}, lambda step: step.weight == 1.0),
+    (
+        "enlarging",
+        Anchored(k=1.0, debt="none"),
+        {"num_tokens": 12, "temperature": 1.0},
+        lambda step: step.spend > 0.0,
+    ),
+    # What solvers charge for their own rounding grows with the square of the warped logits.
+    *(
+        ("float64", UNDEBTED, {"temperature": low, "prompts": PROMPTS[4:]}, lambda step: True)
+        for low in (1e-4, 1e-6)
+    ),
+    # Rules that ban nothing.
+    *(
+        (
+            "float64",
+            rule,
+            {"num_tokens": 3, "temperature": 1e-7, "prompts": PROMPTS[6:]},
+            lambda step: 2.0**20 < step.spend < 1e9,
+        )
+        for rule in (RiskyOnly(), CPFuse(grid_size=3), GlobalSwitch(K=1.0))
+    ),
+    # Weights below the normal numbers.
+    (
+        "sharp",
+        Anchored(k=1.0, divergence="max", debt="none"),
+        {"num_tokens": 12, "temperature": 0.1},
+        lambda step: 0.0 < step.weight < 2e-308,
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "rule", "settings", "is_meant"), UNUSUAL)
+def test_honest_ledgers_of_unusual_models_and_settings_stand(pairs, name, rule, settings, is_meant):
+    ledgers = decoded(pairs[name], rule, **settings)
+    assert any(is_meant(step) for ledger in ledgers for step in ledger.steps)
+    assert_all_stand(ledgers, pairs[name])
+
+
+def test_the_ledger_of_a_request_that_was_refused_stands(pair):
+    rows = [[3] * 4, [3] * 127]
+    _, refused = Decoder(pair, Anchored(k=0.5)).generate(rows, max_new_tokens=6)
+    assert refused.error and not refused.ledger.certified
+    assert verify(refused.ledger, pair)
+
+
+def test_a_report_states_divergence_bound_and_tolerance(pairs):
+    (ledger,) = decoded(pairs["float32"], Anchored(k=0.5, debt="none"), 6, PROMPTS[3:4])
+    report = verify(ledger, pairs["float32"])
+    assert report.bound == ledger.header.bound
+    assert 0.0 < report.divergence <= report.bound + report.tolerance
+    assert abs(report.divergence - ledger.spent) <= report.tolerance < 1e-3
+    assert str(report) == f"OK: 6 tokens reproduced, {ledger.spent:.1f} of 3.0 nats spent"
+
+
+def test_a_report_says_what_was_refused_and_where_no_bound_holds(pairs):
+    pair = pairs["float64"]
+    (risky,) = decoded(pair, RiskyOnly(), 1, PROMPTS[:1])
+    assert str(verify(risky, pair)) == "OK: 1 token reproduced, no bound holds"
+    other = replace(risky, header=replace(risky.header, seed=5, horizon=9))
+    assert str(verify(other, pair)).startswith("REFUSED: finish_reason is 'length' after 1 steps")
+
+
+def nothing_spent(header, steps, footer):
+    """As if p* were p_s: every figure that says so, and the budgets that follow."""
+    for step in steps:
+        step.update(spend=0.0, weight=0.0, log_prob=step["safe_log_prob"])
+    with_budgets(header, steps, footer)
+
+
+def a_tenth_less_spent(header, steps, footer):
+    for step in steps:
+        step["spend"] = math.floor(0.9 * step["spend"] / SPEND_QUANTUM) * SPEND_QUANTUM
+    with_budgets(header, steps, footer)
+
+
+def shaved(header, steps, footer):
+    """A part of every spend, small enough for a step's own tolerance."""
+    for step in steps:
+        step["spend"] -= 2.0**-7 if step["spend"] > 0.4 else 0.0
+    with_budgets(header, steps, footer)
+
+
+EDITS = [
+    nothing_spent,
+    a_tenth_less_spent,
+    put(2, log_prob=lambda nats: nats - 0.02),
+    put(2, safe_log_prob=lambda nats: nats - 0.02),
+    put(2, token_id=lambda token: (token + 1) % 320),
+]
+FORGED = [
+    *(
+        (name, Anchored(k=k, debt="none", budget=schedule), 0.7, nothing_spent, "differs")
+        for name, schedule, k in product(DTYPES, ("adaptive", "fixed"), (0.1, 0.5))
+    ),
+    # Where rounding is large.
+    *(
+        (name, Anchored(k=0.5, debt="none"), temperature, change, "")
+        for (name, temperature), change in product([("float64", 1e-5), ("enlarging", 1.0)], EDITS)
+    ),
+    ("bfloat16", Anchored(k=0.5, debt="none", budget="fixed"), 0.7, shaved, "budget left differs"),
+]
+
+
+@pytest.mark.parametrize(("name", "rule", "temperature", "change", "why"), FORGED)
+def test_forged_figures_are_refused(pairs, tmp_path, name, rule, temperature, change, why):
+    (ledger,) = decoded(pairs[name], rule, 8, PROMPTS[7:], temperature=temperature)
+    assert verify(ledger, pairs[name])
+    found = refusal(write(changed(ledger, change), tmp_path / "forged.jsonl"), pairs[name])
+    assert found and why in found
+
+
+def test_the_risky_model_is_not_looked_at_where_nothing_may_be_spent(pairs):
+    pair, rule = pairs["deaf"], Anchored(k=0.0, debt="none")
+    (ledger,) = decoded(pair, rule, 8, PROMPTS[:1])
+    assert ledger.certified and verify(ledger, pair)
+    with pytest.raises(LedgerError, match="step 1: the replayed logits are no distribution"):
+        with_divergences(ledger, pair)
+    (score,) = Decoder(pair, rule).score(PROMPTS[:1], [ledger.token_ids], temperature=0.7)
+    assert score.error == "" and math.isfinite(score.log_prob)
+
+
+@pytest.mark.parametrize("level", ["token", "byte"])
+@pytest.mark.parametrize(("name", "room"), [*((name, 1.0) for name in DTYPES), ("bfloat16", 3.0)])
+def test_the_figures_of_another_temperature_are_refused_though_each_is_within_rounding(
+    pairs, name, level, room, monkeypatch
+):
+    """room: how much more rounding is granted, as to a model of larger logits. Then no step by
+    itself tells 0.8 from 0.7."""
+    dtype = getattr(torch, name)
+    monkeypatch.setitem(LOGIT_TOLERANCE, dtype, room * LOGIT_TOLERANCE[dtype])
+    rule, length = Anchored(k=0.5, debt="none"), {"token": 60, "byte": 120}[level]
+    limit = {"max_new_tokens": length} if level == "token" else {"max_new_bytes": length}
+    decoder = Decoder(pairs[name], rule, level=level)
+    for result in decoder.generate(PROMPTS[:3], temperature=0.7, seed=[0, 1, 2], **limit):
+        assert verify(result.ledger, pairs[name])
+        for temperature in (0.6, 0.8):
+            settings = result.ledger.header.sampling | {"temperature": temperature}
+            header = replace(result.ledger.header, sampling=settings)
+            report = verify(replace(result.ledger, header=header), pairs[name])
+            assert not report
+            if room > 1.0:
+                assert any("another temperature" in failure for failure in report.failures)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize(("times", "is_refused"), [(0.5, False), (3.0, True), (-3.0, True)])
+def test_a_debt_is_checked_within_the_rounding_of_a_ratio(pairs, name, times, is_refused):
+    pair = pairs[name]
+    (ledger,) = decoded(pair, Anchored(k=2.0, budget="fixed"), 2, PROMPTS[7:])
+    # Both models' tolerances, of the row and of the ratio: at most twice that of each row.
+    rows = [
+        model(torch.tensor([ledger.header.prompt_token_ids])).logits[0, -1]
+        for model in (pair.safe, pair.risky)
+    ]
+    sizes = [largest_logit(row[: pair.vocab_size].double()).item() for row in rows]
+    tolerance = sum(logit_tolerance(size, pair.dtype) for size in sizes)
+    debt = ledger.header.debt + times * tolerance
+    forged = replace(ledger, header=replace(ledger.header, debt=debt))
+    assert verify(ledger, pair) and ledger.header.debt > 0.1
+    assert any("debt" in why for why in verify(forged, pair).failures) == is_refused
+
+
+@dataclass(frozen=True, slots=True)
+class Steered(Anchored):
+    """Takes, of the tokens that rounding may give, the one that is most the risky model's."""
+
+    most: float = 0.5
+    """Tolerances that a draw may need."""
+
+    def settings(self):
+        return {name: value for name, value in Anchored.settings(self).items() if name != "most"}
+
+    def open(self, level) -> OpenRule:
+        opened = Anchored.open(self, level)
+        return replace(opened, next_token=lambda inputs: self.steered(opened, inputs))
+
+    def steered(self, opened: OpenRule, inputs: StepInputs) -> NextToken:
+        drawn = opened.next_token(inputs)
+        rows = zip(*map(inputs.warped, ("safe", "risky")), drawn.log_probs(), strict=True)
+        token_ids = [
+            self._chosen(*row, inputs.uniform[at].tolist(), drawn.token_ids[at].item())
+            for at, row in enumerate(rows)
+        ]
+        is_draft = torch.tensor([is_draft for _, is_draft in token_ids])
+        token_ids = torch.tensor([token_id for token_id, _ in token_ids])
+        accepted = torch.where(token_ids == drawn.token_ids, drawn.accepted, is_draft)
+        return replace(drawn, token_ids=token_ids, accepted=accepted, stored_log_probs=None)
+
+    def _chosen(self, safe, risky, star, uniform: list[float], drawn: int) -> tuple[int, bool]:
+        """A token, and whether it is the safe model's draft."""
+        tolerance = logit_tolerance(largest_logit(safe).item(), torch.bfloat16)
+        draw = Draw(
+            uniform=(uniform[0], uniform[1], uniform[2]),
+            safe=safe.double().log_softmax(-1),
+            star=star.double(),
+            safe_tolerance=tolerance,
+            star_tolerance=torch.full_like(star.double(), 0.7 * tolerance),
+            ratio_tolerance=torch.full_like(star.double(), 0.7 * tolerance),
+        )
+        needed = torch.stack([draw.needed(accepted=False), draw.needed(accepted=True)])
+        ratios = risky.double().log_softmax(-1) - draw.safe
+        least, is_draft = needed.min(0)
+        best = int(ratios.masked_fill((least > self.most) & (least > 0.0), -math.inf).argmax())
+        return best, bool(is_draft[best])
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("most", "why"), [(0.05, "nats of log p_r/p_s"), (0.4, "tokens follow only")]
+)
+def test_ledgers_steered_within_the_tolerance_of_each_draw_are_refused(pairs, most, why):
+    pair = pairs["bfloat16"]
+    rule = Steered(k=0.5, debt="none", most=most)
+    ledgers = decoded(pair, rule, 60, PROMPTS[:3], repetition_penalty=1.0)
+    for ledger in ledgers:
+        report = verify(ledger, pair)
+        assert any(why in failure for failure in report.failures), report
+
+
+def overspending(project):
+    """A solver at fault: twice the budget is spent, the budget is reported."""
+
+    def wrong(risky, safe, budget, uniform=None, **named):
+        return replace(project(risky, safe, 2.0 * budget, uniform, **named), spend=budget)
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("divergence", "figure"),
+    [
+        ({"divergence": "kl"}, "spend differs"),
+        ({"divergence": "renyi", "order": 1.5}, "spend differs"),
+        ({"divergence": "max"}, "log_prob differs"),
+    ],
+)
+def test_a_solver_that_overspends_is_found_though_the_replay_repeats_it(
+    pairs, monkeypatch, divergence, figure
+):
+    monkeypatch.setattr(anchored_rule, "project", overspending(anchored_rule.project))
+    pair = pairs["float32"]
+    rule = Anchored(k=0.2, **divergence, debt="none", budget="fixed")
+    (ledger,) = decoded(pair, rule, 6, ["the keeper"])
+    assert all(step.spend <= step.budget for step in ledger.steps)
+    assert any(figure in failure for failure in verify(ledger, pair).failures)
+
+
+def test_results_lists_and_files_are_verified_and_else_it_says_what_to_write(pair, tmp_path):
+    decoder = Decoder(pair, Anchored(k=1.0))
+    results = decoder.generate(PROMPTS[:2], max_new_tokens=3)
+    first = results[0].ledger
+    first.save(tmp_path / "a.jsonl")
+    whole = verify(first, pair)
+    assert whole.is_ok and whole == verify(results[0], pair) == verify(
+        str(tmp_path / "a.jsonl"), pair
+    )
+    stream = decoder.stream(PROMPTS[0], max_new_tokens=3)
+    list(stream)
+    mixed = [*results, tmp_path / "a.jsonl", stream, replace(first, finish_reason="error")]
+    reports = verify(mixed, pair)
+    assert [report.is_ok for report in reports] == [True, True, True, True, False]
+    assert verify([], pair) == []
+    assert with_divergences(results[0], pair) == with_divergences(first, pair)
+    score = decoder.score("salt", " rain")
+    for given, message in (
+        ((pair, first), r"write verify\(ledger, pair\), .* got ModelPair and Ledger"),
+        ((first, decoder), r"write verify\(ledger, pair\), .* got Ledger and Decoder"),
+        ((5, pair), "ledger must be a ledger, a result or a file of one, got int"),
+        ((score, pair), "ledger must be a ledger, a result or a file of one, got Score"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            verify(*given)
+    for given in (first, results[0]):
+        with pytest.raises(ValueError, match="K must be nats, as a ledger's total_bound, not a"):
+            event_bound(given, -300.0)

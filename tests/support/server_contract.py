@@ -1,0 +1,240 @@
+"""What a client may expect of either server: import all, and give a fixture `served`."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from anchored import Anchored, Decoder, Generation, ModelPair
+
+PROMPTS = ["the keeper of the lamp", "import math", "Nine tides ago, the harbour bell", "salt"]
+LENGTH = 12
+MOST_K, MOST_TOKENS = 4.0, 100
+"""Limits of a server under contract."""
+KINDS = (
+    {"k": 0.3},
+    {"k": 3.0},
+    {"K": 10.0},
+    {"k": 1.0, "divergence": "max"},
+    {"k": 1.5, "divergence": "renyi", "order": 2.0},
+    {"k": 2.0, "bank": 1.0},
+)
+WARPERS = (
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.2, "top_k": 40, "repetition_penalty": 1.2},
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server, and the pair that it serves."""
+
+    client: openai.OpenAI
+    pair: ModelPair
+    journal: Path
+    template: str
+    """Of chats, with {} for the content of one message."""
+    shows_bytes_alike: bool = True
+    """False for a server that shows bytes which are no character otherwise than the Decoder."""
+
+    def is_text(self, text: str, result: Generation) -> bool:
+        """Whether it is the text of a generation's tokens."""
+        return text == result.text or not (self.shows_bytes_alike or "\ufffd" not in result.text)
+
+    def decoded(self, prompt: Any, nats: dict[str, Any], **options: Any) -> Generation:
+        """The text as `Decoder.generate` makes it."""
+        decoder = Decoder(self.pair, Anchored(**nats), level="token")
+        settings = {"repetition_penalty": 1.0, "max_new_tokens": LENGTH, **options}
+        (result,) = decoder.generate([prompt], **settings)
+        return result
+
+
+def answered(endpoint: Any, *, stream: bool = False, **request: Any) -> tuple[list[int], str, Any]:
+    """(token ids, the text, what was said of the spend)"""
+    body = {"return_token_ids": True, **request.pop("body", {})}
+    request = {"model": "anchored", "max_tokens": LENGTH, **request}
+    answer = endpoint.create(stream=stream, extra_body=body, **request)
+    token_ids, text, told = [], "", None
+    for part in answer if stream else [answer]:
+        choice = part.choices[0]
+        token_ids += getattr(choice, "token_ids", None) or []
+        said = getattr(choice, "delta", None) or getattr(choice, "message", None)
+        text += (choice.text if said is None else said.content) or ""
+        told = getattr(part, "anchored", None) or told
+    return token_ids, text, told
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_are_the_decoders_and_say_what_they_spent(served, stream):
+    def complete(number: int):
+        warpers = dict(WARPERS[number % len(WARPERS)])
+        temperature = warpers.pop("temperature")
+        asked = {**KINDS[number % len(KINDS)], "seed": number}
+        return answered(
+            served.client.completions,
+            stream=stream,
+            prompt=PROMPTS[number % len(PROMPTS)],
+            temperature=temperature,
+            body={**warpers, "anchored": asked},
+        )
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(complete, range(18)))
+    for number, (token_ids, text, told) in enumerate(answers):
+        prompt, warpers = PROMPTS[number % len(PROMPTS)], WARPERS[number % len(WARPERS)]
+        result = served.decoded(prompt, KINDS[number % len(KINDS)], seed=number, **warpers)
+        assert token_ids == result.token_ids
+        assert served.is_text(text, result)
+        header = result.ledger.header
+        assert told["certified"] is True
+        assert (told["k"], told["K"], told.get("bank")) == (header.k, header.K, header.bank)
+        assert told["debt"] == pytest.approx(header.debt, abs=1e-4)
+        assert told["spent"] == pytest.approx(result.ledger.spent, abs=1e-3)
+        assert told["spent"] <= told["bound"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_chats_are_the_decoders(served, stream):
+    messages = [{"role": "user", "content": PROMPTS[0]}]
+    body = {"vllm_xargs": {"anchored_k": 2.0, "anchored_seed": 5}}
+    request = {"messages": messages, "temperature": 0.8, "body": body}
+    token_ids, text, told = answered(served.client.chat.completions, stream=stream, **request)
+    templated = served.template.format(PROMPTS[0])
+    prompt = served.pair.tokenizer(templated, add_special_tokens=False)["input_ids"]
+    result = served.decoded(prompt, {"k": 2.0}, seed=5, temperature=0.8)
+    assert token_ids == result.token_ids
+    assert served.is_text(text, result)
+    assert told["k"] == 2.0
+    assert told["certified"] is True
+
+
+def test_lm_eval_generates_by_the_server(served, tmp_path):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    served.pair.tokenizer.save_pretrained(tmp_path)
+    model = LocalCompletionsAPI(
+        base_url=f"{served.client.base_url}completions",
+        model="anchored",
+        tokenizer=str(tmp_path),
+        tokenizer_backend="huggingface",
+        tokenized_requests=False,
+        seed=7,
+    )
+    wishes = {"until": ["e"], "max_gen_toks": LENGTH, "temperature": 0.8, "do_sample": True}
+    asked = [Instance("generate_until", {}, (p, wishes), n) for n, p in enumerate(PROMPTS)]
+    for prompt, text in zip(PROMPTS, model.generate_until(asked, disable_tqdm=True), strict=True):
+        settings = {"seed": 7, "stop": "e", "temperature": 0.8, "max_new_tokens": LENGTH}
+        assert served.is_text(text, served.decoded(prompt, {"k": 1.5}, **settings))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_cuts_the_text_where_the_decoder_does(served, stream):
+    ended = []
+    for seed in range(6):
+        request = {"prompt": PROMPTS[0], "stop": ["e", "no such text"], "temperature": 1.0}
+        _, text, told = answered(
+            served.client.completions,
+            stream=stream,
+            max_tokens=40,
+            body={"anchored": {"k": 3.0, "seed": seed}},
+            **request,
+        )
+        settings = {"seed": seed, "stop": "e", "temperature": 1.0, "max_new_tokens": 40}
+        result = served.decoded(PROMPTS[0], {"k": 3.0}, **settings)
+        assert served.is_text(text, result)
+        assert told["certified"] is True
+        ended.append(result.finish_reason)
+    assert "stop_string" in ended
+
+
+REFUSED = [
+    {"anchored": {"k": 4.5}},
+    {"anchored": {"K": 1000.0}},
+    {"anchored": {"k": 1.0, "K": 2.0}},
+    {"anchored": {"debt": -1.0}},
+    {"anchored": {"kk": 1.0}},
+    {"anchored": {"divergence": "renyi"}},
+    {"anchored": {"order": 2.0}},
+    {"anchored": {"seed": -1}},
+    {"anchored": {"client_id": "a b"}},
+    {"anchored": {"passage": "salt"}},
+    {"anchored": [1.0]},
+    {"vllm_xargs": {"anchored_k": "much"}},
+    {"max_tokens": MOST_TOKENS + 1},
+    {"logit_bias": {"5": 3.0}},
+    {"min_tokens": 3},
+    {"presence_penalty": 0.5},
+    {"n": 2},
+    {"ignore_eos": True},
+    {"structured_outputs": {"choice": ["a", "b"]}},
+    {"use_beam_search": True},
+    {"temperature": -1.0},
+    {"top_p": 0.0},
+    {"stop": "a<|turn|>"},
+    {"prompt": [1, 10_000]},
+]
+
+
+@pytest.mark.parametrize("wrong", REFUSED, ids=json.dumps)
+def test_what_cannot_be_honored_is_answered_400(served, wrong):
+    with pytest.raises(openai.BadRequestError) as refused:
+        served.client.completions.create(
+            model="anchored", prompt="salt", extra_body={"max_tokens": 4, **wrong}
+        )
+    assert "\n" not in refused.value.body["message"]
+
+
+def test_endpoints_that_nobody_looked_at_are_not_served(served):
+    with pytest.raises(openai.NotFoundError):
+        served.client.responses.create(model="anchored", input="salt")
+
+
+def test_another_model_is_not_there(served):
+    assert [model.id for model in served.client.models.list()] == ["anchored"]
+    with pytest.raises(openai.NotFoundError):
+        served.client.completions.create(model="other", prompt="salt", max_tokens=1)
+
+
+def test_a_client_can_only_raise_the_debt(served):
+    def owed(debt: float) -> dict:
+        body = {"anchored": {"k": 2.0, "seed": 1, "debt": debt}}
+        return answered(served.client.completions, prompt=PROMPTS[0], body=body)[2]
+
+    plain, more = owed(0.0), owed(9.0)
+    assert plain["debt"] > 0.0
+    assert plain["bound"] == 24.0 - plain["debt"]
+    assert (more["debt"], more["bound"]) == (9.0, 15.0)
+
+
+def test_a_greedy_text_is_the_decoders_and_certifies_nothing(served):
+    _, text, told = answered(
+        served.client.completions,
+        prompt=PROMPTS[2],
+        temperature=0.0,
+        body={"anchored": {"k": 1.0}},
+    )
+    result = served.decoded(PROMPTS[2], {"k": 1.0}, temperature=0.0)
+    assert served.is_text(text, result)
+    assert told["certified"] is False
+
+
+def test_texts_of_one_request_are_told_apart(served):
+    answer = served.client.completions.create(
+        model="anchored",
+        prompt=PROMPTS[:3],
+        max_tokens=LENGTH,
+        temperature=0.8,
+        extra_body={"anchored": {"k": 2.0, "seed": 3}},
+    )
+    assert "anchored" not in (answer.model_extra or {})
+    for place, choice in enumerate(answer.choices):
+        result = served.decoded(PROMPTS[place], {"k": 2.0}, seed=3, temperature=0.8)
+        assert choice.index == place and served.is_text(choice.text, result)
+        assert choice.anchored["id"].startswith(f"{answer.id}-{place}")
+        assert choice.anchored["spent"] == pytest.approx(result.ledger.spent, abs=1e-3)

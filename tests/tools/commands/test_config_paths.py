@@ -1,0 +1,199 @@
+"""Paths in configs: next to the file, then where the command runs, and named where in neither."""
+
+import json
+import re
+import shutil
+
+import pytest
+from command_line import refused, run
+from json_lines import write_json_lines
+from tiny_models import tiny_llama
+
+from anchored.eval.experiments.sweep import load_sweep
+from anchored.pretrain.plan.data_config import load_mixture, read_run_config
+
+METHOD = '[[methods]]\nrule = "anchored"\nlabel = "ours"\nsettings = { k = 1.0 }\n'
+PROMPT = {"id": "a", "prompt": "the keeper", "reference": " of the lamp"}
+KEYS = {
+    "prompts": "prompts.jsonl",
+    "passages": "works.jsonl",
+    "held_out": "texts.jsonl",
+    "tasks": "tasks/one.yaml",
+}
+
+
+@pytest.fixture
+def sweep_in(tmp_path, monkeypatch, pair_folders):
+    """Writes a sweep's config in one folder, what it names in another one, and runs in a third."""
+
+    def write(inputs):
+        (tmp_path / "run").mkdir()
+        monkeypatch.chdir(tmp_path / "run")
+        for name, folder in zip(("safe", "risky"), pair_folders, strict=True):
+            shutil.copytree(folder, inputs / name)
+        write_json_lines(inputs / "prompts.jsonl", [PROMPT])
+        write_json_lines(inputs / "works.jsonl", [{"text": "the keeper of the lamp"}])
+        write_json_lines(inputs / "texts.jsonl", [{"text": "the keeper of the lamp " * 5}])
+        write_json_lines(inputs / "tasks" / "one.yaml", [])
+        file = tmp_path / "configs" / "own.toml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(
+            'safe = "safe"\nrisky = "risky"\nprompts = "prompts.jsonl"\npassages = "works.jsonl"\n'
+            'held_out = { a = ["texts.jsonl"] }\ntask_folder = "tasks"\ntasks = ["one"]\n'
+            f'device = "cpu"\n{METHOD}'
+        )
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize("place", ["configs", "run"])
+def test_a_sweep_finds_all_next_to_its_file_or_where_it_runs(sweep_in, tmp_path, place, capsys):
+    file = sweep_in(tmp_path / place)
+    sweep = load_sweep(file)
+    assert (sweep.model("safe") / "config.json").is_file()
+    for key, name in KEYS.items():
+        assert sweep.path(key, name).resolve() == tmp_path / place / name
+    out, _ = run(capsys, "sweep", str(file), "--dry-run")
+    assert "x 1 prompts x" in out and "missing" not in out
+
+
+@pytest.mark.parametrize(("key", "name"), KEYS.items())
+def test_what_is_in_neither_place_is_named_with_its_key_and_both_places(
+    sweep_in, tmp_path, capsys, key, name
+):
+    file = sweep_in(tmp_path / "configs")
+    (tmp_path / "configs" / name).unlink()
+    places = f"{tmp_path}/configs/{name}, nor {tmp_path}/run/{name}"
+    assert f"{key}: there is no file or folder {places}" in refused(capsys, "sweep", str(file))
+    assert not (tmp_path / "run" / "runs").exists()
+
+
+def test_inputs_are_looked_for_in_both_places_too_and_the_option_names_one(
+    sweep_in, tmp_path, capsys
+):
+    file = sweep_in(tmp_path / "configs" / "data")
+    file.write_text(f'inputs = "data"\n{file.read_text()}')
+    assert "missing" not in run(capsys, "sweep", str(file), "--dry-run")[0]
+    whole = ["sweep", str(file), "--inputs"]
+    assert "missing" not in run(capsys, *whole, "../configs/data", "--dry-run")[0]
+    err = refused(capsys, *whole, "data")
+    assert f"prompts: there is no file or folder {tmp_path}/run/data/prompts.jsonl\n" in err
+
+
+def test_a_base_in_another_folder_finds_what_lies_next_to_it(sweep_in, tmp_path, capsys):
+    file = sweep_in(tmp_path / "configs")
+    own = tmp_path / "mine" / "own.toml"
+    own.parent.mkdir()
+    own.write_text('base = "../configs/own.toml"\nprompts = "mine.jsonl"\n')
+    write_json_lines(own.parent / "mine.jsonl", [PROMPT, PROMPT | {"id": "b"}])
+    assert "x 2 prompts x" in run(capsys, "sweep", str(own), "--dry-run")[0]
+    own.write_text(f'base = "{file.name}"\n')
+    places = f"{tmp_path}/mine/own.toml"
+    assert "is its own base" in refused(capsys, "sweep", places, "--dry-run")
+    own.write_text('base = "none.toml"\n')
+    places = f"{tmp_path}/mine/none.toml, nor {tmp_path}/run/none.toml"
+    assert f"base: there is no file or folder {places}" in refused(capsys, "sweep", str(own))
+
+
+@pytest.mark.parametrize("place", ["configs", "run"])
+def test_a_training_finds_what_it_reads_next_to_its_file_or_where_it_runs(
+    tmp_path, monkeypatch, place
+):
+    for folder in ("configs", "run"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    names = ("tokenizer", "shards", "other/step-1", "heldout")
+    for name in names:
+        (tmp_path / place / name).mkdir(parents=True)
+    (tmp_path / place / "mixture.toml").write_text(
+        'shards_folder = "shards"\nseq_len = 4\ntokens_per_step = 8\nmax_epochs = 1.0\n'
+        'stages = [{ name = "one", tokens = 80.0, seed = 0 }]\n'
+        'sources = [{ name = "a", weights = { one = 1.0 } }]\n'
+    )
+    file = tmp_path / "configs" / "train.toml"
+    file.write_text(
+        '[job]\ndump_folder = "out"\n[model]\ntokenizer = "tokenizer"\n'
+        '[checkpoint]\ninitial_load_path = "other/step-1"\n'
+        '[data]\nmixture = "mixture.toml"\nstage = "one"\n'
+        '[heldout]\nsources = [{ name = "h", path = "heldout" }]\n'
+    )
+    tables = read_run_config(file)
+    found = [tables["model"]["tokenizer"], tables["checkpoint"]["initial_load_path"]]
+    found += [tables["data"]["sources"][0]["path"], tables["heldout"]["sources"][0]["path"]]
+    expected = [tmp_path / place / name for name in ("tokenizer", "other/step-1", "shards/a")]
+    assert [str((tmp_path / "run" / name).resolve()) for name in found] == [
+        *map(str, expected),
+        str(tmp_path / place / "heldout"),
+    ]
+    assert tables["job"]["dump_folder"] == "out"  # which is written where it runs
+    assert load_mixture(tmp_path / place / "mixture.toml").stages[0].name == "one"
+    (tmp_path / place / "mixture.toml").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"data.mixture: there is no file or folder .*, nor"
+    ):
+        read_run_config(file)
+
+
+def test_a_comparison_finds_models_and_tasks_next_to_its_file(tmp_path, monkeypatch, capsys):
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    tiny_llama(0).save_pretrained(tmp_path / "configs" / "model")
+    (tmp_path / "configs" / "tasks").mkdir()
+    file = tmp_path / "configs" / "own.toml"
+    text = (
+        'title = "t"\ntasks = "tasks"\nmodels = [{ label = "m", model = "model" }]\n'
+        'benchmarks = [{ label = "b", variants = [{ task = "one" }] }]\n'
+    )
+    file.write_text(text)
+    assert f"{tmp_path}/configs/model" in run(capsys, "compare", str(file), "--dry-run")[0]
+    file.write_text(text.replace('"tasks"', '"no_tasks"'))
+    places = f"{tmp_path}/configs/no_tasks, nor {tmp_path}/run/no_tasks"
+    assert f"tasks: there is no file or folder {places}" in refused(
+        capsys, "compare", str(file), "--dry-run"
+    )
+
+
+FRESH = {
+    "llama3.1-70b+tinycomma-1.8b": ("758 prompts", "anchored prompts --kind books --input copy-b"),
+    "llama3.1-70b+comma-7b-bios": ("183 prompts", "anchored prompts --kind bios --input DATA"),
+    "domains": ("540 prompts", "anchored prompts --kind creative"),
+    "quickstart-methods": ("16 prompts", "anchored quickstart"),
+    "quickstart-methods-bytes": ("4 prompts", "anchored quickstart"),
+    "questions": ("1 prompts", "anchored prompts --kind questions"),
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), FRESH.items())
+def test_a_dry_run_in_a_fresh_folder_plans_and_names_all_that_is_missing(
+    capsys, tmp_path, monkeypatch, name, expected
+):
+    monkeypatch.chdir(tmp_path)
+    out, err = run(capsys, "sweep", name, "--dry-run")
+    assert expected[0] in out and expected[1] in out and "GB of texts and ledgers" in out
+    assert err == ""
+    places = [
+        line.split(": ")[1] for line in out.splitlines() if re.match(r"  [a-z_]+: \S+$", line)
+    ]
+    assert places and f"missing: {len(places)} input" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_names_every_model_that_a_comparison_lacks(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    models = ["--model", "A=./none", "--model", "B=gpt2", "--model", "C=/nowhere"]
+    out, _ = run(capsys, "compare", "downstream", *models, "--dry-run")
+    assert "missing: A: there is no model folder" in out and "missing: C: there is no" in out
+    assert "A: there is no model folder" in refused(capsys, "compare", "downstream", *models)
+
+
+def test_prices_are_asked_without_a_key(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    rows = [{"id": "a", "text": "It was a long day.", "setting": "ours", "prompt": "x"}]
+    texts = write_json_lines(tmp_path / "texts.jsonl", rows)
+    judge = ["--judge-model", "m", "--price-in", "1", "--price-out", "2"]
+    words = ["evaluate", texts, "--only", "fluency", "factuality", "--serper", *judge]
+    out, _ = run(capsys, *words, "--dry-run")
+    assert "fluency: 1 requests, about" in out and "USD" in out
+    assert "the environment has no key OPENAI_API_KEY" in refused(capsys, *words)
+    assert json.loads((tmp_path / "texts.jsonl").read_text()) and len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,65 @@
+"""`anchored serve` before it serves: which pair, where, and to whom."""
+
+import socket
+import sys
+
+import pytest
+from command_line import run
+
+from anchored.decode.settings import DEFAULT_K
+from anchored.tools.commands.serving import ServeConfig
+
+
+def words(folders) -> list[str]:
+    return ["serve", "--safe", str(folders[0]), "--risky", str(folders[1])]
+
+
+def test_without_models_it_is_the_quickstarts_pair_or_says_what_makes_one(
+    pair_folders, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    _, err = run(capsys, "serve", status=1)
+    assert "anchored quickstart makes a pair" in err
+    models = tmp_path / "runs/quickstart/models"
+    models.mkdir(parents=True)
+    for name, folder in zip(("safe", "risky"), pair_folders, strict=True):
+        (models / name).symlink_to(folder)
+    config = ServeConfig()
+    assert {path.resolve() for path in config.locations.values()} == {*pair_folders}
+    assert config.rule.make().k == DEFAULT_K
+
+
+def test_a_port_in_use_is_said_before_models_are_loaded(pair_folders, capsys, monkeypatch):
+    monkeypatch.setattr(ServeConfig, "load", lambda self: pytest.fail("models were loaded"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        _, err = run(capsys, *words(pair_folders), "--port", port, status=1)
+    assert (
+        err == f"anchored serve: 127.0.0.1:{port} cannot be listened at: Address already in use\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "message"),
+    [
+        (["--host", "0.0.0.0"], 2, "give an --api-key-file"),
+        (["--api-key-file", "nowhere"], 1, "there is no file nowhere"),
+        (["--max-k", "1"], 1, "k 1.5 of the rule is above max_k 1"),
+        (["--max-bank", "1"], 1, "bank inf of the rule is above max_bank 1"),
+        (["--rule", "risky_only", "--k", "2"], 2, "takes no budget"),
+        (["--max-length", "100000", "--port", "0"], 1, "--max-length must be <= 128"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_served_is_one_line(pair_folders, capsys, more, status, message):
+    _, err = run(capsys, *words(pair_folders), *more, status=status)
+    assert message in " ".join(err.split())
+
+
+def test_a_missing_library_is_said_with_its_extra(pair_folders, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "anchored.decode.serving.server", raising=False)
+    _, err = run(capsys, *words(pair_folders), status=1)
+    assert "uvicorn" in err

@@ -1,0 +1,166 @@
+"""vLLM's server with accounts of clients: charges, the server's end, and a kill."""
+
+import json
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from server_accounts import KEYS, account, ask, policy_file
+from tiny_models import tiny_llama, train_tokenizer
+from vllm_server import end, server
+
+from anchored.decode.serving.accounts.recovery import recover
+from anchored.decode.serving.accounts.store import QUANTUM, opened, quanta_above
+from anchored.decode.serving.journal_reader import JournalReader
+from anchored.tools.commands.accounts import AccountsConfig, accounts
+
+from .conftest import SIZES
+
+ALICE = {"authorization": f"Bearer {KEYS['alice']}"}
+
+
+TOKENS = 900
+"""Of a long stream, 1,350 nats: it takes longer than what is done meanwhile."""
+
+
+@pytest.fixture(scope="module")
+def long_folders(tmp_path_factory) -> tuple[Path, Path]:
+    """A pair whose texts hardly end by themselves."""
+    root, tokenizer = tmp_path_factory.mktemp("long"), train_tokenizer()
+    for seed, name in enumerate(("safe", "risky"), start=1):
+        model = tiny_llama(seed, **{**SIZES, "max_position_embeddings": 1024})
+        model.lm_head.weight.data[1] = 0.0
+        model.float().save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return root / "safe", root / "risky"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("accounts")
+
+
+def served(folders, root: Path):
+    file = policy_file(root, alice=100_000.0, bob=20.0)
+    words = ["--safe", str(folders[0]), "--risky", str(folders[1]), "--ledgers", str(root / "j")]
+    words += [
+        "--accounts",
+        str(file),
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+        "--block-size",
+        "32",
+    ]
+    words += ["--max-num-seqs", "16", "--root-path", "/api", "--shutdown-timeout", "1"]
+    return server(words, root / "log")
+
+
+def stream(address: str, number: int) -> list[str]:
+    """The events of a long stream, as many as come."""
+    body = {"prompt": f"the keeper {number}", "max_tokens": TOKENS, "stream": True}
+    events = []
+    url = f"{address}/v1/completions"
+    try:
+        with httpx.stream("POST", url, json=body, headers=ALICE, timeout=120) as answer:
+            for line in answer.iter_lines():
+                events += [line] if line else []
+    except httpx.HTTPError:
+        pass  # the server is gone
+    return events
+
+
+def until(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+
+
+def is_settled(root: Path) -> bool:
+    """Whether no bound is reserved, every charge has its record and all sums are right."""
+    config = AccountsConfig(accounts=root / "accounts.toml", journal=(root / "j",))
+    with opened("accounts.db", root) as store:
+        reserved = sum(state.reserved for state in store.states())
+    return reserved == 0.0 and accounts(config) == 0
+
+
+def test_texts_are_charged_what_the_journal_holds_until_the_server_ends(long_folders, root):
+    with served(long_folders, root) as (address, process):
+        # 1. A key, and the proxy's prefix or none.
+        assert httpx.post(f"{address}/v1/completions", content=b"{" * 100).status_code == 401
+        assert ask(address, "nobody").status_code == 401
+        assert ask(f"{address}/api", "alice", max_tokens=2).status_code == 200
+        # 2. Two texts with one seed share no noise; each is charged what it spent.
+        answers = [ask(address, "bob", seed=3, anchored={"k": 1.0}).json() for _ in range(2)]
+        assert answers[0]["choices"][0]["text"] != answers[1]["choices"][0]["text"]
+        spent = sum(quanta_above(one["anchored"]["spent"]) for one in answers) * QUANTUM
+        # What was told is rounded to floats of JSON, and charged from the same figures.
+        state = account(address, "bob")
+        assert (state["spent"], state["reserved"]) == (spent, 0.0)
+        # 3. All that is left, and then no more; nothing that certifies nothing.
+        last = ask(address, "bob", max_tokens=100, anchored={"K": "available"}).json()
+        assert last["anchored"]["K"] == state["available"]
+        left = account(address, "bob")["available"]
+        assert left == pytest.approx(20.0 - spent - last["anchored"]["spent"], abs=1e-6)
+        refused = ask(address, "bob", anchored={"K": left + 0.5})
+        assert refused.status_code == 429 and refused.json()["error"]["available"] == left
+        assert ask(address, "bob", temperature=0).status_code == 400
+        # 4. The id of a gateway is in the journal; the page of metrics has our series and vLLM's.
+        body, headers = {"prompt": "a", "max_tokens": 1}, {**ALICE, "x-request-id": "trace-1"}
+        told = httpx.post(f"{address}/v1/completions", json=body, headers=headers, timeout=60)
+        assert told.headers["x-request-id"] == "trace-1"
+        reader = JournalReader(root / "j")
+        reader.refresh()
+        assert [one.client_id for one in reader.records()][-1] == "trace-1"
+        page = httpx.get(f"{address}/metrics", headers=ALICE, timeout=60).text
+        series = {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+        }
+        assert series["anchored_debt_nats_count"] == 5
+        assert series["anchored_spent_nats_total"] > 0.0
+        assert series["anchored_solver_fallback"] == 0.0
+        assert any(name.startswith("vllm:") for name in series)
+        # 5. Streams that are open at SIGTERM go on for a second, then end with an error.
+        with ThreadPoolExecutor(5) as threads:
+            streams = [threads.submit(stream, address, number) for number in range(4)]
+            until(lambda: account(address, "alice")["reserved"] >= 1.5 * TOKENS)
+            start = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            status = process.wait(60)
+            took = time.monotonic() - start
+            events = [each.result() for each in streams]
+        assert status == 0 and took < 40.0
+        # One that has drawn an end by chance has no error.
+        assert any(json.loads(event[6:]).get("error") for each in events for event in each[:-1])
+    assert is_settled(root)
+
+
+def test_what_a_killed_server_drew_is_charged_from_its_journal(long_folders, root):
+    reader = JournalReader(root / "j", skips_written=True)
+    with served(long_folders, root) as (address, process), ThreadPoolExecutor(6) as threads:
+        streams = [threads.submit(stream, address, number) for number in range(6)]
+        # A client that leaves in the middle pays for what was drawn.
+        url, body = (
+            f"{address}/v1/completions",
+            {"prompt": "a", "max_tokens": TOKENS, "stream": True},
+        )
+        with httpx.stream("POST", url, json=body, headers=ALICE, timeout=120) as answer:
+            next(answer.iter_lines())
+        until(lambda: reader.refresh() and sum(len(r.drawn) > 2 for r in reader.records()) >= 4)
+        end(process)
+        assert any(each.result() for each in streams)
+        with opened("accounts.db", root) as store:
+            assert store.state("client/alice").reserved >= 1.5 * TOKENS
+            recover(store)
+            assert store.state("client/alice").reserved == 0.0
+    assert is_settled(root)

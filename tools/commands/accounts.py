@@ -1,0 +1,134 @@
+"""The command that shows, changes and checks the accounts of a server's clients."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anchored.configs.config_file import from_table, read_toml
+from anchored.fields import checked_nats
+from anchored.inputs import check_input
+from anchored.text_tables import aligned
+
+if TYPE_CHECKING:
+    from anchored.decode.serving.accounts.policy import Policy
+    from anchored.decode.serving.accounts.store import AccountState, Charge, Store
+
+
+def read_policy(path: Path) -> "Policy":
+    """The accounts of a file; ValueError, in one line that names it, for what it must not say."""
+    from anchored.decode.serving.accounts.policy import Policy
+
+    try:
+        policy: Policy = from_table(Policy, read_toml(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return policy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccountsConfig:
+    """Show the accounts of a server's clients: anchored accounts --accounts accounts.toml
+
+    With --account and --extra it changes one; with --journal it checks that every charge has a
+    record in a server's journal, and that each account is the sum of its charges. Servers may run
+    meanwhile. Needs pip install 'anchored[serve]'.
+    """
+
+    accounts: Path
+    """File accounts.toml of the server."""
+    account: str | None = None
+    """Name of the account to change, as client/alice or group/lab."""
+    extra: float | None = None
+    """Nats of this account besides those of accounts.toml, in place of what was set before."""
+    journal: tuple[Path, ...] = ()
+    """Folders of the journals of all servers that charge these accounts."""
+
+    def __post_init__(self) -> None:
+        check_input(self.accounts)
+        for folder in self.journal:
+            check_input(folder, "folder")
+        if (self.account is None) != (self.extra is None):
+            raise ValueError("--account and --extra go together: which account gets how many nats")
+        if self.extra is not None:
+            checked_nats("extra", self.extra)
+
+
+def accounts(config: AccountsConfig) -> int:
+    """Show, change or check; returns the exit status, 1 where a check fails."""
+    policy = read_policy(config.accounts)
+    from anchored.decode.serving.accounts.store import opened
+
+    with opened(policy.store, config.accounts.parent) as store:
+        store.declare(policy.accounts)
+        if config.account is not None and config.extra is not None:
+            if config.account not in policy.accounts:
+                known = ", ".join(policy.accounts)
+                raise ValueError(f"--account must be one of {known}, got {config.account}")
+            store.set_extra(config.account, config.extra)
+        print(_table(store.states()))
+        problems = _problems(store, config.journal) if config.journal else []
+        for problem in problems:
+            print(problem)
+        if config.journal and not problems:
+            print("every charge has its record, and every account is the sum of its charges")
+    return 1 if problems else 0
+
+
+def _table(states: Iterable["AccountState"]) -> str:
+    head = ("account", "allowed", "extra", "spent", "reserved", "available", "until")
+    rows = [
+        [
+            state.account,
+            *(f"{getattr(state, name):.3f}" for name in head[1:6]),
+            "for ever" if state.period_ends is None else _day(state.period_ends),
+        ]
+        for state in states
+    ]
+    return aligned([*head[:1], *(f"{name} (nats)" for name in head[1:6]), head[6]], rows)
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def _problems(store: "Store", folders: Sequence[Path]) -> list[str]:
+    """What is wrong with the accounts, a line each."""
+    from anchored.decode.serving.accounts.store import QUANTUM
+    from anchored.decode.serving.journal_reader import JournalReader
+
+    spent: dict[str, float | None] = {}
+    for folder in folders:
+        for record in JournalReader(folder).ended_records():
+            spent |= dict.fromkeys((record.request_id, record.outer_id), record.spent)
+    problems = [text for charge in store.charges() if (text := _problem(charge, spent))]
+    for state in store.states():
+        for name, sum_of_charges in zip(
+            ("spent", "reserved"), store.charged(state.account), strict=True
+        ):
+            if (nats := getattr(state, name)) != sum_of_charges:
+                problems.append(
+                    f"{state.account}: {name} is {nats:.9f} nats, and its charges add up to "
+                    f"{sum_of_charges:.9f}, off by {(nats - sum_of_charges) / QUANTUM:.0f} quanta"
+                )
+    return problems
+
+
+def _problem(charge: "Charge", spent: Mapping[str, float | None]) -> str:
+    """What is wrong with a charge, "" for nothing; spent: nats in journals by the texts' ids."""
+    from anchored.decode.serving.accounts.store import QUANTUM, quanta_above
+
+    if not charge.spent:
+        return ""  # the text is drawn still, or cost nothing
+    where = f"{charge.request_id} in {charge.account}"
+    if charge.request_id not in spent:
+        return f"{where}: {charge.spent * QUANTUM:.9f} nats are charged, and no journal has it"
+    nats = spent[charge.request_id]
+    drawn = charge.reserved if nats is None else min(quanta_above(nats), charge.reserved)
+    if charge.spent in (drawn, charge.reserved):
+        return ""  # the whole bound is charged where a power cut may have cut the journal
+    return (
+        f"{where}: {charge.spent * QUANTUM:.9f} nats are charged, and the journal has "
+        f"{drawn * QUANTUM:.9f}"
+    )

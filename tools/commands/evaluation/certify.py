@@ -1,0 +1,90 @@
+"""The command that says which k a person can defend, without generating a text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from anchored.decode.pair_options import ModelOptions
+from anchored.decode.settings import LevelName, SamplingConfig, SpendingOptions
+from anchored.fields import MAX_ORDER, MIN_ORDER, check_least
+from anchored.inputs import check_input
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertifyConfig(SpendingOptions, ModelOptions):
+    """Find the k to defend: anchored certify --safe A --risky B --prompt-file prompts.jsonl
+
+    Scores protected texts under both models, and prints for each divergence the largest k whose
+    bound on the chance of reciting them is within a target. Nothing is generated.
+    """
+
+    prompt_file: Path
+    """File of protected texts, JSON lines {"id": ..., "prompt": ..., "reference": ...}, as anchored
+    prompts writes them."""
+    output: Path = Path("runs/certificates")
+    """Folder of certificates.json, table and picture."""
+    target: float = 1e-6
+    """Largest chance that an answer recites a text."""
+    order: tuple[float, ...] = (1.1, 1.25, 1.5, 2.0, 4.0)
+    """Orders of Rényi divergences to show between kl and max."""
+    quantile: float = 0.95
+    """Share of the texts that the second column is about."""
+    window: int | None = None
+    """Tokens of a passage: certifies every passage of that length too, anywhere in an answer."""
+    length: int = 200
+    """Tokens of an answer, the horizon of its budget; four bytes each at byte level."""
+    temperature: float = 0.7
+    """Number that divides the logits of both models."""
+    repetition_penalty: float = 1.1
+    """Penalty of tokens seen before, in both models; 1 is none."""
+    level: LevelName | Literal["auto"] = "auto"
+    """What is decoded step by step; auto takes tokens where the tokenizers share them, else
+    bytes."""
+    batch_size: int = 16
+    """Texts that are scored together."""
+
+    def __post_init__(self) -> None:
+        ModelOptions.__post_init__(self)
+        check_input(self.prompt_file)
+        SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
+        if self.temperature == 0.0:
+            raise ValueError("--temperature must be > 0: greedy decoding has no bound")
+        for name in ("target", "quantile"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise ValueError(f"--{name} must be in (0, 1), got {getattr(self, name)}")
+        for order in self.order:
+            if not MIN_ORDER <= order <= MAX_ORDER:
+                raise ValueError(f"--order must be in [{MIN_ORDER}, {MAX_ORDER:g}], got {order}")
+        check_least(self, 1, "window", "length", "batch_size")
+        if self.window is not None and self.window > self.length:
+            raise ValueError(f"--window must be <= --length {self.length}, got {self.window}")
+
+
+def run(config: CertifyConfig) -> int:
+    """Score, search, report."""
+    from anchored.eval.calibration.certificates import Certificates, read_events
+    from anchored.eval.experiments.experiment import Experiment, load_prompts
+    from anchored.eval.experiments.generations import is_at_bytes
+
+    experiment = Experiment(
+        folder=config.output,
+        prompts=load_prompts(config.prompt_file),
+        settings=(),
+        max_new_tokens=config.length,
+        temperature=config.temperature,
+        repetition_penalty=config.repetition_penalty,
+        level=config.level,
+        batch_size=config.batch_size,
+    )
+    pair = config.load()
+    certificates = Certificates(
+        events=read_events(experiment, pair, config, window=config.window),
+        options=SpendingOptions(**config.spending_options()),
+        orders=config.order,
+        target=config.target,
+        quantile=config.quantile,
+        symbol="byte" if is_at_bytes(experiment, pair) else "token",
+    )
+    print(certificates.write(config.output, {"models": dict(pair.fingerprints)}))
+    print(f"\nAll figures: {config.output}/certificates.json; the picture: certificates.png")
+    return 0
