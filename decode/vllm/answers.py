@@ -5,8 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +29,9 @@ ABORTED: Final = "abort"
 
 ENDING_S: Final = 5.0
 """Seconds that texts have to end after they were told to, some steps of a large pair."""
+
+ENDING_LOOK_S: Final = 0.02
+"""Seconds between two looks at whether all have ended."""
 
 
 class Unreserved(Exception):
@@ -52,6 +63,8 @@ class Answers:
     """Figures of texts that have ended, by id, until their answers take them."""
     _reserved: dict[str, float] = field(default_factory=dict)
     """Nats of texts that have not begun."""
+    _num_requests: int = 0
+    """Requests between the door and the ends of their answers."""
     _open: set[str] = field(default_factory=set)
     _settling: set[asyncio.Task[None]] = field(default_factory=set)
     _look: asyncio.Future[None] | None = None
@@ -62,6 +75,15 @@ class Answers:
     def take(self, name: str) -> dict[str, Any] | None:
         """The figures of a text that has ended, once."""
         return self._figures.pop(name, None)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Let the server's end wait for a request, also before its texts have begun."""
+        self._num_requests += 1
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
 
     def reserve(self, bounds: Mapping[str, float]) -> None:
         """Let texts begin whose accounts have reserved so many nats."""
@@ -84,7 +106,8 @@ class Answers:
         """The outputs of a request, each after the journal has all of its tokens.
 
         is_delta: an output has the new tokens alone. most: nats that it may spend. Raises
-        JournalError if the journal has other tokens, Unreserved if its account lacks these nats.
+        JournalError if the journal has other tokens, Unreserved if its account lacks these nats, and
+        the error of the server's end if that breaks it off, or began before the text.
         """
         self._begin(name, most)
         token_ids: list[int] = []
@@ -110,19 +133,21 @@ class Answers:
         error. Returns once all are settled. abort: of the engine, by ids; None of one that is gone.
         """
         self.is_ending = True
-        await self._until_all_have_left(seconds)
-        if self._open and abort is not None:
+        until = time.monotonic() + seconds
+        while self._open and time.monotonic() < until:
+            await asyncio.sleep(ENDING_LOOK_S)
+        until = time.monotonic() + ENDING_S
+        # A request may still be reserving nats, or be on its way to the engine, which knows no text
+        # by its id before that comes: it is told again.
+        while abort and (self._open or self._num_requests) and time.monotonic() < until:
             await abort(sorted(self._open))
-            await self._until_all_have_left(ENDING_S)
+            await asyncio.sleep(ENDING_LOOK_S)
         while self._settling:
             await asyncio.wait(self._settling)
 
-    async def _until_all_have_left(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self._open and time.monotonic() < until:
-            await asyncio.sleep(0.02)
-
     def _begin(self, name: str, most: float) -> None:
+        if self.is_ending:
+            raise self.shut_down()
         if self.settle is not None:
             if (reserved := self._reserved.get(name)) is None or most > reserved:
                 raise Unreserved(f"{name} may spend {most:g} nats, and {reserved} are reserved")

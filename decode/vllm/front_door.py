@@ -101,7 +101,8 @@ class FrontDoor:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif path in ENDPOINTS and scope["method"] == "POST":
-            await self._answer(ENDPOINTS[path], scope, receive, send)
+            with self._front.answers.request():
+                await self._answer(ENDPOINTS[path], scope, receive, send)
         elif path == ACCOUNT and self._front.keeper is not None:
             await self._account(self._front.keeper, scope, send)
         elif path in ENDPOINTS or path in PLAIN_ENDPOINTS:

@@ -270,3 +270,33 @@ def test_texts_are_counted_with_their_nats(journal):
         "anchored_uncertified_texts_total 1.0",  # the bound of its header is 3.75 nats
     ):
         assert line in page.splitlines(), line
+
+
+def test_a_request_that_is_on_its_way_to_the_engine_as_the_server_ends_is_settled_too(
+    journal, settled
+):
+    _, own = journal
+    own.settle, aborted = settled[1], []
+
+    async def abort(names):
+        aborted.extend(names)
+
+    async def request():
+        with own.request():
+            await asyncio.sleep(0.1)  # its account answers after the signal
+            own.reserve({"late": 2.0})
+            try:
+                with pytest.raises(ShutDown):
+                    await read_all(own, outputs_of([5])[0], "late", most=2.0)
+            finally:
+                own.release(["late"])
+
+    async def both():
+        asking = asyncio.ensure_future(request())
+        await asyncio.sleep(0)
+        await own.end(0.0, abort)
+        assert asking.done() and settled[0] == {"late": 0.0}
+        await asking
+
+    asyncio.run(both())
+    assert aborted == []
