@@ -106,8 +106,8 @@ class Answers:
         """The outputs of a request, each after the journal has all of its tokens.
 
         is_delta: an output has the new tokens alone. most: nats that it may spend. Raises
-        JournalError if the journal has other tokens, Unreserved if its account lacks these nats, and
-        the error of the server's end if that breaks it off, or began before the text.
+        JournalError if the journal has other tokens, Unreserved if its account lacks these nats,
+        and the error of the server's end if that breaks it off, or began before the text.
         """
         self._begin(name, most)
         token_ids: list[int] = []

@@ -131,8 +131,8 @@ def test_texts_are_charged_what_the_journal_holds_until_the_server_ends(long_fol
         assert series["anchored_spent_nats_total"] > 0.0
         assert series["anchored_solver_fallback"] == 0.0
         assert any(name.startswith("vllm:") for name in series)
-        # 5. Streams that are open at SIGTERM go on for a second, then end with an error; others come
-        #    as the server ends.
+        # 5. Streams that are open at SIGTERM go on for a second, then end with an error; others
+        #    come as the server ends.
         with ThreadPoolExecutor(5) as threads, ThreadPoolExecutor(30) as late:
             streams = [threads.submit(stream, address, number) for number in range(4)]
             until(lambda: account(address, "alice")["reserved"] >= 1.5 * TOKENS)
