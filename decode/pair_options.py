@@ -155,8 +155,8 @@ def check_presence(device: str) -> None:
     count = torch.accelerator.device_count() if accelerator else 0
     name, _, index = device.partition(":")
     if accelerator is None or accelerator.type != name or int(index or 0) >= count:
-        found = f"{count} of type {accelerator.type}" if accelerator else "none but the CPU"
-        raise ValueError(f"there is no device {device} on this machine, which has {found}")
+        devices = f"{count} of type {accelerator.type}" if accelerator else "none but the CPU"
+        raise ValueError(f"there is no device {device} on this machine, which has {devices}")
 
 
 RuleName = Annotated[str, tuple(RULES)]

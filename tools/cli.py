@@ -261,8 +261,8 @@ def _missing_extra(error: Exception) -> str | None:
         return None
     package = error.name.partition(".")[0].replace("_", "-")
     brings = re.compile(rf"{re.escape(package)}\b(?!-).*; extra == ['\"](\w+)")
-    found = map(brings.match, metadata.requires("anchored") or ())
-    return next((each[1] for each in found if each), None)
+    matches = map(brings.match, metadata.requires("anchored") or ())
+    return next((each[1] for each in matches if each), None)
 
 
 def _drop_output() -> None:

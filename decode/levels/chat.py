@@ -38,9 +38,9 @@ def chat_prompt(
             f"the tokenizer of the {' and of the '.join(names)} model has none"
         )
     _check(messages)
-    own = {name: _templated(name, tokenizers[name], messages) for name in with_template}
-    prompt = level.encode(own["safe"] if "safe" in own else plain_text(messages))
-    risky = own.get("risky", prompt)
+    prompts = {name: _templated(name, tokenizers[name], messages) for name in with_template}
+    prompt = level.encode(prompts["safe"] if "safe" in prompts else plain_text(messages))
+    risky = prompts.get("risky", prompt)
     # The risky model may read tokens that the pair does not share, but none that it lacks.
     num_rows = level.pair.risky.config.get_text_config().vocab_size
     if wrong := [token_id for token_id in risky if not 0 <= token_id < num_rows]:

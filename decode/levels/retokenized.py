@@ -72,12 +72,12 @@ class RetokenizedLevel(Level):
 
     def symbol_of(self, text: str) -> int | None:
         """The risky model's token of a text that is one token of both models by itself."""
-        own = {
+        tokens = {
             name: encoded(tokenizer, text, add_special_tokens=False)
             for name, tokenizer in self.pair.tokenizers.items()
         }
-        symbol = own["risky"][0]
-        is_one = len(own["risky"]) == 1 and own["safe"] == [self.same_tokens.get(symbol)]
+        symbol = tokens["risky"][0]
+        is_one = len(tokens["risky"]) == 1 and tokens["safe"] == [self.same_tokens.get(symbol)]
         return symbol if is_one else None
 
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
@@ -196,9 +196,9 @@ class OtherTokens:
     def tokens(self, token_ids: Sequence[int]) -> list[int]:
         """With the special tokens that the tokenizer adds; one at least, before an empty text."""
         tokenizer = self._tokenizer
-        found = encoded(tokenizer, self.text(token_ids), add_special_tokens=True)
-        if found:
-            return found
+        tokens = encoded(tokenizer, self.text(token_ids), add_special_tokens=True)
+        if tokens:
+            return tokens
         first = tokenizer.bos_token_id
         return [tokenizer.eos_token_id or 0 if first is None else first]
 
@@ -248,10 +248,10 @@ class RetokenizedStream:
         """(B, T, V) after each new column, which is read by itself; see Stream."""
         columns = []
         for tokens, is_new in zip(token_ids.T.tolist(), mask.T.tolist(), strict=True):
-            rows = [row for row, own in enumerate(is_new) if own]
-            found = self.feed_rows(rows, [[tokens[row]] for row in rows])
-            column = found.new_full((len(is_new), self.vocab_size), -torch.inf)
-            column[rows] = found
+            rows = [row for row, is_read in enumerate(is_new) if is_read]
+            logits = self.feed_rows(rows, [[tokens[row]] for row in rows])
+            column = logits.new_full((len(is_new), self.vocab_size), -torch.inf)
+            column[rows] = logits
             columns.append(column)
         return torch.stack(columns, dim=1)
 

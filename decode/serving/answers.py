@@ -48,7 +48,7 @@ class TextSoFar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What the parts of one answer have in common."""
+    """The fields that all parts of one answer share."""
 
     form: Form
     answer_id: str

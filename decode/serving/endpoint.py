@@ -52,13 +52,13 @@ class Served:
     batch: BatchThread
     reader: Reader
     readers: Executor
-    """Of one thread, in which prompts become tokens while streams go on."""
+    """Has one thread, in which prompts become tokens while streams go on."""
     metrics: BatchMetrics
     model: str
     max_body: int
     """Bytes of a request's body at most."""
     keeper: Keeper | None = None
-    """Of the clients' accounts, where they have some."""
+    """Keeps the clients' accounts, where they have some."""
 
 
 class Endpoint:

@@ -56,7 +56,7 @@ class Job:
     is_recorded: bool = True
     """False for a draw that is no client's."""
     queued_s: float = field(default_factory=time.monotonic)
-    """By `time.monotonic`."""
+    """When it came, by `time.monotonic`."""
     state: RequestState | None = None
     """Since it has a row."""
     num_told: int = 0

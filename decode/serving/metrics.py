@@ -1,4 +1,4 @@
-"""What a server's operator sees in /metrics: requests, texts, nats and steps."""
+"""The page /metrics that a server's operator reads: requests, texts, nats and steps."""
 
 import math
 import time

@@ -159,6 +159,8 @@ class CharacterSymbols:
         bytes_, characters = self._piece.byte_tokens, self._piece.characters
         symbols = [bytes_[byte] for byte in parts.lead]
         for character in parts.characters:
-            own = characters.get(character)
-            symbols += [own] if own is not None else [bytes_[byte] for byte in character.encode()]
+            token = characters.get(character)
+            symbols += (
+                [token] if token is not None else [bytes_[byte] for byte in character.encode()]
+            )
         return symbols + [bytes_[byte] for byte in parts.tail]

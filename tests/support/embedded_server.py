@@ -83,7 +83,7 @@ def held(server: PairServer) -> Iterator[Event]:
         server._batch._step = step
 
 
-def until(condition, seconds: float = 20.0) -> None:
+def until(condition, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come"

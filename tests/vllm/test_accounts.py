@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
 import httpx
+from embedded_server import until
 from prometheus_client.parser import text_string_to_metric_families
 from server_accounts import KEYS, account, ask, policy_file
 from tiny_models import tiny_llama, train_tokenizer
@@ -75,13 +76,6 @@ def stream(address: str, number: int) -> list[str]:
     except httpx.HTTPError:
         pass  # the server is gone
     return events
-
-
-def until(condition, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.05)
 
 
 def check_settled(root: Path) -> None:

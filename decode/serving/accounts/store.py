@@ -222,8 +222,8 @@ class Store:
         of_text = _CHARGES.c.request_id == request_id
         is_open = _CHARGES.c.spent.is_(None)
         with self._engine.begin() as connection:
-            found = select(_CHARGES).where(of_text, is_open).order_by(_CHARGES.c.account)
-            for charge in connection.execute(found.with_for_update()).mappings().all():
+            charges = select(_CHARGES).where(of_text, is_open).order_by(_CHARGES.c.account)
+            for charge in connection.execute(charges.with_for_update()).mappings().all():
                 spent = charge["reserved"]
                 if nats is not None:
                     spent = min(spent, quanta_above(nats))
@@ -336,8 +336,8 @@ def _wait_for_others(connection: Connection) -> None:
 def _current(connection: Connection, account: str, now_s: int) -> dict[str, Any]:
     """An account's row, which no other transaction changes until this one ends; its period is the
     one of now. KeyError for an account that is none."""
-    found = select(_ACCOUNTS).where(_ACCOUNTS.c.account == account).with_for_update()
-    if (row := connection.execute(found).mappings().first()) is None:
+    query = select(_ACCOUNTS).where(_ACCOUNTS.c.account == account).with_for_update()
+    if (row := connection.execute(query).mappings().first()) is None:
         raise KeyError(account)
     current = dict(row)
     period_s, began_s = current["period_s"], current["began_s"]

@@ -107,7 +107,7 @@ def test_entities_are_lines_or_records(written):
 
 
 def test_labels_of_factscore_bring_how_rare_an_entity_is(written):
-    """A line of labeled/ChatGPT.jsonl has a text of its own, which is not read."""
+    """A line of the data set has a text besides, which is not read."""
     label = {"input": "Question: Tell me", "output": "x", "topic": "Ada Lovelace"}
     (prompt,) = written("bios", label | {"cat": ["rare", "Europe"]})
     assert prompt.title == "Ada Lovelace" and prompt.about == {"group": "rare"}

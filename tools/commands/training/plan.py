@@ -180,12 +180,12 @@ def _print_document(spec: StageSpec, name: str) -> None:
     if source not in names:
         raise ValueError(f"the run reads no source {source!r}: {', '.join(names)}")
     index = names.index(source)
-    found = find_document(plan.shards[index], input_file, record)
-    if found is None:
+    place = find_document(plan.shards[index], input_file, record)
+    if place is None:
         reason = _absence(plan.shards[index].folder, source, input_file, record)
         print(f"{name}: {reason}", file=sys.stderr)
         return
-    start, document = found
+    start, document = place
     data = _run_data(spec, plan)
     parts = parts_read(plan, index, start, document, data, num_steps=spec.num_steps)
     for step, part in parts:
