@@ -167,7 +167,7 @@ class JournalReader:
         """skips_written: files that are there are never read, of engines that have ended or of
         others. num_kept: records that are remembered at most, None for all. only: ids of the
         requests that are remembered, None for all."""
-        self._folder, self._num_kept, self._only = Path(folder), num_kept, only
+        self._folder, self._num_kept, self._only = os.fspath(folder), num_kept, only
         self._offsets: dict[str, int] = {}
         """Bytes that were read of each file that may grow, by name, in the order they began."""
         self._done = set(self._names()) if skips_written else set[str]()
@@ -229,15 +229,15 @@ class JournalReader:
                 yield line
 
     def _lines_of(self, name: str) -> Iterator[bytes]:
-        path, offset = self._folder / name, self._offsets[name]
+        path, offset = os.path.join(self._folder, name), self._offsets[name]
         try:
-            if path.stat().st_size <= offset:
+            if os.stat(path).st_size <= offset:
                 return
         except FileNotFoundError:  # its operator has moved it away
             self._done.add(name)
             del self._offsets[name]
             return
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             file.seek(offset)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -248,7 +248,7 @@ class JournalReader:
     def _look_for_files(self) -> None:
         """Note files that have begun; the folder is read only if it has changed."""
         try:
-            changed_ns = self._folder.stat().st_mtime_ns
+            changed_ns = os.stat(self._folder).st_mtime_ns
         except FileNotFoundError:
             return
         if changed_ns == self._looked_ns:
@@ -262,7 +262,7 @@ class JournalReader:
 
     def _names(self) -> list[str]:
         """Names of the journals; their order is that of their beginnings."""
-        if not self._folder.is_dir():
+        if not os.path.isdir(self._folder):
             return []
         with os.scandir(self._folder) as entries:  # a glob takes three times as long
             return [entry.name for entry in entries if fnmatchcase(entry.name, PATTERN)]
