@@ -177,7 +177,7 @@ def _project(
 
     if backend == "triton":
         return by_triton()
-    if backend == "auto" and _takes_triton(device):
+    if backend == "auto" and takes_triton(device):
         # A launch that raised has changed nothing.
         try:
             dtypes = risky_logits.dtype, safe_logits.dtype
@@ -223,7 +223,7 @@ def _failures() -> tuple[type[Exception], ...]:
     return (*FAILURES, TritonError)
 
 
-def _takes_triton(device: torch.device) -> bool:
+def takes_triton(device: torch.device) -> bool:
     """Decide for the rest of the process whether Triton projects tensors of a device.
 
     Where an accelerator's tensors are left to the CPU's solver, one warning says why.

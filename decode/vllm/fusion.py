@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.project import project
+from ...kernels.project import project, takes_triton
 from ...kernels.spend import DEBT, STEP, allowance, charged, empty_accounts
 from ..engine.request import NUM_COLUMNS, TOKEN, ledger_columns
 from ..settings import Divergence, SamplingConfig
@@ -25,8 +25,8 @@ NUM_FIELDS = NUM_COLUMNS + 3
 failed, and the debt in nats."""
 
 TILE_BYTES = 2**27
-"""Bytes of the float32 rows of one model that are walked together. A walk holds nine times as much
-at its height, which the engine's profile of memory does not see: 1.2 GB."""
+"""Bytes of the float32 rows of one model that are walked together. A walk holds up to nine times as
+much at its height, which the engine's profile of memory does not see: 1.2 GB."""
 
 DrawSettings = tuple[Divergence, float | None, SamplingConfig | None]
 """Rows that are walked together share it: the sampling too, where it truncates or is greedy."""
@@ -249,11 +249,9 @@ class SlotAccounts:
         # 1. All rows are solved, drawn from or not: to look which are would be to wait for the
         #    device, so what follows chooses from tensors.
         accounts = self.accounts[rows.slots]
-        seen = self._seen_by_row(rows)
-        warp = self._warped if sampling is None else self._warped_by_group
+        warped = self._warped if sampling is None else self._warped_by_group
         columns, was_reached = walk(
-            warp(rows, self._of(risky, rows), seen),
-            warp(rows, self._of(safe, rows), seen),
+            *warped(rows, risky, safe),
             accounts=accounts,
             is_going=self._is_drawing(rows, accounts),
             keys=None if sampling is not None and sampling.is_greedy else self._keys[rows.slots],
@@ -267,9 +265,8 @@ class SlotAccounts:
         is_drawn = was_reached & (token_ids >= 0)
         self.is_failed[rows.slots] |= (was_reached & ~is_drawn).any(1)
         # 3. Drawn tokens are seen from here on; where none was drawn, one that was seen before.
-        now_seen = self._seen[rows.slots]
-        now_seen.scatter_(1, token_ids.where(is_drawn, rows.last_tokens[:, None]), True)
-        self._seen[rows.slots] = now_seen
+        now_seen = token_ids.where(is_drawn, rows.last_tokens[:, None])
+        self._seen.index_put_((rows.slots[:, None], now_seen), torch.ones_like(is_drawn))
         # 4. The records for the host.
         failed = self.is_failed[rows.slots, None].expand_as(is_drawn)
         debts = accounts[:, DEBT, None].expand_as(is_drawn)
@@ -285,12 +282,45 @@ class SlotAccounts:
         self.is_failed[rows.slots] |= is_read & ~at_step
         return is_read & ~self.is_failed[rows.slots]
 
-    def _of(self, logits: Tensor, rows: Rows) -> Tensor:
-        """(B, G, V) of the tokens that both models know."""
-        shared = logits[rows.index.flatten(), : self._facts.vocab_size]
-        if len(self._banned):
-            shared = shared.index_fill(1, self._banned, float("-inf"))
-        return shared.unflatten(0, tuple(rows.index.shape))
+    def _warped(self, rows: Rows, *both: Tensor) -> list[Tensor]:
+        """(B, G, V) warped logits of each model, of requests that truncate nothing."""
+        has_kernel = takes_triton(self._device)
+        warp = self._warped_by_triton if has_kernel else self._warped_by_torch
+        warped = warp(rows, *both)
+        for scores in warped:
+            scores.index_fill_(-1, self._banned, float("-inf"))
+            if len(self._stops) > 1:
+                merge_ends(scores, self._stops)
+        return warped
+
+    def _warped_by_triton(self, rows: Rows, *both: Tensor) -> list[Tensor]:
+        from ...kernels.gpu.warp import warped_rows  # triton is not there on every platform
+
+        settings = {"penalty": self._penalty, "temperature": self._temperature}
+        of_text = {"slots": rows.slots, "drafts": rows.drafts, "seen": self._seen}
+        return [warped_rows(logits, rows.index, **of_text, **settings) for logits in both]
+
+    def _warped_by_torch(self, rows: Rows, *both: Tensor) -> list[Tensor]:
+        seen, warped = self._seen_by_row(rows), []
+        penalty = self._penalty[rows.slots, None, None]
+        temperature = self._temperature[rows.slots, None, None]
+        for logits in both:
+            scores = self._shared(rows, logits).float()
+            scores = torch.where(seen, penalized(scores, penalty), scores) / temperature
+            warped.append(scores)
+        return warped
+
+    def _warped_by_group(self, rows: Rows, *both: Tensor) -> list[Tensor]:
+        """The same of requests that share their settings, and truncate or are greedy."""
+        warp = self._warpers[rows.host_slots[0]].after(self._seen_by_row(rows).flatten(0, 1))
+        shape = tuple(rows.index.shape)
+        return [
+            warp(self._shared(rows, logits).flatten(0, 1)).unflatten(0, shape) for logits in both
+        ]
+
+    def _shared(self, rows: Rows, logits: Tensor) -> Tensor:
+        """(B, G, V) raw logits of the tokens that both models know."""
+        return logits[:, : self._facts.vocab_size][rows.index]
 
     def _seen_by_row(self, rows: Rows) -> Tensor:
         """(B, G, V) bool: tokens of the text, and the drafts before each row."""
@@ -299,18 +329,3 @@ class SlotAccounts:
             # Rows after a missing draft are not reached, whatever they have seen.
             seen.append(seen[-1].scatter(1, draft.clamp(min=0)[:, None], True))
         return torch.stack(seen, dim=1)
-
-    def _warped(self, rows: Rows, logits: Tensor, seen: Tensor) -> Tensor:
-        """(B, G, V) warped logits of requests that truncate nothing, each by its settings."""
-        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        penalty = self._penalty[rows.slots, None, None]
-        temperature = self._temperature[rows.slots, None, None]
-        scores = torch.where(seen, penalized(scores, penalty), scores) / temperature
-        if len(self._stops) > 1:
-            merge_ends(scores, self._stops)
-        return scores
-
-    def _warped_by_group(self, rows: Rows, logits: Tensor, seen: Tensor) -> Tensor:
-        """The same of requests that share their settings, and truncate or are greedy."""
-        warp = self._warpers[rows.host_slots[0]].after(seen.flatten(0, 1))
-        return warp(logits.flatten(0, 1)).unflatten(0, tuple(rows.index.shape))

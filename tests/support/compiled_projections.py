@@ -1,4 +1,4 @@
-"""The projection kernel compiled for an sm_90 GPU without one: run as a program, it prints JSON.
+"""The kernels compiled for an sm_90 GPU without one: run as a program, it prints JSON.
 
 Every launch that decoding makes is compiled as it would be launched: by the public functions, with
 the very arguments, and what is None among them, through Triton's own path.
@@ -9,6 +9,8 @@ import math
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from triton.runtime.jit import JITFunction
 
 from anchored.kernels.gpu import launch
 from anchored.kernels.gpu.launch import splits_of
+from anchored.kernels.gpu.warp import warped_rows
 
 VOCAB_SIZE = 128_256
 VOCAB_SIZES = 256, 257, 49_152, 151_665, 202_048
@@ -69,6 +72,25 @@ def _splits(num_rows: int, vocab_size: int, device: torch.device) -> int:
     return splits_of(num_rows, vocab_size, NUM_PROCESSORS)
 
 
+@contextmanager
+def compiling() -> Iterator[list[Any]]:
+    """The kernels of the launches within, which are compiled in place of being run."""
+    kernels: list[Any] = []
+    run = JITFunction.run
+
+    def compile_only(function: Any, *args: Any, **options: Any) -> Any:
+        kernels.append(run(function, *args, **options | {"warmup": True}))
+        return kernels[-1]
+
+    driver.set_active(_NoDevice())
+    with (
+        patch.object(JITFunction, "run", compile_only),
+        patch.object(launch, "check_device", lambda device: None),
+        patch.object(launch, "resident_splits", _splits),
+    ):
+        yield kernels
+
+
 def compiled(
     mode: str,
     *,
@@ -77,28 +99,32 @@ def compiled(
     num_rows: int = 4,
     vocab_size: int = VOCAB_SIZE,
 ) -> Any:
-    """The kernel of one launch, which is compiled in place of being run."""
-    kernels: list[Any] = []
-    run = JITFunction.run
-
-    def compile_only(function: Any, *args: Any, **options: Any) -> Any:
-        kernels.append(run(function, *args, **options | {"warmup": True}))
-        return kernels[-1]
-
+    """The projection kernel of one launch."""
     logits = torch.empty(num_rows, vocab_size, dtype=dtype)
     numbers = torch.empty(num_rows, 3, dtype=torch.float64)
     keys = torch.empty(num_rows, dtype=torch.int64)
-    driver.set_active(_NoDevice())
-    with (
-        patch.object(JITFunction, "run", compile_only),
-        patch.object(launch, "check_device", lambda device: None),
-        patch.object(launch, "resident_splits", _splits),
-    ):
+    with compiling() as kernels:
         launch.project(
             *(logits, logits, numbers[:, 0]),
             numbers if mode == "draw" else None,
             (keys, keys) if mode == "keyed" else None,
             order={"kl": 1.0, "renyi": numbers[:, 1], "max": math.inf}[divergence],
+        )
+    return kernels[-1]
+
+
+def compiled_warp(dtype: torch.dtype, *, num_drafts: int, vocab_size: int = VOCAB_SIZE) -> Any:
+    """The kernel that warps the rows of vLLM's requests."""
+    index = torch.zeros(4, 1 + num_drafts, dtype=torch.int64)
+    with compiling() as kernels:
+        warped_rows(
+            torch.empty(4, vocab_size + 64, dtype=dtype),
+            index,
+            slots=index[:, 0],
+            drafts=index[:, 1:],
+            seen=torch.zeros(4, vocab_size, dtype=torch.bool),
+            penalty=torch.ones(4),
+            temperature=torch.ones(4),
         )
     return kernels[-1]
 
@@ -115,4 +141,8 @@ def usage(kernel: Any) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([[str(own), usage(compiled(**own))] for own in LAUNCHES]))
+    usages = [[str(values), usage(compiled(**values))] for values in LAUNCHES]
+    for dtype, num_drafts, vocab_size in product(DTYPES, (0, 3), (VOCAB_SIZE, 151_665)):
+        kernel = compiled_warp(dtype, num_drafts=num_drafts, vocab_size=vocab_size)
+        usages.append([f"warp {dtype} {num_drafts} {vocab_size}", usage(kernel)])
+    print(json.dumps(usages))

@@ -163,7 +163,7 @@ torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=
 if sys.argv[3] == str(rank):
     project._give_up(device, "Triton fails here")
 project.agree(device, torch.distributed.group.WORLD)
-print(project._takes_triton(device))
+print(project.takes_triton(device))
 if sys.argv[3] == "none":
     try:
         project._give_up(device, "Triton fails later")

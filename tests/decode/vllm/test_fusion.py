@@ -1,6 +1,7 @@
 """Rows of a step drawn by slot: budgets, drafts, failures, and what joins and leaves."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,6 +128,14 @@ def plainly_drawn(slot: int, both: torch.Tensor) -> torch.Tensor:
     return torch.cat(figures)
 
 
+@pytest.fixture(params=["torch", "triton"])
+def warping(request, monkeypatch):
+    """Rows are warped by PyTorch, or as on a GPU, in Triton's interpreter."""
+    if request.param == "triton":
+        pytest.importorskip("triton")
+        monkeypatch.setattr(fusion, "takes_triton", lambda device: True)
+
+
 @pytest.fixture(scope="module")
 def both() -> torch.Tensor:
     return logits(0, steps=NUM_STEPS)
@@ -143,7 +152,7 @@ def assert_drawn(records: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(records[:, [0, BUDGET, SPEND, LOG_PROB]], expected[:, :USED_AFTER])
 
 
-def test_mixed_requests_are_drawn_as_each_alone_by_its_rule(both, expected):
+def test_mixed_requests_are_drawn_as_each_alone_by_its_rule(both, expected, warping):
     slots = mixed()
     for step in range(NUM_STEPS):
         emitted, records = slots.decide(rows_at(step), *both[:, step::NUM_STEPS])
@@ -159,6 +168,27 @@ def test_rows_that_are_walked_in_tiles_are_drawn_the_same(both, expected, monkey
         assert_drawn(records[:, 0], expected[:, step])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("vocab_size", [40, 257, 2500])
+def test_the_kernel_warps_rows_to_the_bits_of_torch(vocab_size, dtype):
+    pytest.importorskip("triton")
+    slots = SlotAccounts(NUM_SLOTS, replace(FACTS, vocab_size=vocab_size), CPU)
+    for slot in range(NUM_SLOTS):
+        sampling = SamplingConfig(temperature=0.3 + slot / 7, repetition_penalty=1.0 + slot / 9)
+        join(slots, slot, sampling, Anchored(k=0.3))
+    rows = rows_at(0, drafts=[[9], [], [11, 9, 1], [3, 3], [], [39], [2], []])
+    rows = replace(rows, slots=rows.slots.roll(3))  # a request's slot is not its number
+    generator = torch.Generator().manual_seed(vocab_size)
+    both = 9.0 * torch.randn(2, int(rows.index.max()) + 1, vocab_size + 5, generator=generator)
+    both[0, 0, 3:6] = torch.tensor([-math.inf, math.inf, math.nan])
+    both = both.to(dtype)
+    reached = torch.cat([torch.ones(NUM_SLOTS, 1).bool(), rows.drafts >= 0], dim=1)
+    by_triton, by_torch = slots._warped_by_triton(rows, *both), slots._warped_by_torch(rows, *both)
+    for ours, expected in zip(by_triton, by_torch, strict=True):
+        exactly = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
+        torch.testing.assert_close(ours[reached], expected[reached], **exactly)
+
+
 def drafted(both, expected, wrong=()):
     """Rows of every request behind its own tokens as drafts, but for those that are wrong, and
     their logits; a third of the requests drafts nothing."""
@@ -170,7 +200,7 @@ def drafted(both, expected, wrong=()):
     return rows_at(0, drafts), both[:, at]
 
 
-def test_drafts_that_are_drawn_give_the_tokens_and_spends_of_single_rows(both, expected):
+def test_drafts_that_are_drawn_give_the_tokens_and_spends_of_single_rows(both, expected, warping):
     slots, wrong = mixed(), range(1, NUM_SLOTS, 3)
     rows, of_rows = drafted(both, expected, wrong)
     emitted, records = slots.decide(rows, *of_rows)
@@ -187,7 +217,9 @@ def test_drafts_that_are_drawn_give_the_tokens_and_spends_of_single_rows(both, e
 
 @pytest.mark.parametrize("row", [0, 1])
 @pytest.mark.parametrize("model", [0, 1], ids=["risky", "safe"])
-def test_a_row_of_nan_ends_its_request_alone_and_spends_nothing(both, expected, model, row):
+def test_a_row_of_nan_ends_its_request_alone_and_spends_nothing(
+    both, expected, model, row, warping
+):
     slots, (rows, of_rows) = mixed(), drafted(both, expected)
     slot = 3
     of_rows[model, rows.index[slot, row], 3] = math.nan
@@ -201,7 +233,7 @@ def test_a_row_of_nan_ends_its_request_alone_and_spends_nothing(both, expected, 
     assert slots.accounts[slot, USED] == records[slot, :row, SPEND].sum()
 
 
-def test_a_banned_token_and_the_second_stop_token_are_never_drawn():
+def test_a_banned_token_and_the_second_stop_token_are_never_drawn(warping):
     slots = joined(k=5.0)
     of_rows = logits(3)
     of_rows[..., 7], of_rows[..., 2] = 50.0, 40.0
