@@ -27,63 +27,62 @@ def log_sum(values: Array) -> float:
 
 # N nodes, V tokens of the vocabulary, in order: `ordered_tokens`, the rows of the trie first.
 
-FAINT = 80.0
-"""Nats below the largest score at which weights lose digits: float32 has all of them to e^-87."""
+FAINT = math.exp(-80.0)
+"""Shares below it are summed as logarithms: float32 has all digits of a share down to e^-87."""
 
 LEAST_SUM = 1e-20
-"""A larger sum of weights misses nothing in its faint terms: e^-80 is 1e-15 of it."""
+"""A larger sum of shares misses nothing in its faint terms: e^-80 is 1e-15 of it."""
 
 
 class NodeDistribution:
     """Log-probabilities, in nats, of what may follow a node: all sum to one (-inf: a dead end).
 
-    Each score has one exponential, its weight, which is what is kept of it, and every sum is one of
-    weights. Weights and their sums are in the dtype of the scores, float32 or float64, so that
-    float32 costs a probability some 1e-7 of itself.
+    Each score has one exponential, its share of all of them, which is what is kept of it, and every
+    sum is one of shares. These and their sums are in the dtype of the scores, float32 or float64,
+    so that float32 costs a probability some 1e-7 of itself.
 
     first_bytes: float64, sums by first byte. log_end: of ending the text, -inf where it may not.
-    masked_mass: share of the model's mass that was on other tokens, by a sum in the dtype of the
-    scores; 0.0 where nothing is left or the logits are broken.
+    masked_mass: share of the model's mass that was on other tokens; 0.0 where nothing is left or
+    the logits are broken.
     """
 
     def __init__(self, vocabulary: ByteVocabulary, scores: Tensor, allowed: Row) -> None:
         """scores: (V,) logits in order, float32 or float64. allowed: (V,) bool, in order."""
         self.trie, num_rows = vocabulary.trie, len(vocabulary.trie.tokens)
-        # 1. Weights on the scale of the largest score; what may not follow has none.
-        values = scores.numpy()
-        smallest, largest = float(values.min()), float(values.max())
-        self._shift = 0.0 if largest == -math.inf else largest
-        weights = torch.sub(scores, self._shift).exp_()
-        everything = float(weights.sum())
-        self._weights = weights.numpy()
-        self._weights *= allowed
-        # 2. Scores too small for weights, by row: seldom any, as -inf is not.
-        self._faint = np.array([], np.int64)
-        if smallest < self._shift - FAINT:
-            is_faint = (values < self._shift - FAINT) & (values > -math.inf)
+        # 1. Each token's share of the model's mass. A NaN or +inf breaks all of them, even that of
+        #    a token that may not follow; where all scores are -inf there is no mass.
+        values, self._shares = scores.numpy(), torch.softmax(scores, -1).numpy()
+        if math.isnan(self._shares[0]) and float(values.max()) == -math.inf:
+            self._shares[:] = 0.0
+        # 2. What may not follow has no share. Shares too small for their digits count by their
+        #    logarithms, in the order of rows: seldom any, as -inf is not.
+        self._faint, self._faint_logs = np.array([], np.int64), np.array([])
+        if float(self._shares.min()) < FAINT:
+            is_faint = (self._shares < FAINT) & (values > -math.inf)
             self._faint = np.flatnonzero(is_faint & allowed)
-            self._weights[self._faint] = 0.0
-        self._faint_scores = values[self._faint].astype(np.float64)
-        # 3. What is left, by first byte, and the end. In a dead end there is nothing to divide by,
-        #    and a broken score breaks all, even that of a token that may not follow.
+        if len(self._faint):
+            likeliest = int(self._shares.argmax())
+            log_all = float(values[likeliest]) - math.log(self._shares[likeliest])
+            self._faint_logs = values[self._faint].astype(np.float64) - log_all
+            self._shares[self._faint] = 0.0
+        self._shares *= allowed
+        # 3. What is left, by first byte, and the end. In a dead end there is nothing to divide by.
         self._log_total = 0.0
         first_bytes = self._log_sums(0, num_rows, self.trie.start[self.trie.children(ROOT)])
         log_end = float(self._log_sums(num_rows, len(values), np.array([0]))[0])
         log_kept = log_sum(np.append(first_bytes, log_end))
-        if not everything < math.inf:
-            self._log_total = math.nan
-        elif log_kept > -math.inf:
+        self.masked_mass = 0.0
+        if log_kept != -math.inf:
             self._log_total = log_kept
+            self.masked_mass = max(0.0, 1.0 - math.exp(log_kept))
         self.first_bytes = first_bytes - self._log_total
         self.log_end = log_end - self._log_total
-        self.masked_mass = 0.0
-        if math.isfinite(self._log_total) and log_kept > -math.inf:
-            share = math.exp(log_kept - self._shift) / everything
-            self.masked_mass = max(0.0, 1.0 - share)
 
     def of_token(self, token: int) -> float:
         """Log-probability of one token."""
         row = self.trie.row_of[token]
+        if (share := float(self._shares[row])) > 0.0:
+            return math.log(share) - self._log_total
         return float(self._log_sums(row, row + 1, np.array([0]))[0])
 
     def log_children(self, prefix: int) -> Array:
@@ -103,9 +102,9 @@ class NodeDistribution:
         """Rows of the tokens that start with a trie node's prefix, are longer and have a
         log-probability of `least` or more."""
         (low, high), least = self.trie.longer(prefix), least + self._log_total
-        weight = max(math.exp(least - self._shift), math.exp(-FAINT))
-        rows: list[int] = (np.flatnonzero(self._weights[low:high] >= weight) + low).tolist()
-        faint: list[int] = self._faint[self._faint_scores >= least].tolist()
+        share = max(math.exp(least), FAINT)
+        rows: list[int] = (np.flatnonzero(self._shares[low:high] >= share) + low).tolist()
+        faint: list[int] = self._faint[self._faint_logs >= least].tolist()
         return rows + [row for row in faint if low <= row < high]
 
     def _log_sums(self, low: int, high: int, starts: NDArray[np.int64]) -> Array:
@@ -113,15 +112,15 @@ class NodeDistribution:
 
         starts: (k,) ascending, the first 0, all below high - low. Returns: (k,) float64.
         """
-        # numpy sums pairwise, so that many weights lose no more digits than a few.
-        sums = np.add.reduceat(self._weights[low:high], starts).astype(np.float64)
+        # numpy sums pairwise, so that many shares lose no more digits than a few.
+        sums = np.add.reduceat(self._shares[low:high], starts).astype(np.float64)
         with np.errstate(divide="ignore"):
-            logs = np.log(sums) + self._shift
+            logs = np.log(sums)
         if len(self._faint):  # which small sums would miss
             ends = np.append(starts[1:], high - low) + low
             first, last = np.searchsorted(self._faint, (starts + low, ends))
             for segment in np.flatnonzero((first < last) & (sums < LEAST_SUM)):
-                log_faint = log_sum(self._faint_scores[first[segment] : last[segment]])
+                log_faint = log_sum(self._faint_logs[first[segment] : last[segment]])
                 logs[segment] = np.logaddexp(logs[segment], log_faint)
         result: Array = logs - self._log_total
         return result

@@ -170,9 +170,13 @@ def test_rows_that_are_walked_in_tiles_are_drawn_the_same(both, expected, monkey
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("vocab_size", [40, 257, 2500])
-def test_the_kernel_warps_rows_to_the_bits_of_torch(vocab_size, dtype):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_kernel_warps_rows_to_the_bits_of_torch(device, vocab_size, dtype):
     pytest.importorskip("triton")
-    slots = SlotAccounts(NUM_SLOTS, replace(FACTS, vocab_size=vocab_size), CPU)
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device here")
+    device = torch.device(device)
+    slots = SlotAccounts(NUM_SLOTS, replace(FACTS, vocab_size=vocab_size), device)
     for slot in range(NUM_SLOTS):
         sampling = SamplingConfig(temperature=0.3 + slot / 7, repetition_penalty=1.0 + slot / 9)
         join(slots, slot, sampling, Anchored(k=0.3))
@@ -181,12 +185,14 @@ def test_the_kernel_warps_rows_to_the_bits_of_torch(vocab_size, dtype):
     generator = torch.Generator().manual_seed(vocab_size)
     both = 9.0 * torch.randn(2, int(rows.index.max()) + 1, vocab_size + 5, generator=generator)
     both[0, 0, 3:6] = torch.tensor([-math.inf, math.inf, math.nan])
-    both = both.to(dtype)
+    both = both.to(device, dtype)
     reached = torch.cat([torch.ones(NUM_SLOTS, 1).bool(), rows.drafts >= 0], dim=1)
+    names = ("slots", "index", "drafts", "last_tokens", "lengths")
+    rows = replace(rows, **{name: getattr(rows, name).to(device) for name in names})
     by_triton, by_torch = slots._warped_by_triton(rows, *both), slots._warped_by_torch(rows, *both)
     for ours, expected in zip(by_triton, by_torch, strict=True):
         exactly = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
-        torch.testing.assert_close(ours[reached], expected[reached], **exactly)
+        torch.testing.assert_close(ours.cpu()[reached], expected.cpu()[reached], **exactly)
 
 
 def drafted(both, expected, wrong=()):
