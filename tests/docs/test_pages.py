@@ -257,6 +257,21 @@ def test_every_record_is_named_with_the_command_that_made_it():
     assert [path.name for path in folder.iterdir() if path.stem not in stems] == []
 
 
+def test_the_table_of_bytes_is_what_was_recorded():
+    record = (ROOT / "docs" / "results" / "bench-bytes.txt").read_text().replace("V = ", "")
+    rows = [line.split() for line in record.splitlines() if re.match(r"\w+ +\d+ +(bef|aft)", line)]
+    expected = []
+    for before, after in zip(rows[::2], rows[1::2], strict=True):
+        pair, size, _, step, _, *parts, host, error, _, _ = after
+        name = "quickstart's" if pair == "quickstart" else f"{int(pair):,}"
+        cells = name, size, step, *parts, f"{host} ({error})", f"{before[-4]} ({before[-3]})"
+        expected.append(f"| {' | '.join(cells)} |")
+    page = (ROOT / "docs" / "speed.md").read_text()
+    table = page.split("## Bytes")[1].split("|--:|\n")[1].split("\n\n")[0]
+    assert len(expected) == 9
+    assert table.splitlines() == expected
+
+
 def test_the_reference_has_every_public_name():
     page = (ROOT / "docs" / "reference.md").read_text()
     named = set(re.findall(r"^::: anchored\.(\w+)$", page, re.MULTILINE))
