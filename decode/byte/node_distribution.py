@@ -46,18 +46,22 @@ class NodeDistribution:
     the logits are broken.
     """
 
-    def __init__(self, vocabulary: ByteVocabulary, scores: Tensor, allowed: Row) -> None:
-        """scores: (V,) logits in order, float32 or float64. allowed: (V,) bool, in order."""
+    def __init__(
+        self, vocabulary: ByteVocabulary, scores: Tensor, shares: Tensor, allowed: Row
+    ) -> None:
+        """scores: (V,) logits in order, float32 or float64. shares: their softmax, on the CPU; it
+        is written to. allowed: (V,) bool, in order."""
         self.trie, num_rows = vocabulary.trie, len(vocabulary.trie.tokens)
         # 1. Each token's share of the model's mass. A NaN or +inf breaks all of them, even that of
         #    a token that may not follow; where all scores are -inf there is no mass.
-        values, self._shares = scores.numpy(), torch.softmax(scores, -1).numpy()
-        if math.isnan(self._shares[0]) and float(values.max()) == -math.inf:
+        self._shares = shares.numpy()
+        if math.isnan(self._shares[0]) and float(scores.max()) == -math.inf:
             self._shares[:] = 0.0
         # 2. What may not follow has no share. Shares too small for their digits count by their
         #    logarithms, in the order of rows: seldom any, as -inf is not.
         self._faint, self._faint_logs = np.array([], np.int64), np.array([])
         if float(self._shares.min()) < FAINT:
+            values = scores.cpu().numpy()
             is_faint = (self._shares < FAINT) & (values > -math.inf)
             self._faint = np.flatnonzero(is_faint & allowed)
         if len(self._faint):
@@ -69,7 +73,7 @@ class NodeDistribution:
         # 3. What is left, by first byte, and the end. In a dead end there is nothing to divide by.
         self._log_total = 0.0
         first_bytes = self._log_sums(0, num_rows, self.trie.start[self.trie.children(ROOT)])
-        log_end = float(self._log_sums(num_rows, len(values), np.array([0]))[0])
+        log_end = float(self._log_sums(num_rows, len(allowed), np.array([0]))[0])
         log_kept = log_sum(np.append(first_bytes, log_end))
         self.masked_mass = 0.0
         if log_kept != -math.inf:
@@ -134,11 +138,14 @@ def node_distributions(
     logits: (N, V) logits or log-probabilities in order, any float dtype, -inf = banned.
     All stop tokens count as one end. A row with NaN or +inf gives a distribution of NaN.
     """
-    # One copy from the device, then row by row: each finds the memory of the one before in the
-    # cache, where tiles of many would leave it.
+    # The softmax where the logits are and one copy, then row by row: each finds the memory of the
+    # one before in the cache, where tiles of many would leave it.
     scores = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    for row, state in zip(scores.cpu(), states, strict=True):
-        yield NodeDistribution(vocabulary, row, allowed_in_order(vocabulary, [state])[0])
+    shares = torch.softmax(scores, -1).cpu()
+    for row, of_row, state in zip(scores, shares, states, strict=True):
+        # A row that is kept would keep the memory of all that came with it.
+        kept = of_row.clone() if len(states) > 1 else of_row
+        yield NodeDistribution(vocabulary, row, kept, allowed_in_order(vocabulary, [state])[0])
 
 
 def allowed_in_order(vocabulary: ByteVocabulary, states: Sequence[ViabilityState]) -> Row:

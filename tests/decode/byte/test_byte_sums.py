@@ -56,7 +56,7 @@ def test_each_sum_of_a_node_is_right_however_far_scores_are_apart(dtype, seed, s
     scores[torch.from_numpy(generator.random(num_scores) < 0.1)] = -math.inf  # truncated
     allowed = generator.random(num_scores) >= share
     allowed[num_rows + 1 :] = False
-    node = NodeDistribution(vocabulary(), scores, allowed)
+    node = NodeDistribution(vocabulary(), scores, torch.softmax(scores, -1), allowed)
     kept = np.where(allowed, scores.double().numpy(), -math.inf)
     total, relative = log_sum_of_60_digits(kept), TOLERANCES[dtype]
     assert total > -math.inf
