@@ -33,10 +33,10 @@ def log_sum_of_60_digits(terms) -> float:
         return float(mpmath.log(total)) if total else -math.inf
 
 
-def assert_close(found: float, expected: float, relative: float) -> None:
+def assert_close(ours: float, expected: float, relative: float) -> None:
     """Probabilities, by their logarithms, of which float32 has 24 bits too."""
     allowed = relative * max(1.0, abs(expected) if relative < 1e-6 else 1.0)
-    assert found == expected or abs(found - expected) <= allowed, (found, expected)
+    assert ours == expected or abs(ours - expected) <= allowed, (ours, expected)
 
 
 @given(seed=st.integers(0, 2**32 - 1), scale=SCALES)
@@ -62,14 +62,31 @@ def test_each_sum_of_a_node_is_right_however_far_scores_are_apart(dtype, seed, s
     assert total > -math.inf
     prefixes = [ROOT, *np.flatnonzero(trie.num_children)[1::17].tolist()]
     for prefix in prefixes:
-        for child, found in zip(
+        for child, ours in zip(
             range(*trie.children(prefix).indices(10**9)), node.log_children(prefix), strict=True
         ):
             rows = kept[trie.low[child] : trie.high[child]]
-            assert_close(found, log_sum_of_60_digits(rows) - total, relative)
+            assert_close(ours, log_sum_of_60_digits(rows) - total, relative)
     assert_close(node.log_end, log_sum_of_60_digits(kept[num_rows:]) - total, relative)
     everything = log_sum_of_60_digits(scores.double().tolist())
     masked = -math.expm1(total - everything)
     assert node.masked_mass == pytest.approx(masked, abs=relative)
     likely = node.likely(ROOT, math.log(0.01))
     assert set(likely) == set(np.flatnonzero(kept[:num_rows] - total >= math.log(0.01)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("score", "expected"), [(None, -math.inf), (math.nan, math.nan), (math.inf, math.nan)]
+)
+def test_nothing_follows_where_no_score_is_left_and_a_broken_one_breaks_all(dtype, score, expected):
+    scores = torch.full((vocabulary().vocab_size,), -math.inf, dtype=dtype)
+    allowed = np.ones(len(scores), np.bool_)
+    if score is not None:
+        scores[:] = torch.arange(len(scores))
+        scores[7], allowed[7] = score, False
+    node = NodeDistribution(vocabulary(), scores, torch.softmax(scores, -1), allowed)
+    assert np.array_equal(node.first_bytes, np.full(len(node.first_bytes), expected), True)
+    logs = [node.log_end, node.of_token(int(vocabulary().trie.tokens[3])), node.log_reach(ROOT)]
+    assert np.array_equal(logs, [expected] * 3, equal_nan=True)
+    assert node.masked_mass == 0.0
