@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.project import project, takes_triton
+from ...kernels.project import project
 from ...kernels.spend import DEBT, STEP, allowance, charged, empty_accounts
+from ...kernels.warp import seen_by_row, warped_rows
 from ..engine.request import NUM_COLUMNS, TOKEN, ledger_columns
 from ..settings import Divergence, SamplingConfig
 from ..streams.kv_cache import uploaded
-from ..warpers import Warpers, merge_ends, penalized
+from ..warpers import Warpers, merge_ends
 from .settings import PairFacts
 
 # S slots of the engine, B requests of a step, R rows of logits, G rows of a request, V vocabulary.
@@ -284,48 +285,18 @@ class SlotAccounts:
 
     def _warped(self, rows: Rows, *both: Tensor) -> list[Tensor]:
         """(B, G, V) warped logits of each model, of requests that truncate nothing."""
-        has_kernel = takes_triton(self._device)
-        warp = self._warped_by_triton if has_kernel else self._warped_by_torch
-        warped = warp(rows, *both)
+        settings = {"penalty": self._penalty, "temperature": self._temperature}
+        texts = {"slots": rows.slots, "drafts": rows.drafts, "seen": self._seen}
+        warped = [warped_rows(logits, rows.index, **texts, **settings) for logits in both]
         for scores in warped:
             scores.index_fill_(-1, self._banned, float("-inf"))
             if len(self._stops) > 1:
                 merge_ends(scores, self._stops)
         return warped
 
-    def _warped_by_triton(self, rows: Rows, *both: Tensor) -> list[Tensor]:
-        from ...kernels.gpu.warp import warped_rows  # triton is not there on every platform
-
-        settings = {"penalty": self._penalty, "temperature": self._temperature}
-        of_text = {"slots": rows.slots, "drafts": rows.drafts, "seen": self._seen}
-        return [warped_rows(logits, rows.index, **of_text, **settings) for logits in both]
-
-    def _warped_by_torch(self, rows: Rows, *both: Tensor) -> list[Tensor]:
-        seen, warped = self._seen_by_row(rows), []
-        penalty = self._penalty[rows.slots, None, None]
-        temperature = self._temperature[rows.slots, None, None]
-        for logits in both:
-            scores = self._shared(rows, logits).float()
-            scores = torch.where(seen, penalized(scores, penalty), scores) / temperature
-            warped.append(scores)
-        return warped
-
     def _warped_by_group(self, rows: Rows, *both: Tensor) -> list[Tensor]:
         """The same of requests that share their settings, and truncate or are greedy."""
-        warp = self._warpers[rows.host_slots[0]].after(self._seen_by_row(rows).flatten(0, 1))
-        shape = tuple(rows.index.shape)
-        return [
-            warp(self._shared(rows, logits).flatten(0, 1)).unflatten(0, shape) for logits in both
-        ]
-
-    def _shared(self, rows: Rows, logits: Tensor) -> Tensor:
-        """(B, G, V) raw logits of the tokens that both models know."""
-        return logits[:, : self._facts.vocab_size][rows.index]
-
-    def _seen_by_row(self, rows: Rows) -> Tensor:
-        """(B, G, V) bool: tokens of the text, and the drafts before each row."""
-        seen = [self._seen[rows.slots]]
-        for draft in rows.drafts.unbind(1):
-            # Rows after a missing draft are not reached, whatever they have seen.
-            seen.append(seen[-1].scatter(1, draft.clamp(min=0)[:, None], True))
-        return torch.stack(seen, dim=1)
+        seen = seen_by_row(self._seen, rows.slots, rows.drafts).flatten(0, 1)
+        warp, shape = self._warpers[rows.host_slots[0]].after(seen), tuple(rows.index.shape)
+        shared = [logits[:, : self._facts.vocab_size][rows.index] for logits in both]
+        return [warp(logits.flatten(0, 1)).unflatten(0, shape) for logits in shared]

@@ -55,20 +55,13 @@ def warp_kernel(
 def warped_rows(
     logits: Tensor,
     index: Tensor,
-    *,
     slots: Tensor,
     drafts: Tensor,
     seen: Tensor,
     penalty: Tensor,
     temperature: Tensor,
 ) -> Tensor:
-    """(B, G, V) float32 logits, penalized and divided by the temperature: float32 as PyTorch's.
-
-    logits: (R, at least V), of at most 32 bits. index: (B, G) int64, the rows of each request.
-    slots: (B,) int64. drafts: (B, G - 1) int64, tokens that rows after the first have seen; -1 is
-    none. seen: (S, V) bool, the tokens of each slot's text. penalty, temperature: (S,) float32.
-    Nothing waits for the device. Source: Keskar et al. 2019, "CTRL", section 4.1.
-    """
+    """The function of that name in `kernels/warp.py`, to the bit."""
     (num_requests, num_rows), vocab_size = index.shape, seen.shape[1]
     warped = torch.empty(*index.shape, vocab_size, dtype=torch.float32, device=logits.device)
     grid = (num_requests * num_rows, triton.cdiv(vocab_size, BLOCK_SIZE))

@@ -120,11 +120,11 @@ def compiled_warp(dtype: torch.dtype, *, num_drafts: int, vocab_size: int = VOCA
         warped_rows(
             torch.empty(4, vocab_size + 64, dtype=dtype),
             index,
-            slots=index[:, 0],
-            drafts=index[:, 1:],
-            seen=torch.zeros(4, vocab_size, dtype=torch.bool),
-            penalty=torch.ones(4),
-            temperature=torch.ones(4),
+            index[:, 0],
+            index[:, 1:],
+            torch.zeros(4, vocab_size, dtype=torch.bool),
+            torch.ones(4),
+            torch.ones(4),
         )
     return kernels[-1]
 

@@ -1,7 +1,6 @@
 """Rows of a step drawn by slot: budgets, drafts, failures, and what joins and leaves."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from anchored.decode.vllm import fusion
 from anchored.decode.vllm.fusion import Rows, SlotAccounts
 from anchored.decode.vllm.settings import PairFacts
 from anchored.decode.warpers import Warpers
+from anchored.kernels import warp
 from anchored.kernels.project import project
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import STEP, USED, allowance, charged
@@ -133,7 +133,7 @@ def warping(request, monkeypatch):
     """Rows are warped by PyTorch, or as on a GPU, in Triton's interpreter."""
     if request.param == "triton":
         pytest.importorskip("triton")
-        monkeypatch.setattr(fusion, "takes_triton", lambda device: True)
+        monkeypatch.setattr(warp, "takes_triton", lambda device: True)
 
 
 @pytest.fixture(scope="module")
@@ -166,33 +166,6 @@ def test_rows_that_are_walked_in_tiles_are_drawn_the_same(both, expected, monkey
     for step in range(NUM_STEPS):
         _, records = slots.decide(rows_at(step), *both[:, step::NUM_STEPS])
         assert_drawn(records[:, 0], expected[:, step])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("vocab_size", [40, 257, 2500])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_kernel_warps_rows_to_the_bits_of_torch(device, vocab_size, dtype):
-    pytest.importorskip("triton")
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device here")
-    device = torch.device(device)
-    slots = SlotAccounts(NUM_SLOTS, replace(FACTS, vocab_size=vocab_size), device)
-    for slot in range(NUM_SLOTS):
-        sampling = SamplingConfig(temperature=0.3 + slot / 7, repetition_penalty=1.0 + slot / 9)
-        join(slots, slot, sampling, Anchored(k=0.3))
-    rows = rows_at(0, drafts=[[9], [], [11, 9, 1], [3, 3], [], [39], [2], []])
-    rows = replace(rows, slots=rows.slots.roll(3))  # a request's slot is not its number
-    generator = torch.Generator().manual_seed(vocab_size)
-    both = 9.0 * torch.randn(2, int(rows.index.max()) + 1, vocab_size + 5, generator=generator)
-    both[0, 0, 3:6] = torch.tensor([-math.inf, math.inf, math.nan])
-    both = both.to(device, dtype)
-    reached = torch.cat([torch.ones(NUM_SLOTS, 1).bool(), rows.drafts >= 0], dim=1)
-    names = ("slots", "index", "drafts", "last_tokens", "lengths")
-    rows = replace(rows, **{name: getattr(rows, name).to(device) for name in names})
-    by_triton, by_torch = slots._warped_by_triton(rows, *both), slots._warped_by_torch(rows, *both)
-    for ours, expected in zip(by_triton, by_torch, strict=True):
-        exactly = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
-        torch.testing.assert_close(ours.cpu()[reached], expected.cpu()[reached], **exactly)
 
 
 def drafted(both, expected, wrong=()):
