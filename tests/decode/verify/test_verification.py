@@ -238,10 +238,17 @@ def test_the_risky_model_is_not_looked_at_where_nothing_may_be_spent(pairs):
     assert score.error == "" and math.isfinite(score.log_prob)
 
 
-@pytest.mark.parametrize("level", ["token", "byte"])
-@pytest.mark.parametrize(("name", "room"), [*((name, 1.0) for name in DTYPES), ("bfloat16", 3.0)])
+WARMED = [
+    *(("token", name, 1.0) for name in DTYPES),
+    *(("token", "bfloat16", 3.0), ("byte", "bfloat16", 3.0)),
+    *(pytest.param("byte", name, 1.0, marks=pytest.mark.slow) for name in DTYPES),
+]
+"""Level, dtype, and how much more rounding is granted."""
+
+
+@pytest.mark.parametrize(("level", "name", "room"), WARMED)
 def test_the_figures_of_another_temperature_are_refused_though_each_is_within_rounding(
-    pairs, name, level, room, monkeypatch
+    pairs, level, name, room, monkeypatch
 ):
     """room: how much more rounding is granted, as to a model of larger logits. Then no step by
     itself tells 0.8 from 0.7."""
