@@ -231,8 +231,11 @@ def test_the_package_is_a_module_that_runs(tmp_path):
     assert result.stdout.strip() == anchored.__version__
 
 
+# A shell starts what runs in its background with SIGINT ignored, and programs inherit that.
 INTERRUPTED = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from anchored.tools import cli
 import anchored.tools
 anchored.tools.__path__.append({folder!r})
