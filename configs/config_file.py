@@ -46,14 +46,14 @@ def package_configs(folder: str, keys: Collection[str] = ()) -> dict[str, str]:
     """
     files = sorted((CONFIGS / folder).rglob("*.toml"))
     stems = Counter(file.stem for file in CONFIGS.rglob("*.toml"))
-    found = {}
+    titles = {}
     for file in files:
         if set(keys) <= read_config_file(file).keys():
             whole = file.relative_to(CONFIGS).with_suffix("").as_posix()
             first, _ = file.read_text(encoding="utf-8").split("\n", 1)
             title = re.split(r"[.:](?: |$)", first.lstrip("# "))[0]
-            found[file.stem if stems[file.stem] == 1 else whole] = title
-    return found
+            titles[file.stem if stems[file.stem] == 1 else whole] = title
+    return titles
 
 
 def find_path(name: str | Path, folders: Iterable[Path]) -> Path | None:
@@ -68,10 +68,10 @@ def located(key: str, name: str | Path, folders: Iterable[Path]) -> Path:
     Raises FileNotFoundError that names the key, and every absolute path where it would be found.
     """
     folders = list(folders)
-    if found := find_path(name, folders):
-        return found
-    path = Path(name).expanduser()
-    places = dict.fromkeys(os.path.abspath(folder / path) for folder in folders)
+    if path := find_path(name, folders):
+        return path
+    wanted = Path(name).expanduser()
+    places = dict.fromkeys(os.path.abspath(folder / wanted) for folder in folders)
     raise FileNotFoundError(f"{key}: there is no file or folder {', nor '.join(places)}")
 
 

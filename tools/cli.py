@@ -239,8 +239,8 @@ def options_class(command: Command) -> type | None:
 
 
 def _named(name: str) -> Any:
-    module, _, own = name.rpartition(".")
-    return getattr(importlib.import_module(f"anchored.tools.{module}"), own)
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(f"anchored.tools.{module}"), function)
 
 
 def _one_line(error: Exception) -> str:

@@ -55,9 +55,9 @@ def plain_text(messages: Conversation) -> str:
     return text.removesuffix("\n\n") if _is_begun(messages) else text
 
 
-def is_conversation(given: object) -> bool:
+def is_conversation(prompt: object) -> bool:
     """Whether it is one conversation, by its first message; not several, and no text."""
-    return isinstance(given, Sequence) and len(given) > 0 and isinstance(given[0], Mapping)
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _templated(name: str, tokenizer: PreTrainedTokenizerFast, messages: Conversation) -> list[int]:

@@ -40,7 +40,7 @@ class RetokenizedLevel(Level):
         self.pair = pair
         self._tokenizer = pair.tokenizers["risky"]
         self._decoder = TokenDecoder(self._tokenizer)
-        self._files = {name: tokenizer_file(own) for name, own in pair.tokenizers.items()}
+        self._files = {name: tokenizer_file(each) for name, each in pair.tokenizers.items()}
         self.vocab_size = pair.runners["risky"].vocab_size
         self.stop_token_ids = pair.stop_tokens_of("risky")
         self.special_token_ids = sorted(self._tokenizer.all_special_ids)
@@ -119,9 +119,9 @@ class RetokenizedLevel(Level):
         has too, -inf elsewhere. Prompts are scored by neither."""
         return {
             name: self._safe_stream(num_rows, max_length, sampling)
-            if own.model == "safe"
+            if spec.model == "safe"
             else open_stream(self.pair, "risky", num_rows, max_length, scores_prompts=False)
-            for name, own in specs.items()
+            for name, spec in specs.items()
         }
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
@@ -164,7 +164,7 @@ def tokenizer_file(tokenizer: PreTrainedTokenizerFast) -> TokenizerFile:
     return read_tokenizer(tokenizer.backend_tokenizer)
 
 
-def same_tokens(own: TokenizerFile, other: TokenizerFile, vocab_size: int) -> dict[int, int]:
+def same_tokens(file: TokenizerFile, other: TokenizerFile, vocab_size: int) -> dict[int, int]:
     """Ordinary tokens below `vocab_size` whose bytes are a token of another tokenizer too: that."""
     ids = {
         text: token_id
@@ -173,8 +173,8 @@ def same_tokens(own: TokenizerFile, other: TokenizerFile, vocab_size: int) -> di
     }
     return {
         token_id: ids[text]
-        for token_id, text in own.token_bytes.items()
-        if text in ids and token_id not in own.added_token_ids and token_id < vocab_size
+        for token_id, text in file.token_bytes.items()
+        if text in ids and token_id not in file.added_token_ids and token_id < vocab_size
     }
 
 

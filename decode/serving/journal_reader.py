@@ -204,12 +204,12 @@ class JournalReader:
                 self.forget(name)
             if line.startswith(CONTINUED):
                 # The engine says nothing of the end of a text that its client broke off.
-                idle = [n for n, own in self._records.items() if counts.get(n) == len(own.steps)]
+                idle = [n for n, r in self._records.items() if counts.get(n) == len(r.steps)]
                 for name in idle:
                     yield self._records[name]
                     self.forget(name)
                 self._given_up.update(idle)
-                counts = {name: len(own.steps) for name, own in self._records.items()}
+                counts = {n: len(r.steps) for n, r in self._records.items()}
         yield from self._records.values()
 
     def _lines(self) -> Iterator[bytes]:

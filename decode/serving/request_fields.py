@@ -105,7 +105,7 @@ def refuse_unhonored(body: Mapping[str, Any]) -> None:
         refusal = REFUSED.get(name) or OFF_HERE.get(name)
         if refusal is None:
             raise ValueError(f"anchored: the field {name!r} is not known here: leave it out")
-        if value not in ([], {}) and not any(_is_equal(value, own) for own in refusal.neutral):
+        if value not in ([], {}) and not any(_is_equal(value, one) for one in refusal.neutral):
             raise ValueError(unhonored(name, value))
 
 

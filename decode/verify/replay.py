@@ -127,10 +127,10 @@ def recorded_level(pair: ModelPair, name: str, settings: dict[str, Any]) -> Leve
         return RetokenizedLevel(pair) if "tokens_of" in settings else TokenLevel(pair)
     if name != "byte":
         raise ValueError(f'level must be "token" or "byte", got {name!r}')
-    given = {key: value for key, value in settings.items() if key != "tokenizers"}
-    if error := field_error(ByteSettings, given):
+    plain = {key: value for key, value in settings.items() if key != "tokenizers"}
+    if error := field_error(ByteSettings, plain):
         raise ValueError(f"level_settings: {error}")
-    level = ByteLevel(pair, ByteSettings(**given))
+    level = ByteLevel(pair, ByteSettings(**plain))
     if level.settings()["tokenizers"] != settings.get("tokenizers"):
         raise ValueError("the tokenizers, or their stop tokens, are not the recorded ones")
     return level

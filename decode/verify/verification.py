@@ -106,7 +106,7 @@ def verify(ledger: Any, pair: ModelPair) -> Verification | list[Verification]:
     or no pair; all else is in `failures`.
     """
     if not isinstance(pair, ModelPair):
-        kinds = " and ".join(type(given).__name__ for given in (ledger, pair))
+        kinds = " and ".join(type(value).__name__ for value in (ledger, pair))
         raise ValueError(f"write verify(ledger, pair), with a ModelPair: got {kinds}")
     if isinstance(ledger, list | tuple):
         return [verify(each, pair) for each in ledger]
@@ -193,8 +193,8 @@ def _checked(replay: Replay, forced: ForcedStep, recorded: LedgerStep) -> StepRe
     tolerances = {"safe": claim.safe_tolerance, "risky": claim.risky_tolerance}
     for rows in other_supports(warps, truncation, tolerances):
         device = forced.inputs.budget.device
-        given = {name: row[None].to(device) for name, row in rows.items()}
-        logits = {**forced.inputs.logits, **given}
+        ours = {name: row[None].to(device) for name, row in rows.items()}
+        logits = {**forced.inputs.logits, **ours}
         inputs = replace(forced.inputs, logits=logits, warp=lambda warped: warped)
         other = replace(
             claim,

@@ -147,12 +147,12 @@ class EngineSettings:
                 "this engine was not started for a pair: use anchored.vllm.open_pair or "
                 "anchored vllm serve"
             )
-        given = additional_config[KEY]
-        limits = given["limits"]
+        options = additional_config[KEY]
+        limits = options["limits"]
         return cls(
-            facts=PairFacts(**given["facts"]),
+            facts=PairFacts(**options["facts"]),
             limits=Limits(**{**limits, "rule": Anchored(**limits["rule"])}),
-            journal=given["journal"],
-            max_bytes=given["max_bytes"],
-            is_synced=given["is_synced"],
+            journal=options["journal"],
+            max_bytes=options["max_bytes"],
+            is_synced=options["is_synced"],
         )

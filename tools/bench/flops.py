@@ -60,4 +60,4 @@ def num_matrix_weights(model: PreTrainedModel) -> int:
     (table,) = model.get_input_embeddings().parameters()
     output = model.get_output_embeddings()
     is_tied = output is not None and output.weight is table
-    return sum(own.numel() for own in model.parameters() if is_tied or own is not table)
+    return sum(w.numel() for w in model.parameters() if is_tied or w is not table)

@@ -15,10 +15,10 @@ def check_outputs(config: Any, *outputs: Path | None) -> None:
     replaced. An input of the same command never is: any other path among the options, or a file of
     a model's folder. Folders in front of a path need not exist.
     """
-    given = [path for path in outputs if path is not None]
-    inputs = {_identity(file): file for file in _input_files(config, given) if file.is_file()}
-    for number, path in enumerate(given):
-        if path.resolve() in map(Path.resolve, given[:number]):
+    paths = [path for path in outputs if path is not None]
+    inputs = {_identity(file): file for file in _input_files(config, paths) if file.is_file()}
+    for number, path in enumerate(paths):
+        if path.resolve() in map(Path.resolve, paths[:number]):
             raise ValueError(f"two outputs cannot both be written to {path}")
         try:
             if path.exists() and (read := inputs.get(_identity(path))):

@@ -94,10 +94,10 @@ def parse_known(kind: type[Options], name: str, words: Iterable[str]) -> tuple[O
 
 def _cli(kind: type, name: str, words: Iterable[str], **settings: Any) -> Any:
     try:
-        given = gather(option_values(kind), words)
+        arguments = gather(option_values(kind), words)
         with _RULES:  # None stands for an option that is not given: nobody can give it
             settings |= {"prog": f"anchored {name}", "description": inspect.getdoc(kind)}
-            return tyro.cli(kind, args=given, config=(DisallowNone,), **settings)
+            return tyro.cli(kind, args=arguments, config=(DisallowNone,), **settings)
     except Refused as error:
         print(f"anchored {name}: {error}", file=sys.stderr)
         sys.exit(_USAGE_STATUS)

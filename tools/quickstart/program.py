@@ -53,7 +53,7 @@ def run(config: QuickstartConfig) -> int:
     middle = experiment.budgets[len(experiment.budgets) // 2]
     ledger = experiment.folder / read_generations(experiment, middle)[0]["ledger"]
     steps.run("verify a ledger", lambda: _verify(ledger, pair))
-    facts = {name: own[FACTS] for name, own in utilities(experiment).items()}
+    facts = {name: figures[FACTS] for name, figures in utilities(experiment).items()}
     judged = findings(summarize(experiment), facts, shows_effects=preset.shows_effects)
     about = {
         "schema": RESULTS_SCHEMA,

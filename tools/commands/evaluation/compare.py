@@ -141,12 +141,12 @@ def _model(entry: "Entry", comparison: "Comparison") -> Any:
     from anchored.eval.harness.tasks import register_model
 
     register_model()
-    given = {"batch_size": comparison.batch_size, **entry.arguments}
-    defaults = {} if "device" in given else {"device": comparison.device or None}
+    arguments = {"batch_size": comparison.batch_size, **entry.arguments}
+    defaults = {} if "device" in arguments else {"device": comparison.device or None}
     kind = "hf" if entry.model else "anchored"
     if entry.model:  # lm-eval does not name a model that the Hub does not have
         ModelFolder.find(entry.model, cast("str | None", entry.settings.get("revision")))
-    return get_model(kind).create_from_arg_obj(given, defaults)
+    return get_model(kind).create_from_arg_obj(arguments, defaults)
 
 
 def _draw(comparison: "Comparison", cells: Any, path: Path) -> None:

@@ -269,9 +269,9 @@ def _identity(config: EvaluateConfig, name: StepName) -> dict[str, Any]:
 
 def _portable(options: dict[str, Any]) -> dict[str, Any]:
     """The options with what files hold in place of their paths, and without folders."""
-    kept = {name: own for name, own in options.items() if not isinstance(own, Path)}
-    files = {name: own for name, own in options.items() if isinstance(own, Path) and own.is_file()}
-    return kept | {name: file_sha256(file) for name, file in files.items()}
+    kept = {name: value for name, value in options.items() if not isinstance(value, Path)}
+    paths = {name: value for name, value in options.items() if isinstance(value, Path)}
+    return kept | {name: file_sha256(path) for name, path in paths.items() if path.is_file()}
 
 
 def _options(config: EvaluateConfig, name: StepName) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def _evaluate(config: EvaluateConfig, name: StepName, texts: list[RecordedText])
             safe=safe,
             risky=risky,
             beside=config.beside,
-            known=[row for own in {folder, config.run[0]} for row in evaluation_rows(own, name)],
+            known=[row for run in {folder, config.run[0]} for row in evaluation_rows(run, name)],
             progress=sys.stderr.isatty(),
         )
     elif name == "nonliteral":

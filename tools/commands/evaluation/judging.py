@@ -154,7 +154,7 @@ def check_judge(
 def judge_plan(name: str, texts: Sequence[RecordedText], options: Judging) -> str:
     """What a judge is asked, before anything is paid; answers that are kept are not asked again."""
     messages, sampling = _first_requests(name, _judged_texts(texts, options), options)
-    different = {"".join(own["content"] for own in each) for each in messages}  # each sent once
+    different = {"".join(m["content"] for m in each) for each in messages}  # each sent once
     num_bytes = sum(len(text.encode(errors="replace")) for text in different)
     num_in, count = num_bytes // BYTES_A_TOKEN, len(different)
     most_out = count * sampling.max_tokens
@@ -180,8 +180,8 @@ def _first_requests(
         shown = [text.text for text in texts if text.text.strip()]
         return [fluency.fluency_messages(text) for text in shown], fluency.SAMPLING
     if name == "factuality":
-        windows = [own for text in texts for own in factuality.windows(text.text)]
-        return [factuality.extraction_messages(own) for own in windows], factuality.SAMPLING
+        windows = [window for text in texts for window in factuality.windows(text.text)]
+        return [factuality.extraction_messages(window) for window in windows], factuality.SAMPLING
     messages = [
         win_rate.comparison_messages(pair.text.prompt, *order)
         for pair in win_rate.comparisons(texts, options)
@@ -240,7 +240,7 @@ def check_judged(results: dict[str, Any]) -> None:
     """Raise AnchoredError, with the first reason, where a judge could judge nothing."""
     from anchored.eval.analysis.evaluated import judged_figure
 
-    figures = [judged_figure(results["judge"], own) for own in results["settings"]]
+    figures = [judged_figure(results["judge"], setting) for setting in results["settings"]]
     problems = [row["problem"] for row in results["rows"]]
     problems += [claim["problem"] for row in results["rows"] for claim in row.get("claims", ())]
     problem = next(filter(None, problems), None)
