@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,9 @@ def test_while_programs_are_imported_and_the_run_is_checked_it_ends_in_one_line(
     run = tmp_path / "run"
     config = write_config(run, steps=5000, lr_scheduler={"total_steps": 5000})
     command = [sys.executable, "-m", "anchored.pretrain", "--job.config_file", str(config)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    # A shell starts what runs in its background with SIGINT ignored, and programs inherit that.
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heeds) as process:
         while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
             time.sleep(0.01)
         time.sleep(delay)
