@@ -160,7 +160,9 @@ def test_differences_name_each_setting_with_both_values(before, now, expected):
     assert differences(before, now) == expected
 
 
-@pytest.mark.parametrize("limit", [200, 1500, 4000])
+@pytest.mark.parametrize(
+    "limit", [1500, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (200, 4000))]
+)
 def test_a_sweep_whose_disk_is_full_names_the_file_and_goes_on_later(capsys, inputs, limit):
     words = ["sweep", str(inputs / "sweep.toml"), "--output"]
     run(capsys, *words, str(inputs / "whole"))
