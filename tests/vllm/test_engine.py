@@ -1,6 +1,9 @@
 """What an engine refuses, what it falls back to, and what it forgets."""
 
+import asyncio
+from contextlib import asynccontextmanager
 from pathlib import Path
+from socket import socket
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +20,7 @@ import anchored
 from anchored.decode.serving.asked import Limits
 from anchored.decode.serving.journal_options import JournalOptions
 from anchored.decode.serving.journal_reader import JournalError
-from anchored.decode.vllm import admission, engine, pair_state
+from anchored.decode.vllm import admission, engine, pair_state, server
 
 from .conftest import ENGINE, opened, state_of
 
@@ -147,6 +150,23 @@ def test_a_prompt_that_was_not_read_here_is_an_error_and_no_debt(llm, monkeypatc
         (output,) = llm.generate([PROMPT], params(), use_tqdm=False)
     assert "its debt is not known" in output.anchored["error"]
     assert not output.anchored["certified"]
+
+
+def test_a_journal_that_the_server_does_not_see_ends_it_before_it_answers(
+    folders, tmp_path, monkeypatch
+):
+    settings, _ = engine.prepare(
+        *folders, Limits(rule=anchored.Anchored(k=1.5)), JournalOptions(ledgers=tmp_path)
+    )
+
+    @asynccontextmanager
+    async def elsewhere(arguments):  # an engine that writes on another machine
+        yield None
+
+    monkeypatch.setattr(server, "setup_server", lambda *args, **more: ("", socket()))
+    monkeypatch.setattr(server, "build_async_engine_client", elsewhere)
+    with pytest.raises(anchored.AnchoredError, match="need one file system"):
+        asyncio.run(server._serve(settings, None, {}, None))
 
 
 def test_requests_by_which_the_engine_warms_up_leave_no_ledger(llm, monkeypatch):
