@@ -9,11 +9,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import (
     LogitsProcessorList,
-    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
@@ -27,13 +24,12 @@ from .ambient import in_plain_torch
 from .decoder import Decoder
 from .generation import Generation
 from .streams.stream import CACHE
+from .warpers import TRUNCATIONS
 
-PROCESSORS: Final = {
+PROCESSORS: Final[dict[type[Any], tuple[str, str]]] = {
     RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty"),
     TemperatureLogitsWarper: ("temperature", "temperature"),
-    TopKLogitsWarper: ("top_k", "top_k"),
-    TopPLogitsWarper: ("top_p", "top_p"),
-    MinPLogitsWarper: ("min_p", "min_p"),
+    **{kind: (name, attribute) for name, (kind, attribute) in TRUNCATIONS.items()},
 }
 """Processors in the order in which they act here: their setting, and which attribute has it."""
 MODES: Final = (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)

@@ -1,7 +1,6 @@
 """Options of the calls of `Decoder`: each with its default and its meaning, once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, TypedDict
 
 from transformers import GenerationConfig
@@ -10,7 +9,7 @@ from .generation import Generation
 from .ledger import Ledger
 from .levels.chat import Conversation
 from .pair.model_pair import ModelPair
-from .settings import SamplingConfig
+from .settings import SAMPLING_NAMES, SamplingConfig
 
 Earlier = Generation | Ledger
 """A text that a call goes on from."""
@@ -91,7 +90,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Defaults of both calls."""
 NAMES_HERE = {
-    **{field.name: field.name for field in fields(SamplingConfig)},
+    **{name: name for name in SAMPLING_NAMES},
     "max_new_tokens": "max_new_tokens",
     "num_return_sequences": "num_return_sequences",
     "stop_strings": "stop",

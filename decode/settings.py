@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from ..fields import check_fields, converted
@@ -114,10 +114,9 @@ class SamplingConfig:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "SamplingConfig":
         """From settings by name, where None is the default; ValueError for an unknown one."""
-        allowed = [each.name for each in fields(cls)]
         for name in settings:
-            if name not in allowed:
-                hint = HINTS.get(name, f"allowed are {', '.join(allowed)}")
+            if name not in SAMPLING_NAMES:
+                hint = HINTS.get(name, f"allowed are {', '.join(SAMPLING_NAMES)}")
                 raise ValueError(f"unknown sampling setting {name!r}: {hint}")
         return cls(**{name: value for name, value in settings.items() if value is not None})
 
@@ -127,14 +126,25 @@ class SamplingConfig:
         return self.temperature == 0
 
     @property
+    def untruncated(self) -> "SamplingConfig":
+        """The same without what drops tokens."""
+        return replace(self, **KEEPS_ALL)
+
+    @property
     def is_truncating(self) -> bool:
         """Some tokens get no probability."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+        return any(getattr(self, name) != value for name, value in KEEPS_ALL.items())
 
     def as_dict(self) -> dict[str, float | int]:
         """The settings as plain JSON values."""
         return asdict(self)
 
+
+KEEPS_ALL: Mapping[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""The settings that drop tokens, with the values at which they drop none."""
+
+SAMPLING_NAMES = tuple(field.name for field in fields(SamplingConfig))
+"""The settings of a SamplingConfig, in the order in which they act."""
 
 FLAT = "flat"
 """Marks, in Annotated, a field of options whose names on a command line have no prefix."""

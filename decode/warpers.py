@@ -1,16 +1,29 @@
 """The warped logits of one model: penalty, temperature, bans, truncation, one end symbol."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessor,
+    MinPLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from .settings import SamplingConfig
+from .settings import KEEPS_ALL, SamplingConfig
+
+TRUNCATIONS: Final[dict[str, tuple[type[Any], str]]] = {
+    "top_k": (TopKLogitsWarper, "top_k"),
+    "top_p": (TopPLogitsWarper, "top_p"),
+    "min_p": (MinPLogitsWarper, "min_p"),
+}
+"""Warpers that drop tokens, by their settings, in the order in which they act: each is made of its
+setting's value alone, and has it in this attribute."""
 
 Places = tuple[NDArray[np.int64], NDArray[np.int64]]
 """(n,) rows and (n,) columns of a mask's True entries, of which there are few."""
@@ -120,10 +133,7 @@ def alike_or_new(
     return next(alike, None) or Warpers(config, stop_token_ids)
 
 
-def _truncations(config: SamplingConfig):  # type: ignore[no-untyped-def]
-    if config.top_k > 0:
-        yield TopKLogitsWarper(config.top_k)
-    if config.top_p < 1.0:
-        yield TopPLogitsWarper(config.top_p)
-    if config.min_p > 0.0:
-        yield MinPLogitsWarper(config.min_p)
+def _truncations(config: SamplingConfig) -> Iterator[LogitsProcessor]:
+    for name, (warper, _) in TRUNCATIONS.items():
+        if (value := getattr(config, name)) != KEEPS_ALL[name]:
+            yield warper(value)

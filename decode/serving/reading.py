@@ -15,14 +15,13 @@ from ..rounding import least_temperature, temperature_error
 from ..rules.anchored import Anchored, NoOpt
 from ..rules.claims import opened
 from ..rules.rule import OpenRule, Rule
-from ..settings import SamplingConfig
+from ..settings import SAMPLING_NAMES, SamplingConfig
 from ..tokenizer.text import special_names
 from .asked import AVAILABLE, GREEDY, Asked, Limits, seed_of_name, seed_of_secret
 from .request_fields import (
     HARMLESS,
     OFF_HERE,
     REFUSED,
-    WARPED,
     refuse_special_stops,
     refuse_unhonored,
 )
@@ -33,6 +32,10 @@ DEFAULT_MAX_TOKENS: Final = 16
 NUM_OPENED: Final = 64
 """Openings of a rule that are kept: rows that share one are drawn for together. Clients choose
 orders of divergences freely, so that there is no end of them."""
+
+
+UNWARPED: Final = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
+"""Where a body names nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +53,7 @@ class Body:
     seed: int | None = None
     stop: str | list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
-    temperature: float = 1.0
-    repetition_penalty: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    sampling: SamplingConfig = UNWARPED
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Body":
@@ -66,13 +65,11 @@ class Body:
         refuse_unhonored(values)
         left_out = {*HARMLESS, *REFUSED, *OFF_HERE, "anchored", "vllm_xargs"}
         kept = {n: v for n, v in values.items() if v is not None and n not in left_out}
-        return from_record(cls, kept)
-
-    @property
-    def sampling(self) -> SamplingConfig:
-        """Warpers; -1 stands for no top_k too, as in vLLM."""
-        named = {name: getattr(self, name) for name in WARPED}
-        return SamplingConfig(**{**named, "top_k": max(self.top_k, 0)})
+        warped = {name: kept.pop(name) for name in SAMPLING_NAMES if name in kept}
+        if warped.get("top_k") == -1:  # says as much as 0, in vLLM too
+            warped["top_k"] = 0
+        sampling = from_record(SamplingConfig, {**UNWARPED.as_dict(), **warped})
+        return replace(from_record(cls, kept), sampling=sampling)
 
     @property
     def most_tokens(self) -> int | None:

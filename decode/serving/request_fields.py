@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..settings import SAMPLING_NAMES
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -71,13 +73,10 @@ OFF_HERE: Final[dict[str, Refusal]] = {
 }
 """Fields that vLLM's server honors, and the embedded one does not."""
 
-WARPED: Final = ("temperature", "repetition_penalty", "top_k", "top_p", "min_p")
-"""Act on both models' logits before the projection."""
-
 HONORED: Final = (
     *("model", "prompt", "messages", "stream", "stream_options", "return_token_ids"),
     *("max_tokens", "max_completion_tokens", "seed", "stop", "stop_token_ids"),
-    *WARPED,
+    *SAMPLING_NAMES,
     *("anchored", "vllm_xargs"),
 )
 """Fields that decide a text or its answer."""

@@ -218,10 +218,9 @@ def other_supports(
 
     warps, tolerances: by model; tolerances are of a warped logit, in nats.
     """
-    untruncated = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
     kept = {name: warp(sampling) for name, warp in warps.items()}
     flipped = {
-        name: torch.where(kept[name] > -math.inf, -math.inf, warp(untruncated))
+        name: torch.where(kept[name] > -math.inf, -math.inf, warp(sampling.untruncated))
         for name, warp in warps.items()
     }
     # Two logits move, as the ends of a gap.
@@ -261,7 +260,7 @@ def _alike_across(kept: Tensor, dropped: Tensor, reach: float) -> Iterator[list[
 
 def _uncertain(warp: Warp, sampling: SamplingConfig, reach: float) -> list[int]:
     is_uncertain = _is_kept(warp, sampling, reach) & ~_is_kept(warp, sampling, -reach)
-    logits = warp(replace(sampling, top_k=0, top_p=1.0, min_p=0.0))
+    logits = warp(sampling.untruncated)
     if 0 < sampling.top_k < len(logits):
         # Of top_k: symbols within reach of the first one on the other side.
         last, first_dropped = logits.topk(sampling.top_k + 1).values[-2:]

@@ -6,8 +6,8 @@ from typing import Any, Final
 from ..rules.anchored import Anchored
 from ..rules.budget import Budget
 from ..serving.asked import Asked, Limits
-from ..serving.request_fields import REFUSED, WARPED, refuse_special_stops, unhonored
-from ..settings import SamplingConfig
+from ..serving.request_fields import REFUSED, refuse_special_stops, unhonored
+from ..settings import SAMPLING_NAMES, SamplingConfig
 
 # By field of SamplingParams. A field that stands in no table is refused unless it has its default,
 # and fails a test: a new version of vLLM has to be looked at.
@@ -59,7 +59,7 @@ ON_BY_DEFAULT: Final = ("watermarking",)
 """Fields of NEUTRAL that some releases set: there they do nothing without an engine argument that
 is refused."""
 
-KNOWN: Final = {*WARPED, *ASKED, *AFTER_THE_TEXT, *NEUTRAL}
+KNOWN: Final = {*SAMPLING_NAMES, *ASKED, *AFTER_THE_TEXT, *NEUTRAL}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,13 +125,8 @@ def unadmitted(params: Any) -> Admitted:
 
 def sampling_of(params: Any) -> SamplingConfig:
     """The warpers that SamplingParams ask for; vLLM says -1 too for no top_k."""
-    return SamplingConfig(
-        temperature=float(params.temperature),
-        repetition_penalty=float(params.repetition_penalty),
-        top_k=max(int(params.top_k), 0),
-        top_p=float(params.top_p),
-        min_p=float(params.min_p),
-    )
+    named = {name: getattr(params, name) for name in SAMPLING_NAMES}
+    return SamplingConfig(**{**named, "top_k": max(params.top_k, 0)})
 
 
 def _refuse_unhonored(params: Any) -> None:

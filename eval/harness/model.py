@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from ...decode.decoder import Decoder
 from ...decode.generate_options import WITHOUT_EFFECT
 from ...decode.levels.chat import template_errors
+from ...decode.settings import SAMPLING_NAMES
 from ..recorded_texts import grouped
 from .arguments import pair_arguments, process_group
 from .tasks import lm_eval_needed
@@ -37,7 +38,6 @@ TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 LINE_END = ord("\n")
 BLOCK_BATCHES = 16
 """Batches of requests between two entries in lm-eval's cache."""
-SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 OFF = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "n", "best_of"), 1),
     **dict.fromkeys(("length_penalty", "encoder_repetition_penalty", "typical_p"), 1),
@@ -361,9 +361,9 @@ def _generation_settings(
         for name, value in settings.items()
         if name not in WITHOUT_EFFECT and (name not in OFF or OFF[name] != value)
     }
-    if unknown := {n: v for n, v in settings.items() if n not in SAMPLING_SETTINGS}:
+    if unknown := {n: v for n, v in settings.items() if n not in SAMPLING_NAMES}:
         raise ValueError(
-            f"generation settings must be among {', '.join(SAMPLING_SETTINGS)}, got {unknown}"
+            f"generation settings must be among {', '.join(SAMPLING_NAMES)}, got {unknown}"
         )
     fixed = {"temperature": temperature, "stop": stop}
     return max_new_tokens, {"repetition_penalty": 1.0, **settings, **fixed}

@@ -43,7 +43,7 @@ def test_every_field_of_sampling_params_is_looked_at():
     fields = set(SamplingParams.__struct_fields__)
     assert fields <= admission.KNOWN
     assert admission.KNOWN - fields <= {"_watermarking_skipped"}  # 0.31 lacks it
-    tables = admission.WARPED, admission.ASKED, admission.AFTER_THE_TEXT, admission.NEUTRAL
+    tables = admission.SAMPLING_NAMES, admission.ASKED, admission.AFTER_THE_TEXT, admission.NEUTRAL
     assert sum(map(len, tables)) == len(admission.KNOWN)
 
 

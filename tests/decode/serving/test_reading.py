@@ -9,7 +9,7 @@ from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.serving import request_fields
 from anchored.decode.serving.asked import Asked, Limits, extra_arguments, seed_of_name
 from anchored.decode.serving.reading import Body, Reader, parsed, plain_messages
-from anchored.decode.settings import SamplingConfig
+from anchored.decode.settings import SAMPLING_NAMES, SamplingConfig
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,8 @@ def test_tables_of_fields_name_each_once_and_body_has_what_is_honored():
     )
     names = [name for table in tables for name in table]
     assert len(names) == len(set(names))
-    assert {*Body.__slots__, "anchored", "vllm_xargs"} == set(request_fields.HONORED)
+    plain = {*Body.__slots__, "anchored", "vllm_xargs"} - {"sampling"}
+    assert plain | {*SAMPLING_NAMES} == set(request_fields.HONORED)
 
 
 REFUSALS = {**request_fields.REFUSED, **request_fields.OFF_HERE}
@@ -59,7 +60,7 @@ def test_null_is_the_default_of_every_field():
     nothing = dict.fromkeys([*request_fields.HONORED, *request_fields.HARMLESS])
     assert Body.of(nothing) == Body()
     assert Body().sampling == SamplingConfig(temperature=1.0, repetition_penalty=1.0)
-    assert Body(top_k=-1).sampling == Body().sampling
+    assert Body.of({"top_k": -1}).sampling == Body().sampling
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,8 @@ def test_null_is_the_default_of_every_field():
     [
         ({"prompt": "a", "best": 1}, "'best' is not known"),
         ({"prompt": "a", "temperature": "hot"}, "temperature must be a number"),
+        ({"prompt": "a", "top_k": -2}, "top_k must be >= 0"),
+        ({"prompt": "a", "sampling": {"top_k": 3}}, "'sampling' is not known"),
         ({"prompt": "a", "max_tokens": 1.5}, "max_tokens must be a whole number"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens must be >= 1"),
         ({"prompt": "a", "max_tokens": 51}, "max_tokens must be at most 50"),
