@@ -146,6 +146,9 @@ KEEPS_ALL: Mapping[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingConfig))
 """The settings of a SamplingConfig, in the order in which they act."""
 
+UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
+"""The models' distributions as they are."""
+
 FLAT = "flat"
 """Marks, in Annotated, a field of options whose names on a command line have no prefix."""
 

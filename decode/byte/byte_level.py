@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from ..levels.level import Level
 from ..pair.model_pair import ModelPair
 from ..rules.rule import StreamName, StreamSpec
-from ..settings import LevelName, RequestError, SamplingConfig
+from ..settings import UNWARPED, LevelName, RequestError, SamplingConfig
 from ..streams.kv_cache import RowAttention
 from ..streams.stream import Stream
 from ..tokenizer.text import ByteText, TextStream
@@ -23,7 +23,6 @@ from .settings import ByteSettings
 
 BYTES_PER_TOKEN = 4
 """The mean of English text. Source: paper, section on byte-level decoding."""
-UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
 
 
 class ByteLevel(Level):

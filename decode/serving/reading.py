@@ -15,7 +15,7 @@ from ..rounding import least_temperature, temperature_error
 from ..rules.anchored import Anchored, NoOpt
 from ..rules.claims import opened
 from ..rules.rule import OpenRule, Rule
-from ..settings import SAMPLING_NAMES, SamplingConfig
+from ..settings import SAMPLING_NAMES, UNWARPED, SamplingConfig
 from ..tokenizer.text import special_names
 from .asked import AVAILABLE, GREEDY, Asked, Limits, seed_of_name, seed_of_secret
 from .request_fields import (
@@ -32,10 +32,6 @@ DEFAULT_MAX_TOKENS: Final = 16
 NUM_OPENED: Final = 64
 """Openings of a rule that are kept: rows that share one are drawn for together. Clients choose
 orders of divergences freely, so that there is no end of them."""
-
-
-UNWARPED: Final = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
-"""Where a body names nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +53,7 @@ class Body:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Body":
-        """Of a body's object, where null is the default of each field.
+        """Read a body's object, where null is the default of each field.
 
         Raises ValueError, in one line, for a field that is unknown or cannot be honored, and for a
         value of another type.

@@ -250,8 +250,7 @@ WARMED = [
 def test_the_figures_of_another_temperature_are_refused_though_each_is_within_rounding(
     pairs, level, name, room, monkeypatch
 ):
-    """room: how much more rounding is granted, as to a model of larger logits. Then no step by
-    itself tells 0.8 from 0.7."""
+    """With more rounding, as of a model of larger logits, no step by itself tells 0.8 from 0.7."""
     dtype = getattr(torch, name)
     monkeypatch.setitem(LOGIT_TOLERANCE, dtype, room * LOGIT_TOLERANCE[dtype])
     rule, length = Anchored(k=0.5, debt="none"), {"token": 60, "byte": 120}[level]
