@@ -18,7 +18,7 @@ _MISSING = object()
 
 def differences(recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """Each setting that differs, by its dotted name, with its value before and now."""
-    before, now = (_flat(json.loads(json.dumps(parts))) for parts in (recorded, ours))
+    before, now = (_flat(json.loads(json.dumps(settings))) for settings in (recorded, ours))
     names = [
         name for name in {**before, **now} if before.get(name, _MISSING) != now.get(name, _MISSING)
     ]
@@ -47,7 +47,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
         parts = {f"{name}[{index}]": part for index, part in enumerate(value)}
     else:
         return {name: value}
-    return {key: plain for name, part in parts.items() for key, plain in _flat(part, name).items()}
+    return {key: plain for path, part in parts.items() for key, plain in _flat(part, path).items()}
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
