@@ -71,7 +71,8 @@ def _prompt(name: str, item: Any) -> str | list[int] | RequestError:
     if isinstance(item, str):
         return item
     if not isinstance(row, list) or (row and not _is_row(row)):
-        hint = "; give conversations as messages=" if isinstance(item, Mapping) else ""
+        is_chat = isinstance(item, Mapping) or is_conversation(item)
+        hint = "; give conversations as messages=" if is_chat else ""
         kind = type(item).__name__
         return RequestError(f"{name} must be a text or a list of token ids, got {kind}{hint}")
     try:

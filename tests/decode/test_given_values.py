@@ -147,6 +147,10 @@ def config_of(**fields):
         ({"prompts": {"a"}}, "prompts must not be a set: its texts have no order"),
         ({"prompts": {"a": 1}.keys()}, "prompts must not be a dict_keys"),
         ({"prompts": [{"text": "a"}]}, "prompt must be a text or a list of token ids, got dict"),
+        (
+            {"prompts": [[{"role": "user", "content": "a"}]]},
+            "got list; give conversations as messages=",
+        ),
         ({"prompts": b"salt"}, "prompts must be .*, got b'salt'"),  # bytes are no token ids
         ({"prompts": [b"salt"]}, "prompt must be a text or a list of token ids, got bytes"),
         ({"prompts": [{"role": "user", "content": "a"}]}, "got dict; .* messages="),
