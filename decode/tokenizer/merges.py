@@ -253,7 +253,8 @@ def _euler_tour(merges: MergeTable, parent: Ints, child: Ints, num_ids: int) -> 
 def _bans(merges: MergeTable, num_ids: int) -> tuple[Ints, Ints, Ints]:
     """The bans of each left piece u: rows, where those of each token begin, first stops.
 
-    The rows of a piece are (rank, stop of w, first spoilt stop, end), ascending by rank.
+    The rows of a piece are (rank, stop of w, first spoilt stop, end), ascending by rank. A merge
+    waits for both of its parts: its rank here is that of the last of the three.
     """
     # 1. The forest, ascending by parent, then by rank.
     child = np.fromiter(merges.split, np.int64)
@@ -264,9 +265,12 @@ def _bans(merges: MergeTable, num_ids: int) -> tuple[Ints, Ints, Ints]:
     # 2. The merges of each left piece, and the stops that they spoil.
     first, end = _euler_tour(merges, parent, child, num_ids)
     left, right = np.fromiter(chain.from_iterable(merges.merged), np.int64).reshape(-1, 2).T
+    made = np.full(num_ids, -1)
+    made[np.fromiter(merges.rank, np.int64)] = np.fromiter(merges.rank.values(), np.int64)
     rank = np.fromiter((rank for rank, _ in merges.merged.values()), np.int64)
+    rank = np.maximum(rank, np.maximum(made[left], made[right]))
     known = np.flatnonzero((first[left] >= 0) & (first[right] >= 0))
-    known = known[np.argsort(left[known], kind="stable")]  # the merges ascend by rank
+    known = known[np.lexsort((rank[known], left[known]))]
     left, right, rank = left[known], right[known], rank[known]
     scale = max(len(merges.merged), 1) + 1
     keys = parent * scale + child_rank
