@@ -17,6 +17,8 @@ INT_LIMIT = 2**63
 """Integers are below it in size, seeds too, so that each fits a tensor."""
 MAX_NATS = 2.0**20
 """The largest k or K: sums of spends above it would not be exact, and no step could spend them."""
+MAX_SLIP = 64
+"""Characters of an unknown name that are compared with the known ones."""
 MIN_ORDER, MAX_ORDER = 1.1, 64.0
 """Orders of Rényi divergences. Nearer to 1, which is KL, rounding costs more; beyond 64 the bound
 of an event comes within 2 % of the exponent that order infinity, the max-divergence, gives it."""
@@ -134,7 +136,7 @@ def _values_of(kind: type[Any], record: Mapping[str, Any], prefix: str = "") -> 
     titled, values = prefix or "field ", {}
     for name, value in record.items():
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
+            close = difflib.get_close_matches(str(name)[:MAX_SLIP], known, n=1)
             shown = name if str(name).isidentifier() else reprlib.repr(name)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise ValueError(f"unknown {titled}{shown}{hint}")

@@ -279,11 +279,13 @@ def request_list(
             raise ValueError(error)
         # 4. Samples of one earlier call that go on together: the prior bound of each holds for what
         #    the others may spend now, all of their K, as their debts are not known yet.
-        others = sum(
-            total
-            for j, (other, total) in enumerate(zip(texts, totals, strict=True))
-            if j != i and other.earlier_call == text.earlier_call is not None
-        )
+        others = 0.0
+        if text.earlier_call is not None:  # else this would look at each text for each
+            others = sum(
+                total
+                for j, (other, total) in enumerate(zip(texts, totals, strict=True))
+                if j != i and other.earlier_call == text.earlier_call
+            )
         for _ in range(num_samples):
             prompt_and_seed = (tuple(text.prompt_token_ids), seeds[i])
             request = replace(

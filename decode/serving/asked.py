@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
-from ...fields import INT_LIMIT, checked_nats, field_error
+from ...fields import INT_LIMIT, MAX_NATS, checked_nats, field_error
 from ..rules.anchored import Anchored
 from ..rules.budget import Budget
 from ..rules.rule import OpenRule, Rule, takes_passage
@@ -100,7 +100,7 @@ class Limits:
     def most(self, available: float, horizon: int) -> float:
         """The K of a request for so many symbols that asks for all nats that are left."""
         by_step = math.inf if self.max_k is None else self.max_k * horizon
-        return min(available, by_step, math.inf if self.max_total is None else self.max_total)
+        return min(available, by_step, MAX_NATS if self.max_total is None else self.max_total)
 
     def check_horizon(self, horizon: int) -> None:
         """Raise ValueError, in one line, for more symbols than a request may ask for."""

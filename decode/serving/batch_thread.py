@@ -91,13 +91,17 @@ class BatchThread:
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue all of these jobs or none; Refused, of status 429 where the queue is full."""
         with self._changed:
-            if self._refusal is not None:
-                raise self._refusal
-            num_rows = self.decoder.batch_size - self.num_running
-            if len(self._waiting) + len(jobs) > self.max_waiting + max(0, num_rows):
-                raise Refused(429, f"{len(self._waiting)} texts wait already: try again later")
+            self.check_room(len(jobs))
             self._waiting.extend(jobs)
             self._changed.notify()
+
+    def check_room(self, num_jobs: int) -> None:
+        """Raise Refused where so many jobs would not be queued now."""
+        if self._refusal is not None:
+            raise self._refusal
+        num_rows = self.decoder.batch_size - self.num_running
+        if len(self._waiting) + num_jobs > self.max_waiting + max(0, num_rows):
+            raise Refused(429, f"{len(self._waiting)} texts wait already: try again later")
 
     def cancel(self, jobs: Sequence[Job], refused: Refused | None = None) -> None:
         """Decode these no further: those that wait never begin, rows of others are freed at the

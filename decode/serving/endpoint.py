@@ -8,8 +8,8 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from ..engine.request import Request
 from .answers import Answer, Form, TextSoFar
@@ -52,7 +52,9 @@ class Served:
     batch: BatchThread
     reader: Reader
     readers: Executor
-    """Has one thread, in which prompts become tokens while streams go on."""
+    """Has one thread, in which bodies are read and prompts become tokens while streams go on."""
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while one body is read: others wait unread, as an object takes 40 times its bytes."""
     metrics: BatchMetrics
     model: str
     max_body: int
@@ -107,18 +109,15 @@ class Endpoint:
         client: the name of who asks, where clients have accounts. Raises ValueError for what cannot
         be decoded, Refused for another model and for nats that are used up.
         """
-        served, keeper = self._served, self._served.keeper
-        values = parsed(content)
-        body = Body.of(values)
-        if body.model not in (None, served.model):
-            raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
+        served, keeper, loop = self._served, self._served.keeper, asyncio.get_running_loop()
         answer_id = f"{self._form.prefix}-{uuid.uuid4().hex}"
-        asked = Asked.of(extra_arguments(values))
         available = 0.0
-        if asked.K == AVAILABLE and keeper is not None:
-            available = await keeper.available(client, asked.group)
 
-        def requests() -> Any:
+        def wishes() -> tuple[Body, Asked]:
+            values = parsed(content)
+            return Body.of(values), Asked.of(extra_arguments(values))
+
+        def requests() -> list[Request]:
             def name_of(place: int) -> str:
                 return self._form.name(answer_id, place)
 
@@ -127,7 +126,13 @@ class Endpoint:
                 body, asked, name_of, is_chat=is_chat, available=available
             )
 
-        made = await asyncio.get_running_loop().run_in_executor(served.readers, requests)
+        async with served.reading:
+            body, asked = await loop.run_in_executor(served.readers, wishes)
+            if body.model not in (None, served.model):
+                raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
+            if asked.K == AVAILABLE and keeper is not None:
+                available = await keeper.available(client, asked.group)
+            made = await loop.run_in_executor(served.readers, requests)
         updates: asyncio.Queue[tuple[Job, Update]] = asyncio.Queue()
         jobs = [
             Job(
@@ -140,9 +145,6 @@ class Endpoint:
             )
             for place, request in enumerate(made)
         ]
-        if keeper is not None:
-            bounds = {job.request_id: _bound_of(job.request) for job in jobs}
-            await keeper.reserve(client, asked.group, bounds)
         answer = Answer(
             form=self._form,
             answer_id=answer_id,
@@ -150,6 +152,11 @@ class Endpoint:
             returns_token_ids=body.return_token_ids,
             includes_usage=body.includes_usage,
         )
+        # Last of all: whatever would refuse the request has been looked at.
+        served.batch.check_room(len(jobs))
+        if keeper is not None:
+            bounds = {job.request_id: _bound_of(job.request) for job in jobs}
+            await keeper.reserve(client, asked.group, bounds)
         return answer, jobs, body.stream
 
     def _submit(self, jobs: list[Job]) -> None:

@@ -22,6 +22,7 @@ from .request_fields import (
     HARMLESS,
     OFF_HERE,
     REFUSED,
+    check_sizes,
     refuse_special_stops,
     refuse_unhonored,
 )
@@ -32,6 +33,9 @@ DEFAULT_MAX_TOKENS: Final = 16
 NUM_OPENED: Final = 64
 """Openings of a rule that are kept: rows that share one are drawn for together. Clients choose
 orders of divergences freely, so that there is no end of them."""
+
+
+STREAM_OPTIONS: Final = ("include_usage", "continuous_usage_stats")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +55,11 @@ class Body:
     stop_token_ids: list[int] = field(default_factory=list)
     sampling: SamplingConfig = UNWARPED
 
+    def __post_init__(self) -> None:
+        for name, value in self.stream_options.items():
+            if name not in STREAM_OPTIONS or type(value) is not bool:
+                raise ValueError(f"stream_options: {name}={value!r} is not known here")
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Body":
         """Read a body's object, where null is the default of each field.
@@ -59,6 +68,7 @@ class Body:
         value of another type.
         """
         refuse_unhonored(values)
+        check_sizes(values)
         left_out = {*HARMLESS, *REFUSED, *OFF_HERE, "anchored", "vllm_xargs"}
         kept = {n: v for n, v in values.items() if v is not None and n not in left_out}
         warped = {name: kept.pop(name) for name in SAMPLING_NAMES if name in kept}
@@ -77,10 +87,7 @@ class Body:
 
     @property
     def includes_usage(self) -> bool:
-        """Whether the end of a stream counts tokens; ValueError for other options of a stream."""
-        for name, value in self.stream_options.items():
-            if name not in ("include_usage", "continuous_usage_stats") or type(value) is not bool:
-                raise ValueError(f"stream_options: {name}={value!r} is not known here")
+        """Whether the end of a stream counts tokens."""
         return bool(self.stream_options.get("include_usage"))
 
 
@@ -120,6 +127,10 @@ class Reader:
             names = special_names(pair.tokenizers.values(), pair.has_token)
             special = {name: token for name, token in names.items() if token not in ends}
         self.limits = replace(limits, special_tokens=special)
+        vocabularies = [tokenizer.get_vocab() for tokenizer in pair.tokenizers.values()]
+        by_byte = decoder.level.name == "byte"
+        self._longest = 1 if by_byte else max(len(token) for v in vocabularies for token in v)
+        """Characters that one symbol of a prompt stands for at most."""
         self._least = least_temperature(model.dtype for model in pair.models.values())
         self._opened = lru_cache(NUM_OPENED)(partial(opened, level=self._level))
 
@@ -152,6 +163,9 @@ class Reader:
         most = DEFAULT_MAX_TOKENS if body.most_tokens is None and not is_chat else body.most_tokens
         if most is not None:
             self.limits.check_horizon(most)
+        prompts = _prompts(body, is_chat=is_chat)
+        for prompt in _lengthy(**prompts):
+            self._check_unread(prompt)
         texts = request_list(
             self._level,
             open_rule,
@@ -160,7 +174,7 @@ class Reader:
             stop=self._stops(body),
             passages=asked.passage,
             is_alone=True,
-            **_prompts(body, is_chat=is_chat),
+            **prompts,
         )
         if not texts:
             what = "conversation" if is_chat else "prompt"
@@ -190,6 +204,16 @@ class Reader:
         if self._secret is not None:
             return seed_of_secret(self._secret, request_id, seed)
         return seed_of_name(request_id) if seed is None else seed
+
+    def _check_unread(self, prompt: str | list[Any]) -> None:
+        """Raise ValueError for a text or token ids that are too long, whatever they become: a text
+        of megabytes takes seconds to become tokens, for which others would wait."""
+        is_text = isinstance(prompt, str)
+        if len(prompt) > self.max_length * (self._longest if is_text else 1):
+            raise ValueError(
+                f"a prompt and its text have at most {self.max_length} {self._level.name}s here, "
+                f"got a prompt of {len(prompt)} {'characters' if is_text else 'token ids'}"
+            )
 
     def _check(self, text: Request, rule: Rule) -> None:
         """Raise ValueError for a text that is too long, or may cost too much."""
@@ -244,6 +268,17 @@ def _prompts(body: Body, *, is_chat: bool) -> dict[str, Any]:
     if is_chat:
         return {"prompts": None, "messages": plain_messages(value)}
     return {"prompts": value}
+
+
+def _lengthy(prompts: Any, messages: Any = None) -> list[str | list[Any]]:
+    """The texts and token ids of a request, those that are some."""
+    if messages is not None:
+        said = messages if isinstance(messages, list) else []
+        parts = [message.get("content") for message in said if isinstance(message, Mapping)]
+    else:
+        are_many = isinstance(prompts, list) and any(isinstance(p, str | list) for p in prompts)
+        parts = prompts if are_many else [prompts]
+    return [part for part in parts if isinstance(part, str | list)]
 
 
 def plain_messages(messages: Any) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..settings import SAMPLING_NAMES
+from .asked import EXTRA_FIELD, FIELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,34 @@ HARMLESS: Final = (
     *("parallel_tool_calls", "priority", "request_id"),
 )
 """Fields that change no text: who asks, and how other services keep or order it."""
+
+
+MOST_ITEMS: Final = {"prompt": 256, "stop": 64, "stop_token_ids": 64, FIELD: 64, EXTRA_FIELD: 64}
+"""Most items of a field that is a list or an object: far more than clients send, and few enough
+that reading them, and looking for all stops after each token, holds up nobody else."""
+
+LONGEST_STOP: Final = 1024
+"""Most characters of a stop, for the same reason."""
+
+
+def check_sizes(body: Mapping[str, Any]) -> None:
+    """Raise ValueError, in one line, for fields of a body of either server that would hold up all
+    other requests."""
+    for name, most in MOST_ITEMS.items():
+        items = body.get(name)
+        if name == "prompt" and _is_one_prompt(items):
+            continue
+        if isinstance(items, list | dict) and len(items) > most:
+            raise ValueError(f"{name} has at most {most} items here, got {len(items)}")
+    stops = body.get("stop")
+    for stop in stops if isinstance(stops, list) else [stops]:
+        if isinstance(stop, str) and len(stop) > LONGEST_STOP:
+            raise ValueError(f"a stop has at most {LONGEST_STOP} characters, got {len(stop)}")
+
+
+def _is_one_prompt(prompt: Any) -> bool:
+    """Whether it is token ids, or nothing that has items."""
+    return not isinstance(prompt, list) or all(type(token_id) is int for token_id in prompt)
 
 
 def unhonored(name: str, value: Any) -> str:

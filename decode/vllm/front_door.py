@@ -38,6 +38,7 @@ from ..serving.figures import told_at_the_top
 from ..serving.guard import CLIENT, Guard
 from ..serving.jobs import Refused
 from ..serving.reading import parsed
+from ..serving.request_fields import check_sizes
 from .answers import Answers
 from .charging import Wish, charge, num_texts
 
@@ -103,6 +104,9 @@ class FrontDoor:
         elif path in ENDPOINTS and scope["method"] == "POST":
             with self._front.answers.request():
                 await self._answer(ENDPOINTS[path], scope, receive, send)
+        elif path in (ACCOUNT, METRICS) and scope["method"] not in ("GET", "HEAD"):
+            # A browser asks for OPTIONS without a key, which vLLM's metrics take for GET.
+            await refuse(send, 405, f"{path} is read with GET", [(b"allow", b"GET, HEAD")])
         elif path == ACCOUNT and self._front.keeper is not None:
             await self._account(self._front.keeper, scope, send)
         elif path in ENDPOINTS or path in PLAIN_ENDPOINTS:
@@ -170,6 +174,7 @@ class FrontDoor:
         Raises ValueError, in one line, for what cannot be honored, and Refused for nats that are
         used up.
         """
+        check_sizes(values)
         if values.get("use_beam_search"):
             raise ValueError("use_beam_search cannot be honored: beams are not drawn from p*")
         extra, bounds = extra_arguments(values), dict[str, float]()

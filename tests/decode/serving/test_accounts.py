@@ -222,6 +222,29 @@ def test_what_no_account_takes_is_refused_and_reserves_nothing(pair, tmp_path, b
         assert ask(address, "nobody").status_code == 401
 
 
+def test_a_stream_whose_options_are_unknown_reserves_nothing(pair, tmp_path):
+    with serving(pair, tmp_path, Policy(clients=(client("alice"),))) as (address, _):
+        for options in ({"include_obfuscation": True}, {"include_usage": 1}):
+            answer = ask(address, "alice", stream=True, stream_options=options)
+            assert answer.status_code == 400
+        assert account(address, "alice")["available"] == 1000.0
+
+
+def test_a_request_that_finds_no_room_reserves_nothing(pair, tmp_path, monkeypatch):
+    with serving(pair, tmp_path, Policy(clients=(client("alice"),)), max_waiting=0) as (address, _):
+        reserved = []
+        monkeypatch.setattr(Store, "reserve", lambda *_, **__: reserved.append(1))
+        assert ask(address, "alice", prompt=["a", "b", "c"]).status_code == 429
+        assert not reserved
+
+
+def test_all_that_is_left_is_asked_for_within_the_largest_k(pair, tmp_path):
+    policy = Policy(clients=(client("alice", nats=2.0**21),))
+    with serving(pair, tmp_path, policy) as (address, _):
+        rest = ask(address, "alice", anchored={"K": "available"})
+        assert rest.json()["anchored"]["K"] == 2.0**20
+
+
 def test_a_client_that_leaves_pays_what_was_drawn_and_a_full_queue_nothing(pair, tmp_path):
     policy = Policy(clients=(client("alice"),))
     with serving(pair, tmp_path, policy, max_waiting=0) as (address, server):

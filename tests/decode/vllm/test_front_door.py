@@ -16,7 +16,7 @@ from anchored.decode.serving.asked import Limits
 from anchored.decode.serving.journal_reader import JournalReader
 from anchored.decode.vllm import front_door
 from anchored.decode.vllm.answers import Answers
-from anchored.decode.vllm.front_door import Front, FrontDoor
+from anchored.decode.vllm.front_door import ACCOUNT, Front, FrontDoor
 
 SPENT = {"id": "x", "spent": 1.5}
 
@@ -33,8 +33,8 @@ def call(monkeypatch, tmp_path):
     """Calls an application that says `chunks`; gives the status of the answer, the bodies that the
     application saw, the answer's body and its messages."""
 
-    def call(path, chunks, *, body=b"{}", kind=b"application/json", headers=(), **options):
-        seen, sent = [], []
+    def call(path, chunks, *, body=b"{}", headers=(), method="POST", **options):
+        seen, sent, kind = [], [], options.pop("kind", b"application/json")
         settings = {"answers": Known(JournalReader(tmp_path)), "limits": Limits(), "keys": {}}
         monkeypatch.setattr(front_door, "front", Front(**{**settings, **options}))
 
@@ -53,7 +53,7 @@ def call(monkeypatch, tmp_path):
             sent.append(message)
 
         said = [(b"content-type", b"application/json"), *headers]
-        scope = {"type": "http", "path": path, "method": "POST", "headers": said}
+        scope = {"type": "http", "path": path, "method": method, "headers": said}
         asyncio.run(FrontDoor(app)(scope, receive, send))
         return sent[0]["status"], seen, b"".join(own.get("body", b"") for own in sent), sent
 
@@ -128,6 +128,22 @@ def test_other_endpoints_are_not_there(call):
     assert call("/v1/models", [b"{}"])[0] == 200
 
 
+def test_what_is_read_is_not_told_to_a_browser_that_asks_without_a_key(call, keeper, tmp_path):
+    keys = {hashlib.sha256(b"sesame").digest(): ""}
+    for path in ("/metrics", ACCOUNT):
+        for method in ("OPTIONS", "POST"):
+            status, seen, _, _ = call(path, [b"{}"], method=method, keys=keys, keeper=keeper)
+            assert (status, seen) == (405 if method == "OPTIONS" else 401, [])
+    assert call("/metrics", [b"{}"], method="HEAD", keys=keys, headers=KEY)[0] == 200
+    assert call("/v1/completions", [b"{}"], method="OPTIONS", keys=keys)[0] == 200
+
+
+def test_fields_that_would_hold_up_others_are_refused(call):
+    body = json.dumps({"prompt": ["a"] * 257}).encode()
+    status, seen, answer, _ = call("/v1/completions", [b"{}"], body=body)
+    assert (status, seen) == (400, []) and b"prompt has at most 256 items" in answer
+
+
 KEY = [(b"authorization", b"Bearer sesame")]
 
 
@@ -166,7 +182,7 @@ def keeper(tmp_path):
         yield keeper
 
 
-def charged(call, keeper, tmp_path, body, path="/v1/completions", limits=Limits()):  # noqa: B008
+def charged(call, keeper, tmp_path, body, path="/v1/completions", limits=None, method="POST"):
     """(the status, the body that the engine sees, the answer, bounds of texts that may begin)"""
     bounds = {}
 
@@ -177,7 +193,8 @@ def charged(call, keeper, tmp_path, body, path="/v1/completions", limits=Limits(
 
     own = Noted(JournalReader(tmp_path), settle=keeper.settle)
     headers = [(b"authorization", b"Bearer " + KEYS["alice"].encode())]
-    options = {"answers": own, "keeper": keeper, "keys": keeper.policy.keys, "limits": limits}
+    options = {"answers": own, "keeper": keeper, "keys": keeper.policy.keys}
+    options |= {"limits": limits or Limits(), "method": method}
     body = json.dumps(body).encode()
     status, seen, answer, _ = call(path, [b"{}"], body=body, headers=headers, **options)
     return status, json.loads(seen[0]) if seen else None, json.loads(answer), bounds
@@ -254,6 +271,6 @@ def test_a_chat_names_its_length(call, keeper, tmp_path):
 
 
 def test_a_client_sees_its_account(call, keeper, tmp_path):
-    status, _, answer, _ = charged(call, keeper, tmp_path, {}, path="/v1/anchored/account")
+    status, _, answer, _ = charged(call, keeper, tmp_path, {}, path=ACCOUNT, method="GET")
     assert (status, answer["id"], answer["available"]) == (200, "client/alice", 20.0)
-    assert call("/v1/anchored/account", [b"{}"])[0] == 404
+    assert call(ACCOUNT, [b"{}"], method="GET")[0] == 404
