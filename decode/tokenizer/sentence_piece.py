@@ -36,6 +36,9 @@ class SentencePiece:
     """Whether the tokens of a text spell a space before it."""
     cuts_words: bool
     """Whether a word begins at each space; else a whole text is one word."""
+    normalizer_marks: bool
+    """Whether spaces are marked before added tokens with normalized=true are sought: Metaspace
+    marks them after that."""
 
     def token_bytes(self, name: str, token: int) -> bytes | None:
         """The bytes of a vocabulary entry; None for one that no text becomes."""
@@ -91,14 +94,18 @@ def read_sentence_piece(content: Mapping[str, Any]) -> SentencePiece | None:
     if model.get("ignore_merges"):
         raise ValueError("byte level does not support SentencePiece with ignore_merges=true")
     byte_tokens = tuple(vocab[name] for name in BYTE_NAMES)
-    if touched := [pair for pair in _pairs(model) if {*pair} & {*BYTE_NAMES}]:
+    bytes_ = frozenset(BYTE_NAMES)
+    if touched := [pair for pair in _pairs(model) if bytes_ & {*pair, "".join(pair)}]:
         raise ValueError(f"byte level does not support merges of single bytes, got {touched[0]}")
+    if added := bytes_ & {entry["content"] for entry in content["added_tokens"]}:
+        raise ValueError(f"byte level does not support {min(added)} as an added token")
     metaspace = [step for step in cuts if step["type"] == "Metaspace"]
     return SentencePiece(
         characters={name.replace(MARK, " "): id for name, id in vocab.items() if len(name) == 1},
         byte_tokens=byte_tokens,
         first_space=_first_space(normalizers, cuts),
         cuts_words=any(step["split"] for step in metaspace),
+        normalizer_marks=any(step["type"] == "Replace" for step in normalizers),
     )
 
 
@@ -142,7 +149,7 @@ class CharacterSymbols:
 
     def __init__(self, piece: SentencePiece, bytes_of: Mapping[int, bytes]) -> None:
         """bytes_of: bytes of each base token."""
-        self._piece = piece
+        self._piece, self._known = piece, frozenset(bytes_of)
         spelled = [
             token
             for byte, token in enumerate(piece.byte_tokens)
@@ -163,4 +170,6 @@ class CharacterSymbols:
             symbols += (
                 [token] if token is not None else [bytes_[byte] for byte in character.encode()]
             )
-        return symbols + [bytes_[byte] for byte in parts.tail]
+        symbols += [bytes_[byte] for byte in parts.tail]
+        # An added token is cut out of all texts, one of a single character too.
+        return symbols if self._known.issuperset(symbols) else None

@@ -102,7 +102,8 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
     raw = {entry["id"] for entry in added if not entry["normalized"]} & literals.keys()
     _refuse_added(added, {} if piece is not None else vocab, literals, raw)
     special = {entry["id"] for entry in added if entry["special"]}
-    base = _base_bytes(vocab, special | literals.keys() | unwritten.keys(), piece)
+    # Merges may make an unwritten one where it is not cut out: "ab" is sought as " ab" perhaps.
+    base = _base_bytes(vocab, special | literals.keys(), piece)
     pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     added_bytes = {id: literal.encode() for id, literal in literals.items()}
     return TokenizerFile(
@@ -157,7 +158,8 @@ def _of_sentence_piece(
     """The literals of a SentencePiece tokenizer as a text holds them, and the unwritten ones.
 
     Where the tokenizer puts a space first it does so again after an added token, so those are in no
-    text; nor are those that take the space next to them. Runs of U+2581 are ordinary tokens.
+    text; nor are those that take the space next to them. Runs of U+2581 are ordinary tokens, as are
+    all with U+2581 that are sought before it is written.
     """
     takes_more = {
         entry["id"] for entry in added if entry["lstrip"] or entry["rstrip"] or entry["single_word"]
@@ -166,10 +168,10 @@ def _of_sentence_piece(
     texts = {
         id: literal.replace(MARK, " ")
         for id, literal in literals.items()
-        if id not in raw or MARK not in literal
+        if MARK not in literal or (piece.normalizer_marks and id not in raw)
     }
     if piece.puts_space:
-        return {}, {id: text.removeprefix(" ") for id, text in texts.items()}
+        return {}, texts
     return (
         {id: text for id, text in texts.items() if id not in takes_more},
         {id: text for id, text in texts.items() if id in takes_more},
