@@ -58,12 +58,14 @@ class Node:
     """A node of a regex: reads a character of a set, or only sees it; `after` go on, in order.
 
     chars: None where nothing is read or seen. at_end: whether the end of the text will do for it.
+    letter: the folded character that it reads, if case is ignored and all that it reads fold to it.
     """
 
     after: Threads
     chars: CharacterSet | None = None
     is_read: bool = False
     at_end: bool = False
+    letter: str = ""
 
 
 class BacktrackingRegex:
@@ -73,7 +75,9 @@ class BacktrackingRegex:
     """
 
     def __init__(self, pattern: str) -> None:
-        """Raises ValueError for syntax that is not known here."""
+        """Raises ValueError for syntax that is not known here, and where the engine goes other ways
+        than described above: it takes a ligature for its letters, and leaves a repeat by matching
+        an empty text."""
         self.nodes = [Node(())]
         self._pattern, self._at = pattern, 0
         build = self._alternatives(ignores_case=False)
@@ -95,6 +99,8 @@ class BacktrackingRegex:
         while self._pattern[self._at : self._at + 1] == "|":
             self._at += 1
             parts.append(self._sequence(ignores_case=ignores_case))
+        if len(parts) == 1:
+            return parts[0]
         return lambda after: self._add(Node(tuple(part(after) for part in parts)))
 
     def _sequence(self, *, ignores_case: bool) -> Build:
@@ -109,7 +115,7 @@ class BacktrackingRegex:
             raise self._unknown()
         if piece["set"]:
             chars = character_set(piece["set"], ignores_case=ignores_case)
-            return lambda after: self._add(Node((after,), chars, is_read=True))
+            return partial(self._add_read, chars, letter_of(chars) if ignores_case else "")
         if piece["ahead"]:
             is_none = piece["look"] == "!"
             seen = character_set(piece["ahead"], ignores_case=ignores_case) ^ is_none
@@ -139,35 +145,85 @@ class BacktrackingRegex:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
+    def _add_read(self, chars: CharacterSet, letter: str, after: int) -> int:
+        letters = letter + self.nodes[after].letter
+        if len(letters) > 1 and any(letters in text for text in multiple_folds()):
+            raise ValueError(
+                f"byte level cannot ignore the case of {letters!r}, to which one may fold"
+            )
+        return self._add(Node((after,), chars, is_read=True, letter=letter))
+
     def _add_repeated(self, part: Build, least: int, most: int | None, after: int) -> int:
         at = after
         if most is None:
             at = self._add(Node(()))
-            self.nodes[at] = Node((part(at), after))
+            first = part(at)
+            if self._reaches(first, at):
+                raise ValueError("byte level cannot repeat what may match an empty text")
+            self.nodes[at] = Node((first, after))
         for _ in range(0 if most is None else most - least):
             at = self._add(Node((part(at), after)))
         for _ in range(least):
             at = part(at)
         return at
 
+    def _reaches(self, start: int, end: int) -> bool:
+        """True if a thread may come from one node to another one without reading a character."""
+        seen, untried = set[int](), [start]
+        while untried:
+            if (at := untried.pop()) not in seen:
+                seen.add(at)
+                untried += () if self.nodes[at].is_read else self.nodes[at].after
+        return end in seen
+
 
 @lru_cache(maxsize=128)
 def character_set(pattern: str, *, ignores_case: bool = False) -> CharacterSet:
-    """The characters that the library's regex engine matches with a pattern of one character."""
+    """The characters that the library's regex engine matches with a pattern of one character.
+
+    Raises ValueError where it matches several as well: ß in a pattern that ignores case, for "ss".
+    """
+    # A set inside another one, as that of all others, would be folded and may be defined otherwise.
+    one = f"(?{'i' * ignores_case}:{pattern})"
+    lines = "\n".join(multiple_folds())
+    if ignores_case and without(f"^{one}$", lines) != lines:
+        raise ValueError(f"{pattern!r} matches several characters where it ignores case")
     named = [*map(ord, pattern), *(int(c, 16) for c in re.findall(r"\\x\{(\w+)\}", pattern))]
     sought = known_characters(has_all=max(named) >= SAMPLED_FROM)
-    others = Regex(f"(?{'i' * ignores_case}:[^{pattern}])+")
-    chosen = np.zeros(NUM_CODE_POINTS, np.bool_)
-    chosen[code_points(normalizers.Replace(others, "").normalize_str(sought))] = True
+    chosen = np.ones(NUM_CODE_POINTS, np.bool_)
+    chosen[code_points(without(f"{one}+", sought))] = False
     is_known = np.zeros(NUM_CODE_POINTS, np.bool_)
     is_known[code_points(sought)] = True
     return chosen[np.maximum.accumulate(np.where(is_known, np.arange(NUM_CODE_POINTS), 0))]
 
 
+def without(pattern: str, text: str) -> str:
+    """A text without what a regex matches. Raises ValueError where the library cannot read it."""
+    try:
+        return normalizers.Replace(Regex(pattern), "").normalize_str(text)
+    except Exception as error:  # the library raises no narrower one
+        raise ValueError(str(error)) from None
+
+
+def letter_of(chars: CharacterSet) -> str:
+    """What all characters of a set fold to, or nothing if they differ in that."""
+    few = np.flatnonzero(chars)[:8].tolist()  # at most four fold to the same
+    folded = {chr(code).casefold() for code in few}
+    return folded.pop() if len(folded) == 1 else ""
+
+
+@cache
+def multiple_folds() -> list[str]:
+    """What characters that fold to several ones fold to: a ligature to its letters, ß to "ss"."""
+    folds = {chr(code).casefold() for code in range(0x10000)}  # none of later ones is longer
+    return sorted(text for text in folds if len(text) > 1)
+
+
 @lru_cache(maxsize=2)
 def known_characters(*, has_all: bool = False) -> str:
     """All characters but those like the one before: of the planes in which none is assigned, or
-    all are private, one of 4,096 represents the others. A quarter of all, and of the time.
+    all but the last two are private, one of 4,096 represents the others. A quarter of all, and of
+    the time.
 
     has_all: for patterns that name one of these, which distinguishes it from the others.
     """
@@ -178,8 +234,9 @@ def known_characters(*, has_all: bool = False) -> str:
         range(SAMPLED_FROM, 0xE0000, step),
         range(0xE0000, 0xE1000),
         range(0xE1000, NUM_CODE_POINTS, step),
+        range(0xFFFE, NUM_CODE_POINTS, 0x10000),
     )
-    return "".join(map(chr, chain(*spans)))
+    return "".join(map(chr, sorted({*chain(*spans)})))
 
 
 State = tuple[Threads, frozenset[int]]

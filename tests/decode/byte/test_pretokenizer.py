@@ -14,7 +14,7 @@ from anchored.decode.tokenizer.detection import detect_pretokenizer
 from anchored.decode.tokenizer.pretokenizer import CharacterClasses
 from anchored.decode.tokenizer.regex import regex_automaton
 
-SETS = ["a", "b", "(?i:b)", "[ab]", "[^a]", r"\s", r"\S", r"\n", r"\p{Lu}"]
+SETS = ["a", "b", "(?i:b)", "(?i:[^b])", "[ab]", "[^a]", r"\s", r"\S", r"\n", r"\p{Lu}"]
 REPEATED = ["?", "*", "+", "{2}", "{1,2}", "{0,2}", "{2,}"]
 parts = st.recursive(
     st.sampled_from([*SETS, r"\s+(?!\S)", "a+(?=b)", r"\s+$"]),
@@ -42,6 +42,25 @@ def test_a_regex_cuts_as_the_librarys_engine_does(pattern, seed):
         assert automaton.pretokens(text) == expected, text
 
 
+UNUSUAL = {
+    "(?i:[^q]+)|q+": "xQx",
+    r"(?i:\p{Lu}+)": "aBc",
+    r"\w+|[^\w\s]+": "m\u00b2!\u00bd",
+    r"\p{Co}+": "\U000f0000\U000ffffe",
+    "(?i:'s|'re|'ve|'ll)": "I\u017f'\u017f'RE'vE'Ll",
+    "(?i:s+|f+|t(?:x|h))": "\u00dfS\ufb00Ft\ufb06hTH",
+}
+"""Regexes with unusual sets, each with a text whose characters tell them from similar ones."""
+
+
+@pytest.mark.parametrize("pattern", UNUSUAL)
+def test_unusual_characters_are_cut_as_the_librarys_engine_does(pattern):
+    text = UNUSUAL[pattern]
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    expected = [piece for piece, _ in split.pre_tokenize_str(text)]
+    assert regex_automaton(pattern).pretokens(text) == expected
+
+
 def with_steps(*steps) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = regex_split(*steps)
@@ -66,6 +85,8 @@ OTHERS = {
     "white space kept": (r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+",),
     "lines": (r"\s+$",),
     "words with marks": (r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",),
+    "words of the engine": (r" ?\w+| ?[^\w\s]+|\s+",),
+    "cl100k ignoring case": (f"(?i:{REGEXES['cl100k']})",),
     "nothing": (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),),
     "a text": (pre_tokenizers.Split("a.", "isolated"),),
     "a text inverted": (pre_tokenizers.Split("^\n", "isolated", invert=True), r"\p{L}+"),
@@ -118,7 +139,17 @@ REFUSED = {
     ),
     "Punctuation: .* not MergedWithPrevious": (pre_tokenizers.Punctuation("merged_with_previous"),),
     "Split '': it matches an empty text": (pre_tokenizers.Split("", "isolated"),),
-    "it does more than to cut out what its": ("a(?i:fi)",),  # which matches "a" and a ligature
+    "it does more than to cut out what its": (pre_tokenizers.ByteLevel(add_prefix_space=True),),
+    # The engine takes one character for these, or these for one.
+    "Split .*: byte level cannot ignore the case of 'fi', to": ("a(?i:fi)",),
+    "Split .*: byte level cannot ignore the case of 'st', to": (r"(?i:stop)|\p{N}+",),
+    "Split .*: byte level cannot ignore the case of 'ss', to": (r"(?i:stra(?:s)s\u0065)",),
+    "Split .*: '\u00df' matches several characters": ("(?i:\u00df)|q",),
+    r"Split .*: '\[\\\\p{L}_\]' matches several": (r"(?i:q[\p{L}_])",),
+    # The engine leaves such a repeat after the empty text, and does not try h.
+    "Split 'qz.* cannot repeat what may match an empty": ("qz(?:w?|h)*",),
+    "Split 'qy.* cannot repeat what may match an empty": ("qy(?:|w){2,}|b+",),
+    "Split .*: Oniguruma error: empty char-class": ("[]a]",),  # of the first two characters
     "Split .*: it needs 71 states, at most 64": (r"a{1,70}",),
     r"it needs \d+ states, at most 64": ("a{1,40}", "[ab]{1,39}"),
     "Split .*: it needs more than 4096 states": (r"(?:a|b)*a(?:a|b){12}",),
