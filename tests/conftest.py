@@ -25,6 +25,14 @@ if "TRITON_INTERPRET" in os.environ and find_spec("triton"):
     from interpreted_triton import patch_once_a_launch
 
     patch_once_a_launch()
+if find_spec("hypothesis"):  # vLLM's environment has none
+    from hypothesis import HealthCheck, settings
+
+    # A machine that is at other work holds a test up, and nothing is wrong with the test.
+    settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("patient")
 disable_progress_bar()  # of saved models, which would stand on stderr of the commands under test
 
 

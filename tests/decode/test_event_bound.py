@@ -43,7 +43,7 @@ def renyi_divergence(prob, log_safe, order):
         return mpmath.log(q**a * p ** (1 - a) + (1 - q) ** a * (1 - p) ** (1 - a)) / (a - 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(nats, st.floats(-600.0, -1e-6), orders)
 def test_of_a_renyi_order_nothing_above_it_is_within_and_little_below_it_is_not(K, log_safe, order):
     bound = event_bound(K, log_safe, divergence="renyi", order=order)

@@ -289,7 +289,7 @@ def test_strided_logits_are_read_in_place(backend):
     vocab_size=st.sampled_from([1, 2, 7, 63, 64, 65, 300]),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_laws_of_a_projection(project, kind, vocab_size, seed):
     generator = torch.Generator().manual_seed(seed)
     risky, safe = random_logits(kind, 6, vocab_size, generator)

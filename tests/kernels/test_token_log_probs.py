@@ -29,7 +29,7 @@ def expected(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_logits_give_the_float64_log_probs(vocab_size, num_rows, scale, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = (scale * torch.randn(num_rows, vocab_size, generator=generator)).to(dtype)

@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -46,7 +46,8 @@ def embedded(
             yield address, server
         finally:
             if thread.is_alive():
-                server.end()
+                with suppress(RuntimeError):  # its loop may just have ended
+                    server.end()
             thread.join(60)
             writer.close()
             assert not thread.is_alive()

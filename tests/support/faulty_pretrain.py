@@ -2,7 +2,8 @@
 
 "nan loss", "inf grad" and "nan weight" come about on the last process alone; "kill R in start N"
 kills process R by SIGKILL, in start 0 or the Nth one that torchrun makes after a crash; from "full
-disk" to "room again" nothing can be written; a "long step" takes a minute.
+disk" to "room again" nothing can be written; a "long step" makes the file LONG_STEP as it begins,
+and lasts a minute, or until there is LONG_STEP.over.
 """
 
 import errno
@@ -48,7 +49,10 @@ def faulty_backward(trainer: Trainer, *batch: object) -> Tensor:
     if fault == f"kill {RANK} in start {START}":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "long step" and RANK == 0:  # the others wait for it
-        time.sleep(60)
+        begun, end = os.environ["LONG_STEP"], time.monotonic() + 60
+        open(begun, "a").close()
+        while time.monotonic() < end and not os.path.exists(f"{begun}.over"):
+            time.sleep(0.01)
     elif fault in ("full disk", "room again"):
         is_full = fault == "full disk"
     elif fault == "nan loss" and RANK == LAST_RANK:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import runpy
 import signal
 import socket
@@ -42,11 +43,15 @@ class ForkedProgram:
         assert self._process.exitcode is not None
         return self._process.exitcode
 
-    def end_when(self, is_reached: Callable[[], object], sent: int = signal.SIGKILL) -> int:
-        """The exit status, once a signal was sent to all of its processes, in their midst."""
+    def wait_until(self, is_reached: Callable[[], object]) -> None:
+        """Wait, in its midst; AssertionError with the output of a program that ends before."""
         while not is_reached():
             assert self.poll() is None, self.output.read_text()
             time.sleep(0.01)
+
+    def end_when(self, is_reached: Callable[[], object], sent: int = signal.SIGKILL) -> int:
+        """The exit status, once a signal was sent to all of its processes, in their midst."""
+        self.wait_until(is_reached)
         with suppress(ProcessLookupError):  # it has just ended
             os.killpg(self.pid, sent)
         return self.wait()
@@ -71,13 +76,20 @@ def _rank_variables(num_processes: int) -> list[dict[str, str]]:
     """Variables that torchrun adds to each process's environment; a process alone needs nothing."""
     if num_processes == 1:
         return [{}]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     size = str(num_processes)
     group = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     return [group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
+
+
+def _free_port() -> int:
+    """A port that nothing listens at, of those that no program which asks for any port gets:
+    another test may do so before the processes bind it."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 @cache

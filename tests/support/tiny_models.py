@@ -91,6 +91,16 @@ def tiny_llama(seed: int, *, vocab_size: int = 320, layers: int = 2, **changes) 
     return LlamaForCausalLM(LlamaConfig(**settings)).double()
 
 
+def never_end(model: LlamaForCausalLM) -> None:
+    """The model draws its end of text no more: no layer changes a feature of the residual stream
+    that is far from it."""
+    model.model.embed_tokens.weight.data[:, 0] = 1.0
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data[0] = layer.mlp.down_proj.weight.data[0] = 0.0
+    model.lm_head.weight.data[1] = 0.0
+    model.lm_head.weight.data[1, 0] = -1000.0
+
+
 def tiny_gpt2(seed: int, *, vocab_size: int = 320) -> GPT2LMHeadModel:
     torch.manual_seed(seed)
     return GPT2LMHeadModel(GPT2Config(**GPT2_SIZES | {"vocab_size": vocab_size})).double()

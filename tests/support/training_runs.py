@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,12 @@ def torchrun(
 
 def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int) -> None:
     """Wait until a run has logged so many steps."""
-    while len(curve(run)) < count:
+    wait_until(process, lambda: len(curve(run)) >= count)
+
+
+def wait_until(process: subprocess.Popen[str], is_reached: Callable[[], object]) -> None:
+    """Wait while a run goes on; AssertionError if it ends before."""
+    while not is_reached():
         assert process.poll() is None, "the run ended too early"
         time.sleep(0.002)
 

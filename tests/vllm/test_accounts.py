@@ -15,8 +15,7 @@ import httpx
 from embedded_server import until
 from prometheus_client.parser import text_string_to_metric_families
 from server_accounts import KEYS, account, ask, policy_file
-from tiny_models import tiny_llama, train_tokenizer
-from transformers import LlamaForCausalLM
+from tiny_models import never_end, tiny_llama, train_tokenizer
 from vllm_server import end, server
 
 from anchored.decode.serving.accounts.recovery import recover
@@ -48,15 +47,6 @@ def long_folders(tmp_path_factory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("accounts")
-
-
-def never_end(model: LlamaForCausalLM) -> None:
-    """A feature of the residual stream that no layer changes, and that end of text is far from."""
-    model.model.embed_tokens.weight.data[:, 0] = 1.0
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight.data[0] = layer.mlp.down_proj.weight.data[0] = 0.0
-    model.lm_head.weight.data[1] = 0.0
-    model.lm_head.weight.data[1, 0] = -1000.0
 
 
 def served(folders, root: Path):

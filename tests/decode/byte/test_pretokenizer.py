@@ -27,7 +27,7 @@ parts = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(pattern=st.lists(parts, min_size=1, max_size=3).map("|".join), seed=st.integers(0, 99))
 def test_a_regex_cuts_as_the_librarys_engine_does(pattern, seed):
     try:

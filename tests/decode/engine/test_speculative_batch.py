@@ -58,7 +58,7 @@ def make_pair(vocab_size: int) -> ModelPair:
     return ModelPair(*models, word_tokenizer(vocab_size))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     vocab_size=st.integers(4, 6),
     gamma=st.integers(1, 4),

@@ -8,19 +8,18 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
-from embedded_server import program
+from embedded_server import program, until
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from server_accounts import KEYS, account, ask, nats, policy_file, spend_all
-from tiny_models import tiny_llama, train_tokenizer
+from tiny_models import never_end, tiny_llama, train_tokenizer
 
 from anchored import ModelPair, verify
 from anchored.decode.ledger import LedgerHeader, LedgerStep
@@ -45,7 +44,7 @@ from anchored.tools.commands.accounts import AccountsConfig, accounts
 def pair() -> ModelPair:
     models = [tiny_llama(seed, max_position_embeddings=512) for seed in (1, 2)]
     for model in models:
-        model.lm_head.weight.data[1] = 0.0  # an end that is hardly drawn
+        never_end(model)
     return ModelPair(*models, train_tokenizer())
 
 
@@ -64,7 +63,7 @@ HEADER = LedgerHeader(
     k=1.0,
     K=8.0,
     debt=0.0,
-    horizon=8,
+    horizon=64,  # no run of the rules draws a text as often
     bound=8.0,
 )
 
@@ -168,7 +167,7 @@ class Crashes(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-Crashes.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+Crashes.TestCase.settings = settings(max_examples=15, stateful_step_count=25)
 TestCrashes = Crashes.TestCase
 
 
@@ -243,7 +242,7 @@ def test_a_server_that_is_killed_is_settled_by_the_next_one(pair, tmp_path):
     statuses: list[int] = []
 
     def send(address: str, place: int) -> None:
-        name, length = ("bob", 5) if place % 5 == 0 else ("alice", 100 + place)
+        name, length = ("bob", 5) if place % 5 == 0 else ("alice", 40 + place)
         with contextlib.suppress(httpx.TransportError):
             answer = ask(address, name, max_tokens=length, temperature=float(place % 7 > 0))
             statuses.append(answer.status_code)
@@ -251,9 +250,7 @@ def test_a_server_that_is_killed_is_settled_by_the_next_one(pair, tmp_path):
     with program(words, tmp_path / "log") as (address, process):
         with ThreadPoolExecutor(16) as threads:
             sent = [threads.submit(send, address, place) for place in range(300)]
-            until = time.monotonic() + 120
-            while len(statuses) < 150 and time.monotonic() < until:
-                time.sleep(0.01)
+            until(lambda: len(statuses) >= 150, seconds=300)
             os.killpg(process.pid, signal.SIGKILL)
         assert all(each.exception() is None for each in sent)
     with opened("accounts.db", tmp_path) as store:

@@ -11,7 +11,7 @@ import pytest
 from byte_pairs import tiny_byte_pair
 from embedded_server import embedded, held, slowed, until
 from prometheus_client.parser import text_string_to_metric_families
-from tiny_models import tiny_llama, train_tokenizer
+from tiny_models import never_end, tiny_llama, train_tokenizer
 
 import anchored
 from anchored import Anchored, Decoder, ModelPair, verify
@@ -22,10 +22,10 @@ LONG = {"model": "anchored", "prompt": "the keeper", "max_tokens": 900, "tempera
 
 @pytest.fixture(scope="module")
 def long_pair() -> ModelPair:
-    """With contexts that a text of a test takes a while to fill, and ends that are hardly drawn."""
+    """A pair that never ends a text, with contexts that take a while to be filled."""
     models = [tiny_llama(seed, max_position_embeddings=1024) for seed in (1, 2)]
     for model in models:
-        model.lm_head.weight.data[1] = 0.0
+        never_end(model)
     return ModelPair(*models, train_tokenizer())
 
 
@@ -64,7 +64,9 @@ def test_a_client_that_leaves_frees_its_row_and_what_it_got_is_journalled(servin
         for _ in range(2):
             with (
                 slowed(server),
-                httpx.stream("POST", f"{address}/v1/completions", json=body) as response,
+                httpx.stream(
+                    "POST", f"{address}/v1/completions", json=body, timeout=60
+                ) as response,
             ):
                 for line in response.iter_lines():
                     if line:
@@ -88,10 +90,10 @@ def test_a_client_that_leaves_frees_its_row_and_what_it_got_is_journalled(servin
 def test_a_text_that_waits_is_drawn_once_a_row_is_free_and_a_full_queue_is_429(serving):
     with serving(max_waiting=1) as (address, server):
         with slowed(server), httpx.Client(timeout=30) as client:
-            url, answers = f"{address}/v1/completions", []
+            url, answers, body = f"{address}/v1/completions", [], {**LONG, "max_tokens": 300}
             threads = [
                 threading.Thread(
-                    target=lambda: answers.append(httpx.post(url, json=LONG, timeout=60))
+                    target=lambda: answers.append(httpx.post(url, json=body, timeout=600))
                 )
                 for _ in range(3)
             ]
@@ -211,11 +213,14 @@ def test_texts_that_cannot_join_a_batch_begin_once_the_others_have_ended(tmp_pat
 
 
 def test_a_prompt_whose_logits_are_nan_fails_alone(tmp_path):
-    broken = tiny_llama(2)
+    safe, broken = tiny_llama(1), tiny_llama(2)
+    for model in (safe, broken):
+        never_end(model)
     broken.model.embed_tokens.weight.data[7] = float("nan")
-    pair = ModelPair(tiny_llama(1), broken, train_tokenizer())
+    pair = ModelPair(safe, broken, train_tokenizer())
     with embedded(Decoder(pair, Anchored(k=1.5)), tmp_path) as (address, _):
-        body = {"prompt": [[0, 7, 9], [0, 8, 9]], "max_tokens": 4}
+        # With this seed the second text draws no token 7.
+        body = {"prompt": [[0, 7, 9], [0, 8, 9]], "max_tokens": 4, "seed": 3}
         answer = httpx.post(f"{address}/v1/completions", json=body, timeout=30).json()
     bad, good = answer["choices"]
     assert (bad["finish_reason"], bad["text"], good["finish_reason"]) == ("error", "", "length")

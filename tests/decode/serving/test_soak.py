@@ -3,16 +3,15 @@
 import json
 import signal
 import threading
-import time
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from embedded_server import program
+from embedded_server import program, until
 from mixed_traffic import Asked, mixed, sent
 from server_accounts import KEYS, nats, policy_file
-from tiny_models import tiny_llama, train_tokenizer
+from tiny_models import never_end, tiny_llama, train_tokenizer
 
 import anchored
 from anchored import Anchored, Decoder, Ledger, ModelPair, verify
@@ -26,15 +25,25 @@ PROMPTS = ["the keeper of the lamp", "import math", "Nine tides ago, the harbour
 MOST_TOKENS = 40
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> tuple[Path, Path]:
-    root, tokenizer = tmp_path_factory.mktemp("pair"), train_tokenizer()
+def saved_pair(
+    root: Path, *, max_position_embeddings: int = 1024, is_endless: bool = False
+) -> tuple[Path, Path]:
+    """The folders of a pair of chat models; is_endless: they never end a text."""
+    tokenizer = train_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    sizes = {"max_position_embeddings": max_position_embeddings}
     for seed, name in enumerate(("safe", "risky"), start=1):
-        model = tiny_llama(seed, layers=1 + seed, max_position_embeddings=1024)
+        model = tiny_llama(seed, layers=1 + seed, **sizes)
+        if is_endless:
+            never_end(model)
         model.float().save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
     return root / "safe", root / "risky"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> tuple[Path, Path]:
+    return saved_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")
@@ -153,33 +162,28 @@ def test_memory_does_not_grow_with_requests(folders, tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_lets_texts_end_within_the_limit_and_answers_503_meanwhile(folders, tmp_path):
-    long = {"prompt": "the keeper", "max_tokens": 900, "stream": True, "anchored": {"seed": 3}}
-    more = ("--shutdown-s", "1.5", "--batch-size", "2")
-    with program(words(folders, *more), tmp_path / "log") as (address, process):
-        lines: list[str] = []
+def test_after_sigterm_texts_go_on_and_others_are_503_until_a_second_one_ends_all(tmp_path):
+    endless = saved_pair(tmp_path, max_position_embeddings=4096, is_endless=True)
+    body, lines, begun = {"prompt": "the keeper", "max_tokens": 4000}, [], threading.Event()
+    with program(words(endless, "--shutdown-s", "600"), tmp_path / "log") as (address, process):
+        url = f"{address}/v1/completions"
 
         def read() -> None:
-            url = f"{address}/v1/completions"
-            with httpx.stream("POST", url, json=long, timeout=60) as response:
-                lines.extend(line for line in response.iter_lines() if line)
+            with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
+                for line in filter(None, response.iter_lines()):
+                    lines.append(line)
+                    begun.set()
 
         thread = threading.Thread(target=read)
-        with httpx.Client() as client:
-            client.get(f"{address}/health")
-            thread.start()
-            time.sleep(0.5)
-            start = time.monotonic()
-            process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-            if process.poll() is None and thread.is_alive():
-                assert client.get(f"{address}/health").status_code == 503
-                short = client.post(f"{address}/v1/completions", json={**long, "stream": False})
-                assert short.status_code == 503
-        thread.join(30)
-        assert process.wait(30) == 0
-        assert time.monotonic() - start < 15.0
-    last = lines[-1]
-    assert last == "data: [DONE]" or json.loads(last[6:])["error"]["code"] == 503
-    log = (tmp_path / "log").read_text()
-    assert "Traceback" not in log
+        thread.start()
+        assert begun.wait(60)
+        process.send_signal(signal.SIGTERM)
+        until(lambda: httpx.get(f"{address}/health", timeout=60).status_code == 503)
+        assert httpx.post(url, json=body, timeout=60).status_code == 503
+        count = len(lines)
+        until(lambda: len(lines) > count)
+        process.send_signal(signal.SIGTERM)
+        thread.join(60)
+        assert process.wait(60) == 0
+    assert json.loads(lines[-1][6:])["error"]["code"] == 503
+    assert "Traceback" not in (tmp_path / "log").read_text()

@@ -34,7 +34,7 @@ def test_four_times_as_many_pairs_take_about_four_times_as_long():
     words = [f"{stem}{draw.choice(('s', 'ing', 'ed', ''))}" for stem in NUMBERS.split()]
 
     def seconds(num_pairs: int) -> float:
-        """Time of one core, whatever else runs."""
+        """The time of one core."""
         texts = []
         for number in range(num_pairs):
             reference = draw.choices(words, k=80)
@@ -48,7 +48,9 @@ def test_four_times_as_many_pairs_take_about_four_times_as_long():
         return time.process_time() - start
 
     seconds(100)  # imports, stems
-    assert seconds(2_000) < 8 * seconds(500)
+    # The least of three, as whatever else the machine is at costs a core's time too.
+    few = min(seconds(500) for _ in range(3))
+    assert any(seconds(2_000) < 8 * few for _ in range(3))
 
 
 def test_settings_are_measured_by_seed_and_reduced_between_both_models():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from copying_cases import number_words
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
@@ -19,7 +19,6 @@ TEXTS = st.lists(st.sampled_from(["the", "owl", "Owl", "sat,", "sat", "by", "nig
 
 
 @given(TEXTS, TEXTS)
-@settings(deadline=None)
 def test_metrics_stay_in_their_ranges_agree_with_each_other_and_are_symmetric(first, second):
     score = copying_score(" ".join(first), " ".join(second))
     for name in ("rouge1_f1", "rougeL_f1", "minhash", "jaccard"):
@@ -34,7 +33,6 @@ def test_metrics_stay_in_their_ranges_agree_with_each_other_and_are_symmetric(fi
 
 
 @given(TEXTS.filter(lambda words: len(words) >= 6))
-@settings(deadline=None)
 def test_an_identical_text_scores_the_maximum(words):
     text = " ".join(words)
     score = copying_score(text, text)
@@ -44,7 +42,6 @@ def test_an_identical_text_scores_the_maximum(words):
 
 
 @given(TEXTS, TEXTS)
-@settings(deadline=None)
 def test_rouge_is_that_of_rouge_score_to_the_last_bit(first, second):
     texts = [" ".join(words + ["running", "Nightly's"][: len(words)]) for words in (first, second)]
     scores = RougeScorer(["rouge1", "rougeL"], use_stemmer=True).score(*reversed(texts))
@@ -134,7 +131,6 @@ ENGLISH = st.text(
 
 
 @given(ENGLISH, ENGLISH)
-@settings(deadline=None)
 def test_words_of_english_are_those_of_rouge_score_and_of_split(first, second):
     """With typographic marks, and accents, at which rouge-score splits a word."""
     score, expected = copying_score(first, second), RougeScorer(["rouge1"], use_stemmer=True)

@@ -63,7 +63,7 @@ def attention_inputs(num_rows, num_tokens, dtype, seed):
     starts=st.lists(st.lists(st.booleans(), min_size=20, max_size=20), min_size=1, max_size=3),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_attention_is_causal_attention_in_each_document_by_itself(starts, seed):
     token_ids = torch.where(torch.tensor(starts), BOS, 1)
     query, key, value = attention_inputs(*token_ids.shape, torch.float64, seed)

@@ -14,7 +14,7 @@ WEIGHTS = st.lists(
 
 
 @given(weights=WEIGHTS, start=st.integers(0, 400) | st.integers(0, 10**9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_counts_are_of_the_sources_located_each_in_its_own_order_without_gaps(weights, start):
     mixture = Mixture(weights)
     assert mixture.counts(0) == [0] * len(weights)
@@ -28,14 +28,14 @@ def test_counts_are_of_the_sources_located_each_in_its_own_order_without_gaps(we
 
 
 @given(weights=WEIGHTS, length=st.integers(0, 1000) | st.integers(0, 10**12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_prefix_is_in_proportion(weights, length):
     for weight, count in zip(weights, Mixture(weights).counts(length), strict=True):
         assert abs(count - length * weight / sum(weights)) < Fraction(168, 100)
 
 
 @given(size=st.integers(1, 1000) | st.integers(1, 2**40), key=st.text(max_size=20), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_element_is_hit_exactly_once(size, key, data):
     permutation = KeyedPermutation(size, key)
     first = data.draw(st.integers(0, max(0, size - 1000)))

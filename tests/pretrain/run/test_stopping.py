@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from training_runs import curve, start_run, torchrun, train, wait_for_steps
+from training_runs import curve, start_run, torchrun, train, wait_for_steps, wait_until
 
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
 
@@ -43,16 +43,15 @@ def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(write_config, tmp_
 def test_a_second_one_ends_it_at_once_and_it_is_resumed(
     write_config, tmp_path, monkeypatch, first, second
 ):
-    run = tmp_path / "run"
+    run, long_step = tmp_path / "run", tmp_path / "long"
     config = write_config(run, checkpoint={"interval": 3})
     monkeypatch.setenv("FAULTS", '{"5": "long step"}')
+    monkeypatch.setenv("LONG_STEP", str(long_step))
     (program,) = start_run(config, program="faulty_pretrain")
-    while len(curve(run)) < 4:
-        assert program.poll() is None, program.output.read_text()
-        time.sleep(0.01)
-    time.sleep(LONG_ENOUGH_S)  # the long step has begun
+    program.wait_until(long_step.exists)
     os.kill(program.pid, first)
     os.kill(program.pid, first)  # the same press, passed on
+    program.wait_until(lambda: STOPPING in program.output.read_text())
     time.sleep(LONG_ENOUGH_S)
     assert program.poll() is None
     os.kill(program.pid, second)
@@ -68,26 +67,30 @@ def test_a_second_one_ends_it_at_once_and_it_is_resumed(
 @pytest.mark.slow
 @pytest.mark.parametrize("is_pressed_twice", [False, True])
 def test_torchrun_passes_it_on(write_config, tmp_path, monkeypatch, is_pressed_twice):
-    run = tmp_path / "run"
+    run, long_step, lines = tmp_path / "run", tmp_path / "long", []
     config = write_config(run, steps=5000, lr_scheduler={"total_steps": 5000})
-    monkeypatch.setenv("FAULTS", '{"40": "long step"}' if is_pressed_twice else "{}")
+    monkeypatch.setenv("FAULTS", '{"5": "long step"}' if is_pressed_twice else "{}")
+    monkeypatch.setenv("LONG_STEP", str(long_step))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), *sys.path]))
     with torchrun(config, program="faulty_pretrain") as process:
-        wait_for_steps(process, run, 39 if is_pressed_twice else 3)
-        time.sleep(LONG_ENOUGH_S if is_pressed_twice else 0)  # the long step has begun
-        process.send_signal(signal.SIGINT)
         if is_pressed_twice:
-            time.sleep(LONG_ENOUGH_S)
-            process.send_signal(signal.SIGINT)
-        started = time.monotonic()
-        errors = process.communicate()[1]
-    ours = [line for line in errors.splitlines(keepends=True) if "anchored.pretrain: " in line]
+            wait_until(process, long_step.exists)
+        else:
+            wait_for_steps(process, run, 3)
+        process.send_signal(signal.SIGINT)
+        for line in iter(process.stderr.readline, ""):
+            lines.append(line)
+            if is_pressed_twice and STOPPING in line:
+                time.sleep(LONG_ENOUGH_S)
+                process.send_signal(signal.SIGINT)
+                started = time.monotonic()
+    ours = [line for line in lines if "anchored.pretrain: " in line]
     assert sum(STOPPING in line for line in ours) == 1
     if is_pressed_twice:
         assert AT_ONCE in ours and time.monotonic() - started < 25  # torchrun kills after 30 s
     else:
         step = max(saved := checkpoint_steps(run / "checkpoint"))
-        assert f"stopped by a signal after step {step} of 5000" in errors
+        assert f"stopped by a signal after step {step} of 5000" in "".join(lines)
         assert damage(saved[step]) is None
 
 

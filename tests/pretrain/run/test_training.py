@@ -1,6 +1,8 @@
 """Whole runs as processes of their own: one curve however they are started, killed and resumed."""
 
+import json
 import math
+import os
 import shutil
 import signal
 import warnings
@@ -39,10 +41,16 @@ def final_weights(dump_folder):
     return llama_weights(dump_folder / "checkpoint" / f"step-{STEPS}", model)
 
 
-def signalled(config_file, dump_folder, after_steps, number):
-    """The exit status of a run that gets a signal once it has logged so many steps."""
-    (process,) = start_run(config_file)
-    return process.end_when(lambda: len(curve(dump_folder)) >= after_steps, number)
+def signalled(config_file, step, number, monkeypatch):
+    """The exit status of a run that gets a signal in the midst of a step."""
+    begun = config_file.with_name(f"step-{step}")
+    monkeypatch.setenv("FAULTS", json.dumps({step: "long step"}))
+    monkeypatch.setenv("LONG_STEP", str(begun))
+    (process,) = start_run(config_file, program="faulty_pretrain")
+    process.wait_until(begun.exists)
+    os.kill(process.pid, number)
+    begun.with_name(f"{begun.name}.over").touch()
+    return process.wait()
 
 
 def test_a_run_learns_and_records_every_step(finished, corpus):
@@ -122,19 +130,16 @@ def document_losses(model, row, bos_id):
 
 
 def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weights(
-    finished, write_config, tmp_path
+    finished, write_config, tmp_path, monkeypatch
 ):
-    # Measured after every step, so that the steps take long enough to be interrupted.
-    heldout = {"interval": 1, "num_sequences": 24, "sources": ["meadow", "tower"]}
-    slow = {"steps": 18, "heldout": heldout}
     run, saves = tmp_path / "run", {"interval": 5}
-    config_file = write_config(run, checkpoint={"interval": STEPS}, **slow)
-    assert signalled(config_file, run, 4, signal.SIGTERM) == 0
+    config_file = write_config(run, checkpoint={"interval": STEPS}, steps=18)
+    assert signalled(config_file, 6, signal.SIGTERM, monkeypatch) == 0
     saved = checkpoint_steps(run / "checkpoint")
     step = max(saved)
     assert step == len(losses(run)) < 18 and not any(map(damage, saved.values()))
-    config_file = write_config(run, checkpoint=saves, **slow)
-    assert signalled(config_file, run, max(step + 1, 12), signal.SIGKILL) == -signal.SIGKILL
+    config_file = write_config(run, checkpoint=saves, steps=18)
+    assert signalled(config_file, 12, signal.SIGKILL, monkeypatch) == -signal.SIGKILL
     assert 18 not in checkpoint_steps(run / "checkpoint")
     before = curve(run)[:step]
     train(config_file)

@@ -86,7 +86,7 @@ def test_documents_stand_between_begin_and_end(tmp_path, tokenizer_file):
     limit=st.integers(1, 30),
     data=st.data(),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_any_slice_reads_across_shards(tmp_path_factory, tokenizer_file, lengths, limit, data):
     documents = ["z" * length for length in lengths]
     folder = tmp_path_factory.mktemp("slices")

@@ -205,8 +205,7 @@ def test_kill_nine_and_a_second_run_give_the_same_bytes(config, tmp_path, whole)
     words += ["--heldout-fraction", "0.1", "--shard-tokens", "300", "--workers", "2"]
     program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
     progress = tmp_path / "cut" / "progress"
-    while program.poll() is None and len(list(progress.glob("segment-*.json"))) < 4:
-        time.sleep(0.002)
+    program.wait_until(lambda: any(progress.glob("segment-*.json")))
     os.kill(program.pid, signal.SIGKILL)
     assert program.wait() == -signal.SIGKILL
     assert not (tmp_path / "cut" / "manifest.json").exists()
