@@ -6,10 +6,41 @@ from pathlib import Path
 
 import httpx
 
+from anchored.decode.ledger import LedgerHeader, LedgerStep
 from anchored.decode.serving.accounts.policy import Client
 from anchored.decode.serving.accounts.store import Exhausted, Store
 
 KEYS = {"alice": "a-key", "bob": "b-key"}
+
+HEADER = LedgerHeader(
+    rule="anchored",
+    rule_settings={},
+    sampling={},
+    seed=0,
+    prompt_token_ids=[1],
+    stop_token_ids=[],
+    fingerprints={},
+    dtype="float32",
+    k=1.0,
+    K=8.0,
+    debt=0.0,
+    horizon=64,  # no run of the rules draws a text as often
+    bound=8.0,
+)
+
+
+def drawn(place: int, spend: float) -> LedgerStep:
+    """A token at such a place of a text, which spent so many nats."""
+    return LedgerStep(
+        step=place,
+        token_id=5,
+        accepted=0,
+        budget=8.0,
+        spend=spend,
+        weight=1.0,
+        log_prob=-1.0,
+        safe_log_prob=-1.0,
+    )
 
 
 def digest(key: str) -> str:

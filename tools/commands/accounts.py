@@ -1,7 +1,7 @@
 """The command that shows, changes and checks the accounts of a server's clients."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from anchored.text_tables import aligned
 
 if TYPE_CHECKING:
     from anchored.decode.serving.accounts.policy import Policy
-    from anchored.decode.serving.accounts.store import AccountState, Charge, Store
+    from anchored.decode.serving.accounts.store import AccountState
 
 
 def read_policy(path: Path) -> "Policy":
@@ -31,9 +31,10 @@ def read_policy(path: Path) -> "Policy":
 class AccountsConfig:
     """Show the accounts of a server's clients: anchored accounts --accounts accounts.toml
 
-    With --account and --extra it changes one; with --journal it checks that every charge has a
-    record in a server's journal, and that each account is the sum of its charges. Servers may run
-    meanwhile. Needs pip install 'anchored[serve]'.
+    With --account and --extra it changes one; with --journal it checks that every charge is what a
+    server's journal says, that every text of a server with accounts is charged, and that each
+    account is the sum of its charges. Servers may run meanwhile. Needs pip install
+    'anchored[serve]'.
     """
 
     accounts: Path
@@ -58,6 +59,7 @@ class AccountsConfig:
 def accounts(config: AccountsConfig) -> int:
     """Show, change or check; returns the exit status, 1 where a check fails."""
     policy = read_policy(config.accounts)
+    from anchored.decode.serving.accounts.check import check
     from anchored.decode.serving.accounts.store import opened
 
     with opened(policy.store, config.accounts.parent) as store:
@@ -68,12 +70,12 @@ def accounts(config: AccountsConfig) -> int:
                 raise ValueError(f"--account must be one of {known}, got {config.account}")
             store.set_extra(config.account, config.extra)
         print(_table(store.states()))
-        problems = _problems(store, config.journal) if config.journal else []
-        for problem in problems:
-            print(problem)
-        if config.journal and not problems:
-            print("every charge has its record, and every account is the sum of its charges")
-    return 1 if problems else 0
+        if not config.journal:
+            return 0
+        checked = check(store, config.journal)
+    for line in checked.lines():
+        print(line)
+    return 1 if checked.problems else 0
 
 
 def _table(states: Iterable["AccountState"]) -> str:
@@ -91,44 +93,3 @@ def _table(states: Iterable["AccountState"]) -> str:
 
 def _day(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-
-
-def _problems(store: "Store", folders: Sequence[Path]) -> list[str]:
-    """What is wrong with the accounts, a line each."""
-    from anchored.decode.serving.accounts.store import QUANTUM
-    from anchored.decode.serving.journal_reader import JournalReader
-
-    spent: dict[str, float | None] = {}
-    for folder in folders:
-        for record in JournalReader(folder).ended_records():
-            spent |= dict.fromkeys((record.request_id, record.outer_id), record.spent)
-    problems = [text for charge in store.charges() if (text := _problem(charge, spent))]
-    for state in store.states():
-        for name, sum_of_charges in zip(
-            ("spent", "reserved"), store.charged(state.account), strict=True
-        ):
-            if (nats := getattr(state, name)) != sum_of_charges:
-                problems.append(
-                    f"{state.account}: {name} is {nats:.9f} nats, and its charges add up to "
-                    f"{sum_of_charges:.9f}, off by {(nats - sum_of_charges) / QUANTUM:.0f} quanta"
-                )
-    return problems
-
-
-def _problem(charge: "Charge", spent: Mapping[str, float | None]) -> str:
-    """What is wrong with a charge, "" for nothing; spent: nats in journals by the texts' ids."""
-    from anchored.decode.serving.accounts.store import QUANTUM, quanta_above
-
-    if not charge.spent:
-        return ""  # the text is drawn still, or cost nothing
-    where = f"{charge.request_id} in {charge.account}"
-    if charge.request_id not in spent:
-        return f"{where}: {charge.spent * QUANTUM:.9f} nats are charged, and no journal has it"
-    nats = spent[charge.request_id]
-    drawn = charge.reserved if nats is None else min(quanta_above(nats), charge.reserved)
-    if charge.spent in (drawn, charge.reserved):
-        return ""  # the whole bound is charged where a power cut may have cut the journal
-    return (
-        f"{where}: {charge.spent * QUANTUM:.9f} nats are charged, and the journal has "
-        f"{drawn * QUANTUM:.9f}"
-    )

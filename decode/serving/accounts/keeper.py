@@ -17,7 +17,7 @@ from ....durable_files import locked
 from ..jobs import Refused
 from .policy import Policy, client_account
 from .recovery import boot_of_system, lock_of, recover
-from .store import Exhausted, Server, Store, TooOften, opened
+from .store import BUSY_S, Exhausted, Server, Store, TooOften, opened
 
 logger = logging.getLogger(__name__)
 Returned = TypeVar("Returned")
@@ -26,6 +26,8 @@ EXHAUSTED: Final = "budget_exhausted"
 TOO_OFTEN: Final = "rate_limit_exceeded"
 UNREACHED: Final = "accounts_unavailable"
 """Types of errors by which a client learns that its account is the reason."""
+
+OUT_OF_REACH: Final = "the accounts cannot be reached"
 
 
 class Keeper:
@@ -95,13 +97,24 @@ class Keeper:
             logger.error("%d texts are not settled yet: %s", len(self._ended), error)
 
     async def _made(self, call: Callable[[], Returned]) -> Returned:
-        """The result of a call of the store; Refused where it fails."""
+        """The result of a call of the store; Refused where it fails, or has not begun in BUSY_S, as
+        calls before it wait for the store."""
+        asked = self._thread.submit(call)
+        done = asyncio.wrap_future(asked)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+            await asyncio.wait([done], timeout=BUSY_S)
+        except asyncio.CancelledError:
+            asked.cancel()
+            raise
+        # What has begun may reserve something: its end is waited for.
+        if asked.cancel():
+            logger.error("the accounts were not read or written in %g seconds", BUSY_S)
+            raise Refused(503, OUT_OF_REACH, type=UNREACHED)
+        try:
+            return await done
         except SQLAlchemyError as error:
             logger.error("the accounts cannot be read or written: %s", error)
-            reason = "the accounts cannot be reached"
-            raise Refused(503, reason, type=UNREACHED) from error
+            raise Refused(503, OUT_OF_REACH, type=UNREACHED) from error
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy.engine import URL, make_url
@@ -47,6 +48,9 @@ LOCK: Final = 0x616E63686F726564
 
 BUSY_S: Final = 30
 """Seconds for which a transaction waits for those of other processes."""
+
+PAGE: Final = 10_000
+"""Charges that are read in one transaction: a tenth of a second, for which others wait."""
 
 _TABLES: Final = MetaData()
 _ACCOUNTS: Final = Table(
@@ -136,9 +140,12 @@ class Charge:
 
     request_id: str
     account: str
+    server: str
     reserved: int
     spent: int | None
     """None while the text is drawn."""
+    settled_s: float | None
+    """Seconds since 1970; None while the text is drawn."""
 
 
 class Store:
@@ -277,23 +284,34 @@ class Store:
             return sorted(connection.execute(named).scalars())
 
     def charges(self) -> Iterator[Charge]:
-        """All charges, of texts that have ended or not, by request id."""
+        """All charges, of texts that have ended or not, by request id; servers go on meanwhile, and
+        what they reserve may be missing."""
+        key = tuple_(_CHARGES.c.request_id, _CHARGES.c.account)
         columns = [_CHARGES.c[name] for name in Charge.__dataclass_fields__]
-        with self._engine.begin() as connection:
-            for row in connection.execute(select(*columns).order_by(_CHARGES.c.request_id)):
-                yield Charge(*row)
+        query = select(*columns).order_by(*key).limit(PAGE)
+        last, is_full = ("", ""), True
+        while is_full:
+            with self._engine.begin() as connection:
+                page = [Charge(*row) for row in connection.execute(query.where(key > last))]
+            yield from page
+            is_full = len(page) == PAGE
+            last = (page[-1].request_id, page[-1].account) if page else last
 
-    def charged(self, account: str) -> tuple[float, float]:
-        """Nats (spent, reserved) of an account by the sums of its charges in its period."""
+    def sums(self, account: str) -> dict[str, tuple[int, int]]:
+        """Quanta of an account at one moment, "spent" and "reserved": those that it holds, and the
+        sum of its charges in its period."""
         with self._engine.begin() as connection:
             row = _current(connection, account, int(time.time()))
             of_account = _CHARGES.c.account == account
-            in_period = _CHARGES.c.settled_s >= row["began_s"]
-            is_open = _CHARGES.c.spent.is_(None)
-            spent = select(func.sum(_CHARGES.c.spent)).where(of_account, in_period)
-            reserved = select(func.sum(_CHARGES.c.reserved)).where(of_account, is_open)
-            sums = [connection.execute(each).scalar() or 0 for each in (spent, reserved)]
-            return int(sums[0]) * QUANTUM, int(sums[1]) * QUANTUM
+            within = {
+                "spent": _CHARGES.c.settled_s >= row["began_s"],
+                "reserved": _CHARGES.c.spent.is_(None),
+            }
+            sums = {}
+            for name, which in within.items():
+                query = select(func.sum(_CHARGES.c[name])).where(of_account, which)
+                sums[name] = (int(row[name]), int(connection.execute(query).scalar() or 0))
+            return sums
 
 
 @contextmanager

@@ -18,12 +18,12 @@ from embedded_server import program, until
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from server_accounts import KEYS, account, ask, nats, policy_file, spend_all
+from server_accounts import HEADER, KEYS, account, ask, drawn, nats, policy_file, spend_all
 from tiny_models import never_end, tiny_llama, train_tokenizer
 
 from anchored import ModelPair, verify
-from anchored.decode.ledger import LedgerHeader, LedgerStep
 from anchored.decode.serving.accounts import recovery
+from anchored.decode.serving.accounts import store as store_file
 from anchored.decode.serving.accounts.policy import Account
 from anchored.decode.serving.accounts.recovery import lock_of, recover
 from anchored.decode.serving.accounts.store import (
@@ -49,36 +49,6 @@ def pair() -> ModelPair:
 
 
 # A crash at any point
-
-
-HEADER = LedgerHeader(
-    rule="anchored",
-    rule_settings={},
-    sampling={},
-    seed=0,
-    prompt_token_ids=[1],
-    stop_token_ids=[],
-    fingerprints={},
-    dtype="float32",
-    k=1.0,
-    K=8.0,
-    debt=0.0,
-    horizon=64,  # no run of the rules draws a text as often
-    bound=8.0,
-)
-
-
-def drawn(place: int, spend: float) -> LedgerStep:
-    return LedgerStep(
-        step=place,
-        token_id=5,
-        accepted=0,
-        budget=8.0,
-        spend=spend,
-        weight=1.0,
-        log_prob=-1.0,
-        safe_log_prob=-1.0,
-    )
 
 
 class Crashes(RuleBasedStateMachine):
@@ -200,17 +170,19 @@ def postgresql(tmp_path):
 
 @pytest.mark.slow
 def test_sixteen_clients_of_one_account_in_postgresql_never_get_more_than_it_has(
-    postgresql, tmp_path
+    postgresql, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(store_file, "PAGE", 5)
     with opened(postgresql, tmp_path) as store:
         limits = {"client/a": Account(name="a", nats=10.0), "group/g": Account(name="g", nats=6.0)}
         store.declare(limits)
-        _, refused = spend_all(lambda: Store(postgresql, tmp_path), "x", 16, 6)
+        count, refused = spend_all(lambda: Store(postgresql, tmp_path), "x", 16, 6)
         spent, reserved, _ = nats(store, "group/g")
         assert reserved == 0.0 and 5.0 < spent <= 6.0 and refused > 0
-        assert (
-            nats(store)[0] == spent == store.charged("group/g")[0] == store.charged("client/a")[0]
-        )
+        assert nats(store)[0] == spent
+        assert all(store.sums(account)["spent"] == (quanta_above(spent),) * 2 for account in limits)
+        rows = [(charge.request_id, charge.account) for charge in store.charges()]
+        assert len(rows) == len(set(rows)) == 2 * count
 
 
 @pytest.mark.slow

@@ -1,8 +1,11 @@
 """Accounts of clients: what is reserved, what is charged, and what is left."""
 
+import asyncio
 import math
+import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -13,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 from tiny_models import never_end, tiny_llama, train_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
+from anchored.decode.serving.accounts import keeper as keeper_file
 from anchored.decode.serving.accounts import store as store_file
 from anchored.decode.serving.accounts.keeper import kept
 from anchored.decode.serving.accounts.policy import Account, Group, Policy
@@ -90,7 +94,7 @@ def test_a_period_that_ends_empties_the_account_of_all_but_what_is_reserved(stor
     store.reserve({"z": 2.0}, ["client/a"], "server")
     store.settle("z", 1.0)
     assert nats(store) == (4.0, 0.0, 6.0)
-    assert store.charged("client/a") == (4.0, 0.0)
+    assert store.sums("client/a") == {"spent": (quanta_above(4.0),) * 2, "reserved": (0, 0)}
 
 
 def test_a_client_has_so_many_requests_a_minute(store, clock):
@@ -115,7 +119,8 @@ def test_sixteen_clients_of_one_account_never_get_more_than_it_has(store, tmp_pa
     drawn, refused = spend_all(lambda: Store("accounts.db", tmp_path), "x", 16, 4)
     spent, reserved, _ = nats(store, "group/g")
     assert reserved == 0.0 and 5.0 < spent <= 6.0 and refused > 0
-    assert drawn <= 12 and nats(store)[0] == spent == store.charged("group/g")[0]
+    assert drawn <= 12 and nats(store)[0] == spent
+    assert store.sums("group/g")["spent"] == (quanta_above(spent),) * 2
 
 
 BAD_POLICIES = {
@@ -292,6 +297,35 @@ def test_while_the_store_does_not_answer_nothing_is_drawn_and_what_ended_is_sett
         until(lambda: account(address, "alice")["reserved"] == 0.0)
         spent = first.result().json()["anchored"]["spent"], second["spent"]
         assert account(address, "alice")["spent"] == sum(map(quanta_above, spent)) * QUANTUM
+
+
+def test_a_store_that_is_locked_for_long_lets_no_request_wait_for_all_before_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(store_file, "BUSY_S", 1)
+    monkeypatch.setattr(keeper_file, "BUSY_S", 1)
+    policy, folder = Policy(clients=(client("alice"),)), tmp_path / "journal"
+    folder.mkdir()
+
+    async def ask_all(keeper) -> list:
+        asked = [keeper.reserve("alice", None, {f"x-{place}": 1.0}) for place in range(8)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    with (
+        kept(policy, tmp_path, folder, is_synced=False) as keeper,
+        closing(sqlite3.connect(tmp_path / "accounts.db", isolation_level=None)) as other,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        began_s = time.monotonic()
+        refusals = asyncio.run(ask_all(keeper))
+        assert time.monotonic() - began_s < 5.0
+        assert {(refused.status, refused.more["type"]) for refused in refusals} == {
+            (503, "accounts_unavailable")
+        }
+        other.execute("ROLLBACK")
+        keeper.close()
+    with opened("accounts.db", tmp_path) as store:
+        assert nats(store, "client/alice") == (0.0, 0.0, 1000.0)
 
 
 def test_a_server_without_accounts_names_what_needs_them(pair, tmp_path):
