@@ -28,6 +28,9 @@ ERROR_TYPES: Final = {
 }
 """Types of errors by status, as OpenAI's clients name their exceptions."""
 
+LONGEST_MESSAGE: Final = 1000
+"""Most characters of an error's message: what a client sent does not come back by the megabyte."""
+
 
 class BodyTooLarge(ValueError):
     """A body beyond the limit; none of it was kept."""
@@ -78,6 +81,8 @@ def with_length(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> list[tup
 
 def error_body(status: int, message: str, **more: Any) -> dict[str, Any]:
     """The object that an answer of this status has for its body. more: fields of the error."""
+    if len(message) > LONGEST_MESSAGE:
+        message = message[:LONGEST_MESSAGE] + "..."
     plain = {"message": message, "type": ERROR_TYPES[status], "param": None, "code": status}
     return {"error": {**plain, **more}}
 

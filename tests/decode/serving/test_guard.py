@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from anchored.decode.serving.asgi import BodyTooLarge, ClientGone, body_of
+from anchored.decode.serving.asgi import BodyTooLarge, ClientGone, body_of, error_body
 from anchored.decode.serving.guard import Guard, read_keys
 from anchored.decode.serving.metrics import Metrics
 from anchored.decode.serving.server_options import ServerOptions
@@ -152,6 +152,12 @@ def test_a_body_is_read_within_its_limit():
         body(headers=[(b"content-length", b"11")])
     with pytest.raises(ClientGone):
         body(part(b"1", True), {"type": "http.disconnect"})
+
+
+def test_what_a_client_sent_does_not_come_back_by_the_megabyte():
+    message = error_body(400, f"the field {'x' * 1_000_000} is not known")["error"]["message"]
+    assert message.startswith("the field xxx") and len(message) == 1003
+    assert error_body(400, "short")["error"]["message"] == "short"
 
 
 def test_refusals_are_counted():
