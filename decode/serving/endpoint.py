@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ..engine.request import Request
@@ -109,30 +110,10 @@ class Endpoint:
         client: the name of who asks, where clients have accounts. Raises ValueError for what cannot
         be decoded, Refused for another model and for nats that are used up.
         """
-        served, keeper, loop = self._served, self._served.keeper, asyncio.get_running_loop()
+        served, keeper = self._served, self._served.keeper
         answer_id = f"{self._form.prefix}-{uuid.uuid4().hex}"
-        available = 0.0
-
-        def wishes() -> tuple[Body, Asked]:
-            values = parsed(content)
-            return Body.of(values), Asked.of(extra_arguments(values))
-
-        def requests() -> list[Request]:
-            def name_of(place: int) -> str:
-                return self._form.name(answer_id, place)
-
-            is_chat = self._form.is_chat
-            return served.reader.requests(
-                body, asked, name_of, is_chat=is_chat, available=available
-            )
-
         async with served.reading:
-            body, asked = await loop.run_in_executor(served.readers, wishes)
-            if body.model not in (None, served.model):
-                raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
-            if asked.K == AVAILABLE and keeper is not None:
-                available = await keeper.available(client, asked.group)
-            made = await loop.run_in_executor(served.readers, requests)
+            body, asked, made = await self._requests(content, answer_id, client)
         updates: asyncio.Queue[tuple[Job, Update]] = asyncio.Queue()
         jobs = [
             Job(
@@ -158,6 +139,33 @@ class Endpoint:
             bounds = {job.request_id: _bound_of(job.request) for job in jobs}
             await keeper.reserve(client, asked.group, bounds)
         return answer, jobs, body.stream
+
+    async def _requests(
+        self, content: bytes, answer_id: str, client: str
+    ) -> tuple[Body, Asked, list[Request]]:
+        """What a body asks for, and its texts as requests to the pair."""
+        served, keeper = self._served, self._served.keeper
+        within = partial(asyncio.get_running_loop().run_in_executor, served.readers)
+
+        def wishes() -> tuple[Body, Asked]:
+            values = parsed(content)
+            return Body.of(values), Asked.of(extra_arguments(values))
+
+        body, asked = await within(wishes)
+        if body.model not in (None, served.model):
+            raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
+        available = 0.0
+        if asked.K == AVAILABLE and keeper is not None:
+            available = await keeper.available(client, asked.group)
+        requests = partial(
+            served.reader.requests,
+            body,
+            asked,
+            partial(self._form.name, answer_id),
+            is_chat=self._form.is_chat,
+            available=available,
+        )
+        return body, asked, await within(requests)
 
     def _submit(self, jobs: list[Job]) -> None:
         """Queue the jobs; Refused where there is no room, with nothing reserved any more."""
