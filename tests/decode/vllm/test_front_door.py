@@ -191,9 +191,9 @@ def charged(call, keeper, tmp_path, body, path="/v1/completions", limits=None, m
             bounds.update(more)
             super().reserve(more)
 
-    own = Noted(JournalReader(tmp_path), settle=keeper.settle)
+    noted = Noted(JournalReader(tmp_path), settle=keeper.settle)
     headers = [(b"authorization", b"Bearer " + KEYS["alice"].encode())]
-    options = {"answers": own, "keeper": keeper, "keys": keeper.policy.keys}
+    options = {"answers": noted, "keeper": keeper, "keys": keeper.policy.keys}
     options |= {"limits": limits or Limits(), "method": method}
     body = json.dumps(body).encode()
     status, seen, answer, _ = call(path, [b"{}"], body=body, headers=headers, **options)
