@@ -143,7 +143,7 @@ class Endpoint:
     async def _requests(
         self, content: bytes, answer_id: str, client: str
     ) -> tuple[Body, Asked, list[Request]]:
-        """What a body asks for, and its texts as requests to the pair."""
+        """The wishes of a body, and its texts as requests to the pair."""
         served, keeper = self._served, self._served.keeper
         within = partial(asyncio.get_running_loop().run_in_executor, served.readers)
 

@@ -206,7 +206,7 @@ def without(pattern: str, text: str) -> str:
 
 
 def letter_of(chars: CharacterSet) -> str:
-    """What all characters of a set fold to, or nothing if they differ in that."""
+    """The folded form that all characters of a set share, or nothing if they share none."""
     few = np.flatnonzero(chars)[:8].tolist()  # at most four fold to the same
     folded = {chr(code).casefold() for code in few}
     return folded.pop() if len(folded) == 1 else ""
@@ -214,7 +214,7 @@ def letter_of(chars: CharacterSet) -> str:
 
 @cache
 def multiple_folds() -> list[str]:
-    """What characters that fold to several ones fold to: a ligature to its letters, ß to "ss"."""
+    """The folded forms that have several characters: those of a ligature, and "ss" of ß."""
     folds = {chr(code).casefold() for code in range(0x10000)}  # none of later ones is longer
     return sorted(text for text in folds if len(text) > 1)
 

@@ -28,7 +28,7 @@ BEGAN_NS: Final = re.compile(r"journal-(\d+)-")
 
 @dataclass(kw_only=True, slots=True)
 class Checked:
-    """What was found by a check."""
+    """The result of a check of accounts."""
 
     problems: list[str] = field(default_factory=list)
     num_gone: int = 0
@@ -37,7 +37,7 @@ class Checked:
     """Texts without a charge, of servers that have charged none."""
 
     def lines(self) -> list[str]:
-        """What is said of it, a line each, the verdict last."""
+        """The report, a line for each problem and count, the verdict last."""
         lines = list(self.problems)
         if self.num_free:
             reason = "of servers that have charged none of those that are there"
@@ -53,7 +53,7 @@ class Checked:
 
 @dataclass(slots=True)
 class _Run:
-    """What one server wrote: a file of a journal, and those that continue it."""
+    """The files of one server: a file of a journal, and those that continue it."""
 
     began_s: list[float] = field(default_factory=list)
     """When each file that is there began, in seconds since 1970."""
@@ -130,7 +130,7 @@ def _nats(record: Record) -> float:
 
 
 def _differences(charges: Sequence[Charge], record: Record) -> list[str]:
-    """What is wrong with the charges of a text, a line each."""
+    """The problems of the charges of a text, a line each."""
     nats, problems = _nats(record), []
     for charge in charges:
         drawn = charge.reserved

@@ -1,4 +1,4 @@
-"""What anchored accounts --journal reports, and what it must not."""
+"""Problems that anchored accounts --journal reports, and states that are none."""
 
 import sqlite3
 from contextlib import suppress
@@ -86,7 +86,7 @@ def gone(count: int) -> list[str]:
 
 
 def edit(tmp_path, statement: str) -> None:
-    """Change the database behind the back of the store, with the account's sum."""
+    """Change the database without the store, with the account's sum."""
     with sqlite3.connect(tmp_path / "accounts.db") as connection:
         connection.execute(statement)
         total = "(SELECT coalesce(sum(spent), 0) FROM anchored_charges)"
