@@ -104,21 +104,21 @@ def test_a_thread_decodes_on_when_the_main_thread_has_ended(tokenizer, monkeypat
 
 
 def test_threads_that_begin_meanwhile_have_their_full_number(tokenizer, monkeypatch, two_threads):
-    feed_rows, numbers = RowStream.feed_rows, []
+    feed_rows, numbers, workers = RowStream.feed_rows, [], set()
 
     def probed(self, rows, tokens):
         probe = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
         probe.start()
         probe.join()
+        workers.add(threading.current_thread())
         return feed_rows(self, rows, tokens)
 
     monkeypatch.setattr(RowStream, "feed_rows", probed)
-    before = threading.active_count()
     decoder = Decoder(pair_of(tokenizer, 2, 2), Anchored(k=1.0, debt="none"))
     decoder.generate(word_prompts(1, 8), max_new_tokens=12)
     assert set(numbers[-4:]) == {2}  # workers take their share in their first step
-    for _ in range(100):  # and they end with the call
-        if threading.active_count() == before:
-            break
-        time.sleep(0.05)
-    assert threading.active_count() == before
+    workers.discard(threading.main_thread())
+    assert len(workers) == 2
+    for worker in workers:  # they end with the call
+        worker.join(timeout=60)
+        assert not worker.is_alive()

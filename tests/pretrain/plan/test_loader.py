@@ -55,17 +55,23 @@ def test_any_number_of_ranks_reads_the_same_sequences_from_any_step_on(
 
 @pytest.mark.parametrize("position", [0, 8, 10**9])
 def test_resuming_reads_the_next_sequences_and_ends_its_thread(plan, monkeypatch, position):
-    reads, tokens = [], DataPlan.tokens
-    monkeypatch.setattr(DataPlan, "tokens", lambda plan, i: reads.append(i) or tokens(plan, i))
+    reads, threads, tokens = [], set(), DataPlan.tokens
+
+    def spied(plan, sequence):
+        reads.append(sequence)
+        threads.add(threading.current_thread())
+        return tokens(plan, sequence)
+
+    monkeypatch.setattr(DataPlan, "tokens", spied)
     (batches,) = loaders(plan, 1, 2, num_prefetched=3, first_sequence=position)
-    num_threads = threading.active_count()
     next(batches)
     deadline = time.monotonic() + 300  # on a machine that is at other work
     while len(reads) < 8 and time.monotonic() < deadline:  # 1 batch handed out, 3 ready
         time.sleep(0.001)
     time.sleep(0.02)
     batches.close()
-    assert threading.active_count() == num_threads
+    (thread,) = threads
+    assert thread is not threading.main_thread() and not thread.is_alive()
     assert reads == list(range(position, position + 8))
 
 
