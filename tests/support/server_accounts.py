@@ -80,7 +80,7 @@ def spend_all(make_store, name: str, clients: int, tries: int) -> tuple[int, int
             except Exhausted:
                 continue
             drawn += 1
-            store.settle(text, 0.5 if number % 2 else None)
+            store.settle({text: 0.5 if number % 2 else None})
         store.close()
         return drawn, tries - drawn
 

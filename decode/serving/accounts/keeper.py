@@ -15,9 +15,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ....durable_files import locked
 from ..jobs import Refused
+from .database import BUSY_S
 from .policy import Policy, client_account
 from .recovery import boot_of_system, lock_of, recover
-from .store import BUSY_S, Exhausted, Server, Store, TooOften, opened
+from .store import Exhausted, Server, Store, TooOften, opened
 
 logger = logging.getLogger(__name__)
 Returned = TypeVar("Returned")
@@ -46,7 +47,7 @@ class Keeper:
         self._store, self._server = store, server
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="anchored-accounts")
         self._ended: list[tuple[str, float | None]] = []
-        """Texts that have ended and are not settled, of the thread alone."""
+        """Texts that have ended and are not settled; the thread takes them from its front."""
 
     def close(self) -> None:
         """Wait until all texts that have ended are settled, or cannot be."""
@@ -84,17 +85,18 @@ class Keeper:
 
     def settle(self, request_id: str, spent: float | None) -> None:
         """Charge the nats of a text that has ended, None for its whole bound; returns at once."""
-        self._thread.submit(self._settle, request_id, spent)
-
-    def _settle(self, request_id: str, spent: float | None) -> None:
         self._ended.append((request_id, spent))
+        self._thread.submit(self._settle)
+
+    def _settle(self) -> None:
+        """Settle all texts that have ended by now, in one transaction: many end together."""
+        ended = self._ended[:]
         try:
-            while self._ended:
-                self._store.settle(*self._ended[0])
-                del self._ended[0]
+            self._store.settle(dict(reversed(ended)))  # the first of a text, if it ended twice
+            del self._ended[: len(ended)]
         except SQLAlchemyError as error:
             # Until the next text ends, or else a server starts, their bounds stay reserved.
-            logger.error("%d texts are not settled yet: %s", len(self._ended), error)
+            logger.error("%d texts are not settled yet: %s", len(ended), error)
 
     async def _made(self, call: Callable[[], Returned]) -> Returned:
         """The result of a call of the store; Refused where it fails, or has not begun in BUSY_S, as

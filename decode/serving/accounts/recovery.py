@@ -57,11 +57,13 @@ def _settle(store: Store, server: Server) -> None:
     is_whole = server.is_synced or server.boot == boot_of_system() != ""
     reader = JournalReader(server.folder, only=set(open_texts))
     reader.refresh()
+    spent: dict[str, float | None] = {}
     for request_id in open_texts:
         record = reader.find(request_id)
         # Without a record nothing was drawn, as the journal is written first.
-        spent = 0.0 if record is None else record.spent
-        store.settle(request_id, spent if is_whole else None)
+        drawn = 0.0 if record is None else record.spent
+        spent[request_id] = drawn if is_whole else None
+    store.settle(spent)
     logger.warning(
         "a server ended without settling %d texts: %s",
         len(open_texts),

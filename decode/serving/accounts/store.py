@@ -17,73 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Connection,
-    Float,
-    MetaData,
-    String,
-    Table,
-    create_engine,
-    delete,
-    event,
-    func,
-    insert,
-    select,
-    tuple_,
-    update,
-)
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, tuple_, update
 
+from .database import ACCOUNTS, CHARGES, SERVERS, database, wait_for_others
 from .policy import Account
 
 QUANTUM: Final = 2.0**-32
 """Nats of a quantum: a power of two, by which doubles are scaled without rounding, and small
 enough that the rounding of a million texts is below a thousandth of a nat."""
 
-LOCK: Final = 0x616E63686F726564
-"""A number of ours among PostgreSQL's locks that applications name: "anchored" in ASCII."""
-
-BUSY_S: Final = 30
-"""Seconds for which a transaction waits for those of other processes."""
-
 PAGE: Final = 10_000
 """Charges that are read in one transaction: a tenth of a second, for which others wait."""
 
-_TABLES: Final = MetaData()
-_ACCOUNTS: Final = Table(
-    "anchored_accounts",
-    _TABLES,
-    Column("account", String, primary_key=True),
-    Column("allowed", BigInteger, nullable=False),  # quanta of a period, by accounts.toml
-    Column("extra", BigInteger, nullable=False),  # quanta besides, set by an operator
-    Column("spent", BigInteger, nullable=False),  # quanta of the period
-    Column("reserved", BigInteger, nullable=False),
-    Column("period_s", BigInteger),  # NULL for a period that never ends
-    Column("began_s", BigInteger, nullable=False),
-    Column("minute", BigInteger, nullable=False),  # of the clock, in which requests are counted
-    Column("requests", BigInteger, nullable=False),  # of that minute
-)
-_CHARGES: Final = Table(
-    "anchored_charges",
-    _TABLES,
-    Column("request_id", String, primary_key=True),  # as in the journal
-    Column("account", String, primary_key=True),
-    Column("server", String, nullable=False, index=True),
-    Column("reserved", BigInteger, nullable=False),
-    Column("spent", BigInteger),  # NULL while the text is drawn
-    Column("settled_s", Float),
-)
-_SERVERS: Final = Table(
-    "anchored_servers",
-    _TABLES,
-    Column("server", String, primary_key=True),
-    Column("folder", String, nullable=False),  # of its journal and its lock
-    Column("boot", String, nullable=False),  # of the system that it runs on
-    Column("is_synced", Boolean, nullable=False),  # the journal outlives a power cut
-)
+MOST_SETTLED: Final = 1000
+"""Texts that are settled in one transaction: a twentieth of a second, for which others wait."""
 
 
 def quanta_above(nats: float) -> int:
@@ -153,13 +100,7 @@ class Store:
 
     def __init__(self, where: str, root: Path) -> None:
         """where: as `Policy.store`, a path in the folder `root` for SQLite."""
-        self._engine = create_engine(_address(where, root), pool_pre_ping=True)
-        if self._engine.dialect.name == "sqlite":
-            event.listen(self._engine, "connect", _prepare_sqlite)
-            event.listen(self._engine, "begin", _begin_sqlite)
-        with self._engine.begin() as connection:
-            _wait_for_others(connection)
-            _TABLES.create_all(connection)
+        self._engine = database(where, root)
 
     def close(self) -> None:
         """Close all connections."""
@@ -168,21 +109,21 @@ class Store:
     def declare(self, accounts: Mapping[str, Account]) -> None:
         """Have these accounts, each with its nats and its period from now on."""
         with self._engine.begin() as connection:
-            _wait_for_others(connection)
+            wait_for_others(connection)
             for name, account in sorted(accounts.items()):
                 values = {
                     "allowed": math.floor(account.nats / QUANTUM),
                     "period_s": None if account.days is None else round(account.days * 86400),
                 }
-                changed = update(_ACCOUNTS).where(_ACCOUNTS.c.account == name).values(values)
+                changed = update(ACCOUNTS).where(ACCOUNTS.c.account == name).values(values)
                 if connection.execute(changed).rowcount == 0:
                     new: dict[str, Any] = {"account": name, "began_s": int(time.time())}
                     new |= dict.fromkeys(("extra", "spent", "reserved", "minute", "requests"), 0)
-                    connection.execute(insert(_ACCOUNTS).values({**new, **values}))
+                    connection.execute(insert(ACCOUNTS).values({**new, **values}))
 
     def set_extra(self, account: str, nats: float) -> None:
         """Let an account have so many nats besides its allowance; KeyError for one that is none."""
-        changed = update(_ACCOUNTS).where(_ACCOUNTS.c.account == account)
+        changed = update(ACCOUNTS).where(ACCOUNTS.c.account == account)
         with self._engine.begin() as connection:
             extra = math.floor(nats / QUANTUM)
             if connection.execute(changed.values(extra=extra)).rowcount == 0:
@@ -218,33 +159,19 @@ class Store:
                 for name, count in quanta.items()
                 for account in accounts
             ]
-            connection.execute(insert(_CHARGES), rows)
+            connection.execute(insert(CHARGES), rows)
 
-    def settle(self, request_id: str, nats: float | None) -> None:
-        """Charge what a text has spent, in nats, in place of its bound; the whole bound for None.
+    def settle(self, texts: Mapping[str, float | None]) -> None:
+        """Charge what texts have spent, in nats by request id, in place of their bounds; the whole
+        bound of a text for None.
 
-        A text that was settled before stays as it is.
+        Those that were settled before stay as they are.
         """
-        now = time.time()
-        of_text = _CHARGES.c.request_id == request_id
-        is_open = _CHARGES.c.spent.is_(None)
-        with self._engine.begin() as connection:
-            charges = select(_CHARGES).where(of_text, is_open).order_by(_CHARGES.c.account)
-            for charge in connection.execute(charges.with_for_update()).mappings().all():
-                spent = charge["reserved"]
-                if nats is not None:
-                    spent = min(spent, quanta_above(nats))
-                row = _current(connection, charge["account"], int(now))
-                changes = {
-                    "reserved": row["reserved"] - charge["reserved"],
-                    "spent": row["spent"] + spent,
-                }
-                _change(connection, charge["account"], changes)
-                at = of_text & (_CHARGES.c.account == charge["account"])
-                # A clock that was set back settles nothing before its period.
-                settled_s = max(now, row["began_s"])
-                settled = update(_CHARGES).where(at)
-                connection.execute(settled.values(spent=spent, settled_s=settled_s))
+        names = list(texts)
+        for first in range(0, len(names), MOST_SETTLED):
+            with self._engine.begin() as connection:
+                part = names[first : first + MOST_SETTLED]
+                _settle(connection, {name: texts[name] for name in part})
 
     def state(self, account: str) -> AccountState:
         """An account now; KeyError for one that is none."""
@@ -254,40 +181,40 @@ class Store:
     def states(self) -> list[AccountState]:
         """All accounts now, in order."""
         with self._engine.begin() as connection:
-            names = connection.execute(select(_ACCOUNTS.c.account)).scalars().all()
+            names = connection.execute(select(ACCOUNTS.c.account)).scalars().all()
             return [_state(_current(connection, name, int(time.time()))) for name in sorted(names)]
 
     def join(self, server: Server) -> None:
         """Note a server that is about to reserve."""
         values = {name: getattr(server, name) for name in Server.__dataclass_fields__}
         with self._engine.begin() as connection:
-            connection.execute(insert(_SERVERS).values(values))
+            connection.execute(insert(SERVERS).values(values))
 
     def leave(self, server: str) -> bool:
         """Forget a server; False, and nothing is done, where texts of it are open."""
         if self.open_texts(server):
             return False
         with self._engine.begin() as connection:
-            connection.execute(delete(_SERVERS).where(_SERVERS.c.server == server))
+            connection.execute(delete(SERVERS).where(SERVERS.c.server == server))
         return True
 
     def servers(self) -> list[Server]:
         """All servers that have not left."""
         with self._engine.begin() as connection:
-            return [Server(*row) for row in connection.execute(select(_SERVERS))]
+            return [Server(*row) for row in connection.execute(select(SERVERS))]
 
     def open_texts(self, server: str) -> list[str]:
         """The ids of a server's texts that are not settled."""
-        named = select(_CHARGES.c.request_id).distinct()
-        named = named.where(_CHARGES.c.server == server, _CHARGES.c.spent.is_(None))
+        named = select(CHARGES.c.request_id).distinct()
+        named = named.where(CHARGES.c.server == server, CHARGES.c.spent.is_(None))
         with self._engine.begin() as connection:
             return sorted(connection.execute(named).scalars())
 
     def charges(self) -> Iterator[Charge]:
         """All charges, of texts that have ended or not, by request id; servers go on meanwhile, and
         what they reserve may be missing."""
-        key = tuple_(_CHARGES.c.request_id, _CHARGES.c.account)
-        columns = [_CHARGES.c[name] for name in Charge.__dataclass_fields__]
+        key = tuple_(CHARGES.c.request_id, CHARGES.c.account)
+        columns = [CHARGES.c[name] for name in Charge.__dataclass_fields__]
         query = select(*columns).order_by(*key).limit(PAGE)
         last, is_full = ("", ""), True
         while is_full:
@@ -302,14 +229,14 @@ class Store:
         sum of its charges in its period."""
         with self._engine.begin() as connection:
             row = _current(connection, account, int(time.time()))
-            of_account = _CHARGES.c.account == account
+            of_account = CHARGES.c.account == account
             within = {
-                "spent": _CHARGES.c.settled_s >= row["began_s"],
-                "reserved": _CHARGES.c.spent.is_(None),
+                "spent": CHARGES.c.settled_s >= row["began_s"],
+                "reserved": CHARGES.c.spent.is_(None),
             }
             sums = {}
             for name, which in within.items():
-                query = select(func.sum(_CHARGES.c[name])).where(of_account, which)
+                query = select(func.sum(CHARGES.c[name])).where(of_account, which)
                 sums[name] = (int(row[name]), int(connection.execute(query).scalar() or 0))
             return sums
 
@@ -324,37 +251,10 @@ def opened(where: str, root: Path) -> Iterator[Store]:
         store.close()
 
 
-def _address(where: str, root: Path) -> URL:
-    if "://" not in where:
-        return URL.create("sqlite", database=str(root / where))
-    address = make_url(where)
-    if address.get_backend_name() != "postgresql":
-        raise ValueError(f"store must be a file or postgresql://..., got {address!r}")
-    return address.set(drivername="postgresql+psycopg")
-
-
-def _prepare_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # else the driver begins transactions, and late
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000}")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")  # a reservation outlives a power cut
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")  # what is read is not changed by another process
-
-
-def _wait_for_others(connection: Connection) -> None:
-    """Let no other process make tables or accounts until this transaction ends: PostgreSQL lets two
-    look for a row that is not there, and SQLite only one."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(LOCK)))
-
-
 def _current(connection: Connection, account: str, now_s: int) -> dict[str, Any]:
     """An account's row, which no other transaction changes until this one ends; its period is the
     one of now. KeyError for an account that is none."""
-    query = select(_ACCOUNTS).where(_ACCOUNTS.c.account == account).with_for_update()
+    query = select(ACCOUNTS).where(ACCOUNTS.c.account == account).with_for_update()
     if (row := connection.execute(query).mappings().first()) is None:
         raise KeyError(account)
     current = dict(row)
@@ -368,7 +268,40 @@ def _current(connection: Connection, account: str, now_s: int) -> dict[str, Any]
 
 
 def _change(connection: Connection, account: str, values: Mapping[str, int]) -> None:
-    connection.execute(update(_ACCOUNTS).where(_ACCOUNTS.c.account == account).values(values))
+    connection.execute(update(ACCOUNTS).where(ACCOUNTS.c.account == account).values(values))
+
+
+def _settle(connection: Connection, texts: Mapping[str, float | None]) -> None:
+    now = time.time()
+    is_open = (CHARGES.c.request_id.in_(texts), CHARGES.c.spent.is_(None))
+    # 1. The charges and their accounts, each in one order, so that no two transactions wait for
+    #    each other.
+    query = select(CHARGES).where(*is_open).order_by(CHARGES.c.request_id, CHARGES.c.account)
+    charges = connection.execute(query.with_for_update()).mappings().all()
+    names = sorted({charge["account"] for charge in charges})
+    rows = {name: _current(connection, name, int(now)) for name in names}
+    # 2. What each charge gives up and what it adds.
+    settled = []
+    for charge in charges:
+        row, spent = rows[charge["account"]], charge["reserved"]
+        if (nats := texts[charge["request_id"]]) is not None:
+            spent = min(spent, quanta_above(nats))
+        row["reserved"] -= charge["reserved"]
+        row["spent"] += spent
+        # A clock that was set back settles nothing before its period.
+        settled_s = max(now, row["began_s"])
+        key = {"of_text": charge["request_id"], "of_account": charge["account"]}
+        settled.append({**key, "spent_now": spent, "now": settled_s})
+    # 3. Both are written, or neither.
+    for name, row in rows.items():
+        _change(connection, name, {"reserved": row["reserved"], "spent": row["spent"]})
+    if settled:
+        changed = update(CHARGES).where(
+            CHARGES.c.request_id == bindparam("of_text"),
+            CHARGES.c.account == bindparam("of_account"),
+        )
+        changed = changed.values(spent=bindparam("spent_now"), settled_s=bindparam("now"))
+        connection.execute(changed, settled)
 
 
 def _room(row: Mapping[str, Any]) -> int:

@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 from server_accounts import HEADER, drawn, policy_file
 
+from anchored.decode.serving.accounts import database as database_file
 from anchored.decode.serving.accounts import recovery
 from anchored.decode.serving.accounts import store as store_file
 from anchored.decode.serving.accounts.recovery import lock_of, recover
@@ -54,7 +55,7 @@ class Texts:
     def draw(self, text: str, spend: float, charged: float | None = None) -> None:
         self.begin(text, spend)
         self.journal.end(text)
-        self.store.settle(text, spend if charged is None else charged)
+        self.store.settle({text: spend if charged is None else charged})
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_what_a_server_does_while_accounts_are_read_is_no_problem(texts, checked
 
     def busy(store: Store):
         yield from states(store)
-        texts.store.settle(running.pop(), 3.0)
+        texts.store.settle({running.pop(): 3.0})
 
     monkeypatch.setattr(Store, "states", lambda store: list(busy(store)))
     assert checked() == (0, [VERDICT])
@@ -160,9 +161,9 @@ def test_texts_that_begin_or_end_while_the_journal_is_read_are_no_problem(
 
     def busy(reader: JournalReader):
         texts.begin("z", 2.0)
-        texts.store.settle("y", 1.0)
+        texts.store.settle({"y": 1.0})
         yield from read(reader)
-        texts.store.settle("z", 2.0)
+        texts.store.settle({"z": 2.0})
         texts.draw("late", 4.0)
 
     monkeypatch.setattr(JournalReader, "ended_records", busy)
@@ -173,7 +174,7 @@ def test_charges_are_read_while_others_reserve(texts, tmp_path, monkeypatch):
     monkeypatch.setattr(store_file, "PAGE", 2, raising=False)
     for name in "abcde":
         texts.draw(name, 1.0)
-    monkeypatch.setattr(store_file, "BUSY_S", 0)
+    monkeypatch.setattr(database_file, "BUSY_S", 0)
     with opened("accounts.db", tmp_path) as other:
         read = []
         for charge in texts.store.charges():
@@ -210,15 +211,15 @@ def test_a_text_that_had_not_begun_at_a_power_cut_is_charged_whole_without_a_rec
 
 def test_a_full_disk_before_a_text_leaves_its_whole_bound_without_a_record(texts, checked):
     texts.store.reserve({"x": 8.0, "y": 8.0}, ["client/alice"], "server")
-    texts.store.settle("x", None)  # its first line is not whole
-    texts.store.settle("y", 0.0)  # its client has left the queue
+    texts.store.settle({"x": None})  # its first line is not whole
+    texts.store.settle({"y": 0.0})  # its client has left the queue
     assert checked() == (0, [VERDICT])
 
 
 def test_a_text_that_failed_is_charged_what_it_drew(texts, checked):
     texts.begin("x", 5.0)
     texts.journal.fail("x", "logits are NaN")
-    texts.store.settle("x", 5.0)
+    texts.store.settle({"x": 5.0})
     assert checked() == (0, [VERDICT])
 
 
@@ -263,7 +264,7 @@ def test_texts_that_went_over_from_a_deleted_file_are_counted_and_no_problem(
     texts.begin("y", 3.0)
     while texts.journal.path == first:
         texts.journal.steps([("y", drawn(0, 3.0))])
-    texts.store.settle("y", 3.0)
+    texts.store.settle({"y": 3.0})
     assert checked() == (0, [VERDICT])
     first.unlink()
     assert checked() == (0, gone(2))

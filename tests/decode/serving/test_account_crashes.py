@@ -100,9 +100,9 @@ class Crashes(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def settle(self, data) -> None:
-        text = data.draw(st.sampled_from(self.open))
-        self.store.settle(text, math.fsum(self.drawn[text]))
-        self.open.remove(text)
+        ended = data.draw(st.lists(st.sampled_from(self.open), min_size=1, unique=True))
+        self.store.settle({text: math.fsum(self.drawn[text]) for text in ended})
+        self.open = [text for text in self.open if text not in ended]
 
     @rule(other_boot=st.booleans())
     def crash(self, other_boot: bool) -> None:
@@ -183,6 +183,27 @@ def test_sixteen_clients_of_one_account_in_postgresql_never_get_more_than_it_has
         assert all(store.sums(account)["spent"] == (quanta_above(spent),) * 2 for account in limits)
         rows = [(charge.request_id, charge.account) for charge in store.charges()]
         assert len(rows) == len(set(rows)) == 2 * count
+
+
+@pytest.mark.slow
+def test_servers_that_settle_many_texts_at_once_wait_for_each_other_and_never_in_a_circle(
+    postgresql, tmp_path
+):
+    names = [f"client/{letter}" for letter in "abcd"]
+
+    def settle(place: int) -> None:
+        order = names[place % 4 :] + names[: place % 4]  # each server's first text of another one
+        with opened(postgresql, tmp_path) as store:
+            for turn in range(20):
+                texts = {f"{turn}-{place}-{n}": name for n, name in enumerate(order)}
+                for text, name in texts.items():
+                    store.reserve({text: 1.0}, [name], f"server-{place}")
+                store.settle(dict.fromkeys(texts, 0.5))
+
+    with opened(postgresql, tmp_path) as store, ThreadPoolExecutor(8) as threads:
+        store.declare({name: Account(name=name[-1], nats=100.0) for name in names})
+        list(threads.map(settle, range(8)))
+        assert [nats(store, name) for name in names] == [(80.0, 0.0, 20.0)] * 4
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import sqlite3
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 from tiny_models import never_end, tiny_llama, train_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
+from anchored.decode.serving.accounts import database as database_file
 from anchored.decode.serving.accounts import keeper as keeper_file
 from anchored.decode.serving.accounts import store as store_file
 from anchored.decode.serving.accounts.keeper import kept
@@ -51,14 +53,51 @@ def clock(monkeypatch):
 def test_a_bound_is_reserved_and_given_up_for_what_was_spent(store):
     store.reserve({"x": 4.0, "y": 2.5}, ["client/a"], "server")
     assert nats(store) == (0.0, 6.5, 3.5)
-    store.settle("x", 1.25)
+    store.settle({"x": 1.25})
     assert nats(store) == (1.25, 2.5, 6.25)
-    store.settle("x", 3.0)  # settled once
-    store.settle("y", None)  # not known: whole
+    store.settle({"x": 3.0})  # settled once
+    store.settle({"y": None})  # not known: whole
     assert nats(store) == (3.75, 0.0, 6.25)
     store.reserve({"z": 6.25}, ["client/a"], "server")
-    store.settle("z", 7.0)  # no text spends more than its bound
+    store.settle({"z": 7.0})  # no text spends more than its bound
     assert nats(store) == (10.0, 0.0, 0.0)
+
+
+def test_texts_of_several_accounts_are_settled_at_once(store, monkeypatch):
+    monkeypatch.setattr(store_file, "MOST_SETTLED", 2)
+    store.reserve({"x": 2.0, "y": 1.0}, ["client/a", "group/g"], "server")
+    store.reserve({"z": 3.0}, ["client/a"], "server")
+    store.settle({"z": 1.5, "x": None, "unknown": 1.0, "y": 0.25})
+    assert nats(store) == (3.75, 0.0, 6.25) and nats(store, "group/g") == (2.25, 0.0, 3.75)
+    spent = {(charge.request_id, charge.account): charge.spent for charge in store.charges()}
+    of_texts = {"x": 2.0, "y": 0.25, "z": 1.5}
+    assert spent == {(name, each): quanta_above(of_texts[name]) for name, each in spent}
+    assert len(spent) == 5 and store.open_texts("server") == []
+    store.settle({})
+
+
+def test_texts_that_end_together_are_settled_in_few_transactions(tmp_path, monkeypatch):
+    policy, folder = Policy(clients=(client("alice"),)), tmp_path / "journal"
+    folder.mkdir()
+    settled, settle = [], Store.settle
+
+    def counted(self, texts):
+        settled.append(len(texts))
+        settle(self, texts)
+
+    monkeypatch.setattr(Store, "settle", counted)
+    names = [f"x-{place}" for place in range(200)]
+    with kept(policy, tmp_path, folder, is_synced=False) as keeper:
+        asyncio.run(keeper.reserve("alice", None, dict.fromkeys(names, 1.0)))
+        may_go_on = threading.Event()
+        keeper._thread.submit(may_go_on.wait, 60)
+        for name in names:
+            keeper.settle(name, 0.5)
+            keeper.settle(name, None)  # the first counts
+        may_go_on.set()
+    assert [count for count in settled if count] == [200]
+    with opened("accounts.db", tmp_path) as store:
+        assert nats(store, "client/alice") == (100.0, 0.0, 900.0)
 
 
 def test_nothing_is_reserved_in_any_account_where_one_has_no_room(store):
@@ -66,13 +105,13 @@ def test_nothing_is_reserved_in_any_account_where_one_has_no_room(store):
         store.reserve({"x": 3.0, "y": 4.0}, ["client/a", "group/g"], "server")
     assert nats(store) == (0.0, 0.0, 10.0) and store.open_texts("server") == []
     store.reserve({"x": 3.0}, ["client/a", "group/g"], "server")
-    store.settle("x", 2.0)
+    store.settle({"x": 2.0})
     assert nats(store)[0] == nats(store, "group/g")[0] == 2.0
 
 
 def test_what_is_charged_is_rounded_up_to_quanta_and_never_down(store):
     store.reserve({"x": 1.0, "y": 1.0}, ["client/a"], "server")
-    store.settle("x", 0.1)
+    store.settle({"x": 0.1})
     spent = nats(store)[0]
     assert 0.1 <= spent < 0.1 + QUANTUM and spent / QUANTUM == math.ceil(0.1 / QUANTUM)
 
@@ -83,16 +122,16 @@ def test_a_period_that_ends_empties_the_account_of_all_but_what_is_reserved(stor
     began = store.state("client/a").period_ends
     clock[0] = began - 1
     store.reserve({"x": 4.0, "y": 5.0}, ["client/a"], "server")
-    store.settle("x", 4.0)
+    store.settle({"x": 4.0})
     clock[0] = began + 2.5 * day
     assert nats(store) == (0.0, 5.0, 5.0)
     assert store.state("client/a").period_ends == began + 3 * day
-    store.settle("y", 3.0)
+    store.settle({"y": 3.0})
     assert nats(store) == (3.0, 0.0, 7.0)
     clock[0] = began - 10 * day  # set back
     assert nats(store) == (3.0, 0.0, 7.0)
     store.reserve({"z": 2.0}, ["client/a"], "server")
-    store.settle("z", 1.0)
+    store.settle({"z": 1.0})
     assert nats(store) == (4.0, 0.0, 6.0)
     assert store.sums("client/a") == {"spent": (quanta_above(4.0),) * 2, "reserved": (0, 0)}
 
@@ -302,7 +341,7 @@ def test_while_the_store_does_not_answer_nothing_is_drawn_and_what_ended_is_sett
 def test_a_store_that_is_locked_for_long_lets_no_request_wait_for_all_before_it(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(store_file, "BUSY_S", 1)
+    monkeypatch.setattr(database_file, "BUSY_S", 1)
     monkeypatch.setattr(keeper_file, "BUSY_S", 1)
     policy, folder = Policy(clients=(client("alice"),)), tmp_path / "journal"
     folder.mkdir()
