@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -124,18 +125,21 @@ def fine_ledgers(run, name: str) -> list[Ledger]:
     return [Ledger.load(run / row["ledger"], row["ledger_part"]) for row in rows]
 
 
-def test_failures_are_tried_again_only_if_asked_and_nothing_else_is(swept, broken, healed):
-    before = {name: recorded(swept.run, name) for name in ("p_s", "RCAD", "Anchored-k=4")}
-    ledgers = {name: fine_ledgers(swept.run, name) for name in before}
-    run_sweep(swept.sweep, swept.run, lambda: broken)
-    assert {name: recorded(swept.run, name) for name in before} == before
-    shown = run_sweep(swept.sweep, swept.run, lambda: healed, retry_failed=True)
+def test_failures_are_tried_again_only_if_asked_and_nothing_else_is(
+    swept, broken, healed, tmp_path
+):
+    run = shutil.copytree(swept.run, tmp_path / "run")  # other tests read what failed
+    before = {name: recorded(run, name) for name in ("p_s", "RCAD", "Anchored-k=4")}
+    ledgers = {name: fine_ledgers(run, name) for name in before}
+    run_sweep(swept.sweep, run, lambda: broken)
+    assert {name: recorded(run, name) for name in before} == before
+    shown = run_sweep(swept.sweep, run, lambda: healed, retry_failed=True)
     assert "failed" not in shown.splitlines()[0]
-    for name, own in ledgers.items():
-        assert not any("error" in row for row in recorded(swept.run, name))
-        assert fine_ledgers(swept.run, name) == own
-        assert len(ledger_parts(swept.run / f"ledgers/{name}.jsonl")) == 4
-    assert all(None not in row["nats"] for row in utility_of(swept.run))
+    for name, fine in ledgers.items():
+        assert not any("error" in row for row in recorded(run, name))
+        assert fine_ledgers(run, name) == fine
+        assert len(ledger_parts(run / f"ledgers/{name}.jsonl")) == 4
+    assert all(None not in row["nats"] for row in utility_of(run))
 
 
 def utility_of(run) -> list[dict]:
