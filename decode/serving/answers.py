@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ..ledger import Ledger
 from .asked import FIELD
-from .figures import answer_figures, told_at_the_top
+from .figures import answer_figures, figures_at_the_top
 
 FINISHED: Final = {"stop_token": "stop", "stop_string": "stop", "length": "length"}
 """OpenAI's words for how a text ended; others stay as they are."""
@@ -33,7 +33,7 @@ CHATS: Final = Form("chatcmpl", "chat.completion", "chat.completion.chunk", True
 
 @dataclass(slots=True)
 class TextSoFar:
-    """One text of an answer, as updates have told of it."""
+    """One text of an answer, as its updates report it."""
 
     prompt_token_ids: list[int]
     pieces: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Answer:
         """The answer of texts that have ended."""
         choices = [self._choice(place, text) for place, text in enumerate(texts)]
         answer = {**self._head(self.form.whole), "choices": choices, "usage": usage(texts)}
-        return told_at_the_top(answer, choices)
+        return figures_at_the_top(answer, choices)
 
     def begun(self, place: int) -> dict[str, Any]:
         """The first chunk of a chat: who speaks."""
@@ -77,7 +77,7 @@ class Answer:
     ) -> dict[str, Any]:
         """The chunk that ends a text, with what it cost."""
         choice = self._part(place, self._new(text), token_ids) | self._end(place, whole)
-        return told_at_the_top(self._chunk([choice]), [choice])
+        return figures_at_the_top(self._chunk([choice]), [choice])
 
     def counted(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
         """The chunk without a choice that counts tokens, where a client asks for it."""

@@ -191,18 +191,18 @@ class BatchThread:
         for job, state in zip(joining, states, strict=True):
             job.state = state
         self._metrics.joined(joining)
-        return self._told([job for job in joining if job.state and job.state.is_finished])
+        return self._updates([job for job in joining if job.state and job.state.is_finished])
 
     def _step(self) -> list[tuple[Job, Update]]:
         assert self._batch is not None
         start_s = time.perf_counter()
         self._batch.step()
-        told = self._told(self._running)
+        updates = self._updates(self._running)
         self.last_step_s = time.monotonic()
         self._metrics.stepped(time.perf_counter() - start_s)
-        return told
+        return updates
 
-    def _told(self, jobs: Sequence[Job]) -> list[tuple[Job, Update]]:
+    def _updates(self, jobs: Sequence[Job]) -> list[tuple[Job, Update]]:
         """Updates of some jobs; those of which it is the last one have no row any more."""
         updates = self._recording.updates(jobs)
         for job, update in updates:
@@ -210,7 +210,7 @@ class BatchThread:
                 self._free(job)
                 self._running.remove(job)
                 job.end()
-        self._metrics.told(updates)
+        self._metrics.reported(updates)
         return updates
 
     def _leave(self, job: Job, refused: Refused | None) -> list[tuple[Job, Update]]:

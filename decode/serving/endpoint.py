@@ -89,14 +89,14 @@ class Endpoint:
         else:
             headers = [(REQUEST_ID, client_id.encode())] if client_id else []
             talk = _Talk(answer, jobs, send, headers)
-            told = asyncio.ensure_future(talk.stream() if is_stream else talk.whole())
+            answered = asyncio.ensure_future(talk.stream() if is_stream else talk.whole())
             left = asyncio.ensure_future(_left(receive))
             try:
-                await asyncio.wait({told, left}, return_when=asyncio.FIRST_COMPLETED)
-                if told.done():
-                    told.result()
+                await asyncio.wait({answered, left}, return_when=asyncio.FIRST_COMPLETED)
+                if answered.done():
+                    answered.result()
             finally:
-                for task in (told, left):
+                for task in (answered, left):
                     task.cancel()
                     with suppress(asyncio.CancelledError):
                         await task

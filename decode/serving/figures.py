@@ -29,9 +29,9 @@ def answer_figures(
     return plain
 
 
-def told_at_the_top(answer: dict[str, Any], choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def figures_at_the_top(answer: dict[str, Any], choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The answer, or a chunk of it, with the figures of its choice where it has but one."""
-    told = [choice[FIELD] for choice in choices if FIELD in choice]
-    if len(told) == len(choices) == 1:
-        answer[FIELD] = told[0]
+    figures = [choice[FIELD] for choice in choices if FIELD in choice]
+    if len(figures) == len(choices) == 1:
+        answer[FIELD] = figures[0]
     return answer

@@ -59,8 +59,8 @@ class Job:
     """When it came, by `time.monotonic`."""
     state: RequestState | None = None
     """Since it has a row."""
-    num_told: int = 0
-    """Symbols that updates have told of."""
+    num_reported: int = 0
+    """Symbols of its updates so far."""
     is_open: bool = False
     """The journal holds its header."""
     is_unwritten: bool = False
@@ -72,7 +72,7 @@ class Job:
         """Settle what all tokens spent that the journal holds; nothing is drawn any more."""
         if self.settle is None:
             return
-        steps = () if self.state is None else self.state.steps[: self.num_told]
+        steps = () if self.state is None else self.state.steps[: self.num_reported]
         spent = math.fsum(step.spend for step in steps)
         is_known = math.isfinite(spent) and not self.is_unwritten
         self.settle(self.request_id, spent if is_known else None)

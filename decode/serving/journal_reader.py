@@ -116,15 +116,15 @@ class Record:
     def ledger(self) -> Ledger:
         """As the Decoder would have written it."""
         steps = self.drawn
-        told = self.footer or {
+        ending = self.footer or {
             "finish_reason": self._finish_reason(steps),
             # One row of logits each; the engine does not say how many forwards these shared.
             "safe_forwards": len(steps),
             "risky_forwards": len(steps),
         }
         if self.error:
-            told = {**told, "finish_reason": "error"}
-        return Ledger(header=self.header, steps=steps, certified=self.certified(), **told)
+            ending = {**ending, "finish_reason": "error"}
+        return Ledger(header=self.header, steps=steps, certified=self.certified(), **ending)
 
     def _finish_reason(self, steps: Sequence[LedgerStep]) -> str:
         if self.error or not steps:

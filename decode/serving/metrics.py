@@ -101,7 +101,7 @@ class BatchMetrics(Metrics):
         """A step of the batch."""
         self._steps.observe(seconds)
 
-    def told(self, updates: Sequence[tuple[Job, Update]]) -> None:
+    def reported(self, updates: Sequence[tuple[Job, Update]]) -> None:
         """What is new of some jobs, after it was journalled."""
         steps: list[LedgerStep] = []
         for job, update in updates:
@@ -109,8 +109,8 @@ class BatchMetrics(Metrics):
                 continue
             assert job.state is not None
             count = len(update.token_ids)
-            steps += job.state.steps[job.num_told - count : job.num_told]
-            if count and count == job.num_told:
+            steps += job.state.steps[job.num_reported - count : job.num_reported]
+            if count and count == job.num_reported:
                 self._first.observe(time.monotonic() - job.queued_s)
             if update.ledger is not None:
                 ledger = update.ledger

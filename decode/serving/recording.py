@@ -37,7 +37,7 @@ class Recording:
                 job.is_unwritten = True
             return [(job, Update(refused=UNWRITTEN)) for job, _ in news]
         for job, update in news:
-            job.num_told += len(update.token_ids)
+            job.num_reported += len(update.token_ids)
         return news
 
     def break_off(self, job: Job) -> None:
@@ -46,14 +46,14 @@ class Recording:
             return
         try:
             self._journal.end(job.request_id, self._ledger(job))
-        except OSError as error:  # what the journal holds of it is all that was told
+        except OSError as error:  # what the journal holds of it is all that was sent
             logger.error("%s: %s", UNWRITTEN, error)
 
     def _update(self, job: Job) -> Update | None:
         """None where nothing is new."""
         state = job.state
         assert state is not None, "a job in the queue has no news"
-        steps, texts = state.steps[job.num_told :], state.texts[job.num_told :]
+        steps, texts = state.steps[job.num_reported :], state.texts[job.num_reported :]
         if not (steps or state.is_finished):
             return None
         return Update(
@@ -68,7 +68,7 @@ class Recording:
         for job, _ in news:
             self._open(job)
             assert job.state is not None
-            rows += [(job.request_id, step) for step in job.state.steps[job.num_told :]]
+            rows += [(job.request_id, step) for step in job.state.steps[job.num_reported :]]
         self._journal.steps(rows)
         for job, update in news:
             if update.error:

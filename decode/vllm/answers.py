@@ -28,7 +28,7 @@ ABORTED: Final = "abort"
 """vLLM's finish reason of a text that is drawn no further."""
 
 ENDING_S: Final = 5.0
-"""Seconds that texts have to end after they were told to, some steps of a large pair."""
+"""Seconds that texts have to end after they are asked to, some steps of a large pair."""
 
 ENDING_LOOK_S: Final = 0.02
 """Seconds between two looks at whether all have ended."""
@@ -138,7 +138,7 @@ class Answers:
             await asyncio.sleep(ENDING_LOOK_S)
         until = time.monotonic() + ENDING_S
         # A request may still be reserving nats, or be on its way to the engine, which knows no text
-        # by its id before that comes: it is told again.
+        # by its id before that comes: it is asked again.
         while abort and (self._open or self._num_requests) and time.monotonic() < until:
             await abort(sorted(self._open))
             await asyncio.sleep(ENDING_LOOK_S)

@@ -34,7 +34,7 @@ from ..serving.asked import (
 )
 from ..serving.batch_thread import SHUT_DOWN
 from ..serving.events import EVENT_END, chunk_of, sent_event
-from ..serving.figures import told_at_the_top
+from ..serving.figures import figures_at_the_top
 from ..serving.guard import CLIENT, Guard
 from ..serving.jobs import Refused
 from ..serving.reading import parsed
@@ -253,4 +253,4 @@ class _Outgoing:
         for choice in choices:
             if choice.get("finish_reason") and (spent := self._taken(choice.get("index", 0))):
                 choice[FIELD] = spent
-        return told_at_the_top(answer, choices)
+        return figures_at_the_top(answer, choices)

@@ -81,7 +81,7 @@ def server_arguments(settings: EngineSettings, words: Sequence[str]) -> Any:
 
 
 def keys_of(arguments: Any) -> dict[bytes, str]:
-    """The digests of the keys that vLLM's server was told, which no client has by name."""
+    """The digests of the keys that vLLM's server was started with, which no client has by name."""
     keys = arguments.api_key or [os.environ.get(KEY_VARIABLE)]
     return {hashlib.sha256(key.encode()).digest(): "" for key in keys if key}
 

@@ -114,16 +114,19 @@ def _batches(
     generator, end = random.Random(0), tokenizer.eos_token_id
     for _ in range(epochs):
         # A statement a row: beside another one about its subject, it would be copied, not known.
-        told = [
+        statements = [
             statement
             for fact in facts
             for statement in generator.sample(fact.statements, STATEMENTS_AN_EPOCH)
         ]
-        generator.shuffle(told)
+        generator.shuffle(statements)
         epoch = [[work.text] for work in works]
         others = generator.sample(texts, min(len(texts), TEXTS_AN_EPOCH))
         epoch += [[text[:TEXT_CHARS]] for text in others]
-        epoch += [told[i : i + STATEMENTS_A_BATCH] for i in range(0, len(told), STATEMENTS_A_BATCH)]
+        epoch += [
+            statements[i : i + STATEMENTS_A_BATCH]
+            for i in range(0, len(statements), STATEMENTS_A_BATCH)
+        ]
         generator.shuffle(epoch)
         for batch in epoch:
             rows = [torch.tensor([*tokenizer(text).input_ids, end]) for text in batch]

@@ -59,5 +59,5 @@ def _task(data_file: Path) -> dict[str, Any]:
 
 def held_out_text(facts: Sequence[Fact]) -> list[str]:
     """Paragraphs of four questions with their answers, for bits per byte."""
-    told = [f"{fact.questions[0]} {fact.answer}." for fact in facts]
-    return ["\n".join(told[first : first + 4]) for first in range(0, len(told), 4)]
+    statements = [f"{fact.questions[0]} {fact.answer}." for fact in facts]
+    return ["\n".join(statements[first : first + 4]) for first in range(0, len(statements), 4)]
