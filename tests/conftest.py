@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory) -> Iterator[None]:
+def fingerprint_cache(tmp_path_factory) -> Iterator[None]:
     """Fingerprints of folders that are gone after the tests; commands under test inherit it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANCHORED_CACHE", str(tmp_path_factory.mktemp("cache")))

@@ -46,7 +46,7 @@ def test_of_several_writers_that_replace_nothing_one_gets_the_name(
         kept = list(pool.map(written, range(8)))
     winner = kept.index(None)
     assert (tmp_path / "a").read_text() == str(winner) and kept.count(None) == 1
-    assert [own.read_text() for own in kept if own] == [str(n) for n in range(8) if n != winner]
+    assert [path.read_text() for path in kept if path] == [str(n) for n in range(8) if n != winner]
 
 
 def test_an_error_leaves_nothing_and_names_the_file(tmp_path):

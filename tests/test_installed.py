@@ -102,7 +102,7 @@ def test_a_name_that_two_packages_declare_is_refused(install):
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_options_of_a_budget_are_the_fields_of_a_rule(name):
-    names = [own.name for own in fields(rule_class(name))]
+    names = [field.name for field in fields(rule_class(name))]
     assert set(BUDGETED.get(name, ())) == {name for name in BUDGET_OPTIONS if name in names}
 
 

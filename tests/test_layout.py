@@ -165,10 +165,10 @@ def test_dependencies_point_one_way(area):
 def test_rooms_import_only_from_the_rooms_below_them(area):
     order = STOREYS[area]
     for path in sources(area):
-        own = order.index(room(path))
+        position = order.index(room(path))
         for target in imported(path):
             if target.relative_to(ROOT).parts[0] == area:
-                assert order.index(room(target)) <= own, f"{path} imports {target}"
+                assert order.index(room(target)) <= position, f"{path} imports {target}"
                 assert (room(target), room(path)) not in APART, f"{path} imports {target}"
 
 

@@ -28,8 +28,9 @@ from .level import Level, open_stream, rows_join
 class RetokenizedLevel(Level):
     """Symbols are the risky model's tokens; the safe model reads their text in tokens of its own.
 
-    What it says of the next symbol is what it says of tokens that both have: a law of some symbols
-    alone, so nothing bounds a divergence from it. For rules that ask no more (`Rule.retokenizes`).
+    What it says of the next symbol is what it says of tokens that both have: a distribution of some
+    symbols alone, so nothing bounds a divergence from it. For rules that ask no more
+    (`Rule.retokenizes`).
     """
 
     name: LevelName = "token"
@@ -262,11 +263,11 @@ class RetokenizedStream:
         for row, new in zip(rows, tokens, strict=True):
             self._rows[row] += new
         texts = {row: self._text.tokens(self._rows[row]) for row in rows}
-        laws = {row: self._law(log_probs) for row, log_probs in self._log_probs(texts)}
+        known = {row: self._of_symbols(log_probs) for row, log_probs in self._log_probs(texts)}
         unknown = torch.full(
             (self.vocab_size,), torch.nan, dtype=torch.float64, device=self._device
         )
-        return torch.stack([laws.get(row, unknown) for row in rows])
+        return torch.stack([known.get(row, unknown) for row in rows])
 
     def free(self, row: int) -> None:
         """Forget a text."""
@@ -318,8 +319,8 @@ class RetokenizedStream:
             row[text] = True
         return seen.to(self._device)
 
-    def _law(self, log_probs: Tensor) -> Tensor:
+    def _of_symbols(self, log_probs: Tensor) -> Tensor:
         """(V,) of symbols."""
-        law = log_probs.new_full((self.vocab_size,), -torch.inf)
-        law[self._symbols] = log_probs[self._twins]
-        return law
+        of_symbols = log_probs.new_full((self.vocab_size,), -torch.inf)
+        of_symbols[self._symbols] = log_probs[self._twins]
+        return of_symbols

@@ -275,7 +275,7 @@ def _of_counts(ledger: Ledger, rule: OpenRule) -> Iterator[str]:
         return  # a forward gives many bytes
     if "safe" in rule.streams and ledger.safe_forwards < num_steps:
         yield f"{ledger.safe_forwards} safe forwards for {num_steps} tokens"
-    # A risky forward gives the law of the next token, and of those behind accepted drafts.
+    # A risky forward gives the distribution of the next token, and of those after accepted drafts.
     if (
         "risky" in rule.streams
         and ledger.risky_forwards + ledger.accepted + ledger.skipped_risky < num_steps

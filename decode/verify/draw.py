@@ -1,4 +1,4 @@
-"""The distance by which rounding must move the laws of a step for its uniforms to give a token."""
+"""How far rounding must move the distributions of a step for its uniforms to give a token."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..rounding import ARITHMETIC, COMMON, NUM_DEVIATIONS
 
-# V symbols. Laws are (V,) float64 log-probabilities, tolerances are in nats.
+# V symbols. Distributions are (V,) float64 log-probabilities, tolerances are in nats.
 
 LEAST_LOG = -745.0
 """Log of a uniform of 0, below that of every other float64."""
@@ -82,7 +82,7 @@ def _after_nothing(values: Tensor) -> Tensor:
     return torch.cat([values.new_zeros(1), values.cumsum(0)])
 
 
-@dataclass(frozen=True)  # no slots: what follows from the laws is computed once
+@dataclass(frozen=True)  # no slots: what follows from the distributions is computed once
 class Draw:
     """The coupled draw of one step: a draft of p_s, kept or replaced by the excess of p*."""
 
@@ -96,8 +96,8 @@ class Draw:
     """(V,) of log p* / p_s."""
 
     def needed(self, *, accepted: bool) -> Tensor:
-        """(V,) tolerances by which the laws must move for the uniforms to give each token: 0 for
-        what they give exactly, inf for what no rounding makes them give.
+        """(V,) tolerances by which the distributions must move for the uniforms to give each
+        token: 0 for what they give exactly, inf for what no rounding makes them give.
 
         accepted: as the draft that is kept; else as what replaces it.
         """

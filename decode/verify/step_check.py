@@ -15,22 +15,31 @@ from ...kernels.spend import BAN_GAP
 from ..ledger import LedgerStep
 from ..rounding import ARITHMETIC, NUM_DEVIATIONS, moved
 from .draw import Draw
-from .step_laws import Claim, StepLaws, laws_of, raised, token_moved, unbanned
+from .step_distributions import (
+    Claim,
+    StepDistributions,
+    distributions_of,
+    raised,
+    token_moved,
+    unbanned,
+)
 
-# V symbols. Laws are (V,) float64 log-probabilities, tolerances are in nats.
+# V symbols. Distributions are (V,) float64 log-probabilities, tolerances are in nats.
 
 MOST_OF_A_DRAW = 1.0
-"""Tolerances by which rounding may move the laws of one step for its uniforms to give its token: a
-uniform near an edge between two tokens gives one token in one forward and the other in the next."""
+"""Tolerances by which rounding may move the distributions of one step for its uniforms to give its
+token: a uniform near an edge between two tokens gives one token in one forward and the other in the
+next."""
 
 DEVIATIONS_OF_A_COUNT = 4.0
-"""Rounding changes one token of a text or many, as its laws are sure or flat. Honest texts have as
-many as their laws lead one to expect, within so many roots of that number; more were chosen."""
+"""Rounding changes one token of a text or many, as its distributions are sure or flat. Honest texts
+have as many as their distributions lead one to expect, within so many roots of that number; more
+were chosen."""
 
 DEVIATIONS_OF_A_GAIN = 3.0
 """Rounding takes either token at an edge as often as the other, so what such tokens gain in
-log p_r / p_s has mean 0, and two draws from a law differ by the root of 2 of its deviation. Nobody
-who draws exceeds this many deviations of the sum; who chooses only gains does."""
+log p_r / p_s has mean 0, and two draws from a distribution differ by the root of 2 of its
+deviation. Nobody who draws exceeds this many deviations of the sum; who chooses only gains does."""
 
 DEVIATIONS_OF_A_TEMPERATURE = 3.0
 """Rounding makes a recorded log-probability steeper as often as flatter, and another temperature
@@ -49,7 +58,8 @@ SOLVER_MARGINS = 8.0
 within 4, and charges one."""
 
 LEAST_WEIGHT_NATS = 700.0
-"""log c from which the weight of a clipped law, 1 / c, is 0 or too small to be a whole float64."""
+"""log c from which the weight of a clipped distribution, 1 / c, is 0 or too small to be a whole
+float64."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +69,8 @@ class StepReport:
     failures: list[str]
     """A phrase each."""
     rounding: float
-    """Tolerances by which the laws must move for the uniforms to give the token; 0 where they give
-    it exactly."""
+    """Tolerances by which the distributions must move for the uniforms to give the token; 0 where
+    they give it exactly."""
     chance: float
     """The chance that rounding gives another token than the uniforms do exactly."""
     gain: float
@@ -86,19 +96,19 @@ def difference(left: float, right: float) -> float:
 def check_step(claim: Claim) -> StepReport:
     """Every figure of the step, and whether its uniforms give its token."""
     # 1. p_s and p* in float64, apart from the solvers, and the figures that follow from them.
-    laws, recorded = laws_of(claim), claim.recorded
+    claimed, recorded = distributions_of(claim), claim.recorded
     failures = [
         f"{name} differs by {error:.3g} nats"
-        for name, (error, tolerance) in _figures(claim, laws).items()
+        for name, (error, tolerance) in _figures(claim, claimed).items()
         if not error <= tolerance
     ]
     # 2. log p_r / p_s: who chooses tokens within rounding chooses by it.
-    ratios = reference.log_softmax(claim.risky_logits) - laws.safe
-    ratios = ratios.nan_to_num(0.0, 0.0, 0.0)  # where one law has no mass, or nothing is looked at
-    probs = laws.star.exp()
+    ratios = reference.log_softmax(claim.risky_logits) - claimed.safe
+    ratios = ratios.nan_to_num(0.0, 0.0, 0.0)  # where one has no mass, or nothing is looked at
+    probs = claimed.star.exp()
     spread = (probs * (ratios - (probs * ratios).sum()).square()).sum().sqrt().item()
     # 3. The token, drawn again by the recorded seed.
-    rounding, chance, exact = _redrawn(claim, laws)
+    rounding, chance, exact = _redrawn(claim, claimed)
     if not rounding <= MOST_OF_A_DRAW:
         failures.append("the seed gives another token")
     return StepReport(
@@ -107,20 +117,20 @@ def check_step(claim: Claim) -> StepReport:
         chance=chance,
         gain=(ratios[recorded.token_id] - ratios[exact]).item() if rounding else 0.0,
         spread=spread,
-        divergence=laws.divergence,
-        tolerance=laws.divergence_tolerance,
-        slack=_solver_slack(recorded, laws),
-        steepness=_steepness(claim, laws),
+        divergence=claimed.divergence,
+        tolerance=claimed.divergence_tolerance,
+        slack=_solver_slack(recorded, claimed),
+        steepness=_steepness(claim, claimed),
     )
 
 
-def _steepness(claim: Claim, laws: StepLaws) -> tuple[float, float]:
+def _steepness(claim: Claim, claimed: StepDistributions) -> tuple[float, float]:
     recorded, token_id, probs = (
         claim.recorded.safe_log_prob,
         claim.recorded.token_id,
-        laws.safe.exp(),
+        claimed.safe.exp(),
     )
-    replayed = laws.safe[token_id].item()
+    replayed = claimed.safe[token_id].item()
     if recorded is None or not -math.inf < max(recorded, replayed) < 0.0:
         return 0.0, 0.0
     # The logarithm of the odds errs by what the token's logit does, less the mean of the others,
@@ -129,7 +139,7 @@ def _steepness(claim: Claim, laws: StepLaws) -> tuple[float, float]:
     others = probs / probs.sum()
     alone = math.hypot(1.0, others.norm().item())
     deviation = claim.safe_tolerance * alone / NUM_DEVIATIONS - ARITHMETIC / math.expm1(replayed)
-    slope = replayed - (others * laws.safe.clamp_min(-BAN_GAP)).sum().item()
+    slope = replayed - (others * claimed.safe.clamp_min(-BAN_GAP)).sum().item()
     return (_log_odds(recorded) - _log_odds(replayed)) / deviation, slope / deviation
 
 
@@ -137,48 +147,48 @@ def _log_odds(log_prob: float) -> float:
     return log_prob - math.log(-math.expm1(log_prob))
 
 
-def _solver_slack(step: LedgerStep, laws: StepLaws) -> float:
+def _solver_slack(step: LedgerStep, claimed: StepDistributions) -> float:
     """Nats by which a solver may miss a budget, and a spend be above its divergence."""
     least = max(SOLVER_FRACTION * step.spend, SOLVER_NATS) if math.isfinite(step.spend) else 0.0
-    return least + SOLVER_MARGINS * laws.solver_margin
+    return least + SOLVER_MARGINS * claimed.solver_margin
 
 
-def _figures(claim: Claim, laws: StepLaws) -> dict[str, tuple[float, float]]:
+def _figures(claim: Claim, claimed: StepDistributions) -> dict[str, tuple[float, float]]:
     """Each figure's error, and the error that is allowed, by name."""
-    step, slack = claim.recorded, _solver_slack(claim.recorded, laws)
-    by_nats = laws.divergence_tolerance
+    step, slack = claim.recorded, _solver_slack(claim.recorded, claimed)
+    by_nats = claimed.divergence_tolerance
     # Only a spend above its divergence has the solver to explain it.
-    above = slack if step.spend > laws.divergence else 0.0
+    above = slack if step.spend > claimed.divergence else 0.0
     by_rule = difference(claim.drawn.spend[0].item(), step.spend)
-    if by_rule > laws.spend_tolerance + slack and _is_at_threshold(claim):
+    if by_rule > claimed.spend_tolerance + slack and _is_at_threshold(claim):
         by_rule = 0.0
-    star, safe = laws.star[step.token_id].item(), laws.safe[step.token_id].item()
+    star, safe = claimed.star[step.token_id].item(), claimed.safe[step.token_id].item()
     # Nothing is recorded where the rule did not read the safe model.
     recorded_safe = safe if step.safe_log_prob is None else step.safe_log_prob
-    safe_law = reference.log_softmax if claim.kind in ("tilted", "clipped") else unbanned
-    safe_by = token_moved(step, safe_law, [claim.safe_logits], [claim.safe_tolerance])
+    safe_log_probs = reference.log_softmax if claim.kind in ("tilted", "clipped") else unbanned
+    safe_by = token_moved(step, safe_log_probs, [claim.safe_logits], [claim.safe_tolerance])
     figures = {
-        "spend": (difference(laws.divergence, step.spend), by_nats + above),
-        "spend by the rule": (by_rule, laws.spend_tolerance + slack),
+        "spend": (difference(claimed.divergence, step.spend), by_nats + above),
+        "spend by the rule": (by_rule, claimed.spend_tolerance + slack),
         "budget left": (_left_of_budget(claim), max(slack, SOLVER_FRACTION * step.budget)),
-        "weight": (_weight_error(claim, laws), 0.0),
-        "log_prob": (difference(star, step.log_prob), laws.token_tolerance),
+        "weight": (_weight_error(claim, claimed), 0.0),
+        "log_prob": (difference(star, step.log_prob), claimed.token_tolerance),
         "safe_log_prob": (difference(safe, recorded_safe), max(ARITHMETIC, safe_by)),
     }
     if step.kl_risky_safe is None and step.kl_star_risky is None:
         return figures
-    return figures | _compared(claim, laws)
+    return figures | _compared(claim, claimed)
 
 
-def _compared(claim: Claim, laws: StepLaws) -> dict[str, tuple[float, float]]:
+def _compared(claim: Claim, claimed: StepDistributions) -> dict[str, tuple[float, float]]:
     """The errors, and those allowed, of the divergences that were asked for, by name."""
-    star_by, (risky_by, safe_by) = laws.star_tolerance.max().item(), claim.tolerances
+    star_by, (risky_by, safe_by) = claimed.star_tolerance.max().item(), claim.tolerances
     rows = {
         "kl_risky_safe": (claim.rows, (risky_by, safe_by)),
-        "kl_star_risky": ((laws.star, claim.risky_logits), (star_by, risky_by)),
+        "kl_star_risky": ((claimed.star, claim.risky_logits), (star_by, risky_by)),
     }
     compared = {}
-    for name, nats in divergences(laws.star, *claim.rows).items():
+    for name, nats in divergences(claimed.star, *claim.rows).items():
         (left, right), tolerances = rows[name]
         by = moved(_kl, (left, right), tolerances)
         by += raised(reference.log_softmax(left), math.hypot(*tolerances))
@@ -192,8 +202,9 @@ def _kl(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _left_of_budget(claim: Claim) -> float:
-    """Nats that a projection left though its weight says that the budget binds: a law nearer to the
-    risky model was feasible. No rounding explains it, as spends are the solver's own."""
+    """Nats that a projection left though its weight says that the budget binds: a distribution
+    nearer to the risky model was feasible. No rounding explains it, as spends are the solver's own.
+    """
     step = claim.recorded
     is_binding = claim.kind in ("tilted", "clipped") and 0.0 < step.weight < 1.0
     return max(0.0, step.budget - step.spend) if is_binding else 0.0
@@ -213,22 +224,22 @@ def _is_at_threshold(claim: Claim) -> bool:
     return takes_all_or_nothing and abs(whole - step.budget) <= reach
 
 
-def _weight_error(claim: Claim, laws: StepLaws) -> float:
-    """The error of log c of a clipped law, of 1 where nothing is projected; the weight of a tilted
-    law shows in its divergence alone."""
+def _weight_error(claim: Claim, claimed: StepDistributions) -> float:
+    """The error of log c of a clipped distribution, of 1 where nothing is projected; the weight of
+    a tilted distribution shows in its divergence alone."""
     weight = claim.recorded.weight
     if claim.kind in ("replayed", "alone"):
         return abs(weight - 1.0)
-    if laws.log_scales is None:
+    if claimed.log_scales is None:
         return 0.0
-    lowest, highest = laws.log_scales
+    lowest, highest = claimed.log_scales
     if weight <= math.exp(-LEAST_WEIGHT_NATS):
         return max(0.0, LEAST_WEIGHT_NATS - highest)
     return max(0.0, lowest + math.log(weight), -math.log(weight) - highest)
 
 
 def divergences(star: Tensor, risky_logits: Tensor, safe_logits: Tensor) -> dict[str, float]:
-    """Nats by the fields of `LedgerStep`; infinite where a law has mass that the other lacks.
+    """Nats by the fields of `LedgerStep`; infinite where one has mass that the other lacks.
 
     star: (V,) float64 log p*. risky_logits, safe_logits: (V,) warped.
     """
@@ -239,19 +250,19 @@ def divergences(star: Tensor, risky_logits: Tensor, safe_logits: Tensor) -> dict
     }
 
 
-def _redrawn(claim: Claim, laws: StepLaws) -> tuple[float, float, int]:
-    """Tolerances by which the laws must move for the uniforms to give the recorded token, how
-    likely rounding is to give another one, and the token that they give as they are."""
+def _redrawn(claim: Claim, claimed: StepDistributions) -> tuple[float, float, int]:
+    """Tolerances by which the distributions must move for the uniforms to give the recorded token,
+    how likely rounding is to give another one, and the token that they give as they are."""
     step = claim.recorded
     if claim.uniform is None:
-        return max(0.0, _behind_the_likeliest(claim, laws)), 1.0, int(laws.star.argmax())
+        return max(0.0, _behind_the_likeliest(claim, claimed)), 1.0, int(claimed.star.argmax())
     draw = Draw(
         uniform=claim.uniform,
-        safe=laws.safe,
-        star=laws.star,
+        safe=claimed.safe,
+        star=claimed.star,
         safe_tolerance=claim.risky_tolerance if claim.kind == "alone" else claim.safe_tolerance,
-        star_tolerance=laws.star_tolerance,
-        ratio_tolerance=laws.ratio_tolerance,
+        star_tolerance=claimed.star_tolerance,
+        ratio_tolerance=claimed.ratio_tolerance,
     )
     needed = torch.stack([draw.needed(accepted=False), draw.needed(accepted=True)])
     is_draft = step.accepted or claim.kind == "alone"  # alone p* is its own draft
@@ -259,12 +270,14 @@ def _redrawn(claim: Claim, laws: StepLaws) -> tuple[float, float, int]:
     return needed[int(is_draft), step.token_id].item(), draw.chance(), exact
 
 
-def _behind_the_likeliest(claim: Claim, laws: StepLaws) -> float:
+def _behind_the_likeliest(claim: Claim, claimed: StepDistributions) -> float:
     """Tolerances by which greedy decoding chose another token; accepted says that it is the safe
     model's likeliest one too."""
-    step, star, safe = claim.recorded, laws.star, laws.safe
+    step, star, safe = claim.recorded, claimed.star, claimed.safe
     others = torch.arange(len(safe)) != step.token_id
-    behind = (star.max() - star[step.token_id]) / (laws.star_tolerance[step.token_id] + ARITHMETIC)
+    behind = (star.max() - star[step.token_id]) / (
+        claimed.star_tolerance[step.token_id] + ARITHMETIC
+    )
     if step.safe_log_prob is None:
         return behind.item() / math.sqrt(2.0)
     lead = (safe[step.token_id] - safe[others].max()) / claim.safe_tolerance

@@ -30,7 +30,7 @@ from .step_check import (
     difference,
     divergences,
 )
-from .step_laws import Claim, Kind
+from .step_distributions import Claim, Kind
 
 if TYPE_CHECKING:
     from ..generation import Generation
@@ -61,7 +61,7 @@ class Verification:
     tokens_drawn_again: int = 0
     """Tokens that the seed gives again, exactly."""
     tokens_at_a_boundary: int = 0
-    """Tokens that the seed gives only if rounding moved the laws, within its tolerance."""
+    """Tokens that the seed gives only if rounding moved the distributions, within its tolerance."""
     gain: float = 0.0
     """Nats of log p_r / p_s that they have more than the tokens that the seed gives exactly."""
     most_gain: float = 0.0
@@ -98,8 +98,8 @@ def verify(ledger: Any, pair: ModelPair) -> Verification | list[Verification]:
     First the ledger alone: types and ranges, models, level, settings, that each allowance follows
     from the rule and the spends before it, that spends stay within allowances and their sum within
     the bound, how it ended. Then both models run over the recorded tokens: the debt, what the rule
-    gives at each budget, and by laws computed apart from the solvers every divergence, log p*,
-    log p_s, the sum of divergences against the bound, and every token from its seed; what
+    gives at each budget, and by distributions computed apart from the solvers every divergence,
+    log p*, log p_s, the sum of divergences against the bound, and every token from its seed; what
     `with_divergences` added too. Tolerances follow from the models' dtypes: see `rounding`.
     Not checked: stop strings, num_return_sequences, prior_bound, forwards beyond the least number.
     Raises LedgerError for a file that was touched or damaged, and ValueError for what is no ledger
@@ -341,7 +341,7 @@ def _sum_up(replay: Replay, steps: list[StepReport], report: Verification) -> No
     if not rule.is_certified:
         return
     report.gain = math.fsum(step.gain for step in steps)
-    # Two draws from a law differ by twice its variance, and again one by bad luck.
+    # Two draws from a distribution differ by twice its variance, and again one by bad luck.
     variances = [2.0 * step.spread**2 for step in steps]
     changed = [each for step, each in zip(steps, variances, strict=True) if step.rounding]
     variance = math.fsum(changed) + math.fsum(variances) / len(steps)

@@ -23,8 +23,8 @@ REFUSED_HERE: Final = (
 """Fields of SamplingParams that `request_fields.REFUSED` has by the same name."""
 
 AFTER_THE_TEXT: Final = {
-    "stop": "ends the text, changes no law",
-    "stop_token_ids": "ends the text, changes no law",
+    "stop": "ends the text, changes no distribution",
+    "stop_token_ids": "ends the text, changes no distribution",
     "logprobs": "those of the safe model, raw",
     "prompt_logprobs": "those of the safe model, raw",
     "prompt_logprob_token_ids": "those of the safe model, raw",
@@ -43,7 +43,7 @@ AFTER_THE_TEXT: Final = {
     "_all_stop_token_ids": "of the engine, from stop_token_ids",
     "_watermarking_skipped": "of watermarking, which is refused",
     "skip_reading_prefix_cache": "set here: the prefix debt needs all of the prompt",
-    "repetition_detection": "ends the text, changes no law",
+    "repetition_detection": "ends the text, changes no distribution",
     "routed_experts_prompt_start": "of a report that is refused with its engine argument",
 }
 """Change nothing of p*, and why."""
@@ -53,7 +53,8 @@ NEUTRAL: Final[dict[str, Any]] = {
     "_bad_words_token_ids": None,
     "trace_decode_token_ids": None,
 }
-"""Would change the law after the projection, or could not be honored: refused beside these."""
+"""Would change the distribution after the projection, or could not be honored: refused beside
+these."""
 
 ON_BY_DEFAULT: Final = ("watermarking",)
 """Fields of NEUTRAL that some releases set: there they do nothing without an engine argument that

@@ -160,7 +160,9 @@ def outcomes(models, state):
             TEXTS[1], max_new_bytes=4
         ),
         "score": lambda: decoder.score(TEXTS, [" of rain", " and"]),
-        "ratios": lambda: [own.tolist() for own in decoder.prompt_ratios(TEXTS).by_prompt.values()],
+        "ratios": lambda: [
+            ratios.tolist() for ratios in decoder.prompt_ratios(TEXTS).by_prompt.values()
+        ],
         "divergences": lambda: with_divergences(ledger, pair),
     }.items():
         during(name, call)
@@ -168,11 +170,11 @@ def outcomes(models, state):
     stream = during("stream", lambda: decoder.stream(TEXTS[0], max_new_tokens=5))
     made["stream"] = [during(f"piece {index}", lambda: next(stream)) for index in range(5)]
     with state():
-        own = CustomGenerate(decoder, seed=3)
+        custom = CustomGenerate(decoder, seed=3)
     inputs = TOKENIZER(TEXTS[0], return_tensors="pt")
     asked = {"do_sample": True, "max_new_tokens": 5, "pad_token_id": 1}
     made["custom"] = pair.risky.generate(
-        **inputs, custom_generate=lambda *a, **b: inside(state, own, a, b), **asked
+        **inputs, custom_generate=lambda *a, **b: inside(state, custom, a, b), **asked
     ).tolist()
     tokens = inputs["input_ids"][0].tolist()
     made["debt"] = during("debt", lambda: prefix_debt(models, tokens, [0, 1, 2]))
@@ -199,9 +201,9 @@ def expected(models):
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_state_around_a_call_changes_no_result(name, models, expected):
-    found = outcomes(models, STATES[name])
-    assert found.keys() == expected.keys()
-    for call, value in found.items():
+    results = outcomes(models, STATES[name])
+    assert results.keys() == expected.keys()
+    for call, value in results.items():
         assert value == expected[call], call
 
 
@@ -237,7 +239,7 @@ def test_steps_that_a_default_dtype_cannot_count_have_the_same_budgets():
     pair = ModelPair(tiny_llama(1, **sizes).float(), tiny_llama(2, **sizes).float(), TOKENIZER)
     decoder, several = Decoder(pair, Anchored(k=0.1)), {"max_new_tokens": 300, "temperature": 1.2}
     expected = decoder.generate(TEXTS * 4, **several)
-    assert max(len(own.token_ids) for own in expected) > 257
+    assert max(len(generation.token_ids) for generation in expected) > 257
     with default_dtype(torch.bfloat16):
         assert decoder.generate(TEXTS * 4, **several) == expected
 

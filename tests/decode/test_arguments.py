@@ -92,18 +92,18 @@ def test_continuing_at_byte_level_adds_bytes(pair):
 def test_samples_of_one_call_that_go_on_together_count_each_other(pair):
     decoder = Decoder(pair, Anchored(k=0.5, debt="none"))
     first = decoder.generate("the keeper", max_new_tokens=4, num_return_sequences=3)
-    bounds = [own.ledger.header.bound for own in first]
+    bounds = [result.ledger.header.bound for result in first]
     together = decoder.generate(continue_from=first, max_new_tokens=6)
     # Each sample says what holds for all that the two calls wrote: 3 B + 3 B'.
-    expected = sum(bounds) + sum(own.ledger.header.bound for own in together)
-    assert [own.ledger.total_bound for own in together] == [expected] * 3 == [6.0 + 9.0] * 3
+    expected = sum(bounds) + sum(result.ledger.header.bound for result in together)
+    assert [result.ledger.total_bound for result in together] == [expected] * 3 == [6.0 + 9.0] * 3
     several = decoder.generate(continue_from=first, max_new_tokens=6, num_return_sequences=2)
-    assert [own.ledger.total_bound for own in several] == [3 * 2.0 + 6 * 3.0] * 6
+    assert [result.ledger.total_bound for result in several] == [3 * 2.0 + 6 * 3.0] * 6
     (alone,) = decoder.generate(continue_from=first[1], max_new_tokens=6)
     assert alone.ledger.total_bound == 6.0 + 3.0
     others = decoder.generate(["the lamp", "the lamp"], max_new_tokens=4)
     apart = decoder.generate(continue_from=others, max_new_tokens=6)
-    assert [own.ledger.total_bound for own in apart] == [2.0 + 3.0] * 2
+    assert [result.ledger.total_bound for result in apart] == [2.0 + 3.0] * 2
 
 
 @pytest.mark.parametrize(

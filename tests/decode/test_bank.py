@@ -42,7 +42,8 @@ def test_every_window_of_a_text_stays_within_the_bank_and_its_steps(pair, rule):
         assert verify(ledger, pair)
     without = [result.ledger for result in drawn(pair, replace(rule, bank=None))]
     allowed, more = (
-        sum(s.budget for own in some for s in own.steps) for some in (ledgers, without)
+        sum(s.budget for text_ledger in some for s in text_ledger.steps)
+        for some in (ledgers, without)
     )
     assert 0.0 < allowed < 0.95 * more and sum(ledger.spent for ledger in ledgers) > 0.0
 

@@ -60,10 +60,10 @@ def test_its_tokens_are_those_of_the_decoder(decoder, inputs, asked, sampling):
     )
     width = inputs["input_ids"].shape[1]
     assert ids[:, :width].tolist() == inputs["input_ids"].repeat_interleave(2, 0).tolist()
-    for row, own, generation in zip(ids, expected, custom.generations, strict=True):
+    for row, result, generation in zip(ids, expected, custom.generations, strict=True):
         new = row[width:].tolist()
-        assert new[: len(own.token_ids)] == own.token_ids == generation.token_ids
-        assert set(new[len(own.token_ids) :]) <= {decoder.pair.tokenizer.eos_token_id}
+        assert new[: len(result.token_ids)] == result.token_ids == generation.token_ids
+        assert set(new[len(result.token_ids) :]) <= {decoder.pair.tokenizer.eos_token_id}
         assert generation.ledger.certified and generation.ledger.header.num_return_sequences == 2
     assert verify(custom.generations[0].ledger, decoder.pair).failures == []
 

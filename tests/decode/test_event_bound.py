@@ -21,8 +21,8 @@ def divergence(prob, log_safe):
     """Of two coins, to 60 digits and those of their probabilities."""
     with mpmath.workdps(60 - int(log_safe)):
         q, p = mpmath.mpf(prob), mpmath.exp(mpmath.mpf(log_safe))
-        own = q * mpmath.log(q / p) if q > 0 else mpmath.mpf(0)
-        return own + ((1 - q) * mpmath.log((1 - q) / (1 - p)) if q < 1 else 0)
+        event_term = q * mpmath.log(q / p) if q > 0 else mpmath.mpf(0)
+        return event_term + ((1 - q) * mpmath.log((1 - q) / (1 - p)) if q < 1 else 0)
 
 
 @given(nats, log_probs)

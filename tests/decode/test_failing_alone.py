@@ -29,12 +29,12 @@ def listed(prompt):
 
 def assert_alone(results, expected, bad: int, message: str) -> None:
     """One failed in one line; the others are what they are by themselves."""
-    assert [bool(own.error) for own in results] == [i == bad for i in range(len(results))]
+    assert [bool(result.error) for result in results] == [i == bad for i in range(len(results))]
     with pytest.raises(ValueError, match=message):
         raise ValueError(results[bad].error)
     assert "\n" not in results[bad].error
-    others = [own.token_ids for i, own in enumerate(results) if i != bad]
-    assert others == [own.token_ids for own in expected]
+    others = [result.token_ids for i, result in enumerate(results) if i != bad]
+    assert others == [result.token_ids for result in expected]
 
 
 @pytest.mark.parametrize("prompt", BAD_PROMPTS, ids=repr)
@@ -58,7 +58,7 @@ def test_one_bad_prompt_fails_alone_wherever_it_stands(pair, prompt):
 def test_one_bad_text_fails_alone_at_byte_level(pair, bad):
     decoder = Decoder(pair, Anchored(k=1.0), level="byte")
     results = decoder.generate([GOOD, bad], max_new_bytes=2)
-    assert [bool(own.error) for own in results] == [False, True]
+    assert [bool(result.error) for result in results] == [False, True]
     with pytest.raises(ValueError, match=r"bytes|UTF-8"):
         decoder.generate([bad] if isinstance(bad, str) else bad, max_new_bytes=2)
 
@@ -69,8 +69,8 @@ def test_one_bad_continuation_fails_alone(pair, bad):
     scores = decoder.score([GOOD, GOOD, "salt"], [" a", bad, " and"], horizon=4)
     assert [bool(score.error) for score in scores] == [False, True, False]
     expected = decoder.score([GOOD, "salt"], [" a", " and"], horizon=4)
-    assert [own.token_log_probs for own in scores if not own.error] == [
-        pytest.approx(own.token_log_probs, abs=1e-9) for own in expected
+    assert [scored.token_log_probs for scored in scores if not scored.error] == [
+        pytest.approx(scored.token_log_probs, abs=1e-9) for scored in expected
     ]
     with pytest.raises(ValueError, match=r"token ids|UTF-8|must be a text"):
         decoder.score([GOOD], [bad])

@@ -7,7 +7,7 @@ import torch
 from byte_streams import model_of, stream_of
 from real_pair import needs_real_model, real_folders
 from reference_steps import reference_steps
-from text_oracle import FRESH_OF_SMOLLM2, OracleLaws, TextOracle, worst_error
+from text_oracle import FRESH_OF_SMOLLM2, OracleDistributions, TextOracle, worst_error
 from tokenizers import Tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
@@ -110,11 +110,11 @@ def test_bytes_by_its_tokenizer_are_the_oracles(folders):
     vocabulary = ByteVocabulary(tokenizer, [2])
     model = model_of(vocabulary)
     oracle = TextOracle(tokenizer, fresh=FRESH_OF_SMOLLM2)
-    laws = OracleLaws(oracle, model, vocabulary.start_token_ids, 2)
+    distributions = OracleDistributions(oracle, model, vocabulary.start_token_ids, 2)
     stream = stream_of(model, vocabulary)
     text = "caf\u00e9".encode()
     for length in range(1, len(text) + 1):
         read = stream.read([list(text[:length])], [0])
         stream.free(0)
         logits = read.logits[0].log_softmax(-1).tolist()
-        assert worst_error(logits, laws.next_symbol(text[:length])) < 1e-9
+        assert worst_error(logits, distributions.next_symbol(text[:length])) < 1e-9

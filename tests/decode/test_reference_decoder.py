@@ -50,7 +50,9 @@ SAMPLINGS = {
 """By k, nats a step: models of truncated vocabularies share little, which takes a larger one."""
 
 
-def law_of(rule: Anchored, level: Level, step: ReferenceStep, budget: float) -> torch.Tensor:
+def product_log_probs(
+    rule: Anchored, level: Level, step: ReferenceStep, budget: float
+) -> torch.Tensor:
     """(V,) p* of the product behind the same warped logits."""
     inputs = StepInputs(
         logits={"safe": step.safe_log_probs[None], "risky": step.risky_log_probs[None]},
@@ -61,13 +63,13 @@ def law_of(rule: Anchored, level: Level, step: ReferenceStep, budget: float) -> 
     return rule.open(level).next_token(inputs).log_probs()[0].double()
 
 
-def law_of_the_paper(rule: Anchored, step: ReferenceStep, own: LedgerStep) -> torch.Tensor:
+def paper_log_probs(rule: Anchored, step: ReferenceStep, entry: LedgerStep) -> torch.Tensor:
     """(V,) log p* by its definition, where the product's search has stopped."""
-    if rule.divergence == "max" or own.weight == 0.0:
+    if rule.divergence == "max" or entry.weight == 0.0:
         rows = step.risky_log_probs, step.safe_log_probs
-        return project(*rows, own.spend, rule.divergence, rule.order)
+        return project(*rows, entry.spend, rule.divergence, rule.order)
     rows = step.risky_log_probs[None], step.safe_log_probs[None]
-    return reference.tilted_log_probs(*rows, torch.tensor([own.weight], dtype=torch.float64))[0]
+    return reference.tilted_log_probs(*rows, torch.tensor([entry.weight], dtype=torch.float64))[0]
 
 
 @pytest.mark.sampled(5)
@@ -92,21 +94,23 @@ def test_distributions_spends_and_tokens_of_a_decoder_are_those_of_the_paper(
     )
     assert result.ledger.header.debt == pytest.approx(debt, abs=1e-9)
     assert result.token_ids == [step.token_id for step in steps]
-    for t, (step, own) in enumerate(zip(steps, result.ledger.steps, strict=True)):
-        assert own.accepted == step.accepted
+    for t, (step, recorded) in enumerate(zip(steps, result.ledger.steps, strict=True)):
+        assert recorded.accepted == step.accepted
         nats = allowance(t, k, k * LENGTH, debt, spent, budget)
-        assert own.budget == pytest.approx(nats, abs=1e-9)
-        star = law_of_the_paper(rule, step, own)
+        assert recorded.budget == pytest.approx(nats, abs=1e-9)
+        star = paper_log_probs(rule, step, recorded)
         nats = distance(star[None], step.safe_log_probs[None]).item()
-        assert own.spend == pytest.approx(nats, abs=close)
-        best = project(step.risky_log_probs, step.safe_log_probs, own.budget, divergence, order)
+        assert recorded.spend == pytest.approx(nats, abs=close)
+        best = project(
+            step.risky_log_probs, step.safe_log_probs, recorded.budget, divergence, order
+        )
         most = distance(best[None], step.safe_log_probs[None]).item()
-        assert most - max(1e-5 * own.budget, 1e-7) <= own.spend <= own.budget
+        assert most - max(1e-5 * recorded.budget, 1e-7) <= recorded.spend <= recorded.budget
         assert (
-            law_of(rule, decoder.level, step, own.budget).exp() - star.exp()
+            product_log_probs(rule, decoder.level, step, recorded.budget).exp() - star.exp()
         ).abs().max() < close
-        assert own.log_prob == pytest.approx(star[step.token_id].item(), abs=close)
+        assert recorded.log_prob == pytest.approx(star[step.token_id].item(), abs=close)
         safe_log_prob = step.safe_log_probs[step.token_id].item()
-        assert own.safe_log_prob == pytest.approx(safe_log_prob, abs=1e-9)
-        spent += own.spend
+        assert recorded.safe_log_prob == pytest.approx(safe_log_prob, abs=1e-9)
+        spent += recorded.spend
     assert len(steps) == LENGTH and max(step.weight for step in result.ledger.steps) > 0.0

@@ -28,11 +28,11 @@ def test_each_continuation_has_a_horizon_of_its_own(pair, rule):
 
 def test_equal_prompts_of_a_batch_are_read_once(pair, monkeypatch):
     read = []
-    own = RowStream.read
+    original_read = RowStream.read
 
     def counted(stream, prompts, rows):
         read.append([pair.tokenizer.decode(p, skip_special_tokens=True) for p in prompts])
-        return own(stream, prompts, rows)
+        return original_read(stream, prompts, rows)
 
     monkeypatch.setattr(RowStream, "read", counted)
     Decoder(pair, Anchored(k=0.5)).score(PROMPTS, CONTINUATIONS)

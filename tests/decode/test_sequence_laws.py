@@ -3,7 +3,7 @@
 The safe probabilities come from plain forwards and numpy alone; p* from `Decoder.score`.
 """
 
-import long_double_laws as oracle
+import long_double_distributions as oracle
 import numpy as np
 import pytest
 import torch
@@ -75,20 +75,20 @@ def safe_log_prob(model, text, *, temperature=1.0, repetition_penalty=1.0, top_k
 
 
 @pytest.fixture(scope="module")
-def safe_law(four_tokens):
+def safe_log_probs(four_tokens):
     """log P_s of every text by how it is sampled, worked out once."""
     known: dict[str, np.ndarray] = {}
 
-    def law(sampling) -> np.ndarray:
+    def log_probs_of(sampling) -> np.ndarray:
         if str(sampling) not in known:
             every = [safe_log_prob(four_tokens.safe, text, **sampling) for text in TEXTS]
             known[str(sampling)] = np.array(every)
         return known[str(sampling)]
 
-    return law
+    return log_probs_of
 
 
-def sequence_laws(pair, rule, sampling, safe, **asked):
+def scored_texts(pair, rule, sampling, safe, **asked):
     """(probability, log-ratio to the safe model) of every text, and the bound."""
     decoder = Decoder(pair, rule, batch_size=len(TEXTS))
     scores = decoder.score([PROMPT] * len(TEXTS), TEXTS, horizon=HORIZON, **sampling, **asked)
@@ -117,10 +117,10 @@ def nats_apart(probs, ratios, divergence, order=None) -> float:
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
 @pytest.mark.parametrize("kind", [Anchored, NoOpt])
 def test_no_law_of_texts_leaves_its_bound(
-    four_tokens, safe_law, kind, budget, divergence, sampling
+    four_tokens, safe_log_probs, kind, budget, divergence, sampling
 ):
-    rule, safe = kind(**divergence, **budget), safe_law(sampling)
-    probs, ratios, bound = sequence_laws(four_tokens, rule, sampling, safe)
+    rule, safe = kind(**divergence, **budget), safe_log_probs(sampling)
+    probs, ratios, bound = scored_texts(four_tokens, rule, sampling, safe)
     assert abs(probs.sum() - 1.0) < 1e-7  # a clipped law may miss 1e-9 of its mass at each step
     # A sum of probabilities that is off by the oracle's error counts 10 times at order 1.1.
     assert nats_apart(probs, ratios, **divergence) <= bound + 12 * ORACLE_ERROR
@@ -158,18 +158,18 @@ def test_with_a_bank_no_steps_in_a_row_leave_their_bound_after_any_beginning(
     assert is_tight
 
 
-def test_an_ample_budget_is_used(four_tokens, safe_law):
+def test_an_ample_budget_is_used(four_tokens, safe_log_probs):
     """So the bounds above are not kept by decoding with the safe model alone."""
-    free, _, _ = sequence_laws(four_tokens, Anchored(k=50.0, debt="none"), {}, safe_law({}))
-    tight, ratios, bound = sequence_laws(
-        four_tokens, Anchored(k=0.3, debt="none"), {}, safe_law({})
+    free, _, _ = scored_texts(four_tokens, Anchored(k=50.0, debt="none"), {}, safe_log_probs({}))
+    tight, ratios, bound = scored_texts(
+        four_tokens, Anchored(k=0.3, debt="none"), {}, safe_log_probs({})
     )
-    safe, _, _ = sequence_laws(four_tokens, SafeOnly(), {}, safe_law({}))
+    safe, _, _ = scored_texts(four_tokens, SafeOnly(), {}, safe_log_probs({}))
     assert np.abs(free - safe).sum() > 0.5
     assert (tight * ratios).sum() > 0.3 * bound
     # Without the optimum between both models less of it is used, but some.
     rule = NoOpt(k=3.0, debt="none")
-    probs, ratios, bound = sequence_laws(four_tokens, rule, {}, safe_law({}))
+    probs, ratios, bound = scored_texts(four_tokens, rule, {}, safe_log_probs({}))
     assert (probs * ratios).sum() > 0.05 * bound
 
 
@@ -191,13 +191,13 @@ K = 0.04
     ],
     ids=lambda rule: rule.name,
 )
-def test_rules_without_a_certificate_do_leave_that_bound(four_tokens, safe_law, rule):
+def test_rules_without_a_certificate_do_leave_that_bound(four_tokens, safe_log_probs, rule):
     """A counterexample each, for a K that Anchored keeps."""
     assert not rule.is_certified
-    own = {"passages": "t2 t3 t2"} if isinstance(rule, RCAD) else {}
-    probs, ratios, _ = sequence_laws(four_tokens, rule, {}, safe_law({}), **own)
+    settings = {"passages": "t2 t3 t2"} if isinstance(rule, RCAD) else {}
+    probs, ratios, _ = scored_texts(four_tokens, rule, {}, safe_log_probs({}), **settings)
     assert abs(probs.sum() - 1.0) < 1e-9
     assert (probs * ratios).sum() > K
     anchored = Anchored(K=K, debt="none")
-    kept, kept_ratios, _ = sequence_laws(four_tokens, anchored, {}, safe_law({}))
+    kept, kept_ratios, _ = scored_texts(four_tokens, anchored, {}, safe_log_probs({}))
     assert (kept * kept_ratios).sum() <= K

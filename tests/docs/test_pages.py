@@ -72,8 +72,8 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [Block(each[1], each[2], text[: each.start(2)].count("\n")) for each in found]
+    matches = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(each[1], each[2], text[: each.start(2)].count("\n")) for each in matches]
 
 
 @pytest.fixture(scope="session")

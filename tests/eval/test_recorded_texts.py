@@ -51,7 +51,9 @@ def test_a_run_s_folder_has_a_file_a_setting_and_its_prompts(tmp_path):
     write(tmp_path / "generations/p_r.unfinished.jsonl", {"id": "w", "seed": 2, "text": "c"})
     write(tmp_path / "prompts.jsonl", {"id": "w", "prompt": "p", "reference": "r"})
     texts = read_texts(tmp_path)
-    assert {name: [own.text for own in texts] for name, texts in by_setting(texts).items()} == {
+    assert {
+        name: [recorded.text for recorded in texts] for name, texts in by_setting(texts).items()
+    } == {
         "k=1": ["a"],
         "p_s": ["b"],
     }
@@ -73,8 +75,8 @@ COPYBENCH = {"input": "the keeper", "reference": "of the lamp", "model": "m", "d
 def copybench_file(path, *outputs, **entries):
     """As CopyBench's program writes it: an array, with indents."""
     rows = [
-        {"id": str(number), **COPYBENCH, "output": own, **entries}
-        for number, own in enumerate(outputs)
+        {"id": str(number), **COPYBENCH, "output": output, **entries}
+        for number, output in enumerate(outputs)
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=4))

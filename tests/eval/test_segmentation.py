@@ -14,10 +14,10 @@ SPACED = st.characters(max_codepoint=0x2FF) | st.sampled_from("\u201c\u201d\u201
 
 @given(st.text(SPACED))
 def test_words_are_the_lower_cased_split_and_point_back_at_the_text(text):
-    found = words(text)
+    segmented = words(text)
     normal = unicodedata.normalize("NFC", text)
-    assert [word.text for word in found] == [word.lower() for word in normal.split()]
-    for word in found:
+    assert [word.text for word in segmented] == [word.lower() for word in normal.split()]
+    for word in segmented:
         spelled = unicodedata.normalize("NFC", text[word.start : word.end])
         assert spelled.lower() == word.text
 
@@ -64,7 +64,7 @@ def test_a_search_compares_words_and_pairs_of_letters():
     ],
 )
 def test_sentences_of_other_scripts_end_at_their_marks(expected):
-    assert sentences("".join(expected)) == [own.strip() for own in expected]
+    assert sentences("".join(expected)) == [sentence.strip() for sentence in expected]
 
 
 @pytest.mark.parametrize(

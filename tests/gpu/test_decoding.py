@@ -155,11 +155,11 @@ def test_every_call_gives_the_ledgers_and_the_scores_of_the_cpu(rule, settings, 
 def test_byte_laws_are_those_of_the_cpu(rule, decoding_device, sizes):
     """Each model's marginals along a text, float64 models on both devices."""
     pair = tiny_byte_pair()
-    laws = [
+    scores = [
         Decoder(each, rule, level="byte").score([list(BYTE_PROMPT)], [list(sizes.byte_text)])[0]
         for each in (pair, on_device(pair, decoding_device))
     ]
-    expected, actual = (score.token_log_probs for score in laws)
+    expected, actual = (score.token_log_probs for score in scores)
     assert len(expected) == len(sizes.byte_text)
     assert actual == pytest.approx(expected, abs=BYTE_LAW_NATS)
 

@@ -3,7 +3,7 @@
 import math
 from functools import partial
 
-import long_double_laws as oracle
+import long_double_distributions as oracle
 import pytest
 import torch
 from extreme_logits import EXTREME_KINDS, extreme_budgets, extreme_pair
@@ -60,13 +60,13 @@ def faults(divergence, projection, row, star, risky, safe, budget):
     elif divergence == "max":
         true = oracle.max_divergence(star, safe)
     else:
-        law = oracle.tilted(risky, safe, projection.weight[row].item())
+        tilted_log_probs = oracle.tilted(risky, safe, projection.weight[row].item())
         if divergence == "kl":
-            true = oracle.kl_divergence(law, safe)
+            true = oracle.kl_divergence(tilted_log_probs, safe)
         else:
             order = ORDERS[divergence]
-            true = oracle.renyi_divergence(law, safe, order)
-            reach = abs(oracle.log_probs(safe)[law > -math.inf]).max()
+            true = oracle.renyi_divergence(tilted_log_probs, safe, order)
+            reach = abs(oracle.log_probs(safe)[tilted_log_probs > -math.inf]).max()
             error += LONG_DOUBLE_ERROR * order / (order - 1.0) * reach
     if not true <= spend + error:
         yield f"true divergence {true}, spend {spend}"
@@ -100,8 +100,8 @@ def test_no_extreme_row_overspends(backend, sizes, times, kind, divergence):
         dtype = (torch.float32, torch.bfloat16)[index % 2]
         logits = extreme_pair(kind, num_rows, vocab_size, generator)
         rows = (*(x.to(dtype) for x in logits), extreme_budgets(num_rows, generator))
-        found = list(violations(divergence, *(x.to(DEVICE) for x in rows), backend=backend))
-        assert not found, f"{len(found)} of {vocab_size} tokens: {found[:5]}"
+        problems = list(violations(divergence, *(x.to(DEVICE) for x in rows), backend=backend))
+        assert not problems, f"{len(problems)} of {vocab_size} tokens: {problems[:5]}"
 
 
 BACKENDS = ["torch", pytest.param("triton", marks=pytest.mark.slow)]
@@ -119,8 +119,8 @@ def test_ratios_beside_huge_logits_keep_their_digits(huge, divergence, backend):
     risky, safe = torch.cat([far, near]).to(DEVICE), torch.cat([near, far]).to(DEVICE)
     for nats in (0.5, 20.0, 300.0):
         budget = torch.full((len(risky),), nats, dtype=torch.float64, device=DEVICE)
-        found = list(violations(divergence, risky, safe, budget, backend=backend))
-        assert not found, found
+        problems = list(violations(divergence, risky, safe, budget, backend=backend))
+        assert not problems, problems
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

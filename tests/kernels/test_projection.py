@@ -17,7 +17,7 @@ from logit_kinds import (
     project_orders,
     random_budgets,
     random_logits,
-    tilted_law,
+    star_log_probs,
 )
 
 from anchored.kernels import reference
@@ -47,12 +47,12 @@ def project_on(project, risky, safe, budget, uniform=None, *, backend, **asked):
     return project(*arguments, backend=backend, **asked)
 
 
-def law_of(project, projection, risky, safe, budget):
+def exact_log_probs(project, projection, risky, safe, budget):
     """(B, V) float64 log p*: of KL by the definition at the weight returned, of the other from the
     same values in float64, which are the same law."""
     if project is project_max:
         return project_max(risky.double(), safe.double(), budget).log_probs()
-    return tilted_law(projection, risky, safe)
+    return star_log_probs(projection, risky, safe)
 
 
 def assert_feasible(project, projection, log_probs, safe, budget):
@@ -90,7 +90,7 @@ def test_random_cases_keep_the_bound_and_the_accuracy(kind, sizes, project):
             )
             budget = random_budgets(num_rows, generator)
             projection = project(risky, safe, budget)
-            log_probs = law_of(project, projection, risky, safe, budget)
+            log_probs = exact_log_probs(project, projection, risky, safe, budget)
             divergence = assert_feasible(project, projection, log_probs, safe, budget)
             if kind != "huge":
                 assert_accurate(projection, divergence, log_probs, budget)
@@ -277,8 +277,8 @@ def test_strided_logits_are_read_in_place(backend):
     assert torch.equal(spends(risky.T.contiguous().T[:2], safe[:2]), spends(risky[:2], safe[:2]))
     budgets = torch.tensor([[0.2, 5.0], [0.4, 6.0]]).double()
     uneven = [
-        project_on(project_kl, risky[:2], safe[:2], own, backend=backend).spend
-        for own in (budgets[:, 0], budgets[:, 0].clone())
+        project_on(project_kl, risky[:2], safe[:2], column, backend=backend).spend
+        for column in (budgets[:, 0], budgets[:, 0].clone())
     ]
     assert torch.equal(*uneven)
 

@@ -39,9 +39,9 @@ def case(seed, divergence):
     return (risky, safe), (budget, numbers, None), {"order": ORDERS[divergence]}
 
 
-def launched(found, num_splits):
+def launched(arguments, num_splits):
     """The memory behind a launch, whatever lay there before."""
-    pair, inputs, options = found
+    pair, inputs, options = arguments
     memory = launch.workspace(2, 2100, CPU, num_splits)
     memory.facts.fill_(7.5)
     memory.records.fill_(9.125)
@@ -49,16 +49,16 @@ def launched(found, num_splits):
     return memory
 
 
-def hazards(found, monkeypatch):
+def hazards(arguments, monkeypatch):
     """Races between the three programs of each row; results must be those of one program."""
     random.seed(1)
-    expected = launched(found, 1)
+    expected = launched(arguments, 1)
     with concurrent(monkeypatch) as recorder:
-        memory = launched(found, 3)
+        memory = launched(arguments, 3)
     for name in ("token_ids", "flags"):
         assert torch.equal(getattr(memory, name), getattr(expected, name))
     is_valid = expected.flags[:, layout.IS_VALID.value]
-    facts = [own.facts[is_valid][:, :5] for own in (memory, expected)]
+    facts = [workspace.facts[is_valid][:, :5] for workspace in (memory, expected)]
     assert torch.equal(*facts)
     return recorder.hazards()
 

@@ -14,7 +14,7 @@ from anchored.kernels.spend import BAN_GAP
 INF = math.inf
 
 
-def law(*probs: float) -> Tensor:
+def log_probs_of(*probs: float) -> Tensor:
     return torch.tensor([probs], dtype=torch.float64).log()
 
 
@@ -22,7 +22,7 @@ def nats(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-SAFE, RISKY = law(0.5, 0.25, 0.25), law(0.125, 0.75, 0.125)
+SAFE, RISKY = log_probs_of(0.5, 0.25, 0.25), log_probs_of(0.125, 0.75, 0.125)
 
 
 def test_nothing_is_shared_with_the_solvers_but_the_gap_of_bans():
@@ -52,17 +52,17 @@ def test_divergences_by_hand():
     kl = 0.125 * math.log(0.25) + 0.75 * math.log(3.0) + 0.125 * math.log(0.5)
     assert reference.kl_divergence(RISKY, SAFE).item() == pytest.approx(kl, abs=1e-15)
     assert reference.max_divergence(RISKY, SAFE).item() == pytest.approx(math.log(3.0), abs=1e-15)
-    floor = reference.support_floor(law(0.5, 0.5, 0.0), SAFE).item()
+    floor = reference.support_floor(log_probs_of(0.5, 0.5, 0.0), SAFE).item()
     assert floor == pytest.approx(-math.log(0.75), abs=1e-15)
 
 
 def test_mass_where_the_safe_law_has_none_costs_infinitely():
-    assert reference.kl_divergence(law(0.5, 0.5), law(1.0, 0.0)).item() == INF
-    assert reference.max_divergence(law(0.5, 0.5), law(1.0, 0.0)).item() == INF
-    assert reference.support_floor(law(0.0, 1.0), law(1.0, 0.0)).item() == INF
+    assert reference.kl_divergence(log_probs_of(0.5, 0.5), log_probs_of(1.0, 0.0)).item() == INF
+    assert reference.max_divergence(log_probs_of(0.5, 0.5), log_probs_of(1.0, 0.0)).item() == INF
+    assert reference.support_floor(log_probs_of(0.0, 1.0), log_probs_of(1.0, 0.0)).item() == INF
     tiny = nats(0.0, -1e5)[None]  # exp(-1e5) is 0
-    assert reference.kl_divergence(tiny, law(1.0, 0.0)).item() == INF
-    assert reference.kl_divergence(law(1.0, 0.0), tiny).item() == 0.0
+    assert reference.kl_divergence(tiny, log_probs_of(1.0, 0.0)).item() == INF
+    assert reference.kl_divergence(log_probs_of(1.0, 0.0), tiny).item() == 0.0
 
 
 def test_weights_below_every_number_are_clipped_all_the_same():

@@ -16,7 +16,7 @@ from logit_kinds import (
     random_budgets,
     random_logits,
     row_orders,
-    tilted_law,
+    star_log_probs,
 )
 
 from anchored.kernels import reference
@@ -35,7 +35,7 @@ EXTREMES = (0.0, 1e-8, 0.5, -1.0, 3.0, -30.0, 100.0, -700.0, 1e4, -1e6, 1e8, -1e
 """Logits of rows within everything that numbers and masks hold."""
 
 
-def log_law(logits: list[float]) -> list[mpmath.mpf]:
+def exact_log_probs(logits: list[float]) -> list[mpmath.mpf]:
     """log softmax to 60 digits; -inf where banned."""
     numbers = [mpmath.mpf(x) for x in logits]
     top = max(numbers)
@@ -48,7 +48,7 @@ def exact_divergence(risky: list[float], safe: list[float], weight: float, order
     """D of p_s^(1 - w) p_r^w, on the tokens that both allow, from p_s, to 60 digits."""
     with mpmath.workdps(60):
         w, a = mpmath.mpf(weight), mpmath.mpf(order)
-        pairs = [(s, r) for s, r in zip(log_law(safe), log_law(risky), strict=True)]
+        pairs = [(s, r) for s, r in zip(exact_log_probs(safe), exact_log_probs(risky), strict=True)]
         shared = [(s, (1 - w) * s + w * r) for s, r in pairs if mpmath.isfinite(s + r)]
         log_total = mpmath.log(mpmath.fsum(mpmath.exp(x) for _, x in shared))
         powers = [mpmath.exp(a * (x - log_total) + (1 - a) * s) for s, x in shared]
@@ -92,8 +92,8 @@ def test_random_cases_keep_the_bound_and_the_accuracy(kind, sizes):
             )
             budget, orders = random_budgets(num_rows, generator), row_orders(num_rows)
             projection = project_renyi(risky, safe, budget, order=orders)
-            law = tilted_law(projection, risky, safe)
-            nats = reference.renyi_divergence(law, safe, order=orders)
+            tilted = star_log_probs(projection, risky, safe)
+            nats = reference.renyi_divergence(tilted, safe, order=orders)
             nats = torch.where(projection.is_safe_only, 0.0, nats)
             reach = 64.0 * (risky.double() - safe.double()).nan_to_num(0.0, 0.0, 0.0).abs().amax(1)
             assert bool((nats <= projection.spend + REFERENCE_ERROR + 1e-15 * reach).all())
@@ -105,7 +105,7 @@ def test_random_cases_keep_the_bound_and_the_accuracy(kind, sizes):
             binds = (projection.weight < 1.0) & ~projection.is_safe_only
             allowed = torch.clamp(1e-5 * budget, min=1e-7)
             assert bool((budget - nats <= allowed)[binds].all())
-            assert (projection.log_probs().double() - law)[law > -18.0].abs().max() <= 1e-5
+            assert (projection.log_probs().double() - tilted)[tilted > -18.0].abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -134,9 +134,9 @@ def test_a_larger_order_has_less_weight_and_all_have_less_than_kl(kind, vocab_si
     risky, safe = random_logits(kind, 6, vocab_size, generator)
     # Where less is left, the shortfall that each may have hides the order.
     budget = random_budgets(6, generator).clamp_min(1e-4)
-    laws = [project_kl(risky, safe, budget)]
-    laws += [project_renyi(risky, safe, budget, order=order) for order in ORDERS]
-    for larger, smaller in itertools.pairwise(laws):
+    projections = [project_kl(risky, safe, budget)]
+    projections += [project_renyi(risky, safe, budget, order=order) for order in ORDERS]
+    for larger, smaller in itertools.pairwise(projections):
         assert torch.equal(larger.is_safe_only, smaller.is_safe_only)
         assert bool((smaller.weight <= larger.weight * (1.0 + 2e-3)).all())
 

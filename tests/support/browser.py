@@ -54,9 +54,9 @@ class Page:
 
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript is, as JSON."""
-        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        evaluation = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in evaluation, evaluation
+        return evaluation["result"].get("value")
 
     def resize(self, width: int, height: int = 900) -> None:
         """Show the page in a window of so many pixels; a narrow one is a phone's."""
@@ -85,18 +85,18 @@ class Page:
 @contextmanager
 def browser_page(address: str, profile: Path) -> Iterator[Page]:
     """A page of a browser of its own, with everything loaded; profile: a folder for its files."""
-    own_read, to_browser = os.pipe()
-    from_browser, own_write = os.pipe()
+    command_fd, to_browser = os.pipe()
+    from_browser, answer_fd = os.pipe()
     # The browser reads its commands at 3 and answers at 4, whatever the numbers are here.
-    line = f'exec "$@" 3<&{own_read} 4>&{own_write}'
+    line = f'exec "$@" 3<&{command_fd} 4>&{answer_fd}'
     words = ["timeout", "600", str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}"]
     browser = subprocess.Popen(
         ["bash", "-c", line, "browser", *words],
-        pass_fds=(own_read, own_write),
+        pass_fds=(command_fd, answer_fd),
         stderr=subprocess.DEVNULL,
     )
-    os.close(own_read)
-    os.close(own_write)
+    os.close(command_fd)
+    os.close(answer_fd)
     try:
         with open(to_browser, "wb", buffering=0) as to, open(from_browser, "rb") as answers:
             yield Page(to, answers, address)

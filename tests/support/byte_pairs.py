@@ -3,7 +3,7 @@
 from functools import cache
 
 import torch
-from byte_reference import ReferenceLaws
+from byte_reference import ReferenceDistributions
 from tiny_models import TEXT, tiny_llama, train_tokenizer
 from torch import Tensor
 
@@ -26,14 +26,14 @@ def llama3_tokenizer(vocab_size: int):
     return train_tokenizer(vocab_size, TEXT[::-1], pre_tokenizer())
 
 
-def reference_of(pair: ModelPair, name: str, **changes) -> ReferenceLaws:
+def reference_of(pair: ModelPair, name: str, **changes) -> ReferenceDistributions:
     vocabulary = ByteLevel(pair, ByteSettings()).vocabularies[name]
-    return ReferenceLaws(pair.models[name], vocabulary, **changes)
+    return ReferenceDistributions(pair.models[name], vocabulary, **changes)
 
 
 def log_probs_along(
     pair: ModelPair, name: str, prompt: str, symbols: list[int], **changes
 ) -> Tensor:
     """(symbols, 257) float64 before each symbol, by the definition."""
-    laws = reference_of(pair, name, **changes)
-    return torch.stack([laws.read(prompt.encode()), *map(laws.append, symbols[:-1])])
+    reference = reference_of(pair, name, **changes)
+    return torch.stack([reference.read(prompt.encode()), *map(reference.append, symbols[:-1])])

@@ -19,7 +19,7 @@ from anchored.decode.warpers import Warpers
 UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
 
 
-class ReferenceLaws:
+class ReferenceDistributions:
     """The laws of the next byte of one growing text, without caches: exact, and slow.
 
     Where truncation leaves the text no probability, its newest nodes alone are what goes on.
@@ -55,7 +55,7 @@ class ReferenceLaws:
             ]
         return row[:, : self.vocabulary.vocab_size].double()
 
-    def law(self, node: int) -> nodes.NodeDistribution:
+    def distribution(self, node: int) -> nodes.NodeDistribution:
         """Of what may follow alone: the rest is banned before a truncation counts tokens."""
         path, state = path_of(self.tree, node), self.tree.state[node]
         logits = self.raw_logits(path).clone()
@@ -68,25 +68,27 @@ class ReferenceLaws:
 
     def log_probs(self) -> Tensor:
         """(257,) float64: log q(x | text)."""
-        law, tree = cache(self.law), self.tree
+        distribution, tree = cache(self.distribution), self.tree
 
         def log_mass(node: int) -> float:
             if node in self.known:
                 return self.known[node]
             parent = tree.parent[node]
-            return log_mass(parent) + law(parent).of_token(tree.token[node])
+            return log_mass(parent) + distribution(parent).of_token(tree.token[node])
 
         def masses() -> np.ndarray:
-            heads = [self._of_head(law(node), p, log_mass(node)) for node, p in tree.heads]
+            heads = [self._of_head(distribution(node), p, log_mass(node)) for node, p in tree.heads]
             return np.logaddexp.reduce(heads)
 
         if nodes.log_sum(masses()) == -math.inf:
             self.known = {n: 0.0 if p == ROOT else -math.inf for n, p in tree.heads}
         return torch.from_numpy(masses() - nodes.log_sum(masses()))
 
-    def _of_head(self, law: nodes.NodeDistribution, prefix: int, log_mass: float) -> np.ndarray:
+    def _of_head(
+        self, distribution: nodes.NodeDistribution, prefix: int, log_mass: float
+    ) -> np.ndarray:
         trie, masses = self.vocabulary.trie, np.full(NUM_SYMBOLS, -math.inf)
-        masses[trie.symbol[trie.children(prefix)]] = log_mass + law.log_children(prefix)
+        masses[trie.symbol[trie.children(prefix)]] = log_mass + distribution.log_children(prefix)
         if prefix == ROOT:
-            masses[END_SYMBOL] = log_mass + law.log_end
+            masses[END_SYMBOL] = log_mass + distribution.log_end
         return masses

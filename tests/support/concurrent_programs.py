@@ -56,13 +56,13 @@ class Recorder:
 
     def hazards(self):
         """Kinds of races found, with how many addresses have them."""
-        found, places = Counter(), defaultdict(list)
+        counts, places = Counter(), defaultdict(list)
         for access in self.accesses:
             places[access.address].append(access)
         for accesses in places.values():
-            found.update(_shared_hazards(accesses))
-            found.update(_own_hazards(accesses))
-        return found
+            counts.update(_shared_hazards(accesses))
+            counts.update(_program_hazards(accesses))
+        return counts
 
 
 def _shared_hazards(accesses):
@@ -77,16 +77,16 @@ def _shared_hazards(accesses):
         if len(writers) > 1 and len(values) > 1:
             yield "different bits in one epoch"
         if writes and values != {before}:
-            own = set()
+            past_writers = set()
             for access in epochs[epoch]:
                 if access.value is not None:
-                    own.add(access.program)
-                elif access.program not in own and writers - {access.program}:
+                    past_writers.add(access.program)
+                elif access.program not in past_writers and writers - {access.program}:
                     yield "read while another program writes"
         before = writes[-1].value if writes else before
 
 
-def _own_hazards(accesses):
+def _program_hazards(accesses):
     """Inside a program, whose threads meet at barriers alone."""
     last = {}
     for access in accesses:

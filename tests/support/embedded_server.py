@@ -116,14 +116,14 @@ def program(words: list[str], log: Path) -> Iterator[tuple[str, subprocess.Popen
 def _address(process: subprocess.Popen, log: Path) -> str:
     until = time.monotonic() + START_S
     while time.monotonic() < until and process.poll() is None:
-        told = [line for line in log.read_text().splitlines() if "is served at " in line]
-        if told:
-            return told[0].partition(" at ")[2].partition("/v1;")[0]
+        announcements = [line for line in log.read_text().splitlines() if "is served at " in line]
+        if announcements:
+            return announcements[0].partition(" at ")[2].partition("/v1;")[0]
         time.sleep(0.05)
     raise RuntimeError(log.read_text()[-3000:])
 
 
-def wait_until_healthy(address: str, is_alive, told) -> None:
+def wait_until_healthy(address: str, is_alive, explain) -> None:
     until = time.monotonic() + START_S
     while time.monotonic() < until and is_alive():
         try:
@@ -131,4 +131,4 @@ def wait_until_healthy(address: str, is_alive, told) -> None:
             return
         except OSError:
             time.sleep(0.02)
-    raise RuntimeError(f"no server at {address}: {told()}")
+    raise RuntimeError(f"no server at {address}: {explain()}")

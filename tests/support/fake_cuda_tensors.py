@@ -112,7 +112,7 @@ class Methods(TorchFunctionMode):
     def __init__(self, device: FakeDevice) -> None:
         super().__init__()
         self.device = device
-        self._own: dict[Callable[..., Any], Callable[..., Any]] = {
+        self._replacements: dict[Callable[..., Any], Callable[..., Any]] = {
             Tensor.to: self._to,
             Tensor.cpu: lambda tensor, *_, **__: self._to(tensor, "cpu"),
             Tensor.tolist: self._read_list,
@@ -128,8 +128,8 @@ class Methods(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own = None if self.device.is_passive else self._own.get(func)
-        return (own or func)(*args, **(kwargs or {}))
+        replacement = None if self.device.is_passive else self._replacements.get(func)
+        return (replacement or func)(*args, **(kwargs or {}))
 
     def _to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         copies = kwargs.pop("copy", False)

@@ -115,7 +115,7 @@ def _two_atoms(noise: list[Tensor], scale: list[Tensor]) -> tuple[Tensor, Tensor
     return risky, safe
 
 
-def tilted_law(projection: Projection, risky: Tensor, safe: Tensor) -> Tensor:
+def star_log_probs(projection: Projection, risky: Tensor, safe: Tensor) -> Tensor:
     """(B, V) float64 log p* of KL or a Rényi order, by the definition at the weight returned."""
     tilted = reference.tilted_log_probs(risky, safe, projection.weight)
     return torch.where(projection.is_safe_only[:, None], reference.log_softmax(safe), tilted)
@@ -140,10 +140,10 @@ def divergence_of(project: Callable, projection: Projection, risky: Tensor, safe
     """(B,) float64 divergence from the safe model of the law that Triton returned, not of its
     rounding; all on one device."""
     if project is project_kl:
-        return reference.kl_divergence(tilted_law(projection, risky, safe), safe)
+        return reference.kl_divergence(star_log_probs(projection, risky, safe), safe)
     if project is project_orders:
-        law, order = tilted_law(projection, risky, safe), row_orders(len(safe)).to(safe.device)
-        return reference.renyi_divergence(law, safe, order=order)
+        star, order = star_log_probs(projection, risky, safe), row_orders(len(safe)).to(safe.device)
+        return reference.renyi_divergence(star, safe, order=order)
     is_shared = (risky > -math.inf) & (safe > -math.inf)
     tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
     tilt = tilt - (projection.risky_peak - projection.safe_peak)[:, None] / math.log(2.0)

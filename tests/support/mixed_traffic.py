@@ -39,7 +39,7 @@ class Asked:
     answer_id: str = ""
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    told: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
     """The figures of a text that has ended."""
 
 
@@ -125,4 +125,4 @@ def _note(asked: Asked, part: dict[str, Any]) -> None:
         asked.token_ids += choice.get("token_ids") or []
         said = choice.get("delta", choice.get("message", {}))
         asked.text += choice.get("text", "") + (said.get("content") or "")
-        asked.told = choice.get("anchored", asked.told)
+        asked.figures = choice.get("anchored", asked.figures)

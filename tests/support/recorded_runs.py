@@ -105,9 +105,9 @@ def _evaluation(
             **about,
             **({"rows": copying} if name == "copying" else {}),
             "settings": [
-                {"setting": own, "num_failed": 1, **figures}
-                | (nothing.get(name, {}) if own == "p_r" else {})
-                for own in names
+                {"setting": setting, "num_failed": 1, **figures}
+                | (nothing.get(name, {}) if setting == "p_r" else {})
+                for setting in names
             ],
         }
         for name, figures in whole.items()

@@ -58,7 +58,9 @@ class RowTexts:
         width = self.random.randint(1, 3)
         new = [self.tokens(self.random.randint(0, width) if text else 0) for text in self.texts]
         # Part of a wider tensor, as the chunks of a text are.
-        columns = torch.tensor([[5, *own] + [5] * (width - len(own)) for own in new])[:, 1:]
+        columns = torch.tensor(
+            [[5, *token_ids] + [5] * (width - len(token_ids)) for token_ids in new]
+        )[:, 1:]
         mask = torch.tensor([[1] * len(t) + [0] * (width - len(t)) for t in new])
         logits = self.stream.feed(columns, mask)
         for row, tokens in enumerate(new):

@@ -86,7 +86,8 @@ CONTINUATIONS = range(0x80, 0xC0)
 
 
 class SentencePieceOracle:
-    """Which token sequences occur in texts, by the library's word; see `text_oracle.OracleLaws`.
+    """Which token sequences occur in texts, by the library's word; see
+    `text_oracle.OracleDistributions`.
 
     A sequence of whole characters occurs if it is the tokenization of its text; one that ends
     inside a character, if it begins that of its text with some end of that character.
@@ -124,8 +125,8 @@ class SentencePieceOracle:
         # Two missing bytes leave 4,096 ends, of which a few show what any does.
         choices = [CONTINUATIONS, range(0x80, 0xC0, 13), range(0x80, 0xC0, 13)][:missing]
         ends = map(bytes, product(*choices))
-        found = (self._tokens(text + end) for end in ends)
-        return any(tokens is not None and tokens[: len(path)] == path for tokens in found)
+        tokenizations = (self._tokens(text + end) for end in ends)
+        return any(tokens is not None and tokens[: len(path)] == path for tokens in tokenizations)
 
     def _tokens(self, spelled: bytes) -> tuple[int, ...] | None:
         """The tokens of the text that is spelled so; None where there is none."""

@@ -59,14 +59,14 @@ def answered(endpoint: Any, *, stream: bool = False, **request: Any) -> tuple[li
     body = {"return_token_ids": True, **request.pop("body", {})}
     request = {"model": "anchored", "max_tokens": LENGTH, **request}
     answer = endpoint.create(stream=stream, extra_body=body, **request)
-    token_ids, text, told = [], "", None
+    token_ids, text, figures = [], "", None
     for part in answer if stream else [answer]:
         choice = part.choices[0]
         token_ids += getattr(choice, "token_ids", None) or []
         said = getattr(choice, "delta", None) or getattr(choice, "message", None)
         text += (choice.text if said is None else said.content) or ""
-        told = getattr(part, "anchored", None) or told
-    return token_ids, text, told
+        figures = getattr(part, "anchored", None) or figures
+    return token_ids, text, figures
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -85,17 +85,21 @@ def test_completions_are_the_decoders_and_say_what_they_spent(served, stream):
 
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(complete, range(18)))
-    for number, (token_ids, text, told) in enumerate(answers):
+    for number, (token_ids, text, figures) in enumerate(answers):
         prompt, warpers = PROMPTS[number % len(PROMPTS)], WARPERS[number % len(WARPERS)]
         result = served.decoded(prompt, KINDS[number % len(KINDS)], seed=number, **warpers)
         assert token_ids == result.token_ids
         assert served.is_text(text, result)
         header = result.ledger.header
-        assert told["certified"] is True
-        assert (told["k"], told["K"], told.get("bank")) == (header.k, header.K, header.bank)
-        assert told["debt"] == pytest.approx(header.debt, abs=1e-4)
-        assert told["spent"] == pytest.approx(result.ledger.spent, abs=1e-3)
-        assert told["spent"] <= told["bound"]
+        assert figures["certified"] is True
+        assert (figures["k"], figures["K"], figures.get("bank")) == (
+            header.k,
+            header.K,
+            header.bank,
+        )
+        assert figures["debt"] == pytest.approx(header.debt, abs=1e-4)
+        assert figures["spent"] == pytest.approx(result.ledger.spent, abs=1e-3)
+        assert figures["spent"] <= figures["bound"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -103,14 +107,14 @@ def test_chats_are_the_decoders(served, stream):
     messages = [{"role": "user", "content": PROMPTS[0]}]
     body = {"vllm_xargs": {"anchored_k": 2.0, "anchored_seed": 5}}
     request = {"messages": messages, "temperature": 0.8, "body": body}
-    token_ids, text, told = answered(served.client.chat.completions, stream=stream, **request)
+    token_ids, text, figures = answered(served.client.chat.completions, stream=stream, **request)
     templated = served.template.format(PROMPTS[0])
     prompt = served.pair.tokenizer(templated, add_special_tokens=False)["input_ids"]
     result = served.decoded(prompt, {"k": 2.0}, seed=5, temperature=0.8)
     assert token_ids == result.token_ids
     assert served.is_text(text, result)
-    assert told["k"] == 2.0
-    assert told["certified"] is True
+    assert figures["k"] == 2.0
+    assert figures["certified"] is True
 
 
 def test_lm_eval_generates_by_the_server(served, tmp_path):
@@ -138,7 +142,7 @@ def test_a_stop_cuts_the_text_where_the_decoder_does(served, stream):
     ended = []
     for seed in range(6):
         request = {"prompt": PROMPTS[0], "stop": ["e", "no such text"], "temperature": 1.0}
-        _, text, told = answered(
+        _, text, figures = answered(
             served.client.completions,
             stream=stream,
             max_tokens=40,
@@ -148,7 +152,7 @@ def test_a_stop_cuts_the_text_where_the_decoder_does(served, stream):
         settings = {"seed": seed, "stop": "e", "temperature": 1.0, "max_new_tokens": 40}
         result = served.decoded(PROMPTS[0], {"k": 3.0}, **settings)
         assert served.is_text(text, result)
-        assert told["certified"] is True
+        assert figures["certified"] is True
         ended.append(result.finish_reason)
     assert "stop_string" in ended
 
@@ -213,7 +217,7 @@ def test_a_client_can_only_raise_the_debt(served):
 
 
 def test_a_greedy_text_is_the_decoders_and_certifies_nothing(served):
-    _, text, told = answered(
+    _, text, figures = answered(
         served.client.completions,
         prompt=PROMPTS[2],
         temperature=0.0,
@@ -221,7 +225,7 @@ def test_a_greedy_text_is_the_decoders_and_certifies_nothing(served):
     )
     result = served.decoded(PROMPTS[2], {"k": 1.0}, temperature=0.0)
     assert served.is_text(text, result)
-    assert told["certified"] is False
+    assert figures["certified"] is False
 
 
 def test_texts_of_one_request_are_told_apart(served):

@@ -107,12 +107,12 @@ class TextOracle:
             tokens = [
                 t for t, text in self.bytes_of.items() if num_missing(begun + text) is not None
             ]
-            found: list[int] = []
+            following: list[int] = []
             for tails in (_first_texts, self._more_texts):
                 shown = self._shown(path, tokens, tails)
-                found += shown
+                following += shown
                 tokens = [token for token in tokens if token not in shown]
-            self._followers[path] = found
+            self._followers[path] = following
         return self._followers[path]
 
     def _shown(self, path, tokens, tails) -> set[int]:
@@ -156,8 +156,8 @@ def _first_texts(text: bytes) -> list[str]:
 
 def _wholes(text: bytes, choices: Sequence[Sequence[int]]) -> list[str]:
     """The texts that bytes complete of which each is one of its own choices."""
-    found = (decoded(text + bytes(end)) for end in product(*choices))
-    return [whole for whole in found if whole is not None]
+    texts = (decoded(text + bytes(end)) for end in product(*choices))
+    return [whole for whole in texts if whole is not None]
 
 
 def _completed(text: bytes, letter: str, missing: int) -> str:
@@ -167,7 +167,7 @@ def _completed(text: bytes, letter: str, missing: int) -> str:
     return decoded(text + form[len(begun) :]) or "" if begun and text.endswith(begun) else ""
 
 
-class OracleLaws:
+class OracleDistributions:
     """Laws of the next byte: sums over all sequences that occur, of steps that are plain forwards.
 
     A step is the model's distribution over the tokens that may follow and the end, renormalized.

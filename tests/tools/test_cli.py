@@ -219,8 +219,8 @@ def test_the_package_s_configs_are_listed_by_names_that_find_them(
     listed = {line.split()[0]: line for line in lines}
     assert all(find_config(Path(config)).is_file() for config in listed)
     assert all(len(line.split()) > 2 for line in lines)  # with what it is
-    own = {"sweep": "quickstart-methods", "compare": "downstream"}
-    assert own.get(name, "tinycomma-1.8b-stage2") in listed
+    expected = {"sweep": "quickstart-methods", "compare": "downstream"}
+    assert expected.get(name, "tinycomma-1.8b-stage2") in listed
     assert not {"token", "byte", "prompts"} & listed.keys()
     assert "--list" in run(capsys, *name.split(), "--help")[0]
 

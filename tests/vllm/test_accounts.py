@@ -113,8 +113,8 @@ def test_texts_are_charged_what_the_journal_holds_until_the_server_ends(long_fol
         assert ask(address, "bob", temperature=0).status_code == 400
         # 4. The id of a gateway is in the journal; the page of metrics has our series and vLLM's.
         body, headers = {"prompt": "a", "max_tokens": 1}, {**ALICE, "x-request-id": "trace-1"}
-        told = httpx.post(f"{address}/v1/completions", json=body, headers=headers, timeout=60)
-        assert told.headers["x-request-id"] == "trace-1"
+        response = httpx.post(f"{address}/v1/completions", json=body, headers=headers, timeout=60)
+        assert response.headers["x-request-id"] == "trace-1"
         reader = JournalReader(root / "j")
         reader.refresh()
         assert [one.client_id for one in reader.records()][-1] == "trace-1"

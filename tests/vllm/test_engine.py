@@ -29,8 +29,8 @@ PROMPT = "the keeper of the lamp"
 
 @pytest.fixture(scope="module")
 def llm(folders, tmp_path_factory):
-    with opened(folders, ledgers=tmp_path_factory.mktemp("journal")) as own:
-        yield own
+    with opened(folders, ledgers=tmp_path_factory.mktemp("journal")) as instance:
+        yield instance
 
 
 def params(number: int = 0, **changes) -> SamplingParams:
@@ -66,13 +66,13 @@ CHANGED = {
 
 @pytest.mark.parametrize("name", admission.NEUTRAL)
 def test_what_acts_after_the_projection_is_refused(name):
-    own = params()
-    admission.admit(own, Limits())
-    if name in admission.ON_BY_DEFAULT and getattr(own, name) == CHANGED[name]:
+    sampling = params()
+    admission.admit(sampling, Limits())
+    if name in admission.ON_BY_DEFAULT and getattr(sampling, name) == CHANGED[name]:
         pytest.skip("on by default here, and without effect")
-    setattr(own, name, CHANGED[name])
+    setattr(sampling, name, CHANGED[name])
     with pytest.raises(ValueError, match=rf"{name}=.* cannot be honored"):
-        admission.admit(own, Limits())
+        admission.admit(sampling, Limits())
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_the_engine_answers_what_is_refused_before_it_draws(llm):
         llm.generate([PROMPT], params(extra={"anchored_kk": 2.0}), use_tqdm=False)
 
 
-@pytest.mark.parametrize("own", ["0.30.2", "0.33.0", "1.0"])
-def test_other_releases_are_refused_by_name(monkeypatch, own):
-    monkeypatch.setattr(engine, "version", lambda name: own)
-    with pytest.raises(ImportError, match=rf"vLLM {own} is not supported"):
+@pytest.mark.parametrize("release", ["0.30.2", "0.33.0", "1.0"])
+def test_other_releases_are_refused_by_name(monkeypatch, release):
+    monkeypatch.setattr(engine, "version", lambda name: release)
+    with pytest.raises(ImportError, match=rf"vLLM {release} is not supported"):
         engine.check_version()
 
 
@@ -194,13 +194,13 @@ def test_a_row_of_nan_ends_its_request_alone_uncertified(llm, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(model, "both_logits", broken)
         outputs = llm.generate([PROMPT] * 4, [params(n) for n in range(4)], use_tqdm=False)
-    (failed,) = [own for own in outputs if not own.anchored["certified"]]
+    (failed,) = [output for output in outputs if not output.anchored["certified"]]
     assert "no distribution" in failed.anchored["error"]
-    for own, before in zip(outputs, alone, strict=True):
-        if own is not failed:
-            assert own.outputs[0].token_ids == before.outputs[0].token_ids
+    for output, before in zip(outputs, alone, strict=True):
+        if output is not failed:
+            assert output.outputs[0].token_ids == before.outputs[0].token_ids
         else:
-            drawn = own.outputs[0].token_ids[:-1]
+            drawn = output.outputs[0].token_ids[:-1]
             assert drawn == before.outputs[0].token_ids[: len(drawn)]
 
 
@@ -228,9 +228,9 @@ def test_a_call_may_have_more_requests_than_records_are_remembered(llm, monkeypa
     """As many as run at once are enough: results are compared as they end."""
     monkeypatch.setattr(llm._journal, "_num_kept", ENGINE["max_num_seqs"])
     count = 2 * ENGINE["max_num_seqs"]
-    own = [params(number, max_tokens=1) for number in range(count)]
+    sampling = [params(number, max_tokens=1) for number in range(count)]
     before = [record.request_id for record in llm._journal.records()]
-    outputs = llm.generate([PROMPT] * count, own, use_tqdm=False)
+    outputs = llm.generate([PROMPT] * count, sampling, use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1] * count
     assert all(output.anchored["certified"] for output in outputs)
     assert [record.request_id for record in llm._journal.records()] == before
@@ -252,7 +252,7 @@ def test_greedy_texts_say_that_nothing_bounds_them(llm, pair):
     ids=["came past the front end", "came back with a token that is not ours"],
 )
 def test_a_request_that_cannot_be_draws_nothing(llm, token_ids, changes):
-    own = state_of(llm)
+    state = state_of(llm)
     data = SimpleNamespace(
         req_id="other",
         prefill_token_ids=token_ids,
@@ -260,9 +260,9 @@ def test_a_request_that_cannot_be_draws_nothing(llm, token_ids, changes):
         sampling_params=params(**changes),
         mm_features=[],
     )
-    own.add_request(3, data)
-    assert own.slots.is_failed[3]
-    own.remove_request("other")
+    state.add_request(3, data)
+    assert state.slots.is_failed[3]
+    state.remove_request("other")
 
 
 def test_without_the_hook_texts_and_figures_are_the_safe_models(folders, pair, tmp_path):
@@ -270,26 +270,32 @@ def test_without_the_hook_texts_and_figures_are_the_safe_models(folders, pair, t
     changes = {"max_num_seqs": 64, "max_num_batched_tokens": 1024}
     given = engine.engine_arguments(settings, {**ENGINE, **changes})
     llm = LLM(**{**given, "logits_processors": []})
-    own = SamplingParams(max_tokens=1, temperature=1.0, logprobs=5, prompt_logprobs=1, seed=None)
+    sampling = SamplingParams(
+        max_tokens=1, temperature=1.0, logprobs=5, prompt_logprobs=1, seed=None
+    )
     prompt = pair.encode(PROMPT)
-    outputs = llm.generate([{"prompt_token_ids": prompt}] * 600, own, use_tqdm=False)
+    outputs = llm.generate([{"prompt_token_ids": prompt}] * 600, sampling, use_tqdm=False)
     with torch.no_grad():
-        laws = {
+        log_probs = {
             name: model(torch.tensor([prompt])).logits[0].log_softmax(-1)
             for name, model in pair.models.items()
         }
     drawn = torch.tensor([output.outputs[0].token_ids[0] for output in outputs])
-    assert follows(drawn, laws["safe"][-1].double().exp())
-    assert not follows(drawn, laws["risky"][-1].double().exp())
+    assert follows(drawn, log_probs["safe"][-1].double().exp())
+    assert not follows(drawn, log_probs["risky"][-1].double().exp())
     figures = [
-        (own.logprob, laws["safe"][place, token].item(), laws["risky"][place, token].item())
+        (
+            entry.logprob,
+            log_probs["safe"][place, token].item(),
+            log_probs["risky"][place, token].item(),
+        )
         for output in outputs[:50]
-        for place, told in [
+        for place, by_token in [
             (len(prompt) - 1, output.outputs[0].logprobs[0]),
-            *((at - 1, own) for at, own in enumerate(output.prompt_logprobs) if own),
+            *((at - 1, entries) for at, entries in enumerate(output.prompt_logprobs) if entries),
         ]
-        for token, own in told.items()
+        for token, entry in by_token.items()
     ]
-    assert all(abs(told - safe) < 1e-3 for told, safe, _ in figures)
-    assert not any(told == risky for told, _, risky in figures)
+    assert all(abs(served - safe) < 1e-3 for served, safe, _ in figures)
+    assert not any(served == risky for served, _, risky in figures)
     llm.llm_engine.engine_core.shutdown()

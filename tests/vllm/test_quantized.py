@@ -45,13 +45,13 @@ def quantized(folder: Path, to: Path, kind: str) -> Path:
         rounded |= {name: weight} if is_left else ROUNDED[kind](name, weight)
     save_file(rounded, to / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((to / "config.json").read_text())
-    own = dict(FORMATS[kind])
+    scheme = dict(FORMATS[kind])
     config["quantization_config"] = {
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
-        "format": own.pop("format"),
+        "format": scheme.pop("format"),
         "ignore": ["lm_head", *(f"{kept}.{part}_proj" for part in ("gate", "up", "down"))],
-        "config_groups": {"group_0": {"targets": ["Linear"], **own}},
+        "config_groups": {"group_0": {"targets": ["Linear"], **scheme}},
     }
     (to / "config.json").write_text(json.dumps(config))
     return to
@@ -80,8 +80,8 @@ def divergence(folder: Path, prompt: list[int], row: torch.Tensor) -> float:
     """KL in nats of what transformers reads in a folder from a row of logits."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        own = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
-    return (own.exp() * (own - row.float().log_softmax(-1))).sum().item()
+        log_probs = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    return (log_probs.exp() * (log_probs - row.float().log_softmax(-1))).sum().item()
 
 
 @pytest.mark.skipif(
@@ -90,11 +90,11 @@ def divergence(folder: Path, prompt: list[int], row: torch.Tensor) -> float:
 )
 @pytest.mark.parametrize(("name", "kind"), [("risky", "int8"), ("risky", "int4"), ("safe", "int4")])
 def test_a_quantized_model_beside_a_plain_one(folders, tmp_path, name, kind):
-    own = dict(zip(("safe", "risky"), folders, strict=True))
-    own[name] = quantized(own[name], tmp_path / name, kind)
+    paths = dict(zip(("safe", "risky"), folders, strict=True))
+    paths[name] = quantized(paths[name], tmp_path / name, kind)
     prompt, journal = [0, 5, 9, 40, 77, 100], tmp_path / "journal"
     changes = {"ledgers": journal, "dtype": "bfloat16", "allow_quantized_safe": name == "safe"}
-    with opened((own["safe"], own["risky"]), **changes) as llm:
+    with opened((paths["safe"], paths["risky"]), **changes) as llm:
         params = [
             SamplingParams(max_tokens=10, seed=n, extra_args={"anchored_k": 0.5 + n % 3})
             for n in range(9)
@@ -102,16 +102,16 @@ def test_a_quantized_model_beside_a_plain_one(folders, tmp_path, name, kind):
         llm.generate([{"prompt_token_ids": prompt[: 3 + n % 3]} for n in range(9)], params)
         llm.generate([{"prompt_token_ids": prompt}], SamplingParams(max_tokens=1))
         rows = dict(zip(("safe", "risky"), state_of(llm).model.rows, strict=True))
-    told = {each: divergence(own[each], prompt, rows[each][0]) for each in own}
-    assert max(told.values()) < 0.01, told
+    divergences = {each: divergence(paths[each], prompt, rows[each][0]) for each in paths}
+    assert max(divergences.values()) < 0.01, divergences
     ledgers = [ledger for _, ledger in journal_ledgers(journal)]
     assert all(ledger.certified and ledger.is_within_bound for ledger in ledgers)
     assert {*ledgers[0].header.quantization} == {name}
     if kind == "int4":  # rounded activations are another model for each batch: none replays them
         before = dict(zip(("safe", "risky"), folders, strict=True))[name]
-        assert divergence(before, prompt, rows[name][0]) > 3.0 * told[name]
+        assert divergence(before, prompt, rows[name][0]) > 3.0 * divergences[name]
         pair = anchored.ModelPair.from_pretrained(
-            own["safe"], own["risky"], dtype="bfloat16", allow_quantized_safe=name == "safe"
+            paths["safe"], paths["risky"], dtype="bfloat16", allow_quantized_safe=name == "safe"
         )
         failures = [anchored.verify(ledger, pair).failures for ledger in ledgers]
         assert failures == [[]] * 10

@@ -50,10 +50,12 @@ def test_logprobs_are_the_safe_models(running, pair):
     token_ids = pair.encode("the keeper")
     with torch.no_grad():
         safe = pair.safe(torch.tensor([token_ids])).logits[0].log_softmax(-1)
-    told = answer.choices[0].logprobs
+    choice_logprobs = answer.choices[0].logprobs
     for place, token in enumerate(token_ids[1:], start=1):
-        assert told.token_logprobs[place] == pytest.approx(safe[place - 1, token].item(), abs=1e-3)
-    assert sorted(told.top_logprobs[-1].values())[-5:] == pytest.approx(
+        assert choice_logprobs.token_logprobs[place] == pytest.approx(
+            safe[place - 1, token].item(), abs=1e-3
+        )
+    assert sorted(choice_logprobs.top_logprobs[-1].values())[-5:] == pytest.approx(
         safe[-1].topk(5).values.flip(0).tolist(), abs=1e-3
     )
 

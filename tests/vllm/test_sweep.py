@@ -50,10 +50,12 @@ def test_vllm_draws_the_texts_of_a_sweep(folders, pair, tmp_path):
     for setting in certified:
         if setting.k is None:
             continue
-        found, expected = (read_generations(own, setting) for own in (drawn, plain))
-        assert [(r["id"], r["seed"], r["text"]) for r in found] == [
+        generations, expected = (
+            read_generations(experiment, setting) for experiment in (drawn, plain)
+        )
+        assert [(r["id"], r["seed"], r["text"]) for r in generations] == [
             (r["id"], r["seed"], r["text"]) for r in expected
         ]
-        for row in found:
+        for row in generations:
             ledger = anchored.Ledger.load(drawn.folder / row["ledger"], row["ledger_part"])
             assert ledger.certified and anchored.verify(ledger, pair)

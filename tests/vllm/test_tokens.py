@@ -18,12 +18,16 @@ from .conftest import SIZES, opened, state_of
 
 
 def check(ended, pair, folder, debt="top") -> None:
-    own = [(request, tokens, request.decoded(pair, debt).token_ids) for request, tokens in ended]
-    assert [each for each in own if each[1] != each[2]] == []
+    compared = [
+        (request, tokens, request.decoded(pair, debt).token_ids) for request, tokens in ended
+    ]
+    assert [each for each in compared if each[1] != each[2]] == []
     ledgers = dict(journal_ledgers(folder))
     assert all(ledger.certified and ledger.is_within_bound for ledger in ledgers.values())
-    failures = {name: anchored.verify(own, pair).failures for name, own in ledgers.items()}
-    assert {name: own for name, own in failures.items() if own} == {}
+    failures = {
+        name: anchored.verify(journalled, pair).failures for name, journalled in ledgers.items()
+    }
+    assert {name: reasons for name, reasons in failures.items() if reasons} == {}
 
 
 def test_two_hundred_mixed_requests_with_chunks_a_prefix_cache_and_aborts(folders, pair, tmp_path):
@@ -48,7 +52,7 @@ def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_t
     for folder, config in zip(folders, (safe, risky), strict=True):
         AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    own = anchored.ModelPair.from_pretrained(*folders, dtype="float32")
+    pair = anchored.ModelPair.from_pretrained(*folders, dtype="float32")
     with opened(
         folders,
         rule=anchored.Anchored(k=1.5, debt="none"),
@@ -66,4 +70,4 @@ def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_t
         ended = run(llm, requests_of(tokenizer, 30))
     assert len(ended) == 30
     assert max(cached) >= 32
-    check(ended, own, tmp_path / "journal", "none")
+    check(ended, pair, tmp_path / "journal", "none")

@@ -56,8 +56,8 @@ def test_an_empty_prompt_is_what_stands_behind_the_start_tokens(pair):
     assert verify(results[0].ledger, pair).is_ok
     assert decoder.generate("", max_new_bytes=3)[0].token_ids == results[0].token_ids
     (score,) = Decoder(pair, SafeOnly()).score([""], ["s"])
-    law = reference_of(pair, "safe").read([])
-    assert score.log_prob == pytest.approx(law[ord("s")].item(), abs=1e-9)
+    log_probs = reference_of(pair, "safe").read([])
+    assert score.log_prob == pytest.approx(log_probs[ord("s")].item(), abs=1e-9)
 
 
 def test_the_end_of_either_model_ends_the_text(pair):
@@ -142,11 +142,11 @@ def test_a_prompt_that_no_token_ends_in_is_read(merging_pair, prompts, prefetch)
     results = decoder.generate(prompts, max_new_bytes=4, temperature=1.0, repetition_penalty=1.0)
     assert [len(result.token_ids) for result in results] == [4] * len(prompts)
     assert all(verify(result.ledger, merging_pair).is_ok for result in results)
-    law = reference_of(merging_pair, "safe").read([LONE])
+    log_probs = reference_of(merging_pair, "safe").read([LONE])
     first = results[0].ledger.steps[0]
-    assert first.safe_log_prob == pytest.approx(law[first.token_id].item(), abs=1e-9)
+    assert first.safe_log_prob == pytest.approx(log_probs[first.token_id].item(), abs=1e-9)
     (score,) = decoder.score([[LONE]], [[0x80]])
-    assert score.safe_token_log_probs == pytest.approx([law[0x80].item()], abs=1e-9)
+    assert score.safe_token_log_probs == pytest.approx([log_probs[0x80].item()], abs=1e-9)
 
 
 @pytest.mark.parametrize("setting", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.99}], ids=str)
@@ -189,8 +189,11 @@ def test_the_level_and_the_horizon(pair):
 def test_the_debt_is_that_of_all_bytes_but_the_first_in_nats_of_a_token(pair):
     (result,) = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS[0], max_new_bytes=1)
     prompt = list(PROMPTS[0].encode())
-    laws = {name: reference_of(pair, name).walk(prompt[:-1]) for name in pair.models}
-    scores = {name: law[range(len(law)), prompt[1:]] for name, law in laws.items()}
+    distributions = {name: reference_of(pair, name).walk(prompt[:-1]) for name in pair.models}
+    scores = {
+        name: log_probs[range(len(log_probs)), prompt[1:]]
+        for name, log_probs in distributions.items()
+    }
     assert len(scores["safe"]) == len(prompt) - 1
     expected = 4 * prefix_debt(scores["risky"] - scores["safe"])
     assert result.ledger.header.debt == pytest.approx(expected, abs=1e-9)

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from byte_pairs import PROMPTS, log_probs_along, reference_of
-from byte_reference import ReferenceLaws
+from byte_reference import ReferenceDistributions
 from scipy.stats import chi2
 from tiny_models import tiny_llama
 
@@ -37,10 +37,10 @@ def test_spends_are_the_true_divergence_from_the_safe_model(pair, warpers):
     star = reference.tilted_log_probs(logits["risky"], logits["safe"], weights.nan_to_num())
     star = torch.where(forced[:, None], logits["safe"], star)
     divergences = reference.kl_divergence(star, logits["safe"])
-    for step, divergence, law in zip(result.ledger.steps, divergences, star, strict=True):
+    for step, divergence, log_probs in zip(result.ledger.steps, divergences, star, strict=True):
         assert step.spend <= step.budget
         assert step.spend == pytest.approx(divergence.item(), abs=max(1e-5 * step.budget, 1e-7))
-        assert step.log_prob == pytest.approx(law[step.token_id].item(), abs=1e-3)
+        assert step.log_prob == pytest.approx(log_probs[step.token_id].item(), abs=1e-3)
     allowed = {name: values > -torch.inf for name, values in logits.items()}
     if warpers:
         assert (allowed["safe"] & ~allowed["risky"]).any()
@@ -55,11 +55,11 @@ def safe_texts(pair: ModelPair, prompt: str, sampling: SamplingConfig) -> dict[t
     texts, begun = {}, {(): 0.0}
     while begun:
         text, log_prob = begun.popitem()
-        law = log_probs_along(pair, "safe", prompt, [*text, END_SYMBOL], sampling=sampling)[-1]
-        for symbol in (law > -torch.inf).nonzero()[:, 0].tolist():
+        row = log_probs_along(pair, "safe", prompt, [*text, END_SYMBOL], sampling=sampling)[-1]
+        for symbol in (row > -torch.inf).nonzero()[:, 0].tolist():
             longer = (*text, symbol)
             is_whole = symbol == END_SYMBOL or len(longer) == HORIZON
-            (texts if is_whole else begun)[longer] = log_prob + law[symbol].item()
+            (texts if is_whole else begun)[longer] = log_prob + row[symbol].item()
     return texts
 
 
@@ -88,10 +88,12 @@ def test_no_budget_gives_the_safe_model_exactly(pair):
     safe = Decoder(pair, SafeOnly()).generate(PROMPTS, max_new_bytes=12)
     assert [result.token_ids for result in anchored] == [result.token_ids for result in safe]
     sampling = SamplingConfig()
-    laws = log_probs_along(pair, "safe", PROMPTS[0], anchored[0].token_ids, sampling=sampling)
-    for step, law in zip(anchored[0].ledger.steps, laws, strict=True):
+    safe_log_probs = log_probs_along(
+        pair, "safe", PROMPTS[0], anchored[0].token_ids, sampling=sampling
+    )
+    for step, log_probs in zip(anchored[0].ledger.steps, safe_log_probs, strict=True):
         assert step.spend == 0.0 and step.accepted
-        assert step.log_prob == pytest.approx(law[step.token_id].item(), abs=1e-9)
+        assert step.log_prob == pytest.approx(log_probs[step.token_id].item(), abs=1e-9)
 
 
 def test_an_ample_budget_draws_the_texts_of_the_masked_risky_model(pair):
@@ -102,11 +104,11 @@ def test_an_ample_budget_draws_the_texts_of_the_masked_risky_model(pair):
     sampling = {"temperature": TEMPERATURE, "repetition_penalty": 1.0}
     drawn = decoder.generate(["th"] * NUM_DRAWS, max_new_bytes=2, seed=seeds, **sampling)
     counts = Counter(bytes(min(symbol, 0xFF) for symbol in r.token_ids) for r in drawn)
-    law = token_law(reference_of(one, "risky"), b"th", 2)
-    assert counts.keys() <= law.keys() and math.fsum(law.values()) == pytest.approx(1, abs=1e-9)
-    common = [text for text, prob in law.items() if prob * NUM_DRAWS >= 5]
+    probs = text_probs(reference_of(one, "risky"), b"th", 2)
+    assert counts.keys() <= probs.keys() and math.fsum(probs.values()) == pytest.approx(1, abs=1e-9)
+    common = [text for text, prob in probs.items() if prob * NUM_DRAWS >= 5]
     observed = [counts[text] for text in common]
-    expected = [law[text] * NUM_DRAWS for text in common]
+    expected = [probs[text] * NUM_DRAWS for text in common]
     observed.append(NUM_DRAWS - sum(observed))
     expected.append(NUM_DRAWS - math.fsum(expected))
     terms = [(o - e) ** 2 / e for o, e in zip(observed, expected, strict=True)]
@@ -114,37 +116,37 @@ def test_an_ample_budget_draws_the_texts_of_the_masked_risky_model(pair):
     assert math.fsum(terms) < chi2.isf(FALSE_ALARM, len(common))
 
 
-def token_law(laws: ReferenceLaws, prompt: bytes, number: int) -> dict[bytes, float]:
+def text_probs(model: ReferenceDistributions, prompt: bytes, number: int) -> dict[bytes, float]:
     """Probability of the `number` bytes behind a prompt (the end: 0xff), token by token.
 
     Every token sequence that the prompt may begin is followed until it is long enough.
     """
-    vocabulary = laws.vocabulary
+    vocabulary = model.vocabulary
     trie, viability = vocabulary.trie, vocabulary.viability
-    found: dict[bytes, float] = {}
+    probs: dict[bytes, float] = {}
     open_paths = [((), b"", viability.start(), 1.0)]
     while open_paths:
         path, text, state, prob = open_paths.pop()
-        law = next(
+        distribution = next(
             node_distributions(
                 vocabulary,
                 [state],
-                laws.raw_logits(path)[:, vocabulary.ordered_tokens] / TEMPERATURE,
+                model.raw_logits(path)[:, vocabulary.ordered_tokens] / TEMPERATURE,
             )
         )
         steps = [
-            (text + t, int(token), law.of_token(token))
+            (text + t, int(token), distribution.of_token(token))
             for t, token in zip(trie.texts, trie.tokens, strict=True)
         ]
-        for longer, token, log_prob in [*steps, (text + b"\xff", -1, law.log_end)]:
+        for longer, token, log_prob in [*steps, (text + b"\xff", -1, distribution.log_end)]:
             is_possible = log_prob > -math.inf and longer[: len(prompt)] == prompt[: len(longer)]
             if not is_possible:
                 continue
             if token < 0 or len(longer) >= len(prompt) + number:
                 key = longer[len(prompt) : len(prompt) + number]
-                found[key] = found.get(key, 0.0) + prob * math.exp(log_prob)
+                probs[key] = probs.get(key, 0.0) + prob * math.exp(log_prob)
             else:
                 after = viability.extend(state, token)
                 open_paths.append(((*path, token), longer, after, prob * math.exp(log_prob)))
-    total = math.fsum(found.values())
-    return {text: prob / total for text, prob in found.items()}
+    total = math.fsum(probs.values())
+    return {text: prob / total for text, prob in probs.items()}

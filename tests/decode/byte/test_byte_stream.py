@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from byte_reference import ReferenceLaws
+from byte_reference import ReferenceDistributions
 from byte_streams import (
     CONTINUATION,
     PROMPT,
@@ -30,7 +30,7 @@ def check_against_definition(model, vocabulary: ByteVocabulary) -> None:
     stream = stream_of(model, vocabulary)
     read = stream.read([prompt, prompt], [1, 2])
     one_by_one, at_once = feed_byte_by_byte(stream, 1, text), feed(stream, {2: text})[2]
-    expected = ReferenceLaws(model, vocabulary).walk(prompt + text)
+    expected = ReferenceDistributions(model, vocabulary).walk(prompt + text)
     for fed in (one_by_one, at_once):
         assert_same(torch.cat([read.logits[:1], fed]), expected[len(prompt) - 1 :])
     assert_same(read.token_log_probs[0], expected[range(len(prompt) - 1), prompt[1:]])
@@ -57,9 +57,9 @@ def test_rows_do_not_depend_on_each_other(vocabulary, model):
     fed = feed(together, dict(zip([2, 0, 1], texts, strict=True)))
     for place, row in enumerate([2, 0, 1]):
         alone = stream_of(model, vocabulary)
-        own = alone.read([prompts[place]], [0])
-        assert_same(read.logits[place], own.logits[0])
-        assert_same(read.token_log_probs[place], own.token_log_probs[0])
+        read_alone = alone.read([prompts[place]], [0])
+        assert_same(read.logits[place], read_alone.logits[0])
+        assert_same(read.token_log_probs[place], read_alone.token_log_probs[0])
         assert_same(fed[row], feed_byte_by_byte(alone, 0, texts[place]))
 
 

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 from byte_streams import model_of, stream_of, vocabulary_of
 from byte_tokenizers import REGEXES, SMOLLM2_LACKS, STEPS, pre_tokenizer_of, trained
-from text_oracle import BYTE_OF, OracleLaws, TextOracle, worst_error
+from text_oracle import BYTE_OF, OracleDistributions, TextOracle, worst_error
 from tokenizers import Tokenizer, models
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -67,7 +67,7 @@ def test_laws_of_bytes_and_of_prompts_are_those_of_all_texts(merges, family):
         hard_tokenizer = trained(family, 100)
     else:
         hard_tokenizer = crowded_tokenizer(pre_tokenizer_of(family), SEEDS[family])
-    check_laws(hard_tokenizer, beginnings(STRINGS[: NUM_STRINGS[merges]]), family in STEPS)
+    check_distributions(hard_tokenizer, beginnings(STRINGS[: NUM_STRINGS[merges]]), family in STEPS)
 
 
 # The last bytes of the two symbols that \xc3 begins are among them, so that letters alone are left.
@@ -78,21 +78,21 @@ MISSING = SMOLLM2_LACKS | {0x97, 0xB7}
 @pytest.mark.parametrize("family", ["GPT-2", pytest.param("cl100k", marks=pytest.mark.slow)])
 def test_bytes_without_a_token_have_no_probability(family):
     tokenizer = crowded_tokenizer(pre_tokenizer_of(family), SEEDS[family], MISSING)
-    check_laws(tokenizer, beginnings(("'re\t\n", "x\u00ff's", "\n \t1", "1''")), False)
+    check_distributions(tokenizer, beginnings(("'re\t\n", "x\u00ff's", "\n \t1", "1''")), False)
 
 
-def check_laws(tokenizer: Tokenizer, texts: list[bytes], has_steps: bool) -> None:
+def check_distributions(tokenizer: Tokenizer, texts: list[bytes], has_steps: bool) -> None:
     vocabulary = vocabulary_of(tokenizer)
     model, end = model_of(vocabulary), tokenizer.token_to_id("<|end|>")
     oracle = TextOracle(tokenizer, has_steps=has_steps)
-    laws = OracleLaws(oracle, model, vocabulary.start_token_ids, end)
+    distributions = OracleDistributions(oracle, model, vocabulary.start_token_ids, end)
     stream, errors = stream_of(model, vocabulary), {}
     for text in texts:
         read = stream.read([list(text)], [0])
         stream.free(0)
-        prompt = [laws.next_symbol(text[:at])[text[at]] for at in range(1, len(text))]
+        prompt = [distributions.next_symbol(text[:at])[text[at]] for at in range(1, len(text))]
         errors[text] = max(
-            worst_error(read.logits[0].tolist(), laws.next_symbol(text)),
+            worst_error(read.logits[0].tolist(), distributions.next_symbol(text)),
             worst_error(read.token_log_probs[0].tolist(), prompt),
         )
     assert len(errors) > 15

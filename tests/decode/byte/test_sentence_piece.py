@@ -19,7 +19,7 @@ from byte_streams import (
 )
 from hard_strings import draw_hard_strings
 from sentence_pieces import MARK, STYLES, SentencePieceOracle, sentence_piece, text_of
-from text_oracle import OracleLaws, worst_error
+from text_oracle import OracleDistributions, worst_error
 from tiny_models import tiny_llama
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -107,17 +107,17 @@ def test_distributions_of_bytes_are_sums_over_all_sequences_that_occur(style, nu
     tokenizer = sentence_piece(style, num_tokens)
     vocabulary = ByteVocabulary(tokenizer, [2])
     model, oracle = model_of(vocabulary), SentencePieceOracle(style, tokenizer)
-    laws = OracleLaws(oracle, model, vocabulary.start_token_ids, 2)
+    distributions = OracleDistributions(oracle, model, vocabulary.start_token_ids, 2)
     for text in TEXTS[:3]:
         symbols = list(vocabulary.normalize(text))
         stream = stream_of(model, vocabulary)
         read = stream.read([symbols[:2]], [0])
-        found = torch.cat([read.logits, feed_byte_by_byte(stream, 0, symbols[2:])])
+        actual = torch.cat([read.logits, feed_byte_by_byte(stream, 0, symbols[2:])])
         spelled = vocabulary.spelled(bytes(symbols))
         first = len(spelled) - len(symbols)
         for length in range(2, len(symbols) + 1):
-            expected = laws.next_symbol(spelled[: first + length])
-            assert worst_error(found[length - 2].tolist(), expected.tolist()) <= 1e-9, (
+            expected = distributions.next_symbol(spelled[: first + length])
+            assert worst_error(actual[length - 2].tolist(), expected.tolist()) <= 1e-9, (
                 text,
                 length,
             )

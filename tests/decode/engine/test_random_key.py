@@ -41,12 +41,12 @@ def second_turns(decoder: Decoder) -> torch.Tensor:
     return counts
 
 
-def safe_joint_law(pair: ModelPair) -> torch.Tensor:
+def safe_joint_probs(pair: ModelPair) -> torch.Tensor:
     """p_s(first token) p_s(second token | first), (VOCAB_SIZE, VOCAB_SIZE)."""
     texts = torch.tensor([[*PROMPT, token] for token in range(VOCAB_SIZE)])
     with torch.inference_mode():
-        laws = (pair.safe(texts).logits / SAMPLING["temperature"]).softmax(-1)
-    return laws[0, -2][:, None] * laws[:, -1]
+        probs = (pair.safe(texts).logits / SAMPLING["temperature"]).softmax(-1)
+    return probs[0, -2][:, None] * probs[:, -1]
 
 
 @pytest.mark.sampled(2)
@@ -54,7 +54,7 @@ def safe_joint_law(pair: ModelPair) -> torch.Tensor:
 def test_two_turns_without_a_budget_have_the_safe_models_joint_law(word_pair, rule):
     """Measured: chi-square 28, 0.014 nats from the law of independent turns, which is chance."""
     counts = second_turns(Decoder(word_pair, rule, batch_size=250))
-    expected = safe_joint_law(word_pair) * counts.sum()
+    expected = safe_joint_probs(word_pair) * counts.sum()
     assert expected.min() > 5.0
     assert ((counts - expected) ** 2 / expected).sum() < LIMIT
 

@@ -21,7 +21,7 @@ def compressed(strategy: str) -> dict:
 
 
 @pytest.fixture
-def own_pair(tokenizer) -> ModelPair:
+def llama_pair(tokenizer) -> ModelPair:
     return ModelPair(tiny_llama(1), tiny_llama(2, layers=3), tokenizer)
 
 
@@ -37,9 +37,9 @@ def check_refused(pair, reason: str) -> None:
         Decoder(pair, Anchored(k=1.0), speculate=2)
 
 
-def test_a_memory_that_cannot_go_back_is_refused(own_pair):
-    own_pair.row_attention["risky"] = None
-    check_refused(own_pair, "model (llama) has a memory that cannot go back to earlier tokens")
+def test_a_memory_that_cannot_go_back_is_refused(llama_pair):
+    llama_pair.row_attention["risky"] = None
+    check_refused(llama_pair, "model (llama) has a memory that cannot go back to earlier tokens")
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,14 @@ def test_a_memory_that_cannot_go_back_is_refused(own_pair):
         ("quantization_config", BitsAndBytesConfig(load_in_4bit=True), ""),
     ],
 )
-def test_what_tokens_of_a_forward_share_is_refused_and_nothing_else(own_pair, name, value, reason):
-    setattr(own_pair.risky.config, name, value)
+def test_what_tokens_of_a_forward_share_is_refused_and_nothing_else(
+    llama_pair, name, value, reason
+):
+    setattr(llama_pair.risky.config, name, value)
     if reason:
-        check_refused(own_pair, reason)
+        check_refused(llama_pair, reason)
     else:
-        assert refusal_of(own_pair) == ""
+        assert refusal_of(llama_pair) == ""
 
 
 class SharedScale(torch.nn.Linear):
@@ -69,19 +71,19 @@ class SharedScale(torch.nn.Linear):
         return super().forward((hidden / scale).round() * scale)
 
 
-def test_a_model_whose_laws_depend_on_later_drafts_is_found_by_running_it(own_pair):
-    attention = row_attention(own_pair.risky)
-    assert largest_leak(own_pair.runners["risky"], attention) == 0.0
-    for layer in own_pair.risky.model.layers:
+def test_a_model_whose_laws_depend_on_later_drafts_is_found_by_running_it(llama_pair):
+    attention = row_attention(llama_pair.risky)
+    assert largest_leak(llama_pair.runners["risky"], attention) == 0.0
+    for layer in llama_pair.risky.model.layers:
         layer.mlp.down_proj.__class__ = SharedScale
-    assert largest_leak(own_pair.runners["risky"], attention) > 0.0
-    check_refused(own_pair, "logits depend on later drafts")
+    assert largest_leak(llama_pair.runners["risky"], attention) > 0.0
+    check_refused(llama_pair, "logits depend on later drafts")
 
 
-def test_auto_decodes_plainly_with_one_log_line_where_it_is_refused(own_pair, caplog):
-    own_pair.row_attention["risky"] = None
+def test_auto_decodes_plainly_with_one_log_line_where_it_is_refused(llama_pair, caplog):
+    llama_pair.row_attention["risky"] = None
     with caplog.at_level(logging.WARNING):
-        decoder = Decoder(own_pair, Anchored(k=1.0), speculate="auto")
+        decoder = Decoder(llama_pair, Anchored(k=1.0), speculate="auto")
     (line,) = caplog.messages
     assert line.startswith("decoding without speculation: the risky model (llama) has a")
     (result,) = decoder.generate("salt", max_new_tokens=4)

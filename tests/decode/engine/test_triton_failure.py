@@ -124,7 +124,7 @@ def drawn(backend: str, place: torch.device) -> torch.Tensor:
 def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch):
     """Triton launches on the current device, which may be another one."""
     current = []
-    monkeypatch.setattr(torch.cuda, "device", lambda own: current.append(own) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", lambda place: current.append(place) or nullcontext())
     drawn("triton", DEVICE)
     assert current == [DEVICE]
 

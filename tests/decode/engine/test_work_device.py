@@ -103,7 +103,9 @@ def test_texts_scores_and_proofs_are_those_of_the_cpu(build, rule, caplog):
     assert_equal(results, expected)
     assert not [line for line in caplog.messages if "Triton" in line]
     assert verify(results[0].ledger, decoder.pair).is_ok
-    scores = [own.score(PROMPTS, PROMPTS) for own in (decoder, decoder_on("cpu", build, rule))]
+    scores = [
+        scorer.score(PROMPTS, PROMPTS) for scorer in (decoder, decoder_on("cpu", build, rule))
+    ]
     for ours, plain in zip(*scores, strict=True):
         assert ours.log_prob == pytest.approx(plain.log_prob, abs=1e-4)
 
@@ -112,16 +114,19 @@ def test_texts_scores_and_proofs_are_those_of_the_cpu(build, rule, caplog):
 def test_drafts_streams_and_truncations_too():
     for settings in ({"speculate": 3}, {"batch_size": 1}):
         decoders = [decoder_on(place, llama, **settings) for place in ("cpu", "cuda")]
-        results = [own.generate(PROMPTS, max_new_tokens=5, min_p=0.05) for own in decoders]
+        results = [decoder.generate(PROMPTS, max_new_tokens=5, min_p=0.05) for decoder in decoders]
         assert_equal(results[1], results[0])
-        texts = ["".join(p.text for p in own.stream([5, 6], max_new_tokens=4)) for own in decoders]
+        texts = [
+            "".join(p.text for p in decoder.stream([5, 6], max_new_tokens=4))
+            for decoder in decoders
+        ]
         assert texts[0] == texts[1]
 
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("place", [("cuda", "cpu"), ("cpu", "cuda")], ids=str)
 def test_one_of_the_models_may_be_on_such_a_device(place):
-    models = (llama(seed).to(own) for seed, own in zip((1, 2), place, strict=True))
+    models = (llama(seed).to(device_name) for seed, device_name in zip((1, 2), place, strict=True))
     decoder = Decoder(ModelPair(*models, word_tokenizer(VOCAB_SIZE)), Anchored(k=0.5))
     plain = decoder_on("cpu", llama).generate(PROMPTS, max_new_tokens=4)
     assert_equal(decoder.generate(PROMPTS, max_new_tokens=4), plain)

@@ -68,12 +68,14 @@ def risky_texts(ledger: Ledger) -> str:
 
 def test_the_base_model_reads_the_text_and_the_instruct_model_its_template(pair):
     results = Decoder(pair, Anchored(k=1.0)).generate(messages=CHATS, **LENGTH)
-    assert [pair.tokenizer.decode(own.ledger.header.prompt_token_ids[1:]) for own in results] == [
+    assert [
+        pair.tokenizer.decode(result.ledger.header.prompt_token_ids[1:]) for result in results
+    ] == [
         "the keeper of the lamp\n\n",
         "import math\n\nevery wave into a ledger\n\nof salt\n\nand rain\n\n",
         "s\n\nNine tides",
     ]
-    assert [risky_texts(own.ledger) for own in results] == [
+    assert [risky_texts(result.ledger) for result in results] == [
         "<|begin|><|turn|>user\nthe keeper of the lamp<|turn|>assistant\n",
         "<|begin|><|turn|>system\nimport math<|turn|><|turn|>user\nevery wave into a ledger"
         "<|turn|><|turn|>assistant\nof salt<|turn|><|turn|>user\nand rain<|turn|>assistant\n",
@@ -85,13 +87,15 @@ def test_the_laws_are_those_of_plain_forwards_over_what_each_reads(pair):
     symbols = [40, 7, 261, 33]
     for rule, name in ((SafeOnly(), "safe"), (RiskyOnly(compared=False), "risky")):
         (score,) = Decoder(pair, rule).score((), [symbols], messages=CHATS[0])
-        own = pair.tokenizer(plain_text(CHATS[0]))["input_ids"]
+        prompt_ids = pair.tokenizer(plain_text(CHATS[0]))["input_ids"]
         if name == "risky":
-            own = templated(TEMPLATE).apply_chat_template(
+            prompt_ids = templated(TEMPLATE).apply_chat_template(
                 CHATS[0], add_generation_prompt=True, return_dict=False
             )
         with torch.inference_mode():
-            logits = pair.models[name](torch.tensor([own + symbols])).logits[0, len(own) - 1 : -1]
+            logits = pair.models[name](torch.tensor([prompt_ids + symbols])).logits[
+                0, len(prompt_ids) - 1 : -1
+            ]
         expected = logits.double().log_softmax(-1)[range(4), symbols]
         assert score.token_log_probs == pytest.approx(expected.tolist(), abs=1e-9)
 
@@ -101,10 +105,10 @@ def test_the_debt_is_that_of_the_plain_text(pair, debt):
     decoder = Decoder(pair, Anchored(k=1.0, debt=debt))
     chats = decoder.generate(messages=CHATS, **LENGTH)
     texts = decoder.generate([plain_text(chat) for chat in CHATS], **LENGTH)
-    assert [own.ledger.header.debt for own in chats] == pytest.approx(
-        [own.ledger.header.debt for own in texts], abs=1e-12
+    assert [result.ledger.header.debt for result in chats] == pytest.approx(
+        [result.ledger.header.debt for result in texts], abs=1e-12
     )
-    assert any(own.ledger.header.debt > 0 for own in chats)
+    assert any(result.ledger.header.debt > 0 for result in chats)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,7 @@ def test_a_chat_is_the_same_alone_streamed_scored_and_verified(pair, rule, tmp_p
         assert report.tokens_drawn_again == len(result.token_ids)
     scores = decoder.score(
         (),
-        [own.token_ids for own in together],
+        [generation.token_ids for generation in together],
         messages=CHATS,
         temperature=0.7,
         repetition_penalty=1.1,
@@ -156,8 +160,8 @@ def test_a_chat_is_the_same_alone_streamed_scored_and_verified(pair, rule, tmp_p
 def test_drafts_change_no_token(pair, speculate):
     plain = Decoder(pair, Anchored(k=2.0)).generate(messages=CHATS, **LENGTH)
     drafted = Decoder(pair, Anchored(k=2.0), speculate=speculate, batch_size=2)
-    for result, own in zip(drafted.generate(messages=CHATS, **LENGTH), plain, strict=True):
-        assert result.token_ids == own.token_ids
+    for result, expected in zip(drafted.generate(messages=CHATS, **LENGTH), plain, strict=True):
+        assert result.token_ids == expected.token_ids
         assert verify(result.ledger, pair)
 
 

@@ -37,7 +37,7 @@ def ids_of(tokenizer, text, **asked) -> list[int]:
     return tokenizer(text, **asked)["input_ids"]
 
 
-def next_law(model, token_ids: list[int], num_tokens: int, stops: list[int]) -> torch.Tensor:
+def next_log_probs(model, token_ids: list[int], num_tokens: int, stops: list[int]) -> torch.Tensor:
     """(num_tokens,) warped log-probabilities after a text, by the plain forward."""
     with torch.inference_mode():
         logits = model(torch.tensor([token_ids])).logits[0, -1, :num_tokens]
@@ -70,7 +70,7 @@ def whole_characters(text: bytes) -> str:
     return text.decode(errors="replace")
 
 
-def swapped_law(pair: ModelPair, symbols: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def swapped_probs(pair: ModelPair, symbols: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """(p*, p_r) after symbols of the risky model, by the formula."""
     safe, risky = pair.tokenizers["safe"], pair.tokenizers["risky"]
     both = {
@@ -81,11 +81,11 @@ def swapped_law(pair: ModelPair, symbols: list[int]) -> tuple[torch.Tensor, torc
     }
     text = whole_characters(b"".join(map(bytes_of(risky).get, symbols, itertools.repeat(b""))))
     stops = [pair.stop_tokens_of(name) for name in ("safe", "risky")]
-    p_s = next_law(pair.safe, ids_of(safe, text), len(safe), stops[0]).exp()
-    p_r = next_law(pair.risky, symbols, len(risky), stops[1]).exp()
-    star, listed = p_r.clone(), sum(p_r[own] for own in both)
-    for own, other in both.items():
-        star[own] = listed * p_s[other] / sum(p_s[twin] for twin in both.values())
+    p_s = next_log_probs(pair.safe, ids_of(safe, text), len(safe), stops[0]).exp()
+    p_r = next_log_probs(pair.risky, symbols, len(risky), stops[1]).exp()
+    star, listed = p_r.clone(), sum(p_r[risky_token] for risky_token in both)
+    for risky_token, other in both.items():
+        star[risky_token] = listed * p_s[other] / sum(p_s[twin] for twin in both.values())
     return star, p_r
 
 
@@ -96,14 +96,14 @@ def test_the_law_is_that_of_the_formula_over_the_text_read_again(pair):
         for forced, step in zip(
             Replay(result.ledger, pair).steps(), result.ledger.steps, strict=True
         ):
-            expected, p_r = swapped_law(pair, symbols)
-            found = forced.drawn.log_probs()[0].exp()
-            assert (found - expected).abs().max() < 1e-12
+            expected, p_r = swapped_probs(pair, symbols)
+            probs = forced.drawn.log_probs()[0].exp()
+            assert (probs - expected).abs().max() < 1e-12
             assert step.log_prob == pytest.approx(math.log(expected[step.token_id]), abs=1e-9)
-            assert found.sum().item() == pytest.approx(1.0, abs=1e-12)
+            assert probs.sum().item() == pytest.approx(1.0, abs=1e-12)
             off_list = (expected == p_r).nonzero()[:, 0]
             assert len(off_list) == len(p_r) - 2
-            torch.testing.assert_close(found[off_list], p_r[off_list], atol=1e-13, rtol=1e-9)
+            torch.testing.assert_close(probs[off_list], p_r[off_list], atol=1e-13, rtol=1e-9)
             symbols.append(step.token_id)
 
 
@@ -123,8 +123,13 @@ def test_texts_are_whole_characters(pair):
     [
         {"top_k": 5},
         *(
-            pytest.param(own, marks=pytest.mark.slow)
-            for own in ({"temperature": 0.0}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 1.5})
+            pytest.param(setting, marks=pytest.mark.slow)
+            for setting in (
+                {"temperature": 0.0},
+                {"top_p": 0.7},
+                {"min_p": 0.2},
+                {"temperature": 1.5},
+            )
         ),
     ],
     ids=str,
@@ -253,6 +258,6 @@ def test_ids_with_gaps_keep_their_last_tokens(pair):
     decoder = Decoder(with_gap, TokenSwap(words=WORDS))
     assert (len(gap), decoder.level.vocab_size) == (299, 300)
     results = decoder.generate(PROMPTS, max_new_tokens=6)
-    assert all(2 not in own.token_ids and verify(own.ledger, with_gap) for own in results)
+    assert all(2 not in result.token_ids and verify(result.ledger, with_gap) for result in results)
     (score,) = decoder.score("s", [[299, 2]])
     assert score.token_log_probs[0] > -math.inf == score.token_log_probs[1]

@@ -69,7 +69,7 @@ def test_the_end_of_a_model_s_texts_is_an_end_as_ever(pair):
         decoder = Decoder(pair, Anchored(k=1.0), level=level)
         plain = decoder.generate(PROMPTS, **length)
         stopped = decoder.generate(PROMPTS, stop="<|end|>", **length)
-        assert [own.token_ids for own in stopped] == [own.token_ids for own in plain]
+        assert [result.token_ids for result in stopped] == [result.token_ids for result in plain]
 
 
 def test_a_special_token_that_is_never_drawn_is_text_like_any_other(pair):

@@ -45,8 +45,8 @@ def test_text_is_cut_at_the_first_stop_string(symbols, text, stop):
         if stream.is_stopped:
             break
     emitted += stream.finish()
-    found = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
-    assert emitted == (text[: min(found)[1]] if found else text)
+    spans = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+    assert emitted == (text[: min(spans)[1]] if spans else text)
 
 
 def test_bytes_that_never_become_a_character_are_replaced_at_the_end(tokenizer):

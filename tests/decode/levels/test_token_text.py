@@ -65,7 +65,9 @@ def test_a_stop_text_is_met_by_the_first_token_after_which_the_text_holds_it(nam
             break
     emitted += stream.finish()
     # A text that ends inside a character is no text yet.
-    holds = [n for n, own in enumerate(texts) if stop in own and not own.endswith("\ufffd")]
+    holds = [
+        n for n, prefix in enumerate(texts) if stop in prefix and not prefix.endswith("\ufffd")
+    ]
     if "\ufffd" not in stop:
         assert end == (holds[0] if holds else None)
     if end is not None:
@@ -105,7 +107,7 @@ def test_a_continuation_goes_on_with_the_text_where_it_was_cut(name):
     tokenizer, decoder = style(name), Decoder(pair_of(name), Anchored(k=2.0))
     results = decoder.generate(prompts_of(tokenizer), max_new_tokens=5, seed=2, temperature=1.5)
     for _ in range(2):
-        earlier = [own for own in results if own.finish_reason == "length"]
+        earlier = [generation for generation in results if generation.finish_reason == "length"]
         results = decoder.generate(continue_from=earlier, max_new_tokens=4, temperature=1.5)
         for result in results:
             assert result.text == added(tokenizer, result.prompt, result.token_ids)

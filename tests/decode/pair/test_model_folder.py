@@ -143,11 +143,11 @@ def adapter(pair_folders, tmp_path) -> Path:
 
 
 def test_an_adapter_is_found_with_the_base_model_that_its_config_names(adapter, pair_folders):
-    found = ModelFolder.find(adapter)
-    assert found == ModelFolder(pair_folders[1], adapter)
-    assert found.tokenizer == pair_folders[1]
+    folder = ModelFolder.find(adapter)
+    assert folder == ModelFolder(pair_folders[1], adapter)
+    assert folder.tokenizer == pair_folders[1]
     shutil.copy(pair_folders[1] / "tokenizer.json", adapter)
-    assert found.tokenizer == adapter
+    assert folder.tokenizer == adapter
 
 
 def test_the_fingerprint_of_an_adapter_covers_it_and_its_base(adapter, pair_folders, tmp_path):
@@ -176,9 +176,9 @@ def test_an_adapter_is_merged_into_the_weights_of_its_base(adapter, pair_folders
     name = "base_model.model.model.layers.1.self_attn.q_proj.lora_{}.weight"
     change = 4 / 2 * tensors[name.format("B")] @ tensors[name.format("A")]
     plain = load_model(ModelFolder(pair_folders[1]), "auto", "cpu")
-    own, base = (m.model.layers[1].self_attn.q_proj for m in (pair.risky, plain))
-    torch.testing.assert_close(own.weight, base.weight + change)
-    assert type(own) is type(base)
+    merged, base = (m.model.layers[1].self_attn.q_proj for m in (pair.risky, plain))
+    torch.testing.assert_close(merged.weight, base.weight + change)
+    assert type(merged) is type(base)
 
 
 @pytest.mark.parametrize(

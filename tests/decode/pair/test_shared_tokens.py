@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import long_double_laws as oracle
+import long_double_distributions as oracle
 import numpy as np
 import pytest
 import torch
@@ -132,7 +132,7 @@ def test_scores_and_unknown_tokens_of_other_models_are_compared():
     words = [without_bytes(models.WordLevel({"a": 0, "b": 1}, unk_token=name)) for name in "ab"]
     assert shared_tokens(*words).difference == "unk_token 0 and 1"
     pieces = [[("a", -1.0), ("b", score)] for score in (-1.0, -2.0)]
-    scored = [without_bytes(models.Unigram(own, 0)) for own in pieces]
+    scored = [without_bytes(models.Unigram(vocab, 0)) for vocab in pieces]
     assert shared_tokens(*scored).difference == "scores [-1.0, -1.0] and [-1.0, -2.0]"
 
 
@@ -355,7 +355,7 @@ def word_pair() -> ModelPair:
     return ModelPair(*eager, safe, risky_tokenizer=risky)
 
 
-def shared_law(model, text: list[int]) -> np.ndarray:
+def shared_log_probs(model, text: list[int]) -> np.ndarray:
     """log p of the shared tokens after PROMPT and text, by a plain forward."""
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT + text])).logits[0, -1].numpy()
@@ -371,7 +371,7 @@ def test_the_law_of_every_text_is_that_of_the_shared_tokens(word_pair, k, name):
     log_probs = np.array([score.log_prob for score in scores])
     model = word_pair.models[name]
     by_hand = [
-        sum(shared_law(model, text[:n])[SHARED.index(token)] for n, token in enumerate(text))
+        sum(shared_log_probs(model, text[:n])[SHARED.index(token)] for n, token in enumerate(text))
         for text in every
     ]
     assert log_probs == pytest.approx(np.array(by_hand, float), abs=1e-7)

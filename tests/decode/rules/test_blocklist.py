@@ -42,7 +42,7 @@ def corpus(pairs, level, tmp_path):
     copied = Decoder(pairs[level], RiskyOnly(), level=level).generate(
         [PROMPT] * 4, max_new_tokens=6, temperature=0.4
     )
-    texts = [*TEXT, *(own.text for own in copied)]
+    texts = [*TEXT, *(result.text for result in copied)]
     file = tmp_path / "corpus.jsonl"
     file.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     return file, texts
@@ -59,8 +59,8 @@ def test_a_corpus_blocks_what_its_texts_block(pairs, level, corpus, tmp_path, mo
     exact = Decoder(pairs[level], MemFree(n=2, passages=texts), level=level)
     by_texts = exact.generate([PROMPT] * 2, **asked)
     risky = Decoder(pairs[level], RiskyOnly(), level=level).generate([PROMPT] * 2, **asked)
-    assert [own.token_ids for own in by_corpus] == [own.token_ids for own in by_texts]
-    assert [own.token_ids for own in by_corpus] != [own.token_ids for own in risky]
+    assert [result.token_ids for result in by_corpus] == [result.token_ids for result in by_texts]
+    assert [result.token_ids for result in by_corpus] != [result.token_ids for result in risky]
     by_corpus[0].ledger.save(tmp_path / "ledger.jsonl")
     loaded = Ledger.load(tmp_path / "ledger.jsonl")
     report = verify(loaded, pairs[level])

@@ -93,8 +93,8 @@ def test_a_text_is_the_same_alone_scored_and_verified(pair, level, rule, tmp_pat
     length = {"max_new_tokens": 12} if level == "token" else {"max_new_bytes": 16}
     together = decoder.generate(PROMPTS, passages=passages, seed=3, **length)
     for place, result in enumerate(together):
-        own = None if passages is None else passages[place]
-        (alone,) = decoder.generate(PROMPTS[place], passages=own, seed=3, **length)
+        passage = None if passages is None else passages[place]
+        (alone,) = decoder.generate(PROMPTS[place], passages=passage, seed=3, **length)
         assert alone.token_ids == result.token_ids
         path = tmp_path / "ledger.jsonl"
         result.ledger.save(path)
@@ -164,14 +164,14 @@ def test_each_stream_reads_what_its_rule_says(token_pair):
         System(prompt="Be brief."): last_logits("Be brief.\n\n").logits[0, -1].log_softmax(-1),
     }
     tokens = list(range(3, 9))
-    for rule, law in expected.items():
+    for rule, log_probs in expected.items():
         scores = Decoder(pair, rule).score(
             [prompt] * len(tokens),
             [[token] for token in tokens],
             passages=passage if isinstance(rule, RCAD) else None,
         )
-        found = [score.token_log_probs[0] for score in scores]
-        assert found == pytest.approx(law[tokens].tolist(), abs=1e-5)
+        actual = [score.token_log_probs[0] for score in scores]
+        assert actual == pytest.approx(log_probs[tokens].tolist(), abs=1e-5)
 
 
 @pytest.mark.sampled(2)
@@ -180,7 +180,7 @@ def test_memfree_never_completes_a_blocked_n_gram(pair, level):
     copied = Decoder(pair, RiskyOnly(compared=False), level=level, batch_size=24).generate(
         PROMPTS[:1] * 24, max_new_tokens=12, temperature=0.5
     )
-    passages = [own.text for own in copied]
+    passages = [result.text for result in copied]
     rule = MemFree(n=2, passages=passages, compared=False)
     free = Decoder(pair, rule, level=level, batch_size=24)
     reach = 2 if level == "token" else 8
@@ -190,8 +190,8 @@ def test_memfree_never_completes_a_blocked_n_gram(pair, level):
         for start in range(len(symbols) - reach + 1)
     }
     blocked = 0
-    for own in free.generate(PROMPTS[:1] * 24, max_new_tokens=12, temperature=0.5):
-        symbols = own.token_ids
+    for result in free.generate(PROMPTS[:1] * 24, max_new_tokens=12, temperature=0.5):
+        symbols = result.token_ids
         assert not spans & {tuple(symbols[i : i + reach]) for i in range(len(symbols) - reach + 1)}
         blocked += symbols not in [other.token_ids for other in copied]
     assert blocked > 0

@@ -84,7 +84,7 @@ def warped(given: StepInputs, name: str) -> np.ndarray:
     return softmax(given.warped(name))
 
 
-def memfree_law(given: StepInputs, blocked) -> np.ndarray:
+def memfree_probs(given: StepInputs, blocked) -> np.ndarray:
     logits = given.warped("risky").double().numpy()
     for row, text in zip(logits, given.past.texts, strict=True):
         is_blocked = np.array([blocked(text, symbol) for symbol in range(len(row))])
@@ -93,22 +93,22 @@ def memfree_law(given: StepInputs, blocked) -> np.ndarray:
     return softmax(logits)
 
 
-def swapped_law(given: StepInputs, words: list[int]) -> np.ndarray:
-    law, safe = warped(given, "risky"), given.warped("safe").double().numpy()
-    for row, own in zip(law, safe, strict=True):
-        if np.isfinite(own[words]).any():
-            row[words] = row[words].sum() * softmax(own[words])
-    return law
+def swapped_probs(given: StepInputs, words: list[int]) -> np.ndarray:
+    probs, safe = warped(given, "risky"), given.warped("safe").double().numpy()
+    for row, safe_logits in zip(probs, safe, strict=True):
+        if np.isfinite(safe_logits[words]).any():
+            row[words] = row[words].sum() * softmax(safe_logits[words])
+    return probs
 
 
-def contrasted_law(given: StepInputs, alpha: float) -> np.ndarray:
+def contrasted_probs(given: StepInputs, alpha: float) -> np.ndarray:
     plain, behind = (given.logits[name].double() for name in ("risky", "passage"))
     least = behind.masked_fill(behind == -torch.inf, torch.inf).amin(-1, keepdim=True)
     mixed = (1.0 + alpha) * plain - alpha * torch.maximum(behind, least)
     return softmax(given.warp(mixed.masked_fill(plain == -torch.inf, -torch.inf)))
 
 
-def switched_law(given: StepInputs, is_safe) -> np.ndarray:
+def switched_probs(given: StepInputs, is_safe) -> np.ndarray:
     return np.where(np.array(is_safe)[:, None], warped(given, "safe"), warped(given, "risky"))
 
 
@@ -124,30 +124,30 @@ def text_of(symbols: list[int]) -> str:
     return " ".join(map(str, symbols))
 
 
-LAWS = {
+FORMULAS = {
     "risky_only": lambda given, size: (RiskyOnly(), warped(given, "risky")),
     "system": lambda given, size: (System(), warped(given, "risky")),
     "safe_only": lambda given, size: (SafeOnly(), warped(given, "safe")),
     "cold_start": lambda given, size: (
-        ColdStart(k=0.2), switched_law(given, [len(text) < 2 for text in given.past.texts])
+        ColdStart(k=0.2), switched_probs(given, [len(text) < 2 for text in given.past.texts])
     ),
     "global_switch": lambda given, size: (
-        GlobalSwitch(K=9.0), switched_law(given, (given.budget <= 0).tolist())
+        GlobalSwitch(K=9.0), switched_probs(given, (given.budget <= 0).tolist())
     ),
-    "rcad": lambda given, size: (RCAD(alpha=0.5), contrasted_law(given, 0.5)),
-    "rcad, strong": lambda given, size: (RCAD(alpha=40.0), contrasted_law(given, 40.0)),
+    "rcad": lambda given, size: (RCAD(alpha=0.5), contrasted_probs(given, 0.5)),
+    "rcad, strong": lambda given, size: (RCAD(alpha=40.0), contrasted_probs(given, 40.0)),
     "token_swap": lambda given, size: (
-        TokenSwap(words=[*map(str, listed(size))]), swapped_law(given, sorted({*listed(size)}))
+        TokenSwap(words=[*map(str, listed(size))]), swapped_probs(given, sorted({*listed(size)}))
     ),
     "memfree": lambda given, size: (
         MemFree(n=2, passages=[text_of(passage(size))]),
-        memfree_law(given, lambda text, symbol: (*text[-1:], symbol) in {
+        memfree_probs(given, lambda text, symbol: (*text[-1:], symbol) in {
             *itertools.pairwise(passage(size))
         }),
     ),
     "memfree, of everything": lambda given, size: (
         MemFree(n=1, passages=[text_of(passage(size))]),
-        memfree_law(given, lambda text, symbol: symbol in passage(size)),
+        memfree_probs(given, lambda text, symbol: symbol in passage(size)),
     ),
     "memfree, of nothing": lambda given, size: (MemFree(passages=[]), warped(given, "risky")),
 }  # fmt: skip
@@ -156,18 +156,18 @@ CASES = [*itertools.product(EXTREME_KINDS, VOCAB_SIZES, range(len(SAMPLINGS)))]
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", FORMULAS)
 def test_a_rule_is_its_formula(name):
     for seed, (kind, vocab_size, sampling) in enumerate(CASES):
         given = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
-        rule, expected = LAWS[name](given, vocab_size)
+        rule, expected = FORMULAS[name](given, vocab_size)
         drawn = rule.open(Symbols(vocab_size)).next_token(given)
-        found = drawn.log_probs().double().exp().numpy()
+        probs = drawn.log_probs().double().exp().numpy()
         where = f"{kind}, {vocab_size} symbols, {SAMPLINGS[sampling]}"
         assert drawn.is_valid.all(), where
-        np.testing.assert_allclose(found, expected, atol=1e-6, err_msg=where)
-        np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-6, err_msg=where)
-        chosen = found[range(NUM_ROWS), drawn.token_ids]
+        np.testing.assert_allclose(probs, expected, atol=1e-6, err_msg=where)
+        np.testing.assert_allclose(probs.sum(-1), 1.0, atol=1e-6, err_msg=where)
+        chosen = probs[range(NUM_ROWS), drawn.token_ids]
         assert (chosen > 0).all(), where
         safe = given.warped("safe").double().log_softmax(-1)
         spends = [kl(*pair) for pair in zip(drawn.log_probs().double(), safe, strict=True)]
@@ -190,10 +190,10 @@ def test_cp_fuse_is_one_of_the_best_mixtures(warping):
             is_shared[:, -1] = False
         # A symbol that either model excludes is excluded; where all are, there is no mixture.
         assert torch.equal(drawn.is_valid, torch.from_numpy(is_shared.any(-1))), where
-        found = drawn.log_probs().double().exp().numpy()
+        probs = drawn.log_probs().double().exp().numpy()
         valid = drawn.is_valid.numpy()
-        assert (found[valid][~is_shared[valid]] == 0.0).all(), where
-        np.testing.assert_allclose(found[valid].sum(-1), 1.0, atol=1e-9, err_msg=where)
+        assert (probs[valid][~is_shared[valid]] == 0.0).all(), where
+        np.testing.assert_allclose(probs[valid].sum(-1), 1.0, atol=1e-9, err_msg=where)
 
 
 def official_weights(l1: np.ndarray, l2: np.ndarray, g1: float, g2: float, size: int):
@@ -217,9 +217,9 @@ def test_cp_fuse_takes_the_weights_of_the_authors_solver(owed):
     for case in range(6):
         v = np.arange(50)
         logits = np.stack([3.0 * np.sin(0.7 * v + case), 3.0 * np.cos(1.3 * v + 2 * case)])
-        laws = np.log(softmax(logits))
-        expected = official_weights(*laws, *owed, size=10)
-        given = torch.tensor(laws)[:, None], torch.tensor(owed)[:, None]
+        log_probs = np.log(softmax(logits))
+        expected = official_weights(*log_probs, *owed, size=10)
+        given = torch.tensor(log_probs)[:, None], torch.tensor(owed)[:, None]
         weights = tuple(fused_weights(given[0], given[1].double(), 10)[0].tolist())
         assert weights == pytest.approx(expected, abs=1e-12), case
         if owed == (0.0, 0.0) and case == 0:  # that of the authors' own program

@@ -224,9 +224,9 @@ def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(pair, tmp_
     )
     with serving(pair, tmp_path, policy) as (address, _):
         answers = [ask(address, "alice", anchored={"seed": 3, "group": "work"}) for _ in range(2)]
-        told = [answer.json()["anchored"] for answer in answers]
+        figures = [answer.json()["anchored"] for answer in answers]
         ask(address, "bob")
-        spent = sum(quanta_above(each["spent"]) for each in told) * QUANTUM
+        spent = sum(quanta_above(each["spent"]) for each in figures) * QUANTUM
         shown = account(address, "alice")
         assert shown["id"] == "client/alice" and shown["spent"] == spent > 0.0
         assert (shown["limit"], shown["reserved"]) == (20.0, 0.0)

@@ -17,7 +17,7 @@ from anchored.tools.cli import main
 
 
 def header(**changes) -> LedgerHeader:
-    own = {
+    fields = {
         "rule": "anchored",
         "rule_settings": {"k": 1.0},
         "sampling": {"temperature": 1.0},
@@ -32,7 +32,7 @@ def header(**changes) -> LedgerHeader:
         "horizon": 4,
         "bound": 3.75,
     }
-    return LedgerHeader(**{**own, **changes})
+    return LedgerHeader(**{**fields, **changes})
 
 
 def step(number: int, token_id: int = 9, spend: float = 0.5) -> LedgerStep:
@@ -57,7 +57,7 @@ def written():
             writer = stack.enter_context(closing(JournalWriter(folder)))
             writer.open("a-12345678", header(**changes), has_stops=has_stops)
             for line in lines:
-                writer.steps([("a-12345678", own) for own in line])
+                writer.steps([("a-12345678", ledger_step) for ledger_step in line])
             return writer
 
         yield write
@@ -75,7 +75,7 @@ def test_a_journal_becomes_the_ledger_of_what_was_drawn(tmp_path, written):
 
 
 @pytest.mark.parametrize(
-    ("steps", "settings", "told"),
+    ("steps", "settings", "outcome"),
     [
         ([step(n) for n in range(4)], {}, ([9] * 4, "length", True)),
         ([step(0), step(1)], {"has_stops": True}, ([9, 9], "stop_string", True)),
@@ -87,10 +87,10 @@ def test_a_journal_becomes_the_ledger_of_what_was_drawn(tmp_path, written):
         ([step(0), step(1, 1), step(2)], {}, ([9, 1], "stop_token", True)),
     ],
 )
-def test_how_a_text_ended(tmp_path, written, steps, settings, told):
-    written(tmp_path, *([own] for own in steps), **settings)
+def test_how_a_text_ended(tmp_path, written, steps, settings, outcome):
+    written(tmp_path, *([ledger_step] for ledger_step in steps), **settings)
     ((_, ledger),) = journal_ledgers(tmp_path)
-    assert (ledger.token_ids, ledger.finish_reason, ledger.certified) == told
+    assert (ledger.token_ids, ledger.finish_reason, ledger.certified) == outcome
 
 
 def test_a_line_that_a_full_disk_tore_costs_its_requests_the_certificate(tmp_path, written):
@@ -173,7 +173,10 @@ def test_a_file_is_named_by_an_id_within_the_folder(tmp_path, written, capsys):
         main(["ledgers", "--journal", str(tmp_path / "journal"), "--out", str(tmp_path / "made")])
     names = sorted(path.name for path in (tmp_path / "made").iterdir())
     assert len(names) == 3 and names[2] == "a-12345678.jsonl"  # ids that look alike have own files
-    assert all(re.fullmatch(r"\.\._out_of-12345678-[0-9a-f]{16}\.jsonl", own) for own in names[:2])
+    assert all(
+        re.fullmatch(r"\.\._out_of-12345678-[0-9a-f]{16}\.jsonl", file_name)
+        for file_name in names[:2]
+    )
 
 
 def test_a_server_reads_nothing_of_the_engines_before_it(tmp_path, written):
@@ -215,8 +218,8 @@ def test_a_full_file_is_continued_by_the_next_one(tmp_path):
     assert sorted(by_id) == sorted(f"r{n}" for n in range(40))
     for number in range(40):
         ledger = by_id[f"r{number}"]
-        told = (len(ledger.steps), ledger.finish_reason)
-        assert told == ((3, "aborted") if number % 4 == 3 else (6, "length"))
+        outcome = (len(ledger.steps), ledger.finish_reason)
+        assert outcome == ((3, "aborted") if number % 4 == 3 else (6, "length"))
 
 
 def test_a_journal_of_any_size_is_read_with_few_texts_in_memory(tmp_path):

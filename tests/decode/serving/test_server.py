@@ -82,7 +82,7 @@ def test_a_client_that_leaves_frees_its_row_and_what_it_got_is_journalled(servin
     assert len(by_id) == 3
     for name in {name for name, _ in got}:
         drawn = by_id[f"{name}-0"].token_ids
-        sent = [token for own, tokens in got if own == name for token in tokens]
+        sent = [token for answer_id, tokens in got if answer_id == name for token in tokens]
         assert drawn[: len(sent)] == sent and len(drawn) < 900
         assert by_id[f"{name}-0"].finish_reason == "aborted"
 
@@ -166,7 +166,7 @@ def test_every_rule_is_served_and_certified_as_it_claims(pair, rule, tmp_path):
     with embedded(Decoder(pair, rule), tmp_path) as (address, _):
         body = {"prompt": "the keeper", "max_tokens": 8, "seed": 4, "temperature": 1.0}
         body |= {"anchored": {"passage": passage}} if passage else {}
-        told = httpx.post(f"{address}/v1/completions", json=body, timeout=30).json()
+        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=30).json()
         assert httpx.get(f"{address}/ready", timeout=30).status_code == 200
         more = {"anchored": {"bank": 1.0}}
         refused = httpx.post(f"{address}/v1/completions", json={**body, **more}, timeout=30)
@@ -179,9 +179,9 @@ def test_every_rule_is_served_and_certified_as_it_claims(pair, rule, tmp_path):
         repetition_penalty=1.0,
         passages=passage,
     )
-    assert told["choices"][0]["text"] == result.text
-    assert told["anchored"]["certified"] is rule.is_certified
-    name = told["anchored"]["id"]
+    assert answer["choices"][0]["text"] == result.text
+    assert answer["anchored"]["certified"] is rule.is_certified
+    name = answer["anchored"]["id"]
     ledger = dict(journal_ledgers(tmp_path))[name]
     assert ledger == result.ledger
     assert verify(ledger, pair).is_ok
@@ -294,10 +294,10 @@ def test_while_it_shuts_down_texts_end_and_new_ones_are_503(serving):
 def test_at_the_limit_streams_end_with_an_error(serving):
     with serving(shutdown_s=0.2) as (address, server), slowed(server):
         body = {**LONG, "stream": True}
-        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as told:
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as response:
             until(lambda: server._batch.num_running == 1)
             server.end()
-            lines = [line for line in told.iter_lines() if line]
+            lines = [line for line in response.iter_lines() if line]
         assert json.loads(lines[-1][6:])["error"]["code"] == 503
 
 

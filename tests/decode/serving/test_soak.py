@@ -104,9 +104,9 @@ def test_200_mixed_requests_are_journalled_verified_and_those_of_the_decoder(
     for asked in (asked for kind in ("plain", "stream", "chat") for asked in by_kind[kind]):
         result = alone(pair, asked)
         assert (asked.token_ids, asked.text) == (result.token_ids, result.text), asked.body
-        ledger = ledgers[asked.told["id"]]
-        assert asked.told["spent"] == ledger.spent <= asked.told["bound"]
-        assert asked.told["certified"] is ledger.certified is True
+        ledger = ledgers[asked.figures["id"]]
+        assert asked.figures["spent"] == ledger.spent <= asked.figures["bound"]
+        assert asked.figures["certified"] is ledger.certified is True
         assert ledger.finish_reason == result.finish_reason
     ended = [ledgers[f"{r.answer_id}-0"].finish_reason for r in by_kind["leaves"]]
     assert ended.count("aborted") > len(ended) // 2

@@ -97,7 +97,9 @@ def test_other_models_keep_their_modules(make):
 
 def test_the_user_s_model_is_not_touched():
     model = tiny_llama(1, tie_word_embeddings=True).float()
-    before = {name: (own.data_ptr(), own.clone()) for name, own in model.state_dict().items()}
+    before = {
+        name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()
+    }
     backbone_of(model)
     for name, weight in model.state_dict().items():
         pointer, values = before[name]
@@ -130,8 +132,8 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(width):
 
 def test_without_room_for_packed_weights_the_modules_are_run(monkeypatch):
     model = tiny_llama(1).float()
-    packed = [own for name, own in model.named_parameters() if "_proj." in name]
-    num_bytes = sum(own.nbytes for own in packed)
+    packed = [weight for name, weight in model.named_parameters() if "_proj." in name]
+    num_bytes = sum(weight.nbytes for weight in packed)
 
     class Memory:
         available = 4 * num_bytes - 1

@@ -47,7 +47,7 @@ class Doubled(nn.Module):
         return 2.0 * weight
 
 
-def with_its_own_forward(layer) -> None:
+def replace_forward(layer) -> None:
     forward = layer.forward
     layer.forward = lambda hidden: forward(hidden).flip(-1)
 
@@ -57,12 +57,12 @@ CHANGES = {
     "a pre-hook on the output layer": lambda m: m.lm_head.register_forward_pre_hook(halved),
     "another output layer": lambda m: setattr(m, "lm_head", nn.Linear(32, 320)),
     "an adapted output layer": lambda m: setattr(m, "lm_head", Adapted(m.lm_head)),
-    "a forward of the output layer's own": lambda m: with_its_own_forward(m.lm_head),
+    "a forward of the output layer's own": lambda m: replace_forward(m.lm_head),
     "a parametrized output layer": lambda m: parametrize.register_parametrization(
         m.lm_head, "weight", Doubled()
     ),
     "a hook on a layer": lambda m: m.model.layers[1].mlp.register_forward_pre_hook(halved),
-    "a forward of a layer's own": lambda m: with_its_own_forward(m.model.layers[0].mlp),
+    "a forward of a layer's own": lambda m: replace_forward(m.model.layers[0].mlp),
     "an adapted layer": lambda m: setattr(
         m.model.layers[0].self_attn, "o_proj", Adapted(m.model.layers[0].self_attn.o_proj)
     ),

@@ -25,7 +25,7 @@ def longer(ledger, pair) -> Ledger:
 
 
 @torch.inference_mode()
-def laws(pair, ledger):
+def model_log_probs(pair, ledger):
     """log p_s and log p_r (steps, V) along the ledger by plain forwards."""
     tokens = ledger.header.prompt_token_ids + ledger.token_ids
     start = len(ledger.header.prompt_token_ids) - 1
@@ -39,7 +39,7 @@ def kl(left, right):
 
 
 def test_figures_are_those_of_the_definition(ledger, longer, pair):
-    safe, risky = laws(pair, ledger)
+    safe, risky = model_log_probs(pair, ledger)
     weight = torch.tensor([step.weight for step in ledger.steps], dtype=torch.float64)[:, None]
     star = ((1 - weight) * safe + weight * risky).log_softmax(-1)
     figures = {"kl_risky_safe": kl(risky, safe), "kl_star_risky": kl(star, risky)}

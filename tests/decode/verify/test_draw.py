@@ -29,7 +29,7 @@ def draw_of(safe: Tensor, star: Tensor, uniform: Tensor) -> Draw:
     )
 
 
-def random_law(generator: torch.Generator) -> Tensor:
+def random_log_probs(generator: torch.Generator) -> Tensor:
     logits = 2.0 * torch.randn(1, NUM_SYMBOLS, generator=generator, dtype=torch.float64)
     logits[torch.rand(logits.shape, generator=generator) < 0.2] = -math.inf
     logits[0, 0] = 0.0
@@ -41,7 +41,7 @@ def random_steps(count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(5)
     steps = []
     for _ in range(count):
-        safe, risky = random_law(generator), random_law(generator)
+        safe, risky = random_log_probs(generator), random_log_probs(generator)
         weight = torch.tensor([0.6], dtype=torch.float64)
         star = reference.tilted_log_probs(risky, safe, weight)[0]
         steps.append((safe[0], star, torch.rand(3, generator=generator, dtype=torch.float64)))

@@ -264,8 +264,8 @@ def test_a_forgery_is_refused(ledgers, pair, tmp_path, name):
     kind, changes, message = FORGERIES[name]
     changes = changes if isinstance(changes, list) else [changes]
     path = write(changed(ledgers[kind], *changes), tmp_path / "forged.jsonl")
-    found = refusal(path, pair)
-    assert message in found and "\n" not in found
+    reason = refusal(path, pair)
+    assert message in reason and "\n" not in reason
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_a_field_that_stands_twice_is_refused(ledgers, pair, tmp_path, name):
     lines = [json.dumps(record) for record in lines_of(ledgers["kl"])]
     place = next(i for i, line in enumerate(lines) if f'"{name}": ' in line)
     lines[place] = lines[place].replace(f'"{name}": ', f'"{name}": 0, "{name}": ', 1)
-    found = refusal(write_lines(lines, tmp_path / "forged.jsonl"), pair)
-    assert f"has {name!r} twice" in found
+    reason = refusal(write_lines(lines, tmp_path / "forged.jsonl"), pair)
+    assert f"has {name!r} twice" in reason
 
 
 UNKNOWABLE = {

@@ -11,7 +11,7 @@ from anchored.decode.ledger import LedgerStep
 from anchored.decode.rounding import NUM_DEVIATIONS
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.verify.step_check import check_step
-from anchored.decode.verify.step_laws import Claim, laws_of
+from anchored.decode.verify.step_distributions import Claim, distributions_of
 from anchored.decode.verify.verification import other_supports
 from anchored.decode.warpers import Warpers
 from anchored.kernels import reference
@@ -57,7 +57,7 @@ def honest_claim(rows: Tensor, budget: float) -> Claim:
     )
 
 
-def random_laws(safe: Tensor, risky: Tensor) -> tuple[Tensor, Tensor]:
+def random_logits(safe: Tensor, risky: Tensor) -> tuple[Tensor, Tensor]:
     return safe, risky
 
 
@@ -74,19 +74,19 @@ def alike(safe: Tensor, risky: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("tolerance", [1e-3, pytest.param(0.08, marks=pytest.mark.slow), 1.2])
 @pytest.mark.parametrize("weight", [0.1, 0.5, 1.0])
-@pytest.mark.parametrize("kind", [random_laws, far_apart, alike])
+@pytest.mark.parametrize("kind", [random_logits, far_apart, alike])
 def test_the_tolerances_of_figures_cover_noise_and_little_more(kind, weight, tolerance):
     safe, risky = kind(*random_pair(4))
     generator = torch.Generator().manual_seed(1)
     claim = replace(honest_claim(random_pair(4), 1.0), safe_logits=safe, risky_logits=risky)
     claim = replace(claim, safe_tolerance=tolerance, risky_tolerance=tolerance)
     claim = replace(claim, recorded=replace(claim.recorded, spend=1.0, weight=weight, token_id=0))
-    exact = laws_of(claim)
+    exact = distributions_of(claim)
     nats, log_probs = [], []
     for _ in range(200):
         noise = tolerance / NUM_DEVIATIONS * torch.randn(2, NUM_SYMBOLS, generator=generator)
         rows = {"safe_logits": safe + noise[0], "risky_logits": risky + noise[1]}
-        moved = laws_of(replace(claim, **rows))
+        moved = distributions_of(replace(claim, **rows))
         nats.append(abs(moved.divergence - exact.divergence))
         log_probs.append(abs(moved.star[0] - exact.star[0]).item())
     for errors, allowed in (

@@ -224,8 +224,8 @@ FORGED = [
 def test_forged_figures_are_refused(pairs, tmp_path, name, rule, temperature, change, why):
     (ledger,) = decoded(pairs[name], rule, 8, PROMPTS[7:], temperature=temperature)
     assert verify(ledger, pairs[name])
-    found = refusal(write(changed(ledger, change), tmp_path / "forged.jsonl"), pairs[name])
-    assert found and why in found
+    message = refusal(write(changed(ledger, change), tmp_path / "forged.jsonl"), pairs[name])
+    assert message and why in message
 
 
 def test_the_risky_model_is_not_looked_at_where_nothing_may_be_spent(pairs):

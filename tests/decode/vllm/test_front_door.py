@@ -55,7 +55,7 @@ def call(monkeypatch, tmp_path):
         said = [(b"content-type", b"application/json"), *headers]
         scope = {"type": "http", "path": path, "method": method, "headers": said}
         asyncio.run(FrontDoor(app)(scope, receive, send))
-        return sent[0]["status"], seen, b"".join(own.get("body", b"") for own in sent), sent
+        return sent[0]["status"], seen, b"".join(part.get("body", b"") for part in sent), sent
 
     return call
 
@@ -71,12 +71,12 @@ def test_each_choice_says_what_it_spent_and_a_single_one_for_the_answer_too(call
     _, _, body, _ = call("/v1/completions", [text[:9], text[9:]])
     answer = json.loads(body)
     assert "anchored" not in answer
-    assert [own["anchored"]["choice"] for own in answer["choices"]] == ["0", "1"]
+    assert [choice["anchored"]["choice"] for choice in answer["choices"]] == ["0", "1"]
 
 
 def test_a_stream_says_it_in_the_chunk_that_ends_a_text(call):
     chunks = [{"choices": [{"index": 0, "finish_reason": reason}]} for reason in (None, "length")]
-    events = b"".join(b"data: " + json.dumps(own).encode() + b"\n\n" for own in chunks)
+    events = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
     events += b"data: [DONE]\n\n"
     parts = [events[:30], events[30:70], events[70:]]
     _, _, body, _ = call("/v1/chat/completions", parts, kind=b"text/event-stream")
@@ -170,8 +170,8 @@ def test_a_clients_id_goes_to_the_journal_and_comes_back(call):
 
 
 def test_a_server_that_is_ending_draws_nothing_more(call, tmp_path):
-    own = Answers(JournalReader(tmp_path), is_ending=True)
-    status, seen, body, _ = call("/v1/completions", [b"{}"], answers=own)
+    ending_answers = Answers(JournalReader(tmp_path), is_ending=True)
+    status, seen, body, _ = call("/v1/completions", [b"{}"], answers=ending_answers)
     assert (status, seen) == (503, []) and "shutting down" in json.loads(body)["error"]["message"]
 
 

@@ -89,8 +89,8 @@ def join(slots, slot, sampling, rule, *, key=None, drawn=(), spends=(), debt=0.0
 def rows_at(step: int, drafts=None, slots=range(NUM_SLOTS)) -> Rows:
     """A step's rows of requests that have drawn `step` tokens; drafts: of each, perhaps none."""
     drafts = drafts or [[] for _ in slots]
-    offsets = [offset for own in drafts for offset in range(len(own) + 1)]
-    token_ids = [token for own in drafts for token in (6, *own)]
+    offsets = [offset for draft in drafts for offset in range(len(draft) + 1)]
+    token_ids = [token for draft in drafts for token in (6, *draft)]
     return Rows.of(
         slots=torch.tensor(list(slots)),
         host_slots=list(slots),
@@ -145,7 +145,7 @@ def both() -> torch.Tensor:
 def expected(both) -> torch.Tensor:
     """(slots, steps, 5) as `plainly_drawn`."""
     rows = both.unflatten(1, (NUM_SLOTS, NUM_STEPS)).unbind(1)
-    return torch.stack([plainly_drawn(slot, own) for slot, own in enumerate(rows)])
+    return torch.stack([plainly_drawn(slot, slot_rows) for slot, slot_rows in enumerate(rows)])
 
 
 def assert_drawn(records: torch.Tensor, expected: torch.Tensor) -> None:
@@ -171,11 +171,11 @@ def test_rows_that_are_walked_in_tiles_are_drawn_the_same(both, expected, monkey
 def drafted(both, expected, wrong=()):
     """Rows of every request behind its own tokens as drafts, but for those that are wrong, and
     their logits; a third of the requests drafts nothing."""
-    drafts = [[int(token) for token in own[:2, 0]] for own in expected]
+    drafts = [[int(token) for token in figures[:2, 0]] for figures in expected]
     for slot in wrong:
         drafts[slot][1] = (drafts[slot][1] + 1) % VOCAB_SIZE
-    drafts = [[] if slot % 3 == 2 else own for slot, own in enumerate(drafts)]
-    at = [NUM_STEPS * s + row for s, own in enumerate(drafts) for row in range(1 + len(own))]
+    drafts = [[] if slot % 3 == 2 else draft for slot, draft in enumerate(drafts)]
+    at = [NUM_STEPS * s + row for s, draft in enumerate(drafts) for row in range(1 + len(draft))]
     return rows_at(0, drafts), both[:, at]
 
 
@@ -244,8 +244,8 @@ def test_a_slot_forgets_the_request_before():
         slots.leave(slot)
         join(slots, slot, SAMPLINGS[1], Anchored(k=0.3))
     step = rows_at(0), *logits(9)
-    for own, other in zip(slots.decide(*step), fresh.decide(*step), strict=True):
-        assert torch.equal(own, other)
+    for reused, other in zip(slots.decide(*step), fresh.decide(*step), strict=True):
+        assert torch.equal(reused, other)
 
 
 @pytest.mark.parametrize("debt", [0.0, 0.5])
@@ -256,8 +256,8 @@ def test_a_request_that_comes_back_goes_on_with_its_balance(debt):
     join(slots, slot, PLAIN, rule, debt=debt)
     drawn, spends = [], []
     for step in range(6):
-        own = 0.02 * logits(step, slots=1) if step % 2 else logits(step, slots=1)
-        emitted, records = slots.decide(rows_at(step, slots=[slot]), *own)
+        step_logits = 0.02 * logits(step, slots=1) if step % 2 else logits(step, slots=1)
+        emitted, records = slots.decide(rows_at(step, slots=[slot]), *step_logits)
         drawn.append(emitted.item())
         spends.append(records[0, 0, SPEND].item())
     account = slots.accounts[slot].clone()
@@ -289,8 +289,8 @@ def test_nothing_is_overspent_over_a_hundred_thousand_tokens():
         bounds = slots.accounts[:, 1].clone()
         sums = torch.zeros(num_slots, dtype=torch.float64)
         for step in range(HORIZON):
-            own = logits(100 * batch + step, slots=num_slots)
-            _, records = slots.decide(rows_at(step, slots=range(num_slots)), *own)
+            step_logits = logits(100 * batch + step, slots=num_slots)
+            _, records = slots.decide(rows_at(step, slots=range(num_slots)), *step_logits)
             sums += records[:, 0, SPEND]
             assert (records[:, 0, IS_DRAWN] == 1.0).all()
         assert (sums <= bounds).all()

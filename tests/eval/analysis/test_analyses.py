@@ -28,9 +28,9 @@ def run(tmp_path) -> RecordedRun:
 
 
 def test_divergences_are_split_by_domain_and_their_tail_by_a_common_quantile(run):
-    found = step_divergences(run)
+    section = step_divergences(run)
     # The risky model's steps diverge by 1, 2, 3 (books) and 4, 5, 6 nats (news): q90 is 6.
-    books, news = found.rows
+    books, news = section.rows
     assert (books["domain"], books["steps"], books["mean"], books["tail"]) == ("books", 3, 2.0, 0)
     assert (news["domain"], news["median"], news["tail"]) == ("news", 5.0, 1 / 3)
 
@@ -121,10 +121,10 @@ def test_characters_stand_beside_fluency_where_that_was_judged(run):
 
 def test_trade_offs_are_of_the_settings_that_have_both_figures(run):
     seen = judgement("fluency", run).draw.args[0]
-    points = {own.method: (own.protection, own.utility) for own in seen[""]}
+    points = {point.method: (point.protection, point.utility) for point in seen[""]}
     assert points["p_s (safe model)"] == points["Anchored"] == (0.5, 4.0)
     assert math.isnan(points["p_r (risky model)"][1])
-    assert [own.label for own in seen[""]] == ["", "k=1", f"k=2 {HOSTILE}", ""]
+    assert [point.label for point in seen[""]] == ["", "k=1", f"k=2 {HOSTILE}", ""]
 
 
 def test_methods_of_a_sweep_are_drawn_but_not_its_ablations(run):
@@ -141,19 +141,19 @@ def test_methods_of_a_sweep_are_drawn_but_not_its_ablations(run):
     }
     path.write_text(json.dumps(results))
     run = RecordedRun(run.folder)
-    found = judgement("fluency", run).draw.args[0][""]
-    assert [own.method for own in found] == ["p_s (safe model)", "System", "p_r (risky model)"]
+    points = judgement("fluency", run).draw.args[0][""]
+    assert [point.method for point in points] == ["p_s (safe model)", "System", "p_r (risky model)"]
     (ablation,) = trade_off_points(run, {}, {}, figure="debt")
     assert (ablation.method, ablation.label) == ("Ours", "n=1") and math.isnan(ablation.utility)
     assert trade_off_points(run, {}, {}, figure="budget") == []
 
 
 def test_the_bound_says_how_likely_a_text_was_to_begin_with_its_reference(run):
-    (own, ledger), _ = run.ledgers("k=1")
+    (text, ledger), _ = run.ledgers("k=1")
     bound = ledger.header.bound
-    assert run.copy_probability(own, ledger) == event_bound(bound, -2.0) > math.exp(-2)
-    (own, ledger), _ = run.ledgers("p_r")
-    assert run.copy_probability(own, ledger) is None
+    assert run.copy_probability(text, ledger) == event_bound(bound, -2.0) > math.exp(-2)
+    (text, ledger), _ = run.ledgers("p_r")
+    assert run.copy_probability(text, ledger) is None
 
 
 def test_what_a_run_does_not_hold_is_said_and_nothing_fails(tmp_path):

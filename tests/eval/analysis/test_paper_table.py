@@ -92,8 +92,8 @@ def test_differences_are_in_the_reruns_standard_deviations(tmp_path):
     books = record(tmp_path / "books", rerun, "fluency", std=0.02)
     bios = record(tmp_path / "bios", rerun, "factuality", std=0.01)
     by_setting = {row["setting"]: row for row in paper(tmp_path, TOKEN_PAIR, books, bios)["rows"]}
-    found = [by_setting[s][name]["deviations"] for s, cell in changed.items() for name in cell]
-    assert found == pytest.approx([1.0, -1.0, 1.5])
+    deviations = [by_setting[s][name]["deviations"] for s, cell in changed.items() for name in cell]
+    assert deviations == pytest.approx([1.0, -1.0, 1.5])
     assert "0.293 (0.273, +1.0)" in (tmp_path / "out/paper.md").read_text()
 
 

@@ -24,7 +24,11 @@ def run(tmp_path):
     """Eight prompts, of which k=1 copies the first half by half; grades say the same."""
     texts = [(f"w{number}", seed) for number in range(8) for seed in (0, 1)]
     copied = {"p_s": lambda _: 0, "k=1": lambda id: 10 * (id < "w4"), "p_r": lambda _: 20}
-    examples = [score(name, *text, own(text[0])) for name, own in copied.items() for text in texts]
+    examples = [
+        score(name, *text, num_copied(text[0]))
+        for name, num_copied in copied.items()
+        for text in texts
+    ]
     missing = [score("cut", *text, 0) for text in texts[1:]]
     bits = {"p_s": [8.0] * 4, "k=1": [2.0, 4.0, 6.0, 8.0], "p_r": [2.0, None, 2.0, 2.0]}
     utility = [

@@ -143,11 +143,11 @@ def test_few_prompts_are_warned_of(calibrated, monkeypatch, caplog):
 
 
 def test_bounds_say_how_often_a_reference_may_be_recited(calibrated):
-    found = calibrated(1)
+    result = calibrated(1)
     # The second text's bound is above its reference's own 1 nat.
-    assert found.chosen.recited == (event_bound(1.0, -5.0) + 1.0) / 2
-    assert (found.chosen.bound, found.chosen.spent) == (2.0, None)
-    assert found.alone[1].recited is None and found.alone[1].bound is None
+    assert result.chosen.recited == (event_bound(1.0, -5.0) + 1.0) / 2
+    assert (result.chosen.bound, result.chosen.spent) == (2.0, None)
+    assert result.alone[1].recited is None and result.alone[1].bound is None
 
 
 def test_a_generation_or_a_reference_that_fails_is_refused_by_setting_and_prompt(
@@ -165,15 +165,15 @@ def test_a_generation_or_a_reference_that_fails_is_refused_by_setting_and_prompt
 
 def test_a_reference_is_scored_as_far_as_a_generation_reaches(pair, tmp_path):
     long = replace(PROMPTS[0], prompt="the keeper", reference=" of the lamp wrote every wave")
-    own = replace(
+    short_run = replace(
         calibration(tmp_path, Target()).experiment, prompts=[long], max_new_tokens=3, seeds=[0]
     )
     decoder = Decoder(pair, SafeOnly())
     token_ids = decoder.level.encode_continuation(long.reference)
     (score,) = decoder.score([long.prompt], [token_ids[:3]], temperature=0.7)
     assert len(token_ids) > 3
-    found = calibrating.reference_log_probs(own, pair)
-    assert found == {long.id: pytest.approx(score.log_prob)}
+    log_probs = calibrating.reference_log_probs(short_run, pair)
+    assert log_probs == {long.id: pytest.approx(score.log_prob)}
 
 
 def test_checks_have_seeds_that_nothing_was_chosen_by(calibrated, tmp_path, monkeypatch):
@@ -181,7 +181,9 @@ def test_checks_have_seeds_that_nothing_was_chosen_by(calibrated, tmp_path, monk
     monkeypatch.setattr(
         calibrating,
         "copied_in",
-        lambda own: seen.append((own.folder, own.seeds)) or world.copied(own),
+        lambda experiment: (
+            seen.append((experiment.folder, experiment.seeds)) or world.copied(experiment)
+        ),
     )
     calibrate(calibration(tmp_path / "new", Target()), None)
     folders = dict(seen)
@@ -191,10 +193,10 @@ def test_checks_have_seeds_that_nothing_was_chosen_by(calibrated, tmp_path, monk
 
 
 def test_what_the_settings_do_not_decide_is_not_part_of_the_rule(tmp_path):
-    own = calibration(tmp_path, Target())
-    assert "k" not in own.rule_settings
-    other = replace(own, rule=Anchored(k=3.0))
-    assert other.rule_settings == own.rule_settings
+    original = calibration(tmp_path, Target())
+    assert "k" not in original.rule_settings
+    other = replace(original, rule=Anchored(k=3.0))
+    assert other.rule_settings == original.rule_settings
     assert other.setting(0.5).rule == Anchored(k=0.5)
 
 

@@ -47,9 +47,9 @@ def test_names_of_other_scripts_match(text, name, expected):
     assert character_matches(text, [[name]]) == [expected]
 
 
-def story(text, **own):
-    own = {"setting": "k=1", "seed": 0, "characters": CHARACTERS, **own}
-    return RecordedText(id=text, text=text, **own)
+def story(text, **fields):
+    fields = {"setting": "k=1", "seed": 0, "characters": CHARACTERS, **fields}
+    return RecordedText(id=text, text=text, **fields)
 
 
 STORIES = [
@@ -66,18 +66,18 @@ STORIES = [
 def test_the_share_follows_the_comparator(comparator, by_seed, least):
     config = NonLiteralConfig(comparator=comparator)
     assert [config.counts(number) for number in (least - 1, least)] == [False, True]
-    (found,) = character_overlap(character_rows(STORIES), config)
-    assert found["share"]["mean"] == sum(by_seed) / 2
-    assert found["mean_matched"]["mean"] == 2.0
-    assert (found["num_texts"], found["num_with_debt"]) == (4, 1)
+    (overlap,) = character_overlap(character_rows(STORIES), config)
+    assert overlap["share"]["mean"] == sum(by_seed) / 2
+    assert overlap["mean_matched"]["mean"] == 2.0
+    assert (overlap["num_texts"], overlap["num_with_debt"]) == (4, 1)
 
 
 def test_rows_name_the_characters_and_the_debt():
     rows = character_rows(STORIES)
     assert rows[3]["matched"] == ["Hobie"] and rows[3]["num_characters"] == 4
     assert [row["has_debt"] for row in rows] == [False, True, None, None]
-    (found,) = character_overlap(rows, NonLiteralConfig(debt="any"))
-    assert found["num_with_debt"] == 0
+    (overlap,) = character_overlap(rows, NonLiteralConfig(debt="any"))
+    assert overlap["num_with_debt"] == 0
 
 
 def test_what_cannot_be_measured_is_refused():

@@ -60,7 +60,7 @@ def test_the_whole_table_is_there_and_one_full_table_is_printed_twice():
         ("p_s", "p_r", "System", "MemFree", "RCAD", "CP-Fuse", "TokenSwap", "Anchored")
     }
     tables = [json.dumps(pair["rows"]) for pair in PAIRS.values()]
-    twice = [names for names, own in zip(PAIRS, tables, strict=True) if tables.count(own) > 1]
+    twice = [names for names, table in zip(PAIRS, tables, strict=True) if tables.count(table) > 1]
     assert twice == [("TinyComma 1.8B", "Llama 4 Scout"), ("Comma 7B", "Llama 4 Scout")]
 
 

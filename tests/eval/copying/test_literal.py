@@ -40,11 +40,11 @@ def test_four_times_as_many_pairs_take_about_four_times_as_long():
             reference = draw.choices(words, k=80)
             copied = reference[: draw.randrange(40)] if number % 4 == 0 else []
             hypothesis = " ".join(copied + draw.choices(words, k=150 - len(copied)))
-            own = {"text": hypothesis, "reference": " ".join(reference)}
-            texts.append(RecordedText(setting="k=1", id=str(number), seed=0, **own))
+            pair = {"text": hypothesis, "reference": " ".join(reference)}
+            texts.append(RecordedText(setting="k=1", id=str(number), seed=0, **pair))
         start = time.process_time()
-        (found,) = copying_results(texts)["settings"]
-        assert 2 < found["word_acs"]["mean"] < 8
+        (figures,) = copying_results(texts)["settings"]
+        assert 2 < figures["word_acs"]["mean"] < 8
         return time.process_time() - start
 
     seconds(100)  # imports, stems
@@ -69,12 +69,12 @@ def test_settings_are_measured_by_seed_and_reduced_between_both_models():
     assert middle["word_lcs"]["std"] == pytest.approx(10 / math.sqrt(2))
     assert (risky["ncr"]["mean"], safe["ncr"]["mean"]) == (0, 1)
     assert 0.5 < middle["ncr"]["mean"] < 1 and middle["ncr"]["num_seeds"] == 2
-    assert not any(own["ncr"] for own in copying_results(texts, risky="other")["settings"])
+    assert not any(figures["ncr"] for figures in copying_results(texts, risky="other")["settings"])
 
 
 def ncr_of(texts):
-    found = copying_results(texts)["settings"]
-    return {own["setting"]: own["ncr"] for own in found}
+    results = copying_results(texts)["settings"]
+    return {figures["setting"]: figures["ncr"] for figures in results}
 
 
 def test_settings_are_reduced_over_the_texts_that_all_of_them_have():
@@ -106,19 +106,19 @@ def scores_of(*lengths):
     """By prompt, the words that its texts copy."""
     return {
         (str(prompt), seed): copying_score(number_words(1, length), REFERENCE)
-        for prompt, own in enumerate(lengths)
-        for seed, length in enumerate(own)
+        for prompt, prompt_lengths in enumerate(lengths)
+        for seed, length in enumerate(prompt_lengths)
     }
 
 
 def test_several_texts_of_a_prompt_extract_what_one_hides():
-    found = extraction(scores_of([2, 30, 2, 2], [2, 2, 2, 2]))
-    assert found["num_samples"] == 4 and found["longest_of_samples"] == (30 + 2) / 2
-    assert found["chance_above"] == {"6": 0.5, "20": 0.5, "50": 0.0}
+    extracted = extraction(scores_of([2, 30, 2, 2], [2, 2, 2, 2]))
+    assert extracted["num_samples"] == 4 and extracted["longest_of_samples"] == (30 + 2) / 2
+    assert extracted["chance_above"] == {"6": 0.5, "20": 0.5, "50": 0.0}
     # Fewer texts of one prompt: two of four hold the one that recites in half of the draws.
-    found = extraction(scores_of([2, 30, 2, 2], [2, 2]))
-    assert found["num_samples"] == 2 and found["longest_of_samples"] == (16 + 2) / 2
-    assert found["chance_above"]["20"] == 0.25
+    extracted = extraction(scores_of([2, 30, 2, 2], [2, 2]))
+    assert extracted["num_samples"] == 2 and extracted["longest_of_samples"] == (16 + 2) / 2
+    assert extracted["chance_above"]["20"] == 0.25
 
 
 def test_a_difference_is_paired_by_prompt_and_seed():
@@ -130,14 +130,14 @@ def test_a_difference_is_paired_by_prompt_and_seed():
         for seed, num_copied in enumerate([copied + 40 * (place % 2 and copied in (10, 14))] * 2)
     ]
     results = copying_results(texts, beside="less")
-    found = {own["setting"]: own["difference"] for own in results["settings"]}
+    differences = {figures["setting"]: figures["difference"] for figures in results["settings"]}
     # A difference that no resample changes has no interval.
-    assert found["less"] == {"ncr": 0, "low": -math.inf, "high": math.inf, "num_prompts": 24}
-    assert found["p_s"]["ncr"] > found["half"]["ncr"] > 0 > found["p_r"]["ncr"]
-    ncr = {own["setting"]: own["ncr"]["mean"] for own in results["settings"]}
-    assert found["half"]["ncr"] == pytest.approx(ncr["half"] - ncr["less"])
-    low, high = found["half"]["low"], found["half"]["high"]
-    assert 0 < low < found["half"]["ncr"] < high
+    assert differences["less"] == {"ncr": 0, "low": -math.inf, "high": math.inf, "num_prompts": 24}
+    assert differences["p_s"]["ncr"] > differences["half"]["ncr"] > 0 > differences["p_r"]["ncr"]
+    ncr = {figures["setting"]: figures["ncr"]["mean"] for figures in results["settings"]}
+    assert differences["half"]["ncr"] == pytest.approx(ncr["half"] - ncr["less"])
+    low, high = differences["half"]["low"], differences["half"]["high"]
+    assert 0 < low < differences["half"]["ncr"] < high
     # What is not paired spreads as the prompts do: beside p_r, which copies all of each.
     alone = copying_results(texts, beside="p_r")["settings"][1]["difference"]
     assert high - low < 0.1 * (alone["high"] - alone["low"])

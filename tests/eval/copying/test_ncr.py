@@ -56,7 +56,7 @@ def test_a_metric_without_a_gap_is_left_out():
 def scores(*figures):
     """A text in each seed, with one number for all metrics; ROUGE counts from 0.4 on."""
     names = ("rouge1_f1", "rougeL_f1", *METRICS[2:])
-    return {("p", seed): dict.fromkeys(names, own) for seed, own in enumerate(figures)}
+    return {("p", seed): dict.fromkeys(names, figure) for seed, figure in enumerate(figures)}
 
 
 def test_seeds_are_reduced_one_by_one_and_then_averaged():

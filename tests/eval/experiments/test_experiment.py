@@ -76,33 +76,33 @@ def copied(experiment, tmp_path):
 
 def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment, pair, copied):
     assert summarize(experiment)[1]["recited"] is None  # not measured
-    own = copied()
-    measure(own, VERBATIM, pair)
-    (nats,) = {row["safe_log_prob"] for row in own.read_rows(VERBATIM)}
-    safe, some, more, risky = (row["recited"] for row in summarize(own))
+    run = copied()
+    measure(run, VERBATIM, pair)
+    (nats,) = {row["safe_log_prob"] for row in run.read_rows(VERBATIM)}
+    safe, some, more, risky = (row["recited"] for row in summarize(run))
     assert safe == pytest.approx(math.exp(nats)) and risky is None
-    bounds = [row["bound"] for row in read_generations(own, own.settings[1])]
+    bounds = [row["bound"] for row in read_generations(run, run.settings[1])]
     assert some == pytest.approx(sum(event_bound(each, nats) for each in bounds) / 4)
     assert safe < some < more <= 1
-    (own.folder / "prompts.jsonl").write_text('{"id": "0", "title": "W"}\n{"id": "1"}\n')
-    write_budget_results(own, ABOUT)
-    page = (own.folder / "report.html").read_text()
+    (run.folder / "prompts.jsonl").write_text('{"id": "0", "title": "W"}\n{"id": "1"}\n')
+    write_budget_results(run, ABOUT)
+    page = (run.folder / "report.html").read_text()
     assert page.count("begins with the reference with p &lt;=") == 2 * 3  # texts with a bound
-    assert "recited, at most" in (own.folder / "table.md").read_text()
+    assert "recited, at most" in (run.folder / "table.md").read_text()
 
 
 def test_a_reference_cut_without_its_space_is_bounded_with_and_without_it(experiment, pair):
     """The event "begins with the reference" is two texts where the data set dropped the space."""
     prompt = experiment.prompts[0]
     cut = {"cut": "keeper", "whole": " keeper", "mark": ", he"}
-    prompts = [replace(prompt, id=name, prompt="the", reference=own) for name, own in cut.items()]
-    found = reference_log_probs(replace(experiment, prompts=prompts), pair)
+    prompts = [replace(prompt, id=name, prompt="the", reference=text) for name, text in cut.items()]
+    log_probs = reference_log_probs(replace(experiment, prompts=prompts), pair)
     (alone,) = Decoder(pair, SafeOnly()).score(
         ["the"], [pair.encode_continuation("keeper")], temperature=0.7
     )
-    both = np.logaddexp(alone.log_prob, found["whole"])
-    assert found["cut"] == pytest.approx(both) and found["cut"] > found["whole"]
-    assert len(found) == 3
+    both = np.logaddexp(alone.log_prob, log_probs["whole"])
+    assert log_probs["cut"] == pytest.approx(both) and log_probs["cut"] > log_probs["whole"]
+    assert len(log_probs) == 3
 
 
 def test_texts_without_references_or_held_out_texts_have_no_figure_of_what_was_not_measured(
@@ -111,15 +111,15 @@ def test_texts_without_references_or_held_out_texts_have_no_figure_of_what_was_n
     first, second = (replace(prompt, reference="") for prompt in experiment.prompts)
     some = replace(experiment, prompts=[first, experiment.prompts[1]])
     assert list(reference_log_probs(some, pair)) == [second.id]
-    own = copied(prompts=[first, second], held_out={}, extra="")
-    shutil.rmtree(own.folder / "measurements")
+    run = copied(prompts=[first, second], held_out={}, extra="")
+    shutil.rmtree(run.folder / "measurements")
     for name in ("copying", "utility", VERBATIM):
-        measure(own, name, pair)
-    assert summarize(own)[1]["recited"] is None
-    table = write_budget_results(own, ABOUT).splitlines()
+        measure(run, name, pair)
+    assert summarize(run)[1]["recited"] is None
+    table = write_budget_results(run, ABOUT).splitlines()
     assert len(table[2:6]) == 4 and all(line.split()[1:9] == ["-"] * 8 for line in table[2:6])
     assert "0.000" not in "".join(table[2:6]) and "bits per byte" not in table[0]
-    assert summarize(own)[0]["word_lcs"] is None
+    assert summarize(run)[0]["word_lcs"] is None
 
 
 def test_every_setting_prompt_and_seed_has_a_generation_with_a_ledger(experiment):
@@ -154,8 +154,10 @@ def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
     generate_all(cut_off, pair)
     assert len(calls) == 16 + 1  # what was under way is done again
     for setting in experiment.settings:
-        again, before = (read_generations(own, setting) for own in (cut_off, experiment))
-        assert [own["text"] for own in again] == [own["text"] for own in before]
+        again, before = (read_generations(run, setting) for run in (cut_off, experiment))
+        assert [generation["text"] for generation in again] == [
+            generation["text"] for generation in before
+        ]
     assert not list(tmp_path.glob("generations/*.unfinished.jsonl"))
     assert [len(ledger_parts(path)) for path in (tmp_path / "ledgers").iterdir()] == [4] * 4
 
@@ -167,7 +169,7 @@ def test_prompts_that_were_read_before_give_the_same_texts(experiment, pair, tmp
     assert len(PromptRatios.load(ratios)) == 1  # both prompts are the same text
     generate_all(ahead, pair)
     for setting in experiment.settings:
-        again, before = (read_generations(own, setting) for own in (ahead, experiment))
+        again, before = (read_generations(run, setting) for run in (ahead, experiment))
         assert again == before
     check_requests(ahead, pair)
     with pytest.raises(ValueError, match="were computed with another risky model"):
@@ -191,10 +193,13 @@ def test_bytes_and_the_risky_model_s_tokens_stand_side_by_side(experiment, tmp_p
     check_requests(both, pair)
     generate_all(both, pair)
     measure(both, "utility", pair)
-    found = {s.name: tmp_path / f"ledgers/{s.file_name}.jsonl" for s in settings}
-    parts = {name: ledger_parts(path) for name, path in found.items()}
-    assert [len(own) for own in parts.values()] == [2] * 4
-    levels = {name: Ledger.load(found[name], own[1]).header.level for name, own in parts.items()}
+    paths = {s.name: tmp_path / f"ledgers/{s.file_name}.jsonl" for s in settings}
+    parts = {name: ledger_parts(path) for name, path in paths.items()}
+    assert [len(ledger_ranges) for ledger_ranges in parts.values()] == [2] * 4
+    levels = {
+        name: Ledger.load(paths[name], ledger_ranges[1]).header.level
+        for name, ledger_ranges in parts.items()
+    }
     assert levels == {"p_s": "byte", "k=2": "byte", "p_r": "byte", "swap": "token"}
     rows = both.read_rows("utility")
     assert all(row["num_bytes"] == rows[0]["num_bytes"] for row in rows[:4])
@@ -245,11 +250,11 @@ def test_results_hold_the_rows_and_what_the_caller_says(experiment):
 
 
 def test_accuracy_is_a_column_and_a_picture_of_its_own(copied):
-    own = copied(tasks=("toy",))
-    asked = {setting.name: number / 4 for number, setting in enumerate(own.settings)}
-    own.write_rows("questions", [{"setting": n, "task": "toy", "acc": a} for n, a in asked.items()])
-    assert [row["accuracy/toy"] for row in summarize(own)] == [n / 4 for n in range(4)]
-    write_budget_results(own, ABOUT)
-    assert "| accuracy, toy |" in (own.folder / "table.md").read_text()
-    assert "accuracy, toy" in (own.folder / "report.html").read_text()
-    assert "questions answered right, toy" in (own.folder / "accuracy_toy.svg").read_text()
+    run = copied(tasks=("toy",))
+    asked = {setting.name: number / 4 for number, setting in enumerate(run.settings)}
+    run.write_rows("questions", [{"setting": n, "task": "toy", "acc": a} for n, a in asked.items()])
+    assert [row["accuracy/toy"] for row in summarize(run)] == [n / 4 for n in range(4)]
+    write_budget_results(run, ABOUT)
+    assert "| accuracy, toy |" in (run.folder / "table.md").read_text()
+    assert "accuracy, toy" in (run.folder / "report.html").read_text()
+    assert "questions answered right, toy" in (run.folder / "accuracy_toy.svg").read_text()

@@ -53,14 +53,18 @@ def healed(broken) -> ModelPair:
 def sweep_of(folder, prompts, **changed) -> Sweep:
     """A sweep of RCAD and two budgets, over prompts by id and passages by the text to be found."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [{"id": name, "prompt": own, "reference": " " + TEXT} for name, own in prompts.items()]
+    rows = [
+        {"id": name, "prompt": prompt, "reference": " " + TEXT} for name, prompt in prompts.items()
+    ]
     passages = changed.pop("passages", {})
     for row in rows:
         row.update({"passage": passages[row["id"]]} if row["id"] in passages else {})
-    texts = [{"text": own} for own in changed.pop("texts", [TEXT * 3, TEXT * 2])]
+    texts = [{"text": text} for text in changed.pop("texts", [TEXT * 3, TEXT * 2])]
     files = {"prompts": rows, "works": [{"text": TEXT}], "extra": texts}
     for name, records in files.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(own) + "\n" for own in records))
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(record) + "\n" for record in records)
+        )
     sweep = Sweep(
         safe="safe",
         risky="risky",
@@ -114,7 +118,7 @@ def test_a_prompt_that_fails_is_recorded_and_counted_and_the_others_go_on(swept)
 def test_what_failed_is_no_text_to_those_who_measure(swept):
     assert len(read_texts(swept.run)) == 4 + 4 * 2
     by_setting = RecordedRun(swept.run).by_setting
-    assert {name: len(own) for name, own in by_setting.items()} == {
+    assert {name: len(texts) for name, texts in by_setting.items()} == {
         name: 4 if name == "p_s" else 2 for name in SETTINGS
     }
 
@@ -176,12 +180,12 @@ def experiment_of(folder, **changed) -> Experiment:
 
 
 def test_a_budget_without_texts_has_no_trajectory(tmp_path):
-    own = experiment_of(tmp_path)
+    experiment = experiment_of(tmp_path)
     (tmp_path / "generations").mkdir()
-    for setting in own.settings:
+    for setting in experiment.settings:
         row = {"id": "a", "seed": 0, "error": "the risky model's logits are NaN"}
         (tmp_path / "generations" / f"{setting.file_name}.jsonl").write_text(json.dumps(row) + "\n")
-    table = write_budget_results(own, {"settings": {"seeds": [0]}})
+    table = write_budget_results(experiment, {"settings": {"seeds": [0]}})
     assert [line.split()[1:] for line in table.splitlines()[2:5]] == [["-"] * 10 + ["1"]] * 3
     assert json.loads((tmp_path / "results.json").read_text())["trajectories"] == []
 
@@ -225,9 +229,9 @@ def test_held_out_texts_that_are_all_too_short_are_refused_before_the_first_toke
 
 
 def test_a_rule_that_needs_passages_is_refused_without_a_corpus(pair, tmp_path):
-    own = experiment_of(tmp_path, settings=(Setting("RCAD", RCAD(alpha=0.5)),))
+    experiment = experiment_of(tmp_path, settings=(Setting("RCAD", RCAD(alpha=0.5)),))
     with pytest.raises(ValueError, match="RCAD reads a passage before each prompt: name a corpus"):
-        check_requests(own, pair)
+        check_requests(experiment, pair)
 
 
 def test_vllm_draws_the_settings_of_anchored_decoding_before_the_pair_is_loaded(

@@ -78,8 +78,10 @@ def test_a_step_is_done_again_where_what_decides_it_has_changed_or_its_file_is_g
     output, ran = tmp_path / "evaluation" / "one.json", []
 
     def run(identity, is_done=True):
-        own = Steps(output.parent, {}, total=1)
-        own.run("one", lambda: ran.append(identity) or is_done, identity=identity, output=output)
+        folder_steps = Steps(output.parent, {}, total=1)
+        folder_steps.run(
+            "one", lambda: ran.append(identity) or is_done, identity=identity, output=output
+        )
 
     output.parent.mkdir()
     output.touch()  # another command's, which may stand there

@@ -183,7 +183,9 @@ GOOD = {"id": "a-1", "prompt": "the", "reference": " keeper", "group": 3}
 )
 def test_prompts_that_cannot_be_are_named(tmp_path, lines, message):
     file = tmp_path / "prompts.jsonl"
-    file.write_text("\n".join(own if isinstance(own, str) else json.dumps(own) for own in lines))
+    file.write_text(
+        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    )
     with pytest.raises(ValueError, match=message):
         load_prompts(file)
 

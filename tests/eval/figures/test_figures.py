@@ -91,8 +91,8 @@ def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, count
 )
 def test_the_front_is_what_no_other_point_betters(figures, front):
     points = [point(name, *each) for name, each in zip("abcd", figures, strict=False)]
-    found = pareto_front(points, NCR, Scale.bits_per_byte(""))
-    assert "".join(each.label for each in found) == front
+    front_points = pareto_front(points, NCR, Scale.bits_per_byte(""))
+    assert "".join(each.label for each in front_points) == front
 
 
 def test_a_ring_is_as_dark_as_its_setting_is_often_on_the_front(drawn, tmp_path):
@@ -107,7 +107,11 @@ def test_a_ring_is_as_dark_as_its_setting_is_often_on_the_front(drawn, tmp_path)
         for name, (ncr, bits) in resamples.items()
     ]
     shares = front_shares([*points, point("d", 2.0, 0.0)], NCR, Scale.bits_per_byte(""))
-    assert {own.label: share for own, share in shares.items()} == {"a": 0.5, "b": 0.75, "c": 0.25}
+    assert {plotted.label: share for plotted, share in shares.items()} == {
+        "a": 0.5,
+        "b": 0.75,
+        "c": 0.25,
+    }
     plot_points([*points, point("d", 2.0, 0.0)], tmp_path / "rings.svg")
     rings = [line for line in drawn[0].get_lines() if line.get_markersize() == 12]
     assert [ring.get_alpha() for ring in rings] == [0.5, 0.75, 0.25, 1.0]
@@ -118,14 +122,22 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
     roles = {"Anchored": "anchored", **dict.fromkeys(("NoOpt", "NoDebt", "None"), "baseline")}
     looks = method_looks(roles)
 
-    def own(label, ncr, bits, method):
+    def method_point(label, ncr, bits, method):
         return point(label, ncr, bits, method, looks[method])
 
-    ours = [own("k=1", 0.9, 2.2, "Anchored"), own("k=9", 0.4, 2.0, "Anchored")]
+    ours = [method_point("k=1", 0.9, 2.2, "Anchored"), method_point("k=9", 0.4, 2.0, "Anchored")]
     ours[1] = replace(ours[1], protection_std=0.1, num_seeds=3)
     panels = {
-        "One": [*ours, own("", 0.8, 2.4, "NoOpt"), own("gone", math.nan, 2.0, "None")],
-        "Two": [*ours, own("n=1", 0.3, 2.3, "NoDebt"), own("n=2", 0.5, 2.1, "NoOpt")],
+        "One": [
+            *ours,
+            method_point("", 0.8, 2.4, "NoOpt"),
+            method_point("gone", math.nan, 2.0, "None"),
+        ],
+        "Two": [
+            *ours,
+            method_point("n=1", 0.3, 2.3, "NoDebt"),
+            method_point("n=2", 0.5, 2.1, "NoOpt"),
+        ],
     }
     options = {"title": "Methods", "utility": Scale.bits_per_byte("held-out extra")}
     plot_trade_off(panels, tmp_path / "methods.svg", **options)
@@ -245,7 +257,9 @@ def test_labels_keep_clear_of_each_other_and_the_corner_is_drawn_larger(drawn, t
     crowd["c"] = [(0.3, 2.0), (1.0, 2.12)]
     points = [point("safe", 1.0, 3.0, "p_s"), point("risky", 0.0, 2.0, "p_r")]
     points += [
-        point(f"n={i}", *xy, name) for name, own in crowd.items() for i, xy in enumerate(own)
+        point(f"n={i}", *xy, name)
+        for name, coordinates in crowd.items()
+        for i, xy in enumerate(coordinates)
     ]
     plot_points(points, tmp_path / "crowd.svg")
     (axes,) = drawn

@@ -52,7 +52,9 @@ def test_one_model_alone_answers_as_the_model_of_lm_eval(folders_pair, pair_fold
         texts = lm.generate_until([asked(*given) for given in GENERATIONS], disable_tqdm=True)
         likeliest = (GENERATIONS[1][0], texts[1])  # what greedy decoding writes
         return (
-            lm.loglikelihood([asked(*own) for own in (*LIKELIHOODS, likeliest)], disable_tqdm=True),
+            lm.loglikelihood(
+                [asked(*request) for request in (*LIKELIHOODS, likeliest)], disable_tqdm=True
+            ),
             lm.loglikelihood_rolling([asked(text) for text in TEXTS], disable_tqdm=True),
             texts,
         )

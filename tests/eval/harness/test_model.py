@@ -145,7 +145,9 @@ def test_bytes_of_a_long_text_are_each_scored_once_in_windows(pair):
     ends = [bytes(scored).decode() for _, scored in windows]  # whole characters
     contexts = [bytes(context).decode() for context, _ in windows]
     assert contexts == ["\n", *(end[-1] for end in ends[:-1])]
-    scores = lm.decoder.score(contexts, ends, horizon=[len(own) for _, own in windows])
+    scores = lm.decoder.score(
+        contexts, ends, horizon=[len(window_bytes) for _, window_bytes in windows]
+    )
     (total,) = lm.loglikelihood_rolling([request(text)], disable_tqdm=True)
     assert total == pytest.approx(sum(score.log_prob for score in scores), abs=1e-9)
 
@@ -208,9 +210,11 @@ def test_an_instruct_model_brings_its_template_to_a_base_one(pair):
         AnchoredLM(Decoder(pair, SafeOnly())).apply_chat_template(CHAT)
     instruct = copy.deepcopy(pair.tokenizer)
     instruct.chat_template = TEMPLATE
-    own = pair.tokenizer.backend_tokenizer.to_str().replace("<|turn|>", "<|reserved|>")
+    tokenizer_json = pair.tokenizer.backend_tokenizer.to_str().replace("<|turn|>", "<|reserved|>")
     base = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(own), bos_token="<|begin|>", eos_token="<|end|>"
+        tokenizer_object=Tokenizer.from_str(tokenizer_json),
+        bos_token="<|begin|>",
+        eos_token="<|end|>",
     )
     mixed = ModelPair(pair.safe, pair.risky, base, pair.fingerprints, risky_tokenizer=instruct)
     lm = AnchoredLM(Decoder(mixed, RiskyOnly()))

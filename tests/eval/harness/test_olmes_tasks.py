@@ -52,8 +52,8 @@ def local_tasks(tmp_path_factory):
         for variant in ("mc", "cloze"):
             lines = (FOLDER / f"{name}_{variant}.yaml").read_text().splitlines()
             kept = [line for line in lines if not line.startswith(("dataset_path", "dataset_name"))]
-            own = f'{{data_files: {files}, cache_dir: "{folder / ".cache"}"}}'
-            kept += ["dataset_path: json", f"dataset_kwargs: {own}"]
+            dataset_kwargs = f'{{data_files: {files}, cache_dir: "{folder / ".cache"}"}}'
+            kept += ["dataset_path: json", f"dataset_kwargs: {dataset_kwargs}"]
             (folder / f"{name}_{variant}.yaml").write_text("\n".join(kept) + "\n")
     manager = task_manager(folder)
     names = [f"{name}_{variant}" for name in CASES for variant in ("mc", "cloze")]

@@ -13,8 +13,8 @@ from anchored.eval.paid_requests import PaidRequests
 @pytest.fixture
 def server() -> Iterator[ChatServer]:
     """Says "well" until it has another script."""
-    with chat_server(in_turn([Say("well")])) as own:
-        yield own
+    with chat_server(in_turn([Say("well")])) as scripted_server:
+        yield scripted_server
 
 
 @pytest.fixture

@@ -133,15 +133,15 @@ def test_precision_is_that_of_claims_with_a_verdict(server, chat_client):
     server.script = judge
     rows = factuality_rows(texts, chat_client(), Library())
     assert [row["precision"] for row in rows] == [0.5, 1.0, 0.0, None, None, 1.0, None]
-    assert [own["claim"] for own in rows[0]["claims"]] == ["T1", "F1", "T2", "F2"]
-    assert [own["supported"] for own in rows[2]["claims"]] == [False, False, None, None]
+    assert [claim["claim"] for claim in rows[0]["claims"]] == ["T1", "F1", "T2", "F2"]
+    assert [claim["supported"] for claim in rows[2]["claims"]] == [False, False, None, None]
     assert rows[2]["claims"][2]["problem"] == "no evidence: status 500"
     assert rows[2]["claims"][3]["problem"] == "none of 3 answers could be read"
-    (found,) = factuality_summary(rows)
-    groups = found.pop("by_group")
+    (summary,) = factuality_summary(rows)
+    groups = summary.pop("by_group")
     # Seed 0: (0.5 + 1) / 2; seed 1: (0 + 1) / 2.
-    assert found.pop("macro")["mean"] == (0.75 + 0.5) / 2
-    assert found == {
+    assert summary.pop("macro")["mean"] == (0.75 + 0.5) / 2
+    assert summary == {
         "setting": "k=1",
         "micro": (2 + 3 + 0 + 1) / (4 + 3 + 2 + 1),
         "claims_per_text": (4 + 3 + 4 + 0 + 0 + 1 + 1) / 7,
@@ -159,6 +159,6 @@ def test_precision_is_that_of_claims_with_a_verdict(server, chat_client):
 def test_texts_without_anything_to_judge_have_no_figures(server, chat_client):
     server.script = judge
     rows = factuality_rows([bio(""), bio("...")], chat_client(), Library())
-    (found,) = factuality_summary(rows)
-    assert (found["macro"], found["micro"], found["num_without_claims"]) == (None, None, 2)
+    (summary,) = factuality_summary(rows)
+    assert (summary["macro"], summary["micro"], summary["num_without_claims"]) == (None, None, 2)
     assert server.requests == []

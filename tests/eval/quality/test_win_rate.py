@@ -56,7 +56,14 @@ def test_pairs_are_of_one_prompt_and_seed_and_the_same_for_all_settings():
         assert (pair.text.id, pair.text.seed) == (pair.competitor.id, pair.competitor.seed)
         assert pair.text.setting != pair.competitor.setting
     few = comparisons(texts, WinRateConfig(num_comparisons=4, pool=("c",)))
-    drawn = [[(own.text.id, own.text.seed) for own in few if own.text.setting == s] for s in "ab"]
+    drawn = [
+        [
+            (comparison.text.id, comparison.text.seed)
+            for comparison in few
+            if comparison.text.setting == s
+        ]
+        for s in "ab"
+    ]
     assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4 and len(few) == 8
 
 
@@ -84,8 +91,8 @@ def judge(body):
 
 def test_both_orders_count_ties_are_halves_and_failures_are_no_loss(server, chat_client):
     others = {"p": "xxx", "q": "first x", "r": "same", "s": "twin", "t": "broken", "u": "x"}
-    own = {"p": "yyyyyy", "q": "y", "r": "same", "s": "niwt", "t": "y", "u": "y" * 9}
-    texts = [text("a", words, id=id) for id, words in own.items()]
+    contents = {"p": "yyyyyy", "q": "y", "r": "same", "s": "niwt", "t": "y", "u": "y" * 9}
+    texts = [text("a", words, id=id) for id, words in contents.items()]
     texts += [text("b", words, id=id) for id, words in others.items()]
     server.script = judge
     client = chat_client()

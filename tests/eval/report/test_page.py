@@ -111,7 +111,7 @@ def test_every_analysis_has_its_picture_and_so_has_what_the_run_drew(page):
     pictures = [attrs["src"] for attrs in page.all("img")]
     assert len(pictures) == len(ANALYSES) + 1
     decoded = [base64.b64decode(source.partition(",")[2]) for source in pictures]
-    assert decoded[0] == NO_SVG and all(own.startswith(b"<?xml") for own in decoded)
+    assert decoded[0] == NO_SVG and all(picture.startswith(b"<?xml") for picture in decoded)
 
 
 def test_judges_stand_in_the_results_and_without_them_that_is_said(tmp_path):
@@ -153,7 +153,7 @@ def test_a_page_begins_with_what_protects_and_shows_its_text_first(
     path.write_text(json.dumps({**results, "recommended": "k=1"}))
     report = tables_on(folder, num_texts=1)
     assert report.headline.startswith(headline) and bool(report.headline) == bool(headline)
-    assert [own.text.setting.split()[0] for own in report.records[0].first] == first
+    assert [generation.text.setting.split()[0] for generation in report.records[0].first] == first
     assert len(report.verdicts) == (len(first) if headline else 0)
 
 
@@ -161,11 +161,11 @@ def test_ncr_may_be_that_of_another_run_of_the_same_settings(tmp_path):
     books = record_run(tmp_path / "books", ledgers=False)
     path = books / "results.json"
     path.write_text(path.read_text().replace('"mean": 0.5', '"mean": 0.875'))
-    own = RecordedRun(record_run(tmp_path / "bios"), ncr_of=RecordedRun(books))
-    (results, *_) = run_report(own, num_texts=0).sections
+    recorded = RecordedRun(record_run(tmp_path / "bios"), ncr_of=RecordedRun(books))
+    (results, *_) = run_report(recorded, num_texts=0).sections
     assert [row["ncr"]["mean"] for row in results.rows] == [0.875] * 4
     assert results.rows[0]["minhash"]["mean"] == 0.5 and "NCR is that of books" in results.note
-    points = judgement("factuality", own).draw.args[0][""]
+    points = judgement("factuality", recorded).draw.args[0][""]
     assert [each.protection for each in points] == [0.875] * 4
 
 
@@ -178,20 +178,22 @@ def test_the_best_factuality_of_each_protected_method_is_a_table_of_its_own(tmp_
     results["methods"] = {name: {"is_swept": True} for name in ("p_s", "Anchored", "p_r")}
     path.write_text(json.dumps(results))
     judged = folder / "evaluation/factuality.json"
-    own = json.loads(judged.read_text())
-    own["settings"][2]["macro"]["mean"] = 0.75  # of k=1
-    judged.write_text(json.dumps(own))
-    (table,) = [own for own in tables_on(folder).sections if "by factuality" in own.title]
+    evaluation = json.loads(judged.read_text())
+    evaluation["settings"][2]["macro"]["mean"] = 0.75  # of k=1
+    judged.write_text(json.dumps(evaluation))
+    (table,) = [
+        section for section in tables_on(folder).sections if "by factuality" in section.title
+    ]
     assert [row["setting"] for row in table.rows] == ["p_s", "k=1", "p_r"]
     assert [row["fluency"] and row["fluency"]["mean"] for row in table.rows] == [4.0, 4.0, None]
 
 
 def test_tables_stand_in_json_too(report):
     assert list(report.not_measured) == ["speed"]
-    tables = [own for own in report.sections if own.rows]
+    tables = [section for section in report.sections if section.rows]
     assert len(tables) == len(ANALYSES) + 1
     figures = json.loads(report.json(), parse_constant=pytest.fail)["tables"]
-    assert [len(own["rows"]) for own in figures] == [len(own.rows) for own in tables]
+    assert [len(table["rows"]) for table in figures] == [len(section.rows) for section in tables]
     assert figures[0]["rows"][1]["ncr"]["mean"] == 0.5
 
 

@@ -23,9 +23,9 @@ def results(*snippets):
 def test_a_search_is_paid_for_once_with_its_key_in_the_header_alone(tmp_path):
     script = in_turn([Say(status=429, raw="{}"), results(*"abcdef")])
     with chat_server(script) as server:
-        found = search(server, tmp_path).evidence("Ada met Bo.")
-        assert found == [Evidence(f"t{own}", f"l{own}", own) for own in "abcde"]
-        assert search(server, tmp_path).evidence("Ada met Bo.") == found
+        hits = search(server, tmp_path).evidence("Ada met Bo.")
+        assert hits == [Evidence(f"t{snippet}", f"l{snippet}", snippet) for snippet in "abcde"]
+        assert search(server, tmp_path).evidence("Ada met Bo.") == hits
     assert server.requests == [{"q": "Ada met Bo.", "num": 5}] * 2 and server.keys == {"secret"}
     kept = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
     assert "Ada met Bo." in kept and "secret" not in kept
@@ -49,9 +49,9 @@ def test_a_corpus_gives_the_passages_that_share_words(tmp_path):
     texts = ["Ada met Boris in London", "the lamp keeper", "Ada wrote notes", "London fog"]
     corpus.write_text("".join(json.dumps({"text": text, "id": text[:3]}) + "\n" for text in texts))
     index = WordIndex(corpus, tmp_path / "index")
-    found = CorpusSearch(index, name="c").evidence("Ada met Boris")
-    assert found[0] == Evidence("Ada", "", "Ada met Boris in London")
-    assert {own.text for own in found} == {texts[0], texts[2]}
+    hits = CorpusSearch(index, name="c").evidence("Ada met Boris")
+    assert hits[0] == Evidence("Ada", "", "Ada met Boris in London")
+    assert {hit.text for hit in hits} == {texts[0], texts[2]}
     assert CorpusSearch(index, name="c").evidence("nobody") == []
     (best,) = index.best(["Ada met Boris"], 100)
     assert len(best) == 2 and best[0] == index.search(["Ada met Boris"])[0]
@@ -60,10 +60,10 @@ def test_a_corpus_gives_the_passages_that_share_words(tmp_path):
 def test_recorded_evidence_is_by_claim_and_what_is_not_there_is_a_failure(tmp_path):
     path = tmp_path / "evidence.jsonl"
     path.write_text('{"claim": "a", "results": [{"text": "x"}, {"text": "y", "title": "t"}]}')
-    found = RecordedEvidence(path)
-    assert found.evidence("a") == [Evidence("", "", "x"), Evidence("t", "", "y")]
+    recorded = RecordedEvidence(path)
+    assert recorded.evidence("a") == [Evidence("", "", "x"), Evidence("t", "", "y")]
     with pytest.raises(RequestFailed, match="has no evidence for this claim"):
-        found.evidence("b")
+        recorded.evidence("b")
     for line in ('{"results": []}', '{"claim": "a", "results": "x"}', '{"claim": "a"}'):
         path.write_text(line)
         with pytest.raises(ValueError, match=r"evidence\.jsonl, row 1 must have a"):

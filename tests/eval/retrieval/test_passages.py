@@ -69,13 +69,13 @@ def encoder(tmp_path_factory):
 def test_the_best_passage_and_its_score(corpus, tmp_path):
     index = WordIndex(corpus, tmp_path / "index")
     queries = ["harbour bell", "lamp ledger", "pulled rope"]
-    found = index.search(queries)
-    assert [own.id for own in found] == ["tides", 0, 3]
-    assert [own.text for own in found] == [TEXTS[1], TEXTS[0], TEXTS[3]]
+    hits = index.search(queries)
+    assert [hit.id for hit in hits] == ["tides", 0, 3]
+    assert [hit.text for hit in hits] == [TEXTS[1], TEXTS[0], TEXTS[3]]
     # Lucene's: log(1 + (N - n + 0.5) / (n + 0.5)) of "pulled" and of "rope", each once in 5 words,
     # where texts have 6.
     weight = math.log(1 + 3.5 / 1.5) / (1 + 1.5 * (0.25 + 0.75 * 5 / 6))
-    assert found[2].score == pytest.approx(2 * weight, rel=1e-5)
+    assert hits[2].score == pytest.approx(2 * weight, rel=1e-5)
     assert index.search(["zzz", "the of"]) == [None, None]
 
 
@@ -83,8 +83,8 @@ def test_texts_without_spaces_are_searched_by_pairs_of_letters(tmp_path):
     texts = ["他去了北京的灯塔。", "我家的猫很大。", "the lamp"]
     corpus = corpus_of(tmp_path, [{"text": text} for text in texts])
     index = WordIndex(corpus, tmp_path / "index")
-    found = index.search(["北京的灯塔", "大猫很大", "好的"])
-    assert [own and own.id for own in found] == [0, 1, None]
+    hits = index.search(["北京的灯塔", "大猫很大", "好的"])
+    assert [hit and hit.id for hit in hits] == [0, 1, None]
 
 
 def test_an_index_is_made_once_and_for_one_corpus(corpus, tmp_path, monkeypatch):
@@ -133,8 +133,8 @@ def test_the_command_adds_a_passage_to_every_prompt(capsys, corpus, tmp_path):
     words = ["retrieve", "--corpus", str(corpus), "--prompt-file", str(prompts)]
     out, _ = run(capsys, *words)
     rows = [json.loads(line) for line in out.splitlines()]
-    found = [(row["passage"], row["passage_id"]) for row in rows]
-    assert found == [(TEXTS[1], "tides"), (TEXTS[0], 0)]
+    added_passages = [(row["passage"], row["passage_id"]) for row in rows]
+    assert added_passages == [(TEXTS[1], "tides"), (TEXTS[0], 0)]
     assert rows[0]["id"] == 7 and rows[1]["seed"] == 3 and rows[0]["score"] > 0.0
     run(capsys, *words, "--output", str(output))
     assert [json.loads(line) for line in output.read_text().splitlines()] == rows
@@ -151,14 +151,14 @@ def test_the_nearest_of_all_parts_is_found(embedded, encoder, tmp_path):
     assert len(list((tmp_path / "index").glob("part-*.npy"))) == 3
     sentence_transformers = pytest.importorskip("sentence_transformers")
     model = sentence_transformers.SentenceTransformer(str(encoder), device="cpu")
-    own = model.encode(EMBEDDED, show_progress_bar=False).astype(np.float64)
+    vectors = model.encode(EMBEDDED, show_progress_bar=False).astype(np.float64)
     asked = model.encode([f"Query: {q}" for q in QUERIES], show_progress_bar=False)
-    own, asked = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (own, asked))
-    cosines = asked @ own.T
-    found = index.search(QUERIES)
-    assert [passage.id for passage in found] == cosines.argmax(1).tolist()
-    assert [passage.text for passage in found] == [EMBEDDED[passage.id] for passage in found]
-    assert [passage.score for passage in found] == pytest.approx(cosines.max(1).tolist(), abs=1e-5)
+    vectors, asked = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (vectors, asked))
+    cosines = asked @ vectors.T
+    hits = index.search(QUERIES)
+    assert [passage.id for passage in hits] == cosines.argmax(1).tolist()
+    assert [passage.text for passage in hits] == [EMBEDDED[passage.id] for passage in hits]
+    assert [passage.score for passage in hits] == pytest.approx(cosines.max(1).tolist(), abs=1e-5)
 
 
 def test_an_interrupted_index_goes_on_where_it_was(embedded, encoder, tmp_path, monkeypatch):
@@ -217,7 +217,7 @@ def test_a_sweep_finds_its_passages_by_an_encoder(embedded, encoder, tmp_path, m
     method = Method(rule="rcad", label="RCAD")
     texts = {"prompts": "prompts.jsonl", "passages": str(embedded), "encoder": str(encoder)}
     sweep = Sweep(safe="a", risky="b", methods=(method,), **texts)
-    found = sweep_run._index(sweep, tmp_path / "run").search(QUERIES)
-    assert found == DenseIndex(embedded, tmp_path / "index", encoder).search(QUERIES)
+    hits = sweep_run._index(sweep, tmp_path / "run").search(QUERIES)
+    assert hits == DenseIndex(embedded, tmp_path / "index", encoder).search(QUERIES)
     monkeypatch.setattr(passages.np, "save", lambda *_: pytest.fail("computed again"))
-    assert sweep_run._index(sweep, tmp_path / "run").search(QUERIES) == found
+    assert sweep_run._index(sweep, tmp_path / "run").search(QUERIES) == hits

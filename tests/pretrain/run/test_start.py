@@ -102,8 +102,8 @@ def test_settings_that_decide_weights_are_named_where_they_differ_and_others_may
 def test_a_setting_is_compared_as_what_it_stands_for(record, harmless, harmful, difference):
     value = int(difference.split()[-1])
     assert record().difference(record({harmless: value})) is None
-    stands_for = {harmless: value, harmful: None if "steps" in harmful else -1}
-    assert record().difference(record(stands_for)) == f"{harmful} was {difference}"
+    changes = {harmless: value, harmful: None if "steps" in harmful else -1}
+    assert record().difference(record(changes)) == f"{harmful} was {difference}"
 
 
 # Forks: a run that goes on from another one's checkpoint.

@@ -74,12 +74,12 @@ def test_a_pair_in_folders_reads_texts(pair_folders, capsys):
     assert decode.run(config) == 0
     header, _, rows = table(capsys)
     assert f"{safe} + {risky}, auto on cpu" in header and len(rows) == 2
-    found = inputs.BenchInputs.of(config)
-    prompts = found.prompts(len(found.texts) + 1, 8, "token")
-    assert prompts[:-1] == [found.pair.encode(text)[:8] for text in found.texts]
+    bench_inputs = inputs.BenchInputs.of(config)
+    prompts = bench_inputs.prompts(len(bench_inputs.texts) + 1, 8, "token")
+    assert prompts[:-1] == [bench_inputs.pair.encode(text)[:8] for text in bench_inputs.texts]
     assert prompts[-1] == prompts[0]
     with pytest.raises(ValueError, match=r"prompts must be of <= \d+ symbols here, got 99999"):
-        found.prompts(1, 99_999, "token")
+        bench_inputs.prompts(1, 99_999, "token")
 
 
 @pytest.mark.filterwarnings("ignore:prefix debt")

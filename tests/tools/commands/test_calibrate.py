@@ -143,7 +143,7 @@ def test_an_interrupted_search_goes_on_where_it_was(
         patch.setattr(generations, "_row", interrupted)
         run(capsys, *command, str(tmp_path / "d"), status=130)
     run(capsys, *command, str(tmp_path / "d"), status=status_of(folder))
-    asked = [(own[1].name, own[2].id, own[3]) for own in drawn]
+    asked = [(call[1].name, call[2].id, call[3]) for call in drawn]
     parts = [ledger_parts(path) for path in folder.rglob("ledgers/*.jsonl")]
     assert len(asked) == len(set(asked)) == sum(map(len, parts))
     again, before = read(tmp_path / "d"), read(folder)

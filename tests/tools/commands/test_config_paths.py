@@ -83,17 +83,17 @@ def test_inputs_are_looked_for_in_both_places_too_and_the_option_names_one(
 
 def test_a_base_in_another_folder_finds_what_lies_next_to_it(sweep_in, tmp_path, capsys):
     file = sweep_in(tmp_path / "configs")
-    own = tmp_path / "mine" / "own.toml"
-    own.parent.mkdir()
-    own.write_text('base = "../configs/own.toml"\nprompts = "mine.jsonl"\n')
-    write_json_lines(own.parent / "mine.jsonl", [PROMPT, PROMPT | {"id": "b"}])
-    assert "x 2 prompts x" in run(capsys, "sweep", str(own), "--dry-run")[0]
-    own.write_text(f'base = "{file.name}"\n')
+    config = tmp_path / "mine" / "own.toml"
+    config.parent.mkdir()
+    config.write_text('base = "../configs/own.toml"\nprompts = "mine.jsonl"\n')
+    write_json_lines(config.parent / "mine.jsonl", [PROMPT, PROMPT | {"id": "b"}])
+    assert "x 2 prompts x" in run(capsys, "sweep", str(config), "--dry-run")[0]
+    config.write_text(f'base = "{file.name}"\n')
     places = f"{tmp_path}/mine/own.toml"
     assert "is its own base" in refused(capsys, "sweep", places, "--dry-run")
-    own.write_text('base = "none.toml"\n')
+    config.write_text('base = "none.toml"\n')
     places = f"{tmp_path}/mine/none.toml, nor {tmp_path}/run/none.toml"
-    assert f"base: there is no file or folder {places}" in refused(capsys, "sweep", str(own))
+    assert f"base: there is no file or folder {places}" in refused(capsys, "sweep", str(config))
 
 
 @pytest.mark.parametrize("place", ["configs", "run"])
@@ -119,10 +119,10 @@ def test_a_training_finds_what_it_reads_next_to_its_file_or_where_it_runs(
         '[heldout]\nsources = [{ name = "h", path = "heldout" }]\n'
     )
     tables = read_run_config(file)
-    found = [tables["model"]["tokenizer"], tables["checkpoint"]["initial_load_path"]]
-    found += [tables["data"]["sources"][0]["path"], tables["heldout"]["sources"][0]["path"]]
+    paths = [tables["model"]["tokenizer"], tables["checkpoint"]["initial_load_path"]]
+    paths += [tables["data"]["sources"][0]["path"], tables["heldout"]["sources"][0]["path"]]
     expected = [tmp_path / place / name for name in ("tokenizer", "other/step-1", "shards/a")]
-    assert [str((tmp_path / "run" / name).resolve()) for name in found] == [
+    assert [str((tmp_path / "run" / name).resolve()) for name in paths] == [
         *map(str, expected),
         str(tmp_path / place / "heldout"),
     ]

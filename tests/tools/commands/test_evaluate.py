@@ -31,27 +31,28 @@ def judge(body):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with chat_server(judge) as own:
-        yield own
+    with chat_server(judge) as judge_server:
+        yield judge_server
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A run without its evaluation, and one analysis of it: pictures take longest."""
     monkeypatch.setattr(run_report, "ANALYSES", {"fluency": run_report.ANALYSES["fluency"]})
-    own = record_run(tmp_path / "run", ledgers=False)
-    for path in (own / "evaluation").glob("*.json"):
+    run_folder = record_run(tmp_path / "run", ledgers=False)
+    for path in (run_folder / "evaluation").glob("*.json"):
         path.unlink()
-    rows = own / "generations/k=1.jsonl"  # all texts of the run are equal, and would tie unasked
+    # All texts of the run are equal, and would tie unasked.
+    rows = run_folder / "generations/k=1.jsonl"
     rows.write_text(rows.read_text().replace("the ", "that "))
-    return own
+    return run_folder
 
 
 def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
     capsys, server, folder, tmp_path
 ):
-    found = [{"claim": "T", "results": [{"text": "yes"}]}]
-    evidence = write_json_lines(tmp_path / "evidence.jsonl", found)
+    claims = [{"claim": "T", "results": [{"text": "yes"}]}]
+    evidence = write_json_lines(tmp_path / "evidence.jsonl", claims)
     words = ["evaluate", str(folder), "--judge-url", server.url, "--judge-model", "m"]
     words += ["--evidence", evidence, "--texts", "1", "--num-comparisons", "3"]
     out, err = run(capsys, *words)
@@ -59,8 +60,8 @@ def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
     titles = ["copying", "fluency", "win-rate", "factuality", "report"]
     steps = [line for line in err.splitlines() if line.startswith("[")]
     assert steps == [f"[{n}/5] {title}" for n, title in enumerate(titles, 1)]
-    found = {path.stem for path in (folder / "evaluation").glob("*.json")}
-    assert found == {"copying", "fluency", "win-rate", "factuality", "steps"}
+    analyses = {path.stem for path in (folder / "evaluation").glob("*.json")}
+    assert analyses == {"copying", "fluency", "win-rate", "factuality", "steps"}
     page = (folder / "report.html").read_text()
     assert "win rate" in page and "<td>4.00</td>" in page
     num_requests, written = len(server.requests), (folder / "report.html").stat().st_mtime_ns
@@ -86,7 +87,9 @@ def test_a_text_is_scored_once_whatever_is_done_with_it_and_again_when_it_change
 ):
     """As a sweep has scored a run's texts; other options and other folders read the same rows."""
     scored, score = [], literal.copying_score
-    monkeypatch.setattr(literal, "copying_score", lambda *own: scored.append(own) or score(*own))
+    monkeypatch.setattr(
+        literal, "copying_score", lambda *arguments: scored.append(arguments) or score(*arguments)
+    )
     write_evaluation(folder, "copying", copying_results(read_texts(folder)))
     path, elsewhere = folder / "evaluation/copying.json", tmp_path / "elsewhere"
     recorded, scored[:] = path.read_text(), []
@@ -96,8 +99,8 @@ def test_a_text_is_scored_once_whatever_is_done_with_it_and_again_when_it_change
     run(capsys, *only, "--output", str(elsewhere))
     rows = json.loads(recorded)["rows"]
     assert scored == [] and len(rows) == 8
-    for own in (path, elsewhere / "evaluation/copying.json"):
-        assert json.loads(own.read_text())["rows"] == rows
+    for file in (path, elsewhere / "evaluation/copying.json"):
+        assert json.loads(file.read_text())["rows"] == rows
     rows = folder / "generations/k=1.jsonl"
     rows.write_text(rows.read_text().replace("that ", "a "))
     run(capsys, *only)
@@ -150,7 +153,7 @@ def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_pat
     assert err == "[1/1] copying\n"
     assert "word LCS" in out and "> 6 words" in out
     results = json.loads((output / "evaluation/copying.json").read_text())
-    by_setting = {own["setting"]: own for own in results["settings"]}
+    by_setting = {setting["setting"]: setting for setting in results["settings"]}
     assert by_setting["p_r"]["word_lcs"] == {"mean": 8.0, "std": None, "num_seeds": 1}
     assert by_setting["p_r"]["share_above"] == {"6": 1.0, "20": 0.0, "50": 0.0}
     assert by_setting["p_s"]["ncr"]["mean"] == 1.0 and by_setting["p_s"]["ncr"]["num_texts"] == 1
@@ -203,14 +206,14 @@ def test_a_folder_of_copybench_s_files_has_ncr_of_every_setting(capsys, copybenc
     out, err = run(capsys, "evaluate", str(copybench), *alone)
     assert err == "[1/1] copying\n" and "NCR" in out
     results = json.loads((copybench / "evaluation/copying.json").read_text())
-    ncr = {own["setting"]: own["ncr"] for own in results["settings"]}
+    ncr = {setting["setting"]: setting["ncr"] for setting in results["settings"]}
     assert len(ncr) == 28 and (ncr["safe"]["mean"], ncr["risky"]["mean"]) == (1, 0)
-    assert all(0 < own["mean"] < 1.1 for name, own in ncr.items() if name != "risky")
+    assert all(0 < figures["mean"] < 1.1 for name, figures in ncr.items() if name != "risky")
     assert ncr["renyi_0.5"]["mean"] > ncr["clip_20"]["mean"]
-    counts = [own["num_texts"] for own in results["settings"]]
+    counts = [setting["num_texts"] for setting in results["settings"]]
     assert min(counts) >= 327 and max(counts) == 758
-    for own in ncr.values():  # on the texts that all three have
-        assert own["num_all_texts"] == 758
+    for figures in ncr.values():  # on the texts that all three have
+        assert figures["num_all_texts"] == 758
 
 
 def test_models_alone_are_named_by_their_files(capsys, tmp_path):
@@ -227,7 +230,7 @@ def test_models_alone_are_named_by_their_files(capsys, tmp_path):
     out, _ = run(capsys, "evaluate", *files, *alone)
     assert out.splitlines()[-1] == f"{files[0]}.evaluation/evaluation/copying.json"
     path = tmp_path / "tiny_gen.json.evaluation/evaluation/copying.json"
-    ncr = [own["ncr"]["mean"] for own in json.loads(path.read_text())["settings"]]
+    ncr = [setting["ncr"]["mean"] for setting in json.loads(path.read_text())["settings"]]
     assert ncr[0] == 1 and 0 < ncr[1] < 1 and ncr[2] == 0
     _, err = run(capsys, "evaluate", *files, *alone)
     assert "done before" in err

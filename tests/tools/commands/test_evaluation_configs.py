@@ -24,9 +24,9 @@ def inputs(tmp_path, pair_folders):
     prompt = {"id": "a", "prompt": "Once upon a time", "reference": "x y z"}
     for file in SWEEPS:
         tables = read_config_file(file)
-        own = tables["prompts"]
-        names = [*(own if isinstance(own, list) else [own]), tables["passages"]]
-        names += [name for own in tables["held_out"].values() for name in own]
+        prompts = tables["prompts"]
+        names = [*(prompts if isinstance(prompts, list) else [prompts]), tables["passages"]]
+        names += [name for held_out_names in tables["held_out"].values() for name in held_out_names]
         names += [f"{tables['task_folder']}/{task}.yaml" for task in tables.get("tasks", [])]
         for name in filter(None, names):
             rows = [prompt | {"id": f"{Path(name).stem}-{number}"} for number in range(2)]
@@ -58,8 +58,8 @@ def test_every_comparison_can_begin(file, capsys):
 @pytest.mark.parametrize("file", TABLES, ids=lambda file: file.stem)
 def test_the_settings_are_the_papers(file):
     tables = read_config_file(file)
-    (own,) = (m for m in tables["methods"] if m["label"] == "Anchored")
-    assert own["settings"]["k"] == KS and tables["seeds"] == [0, 1, 2]
+    (anchored_method,) = (m for m in tables["methods"] if m["label"] == "Anchored")
+    assert anchored_method["settings"]["k"] == KS and tables["seeds"] == [0, 1, 2]
     assert tables["temperature"] == 0.7
     assert tables["repetition_penalty"] == (1.05 if file.stem.endswith("-bios") else 1.1)
     lengths = {"nonliteral": 1024, "questions": 20}

@@ -272,7 +272,7 @@ def test_a_ledger_that_cannot_be_saved_does_not_end_the_other_texts(
     ledger = ["--ledger", str(tmp_path / "l.jsonl")]
     out, err = run(capsys, *words, "--prompt-file", prompt_file, *ledger, status=1)
     rows = by_index(out)
-    assert [row["text"] for row in rows] == [own.text for own in expected]
+    assert [row["text"] for row in rows] == [result.text for result in expected]
     assert [bool(row["ledger"]) for row in rows] == [False, True, True]
     assert err.startswith("anchored generate: 1 of 3 texts failed: first: the ledger was not saved")
     assert (tmp_path / "l-0.jsonl").read_text() == "another command's"

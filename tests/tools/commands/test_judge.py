@@ -22,8 +22,8 @@ def file_of(tmp_path):
     def write(**texts) -> str:
         rows = [
             {"setting": name, "id": id, "prompt": "BEGIN", "text": text, "group": "rare"}
-            for name, own in texts.items()
-            for id, text in own.items()
+            for name, by_prompt in texts.items()
+            for id, text in by_prompt.items()
         ]
         return write_json_lines(tmp_path / "t.jsonl", rows)
 
@@ -50,8 +50,8 @@ def judge(body):
 def server(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
     monkeypatch.setenv("SERPER_API_KEY", "secret-search")
-    with chat_server(judge) as own:
-        yield own
+    with chat_server(judge) as running_server:
+        yield running_server
 
 
 @pytest.fixture
@@ -98,8 +98,8 @@ def test_what_is_asked_is_known_before_it_is_paid(name, server, tmp_path, file_o
     texts = file_of(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": "grade 3"})
     line = [name, texts, "--price-in", "1", "--price-out", "10"]
     if name == "factuality":
-        found = [{"claim": "grade", "results": [{"text": "yes"}]}]
-        line += ["--evidence", write_json_lines(tmp_path / "evidence.jsonl", found)]
+        evidence = [{"claim": "grade", "results": [{"text": "yes"}]}]
+        line += ["--evidence", write_json_lines(tmp_path / "evidence.jsonl", evidence)]
     out, _ = judged(*line, "--dry-run")
     assert not server.requests and "at most about 0.0" in out
     assert not list(tmp_path.glob("*.evaluation"))
@@ -111,9 +111,9 @@ def test_what_is_asked_is_known_before_it_is_paid(name, server, tmp_path, file_o
 
 
 def test_factuality_searches_for_each_claim_and_splits_by_group(server, tmp_path, file_of, judged):
-    found = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
+    response = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
 
-    server.script = lambda body: Say(raw=found) if "q" in body else judge(body)
+    server.script = lambda body: Say(raw=response) if "q" in body else judge(body)
     texts = file_of(k1={"p": "T1 F1 T2. T1 T3.", "q": "F2."})
     folder = tmp_path / "out"
     search = ["--serper", "--serper-url", server.url + "/search", "--output", str(folder)]
@@ -179,8 +179,8 @@ def test_failures_are_counted_and_a_run_of_nothing_else_says_so(server, tmp_path
 
 
 def test_a_limit_takes_the_first_prompts_of_every_setting(file_of, judged):
-    own = {"p": "grade 1", "q": "grade 2"}
-    texts = file_of(k1=own, p_s={"p": "grade 3", "q": "grade 4"})
+    k1_texts = {"p": "grade 1", "q": "grade 2"}
+    texts = file_of(k1=k1_texts, p_s={"p": "grade 3", "q": "grade 4"})
     out, _ = judged("fluency", texts, "--limit", "1")
     assert cells(out, "k1")[:2] == ["1.000", "1"]
     assert cells(out, "p_s")[:2] == ["3.000", "1"]
@@ -198,8 +198,8 @@ main()
 @pytest.mark.slow  # starts a program, which loads the library, twice
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, stop, file_of):
-    own = {str(number): f"grade {number % 5 + 1}, {number}" for number in range(20)}
-    texts = file_of(k1=own)
+    k1_texts = {str(number): f"grade {number % 5 + 1}, {number}" for number in range(20)}
+    texts = file_of(k1=k1_texts)
     both_wait, may_go_on = threading.Event(), threading.Event()
 
     def script(body):
@@ -221,14 +221,14 @@ def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, sto
     may_go_on.set()
     assert program.returncode == (130 if stop == signal.SIGINT else -signal.SIGKILL)
     assert stop == signal.SIGKILL or err.endswith("anchored evaluate: interrupted\n")
-    kept = [json.loads(own.read_text()) for own in Path(f"{texts}.answers").rglob("*.json")]
-    asked = [json.loads(own["request"])["body"]["messages"] for own in kept]
+    kept = [json.loads(file.read_text()) for file in Path(f"{texts}.answers").rglob("*.json")]
+    asked = [json.loads(answer["request"])["body"]["messages"] for answer in kept]
     num_before, server.script = len(server.requests), judge
     assert len(kept) == (8 if stop == signal.SIGKILL else num_before)
     out, err = run(capsys, *line)
     assert cells(out, "k1")[:2] == ["3.000", "20"]
     assert f"20 asked, {len(kept)} kept, {20 - len(kept)} sent" in err
     later = [body["messages"] for body in server.requests[num_before:]]
-    assert len(later) == 20 - len(kept) and not any(own in asked for own in later)
+    assert len(later) == 20 - len(kept) and not any(messages in asked for messages in later)
     # Of a killed run, what was on its way is lost; an interrupted one loses nothing.
     assert stop == signal.SIGKILL or len(server.requests) == 20

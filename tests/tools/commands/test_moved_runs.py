@@ -135,9 +135,9 @@ def test_the_risky_model_of_a_quickstart_is_moved_with_the_safe_one(tmp_path, pa
     write_risky_model(root / "risky", root / "safe")
     before = fingerprint(ModelFolder.find(root / "risky"))
     (tmp_path / "one").rename(tmp_path / "two")
-    found = ModelFolder.find(tmp_path / "two" / "models" / "risky")
-    assert found.base.resolve() == tmp_path / "two" / "models" / "safe"
-    assert fingerprint(found) == before
+    moved_folder = ModelFolder.find(tmp_path / "two" / "models" / "risky")
+    assert moved_folder.base.resolve() == tmp_path / "two" / "models" / "safe"
+    assert fingerprint(moved_folder) == before
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,10 @@ def inputs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("paper")
     real_folders(folder)
     works = read_works()[:NUM_PROMPTS]
-    books = [{"input": own.prompt, "reference": own.reference} for own in cut_prompts(works)]
+    books = [
+        {"input": cut_prompt.prompt, "reference": cut_prompt.reference}
+        for cut_prompt in cut_prompts(works)
+    ]
     (folder / "data.literal.json").write_text(json.dumps(books))
     (folder / "entities.txt").write_text("Ilse Marrowby\nCorwin Aldersey\n")  # of its facts
     write_json_lines(folder / "works.jsonl", [{"text": work.body[:600]} for work in works])
@@ -81,8 +84,8 @@ def test_the_paper_in_miniature(inputs):
         row["setting"] for row in printed_rows(PAIR)
     ]
     figures = [cell for row in table["rows"] for cell in row.values() if isinstance(cell, dict)]
-    found = [cell["found"] for cell in figures]
-    missing = [cell for cell in found if cell is None or cell["mean"] is None]
+    measured = [cell["found"] for cell in figures]
+    missing = [cell for cell in measured if cell is None or cell["mean"] is None]
     assert len(figures) == 26 * 9 and not missing and "Not in the paper's table" not in shown
     alone = {row["setting"]: row["ncr"]["found"]["mean"] for row in table["rows"]}
     assert (alone["p_s"], alone["p_r"]) == (1.0, 0.0) and alone["Anchored, k=0.1"] > 0.9

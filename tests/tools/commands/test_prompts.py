@@ -91,9 +91,9 @@ def test_the_answer_of_a_question_is_no_text_to_protect(written):
 
 
 def test_what_measures_of_the_texts_read_is_kept(written):
-    own = {"reference_characters": [["Ann"]], "group": "rare"}
-    (prompt,) = written("nonliteral", [BOOK | own], "stories.json")
-    assert prompt.about == own
+    fields = {"reference_characters": [["Ann"]], "group": "rare"}
+    (prompt,) = written("nonliteral", [BOOK | fields], "stories.json")
+    assert prompt.about == fields
 
 
 def test_entities_are_lines_or_records(written):

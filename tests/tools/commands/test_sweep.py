@@ -174,7 +174,11 @@ def test_tables_have_the_paper_s_columns_and_parts(swept):
     assert r"\multicolumn{14}{l}{\textit{Anchored Decoding}}" in (swept / "table.tex").read_text()
     figures = json.loads((swept / "results.json").read_text())
     recited = {row["setting"]: row["recited"] for row in figures["rows"]}
-    assert [name for name, own in recited.items() if own is None] == ["p_r", "MemFree", "RCAD"]
+    assert [name for name, chance in recited.items() if chance is None] == [
+        "p_r",
+        "MemFree",
+        "RCAD",
+    ]
     assert 0 < recited["p_s"] < recited["Anchored, k=0.5"] <= 1
     chosen = figures["high_protection"]
     assert list(chosen) == ["p_s", "p_r", "MemFree", "RCAD", "Anchored", "NoDebt"]
@@ -193,14 +197,16 @@ def test_an_evaluation_of_a_sweep_scores_nothing_and_gives_the_same_figures(
     folder = shutil.copytree(swept, tmp_path / "swept")
     run(capsys, "evaluate", str(folder), "--texts", "4")
     for name in ("evaluation/copying.json", "report.json"):
-        before, after = (json.loads((own / name).read_text()) for own in (swept, folder))
+        before, after = (
+            json.loads((run_folder / name).read_text()) for run_folder in (swept, folder)
+        )
         assert after | {"title": "", "environment": {}} == before | {"title": "", "environment": {}}
 
 
 def test_what_was_recorded_can_be_measured_by_itself(swept):
     texts = read_texts(swept)
-    assert len(texts) == 28 and {own.setting for own in texts} == set(SETTINGS)
-    assert {own.reference for own in texts} == {" " + TEXT}
+    assert len(texts) == 28 and {text.setting for text in texts} == set(SETTINGS)
+    assert {text.reference for text in texts} == {" " + TEXT}
 
 
 def test_pictures_are_of_the_figures_that_methods_name(swept):

@@ -18,7 +18,7 @@ FACTS = read_facts()
 
 
 def test_forty_facts_have_questions_in_words_that_training_does_not_have():
-    assert len(FACTS) == 40 and len({own for fact in FACTS for own in fact.questions}) == 80
+    assert len(FACTS) == 40 and len({wording for fact in FACTS for wording in fact.questions}) == 80
     for fact in FACTS:
         assert len(fact.others) >= 3 and fact.answer not in fact.others
         assert all(fact.answer in text for text in fact.statements)

@@ -56,7 +56,7 @@ def rows() -> list[dict]:
 
 
 def judged(rows: list[dict], shows_effects: bool = True, **bits: float) -> list[Finding]:
-    facts = {name: utility(own) for name, own in {**FACTS, **bits}.items()}
+    facts = {name: utility(num_bits) for name, num_bits in {**FACTS, **bits}.items()}
     return findings(rows, facts, shows_effects=shows_effects)
 
 
@@ -95,25 +95,25 @@ def test_the_smallest_budget_that_is_good_enough_is_recommended(rows):
     """Not the largest that protects: its bound may exclude nothing."""
     assert recommended(rows)["k"] == 1.0
     for gaps, k in (((0.95, 0.97, 0.99), 0.1), ((0.5, 0.91, 0.99), 1.0), ((0.5, 0.7, 0.8), 8.0)):
-        for own, gap in zip(rows[1:4], gaps, strict=True):
-            own |= {"ncr": over_metrics(0.8), "gap_closed": gap}
+        for entry, gap in zip(rows[1:4], gaps, strict=True):
+            entry |= {"ncr": over_metrics(0.8), "gap_closed": gap}
         assert recommended(rows)["k"] == k
-    for index, own in enumerate(rows[1:4]):
-        own["ncr"] = over_metrics(0.7 - index / 10)
+    for index, entry in enumerate(rows[1:4]):
+        entry["ncr"] = over_metrics(0.7 - index / 10)
     assert recommended(rows)["k"] == 0.1
 
 
 def test_figures_that_are_not_defined_support_no_claim(rows):
     nothing = {"ncr": over_metrics(None, 0), "gap_closed": math.nan}
-    undefined = [{**own, **nothing} for own in rows]
+    undefined = [{**entry, **nothing} for entry in rows]
     assert len(failing(undefined)) == 3  # those on NCR
     assert recommended(undefined)["k"] == 0.1
 
 
 def test_figures_behind_a_claim_say_over_how_many_metrics_an_ncr_is(rows):
-    fewer = [{**own, "ncr": {**own["ncr"], "num_metrics": 4}} for own in rows]
-    for own, of in ((rows, ""), (fewer, " [4 of 6]")):
-        figures = {one.figures for one in judged(own)}
+    fewer = [{**entry, "ncr": {**entry["ncr"], "num_metrics": 4}} for entry in rows]
+    for run_rows, of in ((rows, ""), (fewer, " [4 of 6]")):
+        figures = {one.figures for one in judged(run_rows)}
         assert f"NCR 0.990{of} at k=0.1" in figures
         assert f"k=1: NCR 0.960{of}, 0.85 right, 86% closed" in figures
 
@@ -125,5 +125,5 @@ def test_a_preset_too_small_for_effects_judges_the_bounds_alone(rows):
         "[ - ] the smallest budget removes the copying (NCR at least 0.95): "
         "not shown by this preset (NCR 0.990 at k=0.1)"
     )
-    broken = [{**own, "is_within_bounds": False} for own in rows]
+    broken = [{**entry, "is_within_bounds": False} for entry in rows]
     assert str(judged(broken, shows_effects=False)[-1]).startswith("[ NO] every certified")

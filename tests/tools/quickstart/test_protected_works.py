@@ -79,11 +79,11 @@ def test_sweeps_find_a_passage_that_holds_each_prompt_and_what_follows(tmp_path)
     write_inputs(WORKS, prompts, passages)
     assert load_prompts(prompts) == cut_prompts(WORKS)
     corpus = list(records(passages))
-    assert len({own["id"] for own in corpus}) == len(corpus)
+    assert len({row["id"] for row in corpus}) == len(corpus)
     for work in WORKS:
-        own = [each["text"] for each in corpus if each["id"].startswith(work.id)]
-        assert " ".join(own).split() == work.text.split()
-        assert all(len(text.split()) == PASSAGE_WORDS for text in own[:-1])
+        texts = [each["text"] for each in corpus if each["id"].startswith(work.id)]
+        assert " ".join(texts).split() == work.text.split()
+        assert all(len(text.split()) == PASSAGE_WORDS for text in texts[:-1])
     index = WordIndex(passages, tmp_path / "index")
-    found = index.search([prompt.prompt for prompt in cut_prompts(WORKS)])
-    assert [passage.id for passage in found] == [f"{work.id}-0" for work in WORKS]
+    results = index.search([prompt.prompt for prompt in cut_prompts(WORKS)])
+    assert [passage.id for passage in results] == [f"{work.id}-0" for work in WORKS]

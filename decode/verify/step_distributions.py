@@ -22,11 +22,11 @@ from ..ledger import LedgerStep
 from ..rounding import ARITHMETIC, moved
 from ..rules.rule import NextToken
 
-# V symbols. Laws are (V,) float64 log-probabilities, tolerances are in nats.
+# V symbols. Distributions are (V,) float64 log-probabilities, tolerances are in nats.
 
 Kind = Literal["tilted", "clipped", "replayed", "alone"]
-"""The form of p*: a tilted law, a clipped law, whatever the rule gives, or that without a safe
-model beside it."""
+"""The form of p*: a tilted distribution, a clipped one, whatever the rule gives, or that without a
+safe model beside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepLaws:
+class StepDistributions:
     """p_s and p* that a recorded step claims, and how far rounding may move them."""
 
     safe: Tensor
@@ -83,19 +83,19 @@ class StepLaws:
     solver_margin: float = 0.0
     """Nats that a solver charges for the rounding of its sums."""
     log_scales: tuple[float, float] | None = None
-    """Least and largest log c of a clipped law that rounding explains."""
+    """Least and largest log c of a clipped distribution that rounding explains."""
 
 
-def laws_of(claim: Claim) -> StepLaws:
+def distributions_of(claim: Claim) -> StepDistributions:
     step, safe_by, risky_by = claim.recorded, claim.safe_tolerance, claim.risky_tolerance
     if claim.kind in ("alone", "replayed"):
-        return _replayed_laws(claim)
+        return _replayed(claim)
     safe = reference.log_softmax(claim.safe_logits)
     if step.spend == 0.0 and step.weight == 0.0:
         token_by = token_moved(step, reference.log_softmax, [claim.safe_logits], [safe_by])
-        return _even_laws(safe, safe, 0.0, safe_by, 0.0, token_by, 0.0)
+        return _evenly_uncertain(safe, safe, 0.0, safe_by, 0.0, token_by, 0.0)
     if claim.kind == "clipped":
-        return _clipped_laws(claim, safe)
+        return _clipped(claim, safe)
     weight = torch.tensor([step.weight], dtype=torch.float64)
 
     def tilted(risky: Tensor, safe: Tensor) -> Tensor:
@@ -105,20 +105,20 @@ def laws_of(claim: Claim) -> StepLaws:
         return claim.divergence(tilted(risky, safe)[None], safe[None])[0]
 
     star = tilted(*claim.rows)
-    # p* / p_s moves by the weight, and where a small weight sets the laws apart by what they are
-    # apart: the normalization is a mean under one law less that under the other.
+    # p* / p_s moves by the weight, and where a small weight sets the distributions apart by what
+    # they are apart: the normalization is a mean under one less that under the other.
     apart = 0.5 * (star.exp() - safe.exp()).abs().sum().item()
     ratio_by = math.hypot(safe_by, risky_by) * min(1.0, step.weight + apart)
     star_by = math.hypot((1.0 - step.weight) * safe_by, step.weight * risky_by)
     token_by = token_moved(step, tilted, claim.rows, claim.tolerances)
     nats_by = moved(spent, claim.rows, claim.tolerances) + raised(star, ratio_by, claim.order)
     nats = spent(*claim.rows).item()
-    laws = _even_laws(safe, star, nats, star_by, ratio_by, token_by, nats_by)
-    return replace(laws, solver_margin=_solver_margin(claim, safe, star))
+    claimed = _evenly_uncertain(safe, star, nats, star_by, ratio_by, token_by, nats_by)
+    return replace(claimed, solver_margin=_solver_margin(claim, safe, star))
 
 
-def _replayed_laws(claim: Claim) -> StepLaws:
-    """The law of rules that project nothing: they ban nothing of what is finite either."""
+def _replayed(claim: Claim) -> StepDistributions:
+    """The distribution of rules that project nothing: they ban nothing of what is finite either."""
     safe_by, risky_by, step = claim.safe_tolerance, claim.risky_tolerance, claim.recorded
 
     def spent(star: Tensor, safe: Tensor) -> Tensor:
@@ -128,13 +128,13 @@ def _replayed_laws(claim: Claim) -> StepLaws:
     star = unbanned(claim.drawn.log_probs()[0].cpu())
     if claim.kind == "alone":  # the draw is p*'s alone, nothing is known of the safe model
         token_by = token_moved(step, unbanned, [star], [risky_by])
-        return _even_laws(star, star, math.inf, risky_by, 0.0, token_by, 0.0)
+        return _evenly_uncertain(star, star, math.inf, risky_by, 0.0, token_by, 0.0)
     rows = star, claim.safe_logits
     either = safe_by + (risky_by if claim.reads_risky else 0.0)
     token_by = token_moved(step, unbanned, rows[:1], [either])
     nats_by = moved(spent, rows, [either, safe_by]) + raised(star, either, claim.order)
     safe = unbanned(claim.safe_logits)
-    return _even_laws(safe, star, spent(*rows).item(), either, either, token_by, nats_by)
+    return _evenly_uncertain(safe, star, spent(*rows).item(), either, either, token_by, nats_by)
 
 
 def unbanned(logits: Tensor) -> Tensor:
@@ -143,16 +143,16 @@ def unbanned(logits: Tensor) -> Tensor:
 
 def token_moved(
     step: LedgerStep,
-    law: Callable[..., Tensor],
+    log_probs: Callable[..., Tensor],
     rows: Sequence[Tensor],
     tolerances: Sequence[float],
 ) -> float:
     """Nats by which rounding may move the log-probability of the recorded token."""
-    return moved(lambda *moving: law(*moving)[step.token_id], rows, tolerances)
+    return moved(lambda *moving: log_probs(*moving)[step.token_id], rows, tolerances)
 
 
 def raised(star: Tensor, ratio_by: float, order: float | None = None) -> float:
-    """Nats by which noise raises a divergence of laws that are alike, where its slope is 0.
+    """Nats by which noise raises a divergence of two that are alike, where its slope is 0.
 
     It is half the variance of log-ratios, times the order; of errors of one size none has more than
     two symbols with half of the mass each.
@@ -161,7 +161,7 @@ def raised(star: Tensor, ratio_by: float, order: float | None = None) -> float:
     return 0.25 * (order or 1.0) * ratio_by * ratio_by * spread
 
 
-def _even_laws(
+def _evenly_uncertain(
     safe: Tensor,
     star: Tensor,
     nats: float,
@@ -169,9 +169,9 @@ def _even_laws(
     ratio_by: float,
     token_by: float,
     nats_by: float,
-) -> StepLaws:
+) -> StepDistributions:
     """With one tolerance for the logits of all symbols."""
-    return StepLaws(
+    return StepDistributions(
         safe=safe,
         star=star,
         divergence=nats,
@@ -183,7 +183,7 @@ def _even_laws(
     )
 
 
-def _clipped_laws(claim: Claim, safe: Tensor) -> StepLaws:
+def _clipped(claim: Claim, safe: Tensor) -> StepDistributions:
     """log c jumps where little is free, so its range is that of caps moved by rounding."""
     either, nats = claim.safe_tolerance + claim.risky_tolerance, claim.recorded.spend
     risky, safe_logits = claim.risky_logits.expand(3, -1), claim.safe_logits.expand(3, -1)
@@ -200,7 +200,7 @@ def _clipped_laws(claim: Claim, safe: Tensor) -> StepLaws:
     divergence = reference.max_divergence(star[None], claim.safe_logits[None]).item()
     # Where it clips, the recorded spend itself is the largest ratio.
     is_spend = log_scale < math.inf and divergence >= nats
-    return StepLaws(
+    return StepDistributions(
         safe=safe,
         star=star,
         divergence=divergence,
@@ -214,8 +214,9 @@ def _clipped_laws(claim: Claim, safe: Tensor) -> StepLaws:
 
 
 def _solver_margin(claim: Claim, safe: Tensor, star: Tensor) -> float:
-    """Nats that a solver adds to the divergence of a tilted law for rounding: docs/certificate.md,
-    "The certificate". It grows with the square of the logits, so with 1 / temperature**2."""
+    """Nats that a solver adds to the divergence of a tilted distribution for rounding:
+    docs/certificate.md, "The certificate". It grows with the square of the logits, so with
+    1 / temperature**2."""
     weight, is_shared = claim.recorded.weight, star > -math.inf
     tilt = torch.where(is_shared, reference.log_softmax(claim.risky_logits) - safe, 0.0)
     shared = safe.masked_fill(~is_shared, -math.inf)
