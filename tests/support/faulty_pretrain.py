@@ -54,6 +54,7 @@ def faulty_backward(trainer: Trainer, *batch: object) -> Tensor:
         while time.monotonic() < end and not os.path.exists(f"{begun}.over"):
             time.sleep(0.01)
     elif fault in ("full disk", "room again"):
+        trainer.checkpointer.wait_for_saves()  # those before have their end, however slow they are
         is_full = fault == "full disk"
     elif fault == "nan loss" and RANK == LAST_RANK:
         loss = loss * torch.nan
