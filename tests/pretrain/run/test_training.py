@@ -5,8 +5,10 @@ import math
 import os
 import shutil
 import signal
+import sys
 import warnings
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from training_runs import (
     start_run,
     torchrun,
     train,
-    wait_for_steps,
+    wait_until,
 )
 from transformers import AutoModelForCausalLM
 
@@ -34,6 +36,8 @@ from anchored.pretrain.launch import launch
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards
+
+SUPPORT = Path(__file__).parents[2] / "support"
 
 
 def final_weights(dump_folder):
@@ -264,21 +268,28 @@ def stored(checkpoint):
 
 @pytest.mark.slow
 def test_two_stages_on_other_numbers_of_processes_are_the_same_curves(
-    finished, second, write_config, tmp_path
+    finished, second, write_config, tmp_path, monkeypatch
 ):
     settings = {
         "loss": {"chunk_tokens": 24},
         # Two rounds a step on two processes, which hold half of the vocabulary's weights each.
         "training": {"local_batch_size": 1},
-        # Saves after every step, so that the steps take long enough to be interrupted.
         "checkpoint": {"interval": 1, "async_mode": "async", "milestone_interval": 6},
     }
     config_file = write_config(tmp_path / "first", heldout=HELDOUT, **settings)
     checkpoints = tmp_path / "first" / "checkpoint"
-    with torchrun(config_file) as process:
-        wait_for_steps(process, tmp_path / "first", 2)
+    begun = tmp_path / "step-3"
+    monkeypatch.setenv("FAULTS", '{"3": "long step"}')
+    monkeypatch.setenv("LONG_STEP", str(begun))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), *sys.path]))
+    errors = ""
+    with torchrun(config_file, program="faulty_pretrain") as process:
+        wait_until(process, begun.exists)
         process.terminate()  # torchrun sends the signal on
-        errors = process.communicate()[1]
+        for line in iter(process.stderr.readline, ""):
+            errors += line
+            if "stopping after this step" in line:
+                begun.with_name(f"{begun.name}.over").touch()
     step = max(checkpoint_steps(checkpoints))
     assert f"stopped by a signal after step {step} of {STEPS}" in errors
     assert damage(checkpoints / f"step-{step}") is None
