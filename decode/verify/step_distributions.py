@@ -26,7 +26,7 @@ from ..rules.rule import NextToken
 
 Kind = Literal["tilted", "clipped", "replayed", "alone"]
 """The form of p*: a tilted distribution, a clipped one, whatever the rule gives, or that without a
-safe model beside it."""
+safe model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,8 +53,7 @@ NEUTRAL: Final[dict[str, Any]] = {
     "_bad_words_token_ids": None,
     "trace_decode_token_ids": None,
 }
-"""Would change the distribution after the projection, or could not be honored: refused beside
-these."""
+"""Would change the distribution after the projection, or could not be honored: refused too."""
 
 ON_BY_DEFAULT: Final = ("watermarking",)
 """Fields of NEUTRAL that some releases set: there they do nothing without an engine argument that
