@@ -1,6 +1,7 @@
 """Training runs as processes of their own, their curves, and checkpoints without a run."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -44,7 +45,9 @@ def torchrun(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", f"--max-restarts={max_restarts}", "-m", program]
     command += ["--job.config_file", str(config_file)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])  # of faulty_pretrain too
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import sys
 import time
 from pathlib import Path
 
@@ -77,8 +75,6 @@ def test_processes_that_are_killed_and_a_disk_that_is_full_for_a_while_change_no
     config = write_config(run, heldout=HELDOUT, checkpoint=saves)
     faults = {3: "full disk", 11: "room again", 14: "kill 0 in start 0", 18: "kill 1 in start 1"}
     monkeypatch.setenv("FAULTS", json.dumps(faults))
-    support = Path(__file__).parents[2] / "support"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(support), *sys.path]))
     with torchrun(config, max_restarts=3, program="faulty_pretrain") as process:
         errors = process.communicate()[1]
     assert process.returncode == 0, errors

@@ -13,7 +13,6 @@ from training_runs import curve, start_run, torchrun, train, wait_for_steps, wai
 
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
 
-SUPPORT = Path(__file__).parents[2] / "support"
 STOPPING = "anchored.pretrain: stopping after this step, with a checkpoint (Ctrl-C again to stop a"
 AT_ONCE = "anchored.pretrain: stopped at once; the same command goes on from the last checkpoint\n"
 LONG_ENOUGH_S = 1.2  # to be another press and not the same one, passed on
@@ -71,7 +70,6 @@ def test_torchrun_passes_it_on(write_config, tmp_path, monkeypatch, is_pressed_t
     config = write_config(run, steps=5000, lr_scheduler={"total_steps": 5000})
     monkeypatch.setenv("FAULTS", '{"5": "long step"}' if is_pressed_twice else "{}")
     monkeypatch.setenv("LONG_STEP", str(long_step))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), *sys.path]))
     with torchrun(config, program="faulty_pretrain") as process:
         if is_pressed_twice:
             wait_until(process, long_step.exists)

@@ -5,10 +5,8 @@ import math
 import os
 import shutil
 import signal
-import sys
 import warnings
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -36,8 +34,6 @@ from anchored.pretrain.launch import launch
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards
-
-SUPPORT = Path(__file__).parents[2] / "support"
 
 
 def final_weights(dump_folder):
@@ -281,7 +277,6 @@ def test_two_stages_on_other_numbers_of_processes_are_the_same_curves(
     begun = tmp_path / "step-3"
     monkeypatch.setenv("FAULTS", '{"3": "long step"}')
     monkeypatch.setenv("LONG_STEP", str(begun))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), *sys.path]))
     errors = ""
     with torchrun(config_file, program="faulty_pretrain") as process:
         wait_until(process, begun.exists)
