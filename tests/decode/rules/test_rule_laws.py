@@ -219,8 +219,8 @@ def test_cp_fuse_takes_the_weights_of_the_authors_solver(owed):
         logits = np.stack([3.0 * np.sin(0.7 * v + case), 3.0 * np.cos(1.3 * v + 2 * case)])
         log_probs = np.log(softmax(logits))
         expected = official_weights(*log_probs, *owed, size=10)
-        given = torch.tensor(log_probs)[:, None], torch.tensor(owed)[:, None]
-        weights = tuple(fused_weights(given[0], given[1].double(), 10)[0].tolist())
+        rows, debts = torch.tensor(log_probs)[:, None], torch.tensor(owed)[:, None]
+        weights = tuple(fused_weights(rows, debts.double(), 10)[0].tolist())
         assert weights == pytest.approx(expected, abs=1e-12), case
         if owed == (0.0, 0.0) and case == 0:  # that of the authors' own program
             assert weights == pytest.approx((0.4444444444444444, 0.4444444444444444), abs=1e-12)
