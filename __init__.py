@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .decode.rules.one_model import RiskyOnly as RiskyOnly
     from .decode.rules.one_model import SafeOnly as SafeOnly
     from .decode.rules.one_model import System as System
+    from .decode.rules.pathwise import Pathwise as Pathwise
     from .decode.rules.token_swap import TokenSwap as TokenSwap
     from .decode.verify.verification import Verification as Verification
     from .decode.verify.verification import verify as verify
@@ -52,6 +53,7 @@ _NAMES = {
     "decode.rules.memfree": "MemFree",
     "decode.rules.mixtures": "CPFuse RCAD",
     "decode.rules.one_model": "ColdStart GlobalSwitch RiskyOnly SafeOnly System",
+    "decode.rules.pathwise": "Pathwise",
     "decode.rules.token_swap": "TokenSwap",
     "decode.verify.verification": "Verification verify with_divergences",
     "errors": "AnchoredError",

@@ -1,5 +1,6 @@
 """Values in the forms that users have become requests: texts, conversations, earlier ledgers."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
 from dataclasses import replace
@@ -19,6 +20,7 @@ from .ledger import Ledger
 from .levels.chat import Conversation, chat_prompt, is_conversation
 from .levels.level import Level
 from .pair.model_pair import ModelPair
+from .rules.budget import Budget
 from .rules.rule import OpenRule, Rule, takes_passage
 from .settings import RequestError, checked_text
 
@@ -211,9 +213,18 @@ def continuation(level: Level, ledger: Ledger) -> Request:
         raise RequestError(f"{only}, this one holds the end symbol {min(ends)}")
     chat_prompts = (header.chat_prompts or {}).items()
     call = (*header.prompt_token_ids, header.seed, header.prior_bound, header.k, header.horizon)
+    budget = Budget(
+        per_step=header.k,
+        total=header.K,
+        horizon=header.horizon,
+        debt=header.debt,
+        bank=header.bank,
+    )
     return Request(
         prompt_token_ids=level.encode_continuation(header.prompt_token_ids + ledger.token_ids),
         prior_bound=ledger.total_bound,
+        earlier_charge=header.charge if ledger.certified else None,
+        left_in_bank=budget.left_in_bank([step.spend for step in ledger.steps]),
         chat_prompts={name: [*prompt, *ledger.token_ids] for name, prompt in chat_prompts},
         earlier_call=call if header.num_return_sequences > 1 else None,
     )
@@ -261,9 +272,11 @@ def request_list(
     lengths = [whole_number(horizon_name, n) for n in one_each(horizon_name, horizon, len(texts))]
     if min(lengths, default=1) < 1:
         raise ValueError(f"{horizon_name} must be >= 1, got {min(lengths)}")
-    # 2. What each may spend at most: ValueError for a k that the rule cannot have.
-    totals = [
-        rule.budget_for(horizon=n, k=value).total for n, value in zip(lengths, ks, strict=True)
+    # 2. What each may spend at most: ValueError for a k that the rule cannot have. A bank goes on
+    #    as the earlier text left it.
+    budgets = [
+        rule.budget_for(horizon=n, k=value).going_on(text.left_in_bank)
+        for text, n, value in zip(texts, lengths, ks, strict=True)
     ]
     earlier: Counter[tuple[tuple[int, ...], int]] = Counter()
     requests: list[Request] = []
@@ -271,19 +284,24 @@ def request_list(
         # 3. What the streams of the rule read, and whether it fits. A score may end after the
         #    models' context, where its last symbol is not read.
         stream_prompts, error = _stream_prompts(level, rule, text, passage_each[i])
+        error = error or _of_another_kind(rule, text)
         longest = max([text.prompt_token_ids, *stream_prompts.values()], key=len)
         error = error or (
             level.too_long(longest, lengths[i] - num_unread) and level.too_long(longest, lengths[i])
         )
         if is_alone and error:
             raise ValueError(error)
-        # 4. Samples of one earlier call that go on together: the prior bound of each holds for what
-        #    the others may spend now, all of their K, as their debts are not known yet.
-        others = 0.0
+        # 4. What came before may have spent its bound, less what is in the bank, which this text
+        #    counts. Samples of one earlier call that go on together: the prior bound of each holds
+        #    for what the others may spend now, without the debts of their prompts, which are not
+        #    known yet.
+        has_carried = text.left_in_bank < math.inf
+        carried = max(0.0, min(text.left_in_bank, budgets[i].bank or 0.0)) if has_carried else 0.0
+        prior_bound = max(0.0, text.prior_bound - carried)
         if text.earlier_call is not None:  # else this would look at each text for each
-            others = sum(
-                total
-                for j, (other, total) in enumerate(zip(texts, totals, strict=True))
+            prior_bound += num_samples * sum(
+                budget.bound
+                for j, (other, budget) in enumerate(zip(texts, budgets, strict=True))
                 if j != i and other.earlier_call == text.earlier_call
             )
         for _ in range(num_samples):
@@ -297,7 +315,8 @@ def request_list(
                 index=len(requests),
                 place=earlier[prompt_and_seed],
                 num_return_sequences=num_samples,
-                prior_bound=text.prior_bound + num_samples * others,
+                prior_bound=prior_bound,
+                least_debt=budgets[i].debt,
                 passage=passage_each[i],
                 chat_prompts={n: p for n, p in stream_prompts.items() if n in text.chat_prompts},
                 stream_prompts=stream_prompts,
@@ -306,6 +325,17 @@ def request_list(
             earlier[prompt_and_seed] += 1
             requests.append(request)
     return requests
+
+
+def _of_another_kind(rule: OpenRule, text: Request) -> str:
+    """Why a rule cannot go on with a text, "" if it can: a bound of both together is of one kind."""
+    before = text.earlier_charge
+    if before is None or rule.charge in (before, None):
+        return ""
+    return (
+        f"the text was charged the {before} log-ratio of each step, and the rule {rule.name} "
+        f"charges the {rule.charge} one: no bound would hold for both together"
+    )
 
 
 def _stream_prompts(

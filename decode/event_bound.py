@@ -4,7 +4,7 @@ import math
 import sys
 from typing import Literal
 
-from ..fields import checked_order, real_number
+from ..fields import real_number
 
 HALVINGS = 1200
 """Halvings of an interval of probabilities: as many as lead from 1 to below the least float64."""
@@ -17,8 +17,7 @@ def event_bound(
     K: float,
     safe_log_prob: float,
     *,
-    divergence: Literal["kl", "renyi", "max"] = "kl",
-    order: float | None = None,
+    divergence: Literal["kl", "max"] = "kl",
 ) -> float:
     """The largest probability that an event can have under p*, whose divergence from p_s is <= K.
 
@@ -34,10 +33,8 @@ def event_bound(
     K: nats, the ledger's bound (`Ledger.total_bound` for samples and continued texts), >= 0.
     safe_log_prob: log p of the event under the safe model with the same warpers, nats, <= 0.
     divergence: "kl" inverts the binary divergence, the largest q with q log(q/p) + (1 - q)
-    log((1 - q)/(1 - p)) <= K; "max" is e**K p, far less for rare events. "renyi" is between them:
-    the largest q with q**order p**(1 - order) + (1 - q)**order (1 - p)**(1 - order) <= e**((order -
-    1) K), which is at most (e**K p)**((order - 1) / order).
-    order: of "renyi", in [1.1, 64], and of that divergence alone.
+    log((1 - q)/(1 - p)) <= K; "max", of steps that are charged their worst or their drawn token, is
+    e**K p, far less for rare events.
     Returns: a probability, rounded up. Raises ValueError for values out of range.
     Source: data-processing inequality for the event's indicator; paper, section "K-NAF".
     """
@@ -48,45 +45,16 @@ def event_bound(
         raise ValueError(f"K must be >= 0 nats, got {K}")
     if not safe_log_prob <= 0.0:
         raise ValueError(f"safe_log_prob must be a log-probability <= 0, got {safe_log_prob}")
-    if divergence not in ("kl", "renyi", "max"):
-        raise ValueError(f"divergence must be kl, renyi or max, got {divergence!r}")
-    order = checked_order(divergence, order)
+    if divergence not in ("kl", "max"):
+        raise ValueError(f"divergence must be kl or max, got {divergence!r}")
     if safe_log_prob == -math.inf:
         return 0.0  # what p_s cannot write p* cannot, whatever K is
     if K == 0.0:
         return _above(_exp_above(safe_log_prob))  # p* is p_s
     nats = K + ROUNDING * (1.0 + K - safe_log_prob)
-    if order is not None:
-        return _inverted_renyi(nats, safe_log_prob, order)
     if divergence == "max":
         return _above(math.exp(min(0.0, nats + safe_log_prob)))
     return _inverted(nats, safe_log_prob)
-
-
-def _inverted_renyi(nats: float, safe_log_prob: float, order: float) -> float:
-    """The upper end of the last interval of log q, which begins at the closed form: that leaves
-    the second term out."""
-    share = (order - 1.0) / order
-    low, high = safe_log_prob, min(0.0, (nats + safe_log_prob) * share)
-    # What rounds in both terms, powers of that order, is divided by order - 1.
-    allowed = nats + ROUNDING * (1.0 + nats - safe_log_prob) / share
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        if not low < middle < high:
-            break
-        if _binary_renyi(middle, safe_log_prob, order) <= allowed:
-            low = middle
-        else:
-            high = middle
-    return _above(_exp_above(high))
-
-
-def _binary_renyi(log_prob: float, safe_log_prob: float, order: float) -> float:
-    """The divergence of a coin of this log-probability from one of the safe event's, nats."""
-    here = order * log_prob + (1.0 - order) * safe_log_prob
-    other = order * _log_rest(log_prob) + (1.0 - order) * _log_rest(safe_log_prob)
-    largest = max(here, other)
-    return (largest + math.log1p(math.exp(min(here, other) - largest))) / (order - 1.0)
 
 
 def _log_rest(log_prob: float) -> float:

@@ -50,10 +50,21 @@ class Generation:
         # Bounds add up where other samples or earlier text share the prompt.
         is_one_of_several = header.num_return_sequences > 1 or header.prior_bound > 0.0
         total = f" (in total {self.ledger.total_bound:.4g})" if is_one_of_several else ""
+        bank = "" if header.bank is None else f"{header.bank:.4g} + "
+        says = f", {likelier(self.ledger.spent)}" if header.charge == "drawn" else ""
         return (
-            f"K={header.K:.4g} (k={header.k:.4g} x {header.horizon}) debt={header.debt:.4g} "
-            f"{spent} bound={header.bound:.4g}{total} nats, {ending}"
+            f"K={header.K:.4g} ({bank}k={header.k:.4g} x {header.horizon}) debt={header.debt:.4g} "
+            f"{spent} bound={header.bound:.4g}{total} nats, {ending}{says}"
         )
+
+
+def likelier(spent: float) -> str:
+    """A phrase for what nats of drawn tokens say of a text."""
+    return f"{math.exp(min(spent, MOST_NATS)):.3g} times as likely as from the safe model"
+
+
+MOST_NATS = 700.0
+"""Nats whose exponential is still a float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +252,7 @@ def ledger_header(
         fingerprints=dict(pair.fingerprints),
         dtype=str(pair.dtype).removeprefix("torch."),
         **state.budget.record(),
+        charge=rule.charge,
         quantization=dict(pair.quantization),
         level=level.name,
         level_settings=level.settings(),

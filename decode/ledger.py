@@ -13,6 +13,7 @@ from ..durable_files import json_value, write_durably
 from ..fields import field_error, field_types, field_values, whole_number
 from ..inputs import RepeatedName, with_each_once
 from .event_bound import event_bound
+from .settings import Charge, Divergence
 
 SCHEMA = "anchored-ledger/1"
 SAMPLER = "coupled/2"
@@ -41,7 +42,10 @@ class LedgerHeader:
     horizon: int
     bound: float
     bank: float | None = None
-    """Most nats that were carried over from step to step; None without such a limit."""
+    """Nats of the bucket that was full at the start, less the debt; None without one."""
+    charge: Charge | None = None
+    """The log-ratio of p* to p_s that each step was charged: its mean (a bound of KL), its worst,
+    or that of the token that was drawn (bounds of every text); None where spends bound nothing."""
     quantization: dict[str, str] = field(default_factory=dict)
     """The quantization of "safe" and "risky"; exact models are left out."""
     level: str = "token"
@@ -78,6 +82,7 @@ class LedgerStep:
     """The token is the safe model's draw; False where the risky model stepped in."""
     budget: float
     spend: float
+    """Nats; negative where a token that is charged as it was drawn gave some back."""
     weight: float
     log_prob: float
     """log p* of the token, in nats."""
@@ -135,8 +140,8 @@ class Ledger:
 
     @property
     def keeps_budget(self) -> bool:
-        """Whether every spend is in [0, its step's budget] and their sum within a finite bound."""
-        return keeps_budget(self.header.bound, self.steps)
+        """See the function of this name."""
+        return keeps_budget(self.header, self.steps)
 
     @property
     def token_ids(self) -> list[int]:
@@ -145,7 +150,11 @@ class Ledger:
 
     @property
     def spent(self) -> float:
-        """Sum of the spends in nats (exact: spends are multiples of a power of two)."""
+        """Sum of the spends in nats (exact: spends are multiples of a power of two).
+
+        Where drawn tokens are charged, the text is e**spent times as likely as from the safe model;
+        less likely where that is negative.
+        """
         return math.fsum(step.spend for step in self.steps)
 
     @property
@@ -162,8 +171,9 @@ class Ledger:
         """Nats that any `w` steps in a row can spend at most, whatever came before: the smaller of
         the bound and bank + w k, and the bound alone without a bank.
 
-        Given any beginning of the text, the divergence of the distribution of its next `w` symbols
-        from the safe model's is at most this: `event_bound` has what that says of a passage.
+        After any beginning of the text, the divergence of the distribution of its next `w` symbols
+        from the safe model's is at most this: `event_bound` has what that says of a passage. Unless
+        steps are charged their mean, no passage is more than e**this times as likely.
         Raises ValueError for `w` < 1, and where no bound holds for this generation.
         """
         if (w := whole_number("w", w)) < 1:
@@ -176,25 +186,22 @@ class Ledger:
 
     def event_bound(self, safe_log_prob: float) -> float:
         """The largest probability with which this text, with the one that it continues, was to be
-        in an event to which the safe model gives this log-probability: see `event_bound`.
-
-        Of a rule whose settings name no divergence it is the bound by KL, which no divergence
-        undercuts. Raises ValueError where no bound holds for this generation.
+        in an event to which the safe model gives this log-probability: see `event_bound`, by max
+        unless steps are charged their mean. Raises ValueError where no bound holds for this
+        generation.
         """
         if not self.certified:
             raise ValueError("no bound holds for a ledger that is not certified")
-        settings = self.header.rule_settings
         return event_bound(
             self.header.prior_bound + self.header.bound,
             safe_log_prob,
-            divergence=settings.get("divergence", "kl"),
-            order=settings.get("order"),
+            divergence=divergence_of(self.header.charge),
         )
 
     @property
     def is_within_bound(self) -> bool:
-        """sum(spend) <= bound, in float64, without tolerance."""
-        return self.spent <= self.header.bound
+        """The spends sum to at most the bound, after every step, in float64, without tolerance."""
+        return most_spent(self.steps) <= self.header.bound
 
     @property
     def footer(self) -> LedgerFooter:
@@ -298,11 +305,23 @@ def _check_order(records: list[dict[str, Any]], path: Path) -> None:
         )
 
 
-def keeps_budget(bound: float, steps: Sequence[LedgerStep]) -> bool:
-    """Whether every spend is in [0, its step's budget] and their sum within a finite bound: without
-    that nothing may be called certified. All figures in nats; NaN keeps nothing."""
-    is_kept = all(0.0 <= step.spend <= step.budget for step in steps)
-    return is_kept and math.isfinite(bound) and math.fsum(step.spend for step in steps) <= bound
+def keeps_budget(header: LedgerHeader, steps: Sequence[LedgerStep]) -> bool:
+    """Whether every spend is at most its step's budget, none is negative unless drawn tokens are
+    charged, and their sum is within a finite bound after every step: without that nothing may be
+    called certified. All figures in nats; NaN keeps nothing."""
+    least = -math.inf if header.charge == "drawn" else 0.0
+    is_kept = all(least <= step.spend <= step.budget for step in steps)
+    return is_kept and math.isfinite(header.bound) and most_spent(steps) <= header.bound
+
+
+def most_spent(steps: Sequence[LedgerStep]) -> float:
+    """The largest sum of the spends of any first steps, in nats, exact; 0 of none."""
+    return max(itertools.accumulate((step.spend for step in steps), initial=0.0))
+
+
+def divergence_of(charge: str | None) -> Divergence:
+    """The divergence of a text from the safe model that a sum of such charges bounds."""
+    return "max" if charge in ("worst", "drawn") else "kl"
 
 
 def known_fields(record: LedgerHeader | LedgerStep) -> dict[str, Any]:

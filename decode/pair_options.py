@@ -165,6 +165,7 @@ BUDGET_OPTIONS = tuple(each.name for kind in (BudgetSize, BudgetOptions) for eac
 BUDGETED = {
     "anchored": BUDGET_OPTIONS,
     "anchored_inf": BUDGET_OPTIONS,
+    "pathwise": ("k", "bank", "debt", "debt_window"),
     "no_opt": BUDGET_OPTIONS,
     "cold_start": ("k",),
     "global_switch": ("K",),
@@ -177,9 +178,9 @@ class RuleOptions(BudgetOptions, BudgetSize):
     """The rule that chooses the next token."""
 
     rule: RuleName = "anchored"
-    """Rule of decoding: anchored stays within a budget of the safe model, safe_only and risky_only
-    use one model alone, the others are the paper's baselines and ablations,
-    or rules of installed packages."""
+    """Rule of decoding: anchored stays within a budget of the safe model, pathwise charges what was
+    drawn and bounds every passage, safe_only and risky_only use one model alone, the others are the
+    paper's baselines and ablations, or rules of installed packages."""
     setting: Annotated[tuple[str, ...], REPEATED] = ()
     """Setting of another rule, NAME=VALUE, as alpha=0.5 of rcad or n=5 of memfree; give it again
     for more."""
@@ -206,7 +207,8 @@ class RuleOptions(BudgetOptions, BudgetSize):
         from .rules.registry import make_rule
 
         settings = {**self._budget(), **self._settings()}
-        if "k" in self.budget_names() and self.k is None and self.K is None:
+        has_default = self.rule == "pathwise"  # its k is the rule's
+        if "k" in self.budget_names() and self.k is self.K is None and not has_default:
             settings["k"] = DEFAULT_K
         if self.passages is not None:
             lines = read_prompts(self.passages)  # some share no word with the corpus

@@ -8,7 +8,6 @@ these. All figures are in nats; (V,) is a vector over the vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,34 +42,46 @@ def anchored_decode(
     key: int,
     stop_token_ids: Sequence[int],
     debt: float = 0.0,
-    divergence: str = "kl",
-    order: float | None = None,
+    charge: str = "mean",
     schedule: str = "adaptive",
+    bank: float | None = None,
     warpers: LogitsProcessorList | None = None,
 ) -> Iterator[ReferenceStep]:
     """Draw a continuation whose distribution is at most K nats from the safe model's.
 
     models: the safe and the risky one. key: of the random numbers, see `random_key`. debt: of the
-    prompt, see `prefix_debt`. divergence: "kl" bounds KL(p* || p_s), "renyi" the Rényi
-    divergence of an order, "max" the largest log-ratio. Source: paper, algorithm AnchoredDecode.
+    prompt, see `prefix_debt`. charge: "mean" charges a step KL(p* || p_s), "worst" its largest
+    log-ratio, "drawn" that of its token. bank: nats of K that are there at the start, and the most
+    that are carried over. Source: paper, algorithm AnchoredDecode; docs/guarantee.md.
     """
-    text, spent = list(prompt), 0.0
+    text, k = list(prompt), (K - (bank or 0.0)) / max_new_tokens
+    # Nats before the first step: none but a full bank, or all of K at once for "global".
+    balance = (K if schedule == "global" else bank or 0.0) - debt
     numbers = uniforms(torch.tensor([key]), torch.arange(max_new_tokens)[None])[0]
     for t in range(max_new_tokens):
         # 1. Both models predict the next token. Warpers act on both alike and before anything is
         #    compared, so the bound is against the safe model as it would be sampled.
         safe, risky = (next_log_probs(model, text, warpers, stop_token_ids) for model in models)
-        # 2. What this step may spend. Adaptive steps may use what earlier ones left.
-        budget = allowance(t, K / max_new_tokens, K, debt, spent, schedule)
+        # 2. What this step may spend: what is left and k more, or always k for "fixed", which has
+        #    no debt (paper, equation adaptive_budget_defn).
+        balance += k if schedule == "adaptive" else 0.0
+        budget = k if schedule == "fixed" else max(0.0, balance)
         # 3. The distribution nearest to the risky model that this buys.
-        star = project(risky, safe, budget, divergence, order)
+        star = project(risky, safe, budget, charge)
         # 4. Its token, the safe model's draw wherever p* allows.
         token_id, accepted = draw(safe.exp(), star.exp(), numbers[t])
-        # 5. What was spent is the divergence of the whole distribution, whichever token was drawn.
-        spend = reference.divergence_of(divergence, order)(star[None], safe[None]).item()
+        # 5. What was spent: the divergence of the whole distribution, whichever token was drawn, or
+        #    what this token has become likelier by, negative where it has become less likely.
+        if charge == "drawn":
+            spend = (star - safe)[token_id].item()
+        else:
+            divergence = reference.DIVERGENCES["kl" if charge == "mean" else "max"]
+            spend = divergence(star[None], safe[None]).item()
         yield ReferenceStep(token_id, accepted, budget, spend, star, safe, risky)
-        # 6. Go on after it, unless the text has ended.
-        spent, text = spent + spend, [*text, token_id]
+        # 6. Go on after it, unless the text has ended. A bank holds no more than when it was full.
+        balance, text = balance - spend, [*text, token_id]
+        if bank is not None:
+            balance = min(balance, bank)
         if token_id in stop_token_ids:
             return
 
@@ -101,15 +112,6 @@ def prefix_debt(
     return ratios.topk(min(window, len(ratios))).values.mean().item() if len(ratios) else 0.0
 
 
-def allowance(t: int, k: float, K: float, debt: float, spent: float, schedule: str) -> float:
-    """Nats that step t, from 0, may spend after `spent` (paper, equation adaptive_budget_defn)."""
-    if schedule == "fixed":  # k a step, without debt: nothing carries over
-        return k
-    # The debt comes off what has accrued: (t + 1) k, or all of K at once for "global".
-    accrued = K if schedule == "global" else (t + 1) * k
-    return max(0.0, accrued - debt - spent)
-
-
 def next_log_probs(
     model: PreTrainedModel,
     text: Sequence[int],
@@ -128,15 +130,12 @@ def next_log_probs(
     return log_probs
 
 
-def project(
-    risky: Tensor, safe: Tensor, budget: float, divergence: str, order: float | None
-) -> Tensor:
+def project(risky: Tensor, safe: Tensor, budget: float, charge: str) -> Tensor:
     """(V,) log p*, on the tokens that both models allow; p_s where the budget buys nothing."""
     rows, nats = (risky[None], safe[None]), torch.tensor([budget], dtype=torch.float64)
-    if divergence != "max":
+    if charge == "mean":
         # p_s^(1-w) p_r^w with the largest w that the budget allows (paper, algorithm ProjectKL).
-        by_order = partial(reference.project_renyi, order=order) if order else reference.project_kl
-        weight = by_order(*rows, nats)
+        weight = reference.project_kl(*rows, nats)
         return safe if weight.isnan() else reference.tilted_log_probs(*rows, weight)[0]
     # min(c p_r, e^budget p_s), where c makes it sum to 1 (paper, optimal Renyi clipping).
     log_c = reference.project_max(*rows, nats)

@@ -14,7 +14,7 @@ from .engine.prompts import PromptReading, asks_for_ratios, read_prompts
 from .engine.request import Request, request_budget
 from .levels.level import Level
 from .rules.budget import Budget, opened_accounts
-from .rules.rule import OpenRule, Past, PastRows, StepInputs
+from .rules.rule import OpenRule, Past, PastRows, StepInputs, token_spend
 from .settings import SamplingConfig
 from .streams.stream import Stream, chunks
 from .warpers import Warpers
@@ -218,9 +218,13 @@ def _enter(
         best = rule.next_token(few.inputs(warpers, [nats[row] for row in rows])).log_probs()
         for row, is_best in zip(rows, (best.argmax(-1) == few.token_ids).tolist(), strict=True):
             is_greedy[row] = is_best
-    # 3. The figures. After a token that cannot follow, all are impossible.
-    spends = drawn.spend.cpu()  # (N,)
-    accounts[column.texts] = charged(accounts[column.texts], spends[:, None])
+    # 3. The figures. After a token that cannot follow, all are impossible, and where tokens are
+    #    charged its account is closed: what is infinitely unlikely gives nothing back.
+    spends = token_spend(drawn, column.token_ids).cpu()  # (N,)
+    is_closed = spends == -math.inf
+    spends = spends.masked_fill(is_closed, 0.0)
+    after = charged(accounts[column.texts], spends[:, None])
+    accounts[column.texts] = after.masked_fill(is_closed[:, None], 0.0)
     safe_log_probs = drawn.safe_token_log_probs(column.token_ids)
     figures = (drawn.is_valid, spends, drawn.weight, log_probs, safe_log_probs)
     rows_of_figures = zip(entered, is_greedy, *(each.tolist() for each in figures), strict=True)

@@ -13,8 +13,12 @@ LevelName = Literal["token", "byte"]
 Speculate = Literal["auto", "off"] | int
 """Tokens of a draft, as many as it is worth, or none."""
 
-Divergence = Literal["kl", "renyi", "max"]
-"""KL(p* || p_s), the Rényi divergence of an order above 1, or the largest log-ratio of both."""
+Divergence = Literal["kl", "max"]
+"""KL(p* || p_s), or the largest log-ratio of both."""
+
+Charge = Literal["mean", "worst", "drawn"]
+"""The log-ratio of p* to p_s that a step costs: its mean over p*, which is KL(p* || p_s), that of
+the worst token, or that of the token that was drawn."""
 
 DebtMode = Literal["top", "average", "none"]
 Schedule = Literal["adaptive", "global", "fixed"]
@@ -61,7 +65,7 @@ _HINTS = {
     "sampling_params": "give its values by their names",
     "return_full_text skip_special_tokens": "result.text is the continuation alone",
     "use_tqdm": "give progress=",
-    "K divergence order debt debt_window budget bank": "it is the rule's, as Anchored(k=1.5, ...)",
+    "K divergence debt debt_window budget bank": "it is the rule's, as Anchored(k=1.5, ...)",
     "level batch_size speculate": "it is the decoder's, Decoder(pair, rule, ...)",
     "torch_dtype": "write dtype=",
     "device_map": "write risky_options=LoadOptions(device_map=...), or device=",
@@ -165,27 +169,35 @@ class BudgetSize:
     """The size of a budget, by one of two numbers."""
 
     k: float | None = None
-    """Budget in nats per token, or per byte at byte level: K = k * horizon; commands take 1.5
-    unless K is given."""
+    """Budget in nats per token, or per byte at byte level: K = k * horizon, and the bank. Commands
+    take 1.5 unless K is named, and 1 for the rule pathwise."""
     K: float | None = field(default=None, kw_only=True)
     """Budget in nats of the whole text, in place of k."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpendingOptions:
-    """The way in which a budget is spent, whatever it bounds."""
+class DebtOptions:
+    """The debt of a prompt, nats that are not there for its continuation."""
 
     debt: DebtMode = "top"
     """Nats that the prompt's log-likelihood ratios cost before the first token: top charges the
     mean of the largest, average that of all, none nothing."""
     debt_window: int = 5
     """Tokens of the prompt whose ratios the top debt is the mean of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpendingOptions(DebtOptions):
+    """The way in which a budget is spent, whatever it bounds."""
+
     budget: Schedule = "adaptive"
     """Use of unspent nats: adaptive carries them over, global frees all of them from the start,
     fixed loses them, and charges no debt."""
     bank: float | None = None
-    """Most nats that adaptive carries over from token to token: any w of them in a row then spend
-    at most bank + w k. All of them unless given."""
+    """Nats of a bucket that is full at the start, gets k per token and holds no more, so that K =
+    bank + k * horizon and any w tokens in a row spend at most bank + w k; without one, adaptive
+    carries over all that is left of K = k * horizon. The rule pathwise has one of 20 nats unless
+    another is named."""
 
     def spending_options(self) -> dict[str, Any]:
         """These options by name."""
@@ -197,11 +209,8 @@ class BudgetOptions(SpendingOptions):
     """The way in which a budget of any size is counted and spent."""
 
     divergence: Divergence = "kl"
-    """Divergence that the budget bounds: kl the mean log-ratio of p* to the safe model, max its
-    largest value, renyi what is between them, of an order."""
-    order: float | None = None
-    """Order of renyi, in [1.1, 64]: the larger it is, the less it leaves to the risky model and the
-    smaller is the proved chance of a copy."""
+    """Divergence that each step spends and the budget bounds: kl the mean log-ratio of p* to the
+    safe model, max its largest value."""
 
     def budget_options(self) -> dict[str, Any]:
         """These options by name, to make a rule of."""

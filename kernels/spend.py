@@ -101,16 +101,18 @@ def usable_budget(budget: Tensor) -> Tensor:
 
 # B requests, T steps.
 
-# Columns of an account, float64: k, K and debt in nats, the schedule, the bank; steps taken, and
-# nats that are used up: those spent, and those that were lost as the bank was full.
+# Columns of an account, float64: k, K and debt in nats, the schedule, the bank, inf without one;
+# steps taken, and nats that are used up: those spent, less those given back, and those that were
+# lost as the bank was full.
 PER_STEP, TOTAL, DEBT, SCHEDULE, BANK, STEP, USED = range(7)
 NUM_FIELDS = 7
 
 BANK_MARGIN = 3.0 * SPEND_QUANTUM
-"""Nats that a bank holds less than it may, so that any w steps spend at most bank + w k, exactly.
+"""Nats that a bank carries over less than it may, so that any w steps spend at most bank + w k,
+exactly.
 
-Accrued nats, floor((t + 1) k - debt), are off by half a quantum for two roundings of numbers below
-2**20, and by less than one for the floor: a difference of two of them is less than two above w k.
+Accrued nats, floor(bank + (t + 1) k - debt), are off by half a quantum for roundings of numbers
+below 2**20, and by less than one for the floor: a difference of two is less than two above w k.
 The third quantum covers the roundings of bank + w k where that is computed in float64.
 """
 
@@ -127,6 +129,7 @@ def new_accounts(
 ) -> Tensor:
     """Budgets of B requests at their first step, nats; see `decode.rules.budget.Budget`.
 
+    bank: nats of a bucket that is full before the first step; total is then bank + k * horizon.
     Returns: (B, NUM_FIELDS) float64.
     Raises: ValueError for an unknown schedule.
     """
@@ -139,7 +142,7 @@ def new_accounts(
     accounts = torch.tensor(rows, dtype=torch.float64, device=device)
     if bank is not None:
         accounts[:, BANK] = bank
-        accounts[:, BANK] = floor_to_quantum(accounts[:, BANK]) - BANK_MARGIN
+        accounts[:, BANK] = floor_to_quantum(accounts[:, BANK])
     return accounts
 
 
@@ -158,27 +161,42 @@ def allowance(accounts: Tensor) -> Tensor:
 def charged(accounts: Tensor, spends: Tensor) -> Tensor:
     """The accounts after T steps with these spends, (B, NUM_FIELDS) float64.
 
-    spends: (B, T) float64 nats, T >= 1, multiples of SPEND_QUANTUM where a bound is to hold.
+    spends: (B, T) float64 nats, T >= 1, multiples of SPEND_QUANTUM where a bound is to hold; a
+    negative one gives nats back.
     A balance b_t, accrued nats less those used, goes on as min(b_t - a_t, bank) after a spend a_t:
     so many nats are used that no more than the bank is left. Many steps at once give what they
-    give one by one, exactly.
+    give one by one, exactly while running sums lie within +-2**20 nats: a drawn text gives back n
+    nats with a chance of at most e**-n.
     """
     after, num_steps = accounts.clone(), spends.shape[1]
     used = accounts[:, USED, None] + spends.cumsum(1)  # (B, T), were nothing lost
-    above = _accrued(accounts, num_steps) - accounts[:, BANK, None] - used
+    above = _accrued(accounts, num_steps) - (accounts[:, BANK, None] - BANK_MARGIN) - used
     after[:, STEP] += num_steps
     after[:, USED] = used[:, -1] + above.amax(1).clamp(min=0.0)
     return after
 
 
+def missing(accounts: Tensor) -> Tensor:
+    """(B,) float64 nats, >= 0, that the banks lack: the debt that a text which goes on begins with.
+
+    Infinite without a bank, or for an infinite debt.
+    """
+    per_step, debt, bank, step, used = (
+        accounts[:, column] for column in (PER_STEP, DEBT, BANK, STEP, USED)
+    )
+    left = floor_to_quantum(bank + per_step * step - debt) - used
+    return (bank - left).nan_to_num(nan=math.inf).clamp(min=0.0)
+
+
 def _accrued(accounts: Tensor, num_steps: int) -> Tensor:
-    """(B, T) nats that were there for each of the next steps, less the debt, on the grid; fixed
-    ones are k at each, whatever was before."""
+    """(B, T) nats that were there for each of the next steps, less the debt, on the grid: a bank
+    was full before the first one; fixed ones are k at each, whatever was before."""
     per_step, total, debt = (accounts[:, [column]] for column in (PER_STEP, TOTAL, DEBT))
     schedule, step = accounts[:, [SCHEDULE]], accounts[:, [STEP]]
+    bank = accounts[:, [BANK]].nan_to_num(posinf=0.0)
     counts = step + torch.arange(1, num_steps + 1, dtype=step.dtype, device=step.device)
     accrued = torch.where(
-        schedule == SCHEDULES["adaptive"], torch.minimum(per_step * counts, total), total
+        schedule == SCHEDULES["adaptive"], torch.minimum(bank + per_step * counts, total), total
     )
     nats = torch.where(schedule == SCHEDULES["fixed"], per_step, accrued - debt)
     return floor_to_quantum(nats.nan_to_num(nan=0.0).clamp(0.0, BUDGET_CAP))

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...fields import INT_LIMIT
 from ..ledger import SAMPLER, LedgerHeader, LedgerStep
 from ..rules.budget import Budget, prompt_digest
-from ..rules.rule import NextToken, OpenRule, Rule, StreamName
+from ..rules.rule import NextToken, OpenRule, Rule, StreamName, token_spend
 from ..settings import RequestError, SamplingConfig
 from ..tokenizer.text import TextStream
 
@@ -74,6 +74,10 @@ class Request:
     """Samples of this prompt that the call returns."""
     prior_bound: float = 0.0
     """Nats that the end of the prompt may have spent, where an earlier generation wrote it."""
+    earlier_charge: str | None = None
+    """The `charge` of a certified text that goes on; None of any other."""
+    left_in_bank: float = math.inf
+    """Nats that the earlier text left in its bank, infinite without one: no more are there now."""
     passage: str | None = None
     """A text for the streams that read one before the prompt."""
     chat_prompts: Mapping[StreamName, list[int]] = field(default_factory=dict)
@@ -124,8 +128,10 @@ def ledger_columns(drawn: NextToken, budget: Tensor, safe_logits: Tensor | None)
     safe model is not read.
     """
     token_ids, accepted, log_probs = drawn.token_ids, drawn.accepted, drawn.stored_log_probs
+    spend = drawn.spend
     if token_ids is None:  # greedy
         token_ids = drawn.log_probs().argmax(-1)
+        spend = token_spend(drawn, token_ids)
     token_ids = token_ids.masked_fill(~drawn.is_valid, -1)
     if accepted is None:
         accepted = torch.zeros_like(token_ids, dtype=torch.bool)
@@ -134,7 +140,7 @@ def ledger_columns(drawn: NextToken, budget: Tensor, safe_logits: Tensor | None)
     if log_probs is None:
         known = token_ids.clamp(min=0)
         log_probs = drawn.token_log_probs(known), drawn.safe_token_log_probs(known)
-    columns = token_ids, accepted, budget, drawn.spend, drawn.weight, *log_probs
+    columns = token_ids, accepted, budget, spend, drawn.weight, *log_probs
     return torch.stack([column.double() for column in columns], dim=1)
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...durable_files import new_file
 from ...fields import checked_nats
-from ...kernels.spend import allowance, charged, empty_accounts, new_accounts
+from ...kernels.spend import allowance, charged, empty_accounts, missing, new_accounts
 from ..settings import DebtMode, Schedule
 
 
@@ -25,31 +25,55 @@ class Budget:
     """The information budget of one generation.
 
     Invariant: if every spend is a multiple of SPEND_QUANTUM and at most its step's allowance, the
-    float64 sum of the spends never exceeds `bound`, exactly and in any order of summation:
-    allowances are rounded down to the quantum, so spends and their sums stay exact. With a bank the
-    sum over any w consecutive steps never exceeds bank + w k either.
+    float64 sum of the spends so far never exceeds `bound`, after any step, exactly and in any order
+    of summation: allowances are rounded down to the quantum, so spends and their sums stay exact.
+    With a bank the sum over any w consecutive steps never exceeds bank + w k either. Spends may be
+    negative, where a token gives nats back.
     """
 
     per_step: float
     """k, nats a step; infinite for rules without a budget."""
     total: float
-    """K, nats for the whole sequence."""
+    """K, nats for the whole sequence: the bank and k for each step of the horizon."""
     horizon: int
     """Largest number of steps the total is spread over."""
     debt: float = 0.0
     """Prefix debt in nats; infinite when the safe model gives a prompt token no probability."""
     schedule: Schedule = "adaptive"
     bank: float | None = None
-    """Most nats that adaptive steps carry over; None carries over all that is not spent."""
+    """Nats of a bucket that is full at the start and holds no more; None carries over all that is
+    not spent, and starts with nothing."""
 
     def __post_init__(self) -> None:
-        if self.bank is None:
-            return
-        checked_nats("bank", self.bank)
-        if self.schedule != "adaptive":
-            raise ValueError(
-                f'bank caps the nats that budget="adaptive" carries over, got {self.schedule!r}'
-            )
+        if self.bank is not None and self.schedule != "adaptive":
+            raise ValueError(f'a bank is filled by budget="adaptive", got {self.schedule!r}')
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        horizon: int,
+        k: float | None = None,
+        K: float | None = None,
+        schedule: Schedule = "adaptive",
+        bank: float | None = None,
+    ) -> "Budget":
+        """The budget of k nats a step, or of K for the whole text, without a debt.
+
+        K = bank + k * horizon, or k * horizon without a bank. Raises ValueError for nats that are
+        no number in [0, BUDGET_CAP], for a K below the bank, and for a bank of another schedule
+        than "adaptive".
+        """
+        full = 0.0 if bank is None else checked_nats("bank", bank)
+        if K is None:
+            assert k is not None  # as one of both is named
+            sum_of = "K = k * horizon" if bank is None else "K = bank + k * horizon"
+            K = checked_nats(f"{sum_of}, for k = {k} and {horizon} steps,", full + k * horizon)
+        elif K < full:
+            raise ValueError(f"K is the bank and what is added to it, got K={K:g} < bank={bank:g}")
+        else:
+            k = (K - full) / horizon
+        return cls(per_step=k, total=K, horizon=horizon, schedule=schedule, bank=bank)
 
     @property
     def bound(self) -> float:
@@ -66,14 +90,32 @@ class Budget:
     def allowances(self, spends: Iterable[float]) -> Iterator[float]:
         """k_t in nats of each step of a text with these spends: multiples of SPEND_QUANTUM, >= 0.
 
-        The balance b_0 = k - debt becomes b_{t+1} = min(b_t - a_t, bank) + k after a spend a_t, and
-        k_t = max(0, b_t). Source: paper, proposition "Global safety of adaptive banking", which has
-        no bank; corollary "Constant per-step cap" for fixed allowances.
+        The balance b_0 = bank + k - debt becomes b_{t+1} = min(b_t - a_t, bank) + k after a spend
+        a_t, and k_t = max(0, b_t). Source: paper, proposition "Global safety of adaptive banking",
+        which has no bank and starts with k - debt; corollary "Constant per-step cap" for fixed
+        allowances.
         """
         account = opened_accounts([self])
         for spend in spends:
             yield allowance(account).item()
             account = charged(account, torch.tensor([[spend]], dtype=torch.float64))
+
+    def left_in_bank(self, spends: Sequence[float]) -> float:
+        """Nats that the bank holds after a text with these spends: at most `bank`, negative while
+        a debt is larger than what was there; infinite without a bank."""
+        if self.bank is None:
+            return math.inf
+        account = opened_accounts([self])
+        if spends:
+            account = charged(account, torch.tensor([spends], dtype=torch.float64))
+        return self.bank - missing(account).item()
+
+    def going_on(self, left: float) -> "Budget":
+        """The budget of a text that goes on after one which left so many nats in its bank: what is
+        missing there is a debt. The same where one of both has no bank."""
+        if self.bank is None or left == math.inf:
+            return self
+        return replace(self, debt=max(0.0, self.bank - left))
 
     def record(self) -> dict[str, Any]:
         """The figures of a ledger's header and of a score, by the names of their fields."""

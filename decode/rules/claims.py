@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from ...fields import checked_order
 from ...kernels.reference import DIVERGENCES
 from .rule import SAFE, NextToken, OpenRule, Rule, StepInputs, StreamSpec, Symbols
 
@@ -48,12 +47,13 @@ def _false_claim(rule: Rule | OpenRule) -> str:
     known = ", ".join(DIVERGENCES)
     if type(rule.divergence) is not str or rule.divergence not in DIVERGENCES:
         return f"is certified, so its divergence must be one of {known}, got {rule.divergence!r}"
-    try:
-        order = checked_order(rule.divergence, rule.order)
-    except ValueError as error:
-        return f"is certified, but {error}"
-    if type(rule.order) is not type(order):
-        return f"is certified, so its order must be a plain number, got {rule.order!r}"
+    # Drawn tokens are charged where `verify` knows p* by itself.
+    charges = {"kl": ["mean"], "max": ["worst", "drawn"][: 1 + rule.is_projection]}
+    if rule.charge not in (allowed := charges[rule.divergence]):
+        allowed_words = " or ".join(allowed)
+        return (
+            f"spends {rule.divergence}, so it must charge the {allowed_words}, got {rule.charge!r}"
+        )
     if rule.streams.get("safe") != SAFE:
         return (
             'is certified, so its stream "safe" must be the safe model on the prompt alone, got '

@@ -18,6 +18,7 @@ GROUP: Final = "anchored.rules"
 RULES: Final = {
     "anchored": "anchored.Anchored",
     "anchored_inf": "anchored.Anchored",
+    "pathwise": "pathwise.Pathwise",
     "safe_only": "one_model.SafeOnly",
     "risky_only": "one_model.RiskyOnly",
     "system": "one_model.System",

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, Protocol, cast
 import torch
 from torch import Tensor
 
-from ..settings import Divergence
+from ...kernels.projection import Projection
+from ..settings import Charge, Divergence
 from .budget import Budget
 
 ModelName = Literal["safe", "risky"]
@@ -124,7 +125,11 @@ class NextToken(Protocol):
     @property
     def weight(self) -> Tensor: ...  # (batch,) float64, 1 where nothing is projected
     @property
-    def spend(self) -> Tensor: ...  # (batch,) float64 nats, by `ceil_to_quantum` if certified
+    def spend(self) -> Tensor:
+        """(batch,) float64 nats, by `ceil_to_quantum` if certified: of the step, or of the token
+        that was drawn."""
+        ...
+
     @property
     def is_valid(self) -> Tensor: ...  # (batch,) bool
     @property
@@ -141,6 +146,12 @@ class NextToken(Protocol):
     def safe_token_log_probs(self, token_ids: Tensor) -> Tensor:
         """log p_s of one token per row, (batch,) float64; NaN where the safe model is not read."""
         ...
+
+
+def token_spend(drawn: NextToken, token_ids: Tensor) -> Tensor:
+    """(batch,) float64 nats of a step that draws these tokens, (batch,) int64; -inf for one that p*
+    cannot draw, where tokens are charged."""
+    return drawn.token_spend(token_ids) if isinstance(drawn, Projection) else drawn.spend
 
 
 class Rule(ABC):
@@ -178,9 +189,12 @@ class Rule(ABC):
         return None
 
     @property
-    def order(self) -> float | None:
-        """The order of divergence "renyi"; None of others."""
-        return None
+    def charge(self) -> Charge | None:
+        """The log-ratio of p* to p_s that a step costs, and so the kind of bound that a text has;
+        None where spends bound nothing."""
+        if not self.is_certified:
+            return None
+        return "worst" if self.divergence == "max" else "mean"
 
     @property
     def gain(self) -> float:
@@ -220,7 +234,7 @@ class Rule(ABC):
 
 
 CLAIMS = (
-    *("name", "looks_back", "is_certified", "divergence", "order"),
+    *("name", "looks_back", "is_certified", "divergence", "charge"),
     *("is_projection", "gain", "charges_debt", "retokenizes"),
 )
 
@@ -244,7 +258,7 @@ class OpenRule:
     looks_back: bool
     is_certified: bool
     divergence: Divergence | None
-    order: float | None
+    charge: Charge | None
     is_projection: bool
     gain: float
     charges_debt: bool

@@ -212,14 +212,17 @@ def _of_budget(ledger: Ledger, rule: OpenRule) -> Iterator[str]:
         return
     if budget.bound != header.bound:
         yield f"bound {header.bound} does not follow from K and debt"
+    if rule.charge != header.charge:
+        yield f"the rule {rule.name} charges {rule.charge}, recorded {header.charge}"
     allowances = budget.allowances(step.spend for step in ledger.steps)
     for number, (step, nats) in enumerate(zip(ledger.steps, allowances, strict=True)):
         if step.step != number:
             yield f"step {number} is numbered {step.step}"
         if step.budget != nats:
             yield f"step {number}: the budget does not follow from the spends"
-        if not step.spend >= 0.0 or (rule.is_certified and not step.spend <= step.budget):
-            yield f"step {number}: spend {step.spend} is not in [0, {step.budget}]"
+        least = -math.inf if rule.charge == "drawn" else 0.0
+        if not step.spend >= least or (rule.is_certified and not step.spend <= step.budget):
+            yield f"step {number}: spend {step.spend} is not in [{least:g}, {step.budget}]"
         if (step.safe_log_prob is not None) != ("safe" in rule.streams):
             yield f"step {number}: safe_log_prob {step.safe_log_prob}, {rule.name} reads " + (
                 " and ".join(rule.streams)

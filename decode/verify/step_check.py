@@ -14,6 +14,7 @@ from ...kernels import reference
 from ...kernels.spend import BAN_GAP
 from ..ledger import LedgerStep
 from ..rounding import ARITHMETIC, NUM_DEVIATIONS, moved
+from ..rules.rule import token_spend
 from .draw import Draw
 from .step_distributions import (
     Claim,
@@ -78,7 +79,7 @@ class StepReport:
     spread: float
     """Standard deviation of log p_r / p_s under p*."""
     divergence: float
-    """KL, or the largest log-ratio, of p* from p_s at the recorded weight or spend."""
+    """The log-ratio of p* to p_s that the step is charged, at the recorded weight or spend."""
     tolerance: float
     """Nats by which rounding may move it."""
     slack: float
@@ -150,7 +151,7 @@ def _log_odds(log_prob: float) -> float:
 def _solver_slack(step: LedgerStep, claimed: StepDistributions) -> float:
     """Nats by which a solver may miss a budget, and a spend be above its divergence."""
     least = max(SOLVER_FRACTION * step.spend, SOLVER_NATS) if math.isfinite(step.spend) else 0.0
-    return least + SOLVER_MARGINS * claimed.solver_margin
+    return least + SOLVER_MARGINS * claimed.solver_margin + claimed.drift
 
 
 def _figures(claim: Claim, claimed: StepDistributions) -> dict[str, tuple[float, float]]:
@@ -159,7 +160,8 @@ def _figures(claim: Claim, claimed: StepDistributions) -> dict[str, tuple[float,
     by_nats = claimed.divergence_tolerance
     # Only a spend above its divergence has the solver to explain it.
     above = slack if step.spend > claimed.divergence else 0.0
-    by_rule = difference(claim.drawn.spend[0].item(), step.spend)
+    token_id = torch.tensor([step.token_id], device=claim.drawn.spend.device)
+    by_rule = difference(token_spend(claim.drawn, token_id)[0].item(), step.spend)
     if by_rule > claimed.spend_tolerance + slack and _is_at_threshold(claim):
         by_rule = 0.0
     star, safe = claimed.star[step.token_id].item(), claimed.safe[step.token_id].item()
@@ -175,6 +177,10 @@ def _figures(claim: Claim, claimed: StepDistributions) -> dict[str, tuple[float,
         "log_prob": (difference(star, step.log_prob), claimed.token_tolerance),
         "safe_log_prob": (difference(safe, recorded_safe), max(ARITHMETIC, safe_by)),
     }
+    if claim.charge == "drawn" and step.safe_log_prob is not None:
+        # The cost follows from the two figures next to it, whatever the models say.
+        cost = step.log_prob - step.safe_log_prob
+        figures["cost of the token"] = (difference(cost, step.spend), SOLVER_NATS)
     if step.kl_risky_safe is None and step.kl_star_risky is None:
         return figures
     return figures | _compared(claim, claimed)
@@ -207,7 +213,8 @@ def _left_of_budget(claim: Claim) -> float:
     """
     step = claim.recorded
     is_binding = claim.kind in ("tilted", "clipped") and 0.0 < step.weight < 1.0
-    return max(0.0, step.budget - step.spend) if is_binding else 0.0
+    # A drawn token may cost less than p* might have spent, which follows from the budget itself.
+    return max(0.0, step.budget - step.spend) if is_binding and claim.charge != "drawn" else 0.0
 
 
 def _is_at_threshold(claim: Claim) -> bool:

@@ -54,8 +54,8 @@ class Verification:
     bound: float = math.inf
     """Nats; infinite where the ledger is not certified."""
     divergence: float = 0.0
-    """The divergence of p* from p_s that the rule names, summed over the steps, in nats: by the
-    reference, not by the ledger; 0 for rules that certify nothing."""
+    """The log-ratio of p* to p_s that steps are charged (mean, worst or drawn), summed over them,
+    in nats: by the reference, not by the ledger; 0 for rules that certify nothing."""
     tolerance: float = 0.0
     """Nats by which rounding may move that sum, and so by which it may exceed the bound."""
     tokens_drawn_again: int = 0
@@ -96,8 +96,8 @@ def verify(ledger: Any, pair: ModelPair) -> Verification | list[Verification]:
     each.
 
     First the ledger alone: types and ranges, models, level, settings, that each allowance follows
-    from the rule and the spends before it, that spends stay within allowances and their sum within
-    the bound, how it ended. Then both models run over the recorded tokens: the debt, what the rule
+    from the rule and the spends before it, that spends stay within allowances and their sums within
+    the bound after every step, how it ended. Then both models run over the recorded tokens: the debt, what the rule
     gives at each budget, and by distributions computed apart from the solvers every divergence,
     log p*, log p_s, the sum of divergences against the bound, and every token from its seed; what
     `with_divergences` added too. Tolerances follow from the models' dtypes: see `rounding`.
@@ -310,9 +310,8 @@ def _claim(replay: Replay, forced: ForcedStep, recorded: LedgerStep) -> Claim:
     kind: Kind = form if rule.is_projection and rule.divergence else "replayed"
     return Claim(
         kind=kind if "safe" in rule.streams else "alone",
-        # Rules that name none, as they are not certified, report KL.
-        divergence=reference.divergence_of(rule.divergence or "kl", rule.order),
-        order=rule.order,
+        # Rules that bound nothing report KL.
+        charge=rule.charge or "mean",
         recorded=recorded,
         # Where the safe model has other tokens, nothing is compared.
         safe_logits=rows.get("safe", rows["risky"]),
@@ -358,16 +357,28 @@ def _sum_up(replay: Replay, steps: list[StepReport], report: Verification) -> No
             f"the recorded log p_s of all steps are those of another temperature, by {steeper:.3g} "
             f"deviations of rounding; {DEVIATIONS_OF_A_TEMPERATURE:g} are explained"
         )
-    # Errors of steps are independent: their sum grows with the root of their number.
-    report.tolerance = math.hypot(*(step.tolerance for step in steps))
-    report.divergence = math.fsum(step.divergence for step in steps)
-    slack = math.fsum(step.slack for step in steps)  # of spends above it
-    overspent = report.divergence - ledger.spent
-    if not -(report.tolerance + slack) <= overspent <= report.tolerance:
-        report.failures.append(f"divergence {report.divergence} nats, spent {ledger.spent}")
-    bound = ledger.header.bound
-    if not report.divergence <= bound + report.tolerance:
-        report.failures.append(f"divergence {report.divergence} nats > bound {bound}")
+    _sum_spends(ledger, steps, report)
+
+
+def _sum_spends(ledger: Ledger, steps: list[StepReport], report: Verification) -> None:
+    """Check the sums of the spends against those of the replay, after every step: a spend may be
+    negative, so that a sum which fits at the end may have been too large before."""
+    squares = slack = spent = 0.0
+    for recorded, step in zip(ledger.steps, steps, strict=True):
+        report.divergence += step.divergence
+        spent += recorded.spend
+        # Errors of steps are independent: their sum grows with the root of their number.
+        squares += step.tolerance**2
+        report.tolerance = math.sqrt(squares)
+        slack += step.slack  # of spends above it
+        at = f"divergence {report.divergence} nats up to step {recorded.step}"
+        overspent = report.divergence - spent
+        if not -(report.tolerance + slack) <= overspent <= report.tolerance:
+            report.failures.append(f"{at}, spent {spent}")
+            return
+        if not report.divergence <= ledger.header.bound + report.tolerance:
+            report.failures.append(f"{at} > bound {ledger.header.bound}")
+            return
 
 
 @in_plain_torch
