@@ -328,7 +328,7 @@ def request_list(
 
 
 def _of_another_kind(rule: OpenRule, text: Request) -> str:
-    """Why a rule cannot go on with a text, "" if it can: a bound of both together is of one kind."""
+    """Why a rule cannot go on with a text, "" if it can: one bound for both is of one kind."""
     before = text.earlier_charge
     if before is None or rule.charge in (before, None):
         return ""

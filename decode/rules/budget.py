@@ -69,7 +69,7 @@ class Budget:
             assert k is not None  # as one of both is named
             sum_of = "K = k * horizon" if bank is None else "K = bank + k * horizon"
             K = checked_nats(f"{sum_of}, for k = {k} and {horizon} steps,", full + k * horizon)
-        elif K < full:
+        elif full > K:
             raise ValueError(f"K is the bank and what is added to it, got K={K:g} < bank={bank:g}")
         else:
             k = (K - full) / horizon

@@ -50,10 +50,8 @@ def _false_claim(rule: Rule | OpenRule) -> str:
     # Drawn tokens are charged where `verify` knows p* by itself.
     charges = {"kl": ["mean"], "max": ["worst", "drawn"][: 1 + rule.is_projection]}
     if rule.charge not in (allowed := charges[rule.divergence]):
-        allowed_words = " or ".join(allowed)
-        return (
-            f"spends {rule.divergence}, so it must charge the {allowed_words}, got {rule.charge!r}"
-        )
+        one = " or ".join(allowed)
+        return f"spends {rule.divergence}, so its charge must be {one}, got {rule.charge!r}"
     if rule.streams.get("safe") != SAFE:
         return (
             'is certified, so its stream "safe" must be the safe model on the prompt alone, got '

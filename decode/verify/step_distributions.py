@@ -67,7 +67,7 @@ class StepDistributions:
     safe: Tensor
     star: Tensor
     divergence: float
-    """The log-ratio of p* to p_s that the step is charged: its mean, its largest, or its token's."""
+    """The log-ratio of p* to p_s that the step is charged: the mean, the worst or the token's."""
     star_tolerance: Tensor
     """(V,) of the logits of p*."""
     token_tolerance: float

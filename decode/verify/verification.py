@@ -97,10 +97,11 @@ def verify(ledger: Any, pair: ModelPair) -> Verification | list[Verification]:
 
     First the ledger alone: types and ranges, models, level, settings, that each allowance follows
     from the rule and the spends before it, that spends stay within allowances and their sums within
-    the bound after every step, how it ended. Then both models run over the recorded tokens: the debt, what the rule
-    gives at each budget, and by distributions computed apart from the solvers every divergence,
-    log p*, log p_s, the sum of divergences against the bound, and every token from its seed; what
-    `with_divergences` added too. Tolerances follow from the models' dtypes: see `rounding`.
+    the bound after every step, how it ended. Then both models run over the recorded tokens: the
+    debt, what the rule gives at each budget, and by distributions computed apart from the solvers
+    what every step is charged, log p*, log p_s, the sums against the spends and the bound after
+    every step, and every token from its seed; what `with_divergences` added too. Tolerances
+    follow from the models' dtypes: see `rounding`.
     Not checked: stop strings, num_return_sequences, prior_bound, forwards beyond the least number.
     Raises LedgerError for a file that was touched or damaged, and ValueError for what is no ledger
     or no pair; all else is in `failures`.
