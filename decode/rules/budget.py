@@ -67,6 +67,7 @@ class Budget:
         full = 0.0 if bank is None else checked_nats("bank", bank)
         if K is None:
             assert k is not None  # as one of both is named
+            k = checked_nats("k", k)
             sum_of = "K = k * horizon" if bank is None else "K = bank + k * horizon"
             K = checked_nats(f"{sum_of}, for k = {k} and {horizon} steps,", full + k * horizon)
         elif full > K:
