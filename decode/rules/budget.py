@@ -68,8 +68,10 @@ class Budget:
         if K is None:
             assert k is not None  # as one of both is named
             k = checked_nats("k", k)
-            sum_of = "K = k * horizon" if bank is None else "K = bank + k * horizon"
-            K = checked_nats(f"{sum_of}, for k = {k} and {horizon} steps,", full + k * horizon)
+            sum_of = f"K = k * horizon = {k} * {horizon}"
+            if bank is not None:
+                sum_of = f"K = bank + k * horizon = {bank} + {k} * {horizon}"
+            K = checked_nats(sum_of, full + k * horizon)
         elif full > K:
             raise ValueError(f"K is the bank and what is added to it, got K={K:g} < bank={bank:g}")
         else:
