@@ -18,16 +18,6 @@ nats. A tilt that makes an exponent larger than that is counted where it is know
 KL_MARGIN = 8.0
 """KL may be wrong by so many relative errors of a weight, times what it passes them on by."""
 
-RENYI_MARGIN = 2.0
-"""A Rényi divergence may be wrong by so many errors of its three logarithms of sums."""
-
-EXPONENT_ROUNDINGS, TILT_ROUNDINGS = 8.0, 4.0
-"""Units in the last place by which the exponent of a weight may be wrong where the tilt is
-multiplied by t: EXPONENT_ROUNDINGS + TILT_ROUNDINGS * t of its largest part."""
-
-LEAST_SHARE = 100.0
-"""Nats: weights that much below their sum count for nothing, whatever their errors."""
-
 FLOOR_MARGIN = 8.0
 """-log p_s(support) may be wrong by so many relative errors of a sum."""
 

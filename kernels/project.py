@@ -7,7 +7,6 @@ it, and Triton on a device that has drawn a few rows as the CPU's solver does.
 from __future__ import annotations
 
 import logging
-import math
 import subprocess
 from functools import cache
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
@@ -16,14 +15,14 @@ import torch
 from torch import Tensor
 
 from .cpu import solve
-from .projection import Projection
+from .projection import Charge, Projection
 from .sampler import check_uniform, check_unit, uniforms
-from .spend import check_budget, row_orders, usable_budget, usable_orders
+from .spend import check_budget, usable_budget
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Projection", "check_rows", "project_kl", "project_max", "project_renyi"]
+__all__ = ["Projection", "check_rows", "project", "project_kl", "project_max"]
 
 # B requests, V vocabulary.
 
@@ -46,9 +45,6 @@ MOST_REASON = 300
 
 BUDGETS = (0.0, 0.01, 0.1, 0.3, 0.7, 1.5, 4.0, 100.0)
 """Nats, one a row: nothing may be spent in the first, and the last one binds nowhere."""
-
-ORDERS = (1.1, 64.0, 1.25, 1.5, 2.0, 4.0, 16.0, 1.1)
-"""Rényi orders, one a row."""
 
 SHORTFALL_FRACTION, SHORTFALL_NATS = 1e-5, 1e-6
 """Two solvers may stop this far from each other below a budget that binds: each is within 0.9e-5 of
@@ -90,29 +86,7 @@ def project_kl(
     Raises: ValueError for a wrong shape or dtype, a NaN budget or an unknown backend.
     Source: paper algorithm ProjectKL, solved by Newton's method in sqrt(KL).
     """
-    return _project(risky_logits, safe_logits, budget, uniform, order=1.0, **options)
-
-
-def project_renyi(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    budget: Tensor,
-    uniform: Tensor | None = None,
-    *,
-    order: float | Tensor,
-    **options: Unpack[Options],
-) -> Projection:
-    """The p* of `project_kl`'s family with the most weight whose Rényi divergence fits, and a draw.
-
-    On the common support p* is proportional to p_s^(1 - w) p_r^w, with the largest w in [0, 1]
-    for which D(p* || p_s) = log sum p*^order p_s^(1 - order) / (order - 1) is at most the budget.
-    order: a number in [MIN_ORDER, MAX_ORDER], or (B,) float64, one a row, on any device.
-    Other arguments, results and errors are those of `project_kl`, with D in place of KL.
-    Source: D = (psi(order w) - order psi(w)) / (order - 1), psi the log-moments of log p_r / p_s
-    under p_s, which grows with w as psi is convex; solved by Newton's method in sqrt(D).
-    """
-    orders = row_orders(order, len(safe_logits), safe_logits.device)
-    return _project(risky_logits, safe_logits, budget, uniform, order=orders, **options)
+    return project(risky_logits, safe_logits, budget, uniform, charge="mean", **options)
 
 
 def project_max(
@@ -120,17 +94,21 @@ def project_max(
     safe_logits: Tensor,
     budget: Tensor,
     uniform: Tensor | None = None,
+    *,
+    charge: Literal["worst", "drawn"] = "worst",
     **options: Unpack[Options],
 ) -> Projection:
     """The p* that minimizes D_inf(p* || p_r) subject to D_inf(p* || p_s) <= budget, and a draw.
 
     On the common support S, p* = min(c p_r, e^budget p_s) with c >= 1 and p_r renormalized on S;
-    the weight of the Projection is 1 / c. Arguments, spend and errors are those of `project_kl`,
-    with D_inf(p* || p_s), the largest log-ratio, in place of the KL divergence.
+    the weight of the Projection is 1 / c. Arguments and errors are those of `project_kl`.
+    charge: "worst" spends D_inf(p* || p_s), the largest log-ratio log p*(y)/p_s(y), rounded up;
+    "drawn" that of the token drawn, which may be negative, and without a draw the largest. Either
+    spends 0 where p* is p_s, and at most the budget whatever is drawn.
     Source: paper, proposition on optimal Renyi clipping; c by Newton from c = 1, which climbs
     because the total mass is concave and piecewise linear in c, and bisection where it is slow.
     """
-    return _project(risky_logits, safe_logits, budget, uniform, order=math.inf, **options)
+    return project(risky_logits, safe_logits, budget, uniform, charge=charge, **options)
 
 
 def project(
@@ -139,29 +117,11 @@ def project(
     budget: Tensor,
     uniform: Tensor | None = None,
     *,
-    divergence: Literal["kl", "renyi", "max"],
-    order: float | None = None,
-    **options: Unpack[Options],
-) -> Projection:
-    """`project_kl`, `project_renyi` or `project_max`, by the name of the divergence."""
-    rows = risky_logits, safe_logits, budget, uniform
-    if divergence == "renyi":
-        assert order is not None  # as `checked_order` has it
-        return project_renyi(*rows, order=order, **options)
-    return (project_kl if divergence == "kl" else project_max)(*rows, **options)
-
-
-def _project(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    budget: Tensor,
-    uniform: Tensor | None,
-    *,
-    order: float | Tensor,
+    charge: Charge,
     keyed: tuple[Tensor, Tensor] | None = None,
     backend: str = "auto",
 ) -> Projection:
-    """The projection of this order: 1 is KL, infinity the clipped one, a tensor one a row."""
+    """`project_kl` for charge "mean", else `project_max`."""
     _check_logits(risky_logits, safe_logits)
     (num_rows, vocab_size), device = safe_logits.shape, safe_logits.device
     check_budget(budget, num_rows)
@@ -173,7 +133,7 @@ def _project(
     def by_triton() -> Projection:
         from .gpu import launch  # triton is not there on every platform
 
-        return launch.project(risky_logits, safe_logits, budget, uniform, keyed, order=order)
+        return launch.project(risky_logits, safe_logits, budget, uniform, keyed, charge=charge)
 
     if backend == "triton":
         return by_triton()
@@ -181,8 +141,7 @@ def _project(
         # A launch that raised has changed nothing.
         try:
             dtypes = risky_logits.dtype, safe_logits.dtype
-            known = None if isinstance(order, Tensor) else order
-            check_rows(device, dtypes, vocab_size, order=known, is_keyed=keyed is not None)
+            check_rows(device, dtypes, vocab_size, charge=charge, is_keyed=keyed is not None)
             return by_triton()
         except torch.OutOfMemoryError:
             raise  # says nothing of Triton
@@ -192,9 +151,7 @@ def _project(
     if uniform is not None:
         check_unit(uniform)
     numbers = uniform if keyed is None else uniforms(*(x.cpu() for x in keyed))
-    order = usable_orders(order) if isinstance(order, Tensor) else order
-    pair = risky_logits, safe_logits
-    return solve.project(*pair, usable_budget(budget), numbers, order=order)
+    return solve.project(risky_logits, safe_logits, usable_budget(budget), numbers, charge=charge)
 
 
 def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
@@ -272,12 +229,11 @@ def check_rows(
     dtypes: tuple[torch.dtype, torch.dtype],
     vocab_size: int,
     *,
-    order: float | None,
+    charge: Charge,
     is_keyed: bool,
 ) -> None:
     """Draw from rows of the risky and the safe model, in these dtypes, as decoding will.
 
-    order: of the projection, 1 or infinity; None for rows of the Rényi orders ORDERS.
     is_keyed: whether the numbers come from keys and positions.
     Runs once for each kind of launch, which it compiles, and waits for the device.
     Raises: RuntimeError where a token or a spend differs by more than both solvers may; whatever
@@ -290,8 +246,7 @@ def check_rows(
     risky, safe = risky.to(dtypes[0]), safe.to(dtypes[1])
     budget, keys = torch.tensor(BUDGETS, dtype=torch.float64), torch.arange(len(BUDGETS))
     numbers = uniforms(keys, torch.zeros_like(keys))
-    kind = torch.tensor(ORDERS, dtype=torch.float64) if order is None else order
-    expected = solve.project(risky, safe, budget, numbers, order=kind)
+    expected = solve.project(risky, safe, budget, numbers, charge=charge)
     from .gpu import launch  # triton is not there on every platform
 
     drawn = launch.project(
@@ -300,7 +255,7 @@ def check_rows(
         budget,
         None if is_keyed else numbers,
         (keys, torch.zeros_like(keys)) if is_keyed else None,
-        order=kind,
+        charge=charge,
     )
     assert expected.token_ids is not None and drawn.token_ids is not None  # as both have drawn
     token_ids, spend = drawn.token_ids, drawn.spend

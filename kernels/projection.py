@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .spend import BAN_BITS, BITS_PER_NAT
+from .certificate import OFFSET_MARGIN
+from .spend import BAN_BITS, BITS_PER_NAT, EPSILON, ceil_to_quantum
 
 # B requests, V vocabulary, N tokens of each row.
+
+Charge = Literal["mean", "worst", "drawn"]
+"""The log-ratio log p*(y)/p_s(y) that a step costs: its mean over p*, that of the worst token, or
+that of the token that is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
     """The distribution nearest to the risky model inside the budget around the safe model.
 
-    The true divergence from the safe model is at most `spend`, and `spend` at most the budget.
+    The true divergence from the safe model is at most `spend`, and `spend` at most the budget; of
+    charge "drawn" that holds for the log-ratio of the token drawn.
     p*(y) = p_s(y) 2**min(slope d(y) + offset, ceiling) where both models allow y, else 0. d is the
     difference of both models' log-weights in bits, 0 bits being each row's largest logit. The KL
-    projection has slope beta and no ceiling; the clipped one of order infinity has slope 1.
+    projection has slope beta and no ceiling; the clipped one has slope 1.
     """
 
     weight: Tensor
     """(B,) float64 in [0, 1]: beta of `project_kl`, 1 / c of `project_max`."""
     spend: Tensor
-    """(B,) float64 nats, a multiple of SPEND_QUANTUM."""
+    """(B,) float64 nats, a multiple of SPEND_QUANTUM; negative only for a drawn token."""
     is_safe_only: Tensor
     """(B,) bool: p* = p_s on its full support, for want of budget or of a common support."""
     is_valid: Tensor
@@ -53,6 +60,9 @@ class Projection:
     """(B,) float64, bits."""
     ceiling: Tensor
     """(B,) float64, bits; inf where there is none."""
+    worst: tuple[Tensor, Tensor] | None = None
+    """Of charge "drawn": the spend of the worst token and the margin of any token's log-ratio, (B,)
+    float64 nats each; None where a step costs the same whatever is drawn."""
 
     def log_probs(self) -> Tensor:
         """log p* of every token.
@@ -72,21 +82,52 @@ class Projection:
         """log p_s of one token a row: (B,) int64 in, (B,) float64 out; NaN where not valid."""
         return self._log_probs(*self._logits_of(token_ids))[0][:, 0]
 
+    def token_spend(self, token_ids: Tensor) -> Tensor:
+        """What a draw of these tokens costs: (B,) int64 in, (B,) float64 nats out.
+
+        That is `spend` unless the charge is "drawn"; then -inf for a token that p* cannot draw.
+        """
+        if self.worst is None:
+            return self.spend
+        risky, safe = self._bits_of(*self._logits_of(token_ids))
+        tilt, ratio = (x[:, 0] for x in self._tilt_and_ratio(risky, safe))
+        ratio = ratio.masked_fill(safe[:, 0] == -math.inf, -math.inf)  # where p* is p_s too
+        reach = (tilt.abs() + safe[:, 0].abs()).nan_to_num(0.0, posinf=0.0)
+        return drawn_spend(ratio, reach, *self.worst)
+
     def _logits_of(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         index = token_ids[:, None]
         return self.risky_logits.gather(1, index), self.safe_logits.gather(1, index)
 
     def _log_probs(self, risky_logits: Tensor, safe_logits: Tensor) -> tuple[Tensor, Tensor]:
         """log p_s and log p* of N tokens a row, nats; (B, N) both."""
-        risky, safe = _bits(risky_logits, self.risky_peak), _bits(safe_logits, self.safe_peak)
+        risky, safe = self._bits_of(risky_logits, safe_logits)
+        _, ratio = self._tilt_and_ratio(risky, safe)
+        safe = safe - self.log2_safe_mass[:, None]
+        safe = safe.masked_fill(~self.is_valid[:, None], math.nan)
+        return safe / BITS_PER_NAT, (safe + ratio) / BITS_PER_NAT
+
+    def _bits_of(self, risky_logits: Tensor, safe_logits: Tensor) -> tuple[Tensor, Tensor]:
+        return _bits(risky_logits, self.risky_peak), _bits(safe_logits, self.safe_peak)
+
+    def _tilt_and_ratio(self, risky: Tensor, safe: Tensor) -> tuple[Tensor, Tensor]:
+        """Tilt and log2 p* / p_s of N tokens a row with these bits, (B, N) both."""
         is_shared = (risky > -math.inf) & (safe > -math.inf)
         tilt = torch.where(is_shared, risky - safe, 0.0)
         ratio = self.slope[:, None] * tilt + self.offset[:, None]
         ratio = torch.minimum(ratio, self.ceiling[:, None]).masked_fill(~is_shared, -math.inf)
-        ratio = ratio.masked_fill(self.is_safe_only[:, None], 0.0)
-        safe = safe - self.log2_safe_mass[:, None]
-        safe = safe.masked_fill(~self.is_valid[:, None], math.nan)
-        return safe / BITS_PER_NAT, (safe + ratio) / BITS_PER_NAT
+        return tilt, ratio.masked_fill(self.is_safe_only[:, None], 0.0)
+
+
+def drawn_spend(log2_ratio: Tensor, reach: Tensor, most: Tensor, margin: Tensor) -> Tensor:
+    """What a token costs: its log-ratio, rounded up, and at most what the worst of its row does.
+
+    log2_ratio: (B,) bits, of p* / p_s. reach: (B,) bits, of its tilt and its safe weight together.
+    most, margin: (B,) float64 nats, of `Projection.worst`.
+    Returns: (B,) float64 nats, multiples of the quantum.
+    """
+    nats = (log2_ratio + OFFSET_MARGIN * EPSILON * reach) / BITS_PER_NAT + margin
+    return torch.minimum(ceil_to_quantum(nats) + 0.0, most)  # 0, not -0
 
 
 def _bits(logits: Tensor, peak: Tensor) -> Tensor:

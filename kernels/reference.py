@@ -5,7 +5,6 @@ solvers but the gap at which a logit counts as banned.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -60,29 +59,10 @@ def max_divergence(log_probs: Tensor, safe_logits: Tensor, *, ban_gap: float = B
     return _log_ratio(log_probs.double(), log_softmax(safe_logits, ban_gap=ban_gap)).amax(-1)
 
 
-def renyi_divergence(
-    log_probs: Tensor, safe_logits: Tensor, *, order: float | Tensor, ban_gap: float = BAN_GAP
-) -> Tensor:
-    """D(p || p_s) = log sum p^order p_s^(1 - order) / (order - 1) in nats, (B,) float64.
-
-    order: > 1, one number or (B,) float64. Infinite where p has mass that p_s lacks.
-    """
-    orders = torch.as_tensor(order, dtype=torch.float64, device=log_probs.device)
-    ratio = _log_ratio(log_probs.double(), log_softmax(safe_logits, ban_gap=ban_gap))
-    # log of sum p (p / p_s)^(order - 1): it keeps its digits where p and p_s nearly agree.
-    powers = log_probs.double() + (orders.reshape(-1, 1) - 1.0) * ratio
-    return (powers.logsumexp(-1) / (orders - 1.0)).clamp_min(0.0)
-
-
 DIVERGENCES: Final[Mapping[str, Callable[..., Tensor]]] = MappingProxyType(
-    {"kl": kl_divergence, "renyi": renyi_divergence, "max": max_divergence}
+    {"kl": kl_divergence, "max": max_divergence}
 )
 """The divergences that a rule may name: what a certified rule spends at a step is that one."""
-
-
-def divergence_of(name: str, order: float | None) -> Callable[..., Tensor]:
-    """One of DIVERGENCES, called as `kl_divergence` is. order: of "renyi" alone."""
-    return DIVERGENCES[name] if order is None else partial(DIVERGENCES[name], order=order)
 
 
 def support_floor(risky_logits: Tensor, safe_logits: Tensor) -> Tensor:
@@ -97,27 +77,13 @@ def project_kl(risky_logits: Tensor, safe_logits: Tensor, budget: Tensor) -> Ten
     Source: paper algorithm ProjectKL with the support rules: nothing but p_s where the budget is
     not positive or below `support_floor`.
     """
-    return _largest_weight(risky_logits, safe_logits, budget, kl_divergence)
-
-
-def project_renyi(
-    risky_logits: Tensor, safe_logits: Tensor, budget: Tensor, *, order: float | Tensor
-) -> Tensor:
-    """The largest weight of `project_kl`'s family whose `renyi_divergence` fits; as there."""
-    divergence = partial(renyi_divergence, order=order)
-    return _largest_weight(risky_logits, safe_logits, budget, divergence)
-
-
-def _largest_weight(
-    risky_logits: Tensor, safe_logits: Tensor, budget: Tensor, divergence: Callable[..., Tensor]
-) -> Tensor:
     budget = budget.double()
     low, high = torch.zeros_like(budget), torch.ones_like(budget)
     for step in range(NUM_BISECTIONS):
         # The first trial is 1 itself: p_r restricted to the common support may be feasible.
         trial = high if step == 0 else 0.5 * (low + high)
         log_probs = tilted_log_probs(risky_logits, safe_logits, trial)
-        is_feasible = divergence(log_probs, safe_logits) <= budget
+        is_feasible = kl_divergence(log_probs, safe_logits) <= budget
         low, high = torch.where(is_feasible, trial, low), torch.where(is_feasible, high, trial)
     is_forced = (budget <= 0.0) | (support_floor(risky_logits, safe_logits) > budget)
     return torch.where(is_forced, torch.nan, low)

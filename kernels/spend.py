@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..fields import MAX_NATS, MAX_ORDER, MIN_ORDER
+from ..fields import MAX_NATS
 
 SPEND_QUANTUM = 2.0**-32
 """Nats; every spend is a multiple of it."""
@@ -56,34 +56,6 @@ def check_budget(budget: Tensor, num_rows: int) -> None:
             f"budget must be ({num_rows},) of a float dtype, "
             f"got {tuple(budget.shape)} {budget.dtype}"
         )
-
-
-def row_orders(order: float | Tensor, num_rows: int, device: torch.device) -> Tensor:
-    """(num_rows,) float64, of a Rényi divergence for each row: one number, or theirs, as they are.
-
-    Raises: ValueError for a number outside of [MIN_ORDER, MAX_ORDER], or a tensor of another shape
-    or dtype; its values may be any.
-    """
-    if not isinstance(order, Tensor):
-        return usable_orders(torch.tensor([order], dtype=torch.float64)).repeat(num_rows).to(device)
-    if order.shape != (num_rows,) or order.dtype != torch.float64:
-        raise ValueError(
-            f"order must be a number or ({num_rows},) float64, "
-            f"got {tuple(order.shape)} {order.dtype}"
-        )
-    return order
-
-
-def usable_orders(orders: Tensor) -> Tensor:
-    """The orders on the CPU; ValueError for one outside of [MIN_ORDER, MAX_ORDER]."""
-    orders = orders.cpu()
-    for order in orders.tolist():
-        if not MIN_ORDER <= order <= MAX_ORDER:
-            raise ValueError(
-                f"order must be in [{MIN_ORDER}, {MAX_ORDER:g}] "
-                f"(1 is project_kl, infinity project_max), got {order}"
-            )
-    return orders
 
 
 def usable_budget(budget: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The projection of order infinity: the scale of p_r clipped by p_s."""
+"""The projection that bounds the largest log-ratio: the scale of p_r clipped by p_s."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..certificate import (
     OFFSET_RESERVE,
     RESERVE_NATS,
 )
-from ..spend import BAN_BITS, BITS_PER_NAT, EPSILON, MAX_DIVERGENCE_CAP
+from ..spend import BAN_BITS, BITS_PER_NAT, BUDGET_CAP, EPSILON, MAX_DIVERGENCE_CAP
 from .rows import (
     OFF_SUPPORT,
     Floats,
@@ -106,6 +106,10 @@ def solve(rows: Rows, budget: Floats) -> Solution:
     # One tilt for every token: the two models agree on the common support, digit by digit.
     is_same = support.largest_tilt == support.smallest_tilt
     solution.spend[met] = np.where(is_same, floor, spend)[is_met]
+    # 5. What any token's log-ratio gets on top if it is charged for itself. A token that has the
+    #    only tilt costs what the worst costs, which no margin of that size leaves below it.
+    margin = OFFSET_MARGIN * EPSILON * np.abs(offset) / BITS_PER_NAT + MASS_MARGIN * rows.rounding
+    solution.margin[met] = np.where(is_same, BUDGET_CAP, margin)[is_met]
     return solution
 
 

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...fields import MAX_ORDER
 from ..certificate import FLOOR_MARGIN, LEAST_BITS, WEIGHT_ROUNDINGS
 from ..spend import BAN_BITS, BAN_GAP, BITS_PER_NAT, EPSILON
 
@@ -32,9 +31,9 @@ LANES = 64
 """Pieces are padded to a multiple of it: torch computes the tail of a vector loop by another
 routine, so without the padding a row's last digit would depend on its index in the batch."""
 
-OFF_SUPPORT = 4.0 * MAX_ORDER * BAN_BITS
+OFF_SUPPORT = 4.0 * BAN_BITS
 """Bits of a weight that is 0, finite so that no NaN can arise. On the support, bits and tilt lie
-within BAN_BITS of 0, and a Rényi divergence multiplies the tilt by its order."""
+within BAN_BITS of 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +85,15 @@ class Solution(NamedTuple):
     offset: Floats
     ceiling: Floats
     is_safe_only: Flags
+    margin: Floats
+    """Nats, see `projection.drawn_spend`; 0 of the KL projection, which charges no token."""
 
 
 def safe_solution(num_rows: int) -> Solution:
     """p* = p_s everywhere."""
-    weight, spend, slope, offset = np.zeros((4, num_rows))
+    weight, spend, slope, offset, margin = np.zeros((5, num_rows))
     ceiling, is_safe_only = np.full(num_rows, np.inf), np.ones(num_rows, dtype=np.bool_)
-    return Solution(weight, spend, slope, offset, ceiling, is_safe_only)
+    return Solution(weight, spend, slope, offset, ceiling, is_safe_only, margin)
 
 
 def row_groups(risky_logits: Tensor, safe_logits: Tensor) -> Iterator[tuple[slice, Rows]]:

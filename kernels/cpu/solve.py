@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..projection import Projection
+from ..projection import Charge, Projection, drawn_spend
 from ..sampler import first_above
 from ..spend import BAN_BITS, BITS_PER_NAT, ceil_to_quantum
-from . import clip, tilt
+from . import clip, kl
 from .rows import Flags, Floats, Numbers, Rows, Solution, columns, host, part, row_groups, sums
 
 # B requests, V vocabulary; A rows drawn for, R rows of a group, N pieces of a row, C columns.
@@ -26,10 +26,9 @@ def project(
     budget: Tensor,
     uniform: Tensor | None,
     *,
-    order: float | Tensor,
+    charge: Charge,
 ) -> Projection:
-    """`project.project_kl` for order 1, `project_max` for order infinity, and `project_renyi` for
-    orders (B,) float64 on the CPU, of arguments that were checked.
+    """`project.project_kl` for charge "mean", else `project_max`, of arguments that were checked.
 
     Rows are solved on the CPU wherever the logits are; the Projection lies where these do.
     budget: (B,) float64 on the CPU, of `spend.usable_budget`. uniform: (B, 3) float64, or None.
@@ -38,19 +37,23 @@ def project(
     numbers = None if uniform is None else uniform.cpu()
     with _one_thread():
         for group, rows in row_groups(risky_logits.cpu(), safe_logits.cpu()):
-            solution = _solved(rows, budgets[group], order, group)
+            solution = (kl if charge == "mean" else clip).solve(rows, budgets[group])
             of_rows = rows.is_valid, rows.risky_peak, rows.safe_peak, rows.log2_safe_mass
             facts.append(np.stack([*solution, *of_rows]))
             if numbers is not None:
                 draws.append(draw(rows, solution, numbers[group]))
     columns = torch.from_numpy(np.concatenate(facts, 1)).to(safe_logits.device)
-    weight, spend, slope, offset, ceiling, is_safe_only, *others = columns
+    weight, nats, slope, offset, ceiling, is_safe_only, margin, *others = columns
     is_valid, risky_peak, safe_peak, log2_safe_mass = others
     drawn = torch.from_numpy(np.concatenate(draws, 1)).to(safe_logits.device)
     has_draw = uniform is not None
+    spend = ceil_to_quantum(nats)
+    worst = (spend, margin) if charge == "drawn" else None
+    if worst is not None and has_draw:
+        spend = drawn_spend(drawn[4], drawn[5], *worst)
     return Projection(
         weight=weight,
-        spend=ceil_to_quantum(spend),
+        spend=spend,
         is_safe_only=is_safe_only > 0.0,
         is_valid=is_valid > 0.0,
         token_ids=drawn[0].long() if has_draw else None,
@@ -64,14 +67,8 @@ def project(
         risky_peak=risky_peak,
         safe_peak=safe_peak,
         log2_safe_mass=log2_safe_mass,
+        worst=worst,
     )
-
-
-def _solved(rows: Rows, budget: Floats, order: float | Tensor, group: slice) -> Solution:
-    """p* of the rows of a group, whose budgets these are."""
-    if isinstance(order, Tensor):
-        return tilt.solve(rows, budget, host(order)[group])
-    return tilt.solve(rows, budget, None) if order == 1.0 else clip.solve(rows, budget)
 
 
 @contextmanager
@@ -86,20 +83,20 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-_NO_FACTS, _NO_DRAWS = np.zeros((10, 0)), np.zeros((4, 0))
+_NO_FACTS, _NO_DRAWS = np.zeros((11, 0)), np.zeros((6, 0))
 """Facts and draws of an empty batch."""
 
 
 def draw(rows: Rows, solution: Solution, uniform: Tensor) -> Floats:
-    """(4, R): a token of each row, -1 where not valid, whether it is the safe model's, and its
-    log p* and log p_s in nats, NaN where not valid.
+    """(6, R): a token of each row, -1 where not valid, whether it is the safe model's, its log p*
+    and log p_s in nats, NaN where not valid, and log2 p* / p_s and reach of `drawn_spend`.
 
     uniform: (R, 3) float64 in [0, 1).
     """
     first, second, third = uniform.unbind(1)
     # 1. The safe model's draw by u1, kept where u2 p_s < p*.
     drafts = _drawn(rows.safe, rows.safe_pieces, first, is_log=True)
-    ratio = _log2_ratio(rows, solution, drafts)
+    ratio, tilt = _log2_ratio(rows, solution, drafts)
     token_ids = np.where(rows.is_valid, host(drafts), -1)
     accepted = rows.is_valid & ((ratio >= 0.0) | (host(second) < np.exp2(ratio)))
     # 2. The others are drawn again by u3, from what p* has more than p_s: the mixture is p*.
@@ -113,14 +110,12 @@ def draw(rows: Rows, solution: Solution, uniform: Tensor) -> Floats:
         weights, uniforms = part(weights, indices), third[torch.from_numpy(replaced)]
         token_ids[replaced] = host(_drawn(weights, weights.sum(-1), uniforms, is_log=False))
         drafts = torch.from_numpy(token_ids.clip(0))
-        ratio = _log2_ratio(rows, solution, drafts)
-    return np.stack([token_ids, accepted, *_log_probs(rows, drafts, ratio)])
-
-
-def _log_probs(rows: Rows, token_ids: Tensor, ratio: Floats) -> tuple[Floats, Floats]:
-    """log p* and log p_s of a token of each row, as `Projection` has them; (R,) nats each."""
-    bits = np.where(rows.is_valid, _at_tokens(rows.safe, token_ids), np.nan) - rows.log2_safe_mass
-    return (bits + ratio) / BITS_PER_NAT, bits / BITS_PER_NAT
+        ratio, tilt = _log2_ratio(rows, solution, drafts)
+    # 3. Its log-probabilities, and what it costs.
+    safe = _at_tokens(rows.safe, drafts)
+    bits = np.where(rows.is_valid, safe, np.nan) - rows.log2_safe_mass
+    log_probs = (bits + ratio) / BITS_PER_NAT, bits / BITS_PER_NAT
+    return np.stack([token_ids, accepted, *log_probs, ratio, np.abs(tilt) + np.abs(safe)])
 
 
 def _drawn(weights: Tensor, pieces: Tensor, uniform: Tensor, *, is_log: bool) -> Tensor:
@@ -138,11 +133,12 @@ def _drawn(weights: Tensor, pieces: Tensor, uniform: Tensor, *, is_log: bool) ->
     return piece * weights.shape[2] + first_above(inside, target)
 
 
-def _log2_ratio(rows: Rows, solution: Solution, token_ids: Tensor) -> Floats:
-    """(R,) log2 p* / p_s of a token of each row, -inf off the common support."""
+def _log2_ratio(rows: Rows, solution: Solution, token_ids: Tensor) -> tuple[Floats, Floats]:
+    """(R,) log2 p* / p_s of a token of each row, -inf off the common support, and its tilt."""
     shared, tilt = (_at_tokens(x, token_ids) for x in (rows.shared, rows.tilt))
     ratio = np.minimum(solution.slope * tilt + solution.offset, solution.ceiling)
-    return np.where(solution.is_safe_only, 0.0, np.where(shared < BAN_BITS, -np.inf, ratio))
+    ratio = np.where(solution.is_safe_only, 0.0, np.where(shared < BAN_BITS, -np.inf, ratio))
+    return ratio, tilt
 
 
 def _at_tokens(values: Tensor, token_ids: Tensor) -> Floats:

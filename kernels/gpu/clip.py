@@ -12,6 +12,7 @@ MAX_CLIP_STEPS = tl.constexpr(60)
 """288 rows within +-10,000 took at most 16."""
 
 MAX_CAP = tl.constexpr(spend.MAX_DIVERGENCE_CAP)
+BUDGET_CAP = tl.constexpr(spend.BUDGET_CAP)
 MISSING_MASS = tl.constexpr(certificate.MISSING_MASS)
 RESERVE_NATS = tl.constexpr(certificate.RESERVE_NATS)
 OFFSET_RESERVE = tl.constexpr(certificate.OFFSET_RESERVE)
@@ -135,3 +136,19 @@ def clipped_spend(row, offset, excess):
     floor = tl.load(row.facts + at.FLOOR)
     is_same = largest_tilt == tl.load(row.facts + at.SMALLEST_TILT)
     return tl.where(is_same, floor, tl.maximum(largest * at.LN_2 + margin, floor))
+
+
+@triton.jit
+def token_margin(row, offset):
+    """Nats that the log-ratio of any token gets if it is charged for itself; see `cpu.clip`."""
+    margin = tl.abs(offset) * (OFFSET_MARGIN * at.EPSILON) * at.LN_2 + MASS_MARGIN * ROUNDING
+    is_same = tl.load(row.facts + at.LARGEST_TILT) == tl.load(row.facts + at.SMALLEST_TILT)
+    return tl.where(is_same, BUDGET_CAP, margin)
+
+
+@triton.jit
+def token_spend(row, ratio, reach):
+    """What a token costs, nats; see `projection.drawn_spend`."""
+    nats = (ratio + reach * (OFFSET_MARGIN * at.EPSILON)) * at.LN_2 + tl.load(row.facts + at.MARGIN)
+    nats = tl.ceil(nats / at.QUANTUM) * at.QUANTUM + 0.0
+    return tl.minimum(nats, tl.load(row.facts + at.SPEND))

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from . import layout as at
+from .clip import token_spend
 
 # What a draw weighs tokens by.
 SAFE = tl.constexpr(0)
@@ -114,12 +115,14 @@ def measure_residual(row, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
 
 @triton.jit
 def token_bits(row, token):
-    """log2 p_s and log2 of p* / p_s of one token; the ratio is -inf off the common support."""
+    """log2 p_s and log2 of p* / p_s of one token, -inf off the common support, and the bits of its
+    tilt and its safe weight together."""
     is_safe, is_shared, safe, tilt = at.read_bits(row, token, 1)
+    reach = tl.abs(tilt) + tl.abs(safe)
     ratio = tl.where(is_shared, log2_ratio(row, tilt), -at.INF)
     ratio = tl.where(tl.load(row.flags + at.IS_SAFE_ONLY) > 0, 0.0, ratio)
     safe = tl.where(is_safe, safe, -at.INF) - tl.load(row.facts + at.LOG2_SAFE_MASS)
-    return tl.sum(safe, 0), tl.sum(ratio, 0)
+    return tl.sum(safe, 0), tl.sum(ratio, 0), tl.sum(reach, 0)
 
 
 @triton.jit
@@ -144,7 +147,7 @@ def draft(
     is_kept = tl.load(row.flags + at.IS_VALID) == 0
     if not is_kept:
         token = token_at(row, first, SAFE, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-        _, ratio = token_bits(row, token)
+        _, ratio, _ = token_bits(row, token)
         is_kept = second < tl.exp2(ratio)
     return token, is_kept
 
@@ -159,7 +162,7 @@ def replaced(
         token = token_at(row, third, RESIDUAL, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
     else:
         # Rounding can leave no residual though the draft failed: then p* is p_s to rounding.
-        _, ratio = token_bits(row, token)
+        _, ratio, _ = token_bits(row, token)
         is_kept = ratio > -at.INF
         if not is_kept:
             token = token_at(row, third, SHARED, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
@@ -167,11 +170,11 @@ def replaced(
 
 
 @triton.jit
-def store_token(row, token_ptr, token, is_kept):
-    """The token, -1 in a row that is not valid, whether it is the safe model's, and log p* and
-    log p_s of it, in nats, NaN in a row that is not valid."""
+def store_token(row, token_ptr, token, is_kept, CHARGE: tl.constexpr):
+    """The token, -1 in a row that is not valid, whether it is the safe model's, log p* and log p_s
+    of it, in nats, NaN in a row that is not valid, and what it costs where it is charged."""
     is_valid = tl.load(row.flags + at.IS_VALID) > 0
-    safe, ratio = token_bits(row, token)
+    safe, ratio, reach = token_bits(row, token)
     # A token that the safe model bans has p* = 0, whatever the ratio.
     log_prob = tl.where(safe > -at.INF, safe + ratio, -at.INF) * at.LN_2
     # No global: Triton 3.9 compares globals with what they were, and NaN with nothing is the same.
@@ -180,3 +183,6 @@ def store_token(row, token_ptr, token, is_kept):
     tl.store(row.flags + at.ACCEPTED, (is_kept & is_valid).to(tl.uint8))
     tl.store(row.facts + at.LOG_PROB, tl.where(is_valid, log_prob, nan))
     tl.store(row.facts + at.SAFE_LOG_PROB, tl.where(is_valid, safe * at.LN_2, nan))
+    if CHARGE == "drawn":
+        spent = tl.where(is_valid, token_spend(row, ratio, reach), 0.0)
+        tl.store(row.facts + at.TOKEN_SPEND, spent)

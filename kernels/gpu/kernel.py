@@ -3,10 +3,16 @@
 import triton
 import triton.language as tl
 
-from ... import fields
 from .. import spend
 from . import layout as at
-from .clip import MISSING_MASS, clip_ceiling, clipped_spend, search_scale, unscaled_offset
+from .clip import (
+    MISSING_MASS,
+    clip_ceiling,
+    clipped_spend,
+    search_scale,
+    token_margin,
+    unscaled_offset,
+)
 from .draw import draft, measure_residual, replaced, row_uniforms, store_token
 from .kl import (
     BETA,
@@ -18,18 +24,9 @@ from .kl import (
     search_beta,
     tilt_allowance,
 )
-from .renyi import search_weight
-from .statistics import (
-    finite_masks,
-    measure_statistics,
-    merge_extremes,
-    merge_masses,
-    num_estimates,
-)
+from .statistics import finite_masks, measure_statistics, merge_extremes, merge_masses
 
 BUDGET_CAP = tl.constexpr(spend.BUDGET_CAP)
-QUANTUM = tl.constexpr(spend.SPEND_QUANTUM)
-MIN_ORDER, MAX_ORDER = tl.constexpr(fields.MIN_ORDER), tl.constexpr(fields.MAX_ORDER)
 
 
 @triton.jit
@@ -37,21 +34,21 @@ def rounded_down(nats):
     """The multiple of the quantum, within +-BUDGET_CAP, that is not above the budget; 0 for NaN."""
     nats = tl.where(nats == nats, nats, 0.0)
     nats = tl.minimum(tl.maximum(nats, -BUDGET_CAP), BUDGET_CAP)
-    return tl.floor(nats / QUANTUM) * QUANTUM
+    return tl.floor(nats / at.QUANTUM) * at.QUANTUM
 
 
 @triton.jit
-def open_row(row, NUM_SLOTS: tl.constexpr, DIVERGENCE: tl.constexpr):
+def open_row(row, NUM_SLOTS: tl.constexpr, CHARGE: tl.constexpr):
     """Merge the statistics of all blocks and decide whether there is anything to solve."""
     is_valid = merge_masses(row, NUM_SLOTS)
     tl.debug_barrier()  # both peaks, before the merges read them
-    if DIVERGENCE == "max":
+    if CHARGE == "mean":
+        is_open = is_valid & (tl.load(row.facts + at.BUDGET) > 0.0) & (tilt_allowance(row) >= 0.0)
+        merge_estimates(row, NUM_SLOTS)
+    else:
         merge_extremes(row, NUM_SLOTS)
         tl.debug_barrier()  # the ends of the tilt, before clip_ceiling reads them
         is_open = is_valid & (tl.load(row.facts + at.FLOOR) <= clip_ceiling(row) * at.LN_2)
-    else:
-        is_open = is_valid & (tl.load(row.facts + at.BUDGET) > 0.0) & (tilt_allowance(row) >= 0.0)
-        merge_estimates(row, num_estimates(DIVERGENCE), NUM_SLOTS)
     tl.debug_barrier()  # FLOOR and the table, before the search reads them
     return is_open
 
@@ -59,16 +56,22 @@ def open_row(row, NUM_SLOTS: tl.constexpr, DIVERGENCE: tl.constexpr):
 @triton.jit
 def solve_row(
     row,
-    order,
     counter_ptr,
     BLOCK_SIZE: tl.constexpr,
     STEP_SIZE: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
-    DIVERGENCE: tl.constexpr,
+    CHARGE: tl.constexpr,
 ):
     """Write p* / p_s = 2**min(SLOPE d + OFFSET, CEILING), the weight and the spend."""
-    is_open = open_row(row, NUM_SLOTS, DIVERGENCE)
-    if DIVERGENCE == "max":
+    is_open = open_row(row, NUM_SLOTS, CHARGE)
+    if CHARGE == "mean":
+        best = search_beta(row, is_open, counter_ptr, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+        slope, spent = tl.load(best + BETA * TABLE_SIZE), tl.load(best + KL_HIGH * TABLE_SIZE)
+        weight, spent = slope, spent + tl.load(row.facts + at.FLOOR)
+        offset = tl.load(row.facts + at.LOG2_SAFE_MASS) - tl.load(row.facts + at.LOG2_SHARED)
+        offset -= tl.load(best + LOG2_RATIO * TABLE_SIZE)
+        tl.store(row.facts + at.CEILING, at.INF)
+    else:
         offset, total = search_scale(row, is_open, counter_ptr, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
         # Where rounding leaves mass missing, p* stays p_s.
         is_open &= tl.abs(1.0 - total) <= MISSING_MASS
@@ -76,23 +79,11 @@ def solve_row(
         slope = 1.0
         weight = tl.minimum(tl.exp2(unscaled_offset(row) - offset), 1.0)
         spent = clipped_spend(row, offset, excess)
+        if CHARGE == "drawn":
+            tl.store(row.facts + at.MARGIN, tl.where(is_open, token_margin(row, offset), 0.0))
         offset -= excess
         tl.store(row.facts + at.CEILING, tl.where(is_open, clip_ceiling(row) - excess, at.INF))
-    else:
-        if DIVERGENCE == "renyi":
-            is_open &= (order >= MIN_ORDER) & (order <= MAX_ORDER)  # p_s for any other, and NaN
-            slope, spent, log2_ratio = search_weight(
-                row, order, is_open, counter_ptr, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS
-            )
-        else:
-            best = search_beta(row, is_open, counter_ptr, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-            slope, spent = tl.load(best + BETA * TABLE_SIZE), tl.load(best + KL_HIGH * TABLE_SIZE)
-            log2_ratio = tl.load(best + LOG2_RATIO * TABLE_SIZE)
-        weight, spent = slope, spent + tl.load(row.facts + at.FLOOR)
-        offset = tl.load(row.facts + at.LOG2_SAFE_MASS) - tl.load(row.facts + at.LOG2_SHARED)
-        offset -= log2_ratio
-        tl.store(row.facts + at.CEILING, at.INF)
-    spent = tl.ceil(spent / QUANTUM) * QUANTUM
+    spent = tl.ceil(spent / at.QUANTUM) * at.QUANTUM
     tl.store(row.facts + at.WEIGHT, tl.where(is_open, weight, 0.0))
     tl.store(row.facts + at.SPEND, tl.where(is_open, spent, 0.0))
     tl.store(row.facts + at.SLOPE, tl.where(is_open, slope, 0.0))
@@ -112,7 +103,6 @@ def projection_kernel(
     safe_row_stride,
     safe_stride,
     budget_ptr,
-    orders_ptr,
     uniform_ptr,
     keys_ptr,
     positions_ptr,
@@ -126,7 +116,7 @@ def projection_kernel(
     num_blocks,
     num_splits,
     HAS_DRAW: tl.constexpr,
-    DIVERGENCE: tl.constexpr,
+    CHARGE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     STEP_SIZE: tl.constexpr,
     NUM_SLOTS: tl.constexpr,
@@ -158,14 +148,13 @@ def projection_kernel(
     is_measuring = tl.full((), True, tl.int1)
     while is_measuring:
         is_first = risky_peak == -at.INF
-        measure_statistics(row, risky_peak, safe_peak, BLOCK_SIZE, STEP_SIZE, DIVERGENCE)
+        measure_statistics(row, risky_peak, safe_peak, BLOCK_SIZE, STEP_SIZE, CHARGE)
         at.row_barrier(counter_ptr, num_splits)
         has_masks, risky_peak, safe_peak = finite_masks(row, NUM_SLOTS)
         is_measuring = is_first & has_masks
 
     # 3. p*: the search for its weight or its scale, one pass over the vocabulary a step.
-    order = 0.0 if orders_ptr is None else tl.load(orders_ptr + index)
-    solve_row(row, order, counter_ptr, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS, DIVERGENCE)
+    solve_row(row, counter_ptr, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS, CHARGE)
 
     # 4. The safe model's draft; where it is not kept, a token by the masses of the residual.
     if HAS_DRAW:
@@ -177,5 +166,5 @@ def projection_kernel(
             # Made again, which takes no register over the passes before.
             _, _, third = row_uniforms(uniform_ptr, keys_ptr, positions_ptr, index)
             token, is_kept = replaced(row, token, third, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
-        # 5. The token and its log-probabilities.
-        store_token(row, tokens_ptr + index, token, is_kept)
+        # 5. The token, its log-probabilities and its cost.
+        store_token(row, tokens_ptr + index, token, is_kept, CHARGE)

@@ -26,14 +26,14 @@ KL_MARGIN = tl.constexpr(certificate.KL_MARGIN)
 
 
 @triton.jit
-def merge_estimates(row, NUM_POINTS: tl.constexpr, NUM_SLOTS: tl.constexpr):
+def merge_estimates(row, NUM_SLOTS: tl.constexpr):
     """Enter estimated points of the row, from the sums of its blocks; the one at 0 is exact."""
     # Blocks count bits from their largest logits; from here on all count from the row's.
     safe_shift = _peak_shift(row, at.SAFE_MAX, at.SAFE_PEAK, NUM_SLOTS)
     shift = _peak_shift(row, at.RISKY_MAX, at.RISKY_PEAK, NUM_SLOTS) - safe_shift
     is_block = tl.arange(0, NUM_SLOTS) < row.num_blocks
     log2_untilted, untilted_square = tl.zeros((), tl.float64), tl.zeros((), tl.float64)
-    for point in range(NUM_POINTS):
+    for point in range(at.NUM_ESTIMATES):
         beta = (tl.zeros((), tl.float64) + point) / (at.NUM_ESTIMATES - 1)
         scale = at.weights(safe_shift + beta * shift, is_block)
         column = at.ESTIMATES + at.NUM_SUMS * point
@@ -146,7 +146,7 @@ ALLOWANCE_ROUNDINGS = tl.constexpr(certificate.ALLOWANCE_ROUNDINGS)
 
 @triton.jit
 def tilt_allowance(row):
-    """Nats that the divergence on the common support may take; see `certificate`."""
+    """Nats that KL on the common support may take; see `certificate`."""
     budget = tl.load(row.facts + at.BUDGET)
     return budget - tl.load(row.facts + at.FLOOR) - budget * (ALLOWANCE_ROUNDINGS * at.EPSILON)
 
@@ -196,8 +196,8 @@ def _next_beta(row, step):
 
     Only the points of earlier steps are looked at: another program may be ahead of this one.
     """
-    allowance = tilt_allowance(row)
-    tolerance = search_tolerance(row, allowance)
+    budget, allowance = tl.load(row.facts + at.BUDGET), tilt_allowance(row)
+    tolerance = tl.minimum(tl.maximum(budget * SHORTFALL_FRACTION, SHORTFALL_NATS), 0.5 * allowance)
     slots = tl.arange(0, TABLE_SIZE)
     is_known = slots < step + at.NUM_ESTIMATES
     beta = tl.load(row.table + BETA * TABLE_SIZE + slots, mask=is_known, other=2.0)
@@ -233,13 +233,6 @@ def _next_beta(row, step):
     is_over = (low >= 1.0) | (low_kl >= allowance - slack) | (step >= MAX_STEPS)
     is_over |= ~(low < middle)
     return following, is_over
-
-
-@triton.jit
-def search_tolerance(row, allowance):
-    """Nats below the allowance at which the search may end."""
-    budget = tl.load(row.facts + at.BUDGET)
-    return tl.minimum(tl.maximum(budget * SHORTFALL_FRACTION, SHORTFALL_NATS), 0.5 * allowance)
 
 
 @triton.jit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..projection import Projection
+from ..projection import Charge, Projection
 from . import layout as at
 from .kernel import projection_kernel
 from .kl import NUM_COLUMNS, TABLE_SIZE
@@ -134,7 +133,7 @@ def launch(
     uniform: Tensor | None,
     keyed: tuple[Tensor, Tensor] | None,
     *,
-    order: float | Tensor,
+    charge: Charge,
 ) -> None:
     """Solve the rows of logits (B, V), and draw where there are uniforms or keys.
 
@@ -144,9 +143,7 @@ def launch(
     (num_rows, vocab_size), device = safe_logits.shape, safe_logits.device
     check_device(device)
     size, num_blocks = block_size(vocab_size), memory.records.shape[-1]
-    orders = order if isinstance(order, Tensor) else None
-    divergence = "renyi" if orders is not None else "max" if order == math.inf else "kl"
-    inputs = (budget, orders, uniform, *(keyed or (None, None)))
+    inputs = (budget, uniform, *(keyed or (None, None)))
     # Triton runs kernels on the current device, wherever the tensors are.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         projection_kernel[(num_rows, memory.num_splits)](
@@ -165,7 +162,7 @@ def launch(
             num_blocks=num_blocks,
             num_splits=memory.num_splits,
             HAS_DRAW=uniform is not None or keyed is not None,
-            DIVERGENCE=divergence,
+            CHARGE=charge,
             BLOCK_SIZE=size,
             STEP_SIZE=size if is_interpreted() else step_size(risky_logits, safe_logits),
             NUM_SLOTS=max(2, int(triton.next_power_of_2(num_blocks))),  # one value of every block
@@ -182,19 +179,20 @@ def project(
     uniform: Tensor | None,
     keyed: tuple[Tensor, Tensor] | None = None,
     *,
-    order: float | Tensor,
+    charge: Charge,
 ) -> Projection:
-    """`project_kl` for order 1, `project_max` for order infinity, and `project_renyi` for orders
-    (B,) float64, of arguments whose shapes were checked."""
+    """`project_kl` for charge "mean", else `project_max`, of arguments that were checked."""
     num_rows, vocab_size = risky_logits.shape
     memory = workspace(num_rows, vocab_size, risky_logits.device)
-    launch(risky_logits, safe_logits, memory, budget, uniform, keyed, order=order)
+    launch(risky_logits, safe_logits, memory, budget, uniform, keyed, charge=charge)
     facts, flags = memory.facts, memory.flags
     has_draw = uniform is not None or keyed is not None
     log_probs = (facts[:, at.LOG_PROB.value], facts[:, at.SAFE_LOG_PROB.value])
+    is_by_token = charge == "drawn" and has_draw
+    worst = (facts[:, at.SPEND.value], facts[:, at.MARGIN.value])
     return Projection(
         weight=facts[:, at.WEIGHT.value],
-        spend=facts[:, at.SPEND.value],
+        spend=facts[:, (at.TOKEN_SPEND if is_by_token else at.SPEND).value],
         is_safe_only=flags[:, at.IS_SAFE_ONLY.value],
         is_valid=flags[:, at.IS_VALID.value],
         token_ids=memory.token_ids if has_draw else None,
@@ -208,4 +206,5 @@ def project(
         slope=facts[:, at.SLOPE.value],
         offset=facts[:, at.OFFSET.value],
         ceiling=facts[:, at.CEILING.value],
+        worst=worst if charge == "drawn" else None,
     )

@@ -40,19 +40,21 @@ SPEND = tl.constexpr(1)
 BUDGET = tl.constexpr(2)
 LOG_PROB = tl.constexpr(3)
 SAFE_LOG_PROB = tl.constexpr(4)
-SAFE_PEAK = tl.constexpr(5)
-RISKY_PEAK = tl.constexpr(6)
-LOG2_SAFE_MASS = tl.constexpr(7)
-SLOPE = tl.constexpr(8)
-OFFSET = tl.constexpr(9)
-CEILING = tl.constexpr(10)
-LOG2_SHARED = tl.constexpr(11)
-FLOOR = tl.constexpr(12)
-IS_UNTILTED = tl.constexpr(13)
-LOG2_RISKY = tl.constexpr(14)
-LARGEST_TILT = tl.constexpr(15)
-SMALLEST_TILT = tl.constexpr(16)
-NUM_FACTS = tl.constexpr(17)
+TOKEN_SPEND = tl.constexpr(5)  # of charge "drawn"; SPEND is the worst token's then
+MARGIN = tl.constexpr(6)  # that of `Projection.worst`
+SAFE_PEAK = tl.constexpr(7)
+RISKY_PEAK = tl.constexpr(8)
+LOG2_SAFE_MASS = tl.constexpr(9)
+SLOPE = tl.constexpr(10)
+OFFSET = tl.constexpr(11)
+CEILING = tl.constexpr(12)
+LOG2_SHARED = tl.constexpr(13)
+FLOOR = tl.constexpr(14)
+IS_UNTILTED = tl.constexpr(15)
+LOG2_RISKY = tl.constexpr(16)
+LARGEST_TILT = tl.constexpr(17)
+SMALLEST_TILT = tl.constexpr(18)
+NUM_FACTS = tl.constexpr(19)
 
 # Flags of a row, one byte each.
 IS_VALID = tl.constexpr(0)
@@ -76,17 +78,14 @@ RESIDUAL_MASS = tl.constexpr(7)
 STEP_SUMS = tl.constexpr(8)  # of two steps in turn
 ESTIMATES = tl.constexpr(8 + 2 * NUM_SUMS.value)  # NUM_SUMS of each
 NUM_RECORDS = tl.constexpr(ESTIMATES.value + NUM_SUMS.value * NUM_ESTIMATES.value)
-# Order infinity has extremes in place of estimates.
+# A clipped distribution has extremes in place of estimates.
 RISKY_MASS = tl.constexpr(ESTIMATES.value)
 TILT_MAX = tl.constexpr(ESTIMATES.value + 1)
 TILT_MIN = tl.constexpr(ESTIMATES.value + 2)
-# A Rényi order has one estimate, and then, of two steps in turn, the largest exponent at the order
-# times the weight and the largest tilt, up or down.
-FAR_PEAK = tl.constexpr(ESTIMATES.value + NUM_SUMS.value)
-REACH = tl.constexpr(FAR_PEAK.value + 2)
 
 LOG2_E = tl.constexpr(spend.BITS_PER_NAT)
 LN_2 = tl.constexpr(math.log(2.0))
+QUANTUM = tl.constexpr(spend.SPEND_QUANTUM)
 INF = tl.constexpr(float("inf"))
 LEAST_32 = tl.constexpr(-3.4028234663852886e38)
 LEAST_64 = tl.constexpr(-sys.float_info.max)
@@ -237,11 +236,5 @@ def power_sums(weight, tilt, square, cube):
 
     One tensor, for the interpreter takes long over each operation.
     """
-    return pair_sums(weight, weight * tilt, weight * square, weight * cube)
-
-
-@triton.jit
-def pair_sums(first, second, third, fourth):
-    """(NUM_LANES, 2, 2) sums in lanes, in the order of `store_power_sums`."""
-    terms = tl.join(tl.join(first, second), tl.join(third, fourth))
-    return tl.sum(tl.reshape(terms, [NUM_LANES, first.shape[0] // NUM_LANES, 2, 2]), 1)
+    terms = tl.join(tl.join(weight, weight * tilt), tl.join(weight * square, weight * cube))
+    return tl.sum(tl.reshape(terms, [NUM_LANES, weight.shape[0] // NUM_LANES, 2, 2]), 1)

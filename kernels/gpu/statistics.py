@@ -16,12 +16,6 @@ TINY = tl.constexpr(2.0**-40)
 """Times it no sum of float32 logits overflows."""
 
 
-@triton.constexpr_function
-def num_estimates(divergence):
-    """Points of the curve estimated on the way: a Rényi order starts from the first alone."""
-    return 1 if divergence == "renyi" else at.NUM_ESTIMATES.value
-
-
 @triton.jit
 def measure_statistics(
     row,
@@ -29,7 +23,7 @@ def measure_statistics(
     safe_peak,
     BLOCK_SIZE: tl.constexpr,
     STEP_SIZE: tl.constexpr,
-    DIVERGENCE: tl.constexpr,
+    CHARGE: tl.constexpr,
 ):
     """Peaks and masses of every block of this split, relative to the block's largest logits.
 
@@ -41,7 +35,7 @@ def measure_statistics(
     for block in range(row.split, row.num_blocks, row.num_splits):
         risky_max, safe_max = _store_ranges(row, block, BLOCK_SIZE)
         peaks, limits = (risky_max, safe_max), (risky_limit, safe_limit)
-        _store_masses(row, block, peaks, limits, BLOCK_SIZE, STEP_SIZE, DIVERGENCE)
+        _store_masses(row, block, peaks, limits, BLOCK_SIZE, STEP_SIZE, CHARGE)
 
 
 @triton.jit
@@ -70,14 +64,13 @@ def _store_masses(
     limits,
     BLOCK_SIZE: tl.constexpr,
     STEP_SIZE: tl.constexpr,
-    DIVERGENCE: tl.constexpr,
+    CHARGE: tl.constexpr,
 ):
     """Safe masses in float64, on the common support and off it, and what the solver starts from.
 
-    That is the risky mass on the common support and the range of the tilt for order infinity; else,
-    in float32 (1e-6 relative), power sums of the tilt at `num_estimates` betas, whose weights are
-    relative to (1 - beta) times the largest safe and beta times the largest risky one, which bounds
-    them all.
+    For KL that is, in float32 (1e-6 relative), power sums of the tilt at NUM_ESTIMATES betas, whose
+    weights are relative to (1 - beta) times the largest safe and beta times the largest risky one,
+    which bounds them all; else the risky mass on the common support and the range of the tilt.
     """
     (risky_max, safe_max), (risky_limit, safe_limit) = peaks, limits
     risky_base = tl.where(risky_max > -at.INF, risky_max, 0.0).to(tl.float64)
@@ -87,7 +80,7 @@ def _store_masses(
     largest = tl.full([at.NUM_LANES], -at.INF, tl.float64)
     smallest = largest
     sums = ()
-    for _ in tl.static_range(num_estimates(DIVERGENCE)):
+    for _ in tl.static_range(at.NUM_ESTIMATES):
         sums += (tl.zeros([at.NUM_LANES, 2, 2], tl.float32),)  # type: ignore[assignment]
     for start in range(0, BLOCK_SIZE, STEP_SIZE):
         risky, safe = at.read_pair(row, block * BLOCK_SIZE + start, STEP_SIZE)
@@ -100,34 +93,34 @@ def _store_masses(
         weight = at.weights(safe_bits, is_safe)
         shared += at.in_lanes(tl.where(is_shared, weight, 0.0))
         banned += at.in_lanes(tl.where(is_shared, 0.0, weight))
-        if DIVERGENCE == "max":
+        if CHARGE == "mean":
+            safe_bits = tl.where(is_shared, safe_bits, -at.INF).to(tl.float32)
+            tilt_bits = tl.where(is_shared, tilt * at.LOG2_E, 0.0).to(tl.float32)
+            sums = _with_estimates(sums, safe_bits, tilt_bits)
+        else:
             mass += at.in_lanes(at.weights(risky * at.LOG2_E, is_shared))
             largest = tl.maximum(largest, at.largest_in_lanes(tl.where(is_shared, tilt, -at.INF)))
             smallest = tl.maximum(
                 smallest, at.largest_in_lanes(tl.where(is_shared, -tilt, -at.INF))
             )
-        else:
-            safe_bits = tl.where(is_shared, safe_bits, -at.INF).to(tl.float32)
-            tilt_bits = tl.where(is_shared, tilt * at.LOG2_E, 0.0).to(tl.float32)
-            sums = _with_estimates(sums, safe_bits, tilt_bits, DIVERGENCE)
     at.store_record(row, at.SHARED_MASS, block, tl.sum(shared, 0))
     at.store_record(row, at.BANNED_MASS, block, tl.sum(banned, 0))
-    if DIVERGENCE == "max":
+    if CHARGE == "mean":
+        for point in tl.static_range(at.NUM_ESTIMATES):
+            at.store_power_sums(row, at.ESTIMATES + at.NUM_SUMS * point, block, sums[point])
+    else:
         at.store_record(row, at.RISKY_MASS, block, tl.sum(mass, 0))
         at.store_record(row, at.TILT_MAX, block, tl.max(largest, 0))
         at.store_record(row, at.TILT_MIN, block, -tl.max(smallest, 0))
-    else:
-        for point in tl.static_range(num_estimates(DIVERGENCE)):
-            at.store_power_sums(row, at.ESTIMATES + at.NUM_SUMS * point, block, sums[point])
 
 
 @triton.jit
-def _with_estimates(sums, safe_bits, tilt, DIVERGENCE: tl.constexpr):
+def _with_estimates(sums, safe_bits, tilt):
     """The sums in lanes with those of more tokens."""
     square = tilt * tilt
     cube = square * tilt
     more = ()
-    for point in tl.static_range(num_estimates(DIVERGENCE)):
+    for point in tl.static_range(at.NUM_ESTIMATES):
         weight = tl.exp2(safe_bits + tilt * (point / (at.NUM_ESTIMATES - 1)))
         sum_of_point = sums[point] + at.power_sums(weight, tilt, square, cube)
         more += (sum_of_point,)  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""The largest weight of the risky model whose divergence fits the budget, row by row.
+"""The largest weight of the risky model whose KL divergence fits the budget, row by row.
 
-`reference.tilted_log_probs` defines the distribution of a weight. Its KL or Rényi divergence from
-the safe model grows with the weight, along a curve whose root is nearly straight.
+`reference.tilted_log_probs` defines the distribution of a weight. Its KL divergence from the safe
+model grows with the weight, along a curve whose root is nearly straight.
 """
 
 from __future__ import annotations
@@ -12,16 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..certificate import (
-    ALLOWANCE_ROUNDINGS,
-    EXPONENT_ROUNDINGS,
-    KL_MARGIN,
-    LEAST_SHARE,
-    RENYI_MARGIN,
-    SHORTFALL_FRACTION,
-    SHORTFALL_NATS,
-    TILT_ROUNDINGS,
-)
+from ..certificate import ALLOWANCE_ROUNDINGS, KL_MARGIN, SHORTFALL_FRACTION, SHORTFALL_NATS
 from ..spend import BITS_PER_NAT, EPSILON
 from .rows import Flags, Floats, Numbers, Rows, Solution, columns, host, part, safe_solution, sums
 
@@ -34,7 +25,7 @@ GUESS_STEP = 1e-3
 """A relative Newton step below it is the last: what that misses is about its square."""
 
 LEAST_GUESSED = 1e-6
-"""Nats; below, float32 knows a divergence no better than the variance of the tilt at weight 0."""
+"""Nats; below, float32 knows a KL no better than the variance of the tilt at weight 0."""
 
 NARROW = 1024
 """Columns of a row up to which a pass costs the same in float64, which proves what it finds."""
@@ -52,9 +43,9 @@ class _Points(NamedTuple):
     """log2 of the sum of p_s**(1 - weight) p_r**weight on the support, largest logits weighing
     1."""
     nats: Floats
-    """The divergence from the safe model on the support; inf where it is not known."""
+    """KL from the safe model on the support; inf where it is not known."""
     margin: Floats
-    """Nats; the true divergence is within it of `nats`."""
+    """Nats; the true KL is within it of `nats`."""
     speed: Floats
     """d sqrt(nats) / d weight; the root is nearly straight."""
 
@@ -70,12 +61,8 @@ class _Curves(NamedTuple):
     """(A,), log2 of the partition sum at weight 0."""
     is_untilted: Flags
     """(A,): both models agree on every token of the support: no divergence at any weight."""
-    reach: Floats
-    """(A,) nats, the largest tilt of the support, up or down."""
     rounding: float
     """Relative error bound of a sum of weights."""
-    order: Floats | None
-    """(A,), of the Rényi divergence, > 1; None for KL, which is that of order 1."""
 
     def take(self, rows: Numbers) -> _Curves:
         return _Curves(
@@ -83,27 +70,24 @@ class _Curves(NamedTuple):
             tilt=part(self.tilt, rows),
             log2_shared=self.log2_shared[rows],
             is_untilted=self.is_untilted[rows],
-            reach=self.reach[rows],
             rounding=self.rounding,
-            order=None if self.order is None else self.order[rows],
         )
 
 
-def solve(rows: Rows, budget: Floats, order: Floats | None) -> Solution:
-    """p* of R rows. budget: (R,) nats, multiples of the quantum. order: (R,); None for KL."""
+def solve(rows: Rows, budget: Floats) -> Solution:
+    """p* of R rows. budget: (R,) nats, multiples of the quantum."""
     solution = safe_solution(len(budget))
     # 1. What is left for the tilt once the common support is paid for. It is added to the floor
     #    again and must not round past the budget.
     allowance = budget - rows.floor - ALLOWANCE_ROUNDINGS * EPSILON * budget
     chosen = np.flatnonzero(rows.is_valid & (budget > 0.0) & (allowance >= 0.0))
     if len(chosen) > 0:
-        # 2. The largest weight whose divergence fits; rows not chosen keep p_s.
+        # 2. The largest weight whose KL fits; rows not chosen keep p_s.
         tolerance = np.maximum(SHORTFALL_FRACTION * budget, SHORTFALL_NATS)
         tolerance = np.minimum(tolerance, 0.5 * allowance)
-        curves = _curves(rows, chosen, None if order is None else order[chosen])
         work = rows.scratch[0, : len(chosen)]
-        best = _search(curves, allowance[chosen], tolerance[chosen], work)
-        # 3. Its distribution, and its divergence rounded up by the margin as the spend.
+        best = _search(_curves(rows, chosen), allowance[chosen], tolerance[chosen], work)
+        # 3. Its distribution, and its KL and margin as the spend.
         solution.weight[chosen] = solution.slope[chosen] = best.weight
         solution.offset[chosen] = rows.log2_safe_mass[chosen] - best.log2_partition
         solution.spend[chosen] = best.nats + best.margin + rows.floor[chosen]
@@ -111,22 +95,20 @@ def solve(rows: Rows, budget: Floats, order: Floats | None) -> Solution:
     return solution
 
 
-def _curves(rows: Rows, chosen: Numbers, order: Floats | None) -> _Curves:
+def _curves(rows: Rows, chosen: Numbers) -> _Curves:
     tilt = part(rows.tilt, chosen)
-    largest, smallest = host(tilt.amax((1, 2))), host(tilt.amin((1, 2)))
+    is_untilted: Flags = (host(tilt.amax((1, 2))) == 0.0) & (host(tilt.amin((1, 2))) == 0.0)
     return _Curves(
         bits=part(rows.shared, chosen),
         tilt=tilt,
         log2_shared=rows.log2_shared[chosen],
-        is_untilted=(largest == 0.0) & (smallest == 0.0),
-        reach=np.maximum(largest, -smallest) / BITS_PER_NAT,
+        is_untilted=is_untilted,
         rounding=rows.rounding,
-        order=order,
     )
 
 
 def _search(curves: _Curves, allowance: Floats, tolerance: Floats, work: Tensor) -> _Points:
-    """The largest tried weight whose divergence and margin do not exceed the allowance; (A,) each.
+    """The largest tried weight whose KL and margin do not exceed the allowance; (A,) each.
 
     allowance, tolerance: nats. The search ends within the tolerance of the allowance, or four
     margins. work: (A, N, C) float64, to be written over.
@@ -140,7 +122,7 @@ def _search(curves: _Curves, allowance: Floats, tolerance: Floats, work: Tensor)
     trial = _guess(curves, allowance - 0.5 * tolerance, work)
     open_rows = np.arange(len(allowance))
     for num_passes in range(MAX_PASSES):
-        # 2. The divergence and its margin in float64, mostly once. Only points at which both fit
+        # 2. KL and its margin in float64, mostly once. Only points at which both fit
         #    are kept, so the search may end anywhere.
         here = _certified(curves.take(open_rows), trial[open_rows], work)
         fits: Flags = here.nats + here.margin <= allowance[open_rows]
@@ -164,14 +146,13 @@ def _search(curves: _Curves, allowance: Floats, tolerance: Floats, work: Tensor)
 
 
 def _guess(curves: _Curves, aim: Floats, work: Tensor) -> Floats:
-    """(A,) weights whose divergence is about the aim, nats, by float32 sums, which prove nothing.
+    """(A,) weights whose KL is about the aim, nats, by float32 sums, which prove nothing.
 
     work: (A, N, C) float64, to be written over.
     """
-    # 1. The divergence is about order * weight^2 variance / 2 near weight 0.
+    # 1. KL is about weight^2 variance / 2 near weight 0.
     _, mean, mean_square = _moments(curves, np.zeros_like(aim), work)
     variance = mean_square - mean * mean
-    variance = variance if curves.order is None else curves.order * variance
     weight = np.fmin(np.sqrt(2.0 * aim / variance), 1.0)
     if curves.bits[0].numel() <= NARROW:
         return weight
@@ -196,8 +177,8 @@ def _guess(curves: _Curves, aim: Floats, work: Tensor) -> Floats:
 def _next_weight(
     last: _Points, aim: Floats, low: Floats, high: Floats, *, is_newton: bool
 ) -> Floats:
-    """The next weights, (A,) above `low` and below `high`: a step in the root of the divergence,
-    or the middle."""
+    """The next weights, (A,) above `low` and below `high`: a step in the root of KL, or the
+    middle."""
     weight = np.minimum(last.weight + (np.sqrt(aim) - np.sqrt(last.nats)) / last.speed, 1.0)
     middle = low + 0.5 * (np.minimum(high, 1.0) - low)
     # 1 has not been tried while no end is known above.
@@ -213,18 +194,12 @@ def _certified(curves: _Curves, weight: Floats, work: Tensor) -> _Points:
     return here._replace(nats=np.where(curves.is_untilted, 0.0, nats), margin=margin)
 
 
-def _points(curves: _Curves, weight: Floats, work: Tensor) -> _Points:
-    """The points at (A,) weights. work: (A, N, C) of the dtype of the sums, to be written over."""
-    if curves.order is None:
-        return _kl_points(curves, weight, work)
-    return _renyi_points(curves, weight, curves.order, work)
-
-
-def _kl_points(curves: _Curves, beta: Floats, work: Tensor) -> _Points:
+def _points(curves: _Curves, beta: Floats, work: Tensor) -> _Points:
     """KL = beta psi' - psi with psi = log E_{p_s}[exp(beta d)], and KL' = beta psi''.
 
-    The margin is derived in docs/certificate.md: relative errors of the weights, and how far the
-    divergence passes them on.
+    beta: (A,). work: (A, N, C) of the dtype of the sums, to be written over.
+    The margin is derived in docs/certificate.md: relative errors of the weights, and how far KL
+    passes them on.
     """
     log2_partition, mean, mean_square = _moments(curves, beta, work)
     psi = (log2_partition - curves.log2_shared) / BITS_PER_NAT
@@ -236,50 +211,13 @@ def _kl_points(curves: _Curves, beta: Floats, work: Tensor) -> _Points:
     return _Points(beta, log2_partition, kl, margin, beta * variance / (2.0 * np.sqrt(kl)))
 
 
-def _renyi_points(curves: _Curves, weight: Floats, order: Floats, work: Tensor) -> _Points:
-    """D = (log Z(order w) - order log Z(w)) / (order - 1) + log Z(0), Z the partition sum.
-
-    D' = order (m(order w) - m(w)) / (order - 1), with the mean tilt m. The margin is derived in
-    docs/certificate.md: errors of the three logarithms, and how far D passes them on.
-    """
-    far, rest = order * weight, order - 1.0
-    log2_partition, mean = _partition_and_mean(curves, weight, work)
-    log2_far, far_mean = _partition_and_mean(curves, far, work)
-    log_here, log_far, log_0 = (
-        x / BITS_PER_NAT for x in (log2_partition, log2_far, curves.log2_shared)
-    )
-    nats = np.maximum((log_far - order * log_here) / rest + log_0, 0.0)
-    error = _error_of_log(curves, log_far, far) + order * _error_of_log(curves, log_here, weight)
-    margin = RENYI_MARGIN * (error / rest + _error_of_log(curves, log_0, np.zeros_like(weight)))
-    slope = order * (far_mean - mean) / rest
-    return _Points(weight, log2_partition, nats, margin, slope / (2.0 * np.sqrt(nats)))
-
-
-def _error_of_log(curves: _Curves, log_partition: Floats, weight: Floats) -> Floats:
-    """(A,) nats, bound of the error of log Z(weight); derived in docs/certificate.md."""
-    exponents = np.abs(log_partition) + (1.0 + weight) * curves.reach + LEAST_SHARE
-    roundings = EXPONENT_ROUNDINGS + TILT_ROUNDINGS * weight
-    error: Floats = curves.rounding + EPSILON * roundings * exponents
-    return error
-
-
 def _moments(curves: _Curves, weight: Floats, work: Tensor) -> tuple[Floats, Floats, Floats]:
     """log2 of the partition sum, mean and mean square of the tilt in nats; (A,) each."""
-    weights, partition, log2_partition = _weighed(curves, weight, work)
-    first = sums(weights.mul_(curves.tilt)) / partition
-    second = sums(weights.mul_(curves.tilt)) / partition
-    return log2_partition, first / BITS_PER_NAT, second / BITS_PER_NAT**2
-
-
-def _partition_and_mean(curves: _Curves, weight: Floats, work: Tensor) -> tuple[Floats, Floats]:
-    weights, partition, log2_partition = _weighed(curves, weight, work)
-    return log2_partition, sums(weights.mul_(curves.tilt)) / partition / BITS_PER_NAT
-
-
-def _weighed(curves: _Curves, weight: Floats, work: Tensor) -> tuple[Tensor, Floats, Floats]:
-    """The weights (A, N, C), the largest of a row 1; their sum; log2 of the partition sum."""
     weights = work[: len(weight)]
     torch.addcmul(curves.bits, columns(weight, weights), curves.tilt, out=weights)
     top = weights.amax((1, 2), keepdim=True)  # however far the models are apart, none underflows
     partition = sums(weights.sub_(top).exp2_())
-    return weights, partition, np.log2(partition) + host(top.double().flatten())
+    first = sums(weights.mul_(curves.tilt)) / partition
+    second = sums(weights.mul_(curves.tilt)) / partition
+    log2_partition = np.log2(partition) + host(top.double().flatten())
+    return log2_partition, first / BITS_PER_NAT, second / BITS_PER_NAT**2
