@@ -54,9 +54,20 @@ def std_of(figure: object) -> float:
 
 def mean_if_known(values: Iterable[float | None]) -> float | None:
     """The mean; None without values, and if one of them is None, which stands for infinity."""
+    known = _if_known(values)
+    return math.fsum(known) / len(known) if known else None
+
+
+def largest_if_known(values: Iterable[float | None]) -> float | None:
+    """The largest; None as of `mean_if_known`."""
+    return max(_if_known(values), default=None)
+
+
+def _if_known(values: Iterable[float | None]) -> list[float]:
+    """The values; none of them where one is None."""
     listed = list(values)
     known = [value for value in listed if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(listed) else None
+    return known if len(known) == len(listed) else []
 
 
 def mean_of_largest(values: Sequence[float], count: int) -> float:

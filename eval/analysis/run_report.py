@@ -130,7 +130,7 @@ def _verdict(run: RecordedRun, setting: str) -> Verdict:
     if row.get("bound") and row.get("spent") is not None:
         facts.append(f"spent {row['spent']:.1f} nats of at most {row['bound']:.1f}")
     if row.get("recited") is not None:
-        facts.append(f"recites the reference with p <= {row['recited']:.2g} on average")
+        facts.append(f"recites any reference with p <= {row['recited']:.2g}")
     return Verdict(
         label=ALONE.get(setting, setting),
         role=methods_of(run)[setting][1],

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -40,14 +40,6 @@ def budget_sweep(ks: Sequence[float], others: Iterable[Setting] = ()) -> tuple[S
     """The safe model alone, Anchored Decoding at each k, other settings, the risky model alone."""
     sweep = [Setting(f"k={k:g}", Anchored(k=k), k) for k in ks]
     return (Setting(SAFE, SafeOnly()), *sweep, *others, Setting(RISKY, RiskyOnly()))
-
-
-def order_sweep(ks: Sequence[float], *, order: float, bank: float) -> Iterator[Setting]:
-    """Anchored Decoding at each k with budgets of a Rényi order and a capped bank."""
-    method = f"Anchored, order {order:g}"
-    for k in ks:
-        rule = Anchored(k=k, divergence="renyi", order=order, bank=bank)
-        yield Setting(f"{method}, k={k:g}", rule, method=method)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -58,7 +58,7 @@ def sweep_settings(config: Sweep, blocked: Path | None = None) -> tuple[Setting,
     """
     settings = [Setting(SAFE, SafeOnly(), method=SAFE), Setting(RISKY, RiskyOnly(), method=RISKY)]
     for method in sorted(config.methods, key=lambda method: SECTIONS.index(method.section)):
-        settings += _method_settings(method, blocked)
+        settings += method_settings(method, blocked)
     check_unique("setting", [setting.file_name for setting in settings])
     for first, second in itertools.combinations(settings, 2):
         if first.rule == second.rule:
@@ -68,8 +68,11 @@ def sweep_settings(config: Sweep, blocked: Path | None = None) -> tuple[Setting,
     return tuple(settings)
 
 
-def _method_settings(method: Method, blocked: Path | None) -> Iterator[Setting]:
-    """A setting for each combination of the values that are lists, named by these values."""
+def method_settings(method: Method, blocked: Path | None = None) -> Iterator[Setting]:
+    """A setting for each combination of the values that are lists, named by these values.
+
+    blocked: as of `sweep_settings`. Raises ValueError for an unknown rule or setting.
+    """
     swept = {name: value for name, value in method.settings.items() if isinstance(value, list)}
     for name, values in swept.items():
         if not values:

@@ -43,7 +43,7 @@ PICTURES = {
 SWEEP_SCHEMA = "anchored-sweep/1"
 PATHS = ("inputs", "placement", "folders")
 """Settings of a machine's files and GPUs, which decide no result."""
-PROVED = Scale("log10 of the bound on reciting a work, mean over works", lower_is_better=True)
+PROVED = Scale("log10 of the bound on reciting the worst work", lower_is_better=True)
 PAGE_TEXTS = 4
 """Prompts whose texts the first page shows: a page of 25 settings then has 3 MB."""
 

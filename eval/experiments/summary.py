@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ...decode.event_bound import event_bound
+from ...decode.ledger import divergence_of
 from ...decode.rules.rule import Rule
 from ..copying.literal import means_over_seeds, paired_ncr, scores_by_setting
 from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION, or_least
 from ..quality.bits_per_byte import Utility
 from ..recorded_texts import RISKY, SAFE
-from ..statistics import mean_if_known, mean_of
+from ..statistics import largest_if_known, mean_if_known, mean_of
 from .experiment import Experiment, Setting
 from .generations import failed_generations, read_generations
 
@@ -32,9 +33,9 @@ def summarize(experiment: Experiment) -> list[dict[str, Any]]:
     "bits_per_byte/SET" and "bits_per_byte_se/SET" of held-out sets; "accuracy/TASK" of lm-eval;
     "gap_closed", the share of the gap in bits per byte between p_s and p_r on the extra set, nan
     without a gap or held-out texts, and if a text failed or costs infinitely many bits, as the rule
-    cannot write it; "recited", the largest probability that bounds leave to texts that begin with
-    their references, a mean over texts, and "log10_recited", the mean of its log10, which a single
-    text that the safe model is likely to write does not decide; means of "spent" and "bound", nats;
+    cannot write it; "recited", the largest probability that bounds leave to any text to begin with
+    its reference, which is that of the worst text, its "log10_recited", and "log10_recited_mean",
+    the mean of the log10 over texts, which is no bound of any; means of "spent" and "bound", nats;
     "risky_tokens", the share of tokens where the safe model's draw was rejected; "failed", the
     number of generations with an error, which the other figures leave out; "is_within_bounds",
     whether every certified ledger satisfies its bound.
@@ -114,9 +115,11 @@ def _spends(
     num_tokens = sum(row["num_tokens"] for row in rows)
     num_risky = sum(row["risky_tokens"] for row in rows)
     recited = copy_probabilities(rows, log_probs, setting.rule)
+    log10s = [None if each is None else log10_of(each) for each in recited]
     return {
-        "recited": mean_if_known(recited),
-        "log10_recited": mean_if_known(None if p is None else log10_of(p) for p in recited),
+        "recited": largest_if_known(recited),
+        "log10_recited": largest_if_known(log10s),
+        "log10_recited_mean": mean_if_known(log10s),
         "spent": mean_if_known(row["spent"] for row in rows),
         "bound": mean_if_known(row["bound"] for row in rows),
         "risky_tokens": num_risky / num_tokens if num_tokens else math.nan,
@@ -138,9 +141,9 @@ def copy_probabilities(
     None without a bound, or without the reference's log-probability. rows: of `read_generations`.
     log_probs: log p_s of the references by id, nats (VERBATIM).
     """
-    divergence = rule.divergence or "kl"
+    divergence = divergence_of(rule.charge)
     return [
-        event_bound(row["bound"], log_probs[row["id"]], divergence=divergence, order=rule.order)
+        event_bound(row["bound"], log_probs[row["id"]], divergence=divergence)
         if row["certified"] and row["bound"] is not None and row["id"] in log_probs
         else None
         for row in rows

@@ -67,9 +67,11 @@ class Method:
 
     @property
     def is_swept(self) -> bool:
-        """Whether its settings are the budgets of Anchored Decoding as in the paper, in KL."""
+        """Whether its settings are the budgets of Anchored Decoding as in the paper, in KL and
+        without a bank."""
         is_ours = self.section == SECTIONS[3] and self.rule == "anchored"
-        return is_ours and self.settings.get("divergence", "kl") == "kl"
+        is_kl = self.settings.get("divergence", "kl") == "kl"
+        return is_ours and is_kl and "bank" not in self.settings
 
     @property
     def section(self) -> str:

@@ -41,8 +41,9 @@ COPYING_COLUMNS: Final = (
     Column("ncr", "NCR"),
 )
 RECITED_COLUMN: Final = Column("recited", "recited, at most", num_digits=2)
-"""The largest probability that bounds leave to texts that begin with their references."""
-LOG10_RECITED_COLUMN: Final = Column("log10_recited", "its log10, mean", num_decimals=1)
+"""The largest probability that the bounds leave to any text to begin with its reference."""
+LOG10_MEAN_COLUMN: Final = Column("log10_recited_mean", "log10 of it, mean", num_decimals=1)
+"""A mean over texts of the logarithm of each one's bound."""
 
 
 def result_columns(rows: Sequence[Row], judged: Sequence[Column] = ()) -> list[Column]:
@@ -59,7 +60,7 @@ def result_columns(rows: Sequence[Row], judged: Sequence[Column] = ()) -> list[C
         *copying_columns(names),
         *(
             column
-            for column in (RECITED_COLUMN, LOG10_RECITED_COLUMN)
+            for column in (RECITED_COLUMN, LOG10_MEAN_COLUMN)
             if any(row.get(column.key) is not None for row in rows)
         ),
         *(bits_per_byte_column(n.removeprefix(BITS)) for n in names if n.startswith(BITS)),

@@ -6,6 +6,7 @@ from string import Template
 
 from anchored.configs.config_file import CONFIGS, Tables, from_table, read_config_file, toml_text
 from anchored.eval.experiments.experiment import Prompt
+from anchored.eval.experiments.sweep import Method
 
 from .protected_works import Work, cut_prompts, read_works
 
@@ -59,13 +60,9 @@ class Preset:
     """The settings in configs/quickstart/NAME/preset.toml."""
 
     ks: list[float]
-    """KL budgets to sweep, in nats per token."""
-    order: float
-    """Rényi order of other budgets, which prove more about a passage."""
-    bank: float
-    """Nats that those carry over at most."""
-    order_ks: list[float]
-    """Budgets of that order, in nats per token."""
+    """Budgets of KL to sweep, in nats per token."""
+    others: tuple[Method, ...]
+    """Rules that bound every text, with their settings."""
     seeds: list[int]
     """One generation a work, setting and seed."""
     num_works: int

@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from anchored.decode.pair.folder import ModelFolder, model_identity
 from anchored.decode.pair_options import ModelOptions
 from anchored.durable_files import write_durably
 from anchored.eval.copying.metrics import METRIC_SET
-from anchored.eval.experiments.experiment import Experiment, budget_sweep, order_sweep
+from anchored.eval.experiments.experiment import Experiment, budget_sweep
 from anchored.eval.experiments.generations import generate_all, read_generations
 from anchored.eval.experiments.measures import measure
+from anchored.eval.experiments.plan import method_settings
 from anchored.eval.experiments.results import write_budget_results
 from anchored.eval.experiments.steps import Steps
 from anchored.eval.experiments.summary import VERBATIM, summarize, utilities
@@ -125,9 +127,7 @@ def _experiment(folders: Folders, preset: Preset) -> Experiment:
     return Experiment(
         folder=folders.root,
         prompts=preset.prompts(),
-        settings=budget_sweep(
-            preset.ks, order_sweep(preset.order_ks, order=preset.order, bank=preset.bank)
-        ),
+        settings=budget_sweep(preset.ks, chain.from_iterable(map(method_settings, preset.others))),
         seeds=preset.seeds,
         max_new_tokens=preset.max_new_tokens,
         repetition_penalty=preset.repetition_penalty,
@@ -185,12 +185,13 @@ def _where_to_look(folders: Folders, safe: Path, ledger: Path, seconds: float) -
     pair = f"--safe {safe} --risky {folders.risky}"
     return f"""
 Done: {seconds / 60:.1f} minutes of work. Where to look:
-  {folders.root}/trade_off.png  copying against accuracy on the facts, one point per budget
-  {folders.root}/report.html    all of it on a page, with texts side by side
-  {folders.root}/budgets.png    how three generations spent their budgets
-  {folders.root}/results.json   every figure; table.md is the first table above
-  {folders.bytes}               the same for the safe model made here
+  {folders.root}/proved_{TASK}.png  what each rule proves against accuracy on the facts
+  {folders.root}/trade_off.png   copying against bits per byte of the facts
+  {folders.root}/report.html     all of it on a page, with texts side by side
+  {folders.root}/budgets.png     how three generations spent their budgets
+  {folders.root}/results.json    every figure; table.md is the first table above
+  {folders.bytes}                the same for the safe model made here
 What to try next:
-  anchored generate {pair} --k 1.0 --prompt "The keeper"
+  anchored generate {pair} --rule pathwise --k 1.0 --prompt "The keeper"
   anchored verify {pair} --ledger {ledger} --limit 1
 """

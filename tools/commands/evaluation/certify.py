@@ -5,30 +5,29 @@ from pathlib import Path
 from typing import Literal
 
 from anchored.decode.pair_options import ModelOptions
-from anchored.decode.settings import LevelName, SamplingConfig, SpendingOptions
-from anchored.fields import MAX_ORDER, MIN_ORDER, check_least
+from anchored.decode.settings import DebtOptions, LevelName, SamplingConfig
+from anchored.fields import check_least, checked_nats
 from anchored.inputs import check_input
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CertifyConfig(SpendingOptions, ModelOptions):
+class CertifyConfig(DebtOptions, ModelOptions):
     """Find the k to defend: anchored certify --safe A --risky B --prompt-file prompts.jsonl
 
-    Scores protected texts under both models, and prints for each divergence the largest k whose
-    bound on the chance of reciting them is within a target. Nothing is generated.
+    Scores protected texts under both models, and prints the largest k of each rule, without a bank
+    and with several, whose bound on the chance of reciting any of them is within a target. Nothing
+    is generated.
     """
 
     prompt_file: Path
     """File of protected texts, JSON lines {"id": ..., "prompt": ..., "reference": ...}, as anchored
     prompts writes them."""
     output: Path = Path("runs/certificates")
-    """Folder of certificates.json, table and picture."""
+    """Folder of certificates.json and the table."""
     target: float = 1e-6
-    """Largest chance that an answer recites a text."""
-    order: tuple[float, ...] = (1.1, 1.25, 1.5, 2.0, 4.0)
-    """Orders of Rényi divergences to show between kl and max."""
-    quantile: float = 0.95
-    """Share of the texts that the second column is about."""
+    """Largest chance that an answer recites a text, the likeliest one."""
+    bank: tuple[float, ...] = (5.0, 10.0, 20.0, 40.0)
+    """Banks to show, in nats; each is full at the start of an answer."""
     window: int | None = None
     """Tokens of a passage: certifies every passage of that length too, anywhere in an answer."""
     length: int = 200
@@ -49,12 +48,10 @@ class CertifyConfig(SpendingOptions, ModelOptions):
         SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
         if self.temperature == 0.0:
             raise ValueError("--temperature must be > 0: greedy decoding has no bound")
-        for name in ("target", "quantile"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                raise ValueError(f"--{name} must be in (0, 1), got {getattr(self, name)}")
-        for order in self.order:
-            if not MIN_ORDER <= order <= MAX_ORDER:
-                raise ValueError(f"--order must be in [{MIN_ORDER}, {MAX_ORDER:g}], got {order}")
+        if not 0.0 < self.target < 1.0:
+            raise ValueError(f"--target must be in (0, 1), got {self.target}")
+        for bank in self.bank:
+            checked_nats("--bank", bank)
         check_least(self, 1, "window", "length", "batch_size")
         if self.window is not None and self.window > self.length:
             raise ValueError(f"--window must be <= --length {self.length}, got {self.window}")
@@ -79,12 +76,10 @@ def run(config: CertifyConfig) -> int:
     pair = config.load()
     certificates = Certificates(
         events=read_events(experiment, pair, config, window=config.window),
-        options=SpendingOptions(**config.spending_options()),
-        orders=config.order,
+        banks=config.bank,
         target=config.target,
-        quantile=config.quantile,
         symbol="byte" if is_at_bytes(experiment, pair) else "token",
     )
     print(certificates.write(config.output, {"models": dict(pair.fingerprints)}))
-    print(f"\nAll figures: {config.output}/certificates.json; the picture: certificates.png")
+    print(f"\nAll figures: {config.output}/certificates.json")
     return 0
