@@ -7,7 +7,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from ... import Anchored, ModelPair, RiskyOnly, SafeOnly
+from ... import ModelPair, RiskyOnly, SafeOnly
+from ...decode.rules.anchored import Indebted
+from ...decode.rules.registry import make_rule
 from ..copying.literal import copying_rows
 from ..copying.metrics import METRICS, prompt_means
 from ..copying.ncr import HIGH_PROTECTION, resampled_ncr
@@ -21,7 +23,14 @@ from ..experiments.generations import (
 from ..experiments.measures import generated_texts, reference_log_probs
 from ..experiments.summary import copy_probabilities
 from ..recorded_texts import RISKY, SAFE
-from ..statistics import Array, bootstrap_interval, mean_if_known, resampled_shares, unseen_share
+from ..statistics import (
+    Array,
+    bootstrap_interval,
+    largest_if_known,
+    mean_if_known,
+    resampled_shares,
+    unseen_share,
+)
 from .certificates import certified_k
 from .search import Search, bracket
 
@@ -143,7 +152,7 @@ class Calibration:
 
     experiment: Experiment
     """Prompts, seeds, lengths and the folder; its settings follow from the search."""
-    rule: Anchored
+    rule: Indebted
     """The rule, whose k is replaced."""
     target: Target = field(default_factory=Target)
     search: Search = field(default_factory=Search)
@@ -165,8 +174,8 @@ class Calibration:
         return list(range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + self.num_check_seeds))
 
     def setting(self, k: float) -> Setting:
-        """Anchored Decoding at this k."""
-        return Setting(f"k={k:g}", replace(self.rule, k=k), k)
+        """The rule at this k."""
+        return Setting(f"k={k:g}", make_rule(self.rule.name, self.rule.settings() | {"k": k}), k)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,8 +191,8 @@ class Measured:
     bound: float | None
     """Mean nats; None for the risky model, and for greedy decoding."""
     recited: float | None
-    """The mean, over texts, of the largest probability that bounds leave to a text that is its
-    reference from its first token to its last (`event_bound`); None as `bound` is."""
+    """The largest probability that the bounds leave to any text that is its reference from its
+    first token to its last (`event_bound`), that of the worst text; None as `bound` is."""
     spent: float | None
 
 
@@ -213,7 +222,7 @@ def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
     """
     if calibration.certify is not None:
         most = certified_k(calibration.experiment, pair, calibration.rule, calibration.certify)
-        calibration = replace(calibration, search=calibration.search.up_to(most))
+        calibration = replace(calibration, search=calibration.search.up_to(most or 0.0))
     num_prompts = len(calibration.experiment.prompts)
     calibration.target.check_prompts(num_prompts)
     if num_prompts < FEW_PROMPTS:
@@ -330,7 +339,7 @@ class _Generations:
             is_met=target.is_met(figure),
             longest_copy=float(copied[:, METRICS.index("word_lcs")].mean()),
             bound=mean_if_known(row["bound"] for row in rows) if is_bounded else None,
-            recited=mean_if_known(recited) if is_bounded else None,
+            recited=largest_if_known(recited) if is_bounded else None,
             spent=mean_if_known(row["spent"] for row in rows),
         )
 

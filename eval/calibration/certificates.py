@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ... import Anchored, Decoder, ModelPair, Pathwise
 from ...decode.event_bound import event_bound
 from ...decode.ledger import divergence_of
-from ...decode.rules.rule import Rule
+from ...decode.rules.anchored import Indebted
 from ...decode.score import Score
 from ...decode.settings import DebtOptions
 from ...durable_files import write_durably
@@ -48,7 +48,7 @@ class Recital:
     num_positions: int | None = None
     """Steps of an answer at which a passage may begin; None for a text, which begins the answer."""
 
-    def bound(self, rule: Rule, k: float, length: int) -> float:
+    def bound(self, rule: Indebted, k: float, length: int) -> float:
         """The largest probability of the event in an answer of `length` steps that a rule writes
         with k nats per step; of a passage, at any of its positions.
 
@@ -142,7 +142,7 @@ def _of_any(log_probs: Sequence[float]) -> float:
 
 
 def largest_k(
-    recitals: Sequence[Recital], rule: Rule, *, length: int, target: float
+    recitals: Sequence[Recital], rule: Indebted, *, length: int, target: float
 ) -> float | None:
     """The largest k of a rule, nats per step in hundredths, whose bound of every event is within
     the target; None where no k > 0 has it.
@@ -163,16 +163,16 @@ def largest_k(
 
 
 def certified_k(
-    experiment: Experiment, pair: ModelPair, rule: Anchored | Pathwise, target: float
+    experiment: Experiment, pair: ModelPair, rule: Indebted, target: float
 ) -> float | None:
     """The largest k at which a rule's bound leaves each reference a chance of at most `target`."""
     events = read_events(experiment, pair, rule, window=None)
     return largest_k(events.texts, rule, length=events.length, target=target)
 
 
-def certified_rules(bank: float | None) -> dict[str, Rule]:
+def certified_rules(bank: float | None) -> dict[str, Indebted]:
     """The rules of one bank, by their names in the table."""
-    rules: dict[str, Rule] = {
+    rules: dict[str, Indebted] = {
         "Anchored": Anchored(k=0.0, bank=bank),
         "Anchored_inf": Anchored(k=0.0, bank=bank, divergence="max"),
     }

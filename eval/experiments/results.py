@@ -91,10 +91,11 @@ def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> str:
 
 
 def trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
-    """One generation each of the smallest, a middle and the largest budget."""
-    sweep = experiment.budgets
-    chosen = sorted({0, len(sweep) // 2, len(sweep) - 1}) if sweep else []
-    for setting in (sweep[index] for index in chosen):
+    """One generation each of the first, a middle and the last setting that both models write within
+    a bound."""
+    bounded = [each for each in experiment.settings if each.rule.is_certified and each.name != SAFE]
+    chosen = sorted({0, len(bounded) // 2, len(bounded) - 1}) if bounded else []
+    for setting in (bounded[index] for index in chosen):
         rows = read_generations(experiment, setting)
         if not rows:  # all of them failed
             continue

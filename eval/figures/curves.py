@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from ...decode.ledger import Ledger, LedgerHeader
 from ...decode.rules.budget import Budget
-from ...decode.settings import Schedule
+from ...decode.settings import Charge, Schedule
 from . import style
 from .style import new_figure, panel_grid
 
@@ -20,6 +20,11 @@ _BUDGET_CAPTIONS: Final[dict[Schedule, str]] = {
     "then they may be spent, at once or later.",
     "global": "Global: all nats may be spent from the first {symbol} on, but those of the debt.",
     "fixed": "Fixed: k nats at every {symbol}; what is left of them is lost.",
+}
+_SPENDS: Final[dict[Charge | None, str]] = {
+    "mean": "spend: KL(p* || p_s)",
+    "worst": "spend: largest log-ratio of p* to p_s",
+    "drawn": "spend: log-ratio of the token drawn",
 }
 _TICKS: Final = (
     "Shaded: the debt. Ticks at the foot: the safe model's draw was rejected and the risky model's "
@@ -58,8 +63,9 @@ class BudgetTrajectory:
     def accrued(self) -> list[float]:
         """Nats that were there by each step, the debt not yet paid."""
         steps = range(1, len(self.spends) + 1)
+        full = self.bank or 0.0
         paid = {
-            "adaptive": [min(step * self.k, self.debt) for step in steps],
+            "adaptive": [min(full + step * self.k, self.debt) for step in steps],
             "global": [self.debt for _ in steps],
             "fixed": [0.0 for _ in steps],
         }
@@ -114,7 +120,9 @@ def _budget_caption(trajectories: Sequence[BudgetTrajectory], symbol: str) -> st
 
 def _caption_of(schedule: Schedule, bank: float | None, symbol: str) -> str:
     caption = _BUDGET_CAPTIONS[schedule].format(symbol=symbol)
-    return caption if bank is None else f"{caption} At most {bank:g} of them are carried over."
+    if bank is None:
+        return caption
+    return f"{caption} A bank of {bank:g} is full at the start and holds no more."
 
 
 def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
@@ -135,8 +143,8 @@ def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
     axes.set_title(
         f"{trajectory.label}\ndebt {trajectory.debt:.3g}, bound {trajectory.bound:.4g} nats"
     )
-    top = max([trajectory.bound, *accrued, *spent]) or 1.0
-    axes.set_ylim(-0.05 * top, 1.05 * top)  # the ticks get a strip below 0
+    top, least = max([trajectory.bound, *accrued, *spent]) or 1.0, min(0.0, *spent)
+    axes.set_ylim(least - 0.05 * top, 1.05 * top)  # the ticks get a strip below
 
 
 def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
@@ -171,7 +179,7 @@ def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
             distances, "kl_star_risky", "p* from the risky model: KL(p* || p_r)", style.PURPLE, "--"
         )
         budget.axhline(header.k, color=style.GREY, linestyle=":", linewidth=1.2, label="k")
-        draw(budget, "spend", "spend: KL(p* || p_s)", style.BLUE, "-")
+        draw(budget, "spend", _SPENDS.get(header.charge, "spend"), style.BLUE, "-")
         draw(budget, "budget", "allowance", style.ORANGE, "--")
         for axes in (distances, budget):
             axes.set_ylabel("nats")

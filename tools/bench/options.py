@@ -17,7 +17,8 @@ LEAST_VOCAB = 3
 """Tokens of random weights: those that begin and end a text, and a word."""
 METHODS = (
     *("safe_only", "risky_only", "system", "memfree", "rcad", "cp_fuse", "token_swap"),
-    *("anchored", "anchored_debt", "anchored_inf", "no_opt", "cold_start", "global_switch"),
+    *("anchored", "anchored_debt", "anchored_inf", "pathwise"),
+    *("no_opt", "cold_start", "global_switch"),
 )
 """Ways to decode that benchmarks know; "anchored_debt" is the one with prefix debt."""
 

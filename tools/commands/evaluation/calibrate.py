@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import anchored
-from anchored.decode.pair_options import ModelOptions
+from anchored.decode.pair_options import ModelOptions, RuleOptions
 from anchored.decode.settings import BudgetOptions, LevelName, SamplingConfig
 from anchored.durable_files import text_sha256
 from anchored.fields import check_least
@@ -28,6 +27,8 @@ class CalibrateConfig(BudgetOptions, ModelOptions):
     prompt_file: Path
     """File of prompts, JSON lines {"id": ..., "prompt": ..., "reference": ...}, as anchored prompts
     writes them."""
+    rule: Literal["anchored", "pathwise"] = "anchored"
+    """Rule whose k is searched: pathwise charges what was drawn."""
     output: Path = Path("runs/calibration")
     """Folder of generations, ledgers, calibration.json, table and picture."""
     metric: Literal["ncr", "word_lcs", "char_lcs", "word_acs"] = "ncr"
@@ -73,6 +74,7 @@ class CalibrateConfig(BudgetOptions, ModelOptions):
     def __post_init__(self) -> None:
         ModelOptions.__post_init__(self)
         check_input(self.prompt_file)
+        self.rule_options()  # ValueError for options of a budget that the rule does not take
         SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
         if self.target is None and self.metric != "ncr":
             raise ValueError(f"--metric {self.metric} needs a --target")
@@ -80,6 +82,10 @@ class CalibrateConfig(BudgetOptions, ModelOptions):
             raise ValueError(f"--certify must be in (0, 1), got {self.certify}")
         check_least(self, 1, "seeds", "max_new_tokens", "batch_size")
         check_least(self, 0, "check_seeds")
+
+    def rule_options(self) -> RuleOptions:
+        """The rule at the smallest k."""
+        return RuleOptions(rule=self.rule, k=self.smallest_k, **self.budget_options())
 
 
 def run(config: CalibrateConfig) -> int:
@@ -111,11 +117,14 @@ def run(config: CalibrateConfig) -> int:
 
 def _calibration(config: CalibrateConfig) -> "Calibration":
     """All settings, checked before a model is loaded."""
+    from anchored.decode.rules.anchored import Indebted
     from anchored.eval.calibration.calibration import Calibration, Target
     from anchored.eval.calibration.search import Search
     from anchored.eval.copying.ncr import HIGH_PROTECTION
     from anchored.eval.experiments.experiment import Experiment, load_prompts
 
+    rule = config.rule_options().make()
+    assert isinstance(rule, Indebted)
     return Calibration(
         experiment=Experiment(
             folder=config.output,
@@ -128,7 +137,7 @@ def _calibration(config: CalibrateConfig) -> "Calibration":
             level=config.level,
             batch_size=config.batch_size,
         ),
-        rule=anchored.Anchored(k=config.smallest_k, **config.budget_options()),
+        rule=rule,
         target=Target(
             metric=config.metric,
             value=HIGH_PROTECTION if config.target is None else config.target,
