@@ -23,8 +23,8 @@ that of the token that is drawn."""
 class Projection:
     """The distribution nearest to the risky model inside the budget around the safe model.
 
-    The true divergence from the safe model is at most `spend`, and `spend` at most the budget; of
-    charge "drawn" that holds for the log-ratio of the token drawn.
+    The true divergence from the safe model is at most `spend`, and `spend` at most the budget. Of
+    charge "drawn" the same holds of the log-ratio log p*(y)/p_s(y) of the token y that is drawn.
     p*(y) = p_s(y) 2**min(slope d(y) + offset, ceiling) where both models allow y, else 0. d is the
     difference of both models' log-weights in bits, 0 bits being each row's largest logit. The KL
     projection has slope beta and no ceiling; the clipped one has slope 1.
@@ -60,8 +60,8 @@ class Projection:
     """(B,) float64, bits."""
     ceiling: Tensor
     """(B,) float64, bits; inf where there is none."""
-    worst: tuple[Tensor, Tensor] | None = None
-    """Of charge "drawn": the spend of the worst token and the margin of any token's log-ratio, (B,)
+    token_bounds: tuple[Tensor, Tensor] | None = None
+    """Of charge "drawn": the most that any token costs and the margin of its log-ratio, (B,)
     float64 nats each; None where a step costs the same whatever is drawn."""
 
     def log_probs(self) -> Tensor:
@@ -87,13 +87,13 @@ class Projection:
 
         That is `spend` unless the charge is "drawn"; then -inf for a token that p* cannot draw.
         """
-        if self.worst is None:
+        if self.token_bounds is None:
             return self.spend
         risky, safe = self._bits_of(*self._logits_of(token_ids))
         tilt, ratio = (x[:, 0] for x in self._tilt_and_ratio(risky, safe))
         ratio = ratio.masked_fill(safe[:, 0] == -math.inf, -math.inf)  # where p* is p_s too
         reach = (tilt.abs() + safe[:, 0].abs()).nan_to_num(0.0, posinf=0.0)
-        return drawn_spend(ratio, reach, *self.worst)
+        return drawn_spend(ratio, reach, *self.token_bounds)
 
     def _logits_of(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         index = token_ids[:, None]
@@ -120,10 +120,10 @@ class Projection:
 
 
 def drawn_spend(log2_ratio: Tensor, reach: Tensor, most: Tensor, margin: Tensor) -> Tensor:
-    """What a token costs: its log-ratio, rounded up, and at most what the worst of its row does.
+    """What a token costs: its log-ratio, rounded up by what it may be off by.
 
     log2_ratio: (B,) bits, of p* / p_s. reach: (B,) bits, of its tilt and its safe weight together.
-    most, margin: (B,) float64 nats, of `Projection.worst`.
+    most, margin: `Projection.token_bounds`.
     Returns: (B,) float64 nats, multiples of the quantum.
     """
     nats = (log2_ratio + OFFSET_MARGIN * EPSILON * reach) / BITS_PER_NAT + margin

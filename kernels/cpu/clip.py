@@ -106,10 +106,14 @@ def solve(rows: Rows, budget: Floats) -> Solution:
     # One tilt for every token: the two models agree on the common support, digit by digit.
     is_same = support.largest_tilt == support.smallest_tilt
     solution.spend[met] = np.where(is_same, floor, spend)[is_met]
-    # 5. What any token's log-ratio gets on top if it is charged for itself. A token that has the
-    #    only tilt costs what the worst costs, which no margin of that size leaves below it.
+    # 5. Where tokens are charged for themselves: what the offset and the sums may put a log-ratio
+    #    off by, and the most that a token costs, the ceiling with this margin. The ceiling keeps
+    #    back twice as much, of sums and of a reach that the offset is within, and the quantum.
+    #    Tokens of a single tilt all cost the floor: no log-ratio is below it by that margin.
     margin = OFFSET_MARGIN * EPSILON * np.abs(offset) / BITS_PER_NAT + MASS_MARGIN * rows.rounding
-    solution.margin[met] = np.where(is_same, BUDGET_CAP, margin)[is_met]
+    most = (ceiling - excess) / BITS_PER_NAT + margin
+    solution.token_margin[met] = np.where(is_same, BUDGET_CAP, margin)[is_met]
+    solution.token_most[met] = np.where(is_same, floor, most)[is_met]
     return solution
 
 

@@ -85,15 +85,16 @@ class Solution(NamedTuple):
     offset: Floats
     ceiling: Floats
     is_safe_only: Flags
-    margin: Floats
-    """Nats, see `projection.drawn_spend`; 0 of the KL projection, which charges no token."""
+    token_most: Floats
+    """Both of `Projection.token_bounds`, not yet rounded up; 0 of KL, which charges no token."""
+    token_margin: Floats
 
 
 def safe_solution(num_rows: int) -> Solution:
     """p* = p_s everywhere."""
-    weight, spend, slope, offset, margin = np.zeros((5, num_rows))
+    weight, spend, slope, offset, most, margin = np.zeros((6, num_rows))
     ceiling, is_safe_only = np.full(num_rows, np.inf), np.ones(num_rows, dtype=np.bool_)
-    return Solution(weight, spend, slope, offset, ceiling, is_safe_only, margin)
+    return Solution(weight, spend, slope, offset, ceiling, is_safe_only, most, margin)
 
 
 def row_groups(risky_logits: Tensor, safe_logits: Tensor) -> Iterator[tuple[slice, Rows]]:

@@ -43,14 +43,14 @@ def project(
             if numbers is not None:
                 draws.append(draw(rows, solution, numbers[group]))
     columns = torch.from_numpy(np.concatenate(facts, 1)).to(safe_logits.device)
-    weight, nats, slope, offset, ceiling, is_safe_only, margin, *others = columns
+    weight, spend, slope, offset, ceiling, is_safe_only, most, margin, *others = columns
     is_valid, risky_peak, safe_peak, log2_safe_mass = others
     drawn = torch.from_numpy(np.concatenate(draws, 1)).to(safe_logits.device)
     has_draw = uniform is not None
-    spend = ceil_to_quantum(nats)
-    worst = (spend, margin) if charge == "drawn" else None
-    if worst is not None and has_draw:
-        spend = drawn_spend(drawn[4], drawn[5], *worst)
+    spend, bounds = ceil_to_quantum(spend), None
+    if charge == "drawn":
+        bounds = ceil_to_quantum(most), margin
+        spend = drawn_spend(drawn[4], drawn[5], *bounds) if has_draw else spend
     return Projection(
         weight=weight,
         spend=spend,
@@ -67,7 +67,7 @@ def project(
         risky_peak=risky_peak,
         safe_peak=safe_peak,
         log2_safe_mass=log2_safe_mass,
-        worst=worst,
+        token_bounds=bounds,
     )
 
 
@@ -83,7 +83,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-_NO_FACTS, _NO_DRAWS = np.zeros((11, 0)), np.zeros((6, 0))
+_NO_FACTS, _NO_DRAWS = np.zeros((12, 0)), np.zeros((6, 0))
 """Facts and draws of an empty batch."""
 
 

@@ -139,16 +139,19 @@ def clipped_spend(row, offset, excess):
 
 
 @triton.jit
-def token_margin(row, offset):
-    """Nats that the log-ratio of any token gets if it is charged for itself; see `cpu.clip`."""
+def token_bounds(row, offset, excess):
+    """The most that any token costs and the margin of its log-ratio, nats; see `cpu.clip`."""
     margin = tl.abs(offset) * (OFFSET_MARGIN * at.EPSILON) * at.LN_2 + MASS_MARGIN * ROUNDING
+    most = (clip_ceiling(row) - excess) * at.LN_2 + margin
     is_same = tl.load(row.facts + at.LARGEST_TILT) == tl.load(row.facts + at.SMALLEST_TILT)
-    return tl.where(is_same, BUDGET_CAP, margin)
+    most = tl.where(is_same, tl.load(row.facts + at.FLOOR), most)
+    return tl.ceil(most / at.QUANTUM) * at.QUANTUM, tl.where(is_same, BUDGET_CAP, margin)
 
 
 @triton.jit
 def token_spend(row, ratio, reach):
     """What a token costs, nats; see `projection.drawn_spend`."""
-    nats = (ratio + reach * (OFFSET_MARGIN * at.EPSILON)) * at.LN_2 + tl.load(row.facts + at.MARGIN)
-    nats = tl.ceil(nats / at.QUANTUM) * at.QUANTUM + 0.0
-    return tl.minimum(nats, tl.load(row.facts + at.SPEND))
+    nats = (ratio + reach * (OFFSET_MARGIN * at.EPSILON)) * at.LN_2
+    nats += tl.load(row.facts + at.TOKEN_MARGIN)
+    nats = tl.ceil(nats / at.QUANTUM) * at.QUANTUM + 0.0  # 0, not -0
+    return tl.minimum(nats, tl.load(row.facts + at.TOKEN_MOST))

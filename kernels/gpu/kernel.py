@@ -10,7 +10,7 @@ from .clip import (
     clip_ceiling,
     clipped_spend,
     search_scale,
-    token_margin,
+    token_bounds,
     unscaled_offset,
 )
 from .draw import draft, measure_residual, replaced, row_uniforms, store_token
@@ -80,7 +80,9 @@ def solve_row(
         weight = tl.minimum(tl.exp2(unscaled_offset(row) - offset), 1.0)
         spent = clipped_spend(row, offset, excess)
         if CHARGE == "drawn":
-            tl.store(row.facts + at.MARGIN, tl.where(is_open, token_margin(row, offset), 0.0))
+            most, margin = token_bounds(row, offset, excess)
+            tl.store(row.facts + at.TOKEN_MOST, tl.where(is_open, most, 0.0))
+            tl.store(row.facts + at.TOKEN_MARGIN, tl.where(is_open, margin, 0.0))
         offset -= excess
         tl.store(row.facts + at.CEILING, tl.where(is_open, clip_ceiling(row) - excess, at.INF))
     spent = tl.ceil(spent / at.QUANTUM) * at.QUANTUM

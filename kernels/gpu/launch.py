@@ -189,7 +189,7 @@ def project(
     has_draw = uniform is not None or keyed is not None
     log_probs = (facts[:, at.LOG_PROB.value], facts[:, at.SAFE_LOG_PROB.value])
     is_by_token = charge == "drawn" and has_draw
-    worst = (facts[:, at.SPEND.value], facts[:, at.MARGIN.value])
+    bounds = (facts[:, at.TOKEN_MOST.value], facts[:, at.TOKEN_MARGIN.value])
     return Projection(
         weight=facts[:, at.WEIGHT.value],
         spend=facts[:, (at.TOKEN_SPEND if is_by_token else at.SPEND).value],
@@ -206,5 +206,5 @@ def project(
         slope=facts[:, at.SLOPE.value],
         offset=facts[:, at.OFFSET.value],
         ceiling=facts[:, at.CEILING.value],
-        worst=worst if charge == "drawn" else None,
+        token_bounds=bounds if charge == "drawn" else None,
     )
