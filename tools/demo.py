@@ -1,6 +1,7 @@
 """A page on this machine: one prompt by the safe model, within a budget, and by the risky model."""
 
 import itertools
+import math
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,12 +21,13 @@ from anchored import (
     Ledger,
     ModelPair,
     NoOpt,
+    Pathwise,
     RiskyOnly,
     SafeOnly,
     verify,
 )
+from anchored.decode.generation import likelier
 from anchored.decode.rules.rule import Rule
-from anchored.decode.settings import DEFAULT_K
 from anchored.eval.copying.metrics import copying_score
 from anchored.eval.figures.curves import BudgetTrajectory, plot_budget_trajectories
 from anchored.eval.report.side_by_side import SPEND_CSS, SPEND_LEGEND, shaded
@@ -33,18 +35,27 @@ from anchored.tools.commands.serving import DemoConfig
 from anchored.tools.quickstart.protected_works import cut_prompts, read_works
 
 RULES: dict[str, Callable[..., Rule]] = {
+    "Pathwise": Pathwise,
     "Anchored (KL)": Anchored,
-    "Anchored, order 1.5": partial(Anchored, divergence="renyi", order=1.5),
     "Anchored (max)": partial(Anchored, divergence="max"),
     "NoOpt": NoOpt,
     "CP-Fuse": lambda **_: CPFuse(),
 }
 """Rules by name, made of options of a budget, as k=1.0."""
+FIRST = Pathwise()
+"""The rule that the page begins with."""
 CSS = f"""
 .gradio-container {{ --spend: 0, 114, 178; }}
 .dark .gradio-container, .gradio-container.dark {{ --spend: 86, 180, 233; }}
+.returned {{ --spend: 230, 159, 0; }}
 .answer {{ white-space: pre-wrap; overflow-wrap: anywhere; min-height: 6rem; line-height: 1.6; }}
 {SPEND_CSS}"""
+LEGEND = (
+    f'{SPEND_LEGEND} Those in <span class="returned"><span class="s6">this color</span></span> '
+    "gave so many back."
+)
+PASSAGE = 50
+"""Tokens of a passage, for which the page says what is proved."""
 NUM_EXAMPLES = 5
 """Works of the quickstart that the page offers as prompts, each with the text that follows."""
 TITLES = ("p_s, safe", "p*, anchored", "p_r, risky")
@@ -102,15 +113,16 @@ def page(pair: ModelPair, folder: Path) -> gr.Blocks:
                 info="The three texts are searched for what is pasted here.",
             )
         with gr.Row():
-            k = gr.Slider(0.1, 16, DEFAULT_K, step=0.1, label="k", info="nats per token")
+            k = gr.Slider(0, 16, FIRST.k, step=0.1, label="k", info="nats per token")
             # Not a gr.Number, of which a browser sends 0 where it is empty.
-            bank = gr.Textbox(label="Bank", info="nats carried over, empty for all")
+            info = "nats of a bucket that is full at the start, empty for none"
+            bank = gr.Textbox(f"{FIRST.bank:g}", label="Bank", info=info)
             length = gr.Slider(8, 256, 64, step=8, label="Length", info="tokens")
             rule = gr.Dropdown(list(RULES), label="Rule of p*", min_width=220)
             seed = gr.Number(0, label="Seed")
         with gr.Row():
             start, stop = gr.Button("Generate", variant="primary"), gr.Button("Stop")
-        gr.HTML(SPEND_LEGEND, container=False)
+        gr.HTML(LEGEND, container=False)
         with gr.Row():
             texts, facts = zip(*map(_column, TITLES), strict=True)
         with gr.Row():
@@ -172,7 +184,7 @@ def decode(
         for pieces in itertools.zip_longest(*streams):
             for i, piece in enumerate(pieces):
                 if piece is not None:
-                    texts[i] += shaded(escape(piece.text), piece.spend)
+                    texts[i] += _colored(piece.text, piece.spend)
                     counts[i] += 1
             yield (*texts, *(f"step {count}" for count in counts), *waiting)
     except (AnchoredError, ValueError) as error:
@@ -183,6 +195,12 @@ def decode(
     facts = [_facts(generation, reference) for generation in generations]
     curve = gr.Image(picture, visible=picture is not None)
     yield (*texts, *facts, curve, gr.DownloadButton(value=file, interactive=True), ledger, "")
+
+
+def _colored(text: str, spend: float) -> str:
+    """A token's HTML, darker the more nats it spent, or gave back."""
+    html = shaded(escape(text), abs(spend))
+    return f'<span class="returned">{html}</span>' if spend < 0.0 else html
 
 
 def _bank(text: str) -> float | None:
@@ -218,6 +236,10 @@ def _facts(generation: Generation, reference: str) -> str:
             f"The prompt's debt of {header.debt:.1f} nats uses up K = {header.K:g}: the safe model "
             "writes alone. A larger k or length leaves something to spend."
         )
+    if generation.ledger.certified and header.charge == "drawn":
+        most = generation.ledger.window_bound(PASSAGE) / math.log(10.0)
+        proved = f"no {PASSAGE} {header.level}s in a row more than 1e{math.ceil(most)} times"
+        lines.append(f"{likelier(spent)}; {proved}")
     if reference:
         score = copying_score(generation.text, reference)
         lines.append(f"**{score['word_lcs']} words** in a row of the protected text")

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
 from ...fields import INT_LIMIT, MAX_NATS, checked_nats, field_error
-from ..rules.anchored import Anchored
+from ...kernels.spend import SPEND_QUANTUM
 from ..rules.budget import Budget
+from ..rules.pathwise import Pathwise
 from ..rules.rule import OpenRule, Rule, takes_passage
-from ..settings import DEFAULT_K, Divergence
+from ..settings import Divergence
 
 FIELD: Final = "anchored"
 """The field of a request's body, of each choice of an answer, and of an answer with one choice."""
@@ -24,29 +25,26 @@ REQUEST_PREFIX: Final = "anchored_"
 """Begins the names of a request's extra arguments that are for us."""
 
 AVAILABLE: Final = "available"
-"""A K of a request: all nats that are left in its accounts, within the server's limits."""
+"""A K of a request: the nats that are left in its accounts; see `Limits.rule_within`."""
 
 GREEDY: Final = "anchored: a greedy text certifies nothing, so that no account takes it"
 
 CLIENT_ID: Final = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 """Ids by which gateways name requests: of UUIDs, trace contexts and the like."""
 
-DEFAULT_RULE = Anchored(k=DEFAULT_K)
-"""The rule of requests that ask for nothing, where no other is named."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
     """The rule of a request that asks for nothing, and the most that it can ask for; nats."""
 
-    rule: Rule = DEFAULT_RULE
+    rule: Rule = field(default_factory=Pathwise)
     """The rule of requests that ask for nothing."""
     max_k: float | None = None
-    """Nats a step; with the horizon it bounds K = k * max_tokens too. None for no limit."""
+    """Nats per step. None for no limit."""
     max_total: float | None = None
-    """Nats of one text, K."""
+    """Nats of one text, K: what a bank starts with and what is added to it."""
     max_bank: float | None = None
-    """Nats that are carried over from step to step; no bank at all is above any limit."""
+    """Nats that a bank starts with, and holds at most; no bank at all is above any limit."""
     max_horizon: int | None = None
     """Most new symbols of a request."""
     special_tokens: dict[str, int] = field(default_factory=dict)
@@ -66,41 +64,62 @@ class Limits:
             raise ValueError(f"bank {bank:g} of the rule is above max_bank {self.max_bank:g}")
 
     def rule_of(self, asked: "Asked") -> Rule:
-        """The rule of a request that asks for these; ValueError for values that no rule has, for
-        what the server's rule does not take, and for a weaker divergence than the server's."""
+        """The rule of a request that asks for these.
+
+        A rule with a bank and no K, as Pathwise, takes K for a bank that is never refilled. Raises
+        ValueError, in one line, for values that no rule has, for what the server's rule does not
+        take, and for bounds of a mean where the server's hold for every text.
+        """
         if asked.K == AVAILABLE or asked.group is not None:
             raise ValueError(f"anchored: K={AVAILABLE!r} and group need a server with accounts")
-        named: dict[str, Any] = {"bank": asked.bank, "order": asked.order}
-        named = {name: value for name, value in named.items() if value is not None}
-        if asked.divergence is not None:  # whose order is the request's too, or none
-            named |= {"divergence": asked.divergence, "order": asked.order}
-        if asked.k is not None or asked.K is not None:
-            named |= {"k": asked.k, "K": asked.K}
-        if not named:
-            return self.rule
         rule: Any = self.rule
         taken = {each.name for each in fields(rule)}
+        named: dict[str, Any] = {"bank": asked.bank, "divergence": asked.divergence}
+        named = {name: value for name, value in named.items() if value is not None}
+        if asked.k is not None or asked.K is not None:
+            named |= {"k": asked.k, "K": asked.K}
+        if asked.K is not None and "K" not in taken and {"k", "bank"} <= taken:
+            if asked.bank is not None:
+                raise ValueError(f"anchored: K is the bank of the rule {rule.name}: name one alone")
+            named |= {"k": 0.0, "K": None, "bank": asked.K}
         for name, value in named.items():
             if value is not None and name not in taken:
                 raise ValueError(f"anchored: the rule {rule.name} takes no {name}, got {value!r}")
         changed: Rule = replace(rule, **{n: value for n, value in named.items() if n in taken})
-        if _order_of(changed) < _order_of(rule):
+        if changed.charge == "mean" and rule.charge != "mean":
             raise ValueError(
-                f"anchored: a request may ask for a larger order than the server's, "
-                f"{_order_of(rule):g} (1 is kl, inf max), and for no smaller one, got "
-                f"{_order_of(changed):g}"
+                f"anchored: the server's bounds hold for every text, and those of divergence "
+                f"{changed.divergence} for a mean alone: ask for {rule.divergence} or for none"
             )
         return changed
+
+    def rule_within(self, asked: "Asked", available: float, horizon: int) -> Rule:
+        """As `rule_of`, of a request for so many symbols whose accounts have these nats left.
+
+        K="available" of a rule without a bank is all of them, within the limits. One with a bank
+        stays as it is where they are enough; else its bank, and then its k, are what is left.
+        """
+        takes_all = asked.K == AVAILABLE
+        asked = replace(asked, K=None if takes_all else asked.K, group=None)
+        rule = self.rule_of(asked)
+        if not takes_all:
+            return rule
+        most = min(available, MAX_NATS if self.max_total is None else self.max_total)
+        budget = rule.budget_for(horizon=horizon, k=None)
+        if budget.bank is None:
+            by_step = math.inf if self.max_k is None else self.max_k * horizon
+            return self.rule_of(replace(asked, K=min(most, by_step)))
+        if budget.total <= most:
+            return rule
+        bank = min(budget.bank, most)
+        # A quantum less, so that bank + k * horizon is not rounded to more than there is.
+        k = max(0.0, (most - bank) / horizon - SPEND_QUANTUM)
+        return self.rule_of(replace(asked, k=k, bank=bank))
 
     def check_passage(self, asked: "Asked") -> None:
         """Raise ValueError, in one line, for a passage that the rule does not read."""
         if asked.passage is not None and not takes_passage(self.rule):
             raise ValueError(f"anchored: the rule {self.rule.name} reads no passage")
-
-    def most(self, available: float, horizon: int) -> float:
-        """The K of a request for so many symbols that asks for all nats that are left."""
-        by_step = math.inf if self.max_k is None else self.max_k * horizon
-        return min(available, by_step, MAX_NATS if self.max_total is None else self.max_total)
 
     def check_horizon(self, horizon: int) -> None:
         """Raise ValueError, in one line, for more symbols than a request may ask for."""
@@ -111,9 +130,10 @@ class Limits:
 
     def check(self, budget: Budget) -> None:
         """Raise ValueError, in one line, for nats beyond the limits."""
+        total = "K" if budget.bank is None else "K = bank + k * max_tokens"
         for name, nats, most in (
             ("k", budget.per_step, self.max_k),
-            ("K", budget.total, self.max_total),
+            (total, budget.total, self.max_total),
             ("bank", budget.bank, self.max_bank),
         ):
             if most is not None and nats is not None and nats > most:
@@ -127,14 +147,12 @@ class Asked:
     """The wishes in the `anchored` object of a request, or in its extra arguments."""
 
     k: float | None = None
-    """Nats a step; K = k * max_tokens."""
+    """Nats per step; K = bank + k * max_tokens."""
     K: float | Literal["available"] | None = None
     """Nats for the whole text, in place of k; see AVAILABLE."""
     divergence: Divergence | None = None
-    order: float | None = None
-    """Order of divergence renyi."""
     bank: float | None = None
-    """Most nats that are carried over from step to step."""
+    """Nats of a bucket that is full at the start, gets k per step and holds no more."""
     seed: int | None = None
     """In place of the request's `seed`, which counts too."""
     debt: float = 0.0
@@ -149,20 +167,16 @@ class Asked:
     """The id by which the client names its request, which is in the journal."""
 
     def __post_init__(self) -> None:
-        # ValueError for what no rule has.
-        if self.K == AVAILABLE or self.group is not None:
-            self.charged(0.0)
-        else:
-            Limits().rule_of(self)
+        for name in ("k", "K", "bank"):
+            if (nats := getattr(self, name)) not in (None, AVAILABLE):
+                checked_nats(name, nats)
+        if None not in (self.k, self.K):
+            raise ValueError(f"give either k or K, got k={self.k} and K={self.K}")
         if not self.debt >= 0.0:
             raise ValueError(f"debt must be >= 0 nats, got {self.debt}")
         if self.sample < 0:
             raise ValueError(f"sample must be >= 0, got {self.sample}")
         client_id_of(self.client_id.encode())
-
-    def charged(self, available: float) -> "Asked":
-        """The same of a request whose accounts are known; available: nats left in them."""
-        return replace(self, K=available if self.K == AVAILABLE else self.K, group=None)
 
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None) -> "Asked":
@@ -186,11 +200,6 @@ class Asked:
         if chosen is not None and not 0 <= chosen < INT_LIMIT:
             raise ValueError(f"anchored: seed must be in [0, 2**63), got {chosen}")
         return chosen
-
-
-def _order_of(rule: Rule) -> float:
-    """The order of a rule's divergence: the same nats bound more, the larger it is."""
-    return {"kl": 1.0, "max": math.inf}.get(str(rule.divergence), rule.order or 1.0)
 
 
 def most_nats(rule: Rule | OpenRule, horizon: int, least_debt: float) -> float:

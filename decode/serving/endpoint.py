@@ -137,7 +137,9 @@ class Endpoint:
         served.batch.check_room(len(jobs))
         if keeper is not None:
             bounds = {job.request_id: _bound_of(job.request) for job in jobs}
-            await keeper.reserve(client, asked.group, bounds)
+            rule = made[0].rule
+            assert rule is not None
+            await keeper.reserve(client, asked.group, bounds, rule)
         return answer, jobs, body.stream
 
     async def _requests(

@@ -1,9 +1,11 @@
 """The figures that an answer gives of a text: what it may cost, and what it has cost."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from ...durable_files import json_value
+from ..generation import MOST_NATS
 from ..ledger import LedgerHeader
 from .asked import FIELD
 
@@ -11,7 +13,11 @@ from .asked import FIELD
 def answer_figures(
     request_id: str, header: LedgerHeader, *, spent: float, certified: bool, error: str
 ) -> dict[str, Any]:
-    """Plain values; nats. spent: by the tokens of the answer. error: "" of a text without one."""
+    """Plain values; nats. spent: by the tokens of the answer. error: "" of a text without one.
+
+    Where drawn tokens are charged, "times_as_likely" is e**spent: how many times as likely the text
+    was as from the safe model, at most.
+    """
     figures: dict[str, Any] = {
         "id": request_id,
         "k": header.k,
@@ -23,6 +29,10 @@ def answer_figures(
     }
     if header.bank is not None:
         figures["bank"] = header.bank
+    if header.charge is not None:
+        figures["charge"] = header.charge
+    if header.charge == "drawn" and certified:  # of the safe model's
+        figures["times_as_likely"] = math.exp(min(spent, MOST_NATS))
     if error:
         figures["error"] = error
     plain: dict[str, Any] = json_value(figures)

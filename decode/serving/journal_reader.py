@@ -103,7 +103,8 @@ class Record:
 
     @property
     def spent(self) -> float | None:
-        """Nats of all that was drawn, sent or not; None where that is not known."""
+        """Nats of all that was drawn, sent or not, which may be negative where drawn tokens are
+        charged; None where that is not known."""
         spent = math.fsum(step.spend for step in self.drawn)
         return None if self.error or not math.isfinite(spent) else spent
 
@@ -111,7 +112,7 @@ class Record:
         """True if the bound holds for this text."""
         is_greedy = SamplingConfig.of(self.header.sampling).is_greedy
         may_be = self.rule_certifies and not (self.error or is_greedy)
-        return may_be and keeps_budget(self.header.bound, self.drawn)
+        return may_be and keeps_budget(self.header, self.drawn)
 
     def ledger(self) -> Ledger:
         """As the Decoder would have written it."""

@@ -41,7 +41,8 @@ class Metrics:
         self._safe_only = Counter(
             "safe_only_symbols", "Symbols of steps that could spend nothing", **named
         )
-        self._spent = Counter("spent_nats", "Nats that texts have spent", **named)
+        self._spent = Counter("spent_nats", "Nats that tokens have cost", **named)
+        self._returned = Counter("returned_nats", "Nats that drawn tokens gave back", **named)
         self._bound = Counter("bound_nats", "Bounds of texts that have ended", **named)
         self._debts = Histogram("debt_nats", "Debts of prompts", buckets=NATS, **named)
         self.unwritten = Counter(
@@ -64,7 +65,9 @@ class Metrics:
         """Symbols of texts, after they were journalled."""
         self._symbols.inc(len(steps))
         self._safe_only.inc(sum(step.budget <= 0.0 for step in steps))
-        self._spent.inc(math.fsum(step.spend for step in steps if math.isfinite(step.spend)))
+        spends = [step.spend for step in steps if math.isfinite(step.spend)]
+        self._spent.inc(math.fsum(max(0.0, spend) for spend in spends))
+        self._returned.inc(math.fsum(max(0.0, -spend) for spend in spends))
 
     def ended(self, finish_reason: str, bound: float = 0.0, *, is_certified: bool = True) -> None:
         """A text that is drawn no further."""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any, Final
 
 from ...fields import from_record
@@ -14,6 +14,7 @@ from ..engine.request import Request
 from ..rounding import least_temperature, temperature_error
 from ..rules.anchored import Anchored, NoOpt
 from ..rules.claims import opened
+from ..rules.pathwise import Pathwise
 from ..rules.rule import OpenRule, Rule
 from ..settings import SAMPLING_NAMES, UNWARPED, SamplingConfig
 from ..tokenizer.text import special_names
@@ -29,11 +30,6 @@ from .request_fields import (
 
 DEFAULT_MAX_TOKENS: Final = 16
 """Of a completion, as OpenAI and vLLM have it; a chat gets the rest of the context."""
-
-NUM_OPENED: Final = 64
-"""Openings of a rule that are kept: rows that share one are drawn for together. Clients choose
-orders of divergences freely, so that there is no end of them."""
-
 
 STREAM_OPTIONS: Final = ("include_usage", "continuous_usage_stats")
 
@@ -132,7 +128,7 @@ class Reader:
         self._longest = 1 if by_byte else max(len(token) for v in vocabularies for token in v)
         """Characters that one symbol of a prompt stands for at most."""
         self._least = least_temperature(model.dtype for model in pair.models.values())
-        self._opened = lru_cache(NUM_OPENED)(partial(opened, level=self._level))
+        self._opened = cache(partial(opened, level=self._level))
 
     def requests(
         self,
@@ -150,10 +146,7 @@ class Reader:
         """
         # 1. The rule and its budget, the warpers, the seed.
         takes_all = asked.K == AVAILABLE
-        if self._secret is not None:
-            horizon = body.most_tokens or DEFAULT_MAX_TOKENS
-            asked = asked.charged(self.limits.most(available, horizon))
-        rule, sampling, seed = self.limits.rule_of(asked), body.sampling, asked.seed_of(body.seed)
+        rule, sampling, seed = self._rule(asked), body.sampling, asked.seed_of(body.seed)
         self.limits.check_passage(asked)
         open_rule = self._open(rule)
         error = temperature_error(sampling.temperature, self._least)
@@ -183,7 +176,10 @@ class Reader:
             raise ValueError(f"anchored: K={AVAILABLE!r} is of one prompt, got {len(texts)}")
         if most is None:
             texts = [replace(text, max_new_tokens=self._rest(text)) for text in texts]
-        # 3. Each text by itself.
+        # 3. Each text by itself; how many symbols share all that is left is known by now.
+        if takes_all:
+            rule = self._rule(asked, available, texts[0].max_new_tokens)
+            open_rule = self._open(rule)
         for text in texts:
             self._check(text, rule)
         if self._secret is not None and sampling.is_greedy:
@@ -199,6 +195,11 @@ class Reader:
             )
             for place, text in enumerate(texts)
         ]
+
+    def _rule(self, asked: Asked, available: float = 0.0, horizon: int = 1) -> Rule:
+        if self._secret is None:
+            return self.limits.rule_of(asked)
+        return self.limits.rule_within(asked, available, horizon)
 
     def _seed(self, request_id: str, seed: int | None) -> int:
         if self._secret is not None:
@@ -234,10 +235,11 @@ class Reader:
     def _open(self, rule: Rule) -> OpenRule:
         """The rule at the pair's level. Rows of one budgeted rule are drawn for together whatever
         their budgets are, as these come to it as nats of a step."""
+        alike: Any = rule
         if type(rule) in (Anchored, NoOpt):
-            alike: Any = rule
-            alike = replace(alike, k=0.0, K=None, bank=None)
-            return replace(self._opened(alike), rule=rule)
+            return replace(self._opened(replace(alike, k=0.0, K=None, bank=None)), rule=rule)
+        if type(rule) is Pathwise:
+            return replace(self._opened(replace(alike, k=0.0, bank=0.0)), rule=rule)
         return self._decoder.open_rule if rule == self._decoder.rule else opened(rule, self._level)
 
     def _stops(self, body: Body) -> list[str]:

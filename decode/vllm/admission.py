@@ -8,6 +8,7 @@ from ..rules.budget import Budget
 from ..serving.asked import Asked, Limits
 from ..serving.request_fields import REFUSED, refuse_special_stops, unhonored
 from ..settings import SAMPLING_NAMES, SamplingConfig
+from .settings import PairRule, checked_rule
 
 # By field of SamplingParams. A field that stands in no table is refused unless it has its default,
 # and fails a test: a new version of vLLM has to be looked at.
@@ -66,7 +67,7 @@ KNOWN: Final = {*SAMPLING_NAMES, *ASKED, *AFTER_THE_TEXT, *NEUTRAL}
 class Admitted:
     """A request as the fusion takes it."""
 
-    rule: Anchored
+    rule: PairRule
     sampling: SamplingConfig
     horizon: int
     seed: int | None
@@ -97,9 +98,8 @@ def admit(params: Any, limits: Limits) -> Admitted:
     limits.check_horizon(params.max_tokens)
     limits.check_passage(asked)
     rule, seed = limits.rule_of(asked), asked.seed_of(params.seed)
-    assert isinstance(rule, Anchored)  # as `open_pair` has looked
     admitted = Admitted(
-        rule=rule,
+        rule=checked_rule(rule),
         sampling=sampling_of(params),
         horizon=params.max_tokens,
         seed=seed,

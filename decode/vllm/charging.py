@@ -37,16 +37,15 @@ async def charge(
     values, asked = wish.values, wish.asked
     horizon = horizon_of(values, wish.is_chat)
     # 1. The nats that are left, where a request asks for them.
-    available, group = 0.0, asked.group
+    available = 0.0
     if asked.K == AVAILABLE:
         if len(wish.names) > 1:
             count = len(wish.names)
             raise ValueError(f"anchored: K={AVAILABLE!r} is of one prompt, got {count}")
-        available = await keeper.available(client, group)
-    asked = asked.charged(limits.most(available, horizon))
+        available = await keeper.available(client, asked.group)
     # 2. What the engine would refuse is refused before anything is reserved.
     limits.check_horizon(horizon)
-    rule = limits.rule_of(asked)
+    rule = limits.rule_within(asked, available, horizon)
     limits.check(rule.budget_for(horizon=horizon, k=None))
     if values.get("temperature") == 0:
         raise ValueError(GREEDY)
@@ -54,9 +53,10 @@ async def charge(
     #    share it, and then their texts too, which tell no more than one of them.
     bounds = dict.fromkeys(wish.names, most_nats(rule, horizon, asked.debt))
     seed = asked.seed_of(_int_or_none(values, "seed"))
-    await keeper.reserve(client, group, bounds)
+    await keeper.reserve(client, asked.group, bounds, rule)
     seed = seed_of_secret(keeper.secret, wish.names[0], seed)
-    return {"K": asked.K, "group": None, "seed": seed}, bounds
+    nats = {name: getattr(rule, name, None) for name in ("k", "K", "bank")}
+    return {**nats, "group": None, "seed": seed}, bounds
 
 
 def num_texts(values: Mapping[str, Any], is_chat: bool) -> int:
@@ -68,14 +68,15 @@ def num_texts(values: Mapping[str, Any], is_chat: bool) -> int:
 
 
 def horizon_of(values: Mapping[str, Any], is_chat: bool) -> int:
-    """The most tokens of a text; ValueError where the request leaves it to the context's length."""
+    """The most tokens of a text, one at least; ValueError where the request leaves it to the
+    context's length."""
     names = ("max_tokens", "max_completion_tokens") if is_chat else ("max_tokens",)
     named = [value for name in names if (value := _int_or_none(values, name)) is not None]
     if not named and (is_chat or "max_tokens" in values):
         raise ValueError("max_tokens is missing: accounts reserve the nats of so many tokens")
     if any(value < 0 for value in named):
         raise ValueError(f"max_tokens must be >= 0, got {min(named)}")
-    return max(named, default=DEFAULT_MAX_TOKENS)
+    return max(1, max(named, default=DEFAULT_MAX_TOKENS))
 
 
 def _int_or_none(values: Mapping[str, Any], name: str) -> int | None:

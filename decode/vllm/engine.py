@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 
 from ..rules.anchored import Anchored
-from ..serving.asked import DEFAULT_RULE, Limits
+from ..serving.asked import Limits
 from ..serving.journal_options import JournalOptions
+from ..settings import DEFAULT_K
 from ..tokenizer.text import special_names
-from .settings import KEY, DescribedPair, EngineSettings, PairFacts
+from .settings import KEY, DescribedPair, EngineSettings, PairFacts, PairRule, checked_rule
 
 if TYPE_CHECKING:
     from .offline import PairDecoder  # imports vLLM
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_RULE = Anchored(k=DEFAULT_K)
 
 SUPPORTED = SpecifierSet(">=0.31,<0.33")
 """Releases whose V2 runner has the hooks that are used here; as in pyproject.toml."""
@@ -184,7 +187,7 @@ def _check_triton() -> None:
 def open_pair(
     safe: str | Path,
     risky: str | Path,
-    rule: Anchored = DEFAULT_RULE,
+    rule: PairRule = DEFAULT_RULE,
     *,
     ledgers: str | Path | None = None,
     allow_quantized_safe: bool = False,
@@ -201,9 +204,7 @@ def open_pair(
     for another rule, a pair without shared tokens, a quantized safe model or an argument that
     cannot go with a pair.
     """
-    if not isinstance(rule, Anchored):
-        raise ValueError(f"in vLLM the rule must be Anchored(...), got {rule!r}")
-    limits = Limits(rule=rule)
+    limits = Limits(rule=checked_rule(rule))
     journal = JournalOptions(ledgers=None if ledgers is None else Path(ledgers))
     settings, pair = prepare(
         safe, risky, limits, journal, allow_quantized_safe=allow_quantized_safe

@@ -13,8 +13,8 @@ from torch import Tensor
 from ...kernels.project import project
 from ...kernels.spend import DEBT, STEP, allowance, charged, empty_accounts
 from ...kernels.warp import seen_by_row, warped_rows
-from ..engine.request import NUM_COLUMNS, TOKEN, ledger_columns
-from ..settings import Divergence, SamplingConfig
+from ..engine.request import NUM_COLUMNS, SPEND, TOKEN, ledger_columns
+from ..settings import Charge, SamplingConfig
 from ..streams.kv_cache import uploaded
 from ..warpers import Warpers, merge_ends
 from .settings import PairFacts
@@ -29,7 +29,7 @@ TILE_BYTES = 2**27
 """Bytes of the float32 rows of one model that are walked together. A walk holds up to nine times as
 much at its height, which the engine's profile of memory does not see: 1.2 GB."""
 
-DrawSettings = tuple[Divergence, float | None, SamplingConfig | None]
+DrawSettings = tuple[Charge, SamplingConfig | None]
 """Rows that are walked together share it: the sampling too, where it truncates or is greedy."""
 
 
@@ -100,8 +100,7 @@ def walk(
     is_going: Tensor,
     keys: Tensor | None,
     drafts: Tensor,
-    divergence: Divergence = "kl",
-    order: float | None = None,
+    charge: Charge = "mean",
 ) -> tuple[Tensor, Tensor]:
     """Decide the rows of each request in order until one differs from its draft.
 
@@ -113,6 +112,7 @@ def walk(
     likeliest token of each p*, for which no bound holds.
     drafts: (B, G - 1) int64: tokens the rows after the first assume; -1, which no row decides, ends
     a shorter draft.
+    charge: of the requests' rules.
     Returns: `ledger_columns`, (B, G, 7), and which rows were decided, (B, G) bool; others hold
     anything.
     Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding",
@@ -124,15 +124,13 @@ def walk(
         budget = allowance(walked)
         keyed = None if keys is None else (keys, walked[:, STEP].long())
         # 2. Its distribution and its token.
-        projection = project(
-            risky_logits[:, g], safe, budget, keyed=keyed, divergence=divergence, order=order
-        )
+        projection = project(risky_logits[:, g], safe, budget, keyed=keyed, charge=charge)
         columns = ledger_columns(projection, budget, safe)  # (B, 7)
         rows.append(columns)
         was_reached.append(is_going)
         # 3. It is banked if it was reached, and the next one is reached after a draft that is kept.
         is_going = is_going & projection.is_valid
-        walked = charged(walked, projection.spend[:, None]).where(is_going[:, None], walked)
+        walked = charged(walked, columns[:, [SPEND]]).where(is_going[:, None], walked)
         if g < drafts.shape[1]:
             is_going = is_going & (drafts[:, g] == columns[:, TOKEN])
     accounts.copy_(walked)
@@ -178,8 +176,7 @@ class SlotAccounts:
         spends: Sequence[float],
         key: int,
         sampling: SamplingConfig,
-        divergence: Divergence,
-        order: float | None,
+        charge: Charge,
         is_failed: bool,
     ) -> None:
         """A request takes a slot; token_ids: its prompt and what it has drawn before.
@@ -188,7 +185,7 @@ class SlotAccounts:
         that it has drawn before.
         """
         shares = not (sampling.is_truncating or sampling.is_greedy)
-        self._draw_settings[slot] = (divergence, order, None if shares else sampling)
+        self._draw_settings[slot] = (charge, None if shares else sampling)
         if not shares:
             facts = self._facts
             self._warpers[slot] = Warpers(sampling, facts.stop_token_ids, facts.banned_token_ids)
@@ -246,7 +243,7 @@ class SlotAccounts:
     def _decide(
         self, settings: DrawSettings, rows: Rows, risky: Tensor, safe: Tensor
     ) -> tuple[Tensor, Tensor]:
-        divergence, order, sampling = settings
+        charge, sampling = settings
         # 1. All rows are solved, drawn from or not: to look which are would be to wait for the
         #    device, so what follows chooses from tensors.
         accounts = self.accounts[rows.slots]
@@ -257,8 +254,7 @@ class SlotAccounts:
             is_going=self._is_drawing(rows, accounts),
             keys=None if sampling is not None and sampling.is_greedy else self._keys[rows.slots],
             drafts=rows.drafts,
-            divergence=divergence,
-            order=order,
+            charge=charge,
         )
         self.accounts[rows.slots] = accounts
         # 2. A request that reached a row without a distribution to draw from has failed.

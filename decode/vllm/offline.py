@@ -13,19 +13,18 @@ from vllm.sampling_params import RequestOutputKind
 from ..decoder import Decoder
 from ..engine.paired_batch import PairedBatch
 from ..engine.request import Request, RequestState, refused
-from ..rules.anchored import Anchored
 from ..serving.asked import REQUEST_PREFIX
 from ..serving.journal_reader import LOOK_S, NUM_KEPT, WAIT_S, JournalError, JournalReader, Record
 from ..settings import SamplingConfig
-from .settings import DescribedPair, EngineSettings
+from .settings import DescribedPair, EngineSettings, PairRule
 
 
 class PairLLM(LLM):
     """An LLM whose results carry `.anchored`; none is returned that the journal does not hold.
 
     A request asks by `SamplingParams(extra_args={"anchored_k": 1.0, "anchored_seed": 7})`, or
-    anchored_K, anchored_divergence, anchored_bank, anchored_debt. `.anchored` holds ledger id, K,
-    debt, spent, bound and certified. What cannot be honored within the bound is a ValueError.
+    anchored_K, anchored_divergence, anchored_bank, anchored_debt. `.anchored` holds what an
+    answer of the server says of a text. What cannot be honored within the bound is a ValueError.
     """
 
     def __init__(self, settings: EngineSettings, **engine: Any) -> None:
@@ -112,7 +111,7 @@ class PairLLM(LLM):
 class PairDecoder(Decoder):
     """A `Decoder` whose steps are vLLM's: `generate` and `generate_each` are the same calls."""
 
-    def __init__(self, llm: PairLLM, pair: DescribedPair, rule: Anchored) -> None:
+    def __init__(self, llm: PairLLM, pair: DescribedPair, rule: PairRule) -> None:
         super().__init__(pair, rule, level="token")
         self.llm = llm
         """vLLM's LLM of the pair, for calls in its words."""
@@ -160,10 +159,10 @@ class PairDecoder(Decoder):
             yield self._state(fitting[i], record)
 
     def _params(self, request: Request, config: SamplingConfig) -> SamplingParams:
-        assert isinstance(self.rule, Anchored)  # as `open_pair` has looked
-        nats = {"k": self.rule.k if request.k is None else request.k}
-        asked: dict[str, Any] = {"seed": request.seed, "sample": request.place}
-        asked |= nats if self.rule.K is None else {"K": self.rule.K}
+        nats = {name: getattr(self.rule, name, None) for name in ("k", "K", "bank")}
+        asked: dict[str, Any] = {**nats, "debt": request.least_debt}
+        asked |= {"seed": request.seed, "sample": request.place}
+        asked |= {} if request.k is None else {"k": request.k}
         return SamplingParams(
             **config.as_dict(),
             max_tokens=request.max_new_tokens,

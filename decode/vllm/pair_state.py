@@ -5,22 +5,21 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import OrderedDict
-from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from vllm.distributed import get_tp_group
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
-from ...fields import MIN_ORDER
-from ...kernels.project import agree, project_kl, project_max, project_renyi
+from ...kernels.project import agree, project
 from ...kernels.spend import DEBT
 from ...kernels.token_log_probs import token_log_probs
 from ..engine.request import random_key
 from ..rules.budget import debt_nats, log_likelihood_ratios, opened_accounts
 from ..serving.asked import seed_of_name
 from ..serving.journal import JournalWriter
+from ..settings import Charge
 from ..streams.kv_cache import uploaded
 from . import processor
 from .admission import admit, unadmitted
@@ -82,6 +81,8 @@ class PairState(DefaultModelState):
             request = self._new_request(new_req_data, tokens[:length])
         if not request.rewound(emitted):
             request.error = request.error or "tokens that were not drawn here came back"
+        charge = request.admitted.rule.charge
+        assert charge is not None, "each rule that draws here has bounds"
         self._requests[req_index] = request
         self._slot_of[request.request_id] = req_index
         self.slots.join(
@@ -95,8 +96,7 @@ class PairState(DefaultModelState):
                 request.seed, request.prompt, level="token", place=request.admitted.sample
             ),
             sampling=request.admitted.sampling,
-            divergence=request.admitted.rule.divergence,
-            order=request.admitted.rule.order,
+            charge=charge,
             is_failed=bool(request.error),
         )
 
@@ -238,5 +238,5 @@ def _warm_up(vocab_size: int, device: torch.device) -> None:
     logits = torch.zeros(1, vocab_size, dtype=torch.float32, device=device)
     key = torch.zeros(1, dtype=torch.int64, device=device)
     budget = torch.zeros(1, dtype=torch.float64, device=device)
-    for project in (project_kl, partial(project_renyi, order=MIN_ORDER), project_max):
-        project(logits, logits, budget, keyed=(key, key))
+    for charge in get_args(Charge):
+        project(logits, logits, budget, keyed=(key, key), charge=charge)

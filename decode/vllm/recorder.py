@@ -156,6 +156,7 @@ class Recorder:
             fingerprints=self._facts.fingerprints,
             dtype=self._dtype,
             **replace(admitted.budget, debt=debt).record(),
+            charge=admitted.rule.charge,
             quantization=self._facts.quantization,
             level_settings=self._facts.level_settings,
             least_debt=admitted.least_debt or None,

@@ -14,10 +14,23 @@ from ..pair.folder import ModelFolder, fingerprint
 from ..pair.loading import load_config, load_tokenizer, quantization_method
 from ..pair.model_pair import ModelPair
 from ..rules.anchored import Anchored
+from ..rules.pathwise import Pathwise
+from ..rules.registry import make_rule
+from ..rules.rule import Rule
 from ..serving.asked import Limits
+
+PairRule = Anchored | Pathwise
+"""The rules that draw inside vLLM."""
 
 KEY = "anchored"
 """The entry of vLLM's `additional_config` in which the settings travel to its processes."""
+
+
+def checked_rule(rule: Rule) -> PairRule:
+    """The rule; ValueError for one that does not draw inside vLLM."""
+    if not isinstance(rule, PairRule):
+        raise ValueError(f"in vLLM the rule must be Anchored(...) or Pathwise(...), got {rule!r}")
+    return rule
 
 
 class DescribedPair(ModelPair):
@@ -136,7 +149,9 @@ class EngineSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for `additional_config`."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        rule = self.limits.rule
+        limits = {**asdict(self.limits), "rule": [rule.name, rule.settings()]}
+        plain: dict[str, Any] = json.loads(json.dumps({**asdict(self), "limits": limits}))
         return plain
 
     @classmethod
@@ -151,7 +166,7 @@ class EngineSettings:
         limits = options["limits"]
         return cls(
             facts=PairFacts(**options["facts"]),
-            limits=Limits(**{**limits, "rule": Anchored(**limits["rule"])}),
+            limits=Limits(**{**limits, "rule": make_rule(*limits["rule"])}),
             journal=options["journal"],
             max_bytes=options["max_bytes"],
             is_synced=options["is_synced"],

@@ -43,8 +43,15 @@ class Asked:
     """The figures of a text that has ended."""
 
 
-def mixed(count: int, prompts: Sequence[str], *, max_tokens: int, seed: int = 0) -> list[Asked]:
-    """Requests of all kinds, the same ones every time."""
+def mixed(
+    count: int,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int,
+    seed: int = 0,
+    divergences: Sequence[str] = (),
+) -> list[Asked]:
+    """Requests of all kinds, the same ones every time; divergences: that some of them ask for."""
     rng, asked = random.Random(seed), []
     for number in range(count):
         kind = KINDS[number % len(KINDS)]
@@ -63,9 +70,7 @@ def mixed(count: int, prompts: Sequence[str], *, max_tokens: int, seed: int = 0)
         body |= rng.choice([{}, {}, {"top_p": 0.9}, {"top_k": 40}, {"repetition_penalty": 1.2}])
         body |= {"stop": ["e"]} if rng.random() < 0.2 else {}
         nats = rng.choice([{}, {"k": 0.0}, {"k": 0.3}, {"k": 3.0}, {"K": 12.0}, {"bank": 1.0}])
-        divergence = rng.choice(
-            [{}, {}, {"divergence": "max"}, {"divergence": "renyi", "order": 2.0}]
-        )
+        divergence = rng.choice([{}, {}, *({"divergence": name} for name in divergences)])
         body["anchored"] = {"seed": rng.getrandbits(40), **nats, **divergence}
         asked.append(Asked(kind=kind, body=body))
     return asked

@@ -13,7 +13,7 @@ from anchored.decode.serving.accounts.store import Exhausted, Store
 KEYS = {"alice": "a-key", "bob": "b-key"}
 
 HEADER = LedgerHeader(
-    rule="anchored",
+    rule="pathwise",
     rule_settings={},
     sampling={},
     seed=0,
@@ -26,6 +26,7 @@ HEADER = LedgerHeader(
     debt=0.0,
     horizon=64,  # no run of the rules draws a text as often
     bound=8.0,
+    charge="drawn",
 )
 
 
@@ -67,26 +68,28 @@ def nats(store: Store, account: str = "client/a") -> tuple[float, float, float]:
     return state.spent, state.reserved, state.available
 
 
-def spend_all(make_store, name: str, clients: int, tries: int) -> tuple[int, int]:
-    """Clients that reserve 1 nat each and settle half of it, until there is no room; returns the
-    numbers of texts that were drawn and refused."""
+def spend_all(make_store, num_clients: int) -> list[float]:
+    """Clients that reserve 1 nat each, spend all, half or less than nothing of it, and go on until
+    there is no room while nothing is reserved; returns what each text is to be charged, nats."""
 
-    def spend(place: int) -> tuple[int, int]:
-        store, drawn = make_store(), 0
-        for number in range(tries):
-            text = f"{name}-{place}-{number}"
+    def spend(place: int) -> list[float]:
+        store, charged = make_store(), []
+        while True:
+            text = f"{place}-{len(charged)}"
             try:
                 store.reserve({text: 1.0}, ["client/a", "group/g"], f"server-{place}")
-            except Exhausted:
+            except Exhausted as full:
+                if full.state.reserved == 0.0:
+                    break
                 continue
-            drawn += 1
-            store.settle({text: 0.5 if number % 2 else None})
+            spent = (None, 0.5, -0.25)[len(charged) % 3]
+            store.settle({text: spent})
+            charged.append(1.0 if spent is None else max(0.0, spent))
         store.close()
-        return drawn, tries - drawn
+        return charged
 
-    with ThreadPoolExecutor(clients) as threads:
-        counts = list(threads.map(spend, range(clients)))
-    return sum(drawn for drawn, _ in counts), sum(refused for _, refused in counts)
+    with ThreadPoolExecutor(num_clients) as threads:
+        return [nats for each in threads.map(spend, range(num_clients)) for nats in each]
 
 
 def ask(address: str, name: str, *, path: str = "/v1/completions", **body) -> httpx.Response:

@@ -1,28 +1,46 @@
 """What a client may expect of either server: import all, and give a fixture `served`."""
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from anchored import Anchored, Decoder, Generation, ModelPair
+from anchored import Anchored, Decoder, Generation, ModelPair, Pathwise
+from anchored.decode.serving.journal_reader import journal_ledgers
 
 PROMPTS = ["the keeper of the lamp", "import math", "Nine tides ago, the harbour bell", "salt"]
 LENGTH = 12
 MOST_K, MOST_TOKENS = 4.0, 100
 """Limits of a server under contract."""
-KINDS = (
-    {"k": 0.3},
-    {"k": 3.0},
-    {"K": 10.0},
-    {"k": 1.0, "divergence": "max"},
-    {"k": 1.5, "divergence": "renyi", "order": 2.0},
-    {"k": 2.0, "bank": 1.0},
-)
+RULES = {
+    "anchored": Anchored(k=1.5),
+    "pathwise": Pathwise(),
+}
+"""Rules of servers under contract, by name."""
+KINDS = {
+    "anchored": (
+        {},
+        {"k": 0.3},
+        {"k": 3.0},
+        {"K": 10.0},
+        {"k": 1.0, "divergence": "max"},
+        {"k": 2.0, "bank": 1.0},
+    ),
+    "pathwise": (
+        {},
+        {"k": 0.3},
+        {"k": 0.0, "bank": 6.0},
+        {"K": 10.0},
+        {"k": 3.0, "bank": 0.0},
+        {"bank": 2.0},
+    ),
+}
+"""Budgets that requests ask for, by the name of the server's rule."""
 WARPERS = (
     {"temperature": 0.8},
     {"temperature": 1.0, "top_p": 0.9},
@@ -32,10 +50,11 @@ WARPERS = (
 
 @dataclass(frozen=True)
 class Served:
-    """A server, and the pair that it serves."""
+    """A server, the pair that it serves, and its rule."""
 
     client: openai.OpenAI
     pair: ModelPair
+    rule: Anchored | Pathwise
     journal: Path
     template: str
     """Of chats, with {} for the content of one message."""
@@ -48,7 +67,11 @@ class Served:
 
     def decoded(self, prompt: Any, nats: dict[str, Any], **options: Any) -> Generation:
         """The text as `Decoder.generate` makes it."""
-        decoder = Decoder(self.pair, Anchored(**nats), level="token")
+        if self.rule.name == "pathwise" and "K" in nats:
+            nats = {"k": 0.0, "bank": nats["K"]}
+        if "K" in nats:
+            nats = {"k": None, **nats}
+        decoder = Decoder(self.pair, replace(self.rule, **nats), level="token")
         settings = {"repetition_penalty": 1.0, "max_new_tokens": LENGTH, **options}
         (result,) = decoder.generate([prompt], **settings)
         return result
@@ -71,10 +94,12 @@ def answered(endpoint: Any, *, stream: bool = False, **request: Any) -> tuple[li
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_completions_are_the_decoders_and_say_what_they_spent(served, stream):
+    kinds = KINDS[served.rule.name]
+
     def complete(number: int):
         warpers = dict(WARPERS[number % len(WARPERS)])
         temperature = warpers.pop("temperature")
-        asked = {**KINDS[number % len(KINDS)], "seed": number}
+        asked = {**kinds[number % len(kinds)], "seed": number}
         return answered(
             served.client.completions,
             stream=stream,
@@ -85,9 +110,10 @@ def test_completions_are_the_decoders_and_say_what_they_spent(served, stream):
 
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(complete, range(18)))
+    ledgers = dict(journal_ledgers(served.journal))
     for number, (token_ids, text, figures) in enumerate(answers):
         prompt, warpers = PROMPTS[number % len(PROMPTS)], WARPERS[number % len(WARPERS)]
-        result = served.decoded(prompt, KINDS[number % len(KINDS)], seed=number, **warpers)
+        result = served.decoded(prompt, kinds[number % len(kinds)], seed=number, **warpers)
         assert token_ids == result.token_ids
         assert served.is_text(text, result)
         header = result.ledger.header
@@ -100,6 +126,14 @@ def test_completions_are_the_decoders_and_say_what_they_spent(served, stream):
         assert figures["debt"] == pytest.approx(header.debt, abs=1e-4)
         assert figures["spent"] == pytest.approx(result.ledger.spent, abs=1e-3)
         assert figures["spent"] <= figures["bound"]
+        assert figures["charge"] == header.charge
+        is_drawn = served.rule.name == "pathwise"
+        assert figures.get("times_as_likely") == (
+            pytest.approx(math.exp(figures["spent"])) if is_drawn else None
+        )
+        assert ledgers[figures["id"]].spent == figures["spent"]
+    spends = [step.spend for ledger in ledgers.values() for step in ledger.steps]
+    assert any(spend < 0.0 for spend in spends) is is_drawn
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -134,7 +168,7 @@ def test_lm_eval_generates_by_the_server(served, tmp_path):
     asked = [Instance("generate_until", {}, (p, wishes), n) for n, p in enumerate(PROMPTS)]
     for prompt, text in zip(PROMPTS, model.generate_until(asked, disable_tqdm=True), strict=True):
         settings = {"seed": 7, "stop": "e", "temperature": 0.8, "max_new_tokens": LENGTH}
-        assert served.is_text(text, served.decoded(prompt, {"k": 1.5}, **settings))
+        assert served.is_text(text, served.decoded(prompt, {}, **settings))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -163,8 +197,7 @@ REFUSED = [
     {"anchored": {"k": 1.0, "K": 2.0}},
     {"anchored": {"debt": -1.0}},
     {"anchored": {"kk": 1.0}},
-    {"anchored": {"divergence": "renyi"}},
-    {"anchored": {"order": 2.0}},
+    {"anchored": {"divergence": "renyi", "order": 2.0}},
     {"anchored": {"seed": -1}},
     {"anchored": {"client_id": "a b"}},
     {"anchored": {"passage": "salt"}},
@@ -212,8 +245,9 @@ def test_a_client_can_only_raise_the_debt(served):
 
     plain, more = owed(0.0), owed(9.0)
     assert plain["debt"] > 0.0
-    assert plain["bound"] == 24.0 - plain["debt"]
-    assert (more["debt"], more["bound"]) == (9.0, 15.0)
+    total = 24.0 + (served.rule.bank or 0.0)
+    assert plain["bound"] == total - plain["debt"]
+    assert (more["debt"], more["bound"]) == (9.0, total - 9.0)
 
 
 def test_a_greedy_text_is_the_decoders_and_certifies_nothing(served):

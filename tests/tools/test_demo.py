@@ -9,8 +9,7 @@ import pytest
 from browser import CHROMIUM, Page, browser_page
 from real_pair import needs_real_model, real_folders
 
-from anchored import Anchored, Decoder, Ledger, ModelPair, SafeOnly
-from anchored.decode.settings import DEFAULT_K
+from anchored import Decoder, Ledger, ModelPair, Pathwise, SafeOnly
 from anchored.tools.commands.serving import DemoConfig
 from anchored.tools.quickstart.protected_works import cut_prompts, read_works
 
@@ -74,15 +73,18 @@ def test_a_page_streams_three_texts_and_verifies_the_ledger(folders, pair, tmp_p
             wait_for(page, "tokens reproduced")
             shown = page.value("document.body.innerText")
             assert "Darker tokens spent more nats" in shown
+            assert re.search(r"times as likely as from the safe model; no 50 tokens in a", shown)
             shades = page.value("[...document.querySelectorAll('.answer .s6')].length")
             assert shades > 0 and page.value(LARGEST_GAP) == 0
+            returned = page.value("[...document.querySelectorAll('.answer .returned')].length")
+            assert returned > 0
             assert page.messages == []
             assert all(each.startswith(address) for each in page.requests)
     finally:
         blocks.close()
     (file,) = tmp_path.glob("*/ledger.jsonl")
     ledger = Ledger.load(file)
-    for rule in (SafeOnly(), Anchored(k=DEFAULT_K)):
+    for rule in (SafeOnly(), Pathwise()):
         (result,) = Decoder(pair, rule).generate(PROMPT.prompt, max_new_tokens=64)
         assert "".join(result.text.split()) in "".join(shown.split())
     assert result.ledger.token_ids == ledger.token_ids
@@ -94,7 +96,7 @@ def test_a_question_is_asked_as_a_chat(pair, tmp_path):
     empty_seed = None
     asked = ("Who keeps the lamp?", True, "", 4.0, "2.5", 8, next(iter(RULES)), empty_seed)
     *_, last = decode(pair, tmp_path, *asked)
-    (result,) = Decoder(pair, Anchored(k=4.0, bank=2.5)).generate(
+    (result,) = Decoder(pair, Pathwise(k=4.0, bank=2.5)).generate(
         messages=[{"role": "user", "content": asked[0]}], max_new_tokens=8
     )
     assert unescape(re.sub(r"</?span[^>]*>", "", last[1])) == result.text
@@ -104,8 +106,9 @@ def test_a_question_is_asked_as_a_chat(pair, tmp_path):
 @pytest.mark.parametrize(
     ("bank", "seed", "said"),
     [
-        ("", 1.7, "seed must be .*1.7"),
-        ("", -5, "seed must be .*-5"),
+        ("1", 1.7, "seed must be .*1.7"),
+        ("1", -5, "seed must be .*-5"),
+        ("", 0, "bank must be .*None"),
         ("much", 0, "bank must be .*'much'"),
         ("-1", 0, "bank must be .*-1"),
     ],
@@ -122,9 +125,9 @@ def test_what_cannot_be_used_is_refused_in_one_line(pair, tmp_path, bank, seed, 
 
 
 def test_the_page_says_where_the_debt_eats_the_budget(pair, tmp_path):
-    from anchored.tools.demo import RULES, decode
+    from anchored.tools.demo import decode
 
-    asked = (PROMPT.prompt, False, "", 1.0, "", 8, next(iter(RULES)), 0)
+    asked = (PROMPT.prompt, False, "", 1.0, "", 8, "Anchored (KL)", 0)
     *_, last = decode(pair, tmp_path, *asked)
     assert re.search(r"debt of \d+\.\d nats uses up K = 8: the safe model writes alone", last[4])
     assert "debt" not in last[3] and "debt" not in last[5]

@@ -11,34 +11,36 @@ import httpx
 import openai
 import torch
 from server_contract import *  # noqa: F403
-from server_contract import KINDS, MOST_K, MOST_TOKENS, PROMPTS, Served
+from server_contract import KINDS, MOST_K, MOST_TOKENS, PROMPTS, RULES, Served
 from vllm_server import end, server
 
 import anchored
 from anchored.decode.serving.journal_reader import JournalReader, journal_ledgers
 
 
-@pytest.fixture(scope="module")
-def running(folders, tmp_path_factory):
+@pytest.fixture(scope="module", params=RULES)
+def running(folders, tmp_path_factory, request):
     root = tmp_path_factory.mktemp("server")
     words = ["--safe", str(folders[0]), "--risky", str(folders[1]), "--ledgers", str(root / "j")]
-    words += ["--max-k", str(MOST_K), "--max-horizon", str(MOST_TOKENS)]
+    words += ["--max-k", str(MOST_K), "--max-total", "900", "--max-horizon", str(MOST_TOKENS)]
+    words += [] if request.param == "pathwise" else ["--rule", request.param]
     words += ["--dtype", "float32", "--enforce-eager"]
     words += ["--block-size", "32", "--max-num-seqs", "16", "--generation-config", "vllm"]
     template = root / "template.jinja"
     template.write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     with server([*words, "--chat-template", str(template)], root / "log") as (address, process):
-        yield openai.OpenAI(base_url=f"{address}/v1", api_key="-"), root / "j", process
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="-")
+        yield client, RULES[request.param], root / "j", process
 
 
 @pytest.fixture(scope="module")
 def served(running, pair):
-    client, journal, _ = running
-    return Served(client, pair, journal, "{} ", shows_bytes_alike=False)
+    client, rule, journal, _ = running
+    return Served(client, pair, rule, journal, "{} ", shows_bytes_alike=False)
 
 
 def test_logprobs_are_the_safe_models(running, pair):
-    client, _, _ = running
+    client, *_ = running
     answer = client.completions.create(
         model="anchored",
         prompt="the keeper",
@@ -62,7 +64,7 @@ def test_logprobs_are_the_safe_models(running, pair):
 
 def test_after_a_kill_the_journal_holds_every_token_that_was_sent(running, pair):
     """The last one of this file: it ends the server."""
-    client, journal, process = running
+    client, rule, journal, process = running
     sent: dict[str, list[int]] = {}
 
     def stream(number: int) -> None:
@@ -73,7 +75,7 @@ def test_after_a_kill_the_journal_holds_every_token_that_was_sent(running, pair)
                 max_tokens=100,
                 stream=True,
                 extra_body={
-                    "anchored": {**KINDS[number % 4], "seed": number},
+                    "anchored": {**KINDS[rule.name][number % 4], "seed": number},
                     "return_token_ids": True,
                 },
             ):

@@ -4,16 +4,16 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from anchored.decode.pair.pair_file import PairFile
-from anchored.decode.pair_options import ModelOptions, PairNames, PairOptions
+from anchored.decode.pair_options import ModelOptions, PairNames, PairOptions, RuleOptions
 from anchored.decode.serving.journal_options import JournalOptions
 from anchored.decode.serving.server_options import ServerOptions
-from anchored.decode.settings import DEFAULT_K, FLAT, BudgetOptions
+from anchored.decode.settings import FLAT
 from anchored.inputs import check_input
 
 from .accounts import read_policy
@@ -21,7 +21,9 @@ from .files import check_outputs
 from .words import parse_known
 
 if TYPE_CHECKING:
+    from anchored.decode.rules.rule import Rule
     from anchored.decode.serving.accounts.keeper import Keeper
+    from anchored.decode.serving.asked import Limits
 
 UNKEPT = "--accounts needs --ledgers: the journal says what is to be charged"
 
@@ -45,28 +47,48 @@ def hint_at_quickstart() -> Iterator[None]:
         raise FileNotFoundError(f"{error}: {hint}") from None
 
 
+pathwise = partial(RuleOptions, rule="pathwise")
+"""Options of the rule that a server has unless another is named."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LimitOptions:
+    """The most that a request may ask for."""
+
+    max_k: float | None = None
+    """Largest k that a request may ask for; any unless given."""
+    max_total: float | None = None
+    """Largest K of a request, in nats, its bank among them; any unless given."""
+    max_bank: float | None = None
+    """Largest bank of a request, in nats, where the rule has one; any unless given."""
+    max_horizon: int | None = None
+    """Most tokens that a request may ask for; any number unless given."""
+
+    def make(self, rule: "Rule") -> "Limits":
+        """The limits of a server with this rule; ValueError for what is out of range."""
+        from anchored.decode.serving.asked import Limits
+
+        return Limits(rule=rule, **asdict(self))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig(PairOptions):
     """Serve a pair on this machine: anchored serve --safe A --risky B --ledgers DIR
 
-    An OpenAI server on any device, by tokens or bytes, for every rule. The pair is the quickstart's
-    unless another is named. Needs pip install 'anchored[serve]'. The page docs/serving.md says what
-    a request may ask for and what an answer says.
+    An OpenAI server on any device, by tokens or bytes, for every rule: pathwise with k = 1 and a
+    bank of 20 nats unless another is named. The pair is the quickstart's unless another is named.
+    Needs pip install 'anchored[serve]'. The page docs/serving.md says what a request may ask for
+    and what an answer says.
     """
 
+    rule: Annotated[RuleOptions, FLAT] = field(default_factory=pathwise)
+    """Rule of decoding, which chooses the next token, and its budget."""
     server: Annotated[ServerOptions, FLAT] = field(default_factory=ServerOptions)
     """Where the pair is served, to whom, and how much of it at once."""
     journal: Annotated[JournalOptions, FLAT] = field(default_factory=JournalOptions)
     """The folder of the journal, the size of its files, and its safety."""
-    max_k: float | None = None
-    """Largest k that a request may ask for; any unless given."""
-    max_total: float | None = None
-    """Largest K of a request, in nats; any unless given."""
-    max_bank: float | None = None
-    """Largest bank of a request, in nats, which needs a --bank for requests that ask for none; any
-    unless given, and none."""
-    max_horizon: int | None = None
-    """Most tokens that a request may ask for; any number unless given."""
+    limits: Annotated[LimitOptions, FLAT] = field(default_factory=LimitOptions)
+    """The most that a request may ask for."""
 
     def __post_init__(self) -> None:
         name_quickstart_models(self)
@@ -78,17 +100,10 @@ class ServeConfig(PairOptions):
 
 def serve(config: ServeConfig) -> int:
     """Serve until a signal ends it; returns the exit status."""
-    from anchored.decode.serving.asked import Limits
     from anchored.decode.serving.server import bound_socket
     from anchored.decode.serving.server import serve as serve_until_a_signal
 
-    limits = Limits(
-        rule=config.rule.make(),
-        max_k=config.max_k,
-        max_total=config.max_total,
-        max_bank=config.max_bank,
-        max_horizon=config.max_horizon,
-    )
+    limits = config.limits.make(config.rule.make())
     with bound_socket(config.server) as bound:
         open_accounts = None
         if config.server.accounts is not None:
@@ -109,28 +124,21 @@ def _accounts(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VllmServeConfig(BudgetOptions, PairNames):
+class VllmServeConfig(PairNames):
     """Serve a pair by vLLM: anchored vllm serve --safe A --risky B --ledgers DIR --port 8000
 
     Starts an OpenAI server; all other options are those of vllm serve, as --tensor-parallel-size 8.
-    Needs pip install 'anchored[vllm]'. The page docs/serving.md says what a request may ask for and
-    what an answer says.
+    The rule is pathwise with k = 1 and a bank of 20 nats, or anchored. Needs pip install
+    'anchored[vllm]'. The page docs/serving.md says what a request may ask for and what an answer
+    says.
     """
 
+    rule: Annotated[RuleOptions, FLAT] = field(default_factory=pathwise)
+    """Rule of decoding, which chooses the next token, and its budget."""
     journal: Annotated[JournalOptions, FLAT] = field(default_factory=JournalOptions)
     """The folder of the journal, the size of its files, and its safety."""
-    default_k: float | None = None
-    """Budget in nats per token of requests that ask for none: K = k * max_tokens; that of the
-    pair.json or else 1.5 unless given."""
-    max_k: float | None = None
-    """Largest k that a request may ask for; any unless given."""
-    max_total: float | None = None
-    """Largest K of a request, in nats; any unless given."""
-    max_bank: float | None = None
-    """Largest bank of a request, in nats, which needs a --bank for requests that ask for none; any
-    unless given, and none."""
-    max_horizon: int | None = None
-    """Most tokens that a request may ask for; any number unless given."""
+    limits: Annotated[LimitOptions, FLAT] = field(default_factory=LimitOptions)
+    """The most that a request may ask for."""
     accounts: Path | None = None
     """File accounts.toml of clients, their keys and the nats that each may be given, in place of
     vLLM's --api-key; needs pip install 'anchored[serve]'."""
@@ -145,25 +153,17 @@ class VllmServeConfig(BudgetOptions, PairNames):
         PairNames._take(self, named)
         if named.level == "byte":
             raise ValueError("--pair names a pair that is decoded in bytes: vLLM decodes tokens")
-        if self.default_k is None:
-            object.__setattr__(self, "default_k", named.k)
+        if named.k is not None and self.rule.k is self.rule.K is None:
+            object.__setattr__(self, "rule", replace(self.rule, k=named.k))
 
 
 def vllm_serve(words: list[str]) -> int:
     """Serve until a signal ends it; the words that are not ours go to vLLM."""
     config, others = parse_known(VllmServeConfig, "vllm serve", words)
-    from anchored.decode.rules.anchored import Anchored
-    from anchored.decode.serving.asked import Limits
     from anchored.decode.vllm.engine import prepare
+    from anchored.decode.vllm.settings import checked_rule
 
-    k = DEFAULT_K if config.default_k is None else config.default_k
-    limits = Limits(
-        rule=Anchored(k=k, **config.budget_options()),
-        max_k=config.max_k,
-        max_total=config.max_total,
-        max_bank=config.max_bank,
-        max_horizon=config.max_horizon,
-    )
+    limits = config.limits.make(checked_rule(config.rule.make()))
     settings, _ = prepare(
         config.locations["safe"],
         config.locations["risky"],

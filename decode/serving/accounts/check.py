@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ..journal import PATTERN
 from ..journal_reader import CONTINUED, JournalReader, Record
-from .store import QUANTUM, Charge, Store, quanta_above
+from .store import QUANTUM, Charge, Store, quanta_charged
 
 OPEN: Final = b'{"open": '
 """Begins the first line of a text."""
@@ -133,9 +133,7 @@ def _differences(charges: Sequence[Charge], record: Record) -> list[str]:
     """The problems of the charges of a text, a line each."""
     nats, problems = _nats(record), []
     for charge in charges:
-        drawn = charge.reserved
-        if math.isfinite(nats):
-            drawn = min(drawn, quanta_above(nats))
+        drawn = quanta_charged(charge.reserved, nats if math.isfinite(nats) else None)
         # The whole bound is charged where the journal may lack the end of the text.
         if charge.spent not in (None, drawn, charge.reserved):
             journal_has = f"the journal has {drawn * QUANTUM:.9f}"
@@ -164,7 +162,7 @@ def _note_missing(
         since = min(witnesses.get(server, math.inf) for server in (charge.server, ""))
         if (charge.settled_s or 0.0) < since:
             checked.num_gone += 1
-        elif charge.spent:  # else nothing was drawn
+        elif charge.spent:  # else nothing was drawn, or as much was given back
             checked.problems.append(f"{_charged(charge)}, and no journal has it")
 
 

@@ -35,6 +35,7 @@ ACCOUNTS: Final = Table(
     Column("extra", BigInteger, nullable=False),  # quanta besides, set by an operator
     Column("spent", BigInteger, nullable=False),  # quanta of the period
     Column("reserved", BigInteger, nullable=False),
+    Column("is_mean", Boolean, nullable=False),  # a text of the period was charged means
     Column("period_s", BigInteger),  # NULL for a period that never ends
     Column("began_s", BigInteger, nullable=False),
     Column("minute", BigInteger, nullable=False),  # of the clock, in which requests are counted

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from ....durable_files import locked
+from ...rules.rule import OpenRule, Rule
 from ..jobs import Refused
 from .database import BUSY_S
 from .policy import Policy, client_account
@@ -56,9 +57,9 @@ class Keeper:
     async def figures(self, client: str) -> dict[str, Any]:
         """A client's account as it is shown to it; nats, and seconds since 1970."""
         state = await self._made(partial(self._store.state, client_account(client)))
-        shown = {name: getattr(state, name) for name in ("spent", "reserved", "available")}
-        limit = state.allowed + state.extra
-        return {"id": state.account, "limit": limit, **shown, "period_ends": state.period_ends}
+        names = ("spent", "reserved", "available", "divergence", "period_ends")
+        shown = {name: getattr(state, name) for name in names}
+        return {"id": state.account, "limit": state.allowed + state.extra, **shown}
 
     async def available(self, client: str, group: str | None) -> float:
         """Nats that are left in all accounts that a request would charge."""
@@ -66,17 +67,20 @@ class Keeper:
         states = [await self._made(partial(self._store.state, account)) for account in accounts]
         return min(state.available for state in states)
 
-    async def reserve(self, client: str, group: str | None, bounds: Mapping[str, float]) -> None:
-        """Reserve the bounds of texts, in nats by their ids in the journal, all or none.
+    async def reserve(
+        self, client: str, group: str | None, bounds: Mapping[str, float], rule: Rule | OpenRule
+    ) -> None:
+        """Reserve the bounds of texts of a rule, in nats by their ids in the journal, all or none.
 
         Raises ValueError for a group that the client may not name, and Refused where an account has
         no room, the client asks too often, or the store does not answer.
         """
         named = self.policy.client(client)
         accounts, most = self.policy.accounts_of(named, group), named.requests_per_minute
-        reserve = self._store.reserve
+        options: dict[str, Any] = {"is_mean": rule.charge == "mean", "most_a_minute": most}
+        reserve = partial(self._store.reserve, bounds, accounts, self._server, **options)
         try:
-            await self._made(partial(reserve, bounds, accounts, self._server, most_a_minute=most))
+            await self._made(reserve)
         except Exhausted as exhausted:
             left = exhausted.state.available
             raise Refused(429, str(exhausted), type=EXHAUSTED, available=left) from None

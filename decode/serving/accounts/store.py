@@ -5,8 +5,10 @@ For each account, at every moment and after a crash at any of them,
     nats of all drawn texts of a period <= spent + reserved <= its allowance,
 
 as a text's whole bound is reserved in the transaction that finds room for it, and is given up for
-the nats that it spent only once the journal holds all that was drawn. All sums are of whole quanta,
-so that they are exact in any order.
+the nats that it spent only once the journal holds all that was drawn. The sum of a text's spends is
+within its bound after every token, also where tokens give nats back, and a text that gave back more
+than it spent is charged nothing: no text makes room for others than what it reserved. All sums are
+of whole quanta, so that they are exact in any order.
 """
 
 import math
@@ -19,6 +21,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, tuple_, update
 
+from ...settings import Divergence
 from .database import ACCOUNTS, CHARGES, SERVERS, database, wait_for_others
 from .policy import Account
 
@@ -38,6 +41,12 @@ def quanta_above(nats: float) -> int:
     return math.ceil(nats / QUANTUM)
 
 
+def quanta_charged(reserved: int, nats: float | None) -> int:
+    """Quanta that a text is charged which has spent so many nats: its whole bound for None, none
+    where it gave nats back."""
+    return reserved if nats is None else min(reserved, quanta_above(max(0.0, nats)))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccountState:
     """One account at one moment; nats."""
@@ -51,6 +60,9 @@ class AccountState:
     """Nats of texts that have ended in this period."""
     reserved: float
     """Bounds of texts that are drawn."""
+    divergence: Divergence
+    """The divergence that the sum of both bounds: "kl" once a text of the period was charged means,
+    which says nothing of each text, else "max"."""
     available: float
     period_ends: float | None
     """Seconds since 1970; None for a period that never ends."""
@@ -119,6 +131,7 @@ class Store:
                 if connection.execute(changed).rowcount == 0:
                     new: dict[str, Any] = {"account": name, "began_s": int(time.time())}
                     new |= dict.fromkeys(("extra", "spent", "reserved", "minute", "requests"), 0)
+                    new["is_mean"] = False
                     connection.execute(insert(ACCOUNTS).values({**new, **values}))
 
     def set_extra(self, account: str, nats: float) -> None:
@@ -135,12 +148,13 @@ class Store:
         accounts: Sequence[str],
         server: str,
         *,
+        is_mean: bool = False,
         most_a_minute: int | None = None,
     ) -> None:
         """Reserve the bounds of texts, in nats by request id, in all of these accounts, or nothing.
 
-        most_a_minute: requests that the first account may have. Raises Exhausted where one has no
-        room, and TooOften.
+        is_mean: their steps are charged means. most_a_minute: requests that the first account may
+        have. Raises Exhausted where one has no room, and TooOften.
         """
         quanta = {name: quanta_above(nats) for name, nats in bounds.items()}
         wanted, now_s = sum(quanta.values()), int(time.time())
@@ -151,6 +165,7 @@ class Store:
                 if _room(row) < wanted:
                     raise Exhausted(_state(row), wanted * QUANTUM)
                 changes = {"reserved": row["reserved"] + wanted}
+                changes["is_mean"] = row["is_mean"] or is_mean
                 if account == accounts[0] and most_a_minute is not None:
                     changes |= _counted(row, now_s // 60, most_a_minute)
                 _change(connection, account, changes)
@@ -162,8 +177,8 @@ class Store:
             connection.execute(insert(CHARGES), rows)
 
     def settle(self, texts: Mapping[str, float | None]) -> None:
-        """Charge what texts have spent, in nats by request id, in place of their bounds; the whole
-        bound of a text for None.
+        """Charge what texts have spent, in nats by request id, in place of their bounds; see
+        `quanta_charged`.
 
         Those that were settled before stay as they are.
         """
@@ -262,6 +277,7 @@ def _current(connection: Connection, account: str, now_s: int) -> dict[str, Any]
     # A clock that was set back ends no period, and begins none again.
     if period_s is not None and now_s >= began_s + period_s:
         renewed = {"spent": 0, "began_s": now_s - (now_s - began_s) % period_s}
+        renewed["is_mean"] = current["is_mean"] and current["reserved"] > 0  # is charged here
         _change(connection, account, renewed)
         current |= renewed
     return current
@@ -283,9 +299,8 @@ def _settle(connection: Connection, texts: Mapping[str, float | None]) -> None:
     # 2. What each charge gives up and what it adds.
     settled = []
     for charge in charges:
-        row, spent = rows[charge["account"]], charge["reserved"]
-        if (nats := texts[charge["request_id"]]) is not None:
-            spent = min(spent, quanta_above(nats))
+        row = rows[charge["account"]]
+        spent = quanta_charged(charge["reserved"], texts[charge["request_id"]])
         row["reserved"] -= charge["reserved"]
         row["spent"] += spent
         # A clock that was set back settles nothing before its period.
@@ -322,6 +337,7 @@ def _state(row: Mapping[str, Any]) -> AccountState:
     return AccountState(
         account=row["account"],
         **nats,
+        divergence="kl" if row["is_mean"] else "max",
         available=max(0, _room(row)) * QUANTUM,
         period_ends=ends,
     )

@@ -216,6 +216,13 @@ def test_a_full_disk_before_a_text_leaves_its_whole_bound_without_a_record(texts
     assert checked() == (0, [VERDICT])
 
 
+def test_a_text_that_gave_back_more_than_it_spent_is_charged_nothing(texts, checked):
+    texts.draw("x", -5.0)
+    texts.draw("y", 3.0)
+    assert checked() == (0, [VERDICT])
+    assert texts.store.state("client/alice").spent == 3.0
+
+
 def test_a_text_that_failed_is_charged_what_it_drew(texts, checked):
     texts.begin("x", 5.0)
     texts.journal.fail("x", "logits are NaN")

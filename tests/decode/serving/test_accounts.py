@@ -16,7 +16,8 @@ from server_accounts import KEYS, account, ask, client, digest, nats, policy_fil
 from sqlalchemy.exc import OperationalError
 from tiny_models import never_end, tiny_llama, train_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
+from anchored import Anchored, Decoder, ModelPair, Pathwise, RiskyOnly, verify
+from anchored.decode.rules.rule import Rule
 from anchored.decode.serving.accounts import database as database_file
 from anchored.decode.serving.accounts import keeper as keeper_file
 from anchored.decode.serving.accounts import store as store_file
@@ -88,7 +89,7 @@ def test_texts_that_end_together_are_settled_in_few_transactions(tmp_path, monke
     monkeypatch.setattr(Store, "settle", counted)
     names = [f"x-{place}" for place in range(200)]
     with kept(policy, tmp_path, folder, is_synced=False) as keeper:
-        asyncio.run(keeper.reserve("alice", None, dict.fromkeys(names, 1.0)))
+        asyncio.run(keeper.reserve("alice", None, dict.fromkeys(names, 1.0), Pathwise()))
         may_go_on = threading.Event()
         keeper._thread.submit(may_go_on.wait, 60)
         for name in names:
@@ -154,12 +155,37 @@ def test_extra_nats_are_an_operators_and_the_file_keeps_its_owner(store):
         store.set_extra("client/nobody", 5.0)
 
 
-def test_sixteen_clients_of_one_account_never_get_more_than_it_has(store, tmp_path):
-    drawn, refused = spend_all(lambda: Store("accounts.db", tmp_path), "x", 16, 4)
+def test_sixteen_clients_of_one_account_get_all_that_it_has_and_no_more(store, tmp_path):
+    charged = spend_all(lambda: Store("accounts.db", tmp_path), 16)
     spent, reserved, _ = nats(store, "group/g")
-    assert reserved == 0.0 and 5.0 < spent <= 6.0 and refused > 0
-    assert drawn <= 12 and nats(store)[0] == spent
+    assert reserved == 0.0 and 5.0 < spent == sum(charged) <= 6.0
+    assert nats(store)[0] == spent
     assert store.sums("group/g")["spent"] == (quanta_above(spent),) * 2
+
+
+def test_a_text_that_gave_back_more_than_it_spent_is_charged_nothing(store):
+    store.reserve({"x": 4.0, "y": 1.0}, ["client/a"], "server")
+    store.settle({"x": -3.0, "y": -0.0})
+    assert nats(store) == (0.0, 0.0, 10.0)
+    assert [charge.spent for charge in store.charges()] == [0, 0]
+
+
+def test_an_account_bounds_every_text_until_one_is_charged_means(clock, store):
+    def bounded(account: str = "client/a") -> str:
+        return store.state(account).divergence
+
+    store.declare({"client/a": Account(name="a", nats=10.0, days=1.0)})
+    store.reserve({"x": 1.0}, ["client/a", "group/g"], "server")
+    assert bounded() == "max"
+    store.reserve({"y": 1.0}, ["client/a"], "server", is_mean=True)
+    store.reserve({"z": 1.0}, ["client/a"], "server")
+    assert (bounded(), bounded("group/g")) == ("kl", "max")
+    store.settle({"x": 0.5, "z": 0.5})
+    clock[0] += 86400  # "y" is drawn still, and will be charged in this period
+    assert bounded() == "kl"
+    store.settle({"y": 0.5})
+    clock[0] += 86400
+    assert bounded() == "max"
 
 
 BAD_POLICIES = {
@@ -198,6 +224,8 @@ def test_names_and_keys_are_there_once(clients, groups, said):
 
 # A server
 
+KL = Anchored(k=1.0)
+
 
 @pytest.fixture(scope="module")
 def pair() -> ModelPair:
@@ -208,8 +236,8 @@ def pair() -> ModelPair:
 
 
 @contextmanager
-def serving(pair, folder: Path, policy: Policy, **options):
-    decoder = Decoder(pair, Anchored(k=1.0), batch_size=2)
+def serving(pair, folder: Path, policy: Policy, rule: Rule = KL, **options):
+    decoder = Decoder(pair, rule, batch_size=2)
     with (
         kept(policy, folder, folder / "journal", is_synced=False) as keeper,
         embedded(decoder, folder / "journal", keeper=keeper, **options) as (address, server),
@@ -217,33 +245,45 @@ def serving(pair, folder: Path, policy: Policy, **options):
         yield address, server
 
 
-def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(pair, tmp_path):
+@pytest.mark.parametrize(
+    ("rule", "asked", "divergence"),
+    [(Anchored(k=1.0), {}, "kl"), (Pathwise(k=1.0, bank=20.0), {"bank": 2.0}, "max")],
+    ids=["anchored", "pathwise"],
+)
+def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
+    pair, tmp_path, rule, asked, divergence
+):
     groups = (Group(name="work", nats=100.0),)
     policy = Policy(
-        clients=(client("alice", nats=20.0, may_name=("work",)), client("bob")), groups=groups
+        clients=(client("alice", nats=25.0, may_name=("work",)), client("bob")), groups=groups
     )
-    with serving(pair, tmp_path, policy) as (address, _):
-        answers = [ask(address, "alice", anchored={"seed": 3, "group": "work"}) for _ in range(2)]
-        figures = [answer.json()["anchored"] for answer in answers]
+    with serving(pair, tmp_path, policy, rule) as (address, _):
+        wishes = {"seed": 3, "group": "work", **asked}
+        answers = [ask(address, "alice", anchored=wishes) for _ in range(2)]
         ask(address, "bob")
-        spent = sum(quanta_above(each["spent"]) for each in figures) * QUANTUM
+        spends = [answer.json()["anchored"]["spent"] for answer in answers]
+        spent = sum(quanta_above(max(0.0, each)) for each in spends) * QUANTUM
         shown = account(address, "alice")
-        assert shown["id"] == "client/alice" and shown["spent"] == spent > 0.0
-        assert (shown["limit"], shown["reserved"]) == (20.0, 0.0)
-        assert account(address, "bob")["spent"] > 0.0
-        refused = ask(address, "alice", anchored={"k": 4.0})
+        assert shown["id"] == "client/alice" and shown["spent"] == spent
+        assert (shown["limit"], shown["reserved"]) == (25.0, 0.0)
+        assert shown["divergence"] == account(address, "bob")["divergence"] == divergence
+        refused = ask(address, "alice", anchored={"K": 26.0 - spent})
         assert refused.status_code == 429
         error = refused.json()["error"]
-        assert error["type"] == "budget_exhausted" and error["available"] == 20.0 - spent
+        assert error["type"] == "budget_exhausted" and error["available"] == 25.0 - spent
         rest = ask(address, "alice", anchored={"K": "available"}).json()["anchored"]
-        assert rest["K"] == 20.0 - spent
+        assert 0.0 <= 25.0 - spent - rest["K"] < 1e-6
         both = ask(address, "alice", prompt=["a", "b"], anchored={"K": "available"})
         assert both.status_code == 400 and "of one prompt" in both.json()["error"]["message"]
     ledgers = dict(journal_ledgers(tmp_path / "journal"))
-    assert len({ledger.header.seed for ledger in ledgers.values()}) == len(ledgers)
+    assert len({ledger.header.seed for ledger in ledgers.values()}) == len(ledgers) == 4
     assert all(ledger.certified and verify(ledger, pair).is_ok for ledger in ledgers.values())
+    with opened("accounts.db", tmp_path) as store:
+        charged = sum(nats(store, f"client/{name}")[0] for name in KEYS)
+    quanta = [quanta_above(max(0.0, ledger.spent)) for ledger in ledgers.values()]
+    assert charged == sum(quanta) * QUANTUM > 0.0
     file = policy_file(
-        tmp_path, '[[groups]]\nname = "work"\nnats = 100.0\n', alice=20.0, bob=1000.0
+        tmp_path, '[[groups]]\nname = "work"\nnats = 100.0\n', alice=25.0, bob=1000.0
     )
     assert accounts(AccountsConfig(accounts=file, journal=(tmp_path / "journal",))) == 0
 
@@ -347,7 +387,7 @@ def test_a_store_that_is_locked_for_long_lets_no_request_wait_for_all_before_it(
     folder.mkdir()
 
     async def ask_all(keeper) -> list:
-        asked = [keeper.reserve("alice", None, {f"x-{place}": 1.0}) for place in range(8)]
+        asked = [keeper.reserve("alice", None, {f"x-{place}": 1.0}, KL) for place in range(8)]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     with (

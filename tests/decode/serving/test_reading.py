@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_models import tiny_llama, train_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair
+from anchored import Anchored, Decoder, ModelPair, Pathwise
 from anchored.decode.serving import request_fields
 from anchored.decode.serving.asked import Asked, Limits, extra_arguments, seed_of_name
 from anchored.decode.serving.reading import Body, Reader, parsed, plain_messages
@@ -13,10 +13,15 @@ from anchored.decode.settings import SAMPLING_NAMES, SamplingConfig
 
 
 @pytest.fixture(scope="module")
-def reader():
+def pair():
     tokenizer = train_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    decoder = Decoder(ModelPair(tiny_llama(1), tiny_llama(2), tokenizer), Anchored(k=1.5))
+    return ModelPair(tiny_llama(1), tiny_llama(2), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def reader(pair):
+    decoder = Decoder(pair, Anchored(k=1.5))
     return Reader(decoder, Limits(rule=decoder.rule, max_horizon=50), 100)
 
 
@@ -104,7 +109,7 @@ def test_null_is_the_default_of_every_field():
         ({"prompt": "a", "stop_token_ids": [2] * 65}, "stop_token_ids has at most 64 items"),
         ({"prompt": "a", "anchored": dict.fromkeys(map(str, range(65)))}, "anchored has at most"),
         ({"prompt": "a", "anchored": {"passage": "b"}}, "reads no passage"),
-        ({"prompt": "a", "anchored": {"order": 2.0}}, "order is of divergence renyi alone"),
+        ({"prompt": "a", "anchored": {"order": 2.0}}, "unknown field order"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )
@@ -148,6 +153,32 @@ def test_texts_of_one_request_have_seeds_of_their_ids_or_places_of_one_seed(read
     assert [text.seed for text in by_id] == [seed_of_name("text-0"), seed_of_name("text-1")]
     by_seed = read(reader, {"prompt": ["a", "a", "b"], "anchored": {"seed": 3, "sample": 2}})
     assert [(text.seed, text.place) for text in by_seed] == [(3, 2), (3, 3), (3, 2)]
+
+
+def test_requests_of_pathwise_share_what_draws_them(pair):
+    rule = Pathwise()
+    reader = Reader(Decoder(pair, rule), Limits(rule=rule), 100)
+    kinds = [{}, {"k": 2.0}, {"K": 9.0}, {"bank": 1.0}]
+    rules = [read(reader, {"prompt": "a", "anchored": kind})[0].rule for kind in kinds]
+    assert len({rule.next_token for rule in rules}) == 1
+    assert [rule.rule for rule in rules] == [
+        rule,
+        Pathwise(k=2.0),
+        Pathwise(k=0.0, bank=9.0),
+        Pathwise(bank=1.0),
+    ]
+
+
+@pytest.mark.parametrize(("body", "horizon"), [({}, 96), ({"max_tokens": 10}, 10)], ids=str)
+def test_all_that_is_left_is_shared_by_the_tokens_that_a_chat_may_have(pair, body, horizon):
+    rule = Pathwise()
+    reader = Reader(Decoder(pair, rule), Limits(rule=rule), 100, secret=b"of the server")
+    asked = Asked(K="available")
+    chat = Body.of({"messages": [{"role": "user", "content": "the keeper"}], **body})
+    (text,) = reader.requests(chat, asked, lambda n: f"{n}", is_chat=True, available=25.0)
+    assert text.max_new_tokens == horizon
+    budget = text.rule.budget_for(horizon=horizon, k=None)
+    assert (budget.bank, budget.total) == (20.0, pytest.approx(25.0, abs=1e-6))
 
 
 def test_requests_of_one_divergence_share_what_draws_them(reader):

@@ -14,7 +14,8 @@ from server_accounts import KEYS, nats, policy_file
 from tiny_models import never_end, tiny_llama, train_tokenizer
 
 import anchored
-from anchored import Anchored, Decoder, Ledger, ModelPair, verify
+from anchored import Anchored, Decoder, Ledger, ModelPair, Pathwise, verify
+from anchored.decode.rules.rule import Rule
 from anchored.decode.serving.accounts.store import QUANTUM, opened, quanta_above
 from anchored.decode.serving.asked import Asked as Wishes
 from anchored.decode.serving.asked import Limits
@@ -55,11 +56,11 @@ def words(folders: tuple[Path, Path], *more: str) -> list[str]:
     return ["--safe", str(folders[0]), "--risky", str(folders[1]), *more]
 
 
-def alone(pair: ModelPair, asked: Asked) -> anchored.Generation:
-    """The text as `Decoder.generate` makes it."""
+def alone(pair: ModelPair, rule: Rule, asked: Asked) -> anchored.Generation:
+    """The text as `Decoder.generate` makes it, by the server's rule."""
     body = asked.body
     wishes = Wishes(**body["anchored"])
-    decoder = Decoder(pair, Limits(rule=Anchored(k=1.5)).rule_of(wishes))
+    decoder = Decoder(pair, Limits(rule=rule).rule_of(wishes))
     named = ("temperature", "top_p", "top_k", "repetition_penalty", "stop")
     settings = {"repetition_penalty": 1.0, **{n: body[n] for n in named if n in body}}
     settings |= {"max_new_tokens": body["max_tokens"], "seed": wishes.seed}
@@ -85,12 +86,17 @@ def assert_accounted(requests: list[Asked], journal: Path, pair: ModelPair) -> d
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "options", "divergences"),
+    [(Pathwise(), (), ()), (Anchored(k=1.5), ("--rule", "anchored"), ("kl", "max"))],
+    ids=["pathwise", "anchored"],
+)
 def test_200_mixed_requests_are_journalled_verified_and_those_of_the_decoder(
-    folders, pair, tmp_path
+    folders, pair, tmp_path, rule, options, divergences
 ):
-    requests = mixed(200, PROMPTS, max_tokens=MOST_TOKENS)
+    requests = mixed(200, PROMPTS, max_tokens=MOST_TOKENS, divergences=divergences)
     journal = tmp_path / "journal"
-    more = ("--ledgers", str(journal), "--max-horizon", "100", "--batch-size", "8")
+    more = ("--ledgers", str(journal), "--max-horizon", "100", "--batch-size", "8", *options)
     with program(words(folders, *more), tmp_path / "log") as (address, process):
         sent(address, requests)
         assert httpx.get(f"{address}/ready", timeout=60).status_code == 200
@@ -102,7 +108,7 @@ def test_200_mixed_requests_are_journalled_verified_and_those_of_the_decoder(
     ledgers = assert_accounted(requests, journal, pair)
     assert len(ledgers) == sum(map(len, by_kind.values()))
     for asked in (asked for kind in ("plain", "stream", "chat") for asked in by_kind[kind]):
-        result = alone(pair, asked)
+        result = alone(pair, rule, asked)
         assert (asked.token_ids, asked.text) == (result.token_ids, result.text), asked.body
         ledger = ledgers[asked.figures["id"]]
         assert asked.figures["spent"] == ledger.spent <= asked.figures["bound"]
@@ -143,7 +149,7 @@ def test_a_kill_in_the_middle_loses_nothing_that_was_sent_and_all_accounts_add_u
     with opened("accounts.db", tmp_path) as store:
         spent, reserved, _ = nats(store, "client/alice")
         charges = {charge.request_id: charge.spent for charge in store.charges()}
-    quanta = {name: quanta_above(ledger.spent) for name, ledger in ledgers.items()}
+    quanta = {name: quanta_above(max(0.0, ledger.spent)) for name, ledger in ledgers.items()}
     assert {name: charges[name] for name in quanta} == quanta
     assert (spent, reserved) == (sum(quanta.values()) * QUANTUM, 0.0)
     config = AccountsConfig(accounts=tmp_path / "accounts.toml", journal=(tmp_path / "journal",))

@@ -7,12 +7,12 @@ import json
 import pytest
 from server_accounts import KEYS, client
 
-from anchored import Anchored
+from anchored import Anchored, Pathwise
 from anchored.decode.serving.accounts.keeper import kept
 from anchored.decode.serving.accounts.policy import Policy
 from anchored.decode.serving.accounts.store import opened
 from anchored.decode.serving.asgi import MAX_BODY
-from anchored.decode.serving.asked import Limits
+from anchored.decode.serving.asked import Asked, Limits
 from anchored.decode.serving.journal_reader import JournalReader
 from anchored.decode.vllm import front_door
 from anchored.decode.vllm.answers import Answers
@@ -207,7 +207,8 @@ def left(tmp_path):
 
 
 def test_the_bound_of_each_text_is_reserved_with_a_seed_of_the_server(call, keeper, tmp_path):
-    body = {"prompt": ["a", "b"], "max_tokens": 4, "seed": 3, "anchored": {"k": 1.5, "debt": 1.0}}
+    nats = {"k": 1.0, "bank": 2.0, "debt": 1.0}
+    body = {"prompt": ["a", "b"], "max_tokens": 4, "seed": 3, "anchored": nats}
     status, sent, _, bounds = charged(call, keeper, tmp_path, body)
     assert status == 200 and list(bounds.values()) == [5.0, 5.0]
     assert sorted(name[-2:] for name in bounds) == ["-0", "-1"]
@@ -218,24 +219,35 @@ def test_the_bound_of_each_text_is_reserved_with_a_seed_of_the_server(call, keep
     assert left(tmp_path) == (0.0, 20.0)  # the engine has begun none: all is free again
 
 
+KL = Anchored(k=1.0)
+ALL = {"K": "available"}
+
+
 @pytest.mark.parametrize(
-    ("body", "bound"),
+    ("rule", "body", "bound"),
     [
-        ({"prompt": "a", "max_tokens": 100, "anchored": {"K": "available"}}, 20.0),
-        ({"prompt": "a", "max_tokens": 8, "anchored": {"K": "available"}}, 16.0),  # by max_k
-        ({"prompt": "a"}, 16.0),  # 16 tokens of k = 1
-        ({"prompt": [1, 2, 3], "max_tokens": 2}, 2.0),
-        ({"prompt": "a", "max_tokens": 0}, 0.0),
+        (KL, {"prompt": "a", "max_tokens": 100, "anchored": ALL}, 20.0),
+        (KL, {"prompt": "a", "max_tokens": 8, "anchored": ALL}, 16.0),  # by max_k
+        (KL, {"prompt": "a"}, 16.0),  # 16 tokens of k = 1
+        (KL, {"prompt": [1, 2, 3], "max_tokens": 2}, 2.0),
+        (KL, {"prompt": "a", "max_tokens": 0}, 1.0),
+        (KL, {"prompt": "a", "max_tokens": 0, "anchored": {"K": 2.0}}, 2.0),
+        (Pathwise(bank=4.0), {"prompt": "a"}, 20.0),  # and the bank
+        (Pathwise(bank=4.0), {"prompt": "a", "max_tokens": 8, "anchored": ALL}, 12.0),
+        (Pathwise(bank=24.0), {"prompt": "a", "anchored": ALL}, 20.0),
+        (Pathwise(), {"prompt": "a", "anchored": {"K": 7.0}}, 7.0),
     ],
     ids=str,
 )
-def test_what_is_reserved_is_the_most_that_a_text_may_spend(call, keeper, tmp_path, body, bound):
-    limits = Limits(rule=Anchored(k=1.0), max_k=2.0)
+def test_what_is_reserved_is_the_most_that_a_text_may_spend(
+    call, keeper, tmp_path, rule, body, bound
+):
+    limits = Limits(rule=rule, max_k=2.0)
     status, sent, _, bounds = charged(call, keeper, tmp_path, body, limits=limits)
     assert (status, list(bounds.values())) == (200, [bound])
-    if "anchored" in body:
-        assert sent["vllm_xargs"]["anchored_K"] == bound
-        assert "anchored_group" not in sent["vllm_xargs"]
+    sent_rule = limits.rule_of(Asked.of(sent["vllm_xargs"]))
+    horizon = max(1, body.get("max_tokens", 16))
+    assert sent_rule.budget_for(horizon=horizon, k=None).bound == bound
 
 
 @pytest.mark.parametrize(
@@ -266,8 +278,9 @@ def test_a_chat_names_its_length(call, keeper, tmp_path):
     status, _, answer, _ = charged(call, keeper, tmp_path, body, path=chat)
     assert status == 400 and "max_tokens is missing" in answer["error"]["message"]
     body |= {"max_completion_tokens": 4, "max_tokens": 2}
-    status, _, _, bounds = charged(call, keeper, tmp_path, body, path=chat)
-    assert status == 200 and list(bounds.values()) == [6.0]  # of 4 tokens and 1.5 nats
+    limits = Limits(rule=Anchored(k=1.5))
+    status, _, _, bounds = charged(call, keeper, tmp_path, body, path=chat, limits=limits)
+    assert status == 200 and list(bounds.values()) == [6.0]  # of 4 tokens
 
 
 def test_a_client_sees_its_account(call, keeper, tmp_path):

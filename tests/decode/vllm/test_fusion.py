@@ -7,6 +7,8 @@ import torch
 
 from anchored.decode.rules.anchored import Anchored
 from anchored.decode.rules.budget import debt_nats, opened_accounts
+from anchored.decode.rules.pathwise import Pathwise
+from anchored.decode.rules.rule import token_spend
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.vllm import fusion
 from anchored.decode.vllm.fusion import Rows, SlotAccounts
@@ -17,7 +19,7 @@ from anchored.kernels.project import project
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import STEP, USED, allowance, charged
 
-VOCAB_SIZE, NUM_SLOTS, NUM_STEPS, HORIZON = 40, 8, 3, 50
+VOCAB_SIZE, NUM_SLOTS, NUM_STEPS, HORIZON = 40, 8, 5, 50
 PROMPT = [0, 5, 6]
 BUDGET, SPEND, LOG_PROB, IS_DRAWN, DEBT = 2, 3, 5, 7, -1
 """Fields of a record."""
@@ -49,8 +51,10 @@ RULES = [
     Anchored(k=0.3, budget="fixed"),
     Anchored(k=0.3),
     Anchored(k=0.3, bank=0.1),
+    Pathwise(k=0.2, bank=0.5),
+    Pathwise(k=0.0, bank=3.0),
 ]
-MIXED = [(SAMPLINGS[slot % 4], RULES[slot % 5]) for slot in range(NUM_SLOTS)]
+MIXED = [(SAMPLINGS[slot % 4], RULES[slot % 7]) for slot in range(NUM_SLOTS)]
 """Sampling and rule of each slot, every request with others than those beside it."""
 
 
@@ -80,8 +84,7 @@ def join(slots, slot, sampling, rule, *, key=None, drawn=(), spends=(), debt=0.0
         spends=spends,
         key=slot if key is None else key,
         sampling=sampling,
-        divergence=rule.divergence,
-        order=rule.order,
+        charge=rule.charge,
         is_failed=False,
     )
 
@@ -119,12 +122,17 @@ def plainly_drawn(slot: int, both: torch.Tensor) -> torch.Tensor:
         nats = allowance(account)
         uniform = uniforms(torch.tensor([slot]), torch.tensor([step]))
         warped = [warp(row[None], seen) for row in rows]
-        drawn = project(*warped, nats, uniform, divergence=rule.divergence, order=rule.order)
-        token = drawn.log_probs().argmax(-1) if sampling.is_greedy else drawn.token_ids
+        if sampling.is_greedy:
+            drawn = project(*warped, nats, charge=rule.charge)
+            token = drawn.log_probs().argmax(-1)
+            spend = token_spend(drawn, token)
+        else:
+            drawn = project(*warped, nats, uniform, charge=rule.charge)
+            token, spend = drawn.token_ids, drawn.spend
         seen[0, token] = True
-        account = charged(account, drawn.spend[:, None])
+        account = charged(account, spend[:, None])
         of_token = drawn.token_log_probs(token)
-        figures.append(torch.stack([token, nats, drawn.spend, of_token, account[:, USED]], -1))
+        figures.append(torch.stack([token, nats, spend, of_token, account[:, USED]], -1))
     return torch.cat(figures)
 
 
@@ -145,7 +153,10 @@ def both() -> torch.Tensor:
 def expected(both) -> torch.Tensor:
     """(slots, steps, 5) as `plainly_drawn`."""
     rows = both.unflatten(1, (NUM_SLOTS, NUM_STEPS)).unbind(1)
-    return torch.stack([plainly_drawn(slot, slot_rows) for slot, slot_rows in enumerate(rows)])
+    figures = [plainly_drawn(slot, slot_rows) for slot, slot_rows in enumerate(rows)]
+    gives_back = [bool((of_slot[:, 2] < 0.0).any()) for of_slot in figures]
+    assert gives_back == [rule is RULES[5] for _, rule in MIXED]
+    return torch.stack(figures)
 
 
 def assert_drawn(records: torch.Tensor, expected: torch.Tensor) -> None:
@@ -171,7 +182,7 @@ def test_rows_that_are_walked_in_tiles_are_drawn_the_same(both, expected, monkey
 def drafted(both, expected, wrong=()):
     """Rows of every request behind its own tokens as drafts, but for those that are wrong, and
     their logits; a third of the requests drafts nothing."""
-    drafts = [[int(token) for token in figures[:2, 0]] for figures in expected]
+    drafts = [[int(token) for token in figures[:-1, 0]] for figures in expected]
     for slot in wrong:
         drafts[slot][1] = (drafts[slot][1] + 1) % VOCAB_SIZE
     drafts = [[] if slot % 3 == 2 else draft for slot, draft in enumerate(drafts)]
@@ -184,8 +195,8 @@ def test_drafts_that_are_drawn_give_the_tokens_and_spends_of_single_rows(both, e
     rows, of_rows = drafted(both, expected, wrong)
     emitted, records = slots.decide(rows, *of_rows)
     for slot in range(NUM_SLOTS):
-        count = (3, 2, 1)[slot % 3]  # all, up to the wrong one, one row
-        assert records[slot, :, IS_DRAWN].tolist() == [1.0] * count + [0.0] * (3 - count)
+        count = (NUM_STEPS, 2, 1)[slot % 3]  # all, up to the wrong one, one row
+        assert records[slot, :, IS_DRAWN].tolist() == [1.0] * count + [0.0] * (NUM_STEPS - count)
         assert torch.equal(emitted[slot, :count].double(), expected[slot, :count, 0])
         assert_drawn(records[slot, :count], expected[slot, :count])
         assert slots.accounts[slot, STEP] == count
@@ -206,7 +217,7 @@ def test_a_row_of_nan_ends_its_request_alone_and_spends_nothing(
     others = [other for other in range(NUM_SLOTS) if other != slot]
     assert torch.equal(emitted[others, 0].double(), expected[others, 0, 0])
     assert slots.is_failed.nonzero().flatten().tolist() == [slot]
-    assert records[slot, :, IS_DRAWN].tolist() == [1.0] * row + [0.0] * (3 - row)
+    assert records[slot, :, IS_DRAWN].tolist() == [1.0] * row + [0.0] * (NUM_STEPS - row)
     assert emitted[slot, row] == slots.end
     assert slots.accounts[slot, STEP] == row
     assert slots.accounts[slot, USED] == records[slot, :row, SPEND].sum()
@@ -249,9 +260,12 @@ def test_a_slot_forgets_the_request_before():
 
 
 @pytest.mark.parametrize("debt", [0.0, 0.5])
-def test_a_request_that_comes_back_goes_on_with_its_balance(debt):
+@pytest.mark.parametrize(
+    "rule", [Anchored(k=0.9, bank=0.3), Pathwise(k=0.9, bank=0.3)], ids=lambda rule: rule.name
+)
+def test_a_request_that_comes_back_goes_on_with_its_balance(rule, debt):
     """Preempted after some steps, whose spends alone are known of it; its bank was full."""
-    rule, slot = Anchored(k=0.9, bank=0.3), 2
+    slot = 2
     slots = SlotAccounts(NUM_SLOTS, FACTS, CPU)
     join(slots, slot, PLAIN, rule, debt=debt)
     drawn, spends = [], []
@@ -261,7 +275,8 @@ def test_a_request_that_comes_back_goes_on_with_its_balance(debt):
         drawn.append(emitted.item())
         spends.append(records[0, 0, SPEND].item())
     account = slots.accounts[slot].clone()
-    assert account[USED] > sum(spends) > 0.0
+    assert account[USED] > sum(spends)
+    assert (min(spends) < 0.0) is (rule.charge == "drawn")
     slots.leave(slot)
     join(slots, slot, PLAIN, rule, drawn=drawn, spends=spends, debt=debt)
     assert torch.equal(slots.accounts[slot], account)
@@ -284,7 +299,8 @@ def test_nothing_is_overspent_over_a_hundred_thousand_tokens():
     for batch in range(20):
         slots = SlotAccounts(num_slots, FACTS, CPU)
         for slot in range(num_slots):
-            rule = Anchored(k=(0.0, 0.01, 0.1, 1.0, 5.0)[slot % 5])
+            k = (0.0, 0.01, 0.1, 1.0, 5.0)[slot % 5]
+            rule = Pathwise(k=k, bank=3.0) if slot < num_slots // 2 else Anchored(k=k)
             join(slots, slot, SAMPLINGS[slot % 3], rule, key=1000 * batch + slot)
         bounds = slots.accounts[:, 1].clone()
         sums = torch.zeros(num_slots, dtype=torch.float64)
@@ -293,7 +309,7 @@ def test_nothing_is_overspent_over_a_hundred_thousand_tokens():
             _, records = slots.decide(rows_at(step, slots=range(num_slots)), *step_logits)
             sums += records[:, 0, SPEND]
             assert (records[:, 0, IS_DRAWN] == 1.0).all()
-        assert (sums <= bounds).all()
-        assert torch.equal(sums, slots.accounts[:, USED])
+            assert (sums <= bounds).all() and (sums <= slots.accounts[:, USED]).all()
+        assert torch.equal(sums[num_slots // 2 :], slots.accounts[num_slots // 2 :, USED])
         spent += sums.sum()
     assert spent > 0.0

@@ -43,8 +43,17 @@ def test_a_quantized_safe_model_is_refused_unless_it_is_allowed(pair_folders, tm
         facts_of(safe, safe, allow_quantized_safe=True)
 
 
-def test_settings_arrive_as_they_were(pair_folders):
-    limits = Limits(rule=anchored.Anchored(K=40.0, debt="none"), max_k=4.0)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        anchored.Anchored(K=40.0, debt="none"),
+        anchored.Anchored(k=1.0, divergence="max", bank=2.0),
+        anchored.Pathwise(k=0.5, bank=8.0, debt="average"),
+    ],
+    ids=lambda rule: rule.name,
+)
+def test_settings_arrive_as_they_were(pair_folders, rule):
+    limits = Limits(rule=rule, max_k=4.0)
     settings = EngineSettings(
         facts=facts_of(*pair_folders), limits=limits, journal="j", max_bytes=5, is_synced=True
     )
