@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anchored import Anchored, Decoder, SafeOnly, event_bound
+from anchored import Anchored, Decoder, Pathwise, SafeOnly, event_bound
 from anchored.eval.calibration import calibration as calibrating
 from anchored.eval.calibration.calibration import (
     FIRST_CHECK_SEED,
@@ -91,7 +91,7 @@ def calibrated(monkeypatch, tmp_path):
         {"id": "1", "certified": True, "bound": 3.0, "spent": None},
     ]
     generations = {
-        "reference_log_probs": {"0": -5.0, "1": -1.0},
+        "reference_log_probs": {"0": -5.0, "1": -9.0},
         "generate_all": None,
         "failed_generations": [],
         "read_all_prompts": None,
@@ -142,10 +142,10 @@ def test_few_prompts_are_warned_of(calibrated, monkeypatch, caplog):
     assert "24 prompts are few" in caplog.text
 
 
-def test_bounds_say_how_often_a_reference_may_be_recited(calibrated):
+def test_bounds_say_how_often_the_worst_reference_may_be_recited(calibrated):
     result = calibrated(1)
-    # The second text's bound is above its reference's own 1 nat.
-    assert result.chosen.recited == (event_bound(1.0, -5.0) + 1.0) / 2
+    both = event_bound(1.0, -5.0), event_bound(3.0, -9.0)
+    assert result.chosen.recited == max(both) > min(both)
     assert (result.chosen.bound, result.chosen.spent) == (2.0, None)
     assert result.alone[1].recited is None and result.alone[1].bound is None
 
@@ -198,6 +198,7 @@ def test_what_the_settings_do_not_decide_is_not_part_of_the_rule(tmp_path):
     other = replace(original, rule=Anchored(k=3.0))
     assert other.rule_settings == original.rule_settings
     assert other.setting(0.5).rule == Anchored(k=0.5)
+    assert replace(original, rule=Pathwise(k=3.0, bank=9.0)).setting(0.5).rule == Pathwise(0.5, 9.0)
 
 
 WORD_LCS = METRICS.index("word_lcs")

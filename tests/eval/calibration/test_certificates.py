@@ -1,93 +1,125 @@
 """The largest k that certifies texts: bounds of events, their search, and what p* then does."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anchored import Anchored, Decoder, event_bound
-from anchored.decode.settings import SpendingOptions
+from anchored import Anchored, Decoder, Pathwise, event_bound
+from anchored.decode.settings import DebtOptions
 from anchored.eval.calibration.certificates import (
-    Measure,
+    Certificates,
+    Events,
     Recital,
-    certified,
-    measures,
+    certified_rules,
+    largest_k,
     read_events,
-    uncertified,
 )
 from anchored.eval.experiments.experiment import Experiment, Prompt
 
-ADAPTIVE = SpendingOptions()
-KL, MAX = Measure("kl"), Measure("max")
+KL, MAX = Anchored(k=0.0), Anchored(k=0.0, divergence="max")
+DIVERGENCES = {"Anchored": "kl", "Anchored_inf": "max", "Pathwise": "max"}
 
 
 def recital(**values) -> Recital:
-    return Recital(**{"id": "a", "num_steps": 64, "safe_log_prob": -200.0, "debt": 10.0, **values})
+    return Recital(**{"id": "a", "num_steps": 64, "safe_log_prob": -400.0, "debt": 10.0, **values})
 
 
 @pytest.mark.parametrize(
-    ("values", "spending", "nats"),
+    ("values", "rule", "nats"),
     [
-        ({}, {}, 2 * 64 - 10),
-        ({"debt": 200.0}, {}, 0),
-        ({}, {"bank": 20.0}, 2 * 64 - 10),
-        ({}, {"budget": "global"}, 2 * 100 - 10),
-        ({}, {"budget": "fixed"}, 2 * 64),
-        ({"num_positions": 37}, {}, 2 * 100 - 10),
-        ({"num_positions": 37}, {"bank": 20.0}, 20 + 2 * 64),
-        ({"num_positions": 37, "debt": 100.0}, {"bank": 20.0}, 2 * 100 - 100),
-        ({"num_positions": 37}, {"budget": "fixed"}, 2 * 64),
+        ({}, MAX, 2 * 64 - 10),
+        ({"debt": 200.0}, MAX, 0),
+        ({}, Pathwise(bank=20.0), 20 + 2 * 64 - 10),
+        ({}, Anchored(k=0.0, divergence="max", budget="global"), 2 * 100 - 10),
+        ({}, Anchored(k=0.0, divergence="max", budget="fixed"), 2 * 64),
+        ({"num_positions": 37}, MAX, 2 * 100 - 10),
+        ({"num_positions": 37}, Pathwise(bank=20.0), 20 + 2 * 64),
+        ({"num_positions": 37, "debt": 100.0}, Pathwise(bank=20.0), 20 + 2 * 100 - 100),
+        ({"num_positions": 37}, Anchored(k=0.0, divergence="max", budget="fixed"), 2 * 64),
     ],
 )
-def test_an_event_can_spend_what_its_steps_may(values, spending, nats):
-    spending = SpendingOptions(**spending)
-    assert recital(**values).nats(2.0, spending, length=100) == nats
+def test_an_event_can_spend_what_its_steps_may(values, rule, nats):
+    num_positions = values.get("num_positions", 1)
+    expected = num_positions * event_bound(nats, -400.0, divergence="max")
+    assert recital(**values).bound(rule, 2.0, 100) == pytest.approx(expected, rel=1e-12, abs=0.0)
 
 
-def test_a_passage_is_bounded_at_every_position_of_an_answer():
+def test_no_event_is_more_than_certain():
     passage = recital(num_steps=8, num_positions=93)
-    at_one = event_bound(190.0, -200.0, divergence="max")
-    assert passage.bound(2.0, MAX, ADAPTIVE, 100) == pytest.approx(93 * at_one, rel=1e-12)
-    assert passage.bound(9.0, MAX, ADAPTIVE, 100) == 1.0
+    assert passage.bound(MAX, 9.0, 100) == 1.0
 
 
 @settings(max_examples=25)
 @given(
     st.lists(st.floats(-400, -1), min_size=1, max_size=5),
     st.floats(0, 30),
-    st.sampled_from(measures([1.1, 2.0])),
+    st.sampled_from(["Anchored", "Anchored_inf", "Pathwise"]),
+    st.sampled_from([5.0, 20.0]),
     st.sampled_from([1e-9, 1e-3, 0.5]),
 )
-def test_the_largest_k_is_within_the_target_and_the_next_is_not(log_probs, debt, measure, target):
+def test_the_largest_k_is_within_the_target_and_the_next_is_not(
+    log_probs, debt, name, bank, target
+):
     events = [recital(id=str(i), safe_log_prob=p, debt=debt) for i, p in enumerate(log_probs)]
-    row = certified(events, measure, ADAPTIVE, length=64, target=target, quantile=0.5)
+    k = largest_k(events, certified_rules(bank)[name], length=64, target=target)
 
-    def bounds(k: float) -> list[float]:
-        return [each.bound(k, measure, ADAPTIVE, 64) for each in events]
+    def worst(k: float) -> float:
+        """The bound of the likeliest text, from the bound of a text alone."""
+        nats = max(0.0, bank + 64 * k - debt)
+        return event_bound(nats, max(log_probs), divergence=DIVERGENCES[name])
 
-    judges = {"all": max, "mean": lambda values: math.fsum(values) / len(values)}
-    judges["quantile"] = lambda values: sorted(values)[math.ceil(len(values) / 2) - 1]
-    for name, judge in judges.items():
-        k = getattr(row, name)
-        assert k == 0.0 or judge(bounds(k)) <= target
-        assert judge(bounds(round(k + 0.01, 2))) > target
-    assert row.all <= min(row.quantile, row.mean)
+    assert k is None or (k > 0 and worst(k) <= target)
+    assert worst(round((k or 0.0) + 0.01, 2)) > target
 
 
-def test_orders_certify_more_and_more():
-    rows = [
-        certified([recital(debt=0.0)], each, ADAPTIVE, length=64, target=1e-6)
-        for each in measures([1.5, 1.1, 4.0])
-    ]
-    assert [row.measure for row in rows] == ["KL", "order 1.1", "order 1.5", "order 4", "max"]
-    assert [row.all for row in rows] == sorted(row.all for row in rows)
-    assert rows[-1].all == pytest.approx((200 - math.log(1e6)) / 64, abs=0.01)
+def test_of_max_the_largest_k_is_what_is_left_of_the_text_s_own_nats():
+    for name in ("Anchored_inf", "Pathwise"):
+        k = largest_k([recital()], certified_rules(20.0)[name], length=64, target=1e-6)
+        assert k == math.floor(100 * (400 - math.log(1e6) - 20 + 10) / 64) / 100
+    longest = largest_k([recital(num_steps=1)], MAX, length=10**6, target=1e-6)
+    assert longest == math.floor(100 * 2**20 / 10**6) / 100  # as no budget is larger
 
 
-def test_a_text_that_the_safe_model_writes_itself_is_named():
-    events = [recital(), recital(id="likely", safe_log_prob=-2.0, debt=0.0)]
-    assert uncertified(events, ADAPTIVE, length=64, target=1e-3) == ["likely"]
+def test_a_row_for_each_rule_says_what_it_allows_without_a_bank_and_with_each():
+    texts = [recital(), recital(id="likely", safe_log_prob=-30.0, debt=0.0)]
+    passages = [recital(num_steps=32, num_positions=69)]
+    events = Events(length=100, window=32, texts=texts, passages=passages)
+    asked = Certificates(events=events, banks=(5.0, 20.0), target=1e-6, symbol="token")
+    rows = {(row["recited"], row["rule"]): row for row in asked.rows()}
+    assert [rule for _, rule in rows] == ["Anchored", "Anchored_inf", "Pathwise"] * 2
+    for kind, recitals in asked.kinds.items():
+        for name in ("Anchored", "Anchored_inf"):
+            by_bank = {
+                bank: rules[name]
+                for bank, rules in zip(
+                    ("no bank", "bank 5", "bank 20"),
+                    map(certified_rules, (None, 5.0, 20.0)),
+                    strict=True,
+                )
+            }
+            for bank, rule in by_bank.items():
+                k = largest_k(recitals, rule, length=100, target=1e-6)
+                assert rows[kind, name][bank] == k
+        pathwise = rows[kind, "Pathwise"]
+        assert "no bank" not in pathwise
+        assert pathwise["bank 20"] == rows[kind, "Anchored_inf"]["bank 20"]
+    # Its 30 nats, less 13.8 for the target, are less than a bank of 20.
+    assert rows["a whole text", "Pathwise"]["bank 20"] is None
+    assert rows["a whole text", "Pathwise"]["bank 5"] == 0.17
+    assert rows["any 32 tokens of a text", "Pathwise"]["bank 20"] > 10
+
+
+def test_a_text_that_the_safe_model_writes_itself_is_named(tmp_path):
+    texts = [recital(), recital(id="likely", safe_log_prob=-2.0, debt=0.0)]
+    events = Events(length=64, window=None, texts=texts, passages=[])
+    asked = Certificates(events=events, banks=(), target=1e-3, symbol="token")
+    out = asked.write(tmp_path, {})
+    assert "No k > 0 certifies a whole text of likely, at e^-2.0" in out and "of a," not in out
+    assert "The likeliest of a whole text is in likely" in out
+    assert [row["no bank"] for row in asked.rows()] == [None, None]
 
 
 @pytest.fixture
@@ -109,7 +141,7 @@ def experiment(tmp_path):
 
 
 def test_events_are_the_texts_and_the_parts_of_them(pair, experiment):
-    events = read_events(experiment, pair, ADAPTIVE, window=3)
+    events = read_events(experiment, pair, DebtOptions(), window=3)
     decoder = Decoder(pair, Anchored(k=0.0))
     for text, passage, prompt in zip(
         events.texts, events.passages, experiment.prompts, strict=True
@@ -125,18 +157,19 @@ def test_events_are_the_texts_and_the_parts_of_them(pair, experiment):
         assert (passage.num_steps, passage.num_positions) == (3, 18)
 
 
-@pytest.mark.parametrize("divergence", ["kl", "max"])
-def test_at_the_certified_k_p_star_recites_no_text_more_often(pair, experiment, divergence):
-    events = read_events(experiment, pair, ADAPTIVE, window=None)
+@pytest.mark.parametrize(
+    ("name", "bank"), [("Anchored", None), ("Anchored_inf", None), ("Pathwise", 2.0)]
+)
+def test_at_the_certified_k_p_star_recites_no_text_more_often(pair, experiment, name, bank):
+    rule = certified_rules(bank)[name]
+    events = read_events(experiment, pair, DebtOptions(), window=None)
     likeliest = max(event.safe_log_prob for event in events.texts)
-    target = 100 * math.exp(likeliest)
-    measure = Measure(divergence)
-    row = certified(events.texts, measure, ADAPTIVE, length=20, target=target)
-    assert row.all > 0.0
-    decoder = Decoder(pair, Anchored(k=row.all, divergence=divergence))
+    target = 1000 * math.exp(likeliest)
+    k = largest_k(events.texts, rule, length=20, target=target)
+    decoder = Decoder(pair, replace(rule, k=k))
     scores = decoder.score(
         [prompt.prompt for prompt in experiment.prompts],
         [prompt.reference for prompt in experiment.prompts],
         horizon=20,
     )
-    assert all(math.exp(score.log_prob) <= target for score in scores)
+    assert k > 0.0 and all(math.exp(score.log_prob) <= target for score in scores)

@@ -6,13 +6,10 @@ import pytest
 from command_line import run
 from json_lines import write_json_lines
 
-from anchored.eval.figures import style
-
 
 @pytest.fixture
-def command(pair_words, tmp_path, monkeypatch):
-    """The words of the command but for what is asked."""
-    monkeypatch.setattr(style, "SUFFIXES", (".png",))
+def command(pair_words, tmp_path):
+    """The words of the command but for its options."""
     lines = [
         {"id": "waves", "prompt": "the keeper of", "reference": " every wave into the ledger"},
         {"id": "bell", "prompt": "salt and rain", "reference": " the harbour bell rang"},
@@ -22,32 +19,35 @@ def command(pair_words, tmp_path, monkeypatch):
     return ["certify", *pair_words, "--prompt-file", str(file), "--output", str(tmp_path / "c")]
 
 
-def test_the_table_has_a_row_for_each_divergence_and_names_what_nothing_certifies(
+def test_the_table_has_a_row_for_each_rule_and_names_what_nothing_certifies(
     capsys, command, tmp_path
 ):
-    words = ["--order", "1.5", "4", "--target", "1e-3", "--window", "4", "--length", "24"]
+    words = ["--bank", "1", "4", "--target", "1e-3", "--window", "4", "--length", "24"]
     out, _ = run(capsys, *command, *words)
-    whole, passages = out.split("at which an answer of 24 tokens recites ")[1:]
-    assert whole.startswith("a whole text with a chance of at most 0.001:")
-    assert passages.startswith("any 4 tokens of a text with a chance of at most 0.001:")
-    for part in (whole, passages):
-        rows = [line.split("  ")[0] for line in part.splitlines()[4:8]]
-        assert rows == ["KL", "order 1.5", "order 4", "max"]
-    assert "No k > 0 certifies a whole text, of short: the safe model alone gives it" in out
+    title, *lines = out.splitlines()
+    assert title == (
+        "Largest k, nats per token, with which an answer of 24 tokens recites none of 3 texts with "
+        "a chance above 0.001:"
+    )
+    assert lines[1].split("  ")[0] == "recited" and lines[1].endswith("no bank  bank 1  bank 4")
+    kinds, names = ["any 4 tokens of a text", "a whole text"], "Anchored Anchored_inf Pathwise"
+    rows = [line.split()[-4] for line in lines[3:9]]
+    assert rows == 2 * names.split()
+    assert [line.startswith(kind) for kind in kinds for line in lines[3:9]].count(True) == 6
+    assert "No k > 0 certifies a whole text of short, at e^-" in out
     results = json.loads((tmp_path / "c" / "certificates.json").read_text())
     assert results["schema"] == "anchored-certificates/1" and results["target"] == 1e-3
     assert [row["id"] for row in results["events"]["texts"]] == ["waves", "bell", "short"]
-    assert (tmp_path / "c" / "certificates.png").stat().st_size > 0
+    assert results["largest_k"][5]["rule"] == "Pathwise"
     table = (tmp_path / "c" / "certificates.md").read_text()
-    assert "| order 1.5 |" in table and "of short" in table
+    assert "| a whole text | Pathwise |" in table and "of short" in table
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--target", "1"], "--target must be in (0, 1), got 1.0"),
-        (["--quantile", "0"], "--quantile must be in (0, 1), got 0.0"),
-        (["--order", "1"], "--order must be in [1.1, 64], got 1.0"),
+        (["--bank", "-1"], "--bank must be in [0, 1048576] nats, got -1.0"),
         (["--window", "0"], "--window must be >= 1, got 0"),
         (["--window", "30", "--length", "20"], "--window must be <= --length 20, got 30"),
         (["--temperature", "0"], "--temperature must be > 0: greedy decoding has no bound"),
