@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from anchored.eval.experiments.plan import method_settings
 from anchored.tools.quickstart.preset import PRESETS, STAGES, Folders, load_preset, run_config
 
 
@@ -13,6 +14,9 @@ def test_presets_load_and_their_stages_follow_each_other(name, tmp_path):
     preset = load_preset(name)
     assert preset.ks == sorted(preset.ks) and preset.bytes.ks == sorted(preset.bytes.ks)
     assert preset.shows_effects is (name == "default")
+    assert all(
+        setting.rule.is_certified for each in preset.others for setting in method_settings(each)
+    )
     first, second = (tomllib.loads(run_config(name, stage, Folders(tmp_path))) for stage in STAGES)
     last = f"{first['job']['dump_folder']}/checkpoint/step-{first['training']['steps']}"
     assert second["checkpoint"]["initial_load_path"] == last
