@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from tqdm import tqdm
 
-from ... import Anchored, Decoder, ModelPair, SafeOnly
+from ... import Anchored, Decoder, ModelPair, Pathwise, SafeOnly
 from ...decode.rules.rule import Rule, takes_passage
 from ...decode.score import Score
 from ..copying.literal import copying_results
@@ -150,7 +150,7 @@ def _questions(experiment: Experiment, pair: ModelPair) -> None:
         if not experiment.tasks or takes_passage(setting.rule):
             continue
         rule = setting.rule
-        if isinstance(rule, Anchored) and rule.charges_debt:
+        if isinstance(rule, Anchored | Pathwise) and rule.charges_debt:
             rule = replace(rule, debt="none")
         model = AnchoredLM(decoder_of(replace(setting, rule=rule)))
         for task in experiment.tasks:
