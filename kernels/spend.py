@@ -157,7 +157,7 @@ def missing(accounts: Tensor) -> Tensor:
         accounts[:, column] for column in (PER_STEP, DEBT, BANK, STEP, USED)
     )
     left = floor_to_quantum(bank + per_step * step - debt) - used
-    return (bank - left).nan_to_num(nan=math.inf).clamp(min=0.0)
+    return (bank - left).nan_to_num(nan=math.inf, posinf=math.inf).clamp(min=0.0)
 
 
 def _accrued(accounts: Tensor, num_steps: int) -> Tensor:
