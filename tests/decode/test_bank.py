@@ -1,23 +1,37 @@
-"""A capped bank from the rule to the ledger: windows of any text, however it is decoded."""
+"""A bank from the rule to the ledger: windows of any text, however it is decoded."""
 
 import itertools
 import math
 from dataclasses import replace
 
 import pytest
+import torch
 from plain_forward import assert_same
 
-from anchored import Anchored, Decoder, Generation, Ledger, NoOpt, verify
+from anchored import (
+    Anchored,
+    Decoder,
+    Generation,
+    Ledger,
+    NoOpt,
+    Pathwise,
+    verify,
+    with_divergences,
+)
+from anchored.decode.ledger import most_spent
 
 TEXTS = ["the keeper of", "Nine tides ago", "salt", "every wave into a ledger"]
 RULE = Anchored(k=2.7, bank=0.1, debt="none")
 """Of the pair's steps some need less than k and some more, about 2 to 3.5 nats."""
 RULES = [
     RULE,
-    Anchored(K=115.2, bank=0.0, debt="none", divergence="max"),
+    Anchored(k=7.2, bank=0.0, debt="none", divergence="max"),
     NoOpt(k=2.0, bank=1.2, debt="none"),
+    Pathwise(k=0.5, bank=3.0, debt="none"),
+    Pathwise(k=0.0, bank=20.0, debt="none"),
 ]
-PLAIN = {"max_new_tokens": 16, "temperature": 1.0}
+WARPED = {"temperature": 1.0, "repetition_penalty": 1.0}
+PLAIN = {"max_new_tokens": 16, **WARPED}
 
 
 def drawn(pair, rule, prompts=TEXTS, **options) -> list[Generation]:
@@ -40,12 +54,14 @@ def test_every_window_of_a_text_stays_within_the_bank_and_its_steps(pair, rule):
         assert ledger.certified
         assert_windows_hold(ledger)
         assert verify(ledger, pair)
-    without = [result.ledger for result in drawn(pair, replace(rule, bank=None))]
+    wide = [result.ledger for result in drawn(pair, replace(rule, bank=rule.bank + 100.0))]
     allowed, more = (
-        sum(s.budget for text_ledger in some for s in text_ledger.steps)
-        for some in (ledgers, without)
+        sum(s.budget for text_ledger in some for s in text_ledger.steps) for some in (ledgers, wide)
     )
     assert 0.0 < allowed < 0.95 * more and sum(ledger.spent for ledger in ledgers) > 0.0
+    assert any(step.spend < 0.0 for ledger in ledgers for step in ledger.steps) == (
+        rule.charge == "drawn"
+    )
 
 
 def test_a_batch_whose_rows_come_and_go_draws_as_each_text_alone(pair):
@@ -54,7 +70,7 @@ def test_a_batch_whose_rows_come_and_go_draws_as_each_text_alone(pair):
 
 
 def test_a_score_follows_the_balance_of_the_text_that_was_drawn(pair):
-    results = drawn(pair, RULE, repetition_penalty=1.0)
+    results = drawn(pair, RULE)
     decoder = Decoder(pair, RULE)
     texts = [result.token_ids for result in results]
     for result, score in zip(results, decoder.score(TEXTS, texts, horizon=16), strict=True):
@@ -62,20 +78,92 @@ def test_a_score_follows_the_balance_of_the_text_that_was_drawn(pair):
         assert score.spends == pytest.approx([s.spend for s in result.ledger.steps], abs=1e-6)
 
 
-def test_windows_hold_over_the_seam_of_a_text_and_its_continuation(pair):
-    """Each part begins with an empty bank, so nothing that the first one saved is spent later."""
-    first = drawn(pair, RULE, repetition_penalty=1.0)
-    for one in first:
-        (second,) = Decoder(pair, RULE).generate(continue_from=one, **PLAIN)
-        steps = [*one.ledger.steps, *second.ledger.steps]
-        header = replace(one.ledger.header, bound=math.inf)
-        both = replace(one.ledger, header=replace(header, bound=2.0**20), steps=steps)
-        assert verify(second.ledger, pair)
-        assert_windows_hold(both)
+@pytest.mark.parametrize("lengths", [(8, 8), (5, 6, 5)], ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_text_goes_on_with_the_bucket_as_it_was(pair, rule, lengths):
+    """A text in pieces may spend what it might at once, and has its bounds over every seam."""
+    decoder = Decoder(pair, rule)
+    for text in TEXTS:
+        (result,) = decoder.generate(text, **PLAIN | {"max_new_tokens": lengths[0]})
+        ledgers = [result.ledger]
+        for length in lengths[1:]:
+            if result.finish_reason != "length":
+                break
+            (result,) = decoder.generate(continue_from=result, **PLAIN | {"max_new_tokens": length})
+            assert verify(result.ledger, pair)
+            ledgers.append(result.ledger)
+        # 1. Of all pieces together the last one says what holds.
+        steps = [step for ledger in ledgers for step in ledger.steps]
+        budget = rule.budget_for(horizon=sum(lengths[: len(ledgers)]), k=None)
+        assert ledgers[-1].total_bound == pytest.approx(budget.bound, abs=1e-8)
+        assert most_spent(steps) <= ledgers[-1].total_bound
+        header = replace(ledgers[0].header, bound=budget.bound)
+        assert_windows_hold(replace(ledgers[0], header=header, steps=steps))
+        # 2. Each step may spend what it might if the text were written at once.
+        at_once = [*budget.allowances(step.spend for step in steps)]
+        assert [step.budget for step in steps] == pytest.approx(at_once, abs=1e-8)
+        (score,) = decoder.score(
+            text, [step.token_id for step in steps], horizon=budget.horizon, **WARPED
+        )
+        assert score.spends == pytest.approx([step.spend for step in steps], abs=1e-6)
 
 
-def test_bytes_have_a_bank_of_nats_and_windows_of_bytes(pair):
-    decoder = Decoder(pair, Anchored(k=2.0, bank=0.1, debt="none"), level="byte")
+def test_what_is_missing_in_a_bank_is_a_debt_that_the_next_prompt_may_only_raise(pair):
+    decoder = Decoder(pair, Pathwise(k=0.1, bank=2.0))
+    (first,) = decoder.generate(TEXTS[3], **PLAIN | {"max_new_tokens": 6})
+    (second,) = decoder.generate(continue_from=first, **PLAIN)
+    budget = decoder.rule.budget_for(horizon=6, k=None)
+    left = replace(budget, debt=first.ledger.header.debt).left_in_bank(
+        [step.spend for step in first.ledger.steps]
+    )
+    assert second.ledger.header.least_debt == 2.0 - left > 0.0
+    of_prompt = with_divergences(second.ledger, pair).header.prompt_ratios
+    expected = max(2.0 - left, decoder.rule.debt_for(torch.tensor(of_prompt, dtype=torch.float64)))
+    assert second.ledger.header.debt == pytest.approx(expected, abs=1e-9)
+    spent = first.ledger.spent + second.ledger.spent
+    assert spent <= second.ledger.total_bound <= first.ledger.header.bound + 0.1 * 16 + 1e-9
+
+
+def test_samples_that_go_on_together_are_within_the_bound_that_each_names(pair):
+    decoder = Decoder(pair, Pathwise(k=0.3, bank=3.0, debt="none"))
+    first = decoder.generate(TEXTS[3], num_return_sequences=3, **PLAIN | {"max_new_tokens": 4})
+    assert [r.ledger.total_bound for r in first] == [3 * (3.0 + 4 * 0.3)] * 3
+    second = decoder.generate(continue_from=first, num_return_sequences=2, **PLAIN)
+    assert len(second) == 6 and len({result.text for result in second}) == 6
+    spent = sum(result.ledger.spent for result in (*first, *second))
+    for result in second:
+        assert spent <= result.ledger.total_bound
+        assert result.ledger.total_bound <= 3 * 4.2 + 6 * (3.0 + 16 * 0.3)
+        assert verify(result.ledger, pair)
+
+
+CHARGED = {
+    "mean": Anchored(k=1.0, bank=2.0),
+    "worst": Anchored(k=1.0, divergence="max"),
+    "drawn": Pathwise(),
+}
+
+
+@pytest.mark.parametrize("before", CHARGED)
+@pytest.mark.parametrize("after", CHARGED)
+def test_a_text_goes_on_by_the_charge_that_it_began_with(pair, before, after):
+    (first,) = Decoder(pair, CHARGED[before]).generate(TEXTS[0], max_new_tokens=2)
+    decoder = Decoder(pair, CHARGED[after])
+    if before == after:
+        (second,) = decoder.generate(continue_from=first, max_new_tokens=2)
+        assert second.ledger.header.charge == before
+        return
+    message = f"charged the {before} log-ratio of each step, and the rule .* charges the {after}"
+    with pytest.raises(ValueError, match=message):
+        decoder.generate(continue_from=first, max_new_tokens=2)
+    (greedy,) = Decoder(pair, CHARGED[before]).generate(TEXTS[0], max_new_tokens=2, temperature=0.0)
+    (second,) = decoder.generate(continue_from=greedy, max_new_tokens=2)
+    assert second.ledger.certified and second.ledger.total_bound == math.inf
+
+
+@pytest.mark.parametrize("rule", [RULES[0], RULES[3]], ids=str)
+def test_bytes_have_a_bank_of_nats_and_windows_of_bytes(pair, rule):
+    decoder = Decoder(pair, rule, level="byte")
     (result,) = decoder.generate(TEXTS[0], max_new_bytes=12, temperature=1.0)
     assert result.ledger.header.level == "byte" and result.ledger.spent > 0.0
     assert_windows_hold(result.ledger)
@@ -84,7 +172,7 @@ def test_bytes_have_a_bank_of_nats_and_windows_of_bytes(pair):
 
 def test_the_bound_of_a_window_is_the_smaller_of_its_steps_and_the_whole(pair):
     ledger = drawn(pair, Anchored(k=0.5, bank=2.0, debt="none"), TEXTS[:1])[0].ledger
-    assert [ledger.window_bound(w) for w in (1, 4, 12, 13, 400)] == [2.5, 4.0, 8.0, 8.0, 8.0]
+    assert [ledger.window_bound(w) for w in (1, 4, 12, 16, 400)] == [2.5, 4.0, 8.0, 10.0, 10.0]
     plain = drawn(pair, Anchored(k=0.5), TEXTS[:1])[0].ledger
     assert plain.window_bound(1) == plain.header.bound
     for w, message in ((0, "w must be >= 1, got 0"), (1.5, "w must be a whole number, got 1.5")):

@@ -10,7 +10,7 @@ from reference_steps import reference_steps
 from text_oracle import FRESH_OF_SMOLLM2, OracleDistributions, TextOracle, worst_error
 from tokenizers import Tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
+from anchored import Anchored, Decoder, ModelPair, Pathwise, RiskyOnly, verify
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 from anchored.eval.copying.metrics import copying_score
 from anchored.eval.harness.model import AnchoredLM
@@ -47,9 +47,12 @@ def test_the_shipped_adapter_recites_and_a_budget_keeps_it_from_it(pair):
     assert sum(longest[0]) / len(PROMPTS) >= 15 and max(longest[1]) <= 5
 
 
-@pytest.mark.parametrize("divergence", ["kl", "max"])
-def test_a_decoder_writes_and_spends_what_the_papers_algorithm_does(pair, divergence):
-    rule = Anchored(k=2.0, divergence=divergence)
+@pytest.mark.parametrize(
+    "rule",
+    [Anchored(k=2.0), Anchored(k=2.0, divergence="max"), Pathwise(k=2.0)],
+    ids=lambda rule: rule.charge,
+)
+def test_a_decoder_writes_and_spends_what_the_papers_algorithm_does(pair, rule):
     (result,) = Decoder(pair, rule).generate(
         PROMPTS[0].prompt, max_new_tokens=LENGTH, seed=3, **PLAIN
     )

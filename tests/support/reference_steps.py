@@ -2,7 +2,7 @@
 
 from transformers import LogitsProcessorList
 
-from anchored import Anchored, ModelPair
+from anchored import Anchored, ModelPair, Pathwise
 from anchored.decode.engine.request import random_key
 from anchored.decode.reference_decoder import ReferenceStep, anchored_decode, prefix_debt
 
@@ -10,7 +10,7 @@ from anchored.decode.reference_decoder import ReferenceStep, anchored_decode, pr
 def reference_steps(
     pair: ModelPair,
     prompt: list[int],
-    rule: Anchored,
+    rule: Anchored | Pathwise,
     *,
     length: int,
     seed: int,
@@ -22,14 +22,14 @@ def reference_steps(
     steps = anchored_decode(
         models,
         prompt,
-        K=rule.k * length,
+        K=(rule.bank or 0.0) + rule.k * length,
         max_new_tokens=length,
         key=random_key(seed, prompt, level="token", place=0),
         stop_token_ids=pair.stop_token_ids,
         debt=debt,
-        divergence=rule.divergence,
-        order=rule.order,
-        schedule=rule.budget,
+        charge=rule.charge,
+        schedule="adaptive" if isinstance(rule, Pathwise) else rule.budget,
+        bank=rule.bank,
         warpers=warpers,
     )
     return debt, list(steps)

@@ -55,7 +55,8 @@ def train_tokenizer(
 
 def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     """Words t0 (begins a text), t1 (ends it), t2, ..."""
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab_size)}, unk_token="t2"))
+    vocab = {f"t{i}": i for i in range(vocab_size)}
+    words = Tokenizer(models.WordLevel(vocab, unk_token=f"t{min(2, vocab_size - 1)}"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="t0", eos_token="t1")
 

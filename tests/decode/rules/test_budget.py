@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchored.decode import reference_decoder
 from anchored.decode.rules.anchored import Anchored, NoOpt
 from anchored.decode.rules.budget import (
     Budget,
@@ -18,33 +17,38 @@ from anchored.decode.rules.budget import (
     opened_accounts,
     prefix_debt,
 )
+from anchored.decode.rules.pathwise import Pathwise
 from anchored.decode.rules.registry import make_rule
 from anchored.kernels.spend import BANK_MARGIN, SPEND_QUANTUM, allowance, charged
 
 NATS = st.floats(0.0, 40.0)
+DEBTS = NATS | st.just(math.inf)
 SCHEDULES = st.sampled_from(["adaptive", "global", "fixed"])
 SHARES = st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=1, max_size=30)
 
 
 def spent_by(budget: Budget, shares: list[float]) -> tuple[list[float], list[float]]:
-    """(allowances, spends) of a text that takes these shares of what each step may spend."""
+    """(allowances, spends) of a text that takes these shares of what each step may spend; a
+    negative number gives so many nats back, where anything may be spent."""
     account, allowances, spends = opened_accounts([budget]), [], []
     for share in shares:
         allowances.append(allowance(account).item())
-        spends.append(math.floor(allowances[-1] * share / SPEND_QUANTUM) * SPEND_QUANTUM)
+        nats = share if share < 0.0 < allowances[-1] else allowances[-1] * max(share, 0.0)
+        spends.append(math.floor(nats / SPEND_QUANTUM) * SPEND_QUANTUM)
         account = charged(account, torch.tensor([spends[-1:]], dtype=torch.float64))
     return allowances, spends
 
 
-@given(k=NATS, debt=NATS | st.just(math.inf), schedule=SCHEDULES, shares=SHARES)
+@given(k=NATS, debt=DEBTS, schedule=SCHEDULES, shares=SHARES)
 def test_allowances_are_the_papers_and_spends_never_exceed_the_bound(k, debt, schedule, shares):
     """Of a rule that takes these shares of each allowance."""
     horizon = len(shares)
-    budget = Budget(per_step=k, total=k * horizon, horizon=horizon, debt=debt, schedule=schedule)
+    budget = replace(Budget.of(horizon=horizon, k=k, schedule=schedule), debt=debt)
     allowances, spends = spent_by(budget, shares)
     for step, nats in enumerate(allowances):
-        spent = math.fsum(spends[:step])
-        paper = reference_decoder.allowance(step, k, k * horizon, debt, spent, schedule)
+        accrued = {"adaptive": (step + 1) * k, "global": k * horizon, "fixed": k}[schedule]
+        used = 0.0 if schedule == "fixed" else debt + math.fsum(spends[:step])
+        paper = max(0.0, accrued - used)
         assert paper - 2 * SPEND_QUANTUM - 1e-12 <= nats <= paper + 1e-12
         assert spends[step] <= nats
     exact = sum((Fraction(spend) for spend in spends), Fraction(0))
@@ -53,48 +57,83 @@ def test_allowances_are_the_papers_and_spends_never_exceed_the_bound(k, debt, sc
     assert budget.is_safe_only == ((schedule != "fixed" and debt >= k * horizon) or k == 0.0)
 
 
-CAPPED = {
+GIVES_BACK = st.floats(-30.0, -1e-9)
+BANKED = {
     "k": NATS | st.floats(0.0, 1e-8) | st.floats(0.0, 3e4),
-    "debt": NATS | st.just(math.inf),
-    "bank": NATS | st.sampled_from([0.0, 2.0**-40, 1e6]),
-    "shares": st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=1, max_size=12),
+    "debt": DEBTS,
+    "bank": NATS | st.sampled_from([0.0, 2.0**-40, 6e5]),
+    "shares": st.lists(st.sampled_from([0.0, 0.3, 1.0]) | GIVES_BACK, min_size=1, max_size=12),
 }
 
 
-@given(**CAPPED)
-def test_with_a_bank_no_window_of_steps_spends_more_than_it_and_the_steps_accrue(
-    k, debt, bank, shares
-):
-    """Exactly, and in float64 however it is computed; each step may spend what a token bucket in
-    fractions holds, but for what rounding keeps back."""
+def assert_windows_hold(spends: list[float], k: float, bank: float) -> None:
+    """Exactly, but for the rounding of that sum where a window begins with the text."""
+    for start, end in itertools.combinations(range(len(spends) + 1), 2):
+        window, width = sum(map(Fraction, spends[start:end])), end - start
+        assert window <= bank + width * k
+        rounding = Fraction(math.ulp(bank + width * k)) if start == 0 else 0
+        assert window <= Fraction(bank) + width * Fraction(k) + rounding
+
+
+@given(**BANKED)
+def test_with_a_bank_no_prefix_and_no_window_spends_more_than_was_there(k, debt, bank, shares):
+    """Each step may spend what a token bucket in fractions holds, which is full at the start, but
+    for what rounding keeps back."""
     horizon = len(shares)
-    budget = Budget(per_step=k, total=k * horizon, horizon=horizon, debt=debt, bank=bank)
+    budget = replace(Budget.of(horizon=horizon, k=k, bank=bank), debt=debt)
     allowances, spends = spent_by(budget, shares)
     assert list(budget.allowances(spends)) == allowances
-    for start, end in itertools.combinations(range(horizon + 1), 2):
-        window = sum(map(Fraction, spends[start:end]))
-        assert window <= Fraction(bank) + (end - start) * Fraction(k)
-        assert window <= bank + (end - start) * k
-    assert sum(spends) <= budget.bound
+    assert_windows_hold(spends, k, bank)
     if debt == math.inf:
+        assert budget.bound == 0.0 == max(allowances)
         return
-    balance = Fraction(k) - Fraction(debt)
+    balance = Fraction(bank) + Fraction(k) - Fraction(debt)
     for step, (nats, spend) in enumerate(zip(allowances, spends, strict=True)):
-        assert max(Fraction(0), balance) + Fraction(1e-10) - Fraction(nats) >= 0
+        assert sum(spends[: step + 1]) <= budget.bound
+        assert Fraction(nats) <= max(Fraction(0), balance) + 2 * Fraction(math.ulp(budget.total))
         assert balance - Fraction(nats) < (step + 1) * (BANK_MARGIN + 2 * SPEND_QUANTUM)
         balance = min(balance - Fraction(spend), Fraction(bank)) + Fraction(k)
+    left = float(balance - Fraction(k))
+    assert budget.left_in_bank(spends) == pytest.approx(left, abs=1e-8)
+    assert budget.left_in_bank(spends) <= bank
+
+
+@given(**BANKED, cut=st.integers(0, 12), more=NATS)
+def test_a_text_that_goes_on_has_the_bucket_that_its_beginning_left(
+    k, debt, bank, shares, cut, more
+):
+    """Up to a quantum or two: what both parts spend is within one bound, and in no window over
+    their seam is more spent than in a window of one text; `more`: of a later debt."""
+    one = replace(Budget.of(horizon=len(shares), k=k, bank=bank), debt=debt)
+    _, first = spent_by(replace(one, horizon=cut), shares[:cut])
+    left = one.left_in_bank(first)
+    assert left == -math.inf if debt == math.inf else left <= bank
+    if not shares[cut:]:
+        return
+    later = Budget.of(horizon=len(shares[cut:]), k=k, bank=bank).going_on(left)
+    allowances, second = spent_by(later, shares[cut:])
+    spends = [*first, *second]
+    at_once = [*one.allowances(spends)][cut:]
+    assert allowances == pytest.approx(at_once, abs=1e-8)
+    assert_windows_hold(spends, k, bank)
+    assert sum(spends) <= one.bound + 1e-9
+    indebted, _ = spent_by(replace(later, debt=max(later.debt, more)), shares[cut:])
+    assert indebted[0] <= allowances[0]
 
 
 @given(k=st.floats(1e-8, 40.0), debt=NATS, more=NATS, shares=SHARES)
-def test_a_bank_that_holds_the_whole_bound_is_none(k, debt, more, shares):
-    horizon = len(shares)
-    plain = Budget(per_step=k, total=k * horizon, horizon=horizon, debt=debt)
-    assert spent_by(replace(plain, bank=plain.bound + more), shares) == spent_by(plain, shares)
+def test_a_bank_that_holds_the_whole_bound_frees_all_of_it_at_once(k, debt, more, shares):
+    """As there is nothing to be refilled, and where nothing is lost for want of room."""
+    horizon, bank = len(shares), 100.0 + more
+    banked = replace(Budget.of(horizon=horizon, k=0.0, bank=bank), debt=debt)
+    whole = replace(Budget.of(horizon=horizon, K=bank, schedule="global"), debt=debt)
+    apart = zip(spent_by(banked, shares)[0], spent_by(whole, shares)[0], strict=True)
+    assert all(abs(left - right) <= BANK_MARGIN for left, right in apart)
 
 
 @given(k=NATS, debt=NATS, shares=SHARES)
 def test_a_bank_of_nothing_is_a_fixed_step_once_the_debt_is_paid(k, debt, shares):
-    budget = Budget(per_step=k, total=k * len(shares), horizon=len(shares), debt=debt, bank=0.0)
+    budget = replace(Budget.of(k=k, horizon=len(shares), bank=0.0), debt=debt)
     for step, nats in enumerate(spent_by(budget, shares)[0]):
         accrued = min(k, max(0.0, (step + 1) * k - debt))
         assert accrued - BANK_MARGIN - 2 * SPEND_QUANTUM <= nats <= accrued + 1e-12
@@ -103,7 +142,7 @@ def test_a_bank_of_nothing_is_a_fixed_step_once_the_debt_is_paid(k, debt, shares
 @pytest.mark.parametrize("schedule", ["fixed", "global"])
 def test_a_bank_needs_a_schedule_that_carries_nats_over(schedule):
     for make in (Anchored, NoOpt):
-        with pytest.raises(ValueError, match=f"^bank caps .*\"adaptive\".*, got '{schedule}'$"):
+        with pytest.raises(ValueError, match=f"^a bank is filled by budget=.*, got '{schedule}'$"):
             make(k=1.0, budget=schedule, bank=5.0)
     assert Anchored(k=1.0, budget=schedule, bank=None).settings().keys() >= {"k", "K", "budget"}
 
@@ -117,11 +156,41 @@ def test_a_bank_is_as_large_as_a_budget_can_be(bank):
 def test_a_bank_is_recorded_where_there_is_one_alone():
     """So ledgers, sweeps and calibrations from before there were banks are read as they were."""
     assert "bank" not in Anchored(k=1.0).settings()
-    capped = Anchored(K=30.0, bank=4)
-    assert capped.settings()["bank"] == 4.0
-    assert make_rule("anchored", capped.settings()) == capped
-    budget = capped.budget_for(horizon=10, k=None)
-    assert (budget.per_step, budget.total, budget.bank) == (3.0, 30.0, 4.0)
+    banked = Anchored(K=30.0, bank=4)
+    assert banked.settings()["bank"] == 4.0
+    assert make_rule("anchored", banked.settings()) == banked
+
+
+def test_a_budget_is_a_full_bank_and_what_each_step_adds():
+    for rule, (k, K, bank) in (
+        (Anchored(K=30.0, bank=4), (2.6, 30.0, 4.0)),
+        (Anchored(k=2.6, bank=4), (2.6, 30.0, 4.0)),
+        (Anchored(K=30.0), (3.0, 30.0, None)),
+        (Pathwise(), (1.0, 30.0, 20.0)),
+        (Pathwise(k=0, bank=7), (0.0, 7.0, 7.0)),
+    ):
+        budget = rule.budget_for(horizon=10, k=None)
+        assert (budget.per_step, budget.total, budget.bank) == (k, K, bank)
+    assert Pathwise().budget_for(horizon=10, k=0.5).total == 25.0
+    with pytest.raises(ValueError, match=r"^K is the bank and .*, got K=3 < bank=4$"):
+        Anchored(K=3.0, bank=4.0)
+    with pytest.raises(ValueError, match=r"^K = bank \+ k \* horizon .* must be in .* nats"):
+        Pathwise().budget_for(horizon=2**21, k=None)
+
+
+def test_a_pathwise_rule_charges_what_is_drawn_and_is_made_again_from_its_settings():
+    rule = Pathwise(k=0.5, bank=3, debt="average", debt_window=2)
+    assert make_rule("pathwise", rule.settings()) == rule
+    assert rule.settings() == {"debt": "average", "debt_window": 2, "k": 0.5, "bank": 3.0}
+    assert (rule.name, rule.divergence, rule.charge) == ("pathwise", "max", "drawn")
+    for other, charge in ((Anchored(k=1.0), "mean"), (Anchored(k=1.0, divergence="max"), "worst")):
+        assert other.charge == charge
+    for wrong in ({"K": 3.0}, {"budget": "global"}, {"divergence": "kl"}):
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            Pathwise(**wrong)
+    for name, wrong in (("bank", None), ("bank", -1.0), ("k", None), ("k", math.nan)):
+        with pytest.raises(ValueError, match=f"^{name} must be"):
+            Pathwise(**{name: wrong})
 
 
 @given(
