@@ -49,7 +49,8 @@ def _false_claim(rule: Rule | OpenRule) -> str:
         return f"is certified, so its divergence must be one of {known}, got {rule.divergence!r}"
     # Drawn tokens are charged where `verify` knows p* by itself.
     charges = {"kl": ["mean"], "max": ["worst", "drawn"][: 1 + rule.is_projection]}
-    if rule.charge not in (allowed := charges[rule.divergence]):
+    allowed = charges[rule.divergence]
+    if type(rule.charge) is not str or rule.charge not in allowed:
         one = " or ".join(allowed)
         return f"spends {rule.divergence}, so its charge must be {one}, got {rule.charge!r}"
     if rule.streams.get("safe") != SAFE:
