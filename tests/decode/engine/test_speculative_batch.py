@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plain_forward import assert_same
 from tiny_models import TEXT, tiny_llama, word_prompts, word_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
+from anchored import Anchored, Decoder, ModelPair, Pathwise, RiskyOnly, verify
 
 RULES = [
     Anchored(k=0.4),
@@ -18,6 +18,7 @@ RULES = [
     Anchored(k=0.6, budget="global"),
     Anchored(k=0.3, budget="fixed", debt="average"),
     Anchored(k=2.7, bank=0.1, debt="none"),
+    Pathwise(k=0.5, bank=3.0),
 ]
 LENGTHS = [1, 2, 4, 8, "auto"]
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
@@ -69,7 +70,8 @@ def make_pair(vocab_size: int) -> ModelPair:
         budget=st.sampled_from(["adaptive", "global", "fixed"]),
         debt=st.sampled_from(["top", "none"]),
     )
-    | st.builds(Anchored, k=st.just(0.3), bank=st.sampled_from([0.0, 0.2]), debt=st.just("none")),
+    | st.builds(Anchored, k=st.just(0.3), bank=st.sampled_from([0.0, 0.2]), debt=st.just("none"))
+    | st.builds(Pathwise, k=st.sampled_from([0.0, 0.3]), bank=st.sampled_from([0.0, 0.5, 3.0])),
     sampling=st.sampled_from([{}, {"temperature": 0.8, "repetition_penalty": 1.3, "top_k": 3}]),
     seed=st.integers(0, 2**62),
 )

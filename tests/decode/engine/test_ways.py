@@ -9,7 +9,7 @@ from byte_pairs import tiny_byte_pair
 from fake_cuda import fake_cuda
 from tiny_models import tiny_llama, word_prompts, word_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, TokenSwap, verify
+from anchored import Anchored, Decoder, ModelPair, Pathwise, RiskyOnly, TokenSwap, verify
 from anchored.decode.engine.paired_batch import MOST_ALONE, PairedBatch
 from anchored.decode.engine.request import Request, RequestState
 from anchored.decode.generation import request_ledger
@@ -30,7 +30,7 @@ RULES = [
     Anchored(k=2.0, bank=1.0),
     Anchored(K=9.0),
     Anchored(k=1.0, divergence="max"),
-    Anchored(k=1.0, divergence="renyi", order=2.0),
+    Pathwise(k=0.5, bank=3.0),
 ]
 
 

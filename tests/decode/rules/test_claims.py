@@ -76,13 +76,17 @@ CLAIMS = {
     "risky is the safe model": ({"streams": {**BOTH, "risky": SAFE}}, 'stream "risky" must be'),
     "no divergence": (
         {"divergence": None},
-        "its divergence must be one of kl, renyi, max, got None",
+        "its divergence must be one of kl, max, got None",
     ),
-    "an unknown divergence": ({"divergence": "js"}, "must be one of kl, renyi, max, got 'js'"),
+    "an unknown divergence": ({"divergence": "js"}, "must be one of kl, max, got 'js'"),
     "a divergence that equals all": ({"divergence": Text("max")}, "its divergence must be one of"),
-    "an order of none": ({"order": 2.0}, "but order is of divergence renyi alone, got 2.0 for kl"),
-    "no order": ({"divergence": "renyi"}, "but divergence renyi needs an order in"),
-    "an order of text": ({"divergence": "renyi", "order": "2"}, "but order must be a number"),
+    "a charge of another divergence": ({"charge": "worst"}, "its charge must be mean, got 'worst'"),
+    "a charge that equals all": ({"charge": Text("drawn")}, "its charge must be mean, got 'drawn'"),
+    "drawn tokens": (
+        {"divergence": "max", "charge": "drawn"},
+        "its charge must be worst, got 'drawn'",  # as `verify` does not know its p* by itself
+    ),
+    "no charge": ({"divergence": "max", "charge": None}, "its charge must be worst, got None"),
     "a flag that is no flag": ({"is_certified": 1}, "must have True or False for is_certified"),
     "errors that count tenfold": ({"gain": 10.0}, "its gain must be 1, got 10.0"),
     "tokens of the risky model": ({"retokenizes": True}, "cannot decode tokens that the safe"),

@@ -11,7 +11,16 @@ import torch
 from byte_pairs import tiny_byte_pair
 from tiny_models import tiny_llama, train_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify, with_divergences
+from anchored import (
+    Anchored,
+    Decoder,
+    ModelPair,
+    Pathwise,
+    RiskyOnly,
+    SafeOnly,
+    verify,
+    with_divergences,
+)
 from anchored.decode.ledger import Ledger
 from anchored.decode.rules import registry
 from anchored.decode.rules.anchored import NoOpt
@@ -29,8 +38,10 @@ PASSAGES = [
 RULES = {
     "anchored": Anchored(k=2.0),
     "anchored, max": Anchored(k=1.0, divergence="max", debt="average"),
-    "anchored, renyi": Anchored(k=2.0, divergence="renyi", order=1.5, bank=4.0),
-    "anchored, renyi 64": Anchored(k=1.0, divergence="renyi", order=64.0, budget="global"),
+    "anchored, a bank": Anchored(k=1.0, bank=4.0),
+    "anchored, max, global": Anchored(K=9.0, divergence="max", budget="global"),
+    "pathwise": Pathwise(),
+    "pathwise, of a text": Pathwise(k=0.0, bank=12.0, debt="average"),
     "anchored, global": Anchored(K=9.0, budget="global", debt="none"),
     "anchored, fixed": Anchored(k=0.5, budget="fixed"),
     "anchored, average": Anchored(K=10.0, debt="average"),
@@ -45,12 +56,11 @@ RULES = {
     "cp_fuse, warped before": CPFuse(grid_size=4, warping="before"),
     "token_swap": TokenSwap(words=["the", "of", "lamp"]),
     "no_opt": NoOpt(k=2.0, debt="none"),
-    "no_opt, renyi": NoOpt(k=2.0, divergence="renyi", order=1.1, debt="none"),
     "no_opt, max": NoOpt(k=2.0, divergence="max", debt="none"),
     "cold_start": ColdStart(k=0.3),
     "global_switch": GlobalSwitch(K=9.0),
 }
-CERTIFIED = ("anchored", "anchored_inf", "safe_only", "no_opt")
+CERTIFIED = ("anchored", "anchored_inf", "pathwise", "safe_only", "no_opt")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +78,7 @@ def passages_for(rule):
     return PASSAGES if isinstance(rule, RCAD) else None
 
 
-OFTEN = ("anchored", "memfree", "rcad", "cp_fuse", "token_swap", "no_opt")
+OFTEN = ("anchored", "pathwise", "memfree", "rcad", "cp_fuse", "token_swap", "no_opt")
 """Rules that are decoded in bytes every time; variants of them where there is time."""
 
 

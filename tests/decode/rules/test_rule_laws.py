@@ -15,7 +15,8 @@ from anchored.decode.rules.anchored import Anchored, NoOpt
 from anchored.decode.rules.memfree import MemFree
 from anchored.decode.rules.mixtures import RCAD, CPFuse, fused_weights, grid
 from anchored.decode.rules.one_model import ColdStart, GlobalSwitch, RiskyOnly, SafeOnly, System
-from anchored.decode.rules.rule import Past, StepInputs
+from anchored.decode.rules.pathwise import Pathwise
+from anchored.decode.rules.rule import Past, StepInputs, token_spend
 from anchored.decode.rules.token_swap import TokenSwap
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
@@ -227,42 +228,44 @@ def test_cp_fuse_takes_the_weights_of_the_authors_solver(owed):
     assert len(grid(10)) == 18
 
 
-@pytest.mark.parametrize(
-    "divergence",
-    [
-        {"divergence": "kl"},
-        {"divergence": "max"},
-        {"divergence": "renyi", "order": 1.1},
-        {"divergence": "renyi", "order": 8.0},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", EXTREME_KINDS)
-def test_rules_with_a_budget_keep_it_and_end_at_both_models(kind, divergence):
-    for seed, (vocab_size, sampling) in enumerate(itertools.product(VOCAB_SIZES, SAMPLINGS)):
-        given = step_inputs(kind, vocab_size, sampling, seed)
+BUDGETED = [
+    Anchored(k=1.0),
+    Anchored(k=1.0, divergence="max"),
+    Pathwise(),
+    NoOpt(k=1.0),
+    NoOpt(k=1.0, divergence="max"),
+]
+
+
+@pytest.mark.parametrize("rule", BUDGETED, ids=lambda rule: f"{rule.name}, {rule.charge}")
+def test_rules_with_a_budget_keep_it_and_end_at_both_models(rule):
+    least = 0.0  # nats
+    for seed, (kind, vocab_size, sampling) in enumerate(CASES):
+        given = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
         safe = given.warped("safe")
-        for rule in (Anchored(k=1.0, **divergence), NoOpt(k=1.0, **divergence)):
-            drawn = rule.open(Symbols(vocab_size)).next_token(given)
-            assert drawn.is_valid.all()
-            assert (drawn.spend <= given.budget).all()
-            if rule.divergence == "kl":
-                spent = reference.kl_divergence(drawn.log_probs(), safe)
-                assert (spent <= drawn.spend + 1e-5).all()
-            if rule.divergence == "renyi":
-                # By the weight: float32 log-probabilities do not tell tokens of e**-10,000, which
-                # count where p_s gives them still less.
-                star = reference.tilted_log_probs(given.warped("risky"), safe, drawn.weight)
-                star = torch.where(drawn.weight[:, None] > 0.0, star, reference.log_softmax(safe))
-                nats = reference.renyi_divergence(star, safe, order=rule.order)
-                assert (nats <= drawn.spend + 1e-9).all()
-            is_safe = given.budget == 0.0
+        drawn = rule.open(Symbols(vocab_size)).next_token(given)
+        assert drawn.is_valid.all()
+        assert (drawn.spend <= given.budget).all()
+        if rule.charge == "mean":
+            spent = reference.kl_divergence(drawn.log_probs(), safe)
+            assert (spent <= drawn.spend + 1e-5).all()
+        else:
+            # Of the token that was drawn, which is no likelier than the worst.
+            tokens = drawn.token_ids
+            spent = drawn.token_log_probs(tokens) - drawn.safe_token_log_probs(tokens)
+            assert (spent <= drawn.spend).all()
+            assert torch.equal(token_spend(drawn, tokens), drawn.spend)
+        is_safe = given.budget == 0.0
+        if is_safe.any():
+            assert (drawn.spend[is_safe] == 0.0).all()
             np.testing.assert_allclose(
                 drawn.log_probs().exp()[is_safe], softmax(safe)[is_safe], atol=1e-6
             )
+        least = min(least, drawn.spend.min().item())
+    assert (least < 0.0) == (rule.charge == "drawn")
 
 
-@pytest.mark.parametrize("rule", [Anchored(k=1.0), Anchored(k=1.0, divergence="max"), NoOpt(k=1.0)])
+@pytest.mark.parametrize("rule", BUDGETED, ids=lambda rule: f"{rule.name}, {rule.charge}")
 def test_a_risky_model_of_nan_is_refused_where_it_may_be_heard_and_only_there(rule):
     safe = torch.tensor([[1.0, 0.0, -1.0]]).expand(2, 3)
     inputs = StepInputs(
