@@ -1,10 +1,10 @@
-"""The bound over whole texts: every text enumerated, the safe model's law worked out by hand.
+"""The bound over whole texts: every text enumerated, whatever the rule charges a step.
 
 The safe probabilities come from plain forwards and numpy alone; p* from `Decoder.score`.
 """
 
-import long_double_distributions as oracle
 import numpy as np
+import pathwise_oracle as oracle
 import pytest
 import torch
 from tiny_models import every_text, tiny_llama, word_tokenizer
@@ -29,13 +29,10 @@ BUDGETS = [
     {"K": 2.0, "budget": "global"},
     {"K": 3000.0, "budget": "global"},
     {"k": 0.6, "bank": 0.4, "debt": "none"},
+    {"k": 0.1, "bank": 2.0},
+    {"K": 1.0, "bank": 1.0, "debt": "none"},
 ]
-ORDERS = [1.1, 1.5, 4.0, 64.0]
-DIVERGENCES = [
-    {"divergence": "kl"},
-    *({"divergence": "renyi", "order": order} for order in ORDERS),
-    {"divergence": "max"},
-]
+DIVERGENCES = ("kl", "max")
 SAMPLING = [
     {},
     {"temperature": 0.5, "repetition_penalty": 1.3},
@@ -56,22 +53,15 @@ def four_tokens() -> ModelPair:
 TEXTS = every_text(range(4), HORIZON)
 
 
-def safe_log_prob(model, text, *, temperature=1.0, repetition_penalty=1.0, top_k=0) -> float:
-    """log P_s(text | PROMPT) of the warped safe model, from the definitions of the warpers."""
+def safe_log_prob(model, text, sampling) -> float:
+    """log P_s(text | PROMPT) of the warped safe model."""
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT + text])).logits[0].numpy()
-    total = 0.0
-    for place, token in enumerate(text):
-        row = logits[len(PROMPT) - 1 + place].copy()
-        for seen in set(PROMPT + text[:place]):
-            row[seen] = (
-                row[seen] / repetition_penalty if row[seen] > 0 else row[seen] * repetition_penalty
-            )
-        row = row / temperature
-        if top_k:
-            row[row < np.sort(row)[-top_k]] = -np.inf
-        total += float(oracle.log_probs(row)[token])
-    return total
+    rows = (
+        oracle.warped(logits[len(PROMPT) - 1 + place], PROMPT + text[:place], **sampling)
+        for place in range(len(text))
+    )
+    return float(sum(row[token] for row, token in zip(rows, text, strict=True)))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +71,7 @@ def safe_log_probs(four_tokens):
 
     def log_probs_of(sampling) -> np.ndarray:
         if str(sampling) not in known:
-            every = [safe_log_prob(four_tokens.safe, text, **sampling) for text in TEXTS]
+            every = [safe_log_prob(four_tokens.safe, text, sampling) for text in TEXTS]
             known[str(sampling)] = np.array(every)
         return known[str(sampling)]
 
@@ -99,43 +89,37 @@ def scored_texts(pair, rule, sampling, safe, **asked):
     return np.exp(star), ratios, scores[0].bound
 
 
-def nats_apart(probs, ratios, divergence, order=None) -> float:
-    """The divergence of a law from the safe model's, in 80 bits."""
+def nats_apart(probs, ratios, divergence) -> float:
+    """The divergence of a distribution from the safe model's, in 80 bits."""
     probs, ratios = (x[probs > 0].astype(np.longdouble) for x in (probs, ratios))
-    if divergence == "kl":
-        return float((probs * ratios).sum())
-    if divergence == "max":
-        return float(ratios.max())
-    exponents = (order - 1.0) * ratios
-    peak = exponents.max()
-    return float((np.log((probs * np.exp(exponents - peak)).sum()) + peak) / (order - 1.0))
+    return float((probs * ratios).sum() if divergence == "kl" else ratios.max())
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
-@pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
+@pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
 @pytest.mark.parametrize("kind", [Anchored, NoOpt])
-def test_no_law_of_texts_leaves_its_bound(
+def test_no_distribution_of_texts_leaves_its_bound(
     four_tokens, safe_log_probs, kind, budget, divergence, sampling
 ):
-    rule, safe = kind(**divergence, **budget), safe_log_probs(sampling)
+    rule, safe = kind(divergence=divergence, **budget), safe_log_probs(sampling)
     probs, ratios, bound = scored_texts(four_tokens, rule, sampling, safe)
-    assert abs(probs.sum() - 1.0) < 1e-7  # a clipped law may miss 1e-9 of its mass at each step
-    # A sum of probabilities that is off by the oracle's error counts 10 times at order 1.1.
-    assert nats_apart(probs, ratios, **divergence) <= bound + 12 * ORACLE_ERROR
+    assert abs(probs.sum() - 1.0) < 1e-7  # a clipped one may miss 1e-9 of its mass at each step
+    assert nats_apart(probs, ratios, divergence) <= bound + ORACLE_ERROR
     # Nor does the chance of any one text leave that of its event.
     for prob, safe_log_prob in zip(probs[::7], safe[::7], strict=True):
-        assert prob <= event_bound(bound, min(0.0, safe_log_prob), **divergence) + ORACLE_ERROR
+        most = event_bound(bound, min(0.0, safe_log_prob), divergence=divergence)
+        assert prob <= most + ORACLE_ERROR
 
 
-@pytest.mark.parametrize("divergence", [DIVERGENCES[0], DIVERGENCES[2], DIVERGENCES[-1]], ids=str)
+@pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("bank", [0.0, 0.3])
 def test_with_a_bank_no_steps_in_a_row_leave_their_bound_after_any_beginning(
     four_tokens, divergence, bank
 ):
     k = 0.5
-    rule = Anchored(k=k, bank=bank, debt="none", **divergence)
+    rule = Anchored(k=k, bank=bank, debt="none", divergence=divergence)
     decoder = Decoder(four_tokens, rule, batch_size=len(TEXTS))
     scores = decoder.score([PROMPT] * len(TEXTS), TEXTS, horizon=HORIZON)
     star, safe = np.zeros((len(TEXTS), HORIZON)), np.zeros((len(TEXTS), HORIZON))
@@ -152,8 +136,8 @@ def test_with_a_bank_no_steps_in_a_row_leave_their_bound_after_any_beginning(
             for windows in texts.values():
                 rows, columns = list(windows.values()), slice(start, start + width)
                 log_probs, safe_log_probs = (x[rows, columns].sum(-1) for x in (star, safe))
-                nats = nats_apart(np.exp(log_probs), log_probs - safe_log_probs, **divergence)
-                assert nats <= bank + width * k + 12 * ORACLE_ERROR
+                nats = nats_apart(np.exp(log_probs), log_probs - safe_log_probs, divergence)
+                assert nats <= bank + width * k + ORACLE_ERROR
                 is_tight |= nats > 0.8 * (bank + width * k)
     assert is_tight
 
