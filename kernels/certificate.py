@@ -39,4 +39,5 @@ MASS_MARGIN = 8.0
 OFFSET_RESERVE = 16.0
 OFFSET_MARGIN = 8.0
 """The same in units in the last place of the offset and the tilts: a token's log-ratio takes seven
-roundings of half a unit."""
+roundings of half a unit. A token that is charged for itself counts its safe weight's bits too: at
+most four units of them are in its tilt."""

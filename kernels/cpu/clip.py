@@ -16,7 +16,7 @@ from ..certificate import (
     OFFSET_RESERVE,
     RESERVE_NATS,
 )
-from ..spend import BAN_BITS, BITS_PER_NAT, BUDGET_CAP, EPSILON, MAX_DIVERGENCE_CAP
+from ..spend import BAN_BITS, BITS_PER_NAT, EPSILON, MAX_DIVERGENCE_CAP
 from .rows import (
     OFF_SUPPORT,
     Floats,
@@ -109,10 +109,9 @@ def solve(rows: Rows, budget: Floats) -> Solution:
     # 5. Where tokens are charged for themselves: what the offset and the sums may put a log-ratio
     #    off by, and the most that a token costs, the ceiling with this margin. The ceiling keeps
     #    back twice as much, of sums and of a reach that the offset is within, and the quantum.
-    #    Tokens of a single tilt all cost the floor: no log-ratio is below it by that margin.
     margin = OFFSET_MARGIN * EPSILON * np.abs(offset) / BITS_PER_NAT + MASS_MARGIN * rows.rounding
     most = (ceiling - excess) / BITS_PER_NAT + margin
-    solution.token_margin[met] = np.where(is_same, BUDGET_CAP, margin)[is_met]
+    solution.token_margin[met] = margin[is_met]
     solution.token_most[met] = np.where(is_same, floor, most)[is_met]
     return solution
 

@@ -12,7 +12,6 @@ MAX_CLIP_STEPS = tl.constexpr(60)
 """288 rows within +-10,000 took at most 16."""
 
 MAX_CAP = tl.constexpr(spend.MAX_DIVERGENCE_CAP)
-BUDGET_CAP = tl.constexpr(spend.BUDGET_CAP)
 MISSING_MASS = tl.constexpr(certificate.MISSING_MASS)
 RESERVE_NATS = tl.constexpr(certificate.RESERVE_NATS)
 OFFSET_RESERVE = tl.constexpr(certificate.OFFSET_RESERVE)
@@ -145,7 +144,7 @@ def token_bounds(row, offset, excess):
     most = (clip_ceiling(row) - excess) * at.LN_2 + margin
     is_same = tl.load(row.facts + at.LARGEST_TILT) == tl.load(row.facts + at.SMALLEST_TILT)
     most = tl.where(is_same, tl.load(row.facts + at.FLOOR), most)
-    return tl.ceil(most / at.QUANTUM) * at.QUANTUM, tl.where(is_same, BUDGET_CAP, margin)
+    return tl.ceil(most / at.QUANTUM) * at.QUANTUM, margin
 
 
 @triton.jit

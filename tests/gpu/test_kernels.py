@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from drawn_law import follows
-from logit_kinds import KINDS, divergence_of, project_orders, random_budgets, random_logits
+from logit_kinds import KINDS, divergence_of, project_drawn, random_budgets, random_logits
 
 from anchored.kernels.gpu.launch import project as launched_projection
 from anchored.kernels.project import project_kl, project_max
@@ -16,7 +16,7 @@ from anchored.kernels.spend import SPEND_QUANTUM
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PROJECTS = pytest.mark.parametrize("project", [project_kl, project_orders, project_max])
+PROJECTS = pytest.mark.parametrize("project", [project_kl, project_max, project_drawn])
 REFERENCE_ERROR = 1e-12
 """Nats; rounding of the float64 reference."""
 SHORTFALL = 1e-5
@@ -130,7 +130,7 @@ def test_a_cuda_graph_replays_the_launch_with_other_budgets():
     rows = torch.arange(shape[0])
     uniform = uniforms(rows, rows).to(device)
     budget = torch.zeros(shape[0], dtype=torch.float64, device=device)
-    launch = partial(launched_projection, risky, safe, budget, uniform, order=1.0)
+    launch = partial(launched_projection, risky, safe, budget, uniform, charge="mean")
     launch()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()

@@ -14,7 +14,7 @@ from logit_kinds import (
     KINDS,
     SIZES,
     divergence_of,
-    project_orders,
+    project_drawn,
     random_budgets,
     random_logits,
     star_log_probs,
@@ -33,7 +33,7 @@ LOGITS = "risky_logits", "safe_logits"
 
 both_backends = pytest.mark.parametrize("backend", ["torch", "triton"])
 both_projections = pytest.mark.parametrize("project", [project_kl, project_max])
-all_projections = pytest.mark.parametrize("project", [project_kl, project_orders, project_max])
+all_projections = pytest.mark.parametrize("project", [project_kl, project_max, project_drawn])
 # Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -164,17 +164,18 @@ def test_support_rules(backend):
 
 
 @both_backends
-@both_projections
+@all_projections
 def test_identical_models_give_the_risky_law_for_nothing(project, backend):
     _, safe = random_logits("masked_safe", 3, 1100, torch.Generator().manual_seed(2))
-    projection = project_on(project, safe, safe, torch.full((3,), 0.1).double(), backend=backend)
+    rows = torch.full((3,), 0.1).double(), uniforms(torch.arange(3), torch.arange(3))
+    projection = project_on(project, safe, safe, *rows, backend=backend)
     torch.testing.assert_close(projection.weight, torch.ones_like(projection.weight))
     assert projection.spend.tolist() == [0.0] * 3
     assert not projection.is_safe_only.any()
 
 
 @both_backends
-@both_projections
+@all_projections
 def test_invalid_rows_are_flagged_and_leave_the_others_alone(project, backend):
     risky, safe = random_logits("generic", 5, 40, torch.Generator().manual_seed(3))
     clean = risky.clone(), safe.clone()
@@ -193,7 +194,7 @@ def test_invalid_rows_are_flagged_and_leave_the_others_alone(project, backend):
     assert projection.token_ids[4] == alone.token_ids[0]
 
 
-@both_projections
+@all_projections
 @pytest.mark.parametrize("vocab_size", [257, PIECE_SIZE + 100, 40_000])
 def test_a_row_has_the_same_digits_alone_and_beside_any_others(vocab_size, project):
     generator = torch.Generator().manual_seed(6)
@@ -217,7 +218,7 @@ def test_a_row_has_the_same_digits_alone_and_beside_any_others(vocab_size, proje
             assert torch.equal(getattr(alone, name), getattr(batch, name)[one])
 
 
-@both_projections
+@all_projections
 def test_a_row_has_the_same_digits_on_any_number_of_threads(project):
     generator = torch.Generator().manual_seed(6)
     num_rows, vocab_size, num_threads = 7, 36_288, 5

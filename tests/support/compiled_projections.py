@@ -5,7 +5,6 @@ the very arguments, and what is None among them, through Triton's own path.
 """
 
 import json
-import math
 import re
 import subprocess
 import tempfile
@@ -25,6 +24,7 @@ from triton.runtime.jit import JITFunction
 from anchored.kernels.gpu import launch
 from anchored.kernels.gpu.launch import splits_of
 from anchored.kernels.gpu.warp import warped_rows
+from anchored.kernels.projection import Charge
 
 VOCAB_SIZE = 128_256
 VOCAB_SIZES = 256, 257, 49_152, 151_665, 202_048
@@ -35,17 +35,18 @@ CPU = torch.device("cpu")
 DTYPES = torch.bfloat16, torch.float16, torch.float32
 MODES = "solve", "draw", "keyed"
 """Nothing is drawn, by uniforms, or by keys and positions."""
+CHARGES: tuple[Charge, ...] = "mean", "worst", "drawn"
 
 LAUNCHES: list[dict[str, Any]] = [
     *(
-        {"mode": mode, "divergence": divergence, "dtype": dtype}
-        for mode, divergence, dtype in product(MODES, ("kl", "max"), DTYPES)
+        {"mode": mode, "charge": charge, "dtype": dtype}
+        for mode, charge, dtype in product(MODES, ("mean", "worst"), DTYPES)
     ),
-    # A Rényi order reads logits and draws as KL does.
-    *({"mode": mode, "divergence": "renyi"} for mode in MODES),
+    # The drawn token is charged where the worst one has been solved for and drawn from.
+    *({"mode": mode, "charge": "drawn"} for mode in MODES),
     *(
-        {"mode": "keyed", "divergence": divergence, "vocab_size": vocab_size}
-        for divergence, vocab_size in product(("kl", "renyi", "max"), VOCAB_SIZES)
+        {"mode": "keyed", "charge": charge, "vocab_size": vocab_size}
+        for charge, vocab_size in product(CHARGES, VOCAB_SIZES)
     ),
     *({"mode": "keyed", "num_rows": num_rows} for num_rows in (1, 16, 64, 67, 256, 3000)),
 ]
@@ -94,7 +95,7 @@ def compiling() -> Iterator[list[Any]]:
 def compiled(
     mode: str,
     *,
-    divergence: str = "kl",
+    charge: Charge = "mean",
     dtype: torch.dtype = torch.bfloat16,
     num_rows: int = 4,
     vocab_size: int = VOCAB_SIZE,
@@ -108,7 +109,7 @@ def compiled(
             *(logits, logits, numbers[:, 0]),
             numbers if mode == "draw" else None,
             (keys, keys) if mode == "keyed" else None,
-            order={"kl": 1.0, "renyi": numbers[:, 1], "max": math.inf}[divergence],
+            charge=charge,
         )
     return kernels[-1]
 

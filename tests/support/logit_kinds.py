@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anchored.kernels import reference
-from anchored.kernels.project import project_kl, project_renyi
+from anchored.kernels.project import project_kl, project_max
 from anchored.kernels.projection import Projection
 
 KINDS = (
@@ -116,24 +116,14 @@ def _two_atoms(noise: list[Tensor], scale: list[Tensor]) -> tuple[Tensor, Tensor
 
 
 def star_log_probs(projection: Projection, risky: Tensor, safe: Tensor) -> Tensor:
-    """(B, V) float64 log p* of KL or a Rényi order, by the definition at the weight returned."""
+    """(B, V) float64 log p* of KL, by the definition at the weight returned."""
     tilted = reference.tilted_log_probs(risky, safe, projection.weight)
     return torch.where(projection.is_safe_only[:, None], reference.log_softmax(safe), tilted)
 
 
-ORDERS = (1.1, 1.5, 2.0, 4.0, 16.0, 64.0)
-"""Rényi orders, of rows in turn."""
-
-
-def row_orders(num_rows: int) -> Tensor:
-    """(num_rows,) float64."""
-    return torch.tensor(ORDERS, dtype=torch.float64).repeat(-(-num_rows // 6))[:num_rows]
-
-
-def project_orders(risky: Tensor, safe: Tensor, *rows: Tensor | None, **options: Any) -> Projection:
-    """`project_renyi` with the orders of `row_orders`."""
-    order = row_orders(len(safe)).to(safe.device)
-    return project_renyi(risky, safe, *rows, order=order, **options)
+def project_drawn(*rows: Tensor | None, **options: Any) -> Projection:
+    """`project_max` that charges the token drawn."""
+    return project_max(*rows, charge="drawn", **options)
 
 
 def divergence_of(project: Callable, projection: Projection, risky: Tensor, safe: Tensor) -> Tensor:
@@ -141,9 +131,6 @@ def divergence_of(project: Callable, projection: Projection, risky: Tensor, safe
     rounding; all on one device."""
     if project is project_kl:
         return reference.kl_divergence(star_log_probs(projection, risky, safe), safe)
-    if project is project_orders:
-        star, order = star_log_probs(projection, risky, safe), row_orders(len(safe)).to(safe.device)
-        return reference.renyi_divergence(star, safe, order=order)
     is_shared = (risky > -math.inf) & (safe > -math.inf)
     tilt = torch.where(is_shared, risky.double() - safe.double(), 0.0) / math.log(2.0)
     tilt = tilt - (projection.risky_peak - projection.safe_peak)[:, None] / math.log(2.0)

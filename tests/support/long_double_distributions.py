@@ -32,6 +32,20 @@ def tilted(risky: Array, safe: Array, weight: float) -> Array:
     return mixed - np.log(np.exp(mixed).sum())
 
 
+def clipped(risky: Array, safe: Array, offset: float, ceiling: float) -> Array:
+    """log of p_s 2^min(d + offset, ceiling) on the tokens that both allow (V,), not normalized.
+
+    d is the difference of both logits in bits, each below the largest of its row.
+    """
+    p_r, p_s = log_probs(risky), log_probs(safe)
+    is_shared = np.isfinite(p_r) & np.isfinite(p_s)
+    risky, safe = (x.astype(np.longdouble) - x.max().astype(np.longdouble) for x in (risky, safe))
+    nats_per_bit = np.log(np.longdouble(2))
+    tilt = np.where(is_shared, risky, 0) - np.where(is_shared, safe, 0)
+    ratio = np.minimum(tilt + nats_per_bit * offset, nats_per_bit * ceiling)
+    return np.where(is_shared, p_s + ratio, -np.inf)
+
+
 def kl_divergence(star: Array, safe: Array) -> float:
     """KL(p* || p_s) in nats, infinite where p* leaves the safe model's tokens; star (V,) log p*."""
     p_s, probs = log_probs(safe), np.exp(star.astype(np.longdouble))
@@ -39,14 +53,6 @@ def kl_divergence(star: Array, safe: Array) -> float:
     if np.isneginf(p_s[has_mass]).any():
         return np.inf
     return float((probs[has_mass] * (star[has_mass] - p_s[has_mass])).sum())
-
-
-def renyi_divergence(star: Array, safe: Array, order: float) -> float:
-    """log sum p* (p* / p_s)^(order - 1) / (order - 1) in nats; star (V,) log p*."""
-    p_s, has_mass = log_probs(safe), np.isfinite(star)
-    star, rest = star.astype(np.longdouble)[has_mass], np.longdouble(order) - 1
-    powers = star + rest * (star - p_s[has_mass])
-    return float((powers.max() + np.log(np.exp(powers - powers.max()).sum())) / rest)
 
 
 def max_divergence(star: Array, safe: Array) -> float:
