@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from transformers import PreTrainedModel
 
-from anchored import Anchored, CPFuse, ModelPair, NoOpt, SafeOnly
+from anchored import Anchored, CPFuse, ModelPair, NoOpt, Pathwise, SafeOnly
 from anchored.decode.rules.mixtures import grid
 from anchored.decode.rules.rule import BOTH, Rule, StreamName
 
@@ -47,7 +47,7 @@ def num_passes(rule: Rule) -> int:
     """
     if isinstance(rule, CPFuse):
         return len(BOTH) + len(grid(rule.grid_size)) ** 2 + 1
-    if isinstance(rule, Anchored | NoOpt | SafeOnly):
+    if isinstance(rule, Anchored | NoOpt | Pathwise | SafeOnly):
         return len(BOTH) * NUM_PASSES * (2 if isinstance(rule, NoOpt) else 1)
     return len(rule.streams) + 1
 

@@ -10,10 +10,12 @@ import pytest
 from byte_pairs import tiny_byte_pair
 
 from anchored import (
+    Anchored,
     Decoder,
     Ledger,
     MemFree,
     ModelPair,
+    Pathwise,
     PromptRatios,
     SafeOnly,
     TokenSwap,
@@ -89,6 +91,25 @@ def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment,
     page = (run.folder / "report.html").read_text()
     assert page.count("begins with the reference with p &lt;=") == 2 * 3  # texts with a bound
     assert "recited, at most" in (run.folder / "table.md").read_text()
+
+
+def test_what_is_proved_is_proved_of_the_worst_text(experiment, pair, copied):
+    rules = Anchored(k=1.0), Anchored(k=1.0, divergence="max"), Pathwise(0.5)
+    settings = [Setting(rule.name, rule) for rule in rules]
+    ends = experiment.settings[0], experiment.settings[-1]
+    run = copied(settings=(ends[0], *settings, ends[1]))
+    generate_all(run, pair)
+    log_probs = {"0": -40.0, "1": -50.0}
+    rows = [{"id": name, "safe_log_prob": nats} for name, nats in log_probs.items()]
+    run.write_rows(VERBATIM, rows)
+    for setting, row in zip(settings, summarize(run)[1:-1], strict=True):
+        (bound,) = {each["bound"] for each in read_generations(run, setting)}
+        kind = "kl" if setting.name == "anchored" else "max"
+        worst, other = (event_bound(bound, nats, divergence=kind) for nats in log_probs.values())
+        assert row["recited"] == worst > other
+        assert row["log10_recited"] == math.log10(worst)
+        mean = (math.log10(worst) + math.log10(other)) / 2
+        assert row["log10_recited_mean"] == pytest.approx(mean)
 
 
 def test_a_reference_cut_without_its_space_is_bounded_with_and_without_it(experiment, pair):

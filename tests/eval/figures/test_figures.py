@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from anchored import Anchored, Decoder, with_divergences
+from anchored import Anchored, Decoder, Pathwise, with_divergences
 from anchored.eval.figures.curves import (
     BudgetTrajectory,
     plot_budget_trajectories,
@@ -43,6 +43,26 @@ def point(label, ncr, bits, method="m", look=("black", "^")):
 TRAJECTORY = BudgetTrajectory(
     label="k=0.5", k=0.5, debt=0.8, bound=1.2, spends=[0, 0.2, 0.5, 0.4], accepted=[1, 0, 1, 0]
 )
+
+
+@pytest.fixture(params=["worst", "drawn"])
+def banked(request, pair):
+    """A ledger of a rule whose bank is full at the start."""
+    rules = {"worst": Anchored(k=0.5, bank=6.0, divergence="max"), "drawn": Pathwise(0.5, 6.0)}
+    decoder = Decoder(pair, rules[request.param])
+    return decoder.generate("the keeper of", max_new_tokens=12, seed=1)[0].ledger
+
+
+def test_a_trajectory_has_what_its_bank_held(banked, tmp_path):
+    trajectory = BudgetTrajectory.of("a", banked)
+    spent = [0.0, *itertools.accumulate(trajectory.spends)]
+    budgets = [step.budget for step in banked.steps]
+    assert trajectory.allowed == [a + b for a, b in zip(spent, budgets, strict=False)]
+    debt = banked.header.debt
+    paid = [min(6.0 + 0.5 * step, debt) for step in range(1, 13)]
+    assert trajectory.accrued == [a + b for a, b in zip(trajectory.allowed, paid, strict=True)]
+    plot_budget_trajectories([trajectory], tmp_path / "a.svg")
+    assert "A bank of 6 is full at the start" in (tmp_path / "a.svg").read_text()
 
 
 def plot_points(points, path):

@@ -224,7 +224,7 @@ COSTS = {
 PASSES = {
     "cp_fuse": 2 + 18 * 18 + 1,
     "no_opt": 2 * 2 * 3,
-    **dict.fromkeys(("anchored", "anchored_debt", "anchored_inf"), 2 * 3),
+    **dict.fromkeys(("anchored", "anchored_debt", "anchored_inf", "pathwise"), 2 * 3),
     **dict.fromkeys(("token_swap", "cold_start", "global_switch"), 2 + 1),
 }
 """Those of rules that read the prompt with both models."""
