@@ -19,11 +19,12 @@ def test_the_baseline_finds_the_weight_of_the_reference():
 
 def test_the_table_has_a_row_for_every_batch_size(capsys):
     assert run(BenchKernelConfig(batch_sizes=(1, 3), vocab_size=500)) == 0
-    printed, divergences = capsys.readouterr().out.split("\n\n")
+    printed, charges = capsys.readouterr().out.split("\n\n")
     header, _, titles, *rows = printed.splitlines()
     assert f"torch {torch.__version__}, 1 thread" in header
     assert "our over" in titles
     assert [row.split()[0] for row in rows] == ["1", "3"]
-    _, titles, *rows = divergences.splitlines()
-    assert "times KL" in titles
-    assert [row.split()[0] for row in rows] == ["1"] * 6 + ["3"] * 6
+    _, titles, *rows = charges.splitlines()
+    assert "times mean" in titles
+    expected = [[size, charge] for size in "13" for charge in ("mean", "worst", "drawn")]
+    assert [row.split()[:2] for row in rows] == expected
