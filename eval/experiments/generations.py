@@ -5,12 +5,11 @@ import logging
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ... import Anchored, Decoder, Generation, ModelPair, PromptCache, PromptRatios
+from ... import Anchored, Decoder, Generation, ModelPair, Pathwise, PromptCache, PromptRatios
 from ...decode.arguments import request_list
 from ...decode.rules.rule import takes_passage
 from ...durable_files import appended, named_errors, sync, write_durably
@@ -49,28 +48,35 @@ def generation_task(
 
 
 def draw_by_vllm(sweep: Sweep, experiment: Experiment) -> None:
-    """Generate the missing texts of settings whose rule is `Anchored`, before the pair of
+    """Generate the missing texts of settings whose rule draws inside vLLM, before the pair of
     transformers takes the GPUs.
 
     The tokens and ledgers are those of a `Decoder`, up to the models' batch numerics. Each group of
     rules that differ in k alone has an engine, which starts once and ends before the next.
     Raises ImportError, and ValueError, as `open_pair` does.
     """
-    anchored = [
-        (each, each.rule) for each in experiment.settings if isinstance(each.rule, Anchored)
+    drawn = [
+        (each, each.rule)
+        for each in experiment.settings
+        if isinstance(each.rule, Anchored | Pathwise)
     ]
-    for group in grouped(anchored, lambda pair: repr(replace(pair[1], k=1.0, K=None))).values():
+
+    def kind(pair: tuple[Setting, Anchored | Pathwise]) -> str:
+        settings = {**pair[1].settings(), "k": None, "K": None}
+        return f"{pair[1].name} {settings}"
+
+    for group in grouped(drawn, kind).values():
         _draw(sweep, experiment, group)
 
 
 def _draw(
-    sweep: Sweep, experiment: Experiment, settings: Sequence[tuple[Setting, Anchored]]
+    sweep: Sweep, experiment: Experiment, settings: Sequence[tuple[Setting, Anchored | Pathwise]]
 ) -> None:
     from ...decode.vllm.engine import open_pair
 
     engine: list[Any] = []
 
-    def decoder_of(rule: Anchored) -> Any:
+    def decoder_of(rule: Anchored | Pathwise) -> Any:
         """A decoder of the engine, which starts with the first setting that is not done yet."""
         if not engine:
             placement = sweep.placement

@@ -25,6 +25,10 @@ seeds = [0, 1]
 label = "Anchored"
 rule = "anchored"
 settings = {{ k = [0.5, 2.0] }}
+[[methods]]
+label = "Pathwise"
+rule = "pathwise"
+settings = {{ k = 0.5, bank = 4.0 }}
 [placement.vllm]
 {engine}
 """
@@ -45,11 +49,9 @@ def test_vllm_draws_the_texts_of_a_sweep(folders, pair, tmp_path):
     drawn, plain = (sweep_experiment(sweep, tmp_path / name, None) for name in ("vllm", "plain"))
     draw_by_vllm(sweep, drawn)
     generate_all(plain, pair)
-    certified = [setting for setting in drawn.settings if setting.rule.is_certified]
-    assert sum(setting.k is not None for setting in certified) == 2
-    for setting in certified:
-        if setting.k is None:
-            continue
+    by_vllm = [each for each in drawn.settings if each.method in ("Anchored", "Pathwise")]
+    assert len(by_vllm) == 3
+    for setting in by_vllm:
         generations, expected = (
             read_generations(experiment, setting) for experiment in (drawn, plain)
         )
