@@ -2,15 +2,19 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
+import pathwise_oracle as oracle
 import pytest
 import torch
 from byte_pairs import PROMPTS, log_probs_along, reference_of
 from byte_reference import ReferenceDistributions
 from scipy.stats import chi2
+from text_oracle import OracleDistributions, TextOracle
 from tiny_models import tiny_llama
 
-from anchored import Anchored, Decoder, ModelPair, SafeOnly
+from anchored import Anchored, Decoder, ModelPair, Pathwise, SafeOnly
 from anchored.decode.byte.node_distribution import node_distributions
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL
@@ -63,12 +67,16 @@ def safe_texts(pair: ModelPair, prompt: str, sampling: SamplingConfig) -> dict[t
     return texts
 
 
+def surer_pair(pair: ModelPair) -> ModelPair:
+    """A risky model that is surer of what the safe one says: top_k leaves both the same tokens."""
+    surer = tiny_llama(1, max_position_embeddings=256)
+    surer.lm_head.weight.data *= 6
+    return ModelPair(pair.safe, surer, pair.tokenizer)
+
+
 @pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[3]])
 def test_divergences_of_bytes_add_up_to_that_of_texts_within_the_budget(pair, prompt):
-    """A risky model that is surer of what the safe one says: top_k leaves both the same tokens."""
-    sampling, surer = SamplingConfig(top_k=3), tiny_llama(1, max_position_embeddings=256)
-    surer.lm_head.weight.data *= 6
-    one = ModelPair(pair.safe, surer, pair.tokenizer)
+    sampling, one = SamplingConfig(top_k=3), surer_pair(pair)
     safe = safe_texts(one, prompt, sampling)
     decoder = Decoder(one, Anchored(k=0.1, debt="none"), level="byte")
     scores = decoder.score(
@@ -81,6 +89,77 @@ def test_divergences_of_bytes_add_up_to_that_of_texts_within_the_budget(pair, pr
     assert len(safe) > 8 and math.fsum(drawn) == pytest.approx(1, abs=1e-7)
     assert divergence == pytest.approx(spends, rel=1e-4)
     assert 0.5 * scores[0].bound < divergence <= scores[0].bound
+
+
+@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[3]])
+@pytest.mark.parametrize("rule", [Pathwise(k=0.1, bank=0.3), Pathwise(k=0.0, bank=1.0)], ids=str)
+def test_no_text_of_bytes_leaves_what_a_pathwise_budget_has(pair, prompt, rule):
+    sampling, one = SamplingConfig(top_k=3), surer_pair(pair)
+    safe = safe_texts(one, prompt, sampling)
+    decoder = Decoder(one, replace(rule, debt="none"), level="byte")
+    scores = decoder.score(
+        [prompt] * len(safe), [*map(list, safe)], horizon=HORIZON, **sampling.as_dict()
+    )
+    ratios = [score.log_prob - nats for score, nats in zip(scores, safe.values(), strict=True)]
+    assert math.fsum(math.exp(score.log_prob) for score in scores) == pytest.approx(1, abs=1e-7)
+    assert 0.8 * scores[0].bound < max(ratios) <= scores[0].bound == rule.bank + HORIZON * rule.k
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Pathwise(k=0.3, bank=2.0, debt="none"),
+        pytest.param(Pathwise(k=0.0, bank=6.0, debt="none"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_pathwise_text_of_two_tokenizers_has_its_bounds_by_an_oracle(pair, rule):
+    """Texts that were drawn, and two that spend what they can, the second one after saving."""
+    prompt, length = PROMPTS[0], 8
+    models = [
+        OracleDistributions(
+            TextOracle(pair.tokenizers[name].backend_tokenizer), pair.models[name], [0], 1
+        )
+        for name in ("risky", "safe")
+    ]
+
+    def log_probs(begun: tuple[int, ...]) -> list[np.ndarray]:
+        text = prompt.encode() + bytes(begun)
+        return [model.next_symbol(text).astype(np.longdouble) for model in models]
+
+    bucket = {"k": rule.k, "bank": rule.bank, "debt": 0.0}
+    node = oracle.nodes_of(log_probs, **bucket)
+
+    def spending(num_saving: int) -> list[int]:
+        """A text that gives back what it can for some symbols, and then costs what it can."""
+        text: list[int] = []
+        while len(text) < length:
+            here = node(tuple(text))
+            symbols = np.flatnonzero(np.exp(here.star[:END_SYMBOL]) > 1e-9)
+            costs = here.star[symbols] - here.safe[symbols]
+            place = costs.argmin() if len(text) < num_saving else costs.argmax()
+            text.append(int(symbols[place]))
+        return text
+
+    plain = {"temperature": 1.0, "repetition_penalty": 1.0}
+    decoder = Decoder(pair, rule, level="byte")
+    drawn = decoder.generate(prompt, max_new_bytes=length, num_return_sequences=3, **plain)
+    texts = [*(result.token_ids for result in drawn), spending(0), spending(length // 2)]
+    star, safe = oracle.figures_of(node, texts)
+    scores = decoder.score([prompt] * len(texts), texts, horizon=length, **plain)
+    excesses = []
+    for place, score in enumerate(scores):
+        symbols = slice(len(texts[place]))
+        ours, expected = np.array(score.token_log_probs), star[place, symbols]
+        assert np.abs(np.exp(ours) - np.exp(expected)).max() < 1e-7
+        assert (score.spends >= ours - safe[place, symbols] - 1e-9).all()
+        excesses.append(oracle.excesses(ours[None], safe[[place], symbols], **bucket))
+        assert max(excesses[-1][:2]) <= 1e-9
+    # The first one uses the whole bound, and the second one that of a window.
+    assert excesses[-2][2] > 0.9 and excesses[-1][1] > -0.1
+    for result, score in zip(drawn, scores, strict=False):
+        spends = [step.spend for step in result.ledger.steps]
+        assert spends == pytest.approx(score.spends, abs=1e-8)
 
 
 def test_no_budget_gives_the_safe_model_exactly(pair):
