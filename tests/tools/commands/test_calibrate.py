@@ -9,7 +9,7 @@ from command_line import run, with_options
 from json_lines import write_json_lines
 from tiny_models import tiny_llama
 
-from anchored import Decoder, ModelPair, RiskyOnly
+from anchored import Decoder, Ledger, ModelPair, RiskyOnly
 from anchored.decode.ledger import ledger_parts
 from anchored.eval.calibration import calibration
 from anchored.eval.experiments import generations
@@ -170,10 +170,19 @@ def test_what_has_no_answer_is_one_line(command, capsys, folder, asked, message)
     assert not out and message in err
 
 
-def test_no_k_is_chosen_whose_bound_leaves_a_reference_more_than_is_asked(
-    capsys, command, tmp_path
+def test_an_option_that_the_rule_does_not_take_is_refused_before_a_model_is_loaded(
+    command, capsys, tmp_path
 ):
-    words = [*command, str(tmp_path / "c"), "--divergence", "max"]
+    words = [*command, str(tmp_path / "c"), "--rule", "pathwise", "--divergence", "max"]
+    _, err = run(capsys, *words, status=2)
+    assert "--rule pathwise takes no budget: only --k" in err
+
+
+@pytest.mark.parametrize("rule", [["--divergence", "max"], ["--rule", "pathwise", "--bank", "2"]])
+def test_no_k_is_chosen_whose_bound_leaves_a_reference_more_than_is_asked(
+    capsys, command, tmp_path, rule
+):
+    words = [*command, str(tmp_path / "c"), *rule]
     _, err = run(capsys, *words, "--certify", "1e-300", status=1)
     assert "k=0.05 is not certified, but up to k=0: take less" in err
     out, _ = run(capsys, *words, "--certify", "1e-6")
@@ -181,3 +190,7 @@ def test_no_k_is_chosen_whose_bound_leaves_a_reference_more_than_is_asked(
     assert max(row["k"] for row in results["curve"]) < 30.0
     assert max(row["recited"] for row in results["curve"]) <= 1e-6
     assert "a chance of at most 1e-06" in out
+    ledgers = tmp_path / "c" / "ledgers" / f"k={results['k']:g}.jsonl"
+    header = Ledger.load(ledgers, ledger_parts(ledgers)[0]).header
+    assert header.charge == ("drawn" if "pathwise" in rule else "worst")
+    assert header.bank == (2.0 if "pathwise" in rule else None)
