@@ -156,7 +156,7 @@ RULE = Pathwise(k=0.3, bank=1.0, debt="none")
 
 def test_texts_are_drawn_as_often_as_the_oracle_says():
     """And the ledger of each says what it has become likelier by, never less."""
-    pair, number = tiny_pair(8, *PAIRS["surer risky"]), 4000
+    pair, number = tiny_pair(8, *PAIRS["surer risky"]), 2500
     texts = every_text(range(pair.vocab_size), DRAWN["max_new_tokens"])
     node = oracle.nodes_of(
         log_probs_of(pair, DRAWN["max_new_tokens"], {}), k=RULE.k, bank=RULE.bank, debt=0.0

@@ -72,11 +72,13 @@ generate {pair} --max-new-tokens 3 --prompt a
     --top-k = -1 NOT_WHOLE
     --top-p = 0 -0.1 1.1 NOT_FINITE
     --min-p = -0.1 1 NOT_FINITE
+    --bank = -1 NOT_FINITE "1 --budget fixed" "3 --K 2"
     --debt-window = COUNTS
     --batch-size = COUNTS
     --speculate = 0 -1 1.5 maybe
     --byte.prefetch = -1 1.5 many
     --rule = nonsense "safe_only --k 2" "risky_only --budget fixed" rcad
+    --rule = "pathwise --k nan" "pathwise --bank -1" "pathwise --setting bank=3"
     --rule = "memfree --passages {missing}" "memfree --passages {garbage}"
     --rule = "rcad --setting alpha=-1" "cp_fuse --setting grid_size=1"
     --rule = "token_swap --setting words=[]" "token_swap --level byte"
@@ -94,6 +96,8 @@ generate {pair} --max-new-tokens 3 --prompt a
     --safe-revision = v2 | a revision is that of a Hub id, got 'v2' for
     --risky-attn-implementation = no | attn_implementation="no"` is not
     --risky-device-map = nope | found nope
+    --rule = "pathwise --K 3" "pathwise --budget global" | --rule pathwise takes no
+    --rule = "pathwise --divergence max" | --rule pathwise takes no
     --rule = "rcad --k 1" | --rule rcad takes no budget: remove --k and the like
     --rule = "cold_start --K 2" | --rule cold_start takes no budget: only --k
     --rule = memfree | --rule memfree needs --passages FILE or --setting corpus=FILE
@@ -331,10 +335,9 @@ certify
 certify --safe {safe} --risky {risky}
     --prompt-file = {missing} {folder} {empty} {garbage} {prompts}
 certify --safe {safe} --risky {risky} --prompt-file {prompts}
-    --order = 1 65 nan x
-    --quantile = 0 1 nan
     --window = 0 300
-    --bank = -1 nan
+    --length = COUNTS
+    --bank = -1 NOT_FINITE "5 -1"
     --target = 0 1 nan | --target must be in (0, 1), got
     --temperature = 0 | --temperature must be > 0: greedy decoding has no bound
 lm-eval
