@@ -10,7 +10,8 @@ from extreme_logits import EXTREME_KINDS, extreme_budgets, extreme_pair
 from logit_kinds import KINDS, project_drawn, random_budgets, random_logits
 
 from anchored.kernels import reference
-from anchored.kernels.project import project, project_max
+from anchored.kernels.gpu import launch
+from anchored.kernels.project import check_rows, project, project_max
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
 
@@ -199,3 +200,18 @@ def test_a_row_that_is_not_valid_costs_nothing():
     for token_id in range(4):
         token_ids = torch.full((3,), token_id)
         assert projection.token_spend(token_ids).tolist() == [0.0] * 3
+
+
+def test_the_check_of_a_device_compares_what_a_drawn_token_costs(monkeypatch):
+    launched = launch.project
+
+    def check():
+        check_rows.__wrapped__(DEVICE, (torch.float32,) * 2, 60, charge="drawn", is_keyed=True)
+
+    def by_the_worst(*arguments, charge):
+        return launched(*arguments, charge="worst")
+
+    check()
+    monkeypatch.setattr(launch, "project", by_the_worst)
+    with pytest.raises(RuntimeError, match="the spend of row 4 is not that of the CPU's solver"):
+        check()

@@ -166,7 +166,9 @@ def _charge_cells(config: BenchKernelConfig, batch_size: int) -> Iterator[tuple[
     uniform = uniforms(torch.arange(batch_size), torch.arange(batch_size))
     clock = THREAD if config.threads == 1 else WALL
     step = partial(project, risky, safe, budget, uniform)
-    works = {charge: partial(_seconds, partial(step, charge=charge), clock) for charge in CHARGES}
+    works: dict[str, Callable[[], float]] = {
+        charge: partial(_seconds, partial(step, charge=charge), clock) for charge in CHARGES
+    }
     seconds = in_turns(works, NUM_RUNS)
     for charge, each in seconds.items():
         ratio, error = times_baseline(each, seconds["mean"])
