@@ -247,8 +247,8 @@ class Certificates:
         """The debts, the text that decides of each kind, and those that no k certifies."""
         debts = [recital.debt for recital in self.events.texts]
         notes = [
-            f"-: no k > 0 does, or Pathwise, which has a bank. Debts of the prompts: {min(debts):.3g} "
-            f"to {max(debts):.3g} nats."
+            f"-: no k > 0 does, or the rule has a bank. Debts of the prompts: {min(debts):.3g} to "
+            f"{max(debts):.3g} nats."
         ]
         for kind, recitals in self.kinds.items():
             likely = sorted(recitals, key=lambda each: -each.safe_log_prob)
