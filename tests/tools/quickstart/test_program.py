@@ -60,7 +60,7 @@ def test_results_hold_every_setting_and_are_strict_json(quickstart):
         (folder / "results.json").read_text(), parse_constant=lambda name: pytest.fail(name)
     )
     assert results["metric_set"] == METRIC_SET
-    names = ["p_s", *(f"k={k:g}" for k in preset.ks), "Pathwise, k=1", "p_r"]
+    names = ["p_s", *(f"k={k:g}" for k in preset.ks), "Pathwise, bank 20, k=1", "p_r"]
     rows = results["rows"]
     assert [row["setting"] for row in rows] == names
     assert all(0 <= row["ncr"]["num_metrics"] <= len(METRICS) for row in rows)
