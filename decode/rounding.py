@@ -107,12 +107,17 @@ they lead, as other tokens have the mass there."""
 
 
 def moved(
-    figure: Callable[..., Tensor], rows: Sequence[Tensor], tolerances: Sequence[float]
+    figure: Callable[..., Tensor],
+    rows: Sequence[Tensor],
+    tolerances: Sequence[float],
+    *,
+    along: Callable[..., Tensor] | None = None,
 ) -> float:
     """Nats by which rounding of logits may move a figure that follows from them.
 
     figure: () float64 of the rows, differentiable. rows: (V,) logits each, or log-weights of
-    symbols. tolerances: of one logit of each row.
+    symbols. tolerances: of one logit of each row. along: a figure whose slope leads where `figure`
+    changes most though it is flat here; its own unless given.
 
     Logits err independently, so of all errors of one size those along the figure's slope move it
     most: a logit counts by the mass that it moves, times what that mass is worth. A divergence has
@@ -122,9 +127,8 @@ def moved(
     """
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [row.detach().double().clone().requires_grad_() for row in rows]
-        value = figure(*leaves)
-        slopes = torch.autograd.grad(value, leaves)
-    nats = value.item()
+        slopes = torch.autograd.grad((along or figure)(*leaves), leaves)
+        nats = figure(*leaves).item()
     if not math.isfinite(nats):
         return 0.0
     errors = _along(slopes, tolerances)

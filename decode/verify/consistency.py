@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from ...fields import INT_LIMIT, field_error, field_values
+from ...kernels.spend import BUDGET_CAP
 from ..engine.prompts import prompts_by_stream
 from ..engine.request import recorded_key
 from ..ledger import SCHEMA, Ledger, LedgerFooter, LedgerHeader, LedgerStep
@@ -220,7 +221,8 @@ def _of_budget(ledger: Ledger, rule: OpenRule) -> Iterator[str]:
             yield f"step {number} is numbered {step.step}"
         if step.budget != nats:
             yield f"step {number}: the budget does not follow from the spends"
-        least = -math.inf if rule.charge == "drawn" else 0.0
+        # Drawn tokens give back what they like, but no more than a float64 sum takes exactly.
+        least = -BUDGET_CAP if rule.charge == "drawn" else 0.0
         if not step.spend >= least or (rule.is_certified and not step.spend <= step.budget):
             yield f"step {number}: spend {step.spend} is not in [{least:g}, {step.budget}]"
         if (step.safe_log_prob is not None) != ("safe" in rule.streams):

@@ -54,10 +54,6 @@ SOLVER_FRACTION = 1e-5
 SOLVER_NATS = 1e-7
 """A solver may miss a budget that binds by max(fraction * budget, nats): docs/certificate.md."""
 
-SOLVER_MARGINS = 8.0
-"""Margins for rounding by which a solver may stop short: it aims 2 below the budget, stops
-within 4, and charges one."""
-
 LEAST_WEIGHT_NATS = 700.0
 """log c from which the weight of a clipped distribution, 1 / c, is 0 or too small to be a whole
 float64."""
@@ -151,7 +147,7 @@ def _log_odds(log_prob: float) -> float:
 def _solver_slack(step: LedgerStep, claimed: StepDistributions) -> float:
     """Nats by which a solver may miss a budget, and a spend be above its divergence."""
     least = max(SOLVER_FRACTION * step.spend, SOLVER_NATS) if math.isfinite(step.spend) else 0.0
-    return least + SOLVER_MARGINS * claimed.solver_margin + claimed.drift
+    return least + claimed.slack
 
 
 def _figures(claim: Claim, claimed: StepDistributions) -> dict[str, tuple[float, float]]:

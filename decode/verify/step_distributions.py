@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import reference
-from ...kernels.certificate import KL_MARGIN, RESERVE_NATS, WEIGHT_ROUNDINGS
+from ...kernels.certificate import KL_MARGIN, MASS_RESERVE, RESERVE_NATS, WEIGHT_ROUNDINGS
 from ...kernels.spend import EPSILON, MAX_DIVERGENCE_CAP
 from ..ledger import LedgerStep, divergence_of
 from ..rounding import ARITHMETIC, NUM_DEVIATIONS, moved
@@ -17,6 +17,10 @@ from ..rules.rule import NextToken
 from ..settings import Charge
 
 # V symbols. Distributions are (V,) float64 log-probabilities, tolerances are in nats.
+
+SOLVER_MARGINS = 8.0
+"""Margins for rounding by which a solver may stop short: it aims 2 below the budget, stops
+within 4, and charges one."""
 
 Kind = Literal["tilted", "clipped", "replayed", "alone"]
 """The form of p*: a tilted distribution, a clipped one, whatever the rule gives, or that without a
@@ -77,11 +81,9 @@ class StepDistributions:
     divergence_tolerance: float
     spend_tolerance: float
     """Nats by which the rule's spend at the recorded budget may differ."""
-    drift: float = 0.0
-    """Nats by which the cost of a token that was drawn is above its replay on average: noise made
-    it a little likelier."""
-    solver_margin: float = 0.0
-    """Nats that a solver charges for the rounding of its sums."""
+    slack: float = 0.0
+    """Nats by which a spend may be above it: a solver's margin for its sums; or what noise adds to
+    the cost of a drawn token on average, as it made that token a little likelier."""
     log_scales: tuple[float, float] | None = None
     """Least and largest log c of a clipped distribution that rounding explains."""
 
@@ -114,7 +116,7 @@ def distributions_of(claim: Claim) -> StepDistributions:
     nats_by = moved(spent, claim.rows, claim.tolerances) + raised(star, ratio_by)
     nats = spent(*claim.rows).item()
     claimed = _evenly_uncertain(safe, star, nats, star_by, ratio_by, token_by, nats_by)
-    return replace(claimed, solver_margin=_solver_margin(claim, safe, star))
+    return replace(claimed, slack=SOLVER_MARGINS * _solver_margin(claim, safe, star))
 
 
 def _replayed(claim: Claim) -> StepDistributions:
@@ -185,11 +187,9 @@ def _evenly_uncertain(
 
 def _clipped(claim: Claim, safe: Tensor) -> StepDistributions:
     """log c jumps where little is free, so its range is that of caps moved by rounding."""
-    step, either = claim.recorded, claim.safe_tolerance + claim.risky_tolerance
-    is_drawn = claim.charge == "drawn"
-    # 1. The cap: where the worst token is charged it is what was spent, else what might be spent,
-    #    less what a solver keeps back.
-    nats = min(step.budget, MAX_DIVERGENCE_CAP) - RESERVE_NATS if is_drawn else step.spend
+    either, is_drawn = claim.safe_tolerance + claim.risky_tolerance, claim.charge == "drawn"
+    # 1. The cap: what the worst token was charged, or what the drawn one might have been.
+    nats = _usable(claim.recorded.budget, len(safe)) if is_drawn else claim.recorded.spend
     risky, safe_logits = claim.risky_logits.expand(3, -1), claim.safe_logits.expand(3, -1)
     caps = torch.tensor([nats, nats + either, nats - either], dtype=torch.float64)
     scales = reference.project_max(risky, safe_logits, caps).nan_to_num(math.inf)
@@ -203,71 +203,104 @@ def _clipped(claim: Claim, safe: Tensor) -> StepDistributions:
     #    with p_s.
     reach = math.inf if log_scale == math.inf else max(highest - log_scale, log_scale - lowest)
     room = torch.where(star > -math.inf, safe + nats - star, 0.0).clamp(0.0, either + reach)
-    # 4. What is charged. Where p* clips, the recorded spend itself is the largest ratio.
-    solved_by = 0.0
-    if is_drawn:
-        charged = (star - safe)[step.token_id].item()
-        solved_by = _solved_by(star, room)
-        charged_by = solved_by + _cost_moved(claim, nats, either)
-    else:
-        charged = reference.max_divergence(star[None], claim.safe_logits[None]).item()
-        charged_by = 0.0 if log_scale < math.inf and charged >= nats else either
-    return StepDistributions(
+    claimed = StepDistributions(
         safe=safe,
         star=star,
-        divergence=charged,
+        divergence=reference.max_divergence(star[None], claim.safe_logits[None]).item(),
         star_tolerance=either + room,
         ratio_tolerance=either + room,
-        token_tolerance=ARITHMETIC + either + room[step.token_id].item() + solved_by,
-        divergence_tolerance=ARITHMETIC + charged_by,
-        spend_tolerance=ARITHMETIC + (charged_by if is_drawn else either),
-        log_scales=(lowest - either - solved_by, highest + either + solved_by),
-        # Half the variance of its log-ratio, as of any divergence of two that are alike.
-        drift=0.5 * (charged_by / NUM_DEVIATIONS) ** 2 if is_drawn else 0.0,
+        token_tolerance=ARITHMETIC + either + room[claim.recorded.token_id].item(),
+        divergence_tolerance=ARITHMETIC + either,
+        spend_tolerance=ARITHMETIC + either,
+        log_scales=(lowest - either, highest + either),
+    )
+    # 4. What is charged.
+    if is_drawn:
+        return _of_the_token(claim, claimed, nats, highest - log_scale)
+    # Where p* clips, the recorded spend itself is the largest ratio.
+    is_spend = log_scale < math.inf and claimed.divergence >= nats
+    return replace(claimed, divergence_tolerance=ARITHMETIC) if is_spend else claimed
+
+
+def _usable(budget: float, vocab_size: int) -> float:
+    """The cap of a clipped distribution: the budget less what a solver keeps back, in nats."""
+    rounding = EPSILON * (vocab_size + WEIGHT_ROUNDINGS)
+    return min(budget, MAX_DIVERGENCE_CAP) - RESERVE_NATS - MASS_RESERVE * rounding
+
+
+def _of_the_token(
+    claim: Claim, claimed: StepDistributions, nats: float, most_scaled: float
+) -> StepDistributions:
+    """The step charged by the log-ratio of its token, where p* is clipped at so many nats.
+
+    A token at its cap costs the cap whatever the logits are; any other moves with its logits and
+    with c, which makes up for all that is clipped. A solver's cap and mass are off by less than
+    RESERVE_NATS together, and so is its c by that over the mass that is free.
+    most_scaled: nats by which rounding may raise log c.
+    """
+    token_id = claim.recorded.token_id
+
+    def tilt(risky: Tensor, safe: Tensor) -> Tensor:
+        return reference.log_softmax(risky)[token_id] - reference.log_softmax(safe)[token_id]
+
+    def unclipped(risky: Tensor, safe: Tensor) -> Tensor:
+        return unclipped_ratios(risky, safe, nats)[token_id]
+
+    def cost(risky: Tensor, safe: Tensor) -> Tensor:
+        return unclipped(risky, safe).clamp(max=nats)
+
+    ratios, charged = unclipped_ratios(*claim.rows, nats), claimed.star - claimed.safe
+    ratio, nats_left = ratios[token_id].item(), nats - charged[token_id].item()
+    if ratio == math.inf:  # all is clipped
+        by, by_solver, raised_by = sum(claim.tolerances), RESERVE_NATS, 0.0
+    else:
+        # Errors of all logits move c most, and may cut short what those of the token's do.
+        above = max(0.0, ratio - nats)
+        by = moved(cost, claim.rows, claim.tolerances, along=unclipped)
+        by = max(by, moved(tilt, claim.rows, claim.tolerances) - above)
+        free = claimed.star[ratios < nats].exp().sum().item()
+        by_solver = RESERVE_NATS / max(free, RESERVE_NATS)
+        # Who draws gets tokens that noise made likelier: on average by half the variance of their
+        # log-ratio, and by more where c jumps.
+        raised_by = 0.5 * (by / NUM_DEVIATIONS) ** 2 + min(most_scaled, nats_left)
+    tolerance = ARITHMETIC + by + max(RESERVE_NATS, by_solver - max(0.0, ratio - nats))
+    lowest, highest = claimed.log_scales or (-math.inf, math.inf)
+    return replace(
+        claimed,
+        divergence=charged[token_id].item(),
+        divergence_tolerance=tolerance,
+        spend_tolerance=tolerance,
+        token_tolerance=claimed.token_tolerance + by_solver,
+        log_scales=(lowest - by_solver, highest + by_solver),
+        slack=raised_by,
     )
 
 
-def _solved_by(star: Tensor, room: Tensor) -> float:
-    """Nats by which a solver's log c may be off: its cap and its mass are, by less than it keeps
-    back, and what is free makes up for both."""
-    free = star[room > ARITHMETIC].exp().sum().item()
-    return RESERVE_NATS / max(free, RESERVE_NATS)
+def unclipped_ratios(risky_logits: Tensor, safe_logits: Tensor, nats: float) -> Tensor:
+    """log c p_r / p_s of every token, before it is clipped at `nats`; (V,) float64, differentiable.
 
-
-def _cost_moved(claim: Claim, nats: float, either: float) -> float:
-    """Nats by which rounding may move the log-ratio of the drawn token: a token well above its cap
-    costs the cap, whatever the logits are; any other moves with its logits and with c."""
-
-    def unclipped(risky: Tensor, safe: Tensor) -> Tensor:
-        return clipping(risky, safe, nats)[claim.recorded.token_id]
-
-    ratio = unclipped(*claim.rows).item()
-    if not math.isfinite(ratio):  # nothing is free: p_s on the common support
-        return either
-    return max(0.0, moved(unclipped, claim.rows, claim.tolerances) - max(0.0, ratio - nats))
-
-
-def clipping(risky_logits: Tensor, safe_logits: Tensor, nats: float) -> Tensor:
-    """log c p_r / p_s of every token before it is clipped at `nats`; (V,), differentiable.
-
-    Off the common support it is -inf. c follows from the tokens that are clipped, the first ones by
-    log-ratio: their mass is that of the cap, and c makes that of the others up to 1.
+    The tokens that are clipped are the first ones by p_r / p_s; c makes the mass of the others up
+    to 1. Off the common support it is -inf, and inf on it where all is clipped.
     """
-    risky, safe = reference.log_softmax(risky_logits[None])[0], reference.log_softmax(safe_logits)
+    risky, safe = reference.log_softmax(risky_logits), reference.log_softmax(safe_logits)
     is_shared = (risky > -math.inf) & (safe > -math.inf)
-    places = is_shared.nonzero()[:, 0]
-    tilts, order = (risky[places] - safe[places]).sort(descending=True)
-    risky_mass, cap = (x[places][order] for x in (risky, safe + nats))
-    # The mass of the first n tokens at their cap, and that of the others under p_r, n < N.
-    clipped = torch.cat([cap.new_full((1,), -math.inf), cap.logcumsumexp(0)[:-1]])
-    free = risky_mass.flip(0).logcumsumexp(0).flip(0)
-    log_c = torch.log1p(-clipped.exp().clamp(max=1.0)) - free
-    # The first n for which the likeliest of the others stays below its cap.
-    fits = (log_c + tilts <= nats).nonzero()[:, 0]
-    if len(fits) == 0:
-        return torch.full_like(safe, math.inf)
-    ratios = torch.full_like(safe, -math.inf)
-    return ratios.index_put((places,), risky[places] - safe[places] + log_c[fits[0]])
+    tilt = torch.where(is_shared, risky - safe, -math.inf)
+    order = tilt.detach().argsort(descending=True)[: int(is_shared.sum())]
+    cap, risky = (safe[order] + nats).exp(), risky[order]
+    # How many are clipped: the fewest with which the first of the others stays below its cap.
+    clipped = cap.detach().cumsum(0) - cap.detach()
+    log_c = (1.0 - clipped).clamp(min=EPSILON).log() - _tail_sums(risky.detach())
+    fits = log_c + tilt.detach()[order] <= nats
+    if not fits.any():
+        return tilt.masked_fill(is_shared, math.inf)
+    count = int(fits.int().argmax())
+    free = (1.0 - cap[:count].sum()).clamp(min=EPSILON)
+    return tilt + free.log() - risky[count:].logsumexp(0)
+
+
+def _tail_sums(log_weights: Tensor) -> Tensor:
+    """(V,) the logarithm of the sum of each weight and all after it."""
+    return log_weights.flip(0).logcumsumexp(0).flip(0)
 
 
 def _solver_margin(claim: Claim, safe: Tensor, star: Tensor) -> float:

@@ -362,24 +362,30 @@ def _sum_up(replay: Replay, steps: list[StepReport], report: Verification) -> No
 
 
 def _sum_spends(ledger: Ledger, steps: list[StepReport], report: Verification) -> None:
-    """Check the sums of the spends against those of the replay, after every step: a spend may be
-    negative, so that a sum which fits at the end may have been too large before."""
-    squares = slack = spent = 0.0
-    for recorded, step in zip(ledger.steps, steps, strict=True):
-        report.divergence += step.divergence
-        spent += recorded.spend
-        # Errors of steps are independent: their sum grows with the root of their number.
-        squares += step.tolerance**2
-        report.tolerance = math.sqrt(squares)
-        slack += step.slack  # of spends above it
-        at = f"divergence {report.divergence} nats up to step {recorded.step}"
-        overspent = report.divergence - spent
-        if not -(report.tolerance + slack) <= overspent <= report.tolerance:
-            report.failures.append(f"{at}, spent {spent}")
+    """Check what steps in a row spent against the replay: every run of them, because windows have
+    bounds, and because what one step states too much must not make up for another."""
+    spends = [step.spend for step in ledger.steps]
+    charged, squares = (
+        torch.tensor(figures, dtype=torch.float64)
+        for figures in zip(*((step.divergence, step.tolerance**2) for step in steps), strict=True)
+    )
+    # Errors of steps are independent: their sum grows with the root of their number.
+    report.divergence, report.tolerance = charged.sum().item(), squares.sum().sqrt().item()
+    errors = charged - torch.tensor(spends, dtype=torch.float64)
+    for last in range(len(steps)):
+        overspent = errors[: last + 1].flip(0).cumsum(0)
+        is_above = ~(overspent <= squares[: last + 1].flip(0).cumsum(0).sqrt())
+        if is_above.any():
+            first = last - int(is_above.int().argmax())
+            run = slice(first, last + 1)
+            report.failures.append(
+                f"divergence {charged[run].sum().item()} nats in steps {first} to {last}, "
+                f"spent {math.fsum(spends[run])}"
+            )
             return
-        if not report.divergence <= ledger.header.bound + report.tolerance:
-            report.failures.append(f"{at} > bound {ledger.header.bound}")
-            return
+    slack = math.fsum(step.slack for step in steps)  # of spends above it
+    if not -(report.tolerance + slack) <= errors.sum().item():
+        report.failures.append(f"divergence {report.divergence} nats, spent {ledger.spent}")
 
 
 @in_plain_torch

@@ -72,7 +72,7 @@ def with_budgets(header: dict, steps: list[dict], footer: dict) -> None:
         total=header["K"],
         horizon=header["horizon"],
         debt=header["debt"],
-        schedule=header["rule_settings"]["budget"],
+        schedule=header["rule_settings"].get("budget", "adaptive"),
         bank=header.get("bank"),
     )
     for step, nats in zip(steps, budget.allowances(step["spend"] for step in steps), strict=True):

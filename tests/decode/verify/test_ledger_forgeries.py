@@ -73,7 +73,9 @@ def savings_spent(header, steps, footer):
 
 def bank_of(nats):
     def change(header, steps, footer):
-        header.update(bank=nats, rule_settings={**header["rule_settings"], "bank": nats})
+        K = nats + header["k"] * header["horizon"]
+        settings = {**header["rule_settings"], "bank": nats}
+        header.update(bank=nats, K=K, bound=K - header["debt"], rule_settings=settings)
         with_budgets(header, steps, footer)
 
     return change

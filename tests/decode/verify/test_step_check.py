@@ -14,7 +14,6 @@ from anchored.decode.verify.step_check import check_step
 from anchored.decode.verify.step_distributions import Claim, distributions_of
 from anchored.decode.verify.verification import other_supports
 from anchored.decode.warpers import Warpers
-from anchored.kernels import reference
 from anchored.kernels.project import project_kl
 
 TOLERANCE = 0.08
@@ -44,8 +43,7 @@ def honest_claim(rows: Tensor, budget: float) -> Claim:
     )
     return Claim(
         kind="tilted",
-        divergence=reference.kl_divergence,
-        order=None,
+        charge="mean",
         recorded=recorded,
         safe_logits=safe[0],
         risky_logits=risky[0],

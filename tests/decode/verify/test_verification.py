@@ -355,7 +355,6 @@ def overspending(project):
     ("divergence", "figure"),
     [
         ({"divergence": "kl"}, "spend differs"),
-        ({"divergence": "renyi", "order": 1.5}, "spend differs"),
         ({"divergence": "max"}, "log_prob differs"),
     ],
 )
