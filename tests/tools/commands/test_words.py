@@ -8,7 +8,7 @@ import pytest
 from command_line import refused
 
 from anchored.configs.config_file import CONFIGS, find_config
-from anchored.decode.settings import BudgetOptions, SpendingOptions
+from anchored.decode.settings import BudgetOptions, DebtOptions
 from anchored.tools.cli import COMMANDS, options_class
 from anchored.tools.commands.serving import VllmServeConfig
 from anchored.tools.commands.training.decontaminate import DecontaminateConfig
@@ -62,7 +62,7 @@ def test_options_of_a_budget_have_one_owner(name):
         if "divergence" in hints:
             assert issubclass(kind, BudgetOptions), kind
         if "debt_window" in hints:  # a budget may be a judge's, in dollars
-            assert issubclass(kind, SpendingOptions), kind
+            assert issubclass(kind, DebtOptions), kind
         if issubclass(kind, BudgetOptions):
             assert not names & vars(kind).get("__annotations__", {}).keys(), kind
 
