@@ -279,28 +279,21 @@ def _of_the_token(
 def unclipped_ratios(risky_logits: Tensor, safe_logits: Tensor, nats: float) -> Tensor:
     """log c p_r / p_s of every token, before it is clipped at `nats`; (V,) float64, differentiable.
 
-    The tokens that are clipped are the first ones by p_r / p_s; c makes the mass of the others up
-    to 1. Off the common support it is -inf, and inf on it where all is clipped.
+    Off the common support it is -inf, and inf on it where all is clipped.
     """
     risky, safe = reference.log_softmax(risky_logits), reference.log_softmax(safe_logits)
     is_shared = (risky > -math.inf) & (safe > -math.inf)
     tilt = torch.where(is_shared, risky - safe, -math.inf)
-    order = tilt.detach().argsort(descending=True)[: int(is_shared.sum())]
-    cap, risky = (safe[order] + nats).exp(), risky[order]
-    # How many are clipped: the fewest with which the first of the others stays below its cap.
-    clipped = cap.detach().cumsum(0) - cap.detach()
-    log_c = (1.0 - clipped).clamp(min=EPSILON).log() - _tail_sums(risky.detach())
-    fits = log_c + tilt.detach()[order] <= nats
-    if not fits.any():
-        return tilt.masked_fill(is_shared, math.inf)
-    count = int(fits.int().argmax())
-    free = (1.0 - cap[:count].sum()).clamp(min=EPSILON)
-    return tilt + free.log() - risky[count:].logsumexp(0)
-
-
-def _tail_sums(log_weights: Tensor) -> Tensor:
-    """(V,) the logarithm of the sum of each weight and all after it."""
-    return log_weights.flip(0).logcumsumexp(0).flip(0)
+    # c makes the mass of what is not clipped up to 1. It grows with what is, until no more is.
+    is_clipped = torch.zeros_like(is_shared)
+    while (is_free := is_shared & ~is_clipped).any():
+        missing = 1.0 - (safe[is_clipped] + nats).exp().sum()
+        log_c = missing.clamp(min=EPSILON).log() - risky[is_free].logsumexp(0)
+        above = is_free & (tilt + log_c > nats)
+        if not above.any():
+            return tilt + log_c
+        is_clipped = is_clipped | above
+    return tilt.masked_fill(is_shared, math.inf)
 
 
 def _solver_margin(claim: Claim, safe: Tensor, star: Tensor) -> float:
