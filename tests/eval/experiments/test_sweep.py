@@ -49,6 +49,17 @@ def test_both_models_come_first_and_methods_in_the_order_of_the_paper(tmp_path):
     assert [setting.method for setting in settings][3:5] == ["CP-Fuse", "Anchored"]
 
 
+@pytest.mark.parametrize(
+    ("rule", "more"),
+    [("anchored", {"bank": 9.0}), ("anchored", {"divergence": "max"}), ("pathwise", {})],
+)
+def test_only_the_paper_s_budgets_in_kl_are_the_swept_ones(rule, more):
+    other = Method(rule=rule, label="b", settings={"k": [0.5, 2.0], **more})
+    settings = sweep_settings(replace(SWEEP, methods=(ANCHORED, other)))
+    assert [setting.k for setting in settings[2:]] == [0.5, 2.0, None, None]
+    assert other.section == ANCHORED.section == "Anchored Decoding"
+
+
 def test_lists_are_all_combinations_and_names_say_what_differs():
     both = Method(
         rule="anchored",
