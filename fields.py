@@ -19,9 +19,6 @@ MAX_NATS = 2.0**20
 """The largest k or K: sums of spends above it would not be exact, and no step could spend them."""
 MAX_SLIP = 64
 """Characters of an unknown name that are compared with the known ones."""
-MIN_ORDER, MAX_ORDER = 1.1, 64.0
-"""Orders of Rényi divergences. Nearer to 1, which is KL, rounding costs more; beyond 64 the bound
-of an event comes within 2 % of the exponent that order infinity, the max-divergence, gives it."""
 
 
 def fitted(name: str, value: Any, kind: Any) -> Any:
@@ -240,23 +237,6 @@ def checked_nats(name: str, nats: Any) -> float:
     if not 0.0 <= value <= MAX_NATS:
         raise ValueError(f"{name} must be in [0, {MAX_NATS:.0f}] nats, got {value}")
     return value
-
-
-def checked_order(divergence: str, order: Any) -> float | None:
-    """The order of divergence "renyi" that a caller gives, as a float; None of others.
-
-    Raises ValueError where another divergence has an order, or this one has none in the range.
-    """
-    if divergence != "renyi":
-        if order is not None:
-            raise ValueError(f"order is of divergence renyi alone, got {order!r} for {divergence}")
-        return None
-    allowed = f"in [{MIN_ORDER}, {MAX_ORDER:g}] (1 is divergence kl, infinity max)"
-    if order is None:
-        raise ValueError(f"divergence renyi needs an order {allowed}")
-    if not MIN_ORDER <= (number := real_number("order", order)) <= MAX_ORDER:
-        raise ValueError(f"order must be {allowed}, got {number}")
-    return number
 
 
 def checked_seed(seed: int) -> int:
