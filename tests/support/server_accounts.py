@@ -1,6 +1,7 @@
 """Clients with accounts, what they ask, and what their accounts hold."""
 
 import hashlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def spend_all(make_store, num_clients: int) -> list[float]:
             except Exhausted as full:
                 if full.state.reserved == 0.0:
                     break
+                time.sleep(0.01)  # others settle: SQLite lets any of those in that wait
                 continue
             spent = (None, 0.5, -0.25)[len(charged) % 3]
             store.settle({text: spent})

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm_requests import mixed_requests
+from vllm_requests import KL, mixed_requests
 
 import anchored
-from anchored import ModelPair, verify
+from anchored import Anchored, ModelPair, Pathwise, verify
 from anchored.decode.serving.journal_reader import journal_ledgers
 from anchored.tools.bench.inputs import ordinary_words, random_pair
 
@@ -41,6 +41,7 @@ REQUESTS_PER_EVENT = 20
 class Kind:
     """Events that befall requests beside being drawn."""
 
+    rule: Anchored | Pathwise = KL
     engine: dict[str, Any] = field(default_factory=dict)
     num_drafts: int = 0
     lengths: tuple[int, ...] = (1, 5, 12, 30)
@@ -48,14 +49,19 @@ class Kind:
     """vLLM's counter of what must happen once in REQUESTS_PER_EVENT requests; "" for nothing."""
 
 
+DRAFTS = "vllm:spec_decode_num_accepted_tokens"
+FEW_BLOCKS: dict[str, Any] = {
+    "engine": {"num_gpu_blocks_override": 18, "enable_prefix_caching": False},
+    "lengths": (30, 60),
+    "event": "vllm:num_preemptions",
+}
 KINDS = {
     "mixed requests": Kind(),
-    "drafts": Kind(num_drafts=2, event="vllm:spec_decode_num_accepted_tokens"),
-    "preemptions": Kind(
-        engine={"num_gpu_blocks_override": 18, "enable_prefix_caching": False},
-        lengths=(30, 60),
-        event="vllm:num_preemptions",
-    ),
+    "drafts": Kind(num_drafts=2, event=DRAFTS),
+    "preemptions": Kind(**FEW_BLOCKS),
+    "pathwise": Kind(rule=Pathwise()),
+    "pathwise, drafts": Kind(rule=Pathwise(), num_drafts=4, event=DRAFTS),
+    "pathwise, preemptions": Kind(rule=Pathwise(), **FEW_BLOCKS),
     # 1 to 3 tokens: slots are taken and left at every step, and most budgets are not yet free.
     "short requests": Kind(lengths=(1, 1, 2, 3)),
 }
@@ -86,6 +92,7 @@ def assert_same_as_decoder(
         stop="7",
         lengths=kind.lengths,
         min_p=0.0 if kind.num_drafts else 0.02,  # vLLM refuses it beside drafts
+        rule=kind.rule,
     )
     arguments = {**ENGINE, **kind.engine, "enforce_eager": device.type == "cpu"}
     if kind.num_drafts:
@@ -95,7 +102,7 @@ def assert_same_as_decoder(
             "num_speculative_tokens": kind.num_drafts,
         }
     journal = root / "journal"
-    with opened(folders, ledgers=journal, **arguments) as decoder:
+    with opened(folders, rule=kind.rule, ledgers=journal, **arguments) as decoder:
         outputs = decoder.llm.generate(
             [{"prompt_token_ids": request.prompt} for request in requests],
             [request.params() for request in requests],
@@ -110,6 +117,8 @@ def assert_same_as_decoder(
     assert sum(one != other for one, other in zip(expected, tokens, strict=True)) <= num_apart
     ledgers = [ledger for _, ledger in journal_ledgers(journal)]
     assert len(ledgers) == num_requests
+    gives_back = any(step.spend < 0.0 for ledger in ledgers for step in ledger.steps)
+    assert gives_back is (kind.rule.name == "pathwise")
     for ledger in ledgers:
         assert ledger.certified and ledger.is_within_bound
         report = verify(ledger, pair)

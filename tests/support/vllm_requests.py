@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tiny_models import TEXT
 
-from anchored import Anchored, Decoder, Generation, ModelPair
-from anchored.decode.settings import DebtMode, Divergence
+from anchored import Anchored, Decoder, Generation, ModelPair, Pathwise
+
+KL = Anchored(k=1.5)
 
 LAST_JOIN = 60
 """The step of the engine by which all have joined."""
@@ -23,9 +24,10 @@ class MixedRequest:
     prompt: list[int]
     max_tokens: int
     seed: int
-    budget: dict[str, float]
-    """Nats as "k", a step, or as "K", of the whole text."""
-    divergence: Divergence
+    asked: dict[str, Any]
+    """Nats as "k", a step, or as "K", of the whole text; "bank" and "divergence"."""
+    rule: Anchored | Pathwise
+    """The engine's rule with what is asked of it."""
     sampling: dict[str, Any]
     stop: str
     """Ends the text; "" for none."""
@@ -34,23 +36,17 @@ class MixedRequest:
         """vLLM's SamplingParams."""
         from vllm import SamplingParams
 
-        extra = {f"anchored_{name}": nats for name, nats in self.budget.items()}
+        extra = {f"anchored_{name}": value for name, value in self.asked.items()}
         return SamplingParams(
             max_tokens=self.max_tokens,
             stop=self.stop or None,
-            extra_args={
-                **extra,
-                "anchored_seed": self.seed,
-                "anchored_divergence": self.divergence,
-            },
+            extra_args={**extra, "anchored_seed": self.seed},
             **self.sampling,
         )
 
-    def decoded(self, pair: ModelPair, debt: DebtMode = "top") -> Generation:
+    def decoded(self, pair: ModelPair) -> Generation:
         """The Decoder's answer to it, alone."""
-        k, total = (self.budget.get(name) for name in ("k", "K"))
-        rule = Anchored(k=k, K=total, divergence=self.divergence, debt=debt)
-        (result,) = Decoder(pair, rule, level="token").generate(
+        (result,) = Decoder(pair, self.rule, level="token").generate(
             [self.prompt],
             max_new_tokens=self.max_tokens,
             seed=self.seed,
@@ -68,10 +64,12 @@ def mixed_requests(
     stop: str,
     lengths: Sequence[int] = (1, 5, 12, 30),
     min_p: float = 0.02,
+    rule: Anchored | Pathwise = KL,
 ) -> list[MixedRequest]:
     """Requests of every kind, the same ones every time; a third of them have a prefix in common.
 
-    words: of the prompts. stop: of every sixth request. lengths: to choose max_tokens from.
+    words: of the prompts. stop: of every sixth request. lengths: to choose max_tokens from. rule:
+    of the engine.
     Prompts end with whole characters: where they do not, vLLM's text begins with the rest of one.
     """
     rng = random.Random(5)
@@ -89,13 +87,21 @@ def mixed_requests(
         truncation: dict[str, float] = rng.choice(
             [{}, {}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": min_p}]
         )
+        asked: dict[str, Any] = {"K": k * length} if number % 4 == 1 else {"k": k}
+        changes = {"k": None, **asked}
+        if rule.name == "pathwise" and "K" in asked:
+            changes = {"k": 0.0, "bank": asked["K"]}
+        elif rule.name == "pathwise":
+            asked["bank"] = changes["bank"] = rng.choice([0.0, 0.5, 4.0, 20.0])
+        elif number % 5 == 2:
+            asked["divergence"] = changes["divergence"] = "max"
         requests.append(
             MixedRequest(
                 prompt=(shared + unshared[1:]) if number % 3 == 0 else unshared,
                 max_tokens=length,
                 seed=rng.getrandbits(40),
-                budget={"K": k * length} if number % 4 == 1 else {"k": k},
-                divergence="max" if number % 5 == 2 else "kl",
+                asked=asked,
+                rule=replace(rule, **changes),
                 sampling={
                     "temperature": rng.choice([0.7, 1.0, 1.3]),
                     "repetition_penalty": rng.choice([1.0, 1.2]),
@@ -111,9 +117,9 @@ Ended = list[tuple[MixedRequest, list[int]]]
 """Requests, each with the tokens that vLLM answered."""
 
 
-def requests_of(tokenizer: Any, count: int) -> list[MixedRequest]:
+def requests_of(tokenizer: Any, count: int, rule: Anchored = KL) -> list[MixedRequest]:
     """About the words of `TEXT`."""
-    return mixed_requests(tokenizer, " ".join(TEXT).split(), count, stop="e")
+    return mixed_requests(tokenizer, " ".join(TEXT).split(), count, stop="e", rule=rule)
 
 
 def run(llm: Any, requests: list[MixedRequest], *, aborts_at: tuple[int, ...] = ()) -> Ended:

@@ -29,7 +29,7 @@ ALICE = {"authorization": f"Bearer {KEYS['alice']}"}
 
 
 TOKENS = 4000
-"""Of a long stream, 6,000 nats: no machine draws them in the seconds that a test lets it go on."""
+"""Of a long stream, 4,000 nats: no machine draws them in the seconds that a test lets it go on."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def root(tmp_path_factory) -> Path:
 
 
 def served(folders, root: Path):
-    file = policy_file(root, alice=1_000_000.0, bob=20.0)
+    file = policy_file(root, alice=1_000_000.0, bob=50.0)
     words = ["--safe", str(folders[0]), "--risky", str(folders[1]), "--ledgers", str(root / "j")]
     words += [
         "--accounts",
@@ -97,17 +97,21 @@ def test_texts_are_charged_what_the_journal_holds_until_the_server_ends(long_fol
         assert ask(address, "nobody").status_code == 401
         assert ask(f"{address}/api", "alice", max_tokens=2).status_code == 200
         # 2. Two texts with one seed share no noise; each is charged what it spent.
-        answers = [ask(address, "bob", seed=3, anchored={"k": 1.0}).json() for _ in range(2)]
+        asked = {"k": 1.0, "bank": 2.0}
+        answers = [ask(address, "bob", seed=3, anchored=asked).json() for _ in range(2)]
         assert answers[0]["choices"][0]["text"] != answers[1]["choices"][0]["text"]
-        spent = sum(quanta_above(one["anchored"]["spent"]) for one in answers) * QUANTUM
+        spends = [one["anchored"]["spent"] for one in answers]
+        spent = sum(quanta_above(max(0.0, each)) for each in spends) * QUANTUM
         # What was told is rounded to floats of JSON, and charged from the same figures.
         state = account(address, "bob")
         assert (state["spent"], state["reserved"]) == (spent, 0.0)
+        assert (state["divergence"], answers[0]["anchored"]["charge"]) == ("max", "drawn")
         # 3. All that is left, and then no more; nothing that certifies nothing.
         last = ask(address, "bob", max_tokens=100, anchored={"K": "available"}).json()
-        assert last["anchored"]["K"] == state["available"]
+        assert 0.0 <= state["available"] - last["anchored"]["K"] < 1e-6
         left = account(address, "bob")["available"]
-        assert left == pytest.approx(20.0 - spent - last["anchored"]["spent"], abs=1e-6)
+        charged = spent + max(0.0, last["anchored"]["spent"])
+        assert left == pytest.approx(50.0 - charged, abs=1e-6)
         refused = ask(address, "bob", anchored={"K": left + 0.5})
         assert refused.status_code == 429 and refused.json()["error"]["available"] == left
         assert ask(address, "bob", temperature=0).status_code == 400
@@ -162,7 +166,7 @@ def test_what_a_killed_server_drew_is_charged_from_its_journal(long_folders, roo
         end(process)
         assert any(each.result() for each in streams)
         with opened("accounts.db", root) as store:
-            assert store.state("client/alice").reserved >= 1.5 * TOKENS
+            assert store.state("client/alice").reserved >= TOKENS
             recover(store)
             assert store.state("client/alice").reserved == 0.0
     check_settled(root)

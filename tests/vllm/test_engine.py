@@ -86,7 +86,8 @@ def test_what_acts_after_the_projection_is_refused(name):
     ],
 )
 def test_caps_hold(changes, message):
-    limits = Limits(max_k=4.0, max_total=40.0, max_horizon=30)
+    rule = anchored.Anchored(k=1.0)
+    limits = Limits(rule=rule, max_k=4.0, max_total=40.0, max_horizon=30)
     admission.admit(params(max_tokens=10, extra={"anchored_k": 4.0}), limits)
     with pytest.raises(ValueError, match=message):
         admission.admit(params(**{"max_tokens": 12, **changes}), limits)

@@ -17,10 +17,8 @@ from anchored.decode.serving.journal_reader import journal_ledgers
 from .conftest import SIZES, opened, state_of
 
 
-def check(ended, pair, folder, debt="top") -> None:
-    compared = [
-        (request, tokens, request.decoded(pair, debt).token_ids) for request, tokens in ended
-    ]
+def check(ended, pair, folder) -> None:
+    compared = [(request, tokens, request.decoded(pair).token_ids) for request, tokens in ended]
     assert [each for each in compared if each[1] != each[2]] == []
     ledgers = dict(journal_ledgers(folder))
     assert all(ledger.certified and ledger.is_within_bound for ledger in ledgers.values())
@@ -53,9 +51,10 @@ def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_t
         AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     pair = anchored.ModelPair.from_pretrained(*folders, dtype="float32")
+    rule = anchored.Anchored(k=1.5, debt="none")
     with opened(
         folders,
-        rule=anchored.Anchored(k=1.5, debt="none"),
+        rule=rule,
         ledgers=tmp_path / "journal",
         enable_prefix_caching=True,
     ) as llm:
@@ -67,7 +66,7 @@ def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_t
             add(slot, data)
 
         state.add_request = counted
-        ended = run(llm, requests_of(tokenizer, 30))
+        ended = run(llm, requests_of(tokenizer, 30, rule))
     assert len(ended) == 30
     assert max(cached) >= 32
-    check(ended, pair, tmp_path / "journal", "none")
+    check(ended, pair, tmp_path / "journal")

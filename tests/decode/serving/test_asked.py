@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import anchored
@@ -74,6 +74,7 @@ def test_all_that_is_left_is_a_budget_within_it(rule, left, made):
 
 
 @given(left=st.floats(0.0, 2000.0), bank=st.floats(0.0, 100.0), horizon=st.integers(1, 5000))
+@example(left=120.82050399715081, bank=20.0, horizon=268)  # 20 + 268 * (left - 20) / 268 > left
 def test_a_bank_and_a_k_that_share_what_is_left_are_never_rounded_above_it(left, bank, horizon):
     left = math.floor(left / SPEND_QUANTUM) * SPEND_QUANTUM  # as accounts have it
     limits = Limits(rule=Pathwise(k=1.0, bank=bank))
