@@ -32,21 +32,6 @@ MOST_OF_A_DRAW = 1.0
 token: a uniform near an edge between two tokens gives one token in one forward and the other in the
 next."""
 
-DEVIATIONS_OF_A_COUNT = 4.0
-"""Rounding changes one token of a text or many, as its distributions are sure or flat. Honest texts
-have as many as their distributions lead one to expect, within so many roots of that number; more
-were chosen."""
-
-DEVIATIONS_OF_A_GAIN = 3.0
-"""Rounding takes either token at an edge as often as the other, so what such tokens gain in
-log p_r / p_s has mean 0, and two draws from a distribution differ by the root of 2 of its
-deviation. Nobody who draws exceeds this many deviations of the sum; who chooses only gains does."""
-
-DEVIATIONS_OF_A_TEMPERATURE = 3.0
-"""Rounding makes a recorded log-probability steeper as often as flatter, and another temperature
-makes all of them one or the other. Of 64 honest texts in bfloat16 none had more than 0.8 deviations
-of the sum; of 0.8 for a temperature of 0.7 all had 5 to 8, though each step was within rounding."""
-
 TRUNCATION_NEEDS = 0.1
 """Tolerances that count for a step whose support rounding may have decided: it is at an edge."""
 

@@ -20,17 +20,15 @@ from ..rules.rule import BOTH
 from ..settings import SamplingConfig
 from .consistency import inconsistencies
 from .replay import ForcedStep, Replay
-from .step_check import (
-    DEVIATIONS_OF_A_COUNT,
-    DEVIATIONS_OF_A_GAIN,
-    DEVIATIONS_OF_A_TEMPERATURE,
-    TRUNCATION_NEEDS,
-    StepReport,
-    check_step,
-    difference,
-    divergences,
-)
+from .step_check import TRUNCATION_NEEDS, StepReport, check_step, difference, divergences
 from .step_distributions import Claim, Kind
+from .text_check import (
+    DEVIATIONS_OF_A_TEMPERATURE,
+    most_at_a_boundary,
+    most_gain,
+    steepness,
+    sums_apart,
+)
 
 if TYPE_CHECKING:
     from ..generation import Generation
@@ -327,65 +325,31 @@ def _claim(replay: Replay, forced: ForcedStep, recorded: LedgerStep) -> Claim:
 
 def _sum_up(replay: Replay, steps: list[StepReport], report: Verification) -> None:
     """Check what holds for all steps together."""
-    ledger, rule = replay.ledger, replay.rule
     report.tokens_drawn_again = sum(step.rounding == 0.0 for step in steps)
     report.tokens_at_a_boundary = len(steps) - report.tokens_drawn_again
-    # Tokens that rounding should have changed, and one more by bad luck.
-    expected = 1.0 + math.fsum(step.chance for step in steps)
-    most = expected + DEVIATIONS_OF_A_COUNT * math.sqrt(expected)
-    if report.tokens_at_a_boundary > most:
+    if report.tokens_at_a_boundary > (most := most_at_a_boundary(steps)):
         report.failures.append(
             f"{report.tokens_at_a_boundary} of {len(steps)} tokens follow only within rounding "
             f"from the seed; {most:.0f} are explained"
         )
-    if not rule.is_certified:
+    if not replay.rule.is_certified:
         return
-    report.gain = math.fsum(step.gain for step in steps)
-    # Two draws from a distribution differ by twice its variance, and again one by bad luck.
-    variances = [2.0 * step.spread**2 for step in steps]
-    changed = [each for step, each in zip(steps, variances, strict=True) if step.rounding]
-    variance = math.fsum(changed) + math.fsum(variances) / len(steps)
-    report.most_gain = DEVIATIONS_OF_A_GAIN * math.sqrt(variance)
+    report.gain, report.most_gain = math.fsum(step.gain for step in steps), most_gain(steps)
     if report.gain > report.most_gain + ARITHMETIC:
         report.failures.append(
             f"tokens that follow only within rounding gain {report.gain:.3g} nats of log p_r/p_s; "
             f"{report.most_gain:.3g} are explained"
         )
-    length = math.hypot(*(slope for _, slope in (step.steepness for step in steps)))
-    steeper = math.fsum(math.prod(step.steepness) for step in steps) / (length or 1.0)
-    if not abs(steeper) <= DEVIATIONS_OF_A_TEMPERATURE:
+    if not abs(steeper := steepness(steps)) <= DEVIATIONS_OF_A_TEMPERATURE:
         report.failures.append(
             f"the recorded log p_s of all steps are those of another temperature, by {steeper:.3g} "
             f"deviations of rounding; {DEVIATIONS_OF_A_TEMPERATURE:g} are explained"
         )
-    _sum_spends(ledger, steps, report)
-
-
-def _sum_spends(ledger: Ledger, steps: list[StepReport], report: Verification) -> None:
-    """Check what steps in a row spent against the replay: every run of them, because windows have
-    bounds, and because what one step states too much must not make up for another."""
-    spends = [step.spend for step in ledger.steps]
-    charged, squares = (
-        torch.tensor(figures, dtype=torch.float64)
-        for figures in zip(*((step.divergence, step.tolerance**2) for step in steps), strict=True)
-    )
     # Errors of steps are independent: their sum grows with the root of their number.
-    report.divergence, report.tolerance = charged.sum().item(), squares.sum().sqrt().item()
-    errors = charged - torch.tensor(spends, dtype=torch.float64)
-    for last in range(len(steps)):
-        overspent = errors[: last + 1].flip(0).cumsum(0)
-        is_above = ~(overspent <= squares[: last + 1].flip(0).cumsum(0).sqrt())
-        if is_above.any():
-            first = last - int(is_above.int().argmax())
-            run = slice(first, last + 1)
-            report.failures.append(
-                f"divergence {charged[run].sum().item()} nats in steps {first} to {last}, "
-                f"spent {math.fsum(spends[run])}"
-            )
-            return
-    slack = math.fsum(step.slack for step in steps)  # of spends above it
-    if not -(report.tolerance + slack) <= errors.sum().item():
-        report.failures.append(f"divergence {report.divergence} nats, spent {ledger.spent}")
+    report.tolerance = math.hypot(*(step.tolerance for step in steps))
+    report.divergence = math.fsum(step.divergence for step in steps)
+    if failure := sums_apart([step.spend for step in replay.ledger.steps], steps):
+        report.failures.append(failure)
 
 
 @in_plain_torch

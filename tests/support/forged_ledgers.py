@@ -10,6 +10,7 @@ from typing import Any
 
 from anchored import Ledger, LedgerError, ModelPair, verify
 from anchored.decode.rules.budget import Budget
+from anchored.kernels.spend import SPEND_QUANTUM
 
 Lines = list[dict[str, Any]]
 """Header, steps, footer, as the JSON of a ledger's lines."""
@@ -65,6 +66,18 @@ def summed_up(header: dict, steps: list[dict], footer: dict) -> None:
     footer["total_spend"] = math.fsum(step["spend"] for step in steps)
 
 
+def moved(**by: float) -> Change:
+    """Nats added to costs of steps and to their log p*, as `at_3=0.5`, with budgets that follow."""
+
+    def change(header: dict, steps: list[dict], footer: dict) -> None:
+        for place, nats in by.items():
+            step = steps[int(place.removeprefix("at_"))]
+            step.update(spend=step["spend"] + nats, log_prob=step["log_prob"] + nats)
+        with_budgets(header, steps, footer)
+
+    return change
+
+
 def with_budgets(header: dict, steps: list[dict], footer: dict) -> None:
     """Allowances that follow from the steps' spends, and a footer that does."""
     budget = Budget(
@@ -78,6 +91,34 @@ def with_budgets(header: dict, steps: list[dict], footer: dict) -> None:
     for step, nats in zip(steps, budget.allowances(step["spend"] for step in steps), strict=True):
         step["budget"] = nats
     summed_up(header, steps, footer)
+
+
+def restated(**figures: Any) -> Change:
+    """Other figures of a budget, in the rule's settings too, and all that follows from them."""
+
+    def change(header: dict, steps: list[dict], footer: dict) -> None:
+        header.update(figures)
+        settings = header["rule_settings"]
+        settings.update({name: figures[name] for name in ("k", "bank") if name in figures})
+        K = (header.get("bank") or 0.0) + header["k"] * header["horizon"]
+        header.update(K=K, bound=max(0.0, K - header["debt"]))
+        with_budgets(header, steps, footer)
+
+    return change
+
+
+def at_new_caps(change: Change) -> Change:
+    """A change of budgets after which the tokens that cost all they could still do."""
+
+    def fitted(header: dict, steps: list[dict], footer: dict) -> None:
+        capped = [step for step in steps if 0.0 < step["budget"] - step["spend"] < 1e-6]
+        change(header, steps, footer)
+        for step in capped:
+            nats = step["budget"] - 8.0 * SPEND_QUANTUM
+            step.update(spend=nats, log_prob=step["safe_log_prob"] + nats)
+            with_budgets(header, steps, footer)
+
+    return fitted
 
 
 def refusal(path: Path, pair: ModelPair) -> str:
