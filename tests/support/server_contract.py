@@ -197,7 +197,7 @@ REFUSED = [
     {"anchored": {"k": 1.0, "K": 2.0}},
     {"anchored": {"debt": -1.0}},
     {"anchored": {"kk": 1.0}},
-    {"anchored": {"divergence": "renyi", "order": 2.0}},
+    {"anchored": {"divergence": "tv"}},
     {"anchored": {"seed": -1}},
     {"anchored": {"client_id": "a b"}},
     {"anchored": {"passage": "salt"}},

@@ -109,7 +109,7 @@ def test_null_is_the_default_of_every_field():
         ({"prompt": "a", "stop_token_ids": [2] * 65}, "stop_token_ids has at most 64 items"),
         ({"prompt": "a", "anchored": dict.fromkeys(map(str, range(65)))}, "anchored has at most"),
         ({"prompt": "a", "anchored": {"passage": "b"}}, "reads no passage"),
-        ({"prompt": "a", "anchored": {"order": 2.0}}, "unknown field order"),
+        ({"prompt": "a", "anchored": {"kk": 2.0}}, "unknown field kk"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )
