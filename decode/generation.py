@@ -51,7 +51,8 @@ class Generation:
         is_one_of_several = header.num_return_sequences > 1 or header.prior_bound > 0.0
         total = f" (in total {self.ledger.total_bound:.4g})" if is_one_of_several else ""
         bank = "" if header.bank is None else f"{header.bank:.4g} + "
-        says = f", {likelier(self.ledger.spent)}" if header.charge == "drawn" else ""
+        is_drawn = header.charge == "drawn" and self.ledger.certified
+        says = f", {likelier(self.ledger.spent)}" if is_drawn else ""
         return (
             f"K={header.K:.4g} ({bank}k={header.k:.4g} x {header.horizon}) debt={header.debt:.4g} "
             f"{spent} bound={header.bound:.4g}{total} nats, {ending}{says}"
