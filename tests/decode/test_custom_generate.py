@@ -14,7 +14,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from anchored import Anchored, CustomGenerate, Decoder, verify
+from anchored import CustomGenerate, Decoder, Pathwise, verify
 from anchored.decode.streams.stream import CACHE
 
 PROMPTS = ["the keeper", "every wave into the ledger"]
@@ -29,7 +29,7 @@ class EndlessCriteria(MaxLengthCriteria):
 
 @pytest.fixture
 def decoder(pair):
-    return Decoder(pair, Anchored(k=2.0))
+    return Decoder(pair, Pathwise())
 
 
 @pytest.fixture
@@ -166,4 +166,4 @@ def test_another_model_and_a_pair_of_bytes_are_refused(decoder, inputs):
             **inputs, custom_generate=CustomGenerate(decoder), max_new_tokens=2
         )
     with pytest.raises(ValueError, match="generate deals in tokens"):
-        CustomGenerate(Decoder(decoder.pair, Anchored(k=1.0), level="byte"))
+        CustomGenerate(Decoder(decoder.pair, decoder.rule, level="byte"))

@@ -21,6 +21,7 @@ from anchored import (
     CPFuse,
     Decoder,
     ModelPair,
+    Pathwise,
     RiskyOnly,
     SafeOnly,
     verify,
@@ -135,6 +136,17 @@ def test_results_print_as_one_line(pair):
     (result,) = Decoder(pair, CPFuse()).generate(PROMPTS[0], max_new_tokens=4)
     form = r"no budget under the rule cp_fuse, spent=\S+ nats, 4 tokens, length, NOT certified"
     assert re.fullmatch(form, str(result))
+
+
+def test_a_result_says_how_much_likelier_the_safe_models_text_has_become(pair):
+    decoder = Decoder(pair, Pathwise(k=0.5, bank=3))
+    (result,) = decoder.generate(PROMPTS[0], max_new_tokens=4)
+    log_ratio = sum(step.log_prob - step.safe_log_prob for step in result.ledger.steps)
+    times = f"{math.exp(log_ratio):.3g} times as likely as from the safe model"
+    assert log_ratio != 0.0 and str(result).endswith(f", certified, {times}")
+    assert str(result).startswith("K=5 (3 + k=0.5 x 4) debt=")
+    (greedy,) = decoder.generate(PROMPTS[0], max_new_tokens=4, temperature=0.0)
+    assert str(greedy).endswith("NOT certified")
 
 
 def test_a_debt_above_k_means_safe_only_and_warns_in_one_line(pair, caplog):

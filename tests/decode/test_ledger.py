@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -11,6 +12,8 @@ from anchored import (
     Decoder,
     Ledger,
     LedgerError,
+    Pathwise,
+    event_bound,
     verify,
     with_divergences,
 )
@@ -95,3 +98,65 @@ def test_divergences_of_a_ledger_that_is_inconsistent_are_refused(ledger, pair):
     header = dataclasses.replace(ledger.header, prompt_token_ids=[999])
     with pytest.raises(LedgerError, match="prompt: token ids must be in"):
         with_divergences(dataclasses.replace(ledger, header=header), pair)
+
+
+@pytest.fixture(scope="module")
+def drawn(pair) -> Ledger:
+    """A ledger of drawn tokens, which some gave back."""
+    decoder = Decoder(pair, Pathwise(k=0.5, bank=3.0, debt="none"))
+    (result,) = decoder.generate(PROMPT, max_new_tokens=20, seed=7, temperature=1.0)
+    assert min(step.spend for step in result.ledger.steps) < 0.0 and result.ledger.certified
+    return result.ledger
+
+
+def test_nats_that_were_given_back_are_saved_and_read_again(drawn, pair, tmp_path):
+    drawn.save(tmp_path / "ledger.jsonl")
+    read = Ledger.load(tmp_path / "ledger.jsonl")
+    assert read == drawn and read.certified and verify(read, pair)
+    assert read.header.charge == "drawn" and read.header.bank == 3.0
+    assert read.event_bound(-90.0) == event_bound(read.header.bound, -90.0, divergence="max")
+
+
+def with_spends(ledger: Ledger, spends: list[float], **header) -> Ledger:
+    """Certified, it says, with budgets that allow for each of the spends."""
+    step = dataclasses.replace(ledger.steps[0], budget=100.0)
+    steps = [dataclasses.replace(step, step=i, spend=nats) for i, nats in enumerate(spends)]
+    changed = dataclasses.replace(ledger.header, **header)
+    return dataclasses.replace(ledger, header=changed, steps=steps, certified=True)
+
+
+@pytest.mark.parametrize(
+    ("spends", "charge", "is_kept"),
+    [
+        ([2.0, -1.0, 3.0], "drawn", True),
+        ([5.0, -3.0, 3.0], "drawn", False),  # the whole is within the bound, the first step is not
+        ([-3.0, 3.0, 5.0], "drawn", False),
+        ([-9.0, 4.0, 101.0], "drawn", False),  # more than the step's budget
+        ([-9.0, math.nan, 1.0], "drawn", False),
+        ([2.0, -1.0, 3.0], "worst", False),
+        ([2.0, -1.0, 3.0], "mean", False),
+        ([1.0, 1.0, 2.0], "mean", True),
+    ],
+)
+def test_every_prefix_keeps_the_bound_and_only_a_drawn_token_gives_nats_back(
+    drawn, spends, charge, is_kept
+):
+    ledger = with_spends(drawn, spends, charge=charge, bound=4.0)
+    assert ledger.claims_bound and ledger.certified == is_kept
+    if not is_kept:
+        assert ledger.total_bound == math.inf
+        with pytest.raises(ValueError, match="no bound holds"):
+            ledger.event_bound(-9.0)
+
+
+def test_an_event_is_bounded_by_what_the_charge_says(pair):
+    """By KL where steps are charged their mean, else by the largest log-ratio of a text."""
+    for rule, divergence in (
+        (Anchored(k=1.0, bank=2.0), "kl"),
+        (Anchored(k=1.0, divergence="max"), "max"),
+        (Pathwise(), "max"),
+    ):
+        (result,) = Decoder(pair, rule).generate(PROMPT, max_new_tokens=2)
+        header = result.ledger.header
+        expected = event_bound(header.bound, -9.0, divergence=divergence)
+        assert header.charge == rule.charge and result.ledger.event_bound(-9.0) == expected

@@ -15,6 +15,7 @@ from plain_forward import assert_same
 from tiny_models import every_text, tiny_llama, word_tokenizer
 
 from anchored import Decoder, ModelPair, Pathwise
+from anchored.kernels.spend import SPEND_QUANTUM
 
 PROMPT = [0, 2, 3, 2]
 PROMPTS = {2: [0, 0, 0], 3: [0, 2, 2]}
@@ -174,6 +175,7 @@ def test_texts_are_drawn_as_often_as_the_oracle_says():
         assert ledger.certified
         for step in ledger.steps:
             assert step.spend >= step.log_prob - step.safe_log_prob
+            assert (step.spend / SPEND_QUANTUM).is_integer()
     assert spent.min() < -0.5 and spent.max() > 0.9 * (RULE.bank + 4 * RULE.k)
 
 

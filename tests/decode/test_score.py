@@ -1,15 +1,19 @@
 """Scores of many continuations at once: horizons of their own, prompts that are read once."""
 
+import math
+
 import pytest
 
-from anchored import Anchored, CPFuse, Decoder
+from anchored import Anchored, CPFuse, Decoder, Pathwise
 from anchored.decode.streams.row_stream import RowStream
 
 PROMPTS = ["the keeper of", "Nine tides", "the keeper of", "the keeper of"]
 CONTINUATIONS = [" the lamp", " ago, the harbour bell", " salt", " every wave into a ledger"]
 
 
-@pytest.mark.parametrize("rule", [Anchored(k=0.5), Anchored(k=1.0, budget="global")])
+@pytest.mark.parametrize(
+    "rule", [Anchored(k=0.5), Anchored(k=1.0, budget="global"), Pathwise(k=0.5, bank=2.0)], ids=str
+)
 def test_each_continuation_has_a_horizon_of_its_own(pair, rule):
     decoder = Decoder(pair, rule, batch_size=3)
     lengths = [len(pair.encode_continuation(text)) + 2 for text in CONTINUATIONS]
@@ -49,10 +53,26 @@ def test_the_last_token_of_a_text_may_stand_behind_the_context(pair):
         decoder.score([5] * 120, [6] * 10)
 
 
-@pytest.mark.parametrize("rule", [Anchored(k=0.3, debt="none"), CPFuse()], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "rule", [Anchored(k=0.3, debt="none"), Pathwise(), CPFuse()], ids=lambda r: r.name
+)
 def test_exactly_the_likeliest_token_is_greedy(pair, rule):
     tokens = [[token] for token in range(3, pair.vocab_size)]
     decoder = Decoder(pair, rule, batch_size=64)
     scores = decoder.score([PROMPTS[0]] * len(tokens), tokens)
     likeliest = max(range(len(tokens)), key=lambda place: scores[place].log_prob)
     assert [place for place, score in enumerate(scores) if score.is_greedy] == [likeliest]
+
+
+def test_what_follows_a_token_that_cannot_be_drawn_gives_nothing_back(pair):
+    """Its text is infinitely unlikely, so its account is closed."""
+    decoder = Decoder(pair, Pathwise(k=1.0, bank=2.0, debt="none"))
+    (drawn,) = decoder.generate(PROMPTS[0], max_new_tokens=6, top_k=8, temperature=1.0)
+    (score,) = decoder.score(PROMPTS[0], drawn.token_ids, top_k=8, repetition_penalty=1.1)
+    assert score.spends == pytest.approx([s.spend for s in drawn.ledger.steps], abs=1e-8)
+    other = next(token for token in range(3, 320) if token not in drawn.token_ids)
+    tokens = [*drawn.token_ids[:2], other, *drawn.token_ids[2:5]]
+    (score,) = decoder.score(PROMPTS[0], tokens, top_k=8, repetition_penalty=1.1)
+    assert score.log_prob == -math.inf and score.token_log_probs[2] == -math.inf
+    assert score.spends[:2] == pytest.approx([s.spend for s in drawn.ledger.steps[:2]], abs=1e-8)
+    assert score.spends[2:] == [0.0] * 4 and not score.error
