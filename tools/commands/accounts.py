@@ -79,16 +79,18 @@ def accounts(config: AccountsConfig) -> int:
 
 
 def _table(states: Iterable["AccountState"]) -> str:
-    head = ("account", "allowed", "extra", "spent", "reserved", "available", "until")
+    numbers = ("allowed", "extra", "spent", "reserved", "available")
     rows = [
         [
             state.account,
-            *(f"{getattr(state, name):.3f}" for name in head[1:6]),
+            *(f"{getattr(state, name):.3f}" for name in numbers),
+            state.divergence,
             "for ever" if state.period_ends is None else _day(state.period_ends),
         ]
         for state in states
     ]
-    return aligned([*head[:1], *(f"{name} (nats)" for name in head[1:6]), head[6]], rows)
+    head = ["account", *(f"{name} (nats)" for name in numbers), "divergence", "until"]
+    return aligned(head, rows)
 
 
 def _day(seconds: float) -> str:
