@@ -93,7 +93,7 @@ class Projection:
         tilt, ratio = (x[:, 0] for x in self._tilt_and_ratio(risky, safe))
         ratio = ratio.masked_fill(safe[:, 0] == -math.inf, -math.inf)  # where p* is p_s too
         reach = (tilt.abs() + safe[:, 0].abs()).nan_to_num(0.0, posinf=0.0)
-        return drawn_spend(ratio, reach, *self.token_bounds)
+        return drawn_spend(ratio + OFFSET_MARGIN * EPSILON * reach, *self.token_bounds)
 
     def _logits_of(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         index = token_ids[:, None]
@@ -119,15 +119,15 @@ class Projection:
         return tilt, ratio.masked_fill(self.is_safe_only[:, None], 0.0)
 
 
-def drawn_spend(log2_ratio: Tensor, reach: Tensor, most: Tensor, margin: Tensor) -> Tensor:
+def drawn_spend(log2_ratio: Tensor, most: Tensor, margin: Tensor) -> Tensor:
     """What a token costs: its log-ratio, rounded up by what it may be off by.
 
-    log2_ratio: (B,) bits, of p* / p_s. reach: (B,) bits, of its tilt and its safe weight together.
+    log2_ratio: (B,) bits, p* / p_s with OFFSET_MARGIN units of its tilt and its safe weight.
     most, margin: `Projection.token_bounds`.
     Returns: (B,) float64 nats, multiples of the quantum.
     """
-    nats = (log2_ratio + OFFSET_MARGIN * EPSILON * reach) / BITS_PER_NAT + margin
-    return torch.minimum(ceil_to_quantum(nats) + 0.0, most)  # 0, not -0
+    nats = torch.minimum(log2_ratio / BITS_PER_NAT + margin, most)
+    return ceil_to_quantum(nats) + 0.0  # 0, not -0
 
 
 def _bits(logits: Tensor, peak: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class Solution(NamedTuple):
     ceiling: Floats
     is_safe_only: Flags
     token_most: Floats
-    """Both of `Projection.token_bounds`, not yet rounded up; 0 of KL, which charges no token."""
+    """Both of `Projection.token_bounds`; 0 of KL, which charges no token."""
     token_margin: Floats
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..certificate import OFFSET_MARGIN
 from ..projection import Charge, Projection, drawn_spend
 from ..sampler import first_above
-from ..spend import BAN_BITS, BITS_PER_NAT, ceil_to_quantum
+from ..spend import BAN_BITS, BITS_PER_NAT, EPSILON, ceil_to_quantum
 from . import clip, kl
 from .rows import Flags, Floats, Numbers, Rows, Solution, columns, host, part, row_groups, sums
 
@@ -47,13 +48,10 @@ def project(
     is_valid, risky_peak, safe_peak, log2_safe_mass = others
     drawn = torch.from_numpy(np.concatenate(draws, 1)).to(safe_logits.device)
     has_draw = uniform is not None
-    spend, bounds = ceil_to_quantum(spend), None
-    if charge == "drawn":
-        bounds = ceil_to_quantum(most), margin
-        spend = drawn_spend(drawn[4], drawn[5], *bounds) if has_draw else spend
+    by_token = charge == "drawn" and has_draw
     return Projection(
         weight=weight,
-        spend=spend,
+        spend=drawn_spend(drawn[4], most, margin) if by_token else ceil_to_quantum(spend),
         is_safe_only=is_safe_only > 0.0,
         is_valid=is_valid > 0.0,
         token_ids=drawn[0].long() if has_draw else None,
@@ -67,7 +65,7 @@ def project(
         risky_peak=risky_peak,
         safe_peak=safe_peak,
         log2_safe_mass=log2_safe_mass,
-        token_bounds=bounds,
+        token_bounds=(most, margin) if charge == "drawn" else None,
     )
 
 
@@ -83,13 +81,13 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-_NO_FACTS, _NO_DRAWS = np.zeros((12, 0)), np.zeros((6, 0))
+_NO_FACTS, _NO_DRAWS = np.zeros((12, 0)), np.zeros((5, 0))
 """Facts and draws of an empty batch."""
 
 
 def draw(rows: Rows, solution: Solution, uniform: Tensor) -> Floats:
-    """(6, R): a token of each row, -1 where not valid, whether it is the safe model's, its log p*
-    and log p_s in nats, NaN where not valid, and log2 p* / p_s and reach of `drawn_spend`.
+    """(5, R): a token of each row, -1 where not valid, whether it is the safe model's, its log p*
+    and log p_s in nats, NaN where not valid, and the log-ratio that `drawn_spend` takes.
 
     uniform: (R, 3) float64 in [0, 1).
     """
@@ -115,7 +113,8 @@ def draw(rows: Rows, solution: Solution, uniform: Tensor) -> Floats:
     safe = _at_tokens(rows.safe, drafts)
     bits = np.where(rows.is_valid, safe, np.nan) - rows.log2_safe_mass
     log_probs = (bits + ratio) / BITS_PER_NAT, bits / BITS_PER_NAT
-    return np.stack([token_ids, accepted, *log_probs, ratio, np.abs(tilt) + np.abs(safe)])
+    ratio = ratio + OFFSET_MARGIN * EPSILON * (np.abs(tilt) + np.abs(safe))
+    return np.stack([token_ids, accepted, *log_probs, ratio])
 
 
 def _drawn(weights: Tensor, pieces: Tensor, uniform: Tensor, *, is_log: bool) -> Tensor:

@@ -143,8 +143,7 @@ def token_bounds(row, offset, excess):
     margin = tl.abs(offset) * (OFFSET_MARGIN * at.EPSILON) * at.LN_2 + MASS_MARGIN * ROUNDING
     most = (clip_ceiling(row) - excess) * at.LN_2 + margin
     is_same = tl.load(row.facts + at.LARGEST_TILT) == tl.load(row.facts + at.SMALLEST_TILT)
-    most = tl.where(is_same, tl.load(row.facts + at.FLOOR), most)
-    return tl.ceil(most / at.QUANTUM) * at.QUANTUM, margin
+    return tl.where(is_same, tl.load(row.facts + at.FLOOR), most), margin
 
 
 @triton.jit
@@ -152,5 +151,5 @@ def token_spend(row, ratio, reach):
     """What a token costs, nats; see `projection.drawn_spend`."""
     nats = (ratio + reach * (OFFSET_MARGIN * at.EPSILON)) * at.LN_2
     nats += tl.load(row.facts + at.TOKEN_MARGIN)
-    nats = tl.ceil(nats / at.QUANTUM) * at.QUANTUM + 0.0  # 0, not -0
-    return tl.minimum(nats, tl.load(row.facts + at.TOKEN_MOST))
+    nats = tl.minimum(nats, tl.load(row.facts + at.TOKEN_MOST))
+    return tl.ceil(nats / at.QUANTUM) * at.QUANTUM + 0.0  # 0, not -0
