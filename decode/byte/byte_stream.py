@@ -250,9 +250,11 @@ class ByteStream:
             number = 1 if self._device.type == "cpu" else len(of_rows)
             for start in range(0, len(of_rows), max(1, number)):
                 self._add_distributions(of_rows[start : start + number], warp)
+        log_probs = [text.log_probs() for text in texts.values()]
+        # After these: a text to which truncation gave no probability begins again there.
         if self.records_sizes:
             self._record_size(max(text.size for text in texts.values()), is_warped=is_warped)
-        return torch.from_numpy(np.array([text.log_probs() for text in texts.values()]))
+        return torch.from_numpy(np.array(log_probs))
 
     def _record_size(self, size: float, *, is_warped: bool) -> None:
         if is_warped:
