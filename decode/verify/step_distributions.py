@@ -216,7 +216,8 @@ def _clipped(claim: Claim, safe: Tensor) -> StepDistributions:
     )
     # 4. What is charged.
     if is_drawn:
-        return _of_the_token(claim, claimed, nats, highest - log_scale)
+        most_scaled = 0.0 if log_scale == math.inf else highest - log_scale
+        return _of_the_token(claim, claimed, nats, most_scaled)
     # Where p* clips, the recorded spend itself is the largest ratio.
     is_spend = log_scale < math.inf and claimed.divergence >= nats
     return replace(claimed, divergence_tolerance=ARITHMETIC) if is_spend else claimed
@@ -233,10 +234,36 @@ def _of_the_token(
 ) -> StepDistributions:
     """The step charged by the log-ratio of its token, where p* is clipped at so many nats.
 
-    A token at its cap costs the cap whatever the logits are; any other moves with its logits and
-    with c, which makes up for all that is clipped. A solver's cap and mass are off by less than
-    RESERVE_NATS together, and so is its c by that over the mass that is free.
     most_scaled: nats by which rounding may raise log c.
+    """
+    token_id, ratios = claim.recorded.token_id, unclipped_ratios(*claim.rows, nats)
+    ratio, cost = ratios[token_id].item(), (claimed.star - claimed.safe)[token_id].item()
+    free = max(RESERVE_NATS, claimed.star[ratios < nats].exp().sum().item())
+    share = claimed.star[token_id].exp().item() / free if ratio < nats else 0.0
+    by = _cost_moved(claim, nats, share)
+    # A solver's cap and mass are off by less than RESERVE_NATS together, and c makes up for both.
+    by_solver = RESERVE_NATS / free
+    tolerance = ARITHMETIC + by + max(RESERVE_NATS, by_solver - max(0.0, ratio - nats))
+    # Who draws gets the tokens that noise made likelier: on average by half the variance of their
+    # log-ratio, and by more where c jumps.
+    raised_by = 0.5 * (by / NUM_DEVIATIONS) ** 2 + max(0.0, min(most_scaled, nats - cost))
+    lowest, highest = claimed.log_scales or (-math.inf, math.inf)
+    return replace(
+        claimed,
+        divergence=cost,
+        divergence_tolerance=tolerance,
+        spend_tolerance=tolerance,
+        token_tolerance=claimed.token_tolerance + by_solver,
+        log_scales=(lowest - by_solver, highest + by_solver),
+        slack=raised_by,
+    )
+
+
+def _cost_moved(claim: Claim, nats: float, share: float) -> float:
+    """Nats by which rounding may move the log-ratio of the drawn token: one at its cap costs the
+    cap whatever the logits are, any other moves with its logits and with c.
+
+    share: what the token has of all that is not clipped.
     """
     token_id = claim.recorded.token_id
 
@@ -249,31 +276,15 @@ def _of_the_token(
     def cost(risky: Tensor, safe: Tensor) -> Tensor:
         return unclipped(risky, safe).clamp(max=nats)
 
-    ratios, charged = unclipped_ratios(*claim.rows, nats), claimed.star - claimed.safe
-    ratio, nats_left = ratios[token_id].item(), nats - charged[token_id].item()
+    ratio = unclipped(*claim.rows).item()
     if ratio == math.inf:  # all is clipped
-        by, by_solver, raised_by = sum(claim.tolerances), RESERVE_NATS, 0.0
-    else:
-        # Errors of all logits move c most, and may cut short what those of the token's do.
-        above = max(0.0, ratio - nats)
-        by = moved(cost, claim.rows, claim.tolerances, along=unclipped)
-        by = max(by, moved(tilt, claim.rows, claim.tolerances) - above)
-        free = claimed.star[ratios < nats].exp().sum().item()
-        by_solver = RESERVE_NATS / max(free, RESERVE_NATS)
-        # Who draws gets tokens that noise made likelier: on average by half the variance of their
-        # log-ratio, and by more where c jumps.
-        raised_by = 0.5 * (by / NUM_DEVIATIONS) ** 2 + min(most_scaled, nats_left)
-    tolerance = ARITHMETIC + by + max(RESERVE_NATS, by_solver - max(0.0, ratio - nats))
-    lowest, highest = claimed.log_scales or (-math.inf, math.inf)
-    return replace(
-        claimed,
-        divergence=charged[token_id].item(),
-        divergence_tolerance=tolerance,
-        spend_tolerance=tolerance,
-        token_tolerance=claimed.token_tolerance + by_solver,
-        log_scales=(lowest - by_solver, highest + by_solver),
-        slack=raised_by,
-    )
+        return sum(claim.tolerances)
+    by_all = moved(cost, claim.rows, claim.tolerances, along=unclipped)
+    # Errors of all logits move c most, and may cut short what those of the token alone do, less
+    # what c takes back of that.
+    by_token = moved(tilt, claim.rows, claim.tolerances)
+    by_token += math.log1p(min(share, 1.0 - EPSILON) * math.expm1(-by_token))
+    return max(by_all, by_token - max(0.0, ratio - nats))
 
 
 def unclipped_ratios(risky_logits: Tensor, safe_logits: Tensor, nats: float) -> Tensor:

@@ -9,12 +9,18 @@ from torch import Tensor
 
 from anchored.decode.ledger import LedgerStep
 from anchored.decode.rounding import NUM_DEVIATIONS
-from anchored.decode.settings import SamplingConfig
+from anchored.decode.rules.rule import token_spend
+from anchored.decode.settings import Charge, SamplingConfig
 from anchored.decode.verify.step_check import check_step
-from anchored.decode.verify.step_distributions import Claim, distributions_of
+from anchored.decode.verify.step_distributions import (
+    Claim,
+    distributions_of,
+    unclipped_ratios,
+)
 from anchored.decode.verify.verification import other_supports
 from anchored.decode.warpers import Warpers
-from anchored.kernels.project import project_kl
+from anchored.kernels import reference
+from anchored.kernels.project import project
 
 TOLERANCE = 0.08
 NUM_SYMBOLS = 50
@@ -26,11 +32,16 @@ def random_pair(seed: int) -> Tensor:
     return 2.0 * torch.randn(2, NUM_SYMBOLS, generator=generator, dtype=torch.float64)
 
 
-def honest_claim(rows: Tensor, budget: float) -> Claim:
-    """A step that a solver takes at this budget, with uniforms of 0.1."""
+def honest_claim(
+    rows: Tensor,
+    budget: float,
+    charge: Charge = "mean",
+    uniform: tuple[float, float, float] = (0.1, 0.1, 0.1),
+) -> Claim:
+    """A step that a solver takes at this budget."""
     safe, risky = rows[:1], rows[1:]
-    uniform = torch.full((1, 3), 0.1, dtype=torch.float64)
-    drawn = project_kl(risky, safe, torch.tensor([budget], dtype=torch.float64), uniform)
+    nats, numbers = (torch.tensor([x], dtype=torch.float64) for x in (budget, uniform))
+    drawn = project(risky, safe, nats, numbers, charge=charge)
     recorded = LedgerStep(
         step=0,
         token_id=drawn.token_ids.item(),
@@ -42,8 +53,8 @@ def honest_claim(rows: Tensor, budget: float) -> Claim:
         safe_log_prob=drawn.safe_token_log_probs(drawn.token_ids).item(),
     )
     return Claim(
-        kind="tilted",
-        charge="mean",
+        kind="tilted" if charge == "mean" else "clipped",
+        charge=charge,
         recorded=recorded,
         safe_logits=safe[0],
         risky_logits=risky[0],
@@ -51,7 +62,7 @@ def honest_claim(rows: Tensor, budget: float) -> Claim:
         safe_tolerance=TOLERANCE,
         risky_tolerance=TOLERANCE,
         drawn=drawn,
-        uniform=(0.1, 0.1, 0.1),
+        uniform=uniform,
     )
 
 
@@ -92,6 +103,114 @@ def test_the_tolerances_of_figures_cover_noise_and_little_more(kind, weight, tol
         (log_probs, exact.token_tolerance),
     ):
         assert max(errors) < allowed < 12.0 * max(errors) + 1e-8
+
+
+@pytest.mark.parametrize("tolerance", [1e-3, 1.2])
+@pytest.mark.parametrize("budget", [0.05, 2.0])
+@pytest.mark.parametrize("kind", [random_logits, far_apart, alike])
+def test_the_tolerance_of_a_cost_covers_noise_and_little_more(kind, budget, tolerance):
+    rows = torch.stack(kind(*random_pair(4)))
+    generator, honest = torch.Generator().manual_seed(1), honest_claim(rows, budget, "drawn")
+    for token_id in (0, 2, 3, 7):
+        recorded = replace(honest.recorded, token_id=token_id)
+        claim = replace(
+            honest, recorded=recorded, safe_tolerance=tolerance, risky_tolerance=tolerance
+        )
+        exact, errors = distributions_of(claim), []
+        for _ in range(100):
+            noise = tolerance / NUM_DEVIATIONS * torch.randn(2, NUM_SYMBOLS, generator=generator)
+            noisy = honest_claim(rows + noise, budget, "drawn").drawn
+            cost = token_spend(noisy, torch.tensor([token_id])).item()
+            errors.append(cost - exact.divergence)
+        least, most = -exact.divergence_tolerance, exact.divergence_tolerance + exact.slack
+        assert least <= min(errors) and max(errors) <= most
+        is_at_cap = unclipped_ratios(rows[1], rows[0], budget)[token_id] > budget + 3.0 * tolerance
+        largest = 0.0 if is_at_cap else max(map(abs, errors))
+        assert exact.divergence_tolerance < 12.0 * largest + 1e-8
+
+
+@pytest.mark.parametrize("budget", [1e-6, 0.3, 2.0, 40.0, 1000.0])
+@pytest.mark.parametrize("kind", [random_logits, far_apart, alike])
+def test_log_ratios_before_they_are_clipped_give_the_distribution_of_the_reference(kind, budget):
+    rows = torch.stack(kind(*random_pair(4)))
+    rows[0, 5], rows[1, 6] = -math.inf, -math.inf
+    safe, risky = rows[:1], rows[1:]
+    nats = torch.tensor([budget], dtype=torch.float64)
+    scale = reference.project_max(risky, safe, nats).nan_to_num(math.inf)
+    expected = reference.clipped_log_probs(risky, safe, nats, scale)[0]
+    ratios = unclipped_ratios(risky[0], safe[0], budget)
+    star = reference.log_softmax(safe)[0] + ratios.clamp(max=budget)
+    assert torch.equal(star == -math.inf, expected == -math.inf)
+    assert star.exp().sub(expected.exp()).abs().max() < 1e-12
+    assert (scale.item() == math.inf) == (ratios == math.inf).any()
+
+
+def test_steps_that_noise_moved_are_explained():
+    """Each is drawn from logits with the noise that the tolerance is 4 deviations of."""
+    generator = torch.Generator().manual_seed(2)
+    for number in range(60):
+        rows = random_pair(number)
+        uniform = tuple(torch.rand(3, generator=generator, dtype=torch.float64).tolist())
+        noise = TOLERANCE / NUM_DEVIATIONS * torch.randn(2, NUM_SYMBOLS, generator=generator)
+        budget = (0.01, 0.1, 1.0, 5.0)[number % 4]
+        recorded = honest_claim(rows + noise, budget, "drawn", uniform).recorded
+        replayed = honest_claim(rows, budget, "drawn", uniform)
+        assert check_step(replace(replayed, recorded=recorded)).failures == []
+
+
+def test_who_draws_gets_tokens_that_noise_made_likelier():
+    """On average a cost is above its replay by half the variance of the difference."""
+    generator, tolerance = torch.Generator().manual_seed(3), 2.0
+    rows, errors, slack = random_pair(0), [], []
+    for _ in range(200):
+        uniform = tuple(torch.rand(3, generator=generator, dtype=torch.float64).tolist())
+        noise = tolerance / NUM_DEVIATIONS * torch.randn(2, NUM_SYMBOLS, generator=generator)
+        recorded = honest_claim(rows + noise, 100.0, "drawn", uniform).recorded
+        claim = replace(
+            honest_claim(rows, 100.0, "drawn", uniform),
+            recorded=recorded,
+            safe_tolerance=tolerance,
+            risky_tolerance=tolerance,
+        )
+        claimed = distributions_of(claim)
+        errors.append(recorded.spend - claimed.divergence)
+        slack.append(claimed.slack)
+    mean, allowed = sum(errors) / len(errors), sum(slack) / len(slack)
+    assert 0.1 < mean < allowed < 4.0 * mean
+
+
+@pytest.mark.parametrize(("raised", "is_explained"), [(0.3, True), (-0.3, True), (3.0, False)])
+def test_c_may_jump_where_one_token_has_nearly_all(raised, is_explained):
+    # Recorded: token 0 is cut at 0.95, and token 1 has what is left. Replayed: at 1, or at 0.8.
+    rows = torch.tensor([[math.log(1.5), 0.0], [math.log(1e6), 0.0]], dtype=torch.float64)
+    budget, uniform = math.log(0.95 / 0.6), (0.7, 0.01, 0.5)
+    other = rows + torch.tensor([[raised, 0.0], [0.0, 0.0]])
+    recorded = honest_claim(rows, budget, "drawn", uniform).recorded
+    assert recorded.token_id == 1 and recorded.spend < -2.0
+    replayed = replace(
+        honest_claim(other, budget, "drawn", uniform), safe_tolerance=0.5, risky_tolerance=0.5
+    )
+    failures = check_step(replace(replayed, recorded=recorded)).failures
+    assert (failures == []) == is_explained
+
+
+def test_a_solver_may_miss_c_where_little_is_free():
+    rows = torch.tensor([[0.0, 0.0], [30.0, 0.0]], dtype=torch.float64)
+    for left in (1e-3, 1e-5, 1e-7):
+        claim = honest_claim(rows, math.log(2.0) - left, "drawn", (0.7, 0.0, 0.5))
+        exact = replace(claim, safe_tolerance=1e-12, risky_tolerance=1e-12)
+        assert claim.recorded.token_id == 1 and check_step(exact).failures == []
+        cost = claim.recorded.spend - 1e-8 / left
+        other = replace(claim.recorded, spend=cost, log_prob=claim.recorded.safe_log_prob + cost)
+        assert check_step(replace(exact, recorded=other)).failures != []
+
+
+@pytest.mark.parametrize(("by", "figure"), [(2e-7, "cost of the token"), (1e-8, "")])
+def test_a_cost_is_the_difference_of_the_two_figures_next_to_it(by, figure):
+    claim = honest_claim(random_pair(4), 5.0, "drawn")
+    moved = replace(claim.recorded, log_prob=claim.recorded.log_prob - by)
+    failures = check_step(replace(claim, recorded=moved)).failures
+    assert [failure.partition(" differs")[0] for failure in failures] == [figure] * bool(figure)
 
 
 @pytest.mark.parametrize(("raised", "is_explained"), [(0.01, True), (0.5, False)])
