@@ -102,7 +102,7 @@ def trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
         # The first that went on to its length, if there is one.
         row = next((row for row in rows if row["finish_reason"] == "length"), rows[0])
         ledger = Ledger.load(experiment.folder / row["ledger"], row["ledger_part"])
-        yield BudgetTrajectory.of(f"{setting.name}, {row['id']}", ledger)
+        yield BudgetTrajectory.of(f"{setting.name}\n{row['id']}", ledger)
 
 
 def draw_pictures(folder: Path) -> list[Path]:

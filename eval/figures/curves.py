@@ -114,15 +114,17 @@ def plot_budget_trajectories(
 
 
 def _budget_caption(trajectories: Sequence[BudgetTrajectory], symbol: str) -> str:
-    lines = dict.fromkeys(_caption_of(each.schedule, each.bank, symbol) for each in trajectories)
-    return "\n".join([*lines, _TICKS])
+    lines = [_captions(each.schedule, each.bank, symbol) for each in trajectories]
+    return "\n".join([*dict.fromkeys(itertools.chain.from_iterable(lines)), _TICKS])
 
 
-def _caption_of(schedule: Schedule, bank: float | None, symbol: str) -> str:
+def _captions(schedule: Schedule, bank: float | None, symbol: str) -> list[str]:
+    """What is said of a schedule, and of a bank."""
     caption = _BUDGET_CAPTIONS[schedule].format(symbol=symbol)
-    if bank is None:
-        return caption
-    return f"{caption} A bank of {bank:g} is full at the start and holds no more."
+    of_bank = (
+        [] if bank is None else [f"A bank of {bank:g} is full at the start and holds no more."]
+    )
+    return [caption, *of_bank]
 
 
 def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
@@ -193,7 +195,7 @@ def _caption(ledgers: Sequence[Ledger]) -> str:
     return (
         f"k = {header.k:g} nats per {header.level}, K = {header.K:.4g}, debt of the prompt "
         f"{_range(debts, '.3g')}, bound {_range(bounds, '.4g')} nats.\n"
-        + _caption_of(_schedule(header), header.bank, header.level)
+        + " ".join(_captions(_schedule(header), header.bank, header.level))
     )
 
 
