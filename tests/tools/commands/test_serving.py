@@ -6,7 +6,7 @@ import sys
 import pytest
 from command_line import run
 
-from anchored.decode.settings import DEFAULT_K
+from anchored import Pathwise
 from anchored.tools.commands.serving import ServeConfig
 
 
@@ -26,7 +26,7 @@ def test_without_models_it_is_the_quickstarts_pair_or_says_what_makes_one(
         (models / name).symlink_to(folder)
     config = ServeConfig()
     assert {path.resolve() for path in config.locations.values()} == {*pair_folders}
-    assert config.rule.make().k == DEFAULT_K
+    assert config.rule.make() == Pathwise(k=1.0, bank=20.0)
 
 
 def test_a_port_in_use_is_said_before_models_are_loaded(pair_folders, capsys, monkeypatch):
@@ -46,8 +46,10 @@ def test_a_port_in_use_is_said_before_models_are_loaded(pair_folders, capsys, mo
     [
         (["--host", "0.0.0.0"], 2, "give an --api-key-file"),
         (["--api-key-file", "nowhere"], 1, "there is no file nowhere"),
-        (["--max-k", "1"], 1, "k 1.5 of the rule is above max_k 1"),
-        (["--max-bank", "1"], 1, "bank inf of the rule is above max_bank 1"),
+        (["--max-k", "0.5"], 1, "k 1 of the rule is above max_k 0.5"),
+        (["--max-bank", "1"], 1, "bank 20 of the rule is above max_bank 1"),
+        (["--rule", "anchored", "--max-k", "1"], 1, "k 1.5 of the rule is above max_k 1"),
+        (["--rule", "anchored", "--max-bank", "1"], 1, "bank inf of the rule is above max_bank 1"),
         (["--rule", "risky_only", "--k", "2"], 2, "takes no budget"),
         (["--max-length", "100000", "--port", "0"], 1, "--max-length must be <= 128"),
     ],
@@ -56,6 +58,11 @@ def test_a_port_in_use_is_said_before_models_are_loaded(pair_folders, capsys, mo
 def test_what_cannot_be_served_is_one_line(pair_folders, capsys, more, status, message):
     _, err = run(capsys, *words(pair_folders), *more, status=status)
     assert message in " ".join(err.split())
+
+
+def test_vllm_serves_two_rules(pair_folders, capsys):
+    _, err = run(capsys, "vllm", *words(pair_folders), "--rule", "no_opt", status=1)
+    assert "in vLLM the rule must be Anchored(...) or Pathwise(...), got NoOpt(" in err
 
 
 def test_a_missing_library_is_said_with_its_extra(pair_folders, capsys, monkeypatch):
