@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import openai
@@ -14,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tiny_models import never_end, tiny_llama, train_tokenizer
 
 import anchored
-from anchored import Anchored, Decoder, ModelPair, verify
+from anchored import Anchored, Decoder, ModelPair, Pathwise, verify
 from anchored.decode.serving.journal_reader import journal_ledgers
 
 LONG = {"model": "anchored", "prompt": "the keeper", "max_tokens": 900, "temperature": 1.0}
@@ -112,9 +113,15 @@ def test_a_text_that_waits_is_drawn_once_a_row_is_free_and_a_full_queue_is_429(s
         assert figures(address)["anchored_refused_requests_total{queue}"] == 2
 
 
-def test_a_byte_level_pair_is_served_by_bytes_with_warpers_of_each_request(tmp_path):
+BOTH = pytest.mark.parametrize(
+    "rule", [Anchored(k=0.5), Pathwise(k=0.5, bank=8.0)], ids=lambda rule: rule.name
+)
+
+
+@BOTH
+def test_a_byte_level_pair_is_served_by_bytes_with_warpers_of_each_request(tmp_path, rule):
     pair = tiny_byte_pair()
-    decoder = Decoder(pair, Anchored(k=0.5))
+    decoder = Decoder(pair, rule)
     asked = [{}, {"top_k": 60}, {"temperature": 1.3, "top_p": 0.9}, {"repetition_penalty": 1.3}]
     with embedded(decoder, tmp_path) as (address, _):
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="-", max_retries=0)
@@ -137,7 +144,7 @@ def test_a_byte_level_pair_is_served_by_bytes_with_warpers_of_each_request(tmp_p
             )
     for place, warpers in enumerate(asked):
         settings = {"temperature": 1.0, "repetition_penalty": 1.0, **warpers}
-        (result,) = Decoder(pair, Anchored(k=0.5 + place)).generate(
+        (result,) = Decoder(pair, replace(rule, k=0.5 + place)).generate(
             "the keeper's lamp", max_new_tokens=5, seed=place, **settings
         )
         assert texts[place] == result.text
@@ -187,15 +194,18 @@ def test_every_rule_is_served_and_certified_as_it_claims(pair, rule, tmp_path):
     assert verify(ledger, pair).is_ok
 
 
-def test_drafts_change_no_text_of_the_server(long_pair, tmp_path):
+@BOTH
+def test_drafts_change_no_text_of_the_server(long_pair, tmp_path, rule):
     texts = []
     body = {"prompt": ["the keeper", "salt"], "max_tokens": 24, "seed": 4, "top_k": 50}
     for speculate in ("off", 3):
-        decoder = Decoder(long_pair, Anchored(k=1.5), speculate=speculate)
+        decoder = Decoder(long_pair, rule, speculate=speculate)
         with embedded(decoder, tmp_path / str(speculate)) as (address, _):
             answers = asked_at_once(address, [body, {**body, "temperature": 0.0}])
-        texts.append([choice["text"] for said in answers for choice in said.json()["choices"]])
-    assert texts[0] == texts[1]
+        choices = [choice for said in answers for choice in said.json()["choices"]]
+        texts.append([(choice["text"], choice["anchored"]["spent"]) for choice in choices])
+    for (plain, spent), (drafted, spent_too) in zip(*texts, strict=True):
+        assert drafted == plain and spent_too == pytest.approx(spent, abs=1e-4)
 
 
 def test_texts_that_cannot_join_a_batch_begin_once_the_others_have_ended(tmp_path, monkeypatch):
