@@ -164,7 +164,7 @@ serve --safe {safe} --risky {risky}
     = "--divergence tv" "--max-k -1"
 vllm serve --safe {safe} --risky {risky}
     = "--divergence tv" "--max-k -1"
-    --default-k = -1 nan x
+    --k = -1 nan x
 vllm serve
     = "" "--safe {missing} --risky {risky}"
 vllm

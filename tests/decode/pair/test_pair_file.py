@@ -61,8 +61,9 @@ def test_a_server_takes_models_revisions_and_k_of_a_pair(pair_folders, tmp_path)
     folder = write(tmp_path / "named", **named)
     config = VllmServeConfig(pair=folder)
     assert [*map(str, config.locations.values())] == ["a/b", "a/c"]
-    assert (config.safe_revision, config.risky_revision, config.default_k) == (COMMIT, None, 0.5)
-    assert VllmServeConfig(pair=folder, default_k=2.0).default_k == 2.0
+    assert (config.safe_revision, config.risky_revision, config.rule.k) == (COMMIT, None, 0.5)
+    pathwise = RuleOptions(rule="pathwise", k=2.0)
+    assert VllmServeConfig(pair=folder, rule=pathwise).rule.k == 2.0
     write(folder, **named, level="byte")
     with pytest.raises(ValueError, match="is decoded in bytes: vLLM decodes tokens"):
         VllmServeConfig(pair=folder)
