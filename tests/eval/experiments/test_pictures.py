@@ -26,7 +26,7 @@ def test_recorded_results_give_every_picture_in_both_formats(folder):
     files = [folder / f"{name}{suffix}" for name in names for suffix in (".png", ".svg")]
     assert draw_pictures(folder) == files
     assert all(file.stat().st_size < 300_000 for file in files)  # they are kept in the repository
-    assert "<!-- k=16 -->" in (folder / "trade_off.svg").read_text()
+    assert "<!-- k=3 -->" in (folder / "trade_off.svg").read_text()
 
 
 def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, monkeypatch):
@@ -40,7 +40,7 @@ def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, monk
     names = [file.name for file in draw_pictures(folder)]
     proved = ["proved_quickstart_facts.svg", "proved.svg"]
     assert names == ["trade_off.svg", "accuracy_quickstart_facts.svg", *proved]
-    assert "<!-- k=16 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment
+    assert "<!-- k=3 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment
 
 
 @pytest.mark.slow
