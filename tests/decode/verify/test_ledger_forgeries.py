@@ -224,11 +224,7 @@ FORGERIES = {
     "a bank of others": ("kl", put(H, bank=0.5), "bank 0.5 over 12 steps are not those"),
     "budgets of no bank": ("capped", budgets_of_no_bank, "the budget does not follow"),
     "spends of no bank": ("capped", savings_spent, "the budget does not follow"),
-    "spends of no bank, budgets of one": (
-        "capped",
-        [savings_spent, with_budgets],
-        "is not in [0, ",
-    ),
+    "spends of none, budgets of one": ("capped", [savings_spent, with_budgets], "is not in [0, "),
     "a larger bank": ("capped", restated(bank=4.0), "differs"),
     # what was drawn is charged
     "a cost less, another more": (
@@ -243,11 +239,7 @@ FORGERIES = {
     ),
     "more given back": ("pathwise", moved(at_2=-0.5), "step 2: spend differs"),
     "given back at a cap": ("pathwise", moved(at_3=-1e-6), "step 3: spend differs"),
-    "a cost apart from log p": (
-        "pathwise",
-        [put(5, log_prob=lambda nats: nats - 1e-6)],
-        "step 5: log_prob differs by 1e-06 nats",
-    ),
+    "a cost apart from log p": ("pathwise", put(5, log_prob=lambda p: p - 1e-6), "differs by 1e-"),
     "a start too full": ("pathwise", at_new_caps(restated(bank=6.0)), "step 0: spend differs"),
     "a start that is not full": (
         "pathwise",
@@ -255,12 +247,6 @@ FORGERIES = {
         "step 0: spend differs",
     ),
     "a smaller k": ("pathwise", at_new_caps(restated(k=0.25)), "step 0: spend differs"),
-    "a bank of the header alone": ("pathwise", put(H, bank=6.0), "bank 6.0 over 12 steps are not"),
-    "spends of a fuller bank": (
-        "pathwise",
-        [moved(at_1=0.5)],
-        "step 1: spend 1.9",
-    ),
     "two steps swapped": ("pathwise", swapped(5, 6), "step 5: "),
     "a worst token": ("pathwise", put(H, charge="worst"), "charges drawn, recorded worst"),
     "no charge": ("pathwise", lambda h, s, f: h.pop("charge"), "charges drawn, recorded None"),
@@ -272,9 +258,7 @@ FORGERIES = {
     "worst called drawn": ("banked max", relabelled("pathwise", "drawn"), "differs"),
     "weight of a drawn token": ("pathwise", put(4, weight=lambda w: w / 2), "step 4: weight"),
     "another temperature": ("pathwise", sampled(temperature=0.8), "differs"),
-    "another seed": ("pathwise", put(H, seed=8), "the seed gives another token"),
     "a negative worst": ("max", [put(11, spend=-(2.0**-32)), summed_up], "step 11: spend -2.328"),
-    "a token less": ("pathwise", [lambda h, s, f: s.pop(), summed_up], "after 11 steps, the"),
     # the end
     "stop token": ("kl", put(F, finish_reason="stop_token"), "is 'stop_token', the last"),
     "own reason": ("kl", put(F, finish_reason="done"), "finish_reason must be one of"),

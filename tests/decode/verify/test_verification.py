@@ -1,12 +1,12 @@
 """What rounding explains and what it does not: honest ledgers stand, steered ones do not."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
-from forged_ledgers import changed, put, refusal, with_budgets, write
+from forged_ledgers import changed, moved, put, refusal, with_budgets, write
 from tiny_models import tiny_llama
 
 from anchored import (
@@ -17,6 +17,7 @@ from anchored import (
     Ledger,
     LedgerError,
     ModelPair,
+    Pathwise,
     RiskyOnly,
     SafeOnly,
     event_bound,
@@ -25,8 +26,6 @@ from anchored import (
 )
 from anchored.decode.rounding import LOGIT_TOLERANCE, largest_logit, logit_tolerance
 from anchored.decode.rules import anchored as anchored_rule
-from anchored.decode.rules.rule import NextToken, OpenRule, StepInputs
-from anchored.decode.verify.draw import Draw
 from anchored.kernels.spend import SPEND_QUANTUM
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain nine tides ago"
@@ -67,11 +66,18 @@ def pairs(tokenizer) -> dict[str, ModelPair]:
 
 
 def decoded(
-    pair: ModelPair, rule, num_tokens: int = 6, prompts: list[str] = PROMPTS, **sampling
+    pair: ModelPair,
+    rule,
+    num_symbols: int = 6,
+    prompts: list[str] = PROMPTS,
+    *,
+    level: str = "token",
+    speculate: int | str = "off",
+    **sampling,
 ) -> list[Ledger]:
-    settings = {"max_new_tokens": num_tokens, "temperature": 0.7, "seed": range(len(prompts))}
-    results = Decoder(pair, rule).generate(prompts, **{**settings, **sampling})
-    return [result.ledger for result in results]
+    settings = {"temperature": 0.7, "seed": range(len(prompts)), f"max_new_{level}s": num_symbols}
+    decoder = Decoder(pair, rule, level=level, speculate=speculate)
+    return [result.ledger for result in decoder.generate(prompts, **{**settings, **sampling})]
 
 
 def assert_all_stand(ledgers: list[Ledger], pair: ModelPair) -> None:
@@ -81,11 +87,17 @@ def assert_all_stand(ledgers: list[Ledger], pair: ModelPair) -> None:
 
 K = Anchored(k=0.5)
 K_INF = Anchored(k=0.5, divergence="max")
+DRAWN = Pathwise(k=0.5, bank=5.0)
 HONEST = [
     *(
-        (name, rule, {"temperature": temperature, "num_tokens": 4})
+        (name, rule, {"temperature": temperature, "num_symbols": 4})
         for name, rule, temperature in product(DTYPES, (K, K_INF), (0.7, 0.1))
     ),
+    *(("float64", DRAWN, {"temperature": 0.1}), ("float32", DRAWN, {"temperature": 0.1})),
+    *(("bfloat16", DRAWN, {"num_symbols": 20}), ("float32", DRAWN, {"num_symbols": 20})),
+    *(("float16", DRAWN, {"speculate": 3}), ("bfloat16", DRAWN, {"top_k": 20})),
+    *(("float64", Pathwise(k=0.0, bank=5.0), {}), ("bfloat16", Pathwise(k=0.2, bank=0.0), {})),
+    *((name, DRAWN, {"level": "byte", "num_symbols": 12}) for name in ("float32", "bfloat16")),
     *(
         (name, rule, sampling)
         for name in ("float16", "bfloat16")
@@ -120,7 +132,7 @@ UNUSUAL = [
     (
         "enlarging",
         Anchored(k=1.0, debt="none"),
-        {"num_tokens": 12, "temperature": 1.0},
+        {"num_symbols": 12, "temperature": 1.0},
         lambda step: step.spend > 0.0,
     ),
     # What solvers charge for their own rounding grows with the square of the warped logits.
@@ -133,18 +145,32 @@ UNUSUAL = [
         (
             "float64",
             rule,
-            {"num_tokens": 3, "temperature": 1e-7, "prompts": PROMPTS[6:]},
+            {"num_symbols": 3, "temperature": 1e-7, "prompts": PROMPTS[6:]},
             lambda step: 2.0**20 < step.spend < 1e9,
         )
         for rule in (RiskyOnly(), CPFuse(grid_size=3), GlobalSwitch(K=1.0))
     ),
-    # Weights below the normal numbers.
+    # Weights below the normal numbers, or 0.
     (
         "sharp",
         Anchored(k=1.0, divergence="max", debt="none"),
-        {"num_tokens": 12, "temperature": 0.1},
+        {"num_symbols": 12, "temperature": 0.1},
         lambda step: 0.0 < step.weight < 2e-308,
     ),
+    (
+        "sharp",
+        Pathwise(k=1.0, bank=0.0, debt="none"),
+        {"num_symbols": 12, "temperature": 0.1},
+        lambda step: step.weight == 0.0 < step.spend,
+    ),
+    # No step uses more than 600 nats.
+    (
+        "sharp",
+        Pathwise(k=0.0, bank=5000.0, debt="none"),
+        {"num_symbols": 12, "temperature": 0.1},
+        lambda step: step.budget > 700.0 and step.weight < 1e-10,
+    ),
+    ("agreeing", DRAWN, {}, lambda step: step.spend < 0.0),
 ]
 
 
@@ -192,6 +218,13 @@ def a_tenth_less_spent(header, steps, footer):
     with_budgets(header, steps, footer)
 
 
+def less_free(header, steps, footer):
+    """Costs before any cap binds, each lower by less than a step's own tolerance."""
+    del steps[5:]
+    footer["finish_reason"] = "aborted"
+    moved(**{f"at_{step['step']}": -0.5 for step in steps})(header, steps, footer)
+
+
 def shaved(header, steps, footer):
     """A part of every spend, small enough for a step's own tolerance."""
     for step in steps:
@@ -217,6 +250,11 @@ FORGED = [
         for (name, temperature), change in product([("float64", 1e-5), ("enlarging", 1.0)], EDITS)
     ),
     ("bfloat16", Anchored(k=0.5, debt="none", budget="fixed"), 0.7, shaved, "budget left differs"),
+    *(
+        (name, Pathwise(k=0.5, bank=bank, debt="none"), 0.7, nothing_spent, "differs")
+        for name, bank in product(("float32", "bfloat16"), (0.0, 20.0))
+    ),
+    ("bfloat16", Pathwise(k=0.5, bank=20.0, debt="none"), 0.7, less_free, "nats in steps 0 to "),
 ]
 
 
@@ -254,14 +292,12 @@ def test_the_figures_of_another_temperature_are_refused_though_each_is_within_ro
     dtype = getattr(torch, name)
     monkeypatch.setitem(LOGIT_TOLERANCE, dtype, room * LOGIT_TOLERANCE[dtype])
     rule, length = Anchored(k=0.5, debt="none"), {"token": 60, "byte": 120}[level]
-    limit = {"max_new_tokens": length} if level == "token" else {"max_new_bytes": length}
-    decoder = Decoder(pairs[name], rule, level=level)
-    for result in decoder.generate(PROMPTS[:3], temperature=0.7, seed=[0, 1, 2], **limit):
-        assert verify(result.ledger, pairs[name])
+    for ledger in decoded(pairs[name], rule, length, PROMPTS[:3], level=level):
+        assert verify(ledger, pairs[name])
         for temperature in (0.6, 0.8):
-            settings = result.ledger.header.sampling | {"temperature": temperature}
-            header = replace(result.ledger.header, sampling=settings)
-            report = verify(replace(result.ledger, header=header), pairs[name])
+            settings = ledger.header.sampling | {"temperature": temperature}
+            header = replace(ledger.header, sampling=settings)
+            report = verify(replace(ledger, header=header), pairs[name])
             assert not report
             if room > 1.0:
                 assert any("another temperature" in failure for failure in report.failures)
@@ -285,63 +321,6 @@ def test_a_debt_is_checked_within_the_rounding_of_a_ratio(pairs, name, times, is
     assert any("debt" in why for why in verify(forged, pair).failures) == is_refused
 
 
-@dataclass(frozen=True, slots=True)
-class Steered(Anchored):
-    """Takes, of the tokens that rounding may give, the one that is most the risky model's."""
-
-    most: float = 0.5
-    """Tolerances that a draw may need."""
-
-    def settings(self):
-        return {name: value for name, value in Anchored.settings(self).items() if name != "most"}
-
-    def open(self, level) -> OpenRule:
-        opened = Anchored.open(self, level)
-        return replace(opened, next_token=lambda inputs: self.steered(opened, inputs))
-
-    def steered(self, opened: OpenRule, inputs: StepInputs) -> NextToken:
-        drawn = opened.next_token(inputs)
-        rows = zip(*map(inputs.warped, ("safe", "risky")), drawn.log_probs(), strict=True)
-        token_ids = [
-            self._chosen(*row, inputs.uniform[at].tolist(), drawn.token_ids[at].item())
-            for at, row in enumerate(rows)
-        ]
-        is_draft = torch.tensor([is_draft for _, is_draft in token_ids])
-        token_ids = torch.tensor([token_id for token_id, _ in token_ids])
-        accepted = torch.where(token_ids == drawn.token_ids, drawn.accepted, is_draft)
-        return replace(drawn, token_ids=token_ids, accepted=accepted, stored_log_probs=None)
-
-    def _chosen(self, safe, risky, star, uniform: list[float], drawn: int) -> tuple[int, bool]:
-        """A token, and whether it is the safe model's draft."""
-        tolerance = logit_tolerance(largest_logit(safe).item(), torch.bfloat16)
-        draw = Draw(
-            uniform=(uniform[0], uniform[1], uniform[2]),
-            safe=safe.double().log_softmax(-1),
-            star=star.double(),
-            safe_tolerance=tolerance,
-            star_tolerance=torch.full_like(star.double(), 0.7 * tolerance),
-            ratio_tolerance=torch.full_like(star.double(), 0.7 * tolerance),
-        )
-        needed = torch.stack([draw.needed(accepted=False), draw.needed(accepted=True)])
-        ratios = risky.double().log_softmax(-1) - draw.safe
-        least, is_draft = needed.min(0)
-        best = int(ratios.masked_fill((least > self.most) & (least > 0.0), -math.inf).argmax())
-        return best, bool(is_draft[best])
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("most", "why"), [(0.05, "nats of log p_r/p_s"), (0.4, "tokens follow only")]
-)
-def test_ledgers_steered_within_the_tolerance_of_each_draw_are_refused(pairs, most, why):
-    pair = pairs["bfloat16"]
-    rule = Steered(k=0.5, debt="none", most=most)
-    ledgers = decoded(pair, rule, 60, PROMPTS[:3], repetition_penalty=1.0)
-    for ledger in ledgers:
-        report = verify(ledger, pair)
-        assert any(why in failure for failure in report.failures), report
-
-
 def overspending(project):
     """A solver at fault: twice the budget is spent, the budget is reported."""
 
@@ -352,18 +331,18 @@ def overspending(project):
 
 
 @pytest.mark.parametrize(
-    ("divergence", "figure"),
+    ("rule", "figure"),
     [
-        ({"divergence": "kl"}, "spend differs"),
-        ({"divergence": "max"}, "log_prob differs"),
+        (Anchored(k=0.2, debt="none", budget="fixed"), "spend differs"),
+        (Anchored(k=0.2, debt="none", budget="fixed", divergence="max"), "log_prob differs"),
+        (Pathwise(k=0.2, bank=0.0, debt="none"), "log_prob differs"),
     ],
 )
 def test_a_solver_that_overspends_is_found_though_the_replay_repeats_it(
-    pairs, monkeypatch, divergence, figure
+    pairs, monkeypatch, rule, figure
 ):
     monkeypatch.setattr(anchored_rule, "project", overspending(anchored_rule.project))
     pair = pairs["float32"]
-    rule = Anchored(k=0.2, **divergence, debt="none", budget="fixed")
     (ledger,) = decoded(pair, rule, 6, ["the keeper"])
     assert all(step.spend <= step.budget for step in ledger.steps)
     assert any(figure in failure for failure in verify(ledger, pair).failures)
