@@ -14,7 +14,8 @@ The laws that byte level must keep, and the tests that hold them:
     family, depend_on_each_other, dead_slots, siblings)
 9. one tokenizer: no budget is p_s, an ample one p_r's tokens: test_byte_guarantee (no_budget,
     ample)
-10. divergences of bytes add up to that of texts, within K - debt: test_byte_guarantee (add_up)
+10. divergences of bytes add up to that of texts, within K - debt, and no text of a pathwise budget
+    is likelier than by its nats: test_byte_guarantee (add_up, pathwise)
 11. spends are divergences from the safe model: test_byte_guarantee (true_divergence)
 """
 
