@@ -82,7 +82,7 @@ GAIN, COUNT = "nats of log p_r/p_s", "tokens follow only"
     ("kind", "most", "why"),
     [
         *((SteeredMean, 0.05, GAIN), (SteeredMean, 0.4, COUNT)),
-        *((SteeredDrawn, 0.4, COUNT), (SteeredDrawn, 0.05, GAIN)),
+        *((SteeredDrawn, 0.4, GAIN), (SteeredDrawn, 0.05, GAIN)),
     ],
 )
 def test_ledgers_steered_within_the_tolerance_of_each_draw_are_refused(pair, kind, most, why):
