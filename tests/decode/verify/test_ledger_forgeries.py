@@ -90,10 +90,8 @@ def relabelled(rule, charge, **settings):
 
 def swapped(first, second):
     def change(header, steps, footer):
-        numbers = steps[first]["step"], steps[second]["step"]
-        steps[first], steps[second] = steps[second], steps[first]
-        for place, number in zip((first, second), numbers, strict=True):
-            steps[place]["step"] = number
+        one, other = steps[first], steps[second]
+        steps[first], steps[second] = other | {"step": first}, one | {"step": second}
         with_budgets(header, steps, footer)
 
     return change
@@ -380,18 +378,24 @@ def a_step_skipped(ledger: Ledger) -> Ledger:
     return dataclasses.replace(ledger, steps=[*ledger.steps[:-1], last])
 
 
+def endlessly_given_back(ledger: Ledger) -> Ledger:
+    steps = [dataclasses.replace(ledger.steps[0], spend=-math.inf), *ledger.steps[1:]]
+    return dataclasses.replace(ledger, steps=steps)
+
+
 def more_accepted_than_drawn(ledger: Ledger) -> Ledger:
     return dataclasses.replace(ledger, drafted=99, accepted=len(ledger.steps) + 1)
 
 
 @pytest.mark.parametrize(
-    ("forge", "message"),
+    ("kind", "forge", "message"),
     [
-        (two_ends, "step 10 is the end symbol, 12 steps are recorded"),
-        (one_more_step, "'stop_string' after 12 steps, the horizon 11"),
-        (a_step_skipped, "step 11 is numbered 12"),
-        (more_accepted_than_drawn, "13 drafts accepted of 99, in 12 steps"),
+        ("kl", two_ends, "step 10 is the end symbol, 12 steps are recorded"),
+        ("kl", one_more_step, "'stop_string' after 12 steps, the horizon 11"),
+        ("kl", a_step_skipped, "step 11 is numbered 12"),
+        ("kl", more_accepted_than_drawn, "13 drafts accepted of 99, in 12 steps"),
+        ("pathwise", endlessly_given_back, "step 0: spend -inf is not in"),
     ],
 )
-def test_a_ledger_in_memory_contradicts_itself_at_its_edges(ledgers, pair, forge, message):
-    assert message in "; ".join(verify(forge(ledgers["kl"]), pair).failures)
+def test_a_ledger_in_memory_contradicts_itself_at_its_edges(ledgers, pair, kind, forge, message):
+    assert message in "; ".join(verify(forge(ledgers[kind]), pair).failures)
