@@ -126,11 +126,7 @@ FORGERIES = {
         put(1, token_id=1.5),
         "token_id must be a whole number, got 1.5",
     ),
-    "a token of many digits": (
-        "kl",
-        put(1, token_id=10**30),
-        "token_id must be a whole number of 64 bits",
-    ),
+    "a token of many digits": ("kl", put(1, token_id=10**30), "a whole number of 64 bits"),
     "a horizon of many digits": (
         "kl",
         put(H, horizon=10**400),
