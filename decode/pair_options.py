@@ -191,8 +191,9 @@ class RuleOptions(BudgetOptions, BudgetSize):
     def __post_init__(self) -> None:
         allowed = self.budget_names()
         if any(name not in allowed for name in self._budget()):
-            kept = f": only --{', --'.join(allowed)}" if allowed else ": remove --k and the like"
-            raise ValueError(f"--rule {self.rule} takes no budget{kept}")
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in allowed)
+            taken = f"of a budget only {names}" if allowed else "no budget: remove --k and the like"
+            raise ValueError(f"--rule {self.rule} takes {taken}")
         if self.passages is not None and self.rule != "memfree":
             raise ValueError(f"--passages are those of --rule memfree, got {self.rule}")
         settings = self._settings()

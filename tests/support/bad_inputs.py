@@ -99,7 +99,7 @@ generate {pair} --max-new-tokens 3 --prompt a
     --rule = "pathwise --K 3" "pathwise --budget global" | --rule pathwise takes no
     --rule = "pathwise --divergence max" | --rule pathwise takes no
     --rule = "rcad --k 1" | --rule rcad takes no budget: remove --k and the like
-    --rule = "cold_start --K 2" | --rule cold_start takes no budget: only --k
+    --rule = "cold_start --K 2" | --rule cold_start takes of a budget only --k
     --rule = memfree | --rule memfree needs --passages FILE or --setting corpus=FILE
     --rule = "rcad --setting alpha" | --setting must be NAME=VALUE, got 'alpha'
     --rule = "rcad --setting beta=1" | settings of rule rcad: RCAD.__init__() got an unexpected

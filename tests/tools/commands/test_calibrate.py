@@ -175,7 +175,7 @@ def test_an_option_that_the_rule_does_not_take_is_refused_before_a_model_is_load
 ):
     words = [*command, str(tmp_path / "c"), "--rule", "pathwise", "--divergence", "max"]
     _, err = run(capsys, *words, status=2)
-    assert "--rule pathwise takes no budget: only --k" in err
+    assert "--rule pathwise takes of a budget only --k" in err
 
 
 @pytest.mark.parametrize("rule", [["--divergence", "max"], ["--rule", "pathwise", "--bank", "2"]])
