@@ -50,7 +50,7 @@ def warped(
     row[np.exp(precise.log_probs(row)) < min_p * np.exp(precise.log_probs(row)).max()] = -np.inf
     log_probs = precise.log_probs(row)
     if len(ends) > 1:
-        merged = np.log(np.exp(log_probs[list(ends)]).sum())
+        merged = np.logaddexp.reduce(log_probs[list(ends)])
         log_probs[list(ends)] = -np.inf
         log_probs[min(ends)] = merged
     return log_probs
