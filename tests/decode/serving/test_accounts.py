@@ -251,7 +251,7 @@ def serving(pair, folder: Path, policy: Policy, rule: Rule = KL, **options):
     ids=["anchored", "pathwise"],
 )
 def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
-    pair, tmp_path, capsys, rule, asked, divergence
+    pair, tmp_path, rule, asked, divergence
 ):
     groups = (Group(name="work", nats=100.0),)
     policy = Policy(
@@ -286,7 +286,6 @@ def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
         tmp_path, '[[groups]]\nname = "work"\nnats = 100.0\n', alice=25.0, bob=1000.0
     )
     assert accounts(AccountsConfig(accounts=file, journal=(tmp_path / "journal",))) == 0
-    assert f" {divergence} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
