@@ -239,8 +239,8 @@ def _of_the_token(
     token_id, ratios = claim.recorded.token_id, unclipped_ratios(*claim.rows, nats)
     ratio, cost = ratios[token_id].item(), (claimed.star - claimed.safe)[token_id].item()
     free = max(RESERVE_NATS, claimed.star[ratios < nats].exp().sum().item())
-    share = claimed.star[token_id].exp().item() / free if ratio < nats else 0.0
-    by = _cost_moved(claim, nats, share)
+    mass = claimed.star[token_id].exp().item()
+    by = _cost_moved(claim, nats, share=mass / (free if ratio < nats else free + mass))
     # A solver's cap and mass are off by less than RESERVE_NATS together, and c makes up for both.
     by_solver = RESERVE_NATS / free
     tolerance = ARITHMETIC + by + max(RESERVE_NATS, by_solver - max(0.0, ratio - nats))
@@ -253,7 +253,7 @@ def _of_the_token(
         divergence=cost,
         divergence_tolerance=tolerance,
         spend_tolerance=tolerance,
-        token_tolerance=claimed.token_tolerance + by_solver,
+        token_tolerance=claim.safe_tolerance + tolerance + raised_by,
         log_scales=(lowest - by_solver, highest + by_solver),
         slack=raised_by,
     )
@@ -263,7 +263,7 @@ def _cost_moved(claim: Claim, nats: float, share: float) -> float:
     """Nats by which rounding may move the log-ratio of the drawn token: one at its cap costs the
     cap whatever the logits are, any other moves with its logits and with c.
 
-    share: what the token has of all that is not clipped.
+    share: what the token has, or would have, of all that is not clipped.
     """
     token_id = claim.recorded.token_id
 
@@ -280,11 +280,11 @@ def _cost_moved(claim: Claim, nats: float, share: float) -> float:
     if ratio == math.inf:  # all is clipped
         return sum(claim.tolerances)
     by_all = moved(cost, claim.rows, claim.tolerances, along=unclipped)
-    # Errors of all logits move c most, and may cut short what those of the token alone do, less
-    # what c takes back of that.
-    by_token = moved(tilt, claim.rows, claim.tolerances)
-    by_token += math.log1p(min(share, 1.0 - EPSILON) * math.expm1(-by_token))
-    return max(by_all, by_token - max(0.0, ratio - nats))
+    # Errors of all logits move c most, and may cut short what those of the token alone do below its
+    # cap, less what c takes back of that.
+    by_token = moved(tilt, claim.rows, claim.tolerances) - max(0.0, ratio - nats)
+    taken_back = math.log1p(min(share, 1.0 - EPSILON) * math.expm1(-max(0.0, by_token)))
+    return max(by_all, by_token + taken_back)
 
 
 def unclipped_ratios(risky_logits: Tensor, safe_logits: Tensor, nats: float) -> Tensor:

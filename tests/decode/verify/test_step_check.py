@@ -179,19 +179,44 @@ def test_who_draws_gets_tokens_that_noise_made_likelier():
     assert 0.1 < mean < allowed < 4.0 * mean
 
 
-@pytest.mark.parametrize(("raised", "is_explained"), [(0.3, True), (-0.3, True), (3.0, False)])
-def test_c_may_jump_where_one_token_has_nearly_all(raised, is_explained):
-    # Recorded: token 0 is cut at 0.95, and token 1 has what is left. Replayed: at 1, or at 0.8.
-    rows = torch.tensor([[math.log(1.5), 0.0], [math.log(1e6), 0.0]], dtype=torch.float64)
-    budget, uniform = math.log(0.95 / 0.6), (0.7, 0.01, 0.5)
-    other = rows + torch.tensor([[raised, 0.0], [0.0, 0.0]])
-    recorded = honest_claim(rows, budget, "drawn", uniform).recorded
-    assert recorded.token_id == 1 and recorded.spend < -2.0
-    replayed = replace(
-        honest_claim(other, budget, "drawn", uniform), safe_tolerance=0.5, risky_tolerance=0.5
+@pytest.mark.parametrize("number", [2, 31, 32])
+def test_errors_of_the_token_alone_take_it_below_its_cap(number):
+    """The token nearest to its cap, of a row of which little else is free."""
+    rows, budget, tolerance = random_pair(number), 0.01, 0.5
+    ratios = unclipped_ratios(rows[1], rows[0], budget)
+    token_id = int(torch.where(ratios > budget, ratios, math.inf).argmin())
+    noisy = rows.clone()
+    noisy[1, token_id] -= 3.5 * tolerance / NUM_DEVIATIONS
+    cost = token_spend(honest_claim(noisy, budget, "drawn").drawn, torch.tensor([token_id]))
+    claim = honest_claim(rows, budget, "drawn")
+    recorded = replace(claim.recorded, token_id=token_id)
+    claimed = distributions_of(
+        replace(claim, recorded=recorded, safe_tolerance=tolerance, risky_tolerance=tolerance)
     )
-    failures = check_step(replace(replayed, recorded=recorded)).failures
-    assert (failures == []) == is_explained
+    error = claimed.divergence - cost.item()
+    assert 0.01 < error < claimed.divergence_tolerance < 12.0 * error
+
+
+def nearly_all(mass: float) -> Tensor:
+    """Logits of which 5 nats give the first token this mass, or all but a millionth; the last one
+    is near its cap where they leave about 0.1 for the others."""
+    safe = [mass * math.exp(-5.0), 0.5, 0.49, 1e-4]
+    return torch.tensor([safe, [1.0, 1e-6, 1e-6, 4.7e-7]], dtype=torch.float64).log()
+
+
+@pytest.mark.parametrize(("tolerance", "is_explained"), [(0.5, True), (0.04, False)])
+@pytest.mark.parametrize(
+    ("recorded_mass", "replayed_mass", "uniform", "token_id"),
+    [(0.95, 1.28, (0.3, 0.01, 0.5), 1), (0.985, 0.9, (0.3, 0.5, 0.999), 3)],
+)
+def test_c_may_jump_where_one_token_has_nearly_all(
+    recorded_mass, replayed_mass, uniform, token_id, tolerance, is_explained
+):
+    recorded = honest_claim(nearly_all(recorded_mass), 5.0, "drawn", uniform).recorded
+    replayed = honest_claim(nearly_all(replayed_mass), 5.0, "drawn", uniform)
+    claim = replace(replayed, safe_tolerance=tolerance, risky_tolerance=tolerance)
+    failures = check_step(replace(claim, recorded=recorded)).failures
+    assert recorded.token_id == token_id and (failures == []) == is_explained
 
 
 def test_a_solver_may_miss_c_where_little_is_free():
