@@ -96,8 +96,8 @@ generate {pair} --max-new-tokens 3 --prompt a
     --safe-revision = v2 | a revision is that of a Hub id, got 'v2' for
     --risky-attn-implementation = no | attn_implementation="no"` is not
     --risky-device-map = nope | found nope
-    --rule = "pathwise --K 3" "pathwise --budget global" | --rule pathwise takes no
-    --rule = "pathwise --divergence max" | --rule pathwise takes no
+    --rule = "pathwise --K 3" "pathwise --budget global" | --rule pathwise takes of a budget only
+    --rule = "pathwise --divergence max" | --rule pathwise takes of a budget only
     --rule = "rcad --k 1" | --rule rcad takes no budget: remove --k and the like
     --rule = "cold_start --K 2" | --rule cold_start takes of a budget only --k
     --rule = memfree | --rule memfree needs --passages FILE or --setting corpus=FILE
