@@ -1,7 +1,6 @@
 """A checkpoint of a run as a Hugging Face folder: config, tokenizer and safetensors."""
 
 import json
-import logging
 import shutil
 import warnings
 from collections import Counter
@@ -24,9 +23,14 @@ from .plan.data_plan import epochs_read, tokens_read
 from .run.checkpoints import checkpoint_step, last_complete
 from .run.record import RunRecord
 from .tokens.decontamination import search_summary
-from .tokens.encoder import BOS_TOKEN, EOS_TOKEN, TOKENIZER_CONFIG, TOKENIZER_NAME, check_tokenizer
+from .tokens.tokenizer import (
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    check_tokenizer,
+    template,
+    tokenizer_config,
+)
 
-logger = logging.getLogger(__name__)
 _MAX_LICENSES = 4
 
 
@@ -36,13 +40,11 @@ def model_card(
     steps: Sequence[int],
     title: str,
     max_position_embeddings: int = 0,
-    warning: str = "",
 ) -> str:
     """Markdown with every stage's data plan, tokens and licenses by source, and settings.
 
     steps: of the checkpoints whose weights were averaged, in ascending order; one is no average.
     max_position_embeddings: of config.json, where it is not the length of a training sequence.
-    warning: what users of the model must know first.
     """
     shape = dict(record.model)
     shape["tokens of a training sequence"] = trained_length = shape["max_position_embeddings"]
@@ -51,7 +53,6 @@ def model_card(
     sections = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n",
         f"# {title}\n",
-        *([f"**{warning}**\n"] if warning else []),
         _introduction(record, steps, num_stages=len(stages)),
         _table(("shape", "value"), sorted(shape.items())),
     ]
@@ -89,10 +90,11 @@ def _introduction(record: RunRecord, steps: Sequence[int], *, num_stages: int) -
     if len(steps) > 1:
         listed = ", ".join(f"{step:,}" for step in steps)
         average = f" Its weights are the mean of {len(steps)} checkpoints, of steps {listed}."
+    begin = "" if record.bos_id is None else "began with the tokenizer's `bos_token` and "
     return (
         f"A Llama-style language model, pretrained with torchtitan in {num_stages} stage(s)."
-        f"{average} Tokenizer: `tokenizer.json` with sha256 `{record.tokenizer_sha256}`; every "
-        "training document was enclosed in its begin and end tokens.\n"
+        f"{average} Its data was tokenized by a `tokenizer.json` with sha256 "
+        f"`{record.tokenizer_sha256}`. Every document {begin}ended with its `eos_token`.\n"
     )
 
 
@@ -169,7 +171,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
-_TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 _TOKENIZER_LICENSE = "LICENSE"
 
 
@@ -186,7 +187,8 @@ def export_checkpoint(
 
     checkpoint: a step folder inside the dump folder of a run, two levels below its run.json.
     tokenizer_folder: holds the tokenizer.json that the run's data was tokenized by. Of its other
-        files only the license is copied: ends and chat templates are those of some other model.
+        files only the license is copied: ends and chat templates are those of some other model. It
+        begins a prompt as documents of the run began, and ends none.
     max_position_embeddings: 0, or at least the training length: rotary embeddings go on beyond
         it without new weights, at a quality that training did not see.
     average_last: number of whole checkpoints of the run, ending with this one, whose mean is
@@ -205,21 +207,17 @@ def export_checkpoint(
     check_tokenizer(tokenizer_folder / TOKENIZER_NAME, record.tokenizer_sha256)
     config = _llama_config(record, max_position_embeddings, dtype)
     steps = [checkpoint_step(path) for path in checkpoints]
-    warning = _begin_warning(tokenizer_folder / TOKENIZER_NAME, record)
-    if warning:
-        logger.warning("%s", warning)
     with new_folder(output) as folder:
         config.save_pretrained(folder)
         GenerationConfig(
             bos_token_id=record.bos_id, eos_token_id=record.eos_id, pad_token_id=record.eos_id
         ).save_pretrained(folder)
-        _copy_tokenizer(tokenizer_folder, folder, config.max_position_embeddings)
+        _write_tokenizer(tokenizer_folder, folder, record, config.max_position_embeddings)
         card = model_card(
             record,
             steps=steps,
             title=output.name,
             max_position_embeddings=config.max_position_embeddings,
-            warning=warning,
         )
         (folder / "README.md").write_text(card)
         # The mean of equal weights, in float32. Source: Izmailov et al. 2018, "Averaging weights
@@ -230,17 +228,6 @@ def export_checkpoint(
                 weights[name].lerp_(weight, 1 / count)
         weights = {name: weight.to(getattr(torch, dtype)) for name, weight in weights.items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _begin_warning(tokenizer_file: Path, record: RunRecord) -> str:
-    """Warn where prompts would lack the token that began every training document."""
-    if Tokenizer.from_file(str(tokenizer_file)).encode("a").ids[:1] == [record.bos_id]:
-        return ""
-    return (
-        f"{TOKENIZER_NAME} does not add {BOS_TOKEN}, with which every document began that the "
-        "model was trained on, and without which it does not continue a text as it is trained to: "
-        "put it before each prompt"
-    )
 
 
 def _llama_config(record: RunRecord, max_position_embeddings: int, dtype: Dtype) -> LlamaConfig:
@@ -263,12 +250,21 @@ def _llama_config(record: RunRecord, max_position_embeddings: int, dtype: Dtype)
     )
 
 
-def _copy_tokenizer(tokenizer_folder: Path, output: Path, max_length: int) -> None:
+def _write_tokenizer(tokenizer_folder: Path, output: Path, record: RunRecord, length: int) -> None:
+    """Write a tokenizer that begins prompts as the documents of training began."""
     for name in (TOKENIZER_NAME, _TOKENIZER_LICENSE):
         if (tokenizer_folder / name).is_file():
             shutil.copy(tokenizer_folder / name, output)
-    settings = TOKENIZER_CONFIG | {"pad_token": EOS_TOKEN, "model_max_length": max_length}
-    (output / _TOKENIZER_CONFIG_NAME).write_text(json.dumps(settings, indent=2) + "\n")
+    tokenizer = Tokenizer.from_file(str(output / TOKENIZER_NAME))
+    names = {token_id: name for name, token_id in tokenizer.get_vocab().items()}
+    begin, end = None if record.bos_id is None else names[record.bos_id], names[record.eos_id]
+    expected = [] if begin is None else [begin]
+    expected += tokenizer.encode("a", add_special_tokens=False).tokens
+    if tokenizer.encode("a").tokens != expected:
+        tokenizer.post_processor = template(tokenizer, begin)
+        tokenizer.save(str(output / TOKENIZER_NAME))
+    settings = tokenizer_config(begin, end, max_length=length) | {"pad_token": end}
+    (output / TOKENIZER_CONFIG_NAME).write_text(json.dumps(settings, indent=2) + "\n")
 
 
 _MODEL_PARTS = ("tok_embeddings", "layers", "norm", "output")

@@ -75,13 +75,14 @@ def rotate(heads: Tensor, table: Tensor) -> Tensor:
     return (wide * cosines + swapped * sines).type_as(heads)
 
 
-def document_mask(token_ids: Tensor, *, bos_id: int) -> BlockMask:
+def document_mask(token_ids: Tensor, *, eos_id: int) -> BlockMask:
     """The mask under which a token attends to itself and to what precedes it in its document.
 
-    token_ids: (B, T) int64, in which each document begins with BOS; the mask is on their device.
+    token_ids: (B, T) int64, in which each document ends with EOS; the mask is on their device.
     It is what torch's create_block_mask gives, which computes all B * T * T of its values.
     """
-    document_ids = (token_ids == bos_id).cumsum(dim=1)
+    is_end = (token_ids == eos_id).int()
+    document_ids = is_end.cumsum(dim=1) - is_end
 
     def attends(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (document_ids[row, query] == document_ids[row, key])

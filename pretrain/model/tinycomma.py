@@ -22,7 +22,7 @@ from torchtitan.models.llama3.model.model import precompute_freqs_cis
 from torchtitan.tools.utils import device_type
 
 from ..job_config import JobConfig
-from ..tokens.shards import Manifest
+from ..tokens.shards import MANIFEST_NAME, Manifest
 from .attention import RotaryAttention, rotary_table
 from .loss import LossHead, logit_loss_and_gradient
 
@@ -39,8 +39,8 @@ class TinyCommaArgs(TransformerModelArgs):
     rope_scaling_args: RoPEScalingArgs = field(
         default_factory=partial(RoPEScalingArgs, scaling_factor=1.0)
     )
-    use_tokenizer_vocab: bool = False
-    """Take vocab_size from the tokenizer of the token shards."""
+    needs_shards: bool = False
+    """True if vocab_size is known from the token shards alone; else only if these are there."""
     init_seed: int = 0
     loss_chunk_tokens: int = 0
     """With labels, the forward returns their loss, from logits of this many tokens at a time."""
@@ -55,8 +55,10 @@ class TinyCommaArgs(TransformerModelArgs):
         self.init_seed = job_config.debug.seed
         self.loss_chunk_tokens = job_config.loss.chunk_tokens
         self.attn_type = "flex" if job_config.data.mask_documents else "sdpa"
-        if self.use_tokenizer_vocab:
-            self.vocab_size = Manifest.read(Path(job_config.data.sources[0].path)).vocab_size
+        for source in job_config.data.sources[:1]:
+            folder = Path(source.path)
+            if self.needs_shards or (folder / MANIFEST_NAME).is_file():
+                self.vocab_size = Manifest.read(folder).vocab_size
 
 
 class TinyComma(Transformer):
@@ -108,7 +110,7 @@ class TinyComma(Transformer):
 
 def flavors() -> dict[str, TinyCommaArgs]:
     """The models that `model.flavor` can name."""
-    small = partial(TinyCommaArgs, multiple_of=32, use_tokenizer_vocab=True)
+    small = partial(TinyCommaArgs, multiple_of=32, needs_shards=True)
     comma = partial(
         TinyCommaArgs, vocab_size=128256, multiple_of=256, norm_eps=1e-5, rope_theta=10000.0
     )
@@ -119,8 +121,8 @@ def flavors() -> dict[str, TinyCommaArgs]:
         "trial": small(dim=192, n_layers=4, n_heads=3, multiple_of=64),
         "narrow": small(dim=64, n_layers=2, n_heads=1),
         "quickstart": small(dim=128, n_layers=3, n_heads=4),
-        # Widths: paper. Vocabulary: Llama 3 tokenizer. Feed-forward 5632 and untied embeddings
-        # follow from the paper's parameter count; theta, eps: lingua defaults.
+        # Widths: paper. Vocabulary without shards: Llama 3 tokenizer. Feed-forward 5632 and untied
+        # embeddings follow from the paper's parameter count; theta, eps: lingua defaults.
         "tinycomma-1.8b": comma(dim=2048, n_layers=24, n_heads=32),
     }
 

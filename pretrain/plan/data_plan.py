@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tokens.shards import TokenShards
+from ..tokens.shards import TokenShards, encoding_difference
 from .data_config import DataConfig
 from .order import KeyedPermutation, Mixture
 
@@ -43,18 +43,17 @@ class DataPlan:
         if not config.sources:
             raise ValueError("data.sources is empty: name at least one folder of token shards")
         self.config, self.shards, self.seq_len = config, list(shards), seq_len
-        # Of the tokenizer that all sources were tokenized by.
+        # All sources were encoded as the first one.
         first = self.shards[0].manifest
-        self.tokenizer_sha256, self.vocab_size = first.tokenizer_sha256, first.vocab_size
+        self.tokenizer_sha256 = first.tokenizer_sha256
         self.bos_id, self.eos_id = first.bos_id, first.eos_id
         weights = []
         self.num_windows = []
         for source, manifest in zip(config.sources, [one.manifest for one in shards], strict=True):
-            if manifest.tokenizer_sha256 != self.tokenizer_sha256:
+            if difference := encoding_difference(first, manifest):
                 raise ValueError(
-                    f"sources {config.sources[0].name} and {source.name} were tokenized by "
-                    f"different tokenizers: sha256 {self.tokenizer_sha256[:12]} and "
-                    f"{manifest.tokenizer_sha256[:12]}"
+                    f"sources {config.sources[0].name} and {source.name} were tokenized "
+                    f"differently: {difference}"
                 )
             if manifest.num_tokens <= seq_len:
                 raise ValueError(

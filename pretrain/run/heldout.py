@@ -10,18 +10,19 @@ from torch import Tensor
 
 from ..job_config import HeldoutConfig
 from ..model.loss import IGNORE_INDEX
-from ..tokens.shards import Manifest, TokenShards
+from ..tokens.shards import Encoded, Manifest, TokenShards, encoding_difference
 
 BatchLoss = Callable[[Tensor, Tensor], Tensor]
 
 
-def check_heldout(config: HeldoutConfig, *, seq_len: int, tokenizer_sha256: str) -> None:
+def check_heldout(config: HeldoutConfig, *, seq_len: int, trained: Encoded) -> None:
     """Raises ValueError if a source is missing, too short or of another tokenizer."""
     for source in config.sources:
         shards = TokenShards.open(source.path)
-        if shards.manifest.tokenizer_sha256 != tokenizer_sha256:
+        if difference := encoding_difference(shards.manifest, trained):
             raise ValueError(
-                f"heldout source {source.name} was tokenized by another tokenizer than the data"
+                f"heldout source {source.name} and the data were tokenized differently: "
+                f"{difference}"
             )
         if shards.num_tokens <= seq_len:
             raise ValueError(

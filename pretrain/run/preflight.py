@@ -14,8 +14,8 @@ from ..job_config import Checkpoint, JobConfig, place_of
 from ..model.tinycomma import TinyComma, flavors, model_args
 from ..plan.data_plan import DataPlan, epochs_read
 from ..plan.stages import check_epochs
-from ..tokens.encoder import TOKENIZER_NAME, check_tokenizer
 from ..tokens.shards import check_shards
+from ..tokens.tokenizer import TOKENIZER_NAME, check_tokenizer
 from .checkpointer import BYTES_PER_PARAMETER
 from .checkpoints import checkpoint_steps
 from .heldout import check_heldout, check_not_trained_on
@@ -43,17 +43,12 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     check_batch(config, num_processes)
     _check_gpus(config)
     _check_places(config)
-    # 2. The data: of one tokenizer that the model has room for, and long enough.
+    # 2. The data: of one tokenizer, and long enough.
     plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
     record = record_of(config, plan, num_processes=num_processes)
-    if plan.vocab_size > (num_model_tokens := record.model["vocab_size"]):
-        raise ValueError(
-            f"the tokenizer of the data has {plan.vocab_size} tokens, more than the "
-            f"{num_model_tokens} of the model"
-        )
     if config.model.tokenizer:
         check_tokenizer(Path(config.model.tokenizer) / TOKENIZER_NAME, plan.tokenizer_sha256)
-    check_heldout(config.heldout, seq_len=plan.seq_len, tokenizer_sha256=plan.tokenizer_sha256)
+    check_heldout(config.heldout, seq_len=plan.seq_len, trained=plan)
     # 3. Where the run starts; with that it is known how often each source will have been read.
     start = find_starting_point(config, record)
     _check_steps_left(start, config.training.steps)

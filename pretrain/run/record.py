@@ -23,7 +23,7 @@ class RunRecord:
     model: dict[str, Any]
     """The shape, in the names of a Hugging Face config."""
     tokenizer_sha256: str
-    bos_id: int
+    bos_id: int | None
     eos_id: int
     identity: dict[str, Any]
     """Two runs with equal identities give the same weights."""

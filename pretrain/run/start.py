@@ -10,6 +10,7 @@ from ...durable_files import file_sha256, json_value, new_folder
 from ..job_config import JobConfig, place_of
 from ..model.tinycomma import model_args
 from ..plan.data_plan import DataPlan, data_record
+from ..tokens.shards import encoding_difference
 from .checkpoints import (
     SEAL_NAME,
     checkpoint_step,
@@ -255,9 +256,10 @@ def _other_run(name: str, config: JobConfig, record: RunRecord) -> tuple[Path, R
     if reason := damage(checkpoint):
         raise ValueError(f"checkpoint.{name} {path} is not whole: {reason}")
     other = RunRecord.read(checkpoint.parents[1])
-    if other.tokenizer_sha256 != record.tokenizer_sha256:
+    if difference := encoding_difference(other, record):
         raise ValueError(
-            f"checkpoint.{name} {path} was trained with another tokenizer than the data"
+            f"checkpoint.{name} {path} was trained on data that was tokenized differently: "
+            f"{difference}"
         )
     shapes = [dict(run.model, max_position_embeddings=None) for run in (other, record)]
     if shapes[0] != shapes[1]:

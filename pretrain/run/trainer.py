@@ -268,7 +268,7 @@ class Trainer:
         """Summed cross entropy of a batch."""
         options: dict[str, Any] = {}
         if self._config.data.mask_documents:
-            options["attention_masks"] = document_mask(inputs, bos_id=self._plan.bos_id)
+            options["attention_masks"] = document_mask(inputs, eos_id=self._plan.eos_id)
         with self._amp:
             if self._config.loss.chunk_tokens:  # the forward computes the loss itself
                 loss: Tensor = self.model(inputs, labels=labels, **options)

@@ -8,12 +8,13 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
-from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
-from .encoder import BOS_TOKEN, EOS_TOKEN, TOKENIZER_CONFIG
+from .tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, template, tokenizer_config
 
 NUM_BYTES = 256
+BOS_TOKEN, EOS_TOKEN = "<|begin_of_text|>", "<|end_of_text|>"
+"""Llama 3's."""
 
 # The rule in the tokenizer.json of Llama 3: contractions, words with one leading character, up to
 # three digits, punctuation, line ends, white space.
@@ -55,11 +56,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.add_special_tokens([BOS_TOKEN, EOS_TOKEN])
     if (most := tokenizer.get_vocab_size()) != vocab_size:
         raise ValueError(f"vocab_size must be at most {most} for these texts, got {vocab_size}")
-    tokenizer.post_processor = TemplateProcessing(
-        single=f"{BOS_TOKEN} $A",
-        pair=f"{BOS_TOKEN} $A {BOS_TOKEN}:1 $B:1",
-        special_tokens=[(BOS_TOKEN, tokenizer.token_to_id(BOS_TOKEN))],
-    )
+    tokenizer.post_processor = template(tokenizer, BOS_TOKEN)
     return tokenizer
 
 
@@ -69,6 +66,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, model_max_length: int)
     model_max_length: longest sequence in tokens that the models are trained on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    text = json.dumps(TOKENIZER_CONFIG | {"model_max_length": model_max_length}, indent=2) + "\n"
-    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    tokenizer.save(str(folder / TOKENIZER_NAME))
+    config = tokenizer_config(BOS_TOKEN, EOS_TOKEN, max_length=model_max_length)
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / TOKENIZER_CONFIG_NAME).write_text(text, encoding="utf-8")

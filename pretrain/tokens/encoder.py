@@ -1,70 +1,19 @@
-"""Documents to token ids between BOS and EOS, with a tokenizer.json."""
+"""Documents to token ids between a begin and an end token, with a tokenizer.json."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from ...durable_files import file_sha256
 from .documents import Document, DocumentRules, Verdict
+from .tokenizer import NO_TOKEN, document_begin, document_end, read_tokenizer
 
-TOKENIZER_NAME = "tokenizer.json"
-BOS_TOKEN = "<|begin_of_text|>"
-EOS_TOKEN = "<|end_of_text|>"
-TOKENIZER_CONFIG = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "bos_token": BOS_TOKEN,
-    "eos_token": EOS_TOKEN,
-    "clean_up_tokenization_spaces": False,
-    "model_input_names": ["input_ids", "attention_mask"],
-}
-"""The contents of a tokenizer_config.json that says no more."""
 # encode_batch_fast spreads a batch over the cores; beyond some hundred documents nothing is
 # gained, and a batch of books must not fill the memory.
 _BATCH_DOCUMENTS = 256
 _BATCH_BYTES = 4_000_000
-
-
-def tokenizer_file(name: str) -> Path:
-    """The path of a tokenizer.json, downloaded into the Hub's cache if it is not local.
-
-    name: the file, its folder, or a Hub model as OWNER/NAME@REVISION.
-    Raises: ValueError if there is no such file, or a Hub model is named without a revision.
-    """
-    path = Path(name)
-    if path.is_file():
-        return path
-    if path.is_dir():
-        if not (path / TOKENIZER_NAME).is_file():
-            raise ValueError(f"tokenizer folder {path} has no {TOKENIZER_NAME}")
-        return path / TOKENIZER_NAME
-    model, _, revision = name.partition("@")
-    if model.count("/") != 1 or not revision:
-        raise ValueError(
-            f"tokenizer {name} is neither a file, nor a folder, nor OWNER/NAME@REVISION"
-        )
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(model, TOKENIZER_NAME, revision=revision))
-    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"tokenizer {name} cannot be downloaded: {reason}") from error
-
-
-def check_tokenizer(file: Path, sha256: str) -> None:
-    """Raise ValueError unless this is the tokenizer.json that data was tokenized by."""
-    if not file.is_file():
-        raise ValueError(f"tokenizer file {file} does not exist")
-    if (actual := file_sha256(file)) != sha256:
-        raise ValueError(
-            f"{file} is not the tokenizer of the run: its sha256 is {actual}, and the data was "
-            f"tokenized by {sha256}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,32 +38,31 @@ class DocumentEncoder:
     Special tokens in a text are encoded as ordinary text, so that no document can end itself.
     """
 
-    def __init__(self, tokenizer_file: Path) -> None:
-        """Raises ValueError if the file is no tokenizer.json, or lacks BOS or EOS."""
-        try:  # of tokenizers itself comes a bare Exception
-            table = json.loads(tokenizer_file.read_bytes())
-            if not (isinstance(table, dict) and isinstance(table.get("model"), dict)):
-                raise ValueError("it has no model")
-        except ValueError as error:
-            raise ValueError(f"{tokenizer_file} is no tokenizer.json: {error}") from None
-        self.sha256 = file_sha256(tokenizer_file)
-        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
-        self._tokenizer.encode_special_tokens = True
-        # transformers writes both into the file where it was once called so; every text would be
-        # cut to that length, or filled up.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self.vocab_size = self._tokenizer.get_vocab_size()
+    def __init__(self, tokenizer_file: Path, *, begin_token: str = "", end_token: str = "") -> None:
+        """begin_token, end_token: names, as `document_begin` and `document_end` take them.
+
+        Raises ValueError as these and `read_tokenizer`, and if one token is to be both.
+        """
+        self.file, self.sha256 = tokenizer_file, file_sha256(tokenizer_file)
+        self._tokenizer = read_tokenizer(tokenizer_file)
+        self.begin_token = document_begin(self._tokenizer, tokenizer_file, begin_token)
+        self.end_token = document_end(self._tokenizer, tokenizer_file, end_token)
+        if self.begin_token == self.end_token:
+            raise ValueError(
+                f"tokenizer {tokenizer_file} begins and ends a text with {self.end_token}, so that "
+                f"no document shows its end: name another --end-token, or --begin-token {NO_TOKEN}"
+            )
         vocabulary = self._tokenizer.get_vocab()
-        for token in (BOS_TOKEN, EOS_TOKEN):
-            if token not in vocabulary:
-                raise ValueError(f"tokenizer {tokenizer_file} has no token {token}")
-        self.bos_id, self.eos_id = vocabulary[BOS_TOKEN], vocabulary[EOS_TOKEN]
+        self.vocab_size = 1 + max(vocabulary.values())  # ids may have gaps
+        has_begin = self.begin_token != NO_TOKEN
+        self.bos_id = vocabulary[self.begin_token] if has_begin else None
+        self.eos_id = vocabulary[self.end_token]
 
     def encode(
         self, documents: Iterable[Document], rules: DocumentRules
     ) -> Iterator[EncodedDocument]:
         """Every document in its order, judged, and encoded if it is kept."""
+        begin = () if self.bos_id is None else (self.bos_id,)
         for batch in _batches(documents):
             verdicts = [rules.verdict(document) for document in batch]
             texts = [
@@ -126,7 +74,7 @@ class DocumentEncoder:
             for document, verdict in zip(batch, verdicts, strict=True):
                 token_ids = None
                 if verdict.is_kept:
-                    ids = [self.bos_id, *next(encodings).ids, self.eos_id]
+                    ids = [*begin, *next(encodings).ids, self.eos_id]
                     token_ids = np.array(ids, dtype="<u4")
                 yield EncodedDocument(document, verdict, token_ids)
 

@@ -14,7 +14,7 @@ from .shards import MANIFEST_NAME
 from .workers import FileJob, FileWork, Observer
 from .writer import DocumentTally, Segment, write_manifests, write_segments
 
-SCHEMA = "anchored-tokenize/3"
+SCHEMA = "anchored-tokenize/4"
 _PROGRESS_FOLDER = "progress"
 
 
@@ -27,6 +27,9 @@ class TokenizeJob(FileJob):
     """
 
     tokenizer_file: Path
+    begin_token: str
+    end_token: str
+    """Names of the tokens around a document, the former NO_TOKEN for none."""
     rules: DocumentRules
     max_tokens_per_shard: int
     max_tokens: int = 0
@@ -69,6 +72,8 @@ class TokenizeJob(FileJob):
             "source": self.source,
             "revision": self.inputs.revision,
             "tokenizer_sha256": file_sha256(self.tokenizer_file),
+            "begin_token": self.begin_token,
+            "end_token": self.end_token,
             "fields": asdict(self.fields),
             "rules": rules,
             "max_tokens": self.max_tokens,
@@ -78,7 +83,10 @@ class TokenizeJob(FileJob):
         }
 
     def open(self) -> FileWork:
-        return functools.partial(self.tokenize_file, encoder=DocumentEncoder(self.tokenizer_file))
+        encoder = DocumentEncoder(
+            self.tokenizer_file, begin_token=self.begin_token, end_token=self.end_token
+        )
+        return functools.partial(self.tokenize_file, encoder=encoder)
 
     def tokenize_file(self, index: int, observe: Observer, *, encoder: DocumentEncoder) -> None:
         """Write the segments of input file `index` that are missing.

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -64,8 +64,10 @@ class Manifest:
     """Number of documents left out for each license that is not on the allow-list."""
     tokenizer_sha256: str
     vocab_size: int
-    bos_id: int
+    bos_id: int | None
+    """The token that begins every document; None where they begin with their text."""
     eos_id: int
+    """The token that ends every document, and is nowhere else."""
     num_documents: int
     num_empty_documents: int
     """Documents without text, left out of the shards."""
@@ -77,7 +79,7 @@ class Manifest:
     num_bytes: int
     """UTF-8 bytes of the text that was tokenized."""
     num_tokens: int
-    """Tokens in all shards, BOS and EOS included."""
+    """Tokens in all shards, those that begin and end documents included."""
     shards: tuple[Shard, ...]
     invalid_documents: dict[str, int] = field(default_factory=dict)
     """num_invalid_documents by problem."""
@@ -109,6 +111,28 @@ class Manifest:
     def to_json(self) -> str:
         """The text of manifest.json: the same shards always give the same bytes."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n"
+
+
+class Encoded(Protocol):
+    """What has documents in tokens: shards, a plan of them, the record of a run."""
+
+    @property
+    def tokenizer_sha256(self) -> str: ...
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def eos_id(self) -> int: ...
+
+
+def encoding_difference(one: Encoded, other: Encoded) -> str:
+    """The first difference in how the documents of two became tokens; "" for none."""
+    if one.tokenizer_sha256 != other.tokenizer_sha256:
+        return f"tokenizer {one.tokenizer_sha256[:12]} and {other.tokenizer_sha256[:12]}, by sha256"
+    if one.bos_id != other.bos_id:
+        return f"begin token {one.bos_id} and {other.bos_id}, by id"
+    if one.eos_id != other.eos_id:
+        return f"end token {one.eos_id} and {other.eos_id}, by id"
+    return ""
 
 
 class TokenShards:

@@ -205,15 +205,15 @@ def write_token_shards(
     revision: str,
     max_tokens_per_shard: int = DEFAULT_SHARD_TOKENS,
 ) -> TokenShards:
-    """Write documents as BOS, tokens, EOS, one after another, and return the opened shards.
+    """Write documents one after another, as `DocumentEncoder` encodes them; return the shards.
 
     folder: must not exist; it is filled under another name and renamed when complete.
     documents: texts of one license; those without any character are counted and left out.
-    tokenizer_file: tokenizer.json with the special tokens <|begin_of_text|> and <|end_of_text|>.
+    tokenizer_file: a tokenizer.json, next to the tokenizer_config.json that names its end token.
     source, license, revision: recorded in the manifest.
     max_tokens_per_shard: a document that would pass it starts the next shard; a longer document
         gets a shard for itself.
-    Raises: ValueError if the folder exists, the tokenizer lacks BOS or EOS, or there is no text.
+    Raises: ValueError if the folder exists, there is no text, or as `DocumentEncoder`.
     """
     folder = Path(folder)
     if folder.exists():

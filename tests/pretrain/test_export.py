@@ -9,6 +9,7 @@ import torch
 from training_runs import save_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from anchored import ModelPair
 from anchored.durable_files import file_sha256
 from anchored.pretrain.export import export_checkpoint, model_card
 from anchored.pretrain.job_config import load_job_config
@@ -194,13 +195,31 @@ def test_the_card_of_a_second_stage_tells_of_the_first(trained, begin, tmp_path)
     assert card.endswith("several documents, and attention did not cross from one to another.\n")
 
 
-def test_a_tokenizer_that_adds_no_begin_token_is_warned_of(trained, corpus, tmp_path, caplog):
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("began", [False, True])
+def test_prompts_begin_as_the_documents_of_training_began(trained, corpus, tmp_path, adds, began):
     folder = shutil.copytree(trained[1].parents[1], tmp_path / "run")
     table = json.loads((corpus.tokenizer_folder / "tokenizer.json").read_text())
-    plain = tmp_path / "tokenizer.json"
-    plain.write_text(json.dumps(table | {"post_processor": None}))
-    replace(RunRecord.read(folder), tokenizer_sha256=file_sha256(plain)).write(folder)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(table if adds else table | {"post_processor": None}))
+    record = replace(RunRecord.read(folder), tokenizer_sha256=file_sha256(file))
+    replace(record, bos_id=record.bos_id if began else None).write(folder)
     export_checkpoint(folder / "checkpoint" / "step-24", tmp_path, tmp_path / "model")
-    (message,) = (one for one in caplog.messages if "does not add <|begin_of_text|>" in one)
-    assert message.endswith("it is trained to: put it before each prompt")
-    assert message in (tmp_path / "model/README.md").read_text()
+    assert ((tmp_path / "model" / file.name).read_bytes() == file.read_bytes()) == (adds == began)
+    # Its pair decodes tokens with a risky model of the tokenizer, after prompts that begin so.
+    risky = shutil.copytree(tmp_path / "model", tmp_path / "risky")
+    shutil.copy(file, risky)
+    config = json.loads((risky / "tokenizer_config.json").read_text())
+    (risky / "tokenizer_config.json").write_text(
+        json.dumps(config | {"bos_token": "<|begin_of_text|>"})
+    )
+    pair = ModelPair.from_pretrained(tmp_path / "model", risky)
+    assert pair.shares_tokens and pair.stop_token_ids == [299]
+    first, *rest = pair.encode("salt and rain")
+    assert (first == 298) == began and not {298, 299} & {*rest}
+    safe = pair.tokenizer
+    assert (safe.bos_token_id, safe.eos_token_id) == (298 if began else None, 299)
+    assert pair.safe.config.bos_token_id == pair.safe.generation_config.bos_token_id
+    assert pair.safe.config.bos_token_id == safe.bos_token_id
+    card = (tmp_path / "model/README.md").read_text()
+    assert ("began with the tokenizer's `bos_token` and ended with" in card) == began

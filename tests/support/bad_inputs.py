@@ -199,6 +199,9 @@ tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
     --tokenizer = missing | tokenizer missing is neither a file, nor a folder
     --tokenizer = a/b | nor OWNER/NAME@REVISION
     --tokenizer = {folder} | has no tokenizer.json
+    --end-token = a {missing} none
+    --begin-token = </s> a {missing} <|end|>
+    --end-token = </s> | has no token </s> (--end-token)
     --input = {empty_jsonl} {garbage_jsonl} | no text to write
     --text-field = nowhere | no text to write
     --licenses = GPL | no text to write: 1 refused; refused licenses: (none given)

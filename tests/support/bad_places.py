@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN
-
 
 def make_places(root: Path, safe: Path, risky: Path, ledger: Path, ratios: Path) -> dict[str, Path]:
     """Good and bad files and folders below `root`, by name; some names have nothing there."""
@@ -32,10 +30,8 @@ def make_places(root: Path, safe: Path, risky: Path, ledger: Path, ratios: Path)
     places |= _written(root, _files(ledger))
     places["tokens"] = root / "tokens"
     places["tokens"].mkdir()
-    text = (safe / "tokenizer.json").read_text()
-    for ours, theirs in (("<|begin|>", BOS_TOKEN), ("<|end|>", EOS_TOKEN)):
-        text = text.replace(ours, theirs)
-    (places["tokens"] / "tokenizer.json").write_text(text)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(safe / name, places["tokens"])
     places["under_file"] = places["existing"] / "new"
     for name, damage in _MODEL_DAMAGES.items():
         places[name] = Path(shutil.copytree(safe, root / name))

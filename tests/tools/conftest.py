@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN
-
 
 @pytest.fixture
 def pair_words(pair_folders) -> list[str]:
@@ -14,9 +12,7 @@ def pair_words(pair_folders) -> list[str]:
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory, tokenizer) -> Path:
-    """Holds a tokenizer.json with the special tokens of training."""
+    """Holds the files of the tiny pair's tokenizer."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    text = tokenizer.backend_tokenizer.to_str()
-    text = text.replace("<|begin|>", BOS_TOKEN).replace("<|end|>", EOS_TOKEN)
-    (folder / "tokenizer.json").write_text(text)
+    tokenizer.save_pretrained(folder)
     return folder

@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from anchored import ModelPair
 from anchored.pretrain.tokens.bpe import train_tokenizer
-from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN
+from anchored.pretrain.tokens.bpe import BOS_TOKEN, EOS_TOKEN
 
 from .options import BenchDecodeConfig, Shape
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from anchored.pretrain.model.attention import DocumentAttention, document_mask
 from anchored.pretrain.model.tinycomma import TinyComma, flavors
 
-BOS = 0
+EOS = 0
 VOCAB_SIZE = 50
 
 
@@ -31,16 +31,16 @@ def models():
 
 
 def documents(*lengths, seed):
-    """Token ids (1, sum of lengths); each document begins with BOS."""
+    """Token ids (1, sum of lengths); each document ends with EOS."""
     generator = torch.Generator().manual_seed(seed)
     pieces = [torch.randint(1, VOCAB_SIZE, (length,), generator=generator) for length in lengths]
     for piece in pieces:
-        piece[0] = BOS
+        piece[-1] = EOS
     return torch.cat(pieces)[None]
 
 
 def masked_logits(model, token_ids):
-    return model(token_ids, document_mask(token_ids, bos_id=BOS))
+    return model(token_ids, document_mask(token_ids, eos_id=EOS))
 
 
 def test_the_logits_of_a_document_are_those_it_has_alone(models):
@@ -60,18 +60,18 @@ def attention_inputs(num_rows, num_tokens, dtype, seed):
 
 
 @given(
-    starts=st.lists(st.lists(st.booleans(), min_size=20, max_size=20), min_size=1, max_size=3),
+    ends=st.lists(st.lists(st.booleans(), min_size=20, max_size=20), min_size=1, max_size=3),
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=25)
-def test_attention_is_causal_attention_in_each_document_by_itself(starts, seed):
-    token_ids = torch.where(torch.tensor(starts), BOS, 1)
+def test_attention_is_causal_attention_in_each_document_by_itself(ends, seed):
+    token_ids = torch.where(torch.tensor(ends), EOS, 1)
     query, key, value = attention_inputs(*token_ids.shape, torch.float64, seed)
-    mask = document_mask(token_ids, bos_id=BOS)
+    mask = document_mask(token_ids, eos_id=EOS)
     attended = DocumentAttention()(query, key, value, block_mask=mask)
-    for row, is_start in enumerate(starts):
-        begins = [index for index, starts_here in enumerate(is_start) if starts_here or not index]
-        for first, last in pairwise([*begins, len(is_start)]):
+    for row, is_end in enumerate(ends):
+        begins = [index + 1 for index, ends_here in enumerate(is_end[:-1]) if ends_here]
+        for first, last in pairwise([0, *begins, len(is_end)]):
             pieces = [one[row : row + 1, :, first:last] for one in (query, key, value)]
             alone = F.scaled_dot_product_attention(*pieces, is_causal=True)
             torch.testing.assert_close(attended[row : row + 1, :, first:last], alone)
@@ -92,11 +92,11 @@ class LargestResult(TorchDispatchMode):
 @pytest.mark.parametrize("rate", [0.0, 0.002, 0.01, 0.2])
 def test_the_mask_is_torchs_and_never_lies_in_memory_as_a_whole(num_tokens, rate):
     generator = torch.Generator().manual_seed(num_tokens)
-    starts = torch.rand(3, num_tokens, generator=generator) < rate
-    starts[1, : num_tokens // 2] = False  # a long document, before short ones
-    token_ids = torch.where(starts, BOS, 1)
+    ends = torch.rand(3, num_tokens, generator=generator) < rate
+    ends[1, : num_tokens // 2] = False  # a long document, before short ones
+    token_ids = torch.where(ends, EOS, 1)
     with LargestResult() as result:
-        mask = document_mask(token_ids, bos_id=BOS)
+        mask = document_mask(token_ids, eos_id=EOS)
     assert result.most <= 3 * max(num_tokens, (num_tokens // 128 + 1) ** 2)
     shape = (3, None, num_tokens, num_tokens)
     expected = create_block_mask(mask.mask_mod, *shape, device="cpu")
@@ -117,8 +117,8 @@ def listed_blocks(mask, kind):
 def test_the_cpu_computes_what_flex_attention_does():
     # Blocks of 128: some are full, some empty, some partial.
     token_ids = torch.cat([documents(100, 200, 84, seed=s) for s in (6, 7)])
-    token_ids[1, 100] = 1  # its first two documents are one
-    mask = document_mask(token_ids, bos_id=BOS)
+    token_ids[1, 99] = 1  # its first two documents are one
+    mask = document_mask(token_ids, eos_id=EOS)
     query, key, value = attention_inputs(2, 384, torch.float32, seed=8)
     with torch.no_grad():
         expected = flex_attention(query, key, value, block_mask=mask)

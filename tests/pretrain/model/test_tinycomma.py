@@ -9,7 +9,7 @@ from anchored.pretrain.run.memory import parameter_count
 
 def build(flavor="quickstart", *, seed=0, device="cpu", **changes):
     args = flavors()[flavor]
-    if args.use_tokenizer_vocab:
+    if args.needs_shards:
         args.vocab_size = 2048
     for name, value in {"init_seed": seed, "max_seq_len": 64, **changes}.items():
         setattr(args, name, value)

@@ -121,11 +121,10 @@ def test_the_hash_depends_on_content_and_not_on_place(corpus, tmp_path):
 
 
 def test_sources_that_cannot_be_mixed_are_refused(corpus, tmp_path):
-    text = (corpus.tokenizer_folder / "tokenizer.json").read_text()
-    other = tmp_path / "tokenizer.json"
-    other.write_text(text + "\n")
+    other = shutil.copytree(corpus.tokenizer_folder, tmp_path / "tokens") / "tokenizer.json"
+    other.write_text(other.read_text() + "\n")
     write_token_shards(tmp_path / "s", ["salt"] * 50, other, source="s", license="x", revision="1")
-    with pytest.raises(ValueError, match=r"harbour and .* were tokenized by different tokenizers"):
+    with pytest.raises(ValueError, match=r"harbour and .* were tokenized differently: tokenizer"):
         plan_of(corpus, WEIGHTS | {str(tmp_path / "s"): 1.0})
     with pytest.raises(ValueError, match=r"source harbour has \d+ tokens, too few"):
         plan_of(corpus, seq_len=100_000)

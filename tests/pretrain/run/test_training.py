@@ -111,15 +111,15 @@ def test_held_out_loss_is_that_of_the_exported_model_on_all_tokens_or_on_each_do
     for name, loss in lines[-1]["losses"].items():
         shards = TokenShards.open(corpus.source(name))
         tokens = torch.from_numpy(shards.tokens(0, 5 * 32 + 1).astype("int64"))
-        bos_id = shards.manifest.bos_id if is_masked else -1
-        expected = [document_losses(model, row, bos_id) for row in tokens.unfold(0, 33, 32)]
+        eos_id = shards.manifest.eos_id if is_masked else -1
+        expected = [document_losses(model, row, eos_id) for row in tokens.unfold(0, 33, 32)]
         assert loss == pytest.approx(torch.cat(expected).mean().item(), abs=1e-4)
 
 
 @torch.no_grad()
-def document_losses(model, row, bos_id):
+def document_losses(model, row, eos_id):
     """The loss of each label of a sequence, its documents given to the model one by one."""
-    starts = [0, *(index for index in range(1, 32) if row[index] == bos_id), 32]
+    starts = [0, *(index for index in range(1, 32) if row[index - 1] == eos_id), 32]
     pieces = [row[first : last + 1] for first, last in pairwise(starts)]
     return torch.cat(
         [

@@ -9,8 +9,13 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from anchored.pretrain.tokens.bpe import pre_tokenizer, save_tokenizer, train_tokenizer
-from anchored.pretrain.tokens.encoder import BOS_TOKEN, EOS_TOKEN
+from anchored.pretrain.tokens.bpe import (
+    BOS_TOKEN,
+    EOS_TOKEN,
+    pre_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
 
 LLAMA3 = Path(__file__).parents[4] / "shared" / "tokenizers" / "llama3" / "tokenizer.json"
 TEXTS = ["the cat sat on the mat, the rat ran", "def f(x):\n    return x + 1234567\n"] * 3

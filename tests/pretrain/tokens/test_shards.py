@@ -1,6 +1,7 @@
 """Token shards: what is written is read back, and a changed file is refused."""
 
 import os
+import re
 import shutil
 from dataclasses import replace
 from itertools import accumulate
@@ -15,10 +16,13 @@ from tokenizers import Tokenizer
 
 from anchored.pretrain.plan.provenance import document_spans
 from anchored.pretrain.tokens.shards import (
+    MANIFEST_NAME,
     MAX_OPEN_SHARDS,
     STAMP_NAME,
+    Manifest,
     TokenShards,
     check_shards,
+    encoding_difference,
     file_sha256,
     is_verified,
     verify_shards,
@@ -164,14 +168,38 @@ def test_what_cannot_be_written_is_refused(corpus, tmp_path, tokenizer_file):
         write(corpus.source("harbour"), ["salt"], tokenizer_file)
     with pytest.raises(ValueError, match="source letters has no text"):
         write(tmp_path / "s", ["", ""], tokenizer_file)
-    text = tokenizer_file.read_text().replace("<|end_of_text|>", "<|other|>")
-    (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(ValueError, match=r"has no token <\|end_of_text\|>"):
-        write(tmp_path / "s", ["salt"], tmp_path / "tokenizer.json")
     for text in ("{}", "[]"):  # a tokenizer_config.json, for example
         (tmp_path / "tokenizer.json").write_text(text)
         with pytest.raises(ValueError, match=r"is no tokenizer\.json: it has no model"):
             write(tmp_path / "s", ["salt"], tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({}, ""),
+        ({"tokenizer_sha256": "0" * 64}, "tokenizer [0-9a-f]{12} and 000000000000, by sha256"),
+        ({"bos_id": None}, "begin token 298 and None, by id"),
+        ({"eos_id": 7}, "end token 299 and 7, by id"),
+    ],
+)
+def test_shards_of_other_tokens_around_documents_are_not_mixed(
+    corpus, tmp_path, change, difference
+):
+    copy = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
+    manifest = Manifest.read(copy)
+    other = replace(manifest, **change)
+    (copy / MANIFEST_NAME).write_text(other.to_json())
+    assert Manifest.read(copy) == other  # None is kept
+    assert re.fullmatch(difference, encoding_difference(manifest, other))
+    weights = {"harbour": 1.0, str(copy): 1.0}
+    if not difference:
+        corpus.plan(weights)
+        return
+    with pytest.raises(
+        ValueError, match=f"harbour and .* were tokenized differently: {difference}"
+    ):
+        corpus.plan(weights)
 
 
 def test_a_thousand_shards_are_read_with_few_descriptors(corpus, tmp_path):

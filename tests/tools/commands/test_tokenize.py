@@ -4,10 +4,12 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from dataclasses import replace
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +18,9 @@ from tokenizers import Tokenizer
 
 from anchored.durable_files import locked
 from anchored.pretrain.plan.provenance import document_spans
-from anchored.pretrain.tokens.encoder import tokenizer_file
 from anchored.pretrain.tokens.input_files import local_files
 from anchored.pretrain.tokens.shards import Manifest, TokenShards
+from anchored.pretrain.tokens.tokenizer import tokenizer_file
 from anchored.pretrain.tokens.writer import Segment, write_token_shards
 from anchored.tools.commands.training.plan import COMMON_PILE
 from anchored.tools.commands.training.tokenize import TokenizeConfig, run
@@ -100,9 +102,40 @@ def test_a_tokenizer_that_would_cut_or_pad_texts_does_not(config, tmp_path, whol
     tokenizer.enable_padding(length=100)
     (tmp_path / "tokens").mkdir()
     tokenizer.save(str(tmp_path / "tokens" / "tokenizer.json"))
+    shutil.copy(
+        Path(config(tmp_path).tokenizer).with_name("tokenizer_config.json"), tmp_path / "tokens"
+    )
     assert run(config(tmp_path / "s", tokenizer=str(tmp_path / "tokens"))) == 0
     assert Manifest.read(tmp_path / "s").num_tokens == Manifest.read(whole).num_tokens
     assert re.search(r"\n  \d\.\d\d bytes a token\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "line"),
+    [
+        ({}, (0, 1), "documents begin with <|begin|> and end with <|end|>"),
+        ({"begin_token": "none"}, (None, 1), "documents end with <|end|>"),
+        ({"begin_token": "<|turn|>", "end_token": "<|begin|>"}, (2, 0), "with <|turn|> and end"),
+    ],
+)
+def test_documents_have_the_tokens_around_them_that_are_named(
+    config, tmp_path, whole, capsys, options, tokens, line
+):
+    assert run(config(tmp_path / "s", **options)) == 0
+    assert line in capsys.readouterr().out
+    manifest = Manifest.read(tmp_path / "s")
+    assert (manifest.bos_id, manifest.eos_id) == tokens
+    begun, first = (TokenShards.open(folder) for folder in (whole, tmp_path / "s"))
+    lost = begun.manifest.num_documents if tokens[0] is None else 0
+    assert first.num_tokens == begun.num_tokens - lost
+    assert set(document_ends(first)) == {tokens[1]}
+    assert run(config(None, **options, sample=20)) == 0
+    assert line in capsys.readouterr().out
+
+
+def document_ends(shards):
+    lengths = [span.num_tokens for span in document_spans(shards, 0, shards.num_tokens)]
+    return [int(shards.tokens(end - 1, 1)[0]) for end in accumulate(lengths)]
 
 
 @pytest.fixture
@@ -231,6 +264,8 @@ def test_a_finished_folder_is_left_as_it_is(config, whole, capsys):
         ({"shard_tokens": 999}, "max_tokens_per_shard was 1500 and is now 999"),
         ({"licenses": ("CC0",)}, "rules.licenses was"),
         ({"source": "other"}, 'source was "letters" and is now "other"'),
+        ({"begin_token": "none"}, 'begin_token was "<|begin|>" and is now "none"'),
+        ({"end_token": "<|turn|>"}, 'end_token was "<|end|>" and is now "<|turn|>"'),
     ],
 )
 def test_other_settings_do_not_go_on_with_a_folder(config, whole, change, message):

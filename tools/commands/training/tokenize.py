@@ -20,10 +20,11 @@ from anchored.pretrain.tokens.documents import (
     Verdict,
     input_documents,
 )
-from anchored.pretrain.tokens.encoder import DocumentEncoder, tokenizer_file
+from anchored.pretrain.tokens.encoder import DocumentEncoder
 from anchored.pretrain.tokens.input_files import SourceFiles, hub_files, local_files
 from anchored.pretrain.tokens.job import TokenizeJob
 from anchored.pretrain.tokens.shards import MANIFEST_NAME, Manifest
+from anchored.pretrain.tokens.tokenizer import tokenizer_file
 from anchored.pretrain.tokens.workers import do_files
 from anchored.pretrain.tokens.writer import HELDOUT_FOLDER, DocumentTally
 
@@ -75,6 +76,12 @@ class TokenizeConfig(SourceConfig):
 
     tokenizer: str
     """Tokenizer: a tokenizer.json, its folder, or a Hub model as OWNER/NAME@REVISION."""
+    begin_token: str = ""
+    """Special token before every document, or "none"; unless given, the one that the tokenizer puts
+    before a text, if it does."""
+    end_token: str = ""
+    """Special token after every document; unless given, eos_token of the tokenizer_config.json that
+    is next to the tokenizer."""
     output: Path | None = None
     """New folder of token shards; held-out documents go to the folder heldout in it."""
     sample: int = 0
@@ -122,20 +129,20 @@ def run(config: TokenizeConfig) -> int:
     """Tokenize the files that no other process is at work on; the last one completes the folder."""
     if config.sample:
         return run_sample(config)
-    job = _job(config)
     # Before the folder is begun, which then belongs to this tokenizer.
-    encoder = DocumentEncoder(job.tokenizer_file)
+    encoder = _encoder(config)
+    job = _job(config, encoder)
     job.start()
     if not job.is_complete:
         print(do_files(job, num_workers=config.workers, unit="tokens"))
         if not job.finish(encoder):
             print(f"{config.source}: {STILL_AT_WORK}")
             return 0
-    print(_report(job.output))
+    print(_report(job.output, encoder))
     return 0
 
 
-def _report(folder: Path) -> str:
+def _report(folder: Path, encoder: DocumentEncoder) -> str:
     """List what a folder of shards holds and what was left out."""
     manifest = Manifest.read(folder)
     left_out = {
@@ -147,6 +154,7 @@ def _report(folder: Path) -> str:
     }
     lines = [f"{manifest.source}: {_size(manifest)} in {folder}"]
     lines += [f"  {manifest.num_bytes / manifest.num_tokens:.2f} bytes a token"]
+    lines += [f"  {_around(encoder)}"]
     if (folder / HELDOUT_FOLDER / MANIFEST_NAME).is_file():
         heldout = Manifest.read(folder / HELDOUT_FOLDER)
         lines.append(f"  held out: {_size(heldout)}")
@@ -163,7 +171,20 @@ def _size(manifest: Manifest) -> str:
     )
 
 
-def _job(config: TokenizeConfig) -> TokenizeJob:
+def _encoder(config: TokenizeConfig) -> DocumentEncoder:
+    return DocumentEncoder(
+        tokenizer_file(config.tokenizer),
+        begin_token=config.begin_token,
+        end_token=config.end_token,
+    )
+
+
+def _around(encoder: DocumentEncoder) -> str:
+    begin = f"begin with {encoder.begin_token} and " if encoder.bos_id is not None else ""
+    return f"documents {begin}end with {encoder.end_token}"
+
+
+def _job(config: TokenizeConfig, encoder: DocumentEncoder) -> TokenizeJob:
     config = with_mixture(config)
     assert config.output is not None
     inputs, fields, rules = input_files(config, config.output), _fields(config), _rules(config)
@@ -177,7 +198,9 @@ def _job(config: TokenizeConfig) -> TokenizeJob:
         source=config.source,
         output=config.output,
         inputs=inputs,
-        tokenizer_file=tokenizer_file(config.tokenizer),
+        tokenizer_file=encoder.file,
+        begin_token=encoder.begin_token,
+        end_token=encoder.end_token,
         fields=fields,
         rules=rules,
         decontamination=decontamination,
@@ -257,7 +280,7 @@ def input_files(config: SourceConfig, output: Path | None) -> SourceFiles:
 
 def run_sample(config: TokenizeConfig) -> int:
     """Print what becomes of a few documents of each source; 1 if one gives nothing to keep."""
-    encoder = DocumentEncoder(tokenizer_file(config.tokenizer))
+    encoder = _encoder(config)
     rows, notes = [], []
     for each in each_source(config):
         name = each.source
@@ -272,7 +295,7 @@ def run_sample(config: TokenizeConfig) -> int:
         rows.append(_sample_row(name, tally, num_tokens))
         notes += _sample_notes(name, tally)
     head = ("source", "documents", "kept", "refused", "empty", "invalid", "tokens each")
-    print("\n".join([text_tables.aligned(head, rows), "", *notes]))
+    print("\n".join([text_tables.aligned(head, rows), "", _around(encoder), *notes]))
     return 1 if any(row[2] in ("", "0.0%") for row in rows) else 0
 
 

@@ -1,0 +1,245 @@
+"""Tokenizers of training: one that loses text is refused, any other begins and ends documents."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from token_styles import STYLES
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from anchored.decode.tokenizer.tokenizer_file import byte_characters
+from anchored.pretrain.tokens.documents import Document, DocumentRules
+from anchored.pretrain.tokens.encoder import DocumentEncoder
+from anchored.pretrain.tokens.tokenizer import NO_TOKEN, read_tokenizer, template, tokenizer_file
+
+BYTES = byte_characters()
+CONTROLS = [*range(0x20), 0x7F]
+WRITTEN = sorted({*range(0x20, 0x7F), *b"\t\n\r", *range(0x80, 0xC0), *range(0xC2, 0xF1)})
+"""Bytes of texts without control characters: all of one, and those of planes 0 to 3."""
+
+
+def byte_level(without=(), **options):
+    """GPT-2's kind, without merges; its special tokens are <|end|> and <|turn|>."""
+    names = [name for byte, name in enumerate(BYTES) if byte not in without]
+    vocabulary = {name: token_id for token_id, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], **options))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>", "<|turn|>"])
+    return tokenizer
+
+
+def normalized(*steps):
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.Sequence(list(steps))
+    return tokenizer
+
+
+def with_added(**options):
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("<tag>", **options)])
+    return tokenizer
+
+
+def without_decoder():
+    tokenizer = byte_level()
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def saved(tokenizer, folder, **config):
+    """The tokenizer.json in a folder, with a tokenizer_config.json if it has a setting."""
+    file = folder / "tokenizer.json"
+    tokenizer.save(str(file))
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return file
+
+
+LOSSY = {
+    "lowercase": lambda: normalized(normalizers.Lowercase()),
+    "accents": lambda: normalized(normalizers.NFD(), normalizers.StripAccents()),
+    "NFKC": lambda: normalized(normalizers.NFKC()),
+    "NFKD": lambda: normalized(normalizers.NFKD()),
+    "BERT": lambda: normalized(normalizers.BertNormalizer(lowercase=False)),
+    "strip left": lambda: normalized(normalizers.Strip(left=True, right=False)),
+    "strip right": lambda: normalized(normalizers.Strip(left=False, right=True)),
+    "spaces": lambda: normalized(normalizers.Replace("  ", " ")),
+    "line ends": lambda: normalized(normalizers.Replace("\r\n", "\n")),
+    "a tag and its space": lambda: with_added(lstrip=True),
+    "a space and its tag": lambda: with_added(rstrip=True),
+    "no decoder": without_decoder,
+    "dropout": lambda: byte_level(dropout=0.1),
+    **{name: STYLES[name] for name in ("word_piece", "words_alone", "suffixes")},
+}
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_a_tokenizer_that_loses_text_is_refused_in_one_line(name, tmp_path):
+    tokenizer = LOSSY[name]()
+    file = saved(getattr(tokenizer, "backend_tokenizer", tokenizer), tmp_path)
+    with pytest.raises(ValueError, match=r"loses text: '.+' comes back as|merges at random") as got:
+        read_tokenizer(file)
+    assert str(file) in str(got.value) and len(str(got.value).splitlines()) == 1
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("missing", WRITTEN)
+def test_a_vocabulary_without_a_byte_that_texts_hold_is_refused(missing, tmp_path):
+    with pytest.raises(ValueError, match="loses text"):
+        read_tokenizer(saved(byte_level(without=[missing]), tmp_path))
+
+
+LOSSLESS = {
+    "bytes": byte_level,
+    "no controls": lambda: byte_level(without=[*set(CONTROLS) - {*b"\t\n\r"}, 0xC0, 0xF1, 0xFF]),
+    "NFC": lambda: normalized(normalizers.NFC()),
+    "NFD": lambda: normalized(normalizers.NFD()),
+    "no dropout": lambda: byte_level(dropout=0.0),
+    "a tag": with_added,
+    **{name: STYLES[name] for name in ("byte_level", "llama2", "gemma", "metaspace")},
+}
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_a_tokenizer_that_gives_texts_back_is_taken(name, tmp_path):
+    tokenizer = LOSSLESS[name]()
+    file = saved(getattr(tokenizer, "backend_tokenizer", tokenizer), tmp_path)
+    assert read_tokenizer(file).encode_special_tokens
+
+
+def beginning(*tokens):
+    """Puts special tokens before a text."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(list(tokens))
+    tokenizer.post_processor = TemplateProcessing(
+        single=[*tokens, "$A"],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in tokens],
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "expected"),
+    [
+        ({"eos_token": "<|end|>"}, {}, ("<s>", "<|end|>")),
+        ({"eos_token": {"content": "<|turn|>", "special": True}}, {}, ("<s>", "<|turn|>")),
+        ({"eos_token": "<|end|>", "bos_token": "<|turn|>"}, {}, ("<s>", "<|end|>")),
+        ({}, {"end_token": "<|end|>"}, ("<s>", "<|end|>")),
+        ({"eos_token": "<|end|>"}, {"begin_token": NO_TOKEN}, (NO_TOKEN, "<|end|>")),
+        ({"eos_token": "<|end|>"}, {"begin_token": "<|turn|>"}, ("<|turn|>", "<|end|>")),
+        ({"eos_token": "lost"}, {"end_token": "<|turn|>"}, ("<s>", "<|turn|>")),
+    ],
+)
+def test_documents_begin_as_prompts_do_and_end_as_the_config_says_unless_named(
+    tmp_path, config, options, expected
+):
+    encoder = DocumentEncoder(saved(beginning("<s>"), tmp_path, **config), **options)
+    assert (encoder.begin_token, encoder.end_token) == expected
+
+
+def test_a_tokenizer_that_puts_nothing_before_a_text_has_no_begin_token(tmp_path):
+    # SmolLM2's: it names one, which no prompt has.
+    encoder = DocumentEncoder(
+        saved(byte_level(), tmp_path, bos_token="<|turn|>", eos_token="<|end|>")
+    )
+    assert (encoder.begin_token, encoder.bos_id) == (NO_TOKEN, None)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "config", "options", "reason"),
+    [
+        (["<s>"], {}, {}, r"no /.*tokenizer_config.json: name the token that ends .* --end-token"),
+        (["<s>"], {"eos_token": None}, {}, r"_config.json has no eos_token: name .* --end-token"),
+        (["<s>"], {"bos_token": "<s>"}, {}, r"_config.json has no eos_token: name .* --end-token"),
+        (["<s>"], {"eos_token": {}}, {}, "is no tokenizer_config.json: 'content'"),
+        (["<s>"], {"eos_token": "</s>"}, {}, r"no token </s> \(eos_token of .*--end-token names"),
+        (["<s>"], {}, {"end_token": "</s>"}, r"has no token </s> \(--end-token\)"),
+        (["<s>"], {"eos_token": "<|end|>"}, {"begin_token": "<x>"}, r"<x> \(--begin-token\)"),
+        (["<s>"], {}, {"end_token": "."}, r"token \. of .* that a text may hold, .*special token"),
+        (
+            ["<s>"],
+            {"eos_token": "<s>"},
+            {},
+            "begins and ends a text with <s>, .*--begin-token none",
+        ),
+        (["<s>", "<t>"], {"eos_token": "<|end|>"}, {}, r"2 tokens before a text \(<s>, <t>\)"),
+    ],
+)
+def test_tokens_that_cannot_begin_or_end_documents_are_refused(
+    tmp_path, tokens, config, options, reason
+):
+    file = saved(beginning(*tokens), tmp_path, **config)
+    with pytest.raises(ValueError, match=reason) as got:
+        DocumentEncoder(file, **options)
+    assert len(str(got.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '"text"'])
+def test_a_damaged_tokenizer_config_is_refused_by_name(tmp_path, content):
+    file = saved(byte_level(), tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json is no tokenizer_config\.json"):
+        DocumentEncoder(file)
+
+
+@pytest.fixture(scope="module", params=[NO_TOKEN, "<s>", "<|turn|>"])
+def encoder(request, tmp_path_factory):
+    """Encoders of a tokenizer that begins prompts with <s>."""
+    folder = tmp_path_factory.mktemp("encoder")
+    return DocumentEncoder(
+        saved(beginning("<s>"), folder), begin_token=request.param, end_token="<|end|>"
+    )
+
+
+TEXTS = st.lists(st.text(min_size=1) | st.sampled_from(["<|end|>", "a<s><|turn|>"]), max_size=4)
+
+
+@given(texts=TEXTS)
+def test_documents_are_their_texts_between_the_tokens_which_are_nowhere_else(encoder, texts):
+    tokenizer = Tokenizer.from_file(str(encoder.file))
+    documents = [Document(index, text.encode()) for index, text in enumerate(texts)]
+    for encoded, text in zip(encoder.encode(documents, DocumentRules()), texts, strict=True):
+        ids = encoded.token_ids.tolist()
+        begin = [] if encoder.bos_id is None else [encoder.bos_id]
+        assert ids[: len(begin)] == begin and ids[-1] == encoder.eos_id
+        inner = ids[len(begin) : -1]
+        assert not {encoder.eos_id, *begin} & {*inner} and max(ids) < encoder.vocab_size
+        assert tokenizer.decode(inner, skip_special_tokens=False) == text
+
+
+def test_the_vocabulary_reaches_to_the_last_id_where_ids_have_gaps(tmp_path):
+    file = saved(byte_level(), tmp_path, eos_token="<|end|>")
+    table = json.loads(file.read_text())
+    table["added_tokens"][0]["id"] = 900
+    file.write_text(json.dumps(table))
+    encoder = DocumentEncoder(file)
+    assert encoder.eos_id < encoder.vocab_size
+
+
+@pytest.mark.parametrize("begin", [None, "<|turn|>", "<|a:b $A|>"])
+def test_the_template_puts_the_begin_token_before_every_text_and_no_other(begin):
+    tokenizer = beginning("<s>")
+    tokenizer.add_special_tokens(["<|a:b $A|>"])
+    tokenizer.post_processor = template(tokenizer, begin)
+    first = [] if begin is None else [begin]
+    assert tokenizer.encode("a").tokens == [*first, "a"]
+    assert tokenizer.encode("a", "b").tokens == [*first, "a", *first, "b"]
+
+
+def test_a_hub_model_brings_the_config_that_names_its_end_token(tmp_path, monkeypatch):
+    calls = []
+
+    def download(model, *, revision, allow_patterns):
+        calls.append((model, revision, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(ValueError, match=r"tokenizer a/b@main has no tokenizer\.json"):
+        tokenizer_file("a/b@main")
+    file = saved(byte_level(), tmp_path, eos_token="<|end|>")
+    assert tokenizer_file("a/b@main") == file
+    assert DocumentEncoder(file).end_token == "<|end|>"
+    assert calls[0] == ("a/b", "main", ["tokenizer.json", "tokenizer_config.json"])
