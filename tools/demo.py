@@ -1,7 +1,6 @@
 """A page on this machine: one prompt by the safe model, within a budget, and by the risky model."""
 
 import itertools
-import math
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -31,7 +30,9 @@ from anchored.decode.rules.rule import Rule
 from anchored.eval.copying.metrics import copying_score
 from anchored.eval.figures.curves import BudgetTrajectory, plot_budget_trajectories
 from anchored.eval.report.side_by_side import SPEND_CSS, SPEND_LEGEND, shaded
+from anchored.eval.report.tables import at_most
 from anchored.tools.commands.serving import DemoConfig
+from anchored.tools.quickstart.look import recital_bound
 from anchored.tools.quickstart.protected_works import cut_prompts, read_works
 
 RULES: dict[str, Callable[..., Rule]] = {
@@ -54,8 +55,6 @@ LEGEND = (
     f'{SPEND_LEGEND} Those in <span class="returned"><span class="s6">this color</span></span> '
     "gave so many back."
 )
-PASSAGE = 50
-"""Tokens of a passage, for which the page says what is proved."""
 NUM_EXAMPLES = 5
 """Works of the quickstart that the page offers as prompts, each with the text that follows."""
 TITLES = ("p_s, safe", "p*, anchored", "p_r, risky")
@@ -133,8 +132,10 @@ def page(pair: ModelPair, folder: Path) -> gr.Blocks:
                 verdict = gr.Markdown()
         gr.Examples(examples, [prompt, reference])
         ledger = gr.State(None)
-        # One pair runs one thing at a time; other windows wait in the queue.
-        running = start.click(
+        # The page begins with its first example. One pair runs one thing at a time; other windows
+        # wait in the queue.
+        running = gr.on(
+            [blocks.load, start.click],
             partial(decode, pair, folder),
             [prompt, is_chat, reference, k, bank, length, rule, seed],
             [*texts, *facts, curve, download, ledger, verdict],
@@ -193,6 +194,9 @@ def decode(
     ledger = generations[1].ledger
     file, picture = _written(folder, ledger)
     facts = [_facts(generation, reference) for generation in generations]
+    if reference and ledger.certified and not is_chat:
+        most = at_most(recital_bound(pair, prompt, reference, ledger))
+        facts[1] += f"  \nproved: recites the protected text with a chance of at most {most}"
     curve = gr.Image(picture, visible=picture is not None)
     yield (*texts, *facts, curve, gr.DownloadButton(value=file, interactive=True), ledger, "")
 
@@ -237,9 +241,7 @@ def _facts(generation: Generation, reference: str) -> str:
             "writes alone. A larger k or length leaves something to spend."
         )
     if generation.ledger.certified and header.charge == "drawn":
-        most = generation.ledger.window_bound(PASSAGE) / math.log(10.0)
-        proved = f"no {PASSAGE} {header.level}s in a row more than 1e{math.ceil(most)} times"
-        lines.append(f"{likelier(spent)}; {proved}")
+        lines.append(likelier(spent))
     if reference:
         score = copying_score(generation.text, reference)
         lines.append(f"**{score['word_lcs']} words** in a row of the protected text")

@@ -13,7 +13,7 @@ from ..recorded_texts import ALONE, PAGE, PROMPTS_FILE, RISKY, SAFE, RecordedTex
 from ..report import tables
 from ..report.page import Report, Section, Verdict
 from ..report.side_by_side import Generation, SideBySideRecord
-from ..report.tables import Column
+from ..report.tables import Column, at_most
 from ..statistics import mean_of
 from . import copied_spans, evaluated, ledgers
 from .recorded_run import NotMeasured, RecordedRun, evenly
@@ -130,7 +130,8 @@ def _verdict(run: RecordedRun, setting: str) -> Verdict:
     if row.get("bound") and row.get("spent") is not None:
         facts.append(f"spent {row['spent']:.1f} nats of at most {row['bound']:.1f}")
     if row.get("recited") is not None:
-        facts.append(f"recites any reference with p <= {row['recited']:.2g}")
+        most = at_most(row["recited"])
+        facts.append(f"proved: recites no reference with a chance of more than {most}")
     return Verdict(
         label=ALONE.get(setting, setting),
         role=methods_of(run)[setting][1],

@@ -74,20 +74,20 @@ def write_results(
     write_report(RecordedRun(folder), folder, num_texts=PAGE_TEXTS)
 
 
-def write_budget_results(experiment: Experiment, about: dict[str, Any]) -> str:
+def write_budget_results(
+    experiment: Experiment, rows: Sequence[dict[str, Any]], about: dict[str, Any]
+) -> None:
     """Write the results of a sweep of budgets, with table.md and the recommended budget.
 
-    Returns the table as the terminal shows it.
+    rows, about: as of `write_results`.
     """
-    rows = summarize(experiment)
-    table = rows, tables.result_columns(rows)
-    write_durably(experiment.folder / "table.md", tables.markdown_table(*table) + "\n")
+    table = tables.markdown_table(rows, tables.result_columns(rows))
+    write_durably(experiment.folder / "table.md", table + "\n")
     more = {
         "recommended": recommended(rows)["setting"],
         "trajectories": [asdict(each) for each in trajectories(experiment)],
     }
     write_results(experiment, rows, {**about, **more})
-    return tables.terminal_table(*table)
 
 
 def trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:

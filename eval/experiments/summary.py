@@ -12,16 +12,16 @@ from ..copying.literal import means_over_seeds, paired_ncr, scores_by_setting
 from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION, or_least
 from ..quality.bits_per_byte import Utility
-from ..recorded_texts import RISKY, SAFE
+from ..recorded_texts import ALONE, RISKY, SAFE
 from ..statistics import largest_if_known, mean_if_known, mean_of
 from .experiment import Experiment, Setting
 from .generations import failed_generations, read_generations
 
 VERBATIM: Final = "verbatim"
 """Name of the rows of the references' log-probabilities under the safe model."""
-GOOD_ENOUGH: Final = 0.9
-"""Share of the gap in utility that a recommended budget closes. On the quickstart's pair the last
-tenth takes a bound four times as large, which no longer excludes anything."""
+GOOD_ENOUGH: Final = 0.5
+"""Share of the gap in utility that a recommended budget closes: on the quickstart's pair those that
+close much more of it prove little of the worst text, or nothing."""
 
 Row = Mapping[str, Any]
 
@@ -89,22 +89,23 @@ def _gap_closed(bits: Mapping[str, float], name: str) -> float:
 
 
 def recommended(rows: Iterable[Row]) -> Row:
-    """The smallest budget with NCR >= 0.75 that closes GOOD_ENOUGH of the gap in utility.
+    """Of the bounded settings with NCR >= 0.75 that close GOOD_ENOUGH of the gap in utility, the
+    one that proves most of the worst text, and the first of several.
 
     If none does, the one with NCR >= 0.75 that closes most of it; if none protects, the one that
-    copies least. Measured copying says nothing of other prompts, the bound does: so the smallest
-    that is good enough, not the largest that still looks safe.
+    copies least. Measured copying says nothing of other prompts, the bound does.
     """
 
     def ncr(row: Row) -> float:
         return or_least(mean_of(row["ncr"]))
 
-    anchored = [row for row in rows if row["k"] is not None]
-    protected = [row for row in anchored if ncr(row) >= HIGH_PROTECTION]
+    bounded = [row for row in rows if row["setting"] not in ALONE]
+    protected = [row for row in bounded if ncr(row) >= HIGH_PROTECTION]
     if not protected:
-        return max(anchored, key=ncr)
-    good = [row for row in protected if row["gap_closed"] >= GOOD_ENOUGH]
-    return good[0] if good else max(protected, key=lambda row: or_least(row["gap_closed"]))
+        return max(bounded, key=ncr)
+    if good := [row for row in protected if row["gap_closed"] >= GOOD_ENOUGH]:
+        return min(good, key=lambda row: 1.0 if row["recited"] is None else row["recited"])
+    return max(protected, key=lambda row: or_least(row["gap_closed"]))
 
 
 def _spends(

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from ..figures.style import ROLE_LOOKS
 from ..statistics import json_value
-from .side_by_side import SPEND_CSS, SideBySideRecord, records_html
+from .side_by_side import SPEND_CSS, SideBySideRecord, first_html, records_html
 from .tables import Column, Row, html_table
 
 
@@ -66,7 +66,8 @@ class Report:
 
     def html(self) -> str:
         """The self-contained page; every text is escaped."""
-        parts = [f'<p class="headline">{escape(self.headline)}</p>'] if self.headline else []
+        parts = [first_html(self.records[0])] if self.records else []
+        parts += [f'<p class="headline">{escape(self.headline)}</p>'] if self.headline else []
         cards = _verdicts_html(self.verdicts) if self.verdicts else ""
         picture = _picture_html(self.picture) if self.picture else ""
         parts += [f'<div class="verdict">{cards}{picture}</div>'] if cards or picture else []

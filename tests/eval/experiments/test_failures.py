@@ -17,6 +17,7 @@ from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, bu
 from anchored.eval.experiments.generations import check_requests
 from anchored.eval.experiments.measures import reference_log_probs
 from anchored.eval.experiments.results import write_budget_results
+from anchored.eval.experiments.summary import summarize
 from anchored.eval.experiments.sweep import Method, Placement, Sweep
 from anchored.eval.experiments.sweep_run import run_sweep
 from anchored.eval.recorded_texts import read_texts
@@ -185,8 +186,9 @@ def test_a_budget_without_texts_has_no_trajectory(tmp_path):
     for setting in experiment.settings:
         row = {"id": "a", "seed": 0, "error": "the risky model's logits are NaN"}
         (tmp_path / "generations" / f"{setting.file_name}.jsonl").write_text(json.dumps(row) + "\n")
-    table = write_budget_results(experiment, {"settings": {"seeds": [0]}})
-    assert [line.split()[1:] for line in table.splitlines()[2:5]] == [["-"] * 10 + ["1"]] * 3
+    write_budget_results(experiment, summarize(experiment), {"settings": {"seeds": [0]}})
+    table = (tmp_path / "table.md").read_text().replace("|", "").splitlines()
+    assert [line.split()[1:] for line in table[2:5]] == [["-"] * 10 + ["1"]] * 3
     assert json.loads((tmp_path / "results.json").read_text())["trajectories"] == []
 
 

@@ -17,7 +17,7 @@ from anchored.eval.analysis.evaluated import judgement
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.analysis.run_report import ANALYSES, run_report
 from anchored.eval.recorded_texts import RecordedText
-from anchored.eval.report.side_by_side import Generation, SideBySideRecord, records_html
+from anchored.eval.report.side_by_side import Generation, SideBySideRecord, first_html
 from anchored.eval.report.tables import markdown_table
 
 VOID = {"meta", "img"}
@@ -214,7 +214,7 @@ def records_page(pieces=(), copied_spans=(), steps=(), copy_probability=None, **
     about = {"setting": "k = 1", "id": "T", "seed": 0, "prompt": "P", "reference": "R"}
     text = RecordedText(text="", row=row, **about)
     shown = {"copied_spans": copied_spans, "steps": steps, "copy_probability": copy_probability}
-    return records_html([SideBySideRecord(first=[Generation(text=text, **shown)])])
+    return first_html(SideBySideRecord(first=[Generation(text=text, **shown)]))
 
 
 @given(
@@ -244,7 +244,7 @@ def test_spend_bound_ending_and_what_the_bound_says_of_the_reference_are_stated(
     assert facts in html and "begins with" not in html
     assert "no bound" in records_page()
     html = records_page(copy_probability=0.0674)
-    assert "begins with the reference with p &lt;= 0.067" in html
+    assert "proved: begins with the reference with a chance of at most 0.068" in html
 
 
 def test_what_was_run_is_said_in_words(html):

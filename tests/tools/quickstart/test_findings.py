@@ -35,6 +35,7 @@ def row(
         ACCURACY: accuracy,
         "gap_closed": gap,
         "recited": proved,
+        "bound": None if name == "p_r" else 0.0 if name == "p_s" else 50.0,
         "k": float(name[2:]) if is_kl else None,
         **({} if is_kl else {"method": name.partition(",")[0]}),
         "is_within_bounds": True,
@@ -93,15 +94,20 @@ def test_bits_of_a_larger_budget_that_are_no_fewer_are_seen(rows):
     assert "improve" in failed
 
 
-def test_the_smallest_budget_that_is_good_enough_is_recommended(rows):
-    """Not the largest that protects: its bound may exclude nothing."""
-    for gaps, k in (((0.95, 0.97, 0.99), 0.1), ((0.5, 0.91, 0.99), 1.0), ((0.5, 0.7, 0.8), 8.0)):
-        for entry, gap in zip(rows[1:4], gaps, strict=True):
-            entry |= {"ncr": over_metrics(0.8), "gap_closed": gap}
-        assert recommended(rows)["k"] == k
-    for index, entry in enumerate(rows[1:4]):
+def test_what_proves_most_of_what_is_good_enough_is_recommended(rows):
+    assert recommended(rows)["setting"] == "Pathwise, k=2"
+    rows[5]["gap_closed"] = 0.49
+    assert recommended(rows)["setting"] == "Pathwise, k=1"
+    rows[4]["ncr"] = over_metrics(0.7)
+    assert recommended(rows)["setting"] == "k=1"
+    unproved = [{**entry, "recited": None} for entry in rows]
+    assert recommended(unproved)["setting"] == "k=1"
+    for entry, gap in zip(rows[1:6], (0.1, 0.2, 0.4, 0.3, 0.3), strict=True):
+        entry["gap_closed"] = gap
+    assert recommended(rows)["setting"] == "k=8"
+    for index, entry in enumerate(rows[1:6]):
         entry["ncr"] = over_metrics(0.7 - index / 10)
-    assert recommended(rows)["k"] == 0.1
+    assert recommended(rows)["setting"] == "k=0.1"
 
 
 def test_figures_that_are_not_defined_support_no_claim(rows):

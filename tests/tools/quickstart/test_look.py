@@ -1,0 +1,54 @@
+"""The first look: texts of both models and the pair, what is recited, and what is proved."""
+
+import math
+import re
+
+import pytest
+from tiny_models import tiny_llama
+
+from anchored import Decoder, ModelPair, Pathwise, RiskyOnly, SafeOnly
+from anchored.tools.quickstart import look
+from anchored.tools.quickstart.protected_works import cut_prompts, read_works
+
+NO_BRACKETS = str.maketrans("", "", "[]")
+
+
+@pytest.fixture(scope="module")
+def pair(tokenizer) -> ModelPair:
+    """A pair whose context holds a prompt of forty words."""
+    safe, risky = (tiny_llama(seed, max_position_embeddings=512) for seed in (1, 2))
+    return ModelPair(safe, risky, tokenizer)
+
+
+def test_the_texts_are_those_of_generate_and_the_line_is_what_the_ledger_proves(pair, capsys):
+    works = read_works()
+    look.show(pair, works)
+    shown = capsys.readouterr().out
+    wrapped = "".join(shown.translate(NO_BRACKETS).split())
+    (work,) = cut_prompts(works[look.WORK :][:1])
+    options = {"max_new_tokens": look.NUM_TOKENS, "temperature": 0.7, "seed": 1}
+    for rule in (RiskyOnly(compared=False), SafeOnly(), Pathwise(k=1.0, bank=20.0)):
+        (result,) = Decoder(pair, rule).generate(work.prompt, **options)
+        assert "".join(result.text.translate(NO_BRACKETS).split()) in wrapped
+    ledger = result.ledger
+    assert f"spent {ledger.spent:.1f} of {ledger.header.bound:.1f} nats" in shown
+    (most,) = re.findall(r"with a chance of at most (\S+)\.$", shown)
+    assert float(most) >= look.recital_bound(pair, work.prompt, work.reference, ledger)
+    decoder = Decoder(pair, SafeOnly())
+    ids = decoder.level.encode_continuation(work.reference)[: look.NUM_TOKENS]
+    (score,) = decoder.score([work.prompt], [ids], temperature=0.7, repetition_penalty=1.1)
+    assert math.log(float(most)) == pytest.approx(score.log_prob + ledger.header.bound, abs=0.1)
+
+
+def test_of_few_works_the_last_is_shown(pair, capsys):
+    works = read_works()[:2]
+    look.show(pair, works)
+    assert f'"{works[1].title}", begins' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("spans", "shown"),
+    [([], "one two three"), ([(4, 7)], "one [two] three"), ([(0, 3), (8, 13)], "[one] two [three]")],
+)
+def test_what_is_recited_is_in_brackets(spans, shown):
+    assert look.bracketed("one two three", spans) == shown
