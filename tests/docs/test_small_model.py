@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from real_pair import needs_real_model, real_folders
 
 import anchored
 from anchored.pretrain.run.record import RunRecord
 
+MODELS = "runs/quickstart/models"
 PAGE = Path(anchored.__file__).parent / "docs" / "small-model.md"
 SHORTER = {
     "steps = 400": "steps = 12",
@@ -21,8 +23,11 @@ SHORTER = {
 }
 
 
+@needs_real_model
 @pytest.mark.slow
-def test_the_page_trains_a_model_that_transformers_loads(tmp_path):
+@pytest.mark.parametrize("tokenizer", ["small/tokenizer", f"{MODELS}/safe"])
+def test_the_page_trains_a_model_that_a_pair_decodes_with(tmp_path, tokenizer):
+    real_folders(tmp_path / MODELS)
     text = PAGE.read_text()
     for long, short in SHORTER.items():
         assert text.count(long) == 1
@@ -43,6 +48,10 @@ def test_the_page_trains_a_model_that_transformers_loads(tmp_path):
             for line in body.splitlines():
                 program, *words = shlex.split(line)
                 assert program == "anchored"
+                if "--tokenizer" in words:
+                    words[words.index("--tokenizer") + 1] = tokenizer
+                if words[0] == "generate":
+                    words += ["--ledger", "ledger.jsonl"]
                 run("-m", "anchored.tools.cli", *words)
     record = RunRecord.read(tmp_path / "small/run")
     (source,) = record.data["sources"]
@@ -51,3 +60,5 @@ def test_the_page_trains_a_model_that_transformers_loads(tmp_path):
     first, *_, last = (line["losses"]["stdlib"] for line in lines)
     assert last < first - 0.3
     assert "PSF-2.0" in (tmp_path / "small/model/README.md").read_text()
+    header = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])
+    assert header["level"] == ("byte" if tokenizer == "small/tokenizer" else "token")

@@ -4,7 +4,7 @@
 #   search=$(sbatch --parsable --array=0-15 configs/pretrain/slurm/tokenize.sh search AGAINST [SOURCE ...])
 #   sbatch --array=0-15 --dependency=afterok:$search configs/pretrain/slurm/tokenize.sh write TOKENIZER [SOURCE ...]
 # AGAINST: a file or folder of the works, prompts and benchmarks that the model will be judged by.
-# TOKENIZER: folder with the Llama 3 tokenizer.json, or OWNER/NAME@REVISION on the Hub.
+# TOKENIZER: folder with tokenizer.json and tokenizer_config.json, or OWNER/NAME@REVISION on the Hub.
 # Every task takes input files that no other is at work on, and the last one to finish a source completes its report or
 # its folder. What a task that was stopped was at goes on where it was, in any task that is still to come or in one
 # that is submitted again.
