@@ -238,10 +238,20 @@ class Certificates:
             f"{self.symbol}s recites none of {len(self.events.texts)} texts with a chance above "
             f"{self.target:g}:"
         )
-        notes = "\n".join(self._notes())
+        notes = "\n".join([*self._notes(), *self._to_start_with(rows)])
         table = tables.markdown_table(rows, columns)
         write_durably(folder / "certificates.md", f"{title}\n\n{table}\n\n{notes}\n")
         return f"{title}\n\n{tables.terminal_table(rows, columns)}\n\n{notes}"
+
+    def _to_start_with(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The options of Pathwise that prove the first kind of event: with the bank that it has
+        unless another is named, or else with the largest that leaves a k."""
+        proved = next((row for row in rows if row["rule"] == "Pathwise"), {})
+        ks = {bank: k for bank in sorted(self.banks) if (k := proved.get(f"bank {bank:g}"))}
+        if not ks:
+            return []
+        bank = default if (default := Pathwise().bank) in ks else max(ks)
+        return [f"To start with: --rule pathwise --bank {bank:g} --k {ks[bank]:g}"]
 
     def _notes(self) -> list[str]:
         """The debts, the text that decides of each kind, and those that no k certifies."""

@@ -16,8 +16,9 @@ from anchored import AnchoredError
 from anchored.decode.pair_options import PairOptions
 from anchored.decode.settings import SamplingConfig
 from anchored.durable_files import appended, json_value, named_errors
-from anchored.fields import check_least
+from anchored.fields import check_least, checked_seed, whole_number
 from anchored.inputs import PromptLine, read_prompts, text_of, unescaped
+from anchored.wrong_words import Refused
 
 from .files import check_outputs, numbered
 from .words import OutputFile
@@ -33,7 +34,7 @@ MAX_TEXTS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateConfig(PairOptions):
-    """Continue prompts: anchored generate --safe A --risky B --prompt "The keeper" --k 1.5
+    """Continue prompts: anchored generate --safe A --risky B --prompt "The keeper" --rule pathwise
 
     Texts go to stdout as they end, a single one piece by piece on a terminal; a line on stderr says
     what each text spent. With --prompt-file, every result is one line of JSON on stdout.
@@ -83,14 +84,25 @@ class GenerateConfig(PairOptions):
     """Replace files that exist."""
 
     def __post_init__(self) -> None:
-        PairOptions.__post_init__(self)
         files = (self.prompt_file, self.messages, self.continue_from)
         if bool(self.prompt) + sum(file is not None for file in files) != 1:
             raise ValueError("give either --prompt, --prompt-file, --messages or --continue-from")
         if self.chat and self.continue_from is not None:
             raise ValueError("--chat begins a text: it cannot go with --continue-from")
+        for option in ("prompt", "stop"):
+            if "" in getattr(self, option):
+                raise ValueError(f"--{option} must not be empty")
         object.__setattr__(self, "stop", tuple(map(unescaped, self.stop)))
-        check_least(self, 1, "num_return_sequences")
+        check_least(self, 1, "num_return_sequences", "max_new_tokens", "max_new_bytes")
+        whole_number("--max-new-tokens", self.max_new_tokens)
+        whole_number("--max-new-bytes", self.max_new_bytes or 1)
+        whole_number("--seed", self.seed)
+        checked_seed(self.seed)
+        if self.max_new_bytes is not None and self.level == "token":
+            raise ValueError("--max-new-bytes is for --level byte, got --level token")
+        PairOptions.__post_init__(self)
+        if self.prompt:
+            check_passages(self.rule.checked(), [PromptLine(prompt=each) for each in self.prompt])
 
     @property
     def writes_json(self) -> bool:
@@ -113,7 +125,7 @@ def run(config: GenerateConfig) -> int:
         lines = read_prompts(config.messages, holds="messages")
     num_texts = max(len(lines), 1) * config.num_return_sequences
     if num_texts > MAX_TEXTS:
-        raise ValueError(f"at most {MAX_TEXTS:,} texts are generated in one call, got {num_texts}")
+        raise Refused(f"at most {MAX_TEXTS:,} texts are generated in one call, got {num_texts}")
     earlier = anchored.Ledger.load(config.continue_from) if config.continue_from else None
     ledgers = numbered(config.ledger, num_texts)
     check_outputs(config, config.output, *ledgers)

@@ -112,6 +112,20 @@ def test_a_row_for_each_rule_says_what_it_allows_without_a_bank_and_with_each():
     assert rows["any 32 tokens of a text", "Pathwise"]["bank 20"] > 10
 
 
+@pytest.mark.parametrize(
+    ("banks", "words"),
+    [((5.0, 20.0, 40.0), "--bank 20 --k 5.87"), ((5.0, 40.0), "--bank 40 --k 5.56")],
+)
+def test_the_options_to_start_with_are_named_last(tmp_path, banks, words):
+    events = Events(length=64, window=None, texts=[recital()], passages=[])
+    asked = Certificates(events=events, banks=banks, target=1e-6, symbol="token")
+    assert asked.write(tmp_path, {}).splitlines()[-1] == (f"To start with: --rule pathwise {words}")
+    (row,) = (row for row in asked.rows() if row["rule"] == "Pathwise")
+    assert row[f"bank {words.split()[1]}"] == float(words.split()[3])
+    hopeless = Certificates(events=events, banks=(396.0,), target=1e-6, symbol="token")
+    assert "To start with" not in hopeless.write(tmp_path, {})
+
+
 def test_a_text_that_the_safe_model_writes_itself_is_named(tmp_path):
     texts = [recital(), recital(id="likely", safe_log_prob=-2.0, debt=0.0)]
     events = Events(length=64, window=None, texts=texts, passages=[])

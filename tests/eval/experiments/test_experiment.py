@@ -89,7 +89,9 @@ def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment,
     (run.folder / "prompts.jsonl").write_text('{"id": "0", "title": "W"}\n{"id": "1"}\n')
     write_budget_results(run, summarize(run), ABOUT)
     page = (run.folder / "report.html").read_text()
-    assert page.count("proved: begins with the reference with a chance of at most") == 2 * 3  # texts with a bound
+    assert (
+        page.count("proved: begins with the reference with a chance of at most") == 2 * 3
+    )  # texts with a bound
     assert "recited, at most" in (run.folder / "table.md").read_text()
 
 

@@ -48,7 +48,11 @@ def test_of_few_works_the_last_is_shown(pair, capsys):
 
 @pytest.mark.parametrize(
     ("spans", "shown"),
-    [([], "one two three"), ([(4, 7)], "one [two] three"), ([(0, 3), (8, 13)], "[one] two [three]")],
+    [
+        ([], "one two three"),
+        ([(4, 7)], "one [two] three"),
+        ([(0, 3), (8, 13)], "[one] two [three]"),
+    ],
 )
 def test_what_is_recited_is_in_brackets(spans, shown):
     assert look.bracketed("one two three", spans) == shown
