@@ -256,6 +256,8 @@ def _write_tokenizer(tokenizer_folder: Path, output: Path, record: RunRecord, le
         if (tokenizer_folder / name).is_file():
             shutil.copy(tokenizer_folder / name, output)
     tokenizer = Tokenizer.from_file(str(output / TOKENIZER_NAME))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     names = {token_id: name for name, token_id in tokenizer.get_vocab().items()}
     begin, end = None if record.bos_id is None else names[record.bos_id], names[record.eos_id]
     expected = [] if begin is None else [begin]

@@ -68,18 +68,15 @@ def read_tokenizer(file: Path) -> Tokenizer:
 
     Raises: ValueError if the file is no tokenizer.json, or its tokens do not give a text back.
     """
-    try:  # of tokenizers itself comes a bare Exception
-        table = json.loads(file.read_bytes())
-        if not (isinstance(table, dict) and isinstance(table.get("model"), dict)):
-            raise ValueError("it has no model")
-    except ValueError as error:
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises no other type
         raise ValueError(f"{file} is no {TOKENIZER_NAME}: {error}") from None
-    if dropout := table["model"].get("dropout"):
+    if dropout := getattr(tokenizer.model, "dropout", None):
         raise ValueError(
-            f"tokenizer {file} leaves out merges at random (dropout {dropout}), so that a text has "
-            "other tokens each time: set dropout to null"
+            f"tokenizer {file} leaves out merges at random (dropout {dropout:g}), so that a text "
+            "has other tokens each time: set its dropout to null"
         )
-    tokenizer = Tokenizer.from_file(str(file))
     tokenizer.encode_special_tokens = True
     # transformers writes both into the file where it was once called so; every text would be cut to
     # that length, or filled up.
@@ -131,7 +128,7 @@ def _round_trip(tokenizer: Tokenizer, text: str) -> str:
     try:
         token_ids = tokenizer.encode(text, add_special_tokens=False).ids
         returned = str(tokenizer.decode(token_ids, skip_special_tokens=False))
-    except Exception as error:  # tokenizers raises no other type, for a word without a token too
+    except Exception as error:  # for a word without a token, say
         return f"{type(error).__name__}: {error}"
     return unicodedata.normalize("NFC", returned)
 
@@ -154,7 +151,7 @@ def document_begin(tokenizer: Tokenizer, file: Path, named: str) -> str:
             f"tokenizer {file} puts {len(first)} tokens before a text ({', '.join(first)}): name "
             f"the one that begins documents with --begin-token, or {NO_TOKEN}"
         )
-    return first[0] if first else NO_TOKEN
+    return _checked(tokenizer, file, first[0], "--begin-token names another") if first else NO_TOKEN
 
 
 def document_end(tokenizer: Tokenizer, file: Path, named: str) -> str:

@@ -184,7 +184,7 @@ decontaminate --against {mixture_key} --output {new}
     --source s --input {texts} --workers = -1 NOT_WHOLE
     --mixture = {missing} {folder} {toml_broken} {toml_odd}
 tokenize --source s --tokenizer {tokens} --output {new} --input {texts}
-    --tokenizer = {missing} a@b {empty} {garbage}
+    --tokenizer = {missing} a@b {empty} {garbage} {tokenizer_other}
     --input = {missing} {folder} {garbage}
     --output = {somebody} {existing} {under_file} {fifo}
     --mixture = {missing} {folder} {empty} {garbage} {toml_odd}

@@ -170,7 +170,7 @@ def test_what_cannot_be_written_is_refused(corpus, tmp_path, tokenizer_file):
         write(tmp_path / "s", ["", ""], tokenizer_file)
     for text in ("{}", "[]"):  # a tokenizer_config.json, for example
         (tmp_path / "tokenizer.json").write_text(text)
-        with pytest.raises(ValueError, match=r"is no tokenizer\.json: it has no model"):
+        with pytest.raises(ValueError, match=r"is no tokenizer\.json: (Model|invalid)"):
             write(tmp_path / "s", ["salt"], tmp_path / "tokenizer.json")
 
 
