@@ -177,6 +177,13 @@ def test_tokens_that_cannot_begin_or_end_documents_are_refused(
     assert len(str(got.value).splitlines()) == 1
 
 
+def test_a_token_of_texts_that_the_tokenizer_puts_before_them_begins_no_documents(tmp_path):
+    tokenizer = byte_level()
+    tokenizer.post_processor = template(tokenizer, ".")
+    with pytest.raises(ValueError, match=r"token \. of .* a text may hold, .*--begin-token names"):
+        DocumentEncoder(saved(tokenizer, tmp_path, eos_token="<|end|>"))
+
+
 @pytest.mark.parametrize("content", ["[]", "{", '"text"'])
 def test_a_damaged_tokenizer_config_is_refused_by_name(tmp_path, content):
     file = saved(byte_level(), tmp_path)
