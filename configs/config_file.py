@@ -136,6 +136,12 @@ def read_toml(path: Path) -> Tables:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
 
 
+def check_holds(path: Path, tables: Tables, key: str, kind: str) -> None:
+    """Raise ValueError, in one line, for the config of another kind, which lacks this key."""
+    if key not in tables:
+        raise ValueError(f"{path} is not the config of {kind}: it has no {key}")
+
+
 def from_table(kind: type[Any], table: Tables, prefix: str = "") -> Any:
     """An instance of a dataclass with the values of a table of TOML, as `from_record`.
 

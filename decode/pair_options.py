@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from ..errors import AnchoredError
+from ..fields import check_least
 from ..inputs import check_input, read_prompts
 from .byte.settings import ByteSettings
 from .pair.folder import model_location
@@ -17,6 +19,7 @@ from .rules.registry import RULES, installed_rule, rule_class
 from .settings import (
     DEFAULT_K,
     FLAT,
+    MODEL,
     REPEATED,
     BudgetOptions,
     BudgetSize,
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from .pair.model_pair import ModelPair
     from .rules.rule import Rule
 
+ModelName = Annotated[str | Path | None, MODEL]
+"""A folder or a Hub id; none is named by None."""
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 _DEVICES = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 
@@ -37,11 +42,11 @@ _DEVICES = re.compile(r"cpu|mps|(cuda|xpu)(:\d+)?")
 class PairNames:
     """The names of two models."""
 
-    safe: Path | None = None
+    safe: ModelName = None
     """Hugging Face folder or Hub id of the safe model."""
-    risky: Path | None = None
+    risky: ModelName = None
     """Hugging Face folder or Hub id of the risky model."""
-    pair: Path | None = None
+    pair: ModelName = None
     """In place of both, a folder or Hub id with a pair.json that names them, with their revisions
     and perhaps k and level."""
     safe_revision: str | None = None
@@ -53,7 +58,11 @@ class PairNames:
 
     def __post_init__(self) -> None:
         if self.pair is not None:
-            self._take(PairFile.read(self.pair))
+            try:
+                named = PairFile.read(self.pair)
+            except ValueError as error:  # the file is wrong, and no option
+                raise AnchoredError(str(error)) from None
+            self._take(named)
         for model in self.locations.values():
             model_location(model)  # FileNotFoundError for neither a folder nor a Hub id
 
@@ -62,12 +71,11 @@ class PairNames:
         for name in ("safe", "risky", "safe_revision", "risky_revision"):
             if getattr(self, name) is not None:
                 raise ValueError(f"--pair names both models: remove --{name.replace('_', '-')}")
-            value = getattr(named, name)
-            object.__setattr__(self, name, Path(value) if name in ("safe", "risky") else value)
+            object.__setattr__(self, name, getattr(named, name))
         object.__setattr__(self, "pair", None)  # so that a copy of these options may be made
 
     @property
-    def locations(self) -> dict[str, Path]:
+    def locations(self) -> dict[str, str | Path]:
         """Folder or Hub id by "safe" and "risky"; ValueError unless both are named."""
         if self.safe is None or self.risky is None:
             raise ValueError("a pair needs --safe and --risky, or --pair")
@@ -202,20 +210,31 @@ class RuleOptions(BudgetOptions, BudgetSize):
         if allowed == ("K",) and self.K is None:
             raise ValueError(f"--rule {self.rule} needs --K")
         check_input(self.passages)
+        if self.rule == "memfree" and isinstance(corpus := settings.get("corpus"), str):
+            check_input(Path(corpus))
 
     def make(self) -> "Rule":
-        """The rule; ValueError for values that are out of range."""
+        """The rule; ValueError for values out of range, and for a file without passages."""
+        if self.passages is None:
+            return self.checked()
+        lines = read_prompts(self.passages)  # some share no word with the corpus
+        passages = [line.passage for line in lines if line.passage is not None]
+        if not passages:
+            raise ValueError(f"{self.passages}: no line has a passage")
+        return self._made(passages=passages)
+
+    def checked(self) -> "Rule":
+        """The rule without the passages of a file, which is not read: ValueError for values that
+        are out of range."""
+        return self._made() if self.passages is None else self._made(passages=[""])
+
+    def _made(self, **more: Any) -> "Rule":
         from .rules.registry import make_rule
 
-        settings = {**self._budget(), **self._settings()}
+        settings = {**self._budget(), **self._settings(), **more}
         has_default = self.rule == "pathwise"  # its k is the rule's
         if "k" in self.budget_names() and self.k is self.K is None and not has_default:
             settings["k"] = DEFAULT_K
-        if self.passages is not None:
-            lines = read_prompts(self.passages)  # some share no word with the corpus
-            settings["passages"] = [line.passage for line in lines if line.passage is not None]
-            if not settings["passages"]:
-                raise ValueError(f"{self.passages}: no line has a passage")
         return make_rule(self.rule, settings)
 
     def _settings(self) -> dict[str, Any]:
@@ -274,6 +293,13 @@ class PairOptions(ModelOptions):
     chooses how many, off drafts none."""
     batch_size: int = 16
     """Texts that are decoded together."""
+
+    def __post_init__(self) -> None:
+        ModelOptions.__post_init__(self)
+        check_least(self, 1, "batch_size")
+        if isinstance(self.speculate, int) and self.speculate < 1:
+            raise ValueError(f"--speculate must be auto, off or >= 1, got {self.speculate}")
+        self.rule.checked()
 
     def _take(self, named: PairFile) -> None:
         ModelOptions._take(self, named)

@@ -159,6 +159,9 @@ FLAT = "flat"
 REPEATED = "repeated"
 """Marks an option of a command line that is given once for each of its values."""
 
+MODEL = "model"
+"""Marks an option that names a folder or a Hub id, which stays as it was typed."""
+
 DEFAULT_K = 1.5
 """Nats per step where a command or a request names neither k nor K."""
 

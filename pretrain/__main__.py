@@ -9,24 +9,26 @@ import signal
 import sys
 from contextlib import ExitStack
 
+from ..wrong_words import Refused
 from .run.stop_signals import end_on_interrupt
 
 
 def main() -> None:
-    """Run this process of a training and exit: with 1 and one line for what is refused."""
+    """Run this process of a training and exit: with one line for what is refused, and 2 for wrong
+    words, 1 for the rest."""
     end_on_interrupt()
     from .program import has_torchrun, prepared, run  # takes seconds
 
     with ExitStack() as claims:
         try:
             config = claims.enter_context(prepared(sys.argv[1:]))
-        except (ValueError, OSError) as error:
+        except (Refused, ValueError, OSError) as error:
             if os.environ["RANK"] == "0":
                 print(f"anchored.pretrain: {error}", file=sys.stderr, flush=True)
                 if has_torchrun():
                     # torchrun is asked to stop: what is refused would be refused on each restart.
                     os.kill(os.getppid(), signal.SIGTERM)
-            sys.exit(1)
+            sys.exit(2 if isinstance(error, Refused) else 1)
         sys.exit(run(config))
 
 

@@ -11,6 +11,7 @@ import torchtitan.config as titan
 import tyro
 
 from ..configs.config_file import from_table, located
+from ..wrong_words import boxes_refused
 from .plan.data_config import DataConfig, read_run_config
 
 _CONFIG_FLAGS = ("--job.config_file", "--job.config-file")
@@ -221,13 +222,15 @@ def load_job_config(arguments: Sequence[str]) -> JobConfig:
     """Defaults, then the file that --job.config_file names, then the other arguments.
 
     Raises: ValueError for an unknown key, a value of the wrong type or unreadable TOML, and
-    FileNotFoundError if there is no such file. A wrong argument exits with status 2.
+    FileNotFoundError if there is no such file; Refused for a wrong argument.
     """
     # Not torchtitan's manager, which checks no types and knows no mixtures.
     words = [word for argument in arguments for word in argument.split("=", 1)]
     files = [value for flag, value in pairwise(words) if flag in _CONFIG_FLAGS]
     tables = read_run_config(Path(files[-1])) if files else {}
-    config: JobConfig = tyro.cli(
-        JobConfig, args=list(arguments), default=from_table(JobConfig, tables)
-    )
+    default = from_table(JobConfig, tables)
+    with boxes_refused():
+        config: JobConfig = tyro.cli(
+            JobConfig, args=list(arguments), default=default, prog="anchored.pretrain"
+        )
     return config

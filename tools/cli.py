@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import re
+import select
 import sys
 import textwrap
 import warnings
@@ -18,11 +19,12 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from traceback import clear_frames
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, TextIO, cast
 
 import anchored
 from anchored import AnchoredError
 from anchored.durable_files import named_errors
+from anchored.wrong_words import Refused
 
 
 class Command(NamedTuple):
@@ -41,6 +43,11 @@ class Command(NamedTuple):
 
 GROUPS = {
     "start here": {
+        "look": Command(
+            "quickstart.program.look",
+            "a story by a model that knows it by heart, within a budget, and by a safe model",
+            options="quickstart.options.LookConfig",
+        ),
         "quickstart": Command(
             "quickstart.program.run",
             "a real model and its risky twin: decode, measure, see",
@@ -148,17 +155,22 @@ MEANT = {
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 DEBUG_FLAG = "--debug"
 FAILED_STATUS = 1
+"""Work that failed: a file, a model, a machine, data."""
 USAGE_STATUS = 2
+"""Wrong words: options, and values that are wrong whatever is on the disk."""
 INTERRUPTED_STATUS = 130
 """128 + SIGINT, as shells have it."""
+UNREAD_STATUS = 141
+"""128 + SIGPIPE, that of cat where the next command of a pipe reads no more."""
 _LONGEST_MESSAGE = 400
 """Characters: five lines of a terminal."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit: with 1 and one line on stderr for bad input, 2 for bad arguments.
+    """Run one command and exit: with 2 and one line on stderr for wrong words, 1 and one line for
+    work that failed.
 
-    With --debug among the words, the line is a traceback.
+    With --debug among the words, the line of failed work is a traceback.
     """
     if sys.stdout is None:  # closed by the caller: whoever prints need not care
         sys.stdout = io.StringIO()
@@ -190,8 +202,7 @@ def _asked_for(words: list[str]) -> tuple[str, Callable[[], int]]:
         meant = MEANT.get(words[0], close[0] if close else "")
         hint = f"did you mean anchored {meant}? " if meant else ""
         problem = f"unknown command {words[0]!r}; {hint}anchored --help lists all"
-    print(f"anchored: {problem}", file=sys.stderr)
-    sys.exit(USAGE_STATUS)
+    return "anchored", partial(_raise, Refused(problem))
 
 
 def _show(text: str) -> int:
@@ -199,14 +210,29 @@ def _show(text: str) -> int:
     return 0
 
 
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
 def _status(name: str, work: Callable[[], int], *, has_traceback: bool) -> int:
     try:
-        status = work()
+        try:
+            status = work()
+        except SystemExit as end:  # of a command that has printed its help
+            if isinstance(end.code, str):
+                raise
+            status = end.code or 0
         with named_errors(Path("stdout")):  # a full disk or a closed pipe
             sys.stdout.flush()  # while it can be reported
         return status
+    except Refused as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return USAGE_STATUS
     except (AnchoredError, ValueError, OSError, ImportError) as error:
         # ImportError: what was asked for needs a library that is not installed.
+        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
+            _drop_output()
+            return UNREAD_STATUS
         if has_traceback:
             raise
         clear_frames(error.__traceback__)  # progress bars in them end before the line, not after it
@@ -265,6 +291,13 @@ def _missing_extra(error: Exception) -> str | None:
     return next((each[1] for each in matches if each), None)
 
 
+def _is_unread(file: TextIO) -> bool:
+    """Whether it is a pipe that nobody reads any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(file, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
 def _drop_output() -> None:
     """Forget what a broken stdout still holds, or Python would try, and complain, at exit."""
     try:
@@ -279,7 +312,7 @@ def _overview() -> str:
     for title, group in GROUPS.items():
         lines += ["", title]
         lines += [f"  {name:<{width}}  {command.summary}" for name, command in group.items()]
-    lines += ["", f"{DEBUG_FLAG}, anywhere: the traceback of an error instead of its one line"]
+    lines += ["", f"{DEBUG_FLAG}, anywhere: the traceback of failed work instead of its one line"]
     return "\n".join(lines)
 
 

@@ -3,17 +3,24 @@
 Torch is imported where a model is at hand: command lines ask for locations before they load one.
 """
 
+import difflib
 import hashlib
 import json
 import logging
 import os
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ...durable_files import file_sha256, write_durably
@@ -37,13 +44,14 @@ def model_location(name: str | Path) -> Path | str:
     """The folder of a model or an adapter, with `~` expanded, or else an id on the Hub as a string.
 
     Ids have the forms that huggingface_hub takes: OWNER/NAME, or NAME as in "gpt2". Nothing is
-    downloaded or asked of the Hub. Raises FileNotFoundError for anything else.
+    downloaded or asked of the Hub. Raises FileNotFoundError for anything else, see `check_is_id`.
     """
     path = Path(name).expanduser()
     if any((path / config).is_file() for config in ("config.json", ADAPTER_CONFIG)):
         return path
     if path.exists():
         raise FileNotFoundError(f"no model folder with a config.json at {name}")
+    check_is_id(name)
     try:
         validate_repo_id(str(name))
     except HFValidationError:
@@ -52,6 +60,45 @@ def model_location(name: str | Path) -> Path | str:
             "on the Hub"
         ) from None
     return str(name)
+
+
+def check_is_id(name: str | Path) -> None:
+    """Raise FileNotFoundError, in one line, for the path of a folder that is not here.
+
+    A path begins with ., / or ~, or with a folder that is here: nobody means an id of the Hub by
+    it, which would be sought for a minute where the Hub is out of reach.
+    """
+    text = str(name)
+    first, slash, _ = text.partition("/")
+    if text.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"there is no folder {text}{_meant(text)}")
+    if slash and Path(first).is_dir():
+        raise FileNotFoundError(
+            f"there is no folder {text}{_meant(text)}, nor is it an id of the Hub, as {first} is a "
+            "folder here"
+        )
+
+
+def _meant(missing: str) -> str:
+    """A name like that of a missing folder among those next to it, in parentheses."""
+    path = Path(missing).expanduser()
+    folders = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, folders, n=1)
+    return f" (did you mean {os.path.join(os.path.dirname(missing), close[0])}?)" if close else ""
+
+
+def hub_refusal(error: Exception) -> str:
+    """Why the Hub gave nothing, in a clause."""
+    if isinstance(error, GatedRepoError):
+        return "its owner grants access by request: ask for it there, then `hf auth login`"
+    if isinstance(error, RevisionNotFoundError):
+        return "the Hub has no such revision"
+    if isinstance(error, RepositoryNotFoundError):
+        return "the Hub has no such id, or shows it only to those whom its owner lets in"
+    cause = str(error.__cause__ or error).strip().partition("\n")[0]
+    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        return f"the Hub is out of reach ({cause})"
+    return cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +160,9 @@ def _snapshot(name: str, revision: str | None) -> Path:
         if known := getattr(error, "snapshot_path", None):
             return Path(known)
         at = "" if revision is None else f" at revision {revision}"
-        reason = textwrap.shorten(str(error), 200)
         raise FileNotFoundError(
-            f"no model {name}{at} on the Hub or in its cache: {reason}"
+            f"there is no folder {name} here, and no model {name}{at} on the Hub or in its cache: "
+            f"{hub_refusal(error)}"
         ) from error
 
 

@@ -142,7 +142,7 @@ class ModelPair:
                         f"{name} one has no bytes: {error}"
                     ) from None
             logger.warning(
-                'two tokenizers (%s): level "auto" decodes bytes, and k is in nats per byte',
+                "two tokenizers (%s): such a pair decodes bytes, and k is in nats per byte",
                 shared.difference,
             )
         elif shared.harmless_difference:

@@ -7,7 +7,6 @@
 import json
 import os
 import tempfile
-import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from ...durable_files import write_durably
 from ...fields import check_fields, checked_nats, field_error
 from ..settings import LevelName
-from .folder import ModelFolder, read_json
+from .folder import ModelFolder, check_is_id, hub_refusal, read_json
 
 SCHEMA: Final = "anchored-pair/1"
 PAIR_FILE: Final = "pair.json"
@@ -146,13 +145,16 @@ def _located(name: str | Path) -> Path:
         if (path / PAIR_FILE).is_file():
             return path / PAIR_FILE
         raise FileNotFoundError(f"there is no {PAIR_FILE} in {name}")
+    check_is_id(name)
     try:
         return Path(hf_hub_download(str(name), PAIR_FILE))
     except HFValidationError:
-        reason = "there is no such folder, nor is it the id of a repository of the Hub"
+        reason = "it can be no id of the Hub"
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-        reason = textwrap.shorten(str(error), 200)
-    raise FileNotFoundError(f"no {PAIR_FILE} at {name}: {reason}")
+        reason = hub_refusal(error)
+    raise FileNotFoundError(
+        f"there is no folder {name} here, and no {PAIR_FILE} at {name} on the Hub: {reason}"
+    )
 
 
 def _next_to(file: Path, name: str) -> str:

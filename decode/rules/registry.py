@@ -5,7 +5,7 @@ the group "anchored.rules". Nothing is imported before a rule is asked for by it
 """
 
 import importlib
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,6 +70,10 @@ def make_rule(name: str, settings: dict[str, Any]) -> "Rule":
     kind = rule_class(name)
     if name == "anchored_inf":
         settings = {"divergence": "max", **settings}
+    known = [each.name for each in fields(kind) if each.init]
+    if unknown := [setting for setting in settings if setting not in known]:
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        raise ValueError(f"settings of rule {name}: there is no {unknown[0]!r}; {has}")
     try:
         rule: Rule = kind(**settings)
     except TypeError as error:

@@ -6,7 +6,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ...configs.config_file import find_path, from_table, located, read_with_folders
+from ...configs.config_file import (
+    check_holds,
+    find_path,
+    from_table,
+    located,
+    read_with_folders,
+)
 from ...decode.pair.folder import model_identity
 from ...decode.pair_options import ModelOptions
 from ...decode.rules.registry import RULES
@@ -300,6 +306,7 @@ def load_sweep(path: Path, *, inputs: Path | None = None) -> Sweep:
     Raises FileNotFoundError, or ValueError that names an unknown key, a value or a file.
     """
     tables, folders = read_with_folders(path)
+    check_holds(path, tables, "methods", "a sweep")
     _require("folders" not in tables, "unknown config key folders")
     if inputs is not None:
         tables["inputs"], folders = str(inputs), (Path(),)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...configs.config_file import from_table
 from ...decode.byte.settings import ByteSettings
 from ...decode.pair.loading import device_of
 from ...decode.pair_options import PairOptions, RuleOptions
+from ...fields import from_record
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,11 @@ def pair_arguments(
         for name in ("max_gen_toks", "seed")
         if name in settings
     }
-    pair: PairOptions = from_table(PairOptions, _tables(settings))
+    try:
+        pair = from_record(PairOptions, _tables(settings), "model argument ")
+    except ValueError as error:  # by the name that the argument has here
+        words = str(error).replace("model argument rule.", "model argument ")
+        raise ValueError(words.replace("model argument byte.", "model argument byte_")) from None
     return pair, counts
 
 

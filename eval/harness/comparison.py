@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ... import text_tables
-from ...configs.config_file import find_path, from_table, located, read_with_folders
+from ...configs.config_file import (
+    check_holds,
+    find_path,
+    from_table,
+    located,
+    read_with_folders,
+)
 from ...decode.pair.folder import folder_fingerprint, model_identity
 from ...durable_files import file_sha256, write_durably
 from ...environment import environment_record
@@ -126,6 +132,7 @@ def load_comparison(path: Path, models: tuple[Entry, ...] = ()) -> Comparison:
     Raises FileNotFoundError, or ValueError that names an unknown key, a value or a file.
     """
     tables, folders = read_with_folders(path)
+    check_holds(path, tables, "benchmarks", "a comparison")
     if models:
         tables["models"] = [asdict(entry) for entry in models]
     config: Comparison = from_table(Comparison, tables)

@@ -6,7 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from ...configs.config_file import from_table, read_toml
+from ...configs.config_file import check_holds, from_table, read_toml
 from ..tokens.shards import MANIFEST_NAME, Manifest
 from .data_config import DataConfig, MixtureConfig, read_run_config
 from .data_plan import DataPlan
@@ -186,6 +186,7 @@ def run_spec(path: Path) -> StageSpec:
     for section, value in (("training", training), ("data", data)):
         if not isinstance(value, dict):
             raise ValueError(f"{section} in {path} must be a table, got {value!r}")
+    check_holds(path, table, "training", "a training run")
     for key in ("seq_len", "steps", "global_batch_size"):
         if not isinstance(training.get(key), int) or training[key] < 1:
             raise ValueError(

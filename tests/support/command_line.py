@@ -24,9 +24,9 @@ def run(capsys, *words: str, status: int = 0) -> tuple[str, str]:
     return out, err
 
 
-def refused(capsys, *words: str) -> str:
-    """The one line on stderr of a command that ends with status 1."""
-    out, err = run(capsys, *words, status=1)
+def refused(capsys, *words: str, status: int = 1) -> str:
+    """The one line on stderr of a command that ends with this status."""
+    out, err = run(capsys, *words, status=status)
     assert out == "" and err.count("\n") == 1
     assert err.startswith(f"anchored {words[0]}: ")
     return err

@@ -1,6 +1,7 @@
 """The command line, run as a user would: results on stdout, one clear line for bad input."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -26,11 +27,25 @@ def test_the_command_is_installed_and_lists_its_programs():
     assert len(COMMANDS) <= 26  # a screen holds them all
 
 
-@pytest.mark.parametrize("word", ["--help", "--version"])
-def test_a_stdout_that_takes_nothing_is_one_line(capsys, monkeypatch, word):
+PRINTING = ["--help", "--version", "generate --help", "sweep --list", "plan --list"]
+
+
+@pytest.mark.parametrize("line", PRINTING)
+def test_a_stdout_that_takes_nothing_is_one_line(capsys, monkeypatch, line):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        assert run(capsys, word, status=1)[1] == "anchored: stdout: No space left on device\n"
+        _, err = run(capsys, *line.split(), status=1)
+    assert err.count("\n") == 1 and err.endswith(": stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("line", PRINTING)
+def test_a_pipe_that_nobody_reads_is_no_error_in_words(capsys, monkeypatch, line):
+    """As after `| head`, with the status of cat there."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert run(capsys, *line.split(), status=141)[1] == ""
 
 
 HELP = """
@@ -56,10 +71,22 @@ def test_help_and_mistyped_words_import_no_slow_library():
     assert ended == [f"{words} {code}" for words, code in zip(lines, statuses, strict=True)]
 
 
+@pytest.mark.parametrize("columns", [20, 50, 80, 300])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "lm-eval"])
+def test_help_is_as_wide_as_the_terminal_and_no_wider_than_a_page(
+    capsys, monkeypatch, name, columns
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = run(capsys, *name.split(), "--help")[0].splitlines()
+    assert max(map(len, lines)) <= min(columns, 100)
+    words = " ".join(lines).split()
+    assert len(words) < 1.6 * len(" ".join(words)) / 6  # whole words, not letters below each other
+
+
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "lm-eval"])
 def test_every_program_has_help_with_an_example(capsys, name):
     out, _ = run(capsys, *name.split(), "--help")
-    assert out.count(f"anchored {name}") >= 2
+    assert " ".join(out.split()).count(f"anchored {name}") >= 2
     assert "None" not in out  # an option without a default is optional, in words
 
 
@@ -200,14 +227,16 @@ def test_an_option_that_does_not_exist_is_one_line_with_what_is_meant(capsys, li
         ("--speculate=x", "must be auto, off or a whole number, got 'x'"),
         ("--device=nope", "anchored generate: a device must be cpu, cuda"),
         ("--rule=nope", "anchored generate: "),
+        ("--ledger=", "anchored generate: --ledger must not be empty"),
+        ("--stop=", "anchored generate: --stop must not be empty"),
+        ("--byte.prefetch=x", "--byte.prefetch must be a whole number, got 'x'"),
         ("--top-p=2", "anchored generate: top_p must be in (0, 1], got 2.0"),
     ],
 )
 def test_no_message_names_a_class(capsys, pair_words, option, message):
     _, err = run(capsys, "generate", *pair_words, "--prompt", "a", option, status=2)
-    said = " ".join(err.replace("\u2502", " ").split())
-    assert message in said
-    assert not any(word in said for word in ("Config", "class '", "typing.", "no type matching"))
+    assert message in err and err.count("\n") == 1
+    assert not any(word in err for word in ("Config", "class '", "typing.", "no type matching"))
 
 
 @pytest.mark.parametrize("name", ["sweep", "compare", "plan", "pretrain", "bench pretrain"])

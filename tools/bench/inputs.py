@@ -12,8 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from anchored import ModelPair
-from anchored.pretrain.tokens.bpe import train_tokenizer
-from anchored.pretrain.tokens.bpe import BOS_TOKEN, EOS_TOKEN
+from anchored.pretrain.tokens.bpe import BOS_TOKEN, EOS_TOKEN, train_tokenizer
 
 from .options import BenchDecodeConfig, Shape
 

@@ -7,14 +7,16 @@ from typing import Literal, get_args
 from anchored.decode.pair_options import Dtype, check_device_name
 from anchored.fields import check_least, checked_nats
 from anchored.inputs import check_input
+from anchored.tools.commands.option_types import TrainingFile
 from anchored.tools.commands.training.pretrain import STAGE_1
-from anchored.tools.commands.words import TrainingFile
 
 Shape = Literal["tinycomma-1.8b", "llama-8b", "llama-70b", "wide", "medium", "small", "tiny"]
 """Sizes of models with random weights, in `inputs.SHAPES`."""
 LLAMA_3_VOCAB_SIZE = 128_256
 LEAST_VOCAB = 3
 """Tokens of random weights: those that begin and end a text, and a word."""
+LEAST_BYTE_VOCAB = 258
+"""As many at level byte: those that begin and end a text, and the bytes."""
 METHODS = (
     *("safe_only", "risky_only", "system", "memfree", "rcad", "cp_fuse", "token_swap"),
     *("anchored", "anchored_debt", "anchored_inf", "pathwise"),
@@ -98,7 +100,8 @@ class BenchDecodeConfig:
 
     def __post_init__(self) -> None:
         check_device_name(self.device)
-        check_least(self, LEAST_VOCAB, "vocab_size")
+        least = LEAST_BYTE_VOCAB if self.level == "byte" and self.is_random else LEAST_VOCAB
+        check_least(self, least, "vocab_size")
         check_least(self, 1, "batch_sizes", "prompt_length", "runs", "passage_words")
         check_least(self, 2, "new_length")  # a speed is that of the symbols after the first
         method_names(self.methods)

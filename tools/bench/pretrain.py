@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from anchored import AnchoredError, text_tables
-from anchored.configs.config_file import read_config_file, toml_text
+from anchored.configs.config_file import check_holds, read_config_file, toml_text
 from anchored.pretrain.launch import launch
 from anchored.pretrain.tokens.shards import MANIFEST_NAME, Manifest
 from anchored.pretrain.tokens.writer import ShardFiles
+from anchored.wrong_words import Refused
 
 from .inputs import BOS_ID, EOS_ID
 from .options import BenchPretrainConfig
@@ -34,7 +35,7 @@ def run(config: BenchPretrainConfig) -> int:
     batch_size, _ = batch_shape(config.config)
     every_lever = levers(batch_size)
     if unknown := [name for name in config.levers if name not in every_lever]:
-        raise ValueError(f"no lever {unknown[0]!r}; known: {', '.join(every_lever)}")
+        raise Refused(f"no lever {unknown[0]!r}; known: {', '.join(every_lever)}")
     with tempfile.TemporaryDirectory() as name:
         write_common(config, Path(name))
         print(f"{config.config.stem}, random tokens, {config.gpus} process(es)")
@@ -63,7 +64,9 @@ def levers(batch_size: int) -> dict[str, Settings]:
 
 def batch_shape(file: Path) -> tuple[int, int]:
     """Sequences in a local batch and their length. Raises ValueError if a config does not say."""
-    training = read_config_file(file).get("training", {})
+    tables = read_config_file(file)
+    check_holds(file, tables, "training", "a training run")
+    training = tables["training"]
     for key in ("local_batch_size", "seq_len"):
         if key not in training:
             raise ValueError(f"{file} must give training.{key}")

@@ -20,8 +20,9 @@ def read_policy(path: Path) -> "Policy":
     """The accounts of a file; ValueError, in one line that names it, for what it must not say."""
     from anchored.decode.serving.accounts.policy import Policy
 
+    tables = read_toml(path)  # whose errors name it
     try:
-        policy: Policy = from_table(Policy, read_toml(path))
+        policy: Policy = from_table(Policy, tables)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return policy

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anchored
 from anchored import AnchoredError
 from anchored.decode.ledger import ledger_parts
+from anchored.decode.pair.folder import check_is_id
 from anchored.decode.pair_options import ModelOptions, PairOptions
 from anchored.durable_files import json_value, write_durably
 from anchored.fields import check_least
@@ -18,7 +19,7 @@ from anchored.inputs import PromptLine, check_input, read_prompts, text_of
 
 from .files import check_outputs
 from .generate import check_passages, raise_first
-from .words import OutputFile
+from .option_types import OutputFile
 
 if TYPE_CHECKING:
     from anchored.eval.retrieval.passages import PassageIndex
@@ -46,11 +47,13 @@ class ScoreConfig(PairOptions):
     given."""
 
     def __post_init__(self) -> None:
-        PairOptions.__post_init__(self)
         texts = (self.prompt, self.continuation)
         if texts.count(None) != (0 if self.prompt_file is None else 2):
             raise ValueError("give either --prompt and --continuation, or --prompt-file")
+        if "" in texts:
+            raise ValueError(f"--{'continuation' if self.prompt else 'prompt'} must not be empty")
         check_least(self, 1, "horizon")
+        PairOptions.__post_init__(self)
 
     def lines(self) -> list[PromptLine]:
         """The texts that are scored: each reference after its prompt."""
@@ -129,11 +132,11 @@ class VerifyConfig(ModelOptions):
         if self.picture is not None and self.picture.suffix not in PICTURE_SUFFIXES:
             allowed = ", ".join(PICTURE_SUFFIXES)
             raise ValueError(f"--picture must end in one of {allowed}, got {self.picture}")
+        check_outputs(self, self.divergences, self.picture)
 
 
 def verify(config: VerifyConfig) -> int:
     """Print the verdicts; status 0 where every ledger holds, 1 where one does not."""
-    check_outputs(config, config.divergences, config.picture)
     if len(config.ledger) == 1:  # before the models are loaded
         anchored.Ledger.load(config.ledger[0], ledger_parts(config.ledger[0])[0])
     if config.picture is not None:
@@ -144,7 +147,8 @@ def verify(config: VerifyConfig) -> int:
         try:
             for report, ledger in _reports(config, file, pair):
                 shown = report if len(config.ledger) == 1 else f"{file}: {report}"
-                print(shown, *(f"  {failure}" for failure in report.failures), sep="\n", flush=True)
+                others = report.failures[1:]  # the first is in the line above
+                print(shown, *(f"  {failure}" for failure in others), sep="\n", flush=True)
                 is_whole = is_whole and report.is_ok
                 if report.is_ok and (config.divergences or config.picture):
                     longer.append(anchored.with_divergences(ledger, pair))
@@ -204,9 +208,11 @@ class RetrieveConfig:
     """Replace an output that exists."""
 
     def __post_init__(self) -> None:
-        check_input(self.corpus)
         if self.instruction is not None and self.encoder is None:
             raise ValueError("--instruction needs an --encoder")
+        if self.encoder is not None and not Path(self.encoder).expanduser().exists():
+            check_is_id(self.encoder)
+        check_input(self.corpus)
         check_outputs(self, self.output)
 
 

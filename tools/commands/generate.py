@@ -21,7 +21,7 @@ from anchored.inputs import PromptLine, read_prompts, text_of, unescaped
 from anchored.wrong_words import Refused
 
 from .files import check_outputs, numbered
-from .words import OutputFile
+from .option_types import OutputFile
 
 if TYPE_CHECKING:
     from anchored.decode.generation import PieceStream

@@ -15,6 +15,7 @@ from anchored.decode.serving.journal_options import JournalOptions
 from anchored.decode.serving.server_options import ServerOptions
 from anchored.decode.settings import FLAT
 from anchored.inputs import check_input
+from anchored.wrong_words import argparse_refused
 
 from .accounts import read_policy
 from .files import check_outputs
@@ -96,6 +97,7 @@ class ServeConfig(PairOptions):
             raise ValueError(UNKEPT)
         with hint_at_quickstart():
             PairOptions.__post_init__(self)
+        self.limits.make(self.rule.checked())
 
 
 def serve(config: ServeConfig) -> int:
@@ -148,6 +150,9 @@ class VllmServeConfig(PairNames):
         check_input(self.accounts)
         if self.accounts is not None and self.journal.ledgers is None:
             raise ValueError(UNKEPT)
+        from anchored.decode.vllm.settings import checked_rule
+
+        self.limits.make(checked_rule(self.rule.checked()))
 
     def _take(self, named: PairFile) -> None:
         PairNames._take(self, named)
@@ -175,7 +180,8 @@ def vllm_serve(words: list[str]) -> int:
     from anchored.decode.vllm.server import serve as serve_until_a_signal
 
     open_accounts = None if config.accounts is None else _accounts(config.accounts, config.journal)
-    serve_until_a_signal(settings, others, open_accounts)
+    with argparse_refused():
+        serve_until_a_signal(settings, others, open_accounts)
     return 0
 
 
@@ -212,7 +218,8 @@ def ledgers(config: LedgersConfig) -> int:
         check_outputs(config, path)
         ledger.save(path, overwrite=config.overwrite)
         num_ledgers, num_certified = num_ledgers + 1, num_certified + ledger.certified
-    print(f"{num_ledgers} ledgers in {folder}, {num_certified} certified")
+    plural = "" if num_ledgers == 1 else "s"
+    print(f"{num_ledgers} ledger{plural} in {folder}, {num_certified} certified")
     return 0
 
 
@@ -240,8 +247,8 @@ class DemoConfig(ModelOptions):
     """Open the page in the default browser."""
 
     def __post_init__(self) -> None:
+        if not 1 <= self.port <= 65535:
+            raise ValueError(f"--port must be in [1, 65535], got {self.port}")
         name_quickstart_models(self)
         with hint_at_quickstart():
             ModelOptions.__post_init__(self)
-        if not 1 <= self.port <= 65535:
-            raise ValueError(f"--port must be in [1, 65535], got {self.port}")

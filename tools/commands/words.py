@@ -3,44 +3,30 @@
 An option of several values takes all that it is given, in `--against A B` as in
 `--against A --against B`; tyro alone would keep the last occurrence. An option of one value is
 refused when it is given twice. A `~` in front of a path is the user's home folder, and no path is
-empty. An option's help is the docstring of its field.
+empty.
 """
 
-import ast
 import difflib
-import inspect
-import os
 import re
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache, partial
-from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
+from dataclasses import is_dataclass
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
-from tyro.conf import DisallowNone, OmitArgPrefixes, Positional, UseAppendAction
-from tyro.constructors import (
-    ConstructorRegistry,
-    PrimitiveConstructorSpec,
-    StructConstructorSpec,
-    StructFieldSpec,
-    StructTypeInfo,
-)
 
-from anchored.configs.config_file import CONFIGS, find_config, package_configs
-from anchored.decode.settings import FLAT, REPEATED, Speculate
+from anchored.configs.config_file import package_configs
+from anchored.wrong_words import Refused, boxes_refused
+
+from .option_help import help_text
+from .option_types import APPENDED, BARE, POSITIONAL, RULES, Configs, marked_hints, parts
 
 Options = TypeVar("Options")
 Values = Literal["one", "several", "one an occurrence"]
 """How many values an option takes; the last is tyro's UseAppendAction."""
-_BARE, _POSITIONAL, _APPENDED = (
-    get_args(marked[int])[1] for marked in (OmitArgPrefixes, Positional, UseAppendAction)
-)
-_USAGE_STATUS = 2
 _LIST_FLAG = "--list"
-_HELP_FLAGS = ("--help", "--help-verbose", "--tyro-print-completion", "--tyro-write-completion")
+_HELP_FLAGS = ("-h", "--help")
+_TYRO_FLAGS = ("--tyro-print-completion", "--tyro-write-completion")
 MEANT = {
     **dict.fromkeys(("--max-tokens", "--max-length", "--max-gen-toks"), "--max-new-tokens"),
     **dict.fromkeys(("--n", "--num-samples", "--num-return"), "--num-return-sequences"),
@@ -59,23 +45,10 @@ MEANT = {
 """Options of other programs, and what a command calls them, where it has that option."""
 
 
-@dataclass(frozen=True, slots=True)
-class Configs:
-    """Marks an option that takes the package's configs of a folder which have these keys."""
-
-    folder: str
-    keys: tuple[str, ...] = ()
-
-
-class Refused(Exception):
-    """Words that can be no options, in one line; tyro, which would frame a ValueError and name the
-    class that is made, leaves it alone."""
-
-
 def parse(kind: type[Options], name: str, words: Iterable[str]) -> Options:
     """The options of the command `name`.
 
-    Exits with status 2 and a message for bad words, and with 0 where they ask for help or, by
+    Raises Refused, in one line, for bad words, and exits with 0 where they ask for help or, by
     --list, for the package's configs.
     """
     words = list(words)
@@ -89,37 +62,33 @@ def parse(kind: type[Options], name: str, words: Iterable[str]) -> Options:
 
 def parse_known(kind: type[Options], name: str, words: Iterable[str]) -> tuple[Options, list[str]]:
     """The options as `parse` gives them, and the words that are no options of this command."""
-    return _cli(kind, name, words, return_unknown_args=True)
+    return _cli(kind, name, list(words), return_unknown_args=True)
 
 
-def _cli(kind: type, name: str, words: Iterable[str], **settings: Any) -> Any:
-    try:
-        arguments = gather(option_values(kind), words)
-        with _RULES:  # None stands for an option that is not given: nobody can give it
-            settings |= {"prog": f"anchored {name}", "description": inspect.getdoc(kind)}
-            return tyro.cli(kind, args=arguments, config=(DisallowNone,), **settings)
-    except Refused as error:
-        print(f"anchored {name}: {error}", file=sys.stderr)
-        sys.exit(_USAGE_STATUS)
+def _cli(kind: type, name: str, words: list[str], **settings: Any) -> Any:
+    if any(flag in words for flag in _HELP_FLAGS):
+        print(help_text(kind, name))
+        sys.exit(0)
+    arguments = gather(option_values(kind), words)
+    with RULES, boxes_refused():
+        return tyro.cli(kind, args=arguments, prog=f"anchored {name}", **settings)
 
 
 def _known_option(name: str, word: str, options: dict[str, Values]) -> str:
-    """The word; exits with status 2, and what may be meant, for an option that does not exist."""
+    """The word; Refused, with what may be meant, for an option that does not exist."""
     flag, equals, value = word.partition("=")
     if not re.fullmatch(r"--[A-Za-z][\w.-]*", flag):
         return word
     dashed = flag.replace("_", "-")
-    known = {*options, *(option.replace("--", "--no-", 1) for option in options), *_HELP_FLAGS}
-    if dashed in known:
+    opposites = (option.replace("--", "--no-", 1) for option in options)
+    if dashed in {*options, *opposites, *_HELP_FLAGS, *_TYRO_FLAGS}:
         return dashed + equals + value
     meant = [MEANT[dashed]] if MEANT.get(dashed) in options else []
-    meant = meant or difflib.get_close_matches(dashed, options, n=3)
+    if not meant:  # without the dashes, which all have in common
+        names = {option.strip("-"): option for option in options}
+        meant = [names[each] for each in difflib.get_close_matches(dashed.strip("-"), names, n=3)]
     hint = f"did you mean {' or '.join(meant)}? " if meant else ""
-    print(
-        f"anchored {name}: there is no option {flag}; {hint}anchored {name} --help lists all",
-        file=sys.stderr,
-    )
-    sys.exit(_USAGE_STATUS)
+    raise Refused(f"there is no option {flag}; {hint}anchored {name} --help lists all")
 
 
 def _config_marks(kind: type) -> list[Configs]:
@@ -140,31 +109,17 @@ def _listed(configs: Configs) -> str:
     return "\n".join(f"{name:<{width}}  {about}".rstrip() for name, about in names.items())
 
 
-def _marked_hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, with tyro's marks for those of the library's options."""
-    return {n: _marked(hint) for n, hint in get_type_hints(kind, include_extras=True).items()}
-
-
-def _marked(hint: Any) -> Any:
-    plain, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if marks and isinstance(marks[0], tuple):  # known names, as {a,b,...}
-        return Annotated[plain, tyro.conf.arg(metavar=f"{{{','.join(marks[0])},...}}")]
-    if marks and isinstance(marks[0], str):
-        return Annotated[plain, {FLAT: _BARE, REPEATED: _APPENDED}[marks[0]]]
-    return hint
-
-
 def option_values(kind: type, prefix: str = "--") -> dict[str, Values]:
     """The options of a dataclass by name, as `--top-k`, and how many values each takes."""
     options: dict[str, Values] = {}
-    for name, hint in _marked_hints(kind).items():
-        plain, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    for name, hint in marked_hints(kind).items():
+        plain, marks = parts(hint)
         flag = prefix + name.replace("_", "-")
         if is_dataclass(plain) and isinstance(plain, type):
-            options |= option_values(plain, prefix if _BARE in marks else f"{flag}.")
-        elif _APPENDED in marks:
+            options |= option_values(plain, prefix if BARE in marks else f"{flag}.")
+        elif APPENDED in marks:
             options[flag] = "one an occurrence"
-        elif _POSITIONAL not in marks:
+        elif POSITIONAL not in marks:
             options[flag] = "several" if get_origin(plain) is tuple else "one"
     return options
 
@@ -194,141 +149,3 @@ def gather(options: dict[str, Values], words: Iterable[str]) -> list[str]:
             groups.append(current)
             first[flag] = current
     return [word for group in groups for word in group]
-
-
-def _path_spec(
-    metavar: str, path_of: Callable[[str], Path], shown: Callable[[Path], Path] = Path
-) -> PrimitiveConstructorSpec[Any]:
-    def instance(words: list[str]) -> Path:
-        if not words[0]:
-            raise ValueError("a path must not be empty")
-        return path_of(words[0])
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=instance,
-        is_instance=lambda value: isinstance(value, Path),
-        str_from_instance=lambda path: [str(shown(path))],
-    )
-
-
-def _expanded(word: str) -> Path:
-    return Path(os.path.expanduser(word))  # as a shell, it leaves the ~ of an unknown user alone
-
-
-def _file_to_write(word: str) -> Path:
-    if word.endswith(os.sep):  # Path drops it, and would name a file as the folder that was meant
-        raise ValueError(f"{word} names a folder, not a file to write")
-    return _expanded(word)
-
-
-def _config(word: str) -> Path:
-    try:
-        return find_config(_expanded(word))
-    except ValueError as error:
-        raise Refused(str(error)) from None  # tyro tells no reason for one of several values
-
-
-_CONFIG = _path_spec(
-    "FILE|NAME",
-    _config,
-    lambda path: path.relative_to(CONFIGS) if path.is_relative_to(CONFIGS) else path,
-)
-SweepFile = Annotated[Path, _CONFIG, Configs("eval", ("methods", "safe"))]
-"""A config file, or the name of one of the package's own: quickstart-methods."""
-ComparisonFile = Annotated[Path, _CONFIG, Configs("eval", ("benchmarks",))]
-TrainingFile = Annotated[Path, _CONFIG, Configs("pretrain")]
-OutputFile = Annotated[Path, _path_spec("FILE", _file_to_write)]
-_PATH = _path_spec("PATH", _expanded)
-_RULES = ConstructorRegistry()
-_RULES.primitive_rule(lambda info: _PATH if info.type is Path else None)
-
-
-def _number_spec(kind: type[int] | type[float]) -> PrimitiveConstructorSpec[Any]:
-    def instance(words: list[str]) -> int | float:
-        try:
-            return kind(words[0])
-        except ValueError:
-            whole = "whole " if kind is int else ""
-            raise ValueError(f"it must be a {whole}number, got {words[0]!r}") from None
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=kind.__name__.upper(),
-        instance_from_str=instance,
-        is_instance=lambda value: value is None or isinstance(value, kind | int),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def _drafts(words: list[str]) -> str | int:
-    if words[0] in get_args(get_args(Speculate)[0]):
-        return words[0]
-    try:
-        return int(words[0])
-    except ValueError:
-        raise ValueError(f"it must be auto, off or a whole number, got {words[0]!r}") from None
-
-
-_DRAFTS: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="{auto,off}|INT",
-    instance_from_str=_drafts,
-    is_instance=lambda value: isinstance(value, str | int),
-    str_from_instance=lambda value: [str(value)],
-)
-_NUMBERS = [(hint, _number_spec(kind)) for kind in (int, float) for hint in (kind, kind | None)]
-_SPECS: list[tuple[Any, PrimitiveConstructorSpec[Any]]] = [*_NUMBERS, (Speculate, _DRAFTS)]
-_RULES.primitive_rule(lambda info: next((spec for hint, spec in _SPECS if info.type == hint), None))
-
-
-@_RULES.struct_rule
-def _options(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """The options of a dataclass.
-
-    tyro's own rule would break the docstrings of fields where their lines end, and show as a
-    default what stands for none.
-    """
-    if not is_dataclass(info.type):
-        return None
-    hints, options = _marked_hints(info.type), []
-    for field in fields(info.type):
-        default = tyro.MISSING if field.default is MISSING else field.default
-        if field.default_factory is not MISSING:
-            default = field.default_factory()
-        if is_dataclass(info.default):
-            default = getattr(info.default, field.name)
-        hint = hints[field.name]
-        if default in (None, "", ()):
-            hint = Annotated[hint, tyro.conf.arg(help_behavior_hint="(optional)")]
-        text = partial(described, info.type, field.name)
-        options.append(StructFieldSpec(field.name, hint, default, text))
-    return StructConstructorSpec(partial(_made, info.type), tuple(options))
-
-
-def _made(kind: type, /, **values: Any) -> Any:
-    try:
-        return kind(**values)
-    except ValueError as error:
-        raise Refused(str(error)) from None
-
-
-def described(kind: type, name: str) -> str | None:
-    """The docstring of a field, in one line, from the class that defines it."""
-    texts = (_docstrings(base.__module__).get((base.__name__, name)) for base in kind.__mro__)
-    return next(filter(None, texts), None)
-
-
-@cache
-def _docstrings(module: str) -> dict[tuple[str, str], str]:
-    """The docstrings of the fields of a module's classes, by class and field."""
-    if module == "builtins":
-        return {}
-    return {
-        (kind.name, ast.unparse(field.target)): " ".join(ast.literal_eval(text.value).split())
-        for kind in ast.parse(inspect.getsource(sys.modules[module])).body
-        if isinstance(kind, ast.ClassDef)
-        for field, text in pairwise(kind.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from anchored.decode.pair.folder import model_location
+from anchored.decode.pair_options import ModelName
 
 FOLDER = Path("runs/quickstart")
 
@@ -35,7 +36,7 @@ class QuickstartConfig:
     """Go on with the other half of the paper: pretrain a safe model here, and pair it with that
     risky model byte by byte. This takes about four minutes more."""
 
-    model: Path | None = None
+    model: ModelName = None
     """Another small model in its place, a folder or a Hub id; its risky twin is then trained
     here."""
     train: bool = False

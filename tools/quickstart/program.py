@@ -114,9 +114,8 @@ def identity(config: QuickstartConfig) -> dict[str, Any]:
 
 def _make_pair(steps: Steps, config: QuickstartConfig, folders: Folders) -> tuple[Path, ModelPair]:
     """Make the safe and the risky model; the folder or Hub id of the former, and both loaded."""
-    safe = config.model
-    if safe is None:
-        safe = folders.small_model
+    safe = folders.small_model if config.model is None else Path(config.model)
+    if config.model is None:
         steps.run("read the model", lambda: write_small_model(folders.small_model))
 
     def make_risky() -> None:

@@ -1,6 +1,7 @@
 """Where a model is found: folders, the files of a Hub id, adapters beside their base models."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from anchored import LoadOptions, ModelPair
 from anchored.decode.pair import folder as model_folder
 from anchored.decode.pair.folder import ModelFolder, fingerprint, model_location
 from anchored.decode.pair.loading import load_model
+from anchored.decode.pair.pair_file import PairFile
 
 WEIGHTS = "adapter_model.safetensors"
 NEEDED = {"config.json", "model.safetensors", "tokenizer.json"}
@@ -88,7 +90,8 @@ def test_files_that_another_program_downloaded_are_enough_without_the_hub(
 
 def test_an_id_that_the_hub_does_not_have_is_refused_in_one_line(monkeypatch):
     raising(monkeypatch, LocalEntryNotFoundError("no such repository,\nnor a snapshot of it"))
-    reason = "no model owner/model at revision v2 on the Hub or in its cache: no such repository, n"
+    reason = "there is no folder owner/model here, and no model owner/model at revision v2 on the "
+    reason += "Hub or in its cache: no such repository,$"
     with pytest.raises(FileNotFoundError, match=reason):
         ModelFolder.find("owner/model", "v2")
 
@@ -108,7 +111,31 @@ def test_a_folder_comes_before_an_id_of_its_name_and_may_begin_at_home(tmp_path,
     assert ModelFolder.find("~/gpt2").base == tmp_path / "gpt2" == model_location(Path("~/gpt2"))
 
 
-@pytest.mark.parametrize("name", ["/none", "./none", "~/none", "a/b/c", "a b", "../x", "x/"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("/none", "there is no folder /none"),
+        ("./none", "there is no folder ./none"),
+        ("./saef", "there is no folder ./saef (did you mean ./safe?)"),
+        ("../x", "there is no folder ../x"),
+        ("~/none", "there is no folder ~/none"),
+        ("models/x", "there is no folder models/x, nor is it an id of the Hub, as models is a "),
+    ],
+)
+def test_a_path_is_refused_as_it_was_typed_and_the_hub_is_not_asked(
+    name, said, tmp_path, monkeypatch
+):
+    raising(monkeypatch, AssertionError("the Hub is asked"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "safe").mkdir()
+    with pytest.raises(FileNotFoundError, match=f"^{re.escape(said)}"):
+        ModelFolder.find(name)
+    with pytest.raises(FileNotFoundError, match=f"^{re.escape(said)}"):
+        PairFile.read(name)
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "a b", "x/"])
 def test_what_is_neither_a_folder_nor_an_id_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the checkout itself may be called x
     with pytest.raises(FileNotFoundError, match=r"no model folder .* nor is it the id of a model"):

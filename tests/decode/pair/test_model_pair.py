@@ -17,7 +17,7 @@ def test_folders_load_with_the_same_fingerprints_again(pair_folders):
 
 
 def test_a_missing_folder_is_named(pair_folders, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no model folder with a config.json at .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
         ModelPair.from_pretrained(tmp_path / "nowhere", pair_folders[1])
 
 

@@ -43,7 +43,7 @@ def test_options_take_models_k_and_level_of_a_pair_unless_they_are_given(pair_fo
     safe, risky = map(str, pair_folders)
     folder = write(tmp_path / "named", **SCHEMA, safe=safe, risky=risky, k=1.5, level="byte")
     options = PairOptions(pair=folder)
-    assert options.locations == {"safe": pair_folders[0], "risky": pair_folders[1]}
+    assert options.locations == {"safe": safe, "risky": risky}
     assert (options.rule.k, options.level) == (1.5, "byte")
     given = PairOptions(pair=folder, rule=RuleOptions(K=20.0), level="token")
     assert (given.rule.k, given.rule.K, given.level) == (None, 20.0, "token")
@@ -154,11 +154,14 @@ def test_what_is_no_pair_is_not_found(tmp_path, monkeypatch):
     def unreachable(*args):
         raise LocalEntryNotFoundError("no connection")
 
-    for name, reason in ((tmp_path, "there is no pair.json in"), ("a/b/c", "no such folder, nor")):
+    for name, reason in (
+        (tmp_path, "there is no pair.json in"),
+        ("a/b/c", "there is no folder a/b/c"),
+    ):
         with pytest.raises(FileNotFoundError, match=reason):
             PairFile.read(name)
     monkeypatch.setattr(pair_file, "hf_hub_download", unreachable)
-    with pytest.raises(FileNotFoundError, match=r"no pair.json at a/b: no connection"):
+    with pytest.raises(FileNotFoundError, match=r"no pair.json at a/b on the Hub: no "):
         PairFile.read("a/b")
 
 

@@ -175,7 +175,7 @@ def test_other_tokens_are_bytes_with_one_line(tokenizer, caplog):
     with caplog.at_level(logging.WARNING):
         pair = pair_of(tokenizer, edited(tokenizer, swap_tokens))
     assert caplog.messages == [
-        'two tokenizers (token 67 "a" and "b"): level "auto" decodes bytes, and k is in nats per '
+        'two tokenizers (token 67 "a" and "b"): such a pair decodes bytes, and k is in nats per '
         "byte"
     ]
     assert Decoder(pair, Anchored(k=1.0)).level.name == "byte"

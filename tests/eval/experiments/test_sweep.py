@@ -155,7 +155,7 @@ held_out = { a = ["b"] }
     other = tmp_path / "other.toml"
     other.write_text('base = "a.toml"\nheld_out = { a = [] }\n')
     assert load_sweep(other).held_out == {} and load_sweep(other).utility_set == ""
-    file.write_text(text + "seed = [1]\n")
+    file.write_text(text + "seed = [1]\n" + methods)
     with pytest.raises(ValueError, match=r"unknown config key seed \(did you mean seeds\?\)"):
         load_sweep(file)
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -51,7 +50,7 @@ def test_a_model_is_made_from_an_argument_string(pair_folders, tmp_path):
         ("safe=a,risky=b,k=1,seed=-1", "seed must be a whole number, got -1"),
         ("safe=a,risky=b,k=1,risky_quantization=nowhere.json", "there is no file nowhere.json"),
         ("safe=a,risky=b,rule=magic", "rule must be one of anchored, "),
-        ("safe=a,risky=b,k=much", "rule.k must be a number, got 'much'"),
+        ("safe=a,risky=b,k=much", "model argument k must be a number, got 'much'"),
         ("safe=a,risky=b,level=word", "level must be "),
         ("safe=a,risky=b,k=1,kk=2", "settings of rule anchored"),
     ],
@@ -100,7 +99,7 @@ def test_what_the_command_passes_unasked_is_16_requests_at_once_on_the_cpu_with_
 )
 def test_devices_are_those_that_somebody_chose(given, device):
     pair = options(given, {"device": "cpu"})
-    assert (pair.safe, pair.risky) == (Path("a"), Path("b"))
+    assert (pair.safe, pair.risky) == ("a", "b")
     assert (pair.device, pair.risky_device) == device
 
 

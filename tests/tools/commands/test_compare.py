@@ -153,7 +153,8 @@ def test_what_cannot_be_run_is_one_line(config, capsys, old, new, message):
 def test_a_model_that_the_hub_does_not_have_is_named(config, capsys, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     config.write_text(config.read_text().replace('model = "', 'model = "nosuch/model" # ', 1))
-    assert "compare: no model nosuch/model on the Hub or in its cache" in last_line(capsys, config)
+    line = last_line(capsys, config)
+    assert "there is no folder nosuch/model here, and no model nosuch/model on the Hub or" in line
 
 
 def test_figures_are_those_of_a_files_contents_wherever_it_is(tmp_path):

@@ -183,8 +183,8 @@ def test_a_dry_run_names_every_model_that_a_comparison_lacks(capsys, tmp_path, m
     monkeypatch.chdir(tmp_path)
     models = ["--model", "A=./none", "--model", "B=gpt2", "--model", "C=/nowhere"]
     out, _ = run(capsys, "compare", "downstream", *models, "--dry-run")
-    assert "missing: A: there is no model folder" in out and "missing: C: there is no" in out
-    assert "A: there is no model folder" in refused(capsys, "compare", "downstream", *models)
+    assert "missing: A: there is no folder ./none" in out and "missing: C: there is no" in out
+    assert "A: there is no folder ./none" in refused(capsys, "compare", "downstream", *models)
 
 
 def test_prices_are_asked_without_a_key(capsys, tmp_path, monkeypatch):

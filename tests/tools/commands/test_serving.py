@@ -46,10 +46,10 @@ def test_a_port_in_use_is_said_before_models_are_loaded(pair_folders, capsys, mo
     [
         (["--host", "0.0.0.0"], 2, "give an --api-key-file"),
         (["--api-key-file", "nowhere"], 1, "there is no file nowhere"),
-        (["--max-k", "0.5"], 1, "k 1 of the rule is above max_k 0.5"),
-        (["--max-bank", "1"], 1, "bank 20 of the rule is above max_bank 1"),
-        (["--rule", "anchored", "--max-k", "1"], 1, "k 1.5 of the rule is above max_k 1"),
-        (["--rule", "anchored", "--max-bank", "1"], 1, "bank inf of the rule is above max_bank 1"),
+        (["--max-k", "0.5"], 2, "k 1 of the rule is above max_k 0.5"),
+        (["--max-bank", "1"], 2, "bank 20 of the rule is above max_bank 1"),
+        (["--rule", "anchored", "--max-k", "1"], 2, "k 1.5 of the rule is above max_k 1"),
+        (["--rule", "anchored", "--max-bank", "1"], 2, "bank inf of the rule is above max_bank 1"),
         (["--rule", "risky_only", "--k", "2"], 2, "takes no budget"),
         (["--max-length", "100000", "--port", "0"], 1, "--max-length must be <= 128"),
     ],
@@ -61,7 +61,7 @@ def test_what_cannot_be_served_is_one_line(pair_folders, capsys, more, status, m
 
 
 def test_vllm_serves_two_rules(pair_folders, capsys):
-    _, err = run(capsys, "vllm", *words(pair_folders), "--rule", "no_opt", status=1)
+    _, err = run(capsys, "vllm", *words(pair_folders), "--rule", "no_opt", status=2)
     assert "in vLLM the rule must be Anchored(...) or Pathwise(...), got NoOpt(" in err
 
 

@@ -12,7 +12,8 @@ from anchored.fields import check_least
 from anchored.inputs import check_input
 
 if TYPE_CHECKING:
-    from anchored.eval.calibration.calibration import Calibration
+    from anchored.eval.calibration.calibration import Calibration, Target
+    from anchored.eval.calibration.search import Search
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +73,6 @@ class CalibrateConfig(BudgetOptions, ModelOptions):
     """Texts that are decoded together."""
 
     def __post_init__(self) -> None:
-        ModelOptions.__post_init__(self)
-        check_input(self.prompt_file)
-        self.rule_options()  # ValueError for options of a budget that the rule does not take
         SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
         if self.target is None and self.metric != "ncr":
             raise ValueError(f"--metric {self.metric} needs a --target")
@@ -82,6 +80,33 @@ class CalibrateConfig(BudgetOptions, ModelOptions):
             raise ValueError(f"--certify must be in (0, 1), got {self.certify}")
         check_least(self, 1, "seeds", "max_new_tokens", "batch_size")
         check_least(self, 0, "check_seeds")
+        ModelOptions.__post_init__(self)
+        check_input(self.prompt_file)
+        self.rule_options().checked()
+        self.target_options(), self.search()
+
+    def target_options(self) -> "Target":
+        """The target; ValueError for one that is out of range."""
+        from anchored.eval.calibration.calibration import Target
+        from anchored.eval.copying.ncr import HIGH_PROTECTION
+
+        return Target(
+            metric=self.metric,
+            value=HIGH_PROTECTION if self.target is None else self.target,
+            confidence=self.confidence,
+            is_strict=self.strict,
+        )
+
+    def search(self) -> "Search":
+        """The search for k; ValueError for values that are out of range."""
+        from anchored.eval.calibration.search import Search
+
+        return Search(
+            smallest=self.smallest_k,
+            largest=self.largest_k,
+            num_first=self.first_ks,
+            resolution=self.resolution,
+        )
 
     def rule_options(self) -> RuleOptions:
         """The rule at the smallest k."""
@@ -116,11 +141,9 @@ def run(config: CalibrateConfig) -> int:
 
 
 def _calibration(config: CalibrateConfig) -> "Calibration":
-    """All settings, checked before a model is loaded."""
+    """All settings, with the prompts of the file."""
     from anchored.decode.rules.anchored import Indebted
-    from anchored.eval.calibration.calibration import Calibration, Target
-    from anchored.eval.calibration.search import Search
-    from anchored.eval.copying.ncr import HIGH_PROTECTION
+    from anchored.eval.calibration.calibration import Calibration
     from anchored.eval.experiments.experiment import Experiment, load_prompts
 
     rule = config.rule_options().make()
@@ -138,18 +161,8 @@ def _calibration(config: CalibrateConfig) -> "Calibration":
             batch_size=config.batch_size,
         ),
         rule=rule,
-        target=Target(
-            metric=config.metric,
-            value=HIGH_PROTECTION if config.target is None else config.target,
-            confidence=config.confidence,
-            is_strict=config.strict,
-        ),
-        search=Search(
-            smallest=config.smallest_k,
-            largest=config.largest_k,
-            num_first=config.first_ks,
-            resolution=config.resolution,
-        ),
+        target=config.target_options(),
+        search=config.search(),
         num_check_seeds=config.check_seeds,
         certify=config.certify,
     )

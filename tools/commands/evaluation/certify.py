@@ -43,8 +43,6 @@ class CertifyConfig(DebtOptions, ModelOptions):
     """Texts that are scored together."""
 
     def __post_init__(self) -> None:
-        ModelOptions.__post_init__(self)
-        check_input(self.prompt_file)
         SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
         if self.temperature == 0.0:
             raise ValueError("--temperature must be > 0: greedy decoding has no bound")
@@ -55,6 +53,9 @@ class CertifyConfig(DebtOptions, ModelOptions):
         check_least(self, 1, "window", "length", "batch_size")
         if self.window is not None and self.window > self.length:
             raise ValueError(f"--window must be <= --length {self.length}, got {self.window}")
+        check_least(self, 1, "debt_window")
+        ModelOptions.__post_init__(self)
+        check_input(self.prompt_file)
 
 
 def run(config: CertifyConfig) -> int:

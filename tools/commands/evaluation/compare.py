@@ -14,7 +14,7 @@ from anchored.fields import check_least
 from anchored.inputs import check_input
 
 from ..files import is_first_process
-from ..words import ComparisonFile
+from ..option_types import ComparisonFile
 
 if TYPE_CHECKING:
     from anchored.eval.harness.comparison import Comparison, Entry
@@ -47,8 +47,10 @@ class CompareConfig:
     """Print the models and tasks, and load nothing."""
 
     def __post_init__(self) -> None:
-        check_input(self.file)
         check_least(self, 0, "limit")
+        for text in self.model:
+            label_and_model(text)
+        check_input(self.file)
 
 
 def run(config: CompareConfig) -> int:
@@ -91,10 +93,16 @@ def run(config: CompareConfig) -> int:
 def _entry(text: str) -> "Entry":
     from anchored.eval.harness.comparison import Entry
 
+    label, model = label_and_model(text)
+    return Entry(label=label, model=model)
+
+
+def label_and_model(text: str) -> tuple[str, str]:
+    """The parts of a word of --model; ValueError where it has no two."""
     label, equals, model = text.partition("=")
     if not (label and equals and model):
         raise ValueError(f"--model must be LABEL=FOLDER or LABEL=OWNER/NAME, got {text!r}")
-    return Entry(label=label, model=model)
+    return label, model
 
 
 def _model_problems(comparison: "Comparison") -> list[str]:

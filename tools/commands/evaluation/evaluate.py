@@ -104,20 +104,18 @@ class EvaluateConfig(ReportOptions, NonLiteralConfig, CopyingOptions, Judging):
     def __post_init__(self) -> None:
         if not self.run:
             raise ValueError("name the folder of a run, or files of texts")
+        if self.judge_model is None and (self.has_evidence or set(self.only) & set(JUDGES)):
+            raise ValueError("a judge is needed: give --judge-model too")
+        if "factuality" in self.only and not self.has_evidence:
+            raise ValueError("factuality: give one of --serper, --corpus and --evidence")
+        for kind in (ReportOptions, NonLiteralConfig, JudgeOptions, EvidenceOptions, WinRateConfig):
+            kind.__post_init__(self)
         for path in self.run:
             if not path.exists():
                 raise FileNotFoundError(f"there is no file or folder {path}")
         check_input(self.prompts)
         if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"{self.folder} is no folder to write results in")
-        for kind in (ReportOptions, NonLiteralConfig, JudgeOptions, EvidenceOptions, WinRateConfig):
-            kind.__post_init__(self)
-        if self.judge_model is None and (self.has_evidence or set(self.only) & set(JUDGES)):
-            raise ValueError("a judge is needed: give --judge-model too")
-        if "factuality" in self.only and not self.has_evidence:
-            raise ValueError("factuality: give one of --serper, --corpus and --evidence")
-        if "report" in self.only and not self.has_run:
-            raise ValueError(f"a report is on a run's folder, not on texts as {self.run[0]}")
+            raise NotADirectoryError(f"{self.folder} is no folder to write results in")
 
     @property
     def folder(self) -> Path:
@@ -194,6 +192,8 @@ def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[Reco
             f"{names_of(config.run)}: texts without references, characters, answers or "
             "--judge-model"
         )
+    if "report" in names and not config.has_run:
+        raise ValueError(f"a report is on a run's folder, not on texts as {config.run[0]}")
     for name in (name for name in NEEDED if name in names):
         if without := [text for text in texts if not getattr(text, NEEDED[name])]:
             raise ValueError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anchored import AnchoredError
-from anchored.eval.quality.chat_client import OPENAI_URL
+from anchored.eval.quality.chat_client import OPENAI_URL, Endpoint
 from anchored.eval.quality.win_rate import WinRateConfig
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.retrieval.evidence import SERPER_URL
@@ -53,7 +53,9 @@ class JudgeOptions:
 
     def __post_init__(self) -> None:
         check_least(self, 1, "concurrency", "limit")
-        check_least(self, 0, "max_retries")
+        check_least(self, 0, "max_retries", "price_in", "price_out")
+        if self.judge_model is not None:
+            self._endpoint()
 
     def client(self, texts: Path, *, needs_key: bool = True) -> "ChatClient":
         """The judge of these texts; ValueError without the key of an endpoint that needs one.
@@ -61,26 +63,28 @@ class JudgeOptions:
         needs_key: False for a plan, which sends nothing.
         """
         from anchored.eval.paid_requests import PaidRequests
-        from anchored.eval.quality.chat_client import ChatClient, Endpoint, api_key
+        from anchored.eval.quality.chat_client import ChatClient, api_key
 
-        endpoint = Endpoint(
+        folder = self.answers or texts.with_name(f"{texts.name}.answers")
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is no folder to keep answers in")
+        return ChatClient(
+            self._endpoint(),
+            PaidRequests(folder),
+            api_key=api_key(self.api_key_env, is_needed=needs_key and self.judge_url == OPENAI_URL),
+            max_retries=self.max_retries,
+            concurrency=self.concurrency,
+            progress=sys.stderr.isatty(),
+        )
+
+    def _endpoint(self) -> Endpoint:
+        return Endpoint(
             model=self.judge_model or "",
             base_url=self.judge_url,
             timeout_s=self.timeout_s,
             seed=self.judge_seed,
             price_in=self.price_in,
             price_out=self.price_out,
-        )
-        folder = self.answers or texts.with_name(f"{texts.name}.answers")
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder} is no folder to keep answers in")
-        return ChatClient(
-            endpoint,
-            PaidRequests(folder),
-            api_key=api_key(self.api_key_env, is_needed=needs_key and self.judge_url == OPENAI_URL),
-            max_retries=self.max_retries,
-            concurrency=self.concurrency,
-            progress=sys.stderr.isatty(),
         )
 
 

@@ -3,6 +3,7 @@
 import sys
 
 from anchored.eval.harness.tasks import register_model
+from anchored.wrong_words import argparse_refused
 
 
 def run(arguments: list[str]) -> int:
@@ -11,5 +12,6 @@ def run(arguments: list[str]) -> int:
     from lm_eval.__main__ import cli_evaluate
 
     sys.argv = ["anchored lm-eval", *arguments]
-    cli_evaluate()
+    with argparse_refused():
+        cli_evaluate()
     return 0

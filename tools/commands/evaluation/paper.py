@@ -27,17 +27,19 @@ class PaperConfig:
     """Folder for paper.md, .tex and .json, and the picture of both trade-offs."""
 
     def __post_init__(self) -> None:
+        from anchored.eval.analysis.paper_table import PAIRS
+
+        if self.pair not in PAIRS:
+            raise ValueError(f"the paper's pairs are {', '.join(PAIRS)}, got {self.pair!r}")
         check_input(self.books, "folder")
         check_input(self.bios, "folder")
 
 
 def run(config: PaperConfig) -> int:
-    """Print and write the tables; returns the exit status. Raises: ValueError for another pair."""
-    from anchored.eval.analysis.paper_table import PAIRS, write_paper_table
+    """Print and write the tables; returns the exit status."""
+    from anchored.eval.analysis.paper_table import write_paper_table
     from anchored.eval.analysis.recorded_run import RecordedRun
 
-    if config.pair not in PAIRS:
-        raise ValueError(f"the paper's pairs are {', '.join(PAIRS)}, got {config.pair!r}")
     books, bios = RecordedRun(config.books), RecordedRun(config.bios)
     print(write_paper_table(config.pair, books, bios, config.output))
     print(config.output / "paper.md")

@@ -8,7 +8,7 @@ import tyro
 from anchored.inputs import check_input
 
 from ..files import is_first_process
-from ..words import SweepFile
+from ..option_types import SweepFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,7 @@ from anchored.pretrain.tokens.shards import MANIFEST_NAME, TokenShards, is_verif
 from anchored.pretrain.tokens.writer import HELDOUT_FOLDER
 
 from ..files import check_outputs
-from ..words import TrainingFile
+from ..option_types import TrainingFile
 
 COMMON_PILE = CONFIGS / "pretrain" / "common_pile.toml"
 
@@ -68,11 +68,12 @@ class PlanConfig:
     """Replace a file that exists."""
 
     def __post_init__(self) -> None:
-        check_least(self, 0, "max_epochs")
+        check_least(self, 0, "max_epochs", "step")
         if self.document:
             if self.step:
                 raise ValueError(f"give step or document, not both: {self.step}, {self.document}")
             document_record(self.document)
+        check_outputs(self, self.output)
 
 
 def document_record(document: str) -> tuple[str, str, int]:
@@ -89,7 +90,6 @@ def run(config: PlanConfig) -> int:
 
     Raises: ValueError or FileNotFoundError with one line about what cannot be planned or saved.
     """
-    check_outputs(config, config.output)
     mixture = None
     if len(config.config) == 1 and stages.is_mixture(config.config[0]):
         mixture = load_mixture(config.config[0])

@@ -11,7 +11,7 @@ from anchored.fields import check_least
 from anchored.inputs import check_input
 
 from ..files import check_new_folder
-from ..words import TrainingFile
+from ..option_types import TrainingFile
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -163,6 +163,8 @@ class ExportConfig:
     """Checkpoints whose weights are averaged: this one and the whole ones before it."""
 
     def __post_init__(self) -> None:
+        check_least(self, 1, "average_last")
+        check_least(self, 0, "max_position_embeddings")
         for folder in (self.checkpoint, self.tokenizer):
             check_input(folder, "folder")
 

@@ -28,9 +28,10 @@ from anchored.pretrain.tokens.tokenizer import tokenizer_file
 from anchored.pretrain.tokens.workers import do_files
 from anchored.pretrain.tokens.writer import HELDOUT_FOLDER, DocumentTally
 
-from ..words import TrainingFile
+from ..option_types import TrainingFile
 
 STILL_AT_WORK = "other processes are still at work; run this again where they were stopped"
+NO_TEXTS = "give one of --input, --dataset, or --mixture that has the source"
 _NUM_NAMED = 3
 
 
@@ -56,10 +57,12 @@ class SourceConfig:
     """Processes on this machine; 0 starts one a core."""
 
     def __post_init__(self) -> None:
-        check_input(self.mixture)
         if not self.source and self.mixture is None:
             raise ValueError("--source is needed, or a --mixture of several")
+        if (self.input and self.dataset) or not (self.input or self.dataset or self.mixture):
+            raise ValueError(NO_TEXTS)
         check_least(self, 0, "workers")
+        check_input(self.mixture)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +123,7 @@ class TokenizeConfig(SourceConfig):
         check_least(self, 1, "shard_tokens")
         if not self.sample and not (self.source and self.output):
             raise ValueError("--source and --output are needed, but for --sample")
+        _rules(self)  # ValueError for values out of range
 
 
 Config = TypeVar("Config", bound=SourceConfig)
@@ -269,7 +273,7 @@ def _fields(config: TokenizeConfig) -> RecordFields:
 def input_files(config: SourceConfig, output: Path | None) -> SourceFiles:
     """The input files of a source; none of them may lie in the output."""
     if bool(config.input) == bool(config.dataset):
-        raise ValueError("give one of --input, --dataset, or --mixture that has the source")
+        raise ValueError(NO_TEXTS)
     if config.dataset:
         return hub_files(config.dataset, revision=config.revision)
     for folder in config.input:
