@@ -82,7 +82,8 @@ def check_is_id(name: str | Path) -> None:
 def _meant(missing: str) -> str:
     """A name like that of a missing folder among those next to it, in parentheses."""
     path = Path(missing).expanduser()
-    folders = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = path.parent.iterdir() if path.parent.is_dir() else ()
+    folders = [each.name for each in near if each.is_dir()]
     close = difflib.get_close_matches(path.name, folders, n=1)
     return f" (did you mean {os.path.join(os.path.dirname(missing), close[0])}?)" if close else ""
 

@@ -120,7 +120,7 @@ generate {pair} --max-new-tokens 3 --prompt a
     --K = "" | generate: --K needs a value
     --ledger = "''" | generate: --ledger must not be empty
     --divergence = kI | generate: --divergence must be one of kl, max, got 'kI'
-    --seed = -2 | generate: seed must be in [0, 2**63), got -2
+    --seed = -2 | generate: --seed must be in [0, 2**63), got -2
     --max-new-tokens = -2 | --max-new-tokens must be >= 1, got -2
     --prompt = "the keeper" | 'keeper' belongs to no option; quote a value that has spaces
     = "-k 1" | there is no option -k; anchored generate --help lists all
@@ -144,6 +144,7 @@ generate {pair} --max-new-tokens 3
     --prompt-file ~ {missing} {folder} {empty} {garbage} {ledger} {prompts_broken} {prompts_list}
     --prompt-file ~ {prompts_without} {prompts_number} {prompts_seed} {prompts_k} {prompts_nan}
     --prompt-file ~ {prompts_negative} {prompts_key} {prompts_blank}
+    --prompt-file ~ {prompts_twice} | line 2: id 1 occurs twice, first in line 1
     --messages ~ {missing} {folder} {empty} {garbage} {prompts}
     --continue-from ~ {missing} {folder} {empty} {garbage} {ended}
 generate {pair} --max-new-tokens 3 --prompt a --overwrite
@@ -214,6 +215,7 @@ accounts
     = ""
     --accounts = "''"
     --accounts ~ {missing} {folder} {empty} {garbage} {mixture_key}
+    --accounts ~ {toml_broken} | is not valid TOML
 decontaminate --against {mixture_key} --output {new}
     = "" "--source s"
     ~ "--source s --input {missing}" "--source s --input {folder}"
@@ -317,7 +319,7 @@ compare
     = ""
     ~ {missing} {folder} {empty} {garbage} {toml_odd} {toml_broken} "{toml_circle} --dry-run"
     = "{toml_odd} --model ours" "{toml_odd} --limit -1"
-    ~ "quickstart-methods --dry-run"
+    ~ "quickstart-methods --dry-run" | is not the config of a comparison: it has no benchmarks
 compare downstream
     = "--model ours" | --model must be LABEL=FOLDER
     ~ "--model ours=/no/such/folder" | ours: there is no folder /no/such/folder

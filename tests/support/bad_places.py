@@ -76,6 +76,7 @@ def _files(ledger: Path) -> dict[str, str | bytes]:
         "prompts_passage": '{"prompt": "a", "passage": ""}',
         "prompts_deep": "[" * 100_000,
         "prompts_bom": b"\xff\xfe{\x00",
+        "prompts_twice": '{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n',
         "prompts_id": '{"id": "a", "prompt": "b"}',
         "prompts_input.jsonl": '{"input": "a"}',
         "books.jsonl": '{"text": "a b", "reference": "c", "snippet": "a b", "output": "c"}\n',

@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -103,6 +104,15 @@ def test_generate_writes_a_ledger_that_verify_accepts_unless_it_is_changed(
     assert run(capsys, *verify)[0].startswith("OK: 12 tokens reproduced, ")
     ledger.write_text(ledger.read_text().replace('"step": 2', '"step": 3'))
     assert "line 4 holds step 3, expected 2" in refused(capsys, *verify)
+
+
+def test_each_reason_of_a_refused_ledger_is_printed_once(capsys, pair_words, tmp_path, monkeypatch):
+    ledger = ["--ledger", str(tmp_path / "one.jsonl")]
+    run(capsys, "generate", *pair_words, "--prompt", "a", "--max-new-tokens", "1", *ledger)
+    verify, failures = anchored.verify, ["the first", "the second"]
+    monkeypatch.setattr(anchored, "verify", lambda *of: replace(verify(*of), failures=failures))
+    out, _ = run(capsys, "verify", *pair_words, *ledger, status=1)
+    assert out == "REFUSED: the first (and 1 more)\n  the second\n"
 
 
 def test_samples_have_a_ledger_each_and_each_can_be_continued(capsys, pair_words, tmp_path):
@@ -230,7 +240,8 @@ def test_an_option_that_does_not_exist_is_one_line_with_what_is_meant(capsys, li
         ("--ledger=", "anchored generate: --ledger must not be empty"),
         ("--stop=", "anchored generate: --stop must not be empty"),
         ("--byte.prefetch=x", "--byte.prefetch must be a whole number, got 'x'"),
-        ("--top-p=2", "anchored generate: top_p must be in (0, 1], got 2.0"),
+        ("--top-p=2", "anchored generate: --top-p must be in (0, 1], got 2.0"),
+        ("--byte.prefetch=-1", "anchored generate: prefetch must be >= 0, got -1"),
     ],
 )
 def test_no_message_names_a_class(capsys, pair_words, option, message):

@@ -69,9 +69,20 @@ def _cli(kind: type, name: str, words: list[str], **settings: Any) -> Any:
     if any(flag in words for flag in _HELP_FLAGS):
         print(help_text(kind, name))
         sys.exit(0)
-    arguments = gather(option_values(kind), words)
-    with RULES, boxes_refused():
-        return tyro.cli(kind, args=arguments, prog=f"anchored {name}", **settings)
+    options = option_values(kind)
+    try:
+        with RULES, boxes_refused():
+            arguments = gather(options, words)
+            return tyro.cli(kind, args=arguments, prog=f"anchored {name}", **settings)
+    except Refused as error:
+        raise Refused(_by_option(str(error), options)) from None
+
+
+def _by_option(message: str, options: dict[str, Values]) -> str:
+    """The message with the option in place of the name that begins it in the library."""
+    first, _, rest = message.partition(" ")
+    flag = f"--{first.replace('_', '-')}"
+    return f"{flag} {rest}" if rest.startswith("must ") and flag in options else message
 
 
 def _known_option(name: str, word: str, options: dict[str, Values]) -> str:

@@ -1,5 +1,6 @@
 """Every command with bad input: one line, the status of its kind, and nothing lost."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def refusal(places, capsys, tmp_path, monkeypatch):
         *bar, last = err.splitlines()
         assert end.value.code == LINES[line][0], err
         assert last.startswith("anchored") and (is_read or not (bar or out)), err
+        assert not re.search(r"(\S*/\S+): \1 ", last), "a file is named twice in a row"
         kept = {"new"} if is_read else set()
         assert contents(places) == before and {path.name for path in tmp_path.iterdir()} == kept
         assert not (tmp_path / "new" / "manifest.json").exists()
