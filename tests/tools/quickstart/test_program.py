@@ -21,6 +21,7 @@ PRESET = "smoke"
 def start(model: Path, folder: Path, name: str) -> ForkedProgram:
     """The quickstart in a session of its own, so that its training process can be killed too."""
     words = ["quickstart", "--preset", PRESET, "--model", str(model), "--output", str(folder)]
+    words += ["--bytes"]
     return ForkedProgram("anchored.tools.cli", words, folder.with_name(name))
 
 
@@ -38,7 +39,7 @@ def quickstart(tmp_path_factory, tokenizer) -> tuple[Path, str]:
 def test_finished_steps_were_not_done_again(quickstart):
     _, output = quickstart
     skipped = re.findall(r"^\[\d+\] (.*): done before, skipped$", output, re.MULTILINE)
-    assert skipped[:2] == ["write prompts and questions", "make the risky model"]
+    assert skipped[:2] == ["make the risky model", "write prompts and questions"]
     assert "bytes: tokenize" in skipped and "bytes: pretrain stage1" not in skipped
 
 
