@@ -190,8 +190,8 @@ class DebtOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpendingOptions(DebtOptions):
-    """The way in which a budget is spent, whatever it bounds."""
+class BudgetOptions(DebtOptions):
+    """The way in which a budget of any size is counted and spent."""
 
     budget: Schedule = "adaptive"
     """Use of unspent nats: adaptive carries them over, global frees all of them from the start,
@@ -201,16 +201,6 @@ class SpendingOptions(DebtOptions):
     bank + k * horizon and any w tokens in a row spend at most bank + w k; without one, adaptive
     carries over all that is left of K = k * horizon. The rule pathwise has one of 20 nats unless
     another is named."""
-
-    def spending_options(self) -> dict[str, Any]:
-        """These options by name."""
-        return {each.name: getattr(self, each.name) for each in fields(SpendingOptions)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class BudgetOptions(SpendingOptions):
-    """The way in which a budget of any size is counted and spent."""
-
     divergence: Divergence = "kl"
     """Divergence that each step spends and the budget bounds: kl the mean log-ratio of p* to the
     safe model, max its largest value."""

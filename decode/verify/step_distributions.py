@@ -240,7 +240,7 @@ def _of_the_token(
     ratio, cost = ratios[token_id].item(), (claimed.star - claimed.safe)[token_id].item()
     free = max(RESERVE_NATS, claimed.star[ratios < nats].exp().sum().item())
     mass = claimed.star[token_id].exp().item()
-    by = _cost_moved(claim, nats, share=mass / (free if ratio < nats else free + mass))
+    by = _cost_moved(claim, nats, ratio=ratio, share=mass / (free if ratio < nats else free + mass))
     # A solver's cap and mass are off by less than RESERVE_NATS together, and c makes up for both.
     by_solver = RESERVE_NATS / free
     tolerance = ARITHMETIC + by + max(RESERVE_NATS, by_solver - max(0.0, ratio - nats))
@@ -259,12 +259,15 @@ def _of_the_token(
     )
 
 
-def _cost_moved(claim: Claim, nats: float, share: float) -> float:
+def _cost_moved(claim: Claim, nats: float, *, ratio: float, share: float) -> float:
     """Nats by which rounding may move the log-ratio of the drawn token: one at its cap costs the
     cap whatever the logits are, any other moves with its logits and with c.
 
-    share: what the token has, or would have, of all that is not clipped.
+    ratio: that of the token in `unclipped_ratios`. share: what it has, or would have, of all that
+    is not clipped.
     """
+    if ratio == math.inf:  # all is clipped
+        return sum(claim.tolerances)
     token_id = claim.recorded.token_id
 
     def tilt(risky: Tensor, safe: Tensor) -> Tensor:
@@ -276,9 +279,6 @@ def _cost_moved(claim: Claim, nats: float, share: float) -> float:
     def cost(risky: Tensor, safe: Tensor) -> Tensor:
         return unclipped(risky, safe).clamp(max=nats)
 
-    ratio = unclipped(*claim.rows).item()
-    if ratio == math.inf:  # all is clipped
-        return sum(claim.tolerances)
     by_all = moved(cost, claim.rows, claim.tolerances, along=unclipped)
     # Errors of all logits move c most, and may cut short what those of the token alone do below its
     # cap, less what c takes back of that.

@@ -77,6 +77,18 @@ def checked(tmp_path, capsys):
     return check
 
 
+def test_the_table_shows_the_divergence_that_the_nats_of_an_account_bound(store, tmp_path, capsys):
+    config = AccountsConfig(accounts=tmp_path / "accounts.toml")
+    shown = []
+    for is_mean in (False, True):
+        store.reserve({f"{is_mean}": 1.0}, ["client/alice"], "server", is_mean=is_mean)
+        assert accounts(config) == 0
+        head, *_, row = (line.split() for line in capsys.readouterr().out.splitlines())
+        assert row[0] == "client/alice" and head[-2:] == ["divergence", "until"]
+        shown.append(row[6])
+    assert shown == ["max", "kl"]
+
+
 VERDICT = "every charge has its record, and every account is the sum of its charges"
 SOME_GONE = "every other charge has its record, and every account is the sum of its charges"
 
