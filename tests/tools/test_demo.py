@@ -64,16 +64,13 @@ def test_a_page_streams_three_texts_and_verifies_the_ledger(folders, pair, tmp_p
         with pytest.raises(OSError, match=f"^--port {port} cannot be used: Address already in use"):
             demo.run(DemoConfig(safe=folders[0], risky=folders[1], port=port))
         with browser_page(address, tmp_path / "profile") as page:
-            wait_for(page, "Generate")
-            press(page, "Verify the ledger of p*")
-            wait_for(page, "There is no ledger yet")
-            press(page, "Generate")
-            wait_for(page, "nats of at most")
+            wait_for(page, "nats of at most")  # of its first example, with which it begins
             press(page, "Verify the ledger of p*")
             wait_for(page, "tokens reproduced")
             shown = page.value("document.body.innerText")
             assert "Darker tokens spent more nats" in shown
-            assert re.search(r"times as likely as from the safe model; no 50 tokens in a", shown)
+            assert "times as likely as from the safe model" in shown
+            assert re.search(r"recites the protected text with a chance of at most \d\.\de-", shown)
             shades = page.value("[...document.querySelectorAll('.answer .s6')].length")
             assert shades > 0 and page.value(LARGEST_GAP) == 0
             returned = page.value("[...document.querySelectorAll('.answer .returned')].length")
@@ -101,6 +98,15 @@ def test_a_question_is_asked_as_a_chat(pair, tmp_path):
     )
     assert unescape(re.sub(r"</?span[^>]*>", "", last[1])) == result.text
     assert last[8].header.bank == 2.5
+
+
+def test_a_ledger_that_is_not_there_cannot_be_verified(pair):
+    import gradio as gr
+
+    from anchored.tools.demo import verdict_of
+
+    with pytest.raises(gr.Error, match="There is no ledger yet"):
+        verdict_of(pair, None)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@ never read it."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from tqdm import tqdm
 
 from anchored import Decoder, Generation, Ledger, ModelPair, Pathwise, RiskyOnly, SafeOnly
 from anchored.decode.rules.rule import Rule
+from anchored.decode.settings import LevelName
 from anchored.eval.copying.metrics import copying_score
 from anchored.eval.experiments.experiment import Prompt
 from anchored.eval.report.tables import at_most
@@ -78,7 +80,7 @@ def recital_bound(pair: ModelPair, prompt: str, reference: str, ledger: Ledger) 
     """The largest chance that a certified ledger's bound leaves to a text that continues its prompt
     as the reference does, as far as a text of its length can."""
     header = ledger.header
-    decoder = Decoder(pair, SafeOnly(), level=header.level)
+    decoder = Decoder(pair, SafeOnly(), level=cast(LevelName, header.level))
     ids = decoder.level.encode_continuation(reference)[: header.horizon]
     (score,) = decoder.score([prompt], [ids], **header.sampling)
     return ledger.event_bound(score.log_prob)

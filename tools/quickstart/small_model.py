@@ -4,8 +4,10 @@ import importlib.util
 import json
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 from anchored.decode.pair.folder import ADAPTER_CONFIG
 from anchored.durable_files import new_folder
@@ -24,6 +26,7 @@ def write_small_model(folder: Path) -> None:
     Raises ModuleNotFoundError where the package, or gguf, which reads it, is not installed.
     """
     source = _package_folder()
+    import gguf
     import torch
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import (
@@ -36,10 +39,17 @@ def write_small_model(folder: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    config = AutoConfig.from_pretrained(source, gguf_file=FILE)
-    read = AutoModelForCausalLM.from_pretrained(
-        source, gguf_file=FILE, config=config, dtype=torch.float32
-    )
+    # transformers reads the file for config, weights and tokenizer each, and lists the names of its
+    # tensors for every module: half of the time.
+    with (
+        patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)),
+        patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
+    ):
+        config = AutoConfig.from_pretrained(source, gguf_file=FILE)
+        read = AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=FILE, config=config, dtype=torch.float32
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
     # transformers takes what it has read for a quantized model, which it would not save.
     settings = read.config.to_dict()
     settings.pop("quantization_config", None)
@@ -49,7 +59,6 @@ def write_small_model(folder: Path) -> None:
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise ValueError(f"{FILE} has other tensors than its config: {missing}, {unexpected}")
     model.tie_weights()
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=FILE)
     # The model was trained with digits one by one, which readers of GGUF do not write.
     kinds = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(kinds)
