@@ -98,12 +98,20 @@ def leading_settings(run: RecordedRun) -> list[str]:
         return []
     protected = [
         name
-        for name, (_, role) in methods_of(run).items()
-        if role == "anchored" and mean_of(rows.get(name, {}).get("ncr")) >= HIGH_PROTECTION
+        for name, row in rows.items()
+        if _role(run, name) == "anchored" and mean_of(row.get("ncr")) >= HIGH_PROTECTION
     ]
     chosen = (run.results.get("recommended"), *(run.results.get("high_protection") or {}).values())
     best = [name for name in chosen if name in protected] or protected[-1:]
     return [RISKY, *best[:1], SAFE]
+
+
+def _role(run: RecordedRun, setting: str) -> str:
+    """The class of a setting's texts: its method's, but "anchored" for all that have a bound, some
+    of which pictures draw as lines of their own; "" where there are no results."""
+    _, role = methods_of(run).get(setting, ("", ""))
+    bounded = any(row["setting"] == setting and row.get("bound") is not None for row in run.rows)
+    return "anchored" if role == "baseline" and bounded else role
 
 
 def _headline(run: RecordedRun, leading: Sequence[str]) -> str:
@@ -112,10 +120,16 @@ def _headline(run: RecordedRun, leading: Sequence[str]) -> str:
         return "The risky model copies no more of these references than the safe one."
     if len(leading) < 3:
         return f"On these prompts no budget has an NCR of {HIGH_PROTECTION} (high protection)."
-    return (
-        f"On these prompts, {leading[1]} closes {ncr[leading[1]]:.1%} of the gap in copying "
-        f"between the risky and the safe model (NCR; high protection begins at {HIGH_PROTECTION})."
+    sentence = (
+        f"On these prompts, {leading[1]} takes away {ncr[leading[1]]:.1%} of the copying that the "
+        "risky model adds to the safe one's (NCR, the normalized copying reduction: from "
+        f"{HIGH_PROTECTION} on the paper speaks of high protection)"
     )
+    (recited,) = (row.get("recited") for row in run.rows if row["setting"] == leading[1])
+    if recited is not None:
+        most = at_most(recited)
+        sentence += f", and it is proved to recite no reference with a chance of more than {most}"
+    return f"{sentence}."
 
 
 def _verdict(run: RecordedRun, setting: str) -> Verdict:
@@ -134,7 +148,7 @@ def _verdict(run: RecordedRun, setting: str) -> Verdict:
         facts.append(f"proved: recites no reference with a chance of more than {most}")
     return Verdict(
         label=ALONE.get(setting, setting),
-        role=methods_of(run)[setting][1],
+        role=_role(run, setting),
         copied=mean_of(row["word_lcs"]),
         facts="; ".join(facts),
     )
@@ -228,7 +242,7 @@ def _generation(run: RecordedRun, text: RecordedText) -> Generation:
     ledger = run.ledger(text)
     return Generation(
         text=text,
-        role=methods_of(run).get(text.setting, ("", ""))[1],
+        role=_role(run, text.setting),
         copied_spans=(run.copying(text) or {}).get("copied_characters") or (),
         copy_probability=None if ledger is None else run.copy_probability(text, ledger),
         steps=() if ledger is None else ledger.steps,

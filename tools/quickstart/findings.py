@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from anchored.eval.copying.ncr import ncr_scope
 from anchored.eval.experiments.summary import Row
 from anchored.eval.quality.bits_per_byte import Utility
+from anchored.eval.report.tables import at_most
 from anchored.eval.statistics import mean_of
 
 from .questions import FACTS, TASK
@@ -104,7 +105,7 @@ def _proved(settings: Sequence[Row]) -> Finding:
         f"{PROVED:g}",
         holds=any(row["recited"] < PROVED for row in useful),
         figures="; ".join(
-            f"{row['setting']}: {row[ACCURACY]:.2f} right, {row['recited']:.1e}"
+            f"{row['setting']}: {row[ACCURACY]:.2f} right, {at_most(row['recited'])}"
             for row in best.values()
         ),
     )

@@ -63,8 +63,8 @@ def bracketed(text: str, spans: Iterable[tuple[int, int]]) -> str:
 
 def _block(text: str) -> str:
     """The text in one wrapped and indented paragraph, with an empty line below it."""
-    indent = "    "
-    return textwrap.fill(text, NUM_COLUMNS, initial_indent=indent, subsequent_indent=indent) + "\n"
+    indent, words = "    ", " ".join(text.split())
+    return textwrap.fill(words, NUM_COLUMNS, initial_indent=indent, subsequent_indent=indent) + "\n"
 
 
 def _proved(pair: ModelPair, work: Prompt, ledger: Ledger) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -21,7 +22,8 @@ from anchored.eval.experiments.measures import measure
 from anchored.eval.experiments.plan import method_settings
 from anchored.eval.experiments.results import write_budget_results
 from anchored.eval.experiments.steps import Steps
-from anchored.eval.experiments.summary import VERBATIM, summarize, utilities
+from anchored.eval.experiments.summary import VERBATIM, Row, summarize, utilities
+from anchored.eval.recorded_texts import ALONE
 from anchored.eval.report.tables import RECITED_COLUMN, SETTING_COLUMN, Column, terminal_table
 from anchored.inputs import json_objects
 
@@ -41,12 +43,16 @@ RESULTS_SCHEMA = "anchored-quickstart/2"
 
 COLUMNS = (
     SETTING_COLUMN,
-    Column("word_lcs", "longest copy, words", num_decimals=1),
+    Column("word_lcs", "longest copy", num_decimals=1),
     Column(ACCURACY, "questions right", num_decimals=2),
     replace(RECITED_COLUMN, title="worst proved"),
-    Column("spent", "nats spent", num_decimals=1),
+    Column("spent", num_decimals=1),
 )
-"""What the terminal shows of a run; table.md has all."""
+"""What the terminal shows of a run, in 80 characters; table.md has all."""
+NOTE = (
+    "Means of the longest copy, in words, and of the nats spent. Worst proved: no work is recited\n"
+    "with a larger chance."
+)
 WHY_BYTES = (
     "Hardly anything is copied: the texts are of some 20 words, and the safe model, which has read "
     "1.4 MB of Python's documentation, gives words of a story so little probability that these "
@@ -90,7 +96,7 @@ def run(config: QuickstartConfig) -> int:
         "seconds": steps.seconds,
     }
     write_budget_results(experiment, rows, about)
-    print(*judged, "", terminal_table(rows, COLUMNS), "", sep="\n")
+    print(*judged, "", _table(rows), "", NOTE, sep="\n")
     if config.bytes:
         _measure_at_bytes(steps, config.preset, folders, experiment)
     print(_where_to_look(folders, safe, ledger, sum(steps.seconds.values())))
@@ -206,10 +212,16 @@ def _measure_at_bytes(steps: Steps, preset_name: str, folders: Folders, tokens: 
     about = {"seeds": preset.seeds, "level": "byte"}
     rows = summarize(experiment)
     write_budget_results(experiment, rows, {"schema": RESULTS_SCHEMA, "settings": about})
-    shown = terminal_table(rows, [column for column in COLUMNS if column.key in rows[0]])
     print(
-        f"The safe model made here with the same risky model, byte by byte:\n{shown}\n{WHY_BYTES}"
+        "The safe model made here with the same risky model, byte by byte:", _table(rows), sep="\n"
     )
+    print(WHY_BYTES)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Those of the columns that the rows have, with the names of the models alone."""
+    named = [{**row, "setting": ALONE.get(row["setting"], row["setting"])} for row in rows]
+    return terminal_table(named, [column for column in COLUMNS if column.key in rows[0]])
 
 
 def _verify(path: Path, pair: ModelPair) -> None:
