@@ -203,7 +203,7 @@ def _draw_inset(
         (inset.xaxis, [point.protection for point in corner]),
         (inset.yaxis, [point.utility for point in corner]),
     ):
-        margin = 0.2 * (max(figures) - min(figures)) or 0.01
+        margin = 0.3 * (max(figures) - min(figures)) or 0.01
         axis.set_view_interval(min(figures) - margin, max(figures) + margin, ignore=True)
         axis.set_tick_params(labelsize=7)
         axis.set_major_locator(MaxNLocator(4))
@@ -249,7 +249,7 @@ def _draw_labels(
             for offset in _LABEL_OFFSETS:
                 label.set(position=offset, horizontalalignment="left" if offset[0] > 0 else "right")
                 box = label.get_window_extent()
-                if not box.count_overlaps(taken) and axes.bbox.contains(box.x1, box.y1):
+                if not box.count_overlaps(taken) and axes.bbox.count_contains(box.corners()) == 4:
                     break
             else:
                 if point in between:
@@ -305,7 +305,7 @@ def _caption(points: Sequence[TradeOffPoint], protection: Scale) -> str:
     if any(point.protection_std > 0.0 or point.utility_std > 0.0 for point in points):
         num_seeds = max(point.num_seeds for point in points)
         lines.append(f"Bars: one standard deviation over {num_seeds} seeds, to either side.")
-    lines.append("Dotted line: the Pareto front.")
+    lines.append("Dotted line and rings: the Pareto front.")
     if any(point.resampled is not None for point in points):
         lines.append("A darker ring: on the front in more bootstrap resamples of the prompts.")
     return "\n".join(lines)
