@@ -153,9 +153,10 @@ def _number(value: float, column: Column) -> str:
 
 
 def at_most(chance: float) -> str:
-    """A bound on a chance in two digits, rounded up: below what is proved nothing is claimed."""
+    """A bound on a chance in two digits, rounded up from its shortest decimal form, as 0.1 is stored
+    as a little more: below what is proved nothing is claimed."""
     upward = Context(prec=2, rounding=ROUND_CEILING)
-    return f"{upward.create_decimal_from_float(chance).normalize():g}"
+    return f"{upward.create_decimal(repr(chance)).normalize():g}"
 
 
 def _notes(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:

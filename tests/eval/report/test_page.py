@@ -135,7 +135,7 @@ def test_judges_stand_in_the_results_and_without_them_that_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("ncr", "words", "headline", "first"),
     [
-        (0.9, 2.0, "On these prompts, k=1 closes 90.0% of the gap", ["p_r", "k=1", "p_s"]),
+        (0.9, 2.0, "On these prompts, k=1 takes away 90.0% of", ["p_r", "k=1", "p_s"]),
         (0.7, 2.0, "On these prompts no budget has an NCR of 0.75", ["p_r", "p_s"]),
         (None, 2.0, "The risky model copies no more of these references", ["p_r", "p_s"]),
         (0.9, None, "", ["p_s", "k=1", "k=2", "p_r"]),  # without references
@@ -155,6 +155,20 @@ def test_a_page_begins_with_what_protects_and_shows_its_text_first(
     assert report.headline.startswith(headline) and bool(report.headline) == bool(headline)
     assert [generation.text.setting.split()[0] for generation in report.records[0].first] == first
     assert len(report.verdicts) == (len(first) if headline else 0)
+
+
+def test_a_page_may_lead_with_a_budget_of_any_rule_and_says_what_it_proves(tmp_path):
+    folder = record_run(tmp_path / "run", ledgers=False)
+    path = folder / "results.json"
+    results = json.loads(path.read_text())
+    (row,) = (row for row in results["rows"] if row["setting"] == "k=1")
+    row |= {"k": None, "method": "Pathwise", "bound": 4.0, "recited": 2.25e-9}
+    row["ncr"]["mean"] = 0.9
+    path.write_text(json.dumps({**results, "recommended": "k=1"}))
+    report = tables_on(folder, num_texts=1)
+    assert report.headline.endswith("to recite no reference with a chance of more than 2.3e-9.")
+    assert [verdict.role for verdict in report.verdicts] == ["risky", "anchored", "safe"]
+    assert report.records[0].first[1].role == "anchored"
 
 
 def test_ncr_may_be_that_of_another_run_of_the_same_settings(tmp_path):

@@ -3,10 +3,13 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from anchored.eval.report.tables import (
     SETTING_COLUMN,
     Column,
+    at_most,
     bits_per_byte_column,
     html_table,
     latex_table_of_parts,
@@ -57,6 +60,21 @@ def test_an_ncr_over_fewer_metrics_than_all_is_marked_and_the_mark_explained():
         "0.900 {30 of 40}",
         "{n of N}: over the texts that the setting and both models alone have",
     ]
+
+
+@given(st.floats(0.0, 1.0))
+def test_a_shown_bound_is_no_less_than_the_bound_and_little_more(chance):
+    assert chance <= float(at_most(chance)) <= 1.1 * chance + 5e-324  # the least that is not 0
+
+
+@pytest.mark.parametrize(
+    ("chance", "shown"),
+    [(0.1, "0.1"), (0.76, "0.76"), (0.7601, "0.77"), (1.42e-8, "1.5e-8"), (1.0, "1"), (0.0, "0")],
+)
+def test_a_bound_is_rounded_up_to_two_digits(chance, shown):
+    assert at_most(chance) == shown
+    column = Column("recited", is_bound=True)
+    assert shown in terminal_table([{"recited": chance}], [column]).split()
 
 
 def test_bars_are_escaped_and_single_values_have_no_note():

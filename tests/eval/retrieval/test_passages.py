@@ -142,7 +142,7 @@ def test_the_command_adds_a_passage_to_every_prompt(capsys, corpus, tmp_path):
     out, err = run(capsys, *words)
     assert json.loads(out.splitlines()[0]) == {"prompt": "zzz", "id": 8}
     assert err == f"1 of 2 prompts share no word with {corpus}: they have no passage\n"
-    _, err = run(capsys, *words, "--output", str(output), status=2)
+    _, err = run(capsys, *words, "--output", str(output), status=1)
     assert "give --overwrite" in err
 
 

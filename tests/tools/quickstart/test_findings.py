@@ -128,10 +128,10 @@ def test_figures_of_a_claim_say_over_how_many_metrics_an_ncr_is(rows):
 def test_the_worst_work_is_that_of_the_best_useful_budget_of_each_rule(rows):
     (proved,) = (one.figures for one in judged(rows) if "the worst work" in one.claim)
     # k=1 proves more than k=8; k=2 of Pathwise proves most and answers too little.
-    assert proved == "Pathwise, k=1: 0.88 right, 2.0e-36; k=1: 0.85 right, 1.0e-01"
+    assert proved == "Pathwise, k=1: 0.88 right, 2e-36; k=1: 0.85 right, 0.1"
     rows[4][ACCURACY] = rows[3][ACCURACY] = rows[2][ACCURACY] = 0.5
     (proved,) = (one.figures for one in judged(rows) if "the worst work" in one.claim)
-    assert proved == "Pathwise, k=2: 0.80 right, 1.0e-90; k=0.1: 0.40 right, 2.0e-02"
+    assert proved == "Pathwise, k=2: 0.80 right, 1e-90; k=0.1: 0.40 right, 0.02"
 
 
 def test_a_preset_too_small_for_effects_judges_the_bounds_alone(rows):
