@@ -54,9 +54,9 @@ NOTE = (
     "with a larger chance."
 )
 WHY_BYTES = (
-    "Hardly anything is copied: the texts are of some 20 words, and the safe model, which has read "
-    "1.4 MB of Python's documentation, gives words of a story so little probability that these "
-    "budgets cannot pay for them."
+    "Hardly anything is copied: the texts are of some 20 words, and the safe model, which has\n"
+    "read 1.4 MB of Python's documentation, gives words of a story so little probability that\n"
+    "these budgets cannot pay for them."
 )
 
 
@@ -77,6 +77,7 @@ def run(config: QuickstartConfig) -> int:
     preset, folders, steps = load_preset(config.preset), Folders(config.output), _steps(config)
     safe, pair = _make_pair(steps, config, folders)
     show(pair, preset.works())
+    print()
     steps.run("write prompts and questions", lambda: _write_inputs(folders, preset))
     experiment = _experiment(folders, preset)
     _measure(steps, "", experiment, pair)
@@ -219,9 +220,10 @@ def _measure_at_bytes(steps: Steps, preset_name: str, folders: Folders, tokens: 
 
 
 def _table(rows: Sequence[Row]) -> str:
-    """Those of the columns that the rows have, with the names of the models alone."""
+    """Those of the columns that have figures, with the names of the models alone."""
     named = [{**row, "setting": ALONE.get(row["setting"], row["setting"])} for row in rows]
-    return terminal_table(named, [column for column in COLUMNS if column.key in rows[0]])
+    known = {name for row in rows for name, figure in row.items() if figure is not None}
+    return terminal_table(named, [column for column in COLUMNS if column.key in known])
 
 
 def _verify(path: Path, pair: ModelPair) -> None:

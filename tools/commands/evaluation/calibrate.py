@@ -83,7 +83,8 @@ class CalibrateConfig(BudgetOptions, ModelOptions):
         ModelOptions.__post_init__(self)
         check_input(self.prompt_file)
         self.rule_options().checked()
-        self.target_options(), self.search()
+        self.target_options()
+        self.search()
 
     def target_options(self) -> "Target":
         """The target; ValueError for one that is out of range."""
