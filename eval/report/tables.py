@@ -153,8 +153,8 @@ def _number(value: float, column: Column) -> str:
 
 
 def at_most(chance: float) -> str:
-    """A bound on a chance in two digits, rounded up, so that no more is claimed than is proved: from
-    its shortest decimal form, as a float of 0.1 is a little more than that."""
+    """A bound on a chance in two digits, rounded up, as no more is claimed than is proved: from its
+    shortest decimal form, as a float of 0.1 is a little more than that."""
     upward = Context(prec=2, rounding=ROUND_CEILING)
     return f"{upward.create_decimal(repr(chance)).normalize():g}"
 
