@@ -5,6 +5,7 @@ Torch is imported when a rule is made or a pair is loaded, so that --help costs 
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -181,6 +182,22 @@ BUDGETED = {
 """The options of a budget that one of the package's own rules takes, by its name."""
 
 
+def named_values(option: str, texts: Sequence[str]) -> dict[str, Any]:
+    """The values of an option's NAME=VALUE, by name: each as JSON, or else as it stands."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ValueError(f"{option} must be NAME=VALUE, got {text!r}")
+        if name in values:
+            raise ValueError(f"{option} gives {name} twice: {values[name]} and {value}")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleOptions(BudgetOptions, BudgetSize):
     """The rule that chooses the next token."""
@@ -238,24 +255,15 @@ class RuleOptions(BudgetOptions, BudgetSize):
         return make_rule(self.rule, settings)
 
     def _settings(self) -> dict[str, Any]:
-        """The settings that --setting gives, by name: a value as JSON, else as it stands.
+        """The settings that --setting gives, by name.
 
         Refused are names that have an option, which one of both would silently replace.
         """
-        settings: dict[str, Any] = {}
-        for text in self.setting:
-            name, equals, value = text.partition("=")
-            if not (name and equals):
-                raise ValueError(f"--setting must be NAME=VALUE, got {text!r}")
+        settings = named_values("--setting", self.setting)
+        for name, value in settings.items():
             if name in (*BUDGET_OPTIONS, "passages"):
                 option = name.replace("_", "-")
-                raise ValueError(f"--setting {text}: give --{option} in its place")
-            if name in settings:
-                raise ValueError(f"--setting gives {name} twice: {settings[name]} and {value}")
-            try:
-                settings[name] = json.loads(value)
-            except ValueError:
-                settings[name] = value
+                raise ValueError(f"--setting {name}={value}: give --{option} in its place")
         return settings
 
     def budget_names(self) -> tuple[str, ...]:

@@ -66,8 +66,7 @@ GROUPS = {
         "retrieve": Command("commands.decoding.retrieve", "find a passage for each prompt"),
     },
     "serve": {
-        "serve": Command("commands.serving.serve", "an OpenAI server, on any device"),
-        "vllm serve": Command("commands.serving.vllm_serve", "the same inside vLLM, on GPUs"),
+        "serve": Command("commands.serving.serve", "an OpenAI server, by the decoder or vLLM"),
         "ledgers": Command("commands.serving.ledgers", "make ledgers of a server's journal"),
         "accounts": Command(
             "commands.accounts.accounts", "what a server's clients have left of their nats"

@@ -40,6 +40,8 @@ class TextSoFar:
     token_ids: list[int] = field(default_factory=list)
     ledger: Ledger | None = None
     error: str = ""
+    journal_id: str = ""
+    """Its name in the journal, once it has ended."""
 
     @property
     def text(self) -> str:
@@ -76,7 +78,7 @@ class Answer:
         self, place: int, text: str, token_ids: Sequence[int], whole: TextSoFar
     ) -> dict[str, Any]:
         """The chunk that ends a text, with what it cost."""
-        choice = self._part(place, self._new(text), token_ids) | self._end(place, whole)
+        choice = self._part(place, self._new(text), token_ids) | self._end(whole)
         return figures_at_the_top(self._chunk([choice]), [choice])
 
     def counted(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
@@ -106,16 +108,16 @@ class Answer:
         if self.form.is_chat:
             message = {"role": "assistant", "content": text.text, "refusal": None}
             content = {"message": message}
-        choice = {**self._part(place, content, text.token_ids), **self._end(place, text)}
+        choice = {**self._part(place, content, text.token_ids), **self._end(text)}
         if self.returns_token_ids:
             choice["prompt_token_ids"] = text.prompt_token_ids
         return choice
 
-    def _end(self, place: int, text: TextSoFar) -> dict[str, Any]:
+    def _end(self, text: TextSoFar) -> dict[str, Any]:
         ledger = text.ledger
         assert ledger is not None, "the text has not ended"
         figures = answer_figures(
-            self.form.name(self.answer_id, place),
+            text.journal_id,
             ledger.header,
             spent=ledger.spent,
             certified=ledger.certified,

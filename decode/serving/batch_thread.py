@@ -10,23 +10,41 @@ from collections.abc import Callable, Sequence
 from threading import Condition, Thread
 from typing import Final
 
+from ...kernels.project import falls_back
 from ..ambient import plain_torch
+from ..arguments import request_list
 from ..decoder import Decoder
 from ..engine.paired_batch import PairedBatch
+from ..levels.level import Level
+from ..rules.rule import takes_passage
 from ..settings import SamplingConfig
+from .engine import BROKEN, SHUT_DOWN
 from .jobs import Job, Refused, Update
 from .journal import JournalWriter
-from .metrics import BatchMetrics
+from .metrics import Metrics
 from .recording import Recording
 
 logger = logging.getLogger(__name__)
 
-SHUT_DOWN: Final = "the server is shutting down"
-BROKEN: Final = "the server's engine has failed"
+PROBE: Final = "The"
+"""The prompt of a draw that shows that rows are drawn: one token or three bytes."""
+
+PROBE_S: Final = 30.0
+"""Seconds that such a draw may take, as probes of orchestrators wait no longer."""
+
+BUSY_S: Final = 10.0
+"""A step that ended within so many seconds shows the same, while all rows are taken."""
+
+
+LONGEST: Final = 32_768
+"""Symbols of a text of models whose config names no context, unless a number is named."""
+
+BYTES: Final = 1 << 20
+"""Bytes of a prompt and its text at byte level, unless a number is named: tokens decide there."""
 
 
 class BatchThread:
-    """Decodes jobs in one batch, and tells the server's loop of each step once it is journalled.
+    """The engine that decodes jobs in one batch of a `Decoder`: see `Engine`.
 
     A row is free at the step after its client has left. Where texts cannot join a batch midway,
     those that wait begin together once all others have ended. If a step raises, every job is
@@ -37,21 +55,20 @@ class BatchThread:
         self,
         decoder: Decoder,
         journal: JournalWriter,
-        metrics: BatchMetrics,
         *,
-        max_length: int,
+        max_length: int | None,
         max_waiting: int,
-        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """max_length: symbols of a prompt and its text. max_waiting: jobs without a row.
-        on_failure: is called in the server's loop once nothing is decoded any more."""
-        self.decoder, self.max_length, self.max_waiting = decoder, max_length, max_waiting
+        """max_length: symbols of a prompt and its text; None for what the models have positions
+        for, beyond which it is a ValueError. max_waiting: jobs without a row."""
+        self.decoder, self.max_waiting = decoder, max_waiting
+        self.max_length, self.metrics = _max_length(decoder.level, max_length), Metrics()
         self.failure: BaseException | None = None
-        self.last_step_s = -float("inf")
+        self._last_step_s = -float("inf")
         """When the last step ended, by `time.monotonic`."""
         self._recording = Recording(decoder, journal)
-        self._metrics, self._on_failure = metrics, on_failure
-        self._joins = decoder.level.rows_can_join(max_length)
+        self._journal = journal
+        self._joins = decoder.level.rows_can_join(self.max_length)
         self._batch: PairedBatch | None = None
         self._changed = Condition()
         # Of both threads, under the lock of `_changed`.
@@ -63,16 +80,46 @@ class BatchThread:
         # Of the batch's thread alone.
         self._running: list[Job] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_failure: Callable[[], None] = lambda: None
         self._thread = Thread(target=self._run, name="anchored-batch", daemon=True)
+        self._probing = asyncio.Lock()
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to decode; updates come within the loop."""
-        self._loop = loop
+    async def start(self, on_failure: Callable[[], None]) -> None:
+        """Begin to decode, with a first row: it loads what the first client would wait for."""
+        self._loop, self._on_failure = asyncio.get_running_loop(), on_failure
         self._thread.start()
+        await self.probe()
+
+    async def probe(self) -> None:
+        """Draw one row that no ledger has, unless others are being drawn."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self._running and time.monotonic() - self._last_step_s < BUSY_S:
+            return
+        async with self._probing:
+            updates: asyncio.Queue[tuple[Job, Update]] = asyncio.Queue()
+            rule, level = self.decoder.open_rule, self.decoder.level
+            passage = PROBE if takes_passage(rule) else None
+            (request,) = request_list(level, rule, PROBE, 1, passages=passage, is_alone=True)
+            job = Job(request=request, request_id="probe", updates=updates, is_recorded=False)
+            self.submit([job])
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    _, update = await updates.get()
+            except TimeoutError:
+                raise Refused(503, f"no row was drawn within {PROBE_S:g} s") from None
+            finally:
+                self.cancel([job])
+        if update.refused is not None:
+            raise update.refused
+        if update.error:
+            raise Refused(503, update.error)
+
+    async def falls_back(self) -> bool:
+        return falls_back()
 
     @property
     def refusal(self) -> Refused | None:
-        """Why no job is taken any more, None while they are."""
         return self._refusal
 
     @property
@@ -83,29 +130,21 @@ class BatchThread:
     def num_running(self) -> int:
         return len(self._running)
 
-    @property
-    def is_idle(self) -> bool:
-        """Nothing is decoded, and nothing waits."""
-        return not (self._waiting or self._running)
-
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue all of these jobs or none; Refused, of status 429 where the queue is full."""
         with self._changed:
-            self.check_room(len(jobs))
+            self.check(jobs)
             self._waiting.extend(jobs)
             self._changed.notify()
 
-    def check_room(self, num_jobs: int) -> None:
-        """Raise Refused where so many jobs would not be queued now."""
+    def check(self, jobs: Sequence[Job]) -> None:
         if self._refusal is not None:
             raise self._refusal
         num_rows = self.decoder.batch_size - self.num_running
-        if len(self._waiting) + num_jobs > self.max_waiting + max(0, num_rows):
+        if len(self._waiting) + len(jobs) > self.max_waiting + max(0, num_rows):
             raise Refused(429, f"{len(self._waiting)} texts wait already: try again later")
 
     def cancel(self, jobs: Sequence[Job], refused: Refused | None = None) -> None:
-        """Decode these no further: those that wait never begin, rows of others are freed at the
-        next step. refused: what their last update says; None for clients that have left."""
+        """Those that wait never begin, rows of others are freed at the next step."""
         with self._changed:
             for job in jobs:
                 if job in self._waiting:
@@ -118,21 +157,23 @@ class BatchThread:
             self._changed.notify()
 
     def refuse_new(self, refused: Refused) -> None:
-        """Take no more jobs, and drop those that wait; called in the server's loop."""
+        """Take no more jobs, and drop those that wait."""
         with self._changed:
             self._refusal = self._refusal or refused
             waiting = list(self._waiting)
         self.cancel(waiting, refused)
 
-    def stop(self) -> None:
-        """End the thread after its step; what is decoded is refused."""
+    async def stop(self) -> None:
+        """End the thread after its step."""
         refused = Refused(503, SHUT_DOWN)
         self.refuse_new(refused)
         with self._changed:
             self._cancelled += [(job, refused) for job in self._running]
             self._is_ending = True
             self._changed.notify()
-        self._thread.join()
+        if self._thread.ident is not None:  # it was started
+            await asyncio.to_thread(self._thread.join)
+        self._journal.close()
 
     def _run(self) -> None:
         try:
@@ -190,7 +231,7 @@ class BatchThread:
         states = self._batch.admit([job.request for job in joining])
         for job, state in zip(joining, states, strict=True):
             job.state = state
-        self._metrics.joined(joining)
+        self.metrics.joined(joining)
         return self._updates([job for job in joining if job.state and job.state.is_finished])
 
     def _step(self) -> list[tuple[Job, Update]]:
@@ -198,8 +239,8 @@ class BatchThread:
         start_s = time.perf_counter()
         self._batch.step()
         updates = self._updates(self._running)
-        self.last_step_s = time.monotonic()
-        self._metrics.stepped(time.perf_counter() - start_s)
+        self._last_step_s = time.monotonic()
+        self.metrics.stepped(time.perf_counter() - start_s)
         return updates
 
     def _updates(self, jobs: Sequence[Job]) -> list[tuple[Job, Update]]:
@@ -210,7 +251,7 @@ class BatchThread:
                 self._free(job)
                 self._running.remove(job)
                 job.end()
-        self._metrics.reported(updates)
+        self.metrics.reported(updates)
         return updates
 
     def _leave(self, job: Job, refused: Refused | None) -> list[tuple[Job, Update]]:
@@ -218,7 +259,7 @@ class BatchThread:
         self._free(job)
         self._running.remove(job)
         self._recording.break_off(job)
-        self._metrics.broken_off(job)
+        self.metrics.broken_off(job)
         job.end()
         return [] if refused is None else [(job, Update(refused=refused))]
 
@@ -247,3 +288,12 @@ class BatchThread:
 def _deliver(updates: list[tuple[Job, Update]]) -> None:
     for job, update in updates:
         job.updates.put_nowait((job, update))
+
+
+def _max_length(level: Level, most: int | None) -> int:
+    context = level.context_length
+    if most is None:
+        return BYTES if level.name == "byte" else context or LONGEST
+    if context is not None and most > context:
+        raise ValueError(f"--max-length must be <= {context}, the models' context, got {most}")
+    return most

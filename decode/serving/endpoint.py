@@ -28,11 +28,10 @@ from .asgi import (
     with_length,
 )
 from .asked import AVAILABLE, Asked, client_id_of, extra_arguments, most_nats
-from .batch_thread import BatchThread
+from .engine import Engine
 from .events import DONE, sent_event
 from .guard import CLIENT
 from .jobs import Job, Refused, Update
-from .metrics import BatchMetrics
 from .reading import Body, Reader, parsed
 
 if TYPE_CHECKING:
@@ -50,13 +49,12 @@ REASONS: Final = {404: "model", 429: "queue", 500: "broken", 503: "shutting_down
 class Served:
     """A pair as it is served: what all endpoints of its server share."""
 
-    batch: BatchThread
+    engine: Engine
     reader: Reader
     readers: Executor
     """Has one thread, in which bodies are read and prompts become tokens while streams go on."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while one body is read: others wait unread, as an object takes 40 times its bytes."""
-    metrics: BatchMetrics
     model: str
     max_body: int
     """Bytes of a request's body at most."""
@@ -100,7 +98,7 @@ class Endpoint:
                     task.cancel()
                     with suppress(asyncio.CancelledError):
                         await task
-                self._served.batch.cancel(talk.open_jobs)
+                self._served.engine.cancel(talk.open_jobs)
 
     async def _read(
         self, content: bytes, client_id: str, client: str
@@ -134,7 +132,7 @@ class Endpoint:
             includes_usage=body.includes_usage,
         )
         # Last of all: whatever would refuse the request has been looked at.
-        served.batch.check_room(len(jobs))
+        served.engine.check(jobs)
         if keeper is not None:
             bounds = {job.request_id: _bound_of(job.request) for job in jobs}
             rule = made[0].rule
@@ -172,14 +170,14 @@ class Endpoint:
     def _submit(self, jobs: list[Job]) -> None:
         """Queue the jobs; Refused where there is no room, with nothing reserved any more."""
         try:
-            self._served.batch.submit(jobs)
+            self._served.engine.submit(jobs)
         except Refused:
             for job in jobs:
                 job.end()
             raise
 
     async def _refuse(self, send: Send, reason: str, refused: Refused) -> None:
-        self._served.metrics.refusals.labels(reason).inc()
+        self._served.engine.metrics.refusals.labels(reason).inc()
         retry = RETRY if refused.status == 429 and not refused.more else ()
         await refuse(send, refused.status, refused.reason, retry, **refused.more)
 
@@ -261,7 +259,7 @@ class _Talk:
         text.pieces.append(update.text)
         text.token_ids += update.token_ids
         if update.is_last:
-            text.ledger, text.error = update.ledger, update.error
+            text.ledger, text.error, text.journal_id = update.ledger, update.error, job.journal_id
             self.open_jobs.remove(job)
 
     def _events(self, updates: dict[Job, Update]) -> list[bytes]:

@@ -46,7 +46,7 @@ class Job:
 
     request: Request
     request_id: str
-    """Its name in the journal."""
+    """Its name, which no other job has; in the journal vLLM adds some letters to it."""
     updates: asyncio.Queue[tuple[Job, Update]]
     """Takes the updates of this job; jobs of one answer share it."""
     client_id: str = ""
@@ -61,19 +61,21 @@ class Job:
     """Since it has a row."""
     num_reported: int = 0
     """Symbols of its updates so far."""
-    is_open: bool = False
-    """The journal holds its header."""
+    journal_id: str = ""
+    """Its name in the journal, once that holds its header."""
     is_unwritten: bool = False
     """The journal lacks tokens that were drawn."""
     settle: Callable[[str, float | None], None] | None = None
     """Takes its name and the nats that it has spent, None where they are not known, at its end."""
 
     def end(self) -> None:
-        """Settle what all tokens spent that the journal holds; nothing is drawn any more."""
-        if self.settle is None:
-            return
+        """Settle what all tokens spent that were reported; nothing is drawn any more."""
         steps = () if self.state is None else self.state.steps[: self.num_reported]
-        spent = math.fsum(step.spend for step in steps)
-        is_known = math.isfinite(spent) and not self.is_unwritten
-        self.settle(self.request_id, spent if is_known else None)
-        self.settle = None
+        self.settled(None if self.is_unwritten else math.fsum(step.spend for step in steps))
+
+    def settled(self, spent: float | None) -> None:
+        """Settle so many nats, None where they are not known, unless that was done before."""
+        if self.settle is not None:
+            is_known = spent is not None and math.isfinite(spent)
+            self.settle(self.request_id, spent if is_known else None)
+            self.settle = None

@@ -18,14 +18,13 @@ SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60
 
 
 class Metrics:
-    """Series of both servers: requests, and the texts that were drawn for them; a symbol is a
-    token, or a byte. No label names a client, and none takes more than a few values."""
+    """Series of a server: requests, and the texts that were drawn for them; a symbol is a token, or
+    a byte. No label names a client, and none takes more than a few values."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """registry: in which they stand with others; one of theirs alone unless it is there."""
+        """registry: of an engine that has series too; one of these alone for None."""
         self._registry = CollectorRegistry() if registry is None else registry
-        self._named: dict[str, Any] = {"namespace": "anchored", "registry": self._registry}
-        named = self._named
+        named: dict[str, Any] = {"namespace": "anchored", "registry": self._registry}
         self.requests = Counter(
             "requests", "HTTP requests that were answered", ["path", "status"], **named
         )
@@ -45,60 +44,29 @@ class Metrics:
         self._returned = Counter("returned_nats", "Nats that drawn tokens gave back", **named)
         self._bound = Counter("bound_nats", "Bounds of texts that have ended", **named)
         self._debts = Histogram("debt_nats", "Debts of prompts", buckets=NATS, **named)
-        self.unwritten = Counter(
+        self._unwritten = Counter(
             "unwritten_texts", "Texts that ended as the journal could not be written", **named
         )
         self.fallback = Gauge(
             "solver_fallback", "1 where the CPU's solver draws for an accelerator", **named
         )
+        self._first = Histogram(
+            "first_symbol_seconds", "From the queue to the first symbol", buckets=SECONDS, **named
+        )
+        self._steps = Histogram("step_seconds", "Steps of the batch", buckets=SECONDS, **named)
+        self.waiting = Gauge("waiting_texts", "Texts without a row", **named)
+        self.running = Gauge("running_texts", "Texts that are decoded", **named)
 
     def page(self) -> bytes:
         """All series, in the text format of Prometheus."""
         return bytes(generate_latest(self._registry))
 
-    def began(self, num_prompt: int, debt: float) -> None:
-        """A text whose prompt was read."""
-        self._prompt_symbols.inc(num_prompt)
-        self._debts.observe(debt)
-
-    def drew(self, steps: Sequence[LedgerStep]) -> None:
-        """Symbols of texts, after they were journalled."""
-        self._symbols.inc(len(steps))
-        self._safe_only.inc(sum(step.budget <= 0.0 for step in steps))
-        spends = [step.spend for step in steps if math.isfinite(step.spend)]
-        self._spent.inc(math.fsum(max(0.0, spend) for spend in spends))
-        self._returned.inc(math.fsum(max(0.0, -spend) for spend in spends))
-
-    def ended(self, finish_reason: str, bound: float = 0.0, *, is_certified: bool = True) -> None:
-        """A text that is drawn no further."""
-        self._texts.labels(finish_reason).inc()
-        self._uncertified.inc(not is_certified)
-        if math.isfinite(bound):
-            self._bound.inc(bound)
-
-
-class BatchMetrics(Metrics):
-    """Series of a server that decodes by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._first = Histogram(
-            "first_symbol_seconds",
-            "From the queue to the first symbol",
-            buckets=SECONDS,
-            **self._named,
-        )
-        self._steps = Histogram(
-            "step_seconds", "Steps of the batch", buckets=SECONDS, **self._named
-        )
-        self.waiting = Gauge("waiting_texts", "Texts without a row", **self._named)
-        self.running = Gauge("running_texts", "Texts that are decoded", **self._named)
-
     def joined(self, jobs: Sequence[Job]) -> None:
         """Jobs whose prompts were read."""
         for job in jobs:
             if job.is_recorded and job.state is not None:
-                self.began(len(job.request.prompt_token_ids), job.state.budget.debt)
+                self._prompt_symbols.inc(len(job.request.prompt_token_ids))
+                self._debts.observe(job.state.budget.debt)
 
     def stepped(self, seconds: float) -> None:
         """A step of the batch."""
@@ -117,26 +85,20 @@ class BatchMetrics(Metrics):
                 self._first.observe(time.monotonic() - job.queued_s)
             if update.ledger is not None:
                 ledger = update.ledger
-                self.ended(ledger.finish_reason, ledger.header.bound, is_certified=ledger.certified)
+                self._texts.labels(ledger.finish_reason).inc()
+                self._uncertified.inc(not ledger.certified)
+                if math.isfinite(ledger.header.bound):
+                    self._bound.inc(ledger.header.bound)
             elif update.is_last:
-                self.unwritten.inc()
-                self.ended("error")
-        self.drew(steps)
+                self._unwritten.inc()
+                self._texts.labels("error").inc()
+        self._symbols.inc(len(steps))
+        self._safe_only.inc(sum(step.budget <= 0.0 for step in steps))
+        spends = [step.spend for step in steps if math.isfinite(step.spend)]
+        self._spent.inc(math.fsum(max(0.0, spend) for spend in spends))
+        self._returned.inc(math.fsum(max(0.0, -spend) for spend in spends))
 
     def broken_off(self, job: Job) -> None:
         """A text that is not decoded to its end."""
         if job.is_recorded:
-            self.ended("aborted")
-
-
-class JournalMetrics(Metrics):
-    """Series of a server whose engine writes the journal in another process."""
-
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        super().__init__(registry)
-        self.lag = Histogram(
-            "journal_wait_seconds",
-            "Waits of a step's tokens for the journal, of those that came before it",
-            buckets=(0.001, 0.002, *SECONDS),
-            **self._named,
-        )
+            self._texts.labels("aborted").inc()

@@ -20,7 +20,8 @@ UNWRITTEN: Final = Refused(500, "the journal cannot be written")
 class Recording:
     """Writes what is drawn for jobs: what it returns as updates, the journal holds."""
 
-    def __init__(self, decoder: Decoder, journal: JournalWriter) -> None:
+    def __init__(self, decoder: Decoder, journal: JournalWriter | None) -> None:
+        """journal: None where another process writes it, before it says what it has drawn."""
         self._decoder, self._journal = decoder, journal
 
     def updates(self, jobs: Sequence[Job]) -> list[tuple[Job, Update]]:
@@ -30,7 +31,8 @@ class Recording:
         """
         news = [(job, update) for job in jobs if (update := self._update(job)) is not None]
         try:
-            self._write([(job, update) for job, update in news if job.is_recorded])
+            if self._journal is not None:
+                self._write(self._journal, [(j, update) for j, update in news if j.is_recorded])
         except OSError as error:
             logger.error("%s: %s", UNWRITTEN, error)
             for job, _ in news:
@@ -42,7 +44,7 @@ class Recording:
 
     def break_off(self, job: Job) -> None:
         """A job that is not decoded to its end: the journal says so, if it has begun."""
-        if not job.is_open:
+        if self._journal is None or not job.journal_id:
             return
         try:
             self._journal.end(job.request_id, self._ledger(job))
@@ -63,32 +65,32 @@ class Recording:
             error=state.error,
         )
 
-    def _write(self, news: Sequence[tuple[Job, Update]]) -> None:
+    def _write(self, journal: JournalWriter, news: Sequence[tuple[Job, Update]]) -> None:
         rows: list[tuple[str, LedgerStep]] = []
         for job, _ in news:
-            self._open(job)
+            self._open(journal, job)
             assert job.state is not None
             rows += [(job.request_id, step) for step in job.state.steps[job.num_reported :]]
-        self._journal.steps(rows)
+        journal.steps(rows)
         for job, update in news:
             if update.error:
-                self._journal.fail(job.request_id, update.error)
+                journal.fail(job.request_id, update.error)
             if update.ledger is not None:
-                self._journal.end(job.request_id, update.ledger)
+                journal.end(job.request_id, update.ledger)
 
-    def _open(self, job: Job) -> None:
-        if job.is_open:
+    def _open(self, journal: JournalWriter, job: Job) -> None:
+        if job.journal_id:
             return
         rule, sampling = self._way(job)
         assert job.state is not None
-        self._journal.open(
+        journal.open(
             job.request_id,
             ledger_header(self._decoder.level, rule, sampling, job.state),
             has_stops=bool(job.request.stop),
             is_certified=rule.is_certified,
             client_id=job.client_id,
         )
-        job.is_open = True
+        job.journal_id = job.request_id
 
     def _ledger(self, job: Job) -> Ledger:
         rule, sampling = self._way(job)

@@ -1,4 +1,4 @@
-"""The embedded server of a pair: its thread, its endpoints, its port and its end."""
+"""The server of a pair: its engine, its endpoints, its port and its end."""
 
 import asyncio
 import logging
@@ -15,16 +15,12 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from ...errors import AnchoredError
-from ..decoder import Decoder
 from .app import PairApp
 from .asked import Limits
-from .batch_thread import SHUT_DOWN, BatchThread
 from .endpoint import Served
+from .engine import SHUT_DOWN, Engine
 from .guard import Guard, read_keys
 from .jobs import Refused
-from .journal import JournalWriter
-from .journal_options import JournalOptions
-from .metrics import BatchMetrics
 from .reading import Reader
 from .server_options import ServerOptions
 
@@ -32,12 +28,6 @@ if TYPE_CHECKING:
     from .accounts.keeper import Keeper  # imports a database's toolkit
 
 logger = logging.getLogger(__name__)
-
-LONGEST: Final = 32_768
-"""Symbols of a text of models whose config names no context, unless a number is named."""
-
-BYTES: Final = 1 << 20
-"""Bytes of a prompt and its text at byte level, unless a number is named: tokens decide there."""
 
 CLOSING_S: Final = 5
 """Seconds that connections have to take what was sent, after the last text has ended."""
@@ -58,26 +48,26 @@ def bound_socket(options: ServerOptions) -> Iterator[socket.socket]:
 
 
 def serve(
-    decoder: Decoder,
+    open_engine: Callable[[Path], Engine],
     limits: Limits,
     options: ServerOptions,
-    journal_options: JournalOptions,
+    ledgers: Path | None,
     bound: socket.socket,
     open_accounts: Callable[[Path], AbstractContextManager["Keeper"]] | None = None,
 ) -> None:
     """Serve until a signal ends it.
 
-    open_accounts: opens the accounts of clients for a server with such a folder of journals, None
-    where they have none. Raises AnchoredError if the models fail, and ValueError for keys that
-    cannot be read.
+    open_engine: makes the engine, which writes its journal into that folder. ledgers: the folder,
+    None for one that is removed. open_accounts: opens the accounts of clients for a server with
+    such a folder, None where they have none. Raises AnchoredError if the models fail, and
+    ValueError for keys that cannot be read.
     """
     with ExitStack() as stack:
-        if (ledgers := journal_options.ledgers) is None:
+        if ledgers is None:
             ledgers = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="anchored-")))
-        journal = JournalWriter(ledgers, **journal_options.of_writer)
-        stack.callback(journal.close)
+        engine = open_engine(ledgers)
         keeper = None if open_accounts is None else stack.enter_context(open_accounts(ledgers))
-        asyncio.run(PairServer(decoder, limits, options, journal, keeper).run(bound))
+        asyncio.run(PairServer(engine, limits, options, keeper).run(bound))
 
 
 class PairServer:
@@ -85,43 +75,32 @@ class PairServer:
 
     def __init__(
         self,
-        decoder: Decoder,
+        engine: Engine,
         limits: Limits,
         options: ServerOptions,
-        journal: JournalWriter,
         keeper: "Keeper | None" = None,
     ) -> None:
         """keeper: of accounts. Raises ValueError with one for a rule that certifies nothing."""
+        decoder = engine.decoder
         if keeper is not None and not decoder.open_rule.is_certified:
             raise ValueError(f"accounts need a rule with a bound: {decoder.rule.name} has none")
-        self._options, metrics = options, BatchMetrics()
+        self._options, self.engine = options, engine
         secret = None if keeper is None else keeper.secret
-        reader = Reader(decoder, limits, _max_length(decoder, options), secret)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="anchored-reader")
-        self._batch = BatchThread(
-            decoder,
-            journal,
-            metrics,
-            max_length=reader.max_length,
-            max_waiting=options.max_waiting,
-            on_failure=self._close,
-        )
         served = Served(
-            batch=self._batch,
-            reader=reader,
+            engine=engine,
+            reader=Reader(decoder, limits, engine.max_length, secret),
             readers=self._readers,
-            metrics=metrics,
             model=options.served_name,
             max_body=options.max_body,
             keeper=keeper,
         )
-        self._app = PairApp(served)
         keys = read_keys(options.api_key_file) if options.api_key_file else {}
         if keeper is not None:
             keys = keeper.policy.keys
         guard = Guard(
-            self._app.routes,
-            metrics,
+            PairApp(served).routes,
+            engine.metrics,
             keys=keys,
             hosts=options.hosts,
             root_path=options.root_path,
@@ -141,26 +120,20 @@ class PairServer:
     async def run(self, bound: socket.socket) -> None:
         """Serve; returns once all has ended."""
         self._loop = asyncio.get_running_loop()
-        self._batch.start(self._loop)
         try:
-            await self._first_draw()
+            await self.engine.start(self._close)
             host, port = bound.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             name = self._options.served_name
             print(f"{name} is served at http://{shown}:{port}/v1; Ctrl-C ends it", flush=True)
             await self._http.serve(sockets=[bound])
-        finally:
-            await asyncio.to_thread(self._batch.stop)
-            self._readers.shutdown()
-        if (failure := self._batch.failure) is not None:
-            raise AnchoredError(f"the server has ended: {failure}") from failure
-
-    async def _first_draw(self) -> None:
-        """One row, before the port is opened: it loads what the first client would wait for."""
-        try:
-            await self._app.draw_one()
         except Refused as refused:
             raise AnchoredError(f"no row could be drawn: {refused.reason}") from refused
+        finally:
+            await self.engine.stop()
+            self._readers.shutdown()
+        if (failure := self.engine.failure) is not None:
+            raise AnchoredError(f"the server has ended: {failure}") from failure
 
     def end(self) -> None:
         """As SIGTERM or Ctrl-C: texts go on for a while; at a second call they end at once."""
@@ -174,10 +147,11 @@ class PairServer:
         self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
-        self._batch.refuse_new(Refused(503, SHUT_DOWN))
-        while not self._batch.is_idle and time.monotonic() < self._until_s:
+        engine = self.engine
+        engine.refuse_new(Refused(503, SHUT_DOWN))
+        while engine.num_running + engine.num_waiting and time.monotonic() < self._until_s:
             await asyncio.sleep(0.02)
-        await asyncio.to_thread(self._batch.stop)
+        await engine.stop()
         self._close()
 
     def _close(self) -> None:
@@ -194,17 +168,3 @@ class _HttpServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal that ends programs."""
         self._signalled()
-
-
-def _max_length(decoder: Decoder, options: ServerOptions) -> int:
-    """Symbols of a prompt and its text; ValueError for more than the models have positions for."""
-    level = decoder.level
-    most = BYTES if level.name == "byte" else level.context_length or LONGEST
-    if options.max_length is None:
-        return most
-    if level.context_length is not None and options.max_length > level.context_length:
-        raise ValueError(
-            f"--max-length must be <= {level.context_length}, the models' context, "
-            f"got {options.max_length}"
-        )
-    return options.max_length

@@ -8,7 +8,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,7 +139,8 @@ def _check_speculation(config: Any) -> None:
 def prepare(
     safe: str | Path,
     risky: str | Path,
-    limits: Limits,
+    rule: PairRule,
+    folder: Path,
     journal: JournalOptions,
     *,
     revisions: tuple[str | None, str | None] = (None, None),
@@ -148,8 +148,8 @@ def prepare(
 ) -> tuple[EngineSettings, DescribedPair]:
     """Everything that is decided before an engine starts, and the pair without its weights.
 
-    Raises ImportError for a release of vLLM that is not supported and for one that finds no Triton,
-    and as `DescribedPair.of` and `PairFacts.of`.
+    folder: of the journal. Raises ImportError for a release of vLLM that is not supported and for
+    one that finds no Triton, and as `DescribedPair.of` and `PairFacts.of`.
     """
     installed = check_version()
     _check_triton()
@@ -163,11 +163,7 @@ def prepare(
     names = special_names(pair.tokenizers.values(), pair.has_token)
     ends = set(facts.stop_token_ids)
     special = {name: token_id for name, token_id in names.items() if token_id not in ends}
-    limits = processor.limits = replace(limits, special_tokens=special)
-    folder = journal.ledgers or Path(tempfile.mkdtemp(prefix="anchored-"))
-    if journal.ledgers is None:
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    limits = processor.limits = Limits(rule=rule, special_tokens=special)
     logger.info("vLLM %s, journal in %s", installed, folder)
     written = journal.of_writer
     return EngineSettings(facts=facts, limits=limits, journal=str(folder), **written), pair
@@ -204,10 +200,13 @@ def open_pair(
     for another rule, a pair without shared tokens, a quantized safe model or an argument that
     cannot go with a pair.
     """
-    limits = Limits(rule=checked_rule(rule))
-    journal = JournalOptions(ledgers=None if ledgers is None else Path(ledgers))
+    folder = Path(ledgers or tempfile.mkdtemp(prefix="anchored-"))
+    if ledgers is None:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    rule = checked_rule(rule)
     settings, pair = prepare(
-        safe, risky, limits, journal, allow_quantized_safe=allow_quantized_safe
+        safe, risky, rule, folder, JournalOptions(), allow_quantized_safe=allow_quantized_safe
     )
     register()
     from .offline import PairDecoder, PairLLM

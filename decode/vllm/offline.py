@@ -13,10 +13,10 @@ from vllm.sampling_params import RequestOutputKind
 from ..decoder import Decoder
 from ..engine.paired_batch import PairedBatch
 from ..engine.request import Request, RequestState, refused
-from ..serving.asked import REQUEST_PREFIX
 from ..serving.journal_reader import LOOK_S, NUM_KEPT, WAIT_S, JournalError, JournalReader, Record
 from ..settings import SamplingConfig
-from .settings import DescribedPair, EngineSettings, PairRule
+from .parameters import parameters
+from .settings import ONE_PROMPT, DescribedPair, EngineSettings, PairRule
 
 
 class PairLLM(LLM):
@@ -115,9 +115,7 @@ class PairDecoder(Decoder):
         super().__init__(pair, rule, level="token")
         self.llm = llm
         """vLLM's LLM of the pair, for calls in its words."""
-        models: dict[str, Any] = pair.models
-        for model in models.values():
-            model.dtype = llm.model_config.dtype
+        pair.computes_in(llm.model_config.dtype)
         self.level.context_length = llm.model_config.max_model_len
 
     def score(self, *_: Any, **__: Any) -> Any:
@@ -159,17 +157,13 @@ class PairDecoder(Decoder):
             yield self._state(fitting[i], record)
 
     def _params(self, request: Request, config: SamplingConfig) -> SamplingParams:
-        nats = {name: getattr(self.rule, name, None) for name in ("k", "K", "bank")}
-        asked: dict[str, Any] = {**nats, "debt": request.least_debt}
-        asked |= {"seed": request.seed, "sample": request.place}
-        asked |= {} if request.k is None else {"k": request.k}
-        return SamplingParams(
-            **config.as_dict(),
-            max_tokens=request.max_new_tokens,
+        return parameters(
+            request,
+            self.rule,
+            config,
             stop=[text for text in request.stop if not self.level.stop_symbols([text])],
             stop_token_ids=sorted(self.level.stop_symbols(request.stop)),
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={REQUEST_PREFIX + name: value for name, value in asked.items()},
         )
 
     def _state(self, request: Request, record: Record) -> RequestState:
@@ -188,8 +182,4 @@ class PairDecoder(Decoder):
         return state
 
 
-ONE_PROMPT = (
-    "the models would read different prompts, as their chat templates differ or there is a "
-    "passage: in vLLM both read one; a Decoder with Transformers can do it"
-)
 NOT_IN_VLLM = "a pair inside vLLM has `generate` and `generate_each` alone; load it as a ModelPair"

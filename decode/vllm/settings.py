@@ -25,6 +25,11 @@ PairRule = Anchored | Pathwise
 KEY = "anchored"
 """The entry of vLLM's `additional_config` in which the settings travel to its processes."""
 
+ONE_PROMPT = (
+    "the models would read different prompts, as their chat templates differ or there is a "
+    "passage: in vLLM both read one; a Decoder with Transformers can do it"
+)
+
 
 def checked_rule(rule: Rule) -> PairRule:
     """The rule; ValueError for one that does not draw inside vLLM."""
@@ -68,6 +73,12 @@ class DescribedPair(ModelPair):
             risky_tokenizer=tokenizers["risky"],
             allow_quantized_safe=allow_quantized_safe,
         )
+
+    def computes_in(self, dtype: Any) -> None:
+        """Note the dtype that the engine has chosen for both models."""
+        models: dict[str, Any] = self.models
+        for model in models.values():
+            model.dtype = dtype
 
     def _check_models(self) -> None:
         """Note how the folders are quantized; nothing is run, as vLLM loads the models."""

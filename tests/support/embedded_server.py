@@ -1,4 +1,4 @@
-"""The embedded server, in a thread of the tests or in a process that signals reach."""
+"""The server, in a thread of the tests or in a process that signals reach."""
 
 import asyncio
 import os
@@ -12,8 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
+from stand_in_llm import stand_in_engine
+
 from anchored import Decoder
 from anchored.decode.serving.asked import Limits
+from anchored.decode.serving.batch_thread import BatchThread
+from anchored.decode.serving.engine import Engine
 from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.server import PairServer, bound_socket
 from anchored.decode.serving.server_options import ServerOptions
@@ -21,14 +25,30 @@ from anchored.decode.serving.server_options import ServerOptions
 START_S = 120
 
 
+def batch_engine(decoder: Decoder, journal: Path, **sizes: int) -> Engine:
+    return BatchThread(decoder, JournalWriter(journal), **sizes)
+
+
+ENGINES = {"decoder": batch_engine, "vllm": stand_in_engine}
+"""What opens each engine of `anchored serve`; that of vLLM draws by a stand-in here."""
+
+
 @contextmanager
 def embedded(
-    decoder: Decoder, journal: Path, *, limits: Limits | None = None, keeper=None, **options
+    decoder: Decoder,
+    journal: Path,
+    *,
+    limits: Limits | None = None,
+    keeper=None,
+    engine: str = "decoder",
+    **options,
 ) -> Iterator[tuple[str, PairServer]]:
     """(its address, the server), until the block ends."""
     settings = ServerOptions(port=0, **{"shutdown_s": 5.0, **options})
-    writer = JournalWriter(journal)
-    server = PairServer(decoder, limits or Limits(rule=decoder.rule), settings, writer, keeper)
+    opened = ENGINES[engine](
+        decoder, journal, max_length=settings.max_length, max_waiting=settings.max_waiting
+    )
+    server = PairServer(opened, limits or Limits(rule=decoder.rule), settings, keeper)
     failures: list[BaseException] = []
     with bound_socket(settings) as bound:
 
@@ -49,39 +69,38 @@ def embedded(
                 with suppress(RuntimeError):  # its loop may just have ended
                     server.end()
             thread.join(60)
-            writer.close()
             assert not thread.is_alive()
 
 
 @contextmanager
 def slowed(server: PairServer) -> Iterator[None]:
     """A text of 900 tokens lasts 45 seconds at least, whatever else the machine is at."""
-    step = server._batch._step
+    step = server.engine._step
 
     def slow():
         time.sleep(0.05)
         return step()
 
-    server._batch._step = slow
+    server.engine._step = slow
     yield
-    server._batch._step = step
+    server.engine._step = step
 
 
 @contextmanager
 def held(server: PairServer) -> Iterator[Event]:
     """No text goes on until the event is set, or the block ends."""
-    step, may_go_on = server._batch._step, Event()
+    step, may_go_on = server.engine._step, Event()
 
     def waiting():
         may_go_on.wait()
         return step()
 
-    server._batch._step = waiting
+    server.engine._step = waiting
     try:
         yield may_go_on
     finally:
         may_go_on.set()
-        server._batch._step = step
+        server.engine._step = step
 
 
 def until(condition, seconds: float = 60.0) -> None:

@@ -1,30 +1,34 @@
-"""The commands that serve a pair, by vLLM or on a page, and make ledgers of what was served."""
+"""The commands that serve a pair, for clients or on a page, and make ledgers of what was served."""
 
 import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from anchored.decode.pair.pair_file import PairFile
-from anchored.decode.pair_options import ModelOptions, PairNames, PairOptions, RuleOptions
+from anchored.decode.pair_options import (
+    ModelOptions,
+    PairNames,
+    PairOptions,
+    RuleOptions,
+    named_values,
+)
 from anchored.decode.serving.journal_options import JournalOptions
 from anchored.decode.serving.server_options import ServerOptions
 from anchored.decode.settings import FLAT
 from anchored.inputs import check_input
-from anchored.wrong_words import argparse_refused
 
 from .accounts import read_policy
 from .files import check_outputs
-from .words import parse_known
 
 if TYPE_CHECKING:
     from anchored.decode.rules.rule import Rule
     from anchored.decode.serving.accounts.keeper import Keeper
     from anchored.decode.serving.asked import Limits
+    from anchored.decode.serving.engine import Engine
 
 UNKEPT = "--accounts needs --ledgers: the journal says what is to be charged"
 
@@ -76,14 +80,20 @@ class LimitOptions:
 class ServeConfig(PairOptions):
     """Serve a pair on this machine: anchored serve --safe A --risky B --ledgers DIR
 
-    An OpenAI server on any device, by tokens or bytes, for every rule: pathwise with k = 1 and a
-    bank of 20 nats unless another is named. The pair is the quickstart's unless another is named.
-    Needs pip install 'anchored[serve]'. The page docs/serving.md says what a request may ask for
-    and what an answer says.
+    An OpenAI server: on any device, by tokens or bytes, for every rule; or by vLLM's engine, for
+    pairs that share their tokens. The rule is pathwise with k = 1 and a bank of 20 nats unless
+    another is named, and the pair is the quickstart's. Needs pip install 'anchored[serve]'. The page
+    docs/serving.md says what a request may ask for and what an answer says.
     """
 
     rule: Annotated[RuleOptions, FLAT] = field(default_factory=pathwise)
     """Rule of decoding, which chooses the next token, and its budget."""
+    engine: Literal["decoder", "vllm"] = "decoder"
+    """What draws the texts: the library's decoder, or vLLM, which needs pip install
+    'anchored[vllm]', draws by the rules anchored and pathwise, and has options of its engine alone
+    for devices, numbers and sizes."""
+    engine_args: tuple[str, ...] = ()
+    """Arguments of vLLM's engine, NAME=VALUE, as tensor_parallel_size=8 or max_model_len=8192."""
     server: Annotated[ServerOptions, FLAT] = field(default_factory=ServerOptions)
     """Where the pair is served, to whom, and how much of it at once."""
     journal: Annotated[JournalOptions, FLAT] = field(default_factory=JournalOptions)
@@ -97,7 +107,38 @@ class ServeConfig(PairOptions):
             raise ValueError(UNKEPT)
         with hint_at_quickstart():
             PairOptions.__post_init__(self)
-        self.limits.make(self.rule.checked())
+        rule = self.rule.checked()
+        if self.engine == "vllm":
+            self._check_vllm(rule)
+        elif self.engine_args:
+            raise ValueError(f"--engine-args are of --engine vllm, got {self.engine_args[0]!r}")
+        self.limits.make(rule)
+
+    def _check_vllm(self, rule: "Rule") -> None:
+        """Raise ValueError for what vLLM's engine does not take."""
+        from anchored.decode.vllm.settings import checked_rule
+
+        checked_rule(rule)
+        if self.level == "byte":
+            raise ValueError("--engine vllm decodes tokens, got --level byte")
+        for option in fields(self):
+            if option.name not in OF_VLLM and getattr(self, option.name) != _default(option):
+                name = option.name.replace("_", "-")
+                raise ValueError(f"--{name} is of --engine decoder: vLLM has --engine-args")
+        named_values("--engine-args", self.engine_args)
+
+
+OF_VLLM = (
+    *("safe", "risky", "pair", "safe_revision", "risky_revision", "allow_quantized_safe"),
+    *("rule", "level", "engine", "engine_args", "server", "journal", "limits"),
+)
+"""Options of `anchored serve` that vLLM's engine has too."""
+
+
+def _default(option: "Field[Any]") -> Any:
+    if option.default_factory is not MISSING:
+        return option.default_factory()
+    return option.default
 
 
 def serve(config: ServeConfig) -> int:
@@ -110,10 +151,55 @@ def serve(config: ServeConfig) -> int:
         open_accounts = None
         if config.server.accounts is not None:
             open_accounts = _accounts(config.server.accounts, config.journal)
-        decoder = config.decoder(limits.rule)
-        options = config.server, config.journal, bound, open_accounts
-        serve_until_a_signal(decoder, limits, *options)
+        opened = _vllm_engine if config.engine == "vllm" else _decoder_engine
+        serve_until_a_signal(
+            opened(config, limits.rule),
+            limits,
+            config.server,
+            config.journal.ledgers,
+            bound,
+            open_accounts,
+        )
     return 0
+
+
+def _decoder_engine(config: ServeConfig, rule: "Rule") -> "Callable[[Path], Engine]":
+    """What makes the engine of a server whose journal is in a folder; the models are loaded."""
+    from anchored.decode.serving.batch_thread import BatchThread
+    from anchored.decode.serving.journal import JournalWriter
+
+    decoder, options = config.decoder(rule), config.server
+    sizes = {"max_length": options.max_length, "max_waiting": options.max_waiting}
+
+    def opened(folder: Path) -> BatchThread:
+        return BatchThread(decoder, JournalWriter(folder, **config.journal.of_writer), **sizes)
+
+    return opened
+
+
+def _vllm_engine(config: ServeConfig, rule: "Rule") -> "Callable[[Path], Engine]":
+    """As `_decoder_engine`, of vLLM's, which loads the models as it starts."""
+    from anchored.decode.vllm.engine import prepare
+    from anchored.decode.vllm.settings import checked_rule
+
+    def opened(folder: Path) -> "Engine":
+        settings, pair = prepare(
+            config.locations["safe"],
+            config.locations["risky"],
+            checked_rule(rule),
+            folder,
+            config.journal,
+            revisions=(config.safe_revision, config.risky_revision),
+            allow_quantized_safe=config.allow_quantized_safe,
+        )
+        from anchored.decode.vllm.async_engine import open_engine
+
+        arguments = named_values("--engine-args", config.engine_args)
+        if config.server.max_length is not None:
+            arguments = {"max_model_len": config.server.max_length, **arguments}
+        return open_engine(settings, pair, arguments, max_waiting=config.server.max_waiting)
+
+    return opened
 
 
 def _accounts(
@@ -126,66 +212,6 @@ def _accounts(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VllmServeConfig(PairNames):
-    """Serve a pair by vLLM: anchored vllm serve --safe A --risky B --ledgers DIR --port 8000
-
-    Starts an OpenAI server; all other options are those of vllm serve, as --tensor-parallel-size 8.
-    The rule is pathwise with k = 1 and a bank of 20 nats, or anchored. Needs pip install
-    'anchored[vllm]'. The page docs/serving.md says what a request may ask for and what an answer
-    says.
-    """
-
-    rule: Annotated[RuleOptions, FLAT] = field(default_factory=pathwise)
-    """Rule of decoding, which chooses the next token, and its budget."""
-    journal: Annotated[JournalOptions, FLAT] = field(default_factory=JournalOptions)
-    """The folder of the journal, the size of its files, and its safety."""
-    limits: Annotated[LimitOptions, FLAT] = field(default_factory=LimitOptions)
-    """The most that a request may ask for."""
-    accounts: Path | None = None
-    """File accounts.toml of clients, their keys and the nats that each may be given, in place of
-    vLLM's --api-key; needs pip install 'anchored[serve]'."""
-
-    def __post_init__(self) -> None:
-        PairNames.__post_init__(self)
-        check_input(self.accounts)
-        if self.accounts is not None and self.journal.ledgers is None:
-            raise ValueError(UNKEPT)
-        from anchored.decode.vllm.settings import checked_rule
-
-        self.limits.make(checked_rule(self.rule.checked()))
-
-    def _take(self, named: PairFile) -> None:
-        PairNames._take(self, named)
-        if named.level == "byte":
-            raise ValueError("--pair names a pair that is decoded in bytes: vLLM decodes tokens")
-        if named.k is not None and self.rule.k is self.rule.K is None:
-            object.__setattr__(self, "rule", replace(self.rule, k=named.k))
-
-
-def vllm_serve(words: list[str]) -> int:
-    """Serve until a signal ends it; the words that are not ours go to vLLM."""
-    config, others = parse_known(VllmServeConfig, "vllm serve", words)
-    from anchored.decode.vllm.engine import prepare
-    from anchored.decode.vllm.settings import checked_rule
-
-    limits = config.limits.make(checked_rule(config.rule.make()))
-    settings, _ = prepare(
-        config.locations["safe"],
-        config.locations["risky"],
-        limits,
-        config.journal,
-        revisions=(config.safe_revision, config.risky_revision),
-        allow_quantized_safe=config.allow_quantized_safe,
-    )
-    from anchored.decode.vllm.server import serve as serve_until_a_signal
-
-    open_accounts = None if config.accounts is None else _accounts(config.accounts, config.journal)
-    with argparse_refused():
-        serve_until_a_signal(settings, others, open_accounts)
-    return 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LedgersConfig:
     """Make ledgers of a server's journal: anchored ledgers --journal DIR --out LEDGERS
 
@@ -193,7 +219,7 @@ class LedgersConfig:
     """
 
     journal: Path
-    """Folder that anchored serve --ledgers wrote, or anchored vllm serve."""
+    """Folder that anchored serve --ledgers wrote."""
     out: Path | None = None
     """Folder for the ledgers; the folder ledgers in the journal's unless given."""
     overwrite: bool = False

@@ -1,8 +1,10 @@
-"""The embedded server keeps the contract of both servers."""
+"""The server keeps the contract, whichever engine draws."""
+
+import itertools
 
 import openai
 import pytest
-from embedded_server import embedded
+from embedded_server import ENGINES, embedded
 from server_contract import *  # noqa: F403
 from server_contract import MOST_K, MOST_TOKENS, RULES, Served
 from tiny_models import tiny_llama, train_tokenizer
@@ -11,14 +13,15 @@ from anchored import Decoder, ModelPair
 from anchored.decode.serving.asked import Limits
 
 
-@pytest.fixture(scope="module", params=RULES)
+@pytest.fixture(scope="module", params=itertools.product(ENGINES, RULES), ids="-".join)
 def served(tmp_path_factory, request):
+    engine, rule = request.param
     journal, tokenizer = tmp_path_factory.mktemp("journal"), train_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
     models = (tiny_llama(seed, layers=1 + seed, max_position_embeddings=256) for seed in (1, 2))
     pair = ModelPair(*models, tokenizer)
-    decoder = Decoder(pair, RULES[request.param], batch_size=4)
+    decoder = Decoder(pair, RULES[rule], batch_size=4)
     limits = Limits(rule=decoder.rule, max_k=MOST_K, max_total=900.0, max_horizon=MOST_TOKENS)
-    with embedded(decoder, journal, limits=limits) as (address, _):
+    with embedded(decoder, journal, limits=limits, engine=engine) as (address, _):
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="-", max_retries=0)
         yield Served(client, pair, decoder.rule, journal, "{} ")

@@ -75,7 +75,7 @@ def test_a_client_that_leaves_frees_its_row_and_what_it_got_is_journalled(servin
                         got.append((chunk["id"], chunk["choices"][0]["token_ids"]))
                         if len(got) % 4 == 0:
                             break
-            until(lambda: server._batch.num_running == 0)
+            until(lambda: server.engine.num_running == 0)
         answer = httpx.post(f"{address}/v1/completions", json={**LONG, "max_tokens": 2}, timeout=20)
         assert answer.status_code == 200
         assert figures(address)["anchored_texts_total{aborted}"] == 2
@@ -100,7 +100,7 @@ def test_a_text_that_waits_is_drawn_once_a_row_is_free_and_a_full_queue_is_429(s
             ]
             for thread in threads:
                 thread.start()
-            until(lambda: (server._batch.num_running, server._batch.num_waiting) == (2, 1))
+            until(lambda: (server.engine.num_running, server.engine.num_waiting) == (2, 1))
             refused = client.post(url, json={**LONG, "max_tokens": 1})
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert client.post(url, json={**LONG, "prompt": ["a", "b"]}).status_code == 429
@@ -240,7 +240,7 @@ def test_a_prompt_whose_logits_are_nan_fails_alone(tmp_path):
 
 def test_nothing_is_sent_that_the_journal_lacks(serving, monkeypatch):
     with serving() as (address, server):
-        journal = server._batch._recording._journal
+        journal = server.engine._recording._journal
         plain = journal.steps
 
         def steps(rows):
@@ -262,12 +262,12 @@ def test_nothing_is_sent_that_the_journal_lacks(serving, monkeypatch):
 def test_a_model_that_breaks_ends_the_server_with_its_reason(long_pair, tmp_path, monkeypatch):
     decoder = Decoder(long_pair, Anchored(k=1.5))
     with embedded(decoder, tmp_path) as (address, server):
-        batch = server._batch._batch
+        batch = server.engine._batch
         monkeypatch.setattr(batch, "step", lambda: 1 / 0)
         answer = httpx.post(f"{address}/v1/completions", json=LONG, timeout=30)
         assert answer.status_code == 500
         assert "ZeroDivisionError" in answer.json()["error"]["message"]
-        assert isinstance(server._batch.failure, ZeroDivisionError)
+        assert isinstance(server.engine.failure, ZeroDivisionError)
 
 
 def test_the_id_of_a_gateway_comes_back_and_stands_in_the_journal(serving, tmp_path):
@@ -289,12 +289,12 @@ def test_while_it_shuts_down_texts_end_and_new_ones_are_503(serving):
         url, body = f"{address}/v1/completions", {**LONG, "max_tokens": 30}
         with held(server), httpx.Client() as client:
             asked = [threads.submit(httpx.post, url, json=body, timeout=60) for _ in range(3)]
-            until(lambda: server._batch.num_running > 0)  # one or two, and no more while held
-            num_running = server._batch.num_running
-            until(lambda: server._batch.num_waiting == 3 - num_running)
+            until(lambda: server.engine.num_running > 0)  # one or two, and no more while held
+            num_running = server.engine.num_running
+            until(lambda: server.engine.num_waiting == 3 - num_running)
             client.get(f"{address}/health")
             server.end()
-            until(lambda: server._batch.refusal is not None)
+            until(lambda: server.engine.refusal is not None)
             assert client.get(f"{address}/health").status_code == 503
             assert client.post(url, json=body).status_code == 503
         statuses = sorted(one.result().status_code for one in asked)
@@ -305,7 +305,7 @@ def test_at_the_limit_streams_end_with_an_error(serving):
     with serving(shutdown_s=0.2) as (address, server), slowed(server):
         body = {**LONG, "stream": True}
         with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as response:
-            until(lambda: server._batch.num_running == 1)
+            until(lambda: server.engine.num_running == 1)
             server.end()
             lines = [line for line in response.iter_lines() if line]
         assert json.loads(lines[-1][6:])["error"]["code"] == 503

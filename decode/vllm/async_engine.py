@@ -1,0 +1,295 @@
+"""vLLM as the engine of the server: jobs go in, and updates come out once the journal has them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...errors import AnchoredError
+from ..decoder import Decoder
+from ..engine.request import Request, RequestState
+from ..serving.engine import BROKEN, SHUT_DOWN
+from ..serving.jobs import Job, Refused, Update
+from ..serving.journal_reader import (
+    LOOK_S,
+    NUM_KEPT,
+    WAIT_S,
+    JournalError,
+    JournalReader,
+    Record,
+)
+from ..serving.metrics import Metrics
+from ..serving.recording import Recording
+from ..settings import SamplingConfig
+from .engine import engine_arguments, register
+from .parameters import parameters
+from .settings import ONE_PROMPT, DescribedPair, EngineSettings
+from .worker import EXTENSION
+
+if TYPE_CHECKING:
+    from vllm import AsyncLLMEngine, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+# One job is one request of vLLM's engine. In order:
+#
+#   1. The engine draws tokens in its processes, whose first one writes the journal.
+#   2. For each output the journal is read until it holds as many steps. They, and no tokens of the
+#      output, make the job's state: its text, its end, its ledger, as in a batch of a `Decoder`.
+#   3. The state is told as an update. A stop string ends the engine's text too.
+#   4. At the end the engine says that the journal holds all that it drew: that is what it cost.
+
+
+class AsyncEngine:
+    """The engine that draws jobs by vLLM: see `Engine`."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        reader: JournalReader,
+        open_llm: Callable[[], AsyncLLMEngine],
+        params_of: Callable[[Job], Any],
+        metrics: Metrics,
+        *,
+        max_waiting: int,
+    ) -> None:
+        """decoder: of a pair without weights; its batch_size is the engine's number of rows, its
+        level's context the engine's length. reader: of the journal that the engine writes.
+        open_llm: starts vLLM, in the server's loop. params_of: a job's SamplingParams.
+        max_waiting: jobs beyond the rows."""
+        context = decoder.level.context_length
+        assert context is not None, "the engine has a length"
+        self.decoder, self.max_length, self.metrics = decoder, context, metrics
+        self.max_waiting = max_waiting
+        self.failure: BaseException | None = None
+        self.refusal: Refused | None = None
+        self._reader, self._open_llm, self._params_of = reader, open_llm, params_of
+        self._recording = Recording(decoder, journal=None)
+        self._llm: AsyncLLMEngine | None = None
+        self._on_failure: Callable[[], None] = lambda: None
+        self._tasks: dict[Job, asyncio.Task[None]] = {}
+        """Of all jobs that are not settled."""
+        self._drawing: set[Job] = set()
+        self._broken_off: dict[Job, Refused | None] = {}
+        """Those that are drawn no further, and what their last updates say."""
+        self._look: asyncio.Future[None] | None = None
+        """The look into the journal for which all late jobs wait."""
+
+    async def start(self, on_failure: Callable[[], None]) -> None:
+        """Raises AnchoredError for a journal that is not read here."""
+        self._on_failure = on_failure
+        self._llm = self._open_llm()
+        await self._noted()
+        if not self._reader.refresh():
+            raise AnchoredError("the engine's first process and the server need one file system")
+
+    @property
+    def num_running(self) -> int:
+        return min(len(self._tasks), self.decoder.batch_size)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._tasks) - self.num_running
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        if any(job.request.stream_prompts for job in jobs):
+            raise ValueError(ONE_PROMPT)
+        if len(self._tasks) + len(jobs) > self.max_waiting + self.decoder.batch_size:
+            raise Refused(429, f"{self.num_waiting} texts wait already: try again later")
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self.check(jobs)
+        self._drawing.update(jobs)
+        self._tasks.update({job: asyncio.create_task(self._run(job)) for job in jobs})
+
+    def cancel(self, jobs: Sequence[Job], refused: Refused | None = None) -> None:
+        for job in jobs:
+            if job in self._drawing and job not in self._broken_off:
+                self._broken_off[job] = refused
+                if job.state is not None:  # else its task has not begun, and looks by itself
+                    self._tasks[job].cancel()
+
+    def refuse_new(self, refused: Refused) -> None:
+        self.refusal = self.refusal or refused
+
+    async def stop(self) -> None:
+        self.refuse_new(Refused(503, SHUT_DOWN))
+        self.cancel(list(self._tasks), self.refusal)
+        await asyncio.gather(*self._tasks.values())
+        if self._llm is not None:
+            self._llm.shutdown()
+            self._llm = None
+
+    async def probe(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        assert self._llm is not None, "the engine has started"
+        await self._llm.check_health()
+
+    async def falls_back(self) -> bool:
+        return self._llm is not None and any(await self._noted())
+
+    async def _noted(self) -> list[bool]:
+        """The engine's promise that the journal holds all that was drawn, and whether the CPU's
+        solver draws in each of its processes."""
+        assert self._llm is not None, "the engine has started"
+        return list(await self._llm.collective_rpc("anchored_noted"))
+
+    async def _run(self, job: Job) -> None:
+        """Draw one job to its end, in the steps above."""
+        state = job.state = self._new_state(job.request)
+        try:
+            if job not in self._broken_off:
+                await self._draw(job, state)
+        except asyncio.CancelledError:
+            pass  # it was broken off
+        except Exception as error:
+            self._fail(job, error)
+        self._drawing.remove(job)
+        await self._settle(job)
+        del self._tasks[job]
+        if job in self._broken_off:
+            self.metrics.broken_off(job)
+            if (refused := self._broken_off.pop(job)) is not None:
+                job.updates.put_nowait((job, Update(refused=refused)))
+        else:
+            self._tell(job)
+
+    def _new_state(self, request: Request) -> RequestState:
+        rule, level = request.rule or self.decoder.open_rule, self.decoder.level
+        budget = rule.budget_for(horizon=request.max_new_tokens, k=request.k)
+        text = level.text_stream(request.stop, request.prompt_token_ids)
+        return RequestState(request=request, budget=budget, text=text)
+
+    async def _draw(self, job: Job, state: RequestState) -> None:
+        assert self._llm is not None, "the engine has started"
+        prompt: Any = {"prompt_token_ids": job.request.prompt_token_ids}
+        outputs = self._llm.generate(prompt, self._params_of(job), job.request_id)
+        num_drawn, ends = 0, self.decoder.level.stop_token_ids
+        async with aclosing(outputs):  # the engine stops where we do
+            async for output in outputs:
+                # 1. The engine has drawn some tokens, and its journal has them, or has them soon.
+                num_drawn += len(output.outputs[0].token_ids)
+                record = await self._record(job.request_id, num_drawn)
+                # 2. The steps of the journal become the state, as a batch would have it.
+                if not state.steps:
+                    job.journal_id = record.request_id
+                    state.budget = replace(state.budget, debt=record.header.debt)
+                    self.metrics.joined([job])
+                for step in record.drawn[len(state.steps) : num_drawn]:
+                    state.append(step, is_end=step.token_id in ends)
+                    if state.is_finished:
+                        break
+                if record.error and not state.is_finished:
+                    state.fail(record.error)
+                # 3. Clients hear of it; of the end once it is settled.
+                if state.is_finished:
+                    return
+                self._tell(job)
+        state.fail("the engine ended the text before its length")
+
+    async def _settle(self, job: Job) -> None:
+        """4. Charge what the journal holds, once nothing more of the text can come into it."""
+        record = self._reader.find(job.request_id)
+        try:
+            if job.settle is not None and (record is None or not record.is_whole):
+                await self._noted()
+                self._reader.refresh()
+                record = self._reader.find(job.request_id)
+            job.settled(0.0 if record is None else record.spent)
+        except Exception as error:  # the engine has ended: the next server reads the journal
+            logger.error("%s is not settled: %s", job.request_id, error)
+        self._reader.forget(job.request_id)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        refused = Refused(500, f"{BROKEN}: {error}")
+        logger.error("%s: %s", job.request_id, refused, exc_info=error)
+        self._broken_off[job] = refused
+        if self._llm is not None and self._llm.errored and self.failure is None:
+            self.failure, self.refusal = error, refused
+            self._on_failure()
+
+    def _tell(self, job: Job) -> None:
+        updates = self._recording.updates([job])
+        self.metrics.reported(updates)
+        for update in updates:
+            job.updates.put_nowait(update)
+
+    async def _record(self, name: str, num_drawn: int) -> Record:
+        """The record of a text, once the journal has so many of its steps; JournalError where it
+        does not have them within WAIT_S."""
+        until_s = time.monotonic() + WAIT_S
+        while True:
+            record = self._reader.find(name)
+            if record is not None and (record.error or record.num_drawn >= num_drawn):
+                return record
+            if time.monotonic() > until_s:
+                raise JournalError(f"the journal lacks tokens of {name} after {WAIT_S:g} s")
+            if not self._reader.refresh():
+                await self._next_look()
+
+    async def _next_look(self) -> None:
+        """Return after LOOK_S, once for all jobs that wait."""
+        if self._look is None or self._look.done():
+            self._look = asyncio.ensure_future(asyncio.sleep(LOOK_S))
+        await asyncio.shield(self._look)  # a job that is broken off ends its wait only
+
+
+def open_engine(
+    settings: EngineSettings,
+    pair: DescribedPair,
+    arguments: Mapping[str, Any],
+    *,
+    max_waiting: int,
+) -> AsyncEngine:
+    """An engine of vLLM for a pair, which begins to load it as the server starts.
+
+    arguments: vLLM's engine arguments, `tensor_parallel_size` for one. Raises ValueError for one
+    that is unknown or cannot go with a pair.
+    """
+    from prometheus_client import REGISTRY
+    from vllm import AsyncEngineArgs, AsyncLLMEngine
+
+    register()
+    known = {each.name for each in fields(AsyncEngineArgs)}
+    if unknown := sorted(arguments.keys() - known):
+        raise ValueError(f"vLLM has no engine argument {unknown[0]!r}")
+    made = engine_arguments(settings, dict(arguments)) | {"worker_extension_cls": EXTENSION}
+    config = AsyncEngineArgs(**made).create_engine_config()
+    rule, num_rows = settings.limits.rule, config.scheduler_config.max_num_seqs
+    decoder = Decoder(pair, rule, level="token", batch_size=num_rows)
+    pair.computes_in(config.model_config.dtype)
+    decoder.level.context_length = config.model_config.max_model_len
+    return AsyncEngine(
+        decoder,
+        JournalReader(settings.journal, skips_written=True, num_kept=NUM_KEPT),
+        partial(AsyncLLMEngine.from_vllm_config, config),
+        partial(_params_of, decoder),
+        Metrics(REGISTRY),  # in which vLLM's series are
+        max_waiting=max_waiting,
+    )
+
+
+def _params_of(decoder: Decoder, job: Job) -> SamplingParams:
+    from vllm.sampling_params import RequestOutputKind
+
+    request, ends = job.request, decoder.level.stop_token_ids
+    rule, sampling = request.rule or decoder.open_rule, request.sampling or SamplingConfig()
+    return parameters(
+        request,
+        rule.rule,
+        sampling,
+        client_id=job.client_id,
+        # Stops are looked for in our text. That there are some shows in the journal by ends.
+        stop_token_ids=sorted(decoder.level.stop_symbols(request.stop)) or ends * bool(request.stop),
+        output_kind=RequestOutputKind.DELTA,
+        detokenize=False,
+    )
