@@ -85,6 +85,11 @@ class Decoder:
 
             self._draft_length = draft_length(self.level, self.open_rule, speculate)
 
+    @property
+    def drafts(self) -> bool:
+        """The safe model drafts tokens."""
+        return self._draft_length is not None
+
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | None = None, **options: Unpack[GenerateOptions]
     ) -> list[Generation]:

@@ -249,7 +249,7 @@ def ledger_header(
         sampling=sampling.as_dict(),
         seed=state.request.seed,
         prompt_token_ids=state.request.prompt_token_ids,
-        stop_token_ids=level.stop_token_ids,
+        stop_token_ids=[] if state.request.ignores_ends else level.stop_token_ids,
         fingerprints=dict(pair.fingerprints),
         dtype=str(pair.dtype).removeprefix("torch."),
         **state.budget.record(),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.spend import allowance, charged
+from .engine.log_probs import TokenLogProbs, top_log_probs
 from .engine.prompts import PromptReading, asks_for_ratios, read_prompts
 from .engine.request import Request, request_budget
 from .levels.level import Level
@@ -139,6 +140,8 @@ class Score:
     weights: list[float] = field(default_factory=list)
     is_greedy: bool = True
     """Every token is the most likely one under p*."""
+    log_probs: list[TokenLogProbs] = field(default_factory=list)
+    """log p* of each place, where the request wants them."""
     error: str = ""
 
     @classmethod
@@ -188,8 +191,9 @@ def score_batch(
         for budget, tokens, error in zip(budgets, merged, reading.errors, strict=True)
     ]
     accounts = opened_accounts(budgets)  # (B, 7)
+    num_top = [request.num_top for request in requests]
     for column in given_columns(streams, reading, merged, looks_back=rule.looks_back):
-        _enter(column, rule, warpers, accounts, scores)
+        _enter(column, rule, warpers, accounts, scores, num_top)
     for row, score in enumerate(scores):
         score.error = (score.error and level.outgrown(streams, row)) or score.error
     return scores
@@ -197,10 +201,15 @@ def score_batch(
 
 @torch.inference_mode()
 def _enter(
-    column: GivenColumn, rule: OpenRule, warpers: Warpers, accounts: Tensor, scores: list[Score]
+    column: GivenColumn,
+    rule: OpenRule,
+    warpers: Warpers,
+    accounts: Tensor,
+    scores: list[Score],
+    num_top: Sequence[int | None],
 ) -> None:
     """Enter one token of every text that goes on into its score, and into its row of the accounts,
-    (B, 7)."""
+    (B, 7). num_top: likeliest tokens of each of the B texts whose log-probabilities are kept."""
     # 1. p* under what each text may spend, which follows from the spends before: so no column is
     #    decided before the last one.
     entered = [scores[i] for i in column.texts]
@@ -238,3 +247,8 @@ def _enter(
         score.safe_token_log_probs.append(safe)
         score.spends.append(spend)
         score.weights.append(weight)
+    # 4. The likeliest tokens of the place.
+    for row, text in enumerate(column.texts):
+        if (count := num_top[text]) is not None:
+            token_id = int(column.token_ids[row])
+            scores[text].log_probs += top_log_probs(drawn.log_probs()[[row]], [token_id], count)

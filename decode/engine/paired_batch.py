@@ -37,9 +37,10 @@ from ...kernels.sampler import uniforms
 from ...kernels.spend import allowance, charged, empty_accounts
 from ..levels.level import Level
 from ..rules.budget import opened_accounts
-from ..rules.rule import ModelName, OpenRule, PastRows, StepInputs
+from ..rules.rule import ModelName, NextToken, OpenRule, PastRows, StepInputs
 from ..settings import SamplingConfig
 from ..streams.kv_cache import uploaded
+from .log_probs import top_log_probs
 from .prompts import PromptReading, asks_for_ratios, read_prompts
 from .request import (
     SPEND,
@@ -236,7 +237,22 @@ class PairedBatch:
         token_ids = columns[:, TOKEN].long().clamp(min=0)  # (A,)
         index = uploaded(torch.tensor(rows), self._device), token_ids
         self._seen.index_put_(index, torch.ones_like(token_ids, dtype=torch.bool))
+        self._keep_log_probs(rows, inputs, drawn, token_ids)
         return columns
+
+    def _keep_log_probs(
+        self, rows: list[int], inputs: StepInputs, drawn: NextToken, token_ids: Tensor
+    ) -> None:
+        """Keep the log-probabilities of this step that requests want; token_ids: (A,)."""
+        wanted = [i for i, row in enumerate(rows) if self._state(row).request.num_top is not None]
+        for i in wanted:
+            state, token_id = self._state(rows[i]), int(token_ids[i])
+            if state.request.exposes:
+                log_probs = drawn.log_probs()[i]
+            else:
+                log_probs = inputs.logits["safe"][i].double().log_softmax(-1)
+            assert state.request.num_top is not None
+            state.log_probs += top_log_probs(log_probs[None], [token_id], state.request.num_top)
 
     def _next_inputs(self, rows: list[int]) -> StepInputs:
         return self._inputs(rows, [len(self._state(row).steps) for row in rows], self._seen)
@@ -248,7 +264,8 @@ class PairedBatch:
             step = ledger_step(len(state.steps), figures)
             state.num_skipped += any(unread[row] for unread in self._unread.values())
             if step.token_id >= 0:
-                state.append(step, is_end=step.token_id in self._stop_token_ids)
+                is_end = step.token_id in self._stop_token_ids and not state.request.ignores_ends
+                state.append(step, is_end=is_end)
             else:
                 state.fail(self.level.outgrown(self.streams, row) or self._fault(row, step.step))
             for unread in self._unread.values():

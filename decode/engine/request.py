@@ -17,6 +17,7 @@ from ..rules.budget import Budget, prompt_digest
 from ..rules.rule import NextToken, OpenRule, Rule, StreamName, token_spend
 from ..settings import RequestError, SamplingConfig
 from ..tokenizer.text import TextStream
+from .log_probs import TokenLogProbs
 
 
 def random_key(seed: int, prompt: list[int], *, level: str, place: int) -> int:
@@ -93,6 +94,15 @@ class Request:
     """In place of the batch's."""
     least_debt: float = 0.0
     """Nats of debt that the prompt has at least."""
+    num_top: int | None = None
+    """Likeliest tokens whose log-probabilities under p_s are kept of each place; None keeps none,
+    not of the drawn tokens either."""
+    exposes: bool = False
+    """They are kept under p*, which tells of tokens that no nats were paid for."""
+    echoes: bool = False
+    """They are kept of the prompt too, each token after those before it."""
+    ignores_ends: bool = False
+    """The text goes on after a token that would end it."""
     earlier_call: tuple[Hashable, ...] | None = None
     """A name of the call in which the end of the prompt was drawn as one of several samples."""
 
@@ -172,6 +182,10 @@ class RequestState:
     texts: list[str] = field(default_factory=list)
     """Text that each step made certain: whole characters only, "" while a character or a
     possible stop string is incomplete."""
+    log_probs: list[TokenLogProbs] = field(default_factory=list)
+    """Of each step, where the request wants them."""
+    prompt_log_probs: list[TokenLogProbs] = field(default_factory=list)
+    """Of each token of the prompt but the first, where the request wants them."""
     num_forwards: Counter[str] = field(default_factory=Counter)
     """Forwards by model that the request took part in."""
     work: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -5,12 +5,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..engine.log_probs import TokenLogProbs
 from ..ledger import Ledger
 from .asked import FIELD
 from .figures import answer_figures, figures_at_the_top
+from .jobs import Update
+from .log_prob_texts import LogProbTexts
 
 FINISHED: Final = {"stop_token": "stop", "stop_string": "stop", "length": "length"}
 """OpenAI's words for how a text ended; others stay as they are."""
+
+
+UNFINISHED: Final = {"finish_reason": None}
+EXPOSED: Final = (
+    "log-probabilities of p* tell of tokens that were not drawn and of which no nats are counted: "
+    "no bound covers this answer"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +33,8 @@ class Form:
     is_chat: bool
 
     def name(self, answer_id: str, place: int) -> str:
-        """The name of a text in the journal, as vLLM has it."""
-        return answer_id if self.is_chat else f"{answer_id}-{place}"
+        """The name of a text in the journal."""
+        return answer_id if self.is_chat and place == 0 else f"{answer_id}-{place}"
 
 
 COMPLETIONS: Final = Form("cmpl", "text_completion", "text_completion", False)
@@ -35,9 +45,15 @@ CHATS: Final = Form("chatcmpl", "chat.completion", "chat.completion.chunk", True
 class TextSoFar:
     """One text of an answer, as its updates report it."""
 
+    place: int
+    """Among the texts of the answer."""
     prompt_token_ids: list[int]
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    log_probs: list[TokenLogProbs] = field(default_factory=list)
+    prompt_log_probs: list[TokenLogProbs] = field(default_factory=list)
+    num_told: int = 0
+    """Characters of the tokens whose log-probabilities were told."""
     ledger: Ledger | None = None
     error: str = ""
     journal_id: str = ""
@@ -55,35 +71,55 @@ class Answer:
     form: Form
     answer_id: str
     model: str
+    num_samples: int = 1
+    """Texts of each prompt."""
     returns_token_ids: bool = False
     includes_usage: bool = False
+    counts_on: bool = False
+    """Each chunk counts the tokens that have come."""
+    texts: LogProbTexts
+    """Of the pair's symbols."""
+    has_log_probs: bool = False
+    exposes: bool = False
+    """They are those of p*, which no bound covers."""
+    echoes: bool = False
+    """Texts begin with their prompts."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def shows_tokens(self) -> bool:
+        """A client hears of tokens whose text is not certain yet."""
+        return self.returns_token_ids or self.has_log_probs
 
     def whole(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
         """The answer of texts that have ended."""
-        choices = [self._choice(place, text) for place, text in enumerate(texts)]
-        answer = {**self._head(self.form.whole), "choices": choices, "usage": usage(texts)}
+        choices = [self._choice(text) for text in texts]
+        answer = {**self._head(self.form.whole), "choices": choices, "usage": self.usage(texts)}
         return figures_at_the_top(answer, choices)
 
     def begun(self, place: int) -> dict[str, Any]:
         """The first chunk of a chat: who speaks."""
         delta = {"role": "assistant", "content": ""}
-        return self._chunk([self._part(place, {"delta": delta})])
+        return self._chunk([{"index": place, "delta": delta, "logprobs": None, **UNFINISHED}])
 
-    def piece(self, place: int, text: str, token_ids: Sequence[int]) -> dict[str, Any]:
+    def piece(self, text: TextSoFar, update: Update) -> dict[str, Any]:
         """A chunk of a text that goes on."""
-        return self._chunk([self._part(place, self._new(text), token_ids)])
+        return self._chunk([self._news(text, update)])
 
-    def last(
-        self, place: int, text: str, token_ids: Sequence[int], whole: TextSoFar
-    ) -> dict[str, Any]:
+    def last(self, text: TextSoFar, update: Update) -> dict[str, Any]:
         """The chunk that ends a text, with what it cost."""
-        choice = self._part(place, self._new(text), token_ids) | self._end(whole)
+        choice = self._news(text, update) | self._end(text)
         return figures_at_the_top(self._chunk([choice]), [choice])
 
     def counted(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
         """The chunk without a choice that counts tokens, where a client asks for it."""
-        return {**self._chunk([]), "usage": usage(texts)}
+        return {**self._chunk([]), "usage": self.usage(texts)}
+
+    def usage(self, texts: Sequence[TextSoFar]) -> dict[str, int]:
+        """Symbols that were read and drawn so far, tokens or bytes; a prompt was read once."""
+        read = sum(len(text.prompt_token_ids) for text in texts[:: self.num_samples])
+        drawn = sum(len(text.token_ids) for text in texts)
+        return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
 
     def _head(self, kind: str) -> dict[str, Any]:
         head = {"id": self.answer_id, "object": kind, "created": self.created}
@@ -92,26 +128,49 @@ class Answer:
     def _chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {**self._head(self.form.chunk), "choices": choices}
 
-    def _new(self, text: str) -> dict[str, Any]:
-        if not self.form.is_chat:
-            return {"text": text}
-        return {"delta": {"content": text} if text else {}}
+    def _news(self, text: TextSoFar, update: Update) -> dict[str, Any]:
+        """The part of a choice that an update, the text's last one so far, has brought."""
+        is_first = len(text.token_ids) == len(update.token_ids)
+        said = self._echoed(text) * is_first + update.text
+        content = (
+            {"delta": {"content": said} if said else {}} if self.form.is_chat else {"text": said}
+        )
+        before = len(text.log_probs) - len(update.log_probs)
+        return self._part(text, content, update.token_ids, text.log_probs[before:], is_first)
 
-    def _part(
-        self, place: int, content: Mapping[str, Any], token_ids: Sequence[int] = ()
-    ) -> dict[str, Any]:
-        part = {"index": place, **content, "logprobs": None, "finish_reason": None}
-        return {**part, "token_ids": list(token_ids)} if self.returns_token_ids else part
-
-    def _choice(self, place: int, text: TextSoFar) -> dict[str, Any]:
-        content: dict[str, Any] = {"text": text.text}
+    def _choice(self, text: TextSoFar) -> dict[str, Any]:
+        content: dict[str, Any] = {"text": self._echoed(text) + text.text}
         if self.form.is_chat:
             message = {"role": "assistant", "content": text.text, "refusal": None}
             content = {"message": message}
-        choice = {**self._part(place, content, text.token_ids), **self._end(text)}
+        part = self._part(text, content, text.token_ids, text.log_probs, True)
+        choice = {**part, **self._end(text)}
         if self.returns_token_ids:
             choice["prompt_token_ids"] = text.prompt_token_ids
         return choice
+
+    def _echoed(self, text: TextSoFar) -> str:
+        return "".join(map(self.texts.symbol, text.prompt_token_ids)) if self.echoes else ""
+
+    def _part(
+        self,
+        text: TextSoFar,
+        content: Mapping[str, Any],
+        token_ids: Sequence[int],
+        log_probs: Sequence[TokenLogProbs],
+        is_first: bool,
+    ) -> dict[str, Any]:
+        """log_probs: of these tokens. is_first: they are the text's first ones."""
+        part = {"index": text.place, **content, "logprobs": None, "finish_reason": None}
+        if self.has_log_probs and self.form.is_chat:
+            part["logprobs"] = self.texts.of_chat(log_probs)
+        elif self.has_log_probs:
+            first = text.prompt_token_ids[0] if is_first and self.echoes else None
+            places = log_probs if first is None else [*text.prompt_log_probs, *log_probs]
+            told = self.texts.of_completion(places, first=first, offset=text.num_told)
+            text.num_told += sum(map(len, told["tokens"]))
+            part["logprobs"] = told
+        return {**part, "token_ids": list(token_ids)} if self.returns_token_ids else part
 
     def _end(self, text: TextSoFar) -> dict[str, Any]:
         ledger = text.ledger
@@ -120,15 +179,10 @@ class Answer:
             text.journal_id,
             ledger.header,
             spent=ledger.spent,
-            certified=ledger.certified,
+            certified=ledger.certified and not self.exposes,
             error=text.error,
         )
+        if self.exposes:
+            figures["uncertified"] = EXPOSED
         reason = FINISHED.get(ledger.finish_reason, ledger.finish_reason)
         return {"finish_reason": reason, FIELD: figures}
-
-
-def usage(texts: Sequence[TextSoFar]) -> dict[str, int]:
-    """Symbols that were read and drawn: tokens, or bytes."""
-    read = sum(len(text.prompt_token_ids) for text in texts)
-    drawn = sum(len(text.token_ids) for text in texts)
-    return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}

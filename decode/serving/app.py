@@ -1,6 +1,8 @@
 """The endpoints of the server, as one ASGI application."""
 
+import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -10,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .answers import CHATS, COMPLETIONS
-from .asgi import ERROR_TYPES, error_body
+from .asgi import ERROR_TYPES, BodyTooLarge, body_of, error_body
 from .endpoint import Endpoint, Served
 from .guard import CLIENT
 from .jobs import Refused
@@ -25,6 +27,8 @@ class PairApp:
         routes = [
             Route("/v1/completions", Endpoint(COMPLETIONS, served), methods=["POST"]),
             Route("/v1/chat/completions", Endpoint(CHATS, served), methods=["POST"]),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._one_model),
             Route("/v1/anchored/account", self._account),
@@ -33,6 +37,27 @@ class PairApp:
             Route("/metrics", self._page),
         ]
         self.routes = Starlette(routes=routes, exception_handlers={HTTPException: _error})
+        self.routes.router.redirect_slashes = False
+
+    async def _tokenize(self, request: HttpRequest) -> Response:
+        return await self._converted(request, self._served.reader.symbols)
+
+    async def _detokenize(self, request: HttpRequest) -> Response:
+        return await self._converted(request, self._served.reader.text)
+
+    async def _converted(
+        self, request: HttpRequest, convert: Callable[[bytes], dict[str, Any]]
+    ) -> Response:
+        """What becomes of a body in the readers' thread."""
+        served, loop = self._served, asyncio.get_running_loop()
+        try:
+            content = await body_of(request.scope, request.receive, served.max_body)
+            async with served.reading:
+                return JSONResponse(await loop.run_in_executor(served.readers, convert, content))
+        except BodyTooLarge as error:
+            raise HTTPException(413, str(error)) from None
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
 
     async def _models(self, _: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Condition, Thread
 from typing import Final
 
@@ -14,10 +15,15 @@ from ...kernels.project import falls_back
 from ..ambient import plain_torch
 from ..arguments import request_list
 from ..decoder import Decoder
+from ..engine.log_probs import TokenLogProbs
 from ..engine.paired_batch import PairedBatch
+from ..engine.request import Request
 from ..levels.level import Level
+from ..rules.claims import opened
+from ..rules.one_model import SafeOnly
 from ..rules.rule import takes_passage
-from ..settings import SamplingConfig
+from ..score import score_batch
+from ..settings import UNWARPED, SamplingConfig
 from .engine import BROKEN, SHUT_DOWN
 from .jobs import Job, Refused, Update
 from .journal import JournalWriter
@@ -231,8 +237,23 @@ class BatchThread:
         states = self._batch.admit([job.request for job in joining])
         for job, state in zip(joining, states, strict=True):
             job.state = state
+            if job.request.echoes:
+                state.prompt_log_probs = self._scored(job.request)
         self.metrics.joined(joining)
         return self._updates([job for job in joining if job.state and job.state.is_finished])
+
+    def _scored(self, request: Request) -> list[TokenLogProbs]:
+        """The log-probabilities of a prompt's tokens but the first, after which they are scored."""
+        first, rest = request.prompt_token_ids[:1], request.prompt_token_ids[1:]
+        if not rest:
+            return []
+        level = self.decoder.level
+        rule = request.rule or self.decoder.open_rule
+        if not request.exposes:
+            rule = opened(SafeOnly(), level)
+        given = replace(request, prompt_token_ids=first, max_new_tokens=len(rest))
+        (score,) = score_batch(level, rule, UNWARPED, [given], [rest])
+        return score.log_probs
 
     def _step(self) -> list[tuple[Job, Update]]:
         assert self._batch is not None

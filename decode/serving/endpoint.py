@@ -32,6 +32,7 @@ from .engine import Engine
 from .events import DONE, sent_event
 from .guard import CLIENT
 from .jobs import Job, Refused, Update
+from .log_prob_texts import LogProbTexts
 from .reading import Body, Reader, parsed
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Served:
     """Has one thread, in which bodies are read and prompts become tokens while streams go on."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while one body is read: others wait unread, as an object takes 40 times its bytes."""
+    texts: LogProbTexts
     model: str
     max_body: int
     """Bytes of a request's body at most."""
@@ -85,8 +87,7 @@ class Endpoint:
             reason = "account" if refused.more else REASONS[refused.status]
             await self._refuse(send, reason, refused)
         else:
-            headers = [(REQUEST_ID, client_id.encode())] if client_id else []
-            talk = _Talk(answer, jobs, send, headers)
+            talk = _Talk(answer, jobs, send)
             answered = asyncio.ensure_future(talk.stream() if is_stream else talk.whole())
             left = asyncio.ensure_future(_left(receive))
             try:
@@ -128,8 +129,14 @@ class Endpoint:
             form=self._form,
             answer_id=answer_id,
             model=served.model,
+            num_samples=body.n,
             returns_token_ids=body.return_token_ids,
             includes_usage=body.includes_usage,
+            counts_on=body.counts_on,
+            texts=served.texts,
+            has_log_probs=made[0].num_top is not None,
+            exposes=made[0].num_top is not None and made[0].exposes,
+            echoes=body.echo,
         )
         # Last of all: whatever would refuse the request has been looked at.
         served.engine.check(jobs)
@@ -201,22 +208,21 @@ class _Talk:
         answer: Answer,
         jobs: Sequence[Job],
         send: Send,
-        headers: Sequence[tuple[bytes, bytes]],
     ) -> None:
         self.open_jobs = list(jobs)
         """The jobs whose last update has not come."""
-        self._answer, self._send, self._headers = answer, send, headers
+        self._answer, self._send = answer, send
         self._updates = jobs[0].updates
-        self._texts = [TextSoFar(job.request.prompt_token_ids) for job in jobs]
+        self._texts = [TextSoFar(job.place, job.request.prompt_token_ids) for job in jobs]
 
     async def whole(self) -> None:
         """Answer once all texts have ended."""
         async for updates in self._news():
             if (refused := _refusal(updates)) is not None:
-                await refuse(self._send, refused.status, refused.reason, self._headers)
+                await refuse(self._send, refused.status, refused.reason)
                 return
         body = json.dumps(self._answer.whole(self._texts)).encode()
-        headers = with_length([(b"content-type", b"application/json"), *self._headers], body)
+        headers = with_length([(b"content-type", b"application/json")], body)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -226,7 +232,7 @@ class _Talk:
         async for updates in self._news():
             refused = _refusal(updates)
             if not has_begun and refused is not None:
-                await refuse(self._send, refused.status, refused.reason, self._headers)
+                await refuse(self._send, refused.status, refused.reason)
                 return
             if not has_begun:
                 await self._begin()
@@ -258,6 +264,8 @@ class _Talk:
         text = self._texts[job.place]
         text.pieces.append(update.text)
         text.token_ids += update.token_ids
+        text.log_probs += update.log_probs
+        text.prompt_log_probs += update.prompt_log_probs
         if update.is_last:
             text.ledger, text.error, text.journal_id = update.ledger, update.error, job.journal_id
             self.open_jobs.remove(job)
@@ -265,17 +273,20 @@ class _Talk:
     def _events(self, updates: dict[Job, Update]) -> list[bytes]:
         chunks = []
         for job, update in updates.items():
-            text, place = self._texts[job.place], job.place
-            if self._answer.form.is_chat and len(text.token_ids) == len(update.token_ids):
-                chunks.append(self._answer.begun(place))
+            answer, text = self._answer, self._texts[job.place]
+            if answer.form.is_chat and len(text.token_ids) == len(update.token_ids):
+                chunks.append(answer.begun(job.place))
             if update.ledger is not None:
-                chunks.append(self._answer.last(place, update.text, update.token_ids, text))
-            elif update.text or (update.token_ids and self._answer.returns_token_ids):
-                chunks.append(self._answer.piece(place, update.text, update.token_ids))
+                chunks.append(answer.last(text, update))
+            elif update.text or (update.token_ids and answer.shows_tokens):
+                chunks.append(answer.piece(text, update))
+        if self._answer.counts_on:
+            usage = self._answer.usage(self._texts)
+            chunks = [{**chunk, "usage": usage} for chunk in chunks]
         return [sent_event(chunk) for chunk in chunks]
 
     async def _begin(self) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *self._headers]
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -292,6 +303,8 @@ def _joined(first: Update, then: Update) -> Update:
     return Update(
         text=first.text + then.text,
         token_ids=[*first.token_ids, *then.token_ids],
+        log_probs=[*first.log_probs, *then.log_probs],
+        prompt_log_probs=first.prompt_log_probs,
         ledger=then.ledger,
         error=then.error,
         refused=then.refused,

@@ -2,20 +2,23 @@
 
 import hashlib
 import hmac
+import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from .asgi import App, Message, Receive, Send, header_of, refuse
+from .asgi import REQUEST_ID, App, Message, Receive, Send, header_of, refuse
+from .asked import CLIENT_ID
 from .metrics import Metrics
 
-OPEN_PATH: Final = "/health"
-"""The one path without a key, which probes of orchestrators ask for; it says up or down."""
+OPEN_PATHS: Final = ("/health", "/ready")
+"""Paths without a key, which probes of orchestrators ask for; they say up or down, and ready or
+not, for which one row is drawn at a time."""
 
 PATHS: Final = frozenset(
     {
         *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/anchored/account"),
-        *(OPEN_PATH, "/ready", "/metrics"),
+        *(*OPEN_PATHS, "/metrics", "/tokenize", "/detokenize"),
     }
 )
 """Paths that metrics name; others are counted together."""
@@ -75,9 +78,15 @@ class Guard:
         scope = {**scope, "path": path, "raw_path": path.encode(), "root_path": ""}
         label = path if path in PATHS else "other"
 
+        named = header_of(scope, REQUEST_ID)
+        if not CLIENT_ID.fullmatch(named.decode("latin-1")):
+            named = f"req-{uuid.uuid4().hex}".encode()
+
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._metrics.requests.labels(label, str(message["status"])).inc()
+                headers = [*message.get("headers", ()), (REQUEST_ID, named)]
+                message = {**message, "headers": headers}
             await send(message)
 
         client = self._client_of(scope)
@@ -95,7 +104,7 @@ class Guard:
         if self._hosts and _without_port(host) not in self._hosts:
             return 403, "the Host header names another server: --allowed-host lets it in"
         # A browser asks without its key what it may send.
-        is_open = scope["path"] == OPEN_PATH or scope["method"] == "OPTIONS"
+        is_open = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"
         if self._keys and not is_open and client is None:
             return 401, "a key is needed: Authorization: Bearer KEY"
         if scope["method"] == "POST":

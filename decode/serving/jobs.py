@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..engine.log_probs import TokenLogProbs
 from ..engine.request import Request, RequestState
 from ..ledger import Ledger
 
@@ -28,6 +29,10 @@ class Update:
 
     text: str = ""
     token_ids: Sequence[int] = ()
+    log_probs: Sequence[TokenLogProbs] = ()
+    """Of these tokens, where the request wants them."""
+    prompt_log_probs: Sequence[TokenLogProbs] = ()
+    """Of the prompt's, in the first update."""
     ledger: Ledger | None = None
     """The whole record, once the text has ended."""
     error: str = ""

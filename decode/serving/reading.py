@@ -8,20 +8,19 @@ from typing import Any, Final
 
 from ...fields import from_record
 from ...inputs import RepeatedName, with_each_once
-from ..arguments import request_list
+from ..arguments import prompt_requests, request_list
 from ..decoder import Decoder
 from ..engine.request import Request
 from ..rounding import least_temperature, temperature_error
 from ..rules.anchored import Anchored, NoOpt
 from ..rules.claims import opened
 from ..rules.pathwise import Pathwise
-from ..rules.rule import OpenRule, Rule
+from ..rules.rule import OpenRule, Rule, takes_passage
 from ..settings import SAMPLING_NAMES, UNWARPED, SamplingConfig
 from ..tokenizer.text import special_names
 from .asked import AVAILABLE, GREEDY, Asked, Limits, seed_of_name, seed_of_secret
 from .request_fields import (
     HARMLESS,
-    OFF_HERE,
     REFUSED,
     check_sizes,
     refuse_special_stops,
@@ -30,6 +29,9 @@ from .request_fields import (
 
 DEFAULT_MAX_TOKENS: Final = 16
 """Of a completion, as OpenAI and vLLM have it; a chat gets the rest of the context."""
+
+MOST_TOP: Final = 20
+"""Likeliest tokens of a place at most, as OpenAI has it."""
 
 STREAM_OPTIONS: Final = ("include_usage", "continuous_usage_stats")
 
@@ -49,12 +51,32 @@ class Body:
     seed: int | None = None
     stop: str | list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
+    n: int = 1
+    logprobs: bool | int | None = None
+    """Of a completion, likeliest tokens of each place; of a chat, whether it has log-probabilities,
+    with `top_logprobs` likeliest tokens of each place."""
+    top_logprobs: int | None = None
+    echo: bool = False
+    """Have a completion begin with its prompt."""
+    ignore_eos: bool = False
+    """Have the text go on after a token that would end it."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     sampling: SamplingConfig = UNWARPED
 
     def __post_init__(self) -> None:
         for name, value in self.stream_options.items():
             if name not in STREAM_OPTIONS or type(value) is not bool:
                 raise ValueError(f"stream_options: {name}={value!r} is not known here")
+        if self.n < 1:
+            raise ValueError(f"n must be >= 1, got {self.n}")
+        # A last message of the assistant goes on, any other is answered, whether that is said or
+        # not; the other way round neither can be had.
+        is_begun = _is_begun(self.messages)
+        if self.continue_final_message and not is_begun:
+            raise ValueError("continue_final_message is of a last message of the assistant")
+        if not (self.add_generation_prompt or is_begun):
+            raise ValueError("add_generation_prompt=false is of a last message of the assistant")
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Body":
@@ -65,7 +87,7 @@ class Body:
         """
         refuse_unhonored(values)
         check_sizes(values)
-        left_out = {*HARMLESS, *REFUSED, *OFF_HERE, "anchored", "vllm_xargs"}
+        left_out = {*HARMLESS, *REFUSED, "anchored", "vllm_xargs"}
         kept = {n: v for n, v in values.items() if v is not None and n not in left_out}
         warped = {name: kept.pop(name) for name in SAMPLING_NAMES if name in kept}
         if warped.get("top_k") == -1:  # says as much as 0, in vLLM too
@@ -81,10 +103,33 @@ class Body:
             raise ValueError("give max_tokens or max_completion_tokens, not both")
         return both.pop() if both else None
 
+    def num_top(self, *, is_chat: bool) -> int | None:
+        """Likeliest tokens of each place whose log-probabilities are wanted, None for none of any
+        token; ValueError for too many, and for the other endpoint's way to ask."""
+        wanted, count = self.logprobs, self.top_logprobs
+        if is_chat:
+            if type(wanted) is int:
+                raise ValueError(f"logprobs of a chat must be true or false, got {wanted}")
+            if count is not None and not wanted:
+                raise ValueError("top_logprobs needs logprobs=true")
+            num_top = count or 0 if wanted else None
+        else:
+            if count is not None or wanted is True:
+                raise ValueError("a completion has as many likeliest tokens as logprobs says")
+            num_top = wanted if type(wanted) is int else None
+        if num_top is not None and not 0 <= num_top <= MOST_TOP:
+            raise ValueError(f"at most {MOST_TOP} likeliest tokens are told, got {num_top}")
+        return num_top
+
     @property
     def includes_usage(self) -> bool:
         """Whether the end of a stream counts tokens."""
         return bool(self.stream_options.get("include_usage"))
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether each part of a stream counts those that have come."""
+        return bool(self.stream_options.get("continuous_usage_stats"))
 
 
 def parsed(content: bytes) -> dict[str, Any]:
@@ -110,12 +155,18 @@ class Reader:
     """Makes requests of bodies, for one pair and its limits."""
 
     def __init__(
-        self, decoder: Decoder, limits: Limits, max_length: int, secret: bytes | None = None
+        self,
+        decoder: Decoder,
+        limits: Limits,
+        max_length: int,
+        secret: bytes | None = None,
+        *,
+        exposes: bool = False,
     ) -> None:
         """max_length: symbols of a prompt and its text. secret: goes into the seeds of texts that
-        are charged to accounts, None where none are kept. The limits' special tokens are replaced
-        by those of the pair."""
-        self._secret = secret
+        are charged to accounts, None where none are kept. exposes: log-probabilities are those of
+        p*. The limits' special tokens are replaced by those of the pair."""
+        self._secret, self._exposes = secret, exposes
         self._level, self._decoder, self.max_length = decoder.level, decoder, max_length
         pair, ends = decoder.pair, set(decoder.level.stop_token_ids)
         special = {}
@@ -152,6 +203,10 @@ class Reader:
         error = temperature_error(sampling.temperature, self._least)
         if error and open_rule.is_certified:
             raise ValueError(error)
+        if body.ignore_eos and self._level.name == "byte":
+            raise ValueError("ignore_eos is of tokens: nothing follows the end of a text of bytes")
+        num_top = body.num_top(is_chat=is_chat)
+        self._check_log_probs(body, open_rule, num_top, is_chat=is_chat)
         # 2. What the models read, how much may follow, and where it ends.
         most = DEFAULT_MAX_TOKENS if body.most_tokens is None and not is_chat else body.most_tokens
         if most is not None:
@@ -166,6 +221,7 @@ class Reader:
             horizon_name="max_tokens",
             stop=self._stops(body),
             passages=asked.passage,
+            num_return_sequences=body.n,
             is_alone=True,
             **prompts,
         )
@@ -173,7 +229,7 @@ class Reader:
             what = "conversation" if is_chat else "prompt"
             raise ValueError(f"the {what} is empty: give at least one text")
         if takes_all and len(texts) > 1:
-            raise ValueError(f"anchored: K={AVAILABLE!r} is of one prompt, got {len(texts)}")
+            raise ValueError(f"anchored: K={AVAILABLE!r} is of one text, got {len(texts)}")
         if most is None:
             texts = [replace(text, max_new_tokens=self._rest(text)) for text in texts]
         # 3. Each text by itself; how many symbols share all that is left is known by now.
@@ -192,9 +248,50 @@ class Reader:
                 rule=open_rule,
                 sampling=sampling,
                 least_debt=asked.debt,
+                ignores_ends=body.ignore_eos,
+                num_top=num_top,
+                exposes=self._exposes,
+                echoes=body.echo and num_top is not None,
             )
             for place, text in enumerate(texts)
         ]
+
+    def symbols(self, content: bytes) -> dict[str, Any]:
+        """The answer to a body that asks what its prompt, or its messages, are to the models."""
+        body = Body.of(parsed(content))
+        prompts = _prompts(body, is_chat=body.messages is not None)
+        for prompt in _lengthy(**prompts):
+            self._check_unread(prompt)
+        requests = prompt_requests(self._level, **prompts)
+        if len(requests) != 1 or requests[0].error:
+            raise ValueError(requests[0].error if requests else "give one prompt")
+        token_ids = requests[0].prompt_token_ids
+        return {"count": len(token_ids), "max_model_len": self.max_length, "tokens": token_ids}
+
+    def text(self, content: bytes) -> dict[str, Any]:
+        """The answer to a body that asks for the text of tokens, or bytes."""
+        values = parsed(content)
+        if not isinstance(values.get("tokens"), list):
+            raise ValueError("tokens must be a list of token ids")
+        self._check_unread(values["tokens"])
+        stream = self._level.text_stream()
+        pieces = [stream.push(token_id) for token_id in self._level.encode(values["tokens"])]
+        return {"prompt": "".join(pieces) + stream.finish()}
+
+    def _check_log_probs(
+        self, body: Body, rule: OpenRule, num_top: int | None, *, is_chat: bool
+    ) -> None:
+        """Raise ValueError for log-probabilities, or an echo, that cannot be had."""
+        if body.echo and is_chat:
+            raise ValueError("echo is of completions: a chat's prompt is its messages")
+        if num_top is None:
+            return
+        if self._decoder.drafts:
+            raise ValueError("logprobs need a server without --speculate")
+        if not self._exposes and "safe" not in rule.streams:
+            raise ValueError(f"logprobs are those of p_s, which the rule {rule.name} does not read")
+        if body.echo and takes_passage(rule):
+            raise ValueError(f"echo with logprobs is of prompts alone, {rule.name} reads a passage")
 
     def _rule(self, asked: Asked, available: float = 0.0, horizon: int = 1) -> Rule:
         if self._secret is None:
@@ -283,6 +380,12 @@ def _lengthy(prompts: Any, messages: Any = None) -> list[str | list[Any]]:
     return [part for part in parts if isinstance(part, str | list)]
 
 
+def _is_begun(messages: Any) -> bool:
+    """Whether the last message is one of the assistant, which goes on."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
+
+
 def plain_messages(messages: Any) -> Any:
     """Messages whose contents are texts: parts of the type "text" are joined.
 
@@ -294,7 +397,12 @@ def plain_messages(messages: Any) -> Any:
 
 
 def _plain_message(message: Any) -> Any:
-    parts = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(message, Mapping):
+        return message
+    # Clients append what they were answered, with keys that say nothing.
+    needed = ("role", "content")
+    message = {k: v for k, v in message.items() if k in needed or v not in (None, "", [], {})}
+    parts = message.get("content")
     if not isinstance(parts, list):
         return message
     texts = []

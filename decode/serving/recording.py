@@ -61,6 +61,8 @@ class Recording:
         return Update(
             text="".join(texts),
             token_ids=[step.token_id for step in steps],
+            log_probs=state.log_probs[job.num_reported : len(state.steps)],
+            prompt_log_probs=() if job.num_reported else state.prompt_log_probs,
             ledger=self._ledger(job) if state.is_finished else None,
             error=state.error,
         )

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
 from ...errors import AnchoredError
 from .app import PairApp
@@ -21,6 +22,7 @@ from .endpoint import Served
 from .engine import SHUT_DOWN, Engine
 from .guard import Guard, read_keys
 from .jobs import Refused
+from .log_prob_texts import LogProbTexts
 from .reading import Reader
 from .server_options import ServerOptions
 
@@ -89,7 +91,10 @@ class PairServer:
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="anchored-reader")
         served = Served(
             engine=engine,
-            reader=Reader(decoder, limits, engine.max_length, secret),
+            reader=Reader(
+                decoder, limits, engine.max_length, secret, exposes=options.expose_logprobs
+            ),
+            texts=LogProbTexts(decoder.level),
             readers=self._readers,
             model=options.served_name,
             max_body=options.max_body,
@@ -105,8 +110,16 @@ class PairServer:
             hosts=options.hosts,
             root_path=options.root_path,
         )
+        app: Any = guard
+        if options.allowed_origin:
+            app = CORSMiddleware(
+                guard,
+                allow_origins=options.allowed_origin,
+                allow_methods=("GET", "POST"),
+                allow_headers=("authorization", "content-type", "x-request-id"),
+            )
         config = uvicorn.Config(
-            guard,
+            app,
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -39,6 +39,12 @@ class ServerOptions:
     """Texts that wait for a row; more are answered by 429."""
     max_body: int = MAX_BODY
     """Most bytes of a request's body."""
+    expose_logprobs: bool = False
+    """Have logprobs and echo tell those of p*, in place of p_s: of tokens that were not drawn, so
+    that no bound covers such an answer; never with accounts."""
+    allowed_origin: Annotated[tuple[str, ...], REPEATED] = ()
+    """Origin of web pages that may call the server from a browser, as https://chat.example.org;
+    none unless given. Give it again for more."""
     shutdown_s: float = 30.0
     """Seconds that texts may go on after SIGTERM."""
 
@@ -47,6 +53,8 @@ class ServerOptions:
         check_input(self.accounts)
         if self.api_key_file is not None and self.accounts is not None:
             raise ValueError("--accounts names the keys of its clients: leave --api-key-file out")
+        if self.accounts is not None and self.expose_logprobs:
+            raise ValueError("--accounts count nats, and --expose-logprobs tells what costs none")
         check_least(self, 0, "max_waiting", "shutdown_s")
         check_least(self, 1, "max_length", "max_body")
         if not 0 <= self.port <= 65535:

@@ -13,11 +13,11 @@ from .settings import PairRule, checked_rule
 # By field of SamplingParams. A field that stands in no table is refused unless it has its default,
 # and fails a test: a new version of vLLM has to be looked at.
 
-ASKED: Final = ("max_tokens", "seed", "extra_args")
-"""Decide the budget and the draws: the horizon, the seed and what `Asked` names."""
+ASKED: Final = ("max_tokens", "seed", "extra_args", "ignore_eos")
+"""Decide the budget, the draws and the end: the horizon, the seed and what `Asked` names."""
 
 REFUSED_HERE: Final = (
-    *("n", "presence_penalty", "frequency_penalty", "watermarking", "ignore_eos", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "watermarking", "min_tokens"),
     *("structured_outputs", "logit_bias", "allowed_token_ids", "bad_words"),
     "thinking_token_budget",
 )
@@ -50,7 +50,8 @@ AFTER_THE_TEXT: Final = {
 """Change nothing of p*, and why."""
 
 NEUTRAL: Final[dict[str, Any]] = {
-    **{name: REFUSED[name].neutral[0] for name in REFUSED_HERE},
+    **{name: next(iter(REFUSED[name].neutral), None) for name in REFUSED_HERE},
+    "n": 1,
     "_bad_words_token_ids": None,
     "trace_decode_token_ids": None,
 }
@@ -59,6 +60,9 @@ NEUTRAL: Final[dict[str, Any]] = {
 ON_BY_DEFAULT: Final = ("watermarking",)
 """Fields of NEUTRAL that some releases set: there they do nothing without an engine argument that
 is refused."""
+
+HAS_STOPS: Final = "anchored_has_stops"
+"""The extra argument of a request whose text others end: the journal says so. It is no client's."""
 
 KNOWN: Final = {*SAMPLING_NAMES, *ASKED, *AFTER_THE_TEXT, *NEUTRAL}
 
@@ -77,6 +81,10 @@ class Admitted:
     """Nats that the caller says the prompt owes at least."""
     client_id: str = ""
     """The id by which the client names its request."""
+    ignores_ends: bool = False
+    """The text goes on after a token that would end it."""
+    has_stops: bool = False
+    """Its caller names further ends."""
 
     @property
     def budget(self) -> Budget:
@@ -92,7 +100,10 @@ def admit(params: Any, limits: Limits) -> Admitted:
     """
     _refuse_unhonored(params)
     refuse_special_stops(params.stop, limits.special_tokens)
-    asked = Asked.of(params.extra_args)
+    extra = dict(params.extra_args or {})
+    has_stops = params.stop or params.stop_token_ids or params.repetition_detection
+    has_stops = bool(extra.pop(HAS_STOPS, False) or has_stops)
+    asked = Asked.of(extra)
     if params.max_tokens is None:
         raise ValueError("anchored: max_tokens is the horizon of the budget and must be given")
     limits.check_horizon(params.max_tokens)
@@ -106,6 +117,8 @@ def admit(params: Any, limits: Limits) -> Admitted:
         sample=asked.sample,
         least_debt=asked.debt,
         client_id=asked.client_id,
+        ignores_ends=params.ignore_eos,
+        has_stops=has_stops,
     )
     limits.check(admitted.budget)
     return admitted

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import AnchoredError
 from ..decoder import Decoder
+from ..engine.log_probs import TokenLogProbs
 from ..engine.request import Request, RequestState
 from ..serving.engine import BROKEN, SHUT_DOWN
 from ..serving.jobs import Job, Refused, Update
@@ -173,11 +174,17 @@ class AsyncEngine:
         assert self._llm is not None, "the engine has started"
         prompt: Any = {"prompt_token_ids": job.request.prompt_token_ids}
         outputs = self._llm.generate(prompt, self._params_of(job), job.request_id)
-        num_drawn, ends = 0, self.decoder.level.stop_token_ids
+        ends = () if job.request.ignores_ends else self.decoder.level.stop_token_ids
+        num_drawn = 0
         async with aclosing(outputs):  # the engine stops where we do
             async for output in outputs:
                 # 1. The engine has drawn some tokens, and its journal has them, or has them soon.
-                num_drawn += len(output.outputs[0].token_ids)
+                (drawn,) = output.outputs
+                num_drawn += len(drawn.token_ids)
+                state.log_probs += _log_probs(drawn.token_ids, drawn.logprobs or ())
+                if job.request.echoes and not state.prompt_log_probs:
+                    rest = job.request.prompt_token_ids[1:]
+                    state.prompt_log_probs = _log_probs(rest, output.prompt_logprobs[1:])
                 record = await self._record(job.request_id, num_drawn)
                 # 2. The steps of the journal become the state, as a batch would have it.
                 if not state.steps:
@@ -243,6 +250,23 @@ class AsyncEngine:
         await asyncio.shield(self._look)  # a job that is broken off ends its wait only
 
 
+def _log_probs(
+    token_ids: Sequence[int], places: Sequence[Mapping[int, Any]]
+) -> list[TokenLogProbs]:
+    """vLLM's log-probabilities of some tokens; none where it was not asked for them."""
+    made = []
+    for token_id, place in zip(token_ids, places, strict=False):
+        ranked = sorted(place.items(), key=lambda entry: entry[1].rank)
+        # The token that was drawn is there too, whatever its rank is.
+        top = [
+            (token, each.logprob)
+            for number, (token, each) in enumerate(ranked, start=1)
+            if each.rank == number
+        ]
+        made.append(TokenLogProbs(token_id, place[token_id].logprob, top))
+    return made
+
+
 def open_engine(
     settings: EngineSettings,
     pair: DescribedPair,
@@ -281,15 +305,17 @@ def open_engine(
 def _params_of(decoder: Decoder, job: Job) -> SamplingParams:
     from vllm.sampling_params import RequestOutputKind
 
-    request, ends = job.request, decoder.level.stop_token_ids
+    request, stops = job.request, decoder.level.stop_symbols(job.request.stop)
     rule, sampling = request.rule or decoder.open_rule, request.sampling or SamplingConfig()
     return parameters(
         request,
         rule.rule,
         sampling,
         client_id=job.client_id,
-        # Stops are looked for in our text. That there are some shows in the journal by ends.
-        stop_token_ids=sorted(decoder.level.stop_symbols(request.stop)) or ends * bool(request.stop),
+        stop_token_ids=sorted(stops),
+        ignore_eos=request.ignores_ends,
+        logprobs=request.num_top,
+        prompt_logprobs=request.num_top if request.echoes else None,
         output_kind=RequestOutputKind.DELTA,
         detokenize=False,
     )

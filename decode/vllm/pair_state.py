@@ -108,7 +108,7 @@ class PairState(DefaultModelState):
             return
         request = self._requests.pop(slot)
         self.slots.leave(slot)
-        has_ended = bool(request.steps) and request.steps[-1][0] in self.facts.stop_token_ids
+        has_ended = self.recorder.has_end(request)
         if len(request.steps) < request.admitted.horizon and not has_ended:
             self._parked[req_id] = request
             while len(self._parked) > NUM_PARKED:
@@ -167,14 +167,12 @@ class PairState(DefaultModelState):
         seed = admitted.seed
         if seed is None:  # the same in every process of a split model
             seed = seed_of_name(data.req_id)
-        params = data.sampling_params
         least = torch.tensor(admitted.least_debt, dtype=torch.float64)
         return SlotRequest(
             request_id=data.req_id,
             prompt=prompt,
             admitted=admitted,
             seed=seed,
-            has_stops=bool(params.stop or params.stop_token_ids or params.repetition_detection),
             debt=None if admitted.rule.charges_debt else least,
             error=error,
             is_recorded=not data.req_id.startswith(WARM_UP),

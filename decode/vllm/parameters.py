@@ -6,6 +6,7 @@ from ..engine.request import Request
 from ..rules.rule import Rule
 from ..serving.asked import REQUEST_PREFIX
 from ..settings import SamplingConfig
+from .admission import HAS_STOPS
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -25,6 +26,9 @@ def parameters(
     return SamplingParams(
         **sampling.as_dict(),
         max_tokens=request.max_new_tokens,
-        extra_args={REQUEST_PREFIX + name: value for name, value in asked.items()},
+        extra_args={
+            **{REQUEST_PREFIX + name: value for name, value in asked.items()},
+            HAS_STOPS: bool(request.stop),
+        },
         **how,
     )

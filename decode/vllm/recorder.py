@@ -30,7 +30,6 @@ class SlotRequest:
     prompt: list[int]
     admitted: Admitted
     seed: int
-    has_stops: bool
     steps: list[tuple[int, float]] = field(default_factory=list)
     """(token, spend) of what was drawn."""
     debt: Tensor | None = None
@@ -128,10 +127,16 @@ class Recorder:
         for request in requests:
             if not request.steps or not request.is_recorded or request.has_ended:
                 continue
-            is_full = len(request.steps) >= request.admitted.horizon
-            if is_full or request.steps[-1][0] in self._facts.stop_token_ids:
+            if len(request.steps) >= request.admitted.horizon or self.has_end(request):
                 journal.end(request.request_id)
                 request.has_ended = True
+
+    def has_end(self, request: SlotRequest) -> bool:
+        """Whether the last token of a request ends its text."""
+        return bool(request.steps) and request.steps[-1][0] in self._ends(request)
+
+    def _ends(self, request: SlotRequest) -> list[int]:
+        return [] if request.admitted.ignores_ends else self._facts.stop_token_ids
 
     def _open(self, request: SlotRequest, debt: float) -> None:
         if not request.is_open and request.is_recorded and self._journal is not None:
@@ -139,7 +144,7 @@ class Recorder:
             self._journal.open(
                 request.request_id,
                 header,
-                has_stops=request.has_stops,
+                has_stops=request.admitted.has_stops,
                 client_id=request.admitted.client_id,
             )
         request.is_open = True
@@ -152,7 +157,7 @@ class Recorder:
             sampling=admitted.sampling.as_dict(),
             seed=request.seed,
             prompt_token_ids=request.prompt,
-            stop_token_ids=self._facts.stop_token_ids,
+            stop_token_ids=self._ends(request),
             fingerprints=self._facts.fingerprints,
             dtype=self._dtype,
             **replace(admitted.budget, debt=debt).record(),

@@ -72,9 +72,7 @@ class StandIn:
         sampling = request.sampling or SamplingConfig()
         if first == 0:
             header = ledger_header(self.decoder.level, rule, sampling, state)
-            self.journal.open(
-                name, header, has_stops=bool(request.stop), client_id=job.client_id
-            )
+            self.journal.open(name, header, has_stops=bool(request.stop), client_id=job.client_id)
         self.journal.steps([(name, step) for step in state.steps[first:]])
         if state.error:
             self.journal.fail(name, state.error)

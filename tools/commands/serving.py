@@ -82,8 +82,8 @@ class ServeConfig(PairOptions):
 
     An OpenAI server: on any device, by tokens or bytes, for every rule; or by vLLM's engine, for
     pairs that share their tokens. The rule is pathwise with k = 1 and a bank of 20 nats unless
-    another is named, and the pair is the quickstart's. Needs pip install 'anchored[serve]'. The page
-    docs/serving.md says what a request may ask for and what an answer says.
+    another is named, and the pair is the quickstart's. Needs pip install 'anchored[serve]'. The
+    page docs/serving.md says what a request may ask for and what an answer says.
     """
 
     rule: Annotated[RuleOptions, FLAT] = field(default_factory=pathwise)
@@ -169,10 +169,14 @@ def _decoder_engine(config: ServeConfig, rule: "Rule") -> "Callable[[Path], Engi
     from anchored.decode.serving.journal import JournalWriter
 
     decoder, options = config.decoder(rule), config.server
-    sizes = {"max_length": options.max_length, "max_waiting": options.max_waiting}
 
     def opened(folder: Path) -> BatchThread:
-        return BatchThread(decoder, JournalWriter(folder, **config.journal.of_writer), **sizes)
+        return BatchThread(
+            decoder,
+            JournalWriter(folder, **config.journal.of_writer),
+            max_length=options.max_length,
+            max_waiting=options.max_waiting,
+        )
 
     return opened
 
