@@ -150,7 +150,7 @@ class Answer:
         return choice
 
     def _echoed(self, text: TextSoFar) -> str:
-        return "".join(map(self.texts.symbol, text.prompt_token_ids)) if self.echoes else ""
+        return self.texts.prompt(text.prompt_token_ids) if self.echoes else ""
 
     def _part(
         self,

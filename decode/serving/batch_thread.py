@@ -238,22 +238,9 @@ class BatchThread:
         for job, state in zip(joining, states, strict=True):
             job.state = state
             if job.request.echoes:
-                state.prompt_log_probs = self._scored(job.request)
+                state.prompt_log_probs = scored_prompt(self.decoder, job.request)
         self.metrics.joined(joining)
         return self._updates([job for job in joining if job.state and job.state.is_finished])
-
-    def _scored(self, request: Request) -> list[TokenLogProbs]:
-        """The log-probabilities of a prompt's tokens but the first, after which they are scored."""
-        first, rest = request.prompt_token_ids[:1], request.prompt_token_ids[1:]
-        if not rest:
-            return []
-        level = self.decoder.level
-        rule = request.rule or self.decoder.open_rule
-        if not request.exposes:
-            rule = opened(SafeOnly(), level)
-        given = replace(request, prompt_token_ids=first, max_new_tokens=len(rest))
-        (score,) = score_batch(level, rule, UNWARPED, [given], [rest])
-        return score.log_probs
 
     def _step(self) -> list[tuple[Job, Update]]:
         assert self._batch is not None
@@ -318,3 +305,16 @@ def _max_length(level: Level, most: int | None) -> int:
     if context is not None and most > context:
         raise ValueError(f"--max-length must be <= {context}, the models' context, got {most}")
     return most
+
+
+def scored_prompt(decoder: Decoder, request: Request) -> list[TokenLogProbs]:
+    """The log-probabilities of a prompt's tokens but the first, each after those before it."""
+    first, rest = request.prompt_token_ids[:1], request.prompt_token_ids[1:]
+    if not rest:
+        return []
+    rule = request.rule or decoder.open_rule
+    if not request.exposes:
+        rule = opened(SafeOnly(), decoder.level)
+    given = replace(request, prompt_token_ids=first, max_new_tokens=len(rest))
+    (score,) = score_batch(decoder.level, rule, UNWARPED, [given], [rest])
+    return score.log_probs

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 from ..engine.log_probs import TokenLogProbs
@@ -24,6 +25,12 @@ class LogProbTexts:
             return "" if is_end else bytes([symbol]).decode("utf-8", "backslashreplace")
         return str(self._level.pair.tokenizer.decode([symbol]))
 
+    def prompt(self, symbols: Sequence[int]) -> str:
+        """The text of a prompt, without its special tokens."""
+        if self._level.name == "byte":
+            return bytes(symbols).decode("utf-8", "replace")
+        return str(self._level.pair.tokenizer.decode(list(symbols), skip_special_tokens=True))
+
     def of_completion(
         self, places: Sequence[TokenLogProbs], *, first: int | None = None, offset: int = 0
     ) -> dict[str, Any]:
@@ -32,14 +39,12 @@ class LogProbTexts:
         texts = [] if first is None else [self.symbol(first)]
         begun = [None] * len(texts)
         texts += [self.symbol(place.token_id) for place in places]
-        offsets = [offset]
-        for text in texts:
-            offsets.append(offsets[-1] + len(text))
+        lengths = map(len, texts)
         return {
             "tokens": texts,
             "token_logprobs": [*begun, *(_finite(place.log_prob) for place in places)],
             "top_logprobs": [*begun, *map(self._likeliest, places)],
-            "text_offset": offsets[:-1],
+            "text_offset": list(accumulate(lengths, initial=offset))[:-1],
         }
 
     def of_chat(self, places: Sequence[TokenLogProbs]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -22,7 +22,8 @@ from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.server import PairServer, bound_socket
 from anchored.decode.serving.server_options import ServerOptions
 
-START_S = 120
+START_S = 600  # a machine that is at other work takes minutes to start vLLM
+PROGRAM = (sys.executable, "-m", "anchored", "serve")
 
 
 def batch_engine(decoder: Decoder, journal: Path, **sizes: int) -> Engine:
@@ -111,15 +112,20 @@ def until(condition, seconds: float = 60.0) -> None:
 
 
 @contextmanager
-def program(words: list[str], log: Path) -> Iterator[tuple[str, subprocess.Popen]]:
+def program(
+    words: list[str],
+    log: Path,
+    *,
+    command: Sequence[str] = PROGRAM,
+    environment: Mapping[str, str] = os.environ,
+) -> Iterator[tuple[str, subprocess.Popen]]:
     """(its address, its process) of `anchored serve`; killed at the end if it still runs."""
-    command = [sys.executable, "-m", "anchored", "serve", "--port", "0", *words]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            [*command, "--port", "0", *words],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**environment, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
     try:

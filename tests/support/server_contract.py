@@ -1,4 +1,4 @@
-"""What a client may expect of either server: import all, and give a fixture `served`."""
+"""What a client may expect of either engine: import all, and give a fixture `served`."""
 
 import json
 import math
@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
+import torch
 
 from anchored import Anchored, Decoder, Generation, ModelPair, Pathwise
 from anchored.decode.serving.journal_reader import journal_ledgers
@@ -67,14 +69,18 @@ class Served:
 
     def decoded(self, prompt: Any, nats: dict[str, Any], **options: Any) -> Generation:
         """The text as `Decoder.generate` makes it."""
+        (result,) = self.samples(prompt, nats, **options)
+        return result
+
+    def samples(self, prompt: Any, nats: dict[str, Any], **options: Any) -> list[Generation]:
+        """The texts as `Decoder.generate` makes them."""
         if self.rule.name == "pathwise" and "K" in nats:
             nats = {"k": 0.0, "bank": nats["K"]}
         if "K" in nats:
             nats = {"k": None, **nats}
         decoder = Decoder(self.pair, replace(self.rule, **nats), level="token")
         settings = {"repetition_penalty": 1.0, "max_new_tokens": LENGTH, **options}
-        (result,) = decoder.generate([prompt], **settings)
-        return result
+        return decoder.generate([prompt], **settings)
 
 
 def answered(endpoint: Any, *, stream: bool = False, **request: Any) -> tuple[list[int], str, Any]:
@@ -207,8 +213,11 @@ REFUSED = [
     {"logit_bias": {"5": 3.0}},
     {"min_tokens": 3},
     {"presence_penalty": 0.5},
-    {"n": 2},
-    {"ignore_eos": True},
+    {"n": 0},
+    {"n": 257},
+    {"logprobs": 21},
+    {"tools": [{"type": "function"}]},
+    {"response_format": {"type": "json_object"}},
     {"structured_outputs": {"choice": ["a", "b"]}},
     {"use_beam_search": True},
     {"temperature": -1.0},
@@ -276,3 +285,145 @@ def test_texts_of_one_request_are_told_apart(served):
         assert choice.index == place and served.is_text(choice.text, result)
         assert choice.anchored["id"].startswith(f"{answer.id}-{place}")
         assert choice.anchored["spent"] == pytest.approx(result.ledger.spent, abs=1e-3)
+
+
+def test_samples_of_a_prompt_are_those_of_generate(served):
+    answer = served.client.completions.create(
+        model="anchored",
+        prompt=PROMPTS[:2],
+        n=2,
+        max_tokens=LENGTH,
+        temperature=0.8,
+        extra_body={"anchored": {"k": 2.0, "seed": 3}},
+    )
+    for place, prompt in enumerate(PROMPTS[:2]):
+        settings = {"seed": 3, "temperature": 0.8, "num_return_sequences": 2}
+        samples = served.samples(prompt, {"k": 2.0}, **settings)
+        choices = answer.choices[2 * place : 2 * place + 2]
+        assert [choice.text for choice in choices] == [sample.text for sample in samples]
+    num_read = sum(len(served.pair.encode(prompt)) for prompt in PROMPTS[:2])
+    assert answer.usage.prompt_tokens == num_read
+
+
+def test_a_text_goes_on_after_its_end_where_a_client_asks_for_it(served):
+    request = {"prompt": PROMPTS[0], "temperature": 2.0, "max_tokens": MOST_TOKENS}
+    ended = 0
+    for seed in range(6):
+        body = {"anchored": {"k": 3.0, "seed": seed}}
+        plain, _, _ = answered(served.client.completions, body=body, **request)
+        body = {**body, "ignore_eos": True}
+        longer, _, figures = answered(served.client.completions, body=body, **request)
+        assert len(longer) == MOST_TOKENS and longer[: len(plain)] == plain
+        assert figures["certified"] is True and figures["spent"] <= figures["bound"]
+        ended += len(plain) < MOST_TOKENS
+    assert ended
+
+
+def log_probs_of(served: Served, token_ids: list[int]) -> torch.Tensor:
+    """(T - 1, V) log-probabilities of the safe model after each prefix."""
+    with torch.no_grad():
+        return served.pair.safe(torch.tensor([token_ids])).logits[0, :-1].log_softmax(-1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_the_safe_models_of_the_prompt_too(served, stream):
+    answer = served.client.completions.create(
+        model="anchored",
+        prompt=PROMPTS[0],
+        max_tokens=3,
+        logprobs=5,
+        echo=True,
+        stream=stream,
+        extra_body={"anchored": {"k": 4.0}, "return_token_ids": True},
+    )
+    choices = [part.choices[0] for part in (answer if stream else [answer])]
+    told = [choice.logprobs for choice in choices if choice.logprobs]
+    drawn = [token for choice in choices for token in choice.token_ids]
+    token_ids = [*served.pair.encode(PROMPTS[0]), *drawn]
+    log_probs = log_probs_of(served, token_ids)
+    first, *values = [value for each in told for value in each.token_logprobs]
+    assert first is None
+    expected = log_probs.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].tolist()
+    assert values == pytest.approx(expected, abs=1e-3)
+    _, *top = [place for each in told for place in each.top_logprobs]
+    for place, row in zip(top, log_probs, strict=True):
+        likeliest = row.topk(5).values.tolist()
+        assert max(place.values()) == pytest.approx(likeliest[0], abs=1e-3)
+    text = "".join(choice.text for choice in choices)
+    assert text.startswith(PROMPTS[0])
+    tokens = [token for each in told for token in each.tokens]
+    offsets = [offset for each in told for offset in each.text_offset]
+    assert offsets == [len("".join(tokens[:place])) for place in range(len(tokens))]
+
+
+def test_a_chat_tells_log_probabilities_and_goes_on_with_its_own_messages(served):
+    messages = [{"role": "user", "content": PROMPTS[0]}]
+    for _ in range(3):
+        answer = served.client.chat.completions.create(
+            model="anchored",
+            messages=messages,
+            max_tokens=4,
+            logprobs=True,
+            top_logprobs=2,
+            n=None,
+            presence_penalty=None,
+            extra_body={"tools": [], "echo": None},
+        )
+        (choice,) = answer.choices
+        assert [len(place.top_logprobs) for place in choice.logprobs.content] == [2] * len(
+            choice.logprobs.content
+        )
+        said = choice.message.model_dump()
+        assert said["refusal"] is None
+        messages += [{**said, "name": None}, {"role": "user", "content": PROMPTS[1]}]
+
+
+def test_a_begun_answer_goes_on_whether_that_is_said_or_not(served):
+    begun = {"role": "assistant", "content": "salt and"}
+    messages = [{"role": "user", "content": PROMPTS[0]}, begun]
+    said = {"add_generation_prompt": False, "continue_final_message": True}
+    texts = {
+        answered(served.client.chat.completions, messages=messages, body={**body, "seed": 5})[1]
+        for body in ({}, said)
+    }
+    assert len(texts) == 1
+    with pytest.raises(openai.BadRequestError):
+        answered(served.client.chat.completions, messages=messages[:1], body=said)
+
+
+def test_each_part_of_a_stream_counts_where_a_client_asks_for_it(served):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    parts = served.client.completions.create(
+        model="anchored",
+        prompt=PROMPTS[0],
+        max_tokens=LENGTH,
+        stream=True,
+        stream_options=options,
+        extra_body={"ignore_eos": True},
+    )
+    counts = [part.usage.completion_tokens for part in parts]
+    assert counts == sorted(counts) and counts[-1] == LENGTH
+
+
+def test_a_prompt_becomes_tokens_and_text_again(served):
+    def asked(path: str, **body: Any) -> Any:
+        address = str(served.client.base_url).removesuffix("/v1/")
+        return httpx.post(f"{address}{path}", json=body, timeout=60)
+
+    said = asked("/tokenize", model="anchored", prompt=PROMPTS[0]).json()
+    assert said["tokens"] == served.pair.encode(PROMPTS[0])
+    assert said["count"] == len(said["tokens"]) and said["max_model_len"] == 256
+    assert asked("/detokenize", tokens=said["tokens"]).json() == {"prompt": PROMPTS[0]}
+    chat = asked("/tokenize", messages=[{"role": "user", "content": "salt"}]).json()
+    text = served.template.format("salt")
+    assert chat["tokens"] == served.pair.tokenizer(text, add_special_tokens=False)["input_ids"]
+    for path, body in (("/tokenize", {"prompt": 3}), ("/detokenize", {"tokens": [10_000]})):
+        assert asked(path, **body).status_code == 400
+
+
+def test_every_answer_has_an_id(served):
+    raw = served.client.completions.with_raw_response.create(
+        model="anchored", prompt=PROMPTS[0], max_tokens=1
+    )
+    assert raw.headers["x-request-id"].startswith("req-")
+    assert raw.parse()._request_id == raw.headers["x-request-id"]

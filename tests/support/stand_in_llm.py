@@ -10,7 +10,9 @@ from typing import Any
 
 from anchored import Decoder
 from anchored.decode.ambient import plain_torch
+from anchored.decode.engine.log_probs import TokenLogProbs
 from anchored.decode.generation import ledger_header
+from anchored.decode.serving.batch_thread import scored_prompt
 from anchored.decode.serving.jobs import Job
 from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.journal_reader import JournalReader
@@ -40,8 +42,11 @@ class StandIn:
         request = replace(job.request, stop=())  # stops are looked for by the server
         batch, state = await within(self.worker, self._begin, request)
         while not state.is_finished:
+            first = len(state.steps)
             new = await within(self.worker, self._step, name, job, batch, state)
-            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=new)])
+            drawn = SimpleNamespace(token_ids=new, logprobs=_ranked(state.log_probs[first:]))
+            prompt = scored_prompt(self.decoder, request) if request.echoes else []
+            yield SimpleNamespace(outputs=[drawn], prompt_logprobs=[None, *_ranked(prompt)])
 
     async def check_health(self) -> None:
         if self.errored:
@@ -77,6 +82,17 @@ class StandIn:
         if state.error:
             self.journal.fail(name, state.error)
         return [step.token_id for step in state.steps[first:]]
+
+
+def _ranked(places: list[TokenLogProbs]) -> list[dict[int, Any]]:
+    """As vLLM tells log-probabilities: by token, with ranks."""
+    ranked = []
+    for place in places:
+        entries = {place.token_id: SimpleNamespace(logprob=place.log_prob, rank=1000)}
+        for rank, (token_id, log_prob) in enumerate(place.top, start=1):
+            entries[token_id] = SimpleNamespace(logprob=log_prob, rank=rank)
+        ranked.append(entries)
+    return ranked
 
 
 class StandInEngine(AsyncEngine):

@@ -1,53 +1,24 @@
-"""`anchored vllm serve` in a process of its own, under Triton's interpreter on a CPU."""
+"""`anchored serve --engine vllm` in a process of its own, under Triton's interpreter on a CPU."""
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-START_S = 600  # a machine that is at other work takes minutes
+from embedded_server import program
+
+ARGUMENTS = ("dtype=float32", "enforce_eager=true", "block_size=32", "max_num_seqs=16")
+"""Of an engine that runs in Triton's interpreter."""
 
 
-@contextmanager
-def server(words: list[str], log: Path) -> Iterator[tuple[str, subprocess.Popen]]:
+def server(words: list[str], log: Path) -> AbstractContextManager[tuple[str, subprocess.Popen]]:
     """(its address, its process); gone with its engine afterwards."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    program = [sys.executable, str(Path(__file__)), "vllm", "serve", *words]
     environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*program, "--host", "127.0.0.1", "--port", str(port)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_healthy(address, process, log)
-        yield address, process
-    finally:
-        end(process)
-
-
-def wait_until_healthy(address: str, process: subprocess.Popen, log: Path) -> None:
-    for _ in range(START_S):
-        if process.poll() is not None:
-            raise RuntimeError(log.read_text()[-3000:])
-        try:
-            urllib.request.urlopen(f"{address}/health", timeout=5)
-            return
-        except OSError:
-            time.sleep(1)
-    raise RuntimeError(f"no server after {START_S} s: {log.read_text()[-3000:]}")
+    command = [sys.executable, str(Path(__file__)), "serve", "--engine", "vllm"]
+    arguments = ["--engine-args", *ARGUMENTS]
+    return program([*words, *arguments], log, command=command, environment=environment)
 
 
 def end(process: subprocess.Popen) -> None:

@@ -52,16 +52,7 @@ def root(tmp_path_factory) -> Path:
 def served(folders, root: Path):
     file = policy_file(root, alice=1_000_000.0, bob=50.0)
     words = ["--safe", str(folders[0]), "--risky", str(folders[1]), "--ledgers", str(root / "j")]
-    words += [
-        "--accounts",
-        str(file),
-        "--dtype",
-        "float32",
-        "--enforce-eager",
-        "--block-size",
-        "32",
-    ]
-    words += ["--max-num-seqs", "16", "--root-path", "/api", "--shutdown-timeout", "1"]
+    words += ["--accounts", str(file), "--root-path", "/api", "--shutdown-s", "1"]
     return server(words, root / "log")
 
 
