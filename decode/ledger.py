@@ -34,6 +34,7 @@ class LedgerHeader:
     seed: int
     prompt_token_ids: list[int]
     stop_token_ids: list[int]
+    """Tokens that end the text; none of one that goes on after them."""
     fingerprints: dict[str, str]
     dtype: str
     debt: float

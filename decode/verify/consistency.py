@@ -146,7 +146,7 @@ def _of_symbols(ledger: Ledger, level: Level) -> Iterator[str]:
     header = ledger.header
     if level.settings() != header.level_settings:
         yield f"level settings are {level.settings()}, recorded {header.level_settings}"
-    if level.stop_token_ids != header.stop_token_ids:
+    if header.stop_token_ids not in (level.stop_token_ids, []):  # none of a text that goes on
         yield f"stop tokens are {level.stop_token_ids}, recorded {header.stop_token_ids}"
     try:
         level.encode(header.prompt_token_ids)

@@ -1,5 +1,6 @@
 """A request as vLLM's sampling parameters, of which `admission` makes a request again."""
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..engine.request import Request
@@ -19,7 +20,8 @@ def parameters(
     as where a text ends and how it is handed over."""
     from vllm import SamplingParams
 
-    asked = {name: getattr(rule, name, None) for name in ("k", "K", "bank", "divergence")}
+    nats = ("k", "K", "bank", "divergence")
+    asked: dict[str, Any] = {e.name: getattr(rule, e.name) for e in fields(rule) if e.name in nats}
     asked |= {} if request.k is None else {"k": request.k}
     asked |= {"debt": request.least_debt, "seed": request.seed, "sample": request.place}
     asked |= {"client_id": client_id} if client_id else {}

@@ -12,7 +12,7 @@ import openai
 import pytest
 import torch
 
-from anchored import Anchored, Decoder, Generation, ModelPair, Pathwise
+from anchored import Anchored, Decoder, Generation, ModelPair, Pathwise, verify
 from anchored.decode.serving.journal_reader import journal_ledgers
 
 PROMPTS = ["the keeper of the lamp", "import math", "Nine tides ago, the harbour bell", "salt"]
@@ -315,6 +315,8 @@ def test_a_text_goes_on_after_its_end_where_a_client_asks_for_it(served):
         longer, _, figures = answered(served.client.completions, body=body, **request)
         assert len(longer) == MOST_TOKENS and longer[: len(plain)] == plain
         assert figures["certified"] is True and figures["spent"] <= figures["bound"]
+        ledger = dict(journal_ledgers(served.journal))[figures["id"]]
+        assert verify(ledger, served.pair).failures == []
         ended += len(plain) < MOST_TOKENS
     assert ended
 

@@ -138,7 +138,7 @@ def test_texts_are_charged_what_the_journal_holds_until_the_server_ends(long_fol
             took = time.monotonic() - start
             events = [each.result() for each in streams]
         assert status == 0 and took < 40.0
-        assert all("error" in json.loads(each[-2][6:]) for each in events)
+        assert all("error" in json.loads(each[-1][6:]) for each in events)
     check_settled(root)
 
 
