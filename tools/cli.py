@@ -71,6 +71,12 @@ GROUPS = {
         "accounts": Command(
             "commands.accounts.accounts", "what a server's clients have left of their nats"
         ),
+        "accounts apply": Command(
+            "commands.accounts.apply", "have the accounts that a file names, in servers that run"
+        ),
+        "accounts settle": Command(
+            "commands.accounts.settle", "charge what a server that is gone for good left open"
+        ),
     },
     "train": {
         "decontaminate": Command(

@@ -56,6 +56,8 @@ class PairApp:
                 return JSONResponse(await loop.run_in_executor(served.readers, convert, content))
         except BodyTooLarge as error:
             raise HTTPException(413, str(error)) from None
+        except TimeoutError as error:
+            raise HTTPException(408, str(error)) from None
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
 

@@ -1,7 +1,8 @@
 """Messages of ASGI: a request's body within a limit, and answers that refuse it."""
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final
 
 Message = MutableMapping[str, Any]
@@ -14,12 +15,16 @@ REQUEST_ID: Final = b"x-request-id"
 MAX_BODY: Final = 8 << 20
 """Bytes of a request's body: two million tokens of text, more than a context of today holds."""
 
+BODY_S: Final = 60.0
+"""Seconds that a body may take to come: 8 MiB by a megabit a second."""
+
 ERROR_TYPES: Final = {
     400: "BadRequestError",
     401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "BodyTooLargeError",
     415: "UnsupportedMediaTypeError",
     429: "RateLimitError",
@@ -41,36 +46,31 @@ class ClientGone(Exception):
 
 
 async def body_of(scope: Message, receive: Receive, limit: int = MAX_BODY) -> bytes:
-    """The body of a request; BodyTooLarge for more bytes, by its header before it is read."""
+    """The body of a request; BodyTooLarge for more bytes, by its header before it is read, and
+    TimeoutError for one that does not come within BODY_S."""
     refusal = f"the body must have at most {limit} bytes"
     if (length := header_of(scope, b"content-length")) and int(length) > limit:
         raise BodyTooLarge(f"{refusal}, got {int(length)}")
     parts, size, more = [], 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise BodyTooLarge(refusal)
-        more = message.get("more_body", False)
+    try:
+        async with asyncio.timeout(BODY_S):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise BodyTooLarge(refusal)
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise TimeoutError(f"the body did not come within {BODY_S:g} s") from None
     return b"".join(parts)
 
 
 def header_of(scope: Message, name: bytes) -> bytes:
     """The value of a header of a request, b"" without it; the server has made names lower case."""
     return next((value for key, value in scope["headers"] if key.lower() == name), b"")
-
-
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """The body at once; then what the client says after it, that it has left for one."""
-    pending: list[Mapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return dict(pending.pop()) if pending else await receive()
-
-    return replay
 
 
 def with_length(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:

@@ -28,7 +28,7 @@ from .engine import BROKEN, SHUT_DOWN
 from .jobs import Job, Refused, Update
 from .journal import JournalWriter
 from .metrics import Metrics
-from .recording import Recording
+from .recording import UNWRITTEN, Recording
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,7 @@ class BatchThread:
 
     async def probe(self) -> None:
         """Draw one row that no ledger has, unless others are being drawn."""
-        if self._refusal is not None:
-            raise self._refusal
+        self.check(())
         if self._running and time.monotonic() - self._last_step_s < BUSY_S:
             return
         async with self._probing:
@@ -145,6 +144,11 @@ class BatchThread:
     def check(self, jobs: Sequence[Job]) -> None:
         if self._refusal is not None:
             raise self._refusal
+        try:
+            self._journal.try_again()
+        except OSError as error:
+            logger.error("%s: %s", UNWRITTEN.reason, error)
+            raise UNWRITTEN from None
         num_rows = self.decoder.batch_size - self.num_running
         if len(self._waiting) + len(jobs) > self.max_waiting + max(0, num_rows):
             raise Refused(429, f"{len(self._waiting)} texts wait already: try again later")

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from .accounts.keeper import Keeper  # imports a database's toolkit
 
 RETRY: Final = [(b"retry-after", b"1")]
-"""Seconds after which a full queue may have room: a few steps."""
+"""Seconds after which a full queue may have room, a few steps, or an account's nats come back."""
+
+NO_RETRY: Final = [(b"x-should-retry", b"false")]
+"""OpenAI's clients ask twice more for what is 429 or above 499, unless they are told not to."""
 
 
 REASONS: Final = {404: "model", 429: "queue", 500: "broken", 503: "shutting_down"}
@@ -81,6 +84,8 @@ class Endpoint:
             return
         except BodyTooLarge as error:
             await self._refuse(send, "body_too_large", Refused(413, str(error)))
+        except TimeoutError as error:
+            await self._refuse(send, "too_slow", Refused(408, str(error)))
         except ValueError as error:
             await self._refuse(send, "bad_request", Refused(400, str(error)))
         except Refused as refused:
@@ -185,8 +190,12 @@ class Endpoint:
 
     async def _refuse(self, send: Send, reason: str, refused: Refused) -> None:
         self._served.engine.metrics.refusals.labels(reason).inc()
-        retry = RETRY if refused.status == 429 and not refused.more else ()
-        await refuse(send, refused.status, refused.reason, retry, **refused.more)
+        await _answer(send, refused)
+
+
+async def _answer(send: Send, refused: Refused) -> None:
+    headers = RETRY if refused.may_pass else NO_RETRY
+    await refuse(send, refused.status, refused.reason, headers, **refused.more)
 
 
 def _bound_of(request: Request) -> float:
@@ -219,7 +228,7 @@ class _Talk:
         """Answer once all texts have ended."""
         async for updates in self._news():
             if (refused := _refusal(updates)) is not None:
-                await refuse(self._send, refused.status, refused.reason)
+                await _answer(self._send, refused)
                 return
         body = json.dumps(self._answer.whole(self._texts)).encode()
         headers = with_length([(b"content-type", b"application/json")], body)
@@ -232,7 +241,7 @@ class _Talk:
         async for updates in self._news():
             refused = _refusal(updates)
             if not has_begun and refused is not None:
-                await refuse(self._send, refused.status, refused.reason)
+                await _answer(self._send, refused)
                 return
             if not has_begun:
                 await self._begin()

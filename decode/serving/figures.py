@@ -20,6 +20,8 @@ def answer_figures(
     """
     figures: dict[str, Any] = {
         "id": request_id,
+        "rule": header.rule,
+        "horizon": header.horizon,
         "k": header.k,
         "K": header.K,
         "debt": header.debt,

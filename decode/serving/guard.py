@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -56,14 +56,14 @@ class Guard:
         app: App,
         metrics: Metrics,
         *,
-        keys: Mapping[bytes, str],
+        keys_now: Callable[[], Mapping[bytes, str]],
         hosts: Collection[str],
         root_path: str = "",
     ) -> None:
-        """keys: names of clients by the digests of their keys, none for a server without keys.
+        """keys_now: names of clients by the digests of their keys, none for a server without keys.
         hosts: names that clients call the server by, without ports, none for any. root_path: a
         prefix of paths that a proxy may have left."""
-        self._app, self._metrics, self._keys = app, metrics, keys
+        self._app, self._metrics, self._keys_now = app, metrics, keys_now
         self._hosts, self._root = {host.lower() for host in hosts}, root_path.rstrip("/")
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -105,7 +105,7 @@ class Guard:
             return 403, "the Host header names another server: --allowed-host lets it in"
         # A browser asks without its key what it may send.
         is_open = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"
-        if self._keys and not is_open and client is None:
+        if self._keys_now() and not is_open and client is None:
             return 401, "a key is needed: Authorization: Bearer KEY"
         if scope["method"] == "POST":
             kind = header_of(scope, b"content-type").partition(b";")[0].strip().lower()
@@ -118,7 +118,9 @@ class Guard:
         scheme, _, key = header_of(scope, b"authorization").partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         # All are compared, in constant time, so that nothing is learnt of any.
-        matches = [name for key, name in self._keys.items() if hmac.compare_digest(digest, key)]
+        matches = [
+            name for key, name in self._keys_now().items() if hmac.compare_digest(digest, key)
+        ]
         return matches[0] if matches and scheme.lower() == b"bearer" else None
 
 

@@ -17,10 +17,14 @@ from ..ledger import Ledger
 class Refused(Exception):
     """A request that is not taken, or not decoded to its end: the status and the reason."""
 
-    def __init__(self, status: int, reason: str, **more: Any) -> None:
-        """more: fields of the error besides."""
+    def __init__(
+        self, status: int, reason: str, *, may_pass: bool | None = None, **more: Any
+    ) -> None:
+        """may_pass: it may be taken soon, here or elsewhere; unless it is said, of a full queue and
+        of a server that ends. more: fields of the error besides."""
         super().__init__(reason)
         self.status, self.reason, self.more = status, reason, more
+        self.may_pass = status in (429, 503) if may_pass is None else may_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Job:
     journal_id: str = ""
     """Its name in the journal, once that holds its header."""
     is_unwritten: bool = False
-    """The journal lacks tokens that were drawn."""
+    """Nobody knows whether the journal has tokens that were drawn and not reported."""
     settle: Callable[[str, float | None], None] | None = None
     """Takes its name and the nats that it has spent, None where they are not known, at its end."""
 

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO, Final
 
 from ...durable_files import json_value, sync_folder
@@ -14,9 +15,10 @@ from .journal_options import MEGABYTE, JournalOptions
 
 SCHEMA = "anchored-journal/1"
 PATTERN = "journal-*.jsonl"
+SCHEMA_LINE: Final = {"schema": SCHEMA}
 
 # A line is one of
-#   {"schema": ...}                        the first
+#   {"schema": ...}                        the first, and one after a line that could not be written
 #   {"open": id, "header": {...}, "stops": bool}, with "uncertified": true for a rule that certifies
 #     nothing, and "client_id", the id by which the client names its request, if it does
 #   {"steps": [[id, step, token_id, accepted, budget, spend, weight, log p*, log p_s], ...]}
@@ -41,6 +43,11 @@ class JournalWriter:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._max_bytes, self._is_synced = max_bytes, is_synced
+        self._lock = Lock()
+        self.has_failed = False
+        """The last line could not be written."""
+        self.is_torn = False
+        """What the file has of that line is not known."""
         self._begin()
 
     def _begin(self) -> None:
@@ -49,8 +56,8 @@ class JournalWriter:
         self.path = path
         # An engine in the caller's process says nothing when it is dropped.
         self._closing = weakref.finalize(self, self._file.close)
-        self._is_torn, self._size = False, 0
-        self._append({"schema": SCHEMA})
+        self.is_torn, self._size = False, 0
+        self._append(SCHEMA_LINE)
         if self._is_synced:
             sync_folder(self._folder)
 
@@ -92,15 +99,27 @@ class JournalWriter:
             line["footer"] = {name: getattr(ledger, name) for name in _FOOTER_FIELDS}
         self._write(line)
 
+    def try_again(self) -> None:
+        """Return where lines can be written; OSError where they still cannot. The line that shows
+        it says nothing."""
+        if self.has_failed:
+            self._write(SCHEMA_LINE)
+
     def _write(self, line: Mapping[str, Any]) -> None:
         """Raises OSError where the line is not on the file, whole."""
-        if self._size >= self._max_bytes:
-            self._continue()
-        self._append(line)
+        with self._lock:
+            try:
+                if self._size >= self._max_bytes:
+                    self._continue()
+                self._append(line)
+                self.has_failed = False
+            except OSError:
+                self.has_failed = True
+                raise
 
     def _continue(self) -> None:
         """Go on in a new file, which is there before the full one names it."""
-        full, close, start = self._file, self._closing, "\n" if self._is_torn else ""
+        full, close, start = self._file, self._closing, "\n" if self.is_torn else ""
         self._begin()
         try:  # a reader that misses this line finds the new file as it looks into the folder
             full.write(f"{start}{json.dumps({'continued': self.path.name})}\n".encode())
@@ -108,14 +127,22 @@ class JournalWriter:
             close()
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        text = ("\n" if self._is_torn else "") + json.dumps(json_value(line)) + "\n"
-        content = text.encode()
-        self._is_torn, self._size = True, self._size + len(content)
-        if self._file.write(content) != len(content):
-            raise OSError(f"{self.path}: the disk is full")
-        if self._is_synced:
-            os.fsync(self._file.fileno())
-        self._is_torn = False
+        text = ("\n" if self.is_torn else "") + json.dumps(json_value(line)) + "\n"
+        content, descriptor = text.encode(), self._file.fileno()
+        self.is_torn = True
+        try:
+            if self._file.write(content) != len(content):
+                raise OSError(f"{self.path}: the disk is full")
+            if self._is_synced:
+                os.fsync(descriptor)
+            self._size += len(content)
+        except OSError:
+            # What nobody is told is taken back, so that the journal has what was sent and no more.
+            os.ftruncate(descriptor, self._size)
+            os.lseek(descriptor, self._size, os.SEEK_SET)
+            self.is_torn = False
+            raise
+        self.is_torn = False
 
 
 STEP_FIELDS: Final = (

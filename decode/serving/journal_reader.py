@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -53,6 +53,8 @@ class Record:
     """The id by which the client names the request; "" for none."""
     has_ended: bool = False
     """The engine has said that it draws no more."""
+    file: str = ""
+    """Name of the file in which it begins."""
     footer: dict[str, Any] = field(default_factory=dict)
     """The way it ended and what it took, where the engine has said so."""
     _ends: frozenset[int] = field(init=False)
@@ -162,17 +164,20 @@ class JournalReader:
         folder: Path | str,
         *,
         skips_written: bool = False,
+        skipped: Iterable[str] = (),
         num_kept: int | None = None,
         only: AbstractSet[str] | None = None,
     ) -> None:
         """skips_written: files that are there are never read, of engines that have ended or of
-        others. num_kept: records that are remembered at most, None for all. only: ids of the
-        requests that are remembered, None for all."""
+        others. skipped: names of files that are never read. num_kept: records that are remembered
+        at most, None for all. only: ids of the requests that are remembered, None for all."""
         self._folder, self._num_kept, self._only = os.fspath(folder), num_kept, only
         self._offsets: dict[str, int] = {}
         """Bytes that were read of each file that may grow, by name, in the order they began."""
-        self._done = set(self._names()) if skips_written else set[str]()
+        self._done = {*skipped, *(self._names() if skips_written else ())}
         """Names of files that are not opened any more."""
+        self._read = ""
+        """Name of the file whose lines are read."""
         self._looked_ns: int | None = None
         """The folder's time of change at the last look for new files."""
         self._records: OrderedDict[str, Record] = OrderedDict()
@@ -240,6 +245,7 @@ class JournalReader:
             return
         with open(path, "rb") as file:
             file.seek(offset)
+            self._read = name
             for line in file:
                 if not line.endswith(b"\n"):
                     return
@@ -341,6 +347,7 @@ class JournalReader:
             has_stops=bool(entry["stops"]),
             rule_certifies=not entry.get("uncertified", False),
             client_id=entry.get("client_id", ""),
+            file=self._read,
         )
         self._ids[_outer_name(name)] = name
 

@@ -162,11 +162,13 @@ class Reader:
         secret: bytes | None = None,
         *,
         exposes: bool = False,
+        chat_length: int | None = None,
     ) -> None:
         """max_length: symbols of a prompt and its text. secret: goes into the seeds of texts that
         are charged to accounts, None where none are kept. exposes: log-probabilities are those of
-        p*. The limits' special tokens are replaced by those of the pair."""
-        self._secret, self._exposes = secret, exposes
+        p*. chat_length: symbols of a chat that names no number, None for all there is room for. The
+        limits' special tokens are replaced by those of the pair."""
+        self._secret, self._exposes, self._chat_length = secret, exposes, chat_length
         self._level, self._decoder, self.max_length = decoder.level, decoder, max_length
         pair, ends = decoder.pair, set(decoder.level.stop_token_ids)
         special = {}
@@ -325,9 +327,8 @@ class Reader:
     def _rest(self, text: Request) -> int:
         """Symbols that a chat without a length may have."""
         rest = self.max_length - len(text.longest_prompt)
-        if (most := self.limits.max_horizon) is not None:
-            rest = min(rest, most)
-        return max(rest, 1)
+        most = [each for each in (self.limits.max_horizon, self._chat_length) if each is not None]
+        return max(min(rest, *most) if most else rest, 1)
 
     def _open(self, rule: Rule) -> OpenRule:
         """The rule at the pair's level. Rows of one budgeted rule are drawn for together whatever

@@ -14,7 +14,7 @@ from .journal import JournalWriter
 
 logger = logging.getLogger(__name__)
 
-UNWRITTEN: Final = Refused(500, "the journal cannot be written")
+UNWRITTEN: Final = Refused(503, "the journal cannot be written", may_pass=False)
 
 
 class Recording:
@@ -36,7 +36,7 @@ class Recording:
         except OSError as error:
             logger.error("%s: %s", UNWRITTEN, error)
             for job, _ in news:
-                job.is_unwritten = True
+                job.is_unwritten = self._journal is None or self._journal.is_torn
             return [(job, Update(refused=UNWRITTEN)) for job, _ in news]
         for job, update in news:
             job.num_reported += len(update.token_ids)

@@ -23,6 +23,7 @@ from .engine import SHUT_DOWN, Engine
 from .guard import Guard, read_keys
 from .jobs import Refused
 from .log_prob_texts import LogProbTexts
+from .patience import patient_protocol
 from .reading import Reader
 from .server_options import ServerOptions
 
@@ -67,8 +68,9 @@ def serve(
     with ExitStack() as stack:
         if ledgers is None:
             ledgers = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="anchored-")))
-        engine = open_engine(ledgers)
+        # Accounts first: what a server before this one wrote is told by the files that are there.
         keeper = None if open_accounts is None else stack.enter_context(open_accounts(ledgers))
+        engine = open_engine(ledgers)
         asyncio.run(PairServer(engine, limits, options, keeper).run(bound))
 
 
@@ -86,13 +88,18 @@ class PairServer:
         decoder = engine.decoder
         if keeper is not None and not decoder.open_rule.is_certified:
             raise ValueError(f"accounts need a rule with a bound: {decoder.rule.name} has none")
-        self._options, self.engine = options, engine
+        self._options, self.engine, self._keeper = options, engine, keeper
         secret = None if keeper is None else keeper.secret
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="anchored-reader")
         served = Served(
             engine=engine,
             reader=Reader(
-                decoder, limits, engine.max_length, secret, exposes=options.expose_logprobs
+                decoder,
+                limits,
+                engine.max_length,
+                secret,
+                exposes=options.expose_logprobs,
+                chat_length=None if keeper is None else options.chat_length,
             ),
             texts=LogProbTexts(decoder.level),
             readers=self._readers,
@@ -101,12 +108,10 @@ class PairServer:
             keeper=keeper,
         )
         keys = read_keys(options.api_key_file) if options.api_key_file else {}
-        if keeper is not None:
-            keys = keeper.policy.keys
         guard = Guard(
             PairApp(served).routes,
             engine.metrics,
-            keys=keys,
+            keys_now=lambda: keys if keeper is None else keeper.keys,
             hosts=options.hosts,
             root_path=options.root_path,
         )
@@ -120,6 +125,7 @@ class PairServer:
             )
         config = uvicorn.Config(
             app,
+            http=patient_protocol(options.max_connections),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -133,6 +139,7 @@ class PairServer:
     async def run(self, bound: socket.socket) -> None:
         """Serve; returns once all has ended."""
         self._loop = asyncio.get_running_loop()
+        following = None if self._keeper is None else asyncio.create_task(self._keeper.follow())
         try:
             await self.engine.start(self._close)
             host, port = bound.getsockname()[:2]
@@ -145,6 +152,8 @@ class PairServer:
         finally:
             await self.engine.stop()
             self._readers.shutdown()
+            if following is not None:
+                following.cancel()
         if (failure := self.engine.failure) is not None:
             raise AnchoredError(f"the server has ended: {failure}") from failure
 

@@ -35,8 +35,13 @@ class ServerOptions:
     """Name of the pair as a model."""
     max_length: int | None = None
     """Most tokens, or bytes, of a prompt and its text; the models' context unless given."""
+    chat_length: int = 512
+    """Tokens of a chat that names no max_tokens, where clients have accounts: its bound is reserved
+    before it is drawn. Without accounts it gets the rest of the context."""
     max_waiting: int = 256
     """Texts that wait for a row; more are answered by 429."""
+    max_connections: int = 512
+    """Connections of clients at once; more are closed."""
     max_body: int = MAX_BODY
     """Most bytes of a request's body."""
     expose_logprobs: bool = False
@@ -56,7 +61,7 @@ class ServerOptions:
         if self.accounts is not None and self.expose_logprobs:
             raise ValueError("--accounts count nats, and --expose-logprobs tells what costs none")
         check_least(self, 0, "max_waiting", "shutdown_s")
-        check_least(self, 1, "max_length", "max_body")
+        check_least(self, 1, "max_length", "max_body", "max_connections", "chat_length")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must be in [0, 65535], got {self.port}")
         if self.root_path and not self.root_path.startswith("/"):

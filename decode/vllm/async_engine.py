@@ -26,7 +26,7 @@ from ..serving.journal_reader import (
     Record,
 )
 from ..serving.metrics import Metrics
-from ..serving.recording import Recording
+from ..serving.recording import UNWRITTEN, Recording
 from ..settings import SamplingConfig
 from .engine import engine_arguments, register
 from .parameters import parameters
@@ -79,6 +79,8 @@ class AsyncEngine:
         self._drawing: set[Job] = set()
         self._broken_off: dict[Job, Refused | None] = {}
         """Those that are drawn no further, and what their last updates say."""
+        self._is_unwritten = False
+        """The journal has not come to hold what was drawn."""
         self._look: asyncio.Future[None] | None = None
         """The look into the journal for which all late jobs wait."""
 
@@ -101,6 +103,9 @@ class AsyncEngine:
     def check(self, jobs: Sequence[Job]) -> None:
         if self.refusal is not None:
             raise self.refusal
+        if self._is_unwritten:
+            self._retry = asyncio.ensure_future(self._try_again())  # a later request may pass
+            raise UNWRITTEN
         if any(job.request.stream_prompts for job in jobs):
             raise ValueError(ONE_PROMPT)
         if len(self._tasks) + len(jobs) > self.max_waiting + self.decoder.batch_size:
@@ -134,6 +139,14 @@ class AsyncEngine:
             raise self.refusal
         assert self._llm is not None, "the engine has started"
         await self._llm.check_health()
+        if not await self._try_again():
+            raise UNWRITTEN
+
+    async def _try_again(self) -> bool:
+        """Whether the engine can write its journal, where it could not."""
+        if self._is_unwritten and self._llm is not None:
+            self._is_unwritten = not all(await self._llm.collective_rpc("anchored_written"))
+        return not self._is_unwritten
 
     async def falls_back(self) -> bool:
         return self._llm is not None and any(await self._noted())
@@ -220,6 +233,8 @@ class AsyncEngine:
         refused = Refused(500, f"{BROKEN}: {error}")
         logger.error("%s: %s", job.request_id, refused, exc_info=error)
         self._broken_off[job] = refused
+        if isinstance(error, JournalError):
+            self._broken_off[job], self._is_unwritten = UNWRITTEN, True
         if self._llm is not None and self._llm.errored and self.failure is None:
             self.failure, self.refusal = error, refused
             self._on_failure()

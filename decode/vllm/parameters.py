@@ -1,6 +1,5 @@
 """A request as vLLM's sampling parameters, of which `admission` makes a request again."""
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..engine.request import Request
@@ -21,7 +20,7 @@ def parameters(
     from vllm import SamplingParams
 
     nats = ("k", "K", "bank", "divergence")
-    asked: dict[str, Any] = {e.name: getattr(rule, e.name) for e in fields(rule) if e.name in nats}
+    asked: dict[str, Any] = {name: value for name, value in rule.settings().items() if name in nats}
     asked |= {} if request.k is None else {"k": request.k}
     asked |= {"debt": request.least_debt, "seed": request.seed, "sample": request.place}
     asked |= {"client_id": client_id} if client_id else {}

@@ -77,6 +77,16 @@ class Recorder:
         arrived.record()
         self._last = self._thread.submit(self._note, list(requests), copy, arrived)
 
+    def try_again(self) -> bool:
+        """Whether the journal can be written, where it could not."""
+        self.drain()
+        try:
+            if self._journal is not None:
+                self._journal.try_again()
+        except OSError:
+            return False
+        return True
+
     def drain(self) -> None:
         """Wait until all steps are noted."""
         if self._last is not None:

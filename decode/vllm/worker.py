@@ -17,3 +17,7 @@ class PairWorker:
         whether the CPU's solver draws here for an accelerator."""
         self.model_runner.model_state.recorder.drain()
         return falls_back()
+
+    def anchored_written(self) -> bool:
+        """Whether the journal can be written now."""
+        return bool(self.model_runner.model_state.recorder.try_again())

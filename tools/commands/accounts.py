@@ -1,49 +1,44 @@
-"""The command that shows, changes and checks the accounts of a server's clients."""
+"""The commands that show, change and check the accounts of a server's clients."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anchored.configs.config_file import from_table, read_toml
+import tyro
+
 from anchored.fields import checked_nats
 from anchored.inputs import check_input
 from anchored.text_tables import aligned
 
 if TYPE_CHECKING:
     from anchored.decode.serving.accounts.policy import Policy
-    from anchored.decode.serving.accounts.store import AccountState
+    from anchored.decode.serving.accounts.store import AccountState, Store
 
 
 def read_policy(path: Path) -> "Policy":
     """The accounts of a file; ValueError, in one line that names it, for what it must not say."""
-    from anchored.decode.serving.accounts.policy import Policy
+    from anchored.decode.serving.accounts.policy import parsed_policy
 
-    tables = read_toml(path)  # whose errors name it
     try:
-        policy: Policy = from_table(Policy, tables)
+        return parsed_policy(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return policy
+        raise ValueError(f"{path} {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccountsConfig:
     """Show the accounts of a server's clients: anchored accounts --accounts accounts.toml
 
-    With --account and --extra it changes one; with --journal it checks that every charge is what a
-    server's journal says, that every text of a server with accounts is charged, and that each
-    account is the sum of its charges. Servers may run meanwhile. Needs pip install
+    Nothing is written, and servers may run meanwhile. --journal checks that every charge is what a
+    server's journal says and that each account is the sum of its charges. Needs pip install
     'anchored[serve]'.
     """
 
     accounts: Path
     """File accounts.toml of the server."""
-    account: str | None = None
-    """Name of the account to change, as client/alice or group/lab."""
-    extra: float | None = None
-    """Nats of this account besides those of accounts.toml, in place of what was set before."""
     journal: tuple[Path, ...] = ()
     """Folders of the journals of all servers that charge these accounts."""
 
@@ -51,32 +46,114 @@ class AccountsConfig:
         check_input(self.accounts)
         for folder in self.journal:
             check_input(folder, "folder")
+
+
+def accounts(config: AccountsConfig) -> int:
+    """Show and check; returns the exit status, 1 where a check fails."""
+    from anchored.decode.serving.accounts.check import check
+
+    with _opened(config.accounts) as (store, _):
+        _show(store)
+        checked = check(store, config.journal) if config.journal else None
+    if checked is None:
+        return 0
+    print(*checked.lines(), sep="\n")
+    return 1 if checked.problems else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApplyConfig:
+    """Have the accounts that a file names: anchored accounts apply accounts.toml
+
+    Servers that run follow within seconds: a key that the file has no more lets nobody in, and a
+    period that has begun ends when it would have. With --account and --extra one account gets nats
+    besides.
+    """
+
+    accounts: tyro.conf.Positional[Path]
+    """File accounts.toml of the servers."""
+    account: str | None = None
+    """Name of an account, as client/alice or group/lab."""
+    extra: float | None = None
+    """Nats of this account in every period besides those of the file, in place of what was set
+    before."""
+
+    def __post_init__(self) -> None:
+        check_input(self.accounts)
         if (self.account is None) != (self.extra is None):
             raise ValueError("--account and --extra go together: which account gets how many nats")
         if self.extra is not None:
             checked_nats("extra", self.extra)
 
 
-def accounts(config: AccountsConfig) -> int:
-    """Show, change or check; returns the exit status, 1 where a check fails."""
-    policy = read_policy(config.accounts)
-    from anchored.decode.serving.accounts.check import check
+def apply(config: ApplyConfig) -> int:
+    """Write the accounts, and show them; returns the exit status."""
+    with _opened(config.accounts) as (store, policy):
+        if config.account is not None and config.account not in policy.accounts:
+            known = ", ".join(policy.accounts)
+            raise ValueError(f"--account must be one of {known}, got {config.account}")
+        store.apply(policy.accounts, config.accounts.read_text(encoding="utf-8"))
+        if config.account is not None and config.extra is not None:
+            store.set_extra(config.account, config.extra)
+        _show(store)
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettleConfig:
+    """Charge what a server that is gone for good left open: anchored accounts settle NAME
+
+    Its texts are charged their whole bounds, as nobody knows what was drawn. A server whose journal
+    is there is settled by the next one that starts, and needs no such command.
+    """
+
+    server: tyro.conf.Positional[str]
+    """Name of the server, as anchored accounts lists it."""
+    accounts: Path
+    """File accounts.toml of the server."""
+
+    def __post_init__(self) -> None:
+        check_input(self.accounts)
+
+
+def settle(config: SettleConfig) -> int:
+    """Charge and forget a server, and show the accounts; returns the exit status."""
+    from anchored.decode.serving.accounts.recovery import settle_whole
+
+    with _opened(config.accounts) as (store, _):
+        settle_whole(store, config.server)
+        _show(store)
+    return 0
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple["Store", "Policy"]]:
+    """The store that a file names, and what the file says."""
+    policy = read_policy(path)
     from anchored.decode.serving.accounts.store import opened
 
-    with opened(policy.store, config.accounts.parent) as store:
-        store.declare(policy.accounts)
-        if config.account is not None and config.extra is not None:
-            if config.account not in policy.accounts:
-                known = ", ".join(policy.accounts)
-                raise ValueError(f"--account must be one of {known}, got {config.account}")
-            store.set_extra(config.account, config.extra)
-        print(_table(store.states()))
-        if not config.journal:
-            return 0
-        checked = check(store, config.journal)
-    for line in checked.lines():
-        print(line)
-    return 1 if checked.problems else 0
+    with opened(policy.store, path.parent) as store:
+        yield store, policy
+
+
+def _show(store: "Store") -> None:
+    print(_table(store.states()))
+    if servers := _servers(store):
+        print(servers)
+
+
+def _servers(store: "Store") -> str:
+    """The servers that have not left, "" without one."""
+    from anchored.decode.serving.accounts.store import QUANTUM
+
+    rows = []
+    for server in store.servers():
+        texts = store.open_texts(server.server)
+        nats = sum(texts.values()) * QUANTUM
+        since = _day(server.joined_s)
+        rows.append([server.server, server.folder, since, str(len(texts)), f"{nats:.3f}"])
+    head = ["server", "journal", "since", "open texts", "reserved (nats)"]
+    return f"\n{aligned(head, rows)}" if rows else ""
 
 
 def _table(states: Iterable["AccountState"]) -> str:

@@ -1,5 +1,6 @@
 """The database of accounts: its tables, in SQLite or PostgreSQL, and how transactions begin."""
 
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,13 +10,16 @@ from sqlalchemy import (
     Column,
     Connection,
     Engine,
-    Float,
+    Integer,
     MetaData,
     String,
     Table,
+    Text,
     create_engine,
     event,
     func,
+    insert,
+    inspect,
     select,
 )
 from sqlalchemy.engine import URL, make_url
@@ -35,11 +39,10 @@ ACCOUNTS: Final = Table(
     Column("extra", BigInteger, nullable=False),  # quanta besides, set by an operator
     Column("spent", BigInteger, nullable=False),  # quanta of the period
     Column("reserved", BigInteger, nullable=False),
-    Column("is_mean", Boolean, nullable=False),  # a text of the period was charged means
-    Column("period_s", BigInteger),  # NULL for a period that never ends
-    Column("began_s", BigInteger, nullable=False),
-    Column("minute", BigInteger, nullable=False),  # of the clock, in which requests are counted
-    Column("requests", BigInteger, nullable=False),  # of that minute
+    Column("divergence", String, nullable=False),  # that the sum of its nats bounds
+    Column("period_s", BigInteger),  # of periods that begin from now on; NULL for one without end
+    Column("began_s", BigInteger, nullable=False),  # by the store's clock
+    Column("ends_s", BigInteger),  # by the store's clock; NULL for never
 )
 CHARGES: Final = Table(
     "anchored_charges",
@@ -49,7 +52,7 @@ CHARGES: Final = Table(
     Column("server", String, nullable=False, index=True),
     Column("reserved", BigInteger, nullable=False),
     Column("spent", BigInteger),  # NULL while the text is drawn
-    Column("settled_s", Float),
+    Column("settled_s", BigInteger),  # by the store's clock
 )
 SERVERS: Final = Table(
     "anchored_servers",
@@ -58,7 +61,19 @@ SERVERS: Final = Table(
     Column("folder", String, nullable=False),  # of its journal and its lock
     Column("boot", String, nullable=False),  # of the system that it runs on
     Column("is_synced", Boolean, nullable=False),  # the journal outlives a power cut
+    Column("joined_s", BigInteger, nullable=False),  # by the system's clock
+    Column("files", Text, nullable=False),  # journals that were in the folder before, a name a line
 )
+STORE: Final = Table(
+    "anchored_store",
+    TABLES,
+    Column("version", Integer, primary_key=True),  # of these tables
+    Column("clock_s", BigInteger, nullable=False),  # the store's clock, see `Store.now`
+    Column("seen_s", BigInteger, nullable=False),  # the system's clock when that went on last
+    Column("policy", Text, nullable=False),  # accounts.toml as it was applied last
+    Column("policy_number", BigInteger, nullable=False),  # of times that it was applied
+)
+VERSION: Final = 2
 
 
 def database(where: str, root: Path) -> Engine:
@@ -73,7 +88,17 @@ def database(where: str, root: Path) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
     with engine.begin() as connection:
         wait_for_others(connection)
+        is_new = not inspect(connection).has_table(ACCOUNTS.name)
+        if not is_new and not inspect(connection).has_table(STORE.name):
+            raise ValueError(f"the accounts in {where} are of an earlier version: begin new ones")
         TABLES.create_all(connection)
+        if is_new:
+            now_s = int(time.time())
+            row = {"version": VERSION, "clock_s": now_s, "seen_s": now_s}
+            connection.execute(insert(STORE).values(**row, policy="", policy_number=0))
+        found = connection.execute(select(STORE.c.version)).scalar_one()
+        if found != VERSION:
+            raise ValueError(f"the accounts in {where} are of version {found}, not of {VERSION}")
     return engine
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,20 +17,25 @@ from sqlalchemy.exc import SQLAlchemyError
 from ....durable_files import locked
 from ...rules.rule import OpenRule, Rule
 from ..jobs import Refused
+from ..journal import PATTERN
 from .database import BUSY_S
-from .policy import Policy, client_account
+from .policy import Policy, client_account, parsed_policy
 from .recovery import boot_of_system, lock_of, recover
-from .store import Exhausted, Server, Store, TooOften, opened
+from .store import Exhausted, Server, Store, opened
 
 logger = logging.getLogger(__name__)
 Returned = TypeVar("Returned")
 
 EXHAUSTED: Final = "budget_exhausted"
-TOO_OFTEN: Final = "rate_limit_exceeded"
+RESERVED: Final = "budget_reserved"
 UNREACHED: Final = "accounts_unavailable"
-"""Types of errors by which a client learns that its account is the reason."""
+"""Types of errors by which a client learns that its account is the reason: its nats are spent, or
+texts that are drawn have them, and may give them back; or nobody knows."""
 
 OUT_OF_REACH: Final = "the accounts cannot be reached"
+
+LOOK_S: Final = 5.0
+"""Seconds between two looks at what was applied: a key that is taken away ends so soon."""
 
 
 class Keeper:
@@ -41,11 +47,12 @@ class Keeper:
 
     def __init__(self, policy: Policy, store: Store, server: str) -> None:
         """server: a name that the store has, and no other server."""
-        self.policy = policy
+        self.policy, self.keys = policy, policy.keys
         self.secret = secrets.token_bytes(32)
         """Goes into the seeds of texts: no client knows the noise of a text before it is drawn, and
         no two texts share it, so that their bounds add up."""
         self._store, self._server = store, server
+        self._applied = store.policy()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="anchored-accounts")
         self._ended: list[tuple[str, float | None]] = []
         """Texts that have ended and are not settled; the thread takes them from its front."""
@@ -53,6 +60,19 @@ class Keeper:
     def close(self) -> None:
         """Wait until all texts that have ended are settled, or cannot be."""
         self._thread.shutdown()
+
+    async def follow(self) -> None:
+        """Take what an operator applies while the server runs, until this is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                applied = await self._made(self._store.policy)
+            except Refused:
+                continue  # its reason is in the log
+            if applied != self._applied:
+                self._applied, self.policy = applied, parsed_policy(applied[1])
+                self.keys = self.policy.keys
+                logger.warning("the accounts were changed: %d clients", len(self.policy.clients))
 
     async def figures(self, client: str) -> dict[str, Any]:
         """A client's account as it is shown to it; nats, and seconds since 1970."""
@@ -62,30 +82,31 @@ class Keeper:
         return {"id": state.account, "limit": state.allowed + state.extra, **shown}
 
     async def available(self, client: str, group: str | None) -> float:
-        """Nats that are left in all accounts that a request would charge."""
+        """Nats that one request may take of all accounts that it would charge: what is left, and of
+        a group's an equal share, which leaves others theirs."""
         accounts = self.policy.accounts_of(self.policy.client(client), group)
         states = [await self._made(partial(self._store.state, account)) for account in accounts]
-        return min(state.available for state in states)
+        return min(state.available / self.policy.num_clients(state.account) for state in states)
 
     async def reserve(
         self, client: str, group: str | None, bounds: Mapping[str, float], rule: Rule | OpenRule
     ) -> None:
         """Reserve the bounds of texts of a rule, in nats by their ids in the journal, all or none.
 
-        Raises ValueError for a group that the client may not name, and Refused where an account has
-        no room, the client asks too often, or the store does not answer.
+        Raises ValueError for a group that the client may not name and for a rule that bounds less
+        than an account promises, and Refused where an account has no room or the store does not
+        answer.
         """
-        named = self.policy.client(client)
-        accounts, most = self.policy.accounts_of(named, group), named.requests_per_minute
-        options: dict[str, Any] = {"is_mean": rule.charge == "mean", "most_a_minute": most}
-        reserve = partial(self._store.reserve, bounds, accounts, self._server, **options)
+        accounts = self.policy.accounts_of(self.policy.client(client), group)
+        is_mean = rule.charge == "mean"
+        reserve = partial(self._store.reserve, bounds, accounts, self._server, is_mean=is_mean)
         try:
             await self._made(reserve)
-        except Exhausted as exhausted:
-            left = exhausted.state.available
-            raise Refused(429, str(exhausted), type=EXHAUSTED, available=left) from None
-        except TooOften as error:
-            raise Refused(429, str(error), type=TOO_OFTEN) from None
+        except Exhausted as error:
+            kind = RESERVED if error.may_pass else EXHAUSTED
+            left = {name: getattr(error.state, name) for name in ("available", "reserved")}
+            may_pass = error.may_pass
+            raise Refused(429, str(error), may_pass=may_pass, type=kind, **left) from None
 
     def settle(self, request_id: str, spent: float | None) -> None:
         """Charge the nats of a text that has ended, None for its whole bound; returns at once."""
@@ -124,17 +145,20 @@ class Keeper:
 
 
 @contextmanager
-def kept(policy: Policy, root: Path, folder: Path, *, is_synced: bool) -> Iterator[Keeper]:
+def kept(text: str, root: Path, folder: Path, *, is_synced: bool) -> Iterator[Keeper]:
     """Keep the accounts of a server while the context lasts.
 
-    root: the folder of accounts.toml. folder: of the server's journal. is_synced: whether its
-    lines outlive a power cut. What servers that have ended left open is settled first.
+    text: of accounts.toml, in the folder `root`. folder: of the server's journal, which it has not
+    begun. is_synced: whether its lines outlive a power cut. What servers that have ended left open
+    is settled first.
     """
-    name = uuid.uuid4().hex
+    policy, name = parsed_policy(text), uuid.uuid4().hex
     with opened(policy.store, root) as store, locked(lock := lock_of(folder, name)):
-        store.declare(policy.accounts)
+        store.apply(policy.accounts, text)
         recover(store)
-        store.join(Server(name, str(folder.resolve()), boot_of_system(), is_synced))
+        files = "\n".join(sorted(path.name for path in folder.glob(PATTERN)))
+        at, boot = int(time.time()), boot_of_system()
+        store.join(Server(name, str(folder.resolve()), boot, is_synced, at, files))
         keeper = Keeper(policy, store, name)
         try:
             yield keeper

@@ -1,9 +1,13 @@
 """Who may ask a server, and how many nats each may be given: the contents of accounts.toml."""
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from ....configs.config_file import from_table
+from ...settings import Divergence
 
 MOST_NATS: Final = 1e9
 """Nats of an account at most: counted in quanta, ten times as many fit 64 bits."""
@@ -28,6 +32,9 @@ class Account:
     """Nats by which all texts of a period may lie from the safe model at most."""
     days: float | None = None
     """Length of a period, after which the account is empty again; None for one that never ends."""
+    divergence: Divergence = "max"
+    """What the nats bound: "max" every text, "kl" a mean over texts, which a server with the KL
+    budget of the paper needs."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -52,8 +59,6 @@ class Client(Account):
 
     key_sha256: tuple[str, ...]
     """Digests of the client's keys in hexadecimal digits, as sha256sum prints them."""
-    requests_per_minute: int | None = None
-    """Requests that are taken in a minute of the clock; None for any number."""
     groups: tuple[str, ...] = ()
     """Groups whose accounts are charged for each request too."""
     may_name: tuple[str, ...] = ()
@@ -68,8 +73,6 @@ class Client(Account):
                 )
         if not self.key_sha256:
             raise ValueError(f"key_sha256 of {self.name} must have at least one digest")
-        if self.requests_per_minute is not None and self.requests_per_minute < 1:
-            raise ValueError(f"requests_per_minute must be >= 1, got {self.requests_per_minute}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,12 +121,27 @@ class Policy:
         """The client of a name that `keys` has."""
         return next(client for client in self.clients if client.name == name)
 
+    def num_clients(self, account: str) -> int:
+        """The clients whose requests may be charged to an account: of a client's it is one."""
+        groups = [(*client.groups, *client.may_name) for client in self.clients]
+        return max(1, sum(account in map(group_account, each) for each in groups))
+
     def accounts_of(self, client: Client, group: str | None) -> list[str]:
         """The accounts that a request charges; ValueError for a group that it may not name."""
         if group is not None and group not in (*client.groups, *client.may_name):
             raise ValueError(f"anchored: {client.name} may not name the group {group!r}")
         named = {*client.groups, *([] if group is None else [group])}
         return sorted([client_account(client.name), *map(group_account, named)])
+
+
+def parsed_policy(text: str) -> Policy:
+    """The accounts of an accounts.toml; ValueError, in one line, for what it must not say."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"is not valid TOML: {error}") from None
+    policy: Policy = from_table(Policy, tables)
+    return policy
 
 
 def client_account(name: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, tuple_, update
 
 from ...settings import Divergence
-from .database import ACCOUNTS, CHARGES, SERVERS, database, wait_for_others
+from .database import ACCOUNTS, CHARGES, SERVERS, STORE, database, wait_for_others
 from .policy import Account
 
 QUANTUM: Final = 2.0**-32
@@ -34,6 +34,12 @@ PAGE: Final = 10_000
 
 MOST_SETTLED: Final = 1000
 """Texts that are settled in one transaction: a twentieth of a second, for which others wait."""
+
+TICK_S: Final = 60
+"""Seconds after which the store's clock is written anew: a fraction of the shortest period."""
+
+MOST_PASSED_S: Final = 86_400
+"""Seconds that the store's clock goes on at once: days on which no server runs count as one."""
 
 
 def quanta_above(nats: float) -> int:
@@ -61,11 +67,10 @@ class AccountState:
     reserved: float
     """Bounds of texts that are drawn."""
     divergence: Divergence
-    """The divergence that the sum of both bounds: "kl" once a text of the period was charged means,
-    which says nothing of each text, else "max"."""
+    """The divergence that the sum of both bounds: "max" bounds each text, "kl" a mean alone."""
     available: float
     period_ends: float | None
-    """Seconds since 1970; None for a period that never ends."""
+    """Seconds since 1970, by the store's clock; None for a period that never ends."""
 
 
 class Exhausted(Exception):
@@ -73,14 +78,15 @@ class Exhausted(Exception):
 
     def __init__(self, state: AccountState, wanted: float) -> None:
         super().__init__(
-            f"{state.account} has {state.available:.6g} nats left, and the bound of this request "
-            f"is {wanted:.6g}"
+            f"{state.account} has {state.available:.6g} nats left and {state.reserved:.6g} "
+            f"reserved, and the bound of this request is {wanted:.6g}"
         )
-        self.state = state
+        self.state, self.may_pass = state, wanted <= state.available + state.reserved
+        """may_pass: there may be room once the texts that are drawn have ended."""
 
 
-class TooOften(Exception):
-    """A client that has sent all requests that it may send in a minute."""
+class Weaker(ValueError):
+    """A text whose bound says less than an account promises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,10 @@ class Server:
     folder: str
     boot: str
     is_synced: bool
+    joined_s: int
+    """Seconds since 1970."""
+    files: str
+    """Names of the journals that were in its folder before it began, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +113,6 @@ class Charge:
     reserved: int
     spent: int | None
     """None while the text is drawn."""
-    settled_s: float | None
-    """Seconds since 1970; None while the text is drawn."""
 
 
 class Store:
@@ -118,21 +126,35 @@ class Store:
         """Close all connections."""
         self._engine.dispose()
 
-    def declare(self, accounts: Mapping[str, Account]) -> None:
-        """Have these accounts, each with its nats and its period from now on."""
+    def apply(self, accounts: Mapping[str, Account], policy: str) -> None:
+        """Have these accounts with their nats, and with periods of these lengths from the next one
+        on. policy: the text of accounts.toml, which servers read."""
         with self._engine.begin() as connection:
             wait_for_others(connection)
+            now_s = _clock(connection)
             for name, account in sorted(accounts.items()):
+                period_s = None if account.days is None else round(account.days * 86400)
                 values = {
                     "allowed": math.floor(account.nats / QUANTUM),
-                    "period_s": None if account.days is None else round(account.days * 86400),
+                    "period_s": period_s,
+                    "divergence": account.divergence,
                 }
                 changed = update(ACCOUNTS).where(ACCOUNTS.c.account == name).values(values)
                 if connection.execute(changed).rowcount == 0:
-                    new: dict[str, Any] = {"account": name, "began_s": int(time.time())}
-                    new |= dict.fromkeys(("extra", "spent", "reserved", "minute", "requests"), 0)
-                    new["is_mean"] = False
+                    new = {"account": name, "extra": 0, "spent": 0, "reserved": 0}
+                    ends_s = None if period_s is None else now_s + period_s
+                    new |= {"began_s": now_s, "ends_s": ends_s}
                     connection.execute(insert(ACCOUNTS).values({**new, **values}))
+            number = STORE.c.policy_number + 1
+            connection.execute(update(STORE).values(policy=policy, policy_number=number))
+
+    def policy(self) -> tuple[int, str]:
+        """How often accounts were applied, and accounts.toml as it was then; the store's clock
+        goes on."""
+        with self._engine.begin() as connection:
+            _clock(connection)
+            row = connection.execute(select(STORE.c.policy_number, STORE.c.policy)).one()
+            return row[0], row[1]
 
     def set_extra(self, account: str, nats: float) -> None:
         """Let an account have so many nats besides its allowance; KeyError for one that is none."""
@@ -149,26 +171,27 @@ class Store:
         server: str,
         *,
         is_mean: bool = False,
-        most_a_minute: int | None = None,
     ) -> None:
         """Reserve the bounds of texts, in nats by request id, in all of these accounts, or nothing.
 
-        is_mean: their steps are charged means. most_a_minute: requests that the first account may
-        have. Raises Exhausted where one has no room, and TooOften.
+        is_mean: they bound a mean over texts alone. Raises Exhausted where an account has no room,
+        and Weaker where one bounds every text.
         """
         quanta = {name: quanta_above(nats) for name, nats in bounds.items()}
-        wanted, now_s = sum(quanta.values()), int(time.time())
+        wanted = sum(quanta.values())
         with self._engine.begin() as connection:
+            now_s = _clock(connection)
             # In one order, so that no two transactions wait for each other.
             for account in sorted(accounts):
-                row = _current(connection, account, now_s)
+                row = _row(connection, account, now_s)
+                if is_mean and row["divergence"] == "max":
+                    raise Weaker(
+                        f"{account} bounds every text, and this server's rule a mean: accounts of "
+                        'means have divergence = "kl" in accounts.toml'
+                    )
                 if _room(row) < wanted:
                     raise Exhausted(_state(row), wanted * QUANTUM)
-                changes = {"reserved": row["reserved"] + wanted}
-                changes["is_mean"] = row["is_mean"] or is_mean
-                if account == accounts[0] and most_a_minute is not None:
-                    changes |= _counted(row, now_s // 60, most_a_minute)
-                _change(connection, account, changes)
+                _write(connection, {**row, "reserved": row["reserved"] + wanted})
             rows = [
                 {"request_id": name, "account": account, "server": server, "reserved": count}
                 for name, count in quanta.items()
@@ -191,13 +214,14 @@ class Store:
     def state(self, account: str) -> AccountState:
         """An account now; KeyError for one that is none."""
         with self._engine.begin() as connection:
-            return _state(_current(connection, account, int(time.time())))
+            return _state(_row(connection, account, _clock(connection, goes_on=False)))
 
     def states(self) -> list[AccountState]:
-        """All accounts now, in order."""
+        """All accounts now, in order; nothing is written."""
         with self._engine.begin() as connection:
             names = connection.execute(select(ACCOUNTS.c.account)).scalars().all()
-            return [_state(_current(connection, name, int(time.time()))) for name in sorted(names)]
+            now_s = _clock(connection, goes_on=False)
+            return [_state(_row(connection, name, now_s)) for name in sorted(names)]
 
     def join(self, server: Server) -> None:
         """Note a server that is about to reserve."""
@@ -218,12 +242,14 @@ class Store:
         with self._engine.begin() as connection:
             return [Server(*row) for row in connection.execute(select(SERVERS))]
 
-    def open_texts(self, server: str) -> list[str]:
-        """The ids of a server's texts that are not settled."""
-        named = select(CHARGES.c.request_id).distinct()
-        named = named.where(CHARGES.c.server == server, CHARGES.c.spent.is_(None))
+    def open_texts(self, server: str) -> dict[str, int]:
+        """A server's texts that are not settled, and the quanta that each has reserved in the
+        account where it is most."""
+        open_ones = (CHARGES.c.server == server, CHARGES.c.spent.is_(None))
+        query = select(CHARGES.c.request_id, func.max(CHARGES.c.reserved)).where(*open_ones)
         with self._engine.begin() as connection:
-            return sorted(connection.execute(named).scalars())
+            rows = connection.execute(query.group_by(CHARGES.c.request_id)).all()
+            return {name: int(quanta) for name, quanta in sorted(rows)}
 
     def charges(self) -> Iterator[Charge]:
         """All charges, of texts that have ended or not, by request id; servers go on meanwhile, and
@@ -243,7 +269,7 @@ class Store:
         """Quanta of an account at one moment, "spent" and "reserved": those that it holds, and the
         sum of its charges in its period."""
         with self._engine.begin() as connection:
-            row = _current(connection, account, int(time.time()))
+            row = _row(connection, account, _clock(connection, goes_on=False))
             of_account = CHARGES.c.account == account
             within = {
                 "spent": CHARGES.c.settled_s >= row["began_s"],
@@ -266,36 +292,51 @@ def opened(where: str, root: Path) -> Iterator[Store]:
         store.close()
 
 
-def _current(connection: Connection, account: str, now_s: int) -> dict[str, Any]:
+def _clock(connection: Connection, *, goes_on: bool = True) -> int:
+    """The store's clock, in seconds since 1970: it goes on with the system's clocks of its servers,
+    never back, and at most MOST_PASSED_S at once.
+
+    A clock of a system that jumps ahead, and back again, so ends no period that has not ended.
+    """
+    row = connection.execute(select(STORE.c.clock_s, STORE.c.seen_s)).one()
+    clock_s, now_s = int(row.clock_s), int(time.time())
+    passed_s = now_s - int(row.seen_s)
+    clock_s += min(max(passed_s, 0), MOST_PASSED_S)
+    if goes_on and (passed_s < 0 or passed_s >= TICK_S):
+        # Of two servers that do so at once the second finds another `seen_s`, and changes nothing.
+        seen = STORE.c.seen_s == row.seen_s
+        connection.execute(update(STORE).where(seen).values(clock_s=clock_s, seen_s=now_s))
+    return clock_s
+
+
+def _row(connection: Connection, account: str, now_s: int) -> dict[str, Any]:
     """An account's row, which no other transaction changes until this one ends; its period is the
     one of now. KeyError for an account that is none."""
     query = select(ACCOUNTS).where(ACCOUNTS.c.account == account).with_for_update()
-    if (row := connection.execute(query).mappings().first()) is None:
+    if (found := connection.execute(query).mappings().first()) is None:
         raise KeyError(account)
-    current = dict(row)
-    period_s, began_s = current["period_s"], current["began_s"]
-    # A clock that was set back ends no period, and begins none again.
-    if period_s is not None and now_s >= began_s + period_s:
-        renewed = {"spent": 0, "began_s": now_s - (now_s - began_s) % period_s}
-        renewed["is_mean"] = current["is_mean"] and current["reserved"] > 0  # is charged here
-        _change(connection, account, renewed)
-        current |= renewed
-    return current
+    row = dict(found)
+    ends_s, period_s = row["ends_s"], row["period_s"]
+    if ends_s is not None and now_s >= ends_s:
+        began_s = ends_s if period_s is None else now_s - (now_s - ends_s) % period_s
+        ends_s = None if period_s is None else began_s + period_s
+        row |= {"spent": 0, "began_s": began_s, "ends_s": ends_s}
+    return row
 
 
-def _change(connection: Connection, account: str, values: Mapping[str, int]) -> None:
-    connection.execute(update(ACCOUNTS).where(ACCOUNTS.c.account == account).values(values))
+def _write(connection: Connection, row: Mapping[str, Any]) -> None:
+    connection.execute(update(ACCOUNTS).where(ACCOUNTS.c.account == row["account"]).values(row))
 
 
 def _settle(connection: Connection, texts: Mapping[str, float | None]) -> None:
-    now = time.time()
+    now_s = _clock(connection)
     is_open = (CHARGES.c.request_id.in_(texts), CHARGES.c.spent.is_(None))
     # 1. The charges and their accounts, each in one order, so that no two transactions wait for
     #    each other.
     query = select(CHARGES).where(*is_open).order_by(CHARGES.c.request_id, CHARGES.c.account)
     charges = connection.execute(query.with_for_update()).mappings().all()
     names = sorted({charge["account"] for charge in charges})
-    rows = {name: _current(connection, name, int(now)) for name in names}
+    rows = {name: _row(connection, name, now_s) for name in names}
     # 2. What each charge gives up and what it adds.
     settled = []
     for charge in charges:
@@ -303,19 +344,17 @@ def _settle(connection: Connection, texts: Mapping[str, float | None]) -> None:
         spent = quanta_charged(charge["reserved"], texts[charge["request_id"]])
         row["reserved"] -= charge["reserved"]
         row["spent"] += spent
-        # A clock that was set back settles nothing before its period.
-        settled_s = max(now, row["began_s"])
         key = {"of_text": charge["request_id"], "of_account": charge["account"]}
-        settled.append({**key, "spent_now": spent, "now": settled_s})
+        settled.append({**key, "spent_now": spent})
     # 3. Both are written, or neither.
-    for name, row in rows.items():
-        _change(connection, name, {"reserved": row["reserved"], "spent": row["spent"]})
+    for row in rows.values():
+        _write(connection, row)
     if settled:
         changed = update(CHARGES).where(
             CHARGES.c.request_id == bindparam("of_text"),
             CHARGES.c.account == bindparam("of_account"),
         )
-        changed = changed.values(spent=bindparam("spent_now"), settled_s=bindparam("now"))
+        changed = changed.values(spent=bindparam("spent_now"), settled_s=now_s)
         connection.execute(changed, settled)
 
 
@@ -323,21 +362,12 @@ def _room(row: Mapping[str, Any]) -> int:
     return int(row["allowed"] + row["extra"] - row["spent"] - row["reserved"])
 
 
-def _counted(row: Mapping[str, Any], minute: int, most: int) -> dict[str, int]:
-    """One more request of a minute; TooOften for one too many."""
-    count = row["requests"] if row["minute"] == minute else 0
-    if count >= most:
-        raise TooOften(f"{row['account']} may send {most} requests a minute: try again later")
-    return {"minute": minute, "requests": count + 1}
-
-
 def _state(row: Mapping[str, Any]) -> AccountState:
     nats = {name: row[name] * QUANTUM for name in ("allowed", "extra", "spent", "reserved")}
-    ends = None if row["period_s"] is None else float(row["began_s"] + row["period_s"])
     return AccountState(
         account=row["account"],
         **nats,
-        divergence="kl" if row["is_mean"] else "max",
+        divergence=row["divergence"],
         available=max(0, _room(row)) * QUANTUM,
-        period_ends=ends,
+        period_ends=None if row["ends_s"] is None else float(row["ends_s"]),
     )
