@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from anchored.configs.config_file import from_table, read_toml
 from anchored.fields import checked_nats
 from anchored.inputs import check_input
 from anchored.text_tables import aligned
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 
 def read_policy(path: Path) -> "Policy":
     """The accounts of a file; ValueError, in one line that names it, for what it must not say."""
-    from anchored.decode.serving.accounts.policy import parsed_policy
+    from anchored.decode.serving.accounts.policy import Policy
 
+    tables = read_toml(path)  # whose errors name it
     try:
-        return parsed_policy(path.read_text(encoding="utf-8"))
+        policy: Policy = from_table(Policy, tables)
     except ValueError as error:
-        raise ValueError(f"{path} {error}") from None
+        raise ValueError(f"{path}: {error}") from None
+    return policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +95,7 @@ def apply(config: ApplyConfig) -> int:
         if config.account is not None and config.account not in policy.accounts:
             known = ", ".join(policy.accounts)
             raise ValueError(f"--account must be one of {known}, got {config.account}")
-        store.apply(policy.accounts, config.accounts.read_text(encoding="utf-8"))
+        store.apply(policy.accounts, policy.to_json())
         if config.account is not None and config.extra is not None:
             store.set_extra(config.account, config.extra)
         _show(store)

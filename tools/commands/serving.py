@@ -212,9 +212,7 @@ def _accounts(
     """What opens the accounts of a file for a server, once that has a folder for its journal."""
     from anchored.decode.serving.accounts.keeper import kept
 
-    read_policy(path)  # what is wrong with it is said before models are loaded
-    text = path.read_text(encoding="utf-8")
-    return partial(kept, text, path.parent, is_synced=journal.fsync)
+    return partial(kept, read_policy(path), path.parent, is_synced=journal.fsync)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,7 +42,11 @@ def check(store: Store, folders: Sequence[Path]) -> Checked:
     checked = Checked(problems=list(_wrong_sums(store)))
     # 1. Each charge against its text.
     charges = _by_text(store)
-    unseen = {name for name, each in charges.items() if any(c.spent for c in each)}
+    # Nothing, and the whole bound, are right where there is no text: it did not begin, or nobody
+    # knows.
+    unseen = {
+        n for n, each in charges.items() if any(c.spent not in (None, 0, c.reserved) for c in each)
+    }
     charged_files: set[str] = set()
     uncharged: list[Record] = []
     for folder in folders:

@@ -70,7 +70,7 @@ STORE: Final = Table(
     Column("version", Integer, primary_key=True),  # of these tables
     Column("clock_s", BigInteger, nullable=False),  # the store's clock, see `Store.now`
     Column("seen_s", BigInteger, nullable=False),  # the system's clock when that went on last
-    Column("policy", Text, nullable=False),  # accounts.toml as it was applied last
+    Column("policy", Text, nullable=False),  # that was applied last, as JSON
     Column("policy_number", BigInteger, nullable=False),  # of times that it was applied
 )
 VERSION: Final = 2

@@ -19,7 +19,7 @@ from ...rules.rule import OpenRule, Rule
 from ..jobs import Refused
 from ..journal import PATTERN
 from .database import BUSY_S
-from .policy import Policy, client_account, parsed_policy
+from .policy import Policy, client_account
 from .recovery import boot_of_system, lock_of, recover
 from .store import Exhausted, Server, Store, opened
 
@@ -70,7 +70,7 @@ class Keeper:
             except Refused:
                 continue  # its reason is in the log
             if applied != self._applied:
-                self._applied, self.policy = applied, parsed_policy(applied[1])
+                self._applied, self.policy = applied, Policy.of_json(applied[1])
                 self.keys = self.policy.keys
                 logger.warning("the accounts were changed: %d clients", len(self.policy.clients))
 
@@ -145,16 +145,16 @@ class Keeper:
 
 
 @contextmanager
-def kept(text: str, root: Path, folder: Path, *, is_synced: bool) -> Iterator[Keeper]:
+def kept(policy: Policy, root: Path, folder: Path, *, is_synced: bool) -> Iterator[Keeper]:
     """Keep the accounts of a server while the context lasts.
 
-    text: of accounts.toml, in the folder `root`. folder: of the server's journal, which it has not
-    begun. is_synced: whether its lines outlive a power cut. What servers that have ended left open
-    is settled first.
+    root: the folder of accounts.toml. folder: of the server's journal, which it has not begun.
+    is_synced: whether its lines outlive a power cut. What servers that have ended left open is
+    settled first.
     """
-    policy, name = parsed_policy(text), uuid.uuid4().hex
+    name = uuid.uuid4().hex
     with opened(policy.store, root) as store, locked(lock := lock_of(folder, name)):
-        store.apply(policy.accounts, text)
+        store.apply(policy.accounts, policy.to_json())
         recover(store)
         files = "\n".join(sorted(path.name for path in folder.glob(PATTERN)))
         at, boot = int(time.time()), boot_of_system()

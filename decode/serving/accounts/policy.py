@@ -1,12 +1,12 @@
 """Who may ask a server, and how many nats each may be given: the contents of accounts.toml."""
 
+import json
 import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
-from ....configs.config_file import from_table
+from ....fields import from_record
 from ...settings import Divergence
 
 MOST_NATS: Final = 1e9
@@ -102,6 +102,16 @@ class Policy:
                 if name not in groups:
                     raise ValueError(f"client {client.name} names the group {name}, which is none")
 
+    def to_json(self) -> str:
+        """As the store keeps it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, text: str) -> "Policy":
+        """What `to_json` has made."""
+        policy: Policy = from_record(cls, json.loads(text))
+        return policy
+
     @property
     def keys(self) -> dict[bytes, str]:
         """Names of clients by the digests of their keys."""
@@ -132,16 +142,6 @@ class Policy:
             raise ValueError(f"anchored: {client.name} may not name the group {group!r}")
         named = {*client.groups, *([] if group is None else [group])}
         return sorted([client_account(client.name), *map(group_account, named)])
-
-
-def parsed_policy(text: str) -> Policy:
-    """The accounts of an accounts.toml; ValueError, in one line, for what it must not say."""
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"is not valid TOML: {error}") from None
-    policy: Policy = from_table(Policy, tables)
-    return policy
 
 
 def client_account(name: str) -> str:

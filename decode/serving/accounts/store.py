@@ -126,9 +126,9 @@ class Store:
         """Close all connections."""
         self._engine.dispose()
 
-    def apply(self, accounts: Mapping[str, Account], policy: str) -> None:
+    def apply(self, accounts: Mapping[str, Account], policy: str = "") -> None:
         """Have these accounts with their nats, and with periods of these lengths from the next one
-        on. policy: the text of accounts.toml, which servers read."""
+        on. policy: what servers take from now on, see `Policy.to_json`."""
         with self._engine.begin() as connection:
             wait_for_others(connection)
             now_s = _clock(connection)
@@ -139,18 +139,22 @@ class Store:
                     "period_s": period_s,
                     "divergence": account.divergence,
                 }
-                changed = update(ACCOUNTS).where(ACCOUNTS.c.account == name).values(values)
+                of_account = ACCOUNTS.c.account == name
+                ends_s = None if period_s is None else now_s + period_s
+                changed = update(ACCOUNTS).where(of_account).values(values)
                 if connection.execute(changed).rowcount == 0:
                     new = {"account": name, "extra": 0, "spent": 0, "reserved": 0}
-                    ends_s = None if period_s is None else now_s + period_s
                     new |= {"began_s": now_s, "ends_s": ends_s}
                     connection.execute(insert(ACCOUNTS).values({**new, **values}))
+                else:  # what would never have ended ends a period from now
+                    endless = update(ACCOUNTS).where(of_account, ACCOUNTS.c.ends_s.is_(None))
+                    connection.execute(endless.values(ends_s=ends_s))
             number = STORE.c.policy_number + 1
             connection.execute(update(STORE).values(policy=policy, policy_number=number))
 
     def policy(self) -> tuple[int, str]:
-        """How often accounts were applied, and accounts.toml as it was then; the store's clock
-        goes on."""
+        """How often accounts were applied, and the policy of the last time; the store's clock goes
+        on."""
         with self._engine.begin() as connection:
             _clock(connection)
             row = connection.execute(select(STORE.c.policy_number, STORE.c.policy)).one()

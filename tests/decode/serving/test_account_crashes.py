@@ -59,7 +59,7 @@ class Crashes(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.root = Path(self.folder.name)
         self.store = Store("accounts.db", self.root)
-        self.store.declare({"client/a": Account(name="a", nats=30.0)})
+        self.store.apply({"client/a": Account(name="a", nats=30.0)})
         self.drawn: dict[str, list[float]] = {}
         self.open: list[str] = []
         self.count = 0
@@ -71,7 +71,7 @@ class Crashes(RuleBasedStateMachine):
         self.lock = locked(lock_of(self.root, self.name))
         self.lock.__enter__()
         boot = recovery.boot_of_system()
-        self.store.join(Server(self.name, str(self.root), boot, False))
+        self.store.join(Server(self.name, str(self.root), boot, False, 0, ""))
         self.journal = JournalWriter(self.root)
 
     @rule(bound=st.floats(0.1, 8.0), begins=st.booleans())
@@ -176,7 +176,7 @@ def test_sixteen_clients_of_one_account_in_postgresql_get_all_that_it_has_and_no
     monkeypatch.setattr(store_file, "PAGE", 5)
     with opened(postgresql, tmp_path) as store:
         limits = {"client/a": Account(name="a", nats=10.0), "group/g": Account(name="g", nats=6.0)}
-        store.declare(limits)
+        store.apply(limits)
         charged = spend_all(lambda: Store(postgresql, tmp_path), 16)
         spent, reserved, _ = nats(store, "group/g")
         assert reserved == 0.0 and 5.0 < spent == sum(charged) <= 6.0
@@ -202,7 +202,7 @@ def test_servers_that_settle_many_texts_at_once_wait_for_each_other_and_never_in
                 store.settle(dict.fromkeys(texts, 0.5))
 
     with opened(postgresql, tmp_path) as store, ThreadPoolExecutor(8) as threads:
-        store.declare({name: Account(name=name[-1], nats=100.0) for name in names})
+        store.apply({name: Account(name=name[-1], nats=100.0) for name in names})
         list(threads.map(settle, range(8)))
         assert [nats(store, name) for name in names] == [(80.0, 0.0, 20.0)] * 4
 
@@ -214,7 +214,7 @@ def test_servers_that_start_at_once_on_an_empty_database_share_its_tables(postgr
     def start(place: int) -> None:
         begin.wait()
         with opened(postgresql, tmp_path) as store:
-            store.declare({f"client/{n}": Account(name=str(n), nats=1.0) for n in range(100, 106)})
+            store.apply({f"client/{n}": Account(name=str(n), nats=1.0) for n in range(100, 106)})
 
     with opened(postgresql, tmp_path) as store, store._engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE anchored_accounts, anchored_charges")

@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 from server_accounts import client, digest, nats, policy_file, spend_all
@@ -15,24 +17,26 @@ from anchored.decode.serving.accounts.store import (
     QUANTUM,
     Exhausted,
     Store,
-    TooOften,
+    Weaker,
     opened,
     quanta_above,
 )
 from anchored.tools.commands.accounts import read_policy
 
+DAY = 86400
+
 
 @pytest.fixture
 def store(tmp_path):
     made = Store("accounts.db", tmp_path)
-    made.declare({"client/a": Account(name="a", nats=10.0), "group/g": Account(name="g", nats=6.0)})
+    made.apply({"client/a": Account(name="a", nats=10.0), "group/g": Account(name="g", nats=6.0)})
     yield made
     made.close()
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The store's clock, in seconds: a list of one."""
+    """The system's clock, in seconds: a list of one."""
     now = [1_000_000.0]
     monkeypatch.setattr(store_file.time, "time", lambda: now[0])
     return now
@@ -60,7 +64,7 @@ def test_texts_of_several_accounts_are_settled_at_once(store, monkeypatch):
     spent = {(charge.request_id, charge.account): charge.spent for charge in store.charges()}
     of_texts = {"x": 2.0, "y": 0.25, "z": 1.5}
     assert spent == {(name, each): quanta_above(of_texts[name]) for name, each in spent}
-    assert len(spent) == 5 and store.open_texts("server") == []
+    assert len(spent) == 5 and store.open_texts("server") == {}
     store.settle({})
 
 
@@ -89,9 +93,11 @@ def test_texts_that_end_together_are_settled_in_few_transactions(tmp_path, monke
 
 
 def test_nothing_is_reserved_in_any_account_where_one_has_no_room(store):
-    with pytest.raises(Exhausted, match=r"^group/g has 6 nats left, and the bound .* is 7$"):
+    with pytest.raises(
+        Exhausted, match=r"^group/g has 6 nats left and 0 reserved, and the bound .* is 7$"
+    ):
         store.reserve({"x": 3.0, "y": 4.0}, ["client/a", "group/g"], "server")
-    assert nats(store) == (0.0, 0.0, 10.0) and store.open_texts("server") == []
+    assert nats(store) == (0.0, 0.0, 10.0) and store.open_texts("server") == {}
     store.reserve({"x": 3.0}, ["client/a", "group/g"], "server")
     store.settle({"x": 2.0})
     assert nats(store)[0] == nats(store, "group/g")[0] == 2.0
@@ -104,39 +110,62 @@ def test_what_is_charged_is_rounded_up_to_quanta_and_never_down(store):
     assert 0.1 <= spent < 0.1 + QUANTUM and spent / QUANTUM == math.ceil(0.1 / QUANTUM)
 
 
-def test_a_period_that_ends_empties_the_account_of_all_but_what_is_reserved(store, clock):
-    day = 86400
-    store.declare({"client/a": Account(name="a", nats=10.0, days=1.0)})
-    began = store.state("client/a").period_ends
-    clock[0] = began - 1
+def after(store: Store, clock: list[float], days: float) -> None:
+    """So many days pass while a server runs."""
+    end = clock[0] + days * DAY
+    while clock[0] < end:
+        clock[0] = min(end, clock[0] + DAY / 2)
+        store.policy()  # as a server looks
+
+
+def test_a_period_that_ends_empties_the_account_of_all_but_what_is_reserved(clock, store):
+    store.apply({"client/a": Account(name="a", nats=10.0, days=1.0)})
+    ends = store.state("client/a").period_ends
+    assert ends == clock[0] + DAY
     store.reserve({"x": 4.0, "y": 5.0}, ["client/a"], "server")
     store.settle({"x": 4.0})
-    clock[0] = began + 2.5 * day
+    after(store, clock, 0.9)
+    assert nats(store) == (4.0, 5.0, 1.0)
+    after(store, clock, 2.6)
     assert nats(store) == (0.0, 5.0, 5.0)
-    assert store.state("client/a").period_ends == began + 3 * day
+    assert store.state("client/a").period_ends == ends + 3 * DAY
     store.settle({"y": 3.0})
     assert nats(store) == (3.0, 0.0, 7.0)
-    clock[0] = began - 10 * day  # set back
-    assert nats(store) == (3.0, 0.0, 7.0)
-    store.reserve({"z": 2.0}, ["client/a"], "server")
-    store.settle({"z": 1.0})
-    assert nats(store) == (4.0, 0.0, 6.0)
-    assert store.sums("client/a") == {"spent": (quanta_above(4.0),) * 2, "reserved": (0, 0)}
+    assert store.sums("client/a") == {"spent": (quanta_above(3.0),) * 2, "reserved": (0, 0)}
 
 
-def test_a_client_has_so_many_requests_a_minute(store, clock):
-    for place in range(3):
-        store.reserve({f"x{place}": 0.1}, ["client/a"], "server", most_a_minute=3)
-    with pytest.raises(TooOften, match="client/a may send 3 requests a minute"):
-        store.reserve({"x3": 0.1}, ["client/a"], "server", most_a_minute=3)
-    assert nats(store)[1] == 3 * quanta_above(0.1) * QUANTUM
-    clock[0] += 60
-    store.reserve({"x4": 0.1}, ["client/a"], "server", most_a_minute=3)
+@pytest.mark.parametrize("days", [31, 400])
+def test_a_clock_that_jumps_ahead_and_back_begins_no_period(clock, store, days):
+    store.apply({"client/a": Account(name="a", nats=10.0, days=30.0)})
+    ends = store.state("client/a").period_ends
+    store.reserve({"x": 10.0}, ["client/a"], "server")
+    store.settle({"x": 10.0})
+    for jump in (days, -days):
+        clock[0] += jump * DAY
+        store.policy()
+        assert nats(store) == (10.0, 0.0, 0.0)
+        with pytest.raises(Exhausted):
+            store.reserve({"y": 1.0}, ["client/a"], "server")
+    assert store.state("client/a").period_ends == ends
+    after(store, clock, 30)
+    assert nats(store) == (0.0, 0.0, 10.0)
+
+
+def test_another_length_of_a_period_counts_from_the_next_one_on(clock, store):
+    store.apply({"client/a": Account(name="a", nats=10.0, days=30.0)})
+    store.reserve({"x": 10.0}, ["client/a"], "server")
+    store.settle({"x": 10.0})
+    after(store, clock, 10)
+    store.apply({"client/a": Account(name="a", nats=10.0, days=7.0)})
+    assert nats(store) == (10.0, 0.0, 0.0)
+    after(store, clock, 20)
+    assert nats(store) == (0.0, 0.0, 10.0)
+    assert store.state("client/a").period_ends == clock[0] + 7 * DAY
 
 
 def test_extra_nats_are_an_operators_and_the_file_keeps_its_owner(store):
     store.set_extra("client/a", 5.0)
-    store.declare({"client/a": Account(name="a", nats=2.0)})
+    store.apply({"client/a": Account(name="a", nats=2.0)})
     assert nats(store) == (0.0, 0.0, 7.0)
     with pytest.raises(KeyError):
         store.set_extra("client/nobody", 5.0)
@@ -157,22 +186,26 @@ def test_a_text_that_gave_back_more_than_it_spent_is_charged_nothing(store):
     assert [charge.spent for charge in store.charges()] == [0, 0]
 
 
-def test_an_account_bounds_every_text_until_one_is_charged_means(clock, store):
-    def bounded(account: str = "client/a") -> str:
-        return store.state(account).divergence
+def test_an_account_that_bounds_every_text_takes_no_text_of_a_mean(store):
+    mean = {"group/g": Account(name="g", nats=6.0, divergence="kl")}
+    store.apply(mean)
+    with pytest.raises(Weaker, match='client/a bounds every text.*divergence = "kl"'):
+        store.reserve({"x": 1.0}, ["client/a", "group/g"], "server", is_mean=True)
+    assert nats(store, "group/g") == (0.0, 0.0, 6.0)
+    store.reserve({"x": 1.0}, ["group/g"], "server", is_mean=True)
+    store.reserve({"y": 1.0}, ["client/a", "group/g"], "server")
+    assert store.state("group/g").divergence == "kl"
 
-    store.declare({"client/a": Account(name="a", nats=10.0, days=1.0)})
-    store.reserve({"x": 1.0}, ["client/a", "group/g"], "server")
-    assert bounded() == "max"
-    store.reserve({"y": 1.0}, ["client/a"], "server", is_mean=True)
-    store.reserve({"z": 1.0}, ["client/a"], "server")
-    assert (bounded(), bounded("group/g")) == ("kl", "max")
-    store.settle({"x": 0.5, "z": 0.5})
-    clock[0] += 86400  # "y" is drawn still, and will be charged in this period
-    assert bounded() == "kl"
-    store.settle({"y": 0.5})
-    clock[0] += 86400
-    assert bounded() == "max"
+
+def test_a_store_of_another_version_is_refused_in_one_line(store, tmp_path):
+    with closing(sqlite3.connect(tmp_path / "accounts.db")) as connection, connection:
+        connection.execute("UPDATE anchored_store SET version = 99")
+    with pytest.raises(ValueError, match=r"accounts.db are of version 99, not of \d$"):
+        Store("accounts.db", tmp_path)
+    with closing(sqlite3.connect(tmp_path / "old.db")) as connection, connection:
+        connection.execute("CREATE TABLE anchored_accounts (account VARCHAR)")
+    with pytest.raises(ValueError, match=r"old.db are of an earlier version: begin new ones$"):
+        Store("old.db", tmp_path)
 
 
 BAD_POLICIES = {

@@ -9,6 +9,7 @@ from anchored.decode.serving.answers import COMPLETIONS, Answer
 from anchored.decode.serving.batch_thread import _deliver
 from anchored.decode.serving.endpoint import _Talk
 from anchored.decode.serving.jobs import Job, Update
+from anchored.decode.serving.log_prob_texts import LogProbTexts
 
 ENDED = Ledger(
     header=LedgerHeader(
@@ -38,8 +39,9 @@ async def _cpu_s(num_tokens: int) -> float:
         nonlocal num_sent
         num_sent += message.get("body", b"").count(b"data: ")
 
-    answer = Answer(form=COMPLETIONS, answer_id="cmpl-0", model="anchored")
-    talk = asyncio.ensure_future(_Talk(answer, [job], send, []).stream())
+    texts = LogProbTexts(None)  # of which nothing is told
+    answer = Answer(form=COMPLETIONS, answer_id="cmpl-0", model="anchored", texts=texts)
+    talk = asyncio.ensure_future(_Talk(answer, [job], send).stream())
     start = time.thread_time()
     for _ in range(num_tokens):
         _deliver([(job, Update(text=" word", token_ids=[5]))])

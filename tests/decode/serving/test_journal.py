@@ -3,13 +3,18 @@
 import json
 import os
 import re
-from contextlib import ExitStack, closing
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from anchored.decode.ledger import Ledger, LedgerError, LedgerHeader, LedgerStep
+from anchored.decode.serving import journal as journal_file
 from anchored.decode.serving import journal_reader
 from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.journal_reader import JournalError, JournalReader, journal_ledgers
@@ -93,17 +98,52 @@ def test_how_a_text_ended(tmp_path, written, steps, settings, outcome):
     assert (ledger.token_ids, ledger.finish_reason, ledger.certified) == outcome
 
 
-def test_a_line_that_a_full_disk_tore_costs_its_requests_the_certificate(tmp_path, written):
+def test_a_line_that_cannot_be_written_is_taken_back_and_others_follow(tmp_path, written):
     writer = written(tmp_path, [step(0)])
+    whole = writer.path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, hard))
+    try:
+        with ignored(signal.SIGXFSZ):
+            for _ in range(2):
+                with pytest.raises(OSError, match="disk is full|File too large"):
+                    writer.steps([("a-12345678", step(1))])
+                assert writer.has_failed and not writer.is_torn
+                with pytest.raises(OSError, match="disk is full|File too large"):
+                    writer.try_again()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert writer.path.read_bytes() == whole
+    writer.try_again()
+    assert not writer.has_failed
+    writer.steps([("a-12345678", step(1))])
+    ((_, ledger),) = journal_ledgers(tmp_path)
+    assert ledger.certified is True and ledger.token_ids == [9, 9]
 
-    class Full:
-        def write(self, content):
-            return file.write(content[:10])
 
-    file, writer._file = writer._file, Full()
-    with pytest.raises(OSError, match="disk is full"):
-        writer.steps([("a-12345678", step(1))])
-    writer._file = file
+@contextmanager
+def ignored(number: int) -> Iterator[None]:
+    before = signal.signal(number, signal.SIG_IGN)
+    yield
+    signal.signal(number, before)
+
+
+def test_a_line_that_cannot_be_taken_back_costs_its_requests_the_certificate(
+    tmp_path, written, monkeypatch
+):
+    writer = written(tmp_path, [step(0)])
+    file, descriptor = writer._file, writer._file.fileno()
+    half = SimpleNamespace(write=lambda line: file.write(line[:10]), fileno=lambda: descriptor)
+
+    def broken(*_):
+        raise OSError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_file", half)
+        patch.setattr(journal_file.os, "ftruncate", broken)
+        with pytest.raises(OSError, match="disk I/O error"):
+            writer.steps([("a-12345678", step(1))])
+    assert writer.is_torn
     writer.steps([("a-12345678", step(2))])
     ((_, ledger),) = journal_ledgers(tmp_path)
     assert ledger.certified is False

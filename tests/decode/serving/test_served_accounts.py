@@ -31,6 +31,8 @@ from anchored.decode.serving.journal_reader import journal_ledgers
 from anchored.tools.commands.accounts import AccountsConfig, accounts
 
 KL = Anchored(k=1.0)
+MEANS = {"divergence": "kl"}
+"""An account of a server with the paper's budget."""
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +61,10 @@ def serving(pair, folder: Path, policy: Policy, rule: Rule = KL, **options):
 def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
     pair, tmp_path, rule, asked, divergence
 ):
-    groups = (Group(name="work", nats=100.0),)
-    policy = Policy(
-        clients=(client("alice", nats=25.0, may_name=("work",)), client("bob")), groups=groups
-    )
+    groups = (Group(name="work", nats=100.0, divergence=divergence),)
+    bounded = {"divergence": divergence}
+    alice = client("alice", nats=25.0, may_name=("work",), **bounded)
+    policy = Policy(clients=(alice, client("bob", **bounded)), groups=groups)
     with serving(pair, tmp_path, policy, rule) as (address, _):
         wishes = {"seed": 3, "group": "work", **asked}
         answers = [ask(address, "alice", anchored=wishes) for _ in range(2)]
@@ -80,7 +82,7 @@ def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
         rest = ask(address, "alice", anchored={"K": "available"}).json()["anchored"]
         assert 0.0 <= 25.0 - spent - rest["K"] < 1e-6
         both = ask(address, "alice", prompt=["a", "b"], anchored={"K": "available"})
-        assert both.status_code == 400 and "of one prompt" in both.json()["error"]["message"]
+        assert both.status_code == 400 and "of one text" in both.json()["error"]["message"]
     ledgers = dict(journal_ledgers(tmp_path / "journal"))
     assert len({ledger.header.seed for ledger in ledgers.values()}) == len(ledgers) == 4
     assert all(ledger.certified and verify(ledger, pair).is_ok for ledger in ledgers.values())
@@ -105,7 +107,7 @@ def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
     ids=str,
 )
 def test_what_no_account_takes_is_refused_and_reserves_nothing(pair, tmp_path, body, status, said):
-    with serving(pair, tmp_path, Policy(clients=(client("alice"),))) as (address, _):
+    with serving(pair, tmp_path, Policy(clients=(client("alice", **MEANS),))) as (address, _):
         answer = ask(address, "alice", **body)
         assert answer.status_code == status and said in answer.json()["error"]["message"]
         assert account(address, "alice")["available"] == 1000.0
@@ -113,7 +115,7 @@ def test_what_no_account_takes_is_refused_and_reserves_nothing(pair, tmp_path, b
 
 
 def test_a_stream_whose_options_are_unknown_reserves_nothing(pair, tmp_path):
-    with serving(pair, tmp_path, Policy(clients=(client("alice"),))) as (address, _):
+    with serving(pair, tmp_path, Policy(clients=(client("alice", **MEANS),))) as (address, _):
         for options in ({"include_obfuscation": True}, {"include_usage": 1}):
             answer = ask(address, "alice", stream=True, stream_options=options)
             assert answer.status_code == 400
@@ -121,7 +123,10 @@ def test_a_stream_whose_options_are_unknown_reserves_nothing(pair, tmp_path):
 
 
 def test_a_request_that_finds_no_room_reserves_nothing(pair, tmp_path, monkeypatch):
-    with serving(pair, tmp_path, Policy(clients=(client("alice"),)), max_waiting=0) as (address, _):
+    with serving(pair, tmp_path, Policy(clients=(client("alice", **MEANS),)), max_waiting=0) as (
+        address,
+        _,
+    ):
         reserved = []
         monkeypatch.setattr(Store, "reserve", lambda *_, **__: reserved.append(1))
         assert ask(address, "alice", prompt=["a", "b", "c"]).status_code == 429
@@ -129,14 +134,14 @@ def test_a_request_that_finds_no_room_reserves_nothing(pair, tmp_path, monkeypat
 
 
 def test_all_that_is_left_is_asked_for_within_the_largest_k(pair, tmp_path):
-    policy = Policy(clients=(client("alice", nats=2.0**21),))
+    policy = Policy(clients=(client("alice", nats=2.0**21, **MEANS),))
     with serving(pair, tmp_path, policy) as (address, _):
         rest = ask(address, "alice", anchored={"K": "available"})
         assert rest.json()["anchored"]["K"] == 2.0**20
 
 
 def test_a_client_that_leaves_pays_what_was_drawn_and_a_full_queue_nothing(pair, tmp_path):
-    policy = Policy(clients=(client("alice"),))
+    policy = Policy(clients=(client("alice", **MEANS),))
     with serving(pair, tmp_path, policy, max_waiting=0) as (address, server):
         headers = {"authorization": f"Bearer {KEYS['alice']}"}
         body = {"prompt": "the keeper", "max_tokens": 400, "stream": True, "anchored": {"k": 0.5}}
@@ -162,12 +167,12 @@ def test_while_the_store_does_not_answer_nothing_is_drawn_and_what_ended_is_sett
     def broken(*_):
         raise OperationalError("", {}, Exception("disk I/O error"))
 
-    with serving(pair, tmp_path, Policy(clients=(client("alice"),))) as (address, server):
+    with serving(pair, tmp_path, Policy(clients=(client("alice", **MEANS),))) as (address, server):
         with held(server) as may_go_on, ThreadPoolExecutor(1) as threads:
             first = threads.submit(ask, address, "alice", max_tokens=8)
             until(lambda: account(address, "alice")["reserved"] == 8.0)
             with monkeypatch.context() as patch:
-                patch.setattr(store_file, "_current", broken)
+                patch.setattr(store_file, "_row", broken)
                 refused = ask(address, "alice")
                 assert refused.status_code == 503
                 assert refused.json()["error"]["type"] == "accounts_unavailable"
@@ -189,7 +194,7 @@ def test_a_store_that_is_locked_for_long_lets_no_request_wait_for_all_before_it(
 ):
     monkeypatch.setattr(database_file, "BUSY_S", 1)
     monkeypatch.setattr(keeper_file, "BUSY_S", 1)
-    policy, folder = Policy(clients=(client("alice"),)), tmp_path / "journal"
+    policy, folder = Policy(clients=(client("alice", **MEANS),)), tmp_path / "journal"
     folder.mkdir()
 
     async def ask_all(keeper) -> list:
@@ -225,7 +230,7 @@ def test_a_server_without_accounts_names_what_needs_them(pair, tmp_path):
 
 
 def test_a_rule_without_a_bound_keeps_no_accounts(pair, tmp_path):
-    policy = Policy(clients=(client("alice"),))
+    policy = Policy(clients=(client("alice", **MEANS),))
     with (
         kept(policy, tmp_path, tmp_path, is_synced=False) as keeper,
         pytest.raises(ValueError, match=r"accounts need a rule with a bound: .* has none"),
