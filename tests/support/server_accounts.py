@@ -3,14 +3,20 @@
 import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from embedded_server import embedded
 
+from anchored import Anchored, Decoder
 from anchored.decode.ledger import LedgerHeader, LedgerStep
-from anchored.decode.serving.accounts.policy import Client
+from anchored.decode.rules.rule import Rule
+from anchored.decode.serving.accounts.keeper import kept
+from anchored.decode.serving.accounts.policy import Client, Policy
 from anchored.decode.serving.accounts.store import Exhausted, Store
 
+KL = Anchored(k=1.0)
 KEYS = {"alice": "a-key", "bob": "b-key"}
 
 HEADER = LedgerHeader(
@@ -103,3 +109,13 @@ def ask(address: str, name: str, *, path: str = "/v1/completions", **body) -> ht
 def account(address: str, name: str) -> dict[str, float]:
     headers = {"authorization": f"Bearer {KEYS[name]}"}
     return httpx.get(f"{address}/v1/anchored/account", headers=headers, timeout=60).json()
+
+
+@contextmanager
+def serving(pair, folder: Path, policy: Policy, rule: Rule = KL, **options):
+    decoder = Decoder(pair, rule, batch_size=2)
+    with (
+        kept(policy, folder, folder / "journal", is_synced=False) as keeper,
+        embedded(decoder, folder / "journal", keeper=keeper, **options) as (address, server),
+    ):
+        yield address, server

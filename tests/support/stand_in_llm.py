@@ -55,12 +55,19 @@ class StandIn:
     async def collective_rpc(self, method: str) -> list[bool]:
         assert method in ("anchored_noted", "anchored_written")
         within = asyncio.get_running_loop().run_in_executor
-        await within(self.worker, lambda: None)  # what was begun before has ended
-        return [method == "anchored_written"]
+        # What was begun before has ended.
+        return [await within(self.worker, lambda: method != "anchored_noted" and self._writes())]
 
     def shutdown(self) -> None:
         self.worker.shutdown()
         self.journal.close()
+
+    def _writes(self) -> bool:
+        try:
+            self.journal.try_again()
+        except OSError:
+            return False
+        return True
 
     def _begin(self, request: Any) -> Any:
         with plain_torch():
@@ -70,9 +77,17 @@ class StandIn:
 
     def _step(self, name: str, job: Job, batch: Any, state: Any) -> list[int]:
         self.gate()
-        first, request = len(state.steps), job.request
+        first = len(state.steps)
         with plain_torch():
             batch.step()
+        try:
+            self._write(name, job, state, first)
+        except OSError:  # the text ends, and the journal does not hold why
+            state.fail("the journal cannot be written")
+        return [step.token_id for step in state.steps[first:]]
+
+    def _write(self, name: str, job: Job, state: Any, first: int) -> None:
+        request = job.request
         rule = request.rule or self.decoder.open_rule
         sampling = request.sampling or SamplingConfig()
         if first == 0:
@@ -81,7 +96,6 @@ class StandIn:
         self.journal.steps([(name, step) for step in state.steps[first:]])
         if state.error:
             self.journal.fail(name, state.error)
-        return [step.token_id for step in state.steps[first:]]
 
 
 def _ranked(places: list[TokenLogProbs]) -> list[dict[int, Any]]:

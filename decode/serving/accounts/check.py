@@ -86,6 +86,12 @@ def _by_text(store: Store) -> Mapping[str, list[Charge]]:
     return {name: list(each) for name, each in groupby(store.charges(), lambda c: c.request_id)}
 
 
+def _needs_text(charge: Charge) -> bool:
+    """Nothing and the whole bound are right without a text too: of one that did not begin, or of
+    which nobody knows."""
+    return charge.spent not in (None, 0, charge.reserved)
+
+
 def _nats(record: Record) -> float:
     return math.fsum(step.spend for step in record.drawn)
 

@@ -189,7 +189,7 @@ def test_a_text_that_gave_back_more_than_it_spent_is_charged_nothing(store):
 def test_an_account_that_bounds_every_text_takes_no_text_of_a_mean(store):
     mean = {"group/g": Account(name="g", nats=6.0, divergence="kl")}
     store.apply(mean)
-    with pytest.raises(Weaker, match='client/a bounds every text.*divergence = "kl"'):
+    with pytest.raises(Weaker, match=r'client/a bounds every text.*divergence = "kl"'):
         store.reserve({"x": 1.0}, ["client/a", "group/g"], "server", is_mean=True)
     assert nats(store, "group/g") == (0.0, 0.0, 6.0)
     store.reserve({"x": 1.0}, ["group/g"], "server", is_mean=True)

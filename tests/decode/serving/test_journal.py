@@ -106,10 +106,10 @@ def test_a_line_that_cannot_be_written_is_taken_back_and_others_follow(tmp_path,
     try:
         with ignored(signal.SIGXFSZ):
             for _ in range(2):
-                with pytest.raises(OSError, match="disk is full|File too large"):
+                with pytest.raises(OSError, match=r"disk is full|File too large"):
                     writer.steps([("a-12345678", step(1))])
                 assert writer.has_failed and not writer.is_torn
-                with pytest.raises(OSError, match="disk is full|File too large"):
+                with pytest.raises(OSError, match=r"disk is full|File too large"):
                     writer.try_again()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

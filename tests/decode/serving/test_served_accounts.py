@@ -4,18 +4,15 @@ import asyncio
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import closing
 
 import httpx
 import pytest
 from embedded_server import embedded, held, slowed, until
-from server_accounts import KEYS, account, ask, client, nats, policy_file
+from server_accounts import KEYS, account, ask, client, nats, policy_file, serving
 from sqlalchemy.exc import OperationalError
-from tiny_models import never_end, tiny_llama, train_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, Pathwise, RiskyOnly, verify
-from anchored.decode.rules.rule import Rule
+from anchored import Anchored, Decoder, Pathwise, RiskyOnly, verify
 from anchored.decode.serving.accounts import database as database_file
 from anchored.decode.serving.accounts import keeper as keeper_file
 from anchored.decode.serving.accounts import store as store_file
@@ -33,24 +30,6 @@ from anchored.tools.commands.accounts import AccountsConfig, accounts
 KL = Anchored(k=1.0)
 MEANS = {"divergence": "kl"}
 """An account of a server with the paper's budget."""
-
-
-@pytest.fixture(scope="module")
-def pair() -> ModelPair:
-    models = [tiny_llama(seed, max_position_embeddings=512) for seed in (1, 2)]
-    for model in models:
-        never_end(model)
-    return ModelPair(*models, train_tokenizer())
-
-
-@contextmanager
-def serving(pair, folder: Path, policy: Policy, rule: Rule = KL, **options):
-    decoder = Decoder(pair, rule, batch_size=2)
-    with (
-        kept(policy, folder, folder / "journal", is_synced=False) as keeper,
-        embedded(decoder, folder / "journal", keeper=keeper, **options) as (address, server),
-    ):
-        yield address, server
 
 
 @pytest.mark.parametrize(
