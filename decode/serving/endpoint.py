@@ -28,12 +28,13 @@ from .asgi import (
     with_length,
 )
 from .asked import AVAILABLE, Asked, client_id_of, extra_arguments, most_nats
+from .body import Body, parsed
 from .engine import Engine
 from .events import DONE, sent_event
 from .guard import CLIENT
 from .jobs import Job, Refused, Update
 from .log_prob_texts import LogProbTexts
-from .reading import Body, Reader, parsed
+from .reading import Reader
 
 if TYPE_CHECKING:
     from .accounts.keeper import Keeper  # imports a database's toolkit

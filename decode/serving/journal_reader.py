@@ -87,11 +87,6 @@ class Record:
         end = len(self.steps) if self._last is None else self._last + 1
         return min(end, self.header.horizon)
 
-    def holds(self, token_ids: Sequence[int], start: int) -> bool:
-        """True if the text has these tokens from `start` on, and for a request that has failed."""
-        steps = self.steps[start : min(start + len(token_ids), self.num_drawn)]
-        return bool(self.error) or [step.token_id for step in steps] == list(token_ids)
-
     @property
     def drawn(self) -> list[LedgerStep]:
         """The steps of `num_drawn`."""
@@ -279,12 +274,6 @@ class JournalReader:
         if name in self._records:
             return self._records[name]
         return self._records.get(self._ids.get(name, ""))
-
-    def holds(self, name: str, token_ids: Sequence[int], start: int) -> bool:
-        """True if what was read has these tokens of a text, from `start` on; it takes as long for
-        the last ones of a long text as for the first."""
-        record = self.find(name)
-        return not token_ids if record is None else record.holds(token_ids, start)
 
     def answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
         """The figures that a response gives of a text, as `Record.answer`; {} before it begins.

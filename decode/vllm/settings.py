@@ -171,7 +171,7 @@ class EngineSettings:
         if KEY not in additional_config:
             raise ValueError(
                 "this engine was not started for a pair: use anchored.vllm.open_pair or "
-                "anchored vllm serve"
+                "anchored serve --engine vllm"
             )
         options = additional_config[KEY]
         limits = options["limits"]

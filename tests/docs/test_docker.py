@@ -13,8 +13,7 @@ import yaml
 import anchored
 from anchored.decode.serving.server_options import ServerOptions
 from anchored.tools.cli import COMMANDS, options_class
-from anchored.tools.commands.serving import VllmServeConfig
-from anchored.tools.commands.words import parse, parse_known
+from anchored.tools.commands.words import parse
 
 ROOT = Path(anchored.__file__).parent
 FOLDER = ROOT / "docker"
@@ -57,27 +56,18 @@ def test_no_container_runs_as_root_or_on_a_base_that_moves(path):
         assert re.search(r":v?\d+\.\d+", base), base
 
 
-def test_the_embedded_servers_words_are_its_options_and_it_asks_for_keys(compose, models):
-    words = entrypoint(FOLDER / "serve.Dockerfile")
+@pytest.mark.parametrize(("name", "engine"), [("serve", "decoder"), ("vllm", "vllm")])
+def test_the_servers_words_are_its_options_and_it_asks_for_keys(compose, models, name, engine):
+    words = entrypoint(FOLDER / f"{name}.Dockerfile")
     assert words[:2] == ["anchored", "serve"]
-    service = compose["services"]["serve"]
+    service = compose["services"][name]
     config = parse(
         options_class(COMMANDS["serve"]), "serve", models(words[2:] + service["command"])
     )
+    assert config.engine == engine and config.journal.ledgers is not None
     assert config.server.host == "0.0.0.0" and config.server.api_key_file is not None
     grace = int(service["stop_grace_period"].removesuffix("s"))
     assert grace > ServerOptions().shutdown_s + 5
-
-
-def test_vllms_words_are_options_of_ours_or_its(compose, models):
-    words = entrypoint(FOLDER / "vllm.Dockerfile")
-    assert words[:3] == ["anchored", "vllm", "serve"]
-    service = compose["services"]["vllm"]
-    assert " ".join(words) in service["entrypoint"][2]  # which adds a key before it
-    assert "VLLM_API_KEY:?" in service["entrypoint"][2]
-    asked = models(words[3:] + service["command"])
-    config, others = parse_known(VllmServeConfig, "vllm serve", asked)
-    assert config.journal.ledgers is not None and others == ["--host", "0.0.0.0"]
 
 
 def test_images_are_made_of_extras_and_releases_that_are_there():

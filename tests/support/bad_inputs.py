@@ -198,14 +198,9 @@ retrieve
     = "--corpus {letters} --prompt-file {prompts} --instruction Find"
 serve --safe {safe} --risky {risky}
     = "--divergence tv" "--max-k -1"
-vllm serve --safe {safe} --risky {risky}
-    = "--divergence tv" "--max-k -1"
     --k = -1 nan x
-vllm serve
-    = ""
+serve --engine vllm
     ~ "--safe {missing} --risky {risky}"
-vllm
-    = ""
 ledgers
     = ""
     ~ "--journal {folder} --out {existing}"
@@ -216,6 +211,13 @@ accounts
     --accounts = "''"
     --accounts ~ {missing} {folder} {empty} {garbage} {mixture_key}
     --accounts ~ {toml_broken} | is not valid TOML
+accounts apply
+    = ""
+    ~ {missing} {folder} {empty} {garbage} {mixture_key}
+    = "{toml_broken} --account client/alice" "{toml_broken} --extra 5"
+accounts settle
+    = "" server
+    ~ "server --accounts {missing}"
 decontaminate --against {mixture_key} --output {new}
     = "" "--source s"
     ~ "--source s --input {missing}" "--source s --input {folder}"

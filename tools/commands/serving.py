@@ -121,6 +121,8 @@ class ServeConfig(PairOptions):
         checked_rule(rule)
         if self.level == "byte":
             raise ValueError("--engine vllm decodes tokens, got --level byte")
+        if self.server.expose_logprobs:
+            raise ValueError("--expose-logprobs is of --engine decoder: vLLM tells those of p_s")
         for option in fields(self):
             if option.name not in OF_VLLM and getattr(self, option.name) != _default(option):
                 name = option.name.replace("_", "-")

@@ -60,12 +60,7 @@ def parse(kind: type[Options], name: str, words: Iterable[str]) -> Options:
     return _cli(kind, name, [_known_option(name, word, options) for word in words])
 
 
-def parse_known(kind: type[Options], name: str, words: Iterable[str]) -> tuple[Options, list[str]]:
-    """The options as `parse` gives them, and the words that are no options of this command."""
-    return _cli(kind, name, list(words), return_unknown_args=True)
-
-
-def _cli(kind: type, name: str, words: list[str], **settings: Any) -> Any:
+def _cli(kind: type, name: str, words: list[str]) -> Any:
     if any(flag in words for flag in _HELP_FLAGS):
         print(help_text(kind, name))
         sys.exit(0)
@@ -73,7 +68,7 @@ def _cli(kind: type, name: str, words: list[str], **settings: Any) -> Any:
     try:
         with RULES, boxes_refused():
             arguments = gather(options, words)
-            return tyro.cli(kind, args=arguments, prog=f"anchored {name}", **settings)
+            return tyro.cli(kind, args=arguments, prog=f"anchored {name}")
     except Refused as error:
         raise Refused(_by_option(str(error), options)) from None
 

@@ -15,7 +15,7 @@ from anchored.decode.pair import pair_file
 from anchored.decode.pair.pair_file import PairFile
 from anchored.decode.pair_options import ModelOptions, PairOptions, RuleOptions
 from anchored.decode.vllm.settings import DescribedPair
-from anchored.tools.commands.serving import VllmServeConfig
+from anchored.tools.commands.serving import ServeConfig
 
 SCHEMA = {"schema": "anchored-pair/1"}
 COMMIT = "0" * 39 + "1"
@@ -59,14 +59,14 @@ def test_options_take_models_k_and_level_of_a_pair_unless_they_are_given(pair_fo
 def test_a_server_takes_models_revisions_and_k_of_a_pair(pair_folders, tmp_path):
     named = {**SCHEMA, "safe": "a/b", "risky": "a/c", "safe_revision": COMMIT, "k": 0.5}
     folder = write(tmp_path / "named", **named)
-    config = VllmServeConfig(pair=folder)
+    config = ServeConfig(pair=folder, engine="vllm")
     assert [*map(str, config.locations.values())] == ["a/b", "a/c"]
     assert (config.safe_revision, config.risky_revision, config.rule.k) == (COMMIT, None, 0.5)
     pathwise = RuleOptions(rule="pathwise", k=2.0)
-    assert VllmServeConfig(pair=folder, rule=pathwise).rule.k == 2.0
+    assert ServeConfig(pair=folder, rule=pathwise, engine="vllm").rule.k == 2.0
     write(folder, **named, level="byte")
-    with pytest.raises(ValueError, match="is decoded in bytes: vLLM decodes tokens"):
-        VllmServeConfig(pair=folder)
+    with pytest.raises(ValueError, match="vllm decodes tokens, got --level byte"):
+        ServeConfig(pair=folder, engine="vllm")
     for revisions in (("v2", None), (None, "v2")):
         with pytest.raises(ValueError, match="a revision is that of a Hub id, got 'v2'"):
             DescribedPair.of(*pair_folders, revisions, allow_quantized_safe=False)

@@ -8,7 +8,8 @@ from tiny_models import tiny_llama, train_tokenizer
 from anchored import Anchored, Decoder, ModelPair, Pathwise
 from anchored.decode.serving import request_fields
 from anchored.decode.serving.asked import Asked, Limits, extra_arguments, seed_of_name
-from anchored.decode.serving.reading import Body, Reader, parsed, plain_messages
+from anchored.decode.serving.body import Body, parsed
+from anchored.decode.serving.reading import Reader, plain_messages
 from anchored.decode.settings import SAMPLING_NAMES, SamplingConfig
 
 

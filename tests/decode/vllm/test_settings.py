@@ -67,6 +67,6 @@ def test_settings_arrive_as_they_were(pair_folders, rule):
 def test_without_vllm_one_line_says_what_to_install(pair_folders, capsys):
     safe, risky = map(str, pair_folders)
     with pytest.raises(SystemExit) as ended:
-        main(["vllm", "serve", "--safe", safe, "--risky", risky])
+        main(["serve", "--engine", "vllm", "--port", "0", "--safe", safe, "--risky", risky])
     assert ended.value.code == 1
     assert "pip install 'anchored[vllm]'" in capsys.readouterr().err

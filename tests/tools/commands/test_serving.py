@@ -60,9 +60,26 @@ def test_what_cannot_be_served_is_one_line(pair_folders, capsys, more, status, m
     assert message in " ".join(err.split())
 
 
-def test_vllm_serves_two_rules(pair_folders, capsys):
-    _, err = run(capsys, "vllm", *words(pair_folders), "--rule", "no_opt", status=2)
-    assert "in vLLM the rule must be Anchored(...) or Pathwise(...), got NoOpt(" in err
+VLLM = {
+    ("--rule", "no_opt"): "in vLLM the rule must be Anchored(...) or Pathwise(...), got NoOpt(",
+    ("--level", "byte"): "--engine vllm decodes tokens, got --level byte",
+    ("--batch-size", "4"): "--batch-size is of --engine decoder: vLLM has --engine-args",
+    ("--device", "cpu"): "--device is of --engine decoder: vLLM has --engine-args",
+    ("--expose-logprobs",): "--expose-logprobs is of --engine decoder: vLLM tells those of p_s",
+    ("--engine-args", "max_model_len"): "--engine-args must be NAME=VALUE, got 'max_model_len'",
+    ("--engine-args", "a=1", "a=2"): "--engine-args gives a twice: 1 and 2",
+}
+
+
+@pytest.mark.parametrize("more", VLLM, ids=" ".join)
+def test_vllms_engine_takes_its_own_options_alone(pair_folders, capsys, more):
+    _, err = run(capsys, *words(pair_folders), "--engine", "vllm", *more, status=2)
+    assert VLLM[more] in err and err.count("\n") == 1
+
+
+def test_arguments_of_vllms_engine_need_it(pair_folders, capsys):
+    _, err = run(capsys, *words(pair_folders), "--engine-args", "a=1", status=2)
+    assert "--engine-args are of --engine vllm, got 'a=1'" in err
 
 
 def test_a_missing_library_is_said_with_its_extra(pair_folders, capsys, monkeypatch):

@@ -11,15 +11,13 @@ from anchored.configs.config_file import CONFIGS, find_config
 from anchored.decode.settings import BudgetOptions, DebtOptions
 from anchored.tools.cli import COMMANDS, options_class
 from anchored.tools.commands.option_help import described
-from anchored.tools.commands.serving import VllmServeConfig
 from anchored.tools.commands.training.decontaminate import DecontaminateConfig
 from anchored.tools.commands.training.plan import PlanConfig
 from anchored.tools.commands.training.tokenize import TokenizeConfig
-from anchored.tools.commands.words import gather, option_values, parse, parse_known
+from anchored.tools.commands.words import gather, option_values, parse
 from anchored.wrong_words import Refused
 
 CLASSES = {name: options_class(command) for name, command in COMMANDS.items() if name != "lm-eval"}
-CLASSES["vllm serve"] = VllmServeConfig
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -74,9 +72,6 @@ def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
     assert PlanConfig().config  # a default, which what is given replaces
     plan = parse(PlanConfig, "plan", ["--config", file, "--config=/"])
     assert plan.config == (tmp_path, Path("/"))
-    words = ["--safe", "o/a", "--risky", "o/b", "--lora", "c", "--lora", "d", "--dtype", "half"]
-    config, others = parse_known(VllmServeConfig, "vllm serve", words)
-    assert config.safe == "o/a" and others == words[4:]
 
 
 def test_a_home_folder_is_expanded_and_no_path_is_empty(monkeypatch, tmp_path):
