@@ -16,7 +16,7 @@ KINDS = ("plain", "stream", "stream", "leaves", "chat", "bad")
 BAD: Sequence[Any] = (
     {"prompt": "salt", "anchored": {"k": -1.0}},
     {"prompt": "salt", "anchored": {"kk": 1.0}},
-    {"prompt": "salt", "n": 3},
+    {"prompt": "salt", "n": 300},
     {"prompt": "salt", "logit_bias": {"5": 1.0}},
     {"prompt": "salt", "temperature": "hot"},
     {"prompt": "salt", "max_tokens": 10**9},

@@ -88,16 +88,16 @@ def database(where: str, root: Path) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
     with engine.begin() as connection:
         wait_for_others(connection)
-        is_new = not inspect(connection).has_table(ACCOUNTS.name)
-        if not is_new and not inspect(connection).has_table(STORE.name):
+        tables = inspect(connection)
+        if tables.has_table(ACCOUNTS.name) and not tables.has_table(STORE.name):
             raise ValueError(f"the accounts in {where} are of an earlier version: begin new ones")
         TABLES.create_all(connection)
-        if is_new:
+        found = connection.execute(select(STORE.c.version)).scalar()
+        if found is None:
             now_s = int(time.time())
             row = {"version": VERSION, "clock_s": now_s, "seen_s": now_s}
             connection.execute(insert(STORE).values(**row, policy="", policy_number=0))
-        found = connection.execute(select(STORE.c.version)).scalar_one()
-        if found != VERSION:
+        elif found != VERSION:
             raise ValueError(f"the accounts in {where} are of version {found}, not of {VERSION}")
     return engine
 

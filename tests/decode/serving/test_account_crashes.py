@@ -217,7 +217,7 @@ def test_servers_that_start_at_once_on_an_empty_database_share_its_tables(postgr
             store.apply({f"client/{n}": Account(name=str(n), nats=1.0) for n in range(100, 106)})
 
     with opened(postgresql, tmp_path) as store, store._engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE anchored_accounts, anchored_charges")
+        connection.exec_driver_sql("DROP TABLE anchored_accounts, anchored_charges, anchored_store")
     with ThreadPoolExecutor(12) as threads:
         list(threads.map(start, range(12)))
     with opened(postgresql, tmp_path) as store:
