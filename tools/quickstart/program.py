@@ -48,15 +48,15 @@ COLUMNS = (
     replace(RECITED_COLUMN, title="worst proved"),
     Column("spent", num_decimals=1),
 )
-"""What the terminal shows of a run, in 80 characters; table.md has all."""
+"""The columns that the terminal shows, in 80 characters; table.md has every column."""
 NOTE = (
-    "Means of the longest copy, in words, and of the nats spent. Worst proved: no work is recited\n"
-    "with a larger chance."
+    "The longest copy, in words, and the nats spent are means over the works; no work\n"
+    "is recited with a larger chance than the worst proved."
 )
 WHY_BYTES = (
-    "Hardly anything is copied: the texts are of some 20 words, and the safe model, which has\n"
-    "read 1.4 MB of Python's documentation, gives words of a story so little probability that\n"
-    "these budgets cannot pay for them."
+    "Hardly anything is copied: the texts are of some 20 words, and the safe model,\n"
+    "which has read 1.4 MB of Python's documentation, gives words of a story so\n"
+    "little probability that these budgets cannot pay for them."
 )
 
 
@@ -213,14 +213,12 @@ def _measure_at_bytes(steps: Steps, preset_name: str, folders: Folders, tokens: 
     about = {"seeds": preset.seeds, "level": "byte"}
     rows = summarize(experiment)
     write_budget_results(experiment, rows, {"schema": RESULTS_SCHEMA, "settings": about})
-    print(
-        "The safe model made here with the same risky model, byte by byte:", _table(rows), sep="\n"
-    )
-    print(WHY_BYTES)
+    head = "The safe model made here with the same risky model, byte by byte:"
+    print(head, _table(rows), WHY_BYTES, sep="\n")
 
 
 def _table(rows: Sequence[Row]) -> str:
-    """Those of the columns that have figures, with the names of the models alone."""
+    """The rows in those of COLUMNS that have figures; a model alone is called by its name."""
     named = [{**row, "setting": ALONE.get(row["setting"], row["setting"])} for row in rows]
     known = {name for row in rows for name, figure in row.items() if figure is not None}
     return terminal_table(named, [column for column in COLUMNS if column.key in known])
