@@ -14,8 +14,8 @@ from starlette.routing import Route
 from .answers import CHATS, COMPLETIONS
 from .asgi import ERROR_TYPES, BodyTooLarge, body_of, error_body
 from .endpoint import Endpoint, Served
+from .engine import Refused
 from .guard import CLIENT
-from .jobs import Refused
 
 
 class PairApp:

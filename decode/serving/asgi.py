@@ -99,3 +99,14 @@ async def refuse(
     headers = with_length([(b"content-type", b"application/json"), *headers], body)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+EVENT_END: Final = b"\n\n"
+_DATA: Final = b"data: "
+DONE: Final = _DATA + b"[DONE]" + EVENT_END
+"""Ends a stream."""
+
+
+def sent_event(chunk: dict[str, Any]) -> bytes:
+    """The frame of a chunk."""
+    return _DATA + json.dumps(chunk).encode() + EVENT_END

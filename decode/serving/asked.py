@@ -47,8 +47,6 @@ class Limits:
     """Nats that a bank starts with, and holds at most; no bank at all is above any limit."""
     max_horizon: int | None = None
     """Most new symbols of a request."""
-    special_tokens: dict[str, int] = field(default_factory=dict)
-    """Special tokens that may be drawn and end no text, by name: no text holds one."""
 
     def __post_init__(self) -> None:
         for name in ("max_k", "max_total", "max_bank"):

@@ -24,8 +24,7 @@ from ..rules.one_model import SafeOnly
 from ..rules.rule import takes_passage
 from ..score import score_batch
 from ..settings import UNWARPED, SamplingConfig
-from .engine import BROKEN, SHUT_DOWN
-from .jobs import Job, Refused, Update
+from .engine import BROKEN, SHUT_DOWN, Job, Refused, Update
 from .journal import JournalWriter
 from .metrics import Metrics
 from .recording import UNWRITTEN, Recording

@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ..engine.request import Request
-from .answers import Answer, Form, TextSoFar
+from .answers import Answer, Form, LogProbTexts, TextSoFar
 from .asgi import (
+    DONE,
     REQUEST_ID,
     BodyTooLarge,
     ClientGone,
@@ -25,15 +26,13 @@ from .asgi import (
     error_body,
     header_of,
     refuse,
+    sent_event,
     with_length,
 )
 from .asked import AVAILABLE, Asked, client_id_of, extra_arguments, most_nats
 from .body import Body, parsed
-from .engine import Engine
-from .events import DONE, sent_event
+from .engine import Engine, Job, Refused, Update
 from .guard import CLIENT
-from .jobs import Job, Refused, Update
-from .log_prob_texts import LogProbTexts
 from .reading import Reader
 
 if TYPE_CHECKING:

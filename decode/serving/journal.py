@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final
 
 from ...durable_files import json_value, sync_folder
 from ..ledger import Ledger, LedgerHeader, LedgerStep, known_fields
-from .journal_options import MEGABYTE, JournalOptions
+from .server_options import MEGABYTE, JournalOptions
 
 SCHEMA = "anchored-journal/1"
 PATTERN = "journal-*.jsonl"

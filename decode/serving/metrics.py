@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..ledger import LedgerStep
-from .jobs import Job, Update
+from .engine import Job, Update
 
 NATS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 """Edges of histograms of debts; +inf is of prompts that the safe model never writes."""

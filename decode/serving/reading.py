@@ -16,7 +16,6 @@ from ..rules.rule import OpenRule, Rule, takes_passage
 from ..tokenizer.text import special_names
 from .asked import AVAILABLE, GREEDY, Asked, Limits, seed_of_name, seed_of_secret
 from .body import Body, parsed
-from .request_fields import refuse_special_stops
 
 DEFAULT_MAX_TOKENS: Final = 16
 """Of a completion, as OpenAI and vLLM have it; a chat gets the rest of the context."""
@@ -37,16 +36,14 @@ class Reader:
     ) -> None:
         """max_length: symbols of a prompt and its text. secret: goes into the seeds of texts that
         are charged to accounts, None where none are kept. exposes: log-probabilities are those of
-        p*. chat_length: symbols of a chat that names no number, None for all there is room for. The
-        limits' special tokens are replaced by those of the pair."""
+        p*. chat_length: symbols of a chat that names no number, None for all there is room for."""
         self._secret, self._exposes, self._chat_length = secret, exposes, chat_length
         self._level, self._decoder, self.max_length = decoder.level, decoder, max_length
-        pair, ends = decoder.pair, set(decoder.level.stop_token_ids)
-        special = {}
+        pair, self.limits, names = decoder.pair, limits, {}
         if decoder.level.name == "token" and decoder.level.compares_models:
             names = special_names(pair.tokenizers.values(), pair.has_token)
-            special = {name: token for name, token in names.items() if token not in ends}
-        self.limits = replace(limits, special_tokens=special)
+        self._special = {token_id: name for name, token_id in names.items()}
+        """Names of special tokens."""
         vocabularies = [tokenizer.get_vocab() for tokenizer in pair.tokenizers.values()]
         by_byte = decoder.level.name == "byte"
         self._longest = 1 if by_byte else max(len(token) for v in vocabularies for token in v)
@@ -214,18 +211,15 @@ class Reader:
     def _stops(self, body: Body) -> list[str]:
         """The texts that end a text, with the names of special tokens that do."""
         stop = [body.stop] if isinstance(body.stop, str) else list(body.stop)
-        special = self.limits.special_tokens
-        refuse_special_stops(stop, special)
-        names = {token_id: name for name, token_id in special.items()}
         for token_id in body.stop_token_ids:
             if token_id in self._level.stop_token_ids and self._level.name == "token":
                 continue  # ends every text
-            if token_id not in names:
+            if token_id not in self._special:
                 raise ValueError(
                     f"stop_token_ids: {token_id} is no special token of this pair: give its text "
                     "as stop"
                 )
-            stop.append(names[token_id])
+            stop.append(self._special[token_id])
         return stop
 
 

@@ -9,7 +9,7 @@ from ..generation import ledger_header, request_ledger
 from ..ledger import Ledger, LedgerStep
 from ..rules.rule import OpenRule
 from ..settings import SamplingConfig
-from .jobs import Job, Refused, Update
+from .engine import Job, Refused, Update
 from .journal import JournalWriter
 
 logger = logging.getLogger(__name__)

@@ -16,14 +16,12 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 
 from ...errors import AnchoredError
+from .answers import LogProbTexts
 from .app import PairApp
 from .asked import Limits
 from .endpoint import Served
-from .engine import SHUT_DOWN, Engine
-from .guard import Guard, read_keys
-from .jobs import Refused
-from .log_prob_texts import LogProbTexts
-from .patience import patient_protocol
+from .engine import SHUT_DOWN, Engine, Refused
+from .guard import Guard, patient_protocol, read_keys
 from .reading import Reader
 from .server_options import ServerOptions
 

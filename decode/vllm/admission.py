@@ -1,14 +1,20 @@
-"""Which sampling parameters of vLLM are honored before the projection, and which are refused."""
+"""Requests as sampling parameters of vLLM: which are honored before the projection, and how."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from ..engine.request import Request
 from ..rules.anchored import Anchored
 from ..rules.budget import Budget
-from ..serving.asked import Asked, Limits
-from ..serving.request_fields import REFUSED, refuse_special_stops, unhonored
+from ..rules.rule import Rule
+from ..serving.asked import REQUEST_PREFIX, Asked, Limits
+from ..serving.body import REFUSED, unhonored
 from ..settings import SAMPLING_NAMES, SamplingConfig
-from .settings import PairRule, checked_rule
+from .settings import EngineSettings, PairRule, checked_rule
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 # By field of SamplingParams. A field that stands in no table is refused unless it has its default,
 # and fails a test: a new version of vLLM has to be looked at.
@@ -21,7 +27,7 @@ REFUSED_HERE: Final = (
     *("structured_outputs", "logit_bias", "allowed_token_ids", "bad_words"),
     "thinking_token_budget",
 )
-"""Fields of SamplingParams that `request_fields.REFUSED` has by the same name."""
+"""Fields of SamplingParams that `body.REFUSED` has by the same name."""
 
 AFTER_THE_TEXT: Final = {
     "stop": "ends the text, changes no distribution",
@@ -67,6 +73,31 @@ HAS_STOPS: Final = "anchored_has_stops"
 KNOWN: Final = {*SAMPLING_NAMES, *ASKED, *AFTER_THE_TEXT, *NEUTRAL}
 
 
+def parameters(
+    request: Request, rule: Rule, sampling: SamplingConfig, *, client_id: str = "", **how: Any
+) -> "SamplingParams":
+    """The parameters by which the engine draws a request, of which `admit` makes it again.
+
+    how: fields that change no distribution, as where a text ends and how it is handed over.
+    """
+    from vllm import SamplingParams
+
+    nats = ("k", "K", "bank", "divergence")
+    asked: dict[str, Any] = {name: value for name, value in rule.settings().items() if name in nats}
+    asked |= {} if request.k is None else {"k": request.k}
+    asked |= {"debt": request.least_debt, "seed": request.seed, "sample": request.place}
+    asked |= {"client_id": client_id} if client_id else {}
+    return SamplingParams(
+        **sampling.as_dict(),
+        max_tokens=request.max_new_tokens,
+        extra_args={
+            **{REQUEST_PREFIX + name: value for name, value in asked.items()},
+            HAS_STOPS: bool(request.stop),
+        },
+        **how,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admitted:
     """A request as the fusion takes it."""
@@ -92,24 +123,24 @@ class Admitted:
         return self.rule.budget_for(horizon=self.horizon, k=None)
 
 
-def admit(params: Any, limits: Limits) -> Admitted:
+def admit(params: Any, settings: EngineSettings) -> Admitted:
     """The budget, the warpers and the horizon that SamplingParams ask for.
 
     Raises ValueError, in one line that names field and value, for one that cannot be honored
-    within the bound, and for a budget or a length beyond the limits.
+    within the bound.
     """
     _refuse_unhonored(params)
-    refuse_special_stops(params.stop, limits.special_tokens)
+    _refuse_special_stops(params.stop, settings.facts.special_names)
     extra = dict(params.extra_args or {})
     has_stops = params.stop or params.stop_token_ids or params.repetition_detection
     has_stops = bool(extra.pop(HAS_STOPS, False) or has_stops)
     asked = Asked.of(extra)
     if params.max_tokens is None:
         raise ValueError("anchored: max_tokens is the horizon of the budget and must be given")
-    limits.check_horizon(params.max_tokens)
+    limits = Limits(rule=settings.rule)
     limits.check_passage(asked)
     rule, seed = limits.rule_of(asked), asked.seed_of(params.seed)
-    admitted = Admitted(
+    return Admitted(
         rule=checked_rule(rule),
         sampling=sampling_of(params),
         horizon=params.max_tokens,
@@ -120,8 +151,6 @@ def admit(params: Any, limits: Limits) -> Admitted:
         ignores_ends=params.ignore_eos,
         has_stops=has_stops,
     )
-    limits.check(admitted.budget)
-    return admitted
 
 
 def unadmitted(params: Any) -> Admitted:
@@ -152,6 +181,18 @@ def _refuse_unhonored(params: Any) -> None:
     for name in type(params).__struct_fields__:
         if name not in KNOWN and getattr(params, name) != _default(params, name):
             raise ValueError(f"anchored: {name} is not known here: leave it out")
+
+
+def _refuse_special_stops(stop: str | Sequence[str] | None, special: Mapping[str, int]) -> None:
+    """Raise ValueError, in one line, for stop texts that hold special tokens, by name: the engine
+    looks for stops in texts without them."""
+    for text in [stop] if isinstance(stop, str) else stop or ():
+        for name in special:
+            if name in text:
+                raise ValueError(
+                    f"anchored: stop {text!r} holds the special token {name!r}, which is no text: "
+                    f"give stop_token_ids=[{special[name]}]"
+                )
 
 
 def _default(params: Any, name: str) -> Any:

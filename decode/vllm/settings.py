@@ -1,8 +1,8 @@
-"""The settings that every process of an engine has: facts of the models, limits of the server."""
+"""The settings that every process of an engine has: facts of the models, the rule, the journal."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +17,18 @@ from ..rules.anchored import Anchored
 from ..rules.pathwise import Pathwise
 from ..rules.registry import make_rule
 from ..rules.rule import Rule
-from ..serving.asked import Limits
+from ..tokenizer.text import special_names
 
 PairRule = Anchored | Pathwise
 """The rules that draw inside vLLM."""
 
 KEY = "anchored"
 """The entry of vLLM's `additional_config` in which the settings travel to its processes."""
+
+NOT_OURS = (
+    "this engine was not started for a pair: use anchored.vllm.open_pair or "
+    "anchored serve --engine vllm"
+)
 
 ONE_PROMPT = (
     "the models would read different prompts, as their chat templates differ or there is a "
@@ -114,6 +119,8 @@ class PairFacts:
     level_settings: dict[str, Any]
     stop_token_ids: list[int]
     special_token_ids: list[int]
+    special_names: dict[str, int]
+    """Special tokens that end no text, by name."""
     context_length: int | None
 
     @classmethod
@@ -131,6 +138,7 @@ class PairFacts:
                 "in vLLM a pair is decoded in tokens that both share"
             )
         level = TokenLevel(pair)
+        names = special_names(pair.tokenizers.values(), pair.has_token)
         return cls(
             safe=str(pair.safe.folder),
             risky=str(pair.risky.folder),
@@ -141,16 +149,18 @@ class PairFacts:
             level_settings=level.settings(),
             stop_token_ids=level.stop_token_ids,
             special_token_ids=list(level.special_token_ids),
+            special_names={n: t for n, t in names.items() if t not in level.stop_token_ids},
             context_length=level.context_length,
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """Facts and limits, and where the journal goes; JSON on its way to other processes."""
+    """Facts and the rule, and where the journal goes; JSON on its way to other processes."""
 
     facts: PairFacts
-    limits: Limits = field(default_factory=Limits)
+    rule: PairRule
+    """Of requests that ask for none."""
     journal: str
     """Folder of journals."""
     max_bytes: int
@@ -160,25 +170,15 @@ class EngineSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for `additional_config`."""
-        rule = self.limits.rule
-        limits = {**asdict(self.limits), "rule": [rule.name, rule.settings()]}
-        plain: dict[str, Any] = json.loads(json.dumps({**asdict(self), "limits": limits}))
+        rule = [self.rule.name, self.rule.settings()]
+        plain: dict[str, Any] = json.loads(json.dumps({**asdict(self), "rule": rule}))
         return plain
 
     @classmethod
     def of(cls, additional_config: Mapping[str, Any]) -> "EngineSettings":
         """Those of an engine; ValueError where it was not started by us."""
         if KEY not in additional_config:
-            raise ValueError(
-                "this engine was not started for a pair: use anchored.vllm.open_pair or "
-                "anchored serve --engine vllm"
-            )
-        options = additional_config[KEY]
-        limits = options["limits"]
-        return cls(
-            facts=PairFacts(**options["facts"]),
-            limits=Limits(**{**limits, "rule": make_rule(*limits["rule"])}),
-            journal=options["journal"],
-            max_bytes=options["max_bytes"],
-            is_synced=options["is_synced"],
-        )
+            raise ValueError(NOT_OURS)
+        options = dict(additional_config[KEY])
+        rule = checked_rule(make_rule(*options.pop("rule")))
+        return cls(facts=PairFacts(**options.pop("facts")), rule=rule, **options)

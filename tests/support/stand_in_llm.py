@@ -13,7 +13,7 @@ from anchored.decode.ambient import plain_torch
 from anchored.decode.engine.log_probs import TokenLogProbs
 from anchored.decode.generation import ledger_header
 from anchored.decode.serving.batch_thread import scored_prompt
-from anchored.decode.serving.jobs import Job
+from anchored.decode.serving.engine import Job
 from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.journal_reader import JournalReader
 from anchored.decode.serving.metrics import Metrics

@@ -1,9 +1,6 @@
 """What an engine refuses, what it falls back to, and what it forgets."""
 
-import asyncio
-from contextlib import asynccontextmanager
 from pathlib import Path
-from socket import socket
 from types import SimpleNamespace
 
 import pytest
@@ -18,9 +15,9 @@ from vllm.exceptions import VLLMValidationError
 
 import anchored
 from anchored.decode.serving.asked import Limits
-from anchored.decode.serving.journal_options import JournalOptions
 from anchored.decode.serving.journal_reader import JournalError
-from anchored.decode.vllm import admission, engine, pair_state, server
+from anchored.decode.serving.server_options import JournalOptions
+from anchored.decode.vllm import admission, engine, pair_state
 
 from .conftest import ENGINE, opened, state_of
 
@@ -65,32 +62,27 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", admission.NEUTRAL)
-def test_what_acts_after_the_projection_is_refused(name):
+def test_what_acts_after_the_projection_is_refused(llm, name):
     sampling = params()
-    admission.admit(sampling, Limits())
+    admission.admit(sampling, llm.settings)
     if name in admission.ON_BY_DEFAULT and getattr(sampling, name) == CHANGED[name]:
         pytest.skip("on by default here, and without effect")
     setattr(sampling, name, CHANGED[name])
     with pytest.raises(ValueError, match=rf"{name}=.* cannot be honored"):
-        admission.admit(sampling, Limits())
+        admission.admit(sampling, llm.settings)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"extra": {"anchored_k": 5.0}}, "k must be at most 4"),
-        ({"extra": {"anchored_k": None, "anchored_K": 41.0}}, "K must be at most 40"),
         ({"extra": {"anchored_k": -1.0}}, "k must be in"),
-        ({"max_tokens": 31}, "max_tokens must be at most 30"),
         ({"max_tokens": None}, "must be given"),
+        ({"stop": ["a", "<|turn|>"]}, r"stop '<\|turn\|>' .* give stop_token_ids=\[2\]"),
     ],
 )
-def test_caps_hold(changes, message):
-    rule = anchored.Anchored(k=1.0)
-    limits = Limits(rule=rule, max_k=4.0, max_total=40.0, max_horizon=30)
-    admission.admit(params(max_tokens=10, extra={"anchored_k": 4.0}), limits)
+def test_what_no_budget_or_end_follows_from_is_refused(llm, changes, message):
     with pytest.raises(ValueError, match=message):
-        admission.admit(params(**{"max_tokens": 12, **changes}), limits)
+        admission.admit(params(**changes), llm.settings)
 
 
 def test_the_engine_answers_what_is_refused_before_it_draws(llm):
@@ -151,23 +143,6 @@ def test_a_prompt_that_was_not_read_here_is_an_error_and_no_debt(llm, monkeypatc
         (output,) = llm.generate([PROMPT], params(), use_tqdm=False)
     assert "its debt is not known" in output.anchored["error"]
     assert not output.anchored["certified"]
-
-
-def test_a_journal_that_the_server_does_not_see_ends_it_before_it_answers(
-    folders, tmp_path, monkeypatch
-):
-    settings, _ = engine.prepare(
-        *folders, Limits(rule=anchored.Anchored(k=1.5)), JournalOptions(ledgers=tmp_path)
-    )
-
-    @asynccontextmanager
-    async def elsewhere(arguments):  # an engine that writes on another machine
-        yield None
-
-    monkeypatch.setattr(server, "setup_server", lambda *args, **more: ("", socket()))
-    monkeypatch.setattr(server, "build_async_engine_client", elsewhere)
-    with pytest.raises(anchored.AnchoredError, match="need one file system"):
-        asyncio.run(server._serve(settings, None, {}, None))
 
 
 def test_requests_by_which_the_engine_warms_up_leave_no_ledger(llm, monkeypatch):

@@ -16,8 +16,7 @@ from anchored.decode.pair_options import (
     RuleOptions,
     named_values,
 )
-from anchored.decode.serving.journal_options import JournalOptions
-from anchored.decode.serving.server_options import ServerOptions
+from anchored.decode.serving.server_options import JournalOptions, ServerOptions
 from anchored.decode.settings import FLAT
 from anchored.inputs import check_input
 

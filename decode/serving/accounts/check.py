@@ -42,11 +42,7 @@ def check(store: Store, folders: Sequence[Path]) -> Checked:
     checked = Checked(problems=list(_wrong_sums(store)))
     # 1. Each charge against its text.
     charges = _by_text(store)
-    # Nothing, and the whole bound, are right where there is no text: it did not begin, or nobody
-    # knows.
-    unseen = {
-        n for n, each in charges.items() if any(c.spent not in (None, 0, c.reserved) for c in each)
-    }
+    unseen = {name for name, each in charges.items() if any(map(_needs_text, each))}
     charged_files: set[str] = set()
     uncharged: list[Record] = []
     for folder in folders:

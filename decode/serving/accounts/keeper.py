@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ....durable_files import locked
 from ...rules.rule import OpenRule, Rule
-from ..jobs import Refused
+from ..engine import Refused
 from ..journal import PATTERN
 from .database import BUSY_S
 from .policy import Policy, client_account

@@ -7,7 +7,6 @@ from tiny_models import tiny_llama, train_tokenizer
 from transformers import GenerationConfig
 
 from anchored import Anchored, Decoder, ModelPair, verify
-from anchored.decode.serving.request_fields import refuse_special_stops
 
 TURN, SETTINGS = 2, {"max_new_tokens": 40, "temperature": 1.0}
 PROMPTS = ["the keeper of the lamp", "salt"]
@@ -95,10 +94,3 @@ def test_a_special_token_among_other_text_is_refused_in_one_line(pair, stop):
         with pytest.raises(ValueError, match=r"stop .* holds the special token .*: give '<\|") as e:
             call("salt", stop=["a", stop])
         assert "\n" not in str(e.value)
-
-
-def test_vllm_s_requests_are_told_to_name_the_token_by_its_id():
-    special = {"<|turn|>": 2}
-    refuse_special_stops(["a", "<|end|>"], special)
-    with pytest.raises(ValueError, match=r"stop '<\|turn\|>' .* give stop_token_ids=\[2\]"):
-        refuse_special_stops(["<|turn|>"], special)

@@ -5,11 +5,10 @@ import time
 
 from anchored.decode.engine.request import Request
 from anchored.decode.ledger import Ledger, LedgerHeader
-from anchored.decode.serving.answers import COMPLETIONS, Answer
+from anchored.decode.serving.answers import COMPLETIONS, Answer, LogProbTexts
 from anchored.decode.serving.batch_thread import _deliver
 from anchored.decode.serving.endpoint import _Talk
-from anchored.decode.serving.jobs import Job, Update
-from anchored.decode.serving.log_prob_texts import LogProbTexts
+from anchored.decode.serving.engine import Job, Update
 
 ENDED = Ledger(
     header=LedgerHeader(

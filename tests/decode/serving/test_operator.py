@@ -1,5 +1,6 @@
 """What an operator meets: full disks, clients that send nothing, accounts that change."""
 
+import asyncio
 import json
 import socket
 import time
@@ -11,23 +12,25 @@ import httpx
 import pytest
 from embedded_server import embedded, held, until
 from server_accounts import KEYS, account, ask, client, nats, serving
+from stand_in_llm import stand_in_engine
 
-from anchored import Anchored, Decoder, Pathwise
-from anchored.decode.serving import patience
+from anchored import Anchored, AnchoredError, Decoder, Pathwise
+from anchored.decode.serving import guard
 from anchored.decode.serving.accounts import keeper as keeper_file
 from anchored.decode.serving.accounts.policy import Group, Policy
 from anchored.decode.serving.accounts.recovery import lock_of, recover, settle_whole
 from anchored.decode.serving.accounts.store import Server, opened
 from anchored.decode.serving.journal import JournalWriter
-from anchored.decode.serving.journal_reader import journal_ledgers
+from anchored.decode.serving.journal_reader import JournalReader, journal_ledgers
 
 ALICE = {"authorization": f"Bearer {KEYS['alice']}"}
 CHAT = {"messages": [{"role": "user", "content": "the keeper"}], "prompt": None, "max_tokens": None}
 RULE = Pathwise()
 
 
-def test_a_chat_without_a_length_fits_into_an_account(pair, tmp_path):
-    pair.tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+def test_a_chat_without_a_length_fits_into_an_account(pair, tmp_path, monkeypatch):
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    monkeypatch.setattr(pair.tokenizer, "chat_template", template)
     policy = Policy(clients=(client("alice", nats=100.0),))
     with serving(pair, tmp_path, policy, RULE, chat_length=40) as (address, _):
         answer = ask(address, "alice", path="/v1/chat/completions", **CHAT).json()
@@ -37,12 +40,19 @@ def test_a_chat_without_a_length_fits_into_an_account(pair, tmp_path):
         assert answer["anchored"]["horizon"] > 400
 
 
+def test_an_engine_whose_journal_is_elsewhere_ends_the_server_before_it_answers(pair, tmp_path):
+    (tmp_path / "here").mkdir()
+    sizes = {"max_length": None, "max_waiting": 1}
+    engine = stand_in_engine(Decoder(pair, RULE), tmp_path / "there", **sizes)
+    engine._reader = JournalReader(tmp_path / "here")
+    with pytest.raises(AnchoredError, match="need one file system"):
+        asyncio.run(engine.start(lambda: None))
+    asyncio.run(engine.stop())
+
+
 @pytest.mark.parametrize("engine", ["decoder", "vllm"])
 def test_a_full_disk_charges_what_was_sent_and_lets_nothing_begin(
-    pair,
-    tmp_path,
-    monkeypatch,
-    engine,
+    pair, tmp_path, monkeypatch, engine
 ):
     monkeypatch.setattr("anchored.decode.vllm.async_engine.WAIT_S", 0.2)
     is_full = False
@@ -182,7 +192,7 @@ def half_request(address: str) -> socket.socket:
 
 
 def test_a_client_that_sends_half_a_head_is_closed(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(patience, "HEAD_S", 0.2)
+    monkeypatch.setattr(guard, "HEAD_S", 0.2)
     with embedded(Decoder(pair, Anchored(k=1.0)), tmp_path) as (address, _):
         with half_request(address) as silent, half_request(address) as slow:
             assert silent.recv(100) == b""
@@ -196,7 +206,7 @@ def test_connections_beyond_the_limit_are_closed_and_said_once(
     monkeypatch,
     caplog,
 ):
-    monkeypatch.setattr(patience.PatientProtocol, "last_said_s", -patience.QUIET_S)
+    monkeypatch.setattr(guard.PatientProtocol, "last_said_s", -guard.QUIET_S)
     with (
         embedded(Decoder(pair, Anchored(k=1.0)), tmp_path, max_connections=4) as (address, _),
         ExitStack() as stack,

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 import pytest
 
 import anchored
-from anchored.decode.serving.asked import Limits
 from anchored.decode.vllm.settings import KEY, DescribedPair, EngineSettings, PairFacts
 from anchored.tools.cli import main
 
@@ -53,10 +52,8 @@ def test_a_quantized_safe_model_is_refused_unless_it_is_allowed(pair_folders, tm
     ids=lambda rule: rule.name,
 )
 def test_settings_arrive_as_they_were(pair_folders, rule):
-    limits = Limits(rule=rule, max_k=4.0)
-    settings = EngineSettings(
-        facts=facts_of(*pair_folders), limits=limits, journal="j", max_bytes=5, is_synced=True
-    )
+    facts = facts_of(*pair_folders)
+    settings = EngineSettings(facts=facts, rule=rule, journal="j", max_bytes=5, is_synced=True)
     sent = json.loads(json.dumps({KEY: settings.to_json()}))
     assert EngineSettings.of(sent) == settings
     with pytest.raises(ValueError, match="not started for a pair"):
