@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from server_accounts import policy_file
 
 import anchored
 from anchored.decode.serving.server_options import ServerOptions
@@ -31,7 +32,9 @@ def models(tmp_path, monkeypatch, pair_folders):
     """What the containers mount, where the tests have it: (their words) -> ours."""
     (tmp_path / "keys").write_text("sesame\n")
     places = {"/models/safe": pair_folders[0], "/models/risky": pair_folders[1]}
+    policy_file(tmp_path, alice=5000.0)
     places |= {"/run/secrets/api_keys": tmp_path / "keys", "/ledgers": tmp_path / "ledgers"}
+    places |= {"/run/secrets/accounts": tmp_path / "accounts.toml"}
     return lambda words: [str(places.get(word, word)) for word in words]
 
 
@@ -56,16 +59,19 @@ def test_no_container_runs_as_root_or_on_a_base_that_moves(path):
         assert re.search(r":v?\d+\.\d+", base), base
 
 
-@pytest.mark.parametrize(("name", "engine"), [("serve", "decoder"), ("vllm", "vllm")])
+@pytest.mark.parametrize(
+    ("name", "engine"), [("serve", "decoder"), ("accounts", "decoder"), ("vllm", "vllm")]
+)
 def test_the_servers_words_are_its_options_and_it_asks_for_keys(compose, models, name, engine):
-    words = entrypoint(FOLDER / f"{name}.Dockerfile")
-    assert words[:2] == ["anchored", "serve"]
     service = compose["services"][name]
+    words = entrypoint(FOLDER / service["build"]["context"] / service["build"]["dockerfile"])
+    assert words[:2] == ["anchored", "serve"]
     config = parse(
         options_class(COMMANDS["serve"]), "serve", models(words[2:] + service["command"])
     )
     assert config.engine == engine and config.journal.ledgers is not None
-    assert config.server.host == "0.0.0.0" and config.server.api_key_file is not None
+    assert config.server.host == "0.0.0.0" and config.server.asks_for_keys
+    assert (config.server.accounts is None) == (name != "accounts")
     grace = int(service["stop_grace_period"].removesuffix("s"))
     assert grace > ServerOptions().shutdown_s + 5
 
@@ -90,4 +96,4 @@ def test_the_compose_file_names_what_is_there(compose):
         named = {volume.split(":")[0] for volume in service["volumes"] if "$" not in volume}
         assert named <= set(compose["volumes"])
     ignored = (ROOT / ".gitignore").read_text()
-    assert "docker/api_keys.txt" in ignored
+    assert {"docker/api_keys.txt", "docker/accounts.toml"} <= set(ignored.split())

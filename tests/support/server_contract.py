@@ -179,9 +179,9 @@ def test_lm_eval_generates_by_the_server(served, tmp_path):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_cuts_the_text_where_the_decoder_does(served, stream):
-    ended = []
+    ended, stop = [], ["e", "no such text", "<|turn|>"]
     for seed in range(6):
-        request = {"prompt": PROMPTS[0], "stop": ["e", "no such text"], "temperature": 1.0}
+        request = {"prompt": PROMPTS[0], "stop": stop, "temperature": 1.0}
         _, text, figures = answered(
             served.client.completions,
             stream=stream,
@@ -189,7 +189,7 @@ def test_a_stop_cuts_the_text_where_the_decoder_does(served, stream):
             body={"anchored": {"k": 3.0, "seed": seed}},
             **request,
         )
-        settings = {"seed": seed, "stop": "e", "temperature": 1.0, "max_new_tokens": 40}
+        settings = {"seed": seed, "stop": stop, "temperature": 1.0, "max_new_tokens": 40}
         result = served.decoded(PROMPTS[0], {"k": 3.0}, **settings)
         assert served.is_text(text, result)
         assert figures["certified"] is True
