@@ -95,6 +95,10 @@ def _check(messages: Conversation) -> None:
     if not is_conversation(messages):
         raise RequestError(f"messages must be a list of roles and contents, got {messages!r}")
     for message in messages:
+        if isinstance(message, Mapping) and (more := message.keys() - {"role", "content"}):
+            raise RequestError(
+                f"a message's {min(map(str, more))!r} is not known here: leave it out"
+            )
         is_message = isinstance(message, Mapping) and message.keys() == {"role", "content"}
         if not is_message or not all(isinstance(text, str) for text in message.values()):
             raise RequestError(

@@ -2,14 +2,17 @@
 
 import math
 import time
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import partial
 from typing import Any, Final
 
 from ..engine.log_probs import TokenLogProbs
 from ..ledger import Ledger
 from ..levels.level import Level
+from ..tokenizer.tokenizer_file import read_tokenizer
 from .asked import FIELD
 from .engine import Update
 from .figures import answer_figures, figures_at_the_top
@@ -26,68 +29,6 @@ EXPOSED: Final = (
 
 IMPOSSIBLE: Final = -9999.0
 """A log-probability of -inf, which JSON lacks; OpenAI's number for it."""
-
-
-class LogProbTexts:
-    """The JSON of log-probabilities of one pair's symbols."""
-
-    def __init__(self, level: Level) -> None:
-        self._level = level
-
-    def symbol(self, symbol: int) -> str:
-        """The text of one symbol alone: of a byte that is no character, its number."""
-        if self._level.name == "byte":
-            is_end = symbol in self._level.stop_token_ids
-            return "" if is_end else bytes([symbol]).decode("utf-8", "backslashreplace")
-        return str(self._level.pair.tokenizer.decode([symbol]))
-
-    def prompt(self, symbols: Sequence[int]) -> str:
-        """The text of a prompt, without its special tokens."""
-        if self._level.name == "byte":
-            return bytes(symbols).decode("utf-8", "replace")
-        return str(self._level.pair.tokenizer.decode(list(symbols), skip_special_tokens=True))
-
-    def of_completion(
-        self, places: Sequence[TokenLogProbs], *, first: int | None = None, offset: int = 0
-    ) -> dict[str, Any]:
-        """The `logprobs` of a completion, or of a part of one. first: the prompt's first symbol,
-        which follows nothing, where the prompt is echoed. offset: characters before the part."""
-        texts = [] if first is None else [self.symbol(first)]
-        begun = [None] * len(texts)
-        texts += [self.symbol(place.token_id) for place in places]
-        lengths = map(len, texts)
-        return {
-            "tokens": texts,
-            "token_logprobs": [*begun, *(_finite(place.log_prob) for place in places)],
-            "top_logprobs": [*begun, *map(self._likeliest, places)],
-            "text_offset": list(accumulate(lengths, initial=offset))[:-1],
-        }
-
-    def of_chat(self, places: Sequence[TokenLogProbs]) -> dict[str, Any]:
-        """The `logprobs` of an answer, or of a part of one."""
-        content = [
-            {
-                **self._one(place.token_id, place.log_prob),
-                "top_logprobs": [self._one(*each) for each in place.top],
-            }
-            for place in places
-        ]
-        return {"content": content, "refusal": None}
-
-    def _likeliest(self, place: TokenLogProbs) -> dict[str, float]:
-        """The likeliest texts; of two symbols with one text the likelier, which comes first."""
-        texts: dict[str, float] = {}
-        for symbol, log_prob in place.top:
-            texts.setdefault(self.symbol(symbol), _finite(log_prob))
-        return texts
-
-    def _one(self, symbol: int, log_prob: float) -> dict[str, Any]:
-        text = self.symbol(symbol)
-        return {"token": text, "logprob": _finite(log_prob), "bytes": list(text.encode())}
-
-
-def _finite(log_prob: float) -> float:
-    return log_prob if math.isfinite(log_prob) else IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +60,12 @@ class TextSoFar:
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[TokenLogProbs] = field(default_factory=list)
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list)
+    told: IncrementalDecoder = field(
+        default_factory=partial(getincrementaldecoder("utf-8"), "replace")
+    )
+    """Of the tokens whose log-probabilities were told."""
     num_told: int = 0
-    """Characters of the tokens whose log-probabilities were told."""
+    """Their characters."""
     ledger: Ledger | None = None
     error: str = ""
     journal_id: str = ""
@@ -129,6 +74,90 @@ class TextSoFar:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+
+class LogProbTexts:
+    """The JSON of log-probabilities of one pair's symbols."""
+
+    def __init__(self, level: Level) -> None:
+        self._level = level
+        self._token_bytes: Mapping[int, bytes] = {}
+        if level.name == "token":
+            with suppress(ValueError):  # of other tokenizers the texts of tokens have to do
+                self._token_bytes = read_tokenizer(
+                    level.pair.tokenizer.backend_tokenizer
+                ).token_bytes
+
+    def of_completion(
+        self, places: Sequence[TokenLogProbs], text: TextSoFar, *, first: int | None = None
+    ) -> dict[str, Any]:
+        """The `logprobs` of a completion, or of the next part of one. first: the prompt's first
+        symbol, which follows nothing, where the prompt is echoed."""
+        begun = [] if first is None else [first]
+        symbols, offsets = [*begun, *(place.token_id for place in places)], []
+        for symbol in symbols:
+            content = self._bytes(symbol)
+            begins = bool(content) and content[0] & 0xC0 != 0x80  # what came before has ended
+            text.num_told += len(text.told.decode(b"", final=begins))
+            offsets.append(text.num_told)
+            text.num_told += len(text.told.decode(content))
+        none = [None] * len(begun)
+        return {
+            "tokens": [self._name(symbol) for symbol in symbols],
+            "token_logprobs": [*none, *(_finite(place.log_prob) for place in places)],
+            "top_logprobs": [*none, *map(self._likeliest, places)],
+            "text_offset": offsets,
+        }
+
+    def of_chat(self, places: Sequence[TokenLogProbs]) -> dict[str, Any]:
+        """The `logprobs` of an answer, or of a part of one."""
+        content = [
+            {
+                **self._one(place.token_id, place.log_prob),
+                "top_logprobs": [self._one(*each) for each in place.top],
+            }
+            for place in places
+        ]
+        return {"content": content, "refusal": None}
+
+    def prompt(self, symbols: Sequence[int]) -> str:
+        """The text of a prompt, without its special tokens."""
+        if self._level.name == "byte":
+            return bytes(symbols).decode("utf-8", "replace")
+        return str(self._level.pair.tokenizer.decode(list(symbols), skip_special_tokens=True))
+
+    def _bytes(self, symbol: int) -> bytes:
+        """What a text has of a symbol: nothing of its end and of special tokens."""
+        if self._level.name == "byte":
+            return b"" if symbol in self._level.stop_token_ids else bytes([symbol])
+        return self._token_bytes.get(symbol) or self.prompt([symbol]).encode()
+
+    def _name(self, symbol: int) -> str:
+        """The text of one symbol alone; bytes that are no character by their numbers, as OpenAI's
+        completions have them, and a special token by its name."""
+        content = self._bytes(symbol)
+        if not content:
+            is_token = self._level.name == "token"
+            return str(self._level.pair.tokenizer.decode([symbol])) if is_token else ""
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def _likeliest(self, place: TokenLogProbs) -> dict[str, float]:
+        """The likeliest texts; of two symbols with one text the likelier, which comes first."""
+        texts: dict[str, float] = {}
+        for symbol, log_prob in place.top:
+            texts.setdefault(self._name(symbol), _finite(log_prob))
+        return texts
+
+    def _one(self, symbol: int, log_prob: float) -> dict[str, Any]:
+        bytes_ = list(self._bytes(symbol))
+        return {"token": self._name(symbol), "logprob": _finite(log_prob), "bytes": bytes_}
+
+
+def _finite(log_prob: float) -> float:
+    return log_prob if math.isfinite(log_prob) else IMPOSSIBLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,9 +263,7 @@ class Answer:
         elif self.has_log_probs:
             first = text.prompt_token_ids[0] if is_first and self.echoes else None
             places = log_probs if first is None else [*text.prompt_log_probs, *log_probs]
-            told = self.texts.of_completion(places, first=first, offset=text.num_told)
-            text.num_told += sum(map(len, told["tokens"]))
-            part["logprobs"] = told
+            part["logprobs"] = self.texts.of_completion(places, text, first=first)
         return {**part, "token_ids": list(token_ids)} if self.returns_token_ids else part
 
     def _end(self, text: TextSoFar) -> dict[str, Any]:

@@ -115,7 +115,9 @@ class Guard:
         # A browser asks without its key what it may send.
         is_open = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"
         if self._keys_now() and not is_open and client is None:
-            return 401, "a key is needed: Authorization: Bearer KEY"
+            has_one = bool(header_of(scope, b"authorization"))
+            what = "this key is not known" if has_one else "a key is needed"
+            return 401, f"{what}: Authorization: Bearer KEY"
         if scope["method"] == "POST":
             kind = header_of(scope, b"content-type").partition(b";")[0].strip().lower()
             if kind != b"application/json":

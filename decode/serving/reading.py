@@ -48,6 +48,9 @@ class Reader:
         by_byte = decoder.level.name == "byte"
         self._longest = 1 if by_byte else max(len(token) for v in vocabularies for token in v)
         """Characters that one symbol of a prompt stands for at most."""
+        # Clients know this error by its first words.
+        unit = f"{decoder.level.name}s"
+        self._most = f"the maximum context length is {max_length} {unit}, of a prompt and its text"
         self._least = least_temperature(model.dtype for model in pair.models.values())
         self._opened = cache(partial(opened, level=self._level))
 
@@ -179,16 +182,15 @@ class Reader:
         is_text = isinstance(prompt, str)
         if len(prompt) > self.max_length * (self._longest if is_text else 1):
             raise ValueError(
-                f"a prompt and its text have at most {self.max_length} {self._level.name}s here, "
-                f"got a prompt of {len(prompt)} {'characters' if is_text else 'token ids'}"
+                f"{self._most}, got a prompt of {len(prompt)} "
+                f"{'characters' if is_text else 'token ids'}"
             )
 
     def _check(self, text: Request, rule: Rule) -> None:
         """Raise ValueError for a text that is too long, or may cost too much."""
         if text.max_length > self.max_length:
             raise ValueError(
-                f"a prompt and its text have at most {self.max_length} {self._level.name}s here, "
-                f"got {len(text.longest_prompt)} and {text.max_new_tokens}"
+                f"{self._most}, got {len(text.longest_prompt)} and {text.max_new_tokens}"
             )
         self.limits.check(rule.budget_for(horizon=text.max_new_tokens, k=None))
 

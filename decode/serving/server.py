@@ -38,7 +38,9 @@ CLOSING_S: Final = 5
 def bound_socket(options: ServerOptions) -> Iterator[socket.socket]:
     """A socket at the address; before models are loaded, OSError for one that is in use."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as bound:
+    # On sockets of this protocol alone asyncio sends small parts at once: else the end of an answer
+    # would wait 40 ms until the client has confirmed its beginning.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((options.host, options.port))

@@ -60,12 +60,6 @@ class Served:
     journal: Path
     template: str
     """Of chats, with {} for the content of one message."""
-    shows_bytes_alike: bool = True
-    """False for a server that shows bytes which are no character otherwise than the Decoder."""
-
-    def is_text(self, text: str, result: Generation) -> bool:
-        """Whether it is the text of a generation's tokens."""
-        return text == result.text or not (self.shows_bytes_alike or "\ufffd" not in result.text)
 
     def decoded(self, prompt: Any, nats: dict[str, Any], **options: Any) -> Generation:
         """The text as `Decoder.generate` makes it."""
@@ -121,7 +115,7 @@ def test_completions_are_the_decoders_and_say_what_they_spent(served, stream):
         prompt, warpers = PROMPTS[number % len(PROMPTS)], WARPERS[number % len(WARPERS)]
         result = served.decoded(prompt, kinds[number % len(kinds)], seed=number, **warpers)
         assert token_ids == result.token_ids
-        assert served.is_text(text, result)
+        assert text == result.text
         header = result.ledger.header
         assert figures["certified"] is True
         assert (figures["k"], figures["K"], figures.get("bank")) == (
@@ -152,7 +146,7 @@ def test_chats_are_the_decoders(served, stream):
     prompt = served.pair.tokenizer(templated, add_special_tokens=False)["input_ids"]
     result = served.decoded(prompt, {"k": 2.0}, seed=5, temperature=0.8)
     assert token_ids == result.token_ids
-    assert served.is_text(text, result)
+    assert text == result.text
     assert figures["k"] == 2.0
     assert figures["certified"] is True
 
@@ -174,7 +168,7 @@ def test_lm_eval_generates_by_the_server(served, tmp_path):
     asked = [Instance("generate_until", {}, (p, wishes), n) for n, p in enumerate(PROMPTS)]
     for prompt, text in zip(PROMPTS, model.generate_until(asked, disable_tqdm=True), strict=True):
         settings = {"seed": 7, "stop": "e", "temperature": 0.8, "max_new_tokens": LENGTH}
-        assert served.is_text(text, served.decoded(prompt, {}, **settings))
+        assert text == served.decoded(prompt, {}, **settings).text
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -191,7 +185,7 @@ def test_a_stop_cuts_the_text_where_the_decoder_does(served, stream):
         )
         settings = {"seed": seed, "stop": stop, "temperature": 1.0, "max_new_tokens": 40}
         result = served.decoded(PROMPTS[0], {"k": 3.0}, **settings)
-        assert served.is_text(text, result)
+        assert text == result.text
         assert figures["certified"] is True
         ended.append(result.finish_reason)
     assert "stop_string" in ended
@@ -267,7 +261,7 @@ def test_a_greedy_text_is_the_decoders_and_certifies_nothing(served):
         body={"anchored": {"k": 1.0}},
     )
     result = served.decoded(PROMPTS[2], {"k": 1.0}, temperature=0.0)
-    assert served.is_text(text, result)
+    assert text == result.text
     assert figures["certified"] is False
 
 
@@ -282,7 +276,7 @@ def test_texts_of_one_request_are_told_apart(served):
     assert "anchored" not in (answer.model_extra or {})
     for place, choice in enumerate(answer.choices):
         result = served.decoded(PROMPTS[place], {"k": 2.0}, seed=3, temperature=0.8)
-        assert choice.index == place and served.is_text(choice.text, result)
+        assert choice.index == place and choice.text == result.text
         assert choice.anchored["id"].startswith(f"{answer.id}-{place}")
         assert choice.anchored["spent"] == pytest.approx(result.ledger.spent, abs=1e-3)
 
@@ -336,7 +330,7 @@ def test_log_probabilities_are_the_safe_models_of_the_prompt_too(served, stream)
         logprobs=5,
         echo=True,
         stream=stream,
-        extra_body={"anchored": {"k": 4.0}, "return_token_ids": True},
+        extra_body={"anchored": {"k": 4.0, "seed": 11}, "return_token_ids": True},
     )
     choices = [part.choices[0] for part in (answer if stream else [answer])]
     told = [choice.logprobs for choice in choices if choice.logprobs]
@@ -355,7 +349,9 @@ def test_log_probabilities_are_the_safe_models_of_the_prompt_too(served, stream)
     assert text.startswith(PROMPTS[0])
     tokens = [token for each in told for token in each.tokens]
     offsets = [offset for each in told for offset in each.text_offset]
-    assert offsets == [len("".join(tokens[:place])) for place in range(len(tokens))]
+    assert (tokens[0], offsets[0]) == ("<|begin|>", 0)
+    for token, offset in zip(tokens[1:], offsets[1:], strict=True):
+        assert token.startswith(("bytes:", "<|")) or text[offset:].startswith(token)
 
 
 def test_a_chat_tells_log_probabilities_and_goes_on_with_its_own_messages(served):
@@ -372,10 +368,11 @@ def test_a_chat_tells_log_probabilities_and_goes_on_with_its_own_messages(served
             extra_body={"tools": [], "echo": None},
         )
         (choice,) = answer.choices
-        assert [len(place.top_logprobs) for place in choice.logprobs.content] == [2] * len(
-            choice.logprobs.content
-        )
+        told = choice.logprobs.content
+        assert [len(place.top_logprobs) for place in told] == [2] * len(told)
         said = choice.message.model_dump()
+        heard = bytes(byte for place in told for byte in place.bytes).decode("utf-8", "replace")
+        assert heard == said["content"]
         assert said["refusal"] is None
         messages += [{**said, "name": None}, {"role": "user", "content": PROMPTS[1]}]
 

@@ -33,7 +33,7 @@ class Checked:
         if self.num_unseen:
             lines.append(f"charges of texts that no file here has: {self.num_unseen}")
         if not self.problems:
-            lines.append("every other charge is the journal's, every account the sum of its own")
+            lines.append("all charges of texts here are right, and so are the sums of accounts")
         return lines
 
 

@@ -63,7 +63,7 @@ def checked(tmp_path, capsys):
     return check
 
 
-VERDICT = "every other charge is the journal's, every account the sum of its own"
+VERDICT = "all charges of texts here are right, and so are the sums of accounts"
 
 
 def gone(count: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 from anchored.decode.engine.request import Request
 from anchored.decode.ledger import Ledger, LedgerHeader
@@ -38,7 +39,7 @@ async def _cpu_s(num_tokens: int) -> float:
         nonlocal num_sent
         num_sent += message.get("body", b"").count(b"data: ")
 
-    texts = LogProbTexts(None)  # of which nothing is told
+    texts = LogProbTexts(SimpleNamespace(name="byte"))  # of which nothing is told
     answer = Answer(form=COMPLETIONS, answer_id="cmpl-0", model="anchored", texts=texts)
     talk = asyncio.ensure_future(_Talk(answer, [job], send).stream())
     start = time.thread_time()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -200,23 +199,38 @@ def test_a_client_that_sends_half_a_head_is_closed(pair, tmp_path, monkeypatch):
         assert httpx.get(f"{address}/health", timeout=30).status_code == 200
 
 
-def test_connections_beyond_the_limit_are_closed_and_said_once(
-    pair,
-    tmp_path,
-    monkeypatch,
-    caplog,
-):
+def test_connections_beyond_the_limit_are_closed_and_said_once(pair, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(guard, "HEAD_S", 600.0)
     monkeypatch.setattr(guard.PatientProtocol, "last_said_s", -guard.QUIET_S)
+    decoder = Decoder(pair, Anchored(k=1.0))
     with (
-        embedded(Decoder(pair, Anchored(k=1.0)), tmp_path, max_connections=4) as (address, _),
+        embedded(decoder, tmp_path, max_connections=4) as (address, server),
         ExitStack() as stack,
     ):
-        until(lambda: httpx.get(f"{address}/health").status_code == 200)
-        time.sleep(0.1)  # connections of the start are closed
+        open_ones = server._http.server_state.connections
+        until(lambda: not open_ones)  # those of the start
         for _ in range(4):
             stack.enter_context(half_request(address))
-        with half_request(address) as refused, suppress(ConnectionError):
-            assert refused.recv(100) == b""
+        for _ in range(2):
+            with half_request(address) as refused, suppress(ConnectionError):
+                assert refused.recv(100) == b""
         stack.close()
-        until(lambda: httpx.get(f"{address}/health").status_code == 200)
+        until(lambda: not open_ones)
+        assert httpx.get(f"{address}/health", timeout=60).status_code == 200
     assert caplog.text.count("connections are open: more are closed") == 1
+
+
+def test_no_part_of_an_answer_waits_until_a_client_has_confirmed_another(
+    pair, tmp_path, monkeypatch
+):
+    made, seen = guard.PatientProtocol.connection_made, []
+
+    def noted(protocol, transport):
+        connection = transport.get_extra_info("socket")
+        seen.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(protocol, transport)
+
+    monkeypatch.setattr(guard.PatientProtocol, "connection_made", noted)
+    with embedded(Decoder(pair, Anchored(k=1.0)), tmp_path):
+        pass
+    assert seen and all(seen)
