@@ -12,10 +12,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .answers import CHATS, COMPLETIONS
-from .asgi import ERROR_TYPES, BodyTooLarge, body_of, error_body
 from .endpoint import Endpoint, Served
 from .engine import Refused
-from .guard import CLIENT
+from .http import CLIENT, ERROR_TYPES, BodyTooLarge, body_of, error_body
 
 
 class PairApp:

@@ -25,9 +25,8 @@ from ..rules.rule import takes_passage
 from ..score import score_batch
 from ..settings import UNWARPED, SamplingConfig
 from .engine import BROKEN, SHUT_DOWN, Job, Refused, Update
-from .journal import JournalWriter
+from .journal import UNWRITTEN, JournalWriter, Recording
 from .metrics import Metrics
-from .recording import UNWRITTEN, Recording
 
 logger = logging.getLogger(__name__)
 

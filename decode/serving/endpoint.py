@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from ..engine.request import Request
 from .answers import Answer, Form, LogProbTexts, TextSoFar
-from .asgi import (
+from .asked import AVAILABLE, Asked, client_id_of, extra_arguments, most_nats
+from .body import Body, parsed
+from .engine import Engine, Job, Refused, Update
+from .http import (
+    CLIENT,
     DONE,
     REQUEST_ID,
     BodyTooLarge,
@@ -29,10 +33,6 @@ from .asgi import (
     sent_event,
     with_length,
 )
-from .asked import AVAILABLE, Asked, client_id_of, extra_arguments, most_nats
-from .body import Body, parsed
-from .engine import Engine, Job, Refused, Update
-from .guard import CLIENT
 from .reading import Reader
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..ledger import Ledger, LedgerError, LedgerHeader, LedgerStep, keeps_budget, with_figures
 from ..settings import SamplingConfig
-from .figures import answer_figures
+from .answers import answer_figures
 from .journal import PATTERN, STEP_FIELDS
 
 WAIT_S = 5.0

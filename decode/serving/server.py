@@ -21,7 +21,7 @@ from .app import PairApp
 from .asked import Limits
 from .endpoint import Served
 from .engine import SHUT_DOWN, Engine, Refused
-from .guard import Guard, patient_protocol, read_keys
+from .http import Guard, patient_protocol, read_keys
 from .reading import Reader
 from .server_options import ServerOptions
 

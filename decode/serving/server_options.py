@@ -8,7 +8,9 @@ from typing import Annotated, Any, Final
 from ...fields import check_least
 from ...inputs import check_input
 from ..settings import REPEATED
-from .asgi import MAX_BODY
+
+MAX_BODY: Final = 8 << 20
+"""Bytes of a request's body: two million tokens of text, more than a context of today holds."""
 
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 

@@ -16,6 +16,7 @@ from ..decoder import Decoder
 from ..engine.log_probs import TokenLogProbs
 from ..engine.request import Request, RequestState
 from ..serving.engine import BROKEN, SHUT_DOWN, Job, Refused, Update
+from ..serving.journal import UNWRITTEN, Recording
 from ..serving.journal_reader import (
     LOOK_S,
     NUM_KEPT,
@@ -25,7 +26,6 @@ from ..serving.journal_reader import (
     Record,
 )
 from ..serving.metrics import Metrics
-from ..serving.recording import UNWRITTEN, Recording
 from ..settings import SamplingConfig
 from .admission import parameters
 from .engine import WORKER, engine_arguments, register

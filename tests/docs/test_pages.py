@@ -20,7 +20,7 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 import anchored
 from anchored.decode.serving.asked import Asked, extra_arguments
-from anchored.decode.serving.guard import PATHS
+from anchored.decode.serving.http import PATHS
 from anchored.decode.serving.reading import Body, parsed
 from anchored.tools.cli import COMMANDS, main
 

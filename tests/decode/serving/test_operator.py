@@ -14,7 +14,7 @@ from server_accounts import KEYS, account, ask, client, nats, serving
 from stand_in_llm import stand_in_engine
 
 from anchored import Anchored, AnchoredError, Decoder, Pathwise
-from anchored.decode.serving import guard
+from anchored.decode.serving import http
 from anchored.decode.serving.accounts import keeper as keeper_file
 from anchored.decode.serving.accounts.policy import Group, Policy
 from anchored.decode.serving.accounts.recovery import lock_of, recover, settle_whole
@@ -191,7 +191,7 @@ def half_request(address: str) -> socket.socket:
 
 
 def test_a_client_that_sends_half_a_head_is_closed(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(guard, "HEAD_S", 0.2)
+    monkeypatch.setattr(http, "HEAD_S", 0.2)
     with embedded(Decoder(pair, Anchored(k=1.0)), tmp_path) as (address, _):
         with half_request(address) as silent, half_request(address) as slow:
             assert silent.recv(100) == b""
@@ -200,8 +200,8 @@ def test_a_client_that_sends_half_a_head_is_closed(pair, tmp_path, monkeypatch):
 
 
 def test_connections_beyond_the_limit_are_closed_and_said_once(pair, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(guard, "HEAD_S", 600.0)
-    monkeypatch.setattr(guard.PatientProtocol, "last_said_s", -guard.QUIET_S)
+    monkeypatch.setattr(http, "HEAD_S", 600.0)
+    monkeypatch.setattr(http.PatientProtocol, "last_said_s", -http.QUIET_S)
     decoder = Decoder(pair, Anchored(k=1.0))
     with (
         embedded(decoder, tmp_path, max_connections=4) as (address, server),
@@ -223,14 +223,14 @@ def test_connections_beyond_the_limit_are_closed_and_said_once(pair, tmp_path, m
 def test_no_part_of_an_answer_waits_until_a_client_has_confirmed_another(
     pair, tmp_path, monkeypatch
 ):
-    made, seen = guard.PatientProtocol.connection_made, []
+    made, seen = http.PatientProtocol.connection_made, []
 
     def noted(protocol, transport):
         connection = transport.get_extra_info("socket")
         seen.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         made(protocol, transport)
 
-    monkeypatch.setattr(guard.PatientProtocol, "connection_made", noted)
+    monkeypatch.setattr(http.PatientProtocol, "connection_made", noted)
     with embedded(Decoder(pair, Anchored(k=1.0)), tmp_path):
         pass
     assert seen and all(seen)

@@ -4,8 +4,14 @@ import asyncio
 
 import pytest
 
-from anchored.decode.serving.asgi import BodyTooLarge, ClientGone, body_of, error_body
-from anchored.decode.serving.guard import Guard, read_keys
+from anchored.decode.serving.http import (
+    BodyTooLarge,
+    ClientGone,
+    Guard,
+    body_of,
+    error_body,
+    read_keys,
+)
 from anchored.decode.serving.metrics import Metrics
 from anchored.decode.serving.server_options import ServerOptions
 
