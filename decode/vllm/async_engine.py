@@ -86,6 +86,7 @@ class AsyncEngine:
         """Raises AnchoredError for a journal that is not read here."""
         self._on_failure = on_failure
         self._llm = self._open_llm()
+        await self._llm.collective_rpc("anchored_served")
         await self._noted()
         if not self._reader.refresh():
             raise AnchoredError("the engine's first process and the server need one file system")

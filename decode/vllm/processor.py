@@ -6,6 +6,7 @@ The front end loads this file too, to refuse requests, so it imports no module o
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 from weakref import ReferenceType
 
@@ -58,6 +59,11 @@ class PairWorker:
     """Methods that vLLM's workers get from it; they run between two steps."""
 
     model_runner: Any
+
+    def anchored_served(self) -> None:
+        """Leave Ctrl-C, which reaches all processes of a terminal, to the server, where texts go on
+        after it."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def anchored_noted(self) -> bool:
         """Return once the journal holds all that was drawn, of texts that were broken off too;

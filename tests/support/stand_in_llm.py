@@ -53,7 +53,7 @@ class StandIn:
             raise RuntimeError("the engine is dead")
 
     async def collective_rpc(self, method: str) -> list[bool]:
-        assert method in ("anchored_noted", "anchored_written")
+        assert method in ("anchored_served", "anchored_noted", "anchored_written")
         within = asyncio.get_running_loop().run_in_executor
         # What was begun before has ended.
         return [await within(self.worker, lambda: method != "anchored_noted" and self._writes())]

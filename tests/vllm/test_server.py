@@ -1,6 +1,9 @@
 """The server whose engine is vLLM keeps the contract, and after a kill its journal is whole."""
 
+import json
 import math
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -36,6 +39,21 @@ def running(folders, tmp_path_factory, request):
 def served(running, pair):
     client, rule, journal, _ = running
     return Served(client, pair, rule, journal, "{} ")
+
+
+def test_texts_end_after_ctrl_c_which_the_engine_s_process_gets_too(folders, tmp_path):
+    words = ["--safe", str(folders[0]), "--risky", str(folders[1])]
+    body = {"prompt": "the keeper", "max_tokens": 60, "stream": True, "ignore_eos": True}
+    with server(words, tmp_path / "log") as (address, process):
+        url, events = f"{address}/v1/completions", []
+        with httpx.stream("POST", url, json=body, timeout=300) as answer:
+            for line in filter(None, answer.iter_lines()):
+                events.append(line)
+                if len(events) == 1:
+                    os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(300) == 0
+    assert events[-1] == "data: [DONE]"
+    assert json.loads(events[-2][6:])["choices"][0]["finish_reason"] == "length"
 
 
 def test_after_a_kill_the_journal_holds_every_token_that_was_sent(running, pair):

@@ -1,6 +1,7 @@
 """The commands that serve a pair, for clients or on a page, and make ledgers of what was served."""
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -199,10 +200,12 @@ def _vllm_engine(config: ServeConfig, rule: "Rule") -> "Callable[[Path], Engine]
         )
         from anchored.decode.vllm.async_engine import open_engine
 
-        arguments = named_values("--engine-args", config.engine_args)
-        if config.server.max_length is not None:
-            arguments = {"max_model_len": config.server.max_length, **arguments}
-        return open_engine(settings, pair, arguments, max_waiting=config.server.max_waiting)
+        options = config.server
+        # Ctrl-C of a terminal reaches the engine's process too, where texts go on as long as here.
+        arguments = {"shutdown_timeout": math.ceil(options.shutdown_s)}
+        arguments |= {} if options.max_length is None else {"max_model_len": options.max_length}
+        arguments |= named_values("--engine-args", config.engine_args)
+        return open_engine(settings, pair, arguments, max_waiting=options.max_waiting)
 
     return opened
 
