@@ -15,6 +15,7 @@ from vllm.exceptions import VLLMValidationError
 
 import anchored
 from anchored.decode.serving.asked import Limits
+from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.journal_reader import JournalError
 from anchored.decode.serving.server_options import JournalOptions
 from anchored.decode.vllm import admission, engine, pair_state
@@ -181,20 +182,17 @@ def test_a_row_of_nan_ends_its_request_alone_uncertified(llm, monkeypatch):
 
 
 def test_a_journal_that_cannot_be_written_fails_the_request(llm, monkeypatch):
-    writer = state_of(llm).recorder._journal
-    file = writer._file
+    append, num_lines = JournalWriter._append, 0
 
-    class Full:
-        num_lines = 0
-
-        def write(self, content):
-            self.num_lines += 1
-            if self.num_lines > 3:
-                raise OSError("no space left on device")
-            return file.write(content)
+    def full_after_three(writer, line):
+        nonlocal num_lines
+        num_lines += 1
+        if num_lines > 3:
+            raise OSError("no space left on device")
+        append(writer, line)
 
     with monkeypatch.context() as patch, pytest.raises(JournalError):
-        patch.setattr(writer, "_file", Full())
+        patch.setattr(JournalWriter, "_append", full_after_three)
         llm.generate([PROMPT], params(11), use_tqdm=False)
     (output,) = llm.generate([PROMPT], params(12), use_tqdm=False)
     assert output.anchored["certified"] is True
