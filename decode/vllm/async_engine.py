@@ -193,10 +193,12 @@ class AsyncEngine:
                 # 1. The engine has drawn some tokens, and its journal has them, or has them soon.
                 (drawn,) = output.outputs
                 num_drawn += len(drawn.token_ids)
-                state.log_probs += _log_probs(drawn.token_ids, drawn.logprobs or ())
+                num_top = job.request.num_top or 0
+                state.log_probs += _log_probs(drawn.token_ids, drawn.logprobs or (), num_top)
                 if job.request.echoes and not state.prompt_log_probs:
                     rest = job.request.prompt_token_ids[1:]
-                    state.prompt_log_probs = _log_probs(rest, output.prompt_logprobs[1:])
+                    of_prompt = output.prompt_logprobs[1:]
+                    state.prompt_log_probs = _log_probs(rest, of_prompt, num_top)
                 record = await self._record(job.request_id, num_drawn)
                 # 2. The steps of the journal become the state, as a batch would have it.
                 if not state.steps:
@@ -265,18 +267,14 @@ class AsyncEngine:
 
 
 def _log_probs(
-    token_ids: Sequence[int], places: Sequence[Mapping[int, Any]]
+    token_ids: Sequence[int], places: Sequence[Mapping[int, Any]], num_top: int
 ) -> list[TokenLogProbs]:
     """vLLM's log-probabilities of some tokens; none where it was not asked for them."""
     made = []
     for token_id, place in zip(token_ids, places, strict=False):
         ranked = sorted(place.items(), key=lambda entry: entry[1].rank)
         # The token that was drawn is there too, whatever its rank is.
-        top = [
-            (token, each.logprob)
-            for number, (token, each) in enumerate(ranked, start=1)
-            if each.rank == number
-        ]
+        top = [(token, each.logprob) for token, each in ranked if each.rank <= num_top]
         made.append(TokenLogProbs(token_id, place[token_id].logprob, top))
     return made
 

@@ -102,7 +102,9 @@ def _ranked(places: list[TokenLogProbs]) -> list[dict[int, Any]]:
     """As vLLM tells log-probabilities: by token, with ranks."""
     ranked = []
     for place in places:
-        entries = {place.token_id: SimpleNamespace(logprob=place.log_prob, rank=1000)}
+        # The drawn token is there too: of other ranks it has the one that comes next.
+        rank = len(place.top) + 1
+        entries = {place.token_id: SimpleNamespace(logprob=place.log_prob, rank=rank)}
         for rank, (token_id, log_prob) in enumerate(place.top, start=1):
             entries[token_id] = SimpleNamespace(logprob=log_prob, rank=rank)
         ranked.append(entries)

@@ -14,7 +14,6 @@ from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.exceptions import VLLMValidationError
 
 import anchored
-from anchored.decode.serving.asked import Limits
 from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.journal_reader import JournalError
 from anchored.decode.serving.server_options import JournalOptions
@@ -240,7 +239,7 @@ def test_a_request_that_cannot_be_draws_nothing(llm, token_ids, changes):
 
 
 def test_without_the_hook_texts_and_figures_are_the_safe_models(folders, pair, tmp_path):
-    settings, _ = engine.prepare(*folders, Limits(), JournalOptions(ledgers=tmp_path))
+    settings, _ = engine.prepare(*folders, anchored.Anchored(k=1.0), tmp_path, JournalOptions())
     changes = {"max_num_seqs": 64, "max_num_batched_tokens": 1024}
     given = engine.engine_arguments(settings, {**ENGINE, **changes})
     llm = LLM(**{**given, "logits_processors": []})

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from embedded_server import embedded, held, until
-from server_accounts import KEYS, account, ask, client, nats, serving
+from server_accounts import HEADER, KEYS, account, ask, client, drawn, nats, serving
 from stand_in_llm import stand_in_engine
 
 from anchored import Anchored, AnchoredError, Decoder, Pathwise
@@ -166,19 +166,18 @@ def test_a_server_whose_journal_is_gone_is_charged_whole(tmp_path):
         assert nats(store, "client/alice")[:2] == (11.0, 0.0) and store.servers() == []
 
 
-def test_files_from_before_a_server_are_not_read_for_it(tmp_path, monkeypatch):
+def test_files_from_before_a_server_are_not_read_for_it(tmp_path):
     policy, folder = Policy(clients=(client("alice"),)), tmp_path / "journal"
-    folder.mkdir()
-    old = JournalWriter(folder)
-    old.close()
+    before = JournalWriter(folder)
+    before.open("x", HEADER, has_stops=False)
+    before.steps([("x", drawn(0, 5.0))])
+    before.close()
     with opened("accounts.db", tmp_path) as store:
         store.apply(policy.accounts)
-        store.join(server_of(folder, "server", files=old.path.name))
+        store.join(server_of(folder, "server", files=before.path.name))
         lock_of(folder, "server").touch()
         JournalWriter(folder).close()
         store.reserve({"x": 8.0}, ["client/alice"], "server")
-        old.path.chmod(0)
-        old.path.write_bytes(b"not read")
         recover(store)
         assert nats(store, "client/alice")[:2] == (0.0, 0.0)
 
