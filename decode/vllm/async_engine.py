@@ -273,8 +273,8 @@ def _log_probs(
     made = []
     for token_id, place in zip(token_ids, places, strict=False):
         ranked = sorted(place.items(), key=lambda entry: entry[1].rank)
-        # The token that was drawn is there too, whatever its rank is.
-        top = [(token, each.logprob) for token, each in ranked if each.rank <= num_top]
+        # The token that was drawn is there too, after these if it is none of them.
+        top = [(token, each.logprob) for token, each in ranked[:num_top]]
         made.append(TokenLogProbs(token_id, place[token_id].logprob, top))
     return made
 
