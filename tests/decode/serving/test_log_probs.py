@@ -10,6 +10,8 @@ from server_accounts import client, policy_file
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored import Decoder, ModelPair, Pathwise, RiskyOnly
+from anchored.decode.engine.log_probs import TokenLogProbs
+from anchored.decode.serving.answers import LogProbTexts, TextSoFar
 from anchored.decode.serving.journal_reader import journal_ledgers
 from anchored.decode.serving.server_options import ServerOptions
 
@@ -75,6 +77,18 @@ def test_lm_eval_answers_multiple_choice_by_the_server(exposing, short_pair, tmp
         (score,) = decoder.score([whole[:1]], [whole[1:]])
         num_read = len(encode(context)) - 1  # the first token follows nothing
         assert told == pytest.approx(sum(score.token_log_probs[num_read:]), abs=1e-4)
+
+
+def test_tokens_that_are_parts_of_a_letter_are_told_by_their_bytes(short_pair):
+    token_ids = short_pair.tokenizer.encode("a\U0001f30ab")[1:]
+    places = [TokenLogProbs(token_id, -1.0, [(token_id, -1.0)]) for token_id in token_ids]
+    texts = LogProbTexts(Decoder(short_pair, RULE).level)
+    content = texts.of_chat(places)["content"]
+    assert bytes(byte for place in content for byte in place["bytes"]).decode() == "a\U0001f30ab"
+    told = texts.of_completion(places, TextSoFar(0, []))
+    parts = ["bytes:\\xf0", "bytes:\\x9f", "bytes:\\x8c", "bytes:\\x8a"]
+    assert told["tokens"] == ["a", *parts, "b"]
+    assert told["text_offset"] == [0, 1, 1, 1, 1, 2]
 
 
 def test_a_rule_without_the_safe_model_and_drafts_tell_none(short_pair, tmp_path):
