@@ -119,9 +119,10 @@ def test_all_that_is_left_is_asked_for_within_the_largest_k(pair, tmp_path):
         assert rest.json()["anchored"]["K"] == 2.0**20
 
 
-def test_a_client_that_leaves_pays_what_was_drawn_and_a_full_queue_nothing(pair, tmp_path):
+@pytest.mark.parametrize("engine", ["decoder", "vllm"])
+def test_a_client_that_leaves_pays_what_was_drawn_and_a_full_queue_nothing(pair, tmp_path, engine):
     policy = Policy(clients=(client("alice", **MEANS),))
-    with serving(pair, tmp_path, policy, max_waiting=0) as (address, server):
+    with serving(pair, tmp_path, policy, max_waiting=0, engine=engine) as (address, server):
         headers = {"authorization": f"Bearer {KEYS['alice']}"}
         body = {"prompt": "the keeper", "max_tokens": 400, "stream": True, "anchored": {"k": 0.5}}
         url = f"{address}/v1/completions"
@@ -135,6 +136,7 @@ def test_a_client_that_leaves_pays_what_was_drawn_and_a_full_queue_nothing(pair,
             full = ask(address, "alice", prompt=["a", "b", "c"])
             assert full.status_code == 429 and "available" not in full.json()["error"]
     (ledger,) = dict(journal_ledgers(tmp_path / "journal")).values()
+    assert len(ledger.steps) < 400
     with opened("accounts.db", tmp_path) as store:
         assert nats(store, "client/alice")[:2] == (quanta_above(ledger.spent) * QUANTUM, 0.0)
         assert store.servers() == []
