@@ -146,9 +146,10 @@ class LogProbTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
     def _likeliest(self, place: TokenLogProbs) -> dict[str, float]:
-        """The likeliest texts; of two symbols with one text the likelier, which comes first."""
+        """The likeliest texts, and that of the drawn symbol; of two symbols with one text the
+        likelier, which comes first."""
         texts: dict[str, float] = {}
-        for symbol, log_prob in place.top:
+        for symbol, log_prob in (*place.top, (place.token_id, place.log_prob)):
             texts.setdefault(self._name(symbol), _finite(log_prob))
         return texts
 

@@ -48,9 +48,9 @@ class Reader:
         by_byte = decoder.level.name == "byte"
         self._longest = 1 if by_byte else max(len(token) for v in vocabularies for token in v)
         """Characters that one symbol of a prompt stands for at most."""
-        # Clients know this error by its first words.
+        # Clients know the error by these words.
         unit = f"{decoder.level.name}s"
-        self._most = f"the maximum context length is {max_length} {unit}, of a prompt and its text"
+        self._most = f"this model's maximum context length is {max_length} {unit}, prompt included"
         self._least = least_temperature(model.dtype for model in pair.models.values())
         self._opened = cache(partial(opened, level=self._level))
 

@@ -89,14 +89,14 @@ def test_null_is_the_default_of_every_field():
         ({"prompt": [1, True]}, "a token id must be"),
         ({"prompt": [320]}, "token ids must be in"),
         ({"prompt": "a \ud800"}, "lone surrogate"),
-        ({"prompt": "a " * 90}, "the maximum context length is 100 tokens"),
+        ({"prompt": "a " * 90}, "this model's maximum context length is 100 tokens"),
         (
             {"prompt": "a" * 10_000},
-            "is 100 tokens, of a prompt and its text, got a prompt of 10000 characters",
+            "is 100 tokens, prompt included, got a prompt of 10000 characters",
         ),
         (
             {"prompt": [5] * 101},
-            "is 100 tokens, of a prompt and its text, got a prompt of 101 token ids",
+            "is 100 tokens, prompt included, got a prompt of 101 token ids",
         ),
         ({"prompt": ["a", [5] * 101]}, "got a prompt of 101 token ids"),
         ({"prompt": ["a"] * 257}, "prompt has at most 256 items here, got 257"),
