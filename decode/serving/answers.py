@@ -64,9 +64,9 @@ class TextSoFar:
     told: IncrementalDecoder = field(
         default_factory=partial(getincrementaldecoder("utf-8"), "replace")
     )
-    """Of the tokens whose log-probabilities were told."""
+    """Decodes the bytes of the tokens whose log-probabilities were told."""
     num_told: int = 0
-    """Their characters."""
+    """Characters of these tokens."""
     ledger: Ledger | None = None
     error: str = ""
     journal_id: str = ""
@@ -128,7 +128,7 @@ class LogProbTexts:
         return str(self._level.pair.tokenizer.decode(list(symbols), skip_special_tokens=True))
 
     def _bytes(self, symbol: int) -> bytes:
-        """What a text has of a symbol: nothing of its end and of special tokens."""
+        """The bytes that a symbol adds to a text: none for its end and for special tokens."""
         if self._level.name == "byte":
             return b"" if symbol in self._level.stop_token_ids else bytes([symbol])
         return self._token_bytes.get(symbol) or self.prompt([symbol]).encode()

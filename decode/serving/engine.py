@@ -41,9 +41,9 @@ class Update:
     text: str = ""
     token_ids: Sequence[int] = ()
     log_probs: Sequence[TokenLogProbs] = ()
-    """Of these tokens, where the request wants them."""
+    """Those of these tokens, where the request wants them."""
     prompt_log_probs: Sequence[TokenLogProbs] = ()
-    """Of the prompt's, in the first update."""
+    """Those of the prompt's tokens, in the first update."""
     ledger: Ledger | None = None
     """The whole record, once the text has ended."""
     error: str = ""

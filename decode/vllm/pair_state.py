@@ -18,13 +18,13 @@ from ...kernels.token_log_probs import token_log_probs
 from ..engine.request import random_key
 from ..rules.budget import debt_nats, log_likelihood_ratios, opened_accounts
 from ..serving.asked import seed_of_name
-from ..serving.journal import JournalWriter
+from ..serving.journal import UNWRITTEN, JournalWriter
 from ..settings import Charge
 from ..streams.kv_cache import uploaded
 from . import processor
 from .admission import admit, unadmitted
 from .fusion import Rows, SlotAccounts
-from .recorder import UNWRITTEN, Recorder, SlotRequest
+from .recorder import Recorder, SlotRequest
 from .settings import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class PairState(DefaultModelState):
         tokens, records = self.slots.decide(rows, risky, safe)
         requests = [self._requests[slot] for slot in host_slots]
         self.recorder.keep(requests, records)
-        if unwritten := [i for i, one in enumerate(requests) if one.error == UNWRITTEN]:
+        if unwritten := [i for i, one in enumerate(requests) if one.error == UNWRITTEN.reason]:
             # Ends with this step; on a device, where the journal is late, with a later one.
             self.slots.is_failed[[host_slots[i] for i in unwritten]] = True
             tokens[unwritten] = self.slots.end

@@ -22,8 +22,8 @@ current: ReferenceType[Any] | None = None
 thread. Weakly, so that an engine that was shut down holds no memory."""
 
 opened: EngineSettings | None = None
-"""Those of the engine that this process has opened, whose requests it admits. The processes of the
-engine read theirs from its config."""
+"""The settings of the engine that this process has opened, whose requests it admits. The processes
+of the engine read theirs from its config."""
 
 
 class AnchoredDraw(LogitsProcessor):

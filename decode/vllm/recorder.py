@@ -13,13 +13,11 @@ from torch import Tensor
 
 from ..engine.request import ledger_step, random_stream
 from ..ledger import LedgerHeader, LedgerStep
-from ..serving.journal import JournalWriter
+from ..serving.journal import UNWRITTEN, JournalWriter
 from .admission import Admitted
 from .settings import PairFacts
 
 logger = logging.getLogger(__name__)
-
-UNWRITTEN = "the journal cannot be written"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -107,9 +105,9 @@ class Recorder:
                 self._journal.steps(rows)
                 self._end(self._journal, requests)
         except OSError as error:
-            logger.error("%s: %s", UNWRITTEN, error)
+            logger.error("%s: %s", UNWRITTEN.reason, error)
             for request in requests:
-                request.error = request.error or UNWRITTEN
+                request.error = request.error or UNWRITTEN.reason
 
     def _noted(
         self, request: SlotRequest, records: list[list[float]]

@@ -160,7 +160,7 @@ class EngineSettings:
 
     facts: PairFacts
     rule: PairRule
-    """Of requests that ask for none."""
+    """The rule of requests that ask for none."""
     journal: str
     """Folder of journals."""
     max_bytes: int

@@ -92,13 +92,13 @@ def database(where: str, root: Path) -> Engine:
         if tables.has_table(ACCOUNTS.name) and not tables.has_table(STORE.name):
             raise ValueError(f"the accounts in {where} are of an earlier version: begin new ones")
         TABLES.create_all(connection)
-        found = connection.execute(select(STORE.c.version)).scalar()
-        if found is None:
+        version = connection.execute(select(STORE.c.version)).scalar()
+        if version is None:
             now_s = int(time.time())
             row = {"version": VERSION, "clock_s": now_s, "seen_s": now_s}
             connection.execute(insert(STORE).values(**row, policy="", policy_number=0))
-        elif found != VERSION:
-            raise ValueError(f"the accounts in {where} are of version {found}, not of {VERSION}")
+        elif version != VERSION:
+            raise ValueError(f"the accounts in {where} are of version {version}, not of {VERSION}")
     return engine
 
 
