@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from waiting import HANG_S
+
 Body = dict[str, Any]
 
 
@@ -24,7 +26,7 @@ class Say:
     """Sent as it is, in place of a completion."""
     after_s: float = 0.0
     when: threading.Event | None = None
-    """Sent when this is set, after a minute at the latest."""
+    """Sent when this is set."""
 
 
 @dataclass
@@ -69,7 +71,7 @@ def chat_server(script: Callable[[Body], Say]) -> Iterator[ChatServer]:
             say = state.answer(self.path, key, body)
             time.sleep(say.after_s)
             if say.when is not None:
-                say.when.wait(60)
+                say.when.wait(HANG_S)
             payload = (_completion(say.text) if say.raw is None else say.raw).encode()
             try:
                 self.send_response(say.status)

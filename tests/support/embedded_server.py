@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from stand_in_llm import stand_in_engine
+from waiting import HANG_S
 
 from anchored import Decoder
 from anchored.decode.serving.asked import Limits
@@ -22,7 +23,9 @@ from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.server import PairServer, bound_socket
 from anchored.decode.serving.server_options import ServerOptions
 
-START_S = 600  # a machine that is at other work takes minutes to start vLLM
+LOG_SHOWN = 5000
+"""Characters of the end of a server's log that are shown with a failure."""
+
 PROGRAM = (sys.executable, "-m", "anchored", "serve")
 
 
@@ -69,7 +72,7 @@ def embedded(
             if thread.is_alive():
                 with suppress(RuntimeError):  # its loop may just have ended
                     server.end()
-            thread.join(60)
+            thread.join(HANG_S)
             assert not thread.is_alive()
 
 
@@ -104,13 +107,6 @@ def held(server: PairServer) -> Iterator[Event]:
         server.engine._step = step
 
 
-def until(condition, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.01)
-
-
 @contextmanager
 def program(
     words: list[str],
@@ -132,24 +128,27 @@ def program(
         address = _address(process, log)
         wait_until_healthy(address, lambda: process.poll() is None, log.read_text)
         yield address, process
+    except BaseException:
+        print(log.read_text()[-LOG_SHOWN:])  # of a test that has failed
+        raise
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(60)
+            process.wait(HANG_S)
 
 
 def _address(process: subprocess.Popen, log: Path) -> str:
-    until = time.monotonic() + START_S
+    until = time.monotonic() + HANG_S
     while time.monotonic() < until and process.poll() is None:
         announcements = [line for line in log.read_text().splitlines() if "is served at " in line]
         if announcements:
             return announcements[0].partition(" at ")[2].partition("/v1;")[0]
         time.sleep(0.05)
-    raise RuntimeError(log.read_text()[-3000:])
+    raise RuntimeError(log.read_text()[-LOG_SHOWN:])
 
 
 def wait_until_healthy(address: str, is_alive, explain) -> None:
-    until = time.monotonic() + START_S
+    until = time.monotonic() + HANG_S
     while time.monotonic() < until and is_alive():
         try:
             urllib.request.urlopen(f"{address}/health", timeout=5)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from waiting import HANG_S
 
 NUM_CLIENTS = 24
 KINDS = ("plain", "stream", "stream", "leaves", "chat", "bad")
@@ -105,7 +106,7 @@ def _ask(address: str, asked: Asked, key: str) -> None:
     url = f"{address}/v1/{'chat/' if is_chat else ''}completions"
     content = asked.body if isinstance(asked.body, bytes) else json.dumps(asked.body).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
-    with httpx.stream("POST", url, content=content, headers=headers, timeout=300) as response:
+    with httpx.stream("POST", url, content=content, headers=headers, timeout=HANG_S) as response:
         asked.status = response.status_code
         if asked.kind == "bad" or response.status_code != 200:
             response.read()

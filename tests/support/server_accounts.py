@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 from embedded_server import embedded
+from waiting import HANG_S
 
 from anchored import Anchored, Decoder
 from anchored.decode.ledger import LedgerHeader, LedgerStep
@@ -103,12 +104,12 @@ def spend_all(make_store, num_clients: int) -> list[float]:
 def ask(address: str, name: str, *, path: str = "/v1/completions", **body) -> httpx.Response:
     body = {"prompt": "the keeper", "max_tokens": 8, **body}
     headers = {"authorization": f"Bearer {KEYS.get(name, name)}"}
-    return httpx.post(address + path, json=body, headers=headers, timeout=60)
+    return httpx.post(address + path, json=body, headers=headers, timeout=HANG_S)
 
 
 def account(address: str, name: str) -> dict[str, float]:
     headers = {"authorization": f"Bearer {KEYS[name]}"}
-    return httpx.get(f"{address}/v1/anchored/account", headers=headers, timeout=60).json()
+    return httpx.get(f"{address}/v1/anchored/account", headers=headers, timeout=HANG_S).json()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 import torch
+from waiting import HANG_S
 
 from anchored import Anchored, Decoder, Generation, ModelPair, Pathwise, verify
 from anchored.decode.serving.journal_reader import journal_ledgers
@@ -407,7 +408,7 @@ def test_each_part_of_a_stream_counts_where_a_client_asks_for_it(served):
 def test_a_prompt_becomes_tokens_and_text_again(served):
     def asked(path: str, **body: Any) -> Any:
         address = str(served.client.base_url).removesuffix("/v1/")
-        return httpx.post(f"{address}{path}", json=body, timeout=60)
+        return httpx.post(f"{address}{path}", json=body, timeout=HANG_S)
 
     said = asked("/tokenize", model="anchored", prompt=PROMPTS[0]).json()
     assert said["tokens"] == served.pair.encode(PROMPTS[0])

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from embedded_server import program
+from waiting import HANG_S
 
 ARGUMENTS = ("dtype=float32", "enforce_eager=true", "block_size=32", "max_num_seqs=16")
 """Of an engine that runs in Triton's interpreter."""
@@ -27,7 +28,7 @@ def end(process: subprocess.Popen) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-    process.wait(60)
+    process.wait(HANG_S)
 
 
 if __name__ in ("__main__", "__mp_main__"):  # the server's own process, and its engine's

@@ -1,6 +1,7 @@
 """vLLM's server with accounts of clients: charges, the server's end, and a kill."""
 
 import json
+import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,11 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
 import httpx
-from embedded_server import until
 from prometheus_client.parser import text_string_to_metric_families
 from server_accounts import KEYS, account, ask, policy_file
 from tiny_models import never_end, tiny_llama, train_tokenizer
 from vllm_server import end, server
+from waiting import HANG_S, until
 
 from anchored.decode.serving.accounts.recovery import recover
 from anchored.decode.serving.accounts.store import QUANTUM, opened, quanta_above
@@ -28,8 +29,8 @@ from .conftest import SIZES
 ALICE = {"authorization": f"Bearer {KEYS['alice']}"}
 
 
-TOKENS = 4000
-"""Of a long stream, 4,000 nats: no machine draws them in the seconds that a test lets it go on."""
+TOKENS = 16_000
+"""Of a long stream, as many nats: no machine draws them in minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def long_folders(tmp_path_factory) -> tuple[Path, Path]:
     """A pair that never draws its end of text: what it writes ends at `max_tokens` alone."""
     root, tokenizer = tmp_path_factory.mktemp("long"), train_tokenizer()
     for seed, name in enumerate(("safe", "risky"), start=1):
-        model = tiny_llama(seed, **{**SIZES, "max_position_embeddings": 4096})
+        model = tiny_llama(seed, **{**SIZES, "max_position_embeddings": TOKENS + 64})
         never_end(model)
         model.float().save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
@@ -46,6 +47,7 @@ def long_folders(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
+    os.sync()  # what was installed before, for which an account that is written would wait
     return tmp_path_factory.mktemp("accounts")
 
 
@@ -57,18 +59,21 @@ def served(folders, root: Path):
 
 
 def stream(address: str, number: int, begun: Semaphore) -> list[str]:
-    """The events of a long stream, as many as come; begun: released at the first."""
+    """The events of a long stream, as many as come; begun: released at the first, or without one
+    at the end."""
     body = {"prompt": f"the keeper {number}", "max_tokens": TOKENS, "stream": True}
     events = []
     url = f"{address}/v1/completions"
     try:
-        with httpx.stream("POST", url, json=body, headers=ALICE, timeout=120) as answer:
+        with httpx.stream("POST", url, json=body, headers=ALICE, timeout=HANG_S) as answer:
             for line in filter(None, answer.iter_lines()):
                 events.append(line)
                 if len(events) == 1:
                     begun.release()
-    except httpx.HTTPError:
-        pass  # the server is gone
+    except httpx.HTTPError as error:
+        print(f"{number}: {error!r} after {len(events)} events")  # the server is gone
+    if not events:
+        begun.release()
     return events
 
 
@@ -108,12 +113,14 @@ def test_texts_are_charged_what_the_journal_holds_until_the_server_ends(long_fol
         assert ask(address, "bob", temperature=0).status_code == 400
         # 4. The id of a gateway is in the journal; the page of metrics has our series and vLLM's.
         body, headers = {"prompt": "a", "max_tokens": 1}, {**ALICE, "x-request-id": "trace-1"}
-        response = httpx.post(f"{address}/v1/completions", json=body, headers=headers, timeout=60)
+        response = httpx.post(
+            f"{address}/v1/completions", json=body, headers=headers, timeout=HANG_S
+        )
         assert response.headers["x-request-id"] == "trace-1"
         reader = JournalReader(root / "j")
         reader.refresh()
         assert [one.client_id for one in reader.records()][-1] == "trace-1"
-        page = httpx.get(f"{address}/metrics", headers=ALICE, timeout=60).text
+        page = httpx.get(f"{address}/metrics", headers=ALICE, timeout=HANG_S).text
         series = {
             sample.name: sample.value
             for family in text_string_to_metric_families(page)
@@ -128,16 +135,14 @@ def test_texts_are_charged_what_the_journal_holds_until_the_server_ends(long_fol
         begun = Semaphore(0)
         with ThreadPoolExecutor(4) as threads, ThreadPoolExecutor(30) as late:
             streams = [threads.submit(stream, address, number, begun) for number in range(4)]
-            assert all(begun.acquire(timeout=60) for _ in streams)
-            start = time.monotonic()
+            assert all(begun.acquire(timeout=HANG_S) for _ in streams)
             process.send_signal(signal.SIGTERM)
             for number in range(4, 34):
                 late.submit(stream, address, number, begun)
                 time.sleep(0.05)
-            status = process.wait(60)
-            took = time.monotonic() - start
+            status = process.wait(HANG_S)
             events = [each.result() for each in streams]
-        assert status == 0 and took < 40.0
+        assert status == 0
         assert all("error" in json.loads(each[-1][6:]) for each in events)
     check_settled(root)
 
@@ -151,7 +156,7 @@ def test_what_a_killed_server_drew_is_charged_from_its_journal(long_folders, roo
             f"{address}/v1/completions",
             {"prompt": "a", "max_tokens": TOKENS, "stream": True},
         )
-        with httpx.stream("POST", url, json=body, headers=ALICE, timeout=120) as answer:
+        with httpx.stream("POST", url, json=body, headers=ALICE, timeout=HANG_S) as answer:
             next(answer.iter_lines())
         until(lambda: reader.refresh() and sum(len(r.drawn) > 2 for r in reader.records()) >= 4)
         end(process)

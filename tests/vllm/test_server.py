@@ -15,6 +15,7 @@ import openai
 from server_contract import *  # noqa: F403
 from server_contract import KINDS, MOST_K, MOST_TOKENS, PROMPTS, RULES, Served
 from vllm_server import end, server
+from waiting import HANG_S
 
 import anchored
 from anchored.decode.serving.journal_reader import JournalReader, journal_ledgers
@@ -46,12 +47,12 @@ def test_texts_end_after_ctrl_c_which_the_engine_s_process_gets_too(folders, tmp
     body = {"prompt": "the keeper", "max_tokens": 60, "stream": True, "ignore_eos": True}
     with server(words, tmp_path / "log") as (address, process):
         url, events = f"{address}/v1/completions", []
-        with httpx.stream("POST", url, json=body, timeout=300) as answer:
+        with httpx.stream("POST", url, json=body, timeout=HANG_S) as answer:
             for line in filter(None, answer.iter_lines()):
                 events.append(line)
                 if len(events) == 1:
                     os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(300) == 0
+        assert process.wait(HANG_S) == 0
     assert events[-1] == "data: [DONE]"
     assert json.loads(events[-2][6:])["choices"][0]["finish_reason"] == "length"
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from embedded_server import program, until
+from embedded_server import program
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from server_accounts import HEADER, KEYS, account, ask, drawn, nats, policy_file, spend_all
 from tiny_models import never_end, tiny_llama, train_tokenizer
+from waiting import HANG_S, until
 
 from anchored import ModelPair, verify
 from anchored.decode.serving.accounts import recovery
@@ -248,7 +249,7 @@ def test_a_server_that_is_killed_is_settled_by_the_next_one(pair, tmp_path, data
     with program(words, tmp_path / "log") as (address, process):
         with ThreadPoolExecutor(16) as threads:
             sent = [threads.submit(send, address, place) for place in range(300)]
-            until(lambda: len(statuses) >= 150, seconds=300)
+            until(lambda: len(statuses) >= 150)
             os.killpg(process.pid, signal.SIGKILL)
         assert all(each.exception() is None for each in sent)
     with opened(where, tmp_path) as store:
@@ -257,7 +258,7 @@ def test_a_server_that_is_killed_is_settled_by_the_next_one(pair, tmp_path, data
     with program(words, tmp_path / "log") as (address, process):
         shown = {name: account(address, name) for name in KEYS}
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(HANG_S) == 0
     assert {200, 400, 429} <= set(statuses)
     ledgers = dict(journal_ledgers(tmp_path / "journal"))
     assert all(ledger.certified for ledger in ledgers.values())

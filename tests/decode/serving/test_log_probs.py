@@ -8,6 +8,7 @@ import pytest
 from embedded_server import embedded
 from server_accounts import client, policy_file
 from tiny_models import tiny_llama, train_tokenizer
+from waiting import HANG_S
 
 from anchored import Decoder, ModelPair, Pathwise, RiskyOnly
 from anchored.decode.engine.log_probs import TokenLogProbs
@@ -35,7 +36,7 @@ def exposing(short_pair, tmp_path_factory):
 def test_those_of_a_drawn_text_are_the_ledgers_and_no_bound_covers_the_answer(exposing):
     address, journal = exposing
     body = {"prompt": PROMPT, "max_tokens": 20, "logprobs": 3, "seed": 5, "ignore_eos": True}
-    (choice,) = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"]
+    (choice,) = httpx.post(f"{address}/v1/completions", json=body, timeout=HANG_S).json()["choices"]
     ledger = dict(journal_ledgers(journal))[choice["anchored"]["id"]]
     told = choice["logprobs"]
     assert told["token_logprobs"] == pytest.approx([s.log_prob for s in ledger.steps], abs=1e-6)
@@ -44,14 +45,14 @@ def test_those_of_a_drawn_text_are_the_ledgers_and_no_bound_covers_the_answer(ex
     figures = choice["anchored"]
     assert ledger.certified is True and figures["certified"] is False
     assert "no bound covers this answer" in figures["uncertified"]
-    plain = httpx.post(f"{address}/v1/completions", json={**body, "logprobs": None}, timeout=60)
+    plain = httpx.post(f"{address}/v1/completions", json={**body, "logprobs": None}, timeout=HANG_S)
     assert plain.json()["choices"][0]["anchored"]["certified"] is True
 
 
 def test_an_echoed_prompt_is_scored_as_a_text_after_its_first_token(exposing, short_pair):
     token_ids = short_pair.encode(PROMPT)
     body = {"prompt": PROMPT, "max_tokens": 1, "logprobs": 1, "echo": True}
-    answer = httpx.post(f"{exposing[0]}/v1/completions", json=body, timeout=60).json()
+    answer = httpx.post(f"{exposing[0]}/v1/completions", json=body, timeout=HANG_S).json()
     told = answer["choices"][0]["logprobs"]["token_logprobs"][1:-1]
     (score,) = Decoder(short_pair, RULE).score([token_ids[:1]], [token_ids[1:]])
     assert told == pytest.approx(score.token_log_probs, abs=1e-6)

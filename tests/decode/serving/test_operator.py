@@ -9,9 +9,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from embedded_server import embedded, held, until
+from embedded_server import embedded, held
 from server_accounts import HEADER, KEYS, account, ask, client, drawn, nats, serving
 from stand_in_llm import stand_in_engine
+from waiting import HANG_S, until
 
 from anchored import Anchored, AnchoredError, Decoder, Pathwise
 from anchored.decode.serving import http
@@ -67,7 +68,7 @@ def test_a_full_disk_charges_what_was_sent_and_lets_nothing_begin(
     with serving(pair, tmp_path, policy, RULE, engine=engine) as (address, _):
         body = {"prompt": "the keeper", "max_tokens": 400, "stream": True, "return_token_ids": True}
         url = f"{address}/v1/completions"
-        with httpx.stream("POST", url, json=body, headers=ALICE, timeout=60) as stream:
+        with httpx.stream("POST", url, json=body, headers=ALICE, timeout=HANG_S) as stream:
             for line in filter(None, stream.iter_lines()):
                 chunk = json.loads(line[6:])
                 if "error" in chunk:
@@ -75,7 +76,7 @@ def test_a_full_disk_charges_what_was_sent_and_lets_nothing_begin(
                 sent += len(chunk["choices"][0]["token_ids"])
                 is_full = is_full or sent >= 5
         assert chunk["error"]["message"] == "the journal cannot be written"
-        assert httpx.get(f"{address}/ready", timeout=60).status_code == 503
+        assert httpx.get(f"{address}/ready", timeout=HANG_S).status_code == 503
         for _ in range(2):
             refused = ask(address, "alice")
             assert refused.status_code == 503
@@ -85,7 +86,7 @@ def test_a_full_disk_charges_what_was_sent_and_lets_nothing_begin(
         assert len(ledger.steps) == sent
         assert account(address, "alice")["spent"] == pytest.approx(ledger.spent, abs=1e-6)
         is_full = False
-        until(lambda: httpx.get(f"{address}/ready", timeout=60).status_code == 200)
+        until(lambda: httpx.get(f"{address}/ready", timeout=HANG_S).status_code == 200)
         assert ask(address, "alice").status_code == 200
 
 
@@ -134,7 +135,7 @@ def test_a_key_that_is_taken_away_ends_without_a_restart(
             store.apply(rest.accounts, rest.to_json())
         until(lambda: ask(address, "bob").status_code == 401)
         assert account(address, "alice")["limit"] == 7.0
-        assert httpx.get(f"{address}/ready", timeout=60).status_code == 200  # without a key
+        assert httpx.get(f"{address}/ready", timeout=HANG_S).status_code == 200  # without a key
 
 
 def server_of(folder: Path, name: str, **changes) -> Server:
@@ -184,7 +185,7 @@ def test_files_from_before_a_server_are_not_read_for_it(tmp_path):
 
 def half_request(address: str) -> socket.socket:
     host, port = address.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection = socket.create_connection((host, int(port)), timeout=HANG_S)
     connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: loc")
     return connection
 
@@ -195,7 +196,8 @@ def test_a_client_that_sends_half_a_head_is_closed(pair, tmp_path, monkeypatch):
         with half_request(address) as silent, half_request(address) as slow:
             assert silent.recv(100) == b""
             slow.close()
-        assert httpx.get(f"{address}/health", timeout=30).status_code == 200
+        monkeypatch.undo()  # or a client of a busy machine is too slow
+        assert httpx.get(f"{address}/health", timeout=HANG_S).status_code == 200
 
 
 def test_connections_beyond_the_limit_are_closed_and_said_once(pair, tmp_path, monkeypatch, caplog):
@@ -215,7 +217,7 @@ def test_connections_beyond_the_limit_are_closed_and_said_once(pair, tmp_path, m
                 assert refused.recv(100) == b""
         stack.close()
         until(lambda: not open_ones)
-        assert httpx.get(f"{address}/health", timeout=60).status_code == 200
+        assert httpx.get(f"{address}/health", timeout=HANG_S).status_code == 200
     assert caplog.text.count("connections are open: more are closed") == 1
 
 

@@ -2,15 +2,15 @@
 
 import asyncio
 import sqlite3
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import httpx
 import pytest
-from embedded_server import embedded, held, slowed, until
+from embedded_server import embedded, held, slowed
 from server_accounts import KEYS, account, ask, client, nats, policy_file, serving
 from sqlalchemy.exc import OperationalError
+from waiting import HANG_S, until
 
 from anchored import Anchored, Decoder, Pathwise, RiskyOnly, verify
 from anchored.decode.serving.accounts import database as database_file
@@ -128,7 +128,7 @@ def test_a_client_that_leaves_pays_what_was_drawn_and_a_full_queue_nothing(pair,
         url = f"{address}/v1/completions"
         with (
             slowed(server),
-            httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response,
+            httpx.stream("POST", url, json=body, headers=headers, timeout=HANG_S) as response,
         ):
             lines = response.iter_lines()  # which closes the connection where nobody has it
             next(lines)
@@ -159,7 +159,7 @@ def test_while_the_store_does_not_answer_nothing_is_drawn_and_what_ended_is_sett
                 assert refused.json()["error"]["type"] == "accounts_unavailable"
                 headers = {"authorization": f"Bearer {KEYS['alice']}"}
                 url = f"{address}/v1/anchored/account"
-                assert httpx.get(url, headers=headers, timeout=60).status_code == 503
+                assert httpx.get(url, headers=headers, timeout=HANG_S).status_code == 503
                 may_go_on.set()
                 assert first.result().status_code == 200
                 until(lambda: "1 texts are not settled yet" in caplog.text)
@@ -177,6 +177,10 @@ def test_a_store_that_is_locked_for_long_lets_no_request_wait_for_all_before_it(
     monkeypatch.setattr(keeper_file, "BUSY_S", 1)
     policy, folder = Policy(clients=(client("alice", **MEANS),)), tmp_path / "journal"
     folder.mkdir()
+    reserve, begun = store_file.Store.reserve, []
+    monkeypatch.setattr(
+        store_file.Store, "reserve", lambda *a, **more: begun.append(a) or reserve(*a, **more)
+    )
 
     async def ask_all(keeper) -> list:
         asked = [keeper.reserve("alice", None, {f"x-{place}": 1.0}, KL) for place in range(8)]
@@ -187,9 +191,8 @@ def test_a_store_that_is_locked_for_long_lets_no_request_wait_for_all_before_it(
         closing(sqlite3.connect(tmp_path / "accounts.db", isolation_level=None)) as other,
     ):
         other.execute("BEGIN IMMEDIATE")
-        began_s = time.monotonic()
         refusals = asyncio.run(ask_all(keeper))
-        assert time.monotonic() - began_s < 5.0
+        assert 1 <= len(begun) <= 2  # the first, and the next as the first gives up
         assert {(refused.status, refused.more["type"]) for refused in refusals} == {
             (503, "accounts_unavailable")
         }
@@ -204,10 +207,10 @@ def test_a_server_without_accounts_names_what_needs_them(pair, tmp_path):
     with embedded(decoder, tmp_path / "journal") as (address, _):
         for wish in ({"K": "available"}, {"group": "work"}):
             answer = httpx.post(
-                f"{address}/v1/completions", json={"prompt": "a", "anchored": wish}, timeout=60
+                f"{address}/v1/completions", json={"prompt": "a", "anchored": wish}, timeout=HANG_S
             )
             assert answer.status_code == 400 and "accounts" in answer.json()["error"]["message"]
-        assert httpx.get(f"{address}/v1/anchored/account").status_code == 404
+        assert httpx.get(f"{address}/v1/anchored/account", timeout=HANG_S).status_code == 404
 
 
 def test_a_rule_without_a_bound_keeps_no_accounts(pair, tmp_path):

@@ -10,9 +10,10 @@ import httpx
 import openai
 import pytest
 from byte_pairs import tiny_byte_pair
-from embedded_server import embedded, held, slowed, until
+from embedded_server import embedded, held, slowed
 from prometheus_client.parser import text_string_to_metric_families
 from tiny_models import never_end, tiny_llama, train_tokenizer
+from waiting import HANG_S, until
 
 import anchored
 from anchored import Anchored, Decoder, ModelPair, Pathwise, verify
@@ -43,7 +44,7 @@ def serving(long_pair, tmp_path):
 
 def figures(address: str, **headers) -> dict[str, float]:
     """The series of /metrics; those with a label under NAME{value}."""
-    text = httpx.get(f"{address}/metrics", headers=headers).text
+    text = httpx.get(f"{address}/metrics", headers=headers, timeout=HANG_S).text
     return {
         sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -55,7 +56,7 @@ def asked_at_once(address: str, bodies: list[dict]) -> list[httpx.Response]:
     """The answers to requests that are sent at one time, in order."""
     with ThreadPoolExecutor(len(bodies)) as threads:
         url = f"{address}/v1/completions"
-        return list(threads.map(lambda body: httpx.post(url, json=body, timeout=60), bodies))
+        return list(threads.map(lambda body: httpx.post(url, json=body, timeout=HANG_S), bodies))
 
 
 def test_a_client_that_leaves_frees_its_row_and_what_it_got_is_journalled(serving, tmp_path):
@@ -66,7 +67,7 @@ def test_a_client_that_leaves_frees_its_row_and_what_it_got_is_journalled(servin
             with (
                 slowed(server),
                 httpx.stream(
-                    "POST", f"{address}/v1/completions", json=body, timeout=60
+                    "POST", f"{address}/v1/completions", json=body, timeout=HANG_S
                 ) as response,
             ):
                 for line in response.iter_lines():
@@ -76,7 +77,9 @@ def test_a_client_that_leaves_frees_its_row_and_what_it_got_is_journalled(servin
                         if len(got) % 4 == 0:
                             break
             until(lambda: server.engine.num_running == 0)
-        answer = httpx.post(f"{address}/v1/completions", json={**LONG, "max_tokens": 2}, timeout=20)
+        answer = httpx.post(
+            f"{address}/v1/completions", json={**LONG, "max_tokens": 2}, timeout=HANG_S
+        )
         assert answer.status_code == 200
         assert figures(address)["anchored_texts_total{aborted}"] == 2
     by_id = dict(journal_ledgers(tmp_path / "journal"))
@@ -90,11 +93,11 @@ def test_a_client_that_leaves_frees_its_row_and_what_it_got_is_journalled(servin
 
 def test_a_text_that_waits_is_drawn_once_a_row_is_free_and_a_full_queue_is_429(serving):
     with serving(max_waiting=1) as (address, server):
-        with slowed(server), httpx.Client(timeout=30) as client:
+        with slowed(server), httpx.Client(timeout=HANG_S) as client:
             url, answers, body = f"{address}/v1/completions", [], {**LONG, "max_tokens": 300}
             threads = [
                 threading.Thread(
-                    target=lambda: answers.append(httpx.post(url, json=body, timeout=600))
+                    target=lambda: answers.append(httpx.post(url, json=body, timeout=HANG_S))
                 )
                 for _ in range(3)
             ]
@@ -173,10 +176,10 @@ def test_every_rule_is_served_and_certified_as_it_claims(pair, rule, tmp_path):
     with embedded(Decoder(pair, rule), tmp_path) as (address, _):
         body = {"prompt": "the keeper", "max_tokens": 8, "seed": 4, "temperature": 1.0}
         body |= {"anchored": {"passage": passage}} if passage else {}
-        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=30).json()
-        assert httpx.get(f"{address}/ready", timeout=30).status_code == 200
+        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=HANG_S).json()
+        assert httpx.get(f"{address}/ready", timeout=HANG_S).status_code == 200
         more = {"anchored": {"bank": 1.0}}
-        refused = httpx.post(f"{address}/v1/completions", json={**body, **more}, timeout=30)
+        refused = httpx.post(f"{address}/v1/completions", json={**body, **more}, timeout=HANG_S)
         assert refused.status_code == (200 if rule.name == "no_opt" else 400)
     (result,) = Decoder(pair, rule).generate(
         ["the keeper"],
@@ -231,7 +234,7 @@ def test_a_prompt_whose_logits_are_nan_fails_alone(tmp_path):
     with embedded(Decoder(pair, Anchored(k=1.5)), tmp_path) as (address, _):
         # With this seed the second text draws no token 7.
         body = {"prompt": [[0, 7, 9], [0, 8, 9]], "max_tokens": 4, "seed": 3}
-        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=30).json()
+        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=HANG_S).json()
     bad, good = answer["choices"]
     assert (bad["finish_reason"], bad["text"], good["finish_reason"]) == ("error", "", "length")
     assert "NaN" in bad["anchored"]["error"] and bad["anchored"]["certified"] is False
@@ -250,11 +253,13 @@ def test_nothing_is_sent_that_the_journal_lacks(serving, monkeypatch):
 
         monkeypatch.setattr(journal, "steps", steps)
         body = {**LONG, "stream": True, "return_token_ids": True}
-        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=30) as answer:
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=HANG_S) as answer:
             *chunks, last = [line[6:] for line in answer.iter_lines() if line]
         assert sum(len(json.loads(c)["choices"][0]["token_ids"]) for c in chunks) == 5
         assert json.loads(last)["error"]["message"] == "the journal cannot be written"
-        short = httpx.post(f"{address}/v1/completions", json={**LONG, "max_tokens": 3}, timeout=30)
+        short = httpx.post(
+            f"{address}/v1/completions", json={**LONG, "max_tokens": 3}, timeout=HANG_S
+        )
         assert short.status_code == 200
         assert figures(address)["anchored_unwritten_texts_total"] == 1
 
@@ -264,7 +269,7 @@ def test_a_model_that_breaks_ends_the_server_with_its_reason(long_pair, tmp_path
     with embedded(decoder, tmp_path) as (address, server):
         batch = server.engine._batch
         monkeypatch.setattr(batch, "step", lambda: 1 / 0)
-        answer = httpx.post(f"{address}/v1/completions", json=LONG, timeout=30)
+        answer = httpx.post(f"{address}/v1/completions", json=LONG, timeout=HANG_S)
         assert answer.status_code == 500
         assert "ZeroDivisionError" in answer.json()["error"]["message"]
         assert isinstance(server.engine.failure, ZeroDivisionError)
@@ -275,9 +280,9 @@ def test_the_id_of_a_gateway_comes_back_and_stands_in_the_journal(serving, tmp_p
         body, url = {**LONG, "max_tokens": 2}, f"{address}/v1/completions"
         for stream in (False, True):
             named = {"x-request-id": f"trace-{stream}"}
-            said = httpx.post(url, json={**body, "stream": stream}, headers=named, timeout=30)
+            said = httpx.post(url, json={**body, "stream": stream}, headers=named, timeout=HANG_S)
             assert said.headers["x-request-id"] == f"trace-{stream}"
-        wrong = httpx.post(url, json=body, headers={"x-request-id": "a b\tc"}, timeout=30)
+        wrong = httpx.post(url, json=body, headers={"x-request-id": "a b\tc"}, timeout=HANG_S)
         assert wrong.status_code == 400
     (file,) = (tmp_path / "journal").iterdir()
     opened = [json.loads(line) for line in file.read_text().splitlines() if '"open"' in line]
@@ -285,10 +290,10 @@ def test_the_id_of_a_gateway_comes_back_and_stands_in_the_journal(serving, tmp_p
 
 
 def test_while_it_shuts_down_texts_end_and_new_ones_are_503(serving):
-    with serving(shutdown_s=30.0) as (address, server), ThreadPoolExecutor(3) as threads:
+    with serving(shutdown_s=HANG_S) as (address, server), ThreadPoolExecutor(3) as threads:
         url, body = f"{address}/v1/completions", {**LONG, "max_tokens": 30}
-        with held(server), httpx.Client() as client:
-            asked = [threads.submit(httpx.post, url, json=body, timeout=60) for _ in range(3)]
+        with held(server), httpx.Client(timeout=HANG_S) as client:
+            asked = [threads.submit(httpx.post, url, json=body, timeout=HANG_S) for _ in range(3)]
             until(lambda: server.engine.num_running > 0)  # one or two, and no more while held
             num_running = server.engine.num_running
             until(lambda: server.engine.num_waiting == 3 - num_running)
@@ -304,7 +309,9 @@ def test_while_it_shuts_down_texts_end_and_new_ones_are_503(serving):
 def test_at_the_limit_streams_end_with_an_error(serving):
     with serving(shutdown_s=0.2) as (address, server), slowed(server):
         body = {**LONG, "stream": True}
-        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as response:
+        with httpx.stream(
+            "POST", f"{address}/v1/completions", json=body, timeout=HANG_S
+        ) as response:
             until(lambda: server.engine.num_running == 1)
             server.end()
             lines = [line for line in response.iter_lines() if line]
@@ -323,6 +330,8 @@ async def _half(address: str) -> bytes:
 def test_a_client_that_leaves_inside_its_body_troubles_nobody(serving, caplog):
     with serving() as (address, _):
         asyncio.run(_half(address))
-        said = httpx.post(f"{address}/v1/completions", json={**LONG, "max_tokens": 1}, timeout=30)
+        said = httpx.post(
+            f"{address}/v1/completions", json={**LONG, "max_tokens": 1}, timeout=HANG_S
+        )
         assert said.status_code == 200
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -8,10 +8,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from embedded_server import program, until
+from embedded_server import program
 from mixed_traffic import Asked, mixed, sent
 from server_accounts import KEYS, nats, policy_file
 from tiny_models import never_end, tiny_llama, train_tokenizer
+from waiting import HANG_S, until
 
 import anchored
 from anchored import Anchored, Decoder, Ledger, ModelPair, Pathwise, verify
@@ -99,9 +100,9 @@ def test_200_mixed_requests_are_journalled_verified_and_those_of_the_decoder(
     more = ("--ledgers", str(journal), "--max-horizon", "100", "--batch-size", "8", *options)
     with program(words(folders, *more), tmp_path / "log") as (address, process):
         sent(address, requests)
-        assert httpx.get(f"{address}/ready", timeout=60).status_code == 200
+        assert httpx.get(f"{address}/ready", timeout=HANG_S).status_code == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(HANG_S) == 0
     by_kind = {kind: [r for r in requests if r.kind == kind] for kind in {r.kind for r in requests}}
     assert {asked.status for asked in by_kind.pop("bad")} == {400}
     assert {asked.status for each in by_kind.values() for asked in each} == {200}
@@ -134,7 +135,7 @@ def killed_in_the_middle(count: int, folders: tuple[Path, Path], folder: Path) -
 
             sent(address, part, after, KEYS["alice"])
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == (0 if ends is None else -signal.SIGKILL)
+            assert process.wait(HANG_S) == (0 if ends is None else -signal.SIGKILL)
     return requests
 
 
@@ -175,21 +176,23 @@ def test_after_sigterm_texts_go_on_and_others_are_503_until_a_second_one_ends_al
         url = f"{address}/v1/completions"
 
         def read() -> None:
-            with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
+            with httpx.stream(
+                "POST", url, json={**body, "stream": True}, timeout=HANG_S
+            ) as response:
                 for line in filter(None, response.iter_lines()):
                     lines.append(line)
                     begun.set()
 
         thread = threading.Thread(target=read)
         thread.start()
-        assert begun.wait(60)
+        assert begun.wait(HANG_S)
         process.send_signal(signal.SIGTERM)
-        until(lambda: httpx.get(f"{address}/health", timeout=60).status_code == 503)
-        assert httpx.post(url, json=body, timeout=60).status_code == 503
+        until(lambda: httpx.get(f"{address}/health", timeout=HANG_S).status_code == 503)
+        assert httpx.post(url, json=body, timeout=HANG_S).status_code == 503
         count = len(lines)
         until(lambda: len(lines) > count)
         process.send_signal(signal.SIGTERM)
-        thread.join(60)
-        assert process.wait(60) == 0
+        thread.join(HANG_S)
+        assert process.wait(HANG_S) == 0
     assert json.loads(lines[-1][6:])["error"]["code"] == 503
     assert "Traceback" not in (tmp_path / "log").read_text()

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from chat_server import Say, in_turn, user_text
+from waiting import HANG_S
 
 from anchored.eval.paid_requests import REPEATED, RequestFailed, RequestRefused
 from anchored.eval.quality.chat_client import RETRY_TEMPERATURE, Endpoint, Sampling, api_key
@@ -187,7 +188,7 @@ def test_useless_answers_of_an_earlier_version_are_asked_for_again(server, chat_
 
 
 def test_threads_that_ask_the_same_pay_once_and_answers_keep_their_order(server, chat_client):
-    barrier = threading.Barrier(4, timeout=30)
+    barrier = threading.Barrier(4, timeout=HANG_S)
     server.script = lambda body: Say(user_text(body), after_s=0.1)
     asked = chat_client(concurrency=4)
 

@@ -11,6 +11,7 @@ import pytest
 from chat_server import Say, chat_server, user_text
 from command_line import run
 from json_lines import write_json_lines
+from waiting import HANG_S
 
 pytest.importorskip("openai")
 
@@ -213,11 +214,11 @@ def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, sto
     program = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTIBLE, *line], stderr=subprocess.PIPE, text=True
     )
-    assert both_wait.wait(120)
+    assert both_wait.wait(HANG_S)
     program.send_signal(stop)
     if stop == signal.SIGINT:  # it waits for what is on its way, which is paid for
         may_go_on.set()
-    _, err = program.communicate(timeout=600)
+    _, err = program.communicate(timeout=HANG_S)
     may_go_on.set()
     assert program.returncode == (130 if stop == signal.SIGINT else -signal.SIGKILL)
     assert stop == signal.SIGKILL or err.endswith("anchored evaluate: interrupted\n")
