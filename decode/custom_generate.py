@@ -1,6 +1,6 @@
 """Decoding from inside `generate` of transformers: model.generate(..., custom_generate=...)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -8,8 +8,11 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import (
+    LogitsProcessor,
     LogitsProcessorList,
+    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
 )
 from transformers.generation.stopping_criteria import (
@@ -89,7 +92,9 @@ class CustomGenerate:
             max_new_tokens=generation_config.max_length - input_ids.shape[1],
             num_return_sequences=num_samples,
             seed=seed,
-            **_sampling(generation_config, logits_processor, (mask != 0).int().argmax(1)),
+            **_sampling(
+                generation_config, self._followed(logits_processor), (mask != 0).int().argmax(1)
+            ),
         )
         if error := next((one.error for one in self.generations if one.error), ""):
             raise AnchoredError(error)
@@ -100,6 +105,11 @@ class CustomGenerate:
             padding_value=[*ends, 0][0] if pad is None else pad,
         )
         return torch.cat([input_ids, new.to(input_ids)], dim=-1)
+
+    def _followed(self, processors: LogitsProcessorList) -> list[LogitsProcessor]:
+        """The processors without those whose tokens the pair's texts never have anyway."""
+        banned = {*self.decoder.pair.banned_token_ids}
+        return [one for one in processors if not (_suppressed(one) or {-1}) <= banned]
 
     def _check_ends(self, config: GenerationConfig, criteria: StoppingCriteriaList) -> None:
         """Raise ValueError unless texts are to end where they do here, or nothing was said of it:
@@ -116,8 +126,17 @@ class CustomGenerate:
             )
 
 
+def _suppressed(processor: LogitsProcessor) -> set[int]:
+    """The tokens that a processor keeps out of texts, if that is all it does."""
+    if isinstance(processor, SuppressTokensLogitsProcessor):
+        return {*processor.suppress_tokens.tolist()}
+    words = processor.bad_word_ids if isinstance(processor, NoBadWordsLogitsProcessor) else []
+    is_everywhere = all(len(word) == 1 for word in words)
+    return {token for word in words for token in word} if is_everywhere else set()
+
+
 def _sampling(
-    config: GenerationConfig, processors: LogitsProcessorList, padding: Tensor
+    config: GenerationConfig, processors: Iterable[LogitsProcessor], padding: Tensor
 ) -> dict[str, Any]:
     """The settings of warpers that the processors say, of the config or of the caller.
 

@@ -10,6 +10,7 @@ from .ledger import Ledger
 from .levels.chat import Conversation
 from .pair.model_pair import ModelPair
 from .settings import SAMPLING_NAMES, SamplingConfig
+from .streams.configs import SUPPRESSING, suppressed_tokens
 
 Earlier = Generation | Ledger
 """A text that a call goes on from."""
@@ -144,6 +145,8 @@ def _set_fields(pair: ModelPair, config: GenerationConfig) -> dict[str, Any]:
             f"generation_config: eos_token_id={ends} holds more than the models' end of text: "
             "give stop= for other ends"
         )
+    if suppressed_tokens(config, "generation_config") <= {*pair.banned_token_ids}:
+        values = {n: v for n, v in values.items() if n not in SUPPRESSING}
     for name, value in values.items():
         is_off = value is False  # as where nothing is asked for
         if name not in NAMES_HERE and name not in WITHOUT_EFFECT and not is_off:

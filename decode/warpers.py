@@ -1,6 +1,6 @@
 """The warped logits of one model: penalty, temperature, bans, truncation, one end symbol."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -61,7 +61,8 @@ class Warpers:
         self.config = config
         self.stop_token_ids = sorted(stop_token_ids)
         self._token_ids = torch.tensor(self.stop_token_ids, dtype=torch.int64)
-        self._banned = torch.tensor(list(banned_token_ids), dtype=torch.int64)
+        self.banned_token_ids = list(banned_token_ids)
+        self._banned = torch.tensor(self.banned_token_ids, dtype=torch.int64)
         self._truncations = list(_truncations(config))
 
     def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
@@ -124,13 +125,12 @@ class Warpers:
             self._token_ids, self._banned = self._token_ids.to(device), self._banned.to(device)
 
 
-def alike_or_new(
-    known: Iterable[Any], config: SamplingConfig, stop_token_ids: Sequence[int]
-) -> Warpers:
+def alike_or_new(known: Sequence[Warpers], config: SamplingConfig) -> Warpers:
     """The warpers of a config that are among those of a stream's rows already, which rows warp
-    together by, else new ones."""
-    alike = (warp for warp in known if isinstance(warp, Warpers) and warp.config == config)
-    return next(alike, None) or Warpers(config, stop_token_ids)
+    together by, else new ones with the same ends and bans."""
+    alike = (warp for warp in known if warp.config == config)
+    first = known[0]
+    return next(alike, None) or Warpers(config, first.stop_token_ids, first.banned_token_ids)
 
 
 def _truncations(config: SamplingConfig) -> Iterator[LogitsProcessor]:

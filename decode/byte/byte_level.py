@@ -60,11 +60,26 @@ class ByteLevel(Level):
             self._attention[name] = attention
         for name, model in pair.models.items():
             try:
-                stops = tuple(pair.stop_tokens_of(name))
+                stops = tuple(self._stops_of(name))
                 num_rows = model.config.get_text_config().vocab_size
                 self.vocabularies[name] = _vocabulary(pair.tokenizers[name], stops, num_rows)
+                self._check_suppressed(name)
             except ValueError as error:
                 raise ValueError(f"the {name} model's tokenizer: {error}") from None
+
+    def _stops_of(self, name: str) -> list[int]:
+        suppressed = self.pair.suppressed[name]
+        return [token for token in self.pair.stop_tokens_of(name) if token not in suppressed]
+
+    def _check_suppressed(self, name: str) -> None:
+        """Refuse to suppress text, as other tokens have its bytes; special tokens have none."""
+        texts = self.vocabularies[name].trie.row_of
+        for token in self.pair.suppressed[name]:
+            if token in texts:
+                raise ValueError(
+                    f"byte level cannot suppress token {token}, which is text: take it out of "
+                    "suppress_tokens and bad_words_ids in the model's generation_config"
+                )
 
     def settings(self) -> dict[str, Any]:
         """The byte settings and what the tokenizers are, by "safe" and "risky"."""
@@ -78,7 +93,7 @@ class ByteLevel(Level):
         return {
             name: {
                 "sha256": vocabulary.sha256,
-                "stop_token_ids": self.pair.stop_tokens_of(name),
+                "stop_token_ids": self._stops_of(name),
                 "start_token_ids": list(vocabulary.start_token_ids),
             }
             for name, vocabulary in self.vocabularies.items()

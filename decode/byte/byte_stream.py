@@ -49,7 +49,7 @@ class ByteStream:
         vocabulary: ByteVocabulary,
         *,
         num_rows: int,
-        warp: Warpers | None = None,
+        warp: Warpers,
         prefetch: int = 0,
         scores_prompts: bool = True,
         prompts: PromptCache | None = None,
@@ -91,7 +91,7 @@ class ByteStream:
 
     def set_sampling(self, row: int, sampling: SamplingConfig) -> None:
         """Warp the next text of a free row so."""
-        self._warps[row] = alike_or_new(self._warps, sampling, self.vocabulary.stop_columns)
+        self._warps[row] = alike_or_new(self._warps, sampling)
 
     def counts(self, row: int) -> ByteCounts:
         """The work that a row has made so far."""

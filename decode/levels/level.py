@@ -155,17 +155,17 @@ class TokenLevel(Level):
             )
         self.pair = pair
         self.vocab_size, self.stop_token_ids = pair.vocab_size, pair.stop_token_ids
+        self.banned_token_ids = pair.banned_token_ids
         special = {t for tokenizer in pair.tokenizers.values() for t in tokenizer.all_special_ids}
         self.special_token_ids = sorted(special)
         self.context_length = pair.context_length
         self._decoder = TokenDecoder(pair.tokenizer)
 
     def settings(self) -> dict[str, Any]:
-        """The tokens of either model that are left out; {} where both tokenizers have the same."""
-        shared = self.pair.shared
-        if shared.is_whole:
+        """The tokens of either model that are left out; {} for none."""
+        if self.pair.shared.is_whole and not self.banned_token_ids:
             return {}
-        return {"vocab_size": shared.vocab_size, "banned_token_ids": list(shared.banned_token_ids)}
+        return {"vocab_size": self.vocab_size, "banned_token_ids": self.banned_token_ids}
 
     def encode(self, prompt: str | list[int]) -> list[int]:
         return self.pair.encode(prompt)
@@ -183,7 +183,7 @@ class TokenLevel(Level):
         )
 
     def warpers(self, sampling: SamplingConfig) -> Warpers:
-        return Warpers(sampling, self.stop_token_ids, self.pair.shared.banned_token_ids)
+        return Warpers(sampling, self.stop_token_ids, self.banned_token_ids)
 
     def stop_symbols(self, stop: Sequence[str]) -> frozenset[int]:
         return special_stops(stop, self.pair.tokenizers.values(), self.pair.has_token)

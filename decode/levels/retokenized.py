@@ -51,7 +51,13 @@ class RetokenizedLevel(Level):
     def settings(self) -> dict[str, Any]:
         """Whose tokens are drawn, and what both tokenizers are."""
         tokenizers = {name: file.sha256 for name, file in self._files.items()}
-        return {"tokens_of": "risky", "tokenizers": tokenizers}
+        suppressed = {name: tokens for name, tokens in self.pair.suppressed.items() if tokens}
+        named = {"suppressed_token_ids": suppressed} if suppressed else {}
+        return {"tokens_of": "risky", "tokenizers": tokenizers, **named}
+
+    def _suppressed(self, name: str) -> list[int]:
+        size = self.pair.runners[name].vocab_size
+        return [token for token in self.pair.suppressed[name] if token < size]
 
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Token ids of the risky model, with the special tokens that its tokenizer adds."""
@@ -96,8 +102,9 @@ class RetokenizedLevel(Level):
     def warpers(self, sampling: SamplingConfig) -> Warpers:
         """The warpers of the risky model; the safe model's stream warps its logits itself."""
         known = self._files["risky"].token_bytes.keys() | self._files["risky"].special_token_ids
-        unknown = sorted(set(range(self.vocab_size)) - known)
-        return Warpers(sampling, self.stop_token_ids, unknown)
+        unknown = set(range(self.vocab_size)) - known
+        banned = unknown.union(self._suppressed("risky"))
+        return Warpers(sampling, self.stop_token_ids, sorted(banned))
 
     def stop_symbols(self, stop: Sequence[str]) -> frozenset[int]:
         return special_stops(stop, [self._tokenizer], range(self.vocab_size).__contains__)
@@ -151,7 +158,7 @@ class RetokenizedLevel(Level):
         return RetokenizedStream(
             inner,
             self._safe_text(),
-            Warpers(sampling, pair.stop_tokens_of("safe")),
+            Warpers(sampling, pair.stop_tokens_of("safe"), self._suppressed("safe")),
             self.same_tokens,
             num_rows=num_rows,
             vocab_size=self.vocab_size,
@@ -234,8 +241,7 @@ class RetokenizedStream:
 
     def set_sampling(self, row: int, sampling: SamplingConfig) -> None:
         """Warp the next text of a free row so."""
-        stops = self._warps[row].stop_token_ids
-        self._warps[row] = alike_or_new(self._warps, sampling, stops)
+        self._warps[row] = alike_or_new(self._warps, sampling)
 
     def is_outgrown(self, row: int) -> bool:
         """Whether the text of a row has more tokens than the model has positions."""

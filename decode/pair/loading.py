@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..settings import HINTS
-from ..streams.configs import token_id_list
+from ..streams.configs import suppressed_tokens
 from .adapter import check_adapter, merged
 from .folder import ModelFolder, read_json
 
@@ -87,8 +88,8 @@ def load_config(folder: Path) -> PretrainedConfig:
     pad, size = text.pad_token_id, text.vocab_size
     if pad is not None and not -size <= pad < size:
         raise ValueError(f"pad_token_id must be in [-{size}, {size}), got {pad} in {folder}")
-    ends = contents.get(GENERATION_CONFIG, {}).get("eos_token_id")
-    token_id_list(ends, str(folder / GENERATION_CONFIG))
+    said = SimpleNamespace(**contents.get(GENERATION_CONFIG, {}))
+    suppressed_tokens(said, str(folder / GENERATION_CONFIG))
     return config
 
 

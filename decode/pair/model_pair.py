@@ -12,7 +12,13 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..ambient import in_plain_torch
 from ..settings import LevelName, RequestError
 from ..streams.capabilities import row_support
-from ..streams.configs import context_length, declared_ends, log_missing_ends
+from ..streams.configs import (
+    context_length,
+    declared_ends,
+    log_missing_ends,
+    log_unfollowed,
+    suppressed_tokens,
+)
 from ..streams.kv_cache import RowAttention
 from ..streams.row_stream import ModelRunner
 from ..tokenizer.text import continuation_token_ids, encoded
@@ -83,6 +89,8 @@ class ModelPair:
     """Runners by "safe" and "risky"; they predict shared tokens, or where the models are compared
     byte by byte, those of the model's tokenizer."""
 
+    suppressed: dict[str, list[int]] = field(default_factory=dict, init=False)
+    """Tokens by "safe" and "risky" that the model's generation_config suppresses, ascending."""
     quantization: dict[str, str] = field(default_factory=dict, init=False)
     """Methods by the names of the quantized models."""
     _states: dict[str, ModelState] = field(default_factory=dict, init=False, repr=False)
@@ -95,6 +103,9 @@ class ModelPair:
         self._compare_tokenizers()
         for name, model in self.models.items():
             log_missing_ends(name, model, self.tokenizers[name])
+            config, place = model.generation_config, f"the {name} model's generation_config"
+            self.suppressed[name] = sorted(suppressed_tokens(config, place))
+            log_unfollowed(config, place)
         self._check_models()
 
     def _check_models(self) -> None:
@@ -310,6 +321,14 @@ class ModelPair:
         """Every shared token at which either model ends a text, ascending."""
         stops = {token for name in self.models for token in self._declared_stop_tokens(name)}
         return sorted(token for token in stops if self.has_token(token))
+
+    @property
+    def banned_token_ids(self) -> list[int]:
+        """Every id that no text draws at token level, ascending: what one tokenizer lacks, and what
+        either model's generation_config suppresses."""
+        suppressed = {token for tokens in self.suppressed.values() for token in tokens}
+        of_both = {token for token in suppressed if token < self.vocab_size}
+        return sorted({*self.shared.banned_token_ids, *of_both})
 
     def stop_tokens_of(self, name: str) -> list[int]:
         """Every token of this model's tokenizer at which either model ends a text, ascending.

@@ -1,25 +1,50 @@
-"""The ends and the longest length of a model's texts, by its configs."""
+"""The ends, the bans and the longest length of a model's texts, by its configs."""
 
 import logging
 import textwrap
 from numbers import Integral
-from typing import Any
+from typing import Any, Final
 
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from ..settings import SAMPLING_NAMES, SamplingConfig
 
 logger = logging.getLogger(__name__)
 
+NEUTRAL: Final[dict[str, Any]] = {
+    **{name: getattr(SamplingConfig(), name) for name in SAMPLING_NAMES},
+    **dict.fromkeys(("typical_p", "encoder_repetition_penalty", "guidance_scale"), 1.0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty"), 0.0),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("top_h", "penalty_alpha", "dola_layers", "exponential_decay_length_penalty")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "stop_strings")),
+    **dict.fromkeys(("sequence_bias", "force_words_ids", "constraints", "watermarking_config")),
+    **dict.fromkeys(("remove_invalid_values", "token_healing"), False),
+    "do_sample": True,
+    "num_beams": 1,
+}
+"""Fields of a model's generation_config that would change its texts and are not followed, each with
+the value at which texts are those of here."""
 
-def token_id_list(value: object, place: str) -> list[int]:
-    """The token ids of an `eos_token_id`, [] for None; ValueError, with its place, for others."""
+
+SUPPRESSING: Final = ("suppress_tokens", "bad_words_ids")
+"""Fields whose tokens are drawn by neither model."""
+
+
+def token_id_list(value: object, place: str, field: str = "eos_token_id") -> list[int]:
+    """The token ids of a field, [] for None; ValueError, with its place, for others."""
     listed: Any = value if isinstance(value, list | tuple) else [value]
     if value is None:
         return []
     if not all(isinstance(i, Integral) and not isinstance(i, bool) and int(i) >= 0 for i in listed):
         shown = textwrap.shorten(repr(value), 80)
-        raise ValueError(
-            f"eos_token_id must be a token id or a list of them, got {shown} in {place}"
-        )
+        raise ValueError(f"{field} must be a token id or a list of them, got {shown} in {place}")
     return [int(token) for token in listed]
 
 
@@ -64,6 +89,39 @@ def _declared(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerF
             getattr(source, "eos_token_id", None), f"the {name} model's {place}"
         )
     }
+
+
+def suppressed_tokens(source: object, place: str) -> set[int]:
+    """Tokens that a generation_config, or None, keeps out of all texts of its model.
+
+    Raises ValueError, in one line, for bans that hold in some places of a text alone, which two
+    models would not share, and for what is no token id.
+    """
+    begin, words = (
+        getattr(source, name, None) or [] for name in ("begin_suppress_tokens", "bad_words_ids")
+    )
+    ends = token_id_list(getattr(source, "eos_token_id", None), place)
+    longer = [word for word in words if not isinstance(word, list) or len(word) != 1]
+    for name, value in {"begin_suppress_tokens": begin, "bad_words_ids": longer}.items():
+        if value:
+            shown = textwrap.shorten(repr(value), 80)
+            raise ValueError(
+                f"{name}={shown} in {place} is not supported, only tokens that it bans everywhere: "
+                "take it out there to decode without it"
+            )
+    named = token_id_list(getattr(source, "suppress_tokens", None), place, "suppress_tokens")
+    listed = token_id_list([token for word in words for token in word], place, "bad_words_ids")
+    return {*named, *(token for token in listed if token not in ends)}  # as transformers has it
+
+
+def log_unfollowed(config: GenerationConfig | None, place: str) -> None:
+    """Log, in one line, what a model's generation_config says of its texts that is not followed."""
+    values = {} if config is None else config.to_diff_dict()
+    said = {each: values[each] for each in NEUTRAL.keys() & values.keys()}
+    differing = {k: v for k, v in said.items() if v is not None and v != NEUTRAL[k]}
+    if differing:
+        listed = ", ".join(f"{k}={v!r:.60}" for k, v in sorted(differing.items()))
+        logger.warning("%s is not followed in %s: the options of a call decide", place, listed)
 
 
 def rotary_kinds(config: PretrainedConfig) -> list[dict[str, Any]]:

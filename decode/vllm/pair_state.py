@@ -156,8 +156,8 @@ class PairState(DefaultModelState):
         return tokens[request, offsets]
 
     def _new_request(self, data: Any, prompt: list[int]) -> SlotRequest:
-        size, banned = self.facts.vocab_size, self.facts.banned_token_ids
-        is_shared = all(0 <= token < size and token not in banned for token in prompt)
+        size, missing = self.facts.vocab_size, self.facts.missing_token_ids
+        is_shared = all(0 <= token < size and token not in missing for token in prompt)
         error = "" if is_shared else "a token of the prompt is not shared"
         try:
             admitted = admit(data.sampling_params, self.settings)

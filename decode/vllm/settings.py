@@ -115,7 +115,9 @@ class PairFacts:
     quantization: dict[str, str]
     vocab_size: int
     banned_token_ids: list[int]
-    """Ids below `vocab_size` that one tokenizer lacks."""
+    """Ids below `vocab_size` that no text draws."""
+    missing_token_ids: list[int]
+    """Those that no prompt may hold, as one tokenizer lacks them."""
     level_settings: dict[str, Any]
     stop_token_ids: list[int]
     special_token_ids: list[int]
@@ -145,7 +147,8 @@ class PairFacts:
             fingerprints=pair.fingerprints,
             quantization=methods,
             vocab_size=level.vocab_size,
-            banned_token_ids=list(shared.banned_token_ids),
+            banned_token_ids=level.banned_token_ids,
+            missing_token_ids=list(shared.banned_token_ids),
             level_settings=level.settings(),
             stop_token_ids=level.stop_token_ids,
             special_token_ids=list(level.special_token_ids),

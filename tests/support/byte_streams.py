@@ -12,10 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from anchored.decode.byte.byte_stream import ByteStream
 from anchored.decode.byte.token_tree import ROOT_NODE, TokenTree
+from anchored.decode.settings import UNWARPED
 from anchored.decode.streams.capabilities import row_attention
 from anchored.decode.streams.row_stream import ModelRunner
 from anchored.decode.tokenizer.trie import ROOT
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
+from anchored.decode.warpers import Warpers
 
 PROMPT = "the harbour's  12345 \n\n\t caf\u00e9 "
 CONTINUATION = " I'll  go\n\u4e2d 12!"
@@ -37,6 +39,7 @@ def model_of(vocabulary: ByteVocabulary, name: str = "llama", seed: int = 1):
 
 def stream_of(model, vocabulary: ByteVocabulary, **changes) -> ByteStream:
     runner = ModelRunner(model, vocabulary.vocab_size)
+    changes.setdefault("warp", Warpers(UNWARPED, vocabulary.stop_columns))
     return ByteStream(runner, row_attention(model), vocabulary, num_rows=3, **changes)
 
 

@@ -33,6 +33,7 @@ FACTS = PairFacts(
     quantization={},
     vocab_size=VOCAB_SIZE,
     banned_token_ids=[7],
+    missing_token_ids=[],
     level_settings={},
     stop_token_ids=[1, 2],
     special_token_ids=[0],

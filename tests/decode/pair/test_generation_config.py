@@ -1,0 +1,159 @@
+"""What the generation_config of a model says of its texts: followed, refused, or named."""
+
+import json
+import logging
+
+import pytest
+from byte_pairs import tiny_byte_pair
+from tiny_models import tiny_llama, train_tokenizer
+
+from anchored import Anchored, CustomGenerate, Decoder, ModelPair, SafeOnly, TokenSwap, verify
+from anchored.decode.pair.loading import load_config
+from anchored.decode.vllm.settings import DescribedPair, PairFacts
+
+PROMPTS = ["the keeper of the lamp", "salt"]
+FEW = 20
+MOST = list(range(FEW, 320))
+"""Tokens that are suppressed below: a text of others shows that they are."""
+
+
+def suppressing(name: str, **said: object) -> ModelPair:
+    """A pair of which one model's generation_config says so."""
+    models = {"safe": tiny_llama(1), "risky": tiny_llama(2)}
+    for field, value in said.items():
+        setattr(models[name].generation_config, field, value)
+    return ModelPair(*models.values(), train_tokenizer())
+
+
+def remade(pair: ModelPair) -> ModelPair:
+    """The pair of the same models as their configs are now."""
+    return ModelPair(pair.safe, pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
+
+
+@pytest.mark.parametrize("name", ["safe", "risky"])
+@pytest.mark.parametrize(
+    "said",
+    [{"suppress_tokens": MOST}, {"bad_words_ids": [[token] for token in MOST]}],
+    ids=lambda said: next(iter(said)),
+)
+@pytest.mark.parametrize("rule", [Anchored(k=1.0), SafeOnly()], ids=lambda rule: rule.name)
+def test_tokens_that_either_model_suppresses_are_drawn_from_neither(name, said, rule):
+    pair = suppressing(name, **said)
+    results = Decoder(pair, rule).generate(PROMPTS, max_new_tokens=20, seed=5)
+    assert all(token < FEW for result in results for token in result.token_ids)
+    plain = ModelPair(tiny_llama(1), tiny_llama(2), train_tokenizer())
+    for result in results:
+        assert result.ledger.header.level_settings["banned_token_ids"] == MOST
+        assert result.ledger.is_within_bound and verify(result.ledger, pair).is_ok
+        assert verify(result.ledger, plain).failures[0].startswith("level settings are ")
+
+
+def test_an_end_in_bad_words_ends_texts_and_a_suppressed_one_none():
+    assert suppressing("safe", bad_words_ids=[[1], [7]]).banned_token_ids == [7]
+    reasons = [
+        {
+            result.finish_reason
+            for result in Decoder(pair, SafeOnly()).generate(["salt"] * 16, max_new_tokens=100)
+        }
+        for pair in (suppressing("risky"), suppressing("risky", suppress_tokens=[1]))
+    ]
+    assert reasons == [{"length", "stop_token"}, {"length"}]
+
+
+def test_prompts_may_hold_what_is_suppressed():
+    pair = suppressing("risky", suppress_tokens=MOST)
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate([[0, 300, 301]], max_new_tokens=3)
+    assert result.ledger.header.prompt_token_ids == [0, 300, 301] and not result.error
+
+
+def test_transformers_settings_may_suppress_what_the_pair_does():
+    pair = suppressing("risky", suppress_tokens=MOST)
+    decoder = Decoder(pair, Anchored(k=1.0))
+    config = pair.risky.generation_config
+    expected = decoder.generate(PROMPTS[:1], max_new_tokens=6, seed=3, temperature=1.0)
+    settings = {"repetition_penalty": 1.0, "top_k": 50}
+    inputs = pair.tokenizer(PROMPTS[:1], return_tensors="pt")
+    asked = {
+        "do_sample": True,
+        "max_new_tokens": 6,
+        "custom_generate": CustomGenerate(decoder, seed=3),
+    }
+    expected = decoder.generate(PROMPTS[:1], max_new_tokens=6, seed=3, temperature=1.0, **settings)
+    ids = pair.risky.generate(**inputs, **asked)[0].tolist()
+    assert ids == inputs["input_ids"][0].tolist() + expected[0].token_ids
+    assert decoder.generate("salt", max_new_tokens=2, generation_config=config)
+    for other in (
+        {"suppress_tokens": [5]},
+        {"bad_words_ids": [[5]]},
+        {"bad_words_ids": [[300, 5]]},
+    ):
+        with pytest.raises(ValueError, match=r"not supported"):
+            pair.risky.generate(**inputs, **asked, **other)
+
+
+REFUSED = {"begin_suppress_tokens": [5], "bad_words_ids": [[5], [6, 7]], "suppress_tokens": ["a"]}
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED.items())
+def test_bans_that_depend_on_the_place_are_refused_by_name(tmp_path, field, value):
+    with pytest.raises(ValueError, match=rf"{field}.* in the risky model's generation_config"):
+        suppressing("risky", **{field: value})
+    tiny_llama(1).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({field: value}))
+    with pytest.raises(ValueError, match=rf"{field}.* in {tmp_path}/generation_config\.json"):
+        load_config(tmp_path)
+
+
+def test_at_byte_level_special_tokens_may_be_suppressed_and_text_may_not():
+    pair = tiny_byte_pair()
+    for name, model in pair.models.items():
+        model.generation_config.suppress_tokens = pair.stop_tokens_of(name)
+    endless = remade(pair)
+    (result,) = Decoder(endless, SafeOnly(), level="byte").generate("salt", max_new_bytes=40)
+    assert result.finish_reason == "length" and verify(result.ledger, endless).is_ok
+    assert not verify(result.ledger, pair).is_ok
+    text = pair.risky_tokenizer("a", add_special_tokens=False)["input_ids"][0]
+    pair.risky.generation_config.suppress_tokens = [text]
+    with pytest.raises(ValueError, match=f"the risky .* cannot suppress token {text}, which is"):
+        Decoder(remade(pair), Anchored(k=1.0))
+
+
+def test_in_the_risky_models_tokens_both_models_suppress_theirs():
+    pair = tiny_byte_pair()
+    risky = pair.risky_tokenizer("a e", add_special_tokens=False)["input_ids"]
+    pair.risky.generation_config.suppress_tokens = risky
+    safe = pair.tokenizer("the o", add_special_tokens=False)["input_ids"]
+    pair.safe.generation_config.suppress_tokens = safe
+    decoder = Decoder(remade(pair), TokenSwap())
+    results = decoder.generate(PROMPTS, max_new_tokens=30, num_return_sequences=4)
+    drawn = {token for result in results for token in result.token_ids}
+    level = decoder.level
+    assert not drawn & {*risky} and drawn
+    assert level.settings()["suppressed_token_ids"] == {
+        "safe": sorted(safe),
+        "risky": sorted(risky),
+    }
+
+
+def test_inside_vllm_they_are_banned_and_prompts_may_hold_them(tmp_path):
+    for name in ("safe", "risky"):
+        tiny_llama(1).save_pretrained(tmp_path / name)
+        train_tokenizer().save_pretrained(tmp_path / name)
+    (tmp_path / "risky" / "generation_config.json").write_text('{"suppress_tokens": [7, 400]}')
+    pair = DescribedPair.of(tmp_path / "safe", tmp_path / "risky", allow_quantized_safe=False)
+    facts = PairFacts.of(pair)
+    assert (facts.banned_token_ids, facts.missing_token_ids) == ([7], [])
+
+
+def test_what_is_not_followed_is_named_once(caplog):
+    followed = {"temperature": 0.7, "do_sample": True, "suppress_tokens": [7], "max_length": 9}
+    neutral = {"no_repeat_ngram_size": 0, "num_beams": 1, "output_scores": True}
+    with caplog.at_level(logging.WARNING):
+        suppressing("risky", **followed, **neutral)
+    assert not caplog.messages
+    with caplog.at_level(logging.WARNING):
+        suppressing("safe", top_p=0.9, no_repeat_ngram_size=3, sequence_bias=[[[5], -2.0]])
+    assert caplog.messages == [
+        "the safe model's generation_config is not followed in no_repeat_ngram_size=3, "
+        "sequence_bias=[[[5], -2.0]], top_p=0.9: the options of a call decide"
+    ]
