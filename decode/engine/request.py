@@ -224,6 +224,8 @@ class RequestState:
             elif len(self.steps) == self.request.max_new_tokens:
                 self.finish_reason = "length"
             self.texts[-1] = text + (self.text.finish() if self.is_finished else "")
+            if self.finish_reason == "length" and self.text.is_stopped:
+                self.finish_reason = "stop_string"  # in U+FFFD, which the end made certain
         except RequestError as error:
             self.fail(str(error))
 

@@ -1,15 +1,23 @@
 """Text and tokens: what tokens add to a text, piece by piece, and the tokens that add a text."""
 
 import codecs
+import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import lru_cache
 
 from transformers import PreTrainedTokenizerFast
 
 from ..settings import RequestError
+from .utf8 import cut_partial
 
 REPLACEMENT = "\ufffd"
 """Ends the text of tokens that end inside a character."""
+
+BYTE_NAME = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""Names of the tokens of a fallback."""
+
+MOST_BEGUN = 3
+"""Tokens at most that hold the bytes of a character which is not whole: it has four bytes."""
 
 PROMPT_END = 16
 """Tokens of a prompt that are decoded with what follows: more than the 4 bytes of a character."""
@@ -17,6 +25,10 @@ PROMPT_END = 16
 CLEANED_REACH = 19
 """Characters at the end of a cleaned-up text that what follows may change. Each of transformers'
 ten replacements (" ." becomes ".", " 've" becomes "'ve") looks at up to its length less one."""
+
+CLEANED_TOKENS = 32
+"""Tokens of a cleaned-up text that are decoded with the next one, up to twice as many: words of a
+few letters, whose text is longer than what a replacement reaches."""
 
 ANCHORS = ("\n", "a", ".")
 """Texts before a continuation that show how it is tokenized inside a text: most tokenizers merge
@@ -31,6 +43,7 @@ class TokenDecoder:
         added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         """Tokens that are no text."""
+        self._has_fallback = "ByteFallback" in str(self._backend.decoder)
         # As transformers decides; of BPE it spoils texts.
         is_bpe = type(self._backend.model).__name__ == "BPE" and not getattr(
             tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", 0
@@ -46,10 +59,11 @@ class TokenDecoder:
             raise RequestError(f"the tokenizer cannot decode the tokens drawn: {reason}") from error
         return str(self._tokenizer.clean_up_tokenization(text)) if self.cleans_up else text
 
-    def is_byte(self, token_id: int) -> bool:
-        """True for a byte of a fallback, whose text depends on the bytes next to it."""
-        name = self._backend.id_to_token(token_id) or ""
-        return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
+    def byte_of(self, token_id: int) -> int | None:
+        """The byte of a fallback's token, whose text depends on the bytes next to it."""
+        name = self._backend.id_to_token(token_id) if self._has_fallback else None
+        is_byte = name is not None and BYTE_NAME.fullmatch(name)
+        return int(name[3:5], 16) if name and is_byte else None
 
     def added(self, before: Sequence[int], token_ids: Sequence[int]) -> str:
         """The text that tokens add to the text of those before them."""
@@ -125,12 +139,16 @@ class TextStream:
 class TokenText:
     """Decodes tokens: the text that they add to a prompt's, `decode` of all less the prompt's.
 
-    What later tokens may change waits: the start of a character, bytes of a fallback (all of them
-    become replacement characters if one does not fit), the end of a cleaned-up text.
+    What later tokens may change waits: the start of a character, the end of a cleaned-up text. Each
+    character comes with its last token, and where `decode` replaces all bytes of a fallback next to
+    one that does not fit, that one alone is replaced. A token costs the same anywhere in a text.
     """
 
     def __init__(self, decoder: TokenDecoder, prompt: Sequence[int] = ()) -> None:
         self._decoder, self._prompt = decoder, prompt
+        self._characters = FallbackCharacters(decoder)
+        self._num_begun = 0
+        """Bytes of a character in which the prompt ends."""
         # A few last tokens say what the next ones add, as a decoder looks at most at the first
         # token and at neighbors. `_shown` is the text of those whose text is out.
         self._window: list[int] = []
@@ -141,58 +159,126 @@ class TokenText:
 
     def push(self, symbol: int) -> str:
         """The characters that this token completes, "" if none."""
-        decoder = self._decoder
-        if symbol in decoder.special_token_ids:
+        if symbol in self._decoder.special_token_ids:
             return ""
-        text = self._with(symbol)
-        if text.endswith(REPLACEMENT):
-            self.tentative = ""
-            return ""
-        assert self._shown is not None
-        new = added_text(self._shown, text)
-        num_open = len(new) if decoder.is_byte(symbol) else 0
-        if decoder.cleans_up:
-            num_open = max(num_open, min(len(new), CLEANED_REACH))
-        certain, self.tentative = new[: len(new) - num_open], new[len(new) - num_open :]
-        if certain:
-            self._show(text[: len(text) - num_open])
-        return certain
-
-    def finish(self) -> str:
-        """The text of tokens still waiting; an incomplete character becomes U+FFFD."""
-        self.tentative = ""
-        if self._shown is None:
-            return ""
-        text = self._decoder(self._window)
-        rest = added_text(self._shown, text)
-        self._shown = text
-        return rest
-
-    def _with(self, symbol: int) -> str:
-        """The text of the window with one more token."""
         if self._shown is None:
             self._window = self._end_of_prompt()
             self._shown, self._num_shown = self._decoder(self._window), len(self._window)
-        self._window.append(symbol)
-        return self._decoder(self._window)
+        num_wrong, tokens = self._characters.push(symbol)
+        text = self._replaced(num_wrong)
+        if not tokens:
+            return text
+        self._num_begun = 0
+        return text + self._added(tokens)
 
-    def _show(self, text: str) -> None:
-        """All tokens of the window have their text out, of a cleaned-up one but the end."""
-        begun = "" if self._decoder.cleans_up else self._decoder(self._window[self._num_shown :])
+    def finish(self) -> str:
+        """The text of tokens still waiting; an incomplete character becomes U+FFFD."""
+        if self._shown is None:
+            return ""
+        return self._rest() + self._replaced(self._characters.give_up())
+
+    def _added(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens make certain."""
+        assert self._shown is not None
+        self._window += tokens
+        text, size, num_open = self._decoder(self._window), len(self._window), 0
+        if text.endswith(REPLACEMENT):
+            size -= MOST_BEGUN
+            if size <= self._num_shown:
+                self.tentative = ""
+                return ""
+            text = self._decoder(self._window[:size])
+        new = added_text(self._shown, text)
+        if self._decoder.cleans_up:
+            num_open = min(len(new), CLEANED_REACH)
+        certain, self.tentative = new[: len(new) - num_open], new[len(new) - num_open :]
+        if certain:
+            self._show(text[: len(text) - num_open], size)
+        return certain
+
+    def _rest(self) -> str:
+        """The text of the window that is not out."""
+        assert self._shown is not None
+        text, self.tentative = self._decoder(self._window), ""
+        rest = added_text(self._shown, text)
+        self._shown, self._num_shown = text, len(self._window)
+        return rest
+
+    def _replaced(self, num_wrong: int) -> str:
+        """All that waits, and U+FFFD for bytes after it that are no character's; "" for none."""
+        of_text = num_wrong - self._num_begun
+        if num_wrong:
+            self._num_begun = 0
+        return self._rest() + REPLACEMENT * of_text if of_text > 0 else ""
+
+    def _show(self, text: str, size: int) -> None:
+        """So many tokens of the window have their text out, of a cleaned-up one but the end."""
+        fresh = self._window[self._num_shown : size]
+        begun = "" if self._decoder.cleans_up else self._decoder(fresh)
         if begun:  # else the decoder would drop a space where the next ones begin
             del self._window[: self._num_shown]
-        self._shown, self._num_shown = begun or text, len(self._window)
+            size = len(fresh)
+        self._shown, self._num_shown = begun or text, size
+        if self._decoder.cleans_up and size > 2 * CLEANED_TOKENS:
+            self._forget(len(text))
+
+    def _forget(self, size: int) -> None:
+        """Keep the end of a cleaned-up window, if its text is long enough to be the same then.
+
+        size: characters of the whole text that are out."""
+        assert self._shown is not None
+        window = self._window[-CLEANED_TOKENS:]
+        text, whole = self._decoder(window), self._decoder(self._window)
+        num_open = len(whole) - size
+        if len(text) > 2 * CLEANED_REACH + num_open:
+            self._window, self._num_shown = window, len(window)
+            self._shown = text[: len(text) - num_open]
 
     def _end_of_prompt(self) -> list[int]:
         """The last tokens of the prompt, some of whose text no later token changes."""
         size = len(self._prompt) if self._decoder.cleans_up else PROMPT_END
         while True:
+            self._characters = FallbackCharacters(self._decoder)
             end = self._prompt[max(0, len(self._prompt) - size) :]
-            window = [i for i in end if i not in self._decoder.special_token_ids]
-            is_settled = not all(map(self._decoder.is_byte, window)) and self._decoder(window)
-            if is_settled or size >= len(self._prompt):
+            tokens = [i for i in end if i not in self._decoder.special_token_ids]
+            window = [token for i in tokens for token in self._characters.push(i)[1]]
+            self._num_begun = len(self._characters.begun)
+            if size >= len(self._prompt) or self._decoder(window):
                 return window
             size *= 2
+
+
+class FallbackCharacters:
+    """Groups the bytes of a fallback into characters: a decoder replaces all bytes of a row of them
+    where one does not fit."""
+
+    def __init__(self, decoder: TokenDecoder) -> None:
+        self._decoder = decoder
+        self.begun: list[int] = []
+        """Tokens of the first bytes of a character."""
+        self._form = b""
+
+    def push(self, token_id: int) -> tuple[int, list[int]]:
+        """(bytes before that are no character's, the tokens whose text is whole now)."""
+        byte = self._decoder.byte_of(token_id)
+        if byte is None:
+            return self.give_up(), [token_id]
+        tokens, form = [*self.begun, token_id], self._form + bytes([byte])
+        cut = cut_partial(form)
+        if cut is None and self.begun:
+            num_wrong = self.give_up()
+            more, tokens = self.push(token_id)
+            return num_wrong + more, tokens
+        if cut is None:
+            return 1, []
+        is_whole = bool(cut[0])
+        self.begun, self._form = ([], b"") if is_whole else (tokens, form)
+        return 0, tokens if is_whole else []
+
+    def give_up(self) -> int:
+        """Forget the character that was begun; the number of its bytes."""
+        num_wrong, self.begun, self._form = len(self.begun), [], b""
+        return num_wrong
 
 
 class ByteText:

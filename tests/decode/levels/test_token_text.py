@@ -1,5 +1,7 @@
 """The text of a continuation is decode(prompt + new) less decode(prompt), in every tokenizer."""
 
+import codecs
+import itertools
 import random
 from functools import lru_cache
 
@@ -21,10 +23,47 @@ def text_of(tokenizer, token_ids) -> str:
 
 
 def added(tokenizer, before, new) -> str:
-    """By the definition, with transformers alone."""
+    """By the definition, with transformers alone, unless bytes of a fallback are no character's."""
     old, whole = text_of(tokenizer, before), text_of(tokenizer, [*before, *new])
+    if "\ufffd" in old + whole and is_fallback(tokenizer):
+        return replaced_alone(tokenizer, before, new)
     shared = max(n for n in range(len(old) + 1) if whole.startswith(old[:n]))
     return whole[shared:]
+
+
+def is_fallback(tokenizer) -> bool:
+    return "<0x0A>" in tokenizer.get_vocab()
+
+
+def replaced_alone(tokenizer, before, new) -> str:
+    """The same with U+FFFD for each of these bytes, and for no others."""
+    special, kept, text, shown = tokenizer.added_tokens_decoder, [], "", 0
+    tokens = [(place, t) for place, t in enumerate([*before, *new]) if t not in special]
+    for is_bytes, run in itertools.groupby(tokens, lambda entry: entry[1] < 256):
+        for part, is_wrong in characters([*run]) if is_bytes else (([each], False) for each in run):
+            is_new = part[-1][0] >= len(before)
+            kept += [] if is_wrong else [token for _, token in part]
+            now = text_of(tokenizer, kept)
+            text += (now[shown:] + "\ufffd" * is_wrong) if is_new else ""
+            shown = len(now)
+    return text
+
+
+def characters(run):
+    """Parts of a run of (place, byte) that are a character or a byte of none, and which."""
+    wrong = set()
+
+    def note(error):
+        wrong.update(range(error.start, error.end))
+        return "", error.end
+
+    codecs.register_error("noted", note)
+    letters = iter(bytes(byte for _, byte in run).decode(errors="noted"))
+    at = 0
+    while at < len(run):
+        size = 1 if at in wrong else len(next(letters).encode())
+        yield run[at : at + size], at in wrong
+        at += size
 
 
 @st.composite
@@ -33,7 +72,9 @@ def two_texts(draw, size: int) -> tuple[list[int], list[int]]:
     few = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=6))
     special = range(size - 3, size)
     ids = st.sampled_from([*few, *NEWLINE, *SNOWMAN, *special])
-    return draw(st.lists(ids, max_size=40)), draw(st.lists(ids, max_size=25))
+    sizes = draw(st.sampled_from([(40, 25), (5, 150)]))
+    prompt, new = (draw(st.lists(ids, max_size=size)) for size in sizes)
+    return prompt, new
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -64,10 +105,10 @@ def test_a_stop_text_is_met_by_the_first_token_after_which_the_text_holds_it(nam
             end = n
             break
     emitted += stream.finish()
-    # A text that ends inside a character is no text yet.
-    holds = [
-        n for n, prefix in enumerate(texts) if stop in prefix and not prefix.endswith("\ufffd")
-    ]
+    # A text that ends inside a character is no text yet, and nor is the token in which it begins.
+    waits = [text.endswith("\ufffd") and not is_fallback(tokenizer) for text in texts]
+    held = ["" if w else text.rstrip("\ufffd") for w, text in zip(waits, texts, strict=True)]
+    holds = [n for n, prefix in enumerate(held) if stop in prefix]
     if "\ufffd" not in stop:
         assert end == (holds[0] if holds else None)
     if end is not None:
@@ -100,6 +141,19 @@ def test_calls_of_random_models_give_the_text_and_no_row_ends_them(name):
         assert "".join(text for text, _ in result.pieces) == result.text
         stream = decoder.stream(prompt, **settings)
         assert "".join(piece.text for piece in stream) == result.text
+
+
+@pytest.mark.parametrize("name", ["llama2", "byte_level"])
+def test_a_stop_of_replaced_bytes_is_met_at_the_end_of_a_text_too(name):
+    decoder = Decoder(pair_of(name), RiskyOnly(), batch_size=5)
+    prompts, settings = prompts_of(style(name)), {"max_new_tokens": 3, "temperature": 2.0}
+    plain = decoder.generate(prompts, **settings)
+    stopped = decoder.generate(prompts, **settings, stop="\ufffd")
+    for result, cut in zip(plain, stopped, strict=True):
+        text, mark, _ = result.text.partition("\ufffd")
+        assert cut.text == text
+        assert cut.finish_reason == ("stop_string" if mark else result.finish_reason)
+    assert any(one.text.endswith("\ufffd") and one.text.count("\ufffd") == 1 for one in plain)
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -145,11 +199,14 @@ def test_a_space_before_the_first_word_is_found_streamed_and_kept():
     assert alone.push(upon[0]) == "upon"  # behind the begin token alone
 
 
-def test_a_line_end_of_a_fallback_is_a_stop_at_once_and_may_yet_become_something_else():
+def test_characters_of_a_fallback_come_with_their_last_bytes_and_others_lose_none():
     tokenizer = style("llama2")
     text = TokenText(TokenDecoder(tokenizer), tokenizer("once")["input_ids"])
     stream = TextStream(text, ("\n",))
     assert stream.push(10) == "" and stream.is_stopped and stream.text == ""
     stream = TextStream(TokenText(TokenDecoder(tokenizer)))
     a = tokenizer.convert_tokens_to_ids("a")
-    assert [stream.push(token) for token in (a, 10, 0xE2, a)] == ["a", "", "", "\ufffd\ufffda"]
+    pushed = [stream.push(token) for token in (a, 10, *SNOWMAN, 0xE2, a, *SNOWMAN[:2], 0xFF)]
+    assert pushed == ["a", "\n", "", "", "\u2603", "", "\ufffda", "", "", "\ufffd\ufffd\ufffd"]
+    assert [stream.push(token) for token in (*SNOWMAN, 0xE2)] == ["", "", "\u2603", ""]
+    assert stream.finish() == "\ufffd"
