@@ -3,10 +3,12 @@
 from anchored.tools import interrupts  # noqa: F401  # first: it handles Ctrl-C in what follows
 
 # isort: split
+import codecs
 import difflib
 import importlib
 import inspect
 import io
+import json
 import logging
 import os
 import re
@@ -179,6 +181,9 @@ def main(arguments: list[str] | None = None) -> None:
     """
     if sys.stdout is None:  # closed by the caller: whoever prints need not care
         sys.stdout = io.StringIO()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error(_escaped.__name__, _escaped)
+        sys.stdout.reconfigure(errors=_escaped.__name__)
     words = sys.argv[1:] if arguments is None else arguments
     name = "anchored"
     try:
@@ -189,6 +194,12 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{name}: interrupted", file=sys.stderr)
         status = INTERRUPTED_STATUS
     sys.exit(status)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """What an encoding lacks, ASCII above all, as JSON escapes it: no text is lost for that."""
+    assert isinstance(error, UnicodeEncodeError), "stdout is written"
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _asked_for(words: list[str]) -> tuple[str, Callable[[], int]]:

@@ -104,4 +104,5 @@ def _check(messages: Conversation) -> None:
             raise RequestError(
                 f'a message must have a "role" and a "content", texts, got {message}'
             )
-        checked_text("a message", message["content"])
+        for name, text in message.items():
+            checked_text(f"a message's {name}", text)

@@ -1,6 +1,5 @@
 """PEFT adapters: whether one can be merged into its base model, and that it was merged right."""
 
-import textwrap
 import warnings
 from collections import Counter
 from importlib.util import find_spec
@@ -8,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ...errors import in_one_line
 from ..streams.capabilities import allowed_nats
 
 NUM_COMPARED = 32
@@ -50,21 +49,13 @@ def merged(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:
     tensor or holds one too many, that does not fit or whose method cannot be merged, and for a
     merged model that is another one than the adapted model by more than rounding explains.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=CHECKED_HERE)
-            warnings.filterwarnings("ignore", message=PEFT_ASKS, category=FutureWarning)
-            return _merged(model, adapter)
-    except (
-        *(
-            AttributeError,
-            KeyError,
-        ),  # of methods without weights to merge, of layers not in the file
-        *(OSError, RuntimeError, SafetensorError, TypeError, ValueError),
-    ) as error:
-        is_missing = isinstance(error, KeyError)
-        reason = f"it lacks {error.args[0]}" if is_missing else textwrap.shorten(str(error), 200)
-        raise ValueError(f"the adapter in {adapter} cannot be merged: {reason}") from error
+    with (
+        in_one_line(f"the adapter in {adapter} cannot be merged"),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message=CHECKED_HERE)
+        warnings.filterwarnings("ignore", message=PEFT_ASKS, category=FutureWarning)
+        return _merged(model, adapter)
 
 
 def _merged(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:

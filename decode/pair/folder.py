@@ -50,7 +50,9 @@ def model_location(name: str | Path) -> Path | str:
     if any((path / config).is_file() for config in ("config.json", ADAPTER_CONFIG)):
         return path
     if path.exists():
-        raise FileNotFoundError(f"no model folder with a config.json at {name}")
+        has_gguf = path.suffix == ".gguf" or any(path.glob("*.gguf"))
+        reason = ": GGUF is not read here, convert it to safetensors" if has_gguf else ""
+        raise FileNotFoundError(f"no model folder with a config.json at {name}{reason}")
     check_is_id(name)
     try:
         validate_repo_id(str(name))

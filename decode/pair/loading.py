@@ -2,16 +2,15 @@
 
 import logging
 import math
-import textwrap
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,6 +22,7 @@ from transformers import (
 from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ...errors import in_one_line
 from ..settings import HINTS
 from ..streams.configs import suppressed_tokens
 from .adapter import check_adapter, merged
@@ -75,10 +75,8 @@ def load_config(folder: Path) -> PretrainedConfig:
     value that no model has, which transformers ignores or stumbles over later."""
     names = (GENERATION_CONFIG, "model.safetensors.index.json")
     contents = {name: read_json(folder / name) for name in names if (folder / name).is_file()}
-    try:
+    with in_one_line(f"the config in {folder} cannot be read"):
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (AttributeError, OSError, ValueError, StrictDataclassError) as error:
-        raise ValueError(f"the config in {folder} cannot be read: {_line(error)}") from error
     quantization_method(config)
     text = config.get_text_config()
     if config.dtype is not None and config.dtype not in FLOATS.values():
@@ -134,10 +132,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             read_json(folder / name)
-    try:
+    with in_one_line(f"the tokenizer in {folder} cannot be read"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except KeyError as error:
-        raise ValueError(f"the tokenizer in {folder} lacks {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"the tokenizer in {folder} has no tokenizer.json")
     return tokenizer
@@ -192,7 +188,7 @@ def quantization_config(source: Mapping[str, Any] | Path | str) -> QuantizationC
 
 def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedModel:
     loader: Any = AutoModelForCausalLM  # whose types know no output_loading_info
-    try:
+    with in_one_line(f"the model in {folder} cannot be loaded"), _without_table():
         model, report = loader.from_pretrained(
             folder,
             dtype=dtype,
@@ -202,13 +198,26 @@ def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedMod
             ignore_mismatched_sizes=True,  # they are refused below, by name
             **settings,
         )
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"the weights in {folder} cannot be read: {_line(error)}") from error
     whole: PreTrainedModel = model
     _check_tensors(folder, report, {name for name, _ in whole.named_buffers()})
     if not quantization_method(whole.config):
         _check_stored_floats(folder, whole)
     return whole
+
+
+@contextmanager
+def _without_table() -> Iterator[None]:
+    """Without transformers' table of tensors that do not fit: the first is refused by name."""
+    source = logging.getLogger("transformers.modeling_utils")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    source.addFilter(is_other)
+    try:
+        yield
+    finally:
+        source.removeFilter(is_other)
 
 
 def _check_tensors(folder: Path, report: Mapping[str, Any], buffers: set[str]) -> None:
@@ -270,11 +279,6 @@ def _check_stored_floats(folder: Path, model: PreTrainedModel) -> None:
             raise ValueError(
                 f"the weights in {folder} hold {name} as {stored}, but the model is not quantized"
             )
-
-
-def _line(error: Exception) -> str:
-    """An error of transformers in one line: some take a paragraph."""
-    return textwrap.shorten(str(error), 200)
 
 
 def check_spellings(safe: object, risky: object, unknown: Mapping[str, object]) -> None:

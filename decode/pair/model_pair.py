@@ -38,7 +38,7 @@ from .loading import (
 )
 from .model_state import ModelState, check_apart, check_hooks
 from .pair_file import PairFile
-from .shared_tokens import SharedTokens, shared_tokens, token_counts
+from .shared_tokens import SharedTokens, check_steady, shared_tokens, token_counts
 
 logger = logging.getLogger(__name__)
 
@@ -100,12 +100,17 @@ class ModelPair:
         if not self.allow_quantized_safe:
             _refuse_quantized(self.safe.config)
         self.chat_tokenizers.update(self.tokenizers)
+        for name, tokenizer in self.tokenizers.items():
+            check_steady(name, tokenizer)
         self._compare_tokenizers()
         for name, model in self.models.items():
             log_missing_ends(name, model, self.tokenizers[name])
             config, place = model.generation_config, f"the {name} model's generation_config"
             self.suppressed[name] = sorted(suppressed_tokens(config, place))
             log_unfollowed(config, place)
+        last = self.tokenizer("a")["input_ids"][-1:]
+        if self.shares_tokens and not {*self.stop_token_ids}.isdisjoint(last):
+            logger.warning("the tokenizer puts an end of text, token %d, after each prompt", *last)
         self._check_models()
 
     def _check_models(self) -> None:

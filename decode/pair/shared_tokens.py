@@ -65,6 +65,15 @@ def shared_tokens(
     )
 
 
+def check_steady(name: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raise ValueError, in one line, for a tokenizer by which equal texts are not equal tokens."""
+    if dropout := getattr(tokenizer.backend_tokenizer.model, "dropout", None):
+        raise ValueError(
+            f"the {name} model's tokenizer leaves out merges at random (dropout={dropout:g}), so "
+            "that equal prompts are other tokens each time: set its dropout to null"
+        )
+
+
 def token_counts(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
     """1 + the largest id of a token that plain text can become, and 1 + the largest of all.
 

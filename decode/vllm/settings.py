@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from ...errors import in_one_line
 from ..levels.level import TokenLevel
 from ..pair.folder import ModelFolder, fingerprint
 from ..pair.loading import load_config, load_tokenizer, quantization_method
@@ -96,7 +97,8 @@ def _described(folder: Path) -> SimpleNamespace:
     """A model as a `ModelPair` knows it before it runs it; the engine decides the dtype."""
     config = load_config(folder)
     if (folder / "generation_config.json").is_file():
-        generation_config = GenerationConfig.from_pretrained(folder)
+        with in_one_line(f"the generation_config in {folder} cannot be read"):
+            generation_config = GenerationConfig.from_pretrained(folder)
     else:
         generation_config = GenerationConfig.from_model_config(config)
     return SimpleNamespace(

@@ -138,7 +138,8 @@ def test_one_conversation_that_is_none_fails_alone(safe):
         "a message must have a": [{"role": "user", "content": "a"}, "b"],
         "messages must be a list of roles": [],
         "messages must be a list of roles and contents, got None": None,
-        "a message cannot be written as UTF-8": [{"role": "user", "content": "\ud800"}],
+        "a message's content cannot be written as UTF-8": [{"role": "user", "content": "\ud800"}],
+        "a message's role cannot be written as UTF-8": [{"role": "\ud800", "content": "a"}],
     }
     for message, chat in bad_chats.items():
         if "makes no token" in message and safe is not None:

@@ -1,5 +1,6 @@
 """The command line, run as a user would: results on stdout, one clear line for bad input."""
 
+import io
 import json
 import os
 import resource
@@ -47,6 +48,17 @@ def test_a_pipe_that_nobody_reads_is_no_error_in_words(capsys, monkeypatch, line
     with open(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         assert run(capsys, *line.split(), status=141)[1] == ""
+
+
+def test_a_stdout_without_some_characters_gets_them_escaped(capsys, monkeypatch, pair_folders):
+    line = ["generate", "--prompt", "salt", "--max-new-tokens", "60", "--temperature", "2"]
+    line += ["--safe", str(pair_folders[0]), "--risky", str(pair_folders[1])]
+    text, _ = run(capsys, *line)
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
+    run(capsys, *line)
+    escaped = "".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text)
+    assert raw.getvalue().decode() == escaped != text
 
 
 HELP = """

@@ -146,7 +146,8 @@ def test_calls_of_random_models_give_the_text_and_no_row_ends_them(name):
 @pytest.mark.parametrize("name", ["llama2", "byte_level"])
 def test_a_stop_of_replaced_bytes_is_met_at_the_end_of_a_text_too(name):
     decoder = Decoder(pair_of(name), RiskyOnly(), batch_size=5)
-    prompts, settings = prompts_of(style(name)), {"max_new_tokens": 3, "temperature": 2.0}
+    prompts = prompts_of(style(name)) * 8
+    settings = {"max_new_tokens": 3, "temperature": 2.0}
     plain = decoder.generate(prompts, **settings)
     stopped = decoder.generate(prompts, **settings, stop="\ufffd")
     for result, cut in zip(plain, stopped, strict=True):

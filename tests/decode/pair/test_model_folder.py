@@ -142,6 +142,13 @@ def test_what_is_neither_a_folder_nor_an_id_is_refused(name, tmp_path, monkeypat
         ModelFolder.find(name)
 
 
+@pytest.mark.parametrize("name", ["", "/model.gguf"])
+def test_a_gguf_file_is_refused_by_name(name, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(FileNotFoundError, match=r"config\.json at .*: GGUF is not read here"):
+        ModelFolder.find(f"{tmp_path}{name}")
+
+
 @pytest.fixture
 def adapter(pair_folders, tmp_path) -> Path:
     """A LoRA of rank 2 over all queries of the risky model."""

@@ -1,6 +1,7 @@
 """Folders whose weights or config are not whole are refused in one line, before anything runs."""
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -63,6 +64,7 @@ def cut(size: int) -> Damage:
 
 
 UNREADABLE = "the config in .*/model cannot be read: .*"
+UNLOADABLE = "the model in .*/model cannot be loaded: .*"
 DAMAGES = [
     (tensors({UP: None}), rf"the weights in .*/model lack {UP} \(1 in all\)"),
     (tensors({"lm_head.weight": None}), r"lack lm_head.weight \(1 in all\)"),
@@ -70,9 +72,14 @@ DAMAGES = [
     (tensors({MORE: torch.ones(3)}), rf"hold {MORE} \(1 in all\), which the config has no use"),
     (tensors({NORM: torch.ones(32).char()}), f"hold {NORM} as I8, but the model is not quantized"),
     (config(num_hidden_layers=1), r"hold model.layers.1.* \(9 in all\)"),
-    (cut(0), "the weights in .*/model cannot be read: .*header"),
-    (cut(5_000), "the weights in .*/model cannot be read: .*header"),
-    (lambda folder: (folder / WEIGHTS).unlink(), "in .*/model cannot be read: .*no file named"),
+    (cut(0), f"{UNLOADABLE}header"),
+    (cut(5_000), f"{UNLOADABLE}header"),
+    (lambda folder: (folder / WEIGHTS).unlink(), f"{UNLOADABLE}no file named"),
+    (config(rope_parameters={"rope_type": "su"}), f"{UNLOADABLE}KeyError: 'su'"),
+    (config(rope_parameters={"rope_type": "linear"}), f"{UNREADABLE}KeyError: .*'factor'"),
+    (config(hidden_act="nonsense"), f"{UNLOADABLE}KeyError: 'nonsense'"),
+    (config(_attn_implementation="flash_attention_2"), f"{UNLOADABLE}FlashAttention2 .*installed"),
+    (text("tokenizer.json", '{"model": {"type": "None"}}'), "the tokenizer in .* cannot be read: "),
     (text("config.json", '{"model_type": '), f"{UNREADABLE}not a valid JSON file"),
     (text("config.json", "{}"), f"{UNREADABLE}Should have a `model_type` key"),
     (text("config.json", '{"model_type": "nothing"}'), f"{UNREADABLE}model type `nothing`"),
@@ -102,11 +109,14 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES)
-def test_a_folder_that_is_not_whole_is_refused_in_one_line(folder, pair_folders, damage, reason):
+def test_a_folder_that_is_not_whole_is_refused_in_one_line(
+    folder, pair_folders, damage, reason, caplog, monkeypatch
+):
     damage(folder)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     with pytest.raises(ValueError, match=reason) as refusal:
         ModelPair.from_pretrained(folder, pair_folders[1])
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(refusal.value) + "".join(caplog.messages)
 
 
 @pytest.mark.parametrize("dtype", ["float8", "int8", torch.int32, "banana", 16, "fp16"])

@@ -1,8 +1,10 @@
 """Pairs that fit together load; those that do not are refused in one line."""
 
+import copy
+
 import pytest
 from tiny_models import TEXT, tiny_llama, train_tokenizer
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from anchored import ModelPair
@@ -50,6 +52,24 @@ def test_more_embeddings_than_tokens_are_never_predicted_and_fewer_are_refused(t
     assert ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=384), tokenizer).vocab_size == 320
     with pytest.raises(ValueError, match=r"the risky model predicts 256 tokens, .* has 320"):
         ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=256), tokenizer)
+
+
+@pytest.mark.parametrize("name", ["safe", "risky"])
+@pytest.mark.parametrize("size", [320, 300])  # tokens, and bytes
+def test_a_tokenizer_that_leaves_out_merges_at_random_is_refused_by_name(name, size):
+    both = {"safe": train_tokenizer(), "risky": train_tokenizer(size)}
+    both[name].backend_tokenizer.model.dropout = 0.5
+    with pytest.raises(ValueError, match=rf"^the {name} model's tokenizer leaves out .*0\.5"):
+        ModelPair(tiny_llama(1), tiny_llama(2), both["safe"], risky_tokenizer=both["risky"])
+
+
+def test_an_end_of_text_after_each_prompt_is_said(tokenizer, caplog):
+    ending = copy.deepcopy(tokenizer)
+    ending.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|end|>", special_tokens=[("<|end|>", 1)]
+    )
+    ModelPair(tiny_llama(1), tiny_llama(2), ending)
+    assert caplog.messages == ["the tokenizer puts an end of text, token 1, after each prompt"]
 
 
 @pytest.mark.parametrize("prompt", ["", []])
