@@ -12,13 +12,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..ambient import in_plain_torch
 from ..settings import LevelName, RequestError
 from ..streams.capabilities import row_support
-from ..streams.configs import (
-    context_length,
-    declared_ends,
-    log_missing_ends,
-    log_unfollowed,
-    suppressed_tokens,
-)
+from ..streams.configs import context_length, declared_ends, read_generation_config
 from ..streams.kv_cache import RowAttention
 from ..streams.row_stream import ModelRunner
 from ..tokenizer.text import continuation_token_ids, encoded
@@ -104,10 +98,7 @@ class ModelPair:
             check_steady(name, tokenizer)
         self._compare_tokenizers()
         for name, model in self.models.items():
-            log_missing_ends(name, model, self.tokenizers[name])
-            config, place = model.generation_config, f"the {name} model's generation_config"
-            self.suppressed[name] = sorted(suppressed_tokens(config, place))
-            log_unfollowed(config, place)
+            self.suppressed[name] = read_generation_config(name, model, self.tokenizers[name])
         last = self.tokenizer("a")["input_ids"][-1:]
         if self.shares_tokens and not {*self.stop_token_ids}.isdisjoint(last):
             logger.warning("the tokenizer puts an end of text, token %d, after each prompt", *last)
@@ -332,8 +323,7 @@ class ModelPair:
         """Every id that no text draws at token level, ascending: what one tokenizer lacks, and what
         either model's generation_config suppresses."""
         suppressed = {token for tokens in self.suppressed.values() for token in tokens}
-        of_both = {token for token in suppressed if token < self.vocab_size}
-        return sorted({*self.shared.banned_token_ids, *of_both})
+        return sorted({*filter(self.has_token, suppressed), *self.shared.banned_token_ids})
 
     def stop_tokens_of(self, name: str) -> list[int]:
         """Every token of this model's tokenizer at which either model ends a text, ascending.

@@ -64,8 +64,23 @@ def declared_ends(
     return {token for token in declared if token < num_rows and known(token) is not None}
 
 
-def log_missing_ends(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Log, in one line, ends of texts that never come; ValueError for what is no token id."""
+def read_generation_config(
+    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> list[int]:
+    """The tokens that a model's generation_config suppresses, ascending.
+
+    Logs, in a line each, ends of texts that never come and what is not followed. Raises ValueError,
+    in one line, as `suppressed_tokens`.
+    """
+    _log_missing_ends(name, model, tokenizer)
+    config, place = model.generation_config, f"the {name} model's generation_config"
+    _log_unfollowed(config, place)
+    return sorted(suppressed_tokens(config, place))
+
+
+def _log_missing_ends(
+    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
     if model.generation_config is None:
         logger.warning("the %s model has no generation_config that says where texts end", name)
     declared = _declared(name, model, tokenizer)
@@ -114,8 +129,7 @@ def suppressed_tokens(source: object, place: str) -> set[int]:
     return {*named, *(token for token in listed if token not in ends)}  # as transformers has it
 
 
-def log_unfollowed(config: GenerationConfig | None, place: str) -> None:
-    """Log, in one line, what a model's generation_config says of its texts that is not followed."""
+def _log_unfollowed(config: GenerationConfig | None, place: str) -> None:
     values = {} if config is None else config.to_diff_dict()
     said = {each: values[each] for each in NEUTRAL.keys() & values.keys()}
     differing = {k: v for k, v in said.items() if v is not None and v != NEUTRAL[k]}
