@@ -16,8 +16,9 @@ REPLACEMENT = "\ufffd"
 BYTE_NAME = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """Names of the tokens of a fallback."""
 
-MOST_BEGUN = 3
-"""Tokens at most that hold the bytes of a character which is not whole: it has four bytes."""
+KEPT_TOKENS = 8
+"""Tokens of a text that are decoded with the next one, up to twice as many: more than the four that
+may hold one character, which is one of them where it comes from a fallback."""
 
 PROMPT_END = 16
 """Tokens of a prompt that are decoded with what follows: more than the 4 bytes of a character."""
@@ -150,10 +151,10 @@ class TokenText:
         self._num_begun = 0
         """Bytes of a character in which the prompt ends."""
         # A few last tokens say what the next ones add, as a decoder looks at most at the first
-        # token and at neighbors. `_shown` is the text of those whose text is out.
-        self._window: list[int] = []
+        # token and at neighbors. `_shown` is the part of their text that is out.
+        self._window: list[list[int]] = []
+        """Tokens, and those of each character of a fallback together."""
         self._shown: str | None = None
-        self._num_shown = 0
         self.tentative = ""
         """The text after all certain text, if the text ends here."""
 
@@ -163,7 +164,7 @@ class TokenText:
             return ""
         if self._shown is None:
             self._window = self._end_of_prompt()
-            self._shown, self._num_shown = self._decoder(self._window), len(self._window)
+            self._shown = self._text(self._window)
         num_wrong, tokens = self._characters.push(symbol)
         text = self._replaced(num_wrong)
         if not tokens:
@@ -177,31 +178,43 @@ class TokenText:
             return ""
         return self._rest() + self._replaced(self._characters.give_up())
 
-    def _added(self, tokens: Sequence[int]) -> str:
+    def _text(self, window: Sequence[Sequence[int]]) -> str:
+        return self._decoder([token for tokens in window for token in tokens])
+
+    def _added(self, tokens: list[int]) -> str:
         """The text that these tokens make certain."""
         assert self._shown is not None
-        self._window += tokens
-        text, size, num_open = self._decoder(self._window), len(self._window), 0
-        if text.endswith(REPLACEMENT):
-            size -= MOST_BEGUN
-            if size <= self._num_shown:
-                self.tentative = ""
-                return ""
-            text = self._decoder(self._window[:size])
+        self._window.append(tokens)
+        text = self._text(self._window)
         new = added_text(self._shown, text)
-        if self._decoder.cleans_up:
-            num_open = min(len(new), CLEANED_REACH)
+        # Bytes that a character may begin with, at most three, are one U+FFFD.
+        is_begun = new.endswith(REPLACEMENT)
+        num_open = min(len(new), CLEANED_REACH) if self._decoder.cleans_up else int(is_begun)
         certain, self.tentative = new[: len(new) - num_open], new[len(new) - num_open :]
-        if certain:
-            self._show(text[: len(text) - num_open], size)
+        if is_begun:
+            self.tentative = self.tentative[:-1]
+        self._shown = text[: len(text) - num_open]
+        self._forget(num_open)
         return certain
+
+    def _forget(self, num_open: int) -> None:
+        """Keep the last tokens of the window, as long as some of their text is out.
+
+        num_open: characters of the window's text that are not.
+        """
+        size = CLEANED_TOKENS if self._decoder.cleans_up else KEPT_TOKENS
+        if len(self._window) <= 2 * size:
+            return
+        window = self._window[-size:]
+        text = self._text(window)
+        if len(text) > num_open + (CLEANED_REACH if self._decoder.cleans_up else 0):
+            self._window, self._shown = window, text[: len(text) - num_open]
 
     def _rest(self) -> str:
         """The text of the window that is not out."""
         assert self._shown is not None
-        text, self.tentative = self._decoder(self._window), ""
-        rest = added_text(self._shown, text)
-        self._shown, self._num_shown = text, len(self._window)
+        text, self.tentative = self._text(self._window), ""
+        rest, self._shown = added_text(self._shown, text), text
         return rest
 
     def _replaced(self, num_wrong: int) -> str:
@@ -211,40 +224,17 @@ class TokenText:
             self._num_begun = 0
         return self._rest() + REPLACEMENT * of_text if of_text > 0 else ""
 
-    def _show(self, text: str, size: int) -> None:
-        """So many tokens of the window have their text out, of a cleaned-up one but the end."""
-        fresh = self._window[self._num_shown : size]
-        begun = "" if self._decoder.cleans_up else self._decoder(fresh)
-        if begun:  # else the decoder would drop a space where the next ones begin
-            del self._window[: self._num_shown]
-            size = len(fresh)
-        self._shown, self._num_shown = begun or text, size
-        if self._decoder.cleans_up and size > 2 * CLEANED_TOKENS:
-            self._forget(len(text))
-
-    def _forget(self, size: int) -> None:
-        """Keep the end of a cleaned-up window, if its text is long enough to be the same then.
-
-        size: characters of the whole text that are out."""
-        assert self._shown is not None
-        window = self._window[-CLEANED_TOKENS:]
-        text, whole = self._decoder(window), self._decoder(self._window)
-        num_open = len(whole) - size
-        if len(text) > 2 * CLEANED_REACH + num_open:
-            self._window, self._num_shown = window, len(window)
-            self._shown = text[: len(text) - num_open]
-
-    def _end_of_prompt(self) -> list[int]:
+    def _end_of_prompt(self) -> list[list[int]]:
         """The last tokens of the prompt, some of whose text no later token changes."""
         size = len(self._prompt) if self._decoder.cleans_up else PROMPT_END
         while True:
             self._characters = FallbackCharacters(self._decoder)
             end = self._prompt[max(0, len(self._prompt) - size) :]
             tokens = [i for i in end if i not in self._decoder.special_token_ids]
-            window = [token for i in tokens for token in self._characters.push(i)[1]]
+            window = [self._characters.push(i)[1] for i in tokens]
             self._num_begun = len(self._characters.begun)
-            if size >= len(self._prompt) or self._decoder(window):
-                return window
+            if size >= len(self._prompt) or self._text(window):
+                return [tokens for tokens in window if tokens]
             size *= 2
 
 

@@ -70,11 +70,14 @@ def characters(run):
 def two_texts(draw, size: int) -> tuple[list[int], list[int]]:
     """A prompt and what follows; of few tokens, so that bytes and marks meet often."""
     few = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=6))
-    special = range(size - 3, size)
-    ids = st.sampled_from([*few, *NEWLINE, *SNOWMAN, *special])
-    sizes = draw(st.sampled_from([(40, 25), (5, 150)]))
-    prompt, new = (draw(st.lists(ids, max_size=size)) for size in sizes)
-    return prompt, new
+    single = [*few, *NEWLINE, *SNOWMAN, *range(size - 3, size)]
+    # Whole characters in a row, and parts of some.
+    parts = draw(st.sampled_from([[NEWLINE, SNOWMAN], [SNOWMAN, *([token] for token in single)]]))
+    sizes = draw(st.sampled_from([(40, 25), (5, 90)]))
+    texts = [draw(st.lists(st.sampled_from(parts), max_size=length)) for length in sizes]
+    prompt, new = ([token for part in text for token in part] for text in texts)
+    cut = draw(st.integers(0, 2))
+    return [*prompt, *new[:cut]], new[cut:]
 
 
 @pytest.mark.parametrize("name", STYLES)
