@@ -15,19 +15,16 @@ from transformers import PreTrainedTokenizerFast
 
 from ...decode.decoder import Decoder
 from ...decode.engine.prompts import ratio_source
-from ...decode.generate_options import WITHOUT_EFFECT
 from ...decode.levels.chat import template_errors
-from ...decode.settings import SAMPLING_NAMES
 from ...durable_files import text_sha256
 from ...identities import check_same
 from ..recorded_texts import grouped
-from .arguments import pair_arguments, process_group
+from .arguments import generation_settings, pair_arguments, process_group
 from .comparison import settings_identity
 from .tasks import lm_eval_needed
 
 with lm_eval_needed():
     from lm_eval.api.model import TemplateLM
-    from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import simple_parse_args_string
 
     from .fitting import Fitting
@@ -46,15 +43,6 @@ BLOCK_BATCHES = 16
 """Batches of requests between two entries in lm-eval's cache."""
 CACHED_FOR = "anchored"
 """Key in lm-eval's cache of all that decides the answers there but their requests."""
-OFF = {
-    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "n", "best_of"), 1),
-    **dict.fromkeys(("length_penalty", "encoder_repetition_penalty", "typical_p"), 1),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
-    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), 0),
-    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty"), 0),
-    **dict.fromkeys(("frequency_penalty", "presence_penalty", "early_stopping"), 0),
-}
-"""Settings of other decoders with the values that have no effect."""
 
 
 class AnchoredLM(TemplateLM):
@@ -318,7 +306,7 @@ class AnchoredLM(TemplateLM):
         with self._bar("generate", len(requests), disable_tqdm) as bar:
             alike = grouped(range(len(requests)), lambda i: repr(requests[i].args[1]))
             for group in alike.values():
-                max_new_tokens, settings = _generation_settings(
+                max_new_tokens, settings = generation_settings(
                     requests[group[0]].args[1], self.max_gen_toks
                 )
                 generations = self.decoder.generate_each(
@@ -384,30 +372,6 @@ class AnchoredLM(TemplateLM):
             seeds.append(int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1)
             counts[context] += 1
         return seeds
-
-
-def _generation_settings(
-    gen_kwargs: dict[str, Any], default_max_gen_toks: int
-) -> tuple[int, dict[str, Any]]:
-    """Number of tokens, and the decoder's other arguments, from a task's generation_kwargs."""
-    set_here = {name: value for name, value in gen_kwargs.items() if value is not None}
-    settings = dict(normalize_gen_kwargs(set_here, default_max_gen_toks))
-    max_new_tokens = int(settings.pop("max_gen_toks"))
-    stop = tuple(text for text in settings.pop("until") if text)
-    temperature = settings.pop("temperature", 1.0)
-    if not settings.pop("do_sample"):
-        temperature = 0.0
-    settings = {
-        name: value
-        for name, value in settings.items()
-        if name not in WITHOUT_EFFECT and (name not in OFF or OFF[name] != value)
-    }
-    if unknown := {n: v for n, v in settings.items() if n not in SAMPLING_NAMES}:
-        raise ValueError(
-            f"generation settings must be among {', '.join(SAMPLING_NAMES)}, got {unknown}"
-        )
-    fixed = {"temperature": temperature, "stop": stop}
-    return max_new_tokens, {"repetition_penalty": 1.0, **settings, **fixed}
 
 
 def _warn_of_cuts(whole: Sequence[list[int]], fitted: Sequence[list[int]]) -> None:

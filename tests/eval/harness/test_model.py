@@ -11,7 +11,8 @@ from tokenizers.processors import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, TokenSwap
-from anchored.eval.harness.model import OFF, AnchoredLM
+from anchored.eval.harness.arguments import OFF
+from anchored.eval.harness.model import AnchoredLM
 
 pytest.importorskip("lm_eval")
 
