@@ -28,11 +28,11 @@ LONGEST_WAIT = timedelta(days=7)
 """For the slowest process: lm-eval waits for it after each kind of request."""
 OFF = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "n", "best_of"), 1),
-    **dict.fromkeys(("length_penalty", "encoder_repetition_penalty", "typical_p"), 1),
+    **dict.fromkeys(("encoder_repetition_penalty", "typical_p"), 1),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
     **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), 0),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty"), 0),
-    **dict.fromkeys(("frequency_penalty", "presence_penalty", "early_stopping"), 0),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), 0),
 }
 """Settings of other decoders with the values that have no effect."""
 

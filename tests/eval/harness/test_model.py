@@ -194,7 +194,7 @@ SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}
         ({"do_sample": True}, {"temperature": 1.0, "stop": ()}),
         ({"do_sample": True, **SAMPLED}, {"stop": (), **SAMPLED}),
         (
-            OFF | {"use_cache": False, "pad_token_id": 0, "top_k": None},
+            OFF | {"use_cache": False, "pad_token_id": 0, "top_k": None, "early_stopping": True},
             {"temperature": 0, "stop": ()},
         ),
         ({"num_beams": 1, "temperature": None}, {"temperature": 0, "stop": ()}),
