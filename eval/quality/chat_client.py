@@ -235,15 +235,22 @@ class ChatClient:
             tokens["out"] += answer["tokens_out"]
 
 
-def verdict_form(values: str, *, before: str = RESULT, after: str = "") -> re.Pattern[str]:
-    """The form of a verdict: a line that ends with a value after its mark.
+def verdict_form(
+    values: str, *, before: str = RESULT, after: str = "", label: str = r"(?!)"
+) -> re.Pattern[str]:
+    """The form of a verdict: a line that ends with a value after its mark, the only one there.
 
-    values, before, after: regular expressions, the first with one group. A colon, brackets,
+    What is before the mark on its line ends as a sentence does, as words that go on may deny or
+    doubt the verdict, or the line begins with a label.
+    values, before, after, label: regular expressions, the first with one group. A colon, brackets,
     emphasis and a full stop around the value mean nothing.
     """
+    no_mark, sign = rf"(?!{before})", r"[^\w\n]|_"
+    words = rf"(?:{no_mark}.)*[.!?:\u3002\uff01\uff1f\uff1a]|(?:{sign})*{label}(?:{no_mark}.)*"
     opening, closing = r"[\s:*_`\"'(\[]*", r"[*_`\"')\].!]*"
     line_end = r"[*_ \t]*$"
-    pattern = rf"{before}{opening}{values}{closing}\s*{after}{line_end}"
+    line = rf"^(?:{words})?(?:{no_mark}(?:{sign}))*{before}"
+    pattern = rf"{line}{opening}{values}{closing}\s*{after}{line_end}"
     return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
 
 

@@ -16,7 +16,7 @@ from ..retrieval.evidence import Evidence, Retriever
 from ..segmentation import sentences
 from .chat_client import Asked, ChatClient, Message, Sampling, verdict_form, verdict_of
 
-FACTUALITY_METRIC: Final = "factuality_v2"
+FACTUALITY_METRIC: Final = "factuality_v3"
 """Version of the sentences, windows, messages and the reading of answers."""
 SAMPLING: Final = Sampling(temperature=0.0, max_tokens=1000)
 NUM_BEFORE, NUM_AFTER = 3, 1

@@ -81,7 +81,7 @@ def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, ju
     assert "3 asked, 0 kept, 3 sent, 0 failed; 30 + 9 tokens paid, 0.0001 USD" in err
     results = json.loads(output.read_text())
     assert results["endpoint"] == {"model": "m", "base_url": server.url, "seed": None}
-    assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v2")
+    assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v3")
     assert [row["fluency"] for row in results["rows"]] == [2, 3, 4, None]
     again, err = judged("fluency", texts, *prices)
     assert again == out and "done before" in err
