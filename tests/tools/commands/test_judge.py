@@ -187,6 +187,14 @@ def test_a_limit_takes_the_first_prompts_of_every_setting(file_of, judged):
     assert cells(out, "p_s")[:2] == ["3.000", "1"]
 
 
+def test_sampling_that_is_left_out_is_recorded_so(server, file_of, judged):
+    texts = file_of(k1={"p": "grade 1"})
+    judged("fluency", texts, "--judge-default-sampling")
+    assert not {"temperature", "top_p"} & server.requests[0].keys()
+    results = json.loads(Path(f"{texts}.evaluation/evaluation/fluency.json").read_text())
+    assert results["sampling"] == {"temperature": None, "top_p": None, "max_tokens": 1024}
+
+
 # A shell starts what runs in its background with SIGINT ignored, and programs inherit that.
 INTERRUPTIBLE = """
 import signal
