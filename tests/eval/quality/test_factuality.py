@@ -46,6 +46,8 @@ def test_windows_slide_with_the_first_sentence_in_long_texts_alone():
     ("answer", "expected"),
     [
         ("- Ada met Bo.\n* Bo is 3. \n2) Cy ran.", ["Ada met Bo.", "Bo is 3.", "Cy ran."]),
+        ("A) Ada met Bo.\n(b) Bo is 3.\n\u2013 Cy ran.", ["Ada met Bo.", "Bo is 3.", "Cy ran."]),
+        ("J. Doe met Bo.", None),
         ("Facts:\n\n- Ada met Bo.\n- Note: that is all", ["Ada met Bo."]),
         ("No verifiable claim.", []),
         ("- No verifiable claims.", []),
