@@ -105,9 +105,11 @@ WITHOUT_EFFECT = (
     "use_cache",
     "cache_implementation",
     "cache_config",
+    "early_stopping",
+    "length_penalty",
 )
-"""Fields that change no token: prompts bring their begin tokens, padding is not read, and
-caches are this library's."""
+"""Fields that change no token: prompts bring their begin tokens, padding is not read, caches are
+this library's, and there are no beams that could end early or be ranked by length."""
 
 
 def read_options(

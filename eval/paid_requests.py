@@ -6,10 +6,13 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..durable_files import write_durably
 from ..errors import AnchoredError
+
+if TYPE_CHECKING:
+    import openai
 
 REFUSED: Final = (401, 403, 404)
 """Statuses that every request would have: a key, an address or a model is wrong."""
@@ -17,6 +20,8 @@ REFUSED: Final = (401, 403, 404)
 REPEATED: Final = 16
 """Failures of one kind in a row after which nothing else is asked: a quota is used up, or the
 service does not know an option."""
+MOST_SHOWN: Final = 200
+"""Characters of a reply that a message shows."""
 
 Answer = dict[str, Any]
 
@@ -24,9 +29,33 @@ Answer = dict[str, Any]
 class RequestFailed(AnchoredError):
     """One request has no answer, after all attempts; others may have theirs."""
 
+    reply: str = ""
+    """All that the service said, of which the message shows the beginning."""
+
 
 class RequestRefused(AnchoredError):
     """No request will be answered."""
+
+
+def service_client(**options: Any) -> "openai.OpenAI":
+    """A client of the openai package for which the status in a reply is the reply's status.
+
+    Gateways pass a service's errors on as {"error": {"code": 429, ...}} with status 200.
+    """
+    import openai
+
+    hooks = {"response": [_take_status]}
+    return openai.OpenAI(**options, http_client=openai.DefaultHttpxClient(event_hooks=hooks))
+
+
+def _take_status(response: Any) -> None:
+    response.read()
+    try:
+        status = int(response.json()["error"]["code"])
+    except (ValueError, LookupError, TypeError):
+        return
+    if response.is_success and 400 <= status < 600:
+        response.status_code = status
 
 
 class PaidRequests:
@@ -123,25 +152,28 @@ class PaidRequests:
                     f"the service answers with status {error.status_code}: is the key, the address "
                     "and the model's name right?"
                 ) from None
-            text = error.response.text[:200]
-            raise self._failure(counts, f"status {error.status_code}: {text!r}") from None
+            reason = f"status {error.status_code}"
+            raise self._failure(counts, reason, error.response.text) from None
         except openai.APIConnectionError as error:
             name = type(error.__cause__ or error).__name__
             raise self._failure(counts, f"no connection: {error} ({name})") from None
         try:
             answer = read(json.loads(body))
         except (LookupError, TypeError, AttributeError, ValueError):
-            raise self._failure(counts, f"malformed reply: {body[:80]!r}") from None
+            raise self._failure(counts, "malformed reply", body) from None
         self._in_a_row.clear()
         return answer
 
-    def _failure(self, counts: Counter[str], words: str) -> AnchoredError:
+    def _failure(self, counts: Counter[str], words: str, reply: str = "") -> AnchoredError:
         """The error to raise; after many of one kind in a row, that no request will do better."""
         self._count(counts, "failed")
         kind = words.partition(":")[0]
+        words += f": {reply[:MOST_SHOWN]!r}" if reply else ""
         self._count(self._in_a_row, kind)
         if self._in_a_row[kind] < self.repeated or self._stopped.is_set():
-            return RequestFailed(words)
+            failed = RequestFailed(words)
+            failed.reply = reply
+            return failed
         self.stop()
         return RequestRefused(f"{self.repeated} requests in a row failed alike: {words}")
 

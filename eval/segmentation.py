@@ -1,8 +1,9 @@
 """Words and sentences of a text in any script, each defined once for all of `eval`.
 
-Texts are put into NFC first, so that composed and decomposed accents read the same. In scripts that
-are written without spaces every letter is a word, with the marks on it: the default rules of
-Unicode Standard Annex 29, which need no dictionary, so that no release of one changes a figure.
+Texts are put into NFC first, so that composed and decomposed accents read the same, without soft
+hyphens, joiners and what else is not shown. In scripts that are written without spaces every letter
+is a word, with the marks on it: the default rules of Unicode Standard Annex 29, which need no
+dictionary, so that no release of one changes a figure.
 """
 
 import itertools
@@ -25,6 +26,12 @@ _SPACED: Final = rf"(?:(?!{_LETTER})[\p{{L}}\p{{M}}\p{{N}}_])+"
 _UNSPACED: Final = regex.compile(_LETTER, regex.V1)
 _BARE: Final = regex.compile(rf"{_LETTER}\p{{M}}*|{_SPACED}", regex.V1)
 _RUN: Final = regex.compile(rf"(?:{_LETTER}\p{{M}}*)+|{_SPACED}", regex.V1)
+_PUNCTUATION: Final = r"[^\p{L}\p{M}\p{N}_\s]+"
+# What is between spaces; punctuation between them belongs to the letters next to it.
+_BETWEEN_SPACES: Final = regex.compile(
+    rf"(?:{_PUNCTUATION}\s+)*\S*{_LETTER}\S*(?:\s+{_PUNCTUATION}(?!\S))*|\S+", regex.V1
+)
+_INVISIBLE: Final = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 
 _ABBREVIATION: Final = regex.compile(
     r"(?:\b(?:\p{Lu}|Mr|Mrs|Ms|Dr|Prof|Sr|Jr|St|Gen|Col|Capt|Lt|Sgt|Rev|Hon|Gov|Sen|Rep|No|Vol|vs"
@@ -50,15 +57,16 @@ class Word(NamedTuple):
 
 
 def normal_form(text: str) -> str:
-    """The text in NFC, the form in which texts are compared."""
-    return unicodedata.normalize("NFC", text)
+    """The text in NFC without invisible characters, the form in which texts are compared."""
+    return text if text.isascii() else _INVISIBLE.sub("", unicodedata.normalize("NFC", text))
 
 
 def words(text: str, *, max_words: int | None = None) -> list[Word]:
     """Lower-cased words between white space, the first `max_words` of them (None: all).
 
     Punctuation stays attached, as `text.lower().split()` leaves it; but where a run has letters of
-    scripts without spaces, it is cut into its `bare_words`. `start` and `end` count characters of
+    scripts without spaces, it is cut into its `bare_words`, and punctuation alone next to it is no
+    word. `start` and `end` count characters of
     `text` as it is, not of its normal form.
     """
     normal = normal_form(text)
@@ -92,7 +100,7 @@ def search_terms(text: str) -> list[str]:
 def sentences(text: str) -> list[str]:
     """The sentences of a text in order; a line break ends one, an abbreviation or initial none."""
     parts: list[str] = []
-    for line in normal_form(text).splitlines():
+    for line in unicodedata.normalize("NFC", text).splitlines():
         start = 0
         for end in _END.finditer(line):
             if not _ABBREVIATION.search(line[start : end.start()]):
@@ -103,9 +111,11 @@ def sentences(text: str) -> list[str]:
 
 
 def _matches(normal: str) -> Iterator[Any]:
-    has_unspaced = not normal.isascii() and _UNSPACED.search(normal)
-    for run in re.finditer(r"\S+", normal):
-        if has_unspaced and _UNSPACED.search(normal, run.start(), run.end()):
+    if normal.isascii() or not _UNSPACED.search(normal):
+        yield from re.finditer(r"\S+", normal)
+        return
+    for run in _BETWEEN_SPACES.finditer(normal):
+        if _UNSPACED.search(normal, run.start(), run.end()):
             yield from _BARE.finditer(normal, run.start(), run.end())
         else:
             yield run

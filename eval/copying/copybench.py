@@ -15,9 +15,9 @@ from ...fields import check_least
 from ..recorded_texts import RecordedText, figure_over_seeds, rows_by_setting
 from ..segmentation import bare_words, words
 
-CHARACTER_METRIC: Final = "character_overlap_v2"
+CHARACTER_METRIC: Final = "character_overlap_v3"
 """Version of the metric: raised with every change by which some text gets another figure."""
-ANSWERS_METRIC: Final = "answers_v2"
+ANSWERS_METRIC: Final = "answers_v3"
 """Version of the part of a text that is read, and of the comparison of words."""
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 

@@ -22,7 +22,7 @@ from ..segmentation import Word, bare_words, normal_form, words
 from ..statistics import Array
 from .spans import Span, disjoint_common_spans, longest_common_span, word_symbols
 
-METRIC_SET: Final = "paper_spec_v2"
+METRIC_SET: Final = "paper_spec_v3"
 """Version of the metrics, written into results: figures of two versions are not compared.
 
 Raised (v1, v2, ...) with every change by which some text gets another figure or NCR has another
@@ -97,7 +97,8 @@ def copying_score(hypothesis: str, reference: str) -> dict[str, Any]:
     """The copying of one reference in a generation, as an entry of a results file.
 
     hypothesis: the generation without its prompt; reference: the protected continuation. An empty
-    text scores 0 everywhere. Composed and decomposed accents are the same characters.
+    text scores 0 everywhere. Composed and decomposed accents are the same characters, and invisible
+    characters are none.
     Returns: "rouge1_f1" and "rougeL_f1"; "word_lcs" and "char_lcs", the longest common spans;
     "word_acs", words in "word_acs_spans" together; "word_prefix", the words with which both texts
     begin, recitation without a slip (Liang et al. 2022); "minhash", the estimate of "jaccard", the
@@ -215,7 +216,8 @@ def minhash_jaccard(first: frozenset[str], second: frozenset[str]) -> float:
     """MinHash estimate of `jaccard`: the share of permutations whose minima agree.
 
     Returns 0 if either set is empty, where the estimator itself would call two empty sets the same.
-    Source: Broder 1997; SHA-1 of UTF-8 cut to 32 bits, permutations a*h + b mod 2**61 - 1.
+    Source: Broder 1997; SHA-1 of UTF-8 cut to 32 bits, permutations ((a*h + b) mod 2**64) mod
+    (2**61 - 1), of which the lower 32 bits count.
     """
     if not first or not second:
         return 0.0

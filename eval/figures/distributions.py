@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 
-from .style import BLUE, COLORS, GREY, legend_entries, new_figure, panel_grid, set_log_scale
+from .style import BLUE, COLORS, GREY, draw_legend, new_figure, panel_grid, set_log_scale
 
 DASHES: Final = ("-", "--", "-.", ":")
 NUM_POINTS: Final = 200
@@ -73,9 +73,7 @@ def plot_series(
         figure.supxlabel(x_label, fontsize=10)
         figure.supylabel(y_label, fontsize=10)
         if len(names) > 1:
-            handles = legend_entries(axes_of)
-            shown = (list(handles.values()), list(handles))
-            figure.legend(*shown, loc="outside right upper", fontsize=8)
+            draw_legend(figure, axes_of, names, loc="outside right upper", fontsize=8)
 
 
 def _looks(names: Sequence[str], colors: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -207,4 +205,5 @@ def plot_scores(
             )
         axes.set_xticks(range(len(benchmarks)), benchmarks, rotation=30, ha="right")
         axes.set_ylabel("score")
-        figure.legend(loc="outside lower center", ncols=3, handletextpad=0.4)
+        options = {"loc": "outside lower center", "ncols": 3, "handletextpad": 0.4}
+        draw_legend(figure, [axes], scores, **options)

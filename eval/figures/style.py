@@ -93,13 +93,17 @@ def drawn(folder: Path, pictures: Mapping[str, Callable[[Path], None]]) -> list[
     return paths
 
 
-def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
-    """Handles by label of all panels, each label once, as `Figure.legend` takes them."""
-    return {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+def draw_legend(
+    figure: SubFigure, panels: Iterable[Axes], names: Iterable[str], **options: Any
+) -> None:
+    """A legend of the lines and bars with these names as labels, each once, in their order.
+
+    matplotlib finds the labels of a picture itself, but for those that begin with "_".
+    """
+    handles: list[Any] = [each for axes in panels for each in (*axes.lines, *axes.containers)]
+    drawn = {handle.get_label(): handle for handle in handles}
+    shown = [name for name in names if name in drawn]
+    figure.legend([drawn[name] for name in shown], shown, **options)
 
 
 def panel_grid(figure: SubFigure, count: int, num_columns: int) -> list[Axes]:

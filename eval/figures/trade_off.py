@@ -18,7 +18,7 @@ from ..copying.metrics import METRICS
 from ..copying.ncr import HIGH_PROTECTION
 from ..recorded_texts import grouped
 from ..statistics import Array
-from .style import BLACK, GREY, Look, legend_entries, new_figure
+from .style import BLACK, GREY, Look, draw_legend, new_figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,8 @@ def plot_trade_off(
             _draw_scale(axes.xaxis, protection, points)
             _draw_scale(axes.yaxis, scales[name], points)
             axes.yaxis.label.set_visible(axes is axes_of[0] or isinstance(utility, Mapping))
-        handles = legend_entries(axes_of)
-        shown = sorted(handles, key=lambda name: name == _FRONT)  # else as they came
-        legend = ([handles[name] for name in shown], shown)
-        figure.legend(*legend, loc="outside lower center", ncols=num_columns)
+        shown = [*names.values(), _FRONT]
+        draw_legend(figure, axes_of, shown, loc="outside lower center", ncols=num_columns)
         figure.get_figure(root=True).draw_without_rendering()  # fixes the positions of texts
         for axes, (name, panel) in zip(axes_of, panels.items(), strict=True):
             _draw_details(axes, _finite(panel), protection, scales[name])

@@ -1,4 +1,4 @@
-"""The model arguments of lm-eval as the options of a pair, which the command line has too."""
+"""The arguments of lm-eval's models and requests as options of a pair and of its decoder."""
 
 import json
 import logging
@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 
 from ...decode.byte.settings import ByteSettings
+from ...decode.generate_options import WITHOUT_EFFECT
 from ...decode.pair.loading import device_of
 from ...decode.pair_options import PairOptions, RuleOptions
+from ...decode.settings import SAMPLING_NAMES
 from ...fields import from_record
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,15 @@ UNASKED_BATCH_SIZE = 1
 """The size that lm-eval passes by default; one from its command line is a text."""
 LONGEST_WAIT = timedelta(days=7)
 """For the slowest process: lm-eval waits for it after each kind of request."""
+OFF = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "n", "best_of"), 1),
+    **dict.fromkeys(("encoder_repetition_penalty", "typical_p"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), 0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty"), 0),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), 0),
+}
+"""Settings of other decoders with the values that have no effect."""
 
 
 def pair_arguments(
@@ -104,6 +115,32 @@ def _whole_number(name: str, value: Any) -> int:
     if not str(value).isdecimal():
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     return int(value)
+
+
+def generation_settings(
+    gen_kwargs: dict[str, Any], default_max_gen_toks: int
+) -> tuple[int, dict[str, Any]]:
+    """Number of tokens, and the decoder's other arguments, from a task's generation_kwargs."""
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    set_here = {name: value for name, value in gen_kwargs.items() if value is not None}
+    settings = dict(normalize_gen_kwargs(set_here, default_max_gen_toks))
+    max_new_tokens = int(settings.pop("max_gen_toks"))
+    stop = tuple(text for text in settings.pop("until") if text)
+    temperature = settings.pop("temperature", 1.0)
+    if not settings.pop("do_sample"):
+        temperature = 0.0
+    settings = {
+        name: value
+        for name, value in settings.items()
+        if name not in WITHOUT_EFFECT and (name not in OFF or OFF[name] != value)
+    }
+    if unknown := {n: v for n, v in settings.items() if n not in SAMPLING_NAMES}:
+        raise ValueError(
+            f"generation settings must be among {', '.join(SAMPLING_NAMES)}, got {unknown}"
+        )
+    fixed = {"temperature": temperature, "stop": stop}
+    return max_new_tokens, {"repetition_penalty": 1.0, **settings, **fixed}
 
 
 def process_group() -> dist.ProcessGroup | None:

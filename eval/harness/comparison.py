@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from inspect import signature
 from pathlib import Path
@@ -258,11 +258,15 @@ def _asked(
     """All that decides a recorded figure, without the paths of models."""
     limit = benchmark.limit or config.limit or None
     models = {name: model_identity(model) for name, model in entry.models.items()}
-    settings = {
-        name: _contents(value) if name in PATHS else value for name, value in entry.settings.items()
-    }
-    asked = {"label": entry.label, **models, "settings": settings}
-    return {"model": asked, "variant": asdict(variant), "limit": limit}
+    asked = {"label": entry.label, **models, "settings": settings_identity(entry.settings)}
+    task = Path(config.tasks, f"{variant.task}.yaml")
+    here = {"file": file_sha256(task)} if config.tasks and task.is_file() else {}
+    return {"model": asked, "variant": asdict(variant) | here, "limit": limit}
+
+
+def settings_identity(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the contents of files and folders in place of their paths."""
+    return {name: _contents(value) if name in PATHS else value for name, value in settings.items()}
 
 
 def _contents(value: Any) -> Any:

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,22 +14,24 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from ...decode.decoder import Decoder
-from ...decode.generate_options import WITHOUT_EFFECT
+from ...decode.engine.prompts import ratio_source
 from ...decode.levels.chat import template_errors
-from ...decode.settings import SAMPLING_NAMES
+from ...durable_files import text_sha256
+from ...identities import check_same
 from ..recorded_texts import grouped
-from .arguments import pair_arguments, process_group
+from .arguments import generation_settings, pair_arguments, process_group
+from .comparison import settings_identity
 from .tasks import lm_eval_needed
 
 with lm_eval_needed():
     from lm_eval.api.model import TemplateLM
-    from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import simple_parse_args_string
 
     from .fitting import Fitting
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
+    from lm_eval.api.model import CacheHook
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +41,8 @@ TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 LINE_END = ord("\n")
 BLOCK_BATCHES = 16
 """Batches of requests between two entries in lm-eval's cache."""
-OFF = {
-    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "n", "best_of"), 1),
-    **dict.fromkeys(("length_penalty", "encoder_repetition_penalty", "typical_p"), 1),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
-    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), 0),
-    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty"), 0),
-    **dict.fromkeys(("frequency_penalty", "presence_penalty", "early_stopping"), 0),
-}
-"""Settings of other decoders with the values that have no effect."""
+CACHED_FOR = "anchored"
+"""Key in lm-eval's cache of all that decides the answers there but their requests."""
 
 
 class AnchoredLM(TemplateLM):
@@ -110,6 +106,33 @@ class AnchoredLM(TemplateLM):
         pair, counts = pair_arguments(arg_dict, additional_config or {})
         return cls(pair.decoder(), group=process_group(), **counts)
 
+    def set_cache_hook(self, cache_hook: "CacheHook") -> None:
+        """Keep answers in lm-eval's cache, whose keys name no model.
+
+        Raises ValueError for a cache of answers that other models or settings gave.
+        """
+        kept = cache_hook.dbdict
+        if kept is not None:
+            ours = self._identity()
+            check_same(
+                kept.get(CACHED_FOR, {}) if len(kept) else ours,
+                ours,
+                Path(kept.filename),
+                advice="restore them, or name another file",
+            )
+            kept[CACHED_FOR] = ours
+        super().set_cache_hook(cache_hook)
+
+    def _identity(self) -> dict[str, Any]:
+        """All that decides an answer but its request, without paths."""
+        rule = self.decoder.rule
+        return {
+            "rule": {"name": rule.name, **settings_identity(rule.settings())},
+            "seed": self.seed,
+            "max_gen_toks": self.max_gen_toks,
+            **ratio_source(self.decoder.level),
+        }
+
     # lm-eval calls the next three if there are several processes.
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -153,10 +176,11 @@ class AnchoredLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """The tokenizer's name for lm-eval's request cache."""
+        """The name under which lm-eval keeps requests, which a chat template may have made."""
         if self._deals_in_bytes:
             return "bytes"
-        return str(self.tokenizer.name_or_path).replace("/", "__")
+        name = str(self.tokenizer.name_or_path).replace("/", "__")
+        return f"{name}-{text_sha256(self._template() or '')[:12]}"
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -187,10 +211,15 @@ class AnchoredLM(TemplateLM):
             raise ValueError(
                 "chats need the token level: templates hold special tokens, which are no bytes"
             )
+        if (template := self._template()) is None:
+            raise ValueError("neither model's tokenizer has a chat template")
+        return template
+
+    def _template(self) -> str | None:
         for tokenizer in (self.tokenizer, *self.decoder.pair.chat_tokenizers.values()):
             if tokenizer.chat_template:
                 return self._renamed(tokenizer)
-        raise ValueError("neither model's tokenizer has a chat template")
+        return None
 
     def _renamed(self, other: PreTrainedTokenizerFast) -> str:
         """Another tokenizer's template with this one's names of its special tokens."""
@@ -277,7 +306,7 @@ class AnchoredLM(TemplateLM):
         with self._bar("generate", len(requests), disable_tqdm) as bar:
             alike = grouped(range(len(requests)), lambda i: repr(requests[i].args[1]))
             for group in alike.values():
-                max_new_tokens, settings = _generation_settings(
+                max_new_tokens, settings = generation_settings(
                     requests[group[0]].args[1], self.max_gen_toks
                 )
                 generations = self.decoder.generate_each(
@@ -343,30 +372,6 @@ class AnchoredLM(TemplateLM):
             seeds.append(int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 1)
             counts[context] += 1
         return seeds
-
-
-def _generation_settings(
-    gen_kwargs: dict[str, Any], default_max_gen_toks: int
-) -> tuple[int, dict[str, Any]]:
-    """Number of tokens, and the decoder's other arguments, from a task's generation_kwargs."""
-    set_here = {name: value for name, value in gen_kwargs.items() if value is not None}
-    settings = dict(normalize_gen_kwargs(set_here, default_max_gen_toks))
-    max_new_tokens = int(settings.pop("max_gen_toks"))
-    stop = tuple(text for text in settings.pop("until") if text)
-    temperature = settings.pop("temperature", 1.0)
-    if not settings.pop("do_sample"):
-        temperature = 0.0
-    settings = {
-        name: value
-        for name, value in settings.items()
-        if name not in WITHOUT_EFFECT and (name not in OFF or OFF[name] != value)
-    }
-    if unknown := {n: v for n, v in settings.items() if n not in SAMPLING_NAMES}:
-        raise ValueError(
-            f"generation settings must be among {', '.join(SAMPLING_NAMES)}, got {unknown}"
-        )
-    fixed = {"temperature": temperature, "stop": stop}
-    return max_new_tokens, {"repetition_penalty": 1.0, **settings, **fixed}
 
 
 def _warn_of_cuts(whole: Sequence[list[int]], fitted: Sequence[list[int]]) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from ..paid_requests import Answer, PaidRequests, RequestFailed
+from ..paid_requests import Answer, PaidRequests, RequestFailed, service_client
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 
@@ -33,6 +33,15 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """The sampling of an answer; None is the service's default."""
+
+    temperature: float | None = 0.0
+    top_p: float | None = None
+    max_tokens: int = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
     """A served model, with its address and the limits of requests."""
 
@@ -41,6 +50,8 @@ class Endpoint:
     timeout_s: float = 120.0
     seed: int | None = None
     """Seed of each request, for services that draw by it."""
+    default_sampling: bool = False
+    """Whether temperature and top_p are left out, for models that take no others than theirs."""
     price_in: float | None = None
     """US dollars for a million tokens of prompts."""
     price_out: float | None = None
@@ -61,14 +72,11 @@ class Endpoint:
             if price is not None and not 0 <= price < float("inf"):
                 raise ValueError(f"{name} must be at least 0, got {price}")
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
-    """The sampling of an answer; None is the service's default."""
-
-    temperature: float | None = 0.0
-    top_p: float | None = None
-    max_tokens: int = 1024
+    def sampled(self, sampling: Sampling) -> Sampling:
+        """The sampling that this endpoint gets."""
+        return (
+            replace(sampling, temperature=None, top_p=None) if self.default_sampling else sampling
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,12 +108,10 @@ class ChatClient:
 
         Raises: ImportError without openai.
         """
-        import openai
-
         self.endpoint, self.requests = endpoint, requests
         requests.repeated = max(requests.repeated, 2 * concurrency)
         self._concurrency, self._progress = concurrency, progress
-        self._client = openai.OpenAI(
+        self._client = service_client(
             api_key=api_key or "none",
             base_url=endpoint.base_url,
             timeout=endpoint.timeout_s,
@@ -132,7 +138,7 @@ class ChatClient:
             return value(answer) is not None
 
         def was_read(draw: int) -> bool:
-            request = self._request(messages, drawn[draw], draw)
+            request = self._request(messages, drawn[draw], draw, is_useful)
             return self.requests.kept(request, is_useful) is not None
 
         again = RETRY_TEMPERATURE if sampling.temperature == 0 else sampling.temperature
@@ -162,7 +168,7 @@ class ChatClient:
         draw: distinguishes answers to the same messages; is_useful: whether one is kept.
         Raises: RequestFailed, RequestRefused.
         """
-        request = self._request(messages, sampling, draw)
+        request = self._request(messages, sampling, draw, is_useful)
         body, was_sent = request["body"], False
 
         def send() -> str:
@@ -173,7 +179,7 @@ class ChatClient:
         try:
             answer = self.requests.answer(request, send, _read, is_useful)
         except RequestFailed as error:
-            if TOKEN_LIMITS[1] not in str(error) or TOKEN_LIMITS[1] in body:
+            if TOKEN_LIMITS[1] not in error.reply or TOKEN_LIMITS[1] in body:
                 raise
             self._token_limit = TOKEN_LIMITS[1]  # the service asks for it, of all requests
             return self.complete(messages, sampling, draw=draw, is_useful=is_useful)
@@ -181,9 +187,14 @@ class ChatClient:
         return answer
 
     def _request(
-        self, messages: Sequence[Message], sampling: Sampling, draw: int
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        draw: int,
+        is_useful: Callable[[Answer], bool],
     ) -> dict[str, Any]:
-        endpoint = self.endpoint
+        """The request whose answer is kept, by either name of the limit, else the one to send."""
+        endpoint, sampling = self.endpoint, self.endpoint.sampled(sampling)
         body: dict[str, Any] = {
             "model": endpoint.model,
             # Half a character, as JSON can hold one, cannot be sent.
@@ -193,11 +204,14 @@ class ChatClient:
             ],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            self._token_limit: sampling.max_tokens,
             "seed": None if endpoint.seed is None else endpoint.seed + draw,
         }
         body = {name: value for name, value in body.items() if value is not None}
-        return {"url": endpoint.base_url.rstrip("/"), "body": body, "draw": draw}
+        url, limit = endpoint.base_url.rstrip("/"), sampling.max_tokens
+        names = sorted(TOKEN_LIMITS, key=lambda name: name != self._token_limit)
+        requests = [{"url": url, "body": {**body, name: limit}, "draw": draw} for name in names]
+        kept = (request for request in requests if self.requests.kept(request, is_useful))
+        return next(kept, requests[0])
 
     def each(self, work: Callable[[Item], Value], items: Sequence[Item], title: str) -> list[Value]:
         """`work` of each item, in their order, several at once.
@@ -235,15 +249,22 @@ class ChatClient:
             tokens["out"] += answer["tokens_out"]
 
 
-def verdict_form(values: str, *, before: str = RESULT, after: str = "") -> re.Pattern[str]:
-    """The form of a verdict: a line that ends with a value after its mark.
+def verdict_form(
+    values: str, *, before: str = RESULT, after: str = "", label: str = r"(?!)"
+) -> re.Pattern[str]:
+    """The form of a verdict: a line that ends with a value after its mark, the only one there.
 
-    values, before, after: regular expressions, the first with one group. A colon, brackets,
+    What is before the mark on its line ends as a sentence does, as words that go on may deny or
+    doubt the verdict, or the line begins with a label.
+    values, before, after, label: regular expressions, the first with one group. A colon, brackets,
     emphasis and a full stop around the value mean nothing.
     """
+    no_mark, sign = rf"(?!{before})", r"[^\w\n]|_"
+    words = rf"(?:{no_mark}.)*[.!?:\u3002\uff01\uff1f\uff1a]|(?:{sign})*{label}(?:{no_mark}.)*"
     opening, closing = r"[\s:*_`\"'(\[]*", r"[*_`\"')\].!]*"
     line_end = r"[*_ \t]*$"
-    pattern = rf"{before}{opening}{values}{closing}\s*{after}{line_end}"
+    line = rf"^(?:{words})?(?:{no_mark}(?:{sign}))*{before}"
+    pattern = rf"{line}{opening}{values}{closing}\s*{after}{line_end}"
     return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
 
 
@@ -270,6 +291,8 @@ def _read(reply: Any) -> Answer:
     """Text and tokens of a completion, with its problem if it is no whole answer."""
     usage, choice = reply.get("usage") or {}, reply["choices"][0]
     text, reason = choice["message"]["content"], str(choice.get("finish_reason")).lower()
+    if isinstance(text, list):  # with the parts of a reasoning, which are no answer
+        text = "".join(part["text"] for part in text if part["type"] == "text")
     if not isinstance(text, str | None):
         raise TypeError("an answer must be a text")
     problems = {

@@ -16,7 +16,7 @@ from ..retrieval.evidence import Evidence, Retriever
 from ..segmentation import sentences
 from .chat_client import Asked, ChatClient, Message, Sampling, verdict_form, verdict_of
 
-FACTUALITY_METRIC: Final = "factuality_v2"
+FACTUALITY_METRIC: Final = "factuality_v3"
 """Version of the sentences, windows, messages and the reading of answers."""
 SAMPLING: Final = Sampling(temperature=0.0, max_tokens=1000)
 NUM_BEFORE, NUM_AFTER = 3, 1
@@ -24,7 +24,10 @@ NUM_BEFORE, NUM_AFTER = 3, 1
 NUM_WITHOUT_LEAD: Final = 5
 """A longer text has its first sentence, which names its subject, in every window."""
 
-_BULLET = re.compile(r"^\s*(?:[-*\u2022]|\d+[.)])\s+(.*\S)\s*$")
+_BULLET = re.compile(
+    # No letter with a full stop: that may be an initial.
+    r"^\s*(?:[-*\u2010-\u2015\u2022\u25aa\u25cf]|\(?(?:\d+[.)]|[A-Za-z]\)))\s+(.*\S)\s*$"
+)
 _NOTHING = re.compile(r"[\W_]*no verifiable claims?[\W_]*", re.IGNORECASE)
 _AGAINST = ("unsupported", "not supported", "contradicted", "inconclusive")
 _VERDICT = verdict_form(f"(supported|{'|'.join(_AGAINST)})", before="###", after="###")

@@ -7,7 +7,7 @@ from typing import Any, Final
 from ..recorded_texts import RecordedText, figure_over_seeds, rows_by_setting
 from .chat_client import ChatClient, Message, Sampling, verdict_form, verdict_of
 
-FLUENCY_METRIC: Final = "fluency_v2"
+FLUENCY_METRIC: Final = "fluency_v3"
 """Version of the messages, the rubric and the reading of grades."""
 SAMPLING: Final = Sampling(temperature=1.0, top_p=0.9, max_tokens=1024)
 """Sampling of Prometheus-Eval: a grade is one draw."""
@@ -41,7 +41,7 @@ RUBRIC: Final = {
 }
 """Source: He et al., "Anchored Decoding", table "Custom Prometheus rubric"."""
 EMPTY: Final = "the text is empty"
-_GRADE = verdict_form(r"([1-5])(?:\.0+)?(?:\s*/\s*5)?")
+_GRADE = verdict_form(r"([1-5])(?:\.0+)?(?:\s*/\s*5)?", label="feedback")
 
 
 def fluency_messages(text: str) -> list[Message]:

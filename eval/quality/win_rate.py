@@ -15,7 +15,7 @@ from ..recorded_texts import RecordedText, by_setting, grouped, rows_by_setting
 from ..statistics import ratio_standard_error, share_interval
 from .chat_client import ChatClient, Message, Sampling, verdict_form, verdict_of
 
-WIN_RATE_METRIC: Final = "win_rate_v2"
+WIN_RATE_METRIC: Final = "win_rate_v3"
 """Version of the messages, of the draw of pairs, of ties and of the reading of answers."""
 SAMPLING: Final = Sampling(temperature=0.0, max_tokens=512)
 SEED: Final = 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...inputs import json_objects
-from ..paid_requests import Answer, PaidRequests, RequestFailed
+from ..paid_requests import Answer, PaidRequests, RequestFailed, service_client
 
 if TYPE_CHECKING:
     from .passages import WordIndex
@@ -50,7 +50,7 @@ class SerperSearch:
 
         self._requests, self._url = requests, url
         # For its retries: a search is a POST of JSON, as a completion is.
-        self._client = openai.OpenAI(
+        self._client = service_client(
             api_key="none", timeout=SEARCH_TIMEOUT_S, max_retries=max_retries
         )
         self._headers = {"X-API-KEY": api_key, "Authorization": openai.Omit()}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STAMP: Final = "passages.json"
 _ENCODER_FILES: Final = (".safetensors", ".bin", ".json")
 """Endings of an encoder's files that decide its embeddings: weights, configs, pooling, tokens."""
-WORDS_SCHEMA: Final = "anchored-bm25/2"
+WORDS_SCHEMA: Final = "anchored-bm25/3"
 DENSE_SCHEMA: Final = "anchored-dense/1"
 INSTRUCTION: Final = (
     "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"

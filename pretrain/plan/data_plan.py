@@ -117,8 +117,8 @@ class DataPlan:
         return np.concatenate(parts)
 
     @property
-    def hash(self) -> str:
-        """sha256 over all that decides the order: sources, weights, contents, seed, seq_len."""
+    def identity(self) -> dict[str, Any]:
+        """All that decides the order: sources, weights, contents, seed, seq_len."""
         sources = [
             {
                 "name": source.name,
@@ -128,14 +128,18 @@ class DataPlan:
             }
             for source, shards in zip(self.config.sources, self.shards, strict=True)
         ]
-        identity = {
+        return {
             "schema": SCHEMA,
             "seq_len": self.seq_len,
             "seed": self.config.seed,
             "weight_unit": self.config.weight_unit,
             "sources": sources,
         }
-        text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def hash(self) -> str:
+        """sha256 over the identity."""
+        text = json.dumps(self.identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _new_epoch(self, source: int, epoch: int) -> tuple[int, KeyedPermutation]:

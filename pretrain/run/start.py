@@ -33,10 +33,10 @@ IDENTITY: Final = (
 )
 """Settings and whole sections that decide a run's weights: they are the same on every start.
 
-Contents count, not paths, so that runs may be copied and moved: of the data in data.plan_hash, of
-another run's checkpoint in its seal. Parallelism, compilation and the size of a process's batch are
-missing because they change nothing but rounding, training.steps because a run may be made longer:
-the length of its schedule is compared.
+Contents count, not paths, so that runs may be copied and moved: of the data as its plan names them,
+of another run's checkpoint in its seal. Parallelism, compilation and the size of a process's batch
+are missing because they change nothing but rounding, training.steps because a run may be made
+longer: the length of its schedule is compared.
 """
 _CHECKPOINTS: Final = ("checkpoint.initial_load_path", "checkpoint.fork_from")
 _NUM_KNOWN_PARTS: Final = 3
@@ -59,12 +59,15 @@ def record_of(config: JobConfig, plan: DataPlan, *, num_processes: int) -> RunRe
         "rms_norm_eps": args.norm_eps,
         "rope_theta": args.rope_theta,
     }
+    # By name, so that a refusal can name what differs; the hash is of their order too.
+    read = plan.identity | {"sources": {each["name"]: each for each in plan.identity["sources"]}}
+    data = {**dict(_settings(read, "data.")), "data.plan_hash": plan.hash}
     return RunRecord(
         model=shape,
         tokenizer_sha256=plan.tokenizer_sha256,
         bos_id=plan.bos_id,
         eos_id=plan.eos_id,
-        identity=_identity(config, num_processes) | {"data.plan_hash": plan.hash},
+        identity=_identity(config, num_processes) | data,
         data=data_record(plan, batch_size=global_batch_size(config, num_processes)),
     )
 

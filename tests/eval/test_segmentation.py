@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchored.eval.recorded_texts import has_open_seam
-from anchored.eval.segmentation import bare_words, search_terms, sentences, words
+from anchored.eval.segmentation import bare_words, normal_form, search_terms, sentences, words
 
 SPACED = st.characters(max_codepoint=0x2FF) | st.sampled_from("\u201c\u201d\u2014λЖ\uac00")
 
@@ -15,11 +15,9 @@ SPACED = st.characters(max_codepoint=0x2FF) | st.sampled_from("\u201c\u201d\u201
 @given(st.text(SPACED))
 def test_words_are_the_lower_cased_split_and_point_back_at_the_text(text):
     segmented = words(text)
-    normal = unicodedata.normalize("NFC", text)
-    assert [word.text for word in segmented] == [word.lower() for word in normal.split()]
+    assert [word.text for word in segmented] == normal_form(text).lower().split()
     for word in segmented:
-        spelled = unicodedata.normalize("NFC", text[word.start : word.end])
-        assert spelled.lower() == word.text
+        assert normal_form(text[word.start : word.end]).lower() == word.text
 
 
 @pytest.mark.parametrize(
@@ -29,6 +27,7 @@ def test_words_are_the_lower_cased_split_and_point_back_at_the_text(text):
         ("「iPhone」を買った", "iphone を 買 っ た"),
         ("ロボット 2台", "ロ ボ ッ ト 2 台"),
         ("ขับ\u200bรถ", "ขั บ ร ถ"),  # a zero-width space
+        ("他 来 \uff0c 了 . \u201c 她 \u201d", "他 来 了 她"),
         ("ខ្ញុំ", "ខ្ ញុំ"),
         ("ລາວ", "ລ າ ວ"),
         ("ကျွန်", "ကျွ န်"),
@@ -38,6 +37,10 @@ def test_words_are_the_lower_cased_split_and_point_back_at_the_text(text):
 def test_each_letter_of_a_script_without_spaces_is_a_word(text, expected):
     assert [word.text for word in words(text)] == expected.split()
     assert bare_words(text) == expected.replace(".", "").split()
+
+
+def test_a_dash_between_words_with_spaces_is_a_word_in_any_text():
+    assert " ".join(word.text for word in words("他来 - the owl - sat")) == "他 来 the owl - sat"
 
 
 def test_positions_are_of_the_text_as_it_is_spelled():

@@ -119,6 +119,31 @@ def test_a_work_recited_but_for_its_last_character_is_copied_in_any_script(langu
     assert recited["char_lcs"] == len(unicodedata.normalize("NFC", work)) - 1
 
 
+INVISIBLE = "\u00ad\u200b\u200c\u200d\u2060\ufeff"
+
+
+@pytest.mark.parametrize("language", WORKS)
+def test_what_is_not_shown_is_not_compared(language):
+    """As books and PDF files hold it, within words and after them."""
+    work = WORKS[language]
+    dressed = work[:1] + "".join(
+        letter + INVISIBLE[place % len(INVISIBLE)] for place, letter in enumerate(work[1:])
+    )
+    score, whole = copying_score(dressed, work), copying_score(work, work)
+    ((start, end),) = score.pop("copied_characters")
+    ((first, last),) = whole.pop("copied_characters")
+    assert score == whole
+    assert dressed[start:end].strip(INVISIBLE) == dressed.strip(INVISIBLE)
+    assert (first, last) == (0, len(work))
+
+
+def test_spaces_between_all_letters_hide_no_recitation():
+    work = WORKS["Chinese"] + "。" + WORKS["Japanese"]
+    score, whole = copying_score(" ".join(work), work), copying_score(work, work)
+    for name in ("rouge1_f1", "word_lcs", "word_acs", "word_prefix", "minhash"):
+        assert score[name] == whole[name], name
+
+
 def test_other_texts_without_spaces_share_little():
     score = copying_score(WORKS["Chinese"], WORKS["Japanese"])
     assert score["word_acs"] == 0 and score["minhash"] == 0 and score["rouge1_f1"] < 0.4

@@ -196,6 +196,17 @@ def test_the_legend_names_the_settings_of_a_method_in_their_order(drawn, tmp_pat
     assert legend.get_texts()[0].get_text().startswith(name)
 
 
+def test_a_legend_has_names_that_begin_with_an_underscore(drawn, tmp_path):
+    names = ["_ours", "theirs"]
+    labels = {"title": "T", "x_label": "x", "y_label": "y"}
+    plot_series({"": {name: Series([0.0], [0.5]) for name in names}}, tmp_path / "a.svg", **labels)
+    plot_scores({name: [(0.5, 0.1)] for name in names}, ["A"], tmp_path / "b.svg", title="T")
+    plot_points([point("", 0.5, 2.0, name) for name in names], tmp_path / "c.svg")
+    for axes in drawn[:3]:
+        (legend,) = axes.get_figure(root=False).legends
+        assert [text.get_text() for text in legend.get_texts()][:2] == names
+
+
 def test_budget_panel_shows_debt_spend_allowance_bound_and_rejections(drawn, tmp_path):
     plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.svg", symbol="byte")
     (axes,) = drawn

@@ -11,7 +11,8 @@ from tokenizers.processors import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, TokenSwap
-from anchored.eval.harness.model import OFF, AnchoredLM
+from anchored.eval.harness.arguments import OFF
+from anchored.eval.harness.model import AnchoredLM
 
 pytest.importorskip("lm_eval")
 
@@ -92,7 +93,8 @@ def test_failed_requests_are_refused_rather_than_averaged(safe_lm, monkeypatch):
 
 def test_every_answer_reaches_the_cache(safe_lm):
     kept, settings = [], {"max_gen_toks": 3}
-    safe_lm.set_cache_hook(SimpleNamespace(add_partial=lambda *entry: kept.append(entry)))
+    hook = SimpleNamespace(dbdict=None, add_partial=lambda *entry: kept.append(entry))
+    safe_lm.set_cache_hook(hook)
     likelihood = likelihoods(safe_lm, (CONTEXT, CONTINUATION))
     rolling = safe_lm.loglikelihood_rolling([request(CONTEXT)], disable_tqdm=True)
     generated = texts(safe_lm, (CONTEXT, settings))
@@ -101,6 +103,26 @@ def test_every_answer_reaches_the_cache(safe_lm):
         ("loglikelihood_rolling", (CONTEXT,), rolling[0]),
         ("generate_until", (CONTEXT, settings), generated[0]),
     ]
+
+
+def test_a_cache_serves_the_pair_and_settings_that_filled_it(pair, tmp_path):
+    """lm-eval keys an answer by its request alone."""
+    from lm_eval.api.model import CachingLM
+
+    def cached(k, name="kept", seed=0):
+        lm = CachingLM(AnchoredLM(Decoder(pair, Anchored(k=k)), seed=seed), str(tmp_path / name))
+        return lm.loglikelihood([request(CONTEXT, CONTINUATION)])
+
+    first = cached(0.01)
+    assert cached(0.01) == first != cached(30.0, "another")
+    with pytest.raises(ValueError, match=r"kept was made .*rule\.k was 0\.01 and is now 30"):
+        cached(30.0)
+    with pytest.raises(ValueError, match="seed was 0 and is now 1"):
+        cached(0.01, seed=1)
+    anonymous = CachingLM(SimpleNamespace(set_cache_hook=lambda _: None), str(tmp_path / "old"))
+    anonymous.get_cache_hook().add_partial("loglikelihood", ("a", "b"), (0.0, False))
+    with pytest.raises(ValueError, match=r"rule\.name was missing"):
+        cached(30.0, "old")
 
 
 def test_bytes_of_a_continuation_are_scored_at_byte_level(pair):
@@ -172,7 +194,7 @@ SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}
         ({"do_sample": True}, {"temperature": 1.0, "stop": ()}),
         ({"do_sample": True, **SAMPLED}, {"stop": (), **SAMPLED}),
         (
-            OFF | {"use_cache": False, "pad_token_id": 0, "top_k": None},
+            OFF | {"use_cache": False, "pad_token_id": 0, "top_k": None, "early_stopping": True},
             {"temperature": 0, "stop": ()},
         ),
         ({"num_beams": 1, "temperature": None}, {"temperature": 0, "stop": ()}),
@@ -198,7 +220,9 @@ def test_chats_go_through_the_tokenizers_own_template(safe_lm, monkeypatch):
     monkeypatch.setattr(safe_lm.tokenizer, "chat_template", TEMPLATE)
     assert safe_lm.apply_chat_template(CHAT) == "[user]hello<|turn|>>"
     assert safe_lm.chat_template(True) == TEMPLATE and safe_lm.chat_template(False) is None
-    assert isinstance(safe_lm.tokenizer_name, str)
+    name = safe_lm.tokenizer_name  # of the requests that lm-eval keeps
+    monkeypatch.setattr(safe_lm.tokenizer, "chat_template", TEMPLATE + " ")
+    assert safe_lm.tokenizer_name != name
     monkeypatch.setattr(safe_lm.tokenizer, "chat_template", "{{ raise_exception('no roles') }}")
     with pytest.raises(ValueError, match="the chat template refuses the messages: no roles"):
         safe_lm.apply_chat_template(CHAT)

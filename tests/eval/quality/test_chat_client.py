@@ -8,7 +8,13 @@ from chat_server import Say, in_turn, user_text
 from waiting import HANG_S
 
 from anchored.eval.paid_requests import REPEATED, RequestFailed, RequestRefused
-from anchored.eval.quality.chat_client import RETRY_TEMPERATURE, Endpoint, Sampling, api_key
+from anchored.eval.quality.chat_client import (
+    RETRY_TEMPERATURE,
+    TOKEN_LIMITS,
+    Endpoint,
+    Sampling,
+    api_key,
+)
 
 SAMPLING = Sampling(temperature=0.5, max_tokens=7)
 HELLO = [{"role": "user", "content": "hello"}]
@@ -38,6 +44,25 @@ def test_an_answer_is_paid_for_once_and_its_tokens_are_counted(server, chat_clie
     assert again.usage()["tokens_paid"] == {"in": 0, "out": 0}
     kept = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
     assert "about hello" in kept and "secret" not in kept
+
+
+def passed_on(status):
+    """An error as a gateway passes it on, with status 200."""
+    error = {"message": "Provider returned error", "code": status}
+    raw = json.dumps({"id": None, "choices": None, "error": error})
+    return Say(raw=raw, headers={"retry-after-ms": "1"})
+
+
+@pytest.mark.parametrize("status", [400, 403, 429, "502"])
+def test_an_error_with_status_200_is_what_it_says(status, server, chat_client):
+    server.script = in_turn([passed_on(status), Say("well")])
+    asked = chat_client()
+    if status in (400, 403):
+        with pytest.raises((RequestFailed, RequestRefused), match=f"status {status}: "):
+            asked.complete(HELLO, SAMPLING)
+    else:
+        assert asked.complete(HELLO, SAMPLING)["text"] == "well"
+        assert asked.usage()["requests"][server.url] == {"asked": 1, "sent": 1}
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, None])
@@ -105,7 +130,8 @@ def test_a_service_that_asks_for_the_other_name_of_the_limit_gets_it(
     concurrency, server, chat_client
 ):
     """However many are on their way when the first one is refused."""
-    words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+    words = "Provider returned error: 'max_tokens' is unsupported. " * 9
+    words += "Use 'max_completion_tokens' instead."
     are_sent = threading.Event()  # as many as there can be at once
 
     def script(body):
@@ -125,6 +151,40 @@ def test_a_service_that_asks_for_the_other_name_of_the_limit_gets_it(
     assert len(server.requests) == len(draws) + concurrency
     assert server.requests[-1]["max_completion_tokens"] == 7
     assert "max_tokens" not in server.requests[-1]
+
+
+def test_an_answer_is_kept_whatever_the_limit_was_called(server, chat_client):
+    server.script = in_turn([Say("4"), Say(status=400, raw="max_completion_tokens"), Say("5")])
+    assert chat_client().ask(HELLO, SAMPLING, number).value == 4
+    renaming = chat_client()
+    assert renaming.complete(HELLO, SAMPLING, draw=1)["text"] == "5"
+    names = [body.keys() & set(TOKEN_LIMITS) for body in server.requests]
+    assert names == [{"max_tokens"}, {"max_tokens"}, {"max_completion_tokens"}]
+    server.script = in_turn([Say(status=401)])  # a key that is not taken any more
+    for client in (renaming, chat_client()):
+        assert client.ask(HELLO, SAMPLING, number).value == 4
+        assert client.complete(HELLO, SAMPLING, draw=1)["text"] == "5"
+    assert len(server.requests) == 3
+
+
+def test_a_model_that_takes_its_defaults_alone_gets_no_sampling(server, chat_client):
+    sampling = Sampling(temperature=0.0, top_p=0.9, max_tokens=7)
+    server.script = in_turn([Say("four"), Say("4")])
+    for _ in range(2):
+        assert chat_client(default_sampling=True).ask(HELLO, sampling, number).value == 4
+    body = {"model": "judge", "messages": HELLO, "max_tokens": 7}
+    assert server.requests == [body] * 2
+    chat_client().ask(HELLO, sampling, number)  # drawn otherwise, it is another answer
+    assert len(server.requests) == 3
+
+
+def test_an_answer_in_parts_is_their_text(server, chat_client):
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "3 or"}]},
+        {"type": "text", "text": "4"},
+    ]
+    server.script = in_turn([Say(raw=json.dumps({"choices": [{"message": {"content": parts}}]}))])
+    assert chat_client().ask(HELLO, SAMPLING, number).value == 4
 
 
 def number(answer):

@@ -21,7 +21,12 @@ from anchored.eval.recorded_texts import RecordedText
         ("Feedback: fine. [RESULT] 4", 4),
         ("Feedback: fine.\n**[RESULT]** 4", 4),
         ("[RESULT]: (3).", 3),
-        ("[RESULT] 2 is too low. [RESULT] 5", 5),
+        ("Feedback: not bad [RESULT] 4", 4),  # the line that is asked for
+        ("[RESULT] 5 would be\ntoo much. [RESULT] 2", 2),
+        ("[RESULT] 2 is too low. [RESULT] 5", None),
+        ("[RESULT] 2 or [RESULT] 4", None),
+        ("Feedback: [RESULT] 4 or [RESULT] 4", None),
+        ("Not [RESULT] 4", None),
         ("[RESULT] 4.0", 4),
         ("[RESULT] 4/5", 4),
         ("[RESULT]\n**4**.\n", 4),

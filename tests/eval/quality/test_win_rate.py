@@ -24,7 +24,9 @@ WHOLE = WinRateConfig(num_comparisons=1000)
     [
         ("A is better. [RESULT] A", "A"),
         ("[RESULT]: **b**", "B"),
-        ("[RESULT] A ... no: [RESULT] tie", "TIE"),
+        ("[RESULT] A ... no: [RESULT] tie", None),
+        ("[RESULT] A or [RESULT] B", None),
+        ("I would not say [RESULT] A", None),
         ("[RESULT] A tie", None),
         ("[RESULT] A or B", None),
         ("[RESULT] A/B", None),

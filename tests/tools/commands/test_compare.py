@@ -159,16 +159,19 @@ def test_a_model_that_the_hub_does_not_have_is_named(config, capsys, monkeypatch
 
 def test_figures_are_those_of_a_files_contents_wherever_it_is(tmp_path):
     asked = []
-    for name, text in (("one", "salt"), ("two", "salt"), ("three", "rain")):
-        file = tmp_path / name / "corpus.jsonl"
-        file.parent.mkdir()
-        file.write_text(text)
-        settings = {"rule": "memfree", "corpus": str(file), "dtype": "float32"}
+    for number, texts in enumerate((("salt", "{}"), ("salt", "{}"), ("rain", "{}"), ("salt", ""))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        corpus, task = folder / "corpus.jsonl", folder / "bells.yaml"
+        corpus.write_text(texts[0])
+        task.write_text(texts[1])
+        settings = {"rule": "memfree", "corpus": str(corpus), "dtype": "float32"}
         entry = Entry(label="pair", safe="a", risky="b", settings=settings)
         benchmark = Benchmark(label="Bells", variants=(Variant(task="bells"),))
-        config = Comparison(title="", benchmarks=(benchmark,), models=(entry,))
+        tasks = {"benchmarks": (benchmark,), "models": (entry,), "tasks": str(folder)}
+        config = Comparison(title="", **tasks)
         asked.append(_asked(entry, benchmark, benchmark.variants[0], config))
-    assert asked[0] == asked[1] != asked[2]
+    assert asked[0] == asked[1] and asked[0] not in asked[2:]
 
 
 def test_data_that_the_hub_does_not_give_is_one_line(config, capsys, monkeypatch):

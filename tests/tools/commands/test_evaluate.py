@@ -158,7 +158,7 @@ def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_pat
     assert by_setting["p_r"]["share_above"] == {"6": 1.0, "20": 0.0, "50": 0.0}
     assert by_setting["p_s"]["ncr"]["mean"] == 1.0 and by_setting["p_s"]["ncr"]["num_texts"] == 1
     assert [row["word_lcs"] for row in results["rows"]] == [0, 3, 8]
-    assert results["metric_set"] == "paper_spec_v2" and "git_commit" in results["environment"]
+    assert results["metric_set"] == "paper_spec_v3" and "git_commit" in results["environment"]
     other = ["--safe-setting", "k=1", "--output", str(output)]
     out, err = run(capsys, "evaluate", texts, *other)
     assert err.startswith("[1/1] copying: again, as options.safe_setting was ") and " 1.000 " in out

@@ -81,7 +81,7 @@ def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, ju
     assert "3 asked, 0 kept, 3 sent, 0 failed; 30 + 9 tokens paid, 0.0001 USD" in err
     results = json.loads(output.read_text())
     assert results["endpoint"] == {"model": "m", "base_url": server.url, "seed": None}
-    assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v2")
+    assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v3")
     assert [row["fluency"] for row in results["rows"]] == [2, 3, 4, None]
     again, err = judged("fluency", texts, *prices)
     assert again == out and "done before" in err
@@ -185,6 +185,14 @@ def test_a_limit_takes_the_first_prompts_of_every_setting(file_of, judged):
     out, _ = judged("fluency", texts, "--limit", "1")
     assert cells(out, "k1")[:2] == ["1.000", "1"]
     assert cells(out, "p_s")[:2] == ["3.000", "1"]
+
+
+def test_sampling_that_is_left_out_is_recorded_so(server, file_of, judged):
+    texts = file_of(k1={"p": "grade 1"})
+    judged("fluency", texts, "--judge-default-sampling")
+    assert not {"temperature", "top_p"} & server.requests[0].keys()
+    results = json.loads(Path(f"{texts}.evaluation/evaluation/fluency.json").read_text())
+    assert results["sampling"] == {"temperature": None, "top_p": None, "max_tokens": 1024}
 
 
 # A shell starts what runs in its background with SIGINT ignored, and programs inherit that.

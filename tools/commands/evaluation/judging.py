@@ -46,6 +46,9 @@ class JudgeOptions:
     """Seconds until a request is given up and made again."""
     judge_seed: int | None = None
     """Seed that is sent to the endpoint, for those that draw by it; none unless given."""
+    judge_default_sampling: bool = False
+    """Send neither temperature nor top-p, for models that take their defaults alone (o-series,
+    gpt-5)."""
     price_in: float | None = None
     """Price of a million tokens of prompts in US dollars, to show what the judges cost."""
     price_out: float | None = None
@@ -83,6 +86,7 @@ class JudgeOptions:
             base_url=self.judge_url,
             timeout_s=self.timeout_s,
             seed=self.judge_seed,
+            default_sampling=self.judge_default_sampling,
             price_in=self.price_in,
             price_out=self.price_out,
         )
@@ -222,21 +226,22 @@ def _answers(
     """A row for each text, what they come to by setting, and how the judge was asked."""
     from anchored.eval.quality import factuality, fluency, win_rate
 
+    sampled = client.endpoint.sampled
     if name == "fluency":
         rows = fluency.fluency_rows(texts, client)
         settings, metric_set = fluency.fluency_summary(rows), fluency.FLUENCY_METRIC
-        asked: dict[str, Any] = {"sampling": asdict(fluency.SAMPLING)}
+        asked: dict[str, Any] = {"sampling": asdict(sampled(fluency.SAMPLING))}
     elif name == "factuality":
         retriever = options.retriever(client, max_retries=options.max_retries)
         rows = factuality.factuality_rows(texts, client, retriever)
         settings, metric_set = factuality.factuality_summary(rows), factuality.FACTUALITY_METRIC
-        asked = {"sampling": asdict(factuality.SAMPLING), "retriever": retriever.record()}
+        asked = {"sampling": asdict(sampled(factuality.SAMPLING)), "retriever": retriever.record()}
     else:
         rows = win_rate.win_rate_rows(texts, client, options)
         settings, metric_set = win_rate.win_rate_summary(rows), win_rate.WIN_RATE_METRIC
         pairs = {"num_comparisons": options.num_comparisons, "pool": options.pool}
         drawn = {"seed": win_rate.SEED, "confidence": win_rate.CONFIDENCE}
-        asked = {"sampling": asdict(win_rate.SAMPLING), "config": {**pairs, **drawn}}
+        asked = {"sampling": asdict(sampled(win_rate.SAMPLING)), "config": {**pairs, **drawn}}
     return {"metric_set": metric_set, **asked, "settings": settings, "rows": rows}
 
 
