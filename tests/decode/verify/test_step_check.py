@@ -158,6 +158,16 @@ def test_steps_that_noise_moved_are_explained():
         assert check_step(replace(replayed, recorded=recorded)).failures == []
 
 
+def test_a_token_is_the_seeds_if_one_tolerance_moves_the_distributions_so_that_it_is():
+    claim, needed = honest_claim(random_pair(0), 1.0), []
+    for number in range(40):
+        moved = replace(claim, uniform=(0.1 + 0.02 * number, 0.1, 0.1))
+        report = check_step(moved)
+        assert report.failures == ["the seed gives another token"] * (report.rounding > 1.0)
+        needed.append(report.rounding)
+    assert any(0.0 < each <= 1.0 for each in needed) and any(1.0 < each < 10.0 for each in needed)
+
+
 def test_who_draws_gets_tokens_that_noise_made_likelier():
     """On average a cost is above its replay by half the variance of the difference."""
     generator, tolerance = torch.Generator().manual_seed(3), 2.0
