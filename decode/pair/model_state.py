@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,8 @@ def _version(tensor: Tensor) -> int:
 def _settings(modules: Mapping[str, nn.Module]) -> dict[str, list[Any]]:
     """What a forward follows next to weights, by name: hooks, a `forward` of one object, and plain
     values of modules and their configs."""
-    configs = {id(c): c for module in modules.values() if (c := vars(module).get("config"))}
+    held = [vars(module).get("config") for module in modules.values()]
+    configs = {id(config): config for config in held if isinstance(config, PretrainedConfig)}
     named = [(type(config).__name__, config) for config in configs.values()]
     settings: dict[str, list[Any]] = {}
     for path, thing in [*modules.items(), *named]:
@@ -204,14 +205,16 @@ def _settings(modules: Mapping[str, nn.Module]) -> dict[str, list[Any]]:
                 values = [hook for hook in value.values() if not _only_looks(hook)]
             elif name == "forward":
                 values = [value]
-            elif (
-                name not in UNWATCHED and (name[0] != "_" or name in SWITCHES) and _is_plain(value)
-            ):
+            elif _is_watched(name) and _is_plain(value):
                 values = [str(value)]
             else:
                 continue
             settings[f"{path}.{name}".removeprefix(".")] = values
     return settings
+
+
+def _is_watched(name: str) -> bool:
+    return name in SWITCHES or not (name in UNWATCHED or name.startswith("_"))
 
 
 def _is_plain(value: object) -> bool:

@@ -501,3 +501,15 @@ def test_an_adapter_that_is_switched_is_refused(tokenizer):
     with risky.disable_adapter(), pytest.raises(ValueError, match="_disable_adapters is True"):
         generate(pair)
     assert generate(pair) == expected
+
+
+def test_what_forwards_of_transformers_write_to_a_model_is_no_change(tokenizer):
+    """Hooks for hidden states, and the longest text that dynamic rotary embeddings have read."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    safe = tiny_llama(1, rope_parameters=rope).float()
+    pair = ModelPair(safe, tiny_llama(2).float(), tokenizer)
+    expected, before = generate(pair), safe.model.rotary_emb.max_seq_len_cached
+    safe(torch.arange(200)[None], output_hidden_states=True)
+    assert safe.model.layers[0]._forward_hooks
+    assert safe.model.rotary_emb.max_seq_len_cached > before
+    assert generate(pair).token_ids == expected.token_ids
