@@ -210,7 +210,8 @@ class RequestState:
         request = self.request
         if request.earlier_charge is None:
             return request.prior_bound
-        most = replace(self.budget, debt=request.least_debt).bound
+        in_bank = min(request.least_debt, self.budget.bank or 0.0)  # missing there; more is debt
+        most = replace(self.budget, debt=in_bank).bound
         return request.prior_bound + request.num_return_sequences * (most - self.budget.bound)
 
     def fail(self, message: str) -> None:

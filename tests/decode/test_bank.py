@@ -126,6 +126,17 @@ def test_what_is_missing_in_a_bank_is_a_debt_that_the_next_prompt_may_only_raise
     assert second.ledger.total_bound == pytest.approx(expected, abs=1e-9)
 
 
+def test_a_debt_of_what_was_drawn_above_all_that_was_there_lowers_no_bound_of_the_whole(pair):
+    decoder = Decoder(pair, Pathwise(k=0.1, bank=0.5))
+    (result,) = decoder.generate(TEXTS[3], **PLAIN | {"max_new_tokens": 2})
+    expected = result.ledger.header.bound
+    for _ in range(2):
+        (result,) = decoder.generate(continue_from=result, **PLAIN | {"max_new_tokens": 2})
+        expected += 2 * 0.1
+        assert result.ledger.total_bound == pytest.approx(expected, abs=1e-9)
+    assert result.ledger.header.least_debt > 0.5
+
+
 def test_samples_that_go_on_together_are_within_the_bound_that_each_names(pair):
     decoder = Decoder(pair, Pathwise(k=0.3, bank=3.0, debt="none"))
     first = decoder.generate(TEXTS[3], num_return_sequences=3, **PLAIN | {"max_new_tokens": 4})
