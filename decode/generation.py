@@ -258,7 +258,7 @@ def ledger_header(
         level=level.name,
         level_settings=level.settings(),
         num_return_sequences=state.request.num_return_sequences,
-        prior_bound=state.request.prior_bound,
+        prior_bound=state.prior_bound,
         least_debt=state.request.least_debt or None,
         passage=state.request.passage,
         chat_prompts=dict(state.request.chat_prompts) or None,

@@ -55,7 +55,8 @@ class LedgerHeader:
     num_return_sequences: int = 1
     """Samples of the prompt that were drawn together; each has its ledger."""
     prior_bound: float = 0.0
-    """Nats that the prompt may have spent, where it ends with an earlier generation."""
+    """Nats that the prompt may have spent, where it ends with an earlier generation, and those that
+    `bound` lacks for the debt of what was drawn: no draw lowers the sum of both."""
     prompt_ratios: list[float] | None = None
     """Nats, log p_r - log p_s of the prompt's symbols; where asked for, see `with_divergences`."""
     least_debt: float | None = None

@@ -203,6 +203,17 @@ class RequestState:
     def is_finished(self) -> bool:
         return bool(self.finish_reason)
 
+    @property
+    def prior_bound(self) -> float:
+        """That of the request, and what the debt of a drawn text takes from the bounds of those
+        that go on: it depends on the draw, and a bound of both holds before anything is drawn."""
+        request = self.request
+        if request.earlier_charge is None:
+            return request.prior_bound
+        in_bank = min(request.least_debt, self.budget.bank or 0.0)  # missing there; more is debt
+        most = replace(self.budget, debt=in_bank).bound
+        return request.prior_bound + request.num_return_sequences * (most - self.budget.bound)
+
     def fail(self, message: str) -> None:
         """End the request with an error; what was drawn so far stays."""
         self.finish_reason, self.error = "error", message

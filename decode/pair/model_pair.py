@@ -48,8 +48,7 @@ class ModelPair:
     line is logged that names the first difference and the level.
 
     Each model is run on a few tokens, in the way in which it will decode, and compared with its
-    plain forward: see `row_support`. Later hooks are honored by the next call, but
-    neither compared nor seen in its fingerprint. Other changes are refused by the next call, see
+    plain forward: see `row_support`. Later changes, hooks too, are refused by the next call, see
     `ModelState`, as are adapters in the safe model and shared memory, see `check_apart`.
 
     Both may carry embeddings padded beyond the tokenizer: the padding is never predicted; nor is a

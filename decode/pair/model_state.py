@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,13 @@ ADAPTER_PACKAGES = ("peft.", "adapters.", "loralib.")
 FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies are those of every length: no forward writes to them."""
 
-SWITCHES = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
-"""Attributes of peft's layers: which adapter acts, and how much."""
+SWITCHES = ("_active_adapter", "_disable_adapters")
+"""Attributes of peft's layers that say which adapter acts; no other private one is watched."""
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+UNWATCHED = ("training", "max_seq_len_cached")
+"""Plain attributes that are set to evaluation again, or that forwards write to."""
 
 SAMPLED_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
@@ -53,17 +58,20 @@ def check_apart(safe: PreTrainedModel, risky: PreTrainedModel) -> None:
 def check_hooks() -> None:
     """Raise ValueError, with its name, for a hook that is registered for the modules of all models.
 
-    Lean layers would pass it by, and no `ModelPair` says that it was there. Those of torch itself
-    only look: `FlopCounterMode` has some.
+    Lean layers would pass it by, and no `ModelPair` says that it was there.
     """
     for hooks in (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks):
         for hook in hooks.values():
-            if not str(getattr(hook, "__module__", "")).startswith("torch."):
-                name = getattr(hook, "__qualname__", type(hook).__qualname__)
+            if not _only_looks(hook):
                 raise ValueError(
-                    f"a hook of all modules, {name}, would act on both models: remove it, or "
-                    "register it with one of them before the ModelPair is made"
+                    f"a hook of all modules, {_names([hook])}, would act on both models: remove "
+                    "it, or register it with one of them before the ModelPair is made"
                 )
+
+
+def _only_looks(hook: object) -> bool:
+    """True for hooks of torch (`FlopCounterMode`) and transformers (`output_hidden_states`)."""
+    return str(getattr(hook, "__module__", "")).startswith(("torch.", "transformers."))
 
 
 class ModelState:
@@ -75,7 +83,7 @@ class ModelState:
         self._modules = dict(model.named_modules())
         self._tensors = dict(_tensors(self._modules, fixed=True))
         self._facts = {name: _Facts.of(tensor) for name, tensor in self._tensors.items()}
-        self._samples, self._switches = _samples(self._tensors), _switches(self._modules)
+        self._samples, self._settings = _samples(self._tensors), _settings(self._modules)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make the state anew for a copy of the model, whose tensors lie elsewhere."""
@@ -83,6 +91,8 @@ class ModelState:
 
     def check(self) -> None:
         """Raise ValueError for another module or weight than before, or one that was written to.
+
+        Hooks, a replaced `forward` and plain attributes of modules and configs count too.
 
         A model in training mode is set to evaluation again, with a warning.
         """
@@ -99,9 +109,11 @@ class ModelState:
         for name, sample in _samples(tensors).items():
             if sample != self._samples[name]:
                 self._refuse(f"{name} was written to")
-        for name, switches in _switches(modules).items():
-            if switches != self._switches[name]:
-                self._refuse(f"the adapter at {name} was {self._switches[name]}, is {switches}")
+        settings = _settings(modules)
+        for name in self._settings | settings:
+            was, now = self._settings.get(name, []), settings.get(name, [])
+            if was != now:
+                self._refuse(f"{name} is {_names(now)}, it was {_names(was)}")
         self.check_running()
 
     def check_running(self) -> None:
@@ -180,14 +192,41 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _switches(modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """The values of `SWITCHES` of each adapter layer, by name."""
-    layers = {name: vars(module) for name, module in modules.items()}
-    return {
-        name: str({switch: layer[switch] for switch in SWITCHES if switch in layer})
-        for name, layer in layers.items()
-        if "_active_adapter" in layer
-    }
+def _settings(modules: Mapping[str, nn.Module]) -> dict[str, list[Any]]:
+    """What a forward follows next to weights, by name: hooks, a `forward` of one object, and plain
+    values of modules and their configs."""
+    held = [vars(module).get("config") for module in modules.values()]
+    configs = {id(config): config for config in held if isinstance(config, PretrainedConfig)}
+    named = [(type(config).__name__, config) for config in configs.values()]
+    settings: dict[str, list[Any]] = {}
+    for path, thing in [*modules.items(), *named]:
+        for name, value in vars(thing).items():
+            if name in HOOKS:
+                values = [hook for hook in value.values() if not _only_looks(hook)]
+            elif name == "forward":
+                values = [value]
+            elif _is_watched(name) and _is_plain(value):
+                values = [str(value)]
+            else:
+                continue
+            settings[f"{path}.{name}".removeprefix(".")] = values
+    return settings
+
+
+def _is_watched(name: str) -> bool:
+    return name in SWITCHES or not (name in UNWATCHED or name.startswith("_"))
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, bool | int | float | str)
+
+
+def _names(values: list[Any]) -> str:
+    """Plain values, and names of hooks and functions, in one line."""
+    names = (v if isinstance(v, str) else getattr(v, "__qualname__", type(v)) for v in values)
+    return ", ".join(map(str, names)) or "none"
 
 
 def _samples(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:

@@ -59,10 +59,8 @@ class ModuleBackbone:
 class ModelRunner:
     """A model's backbone and its output layer, which predicts the first `vocab_size` tokens.
 
-    Embeddings padded beyond those are left out. The model may get hooks between batches: a
-    backbone is asked for when a batch is opened, the output layer at every use, and either is read
-    without calling its modules only while these are plain. Raises ValueError while the model itself
-    has a hook, which nothing but a call of the whole model would run.
+    Embeddings padded beyond those are left out. Either is read without calling its modules only
+    while these are plain.
 
     A CPU reads packed copies of the weights (see `PackedLinear`), made once, when the first batch
     is opened or the first logits are asked for: they do not follow weights that change.
@@ -122,11 +120,6 @@ class ModelRunner:
     @property
     def _output_layer(self) -> Any:
         """The layer as it is now."""
-        if is_hooked(self.model):
-            raise ValueError(
-                f"the model ({self.model.config.model_type}) has a hook or a replaced forward, "
-                "which decoding in rows passes by: set it before the ModelPair is made"
-            )
         return self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
 
     def _predicted(self, layer: nn.Linear) -> tuple[Tensor, Tensor | None]:

@@ -129,7 +129,7 @@ def with_spends(ledger: Ledger, spends: list[float], **header) -> Ledger:
     ("spends", "charge", "is_kept"),
     [
         ([2.0, -1.0, 3.0], "drawn", True),
-        ([5.0, -3.0, 3.0], "drawn", False),  # the whole is within the bound, the first step is not
+        ([5.0, -3.0, 1.0], "drawn", False),  # the whole is within the bound, the first step is not
         ([-3.0, 3.0, 5.0], "drawn", False),
         ([-9.0, 4.0, 101.0], "drawn", False),  # more than the step's budget
         ([-9.0, math.nan, 1.0], "drawn", False),

@@ -3,6 +3,9 @@
 The safe probabilities come from plain forwards and numpy alone; p* from `Decoder.score`.
 """
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pathwise_oracle as oracle
 import pytest
@@ -33,6 +36,7 @@ BUDGETS = [
     {"K": 1.0, "bank": 1.0, "debt": "none"},
 ]
 DIVERGENCES = ("kl", "max")
+WARPED = {"temperature": 1.0, "repetition_penalty": 1.0}
 SAMPLING = [
     {},
     {"temperature": 0.5, "repetition_penalty": 1.3},
@@ -111,6 +115,40 @@ def test_no_distribution_of_texts_leaves_its_bound(
     for prob, safe_log_prob in zip(probs[::7], safe[::7], strict=True):
         most = event_bound(bound, min(0.0, safe_log_prob), divergence=divergence)
         assert prob <= most + ORACLE_ERROR
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_no_event_leaves_what_the_ledger_of_any_text_in_pieces_says(four_tokens, divergence):
+    """Whatever was drawn before: the debts of the pieces, and so their bounds, differ by it."""
+    rule, probs, ledgers = Anchored(k=0.8, divergence=divergence), {}, []
+    decoder = Decoder(four_tokens, rule)
+    pieces = [([], 0.0, {"prompts": PROMPT})]
+    for place in range(3):
+        following = []
+        for text, log_prob, source in pieces:
+            (result,) = decoder.generate(**source, max_new_tokens=1, **WARPED)
+            (step,), begun = result.ledger.steps, [PROMPT + text] * 4
+            scores = decoder.score(begun, [[token] for token in range(4)], horizon=1)
+            for token, score in enumerate(scores):
+                piece = [*text, token], log_prob + score.log_prob
+                drawn = replace(
+                    result.ledger, steps=[replace(step, token_id=token)], finish_reason="length"
+                )
+                if token == 1 or place == 2:
+                    probs[tuple(piece[0])] = math.exp(piece[1])
+                else:
+                    following.append((*piece, {"continue_from": drawn}))
+            ledgers += [result.ledger] * (place == 2)
+        pieces = following
+    assert sum(probs.values()) == pytest.approx(1.0, abs=1e-7)
+    assert len({ledger.header.bound for ledger in ledgers}) > 1
+    safe = {text: math.exp(safe_log_prob(four_tokens.safe, list(text), {})) for text in probs}
+    raised = sorted(probs, key=lambda text: safe[text] / probs[text])
+    for number in range(1, len(raised)):
+        for event in (raised[:number], raised[number - 1 : number]):
+            prob, safe_prob = (sum(of[text] for text in event) for of in (probs, safe))
+            for ledger in ledgers:
+                assert prob <= ledger.event_bound(math.log(safe_prob)) + ORACLE_ERROR
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)

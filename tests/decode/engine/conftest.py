@@ -1,10 +1,10 @@
 """A pair whose texts end here and there, and a count of its forwards."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from tiny_models import tiny_llama
+from transformers import LlamaModel
 
 from anchored import ModelPair
 
@@ -19,13 +19,15 @@ def ending_pair(tokenizer) -> ModelPair:
 
 
 @pytest.fixture
-def forwards(pair) -> Iterator[Counter[str]]:
+def forwards(pair, monkeypatch) -> Counter[str]:
     """How often the backbones of `pair` were run, by model."""
     counts: Counter[str] = Counter()
-    hooks = [
-        model.model.register_forward_pre_hook(lambda *_, name=name: counts.update([name]))
-        for name, model in pair.models.items()
-    ]
-    yield counts
-    for hook in hooks:
-        hook.remove()
+    names = {id(model.model): name for name, model in pair.models.items()}
+    forward = LlamaModel.forward
+
+    def counted(self, *given, **settings):
+        counts.update([names[id(self)]])
+        return forward(self, *given, **settings)
+
+    monkeypatch.setattr(LlamaModel, "forward", counted)
+    return counts

@@ -264,6 +264,10 @@ def stepped(model):
     optimizer.step()
 
 
+def looks(module, *given):
+    """A hook, or a pre-hook, that changes nothing."""
+
+
 @torch.no_grad()
 def doubled(tensor):
     """In place; `.data`, through which adapters are merged, counts no versions."""
@@ -324,6 +328,34 @@ CHANGES = {
     "rotary frequencies": (
         lambda m: doubled(m.model.rotary_emb.inv_freq),
         r"model.rotary_emb.inv_freq was replaced or written to",
+    ),
+    "a hook on the whole model": (
+        lambda m: m.register_forward_hook(looks),
+        "_forward_hooks is looks, it was none",
+    ),
+    "a hook on the output layer": (
+        lambda m: m.lm_head.register_forward_hook(looks),
+        "lm_head._forward_hooks is looks, it was none",
+    ),
+    "a pre-hook on attention": (
+        lambda m: m.model.layers[1].self_attn.register_forward_pre_hook(looks),
+        "model.layers.1.self_attn._forward_pre_hooks is looks, it was none",
+    ),
+    "a forward replaced": (
+        lambda m: setattr(m.model.layers[0].mlp, "forward", m.model.layers[1].mlp.forward),
+        "model.layers.0.mlp.forward is LlamaMLP.forward, it was none",
+    ),
+    "a number of a module": (
+        lambda m: setattr(m.model.norm, "variance_epsilon", 5.0),
+        r"model.norm.variance_epsilon is 5.0, it was 1e-06",
+    ),
+    "a switch of a module": (
+        lambda m: setattr(m.model.layers[0].self_attn, "is_causal", False),
+        r"model.layers.0.self_attn.is_causal is False, it was True",
+    ),
+    "a config": (
+        lambda m: setattr(m.config, "rms_norm_eps", 5.0),
+        r"LlamaConfig.rms_norm_eps is 5.0, it was 1e-06",
     ),
 }
 CALLS = {
@@ -466,6 +498,18 @@ def test_an_adapter_that_is_switched_is_refused(tokenizer):
     risky = trained(adapted(tiny_llama(2).float()))
     pair = ModelPair(tiny_llama(1).float(), risky, tokenizer)
     expected = generate(pair)
-    with risky.disable_adapter(), pytest.raises(ValueError, match=r"the adapter at \S+ was"):
+    with risky.disable_adapter(), pytest.raises(ValueError, match="_disable_adapters is True"):
         generate(pair)
     assert generate(pair) == expected
+
+
+def test_what_forwards_of_transformers_write_to_a_model_is_no_change(tokenizer):
+    """Hooks for hidden states, and the longest text that dynamic rotary embeddings have read."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    safe = tiny_llama(1, rope_parameters=rope).float()
+    pair = ModelPair(safe, tiny_llama(2).float(), tokenizer)
+    expected, before = generate(pair), safe.model.rotary_emb.max_seq_len_cached
+    safe(torch.arange(200)[None], output_hidden_states=True)
+    assert safe.model.layers[0]._forward_hooks
+    assert safe.model.rotary_emb.max_seq_len_cached > before
+    assert generate(pair).token_ids == expected.token_ids

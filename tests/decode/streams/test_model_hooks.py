@@ -1,4 +1,4 @@
-"""Hooks, whenever they were set, and layers of other kinds are in what ledgers record."""
+"""Hooks that a model had before its pair, and layers of other kinds, are in what ledgers record."""
 
 import logging
 
@@ -68,8 +68,6 @@ CHANGES = {
     ),
     "a hook before all layers": lambda m: m.model.embed_tokens.register_forward_hook(backwards),
 }
-HONORED_AFTERWARDS = [name for name in CHANGES if "hook" in name or "forward" in name]
-"""Others are refused once the pair was made: see test_model_state."""
 
 
 @pytest.fixture(autouse=True)
@@ -91,20 +89,12 @@ def check_recorded(pair: ModelPair) -> None:
         torch.testing.assert_close(scores, plain, atol=1e-4, rtol=0)
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(
-    ("change", "when"),
-    [(name, "before") for name in CHANGES] + [(name, "after") for name in HONORED_AFTERWARDS],
-)
-def test_a_changed_model_is_recorded_as_it_is(change, when, tokenizer):
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_is_recorded_as_it_is(change, tokenizer):
+    """Later changes are refused: see test_model_state."""
     safe, risky = tiny_llama(1).float(), tiny_llama(2).float()
-    if when == "before":
-        CHANGES[change](safe)
-    pair = ModelPair(safe, risky, tokenizer)
-    check_recorded(pair)  # also keeps what streams keep of the model as it is
-    if when == "after":
-        CHANGES[change](safe)
-        check_recorded(pair)
+    CHANGES[change](safe)
+    check_recorded(ModelPair(safe, risky, tokenizer))
 
 
 def test_a_hook_on_the_whole_model_decodes_in_batches_if_it_was_there_before(tokenizer, caplog):
@@ -116,13 +106,6 @@ def test_a_hook_on_the_whole_model_decodes_in_batches_if_it_was_there_before(tok
         "which rows would pass by"
     ]
     check_recorded(pair)
-
-
-def test_a_hook_on_the_whole_model_is_refused_if_it_came_after(tokenizer):
-    pair = ModelPair(tiny_llama(1).float(), tiny_llama(2).float(), tokenizer)
-    with_hook_on_logits(pair.safe)
-    with pytest.raises(ValueError, match=r"model \(llama\) has a hook .*: set it before the Mod"):
-        Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=6)
 
 
 def with_hook_on_logits(model):

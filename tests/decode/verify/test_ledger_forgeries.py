@@ -206,6 +206,11 @@ FORGERIES = {
     "horizon 1e6 of risky": ("risky", put(H, horizon=10**6), "the horizon 1000000"),
     "negative spend": ("kl", [put(11, spend=-(2.0**-32)), summed_up], "step 11: spend -2.328"),
     "budget": ("kl", put(3, budget=99.0), "step 3: the budget does not follow"),
+    "a budget of a quantum more": (
+        "kl",
+        put(3, budget=lambda nats: nats + 2.0**-32),
+        "step 3: the budget does not follow",
+    ),
     # a bank
     "bank dropped": ("capped", lambda h, s, f: h.pop("bank"), "bank None over 12 steps are not"),
     "bank doubled": ("capped", put(H, bank=1.0), "bank 1.0 over 12 steps are not those"),

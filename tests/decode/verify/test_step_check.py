@@ -158,6 +158,16 @@ def test_steps_that_noise_moved_are_explained():
         assert check_step(replace(replayed, recorded=recorded)).failures == []
 
 
+def test_a_token_is_the_seeds_if_one_tolerance_moves_the_distributions_so_that_it_is():
+    claim, needed = honest_claim(random_pair(0), 1.0), []
+    for number in range(40):
+        moved = replace(claim, uniform=(0.1 + 0.02 * number, 0.1, 0.1))
+        report = check_step(moved)
+        assert report.failures == ["the seed gives another token"] * (report.rounding > 1.0)
+        needed.append(report.rounding)
+    assert any(0.0 < each <= 1.0 for each in needed) and any(1.0 < each < 10.0 for each in needed)
+
+
 def test_who_draws_gets_tokens_that_noise_made_likelier():
     """On average a cost is above its replay by half the variance of the difference."""
     generator, tolerance = torch.Generator().manual_seed(3), 2.0
@@ -236,6 +246,30 @@ def test_a_cost_is_the_difference_of_the_two_figures_next_to_it(by, figure):
     moved = replace(claim.recorded, log_prob=claim.recorded.log_prob - by)
     failures = check_step(replace(claim, recorded=moved)).failures
     assert [failure.partition(" differs")[0] for failure in failures] == [figure] * bool(figure)
+
+
+@pytest.mark.parametrize(("times", "figures"), [(6.0, []), (100.0, ["spend", "spend by the rule"])])
+def test_a_spend_is_above_its_divergence_by_a_few_of_a_solvers_margins(times, figures):
+    """Of logits of 10,000 nats the margin for rounding is all that counts."""
+    claim = honest_claim(1e4 * random_pair(1), 0.5)
+    claim = replace(claim, safe_tolerance=1e-12, risky_tolerance=1e-12)
+    nats = distributions_of(claim).divergence
+    margin = claim.recorded.spend - nats
+    spend = nats + times * margin
+    other = replace(claim.recorded, spend=spend, budget=claim.recorded.budget + spend)
+    failures = check_step(replace(claim, recorded=other)).failures
+    names = [failure.partition(" differs")[0] for failure in failures]
+    assert margin > 1e-6 and [name for name in names if name != "budget left"] == figures
+
+
+def test_a_budget_that_binds_is_spent_but_for_a_solvers_fraction():
+    claim = honest_claim(random_pair(1), 3.0)
+    for more, figures in ((0.0, 0), (1e-3, 1)):
+        other = replace(claim.recorded, budget=claim.recorded.budget + more)
+        failures = check_step(replace(claim, recorded=other)).failures
+        assert [failure.startswith("budget left differs") for failure in failures] == [
+            True
+        ] * figures
 
 
 @pytest.mark.parametrize(("raised", "is_explained"), [(0.01, True), (0.5, False)])
