@@ -41,9 +41,9 @@ class Update:
     text: str = ""
     token_ids: Sequence[int] = ()
     log_probs: Sequence[TokenLogProbs] = ()
-    """Those of these tokens, where the request wants them."""
+    """The log-probabilities of these tokens, where the request wants them."""
     prompt_log_probs: Sequence[TokenLogProbs] = ()
-    """Those of the prompt's tokens, in the first update."""
+    """The log-probabilities of the prompt's tokens, in the first update."""
     ledger: Ledger | None = None
     """The whole record, once the text has ended."""
     error: str = ""

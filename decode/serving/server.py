@@ -33,6 +33,10 @@ logger = logging.getLogger(__name__)
 CLOSING_S: Final = 5
 """Seconds that connections have to take what was sent, after the last text has ended."""
 
+IDLE_S: Final = 65
+"""Seconds that a connection may be idle: longer than clients and proxies keep theirs, 5 to 60, one
+of which would else send a request into a connection that is just being closed."""
+
 
 @contextmanager
 def bound_socket(options: ServerOptions) -> Iterator[socket.socket]:
@@ -129,6 +133,7 @@ class PairServer:
             log_level="warning",
             access_log=False,
             server_header=False,
+            timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=CLOSING_S,
         )
         self._http = _HttpServer(config, self.end)

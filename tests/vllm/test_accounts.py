@@ -30,7 +30,7 @@ ALICE = {"authorization": f"Bearer {KEYS['alice']}"}
 
 
 TOKENS = 16_000
-"""Of a long stream, as many nats: no machine draws them in minutes."""
+"""The length of a long stream, and its nats: no machine draws so many tokens in minutes."""
 
 
 @pytest.fixture(scope="module")

@@ -200,6 +200,13 @@ def test_a_client_that_sends_half_a_head_is_closed(pair, tmp_path, monkeypatch):
         assert httpx.get(f"{address}/health", timeout=HANG_S).status_code == 200
 
 
+def test_an_idle_connection_outlives_the_clients_which_would_else_ask_while_it_is_closed(
+    pair, tmp_path
+):
+    with embedded(Decoder(pair, Anchored(k=1.0)), tmp_path) as (_, server):
+        assert server._http.config.timeout_keep_alive > httpx.Limits().keepalive_expiry
+
+
 def test_connections_beyond_the_limit_are_closed_and_said_once(pair, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(http, "HEAD_S", 600.0)
     monkeypatch.setattr(http.PatientProtocol, "last_said_s", -http.QUIET_S)

@@ -192,7 +192,7 @@ def test_a_store_that_is_locked_for_long_lets_no_request_wait_for_all_before_it(
     ):
         other.execute("BEGIN IMMEDIATE")
         refusals = asyncio.run(ask_all(keeper))
-        assert 1 <= len(begun) <= 2  # the first, and the next as the first gives up
+        assert 0 < len(begun) < len(refusals)  # others wait for none that waits itself
         assert {(refused.status, refused.more["type"]) for refused in refusals} == {
             (503, "accounts_unavailable")
         }
