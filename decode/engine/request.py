@@ -208,7 +208,7 @@ class RequestState:
         """That of the request, and what the debt of a drawn text takes from the bounds of those
         that go on: it depends on the draw, and a bound of both holds before anything is drawn."""
         request = self.request
-        if request.earlier_charge is None:
+        if request.earlier_charge is None or self.budget.bound == math.inf:
             return request.prior_bound
         in_bank = min(request.least_debt, self.budget.bank or 0.0)  # missing there; more is debt
         most = replace(self.budget, debt=in_bank).bound

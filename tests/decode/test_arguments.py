@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from anchored import Anchored, Decoder, Ledger, verify
+from anchored import Anchored, Decoder, Ledger, RiskyOnly, verify
 from anchored.decode.engine.request import recorded_key
 from anchored.decode.settings import SamplingConfig
 
@@ -79,6 +79,13 @@ def test_text_that_no_bound_holds_for_leaves_no_total(decoder, tmp_path):
     assert later.ledger.certified and later.ledger.is_within_bound
     later.ledger.save(tmp_path / "ledger.jsonl")
     assert Ledger.load(tmp_path / "ledger.jsonl").total_bound == math.inf
+
+
+def test_a_text_goes_on_without_a_bound_and_its_beginning_keeps_one(decoder, pair):
+    (first,) = decoder.generate(PROMPTS[0], max_new_tokens=4)
+    (later,) = Decoder(pair, RiskyOnly()).generate(continue_from=first, max_new_tokens=4)
+    assert later.ledger.header.prior_bound == first.ledger.total_bound
+    assert verify(later.ledger, pair).is_ok and not later.ledger.certified
 
 
 def test_continuing_at_byte_level_adds_bytes(pair):
