@@ -26,8 +26,11 @@ SWITCHES = ("_active_adapter", "_disable_adapters")
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
-UNWATCHED = ("training", "max_seq_len_cached")
-"""Plain attributes that are set to evaluation again, or that forwards write to."""
+UNWATCHED = (
+    *("training", "max_seq_len_cached"),  # set to evaluation again; written by forwards
+    *("architectures", "dtype", "gradient_checkpointing", "use_cache"),
+)
+"""Plain attributes that no figure depends on: the last ones are of training and of saved files."""
 
 SAMPLED_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import warnings
 from functools import partial
 
 import pytest
@@ -503,13 +504,19 @@ def test_an_adapter_that_is_switched_is_refused(tokenizer):
     assert generate(pair) == expected
 
 
-def test_what_forwards_of_transformers_write_to_a_model_is_no_change(tokenizer):
-    """Hooks for hidden states, and the longest text that dynamic rotary embeddings have read."""
+def test_what_calls_of_transformers_write_to_a_model_is_no_change(tokenizer, tmp_path):
+    """Hooks for hidden states, the longest text that dynamic rotary embeddings have read, what a
+    saved config names, a setting of training."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     safe = tiny_llama(1, rope_parameters=rope).float()
     pair = ModelPair(safe, tiny_llama(2).float(), tokenizer)
     expected, before = generate(pair), safe.model.rotary_emb.max_seq_len_cached
     safe(torch.arange(200)[None], output_hidden_states=True)
-    assert safe.model.layers[0]._forward_hooks
-    assert safe.model.rotary_emb.max_seq_len_cached > before
+    safe.save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it gets another name in transformers 6
+        safe.gradient_checkpointing_enable()
+    safe.config.use_cache = False
+    assert safe.model.layers[0]._forward_hooks and safe.model.layers[0].gradient_checkpointing
+    assert safe.model.rotary_emb.max_seq_len_cached > before and safe.config.architectures
     assert generate(pair).token_ids == expected.token_ids
