@@ -66,8 +66,7 @@ def words(text: str, *, max_words: int | None = None) -> list[Word]:
 
     Punctuation stays attached, as `text.lower().split()` leaves it; but where a run has letters of
     scripts without spaces, it is cut into its `bare_words`, and punctuation alone next to it is no
-    word. `start` and `end` count characters of
-    `text` as it is, not of its normal form.
+    word. `start` and `end` count characters of `text` as it is, not of its normal form.
     """
     normal = normal_form(text)
     matches = itertools.islice(_matches(normal), max_words)

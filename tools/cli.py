@@ -197,7 +197,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """What an encoding lacks, ASCII above all, as JSON escapes it: no text is lost for that."""
+    """Escape, as JSON does, the characters that an encoding lacks, so that no text is lost."""
     assert isinstance(error, UnicodeEncodeError), "stdout is written"
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 

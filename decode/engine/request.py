@@ -205,8 +205,9 @@ class RequestState:
 
     @property
     def prior_bound(self) -> float:
-        """That of the request, and what the debt of a drawn text takes from the bounds of those
-        that go on: it depends on the draw, and a bound of both holds before anything is drawn."""
+        """Nats of the request's prior bound, with those that the debt of a drawn text takes from
+        the bound of what goes on: that debt depends on the draw, and a bound of both texts has to
+        hold before anything is drawn."""
         request = self.request
         if request.earlier_charge is None or self.budget.bound == math.inf:
             return request.prior_bound

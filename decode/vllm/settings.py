@@ -119,7 +119,7 @@ class PairFacts:
     banned_token_ids: list[int]
     """Ids below `vocab_size` that no text draws."""
     missing_token_ids: list[int]
-    """Those that no prompt may hold, as one tokenizer lacks them."""
+    """Ids that no prompt may hold, as one tokenizer lacks them."""
     level_settings: dict[str, Any]
     stop_token_ids: list[int]
     special_token_ids: list[int]

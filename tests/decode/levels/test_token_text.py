@@ -23,7 +23,7 @@ def text_of(tokenizer, token_ids) -> str:
 
 
 def added(tokenizer, before, new) -> str:
-    """By the definition, with transformers alone, unless bytes of a fallback are no character's."""
+    """The text by its definition, with transformers alone; bytes that are no character's aside."""
     old, whole = text_of(tokenizer, before), text_of(tokenizer, [*before, *new])
     if "\ufffd" in old + whole and is_fallback(tokenizer):
         return replaced_alone(tokenizer, before, new)

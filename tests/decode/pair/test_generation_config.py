@@ -1,4 +1,4 @@
-"""What the generation_config of a model says of its texts: followed, refused, or named."""
+"""Settings in the generation_config of a model are followed, refused by name, or named."""
 
 import json
 import logging
