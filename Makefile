@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist load
 NO_BOX := PYTHONWARNINGS="ignore:Editable installation"
 AREAS := __init__.py __main__.py durable_files.py environment.py errors.py fields.py identities.py inputs.py installed.py text_tables.py wrong_words.py configs pretrain decode kernels eval tools
 
-.PHONY: help quickstart demo test test-slow test-vllm test-gpu lint typecheck docs bench clean
+.PHONY: help quickstart demo test test-slow test-all test-vllm test-gpu lint typecheck docs bench clean
 
 help: # these words
 	@awk -F ':[^#]*# *' '/^[a-z-]+:.*# / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -23,10 +23,13 @@ runs/quickstart/models/risky:
 	$(BIN)/anchored quickstart
 
 test: $(VENV)/dev # three minutes
-	$(PYTEST) -m "not gpu and not slow"
+	$(PYTEST) -m "not gpu and not slow and not whole"
 
 test-slow: $(VENV)/dev # another ten minutes: compilations, killed runs, whole programs
-	$(PYTEST) -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu and not whole"
+
+test-all: $(VENV)/dev # both, and every shape of what they sample: an hour
+	$(PYTEST) -m "not gpu"
 
 test-vllm: $(VLLM)/ready # a pair inside vLLM's CPU build; minutes, as its kernels are interpreted
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm --override-ini filterwarnings=default \
