@@ -28,8 +28,8 @@ class Row(NamedTuple):
     records: Any
     table: Any
     counter: Any
-    """int64, of arrivals at barriers: it counts for ever (2**63 are out of reach), so that replaying
-    a CUDA graph needs no reset."""
+    """int64, of arrivals at barriers: it counts for ever (2**63 are out of reach), so that a CUDA
+    graph needs no reset."""
     split: Any
     """The index of this program among those that share the row."""
     num_splits: Any
