@@ -7,9 +7,8 @@ it, and Triton on a device that has drawn a few rows as the CPU's solver does.
 from __future__ import annotations
 
 import logging
-import subprocess
-from functools import cache
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,23 +21,11 @@ from .spend import check_budget, usable_budget
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Projection", "check_rows", "project", "project_kl", "project_max"]
-
 # B requests, V vocabulary.
 
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "triton")
-
-FAILURES: tuple[type[Exception], ...] = (
-    ImportError,  # Triton is not installed, or lacks what this version uses
-    OSError,  # no compiler, no room for what it compiles
-    subprocess.SubprocessError,  # a compiler that ends with an error
-    RuntimeError,  # of the driver, at a launch; a comparison that failed
-    *(AssertionError, AttributeError, LookupError, TypeError, ValueError),  # in Triton's compiler
-)
-"""Errors that Triton is known to raise on devices that it does not know well; those that Triton
-defines are added to them."""
 
 MOST_REASON = 300
 """Characters of an error's end, where compilers say what is wrong."""
@@ -56,61 +43,6 @@ _agreed: set[torch.device] = set()
 """Devices on which other processes draw the same tokens, see `agree`."""
 
 
-class Options(TypedDict, total=False):
-    """Options that every projection takes by name."""
-
-    keyed: tuple[Tensor, Tensor] | None
-    """In place of `uniform`, keys and positions, (B,) int64 both, of `sampler.uniforms`: the
-    numbers are then made where the logits are. None unless asked for."""
-    backend: str
-    """"torch", on the CPU wherever the tensors are; "triton", which needs CUDA tensors or Triton's
-    interpreter and checks no values, so as not to wait for the device; or "auto", the default:
-    "triton" on CUDA where it compiles, launches and agrees with "torch" on a few rows."""
-
-
-def project_kl(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    budget: Tensor,
-    uniform: Tensor | None = None,
-    **options: Unpack[Options],
-) -> Projection:
-    """The p* that minimizes KL(p* || p_r) subject to KL(p* || p_s) <= budget, and a draw from it.
-
-    risky_logits, safe_logits: (B, V), any float dtype and strides, warped; -inf is a banned token.
-    budget: (B,) float, nats; rounded down to the spend quantum and capped at BUDGET_CAP.
-    uniform: (B, 3) float64 in [0, 1) for the coupled sampler, or None.
-    Returns: a Projection; the float64 KL at its weight is at most its spend, which is at most the
-    budget. Where the budget binds and logits lie within +-100 the shortfall is at most
-    max(1e-5 * budget, 1e-7) nats. A row's digits depend on nothing but the row.
-    Raises: ValueError for a wrong shape or dtype, a NaN budget or an unknown backend.
-    Source: paper algorithm ProjectKL, solved by Newton's method in sqrt(KL).
-    """
-    return project(risky_logits, safe_logits, budget, uniform, charge="mean", **options)
-
-
-def project_max(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    budget: Tensor,
-    uniform: Tensor | None = None,
-    *,
-    charge: Literal["worst", "drawn"] = "worst",
-    **options: Unpack[Options],
-) -> Projection:
-    """The p* that minimizes D_inf(p* || p_r) subject to D_inf(p* || p_s) <= budget, and a draw.
-
-    On the common support S, p* = min(c p_r, e^budget p_s) with c >= 1 and p_r renormalized on S;
-    the weight of the Projection is 1 / c. Arguments and errors are those of `project_kl`.
-    charge: "worst" spends D_inf(p* || p_s), the largest log-ratio log p*(y)/p_s(y), rounded up;
-    "drawn" that of the token drawn, which may be negative, and without a draw the largest. Either
-    spends 0 where p* is p_s, and at most the budget whatever is drawn.
-    Source: paper, proposition on optimal Renyi clipping; c by Newton from c = 1, which climbs
-    because the total mass is concave and piecewise linear in c, and bisection where it is slow.
-    """
-    return project(risky_logits, safe_logits, budget, uniform, charge=charge, **options)
-
-
 def project(
     risky_logits: Tensor,
     safe_logits: Tensor,
@@ -121,7 +53,30 @@ def project(
     keyed: tuple[Tensor, Tensor] | None = None,
     backend: str = "auto",
 ) -> Projection:
-    """`project_kl` for charge "mean", else `project_max`."""
+    """The p* nearest to p_r within a budget around p_s, and a draw from it.
+
+    risky_logits, safe_logits: (B, V), any float dtype and strides, warped; -inf is a banned token.
+    budget: (B,) float, nats; rounded down to the spend quantum and capped at BUDGET_CAP.
+    uniform: (B, 3) float64 in [0, 1) for the coupled sampler, or None.
+    charge: "mean" minimizes KL(p* || p_r) subject to KL(p* || p_s) <= budget, and spends at least
+    the KL; "worst" and "drawn" minimize D_inf(p* || p_r) subject to D_inf(p* || p_s) <= budget: on
+    the common support S, p* = min(c p_r, e^budget p_s) with c >= 1 and p_r renormalized on S, and
+    the weight is 1 / c. "worst" spends the largest log-ratio log p*(y)/p_s(y), rounded up, "drawn"
+    that of the token drawn, which may be negative, and without a draw the largest. Each spends 0
+    where p* is p_s, and at most the budget whatever is drawn.
+    keyed: in place of `uniform`, keys and positions, (B,) int64 both, of `sampler.uniforms`: the
+    numbers are then made where the logits are.
+    backend: "torch", on the CPU wherever the tensors are; "triton", which needs CUDA tensors or
+    Triton's interpreter and checks no values, so as not to wait for the device; or "auto": "triton"
+    on CUDA where it compiles, launches and agrees with "torch" on a few rows.
+    Returns: a Projection. Where the budget of "mean" binds and logits lie within +-100 the
+    shortfall is at most max(1e-5 * budget, 1e-7) nats. A row's digits depend on nothing but the
+    row.
+    Raises: ValueError for a wrong shape or dtype, a NaN budget or an unknown backend.
+    Source: paper, algorithm ProjectKL, solved by Newton's method in sqrt(KL), and the proposition
+    on optimal Renyi clipping; c by Newton from c = 1, which climbs because the total mass is
+    concave and piecewise linear in c, and bisection where it is slow.
+    """
     _check_logits(risky_logits, safe_logits)
     (num_rows, vocab_size), device = safe_logits.shape, safe_logits.device
     check_budget(budget, num_rows)
@@ -145,13 +100,18 @@ def project(
             return by_triton()
         except torch.OutOfMemoryError:
             raise  # says nothing of Triton
-        except _failures() as error:
+        # Of Triton, its compilers, the driver and the comparison: on devices that Triton does not
+        # know well they raise nearly anything.
+        except Exception as error:
             text = " ".join(str(error).split())[-MOST_REASON:]
             _give_up(device, f"Triton fails on {device}", f": {type(error).__name__}: {text}")
     if uniform is not None:
         check_unit(uniform)
     numbers = uniform if keyed is None else uniforms(*(x.cpu() for x in keyed))
     return solve.project(risky_logits, safe_logits, usable_budget(budget), numbers, charge=charge)
+
+
+project_kl, project_max = partial(project, charge="mean"), partial(project, charge="worst")
 
 
 def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
@@ -170,14 +130,6 @@ def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
         raise ValueError(
             f"both logits must be on one device, got {risky_logits.device} and {safe_logits.device}"
         )
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    try:
-        from triton.errors import TritonError
-    except ImportError:  # where there is no Triton there are none of its errors
-        return FAILURES
-    return (*FAILURES, TritonError)
 
 
 def takes_triton(device: torch.device) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .step_check import StepReport
+from .step import Step
 
 DEVIATIONS_OF_A_COUNT = 4.0
 """Rounding changes one token of a text or many, as its distributions are sure or flat. Honest texts
@@ -23,13 +23,13 @@ makes all of them one or the other. Of 64 honest texts in bfloat16 none had more
 of the sum; of 0.8 for a temperature of 0.7 all had 5 to 8, though each step was within rounding."""
 
 
-def most_at_a_boundary(steps: Sequence[StepReport]) -> float:
+def most_at_a_boundary(steps: Sequence[Step]) -> float:
     """The most tokens that rounding should have changed, with one more by bad luck."""
     expected = 1.0 + math.fsum(step.chance for step in steps)
     return expected + DEVIATIONS_OF_A_COUNT * math.sqrt(expected)
 
 
-def most_gain(steps: Sequence[StepReport]) -> float:
+def most_gain(steps: Sequence[Step]) -> float:
     """Nats of log p_r / p_s that tokens which rounding changed gain at most by chance."""
     # Two draws from a distribution differ by twice its variance, and again one by bad luck.
     variances = [2.0 * step.spread**2 for step in steps]
@@ -38,20 +38,20 @@ def most_gain(steps: Sequence[StepReport]) -> float:
     return DEVIATIONS_OF_A_GAIN * math.sqrt(variance)
 
 
-def steepness(steps: Sequence[StepReport]) -> float:
+def steepness(steps: Sequence[Step]) -> float:
     """Deviations of rounding by which all recorded log p_s are those of a lower temperature."""
     length = math.hypot(*(slope for _, slope in (step.steepness for step in steps)))
     return math.fsum(math.prod(step.steepness) for step in steps) / (length or 1.0)
 
 
-def sums_apart(spends: Sequence[float], steps: Sequence[StepReport]) -> str:
+def sums_apart(spends: Sequence[float], steps: Sequence[Step]) -> str:
     """What steps in a row spent and rounding does not explain, "" for nothing.
 
     No run of steps may have spent less than the replay says: passages have bounds as texts do, and
     what one step states too much makes up for no other one. More is harmless, up to the slack.
     """
     divergences = torch.tensor([step.divergence for step in steps], dtype=torch.float64)
-    squares = torch.tensor([step.tolerance**2 for step in steps], dtype=torch.float64)
+    squares = torch.tensor([step.divergence_by**2 for step in steps], dtype=torch.float64)
     spent = torch.tensor(spends, dtype=torch.float64)
     for last in range(len(steps)):
         # Of the runs that end here, the shortest first.

@@ -1,14 +1,11 @@
 """Replay of a ledger against the models: every figure checked, every token drawn again."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, compress, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-import torch
 from torch import Tensor
 
 from ...kernels import reference
@@ -20,8 +17,9 @@ from ..rules.rule import BOTH
 from ..settings import SamplingConfig
 from .consistency import inconsistencies
 from .replay import ForcedStep, Replay
-from .step_check import TRUNCATION_NEEDS, StepReport, check_step, difference, divergences
-from .step_distributions import Claim, Kind
+from .step import Kind, Step
+from .step_check import check_step, difference, divergences
+from .supports import other_supports
 from .text_check import (
     DEVIATIONS_OF_A_TEMPERATURE,
     most_at_a_boundary,
@@ -35,11 +33,8 @@ if TYPE_CHECKING:
 
 # V symbols.
 
-Warp = Callable[[SamplingConfig], Tensor]
-"""One model's logits (V,) warped by these settings."""
-
-LARGEST_SHARE = 1.0 - 2.0**-24
-"""min_p, and the tail that top_p drops, stay below 1."""
+TRUNCATION_NEEDS = 0.1
+"""Tolerances that count for a step whose support rounding may have decided: it is at an edge."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -177,106 +172,29 @@ def _tolerance(replay: Replay, name: str, largest: float) -> float:
     return logit_tolerance(largest, pair.models[name].dtype, times)
 
 
-def _checked(replay: Replay, forced: ForcedStep, recorded: LedgerStep) -> StepReport:
+def _checked(replay: Replay, forced: ForcedStep, recorded: LedgerStep) -> Step:
     """Check a step by the replayed supports; where that fails, by others that rounding may have
     made of them."""
-    claim = _claim(replay, forced, recorded)
-    report = check_step(claim)
+    step = check_step(_step(replay, forced, recorded))
     # At byte level truncation may have acted on tokens before; where a rule mixes raw logits, no
     # model's support is known.
     truncation = replay.level.warpers(replay.sampling).config
-    if not report.failures or not truncation.is_truncating or replay.rule.gain > 1.0:
-        return report
-    names = [name for name in BOTH if name in forced.inputs.logits]
-    warps = {name: partial(_warped, replay, forced, name) for name in names}
-    tolerances = {"safe": claim.safe_tolerance, "risky": claim.risky_tolerance}
+    if not step.failures or not truncation.is_truncating or replay.rule.gain > 1.0:
+        return step
+    logits, device = forced.inputs.logits, forced.inputs.budget.device
+    warps = {name: partial(_warped, replay, forced, name) for name in BOTH if name in logits}
+    tolerances = {"safe": step.safe_by, "risky": step.risky_by}
     for rows in other_supports(warps, truncation, tolerances):
-        device = forced.inputs.budget.device
-        ours = {name: row[None].to(device) for name, row in rows.items()}
-        logits = {**forced.inputs.logits, **ours}
-        inputs = replace(forced.inputs, logits=logits, warp=lambda warped: warped)
-        other = replace(
-            claim,
-            safe_logits=rows.get("safe", rows["risky"]),
-            risky_logits=rows["risky"],
-            drawn=replay.rule.next_token(inputs),
-        )
-        flipped = check_step(other)
-        if not flipped.failures:
-            rounding = flipped.rounding + TRUNCATION_NEEDS
-            return replace(flipped, rounding=rounding, chance=1.0, gain=report.gain)
-    return report
-
-
-def other_supports(
-    warps: Mapping[str, Warp], sampling: SamplingConfig, tolerances: Mapping[str, float]
-) -> Iterator[dict[str, Tensor]]:
-    """Warped logits of both models with one symbol kept that was dropped, or dropped that was kept,
-    in one of them or in both, or with two changed for each other in one, wherever rounding may have
-    decided that.
-
-    warps, tolerances: by model; tolerances are of a warped logit, in nats.
-    """
-    kept = {name: warp(sampling) for name, warp in warps.items()}
-    flipped = {
-        name: torch.where(kept[name] > -math.inf, -math.inf, warp(sampling.untruncated))
-        for name, warp in warps.items()
-    }
-    # Two logits move, as the ends of a gap.
-    uncertain = {
-        name: _uncertain(warp, sampling, math.sqrt(2.0) * tolerances[name])
-        for name, warp in warps.items()
-    }
-    for symbol in sorted(set(chain(*uncertain.values()))):
-        choices = [(False, True) if symbol in uncertain[name] else (False,) for name in warps]
-        for flips in product(*choices):
-            if any(flips):
-                rows = {name: logits.clone() for name, logits in kept.items()}
-                for name in compress(warps, flips):
-                    rows[name][symbol] = flipped[name][symbol]
-                yield rows
-    # Which of two symbols that are nearly alike is the last one kept.
-    for name, tolerance in tolerances.items():
-        if name in warps and (sampling.top_k or sampling.top_p < 1.0):
-            for pair in _alike_across(kept[name], flipped[name], math.sqrt(2.0) * tolerance):
-                rows = {other: logits.clone() for other, logits in kept.items()}
-                rows[name][pair] = flipped[name][pair]
-                yield rows
-
-
-def _alike_across(kept: Tensor, dropped: Tensor, reach: float) -> Iterator[list[int]]:
-    """Symbols that are kept, each with one that is dropped and whose logit is within reach of its.
-
-    kept, dropped: (V,) warped logits, -inf for those of the other kind.
-    """
-    last = kept[kept > -math.inf].min()
-    inside = ((kept > -math.inf) & (kept - dropped.max() <= reach)).nonzero()[:, 0].tolist()
-    outside = (last - dropped <= reach).nonzero()[:, 0].tolist()
-    for one, other in product(inside, outside):
-        if float(kept[one] - dropped[other]) <= reach:
-            yield [one, other]
-
-
-def _uncertain(warp: Warp, sampling: SamplingConfig, reach: float) -> list[int]:
-    is_uncertain = _is_kept(warp, sampling, reach) & ~_is_kept(warp, sampling, -reach)
-    logits = warp(sampling.untruncated)
-    if 0 < sampling.top_k < len(logits):
-        # Of top_k: symbols within reach of the first one on the other side.
-        last, first_dropped = logits.topk(sampling.top_k + 1).values[-2:]
-        gap = torch.where(logits >= last, logits - first_dropped, last - logits)
-        is_uncertain |= gap <= reach
-    symbols: list[int] = is_uncertain.nonzero()[:, 0].tolist()
-    return symbols
-
-
-def _is_kept(warp: Warp, sampling: SamplingConfig, reach: float) -> Tensor:
-    """(V,) bool under settings that are looser by `reach` nats, or tighter where it is negative.
-
-    Top-p drops a tail of mass 1 - top_p, which moves like a logit; so does min_p of the largest.
-    """
-    min_p = min(sampling.min_p * math.exp(-reach), LARGEST_SHARE)
-    tail = min((1.0 - sampling.top_p) * math.exp(-reach), LARGEST_SHARE)
-    return warp(replace(sampling, top_p=1.0 - tail, min_p=min_p)) > -math.inf
+        there = {name: row[None].to(device) for name, row in rows.items()}
+        inputs = replace(forced.inputs, logits={**logits, **there}, warp=lambda warped: warped)
+        drawn, risky = replay.rule.next_token(inputs), rows["risky"]
+        safe = rows.get("safe", risky)
+        other = check_step(replace(step, safe_logits=safe, risky_logits=risky, drawn=drawn))
+        if not other.failures:
+            other.rounding += TRUNCATION_NEEDS
+            other.chance, other.gain = 1.0, step.gain
+            return other
+    return step
 
 
 def _warped(replay: Replay, forced: ForcedStep, name: str, sampling: SamplingConfig) -> Tensor:
@@ -285,45 +203,43 @@ def _warped(replay: Replay, forced: ForcedStep, name: str, sampling: SamplingCon
     return warp(forced.inputs.logits[name])[0].cpu()
 
 
-def _claim(replay: Replay, forced: ForcedStep, recorded: LedgerStep) -> Claim:
-    """The figures of a step, beside the warped logits of both models."""
+def _step(replay: Replay, forced: ForcedStep, recorded: LedgerStep) -> Step:
+    """The step with the warped logits of both models, and what rounding may do to them."""
     rule, inputs = replay.rule, forced.inputs
-    names = [name for name in BOTH if name in inputs.logits]
-    rows = {name: _warped(replay, forced, name, replay.sampling) for name in names}
+    rows = {n: _warped(replay, forced, n, replay.sampling) for n in BOTH if n in inputs.logits}
     star = forced.drawn.log_probs()[0].cpu()
     matters = star >= star.max() - CARRYING_GAP
     matters[recorded.token_id] = True
     if rule.divergence == "max" and not rule.is_projection:  # the symbol of the largest ratio
         matters[(star - rows["safe"].log_softmax(-1)).nan_to_num(-math.inf).argmax()] = True
-    tolerances = {
+    by = {
         name: _tolerance(replay, name, replay.largest_logit(name, row, matters, step=recorded.step))
         for name, row in rows.items()
     }
-    risky_tolerance = rule.gain * tolerances["risky"]
+    by["risky"] *= rule.gain
     words = inputs.logits.get("words") if rule.retokenizes else None
     if words is not None and (words > -math.inf).any():
         # What the safe model says of some symbols, in its tokens, is mixed in.
-        risky_tolerance += _tolerance(replay, "safe", largest_logit(words[0].cpu()).item())
-    uniform = None if inputs.uniform is None else inputs.uniform[0].tolist()
-    form: Kind = "clipped" if rule.divergence == "max" else "tilted"
-    kind: Kind = form if rule.is_projection and rule.divergence else "replayed"
-    return Claim(
-        kind=kind if "safe" in rule.streams else "alone",
-        # Rules that bound nothing report KL.
-        charge=rule.charge or "mean",
+        by["risky"] += _tolerance(replay, "safe", largest_logit(words[0].cpu()).item())
+    kind: Kind = "replayed" if "safe" in rule.streams else "alone"
+    if kind == "replayed" and rule.is_projection and rule.divergence:
+        kind = "clipped" if rule.divergence == "max" else "tilted"
+    return Step(
         recorded=recorded,
+        kind=kind,
+        charge=rule.charge or "mean",  # rules that bound nothing report KL
         # Where the safe model has other tokens, nothing is compared.
         safe_logits=rows.get("safe", rows["risky"]),
         risky_logits=rows["risky"],
         reads_risky="risky" in rule.streams,
-        safe_tolerance=tolerances.get("safe", risky_tolerance),
-        risky_tolerance=risky_tolerance,
+        safe_by=by.get("safe", by["risky"]),
+        risky_by=by["risky"],
         drawn=forced.drawn,
-        uniform=None if uniform is None else (uniform[0], uniform[1], uniform[2]),
+        uniform=None if inputs.uniform is None else tuple(inputs.uniform[0].tolist()),
     )
 
 
-def _sum_up(replay: Replay, steps: list[StepReport], report: Verification) -> None:
+def _sum_up(replay: Replay, steps: list[Step], report: Verification) -> None:
     """Check what holds for all steps together."""
     report.tokens_drawn_again = sum(step.rounding == 0.0 for step in steps)
     report.tokens_at_a_boundary = len(steps) - report.tokens_drawn_again
@@ -346,7 +262,7 @@ def _sum_up(replay: Replay, steps: list[StepReport], report: Verification) -> No
             f"deviations of rounding; {DEVIATIONS_OF_A_TEMPERATURE:g} are explained"
         )
     # Errors of steps are independent: their sum grows with the root of their number.
-    report.tolerance = math.hypot(*(step.tolerance for step in steps))
+    report.tolerance = math.hypot(*(step.divergence_by for step in steps))
     report.divergence = math.fsum(step.divergence for step in steps)
     if failure := sums_apart([step.spend for step in replay.ledger.steps], steps):
         report.failures.append(failure)

@@ -18,6 +18,12 @@ from .rows import Flags, Floats, Numbers, Rows, Solution, columns, host, part, r
 
 # B requests, V vocabulary; A rows drawn for, R rows of a group, N pieces of a row, C columns.
 
+ROW_FACTS = ("is_valid", "risky_peak", "safe_peak", "log2_safe_mass")
+"""Attributes of `Rows` that go into a `Projection`."""
+
+DRAWN_FACTS = ("token_id", "accepted", "log_prob", "safe_log_prob", "log2_ratio")
+"""Rows of what `draw` returns."""
+
 
 @torch.no_grad()
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")  # log2 of 0, in lanes not used
@@ -34,38 +40,32 @@ def project(
     Rows are solved on the CPU wherever the logits are; the Projection lies where these do.
     budget: (B,) float64 on the CPU, of `spend.usable_budget`. uniform: (B, 3) float64, or None.
     """
-    budgets, facts, draws = host(budget), [_NO_FACTS], [_NO_DRAWS]
+    names = (*Solution._fields, *ROW_FACTS, *(() if uniform is None else DRAWN_FACTS))
+    budgets, matrix = host(budget), [np.zeros((len(names), 0))]
     numbers = None if uniform is None else uniform.cpu()
     with _one_thread():
         for group, rows in row_groups(risky_logits.cpu(), safe_logits.cpu()):
             solution = (kl if charge == "mean" else clip).solve(rows, budgets[group])
-            of_rows = rows.is_valid, rows.risky_peak, rows.safe_peak, rows.log2_safe_mass
-            facts.append(np.stack([*solution, *of_rows]))
-            if numbers is not None:
-                draws.append(draw(rows, solution, numbers[group]))
-    columns = torch.from_numpy(np.concatenate(facts, 1)).to(safe_logits.device)
-    weight, spend, slope, offset, ceiling, is_safe_only, most, margin, *others = columns
-    is_valid, risky_peak, safe_peak, log2_safe_mass = others
-    drawn = torch.from_numpy(np.concatenate(draws, 1)).to(safe_logits.device)
-    has_draw = uniform is not None
-    by_token = charge == "drawn" and has_draw
+            drawn = () if numbers is None else draw(rows, solution, numbers[group])
+            matrix.append(np.stack([*solution, *(getattr(rows, n) for n in ROW_FACTS), *drawn]))
+    columns = torch.from_numpy(np.concatenate(matrix, 1)).to(safe_logits.device)
+    facts = dict(zip(names, columns, strict=True))
+    has_draw, bounds = uniform is not None, (facts["token_most"], facts["token_margin"])
+    if charge == "drawn" and has_draw:
+        spend = drawn_spend(facts["log2_ratio"], *bounds)
+    else:
+        spend = ceil_to_quantum(facts["spend"])
     return Projection(
-        weight=weight,
-        spend=drawn_spend(drawn[4], most, margin) if by_token else ceil_to_quantum(spend),
-        is_safe_only=is_safe_only > 0.0,
-        is_valid=is_valid > 0.0,
-        token_ids=drawn[0].long() if has_draw else None,
-        accepted=drawn[1] > 0 if has_draw else None,
-        stored_log_probs=(drawn[2], drawn[3]) if has_draw else None,
+        **{name: facts[name] for name in ("weight", "slope", "offset", "ceiling", *ROW_FACTS[1:])},
+        spend=spend,
+        is_safe_only=facts["is_safe_only"] > 0.0,
+        is_valid=facts["is_valid"] > 0.0,
+        token_ids=facts["token_id"].long() if has_draw else None,
+        accepted=facts["accepted"] > 0.0 if has_draw else None,
+        stored_log_probs=(facts["log_prob"], facts["safe_log_prob"]) if has_draw else None,
         risky_logits=risky_logits,
         safe_logits=safe_logits,
-        slope=slope,
-        offset=offset,
-        ceiling=ceiling,
-        risky_peak=risky_peak,
-        safe_peak=safe_peak,
-        log2_safe_mass=log2_safe_mass,
-        token_bounds=(most, margin) if charge == "drawn" else None,
+        token_bounds=bounds if charge == "drawn" else None,
     )
 
 
@@ -81,13 +81,9 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-_NO_FACTS, _NO_DRAWS = np.zeros((12, 0)), np.zeros((5, 0))
-"""Facts and draws of an empty batch."""
-
-
 def draw(rows: Rows, solution: Solution, uniform: Tensor) -> Floats:
-    """(5, R): a token of each row, -1 where not valid, whether it is the safe model's, its log p*
-    and log p_s in nats, NaN where not valid, and the log-ratio that `drawn_spend` takes.
+    """(5, R), by DRAWN_FACTS: a token of each row, -1 where not valid, whether it is the safe
+    model's, its log p* and log p_s in nats, NaN where not valid, and what `drawn_spend` takes.
 
     uniform: (R, 3) float64 in [0, 1).
     """

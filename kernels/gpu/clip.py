@@ -38,23 +38,27 @@ def unscaled_offset(row):
 
 
 @triton.jit
-def measure_cut(row, column, cut, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
+def measure_cut(row, column, cut):
     """Safe weight where the tilt is at least `cut`, and the risky weight elsewhere with its peak.
 
     The peak is the block's: what is left of the risky model may lie far below its favorites.
     """
     for block in range(row.split, row.num_blocks, row.num_splits):
         peak = tl.full([at.NUM_LANES], -at.INF, tl.float64)
-        for start in range(0, BLOCK_SIZE, STEP_SIZE):
-            _, is_shared, safe, tilt = at.read_bits(row, block * BLOCK_SIZE + start, STEP_SIZE)
+        for start in range(0, row.BLOCK_SIZE, row.STEP_SIZE):
+            _, is_shared, safe, tilt = at.read_bits(
+                row, block * row.BLOCK_SIZE + start, row.STEP_SIZE
+            )
             free = tl.where(is_shared & (tilt < cut), safe + tilt, -at.INF)
             peak = tl.maximum(peak, at.largest_in_lanes(free))
         peak = tl.max(peak, 0)
         base = tl.where(peak > -at.INF, peak, 0.0)
         clipped = tl.zeros([at.NUM_LANES], tl.float64)
         free = tl.zeros([at.NUM_LANES], tl.float64)
-        for start in range(0, BLOCK_SIZE, STEP_SIZE):
-            _, is_shared, safe, tilt = at.read_bits(row, block * BLOCK_SIZE + start, STEP_SIZE)
+        for start in range(0, row.BLOCK_SIZE, row.STEP_SIZE):
+            _, is_shared, safe, tilt = at.read_bits(
+                row, block * row.BLOCK_SIZE + start, row.STEP_SIZE
+            )
             # Each token counts once: by its safe weight if it is clipped, else by its risky one.
             is_free = tilt < cut
             weight = at.weights(safe + tl.where(is_free, tilt - base, 0.0), is_shared)
@@ -66,14 +70,7 @@ def measure_cut(row, column, cut, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.conste
 
 
 @triton.jit
-def search_scale(
-    row,
-    is_open,
-    counter_ptr,
-    BLOCK_SIZE: tl.constexpr,
-    STEP_SIZE: tl.constexpr,
-    NUM_SLOTS: tl.constexpr,
-):
+def search_scale(row, is_open):
     """The largest offset log2 c + constant tried whose mass is not above 1, and that mass; -inf and
     0 if there is none. One pass over the vocabulary a step.
 
@@ -86,9 +83,9 @@ def search_scale(
     best, total = tl.full((), -at.INF, tl.float64), tl.full((), 0.0, tl.float64)
     missing, step = tl.full((), at.INF, tl.float64), tl.full((), 0, tl.int32)
     while is_open:
-        measure_cut(row, step_sums(step), ceiling - trial, BLOCK_SIZE, STEP_SIZE)
-        at.row_barrier(counter_ptr, row.num_splits)
-        reached, root = _reached(row, step_sums(step), trial, NUM_SLOTS)
+        measure_cut(row, step_sums(step), ceiling - trial)
+        at.row_barrier(row)
+        reached, root = _reached(row, step_sums(step), trial)
         is_best = (reached - 1.0 <= MISSING_MASS) & (trial >= best)
         best, total = tl.where(is_best, trial, best), tl.where(is_best, reached, total)
         is_below = reached <= 1.0
@@ -108,13 +105,13 @@ def search_scale(
 
 
 @triton.jit
-def _reached(row, column, offset, NUM_SLOTS: tl.constexpr):
+def _reached(row, column, offset):
     """The total mass at an offset, and the offset at which its tangent meets 1."""
     log2_safe, ceiling = tl.load(row.facts + at.LOG2_SAFE_MASS), clip_ceiling(row)
-    clipped = tl.sum(at.load_record(row, column, 0.0, NUM_SLOTS), 0)
+    clipped = tl.sum(at.load_record(row, column, 0.0), 0)
     clipped *= tl.exp2(ceiling - log2_safe)
-    peaks = at.load_record(row, column + 1, -at.INF, NUM_SLOTS)
-    sums = at.load_record(row, column + 2, 0.0, NUM_SLOTS)
+    peaks = at.load_record(row, column + 1, -at.INF)
+    sums = at.load_record(row, column + 2, 0.0)
     peak = tl.max(peaks, 0)
     has_free = peak > -at.INF
     free = tl.sum(tl.exp2(peaks - tl.where(has_free, peak, 0.0)) * sums, 0)

@@ -31,41 +31,34 @@ def _unit(high, low):
 
 
 @triton.jit
-def token_at(
-    row,
-    uniform,
-    KIND: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    STEP_SIZE: tl.constexpr,
-    NUM_SLOTS: tl.constexpr,
-):
+def token_at(row, uniform, KIND: tl.constexpr):
     """The token at which the running sum of weights of KIND passes uniform times their total, else
     the last of its block with a positive weight."""
-    masses = block_masses(row, KIND, NUM_SLOTS)
-    block, target = _first_above(masses, uniform, NUM_SLOTS)
+    masses = block_masses(row, KIND)
+    block, target = _first_above(masses, uniform, row.NUM_SLOTS)
     running_sum = tl.zeros((), tl.float64)
-    first, last = tl.full((), BLOCK_SIZE, tl.int32), tl.zeros((), tl.int32)
-    for start in range(0, BLOCK_SIZE, STEP_SIZE):
-        token_masses = _weights(row, block * BLOCK_SIZE + start, KIND, STEP_SIZE)
-        offsets = start + tl.arange(0, STEP_SIZE)
+    first, last = tl.full((), row.BLOCK_SIZE, tl.int32), tl.zeros((), tl.int32)
+    for start in range(0, row.BLOCK_SIZE, row.STEP_SIZE):
+        token_masses = _weights(row, block * row.BLOCK_SIZE + start, KIND, row.STEP_SIZE)
+        offsets = start + tl.arange(0, row.STEP_SIZE)
         sums = running_sum + tl.cumsum(token_masses, 0)
         is_above = (sums > target) & (token_masses > 0.0)
-        first = tl.minimum(first, tl.min(tl.where(is_above, offsets, BLOCK_SIZE), 0))
+        first = tl.minimum(first, tl.min(tl.where(is_above, offsets, row.BLOCK_SIZE), 0))
         last = tl.maximum(last, tl.max(tl.where(token_masses > 0.0, offsets, 0), 0))
         running_sum = tl.max(sums, 0)
-    return block * BLOCK_SIZE + tl.minimum(first, last)
+    return block * row.BLOCK_SIZE + tl.minimum(first, last)
 
 
 @triton.jit
-def block_masses(row, KIND: tl.constexpr, NUM_SLOTS: tl.constexpr):
-    """(NUM_SLOTS,) weight of each block, relative to the row's largest safe logit."""
+def block_masses(row, KIND: tl.constexpr):
+    """(row.NUM_SLOTS,) weight of each block, relative to the row's largest safe logit."""
     if KIND == RESIDUAL:
-        masses = at.load_record(row, at.RESIDUAL_MASS, 0.0, NUM_SLOTS)
+        masses = at.load_record(row, at.RESIDUAL_MASS, 0.0)
     else:
-        safe_max = at.load_record(row, at.SAFE_MAX, -at.INF, NUM_SLOTS)
-        masses = at.load_record(row, at.SHARED_MASS, 0.0, NUM_SLOTS)
+        safe_max = at.load_record(row, at.SAFE_MAX, -at.INF)
+        masses = at.load_record(row, at.SHARED_MASS, 0.0)
         if KIND == SAFE:
-            masses += at.load_record(row, at.BANNED_MASS, 0.0, NUM_SLOTS)
+            masses += at.load_record(row, at.BANNED_MASS, 0.0)
         bits = (safe_max - tl.load(row.facts + at.SAFE_PEAK)) * at.LOG2_E
         masses *= at.weights(bits, safe_max > -at.INF)
     return masses
@@ -104,12 +97,14 @@ def log2_ratio(row, tilt):
 
 
 @triton.jit
-def measure_residual(row, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
+def measure_residual(row):
     """Mass of (p* - p_s)+ in every block of this split, in units of the largest safe weight."""
     for block in range(row.split, row.num_blocks, row.num_splits):
         mass = tl.zeros([at.NUM_LANES], tl.float64)
-        for start in range(0, BLOCK_SIZE, STEP_SIZE):
-            mass += at.in_lanes(_weights(row, block * BLOCK_SIZE + start, RESIDUAL, STEP_SIZE))
+        for start in range(0, row.BLOCK_SIZE, row.STEP_SIZE):
+            mass += at.in_lanes(
+                _weights(row, block * row.BLOCK_SIZE + start, RESIDUAL, row.STEP_SIZE)
+            )
         at.store_record(row, at.RESIDUAL_MASS, block, tl.sum(mass, 0))
 
 
@@ -139,38 +134,34 @@ def row_uniforms(uniform_ptr, keys_ptr, positions_ptr, index):
 
 
 @triton.jit
-def draft(
-    row, first, second, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr
-):
+def draft(row, first, second):
     """The safe model's token by u1, and whether u2 keeps it; any is kept in a row not valid."""
     token = tl.full((), 0, tl.int32)
     is_kept = tl.load(row.flags + at.IS_VALID) == 0
     if not is_kept:
-        token = token_at(row, first, SAFE, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+        token = token_at(row, first, SAFE)
         _, ratio, _ = token_bits(row, token)
         is_kept = second < tl.exp2(ratio)
     return token, is_kept
 
 
 @triton.jit
-def replaced(
-    row, token, third, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr, NUM_SLOTS: tl.constexpr
-):
+def replaced(row, token, third):
     """The residual's token by u3 in place of a draft that failed, and whether the draft stays."""
     is_kept = tl.full((), False, tl.int1)
-    if tl.sum(block_masses(row, RESIDUAL, NUM_SLOTS), 0) > 0.0:
-        token = token_at(row, third, RESIDUAL, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+    if tl.sum(block_masses(row, RESIDUAL), 0) > 0.0:
+        token = token_at(row, third, RESIDUAL)
     else:
         # Rounding can leave no residual though the draft failed: then p* is p_s to rounding.
         _, ratio, _ = token_bits(row, token)
         is_kept = ratio > -at.INF
         if not is_kept:
-            token = token_at(row, third, SHARED, BLOCK_SIZE, STEP_SIZE, NUM_SLOTS)
+            token = token_at(row, third, SHARED)
     return token, is_kept
 
 
 @triton.jit
-def store_token(row, token_ptr, token, is_kept, CHARGE: tl.constexpr):
+def store_token(row, token_ptr, token, is_kept):
     """The token, -1 in a row that is not valid, whether it is the safe model's, log p* and log p_s
     of it, in nats, NaN in a row that is not valid, and what it costs where it is charged."""
     is_valid = tl.load(row.flags + at.IS_VALID) > 0
@@ -183,6 +174,6 @@ def store_token(row, token_ptr, token, is_kept, CHARGE: tl.constexpr):
     tl.store(row.flags + at.ACCEPTED, (is_kept & is_valid).to(tl.uint8))
     tl.store(row.facts + at.LOG_PROB, tl.where(is_valid, log_prob, nan))
     tl.store(row.facts + at.SAFE_LOG_PROB, tl.where(is_valid, safe * at.LN_2, nan))
-    if CHARGE == "drawn":
+    if row.CHARGE == "drawn":
         spent = tl.where(is_valid, token_spend(row, ratio, reach), 0.0)
         tl.store(row.facts + at.TOKEN_SPEND, spent)

@@ -26,21 +26,21 @@ KL_MARGIN = tl.constexpr(certificate.KL_MARGIN)
 
 
 @triton.jit
-def merge_estimates(row, NUM_SLOTS: tl.constexpr):
+def merge_estimates(row):
     """Enter estimated points of the row, from the sums of its blocks; the one at 0 is exact."""
     # Blocks count bits from their largest logits; from here on all count from the row's.
-    safe_shift = _peak_shift(row, at.SAFE_MAX, at.SAFE_PEAK, NUM_SLOTS)
-    shift = _peak_shift(row, at.RISKY_MAX, at.RISKY_PEAK, NUM_SLOTS) - safe_shift
-    is_block = tl.arange(0, NUM_SLOTS) < row.num_blocks
+    safe_shift = _peak_shift(row, at.SAFE_MAX, at.SAFE_PEAK)
+    shift = _peak_shift(row, at.RISKY_MAX, at.RISKY_PEAK) - safe_shift
+    is_block = tl.arange(0, row.NUM_SLOTS) < row.num_blocks
     log2_untilted, untilted_square = tl.zeros((), tl.float64), tl.zeros((), tl.float64)
     for point in range(at.NUM_ESTIMATES):
         beta = (tl.zeros((), tl.float64) + point) / (at.NUM_ESTIMATES - 1)
         scale = at.weights(safe_shift + beta * shift, is_block)
         column = at.ESTIMATES + at.NUM_SUMS * point
-        weight = scale * at.load_record(row, column, 0.0, NUM_SLOTS)
-        moment = scale * at.load_record(row, column + 1, 0.0, NUM_SLOTS)
-        square = scale * at.load_record(row, column + 2, 0.0, NUM_SLOTS)
-        cube = scale * at.load_record(row, column + 3, 0.0, NUM_SLOTS)
+        weight = scale * at.load_record(row, column, 0.0)
+        moment = scale * at.load_record(row, column + 1, 0.0)
+        square = scale * at.load_record(row, column + 2, 0.0)
+        cube = scale * at.load_record(row, column + 3, 0.0)
         cube += shift * (3.0 * square + shift * (3.0 * moment + shift * weight))
         square += shift * (2.0 * moment + shift * weight)
         moment += shift * weight
@@ -62,9 +62,9 @@ def merge_estimates(row, NUM_SLOTS: tl.constexpr):
 
 
 @triton.jit
-def _peak_shift(row, BLOCK_MAX: tl.constexpr, PEAK: tl.constexpr, NUM_SLOTS: tl.constexpr):
-    """(NUM_SLOTS,) bits from the row's largest logit to each block's."""
-    block_max = at.load_record(row, BLOCK_MAX, -at.INF, NUM_SLOTS)
+def _peak_shift(row, BLOCK_MAX: tl.constexpr, PEAK: tl.constexpr):
+    """(row.NUM_SLOTS,) bits from the row's largest logit to each block's."""
+    block_max = at.load_record(row, BLOCK_MAX, -at.INF)
     shift = (block_max - tl.load(row.facts + PEAK)) * at.LOG2_E
     return tl.where(block_max > -at.INF, shift, 0.0)
 
@@ -109,15 +109,17 @@ def _enter_point(
 
 
 @triton.jit
-def measure_point(row, column, beta, BLOCK_SIZE: tl.constexpr, STEP_SIZE: tl.constexpr):
+def measure_point(row, column, beta):
     """Power sums of the tilt, float64, in every block of this split.
 
     column: of `step_sums`.
     """
     for block in range(row.split, row.num_blocks, row.num_splits):
         sums = tl.zeros([at.NUM_LANES, 2, 2], tl.float64)
-        for start in range(0, BLOCK_SIZE, STEP_SIZE):
-            _, is_shared, safe, tilt = at.read_bits(row, block * BLOCK_SIZE + start, STEP_SIZE)
+        for start in range(0, row.BLOCK_SIZE, row.STEP_SIZE):
+            _, is_shared, safe, tilt = at.read_bits(
+                row, block * row.BLOCK_SIZE + start, row.STEP_SIZE
+            )
             square = tilt * tilt
             weight = at.weights(safe + beta * tilt, is_shared)
             sums += at.power_sums(weight, tilt, square, square * tilt)
@@ -152,40 +154,33 @@ def tilt_allowance(row):
 
 
 @triton.jit
-def search_beta(
-    row,
-    is_open,
-    counter_ptr,
-    BLOCK_SIZE: tl.constexpr,
-    STEP_SIZE: tl.constexpr,
-    NUM_SLOTS: tl.constexpr,
-):
+def search_beta(row, is_open):
     """The entry of the largest feasible beta measured; one pass over the vocabulary a step."""
     step, is_searching = tl.full((), 0, tl.int32), is_open
     while is_searching:
         beta, is_over = _next_beta(row, step)
         is_searching = ~is_over
         if is_searching:
-            measure_point(row, step_sums(step), beta, BLOCK_SIZE, STEP_SIZE)
-            at.row_barrier(counter_ptr, row.num_splits)
-            _absorb_point(row, step_sums(step), beta, step + at.NUM_ESTIMATES, NUM_SLOTS)
+            measure_point(row, step_sums(step), beta)
+            at.row_barrier(row)
+            _absorb_point(row, step_sums(step), beta, step + at.NUM_ESTIMATES)
             tl.debug_barrier()  # the point, before it is looked at
             step += 1
     return _best_entry(row, step)
 
 
 @triton.jit
-def _absorb_point(row, column, beta, slot, NUM_SLOTS: tl.constexpr):
+def _absorb_point(row, column, beta, slot):
     """Enter the point whose sums were measured into the table."""
-    partition = tl.sum(at.load_record(row, column, 0.0, NUM_SLOTS), 0)
+    partition = tl.sum(at.load_record(row, column, 0.0), 0)
     _enter_point(
         row,
         slot,
         beta,
         tl.log2(partition) - tl.load(row.facts + at.LOG2_SHARED),
-        tl.sum(at.load_record(row, column + 1, 0.0, NUM_SLOTS), 0) / partition,
-        tl.sum(at.load_record(row, column + 2, 0.0, NUM_SLOTS), 0) / partition,
-        tl.sum(at.load_record(row, column + 3, 0.0, NUM_SLOTS), 0) / partition,
+        tl.sum(at.load_record(row, column + 1, 0.0), 0) / partition,
+        tl.sum(at.load_record(row, column + 2, 0.0), 0) / partition,
+        tl.sum(at.load_record(row, column + 3, 0.0), 0) / partition,
         IS_ESTIMATE=False,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from ..projection import Charge, Projection
@@ -185,26 +186,27 @@ def project(
     num_rows, vocab_size = risky_logits.shape
     memory = workspace(num_rows, vocab_size, risky_logits.device)
     launch(risky_logits, safe_logits, memory, budget, uniform, keyed, charge=charge)
-    facts, flags = memory.facts, memory.flags
-    has_draw = uniform is not None or keyed is not None
-    log_probs = (facts[:, at.LOG_PROB.value], facts[:, at.SAFE_LOG_PROB.value])
+
+    def fact(column: tl.constexpr) -> Tensor:
+        return memory.facts[:, column.value]
+
+    flags, has_draw = memory.flags, uniform is not None or keyed is not None
     is_by_token = charge == "drawn" and has_draw
-    bounds = (facts[:, at.TOKEN_MOST.value], facts[:, at.TOKEN_MARGIN.value])
     return Projection(
-        weight=facts[:, at.WEIGHT.value],
-        spend=facts[:, (at.TOKEN_SPEND if is_by_token else at.SPEND).value],
+        weight=fact(at.WEIGHT),
+        spend=fact(at.TOKEN_SPEND if is_by_token else at.SPEND),
         is_safe_only=flags[:, at.IS_SAFE_ONLY.value],
         is_valid=flags[:, at.IS_VALID.value],
         token_ids=memory.token_ids if has_draw else None,
         accepted=flags[:, at.ACCEPTED.value] if has_draw else None,
-        stored_log_probs=log_probs if has_draw else None,
+        stored_log_probs=(fact(at.LOG_PROB), fact(at.SAFE_LOG_PROB)) if has_draw else None,
         risky_logits=risky_logits,
         safe_logits=safe_logits,
-        risky_peak=facts[:, at.RISKY_PEAK.value],
-        safe_peak=facts[:, at.SAFE_PEAK.value],
-        log2_safe_mass=facts[:, at.LOG2_SAFE_MASS.value],
-        slope=facts[:, at.SLOPE.value],
-        offset=facts[:, at.OFFSET.value],
-        ceiling=facts[:, at.CEILING.value],
-        token_bounds=bounds if charge == "drawn" else None,
+        risky_peak=fact(at.RISKY_PEAK),
+        safe_peak=fact(at.SAFE_PEAK),
+        log2_safe_mass=fact(at.LOG2_SAFE_MASS),
+        slope=fact(at.SLOPE),
+        offset=fact(at.OFFSET),
+        ceiling=fact(at.CEILING),
+        token_bounds=(fact(at.TOKEN_MOST), fact(at.TOKEN_MARGIN)) if charge == "drawn" else None,
     )

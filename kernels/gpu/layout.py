@@ -27,62 +27,46 @@ class Row(NamedTuple):
     flags: Any
     records: Any
     table: Any
+    counter: Any
+    """int64, of arrivals at barriers: it counts for ever (2**63 are out of reach), so that a CUDA
+    graph needs no reset."""
     split: Any
     """The index of this program among those that share the row."""
     num_splits: Any
     vocab_size: Any
     num_blocks: Any
+    BLOCK_SIZE: Any
+    """Tokens of a block; these four are constants of a compilation."""
+    STEP_SIZE: Any
+    """Tokens of it that are read at once."""
+    NUM_SLOTS: Any
+    """A power of 2, one value for every block."""
+    CHARGE: Any
 
 
 # Facts of a row, float64: what the whole row shares. The first ones are the results.
-WEIGHT = tl.constexpr(0)
-SPEND = tl.constexpr(1)
-BUDGET = tl.constexpr(2)
-LOG_PROB = tl.constexpr(3)
-SAFE_LOG_PROB = tl.constexpr(4)
-TOKEN_SPEND = tl.constexpr(5)  # of charge "drawn", and both of `Projection.token_bounds`
-TOKEN_MOST = tl.constexpr(6)
-TOKEN_MARGIN = tl.constexpr(7)
-SAFE_PEAK = tl.constexpr(8)
-RISKY_PEAK = tl.constexpr(9)
-LOG2_SAFE_MASS = tl.constexpr(10)
-SLOPE = tl.constexpr(11)
-OFFSET = tl.constexpr(12)
-CEILING = tl.constexpr(13)
-LOG2_SHARED = tl.constexpr(14)
-FLOOR = tl.constexpr(15)
-IS_UNTILTED = tl.constexpr(16)
-LOG2_RISKY = tl.constexpr(17)
-LARGEST_TILT = tl.constexpr(18)
-SMALLEST_TILT = tl.constexpr(19)
-NUM_FACTS = tl.constexpr(20)
+WEIGHT, SPEND, BUDGET, LOG_PROB, SAFE_LOG_PROB = map(tl.constexpr, range(5))
+# Of charge "drawn": the spend, and both of `Projection.token_bounds`.
+TOKEN_SPEND, TOKEN_MOST, TOKEN_MARGIN = map(tl.constexpr, range(5, 8))
+SAFE_PEAK, RISKY_PEAK, LOG2_SAFE_MASS, SLOPE, OFFSET, CEILING = map(tl.constexpr, range(8, 14))
+LOG2_SHARED, FLOOR, IS_UNTILTED = map(tl.constexpr, range(14, 17))
+LOG2_RISKY, LARGEST_TILT, SMALLEST_TILT, NUM_FACTS = map(tl.constexpr, range(17, 21))
 
 # Flags of a row, one byte each.
-IS_VALID = tl.constexpr(0)
-IS_SAFE_ONLY = tl.constexpr(1)
-ACCEPTED = tl.constexpr(2)
-NUM_FLAGS = tl.constexpr(3)
+IS_VALID, IS_SAFE_ONLY, ACCEPTED, NUM_FLAGS = map(tl.constexpr, range(4))
 
-# Records of a block, float64, each a vector over the blocks of the row.
+# Records of a block, float64, each a vector over the blocks of the row; the least ones are of the
+# finite logits, masks by a finite number among them.
 NUM_ESTIMATES = tl.constexpr(6)
 """Estimated points of the curve, their betas equally far apart. With as many moments five took 1.31
 passes of the search where the budget of ordinary rows binds, six 1.25 and eight 1.12."""
 NUM_SUMS = tl.constexpr(4)  # of weights, and of weights times the tilt, its square and its cube
-SAFE_MAX = tl.constexpr(0)
-RISKY_MAX = tl.constexpr(1)
-SAFE_MIN = tl.constexpr(2)  # of the finite logits, masks by a finite number among them
-RISKY_MIN = tl.constexpr(3)
-IS_BAD = tl.constexpr(4)
-SHARED_MASS = tl.constexpr(5)
-BANNED_MASS = tl.constexpr(6)
-RESIDUAL_MASS = tl.constexpr(7)
-STEP_SUMS = tl.constexpr(8)  # of two steps in turn
-ESTIMATES = tl.constexpr(8 + 2 * NUM_SUMS.value)  # NUM_SUMS of each
+SAFE_MAX, RISKY_MAX, SAFE_MIN, RISKY_MIN, IS_BAD = map(tl.constexpr, range(5))
+SHARED_MASS, BANNED_MASS, RESIDUAL_MASS, STEP_SUMS = map(tl.constexpr, range(5, 9))
+ESTIMATES = tl.constexpr(STEP_SUMS.value + 2 * NUM_SUMS.value)  # after those of two steps in turn
 NUM_RECORDS = tl.constexpr(ESTIMATES.value + NUM_SUMS.value * NUM_ESTIMATES.value)
 # A clipped distribution has extremes in place of estimates.
-RISKY_MASS = tl.constexpr(ESTIMATES.value)
-TILT_MAX = tl.constexpr(ESTIMATES.value + 1)
-TILT_MIN = tl.constexpr(ESTIMATES.value + 2)
+RISKY_MASS, TILT_MAX, TILT_MIN = (tl.constexpr(ESTIMATES.value + i) for i in range(3))
 
 LOG2_E = tl.constexpr(spend.BITS_PER_NAT)
 LN_2 = tl.constexpr(math.log(2.0))
@@ -178,25 +162,24 @@ def store_power_sums(row, column, block, sums):
 
 
 @triton.jit
-def load_record(row, column, other, NUM_SLOTS: tl.constexpr):
-    """(NUM_SLOTS,) a record of every block, past the first-level cache: others wrote them."""
-    blocks = tl.arange(0, NUM_SLOTS)
+def load_record(row, column, other):
+    """(row.NUM_SLOTS,) a record of every block, past the first-level cache: others wrote them."""
+    blocks = tl.arange(0, row.NUM_SLOTS)
     pointers = row.records + column * row.num_blocks + blocks
     return tl.load(pointers, mask=blocks < row.num_blocks, other=other, cache_modifier=".cg")
 
 
 @triton.jit
-def row_barrier(counter_ptr, num_splits):
+def row_barrier(row):
     """Wait until all programs of the row have come here.
 
-    counter_ptr: int64, counts arrivals for ever (2**63 are out of reach), so that replaying a CUDA
-    graph needs no reset. The launch must be cooperative: every program must be resident.
+    The launch must be cooperative: every program must be resident.
     """
     tl.debug_barrier()  # all threads' stores precede the arrival of the program
-    if num_splits > 1:
-        arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
-        target = (arrived // num_splits + 1) * num_splits
-        while tl.atomic_add(counter_ptr, 0, sem="acquire") < target:
+    if row.num_splits > 1:
+        arrived = tl.atomic_add(row.counter, 1, sem="acq_rel")
+        target = (arrived // row.num_splits + 1) * row.num_splits
+        while tl.atomic_add(row.counter, 0, sem="acquire") < target:
             pass
         tl.debug_barrier()  # no thread goes on before the one that waited
 

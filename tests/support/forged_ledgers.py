@@ -1,6 +1,5 @@
 """Ledger files changed by someone who can make their hash right again."""
 
-import copy
 import json
 import math
 from collections.abc import Callable
@@ -12,40 +11,35 @@ from anchored import Ledger, LedgerError, ModelPair, verify
 from anchored.decode.rules.budget import Budget
 from anchored.kernels.spend import SPEND_QUANTUM
 
-Lines = list[dict[str, Any]]
-"""Header, steps, footer, as the JSON of a ledger's lines."""
+Change = Callable[[dict, list[dict], dict], Any]
+"""Edits header, steps and footer: the JSON of a ledger's lines."""
+
+H, F = "header", "footer"
 
 
-def lines_of(ledger: Ledger) -> Lines:
-    records = [json.loads(line) for line in ledger.lines()]
-    del records[-1]["sha256"]
-    return records
+def changed(ledger: Ledger, *changes: Change) -> list[str]:
+    """The lines of a ledger without its hash, changed; NaN is written too."""
+    header, *steps, footer = (json.loads(line) for line in ledger.lines())
+    del footer["sha256"]
+    for change in changes:
+        change(header, steps, footer)
+    return [json.dumps(record) for record in (header, *steps, footer)]
 
 
-def write(records: Lines, path: Path) -> Path:
-    """With the hash of what is written; NaN is written too."""
-    return write_lines([json.dumps(record) for record in records], path)
-
-
-def write_lines(lines: list[str], path: Path) -> Path:
+def write(lines: list[str], path: Path) -> Path:
+    """With the hash of what is written."""
     sha = sha256("\n".join(lines).encode()).hexdigest()
-    lines[-1] = f'{lines[-1].removesuffix("}")}, "sha256": "{sha}"}}'
-    path.write_text("\n".join(lines) + "\n")
+    last = f'{lines[-1].removesuffix("}")}, "sha256": "{sha}"}}'
+    path.write_text("\n".join([*lines[:-1], last]) + "\n")
     return path
 
 
-Change = Callable[[dict, list[dict], dict], Any]
-"""Edits header, steps and footer."""
-
-
-def changed(ledger: Ledger, *changes: Change) -> Lines:
-    header, *steps, footer = copy.deepcopy(lines_of(ledger))
-    for change in changes:
-        change(header, steps, footer)
-    return [header, *steps, footer]
-
-
-H, F = "header", "footer"
+def refusals(path: Path, pair: ModelPair) -> list[str]:
+    """All that is wrong with a ledger, a line each."""
+    try:
+        return verify(path, pair).failures
+    except LedgerError as error:
+        return [str(error)]
 
 
 def put(place: str | int, **fields: Any) -> Change:
@@ -66,18 +60,6 @@ def summed_up(header: dict, steps: list[dict], footer: dict) -> None:
     footer["total_spend"] = math.fsum(step["spend"] for step in steps)
 
 
-def moved(**by: float) -> Change:
-    """Nats added to costs of steps and to their log p*, as `at_3=0.5`, with budgets that follow."""
-
-    def change(header: dict, steps: list[dict], footer: dict) -> None:
-        for place, nats in by.items():
-            step = steps[int(place.removeprefix("at_"))]
-            step.update(spend=step["spend"] + nats, log_prob=step["log_prob"] + nats)
-        with_budgets(header, steps, footer)
-
-    return change
-
-
 def with_budgets(header: dict, steps: list[dict], footer: dict) -> None:
     """Allowances that follow from the steps' spends, and a footer that does."""
     budget = Budget(
@@ -91,6 +73,18 @@ def with_budgets(header: dict, steps: list[dict], footer: dict) -> None:
     for step, nats in zip(steps, budget.allowances(step["spend"] for step in steps), strict=True):
         step["budget"] = nats
     summed_up(header, steps, footer)
+
+
+def moved(by: dict[int, float]) -> Change:
+    """Nats added to costs of steps and to their log p*, with budgets that follow."""
+
+    def change(header: dict, steps: list[dict], footer: dict) -> None:
+        for number, nats in by.items():
+            step = steps[number]
+            step.update(spend=step["spend"] + nats, log_prob=step["log_prob"] + nats)
+        with_budgets(header, steps, footer)
+
+    return change
 
 
 def restated(**figures: Any) -> Change:
@@ -119,12 +113,3 @@ def at_new_caps(change: Change) -> Change:
             with_budgets(header, steps, footer)
 
     return fitted
-
-
-def refusal(path: Path, pair: ModelPair) -> str:
-    """The first thing that is wrong with a ledger, in one line; "" for one that stands."""
-    try:
-        report = verify(path, pair)
-    except LedgerError as error:
-        return str(error)
-    return next(iter(report.failures), "")

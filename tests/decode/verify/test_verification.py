@@ -1,4 +1,4 @@
-"""What rounding explains and what it does not: honest ledgers stand, steered ones do not."""
+"""What rounding explains and what it does not: honest ledgers verify, changed ones do not."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from forged_ledgers import changed, moved, put, refusal, with_budgets, write
+from forged_ledgers import changed, moved, put, refusals, with_budgets, write
 from tiny_models import tiny_llama
 
 from anchored import (
@@ -66,143 +66,97 @@ def pairs(tokenizer) -> dict[str, ModelPair]:
 
 
 def decoded(
-    pair: ModelPair,
-    rule,
-    num_symbols: int = 6,
-    prompts: list[str] = PROMPTS,
-    *,
-    level: str = "token",
-    speculate: int | str = "off",
-    **sampling,
+    pair, rule, num_symbols=4, prompts=PROMPTS, *, level="token", **options
 ) -> list[Ledger]:
     settings = {"temperature": 0.7, "seed": range(len(prompts)), f"max_new_{level}s": num_symbols}
-    decoder = Decoder(pair, rule, level=level, speculate=speculate)
-    return [result.ledger for result in decoder.generate(prompts, **{**settings, **sampling})]
-
-
-def assert_all_stand(ledgers: list[Ledger], pair: ModelPair) -> None:
-    reports = [verify(ledger, pair) for ledger in ledgers]
-    assert [str(report) for report in reports if not report] == []
+    decoder = Decoder(pair, rule, level=level, speculate=options.pop("speculate", "off"))
+    return [result.ledger for result in decoder.generate(prompts, **{**settings, **options})]
 
 
 K = Anchored(k=0.5)
 K_INF = Anchored(k=0.5, divergence="max")
 DRAWN = Pathwise(k=0.5, bank=5.0)
+UNDEBTED = Anchored(k=0.5, debt="none")
+COLD = {"num_symbols": 12, "temperature": 0.1}
+# The first of every three are in the fast suite.
 HONEST = [
-    *(
-        (name, rule, {"temperature": temperature, "num_symbols": 4})
-        for name, rule, temperature in product(DTYPES, (K, K_INF), (0.7, 0.1))
-    ),
-    *(("float64", DRAWN, {"temperature": 0.1}), ("float32", DRAWN, {"temperature": 0.1})),
-    *(("bfloat16", DRAWN, {"num_symbols": 20}), ("float32", DRAWN, {"num_symbols": 20})),
-    *(("float16", DRAWN, {"speculate": 3}), ("bfloat16", DRAWN, {"top_k": 20})),
-    *(("float64", Pathwise(k=0.0, bank=5.0), {}), ("bfloat16", Pathwise(k=0.2, bank=0.0), {})),
-    *((name, DRAWN, {"level": "byte", "num_symbols": 12}) for name in ("float32", "bfloat16")),
-    *(
-        (name, rule, sampling)
-        for name in ("float16", "bfloat16")
-        for rule, sampling in (
-            *((K, {"top_k": 20}), (K, {"top_p": 0.9}), (K, {"min_p": 0.05})),
-            *((K, {"repetition_penalty": 1.3}), (K, {"temperature": 0.0})),
-            *((SafeOnly(), {"top_k": 20}), (RiskyOnly(), {"top_k": 20})),
-        )
-    ),
+    ("bfloat16", K, {"top_k": 20}, None),
+    *((name, rule, {"temperature": 0.1}, None) for name, rule in product(DTYPES[::3], (K, K_INF))),
+    *((name, rule, {}, None) for name, rule in product(DTYPES[1:3], (K, K_INF))),
+    ("bfloat16", DRAWN, {"num_symbols": 20}, None),
+    ("float16", DRAWN, {"speculate": 3}, None),
+    ("bfloat16", DRAWN, {"top_k": 20}, None),
+    ("bfloat16", DRAWN, {"level": "byte", "num_symbols": 12}, None),
+    *((name, K, {"top_p": 0.9}, None) for name in ("float16", "bfloat16")),
+    *(("bfloat16", K, sampling, None) for sampling in ({"min_p": 0.05}, {"temperature": 0.0})),
+    *(("float16", rule, {"top_k": 20}, None) for rule in (SafeOnly(), RiskyOnly())),
     # The ends of numbers.
     *(
-        ("float32", rule, {name: value, "prompts": PROMPTS[3:5]})
+        ("float32", rule, {name: value, "prompts": PROMPTS[3:5]}, None)
         for rule in (K, K_INF)
-        for name, value in (
-            *(("temperature", value) for value in (4e-5, 1e300)),
-            ("repetition_penalty", 1e300),
+        for name, value in (("temperature", 4e-5), ("repetition_penalty", 1e300))
+    ),
+    ("agreeing", K, {}, lambda step: step.spend > 0.0),
+    ("agreeing", DRAWN, {}, lambda step: step.spend < 0.0),
+    ("enlarging", Anchored(k=9.0), {"temperature": 1.0}, lambda step: step.weight == 1.0),
+    ("enlarging", UNDEBTED, COLD | {"temperature": 1.0}, lambda step: step.spend > 0.0),
+    # What solvers charge for their rounding grows with the square of the warped logits.
+    ("float64", UNDEBTED, {"temperature": 1e-6, "prompts": PROMPTS[4:]}, None),
+    # Rules that ban nothing.
+    *(
+        ("float64", rule, {"num_symbols": 3, "temperature": 1e-7, "prompts": PROMPTS[6:]}, large)
+        for large in [lambda step: 2.0**20 < step.spend < 1e9]
+        for rule in (RiskyOnly(), CPFuse(grid_size=3), GlobalSwitch(K=1.0))
+    ),
+    # Weights below the normal numbers, or 0; no step uses more than 600 nats.
+    *(
+        ("sharp", rule, COLD, is_meant)
+        for rule, is_meant in (
+            (
+                Anchored(k=1.0, divergence="max", debt="none"),
+                lambda step: 0.0 < step.weight < 2e-308,
+            ),
+            (
+                Pathwise(k=1.0, bank=0.0, debt="none"),
+                lambda step: step.weight == 0.0 < step.spend,
+            ),
+            (
+                Pathwise(k=0.0, bank=5000.0, debt="none"),
+                lambda step: step.budget > 700.0 and step.weight < 1e-10,
+            ),
         )
     ),
 ]
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("name", "rule", "settings"), HONEST, ids=str)
-def test_honest_ledgers_of_a_ragged_batch_stand(pairs, name, rule, settings):
-    assert_all_stand(decoded(pairs[name], rule, **settings), pairs[name])
-
-
-UNDEBTED = Anchored(k=0.05, debt="none")
-UNUSUAL = [
-    ("agreeing", K, {}, lambda step: step.spend > 0.0),
-    ("enlarging", Anchored(k=9.0), {"temperature": 1.0}, lambda step: step.weight == 1.0),
-    (
-        "enlarging",
-        Anchored(k=1.0, debt="none"),
-        {"num_symbols": 12, "temperature": 1.0},
-        lambda step: step.spend > 0.0,
-    ),
-    # What solvers charge for their own rounding grows with the square of the warped logits.
-    *(
-        ("float64", UNDEBTED, {"temperature": low, "prompts": PROMPTS[4:]}, lambda step: True)
-        for low in (1e-4, 1e-6)
-    ),
-    # Rules that ban nothing.
-    *(
-        (
-            "float64",
-            rule,
-            {"num_symbols": 3, "temperature": 1e-7, "prompts": PROMPTS[6:]},
-            lambda step: 2.0**20 < step.spend < 1e9,
-        )
-        for rule in (RiskyOnly(), CPFuse(grid_size=3), GlobalSwitch(K=1.0))
-    ),
-    # Weights below the normal numbers, or 0.
-    (
-        "sharp",
-        Anchored(k=1.0, divergence="max", debt="none"),
-        {"num_symbols": 12, "temperature": 0.1},
-        lambda step: 0.0 < step.weight < 2e-308,
-    ),
-    (
-        "sharp",
-        Pathwise(k=1.0, bank=0.0, debt="none"),
-        {"num_symbols": 12, "temperature": 0.1},
-        lambda step: step.weight == 0.0 < step.spend,
-    ),
-    # No step uses more than 600 nats.
-    (
-        "sharp",
-        Pathwise(k=0.0, bank=5000.0, debt="none"),
-        {"num_symbols": 12, "temperature": 0.1},
-        lambda step: step.budget > 700.0 and step.weight < 1e-10,
-    ),
-    ("agreeing", DRAWN, {}, lambda step: step.spend < 0.0),
-]
-
-
-@pytest.mark.parametrize(("name", "rule", "settings", "is_meant"), UNUSUAL)
-def test_honest_ledgers_of_unusual_models_and_settings_stand(pairs, name, rule, settings, is_meant):
+@pytest.mark.parametrize(("name", "rule", "settings", "is_meant"), HONEST)
+def test_honest_ledgers_of_a_ragged_batch_verify(pairs, name, rule, settings, is_meant):
     ledgers = decoded(pairs[name], rule, **settings)
-    assert any(is_meant(step) for ledger in ledgers for step in ledger.steps)
-    assert_all_stand(ledgers, pairs[name])
+    if is_meant:
+        assert any(is_meant(step) for ledger in ledgers for step in ledger.steps)
+    reports = verify(ledgers, pairs[name])
+    assert [str(report) for report in reports if not report] == []
 
 
-def test_the_ledger_of_a_request_that_was_refused_stands(pair):
-    rows = [[3] * 4, [3] * 127]
-    _, refused = Decoder(pair, Anchored(k=0.5)).generate(rows, max_new_tokens=6)
+def test_the_ledger_of_a_request_that_was_refused_verifies(pair):
+    _, refused = Decoder(pair, K).generate([[3] * 4, [3] * 127], max_new_tokens=6)
     assert refused.error and not refused.ledger.certified
     assert verify(refused.ledger, pair)
 
 
-def test_a_report_states_divergence_bound_and_tolerance(pairs):
-    (ledger,) = decoded(pairs["float32"], Anchored(k=0.5, debt="none"), 6, PROMPTS[3:4])
+def test_a_report_says_what_holds_and_what_was_refused(pairs):
+    (ledger,) = decoded(pairs["float32"], UNDEBTED, 6, PROMPTS[3:4])
     report = verify(ledger, pairs["float32"])
     assert report.bound == ledger.header.bound
     assert 0.0 < report.divergence <= report.bound + report.tolerance
     assert abs(report.divergence - ledger.spent) <= report.tolerance < 1e-3
     assert str(report) == f"OK: 6 tokens reproduced, {ledger.spent:.1f} of 3.0 nats spent"
-
-
-def test_a_report_says_what_was_refused_and_where_no_bound_holds(pairs):
-    pair = pairs["float64"]
-    (risky,) = decoded(pair, RiskyOnly(), 1, PROMPTS[:1])
-    assert str(verify(risky, pair)) == "OK: 1 token reproduced, no bound holds"
+    (risky,) = decoded(pairs["float64"], RiskyOnly(), 1, PROMPTS[:1])
+    assert str(verify(risky, pairs["float64"])) == "OK: 1 token reproduced, no bound holds"
     other = replace(risky, header=replace(risky.header, seed=5, horizon=9))
-    assert str(verify(other, pair)).startswith("REFUSED: finish_reason is 'length' after 1 steps")
+    refused = str(verify(other, pairs["float64"]))
+    assert refused.startswith("REFUSED: finish_reason is 'length' after 1 steps")
 
 
 def nothing_spent(header, steps, footer):
@@ -219,51 +173,46 @@ def a_tenth_less_spent(header, steps, footer):
 
 
 def less_free(header, steps, footer):
-    """Costs before any cap binds, each lower by less than a step's own tolerance."""
+    """Costs before any cap binds, each lower by less than a step's tolerance."""
     del steps[5:]
     footer["finish_reason"] = "aborted"
-    moved(**{f"at_{step['step']}": -0.5 for step in steps})(header, steps, footer)
+    moved({step["step"]: -0.5 for step in steps})(header, steps, footer)
 
 
 def shaved(header, steps, footer):
-    """A part of every spend, small enough for a step's own tolerance."""
+    """A part of every spend, small enough for a step's tolerance."""
     for step in steps:
         step["spend"] -= 2.0**-7 if step["spend"] > 0.4 else 0.0
     with_budgets(header, steps, footer)
 
 
-EDITS = [
-    nothing_spent,
-    a_tenth_less_spent,
-    put(2, log_prob=lambda nats: nats - 0.02),
-    put(2, safe_log_prob=lambda nats: nats - 0.02),
-    put(2, token_id=lambda token: (token + 1) % 320),
-]
+FIXED = Anchored(k=0.5, debt="none", budget="fixed")
+BANKED = Pathwise(k=0.5, bank=20.0, debt="none")
 FORGED = [
-    *(
-        (name, Anchored(k=k, debt="none", budget=schedule), 0.7, nothing_spent, "differs")
-        for name, schedule, k in product(DTYPES, ("adaptive", "fixed"), (0.1, 0.5))
-    ),
+    *((name, FIXED, 0.7, nothing_spent, "differs") for name in DTYPES),
+    ("bfloat16", Anchored(k=0.1, debt="none"), 0.7, nothing_spent, "differs"),
+    ("bfloat16", FIXED, 0.7, shaved, "budget left differs"),
+    ("bfloat16", BANKED, 0.7, nothing_spent, "differs"),
+    ("bfloat16", BANKED, 0.7, less_free, "nats in steps 0 to "),
     # Where rounding is large.
     *(
-        (name, Anchored(k=0.5, debt="none"), temperature, change, "")
-        for (name, temperature), change in product([("float64", 1e-5), ("enlarging", 1.0)], EDITS)
+        (*large, change, "")
+        for large in (("float64", UNDEBTED, 1e-5), ("enlarging", UNDEBTED, 1.0))
+        for change in (
+            *(nothing_spent, a_tenth_less_spent, put(2, token_id=lambda token: (token + 1) % 320)),
+            *(put(2, **{name: lambda nats: nats - 0.02}) for name in ("log_prob", "safe_log_prob")),
+        )
     ),
-    ("bfloat16", Anchored(k=0.5, debt="none", budget="fixed"), 0.7, shaved, "budget left differs"),
-    *(
-        (name, Pathwise(k=0.5, bank=bank, debt="none"), 0.7, nothing_spent, "differs")
-        for name, bank in product(("float32", "bfloat16"), (0.0, 20.0))
-    ),
-    ("bfloat16", Pathwise(k=0.5, bank=20.0, debt="none"), 0.7, less_free, "nats in steps 0 to "),
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "rule", "temperature", "change", "why"), FORGED)
 def test_forged_figures_are_refused(pairs, tmp_path, name, rule, temperature, change, why):
     (ledger,) = decoded(pairs[name], rule, 8, PROMPTS[7:], temperature=temperature)
     assert verify(ledger, pairs[name])
-    message = refusal(write(changed(ledger, change), tmp_path / "forged.jsonl"), pairs[name])
-    assert message and why in message
+    failures = refusals(write(changed(ledger, change), tmp_path / "forged.jsonl"), pairs[name])
+    assert any(why in failure for failure in failures)
 
 
 def test_the_risky_model_is_not_looked_at_where_nothing_may_be_spent(pairs):
@@ -276,76 +225,62 @@ def test_the_risky_model_is_not_looked_at_where_nothing_may_be_spent(pairs):
     assert score.error == "" and math.isfinite(score.log_prob)
 
 
-WARMED = [
-    *(("token", name, 1.0) for name in DTYPES),
-    *(("token", "bfloat16", 3.0), ("byte", "bfloat16", 3.0)),
-    *(pytest.param("byte", name, 1.0, marks=pytest.mark.slow) for name in DTYPES),
-]
-"""Level, dtype, and how much more rounding is granted."""
-
-
-@pytest.mark.parametrize(("level", "name", "room"), WARMED)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("level", "name", "room"),
+    [
+        *(("token", "bfloat16", 3.0), ("byte", "bfloat16", 3.0)),
+        *((level, name, 1.0) for level, name in product(("token", "byte"), DTYPES[::2])),
+    ],
+)
 def test_the_figures_of_another_temperature_are_refused_though_each_is_within_rounding(
     pairs, level, name, room, monkeypatch
 ):
-    """With more rounding, as of a model of larger logits, no step by itself tells 0.8 from 0.7."""
+    """With more rounding, as of a model of larger logits, no step by itself tells 0.8 from 0.7.
+
+    room: how much more rounding is granted.
+    """
     dtype = getattr(torch, name)
     monkeypatch.setitem(LOGIT_TOLERANCE, dtype, room * LOGIT_TOLERANCE[dtype])
-    rule, length = Anchored(k=0.5, debt="none"), {"token": 60, "byte": 120}[level]
-    for ledger in decoded(pairs[name], rule, length, PROMPTS[:3], level=level):
+    length = {"token": 60, "byte": 120}[level]
+    for ledger in decoded(pairs[name], UNDEBTED, length, PROMPTS[:2], level=level):
         assert verify(ledger, pairs[name])
         for temperature in (0.6, 0.8):
             settings = ledger.header.sampling | {"temperature": temperature}
             header = replace(ledger.header, sampling=settings)
-            report = verify(replace(ledger, header=header), pairs[name])
-            assert not report
-            if room > 1.0:
-                assert any("another temperature" in failure for failure in report.failures)
+            failures = verify(replace(ledger, header=header), pairs[name]).failures
+            assert failures
+            assert room == 1.0 or any("another temperature" in failure for failure in failures)
 
 
-@pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize(("times", "is_refused"), [(0.5, False), (3.0, True), (-3.0, True)])
-def test_a_debt_is_checked_within_the_rounding_of_a_ratio(pairs, name, times, is_refused):
+@pytest.mark.parametrize("name", DTYPES[1:3])
+def test_a_debt_is_checked_within_the_rounding_of_a_ratio(pairs, name):
     pair = pairs[name]
     (ledger,) = decoded(pair, Anchored(k=2.0, budget="fixed"), 2, PROMPTS[7:])
-    # Both models' tolerances, of the row and of the ratio: at most twice that of each row.
-    rows = [
-        model(torch.tensor([ledger.header.prompt_token_ids])).logits[0, -1]
-        for model in (pair.safe, pair.risky)
-    ]
-    sizes = [largest_logit(row[: pair.vocab_size].double()).item() for row in rows]
-    tolerance = sum(logit_tolerance(size, pair.dtype) for size in sizes)
-    debt = ledger.header.debt + times * tolerance
-    forged = replace(ledger, header=replace(ledger.header, debt=debt))
     assert verify(ledger, pair) and ledger.header.debt > 0.1
-    assert any("debt" in why for why in verify(forged, pair).failures) == is_refused
+    # Both models' tolerances, of the row and of the ratio: at most twice that of each row.
+    prompt = torch.tensor([ledger.header.prompt_token_ids])
+    rows = [model(prompt).logits[0, -1, : pair.vocab_size] for model in pair.models.values()]
+    sizes = [largest_logit(row.double()).item() for row in rows]
+    tolerance = sum(logit_tolerance(size, pair.dtype) for size in sizes)
+    for times, is_refused in ((0.5, False), (3.0, True), (-3.0, True)):
+        debt = ledger.header.debt + times * tolerance
+        forged = replace(ledger, header=replace(ledger.header, debt=debt))
+        assert any("debt" in why for why in verify(forged, pair).failures) == is_refused
 
 
-def overspending(project):
-    """A solver at fault: twice the budget is spent, the budget is reported."""
+@pytest.mark.parametrize("rule", [FIXED, Pathwise(k=0.2, bank=0.0, debt="none")])
+def test_a_solver_that_overspends_is_noticed_though_the_replay_repeats_it(pairs, monkeypatch, rule):
+    project = anchored_rule.project
 
-    def wrong(risky, safe, budget, uniform=None, **named):
+    def twice(risky, safe, budget, uniform=None, **named):
         return replace(project(risky, safe, 2.0 * budget, uniform, **named), spend=budget)
 
-    return wrong
-
-
-@pytest.mark.parametrize(
-    ("rule", "figure"),
-    [
-        (Anchored(k=0.2, debt="none", budget="fixed"), "spend differs"),
-        (Anchored(k=0.2, debt="none", budget="fixed", divergence="max"), "log_prob differs"),
-        (Pathwise(k=0.2, bank=0.0, debt="none"), "log_prob differs"),
-    ],
-)
-def test_a_solver_that_overspends_is_found_though_the_replay_repeats_it(
-    pairs, monkeypatch, rule, figure
-):
-    monkeypatch.setattr(anchored_rule, "project", overspending(anchored_rule.project))
-    pair = pairs["float32"]
-    (ledger,) = decoded(pair, rule, 6, ["the keeper"])
+    monkeypatch.setattr(anchored_rule, "project", twice)
+    (ledger,) = decoded(pairs["float32"], rule, 6, ["the keeper"])
     assert all(step.spend <= step.budget for step in ledger.steps)
-    assert any(figure in failure for failure in verify(ledger, pair).failures)
+    figure = "spend differs" if rule is FIXED else "log_prob differs"
+    assert any(figure in failure for failure in verify(ledger, pairs["float32"]).failures)
 
 
 def test_results_lists_and_files_are_verified_and_else_it_says_what_to_write(pair, tmp_path):
@@ -353,26 +288,18 @@ def test_results_lists_and_files_are_verified_and_else_it_says_what_to_write(pai
     results = decoder.generate(PROMPTS[:2], max_new_tokens=3)
     first = results[0].ledger
     first.save(tmp_path / "a.jsonl")
-    whole = verify(first, pair)
-    assert whole.is_ok and whole == verify(results[0], pair) == verify(
-        str(tmp_path / "a.jsonl"), pair
-    )
     stream = decoder.stream(PROMPTS[0], max_new_tokens=3)
     list(stream)
-    mixed = [*results, tmp_path / "a.jsonl", stream, replace(first, finish_reason="error")]
+    mixed = [*results, str(tmp_path / "a.jsonl"), stream, replace(first, finish_reason="error")]
     reports = verify(mixed, pair)
     assert [report.is_ok for report in reports] == [True, True, True, True, False]
-    assert verify([], pair) == []
+    assert verify(first, pair) == reports[0] == reports[2] and verify([], pair) == []
     assert with_divergences(results[0], pair) == with_divergences(first, pair)
-    score = decoder.score("salt", " rain")
-    for given, message in (
+    for arguments, message in (
         ((pair, first), r"write verify\(ledger, pair\), .* got ModelPair and Ledger"),
-        ((first, decoder), r"write verify\(ledger, pair\), .* got Ledger and Decoder"),
         ((5, pair), "ledger must be a ledger, a result or a file of one, got int"),
-        ((score, pair), "ledger must be a ledger, a result or a file of one, got Score"),
     ):
         with pytest.raises(ValueError, match=message):
-            verify(*given)
-    for given in (first, results[0]):
-        with pytest.raises(ValueError, match="K must be nats, as a ledger's total_bound, not a"):
-            event_bound(given, -300.0)
+            verify(*arguments)
+    with pytest.raises(ValueError, match="K must be nats, as a ledger's total_bound, not a"):
+        event_bound(first, -300.0)
