@@ -174,13 +174,11 @@ class TokenLevel(Level):
         return self.pair.encode_continuation(text)
 
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
-        limit = self.context_length
-        if limit is None or len(prompt) + max_new_symbols <= limit:
+        length, limit = len(prompt), self.context_length
+        if limit is None or length + max_new_symbols <= limit:
             return ""
-        return (
-            f"the prompt has {len(prompt)} tokens; with {max_new_symbols} new ones it exceeds "
-            f"the pair's context of {limit}"
-        )
+        with_new = f"with {max_new_symbols} new ones it exceeds the pair's context of {limit}"
+        return f"the prompt has {length} tokens; {with_new}"
 
     def warpers(self, sampling: SamplingConfig) -> Warpers:
         return Warpers(sampling, self.stop_token_ids, self.banned_token_ids)
@@ -203,12 +201,8 @@ class TokenLevel(Level):
         specs: Mapping[StreamName, StreamSpec],
     ) -> dict[str, Stream]:
         """Streams of raw logits: `warpers` does what `sampling` asks for."""
-        return {
-            name: open_stream(
-                self.pair, spec.model, num_rows, max_length, scores_prompts=scores_prompts
-            )
-            for name, spec in specs.items()
-        }
+        size, options = (num_rows, max_length), {"scores_prompts": scores_prompts}
+        return {n: open_stream(self.pair, s.model, *size, **options) for n, s in specs.items()}
 
 
 def open_stream(
@@ -222,13 +216,8 @@ def open_stream(
     if attention is None:
         kind = LoneStream if pair.decodes_alone[name] else BatchStream
         return kind(runner.model, num_rows, runner.vocab_size, scores_prompts=scores_prompts)
-    return RowStream(
-        runner,
-        attention,
-        num_rows=num_rows,
-        max_length=max_length,
-        scores_prompts=scores_prompts,
-    )
+    size = {"num_rows": num_rows, "max_length": max_length}
+    return RowStream(runner, attention, **size, scores_prompts=scores_prompts)
 
 
 def _attention(pair: ModelPair, name: str, max_length: int) -> RowAttention | None:

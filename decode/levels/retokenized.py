@@ -14,18 +14,18 @@ from transformers import PreTrainedTokenizerFast
 from ...kernels.devices import work_device
 from ..pair.model_pair import ModelPair
 from ..rules.rule import StreamName, StreamSpec
-from ..settings import LevelName, RequestError, SamplingConfig
+from ..settings import RequestError, SamplingConfig
 from ..streams.row_stream import RowStream
 from ..streams.stream import UNSCORED, LoneStream, PromptLogits, Stream
-from ..tokenizer.text import TextStream, TokenDecoder, TokenText, encoded, special_stops
+from ..tokenizer.text import TokenDecoder, encoded, special_stops
 from ..tokenizer.tokenizer_file import TokenizerFile, read_tokenizer
 from ..warpers import Warpers, alike_or_new
-from .level import Level, open_stream, rows_join
+from .level import TokenLevel, open_stream, rows_join
 
 # R rows of one call, T new columns, V symbols, which are tokens of the risky model.
 
 
-class RetokenizedLevel(Level):
+class RetokenizedLevel(TokenLevel):
     """Symbols are the risky model's tokens; the safe model reads their text in tokens of its own.
 
     What it says of the next symbol is what it says of tokens that both have: a distribution of some
@@ -33,8 +33,6 @@ class RetokenizedLevel(Level):
     (`Rule.retokenizes`).
     """
 
-    name: LevelName = "token"
-    symbols_per_token = 1
     compares_models = False
 
     def __init__(self, pair: ModelPair) -> None:
@@ -54,10 +52,6 @@ class RetokenizedLevel(Level):
         suppressed = {name: tokens for name, tokens in self.pair.suppressed.items() if tokens}
         named = {"suppressed_token_ids": suppressed} if suppressed else {}
         return {"tokens_of": "risky", "tokenizers": tokenizers, **named}
-
-    def _suppressed(self, name: str) -> list[int]:
-        size = self.pair.runners[name].vocab_size
-        return [token for token in self.pair.suppressed[name] if token < size]
 
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Token ids of the risky model, with the special tokens that its tokenizer adds."""
@@ -103,14 +97,11 @@ class RetokenizedLevel(Level):
         """The warpers of the risky model; the safe model's stream warps its logits itself."""
         known = self._files["risky"].token_bytes.keys() | self._files["risky"].special_token_ids
         unknown = set(range(self.vocab_size)) - known
-        banned = unknown.union(self._suppressed("risky"))
+        banned = unknown | {t for t in self.pair.suppressed["risky"] if t < self.vocab_size}
         return Warpers(sampling, self.stop_token_ids, sorted(banned))
 
     def stop_symbols(self, stop: Sequence[str]) -> frozenset[int]:
         return special_stops(stop, [self._tokenizer], range(self.vocab_size).__contains__)
-
-    def text_stream(self, stop: tuple[str, ...] = (), prompt: Sequence[int] = ()) -> TextStream:
-        return TextStream(TokenText(self._decoder, prompt), stop, self.stop_symbols(stop))
 
     def rows_can_join(self, max_length: int) -> bool:
         return rows_join(self.pair, "risky", max_length)
@@ -148,7 +139,8 @@ class RetokenizedLevel(Level):
         longest = max(map(len, self._files["risky"].token_bytes.values()))
         limits = [pair.context_lengths.get("safe"), attention.reach if attention else None]
         reach = min((n for n in limits if n), default=longest * max_length + 8)
-        runner = pair.runners["safe"]
+        runner, stops = pair.runners["safe"], pair.stop_tokens_of("safe")
+        banned = [token for token in pair.suppressed["safe"] if token < runner.vocab_size]
         inner: RowStream | LoneStream = LoneStream(
             pair.safe, num_rows, runner.vocab_size, scores_prompts=False
         )
@@ -158,7 +150,7 @@ class RetokenizedLevel(Level):
         return RetokenizedStream(
             inner,
             self._safe_text(),
-            Warpers(sampling, pair.stop_tokens_of("safe"), self._suppressed("safe")),
+            Warpers(sampling, stops, banned),
             self.same_tokens,
             num_rows=num_rows,
             vocab_size=self.vocab_size,
@@ -269,11 +261,12 @@ class RetokenizedStream:
         for row, new in zip(rows, tokens, strict=True):
             self._rows[row] += new
         texts = {row: self._text.tokens(self._rows[row]) for row in rows}
-        known = {row: self._of_symbols(log_probs) for row, log_probs in self._log_probs(texts)}
-        unknown = torch.full(
-            (self.vocab_size,), torch.nan, dtype=torch.float64, device=self._device
-        )
-        return torch.stack([known.get(row, unknown) for row in rows])
+        size = len(rows), self.vocab_size
+        of_symbols = torch.full(size, torch.nan, dtype=torch.float64, device=self._device)
+        for row, log_probs in self._log_probs(texts):
+            of_symbols[rows.index(row)] = -torch.inf
+            of_symbols[rows.index(row), self._symbols] = log_probs[self._twins]
+        return of_symbols
 
     def free(self, row: int) -> None:
         """Forget a text."""
@@ -286,16 +279,17 @@ class RetokenizedStream:
             row: self._num_kept(row, text) for row, text in texts.items() if len(text) <= self.reach
         }
         # Those of which nothing was read are read together, whatever their lengths.
-        groups = [
-            [row for row in kept if bool(kept[row]) == is_begun] for is_begun in (False, True)
-        ]
+        groups = [[row for row in kept if bool(kept[row]) == begun] for begun in (False, True)]
         for rows in filter(None, groups):
             logits = self._logits(rows, texts, kept)
-            seen = self._seen([texts[row] for row in rows])
+            seen = torch.zeros(len(rows), self._inner.vocab_size, dtype=torch.bool)
+            for i, row in enumerate(rows):
+                seen[i, texts[row]] = True
+            seen = seen.to(self._device)
             for warp in set(map(self._warps.__getitem__, rows)):
-                places = [i for i, row in enumerate(rows) if self._warps[row] is warp]
-                log_probs = warp(logits[places], seen[places]).double().log_softmax(-1)
-                yield from zip([rows[i] for i in places], log_probs, strict=True)
+                alike = [i for i, row in enumerate(rows) if self._warps[row] is warp]
+                log_probs = warp(logits[alike], seen[alike]).double().log_softmax(-1)
+                yield from zip([rows[i] for i in alike], log_probs, strict=True)
 
     def _num_kept(self, row: int, text: list[int]) -> int:
         """The number of tokens read before that still begin the text; its last one is read now."""
@@ -317,16 +311,3 @@ class RetokenizedStream:
         for row in rows:
             self._inner.roll_back(row, kept[row])
         return self._inner.feed_rows(rows, [texts[row][kept[row] :] for row in rows])
-
-    def _seen(self, texts: Sequence[list[int]]) -> Tensor:
-        """(R, the model's own tokens) bool: those of each text."""
-        seen = torch.zeros(len(texts), self._inner.vocab_size, dtype=torch.bool)
-        for row, text in zip(seen, texts, strict=True):
-            row[text] = True
-        return seen.to(self._device)
-
-    def _of_symbols(self, log_probs: Tensor) -> Tensor:
-        """(V,) of symbols."""
-        of_symbols = log_probs.new_full((self.vocab_size,), -torch.inf)
-        of_symbols[self._symbols] = log_probs[self._twins]
-        return of_symbols
