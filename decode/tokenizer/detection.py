@@ -22,7 +22,7 @@ from .pretokenizer import (
     smallest_automaton,
 )
 from .regex import covers_texts, known_characters, regex_automaton
-from .tokenizer_file import steps_of
+from .sentence_piece import steps_of
 
 BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The regex of `ByteLevel`, GPT-2's."""

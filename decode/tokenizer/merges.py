@@ -4,10 +4,12 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import chain, pairwise
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .utf8 import TokenCut, cut
 
 Row = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -23,28 +25,37 @@ def cached_rows(compute: Callable[[Key], Row], num_rows: int, length: int) -> Ca
     return lambda key: np.unpackbits(packed(key), count=length).view(np.bool_)
 
 
-class Symbols(Protocol):
-    """The symbols that merges begin with."""
+class BaseSymbols:
+    """The symbols that merges begin with: tokens of characters, and of the bytes of all others."""
 
-    tokens: list[int]
-    """The tokens of single symbols."""
+    def __init__(
+        self,
+        bytes_of: Mapping[int, bytes],
+        byte_tokens: Mapping[int, int],
+        characters: Mapping[str, int] | None = None,
+    ) -> None:
+        """bytes_of: bytes of each base token. byte_tokens: by byte. characters: tokens of those
+        that are never spelled in bytes; None for a BPE of bytes, which knows no characters."""
+        self._known, self._bytes = frozenset(bytes_of), byte_tokens
+        self._is_of_bytes, self._characters = characters is None, characters or {}
+        spelled = [t for b, t in byte_tokens.items() if b > 127 or chr(b) not in self._characters]
+        self.tokens = [t for t in self._characters.values() if t in self._known] + spelled
+        """The tokens of single symbols."""
 
     def of(self, text: bytes) -> list[int] | None:
-        """The symbols of a text; None where some part has none."""
-
-
-class ByteSymbols:
-    """The symbols of a byte-level BPE: the tokens of single bytes."""
-
-    def __init__(self, bytes_of: Mapping[int, bytes]) -> None:
-        """bytes_of: bytes of each base token; a vocabulary may lack tokens of some bytes."""
-        self._token = {text[0]: token for token, text in bytes_of.items() if len(text) == 1}
-        self.tokens = [*self._token.values()]
-
-    def of(self, text: bytes) -> list[int] | None:
-        """The token of each byte; None where one has none."""
-        tokens = [self._token.get(byte, -1) for byte in text]
-        return None if -1 in tokens else tokens
+        """The symbols of bytes, which may begin and end inside characters; None where some part
+        has none or is an added token, which is cut out of all texts, and where no text has it."""
+        parts = TokenCut(text, "", b"") if self._is_of_bytes else cut(text)
+        if parts is None:
+            return None
+        symbols = [self._bytes.get(byte, -1) for byte in parts.lead]
+        for character in parts.characters:
+            if (token := self._characters.get(character)) is not None:
+                symbols.append(token)
+            else:
+                symbols += [self._bytes[byte] for byte in character.encode()]
+        symbols += [self._bytes[byte] for byte in parts.tail]
+        return symbols if self._known.issuperset(symbols) else None
 
 
 RANK_LIMIT = math.inf
@@ -66,12 +77,13 @@ class MergeTable:
         self,
         bytes_of: Mapping[int, bytes],
         merges: Iterable[tuple[int, int, int]],
-        symbols: Symbols | None = None,
+        symbols: BaseSymbols | None = None,
     ) -> None:
         """bytes_of: bytes of each base token. merges: (left, right, merged), most urgent first.
         symbols: what merges begin with, single bytes by default."""
         self.bytes_of = bytes_of
-        self._symbols = symbols or ByteSymbols(bytes_of)
+        single = {text[0]: token for token, text in bytes_of.items() if len(text) == 1}
+        self._symbols = symbols or BaseSymbols(bytes_of, single)
         self.merged: dict[tuple[int, int], tuple[int, int]] = {}
         for rank, (left, right, merged) in enumerate(merges):
             self.merged.setdefault((left, right), (rank, merged))

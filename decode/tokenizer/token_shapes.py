@@ -1,14 +1,13 @@
 """The effect of each token on the states of a pretokenizer, for the whole vocabulary at once."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .pretokenizer import PretokenizerAutomaton, image, members
 from .trie import ROOT, ByteTrie
-from .utf8 import CONTINUATIONS, cut_partial
+from .utf8 import TokenCut, cut
 
 Opened = tuple[tuple[int, bytes], ...]
 """(automaton state, bytes of the open pretoken), ascending; only what begins an entry is kept."""
@@ -65,14 +64,6 @@ class WholePretokens:
 
 EMPTY, IDENTITY = 0, 1
 Relation = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-class TokenCut(NamedTuple):
-    """A token's bytes as UTF-8: `lead` ends an earlier character, `tail` begins a later one."""
-
-    lead: bytes
-    characters: str
-    tail: bytes
 
 
 class TokenShapes:
@@ -133,12 +124,3 @@ class TokenShapes:
                 self.splits.append(relation[1])
             self._next[shape, kind] = self._number[relation]
         return self._next[shape, kind]
-
-
-def cut(text: bytes) -> TokenCut | None:
-    """The characters of bytes and the pieces around them; None if no UTF-8 text contains them."""
-    if text.isascii():
-        return TokenCut(b"", text.decode(), b"")
-    num_lead = len(text) - len(text.lstrip(CONTINUATIONS))
-    cut = cut_partial(text[num_lead:])
-    return None if cut is None or num_lead > 3 else TokenCut(text[:num_lead], *cut)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from .sentence_piece import MARK, SentencePiece, read_sentence_piece
+from .sentence_piece import MARK, SentencePiece, merged_pairs, read_sentence_piece, steps_of
 
 PRINTABLE_BYTES = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
@@ -104,11 +104,12 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
     special = {entry["id"] for entry in added if entry["special"]}
     # Merges may make an unwritten one where it is not cut out: "ab" is sought as " ab" perhaps.
     base = _base_bytes(vocab, special | literals.keys(), piece)
-    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     added_bytes = {id: literal.encode() for id, literal in literals.items()}
     return TokenizerFile(
         token_bytes={**base, **added_bytes},
-        merges=[(vocab[left], vocab[right], vocab[left + right]) for left, right in pairs],
+        merges=[
+            (vocab[left], vocab[right], vocab[left + right]) for left, right in merged_pairs(model)
+        ],
         added_token_ids=frozenset(added_bytes),
         raw_literals=tuple(literals[id] for id in raw),
         unwritten=tuple(literal.encode() for literal in unwritten.values()),
@@ -119,13 +120,6 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
         vocab_size=1 + max([*vocab.values(), *(entry["id"] for entry in added)]),
         sha256=hashlib.sha256(text.encode()).hexdigest(),
     )
-
-
-def steps_of(part: Mapping[str, Any] | None, members: str) -> list[Mapping[str, Any]]:
-    """The parts of a Sequence (under the name `members`), or the one part itself."""
-    if part is None:
-        return []
-    return list(part[members]) if part["type"] == "Sequence" else [part]
 
 
 def _refuse_others(content: Mapping[str, Any]) -> None:

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from .merges import MergeTable, PairRows, cached_rows
 from .pretokenizer import CharacterClasses, PretokenizerAutomaton, image
-from .token_shapes import EMPTY, Opened, TokenCut, TokenShapes, WholePretokens
+from .token_shapes import EMPTY, Opened, TokenShapes, WholePretokens
 from .trie import ByteTrie
-from .utf8 import completions, form_length
+from .utf8 import TokenCut, completions, form_length
 
 Remainders = tuple[bytes, ...]
 
