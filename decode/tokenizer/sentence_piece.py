@@ -92,18 +92,16 @@ def read_sentence_piece(content: Mapping[str, Any]) -> SentencePiece | None:
         )
     if model.get("ignore_merges"):
         raise ValueError("byte level does not support SentencePiece with ignore_merges=true")
-    byte_tokens = tuple(vocab[name] for name in BYTE_NAMES)
     bytes_ = frozenset(BYTE_NAMES)
     if touched := [pair for pair in merged_pairs(model) if bytes_ & {*pair, "".join(pair)}]:
         raise ValueError(f"byte level does not support merges of single bytes, got {touched[0]}")
     if added := bytes_ & {entry["content"] for entry in content["added_tokens"]}:
         raise ValueError(f"byte level does not support {min(added)} as an added token")
-    metaspace = [step for step in cuts if step["type"] == "Metaspace"]
     return SentencePiece(
         characters={name.replace(MARK, " "): id for name, id in vocab.items() if len(name) == 1},
-        byte_tokens=byte_tokens,
+        byte_tokens=tuple(vocab[name] for name in BYTE_NAMES),
         first_space=_first_space(normalizers, cuts),
-        cuts_words=any(step["split"] for step in metaspace),
+        cuts_words=any(step["split"] for step in cuts if step["type"] == "Metaspace"),
         normalizer_marks=any(step["type"] == "Replace" for step in normalizers),
     )
 

@@ -3,7 +3,7 @@
 import gc
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -76,25 +76,12 @@ class ByteVocabulary:
         if self.vocab_size <= (last := max(*file.token_bytes, *ends, *self.start_token_ids)):
             raise ValueError(f"token {last} has no row in the model, which has {num_rows}")
         # 2. The tokens that may follow which.
-        self._piece = piece = file.sentence_piece
+        self._piece = file.sentence_piece
         added = {t: file.token_bytes[t] for t in file.added_token_ids - ends}
-        unwritten = {-1 - index: text for index, text in enumerate(file.unwritten)}  # no tokens
         base = {t: b for t, b in file.token_bytes.items() if t not in file.added_token_ids}
         self.trie = ByteTrie({**base, **added})
-        symbols, spelled, automaton = None, None, None
-        if piece is not None:
-            symbols = BaseSymbols(base, dict(enumerate(piece.byte_tokens)), piece.characters)
-            automaton = piece.automaton()
-            spelled = piece.spelled_classes(automaton)
-        self.viability = Viability(
-            MergeTable(base, file.merges, symbols),
-            self.trie,
-            automaton or detect_pretokenizer(tokenizer),
-            AddedTokens(added | unwritten),
-            has_whole_pretokens=file.has_whole_pretokens,
-            spelled=spelled,
-        )
-        if piece is not None:
+        self.viability = _viability(tokenizer, file, self.trie, base, added)
+        if self._piece is not None:
             self._check_texts()
         # 3. The order of columns.
         counted = np.concatenate((self.trie.tokens, self.stop_token_ids))
@@ -136,6 +123,29 @@ class ByteVocabulary:
             is_read = state is not None and self.viability.may_end(state)
             if not is_read or b"".join(spelled) != self.spelled(text.encode()):
                 raise ValueError(f"byte level does not know how the tokenizer reads {text!r}")
+
+
+def _viability(
+    tokenizer: Tokenizer,
+    file: TokenizerFile,
+    trie: ByteTrie,
+    base: Mapping[int, bytes],
+    added: Mapping[int, bytes],
+) -> Viability:
+    symbols, spelled, automaton = None, None, None
+    if (piece := file.sentence_piece) is not None:
+        symbols = BaseSymbols(base, dict(enumerate(piece.byte_tokens)), piece.characters)
+        automaton = piece.automaton()
+        spelled = piece.spelled_classes(automaton)
+    unwritten = {-1 - index: text for index, text in enumerate(file.unwritten)}  # no tokens
+    return Viability(
+        MergeTable(base, file.merges, symbols),
+        trie,
+        automaton or detect_pretokenizer(tokenizer),
+        AddedTokens({**added, **unwritten}),
+        has_whole_pretokens=file.has_whole_pretokens,
+        spelled=spelled,
+    )
 
 
 def _start_token_ids(
