@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 
 import numpy as np
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from ..tokenizer.vocabulary import NUM_SYMBOLS, ByteVocabulary
 from .node_distribution import Array, NodeDistribution, TreeMarginals
-from .settings import ByteCounts
 from .token_tree import ROOT_NODE, TokenTree
 from .tree_cache import TreeCache, TreeForward
 
@@ -30,6 +30,32 @@ the most nodes, so one row's guesses enlarge all rows, and save a part of one fo
 
 MAX_DEAD_SLOTS = 64
 """Slots of dead nodes that are tolerated, and a quarter of all."""
+
+
+@dataclass(slots=True)
+class ByteCounts:
+    """The work for one row since its prompt came, the prompt included."""
+
+    num_forwards: int = 0
+    """Forwards that the row took part in."""
+    num_nodes: int = 0
+    """Token positions computed in them."""
+    num_guesses: int = 0
+    """Positions among them that were computed ahead of the text."""
+    num_hits: int = 0
+    """Guesses whose distribution was needed later."""
+    weight: float = 0.0
+    """Sum, over the next-token distributions that went into those of bytes, of their node's share
+    of the text's mass."""
+    masked_mass: float = 0.0
+    """The same of this share times the probability that masking took from other tokens; 0 where a
+    truncation of tokens is on, which only sees the others."""
+
+    def record(self) -> dict[str, float]:
+        """The figures of a ledger; `masked_mass` as the mean of the distributions by share."""
+        figures: dict[str, float] = asdict(self)
+        weight = figures.pop("weight")
+        return figures | {"masked_mass": self.masked_mass / weight if weight else 0.0}
 
 
 class ByteRow:

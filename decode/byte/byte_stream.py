@@ -18,10 +18,9 @@ from ..streams.stream import UNSCORED, PromptLogits
 from ..tokenizer.viability import ViabilityState
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Places, Warpers, alike_or_new
-from .byte_row import LOGITS_AT_ONCE, NODES_PER_FORWARD, ByteRow
+from .byte_row import LOGITS_AT_ONCE, NODES_PER_FORWARD, ByteCounts, ByteRow
 from .node_distribution import allowed_in_order, node_distributions
 from .prompt_cache import PromptCache, ReadPrompt
-from .settings import ByteCounts
 from .tree_cache import TreeBackbone, TreeForward
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
@@ -62,16 +61,8 @@ class ByteStream:
         computes ahead. scores_prompts: whether `read` gives log-probabilities of prompts' bytes.
         prompts: where those that were read are kept, and prompt_source: what names this stream's
         ones among them.
-        Raises ValueError if the model predicts fewer tokens than the vocabulary has.
         """
-        model = runner.model
-        num_predicted = model.config.get_text_config().vocab_size
-        if num_predicted < vocabulary.vocab_size:
-            raise ValueError(
-                f"the model predicts {num_predicted} tokens, the tokenizer has "
-                f"{vocabulary.vocab_size}"
-            )
-        self.model, self.vocabulary = model, vocabulary
+        self.model, self.vocabulary = model, vocabulary = runner.model, vocabulary
         self._device = work_device(model.device)
         self._prefetch, self._scores_prompts = prefetch, scores_prompts
         self._warps = [warp] * num_rows
@@ -138,11 +129,8 @@ class ByteStream:
         num_forwards = max(self._rows[row].counts.num_forwards for row in rows)
         logits = self._logits(rows).to(self._device)
         # Of a space that the tokenizer puts first nothing is reported, nor of the first byte.
-        sizes = [max(0, len(prompt) - 1) for prompt in prompts]
-        scored = [log_probs[row] for row in rows]
-        scored = [
-            each[max(0, len(each) - size) :] for each, size in zip(scored, sizes, strict=True)
-        ]
+        firsts = [len(log_probs[row]) - len(p) + 1 for row, p in zip(rows, prompts, strict=True)]
+        scored = [log_probs[row][max(0, n) :] for row, n in zip(rows, firsts, strict=True)]
         return PromptLogits(logits, scored, num_forwards)
 
     def _read_together(self, texts: dict[int, bytes]) -> dict[int, Tensor]:
@@ -252,15 +240,12 @@ class ByteStream:
                 self._add_distributions(of_rows[start : start + number], warp)
         log_probs = [text.log_probs() for text in texts.values()]
         # After these: a text to which truncation gave no probability begins again there.
-        if self.records_sizes:
-            self._record_size(max(text.size for text in texts.values()), is_warped=is_warped)
-        return torch.from_numpy(np.array(log_probs))
-
-    def _record_size(self, size: float, *, is_warped: bool) -> None:
-        if is_warped:
-            self.sizes.append(size)
-        else:
+        size = max(text.size for text in texts.values()) if self.records_sizes else 0.0
+        if not is_warped:
             self.prompt_size = max(self.prompt_size, size)
+        elif self.records_sizes:
+            self.sizes.append(size)
+        return torch.from_numpy(np.array(log_probs))
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""

@@ -13,14 +13,14 @@ from transformers import PreTrainedTokenizerFast
 
 from ...kernels.devices import work_device
 from ..pair.model_pair import ModelPair
-from ..rules.rule import StreamName, StreamSpec
+from ..rules.rule import ModelName
 from ..settings import RequestError, SamplingConfig
 from ..streams.row_stream import RowStream
 from ..streams.stream import UNSCORED, LoneStream, PromptLogits, Stream
 from ..tokenizer.text import TokenDecoder, encoded, special_stops
 from ..tokenizer.tokenizer_file import TokenizerFile, read_tokenizer
 from ..warpers import Warpers, alike_or_new
-from .level import TokenLevel, open_stream, rows_join
+from .level import StreamSize, TokenLevel, open_stream, rows_join
 
 # R rows of one call, T new columns, V symbols, which are tokens of the risky model.
 
@@ -106,22 +106,29 @@ class RetokenizedLevel(TokenLevel):
     def rows_can_join(self, max_length: int) -> bool:
         return rows_join(self.pair, "risky", max_length)
 
-    def _streams(
-        self,
-        num_rows: int,
-        max_length: int,
-        sampling: SamplingConfig,
-        scores_prompts: bool,
-        specs: Mapping[StreamName, StreamSpec],
-    ) -> dict[str, Stream]:
+    def _stream(self, model: ModelName, sampling: SamplingConfig, size: StreamSize) -> Stream:
         """Raw logits of the risky model; the safe one's warped log-probabilities of symbols that it
         has too, -inf elsewhere. Prompts are scored by neither."""
-        return {
-            name: self._safe_stream(num_rows, max_length, sampling)
-            if spec.model == "safe"
-            else open_stream(self.pair, "risky", num_rows, max_length, scores_prompts=False)
-            for name, spec in specs.items()
-        }
+        size = size._replace(scores_prompts=False)
+        if model == "risky":
+            return open_stream(self.pair, "risky", size)
+        pair, attention = self.pair, self.pair.row_attention["safe"]
+        longest = max(map(len, self._files["risky"].token_bytes.values()))
+        limits = [pair.context_lengths.get("safe"), attention.reach if attention else None]
+        reach = min((n for n in limits if n), default=longest * size.max_length + 8)
+        runner, stops = pair.runners["safe"], pair.stop_tokens_of("safe")
+        banned = [token for token in pair.suppressed["safe"] if token < runner.vocab_size]
+        return RetokenizedStream(
+            RowStream(runner, attention, **size._replace(max_length=reach)._asdict())
+            if attention is not None
+            else LoneStream(pair.safe, size.num_rows, runner.vocab_size, scores_prompts=False),
+            self._safe_text(),
+            Warpers(sampling, stops, banned),
+            self.same_tokens,
+            num_rows=size.num_rows,
+            vocab_size=self.vocab_size,
+            reach=reach,
+        )
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         for stream in streams.values():
@@ -131,31 +138,6 @@ class RetokenizedLevel(TokenLevel):
 
     def _safe_text(self) -> "OtherTokens":
         return OtherTokens(self._files["risky"], self.pair.tokenizer)
-
-    def _safe_stream(
-        self, num_rows: int, max_length: int, sampling: SamplingConfig
-    ) -> "RetokenizedStream":
-        pair, attention = self.pair, self.pair.row_attention["safe"]
-        longest = max(map(len, self._files["risky"].token_bytes.values()))
-        limits = [pair.context_lengths.get("safe"), attention.reach if attention else None]
-        reach = min((n for n in limits if n), default=longest * max_length + 8)
-        runner, stops = pair.runners["safe"], pair.stop_tokens_of("safe")
-        banned = [token for token in pair.suppressed["safe"] if token < runner.vocab_size]
-        inner: RowStream | LoneStream = LoneStream(
-            pair.safe, num_rows, runner.vocab_size, scores_prompts=False
-        )
-        if attention is not None:
-            size = {"num_rows": num_rows, "max_length": reach}
-            inner = RowStream(runner, attention, **size, scores_prompts=False)
-        return RetokenizedStream(
-            inner,
-            self._safe_text(),
-            Warpers(sampling, stops, banned),
-            self.same_tokens,
-            num_rows=num_rows,
-            vocab_size=self.vocab_size,
-            reach=reach,
-        )
 
 
 @lru_cache(maxsize=4)  # of large vocabularies half a second: once for all decoders and ledgers
