@@ -51,34 +51,29 @@ class ByteLevel(Level):
         self.stop_token_ids = [END_SYMBOL]
         self._attention: dict[str, RowAttention] = {}
         self.vocabularies: dict[str, ByteVocabulary] = {}
-        for name in pair.models:
-            if (attention := pair.row_attention[name]) is None:
-                raise ValueError(
-                    f"byte level cannot mask the {name} model's attention token by token"
-                )
+        for name, attention in pair.row_attention.items():
+            if attention is None:
+                whose = f"the {name} model's attention"
+                raise ValueError(f"byte level cannot mask {whose} token by token")
             self._attention[name] = attention
         for name, model in pair.models.items():
             try:
                 stops = tuple(self._stops_of(name))
                 num_rows = model.config.get_text_config().vocab_size
                 self.vocabularies[name] = _vocabulary(pair.tokenizers[name], stops, num_rows)
-                self._check_suppressed(name)
+                # Other tokens have the bytes of one that is text; special tokens have none.
+                texts = self.vocabularies[name].trie.row_of
+                if are_text := [token for token in pair.suppressed[name] if token in texts]:
+                    raise ValueError(
+                        f"byte level cannot suppress token {are_text[0]}, which is text: take it "
+                        "out of suppress_tokens and bad_words_ids in the model's generation_config"
+                    )
             except ValueError as error:
                 raise ValueError(f"the {name} model's tokenizer: {error}") from None
 
     def _stops_of(self, name: str) -> list[int]:
         suppressed = self.pair.suppressed[name]
         return [token for token in self.pair.stop_tokens_of(name) if token not in suppressed]
-
-    def _check_suppressed(self, name: str) -> None:
-        """Refuse to suppress text, as other tokens have its bytes; special tokens have none."""
-        texts = self.vocabularies[name].trie.row_of
-        for token in self.pair.suppressed[name]:
-            if token in texts:
-                raise ValueError(
-                    f"byte level cannot suppress token {token}, which is text: take it out of "
-                    "suppress_tokens and bad_words_ids in the model's generation_config"
-                )
 
     def settings(self) -> dict[str, Any]:
         """The byte settings and what the tokenizers are, by "safe" and "risky"."""

@@ -48,8 +48,8 @@ class ByteCounts:
     """Sum, over the next-token distributions that went into those of bytes, of their node's share
     of the text's mass."""
     masked_mass: float = 0.0
-    """The same of this share times the probability that masking took from other tokens; 0 where a
-    truncation of tokens is on, which only sees the others."""
+    """The same of this share times the probability that masking took from other tokens; 0 where
+    tokens are truncated, as a truncation sees only those that are left."""
 
     def record(self) -> dict[str, float]:
         """The figures of a ledger; `masked_mass` as the mean of the distributions by share."""
@@ -61,10 +61,9 @@ class ByteCounts:
 class ByteRow:
     """A growing text, and the distributions of nodes that its next byte depends on.
 
-    By node: `hidden` (1, D) of those whose distribution may be asked for, `logits` (1, V) of those
-    whose distribution was not asked for yet, `sizes` of the largest token logits of distributions,
-    where they are measured. `is_over`: the text has ended, so nothing follows it; `is_outgrown`: as
-    it needs more than `reach` positions.
+    By node: `hidden` (1, D) of those whose distribution may be needed, `logits` (1, V) until it is,
+    `sizes` of its largest token logits, where measured. `is_over`: the text has ended, so nothing
+    follows it; `is_outgrown`: as it needs more than `reach` positions.
     """
 
     def __init__(self, vocabulary: ByteVocabulary, *, prefetch: int = 0, reach: int) -> None:
@@ -104,10 +103,9 @@ class ByteRow:
 
     def append(self, byte: int) -> None:
         """Grow the text; a byte that cannot follow (the end, say) ends it."""
-        if self.is_over:
-            return
         try:
-            self.marginals.append(byte)
+            if not self.is_over:
+                self.marginals.append(byte)
         except ValueError:
             self.is_over = True
 
@@ -127,8 +125,7 @@ class ByteRow:
         num_rows: that are read together.
         """
         missing = self.cache.missing(wanted)
-        is_first = self.cache.is_empty and len(wanted) > 0  # the root's slot is not computed
-        if not missing and not is_first:
+        if not missing and not (self.cache.is_empty and wanted):  # then the root's is not computed
             return None
         limit = WITH_GUESSES // num_rows - len(missing)
         guesses = self.cache.missing(self._guesses())[:limit] if limit > 0 else []

@@ -2,7 +2,8 @@
 
 import math
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from ..streams.configs import context_length
 from ..streams.kv_cache import RowAttention, uploaded
 from ..streams.row_stream import ModelRunner, prompt_groups
 from ..streams.stream import UNSCORED, PromptLogits
-from ..tokenizer.viability import ViabilityState
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Places, Warpers, alike_or_new
 from .byte_row import LOGITS_AT_ONCE, NODES_PER_FORWARD, ByteCounts, ByteRow
@@ -25,11 +25,17 @@ from .tree_cache import TreeBackbone, TreeForward
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 
+T = TypeVar("T", bound=Callable[..., object])
 BYTES_AHEAD = 256
 """Bytes that are certain to come whose nodes, one or two a byte, are computed at once."""
 
 PROMPT_LOGITS = 64
 """Nodes of prompts that the output layer reads together: all of them will be asked for."""
+
+
+def quietly(method: T) -> T:
+    """Without gradients, nor numpy's warnings of a model's NaN, which its request reports."""
+    return torch.inference_mode()(np.errstate(invalid="ignore")(method))
 
 
 class ByteStream:
@@ -54,14 +60,10 @@ class ByteStream:
         prompts: PromptCache | None = None,
         prompt_source: Hashable = (),
     ) -> None:
-        """attention: what `row_attention` returns for the model.
-
-        warp: a `Warpers` of columns in order, whose stops are the vocabulary's `stop_columns`; it
-        gets each node's path as the tokens seen. prefetch: likely continuations that each forward
-        computes ahead. scores_prompts: whether `read` gives log-probabilities of prompts' bytes.
-        prompts: where those that were read are kept, and prompt_source: what names this stream's
-        ones among them.
-        """
+        """warp: of columns in order, whose stops are the vocabulary's `stop_columns`; the tokens
+        seen are those of a node's path. prefetch: see `ByteSettings`. scores_prompts: whether
+        `read` gives log-probabilities of prompts' bytes. prompts: where those that were read are
+        kept, and prompt_source: what names this stream's ones among them."""
         self.model, self.vocabulary = model, vocabulary = runner.model, vocabulary
         self._device = work_device(model.device)
         self._prefetch, self._scores_prompts = prefetch, scores_prompts
@@ -92,8 +94,7 @@ class ByteStream:
         """The positions that the model has, if the text of a row needs more of them; else 0."""
         return self._reach if self._rows[row].is_outgrown else 0
 
-    @torch.inference_mode()
-    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
+    @quietly
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts (byte values) into free rows.
 
@@ -165,8 +166,7 @@ class ByteStream:
                 scores[row] = [math.nan] * len(scores[row])
         return {row: torch.tensor(nats, dtype=torch.float64) for row, nats in scores.items()}
 
-    @torch.inference_mode()
-    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
+    @quietly
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Logits (B, T, 257) after each new column of bytes; see Stream. Nothing follows the end.
 
@@ -179,8 +179,7 @@ class ByteStream:
             logits[rows, column] = log_probs
         return logits.to(self._device)
 
-    @torch.inference_mode()
-    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
+    @quietly
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, 257) after the last of each row's new bytes; see Stream."""
         logits: dict[int, Tensor] = {}
@@ -260,9 +259,10 @@ class ByteStream:
         rows = [text.logits[node] for text, node in wanted]
         logits = torch.cat(rows) if len(rows) > 1 else rows[0]
         states = [text.tree.state[node] for text, node in wanted]
-        # Elsewhere masking before warping is masking after it, and costs more.
         if warp is not None and warp.config.is_truncating:
-            logits = self._masked(states, logits)
+            # It keeps the likeliest of what may follow. Else masking is done after, at less cost.
+            allowed = torch.from_numpy(allowed_in_order(self.vocabulary, states))
+            logits = logits.masked_fill(~uploaded(allowed, self._device), -torch.inf)
         if warp is not None:
             logits = warp.after(self._seen([text.seen(node) for text, node in wanted]))(logits)
         if self.records_sizes:
@@ -271,11 +271,6 @@ class ByteStream:
         distributions = node_distributions(self.vocabulary, states, logits)
         for (text, node), following in zip(wanted, distributions, strict=True):
             text.add_distribution(node, following)
-
-    def _masked(self, states: list[ViabilityState], logits: Tensor) -> Tensor:
-        """Without what may not follow: a truncation then keeps the likeliest of what may."""
-        allowed = torch.from_numpy(allowed_in_order(self.vocabulary, states))
-        return logits.masked_fill(~uploaded(allowed, self._device), -torch.inf)
 
     def _seen(self, paths: list[list[int]]) -> Tensor | Places:
         """The tokens of each path, columns in order: places, or on a device (N, V) bool."""

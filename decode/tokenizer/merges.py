@@ -1,28 +1,17 @@
 """The merges of a BPE: how each token is made, and which two may be neighbors."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import chain, pairwise
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .trie import Row, cached_rows
 from .utf8 import TokenCut, cut
 
-Row = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-Key = TypeVar("Key", bound=Hashable)
-
-
-def cached_rows(compute: Callable[[Key], Row], num_rows: int, length: int) -> Callable[[Key], Row]:
-    """`compute`, of which the last `num_rows` results are kept, (length,) bool, packed to bits.
-
-    A row of 128k columns takes 16 kB.
-    """
-    packed = lru_cache(num_rows)(lambda key: np.packbits(compute(key)))
-    return lambda key: np.unpackbits(packed(key), count=length).view(np.bool_)
 
 
 class BaseSymbols:

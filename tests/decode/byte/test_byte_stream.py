@@ -1,7 +1,5 @@
 """The byte-level stream of a model against the definition, and its rows against each other."""
 
-import math
-
 import pytest
 import torch
 from byte_reference import ReferenceDistributions
@@ -135,26 +133,6 @@ def test_long_contexts_are_read_and_gone_on_from(tokenizer, num_tokens, scores, 
     read = stream.read([text[:-5], text], [0, 1])
     assert_same(feed_byte_by_byte(stream, 0, text[-5:])[-1], read.logits[1])
     assert stream.counts(0).num_nodes > 0.9 * num_tokens
-
-
-@one_tokenizer
-def test_what_masking_took_counts_by_the_share_of_each_node(model, vocabulary, prompt, text):
-    stream = stream_of(model, vocabulary)
-    stream.read([prompt[:9]], [0])
-    seen, weighed, masked_mass = set(), 0.0, 0.0
-    for byte in [None, *prompt[9:], *text]:
-        if byte is not None:
-            feed(stream, {0: [byte]})
-        marginals = stream._rows[0].marginals
-        _, total = marginals.log_masses()
-        for node in marginals.distributions.keys() - seen:
-            share = min(1.0, math.exp(marginals.log_mass[node] - total))
-            weighed += share
-            masked_mass += share * marginals.distributions[node].masked_mass
-            seen.add(node)
-    counts = stream.counts(0)
-    assert counts.record()["masked_mass"] == pytest.approx(masked_mass / weighed, rel=1e-9)
-    assert 0 < counts.masked_mass < counts.weight < len(seen)
 
 
 @one_tokenizer
