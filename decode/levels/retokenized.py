@@ -84,7 +84,7 @@ class RetokenizedLevel(TokenLevel):
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
         """Counted in as many new tokens of either model; the safe one may outgrow its context yet,
         see `outgrown`."""
-        prompts = {"risky": prompt, "safe": self._safe_text().tokens(prompt)}
+        prompts = {"risky": prompt, "safe": self.safe_text().tokens(prompt)}
         for name, limit in self.pair.context_lengths.items():
             if len(prompts[name]) + max_new_symbols > limit:
                 return (
@@ -118,17 +118,13 @@ class RetokenizedLevel(TokenLevel):
         reach = min((n for n in limits if n), default=longest * size.max_length + 8)
         runner, stops = pair.runners["safe"], pair.stop_tokens_of("safe")
         banned = [token for token in pair.suppressed["safe"] if token < runner.vocab_size]
-        return RetokenizedStream(
-            RowStream(runner, attention, **size._replace(max_length=reach)._asdict())
-            if attention is not None
-            else LoneStream(pair.safe, size.num_rows, runner.vocab_size, scores_prompts=False),
-            self._safe_text(),
-            Warpers(sampling, stops, banned),
-            self.same_tokens,
-            num_rows=size.num_rows,
-            vocab_size=self.vocab_size,
-            reach=reach,
+        size = size._replace(max_length=reach)
+        inner: RowStream | LoneStream = LoneStream(
+            pair.safe, size.num_rows, runner.vocab_size, scores_prompts=False
         )
+        if attention is not None:
+            inner = RowStream(runner, attention, **size._asdict())
+        return RetokenizedStream(inner, self, Warpers(sampling, stops, banned), size)
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         for stream in streams.values():
@@ -136,7 +132,8 @@ class RetokenizedLevel(TokenLevel):
                 return f"the text outgrows the safe model's context of {stream.reach} tokens"
         return ""
 
-    def _safe_text(self) -> "OtherTokens":
+    def safe_text(self) -> "OtherTokens":
+        """The safe model's tokens of a text."""
         return OtherTokens(self._files["risky"], self.pair.tokenizer)
 
 
@@ -196,20 +193,17 @@ class RetokenizedStream:
     def __init__(
         self,
         inner: RowStream | LoneStream,
-        text: OtherTokens,
+        level: RetokenizedLevel,
         warp: Warpers,
-        same: Mapping[int, int],
-        *,
-        num_rows: int,
-        vocab_size: int,
-        reach: int,
+        size: StreamSize,
     ) -> None:
-        """same: symbols by the token of the model that says the same. reach: its most tokens."""
-        self.vocab_size, self.reach = vocab_size, reach
-        self._inner, self._text, self._warps = inner, text, [warp] * num_rows
+        """size: of the rows, in the model's tokens."""
+        self.vocab_size, self.reach, num_rows = level.vocab_size, size.max_length, size.num_rows
+        self._inner, self._text, self._warps = inner, level.safe_text(), [warp] * num_rows
         self._device = work_device(inner.model.device)
-        self._symbols = torch.tensor(list(same), dtype=torch.long, device=self._device)
-        self._twins = torch.tensor(list(same.values()), dtype=torch.long, device=self._device)
+        symbols, twins = list(level.same_tokens), list(level.same_tokens.values())
+        self._symbols = torch.tensor(symbols, dtype=torch.long, device=self._device)
+        self._twins = torch.tensor(twins, dtype=torch.long, device=self._device)
         self._rows: dict[int, list[int]] = {row: [] for row in range(num_rows)}
         self._read: dict[int, list[int]] = {row: [] for row in range(num_rows)}
 

@@ -55,9 +55,7 @@ class WholePretokens:
                 for byte in text[len(begun) :]:
                     if (node := trie.child(node, byte)) < 0:
                         break
-                    rows.update(
-                        range(int(trie.low[node]), int(trie.low[node] + trie.num_ends[node]))
-                    )
+                    rows.update(trie.row_of[token] for token in trie.ends(node))
             self._toward[begun] = sorted(rows)
         return self._toward[begun]
 
@@ -114,10 +112,9 @@ class TokenShapes:
             joins, splits = self.automaton.joins[kind], self.automaton.splits[kind]
             relation = tuple(joins), tuple(splits)
             if shape != EMPTY:
-                relation = (
-                    tuple(image(joins, to) for to in self.joins[shape]),
-                    tuple(image(joins, to) for to in self.splits[shape]),
-                )
+                before = self.joins[shape], self.splits[shape]
+                first, second = (tuple(image(joins, to) for to in side) for side in before)
+                relation = first, second
             if relation not in self._number:
                 self._number[relation] = len(self.joins)
                 self.joins.append(relation[0])

@@ -23,7 +23,7 @@ class Sizes:
     batch_shape: tuple[int, int]
     """Rows that are alone and together."""
     num_draws: int
-    """From one law of 257 tokens."""
+    """From one distribution of 257 tokens."""
     pair_shapes: tuple[str, str]
     """Models of the pairs that decode, see tools/bench/inputs.py."""
     vocab_size: int
@@ -76,7 +76,7 @@ SMALL = Sizes(
 ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
-# tests/kernels runs the same laws under the interpreter in less time.
+# tests/kernels runs the same checks under the interpreter in less time.
 @pytest.fixture(params=[pytest.param("interpreter", marks=pytest.mark.slow), ON_GPU])
 def device(request) -> torch.device:
     """Where kernels run."""

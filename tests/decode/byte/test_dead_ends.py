@@ -26,7 +26,7 @@ NUM_LONGER = 60
 
 def crowded_tokenizer(split, seed: int, missing: frozenset[int] = frozenset()) -> Tokenizer:
     """Random merges: nine of ten pairs of CROWDED bytes, then longer ones; some entries are out of
-    the merges' reach and stand for whole pretokens (ignore_merges). Bytes that are missing have no
+    the merges' reach and are whole pretokens (ignore_merges). Bytes that are missing have no
     token."""
     source, letter_of = random.Random(seed), {byte: letter for letter, byte in BYTE_OF.items()}
     letters = [letter_of[byte] for byte in dict.fromkeys(CROWDED)]

@@ -1,4 +1,4 @@
-"""The automata of pretokenizers against the library's own cuts, and what is refused."""
+"""The automata of pretokenizers against the library's cuts, and what is refused."""
 
 import random
 

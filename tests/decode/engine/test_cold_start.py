@@ -48,7 +48,7 @@ def test_forwards_saved_are_those_of_the_steps_that_the_debt_pays_for(pair, batc
     saved = []
     for result in results:
         ledger, num_tokens = result.ledger, len(result.token_ids)
-        # The prompt's own forward, which the debt needs, already tells the first distribution.
+        # The prompt's forward, which the debt needs, already tells the first distribution.
         expected = max(0, min(cold_steps(ledger), num_tokens) - 1)
         assert ledger.skipped_risky == expected
         assert ledger.risky_forwards == num_tokens - expected
