@@ -131,14 +131,13 @@ def read_prompts(
 def _read_each_once(stream: Stream, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
     if not isinstance(stream, RowStream):
         return stream.read(prompts, rows)
-    # 1. Read each prompt into the row of the first that is equal.
+    # Each prompt is read into the row of the first that is equal, and copied to the others.
     first: dict[tuple[int, ...], int] = {}
     firsts = [first.setdefault(tuple(prompt), i) for i, prompt in enumerate(prompts)]
     unique = list(first.values())
     read = stream.read([prompts[i] for i in unique], [rows[i] for i in unique])
     if len(unique) == len(prompts):
         return read
-    # 2. Copy it to the rows of the others.
     for i in unique:
         stream.copy(rows[i], [rows[j] for j, equal in enumerate(firsts) if equal == i != j])
     order = [unique.index(i) for i in firsts]
@@ -190,7 +189,7 @@ def _ratios(level: Level, prompt: list[int], log_probs: dict[str, Tensor]) -> Te
     """The known ratios of a prompt, measured ones, or none where the streams score no prompts."""
     if level.prompt_ratios is not None:
         return level.prompt_ratios.of(prompt)
-    if any(name not in log_probs or len(log_probs[name]) == 0 for name in BOTH):
+    if not all(len(log_probs.get(name, ())) for name in BOTH):
         return UNSCORED
     special = torch.tensor(level.special_token_ids, dtype=torch.long)
     ratios = log_likelihood_ratios(log_probs["risky"], log_probs["safe"])

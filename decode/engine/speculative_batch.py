@@ -136,8 +136,7 @@ def speculation_refusal(level: Level, rule: OpenRule) -> str:
     if refusal := shared_scale(pair.risky.config):
         return refusal
     attention = pair.row_attention["risky"]
-    assert attention is not None
-    if error := largest_leak(pair.runners["risky"], attention):
+    if attention and (error := largest_leak(pair.runners["risky"], attention)):
         return f"the risky model's logits depend on later drafts (by up to {error:.2g})"
     return ""
 
@@ -187,8 +186,7 @@ class SpeculativeBatch(PairedBatch):
     def step(self) -> list[RequestState]:
         """One round; returns the requests that it ended."""
         rows = self.active_rows
-        states = [self._state(row) for row in rows]
-        num_before = [len(state.steps) for state in states]
+        before = [(state, len(state.steps)) for state in map(self._state, rows)]
         # 1. How far to draft: by the time and the tokens of rounds of each length so far.
         start_s = time.perf_counter()
         length = self.length.chosen()
@@ -201,15 +199,10 @@ class SpeculativeBatch(PairedBatch):
         else:
             finished = super().step()
         # 4. What the round took decides the next length.
-        ends = zip(states, num_before, strict=True)
-        drawn = [step for state, start in ends for step in state.steps[start:]]
+        drawn = [step for state, start in before for step in state.steps[start:]]
         if any(step.budget > 0.0 for step in drawn):  # else they say nothing about those to come
-            self.length.took(
-                length,
-                time.perf_counter() - start_s,
-                num_kept=sum(step.accepted for step in drawn),
-                num_drawn=len(drawn),
-            )
+            num_kept, round_s = sum(s.accepted for s in drawn), time.perf_counter() - start_s
+            self.length.took(length, round_s, num_kept=num_kept, num_drawn=len(drawn))
         return finished
 
     def _draft_ahead(self, rows: list[int], length: int) -> None:

@@ -303,9 +303,7 @@ def special_stops(
     can_draw: whether a token is ever drawn; others are names like any text. Raises ValueError for a
     stop text that holds such a name among others, which no text does.
     """
-    if not stop:
-        return frozenset()
-    names = special_names(tokenizers, can_draw)
+    names = special_names(tokenizers, can_draw) if stop else {}
     for text in stop:
         held = next((name for name in names if name in text), None)
         if held is not None and text not in names:

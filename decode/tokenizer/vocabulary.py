@@ -28,13 +28,12 @@ HARD_TEXTS = (
 @contextmanager
 def _no_garbage_sought() -> Iterator[None]:
     """Nearly all of a million new objects stay: to look for others takes a third of the time."""
-    was_enabled = gc.isenabled()
+    restore = gc.enable if gc.isenabled() else gc.disable
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        restore()
 
 
 class ByteVocabulary:
