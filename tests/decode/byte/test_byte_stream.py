@@ -122,19 +122,6 @@ def test_a_prompt_whose_last_word_begins_with_too_many_tokens_is_over(vocabulary
     assert (read.logits[0] == -torch.inf).all()
 
 
-@pytest.mark.slow
-@one_tokenizer
-@pytest.mark.parametrize(("num_tokens", "scores"), [(1500, True), (8000, False)])
-def test_long_contexts_are_read_and_gone_on_from(tokenizer, num_tokens, scores, vocabulary, model):
-    model.config.max_position_embeddings = 10_000
-    once = bytes_of(vocabulary, PROMPT + CONTINUATION)
-    text = once * (num_tokens // len(tokenizer.encode(PROMPT + CONTINUATION).ids) + 1)
-    stream = stream_of(model, vocabulary, scores_prompts=scores)
-    read = stream.read([text[:-5], text], [0, 1])
-    assert_same(feed_byte_by_byte(stream, 0, text[-5:])[-1], read.logits[1])
-    assert stream.counts(0).num_nodes > 0.9 * num_tokens
-
-
 @one_tokenizer
 def test_prefetching_changes_nothing_but_the_number_of_forwards(vocabulary, model, prompt, text):
     counts, fed = [], []

@@ -183,12 +183,6 @@ def test_a_text_that_follows_a_prompt_is_scored_as_it_is_written(name, text):
     assert text_of(tokenizer, prompt + score.token_ids) == "once" + text
 
 
-def test_the_tokens_of_a_continuation_are_those_of_its_text_where_none_are_better():
-    for text in (" upon", "upon", "\n"):
-        plain = style("word_piece")(text, add_special_tokens=False)["input_ids"]
-        assert pair_of("word_piece").encode_continuation(text) == plain
-
-
 def test_a_space_before_the_first_word_is_streamed_and_kept():
     """A tokenizer like Llama 2's: its decoder takes away the first space of what it is given."""
     tokenizer, pair = style("llama2"), pair_of("llama2")
