@@ -75,7 +75,7 @@ class ByteRow:
         self.logits: dict[int, Tensor] = {}
         self.sizes: dict[int, float] = {}
         self.is_over = self.is_outgrown = False
-        self._asked: set[int] = set()
+        self._has_logits: set[int] = set()
         """Nodes of `hidden` whose logits were computed."""
         self._guessed: set[int] = set()
         self._uncounted: list[tuple[float, float]] = []
@@ -96,7 +96,7 @@ class ByteRow:
         """
         trunk = self.tree.trunk()
         self.marginals = TreeMarginals(self.tree, trunk[-1] if trunk else ROOT_NODE)
-        self.logits, self._asked, self._uncounted = {}, set(), []
+        self.logits, self._has_logits, self._uncounted = {}, set(), []
         # Those distributions were not warped, so what was masked in them does not count.
         self.counts.weight = self.counts.masked_mass = 0.0
         self._foreseen = self.cache.missing(self.wanted())
@@ -188,13 +188,13 @@ class ByteRow:
         self.hidden = {node: kept for node, kept in self.hidden.items() if node in may_ask}
         self.hidden |= {node: row.clone() for node, row in new if node in may_ask}
         self.logits = {node: kept for node, kept in self.logits.items() if node in may_ask}
-        self._asked &= may_ask
+        self._has_logits &= may_ask
 
     def take_logits(self, nodes: Iterable[int], logits: Iterable[Tensor]) -> None:
         """Keep the next logits, (1, V) each, until the nodes' distributions are asked for."""
         for node, row in zip(nodes, logits, strict=False):
             self.logits[node] = row
-            self._asked.add(node)
+            self._has_logits.add(node)
 
     def without_logits(self, wanted: list[int], number: int = LOGITS_AT_ONCE) -> list[int]:
         """Nodes for the output layer: if `wanted` ones lack logits, others go with them.
@@ -202,7 +202,7 @@ class ByteRow:
         number: of nodes, unless more are wanted; a few rows cost less than reading the weights.
         """
         needed = [node for node in wanted if node not in self.logits]
-        others = (n for n in self.hidden if n not in self._asked and n not in needed)
+        others = (n for n in self.hidden if n not in self._has_logits and n not in needed)
         return [*needed, *islice(others, max(0, number - len(needed)))] if needed else []
 
     def add_distribution(self, node: int, following: NodeDistribution) -> None:

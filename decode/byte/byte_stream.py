@@ -227,11 +227,11 @@ class ByteStream:
             for text, nodes in parts:
                 text.take_logits(nodes, logits)
         # 3. Distributions of tokens, warped and masked; then those of bytes.
-        asked: dict[Warpers | None, list[tuple[ByteRow, int]]] = {}
+        by_warp: dict[Warpers | None, list[tuple[ByteRow, int]]] = {}
         for row, text in texts.items():
             warp = self._warps[row] if is_warped else None
-            asked.setdefault(warp, []).extend((text, node) for node in wanted[row])
-        for warp, of_rows in asked.items():
+            by_warp.setdefault(warp, []).extend((text, node) for node in wanted[row])
+        for warp, of_rows in by_warp.items():
             # On a CPU one by one, as a row over the vocabulary stays in the cache from its warpers
             # to its sums, and many do not; on a device together, as each call costs the same.
             number = 1 if self._device.type == "cpu" else len(of_rows)

@@ -148,8 +148,8 @@ def ledger_columns(drawn: NextToken, budget: Tensor, safe_logits: Tensor | None)
         if safe_logits is not None:
             accepted = token_ids == safe_logits.argmax(-1)
     if log_probs is None:
-        known = token_ids.clamp(min=0)
-        log_probs = drawn.token_log_probs(known), drawn.safe_token_log_probs(known)
+        drawable = token_ids.clamp(min=0)
+        log_probs = drawn.token_log_probs(drawable), drawn.safe_token_log_probs(drawable)
     columns = token_ids, accepted, budget, spend, drawn.weight, *log_probs
     return torch.stack([column.double() for column in columns], dim=1)
 

@@ -215,12 +215,12 @@ class SpeculativeBatch(PairedBatch):
             self._read({"safe": rows, "risky": []})
             # Nothing is drafted in these rows, and the risky model has read the text or need not.
             may_spend, unread = (self._allowances > 0.0).tolist(), self._unread["risky"]
-            known = [r for r in rows if not self._drafts[r] and not (unread[r] and may_spend[r])]
-            if known:
-                self._bank(known, self._draw(known))
-                at = uploaded(torch.tensor(known), self._device)
+            at_once = [r for r in rows if not self._drafts[r] and not (unread[r] and may_spend[r])]
+            if at_once:
+                self._bank(at_once, self._draw(at_once))
+                at = uploaded(torch.tensor(at_once), self._device)
                 ahead.index_copy_(0, at, self._seen.index_select(0, at))
-            drafting = [row for row in rows if row not in known]
+            drafting = [row for row in rows if row not in at_once]
             for group in self._settings.together(drafting):
                 self._draft(group, ahead)
 

@@ -73,7 +73,7 @@ class Level(ABC):
     def encoding(self) -> tuple[str, ...]:
         """The level and the sha256 of both tokenizers, which decide the symbols of a text."""
         tokenizers = self.pair.tokenizers.values()
-        return self.name, *(tokenizer_sha256(each) for each in tokenizers)
+        return self.name, *(tokenizer_sha256(tokenizer) for tokenizer in tokenizers)
 
     def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
         """Most symbols of a continuation: tokens, unless the level is another."""

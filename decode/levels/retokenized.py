@@ -39,7 +39,7 @@ class RetokenizedLevel(TokenLevel):
         self.pair = pair
         self._tokenizer = pair.tokenizers["risky"]
         self._decoder = TokenDecoder(self._tokenizer)
-        self._files = {name: tokenizer_file(each) for name, each in pair.tokenizers.items()}
+        self._files = {name: tokenizer_file(whole) for name, whole in pair.tokenizers.items()}
         self.vocab_size = pair.runners["risky"].vocab_size
         self.stop_token_ids = pair.stop_tokens_of("risky")
         self.special_token_ids = sorted(self._tokenizer.all_special_ids)
@@ -95,8 +95,8 @@ class RetokenizedLevel(TokenLevel):
 
     def warpers(self, sampling: SamplingConfig) -> Warpers:
         """The warpers of the risky model; the safe model's stream warps its logits itself."""
-        known = self._files["risky"].token_bytes.keys() | self._files["risky"].special_token_ids
-        unknown = set(range(self.vocab_size)) - known
+        in_file = self._files["risky"].token_bytes.keys() | self._files["risky"].special_token_ids
+        unknown = set(range(self.vocab_size)) - in_file
         banned = unknown | {t for t in self.pair.suppressed["risky"] if t < self.vocab_size}
         return Warpers(sampling, self.stop_token_ids, sorted(banned))
 

@@ -270,9 +270,9 @@ def _bans(merges: MergeTable, num_ids: int) -> tuple[Ints, Ints, Ints]:
     made[np.fromiter(merges.rank, np.int64)] = np.fromiter(merges.rank.values(), np.int64)
     rank = np.fromiter((rank for rank, _ in merges.merged.values()), np.int64)
     rank = np.maximum(rank, np.maximum(made[left], made[right]))
-    known = np.flatnonzero((first[left] >= 0) & (first[right] >= 0))
-    known = known[np.lexsort((rank[known], left[known]))]
-    left, right, rank = left[known], right[known], rank[known]
+    both = np.flatnonzero((first[left] >= 0) & (first[right] >= 0))
+    both = both[np.lexsort((rank[both], left[both]))]
+    left, right, rank = left[both], right[both], rank[both]
     scale = max(len(merges.merged), 1) + 1
     keys = parent * scale + child_rank
     at = np.searchsorted(keys, right * scale + rank)

@@ -180,10 +180,10 @@ def test_the_debt_is_that_of_all_bytes_but_the_first_in_nats_of_a_token(pair):
 
 def test_a_kept_prompt_gives_the_same_text_at_any_k_and_seed_and_makes_room_for_new_ones(pair):
     off, cache, tight = PromptCache(0), PromptCache(), PromptCache(20_000)
-    asked = {"k": [0.2, 0.9, 0.9], "seed": [1, 2, 2], "max_new_bytes": 6}
+    options = {"k": [0.2, 0.9, 0.9], "seed": [1, 2, 2], "max_new_bytes": 6}
     for rule in (Anchored(k=9.0), Anchored(k=9.0, divergence="max")):
         expected, actual = (
-            Decoder(pair, rule, prompt_cache=prompts).generate([PROMPTS[0]] * 3, **asked)
+            Decoder(pair, rule, prompt_cache=prompts).generate([PROMPTS[0]] * 3, **options)
             for prompts in (off, cache)
         )
         assert [result.token_ids for result in actual] == [r.token_ids for r in expected]

@@ -77,11 +77,11 @@ def scored_texts(pair):
     """A function of a rule: scores of all texts, and their log P_s."""
     prompt, sampling, one = PROMPTS[3], SamplingConfig(top_k=3), surer_pair(pair)
     safe = all_texts(one, "safe", prompt, sampling)
-    asked = {"horizon": HORIZON, **sampling.as_dict()}
+    options = {"horizon": HORIZON, **sampling.as_dict()}
 
     def scored(rule) -> tuple[list, list[float]]:
         decoder = Decoder(one, rule, level="byte")
-        scores = decoder.score([prompt] * len(safe), [*map(list, safe)], **asked)
+        scores = decoder.score([prompt] * len(safe), [*map(list, safe)], **options)
         total = math.fsum(math.exp(score.log_prob) for score in scores)
         assert len(safe) > 8 and total == pytest.approx(1, abs=1e-7)
         return scores, [*safe.values()]
@@ -167,8 +167,8 @@ def test_an_ample_budget_draws_the_texts_of_the_masked_risky_model(pair):
     prompt, sampling, one = PROMPTS[3], SamplingConfig(top_k=3), surer_pair(pair)
     probs = {t: math.exp(p) for t, p in all_texts(one, "risky", prompt, sampling).items()}
     decoder = Decoder(one, Anchored(k=1000.0, debt="none"), level="byte", batch_size=64)
-    asked = {"max_new_bytes": HORIZON, "seed": range(NUM_DRAWS), **sampling.as_dict()}
-    counts = Counter(tuple(r.token_ids) for r in decoder.generate([prompt] * NUM_DRAWS, **asked))
+    options = {"max_new_bytes": HORIZON, "seed": range(NUM_DRAWS), **sampling.as_dict()}
+    counts = Counter(tuple(r.token_ids) for r in decoder.generate([prompt] * NUM_DRAWS, **options))
     assert counts.keys() <= probs.keys() and math.fsum(probs.values()) == pytest.approx(1, abs=1e-9)
     common = {text: prob for text, prob in probs.items() if prob * NUM_DRAWS >= 5}
     observed = np.array([*map(counts.get, common, repeat(0))])

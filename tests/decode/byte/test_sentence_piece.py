@@ -150,11 +150,11 @@ def test_a_pair_of_both_kinds_decodes_and_its_ledgers_verify(style):
     models = [tiny_llama(1, vocab_size=len(safe)), tiny_llama(2, vocab_size=len(risky))]
     pair = ModelPair(*models, safe, risky_tokenizer=risky)
     decoder = Decoder(pair, Anchored(k=0.5))
-    prompts, asked = ["The keeper", "caf\u00e9 \u4e2d", " a"], {"max_new_bytes": 8, "stop": ["e"]}
-    results = decoder.generate(prompts, seed=3, **asked)
+    prompts, options = ["The keeper", "caf\u00e9 \u4e2d", " a"], {"max_new_bytes": 8, "stop": ["e"]}
+    results = decoder.generate(prompts, seed=3, **options)
     without = Decoder(pair, Anchored(k=0.5), byte_settings=ByteSettings(prefetch=0))
     for prompt, result in zip(prompts, results, strict=True):
-        (alone,) = without.generate([prompt], seed=3, **asked)
+        (alone,) = without.generate([prompt], seed=3, **options)
         assert result.text == alone.text and result.ledger.spent <= result.ledger.header.bound
         assert verify(result.ledger, pair).is_ok
 

@@ -88,13 +88,13 @@ def word_pair() -> ModelPair:
 @pytest.mark.parametrize(("launched", "reason"), FAULTS.values(), ids=FAULTS)
 def test_the_cpu_solver_decodes_in_its_place(launched, reason, word_pair, monkeypatch, caplog):
     decoder = Decoder(word_pair, Anchored(k=0.5, debt="none"))
-    asked = {"max_new_tokens": 4, "temperature": 1.0, "seed": [3, 4]}
+    options = {"max_new_tokens": 4, "temperature": 1.0, "seed": [3, 4]}
     with monkeypatch.context() as patch:
         patch.setattr(project, "takes_triton", lambda device: False)
-        expected = decoder.generate([[5, 6, 7], [8, 9]], **asked)
+        expected = decoder.generate([[5, 6, 7], [8, 9]], **options)
     monkeypatch.setattr(launch, "project", launched)
     with caplog.at_level(logging.WARNING):
-        actual = decoder.generate([[5, 6, 7], [8, 9]], **asked)
+        actual = decoder.generate([[5, 6, 7], [8, 9]], **options)
     for ours, plain in zip(actual, expected, strict=True):
         assert ours.token_ids == plain.token_ids and not ours.error
         assert ours.ledger.certified and ours.ledger.spent == plain.ledger.spent

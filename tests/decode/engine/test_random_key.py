@@ -77,8 +77,8 @@ def test_equal_prompts_samples_and_neighboring_seeds_are_drawn_apart(pair):
     assert drawn[0] == drawn[1]
     for keys_or_tokens in zip(*drawn[1], *drawn[2], strict=True):
         assert len(set(keys_or_tokens)) == 6
-    asked = {"max_new_tokens": 1, "seed": [0, 0, 1, 0], "num_return_sequences": 2}
-    results = decoder.generate(["salt", "math", "salt", "salt"], **asked)
+    options = {"max_new_tokens": 1, "seed": [0, 0, 1, 0], "num_return_sequences": 2}
+    results = decoder.generate(["salt", "math", "salt", "salt"], **options)
     places = [result.ledger.header.stream["place"] for result in results]
     assert places == [0, 1, 0, 1, 0, 1, 2, 3]
 

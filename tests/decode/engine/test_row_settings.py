@@ -61,8 +61,8 @@ def assert_alone(decoder: Decoder, states: list[RequestState]) -> None:
         request, level = state.request, decoder.level
         alone = Decoder(decoder.pair, request.rule.rule, level=level.name)
         length = {f"max_new_{level.name}s": request.max_new_tokens}
-        asked = {"seed": request.seed, **length, **request.sampling.as_dict()}
-        (result,) = alone.generate([request.prompt_token_ids], **asked)
+        options = {"seed": request.seed, **length, **request.sampling.as_dict()}
+        (result,) = alone.generate([request.prompt_token_ids], **options)
         ledger = request_ledger(level, request.rule, request.sampling, state)
         header, expected = asdict(ledger.header), asdict(result.ledger.header)
         for name in ("debt", "bound"):
@@ -99,8 +99,8 @@ def test_a_safe_model_with_tokens_of_its_choice_warps_each_text_as_asked():
     for state in decoded(batch, requests_of(decoder, 4, [rule], SAMPLINGS[:3])):
         request = state.request
         length = {"max_new_tokens": request.max_new_tokens, "seed": request.seed}
-        asked = {**length, **request.sampling.as_dict()}
-        (result,) = decoder.generate([request.prompt_token_ids], **asked)
+        options = {**length, **request.sampling.as_dict()}
+        (result,) = decoder.generate([request.prompt_token_ids], **options)
         assert state.text.text == result.text
 
 
@@ -138,10 +138,10 @@ def test_rows_that_may_spend_nothing_hold_up_the_others_for_a_while_only(pair):
     """Requests of k = 0 that come without end, three rows of four."""
     decoder = Decoder(pair, Anchored(k=1.0, debt="none"))
     batch = decoder.open_batch(4, 128, PLAIN)
-    asked = Request(prompt_token_ids=decoder.level.encode("the keeper"), max_new_tokens=3)
+    rich = Request(prompt_token_ids=decoder.level.encode("the keeper"), max_new_tokens=3)
     rule = opened(Anchored(k=0.0, debt="none"), decoder.level)
-    poor = replace(asked, max_new_tokens=1, rule=rule)
-    (state,) = batch.admit([asked])
+    poor = replace(rich, max_new_tokens=1, rule=rule)
+    (state,) = batch.admit([rich])
     for _ in range(4 * (MOST_ALONE + 1)):
         batch.admit([poor] * len(batch.free_rows))
         batch.step()

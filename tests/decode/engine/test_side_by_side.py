@@ -48,11 +48,11 @@ def test_tokens_and_spends_are_those_of_forwards_in_turns(
 ):
     # What the interpreter sets before it waits for threads that decode on after the main one.
     monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
-    asked = {"max_new_tokens": 3, "seed": [0, 1, 2]}
+    options = {"max_new_tokens": 3, "seed": [0, 1, 2]}
     if isinstance(rule, RCAD):
-        asked["passages"] = ["the cat sat on a mat"] * 3
+        options["passages"] = ["the cat sat on a mat"] * 3
     decoder = Decoder(pair_of(tokenizer, 2, 2), rule, batch_size=2)
-    at_once = decoder.generate(word_prompts(3, 8), **asked)
+    at_once = decoder.generate(word_prompts(3, 8), **options)
     workers = {thread for thread, number in seen_threads if number == 1 and not is_main(thread)}
     assert workers and torch.get_num_threads() == 2
     for worker in workers:  # they end with the call
@@ -60,7 +60,7 @@ def test_tokens_and_spends_are_those_of_forwards_in_turns(
         assert not worker.is_alive()
     seen_threads.clear()
     monkeypatch.setattr(SideBySide, "__call__", lambda self, forwards: [run() for run in forwards])
-    in_turns = decoder.generate(word_prompts(3, 8), **asked)
+    in_turns = decoder.generate(word_prompts(3, 8), **options)
     assert all(is_main(thread) for thread, _ in seen_threads)
     for one, other in zip(at_once, in_turns, strict=True):
         assert one.token_ids == other.token_ids

@@ -79,8 +79,8 @@ def test_the_distributions_are_those_of_plain_forwards_over_what_each_reads(pair
     (score,) = Decoder(pair, rule).score((), [symbols], messages=CHATS[0])
     prompt_ids = pair.tokenizer(plain_text(CHATS[0]))["input_ids"]
     if name == "risky":
-        asked = {"add_generation_prompt": True, "return_dict": False}
-        prompt_ids = templated(TEMPLATE).apply_chat_template(CHATS[0], **asked)
+        options = {"add_generation_prompt": True, "return_dict": False}
+        prompt_ids = templated(TEMPLATE).apply_chat_template(CHATS[0], **options)
     with torch.inference_mode():
         logits = pair.models[name](torch.tensor([prompt_ids + symbols])).logits[0]
     expected = logits[len(prompt_ids) - 1 : -1].double().log_softmax(-1)[range(4), symbols]

@@ -34,8 +34,8 @@ def pair() -> ModelPair:
     return tiny_byte_pair()
 
 
-def ids_of(tokenizer, text, **asked) -> list[int]:
-    return tokenizer(text, **asked)["input_ids"]
+def ids_of(tokenizer, text, **options) -> list[int]:
+    return tokenizer(text, **options)["input_ids"]
 
 
 def next_log_probs(model, token_ids: list[int], num_tokens: int, stops: list[int]) -> torch.Tensor:

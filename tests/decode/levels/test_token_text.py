@@ -141,22 +141,22 @@ def prompts_of(tokenizer) -> list[list[int]]:
 def test_calls_of_random_models_give_the_text_and_no_row_ends_them(name):
     """Random weights draw halves of characters after line ends, which are the worst."""
     tokenizer, decoder = style(name), Decoder(pair_of(name), RiskyOnly(), batch_size=5)
-    asked = {"max_new_tokens": 12, "temperature": 2.0}
+    options = {"max_new_tokens": 12, "temperature": 2.0}
     prompts = prompts_of(tokenizer)
-    results = decoder.generate(prompts, **asked)
+    results = decoder.generate(prompts, **options)
     for prompt, result in zip(prompts, results, strict=True):
         assert not result.error
         assert result.text == added(tokenizer, prompt, result.token_ids)
         assert "".join(text for text, _ in result.pieces) == result.text
-        stream = decoder.stream(prompt, **asked)
+        stream = decoder.stream(prompt, **options)
         assert "".join(piece.text for piece in stream) == result.text
 
 
 def test_a_stop_of_replaced_bytes_is_met_at_the_end_of_a_text_too():
     decoder = Decoder(pair_of("llama2"), RiskyOnly(), batch_size=24)
-    prompts, asked = prompts_of(style("llama2")) * 4, {"max_new_tokens": 3, "temperature": 2.0}
-    plain = decoder.generate(prompts, **asked)
-    stopped = decoder.generate(prompts, **asked, stop="\ufffd")
+    prompts, options = prompts_of(style("llama2")) * 4, {"max_new_tokens": 3, "temperature": 2.0}
+    plain = decoder.generate(prompts, **options)
+    stopped = decoder.generate(prompts, **options, stop="\ufffd")
     for result, cut in zip(plain, stopped, strict=True):
         text, mark, _ = result.text.partition("\ufffd")
         assert cut.text == text
