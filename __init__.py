@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decode.byte.prompt_cache import PromptCache as PromptCache
+    from .decode.byte.byte_row import PromptCache as PromptCache
     from .decode.custom_generate import CustomGenerate as CustomGenerate
     from .decode.decoder import Decoder as Decoder
     from .decode.event_bound import event_bound as event_bound
@@ -39,7 +39,7 @@ __version__ = "0.1.0"
 
 
 _NAMES = {
-    "decode.byte.prompt_cache": "PromptCache",
+    "decode.byte.byte_row": "PromptCache",
     "decode.custom_generate": "CustomGenerate",
     "decode.decoder": "Decoder",
     "decode.generation": "Generation",

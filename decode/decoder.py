@@ -37,7 +37,7 @@ from .score import Score, score_batch
 from .settings import ByteSettings, LevelName, SamplingConfig, Speculate
 
 if TYPE_CHECKING:
-    from .byte.prompt_cache import PromptCache
+    from .byte.byte_row import PromptCache
     from .engine.speculative_batch import DraftLength
 
 logger = logging.getLogger(__name__)

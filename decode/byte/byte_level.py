@@ -17,8 +17,8 @@ from ..tokenizer.text import ByteText, TextStream
 from ..tokenizer.utf8 import cut_partial
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
+from .byte_row import PromptCache
 from .byte_stream import ByteStream
-from .prompt_cache import PromptCache
 
 BYTES_PER_TOKEN = 4
 """The mean of English text. Source: paper, section on byte-level decoding."""

@@ -18,9 +18,15 @@ from ..streams.row_stream import ModelRunner, prompt_groups
 from ..streams.stream import UNSCORED, PromptLogits
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Places, Warpers, alike_or_new
-from .byte_row import LOGITS_AT_ONCE, NODES_PER_FORWARD, ByteCounts, ByteRow
+from .byte_row import (
+    LOGITS_AT_ONCE,
+    NODES_PER_FORWARD,
+    ByteCounts,
+    ByteRow,
+    PromptCache,
+    ReadPrompt,
+)
 from .node_distribution import allowed_in_order, node_distributions
-from .prompt_cache import PromptCache, ReadPrompt
 from .tree_cache import TreeBackbone, TreeForward
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
