@@ -4,8 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decode.byte.prompt_cache import PromptCache as PromptCache
-    from .decode.byte.settings import ByteSettings as ByteSettings
+    from .decode.byte.byte_row import PromptCache as PromptCache
     from .decode.custom_generate import CustomGenerate as CustomGenerate
     from .decode.decoder import Decoder as Decoder
     from .decode.event_bound import event_bound as event_bound
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from .decode.rules.one_model import System as System
     from .decode.rules.pathwise import Pathwise as Pathwise
     from .decode.rules.token_swap import TokenSwap as TokenSwap
+    from .decode.settings import ByteSettings as ByteSettings
     from .decode.verify.verification import Verification as Verification
     from .decode.verify.verification import verify as verify
     from .decode.verify.verification import with_divergences as with_divergences
@@ -39,8 +39,7 @@ __version__ = "0.1.0"
 
 
 _NAMES = {
-    "decode.byte.prompt_cache": "PromptCache",
-    "decode.byte.settings": "ByteSettings",
+    "decode.byte.byte_row": "PromptCache",
     "decode.custom_generate": "CustomGenerate",
     "decode.decoder": "Decoder",
     "decode.generation": "Generation",
@@ -55,6 +54,7 @@ _NAMES = {
     "decode.rules.one_model": "ColdStart GlobalSwitch RiskyOnly SafeOnly System",
     "decode.rules.pathwise": "Pathwise",
     "decode.rules.token_swap": "TokenSwap",
+    "decode.settings": "ByteSettings",
     "decode.verify.verification": "Verification verify with_divergences",
     "errors": "AnchoredError",
 }

@@ -34,11 +34,10 @@ from .rules.budget import PromptRatios
 from .rules.claims import opened, warn_of_left_out
 from .rules.rule import Rule
 from .score import Score, score_batch
-from .settings import LevelName, SamplingConfig, Speculate
+from .settings import ByteSettings, LevelName, SamplingConfig, Speculate
 
 if TYPE_CHECKING:
-    from .byte.prompt_cache import PromptCache
-    from .byte.settings import ByteSettings
+    from .byte.byte_row import PromptCache
     from .engine.speculative_batch import DraftLength
 
 logger = logging.getLogger(__name__)
@@ -338,7 +337,6 @@ def choose_level(
     decodes_tokens = pair.shares_tokens or retokenizes
     if name == "byte" or (name == "auto" and not decodes_tokens):
         from .byte.byte_level import ByteLevel  # its tokenizer's automaton: for these pairs alone
-        from .byte.settings import ByteSettings
 
         return ByteLevel(pair, settings or ByteSettings(), prompt_cache)
     if settings is not None or prompt_cache is not None:

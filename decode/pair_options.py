@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ..errors import AnchoredError
 from ..fields import check_least
 from ..inputs import check_input, read_prompts
-from .byte.settings import ByteSettings
 from .pair.folder import model_location
 from .pair.pair_file import PairFile
 from .rules.registry import RULES, installed_rule, rule_class
@@ -24,6 +23,7 @@ from .settings import (
     REPEATED,
     BudgetOptions,
     BudgetSize,
+    ByteSettings,
     LevelName,
     Speculate,
 )

@@ -208,3 +208,18 @@ class BudgetOptions(DebtOptions):
     def budget_options(self) -> dict[str, Any]:
         """These options by name, to make a rule of."""
         return {each.name: getattr(self, each.name) for each in fields(BudgetOptions)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByteSettings:
+    """The cost of a byte at byte level; ledgers record it. No distribution depends on
+    it."""
+
+    prefetch: int = 4
+    """Likely continuations that each forward computes ahead of the text, 0 for none. With 4 of them
+    one text takes a third less time on a CPU, and eight texts take 2 % more."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.prefetch < 0:
+            raise ValueError(f"prefetch must be >= 0, got {self.prefetch}")

@@ -7,19 +7,18 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from ..levels.level import Level
+from ..levels.level import Level, StreamSize
 from ..pair.model_pair import ModelPair
-from ..rules.rule import StreamName, StreamSpec
-from ..settings import UNWARPED, LevelName, RequestError, SamplingConfig
+from ..rules.rule import ModelName
+from ..settings import UNWARPED, ByteSettings, LevelName, RequestError, SamplingConfig
 from ..streams.kv_cache import RowAttention
 from ..streams.stream import Stream
 from ..tokenizer.text import ByteText, TextStream
 from ..tokenizer.utf8 import cut_partial
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
+from .byte_row import PromptCache
 from .byte_stream import ByteStream
-from .prompt_cache import PromptCache
-from .settings import ByteSettings
 
 BYTES_PER_TOKEN = 4
 """The mean of English text. Source: paper, section on byte-level decoding."""
@@ -52,34 +51,29 @@ class ByteLevel(Level):
         self.stop_token_ids = [END_SYMBOL]
         self._attention: dict[str, RowAttention] = {}
         self.vocabularies: dict[str, ByteVocabulary] = {}
-        for name in pair.models:
-            if (attention := pair.row_attention[name]) is None:
-                raise ValueError(
-                    f"byte level cannot mask the {name} model's attention token by token"
-                )
+        for name, attention in pair.row_attention.items():
+            if attention is None:
+                whose = f"the {name} model's attention"
+                raise ValueError(f"byte level cannot mask {whose} token by token")
             self._attention[name] = attention
         for name, model in pair.models.items():
             try:
                 stops = tuple(self._stops_of(name))
                 num_rows = model.config.get_text_config().vocab_size
                 self.vocabularies[name] = _vocabulary(pair.tokenizers[name], stops, num_rows)
-                self._check_suppressed(name)
+                # Other tokens have the bytes of one that is text; special tokens have none.
+                texts = self.vocabularies[name].trie.row_of
+                if are_text := [token for token in pair.suppressed[name] if token in texts]:
+                    raise ValueError(
+                        f"byte level cannot suppress token {are_text[0]}, which is text: take it "
+                        "out of suppress_tokens and bad_words_ids in the model's generation_config"
+                    )
             except ValueError as error:
                 raise ValueError(f"the {name} model's tokenizer: {error}") from None
 
     def _stops_of(self, name: str) -> list[int]:
         suppressed = self.pair.suppressed[name]
         return [token for token in self.pair.stop_tokens_of(name) if token not in suppressed]
-
-    def _check_suppressed(self, name: str) -> None:
-        """Refuse to suppress text, as other tokens have its bytes; special tokens have none."""
-        texts = self.vocabularies[name].trie.row_of
-        for token in self.pair.suppressed[name]:
-            if token in texts:
-                raise ValueError(
-                    f"byte level cannot suppress token {token}, which is text: take it out of "
-                    "suppress_tokens and bad_words_ids in the model's generation_config"
-                )
 
     def settings(self) -> dict[str, Any]:
         """The byte settings and what the tokenizers are, by "safe" and "risky"."""
@@ -160,34 +154,23 @@ class ByteLevel(Level):
         cut = cut_partial(bytes(prompt))
         return TextStream(ByteText(b"" if cut is None else cut[1]), stop)
 
-    def _streams(
-        self,
-        num_rows: int,
-        max_length: int,
-        sampling: SamplingConfig,
-        scores_prompts: bool,
-        specs: Mapping[StreamName, StreamSpec],
-    ) -> dict[str, Stream]:
-        """Streams whose logits are log-probabilities of symbols."""
-        streams: dict[str, Stream] = {}
-        for stream_name, spec in specs.items():
-            name, prefetch = spec.model, self.byte_settings.prefetch
-            vocabulary, model = self.vocabularies[name], self.pair.models[name]
-            # All that decides what is kept of a prompt, with its bytes.
-            fingerprint = self.pair.fingerprints[name]
-            reader = (fingerprint, model.dtype, model.device, prefetch, scores_prompts)
-            streams[stream_name] = ByteStream(
-                self.pair.runners[name],
-                self._attention[name],
-                vocabulary,
-                num_rows=num_rows,
-                warp=Warpers(sampling, vocabulary.stop_columns),
-                prefetch=prefetch,
-                scores_prompts=scores_prompts,
-                prompts=self.prompt_cache,
-                prompt_source=(*reader, str(self._tokenizers[name])),
-            )
-        return streams
+    def _stream(self, model: ModelName, sampling: SamplingConfig, size: StreamSize) -> Stream:
+        """Logits are log-probabilities of symbols."""
+        vocabulary, prefetch = self.vocabularies[model], self.byte_settings.prefetch
+        runner, fingerprint = self.pair.runners[model], self.pair.fingerprints[model]
+        # All that decides what is kept of a prompt, with its bytes.
+        place = runner.model.dtype, runner.model.device, str(self._tokenizers[model])
+        return ByteStream(
+            runner,
+            self._attention[model],
+            vocabulary,
+            num_rows=size.num_rows,
+            warp=Warpers(sampling, vocabulary.stop_columns),
+            prefetch=prefetch,
+            scores_prompts=size.scores_prompts,
+            prompts=self.prompt_cache,
+            prompt_source=(fingerprint, *place, prefetch, size.scores_prompts),
+        )
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         for name, stream in _byte_streams(streams).items():

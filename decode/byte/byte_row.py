@@ -1,8 +1,10 @@
-"""One text of a batch at byte level: its tree, what the model holds of it, and its next byte."""
+"""One text of a batch at byte level: its tree, its memory, its next byte; prompts that are kept."""
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 
 import numpy as np
@@ -11,7 +13,6 @@ from torch import Tensor
 
 from ..tokenizer.vocabulary import NUM_SYMBOLS, ByteVocabulary
 from .node_distribution import Array, NodeDistribution, TreeMarginals
-from .settings import ByteCounts
 from .token_tree import ROOT_NODE, TokenTree
 from .tree_cache import TreeCache, TreeForward
 
@@ -32,13 +33,38 @@ MAX_DEAD_SLOTS = 64
 """Slots of dead nodes that are tolerated, and a quarter of all."""
 
 
+@dataclass(slots=True)
+class ByteCounts:
+    """The work for one row since its prompt came, the prompt included."""
+
+    num_forwards: int = 0
+    """Forwards that the row took part in."""
+    num_nodes: int = 0
+    """Token positions computed in them."""
+    num_guesses: int = 0
+    """Positions among them that were computed ahead of the text."""
+    num_hits: int = 0
+    """Guesses whose distribution was needed later."""
+    weight: float = 0.0
+    """Sum, over the next-token distributions that went into those of bytes, of their node's share
+    of the text's mass."""
+    masked_mass: float = 0.0
+    """The same of this share times the probability that masking took from other tokens; 0 where
+    tokens are truncated, as a truncation sees only those that are left."""
+
+    def record(self) -> dict[str, float]:
+        """The figures of a ledger; `masked_mass` as the mean of the distributions by share."""
+        figures: dict[str, float] = asdict(self)
+        weight = figures.pop("weight")
+        return figures | {"masked_mass": self.masked_mass / weight if weight else 0.0}
+
+
 class ByteRow:
     """A growing text, and the distributions of nodes that its next byte depends on.
 
-    By node: `hidden` (1, D) of those whose distribution may be asked for, `logits` (1, V) of those
-    whose distribution was not asked for yet, `sizes` of the largest token logits of distributions,
-    where they are measured. `is_over`: the text has ended, so nothing follows it; `is_outgrown`: as
-    it needs more than `reach` positions.
+    By node: `hidden` (1, D) of those whose distribution may be needed, `logits` (1, V) until it is,
+    `sizes` of its largest token logits, where measured. `is_over`: the text has ended, so nothing
+    follows it; `is_outgrown`: as it needs more than `reach` positions.
     """
 
     def __init__(self, vocabulary: ByteVocabulary, *, prefetch: int = 0, reach: int) -> None:
@@ -50,7 +76,7 @@ class ByteRow:
         self.logits: dict[int, Tensor] = {}
         self.sizes: dict[int, float] = {}
         self.is_over = self.is_outgrown = False
-        self._asked: set[int] = set()
+        self._has_logits: set[int] = set()
         """Nodes of `hidden` whose logits were computed."""
         self._guessed: set[int] = set()
         self._uncounted: list[tuple[float, float]] = []
@@ -71,17 +97,16 @@ class ByteRow:
         """
         trunk = self.tree.trunk()
         self.marginals = TreeMarginals(self.tree, trunk[-1] if trunk else ROOT_NODE)
-        self.logits, self._asked, self._uncounted = {}, set(), []
+        self.logits, self._has_logits, self._uncounted = {}, set(), []
         # Those distributions were not warped, so what was masked in them does not count.
         self.counts.weight = self.counts.masked_mass = 0.0
         self._foreseen = self.cache.missing(self.wanted())
 
     def append(self, byte: int) -> None:
         """Grow the text; a byte that cannot follow (the end, say) ends it."""
-        if self.is_over:
-            return
         try:
-            self.marginals.append(byte)
+            if not self.is_over:
+                self.marginals.append(byte)
         except ValueError:
             self.is_over = True
 
@@ -101,8 +126,7 @@ class ByteRow:
         num_rows: that are read together.
         """
         missing = self.cache.missing(wanted)
-        is_first = self.cache.is_empty and len(wanted) > 0  # the root's slot is not computed
-        if not missing and not is_first:
+        if not missing and not (self.cache.is_empty and wanted):  # then the root's is not computed
             return None
         limit = WITH_GUESSES // num_rows - len(missing)
         guesses = self.cache.missing(self._guesses())[:limit] if limit > 0 else []
@@ -165,13 +189,13 @@ class ByteRow:
         self.hidden = {node: kept for node, kept in self.hidden.items() if node in may_ask}
         self.hidden |= {node: row.clone() for node, row in new if node in may_ask}
         self.logits = {node: kept for node, kept in self.logits.items() if node in may_ask}
-        self._asked &= may_ask
+        self._has_logits &= may_ask
 
     def take_logits(self, nodes: Iterable[int], logits: Iterable[Tensor]) -> None:
         """Keep the next logits, (1, V) each, until the nodes' distributions are asked for."""
         for node, row in zip(nodes, logits, strict=False):
             self.logits[node] = row
-            self._asked.add(node)
+            self._has_logits.add(node)
 
     def without_logits(self, wanted: list[int], number: int = LOGITS_AT_ONCE) -> list[int]:
         """Nodes for the output layer: if `wanted` ones lack logits, others go with them.
@@ -179,7 +203,7 @@ class ByteRow:
         number: of nodes, unless more are wanted; a few rows cost less than reading the weights.
         """
         needed = [node for node in wanted if node not in self.logits]
-        others = (n for n in self.hidden if n not in self._asked and n not in needed)
+        others = (n for n in self.hidden if n not in self._has_logits and n not in needed)
         return [*needed, *islice(others, max(0, number - len(needed)))] if needed else []
 
     def add_distribution(self, node: int, following: NodeDistribution) -> None:
@@ -246,3 +270,50 @@ class ByteRow:
             return None
         self._guessed = set(filter(self.tree.is_alive, self._guessed))
         return cache.compact()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """One prompt as one model has read it: a row that nothing was appended to."""
+
+    row: ByteRow
+    states: list[tuple[Tensor, Tensor]]
+    """Keys and values by layer, (H, slots, D) each."""
+    token_log_probs: Tensor
+    """Log-probabilities of its bytes but the first, as `PromptLogits` has them."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(keys.nbytes + values.nbytes for keys, values in self.states)
+
+
+class PromptCache:
+    """The prompts read last, of any models; the least recently used ones make room.
+
+    It holds the keys and values of each prompt's tokens, on their models' devices, with the
+    log-probabilities. One cache may serve many decoders.
+    """
+
+    def __init__(self, max_bytes: int = 1 << 30) -> None:
+        """max_bytes: memory for keys and values; 0 keeps nothing."""
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes must be >= 0, got {max_bytes}")
+        self.max_bytes, self.num_bytes = max_bytes, 0
+        self._prompts: OrderedDict[Hashable, ReadPrompt] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def get(self, key: Hashable) -> ReadPrompt | None:
+        """A prompt that is still kept."""
+        if key in self._prompts:
+            self._prompts.move_to_end(key)
+        return self._prompts.get(key)
+
+    def put(self, key: Hashable, prompt: ReadPrompt) -> None:
+        """Keep a prompt; one that is not kept already."""
+        self._prompts[key] = prompt
+        self.num_bytes += prompt.num_bytes
+        while self.num_bytes > self.max_bytes:
+            _, oldest = self._prompts.popitem(last=False)
+            self.num_bytes -= oldest.num_bytes

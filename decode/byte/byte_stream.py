@@ -2,7 +2,8 @@
 
 import math
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,22 +16,32 @@ from ..streams.configs import context_length
 from ..streams.kv_cache import RowAttention, uploaded
 from ..streams.row_stream import ModelRunner, prompt_groups
 from ..streams.stream import UNSCORED, PromptLogits
-from ..tokenizer.viability import ViabilityState
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Places, Warpers, alike_or_new
-from .byte_row import LOGITS_AT_ONCE, NODES_PER_FORWARD, ByteRow
+from .byte_row import (
+    LOGITS_AT_ONCE,
+    NODES_PER_FORWARD,
+    ByteCounts,
+    ByteRow,
+    PromptCache,
+    ReadPrompt,
+)
 from .node_distribution import allowed_in_order, node_distributions
-from .prompt_cache import PromptCache, ReadPrompt
-from .settings import ByteCounts
 from .tree_cache import TreeBackbone, TreeForward
 
 # B rows of the batch, R rows of one call, T new columns, V tokens of the vocabulary.
 
+T = TypeVar("T", bound=Callable[..., object])
 BYTES_AHEAD = 256
 """Bytes that are certain to come whose nodes, one or two a byte, are computed at once."""
 
 PROMPT_LOGITS = 64
 """Nodes of prompts that the output layer reads together: all of them will be asked for."""
+
+
+def quietly(method: T) -> T:
+    """Without gradients, nor numpy's warnings of a model's NaN, which its request reports."""
+    return torch.inference_mode()(np.errstate(invalid="ignore")(method))
 
 
 class ByteStream:
@@ -55,23 +66,11 @@ class ByteStream:
         prompts: PromptCache | None = None,
         prompt_source: Hashable = (),
     ) -> None:
-        """attention: what `row_attention` returns for the model.
-
-        warp: a `Warpers` of columns in order, whose stops are the vocabulary's `stop_columns`; it
-        gets each node's path as the tokens seen. prefetch: likely continuations that each forward
-        computes ahead. scores_prompts: whether `read` gives log-probabilities of prompts' bytes.
-        prompts: where those that were read are kept, and prompt_source: what names this stream's
-        ones among them.
-        Raises ValueError if the model predicts fewer tokens than the vocabulary has.
-        """
-        model = runner.model
-        num_predicted = model.config.get_text_config().vocab_size
-        if num_predicted < vocabulary.vocab_size:
-            raise ValueError(
-                f"the model predicts {num_predicted} tokens, the tokenizer has "
-                f"{vocabulary.vocab_size}"
-            )
-        self.model, self.vocabulary = model, vocabulary
+        """warp: of columns in order, whose stops are the vocabulary's `stop_columns`; the tokens
+        seen are those of a node's path. prefetch: see `ByteSettings`. scores_prompts: whether
+        `read` gives log-probabilities of prompts' bytes. prompts: where those that were read are
+        kept, and prompt_source: what names this stream's ones among them."""
+        self.model, self.vocabulary = model, vocabulary = runner.model, vocabulary
         self._device = work_device(model.device)
         self._prefetch, self._scores_prompts = prefetch, scores_prompts
         self._warps = [warp] * num_rows
@@ -101,8 +100,7 @@ class ByteStream:
         """The positions that the model has, if the text of a row needs more of them; else 0."""
         return self._reach if self._rows[row].is_outgrown else 0
 
-    @torch.inference_mode()
-    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
+    @quietly
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts (byte values) into free rows.
 
@@ -138,11 +136,8 @@ class ByteStream:
         num_forwards = max(self._rows[row].counts.num_forwards for row in rows)
         logits = self._logits(rows).to(self._device)
         # Of a space that the tokenizer puts first nothing is reported, nor of the first byte.
-        sizes = [max(0, len(prompt) - 1) for prompt in prompts]
-        scored = [log_probs[row] for row in rows]
-        scored = [
-            each[max(0, len(each) - size) :] for each, size in zip(scored, sizes, strict=True)
-        ]
+        firsts = [len(log_probs[row]) - len(p) + 1 for row, p in zip(rows, prompts, strict=True)]
+        scored = [log_probs[row][max(0, n) :] for row, n in zip(rows, firsts, strict=True)]
         return PromptLogits(logits, scored, num_forwards)
 
     def _read_together(self, texts: dict[int, bytes]) -> dict[int, Tensor]:
@@ -177,8 +172,7 @@ class ByteStream:
                 scores[row] = [math.nan] * len(scores[row])
         return {row: torch.tensor(nats, dtype=torch.float64) for row, nats in scores.items()}
 
-    @torch.inference_mode()
-    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
+    @quietly
     def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Logits (B, T, 257) after each new column of bytes; see Stream. Nothing follows the end.
 
@@ -191,8 +185,7 @@ class ByteStream:
             logits[rows, column] = log_probs
         return logits.to(self._device)
 
-    @torch.inference_mode()
-    @np.errstate(invalid="ignore")  # a model's NaN is its request's to report
+    @quietly
     def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
         """Logits (R, 257) after the last of each row's new bytes; see Stream."""
         logits: dict[int, Tensor] = {}
@@ -240,11 +233,11 @@ class ByteStream:
             for text, nodes in parts:
                 text.take_logits(nodes, logits)
         # 3. Distributions of tokens, warped and masked; then those of bytes.
-        asked: dict[Warpers | None, list[tuple[ByteRow, int]]] = {}
+        by_warp: dict[Warpers | None, list[tuple[ByteRow, int]]] = {}
         for row, text in texts.items():
             warp = self._warps[row] if is_warped else None
-            asked.setdefault(warp, []).extend((text, node) for node in wanted[row])
-        for warp, of_rows in asked.items():
+            by_warp.setdefault(warp, []).extend((text, node) for node in wanted[row])
+        for warp, of_rows in by_warp.items():
             # On a CPU one by one, as a row over the vocabulary stays in the cache from its warpers
             # to its sums, and many do not; on a device together, as each call costs the same.
             number = 1 if self._device.type == "cpu" else len(of_rows)
@@ -252,15 +245,12 @@ class ByteStream:
                 self._add_distributions(of_rows[start : start + number], warp)
         log_probs = [text.log_probs() for text in texts.values()]
         # After these: a text to which truncation gave no probability begins again there.
-        if self.records_sizes:
-            self._record_size(max(text.size for text in texts.values()), is_warped=is_warped)
-        return torch.from_numpy(np.array(log_probs))
-
-    def _record_size(self, size: float, *, is_warped: bool) -> None:
-        if is_warped:
-            self.sizes.append(size)
-        else:
+        size = max(text.size for text in texts.values()) if self.records_sizes else 0.0
+        if not is_warped:
             self.prompt_size = max(self.prompt_size, size)
+        elif self.records_sizes:
+            self.sizes.append(size)
+        return torch.from_numpy(np.array(log_probs))
 
     def _compute(self, forwards: Mapping[int, TreeForward | None]) -> None:
         """Run the forwards of some rows, None for none."""
@@ -275,9 +265,10 @@ class ByteStream:
         rows = [text.logits[node] for text, node in wanted]
         logits = torch.cat(rows) if len(rows) > 1 else rows[0]
         states = [text.tree.state[node] for text, node in wanted]
-        # Elsewhere masking before warping is masking after it, and costs more.
         if warp is not None and warp.config.is_truncating:
-            logits = self._masked(states, logits)
+            # It keeps the likeliest of what may follow. Else masking is done after, at less cost.
+            allowed = torch.from_numpy(allowed_in_order(self.vocabulary, states))
+            logits = logits.masked_fill(~uploaded(allowed, self._device), -torch.inf)
         if warp is not None:
             logits = warp.after(self._seen([text.seen(node) for text, node in wanted]))(logits)
         if self.records_sizes:
@@ -286,11 +277,6 @@ class ByteStream:
         distributions = node_distributions(self.vocabulary, states, logits)
         for (text, node), following in zip(wanted, distributions, strict=True):
             text.add_distribution(node, following)
-
-    def _masked(self, states: list[ViabilityState], logits: Tensor) -> Tensor:
-        """Without what may not follow: a truncation then keeps the likeliest of what may."""
-        allowed = torch.from_numpy(allowed_in_order(self.vocabulary, states))
-        return logits.masked_fill(~uploaded(allowed, self._device), -torch.inf)
 
     def _seen(self, paths: list[list[int]]) -> Tensor | Places:
         """The tokens of each path, columns in order: places, or on a device (N, V) bool."""

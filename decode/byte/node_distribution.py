@@ -37,13 +37,10 @@ LEAST_SUM = 1e-20
 class NodeDistribution:
     """Log-probabilities, in nats, of what may follow a node: all sum to one (-inf: a dead end).
 
-    Each score has one exponential, its share of all of them, which is what is kept of it, and every
-    sum is one of shares. These and their sums are in the dtype of the scores, float32 or float64,
-    so that float32 costs a probability some 1e-7 of itself.
-
-    first_bytes: float64, sums by first byte. log_end: of ending the text, -inf where it may not.
-    masked_mass: share of the model's mass that was on other tokens; 0.0 where nothing is left or
-    the logits are broken.
+    Every sum is one of the scores' shares, in their dtype: float32 costs a probability some 1e-7 of
+    itself. first_bytes: float64, sums by first byte. log_end: of ending the text, -inf where it may
+    not. masked_mass: share of the model's mass that was on other tokens; 0.0 where nothing is left
+    or the logits are broken.
     """
 
     def __init__(
@@ -74,11 +71,9 @@ class NodeDistribution:
         self._log_total = 0.0
         first_bytes = self._log_sums(0, num_rows, self.trie.start[self.trie.children(ROOT)])
         log_end = float(self._log_sums(num_rows, len(allowed), np.array([0]))[0])
-        log_kept = log_sum(np.append(first_bytes, log_end))
-        self.masked_mass = 0.0
+        log_kept, self.masked_mass = log_sum(np.append(first_bytes, log_end)), 0.0
         if log_kept != -math.inf:
-            self._log_total = log_kept
-            self.masked_mass = max(0.0, 1.0 - math.exp(log_kept))
+            self._log_total, self.masked_mass = log_kept, max(0.0, 1.0 - math.exp(log_kept))
         self.first_bytes = first_bytes - self._log_total
         self.log_end = log_end - self._log_total
 
@@ -196,13 +191,11 @@ class TreeMarginals:
     def missing(self) -> list[int]:
         """Nodes whose distributions are needed to sum over all heads, parents first."""
         missing: set[int] = set()
-        for head in self.tree.heads:
-            node = head.node
+        for node, _ in self.tree.heads:
             if node not in self.distributions:
                 missing.add(node)
                 while node not in self.log_mass:
-                    node = self.tree.parent[node]
-                    missing.add(node)
+                    missing.add(node := self.tree.parent[node])
         return sorted(missing)
 
     def log_masses(self) -> tuple[Array, float]:

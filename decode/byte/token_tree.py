@@ -33,12 +33,10 @@ class TokenTree:
     """Viable tokenizations of one growing text (Berglund and van der Merwe 2023: one per prefix).
 
     A node is a token sequence whose text is the first `end[node]` bytes; there is one per byte, two
-    where a later character decides (white space, unfinished characters, contractions). Nodes are
-    numbered as they appear and keep their numbers; parents come before children. Node 0 is the
-    empty sequence. A node is *alive* while it is a head or an ancestor of one: only the keys and
-    values of those are needed again. `heads` are exactly the nodes whose next-token distribution
-    the bytes after the text depend on. `parent`, `token`, `end`, `depth` (tokens on the path) are
-    indexed by node and kept for dead ones too.
+    where a later character decides (white space, contractions). They are numbered as they appear,
+    parents before children; node 0 is the empty sequence. `heads` are exactly the nodes whose
+    next-token distribution the bytes after the text depend on. A node is *alive* while it is a head
+    or an ancestor of one. `parent`, `token`, `end`, `depth` are kept for dead ones too.
     """
 
     def __init__(self, vocabulary: ByteVocabulary) -> None:

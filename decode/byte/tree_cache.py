@@ -17,10 +17,9 @@ from .token_tree import ROOT_NODE, TokenTree
 class TreeForward:
     """One forward of K nodes of a tree over a cache of P slots; their slots become P..P+K-1.
 
-    nodes: those computed, parents first; before them the first forward of a tree has the start
-    tokens but the last, which is the root's. token_ids: (K,) int64. slot_positions: (P + K,) int64,
-    the tokens before each slot's token, start tokens included. mask: (K, P + K) bool, True where a
-    token attends: its ancestors and itself.
+    nodes: parents first; before them the first forward of a tree has the start tokens but the last,
+    which is the root's. token_ids: (K,) int64. slot_positions: (P + K,) int64, the tokens before
+    each slot's token. mask: (K, P + K) bool, where a token attends: its ancestors and itself.
     """
 
     nodes: list[int]
@@ -32,9 +31,8 @@ class TreeForward:
 class TreeCache:
     """The cache slots of one row's tree: start tokens first, then nodes as they were computed.
 
-    A slot is kept while its node is alive (see TokenTree). The longest stretch of slots that holds
-    the start tokens and the first nodes of the trunk in order is `num_causal`: for those,
-    attention is causal and no mask needs to walk them.
+    A slot is kept while its node is alive. The first `num_causal` slots hold the start tokens and
+    the beginning of the trunk in order: attention is causal there, and no mask walks them.
     """
 
     def __init__(self, tree: TokenTree) -> None:
@@ -101,18 +99,17 @@ class TreeCache:
         Returns: (first, kept): slots below `first` stay; of the later ones those of `kept`, in
         order, move to `first` and on.
         """
-        first = self.num_causal
+        first, kept = self.num_causal, []
         moved, self._nodes = self._nodes[first:], self._nodes[:first]
         del self._positions[first:]
-        stays = [self.tree.is_alive(node) for node in moved]
-        for node in moved:
+        for slot, node in enumerate(moved, first):
             del self._slot[node]
-        for node, is_kept in zip(moved, stays, strict=True):
-            if is_kept:
+            if self.tree.is_alive(node):
+                kept.append(slot)
                 self._take_slot(node)
         self._count_causal()
         self._num_computed = self.num_slots
-        return first, [first + i for i, is_kept in enumerate(stays) if is_kept]
+        return first, kept
 
     def _take_slot(self, node: int) -> None:
         self._slot[node] = len(self._nodes)

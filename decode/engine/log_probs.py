@@ -19,8 +19,8 @@ class TokenLogProbs(NamedTuple):
 def top_log_probs(log_probs: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogProbs]:
     """Those of N places. log_probs: (N, V). token_ids: of each place, N. num_top: likeliest tokens
     of a place."""
-    known = torch.tensor(token_ids, device=log_probs.device)[:, None]
-    taken = log_probs.gather(1, known)[:, 0].tolist()
+    column = torch.tensor(token_ids, device=log_probs.device)[:, None]
+    taken = log_probs.gather(1, column)[:, 0].tolist()
     top = log_probs.topk(num_top)
     rows = zip(token_ids, taken, top.indices.tolist(), top.values.tolist(), strict=True)
     return [

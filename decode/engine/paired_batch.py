@@ -52,8 +52,8 @@ from .request import (
     random_key,
     request_budget,
 )
+from .row_settings import RowSettings
 from .side_by_side import SideBySide
-from .ways import Ways
 
 # B rows of the batch, A rows that a step draws for, V symbols of the level.
 
@@ -98,7 +98,7 @@ class PairedBatch:
             name: [[] for _ in range(num_rows)] for name in self.streams
         }
         """Tokens that the model has not read yet, by stream and row, oldest first."""
-        self._ways = Ways(level, rule, sampling, num_rows)
+        self._settings = RowSettings(level, rule, sampling, num_rows)
         self._rows_join = level.rows_can_join(max_length)
         self._num_alone = 0
         """Steps since rows with an allowance were drawn for."""
@@ -131,17 +131,16 @@ class PairedBatch:
         """Read the prompts of new requests into free rows; one that fails there takes no row."""
         rows = self.free_rows[: len(requests)]
         for row, request in zip(rows, requests, strict=True):
-            self._ways.begin(row, request, self.streams)
+            self._settings.begin(row, request, self.streams)
         prompts = [request.prompt_token_ids for request in requests]
         stream_prompts = [request.stream_prompts for request in requests]
         read = read_prompts(self.level, self.streams, prompts, rows, stream_prompts)
-        states = [
-            self._new_state(row, request, read, i)
-            for i, (row, request) in enumerate(zip(rows, requests, strict=True))
-        ]
+        states = []
+        for i, (row, request) in enumerate(zip(rows, requests, strict=True)):
+            states.append(self._new_state(row, request, read, i))
+            self._past.begin(row)
         for row, state in zip(rows, states, strict=True):
             self._states[row] = state
-            self._past.begin(row)
         for name, logits in read.logits.items():
             self._keep_logits(name, logits, rows)
         self._seen.index_copy_(0, uploaded(torch.tensor(rows), self._device), read.seen)
@@ -211,8 +210,11 @@ class PairedBatch:
 
         Returns: (A, 7) float64 on the host, see `ledger_columns`.
         """
-        groups = self._ways.together(rows)
-        inputs_of = [self._next_inputs(group) for group in groups]
+        groups = self._settings.together(rows)
+        inputs_of = [
+            self._inputs(group, [len(self._state(row).steps) for row in group], self._seen)
+            for group in groups
+        ]
         drawn_of = [*map(self._drawn, groups, inputs_of)]
         # One wait for the device, for all groups; of one group they are in order.
         columns = (drawn_of[0] if len(drawn_of) == 1 else torch.cat(drawn_of)).cpu()
@@ -223,12 +225,12 @@ class PairedBatch:
                 self._past.append(group, inputs.logits, drawn)
         if len(groups) == 1:
             return columns
-        place_of = {row: place for place, row in enumerate(itertools.chain(*groups))}
-        return columns[[place_of[row] for row in rows]]
+        index_of = {row: i for i, row in enumerate(itertools.chain(*groups))}
+        return columns[[index_of[row] for row in rows]]
 
     def _drawn(self, rows: list[int], inputs: StepInputs) -> Tensor:
         """(A, 7) float64 where the models are, of rows that draw together."""
-        drawn = self._ways[rows[0]].rule.next_token(inputs)
+        drawn = self._settings.rules[rows[0]].next_token(inputs)
         safe_logits = None
         if drawn.accepted is None and "safe" in inputs.logits:
             safe_logits = inputs.warped("safe")  # (A, V)
@@ -244,18 +246,14 @@ class PairedBatch:
         self, rows: list[int], inputs: StepInputs, drawn: NextToken, token_ids: Tensor
     ) -> None:
         """Keep the log-probabilities of this step that requests want; token_ids: (A,)."""
-        wanted = [i for i, row in enumerate(rows) if self._state(row).request.num_top is not None]
-        for i in wanted:
-            state, token_id = self._state(rows[i]), int(token_ids[i])
+        for i, state in enumerate(map(self._state, rows)):
+            if (num_top := state.request.num_top) is None:
+                continue
             if state.request.exposes:
                 log_probs = drawn.log_probs()[i]
             else:
                 log_probs = inputs.logits["safe"][i].double().log_softmax(-1)
-            assert state.request.num_top is not None
-            state.log_probs += top_log_probs(log_probs[None], [token_id], state.request.num_top)
-
-    def _next_inputs(self, rows: list[int]) -> StepInputs:
-        return self._inputs(rows, [len(self._state(row).steps) for row in rows], self._seen)
+            state.log_probs += top_log_probs(log_probs[None], [int(token_ids[i])], num_top)
 
     def _bank(self, rows: list[int], columns: Tensor) -> None:
         """Enter the tokens that were drawn into ledgers, texts and accounts; columns: (A, 7)."""
@@ -275,10 +273,10 @@ class PairedBatch:
 
     def _release(self, rows: list[int]) -> list[RequestState]:
         """Free the rows of requests that have ended; returns these."""
-        finished = [(row, state) for row in rows if (state := self._state(row)).is_finished]
-        for row, _ in finished:
+        finished = {row: state for row in rows if (state := self._state(row)).is_finished}
+        for row in finished:
             self._free(row)
-        return [state for _, state in finished]
+        return [*finished.values()]
 
     def _free(self, row: int) -> None:
         self._state(row).work = self.level.work(self.streams, row)
@@ -291,13 +289,13 @@ class PairedBatch:
         self, row: int, request: Request, read: PromptReading, index: int
     ) -> RequestState:
         """The state of the request whose prompt was read as number `index`."""
-        prompt, numbers, way = request.prompt_token_ids, None, self._ways[row]
-        if not way.sampling.is_greedy:
+        prompt, numbers = request.prompt_token_ids, None
+        if not self._settings.sampling[row].is_greedy:
             key = random_key(request.seed, prompt, level=self.level.name, place=request.place)
             numbers = uniforms(torch.tensor([key]), torch.arange(request.max_new_tokens)[None])[0]
         state = RequestState(
             request=request,
-            budget=request_budget(request, way.rule, read.ratios[index]),
+            budget=request_budget(request, self._settings.rules[row], read.ratios[index]),
             text=self.level.text_stream(request.stop, prompt),
             uniforms=numbers,  # (max_new_tokens, 3)
         )
@@ -320,7 +318,7 @@ class PairedBatch:
                 name: _select(logits, rows).to(self._device)  # (A, V)
                 for name, logits in self._logits.items()
             },
-            warp=self._ways.warp(rows, _select(seen, rows)),
+            warp=self._settings.warp(rows, _select(seen, rows)),
             budget=uploaded(self._allowances[rows], self._device),  # (A,)
             uniform=uploaded(torch.stack(numbers), self._device) if numbers else None,  # (A, 3)
             past=self._past.of(rows) if self.rule.looks_back else None,

@@ -98,6 +98,7 @@ def read_prompts(
         for name, stream in streams.items()
     }
     log_probs = {name: list(prompt.token_log_probs) for name, prompt in read.items()}
+    num_forwards = {name: prompt.num_forwards for name, prompt in read.items()}
     # 2. The debt is that of the prompt itself: where a stream scored something else, both models
     #    read the prompt once more, by streams that are dropped again.
     apart = [
@@ -105,49 +106,38 @@ def read_prompts(
         for i, other in enumerate(stream_prompts)
         if other and all(name in log_probs and len(log_probs[name][i]) for name in BOTH)
     ]
-    again = _read_apart(level, [prompts[i] for i in apart]) if apart else {}
-    for name, prompt in again.items():
+    for name, prompt in _read_apart(level, [prompts[i] for i in apart]).items():
+        num_forwards[name] += prompt.num_forwards
         for i, values in zip(apart, prompt.token_log_probs, strict=True):
             log_probs[name][i] = values
-    # 3. Ratios, or what is wrong with the prompt or with them.
+    # 3. Ratios, or what is wrong with the prompt or with them; symbols that a penalty pushes down.
     ratios, errors = [], []
+    seen = torch.zeros(len(prompts), level.vocab_size, dtype=torch.bool)
     for i, prompt_ids in enumerate(prompts):
-        of_prompt = {name: values[i] for name, values in log_probs.items()}
-        values = _ratios(level, prompt_ids, of_prompt)
-        broken = [name for name, scored in of_prompt.items() if scored.isnan().any()]
+        scored = {name: values[i] for name, values in log_probs.items()}
+        values = _ratios(level, prompt_ids, scored)
         error = "the ratios that are given for the prompt hold NaN" if values.isnan().any() else ""
-        if broken:
+        if broken := [name for name, nats in scored.items() if nats.isnan().any()]:
             broken_logits = f"the {broken[-1]} model's logits over the prompt are NaN or +inf"
             error = level.outgrown(streams, rows[i]) or broken_logits
         ratios.append(UNSCORED if error else values)
         errors.append(error)
-    # 4. The symbols that the repetition penalty pushes down.
-    seen = torch.zeros(len(prompts), level.vocab_size, dtype=torch.bool)
-    for row, prompt_ids in zip(seen, prompts, strict=True):
-        row[prompt_ids] = True
-    return PromptReading(
-        logits={name: prompt.logits for name, prompt in read.items()},
-        ratios=ratios,
-        errors=errors,
-        num_forwards={
-            name: sum(by_name[name].num_forwards for by_name in (read, again) if name in by_name)
-            for name in read
-        },
-        seen=uploaded(seen, work_device(level.pair.safe.device)),
-    )
+        seen[i, prompt_ids] = True
+    logits = {name: prompt.logits for name, prompt in read.items()}
+    device = work_device(level.pair.safe.device)
+    return PromptReading(logits, ratios, errors, num_forwards, uploaded(seen, device))
 
 
 def _read_each_once(stream: Stream, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
     if not isinstance(stream, RowStream):
         return stream.read(prompts, rows)
-    # 1. Read each prompt into the row of the first that is equal.
+    # Each prompt is read into the row of the first that is equal, and copied to the others.
     first: dict[tuple[int, ...], int] = {}
     firsts = [first.setdefault(tuple(prompt), i) for i, prompt in enumerate(prompts)]
     unique = list(first.values())
     read = stream.read([prompts[i] for i in unique], [rows[i] for i in unique])
     if len(unique) == len(prompts):
         return read
-    # 2. Copy it to the rows of the others.
     for i in unique:
         stream.copy(rows[i], [rows[j] for j, equal in enumerate(firsts) if equal == i != j])
     order = [unique.index(i) for i in firsts]
@@ -157,8 +147,9 @@ def _read_each_once(stream: Stream, prompts: list[list[int]], rows: list[int]) -
 
 def _read_apart(level: Level, prompts: list[list[int]]) -> dict[str, PromptLogits]:
     """Read prompts by streams that are dropped again; by "safe" and "risky"."""
-    longest = max(map(len, prompts))
-    streams = level.open_streams(len(prompts), longest, SamplingConfig(), scores_prompts=True)
+    if not prompts:
+        return {}
+    streams = _scoring_streams(level, prompts)
     return {n: stream.read(prompts, list(range(len(prompts)))) for n, stream in streams.items()}
 
 
@@ -167,13 +158,17 @@ def measured_ratios(level: Level, batches: Iterable[list[list[int]]]) -> PromptR
     it fails alone where it is decoded."""
     ratios = PromptRatios(ratio_source(level))
     for prompts in batches:
-        longest = max(map(len, prompts))
-        streams = level.open_streams(len(prompts), longest, SamplingConfig(), scores_prompts=True)
+        streams = _scoring_streams(level, prompts)
         read = read_prompts(level, streams, prompts, list(range(len(prompts))))
         for prompt, values, error in zip(prompts, read.ratios, read.errors, strict=True):
             failed = torch.tensor([math.nan], dtype=torch.float64)
             ratios.by_prompt[prompt_digest(prompt)] = failed if error else values
     return ratios
+
+
+def _scoring_streams(level: Level, prompts: list[list[int]]) -> Mapping[str, Stream]:
+    longest = max(map(len, prompts))
+    return level.open_streams(len(prompts), longest, SamplingConfig(), scores_prompts=True)
 
 
 def ratio_source(level: Level) -> dict[str, Any]:
@@ -194,7 +189,7 @@ def _ratios(level: Level, prompt: list[int], log_probs: dict[str, Tensor]) -> Te
     """The known ratios of a prompt, measured ones, or none where the streams score no prompts."""
     if level.prompt_ratios is not None:
         return level.prompt_ratios.of(prompt)
-    if any(name not in log_probs or len(log_probs[name]) == 0 for name in BOTH):
+    if not all(len(log_probs.get(name, ())) for name in BOTH):
         return UNSCORED
     special = torch.tensor(level.special_token_ids, dtype=torch.long)
     ratios = log_likelihood_ratios(log_probs["risky"], log_probs["safe"])

@@ -148,8 +148,8 @@ def ledger_columns(drawn: NextToken, budget: Tensor, safe_logits: Tensor | None)
         if safe_logits is not None:
             accepted = token_ids == safe_logits.argmax(-1)
     if log_probs is None:
-        known = token_ids.clamp(min=0)
-        log_probs = drawn.token_log_probs(known), drawn.safe_token_log_probs(known)
+        drawable = token_ids.clamp(min=0)
+        log_probs = drawn.token_log_probs(drawable), drawn.safe_token_log_probs(drawable)
     columns = token_ids, accepted, budget, spend, drawn.weight, *log_probs
     return torch.stack([column.double() for column in columns], dim=1)
 
@@ -258,12 +258,7 @@ def refused(request: Request, rule: Rule | OpenRule, text: TextStream) -> Reques
 
 def warn_of_safe_only(budgets: Sequence[Budget]) -> None:
     """One line if debts leave some requests nothing to spend."""
-    indebted = [budget for budget in budgets if budget.debt > 0 and budget.is_safe_only]
-    if indebted:
-        logger.warning(
-            "prefix debt %.4g >= K %.4g: the safe model decodes alone (%d of %d requests)",
-            indebted[0].debt,
-            indebted[0].total,
-            len(indebted),
-            len(budgets),
-        )
+    if indebted := [budget for budget in budgets if budget.debt > 0 and budget.is_safe_only]:
+        text = "prefix debt %.4g >= K %.4g: the safe model decodes alone (%d of %d requests)"
+        figures = indebted[0].debt, indebted[0].total, len(indebted), len(budgets)
+        logger.warning(text, *figures)

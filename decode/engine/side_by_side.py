@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from queue import SimpleQueue
 from threading import Thread, main_thread
 from typing import TypeVar
@@ -29,7 +28,7 @@ class SideBySide:
     """
 
     def __init__(self, streams: Mapping[str, Stream]) -> None:
-        lean = [each for each in streams.values() if isinstance(each, RowStream) and each.is_lean]
+        lean = [s for s in streams.values() if isinstance(s, RowStream) and s.is_lean]
         sizes = [stream.model.num_parameters() for stream in lean]
         largest = LARGEST_RATIO * min(sizes, default=0)
         self._are_alike = len(sizes) == len(streams) > 1 and max(sizes) <= largest
@@ -68,7 +67,17 @@ class _Worker:
     def begin(self, forward: Callable[[], T], num_threads: int) -> Future[T]:
         """The result of the forward, to come, on so many of torch's threads."""
         future: Future[T] = Future()
-        self._calls.put(partial(_compute, future, forward, num_threads))
+
+        def compute() -> None:
+            # Set once a thread: meanwhile threads that the program starts begin with this number.
+            if torch.get_num_threads() != num_threads:
+                torch.set_num_threads(num_threads)
+            try:
+                future.set_result(forward())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._calls.put(compute)
         return future
 
     def __del__(self) -> None:
@@ -79,13 +88,3 @@ def _work(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while call := calls.get():
         call()
         del call  # or it would keep the batch, and with it this thread
-
-
-def _compute(future: Future[T], forward: Callable[[], T], num_threads: int) -> None:
-    # Set once a thread: meanwhile threads that the program starts begin with this number.
-    if torch.get_num_threads() != num_threads:
-        torch.set_num_threads(num_threads)
-    try:
-        future.set_result(forward())
-    except BaseException as error:
-        future.set_exception(error)

@@ -136,8 +136,7 @@ def speculation_refusal(level: Level, rule: OpenRule) -> str:
     if refusal := shared_scale(pair.risky.config):
         return refusal
     attention = pair.row_attention["risky"]
-    assert attention is not None
-    if error := largest_leak(pair.runners["risky"], attention):
+    if attention and (error := largest_leak(pair.runners["risky"], attention)):
         return f"the risky model's logits depend on later drafts (by up to {error:.2g})"
     return ""
 
@@ -177,10 +176,8 @@ class SpeculativeBatch(PairedBatch):
         max_length: int,
         length: DraftLength,
     ) -> None:
-        # Columns after a row's end: those of a longer draft in another row.
-        super().__init__(
-            level, rule, sampling, num_rows=num_rows, max_length=max_length + length.longest
-        )
+        max_length += length.longest  # columns after a row's end, for a longer draft of another
+        super().__init__(level, rule, sampling, num_rows=num_rows, max_length=max_length)
         self.length = length
         self._drafts: list[list[Draft]] = [[] for _ in range(num_rows)]
         self._ends = {-1, *level.stop_token_ids}
@@ -189,30 +186,23 @@ class SpeculativeBatch(PairedBatch):
     def step(self) -> list[RequestState]:
         """One round; returns the requests that it ended."""
         rows = self.active_rows
-        states = [self._state(row) for row in rows]
-        num_before = [len(state.steps) for state in states]
+        before = [(state, len(state.steps)) for state in map(self._state, rows)]
         # 1. How far to draft: by the time and the tokens of rounds of each length so far.
         start_s = time.perf_counter()
         length = self.length.chosen()
         if length:
             # 2. The safe model drafts token by token; it draws at once where no draft is needed.
             self._draft_ahead(rows, length)
-            # 3. The risky model reads the drafts in one forward, and the walk decides their
-            #    positions in order, up to the first token that is not the guess.
+            # 3. The risky model reads the drafts, and the walk decides their positions.
             self._verify([row for row in rows if self._drafts[row]])
             finished = self._release(rows)
         else:
             finished = super().step()
         # 4. What the round took decides the next length.
-        ends = zip(states, num_before, strict=True)
-        drawn = [step for state, start in ends for step in state.steps[start:]]
+        drawn = [step for state, start in before for step in state.steps[start:]]
         if any(step.budget > 0.0 for step in drawn):  # else they say nothing about those to come
-            self.length.took(
-                length,
-                time.perf_counter() - start_s,
-                num_kept=sum(step.accepted for step in drawn),
-                num_drawn=len(drawn),
-            )
+            num_kept, round_s = sum(s.accepted for s in drawn), time.perf_counter() - start_s
+            self.length.took(length, round_s, num_kept=num_kept, num_drawn=len(drawn))
         return finished
 
     def _draft_ahead(self, rows: list[int], length: int) -> None:
@@ -225,13 +215,13 @@ class SpeculativeBatch(PairedBatch):
             self._read({"safe": rows, "risky": []})
             # Nothing is drafted in these rows, and the risky model has read the text or need not.
             may_spend, unread = (self._allowances > 0.0).tolist(), self._unread["risky"]
-            known = [r for r in rows if not self._drafts[r] and not (unread[r] and may_spend[r])]
-            if known:
-                self._bank(known, self._draw(known))
-                at = uploaded(torch.tensor(known), self._device)
+            at_once = [r for r in rows if not self._drafts[r] and not (unread[r] and may_spend[r])]
+            if at_once:
+                self._bank(at_once, self._draw(at_once))
+                at = uploaded(torch.tensor(at_once), self._device)
                 ahead.index_copy_(0, at, self._seen.index_select(0, at))
-            drafting = [row for row in rows if row not in known]
-            for group in self._ways.together(drafting):
+            drafting = [row for row in rows if row not in at_once]
+            for group in self._settings.together(drafting):
                 self._draft(group, ahead)
 
     def _can_draft(self, row: int, length: int) -> bool:
@@ -264,37 +254,13 @@ class SpeculativeBatch(PairedBatch):
     def _verify(self, rows: list[int]) -> None:
         """Decide the drafted positions of these rows after one risky forward."""
         streams, unread = self.streams, self._unread["risky"]
-        # 1. The risky model reads what it has not read and the drafts, but for a last one after
-        #    which nothing comes. Rows that catch up read alone: they would pad the others.
-        fed: dict[int, list[int]] = {}
-        for row in rows:
-            state, guesses = self._state(row), [draft.token_id for draft in self._drafts[row]]
-            is_at_horizon = len(state.steps) + len(guesses) == state.request.max_new_tokens
-            is_last = is_at_horizon or guesses[-1] in self._ends
-            fed[row] = unread[row] + guesses[: len(guesses) - is_last]
-        together = [row for row in rows if len(fed[row]) <= self.length.longest + 1]
-        groups = [together, *([row] for row in rows if row not in together)]
-        risky_logits: dict[int, Tensor] = {}
-        for group in filter(None, groups):
-            counts = [len(fed[row]) - len(unread[row]) + 1 for row in group]
-            logits = streams["risky"].feed_ends(group, [fed[r] for r in group], max(counts))
-            is_broken = logits[..., 0].isnan().any(1).tolist()
-            for i, (row, count) in enumerate(zip(group, counts, strict=True)):
-                self._state(row).num_forwards["risky"] += 1
-                risky_logits[row] = logits[i, logits.shape[1] - count :]  # (drafts or one more, V)
-                if not is_broken[i]:
-                    continue
-                # 2. NaN of a later draft spreads back through the mask, as 0 * NaN: the first
-                #    draft, the only one left, is read for again without any draft.
-                streams["risky"].roll_back(row, self._text_length(row, "risky") - len(unread[row]))
-                streams["risky"].erase_rest(row)
-                self._state(row).num_forwards["risky"] += 1
-                del self._drafts[row][1:]
-                risky_logits[row] = streams["risky"].feed_ends([row], [unread[row]], 1)[0]
-        # 3. Positions are drawn in order by the rule, up to the first token that is not the draft.
+        # 1. The risky model reads the drafts. They are counted before they are walked, so that an
+        #    interrupt leaves it right.
+        risky_logits = self._read_drafts(rows)
         kept, walked = dict.fromkeys(risky_logits, 0), list(risky_logits)
-        for row in walked:  # counted before they are walked, so that an interrupt leaves it right
+        for row in walked:
             self._state(row).num_drafted += len(self._drafts[row])
+        # 2. Positions are drawn in order by the rule, up to the first token that is not the draft.
         while walked:
             drafts = [self._drafts[row][kept[row]] for row in walked]
             for row, draft in zip(walked, drafts, strict=True):
@@ -311,7 +277,7 @@ class SpeculativeBatch(PairedBatch):
                     if kept[row] < len(self._drafts[row]) and not self._state(row).is_finished:
                         going_on.append(row)
             walked = going_on
-        # 4. Both memories end where the text does, but for its last token, which is unread. Where
+        # 3. Both memories end where the text does, but for its last token, which is unread. Where
         #    all drafts were kept, the risky model has read that too and predicts the next one.
         for row, num_kept in kept.items():
             drafts, self._drafts[row] = self._drafts[row], []
@@ -324,6 +290,38 @@ class SpeculativeBatch(PairedBatch):
                 self._logits["risky"][row], unread[row] = risky_logits[row][-1], []
             else:
                 streams["risky"].roll_back(row, self._text_length(row, "risky") - 1)
+
+    def _read_drafts(self, rows: list[int]) -> dict[int, Tensor]:
+        """The risky logits of the drafted positions by row: (drafts or one more, V)."""
+        stream, unread = self.streams["risky"], self._unread["risky"]
+        # 1. The risky model reads what it has not read and the drafts, but for a last one after
+        #    which nothing comes. Rows that catch up read alone: they would pad the others.
+        fed: dict[int, list[int]] = {}
+        for row in rows:
+            state, guesses = self._state(row), [draft.token_id for draft in self._drafts[row]]
+            is_at_horizon = len(state.steps) + len(guesses) == state.request.max_new_tokens
+            is_last = is_at_horizon or guesses[-1] in self._ends
+            fed[row] = unread[row] + guesses[: len(guesses) - is_last]
+        together = [row for row in rows if len(fed[row]) <= self.length.longest + 1]
+        groups = [together, *([row] for row in rows if row not in together)]
+        risky_logits: dict[int, Tensor] = {}
+        for group in filter(None, groups):
+            counts = [len(fed[row]) - len(unread[row]) + 1 for row in group]
+            logits = stream.feed_ends(group, [fed[row] for row in group], max(counts))
+            is_broken = logits[..., 0].isnan().any(1).tolist()
+            for i, row in enumerate(group):
+                self._state(row).num_forwards["risky"] += 1
+                risky_logits[row] = logits[i, logits.shape[1] - counts[i] :]
+                if not is_broken[i]:
+                    continue
+                # 2. NaN of a later draft spreads back through the mask, as 0 * NaN: the first
+                #    draft, the only one left, is read for again without any draft.
+                stream.roll_back(row, self._text_length(row, "risky") - len(unread[row]))
+                stream.erase_rest(row)
+                self._state(row).num_forwards["risky"] += 1
+                del self._drafts[row][1:]
+                risky_logits[row] = stream.feed_ends([row], [unread[row]], 1)[0]
+        return risky_logits
 
     def _text_length(self, row: int, name: str) -> int:
         """Tokens of the prompt, as a stream reads it, and of what was drawn."""

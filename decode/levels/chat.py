@@ -95,12 +95,12 @@ def _check(messages: Conversation) -> None:
     if not is_conversation(messages):
         raise RequestError(f"messages must be a list of roles and contents, got {messages!r}")
     for message in messages:
-        if isinstance(message, Mapping) and (more := message.keys() - {"role", "content"}):
+        names = message.keys() if isinstance(message, Mapping) else set[str]()
+        if more := names - {"role", "content"}:
             raise RequestError(
                 f"a message's {min(map(str, more))!r} is not known here: leave it out"
             )
-        is_message = isinstance(message, Mapping) and message.keys() == {"role", "content"}
-        if not is_message or not all(isinstance(text, str) for text in message.values()):
+        if len(names) < 2 or not all(isinstance(text, str) for text in message.values()):
             raise RequestError(
                 f'a message must have a "role" and a "content", texts, got {message}'
             )

@@ -3,19 +3,27 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerFast
 
 from ..pair.model_pair import ModelPair
 from ..rules.budget import PromptRatios
-from ..rules.rule import BOTH, StreamName, StreamSpec
+from ..rules.rule import BOTH, ModelName, StreamName, StreamSpec
 from ..settings import LevelName, SamplingConfig
 from ..streams.kv_cache import RowAttention
 from ..streams.row_stream import RowStream
 from ..streams.stream import BatchStream, LoneStream, Stream
 from ..tokenizer.text import TextStream, TokenDecoder, TokenText, special_stops
 from ..warpers import Warpers
+
+
+class StreamSize(NamedTuple):
+    """Rows of up to `max_length` symbols; whether reading scores the symbols of prompts."""
+
+    num_rows: int
+    max_length: int
+    scores_prompts: bool
 
 
 class Level(ABC):
@@ -65,7 +73,7 @@ class Level(ABC):
     def encoding(self) -> tuple[str, ...]:
         """The level and the sha256 of both tokenizers, which decide the symbols of a text."""
         tokenizers = self.pair.tokenizers.values()
-        return self.name, *(tokenizer_sha256(each) for each in tokenizers)
+        return self.name, *(tokenizer_sha256(tokenizer) for tokenizer in tokenizers)
 
     def horizon(self, max_new_tokens: int, max_new_bytes: int | None) -> int:
         """Most symbols of a continuation: tokens, unless the level is another."""
@@ -111,18 +119,12 @@ class Level(ABC):
         Whatever a call computes begins here: ValueError for models that have changed.
         """
         self.pair.check_unchanged()
-        return self._streams(num_rows, max_length, sampling, scores_prompts, specs)
+        size = StreamSize(num_rows, max_length, scores_prompts)
+        return {name: self._stream(spec.model, sampling, size) for name, spec in specs.items()}
 
     @abstractmethod
-    def _streams(
-        self,
-        num_rows: int,
-        max_length: int,
-        sampling: SamplingConfig,
-        scores_prompts: bool,
-        specs: Mapping[StreamName, StreamSpec],
-    ) -> Mapping[str, Stream]:
-        """Open the memories of `open_streams`."""
+    def _stream(self, model: ModelName, sampling: SamplingConfig, size: StreamSize) -> Stream:
+        """Open one of the memories of `open_streams`."""
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         """Error text if a row's text exceeds a model's context, "" while it does not."""
@@ -174,13 +176,11 @@ class TokenLevel(Level):
         return self.pair.encode_continuation(text)
 
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
-        limit = self.context_length
-        if limit is None or len(prompt) + max_new_symbols <= limit:
+        length, limit = len(prompt), self.context_length
+        if limit is None or length + max_new_symbols <= limit:
             return ""
-        return (
-            f"the prompt has {len(prompt)} tokens; with {max_new_symbols} new ones it exceeds "
-            f"the pair's context of {limit}"
-        )
+        with_new = f"with {max_new_symbols} new ones it exceeds the pair's context of {limit}"
+        return f"the prompt has {length} tokens; {with_new}"
 
     def warpers(self, sampling: SamplingConfig) -> Warpers:
         return Warpers(sampling, self.stop_token_ids, self.banned_token_ids)
@@ -194,41 +194,19 @@ class TokenLevel(Level):
     def rows_can_join(self, max_length: int) -> bool:
         return all(rows_join(self.pair, name, max_length) for name in self.pair.models)
 
-    def _streams(
-        self,
-        num_rows: int,
-        max_length: int,
-        sampling: SamplingConfig,
-        scores_prompts: bool,
-        specs: Mapping[StreamName, StreamSpec],
-    ) -> dict[str, Stream]:
-        """Streams of raw logits: `warpers` does what `sampling` asks for."""
-        return {
-            name: open_stream(
-                self.pair, spec.model, num_rows, max_length, scores_prompts=scores_prompts
-            )
-            for name, spec in specs.items()
-        }
+    def _stream(self, model: ModelName, sampling: SamplingConfig, size: StreamSize) -> Stream:
+        """Logits are raw: `warpers` does what `sampling` asks for."""
+        return open_stream(self.pair, model, size)
 
 
-def open_stream(
-    pair: ModelPair, name: str, num_rows: int, max_length: int, *, scores_prompts: bool
-) -> Stream:
-    """One model's memory of `num_rows` rows of up to `max_length` tokens.
-
-    scores_prompts: whether reading gives log-probabilities of the prompts' tokens.
-    """
-    runner, attention = pair.runners[name], _attention(pair, name, max_length)
-    if attention is None:
-        kind = LoneStream if pair.decodes_alone[name] else BatchStream
-        return kind(runner.model, num_rows, runner.vocab_size, scores_prompts=scores_prompts)
-    return RowStream(
-        runner,
-        attention,
-        num_rows=num_rows,
-        max_length=max_length,
-        scores_prompts=scores_prompts,
-    )
+def open_stream(pair: ModelPair, name: str, size: StreamSize) -> Stream:
+    """One model's memory."""
+    runner, attention = pair.runners[name], _attention(pair, name, size.max_length)
+    if attention is not None:
+        return RowStream(runner, attention, **size._asdict())
+    kind = LoneStream if pair.decodes_alone[name] else BatchStream
+    options = {"scores_prompts": size.scores_prompts}
+    return kind(runner.model, size.num_rows, runner.vocab_size, **options)
 
 
 def _attention(pair: ModelPair, name: str, max_length: int) -> RowAttention | None:

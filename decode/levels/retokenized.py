@@ -13,19 +13,19 @@ from transformers import PreTrainedTokenizerFast
 
 from ...kernels.devices import work_device
 from ..pair.model_pair import ModelPair
-from ..rules.rule import StreamName, StreamSpec
-from ..settings import LevelName, RequestError, SamplingConfig
+from ..rules.rule import ModelName
+from ..settings import RequestError, SamplingConfig
 from ..streams.row_stream import RowStream
 from ..streams.stream import UNSCORED, LoneStream, PromptLogits, Stream
-from ..tokenizer.text import TextStream, TokenDecoder, TokenText, encoded, special_stops
+from ..tokenizer.text import TokenDecoder, encoded, special_stops
 from ..tokenizer.tokenizer_file import TokenizerFile, read_tokenizer
 from ..warpers import Warpers, alike_or_new
-from .level import Level, open_stream, rows_join
+from .level import StreamSize, TokenLevel, open_stream, rows_join
 
 # R rows of one call, T new columns, V symbols, which are tokens of the risky model.
 
 
-class RetokenizedLevel(Level):
+class RetokenizedLevel(TokenLevel):
     """Symbols are the risky model's tokens; the safe model reads their text in tokens of its own.
 
     What it says of the next symbol is what it says of tokens that both have: a distribution of some
@@ -33,15 +33,13 @@ class RetokenizedLevel(Level):
     (`Rule.retokenizes`).
     """
 
-    name: LevelName = "token"
-    symbols_per_token = 1
     compares_models = False
 
     def __init__(self, pair: ModelPair) -> None:
         self.pair = pair
         self._tokenizer = pair.tokenizers["risky"]
         self._decoder = TokenDecoder(self._tokenizer)
-        self._files = {name: tokenizer_file(each) for name, each in pair.tokenizers.items()}
+        self._files = {name: tokenizer_file(whole) for name, whole in pair.tokenizers.items()}
         self.vocab_size = pair.runners["risky"].vocab_size
         self.stop_token_ids = pair.stop_tokens_of("risky")
         self.special_token_ids = sorted(self._tokenizer.all_special_ids)
@@ -54,10 +52,6 @@ class RetokenizedLevel(Level):
         suppressed = {name: tokens for name, tokens in self.pair.suppressed.items() if tokens}
         named = {"suppressed_token_ids": suppressed} if suppressed else {}
         return {"tokens_of": "risky", "tokenizers": tokenizers, **named}
-
-    def _suppressed(self, name: str) -> list[int]:
-        size = self.pair.runners[name].vocab_size
-        return [token for token in self.pair.suppressed[name] if token < size]
 
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Token ids of the risky model, with the special tokens that its tokenizer adds."""
@@ -90,7 +84,7 @@ class RetokenizedLevel(Level):
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
         """Counted in as many new tokens of either model; the safe one may outgrow its context yet,
         see `outgrown`."""
-        prompts = {"risky": prompt, "safe": self._safe_text().tokens(prompt)}
+        prompts = {"risky": prompt, "safe": self.safe_text().tokens(prompt)}
         for name, limit in self.pair.context_lengths.items():
             if len(prompts[name]) + max_new_symbols > limit:
                 return (
@@ -101,36 +95,36 @@ class RetokenizedLevel(Level):
 
     def warpers(self, sampling: SamplingConfig) -> Warpers:
         """The warpers of the risky model; the safe model's stream warps its logits itself."""
-        known = self._files["risky"].token_bytes.keys() | self._files["risky"].special_token_ids
-        unknown = set(range(self.vocab_size)) - known
-        banned = unknown.union(self._suppressed("risky"))
+        in_file = self._files["risky"].token_bytes.keys() | self._files["risky"].special_token_ids
+        unknown = set(range(self.vocab_size)) - in_file
+        banned = unknown | {t for t in self.pair.suppressed["risky"] if t < self.vocab_size}
         return Warpers(sampling, self.stop_token_ids, sorted(banned))
 
     def stop_symbols(self, stop: Sequence[str]) -> frozenset[int]:
         return special_stops(stop, [self._tokenizer], range(self.vocab_size).__contains__)
 
-    def text_stream(self, stop: tuple[str, ...] = (), prompt: Sequence[int] = ()) -> TextStream:
-        return TextStream(TokenText(self._decoder, prompt), stop, self.stop_symbols(stop))
-
     def rows_can_join(self, max_length: int) -> bool:
         return rows_join(self.pair, "risky", max_length)
 
-    def _streams(
-        self,
-        num_rows: int,
-        max_length: int,
-        sampling: SamplingConfig,
-        scores_prompts: bool,
-        specs: Mapping[StreamName, StreamSpec],
-    ) -> dict[str, Stream]:
+    def _stream(self, model: ModelName, sampling: SamplingConfig, size: StreamSize) -> Stream:
         """Raw logits of the risky model; the safe one's warped log-probabilities of symbols that it
         has too, -inf elsewhere. Prompts are scored by neither."""
-        return {
-            name: self._safe_stream(num_rows, max_length, sampling)
-            if spec.model == "safe"
-            else open_stream(self.pair, "risky", num_rows, max_length, scores_prompts=False)
-            for name, spec in specs.items()
-        }
+        size = size._replace(scores_prompts=False)
+        if model == "risky":
+            return open_stream(self.pair, "risky", size)
+        pair, attention = self.pair, self.pair.row_attention["safe"]
+        longest = max(map(len, self._files["risky"].token_bytes.values()))
+        limits = [pair.context_lengths.get("safe"), attention.reach if attention else None]
+        reach = min((n for n in limits if n), default=longest * size.max_length + 8)
+        runner, stops = pair.runners["safe"], pair.stop_tokens_of("safe")
+        banned = [token for token in pair.suppressed["safe"] if token < runner.vocab_size]
+        size = size._replace(max_length=reach)
+        inner: RowStream | LoneStream = LoneStream(
+            pair.safe, size.num_rows, runner.vocab_size, scores_prompts=False
+        )
+        if attention is not None:
+            inner = RowStream(runner, attention, **size._asdict())
+        return RetokenizedStream(inner, self, Warpers(sampling, stops, banned), size)
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
         for stream in streams.values():
@@ -138,32 +132,9 @@ class RetokenizedLevel(Level):
                 return f"the text outgrows the safe model's context of {stream.reach} tokens"
         return ""
 
-    def _safe_text(self) -> "OtherTokens":
+    def safe_text(self) -> "OtherTokens":
+        """The safe model's tokens of a text."""
         return OtherTokens(self._files["risky"], self.pair.tokenizer)
-
-    def _safe_stream(
-        self, num_rows: int, max_length: int, sampling: SamplingConfig
-    ) -> "RetokenizedStream":
-        pair, attention = self.pair, self.pair.row_attention["safe"]
-        longest = max(map(len, self._files["risky"].token_bytes.values()))
-        limits = [pair.context_lengths.get("safe"), attention.reach if attention else None]
-        reach = min((n for n in limits if n), default=longest * max_length + 8)
-        runner = pair.runners["safe"]
-        inner: RowStream | LoneStream = LoneStream(
-            pair.safe, num_rows, runner.vocab_size, scores_prompts=False
-        )
-        if attention is not None:
-            size = {"num_rows": num_rows, "max_length": reach}
-            inner = RowStream(runner, attention, **size, scores_prompts=False)
-        return RetokenizedStream(
-            inner,
-            self._safe_text(),
-            Warpers(sampling, pair.stop_tokens_of("safe"), self._suppressed("safe")),
-            self.same_tokens,
-            num_rows=num_rows,
-            vocab_size=self.vocab_size,
-            reach=reach,
-        )
 
 
 @lru_cache(maxsize=4)  # of large vocabularies half a second: once for all decoders and ledgers
@@ -222,20 +193,17 @@ class RetokenizedStream:
     def __init__(
         self,
         inner: RowStream | LoneStream,
-        text: OtherTokens,
+        level: RetokenizedLevel,
         warp: Warpers,
-        same: Mapping[int, int],
-        *,
-        num_rows: int,
-        vocab_size: int,
-        reach: int,
+        size: StreamSize,
     ) -> None:
-        """same: symbols by the token of the model that says the same. reach: its most tokens."""
-        self.vocab_size, self.reach = vocab_size, reach
-        self._inner, self._text, self._warps = inner, text, [warp] * num_rows
+        """size: of the rows, in the model's tokens."""
+        self.vocab_size, self.reach, num_rows = level.vocab_size, size.max_length, size.num_rows
+        self._inner, self._text, self._warps = inner, level.safe_text(), [warp] * num_rows
         self._device = work_device(inner.model.device)
-        self._symbols = torch.tensor(list(same), dtype=torch.long, device=self._device)
-        self._twins = torch.tensor(list(same.values()), dtype=torch.long, device=self._device)
+        symbols, twins = list(level.same_tokens), list(level.same_tokens.values())
+        self._symbols = torch.tensor(symbols, dtype=torch.long, device=self._device)
+        self._twins = torch.tensor(twins, dtype=torch.long, device=self._device)
         self._rows: dict[int, list[int]] = {row: [] for row in range(num_rows)}
         self._read: dict[int, list[int]] = {row: [] for row in range(num_rows)}
 
@@ -269,11 +237,12 @@ class RetokenizedStream:
         for row, new in zip(rows, tokens, strict=True):
             self._rows[row] += new
         texts = {row: self._text.tokens(self._rows[row]) for row in rows}
-        known = {row: self._of_symbols(log_probs) for row, log_probs in self._log_probs(texts)}
-        unknown = torch.full(
-            (self.vocab_size,), torch.nan, dtype=torch.float64, device=self._device
-        )
-        return torch.stack([known.get(row, unknown) for row in rows])
+        size = len(rows), self.vocab_size
+        of_symbols = torch.full(size, torch.nan, dtype=torch.float64, device=self._device)
+        for row, log_probs in self._log_probs(texts):
+            of_symbols[rows.index(row)] = -torch.inf
+            of_symbols[rows.index(row), self._symbols] = log_probs[self._twins]
+        return of_symbols
 
     def free(self, row: int) -> None:
         """Forget a text."""
@@ -286,16 +255,17 @@ class RetokenizedStream:
             row: self._num_kept(row, text) for row, text in texts.items() if len(text) <= self.reach
         }
         # Those of which nothing was read are read together, whatever their lengths.
-        groups = [
-            [row for row in kept if bool(kept[row]) == is_begun] for is_begun in (False, True)
-        ]
+        groups = [[row for row in kept if bool(kept[row]) == begun] for begun in (False, True)]
         for rows in filter(None, groups):
             logits = self._logits(rows, texts, kept)
-            seen = self._seen([texts[row] for row in rows])
+            seen = torch.zeros(len(rows), self._inner.vocab_size, dtype=torch.bool)
+            for i, row in enumerate(rows):
+                seen[i, texts[row]] = True
+            seen = seen.to(self._device)
             for warp in set(map(self._warps.__getitem__, rows)):
-                places = [i for i, row in enumerate(rows) if self._warps[row] is warp]
-                log_probs = warp(logits[places], seen[places]).double().log_softmax(-1)
-                yield from zip([rows[i] for i in places], log_probs, strict=True)
+                alike = [i for i, row in enumerate(rows) if self._warps[row] is warp]
+                log_probs = warp(logits[alike], seen[alike]).double().log_softmax(-1)
+                yield from zip([rows[i] for i in alike], log_probs, strict=True)
 
     def _num_kept(self, row: int, text: list[int]) -> int:
         """The number of tokens read before that still begin the text; its last one is read now."""
@@ -317,16 +287,3 @@ class RetokenizedStream:
         for row in rows:
             self._inner.roll_back(row, kept[row])
         return self._inner.feed_rows(rows, [texts[row][kept[row] :] for row in rows])
-
-    def _seen(self, texts: Sequence[list[int]]) -> Tensor:
-        """(R, the model's own tokens) bool: those of each text."""
-        seen = torch.zeros(len(texts), self._inner.vocab_size, dtype=torch.bool)
-        for row, text in zip(seen, texts, strict=True):
-            row[text] = True
-        return seen.to(self._device)
-
-    def _of_symbols(self, log_probs: Tensor) -> Tensor:
-        """(V,) of symbols."""
-        of_symbols = log_probs.new_full((self.vocab_size,), -torch.inf)
-        of_symbols[self._symbols] = log_probs[self._twins]
-        return of_symbols

@@ -22,7 +22,7 @@ from .pretokenizer import (
     smallest_automaton,
 )
 from .regex import covers_texts, known_characters, regex_automaton
-from .tokenizer_file import steps_of
+from .sentence_piece import steps_of
 
 BYTE_LEVEL = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The regex of `ByteLevel`, GPT-2's."""
@@ -124,8 +124,8 @@ def _hard_strings(classes: CharacterClasses) -> list[str]:
     lengths = (source.randint(1, MAX_CHARACTERS) for _ in range(NUM_STRINGS))
     drawn = ["".join(source.choices(letters, k=length)) for length in lengths]
     # Regexes that ignore case take these for several characters: (?i:fi) matches a ligature.
-    folded = (each for each in map(chr, range(0x10000)) if len(each.casefold()) > 1)
-    folds = [f"a{text}b" for each in folded for text in (each, each.casefold())]
+    folded = (letter for letter in map(chr, range(0x10000)) if len(letter.casefold()) > 1)
+    folds = [f"a{text}b" for letter in folded for text in (letter, letter.casefold())]
     return [*drawn, *folds, "1234567890123"]
 
 

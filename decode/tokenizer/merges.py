@@ -1,50 +1,50 @@
 """The merges of a BPE: how each token is made, and which two may be neighbors."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import chain, pairwise
-from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-Row = NDArray[np.bool_]
+from .trie import Row, cached_rows
+from .utf8 import TokenCut, cut
+
 Ints = NDArray[np.int64]
-Key = TypeVar("Key", bound=Hashable)
 
 
-def cached_rows(compute: Callable[[Key], Row], num_rows: int, length: int) -> Callable[[Key], Row]:
-    """`compute`, of which the last `num_rows` results are kept, (length,) bool, packed to bits.
+class BaseSymbols:
+    """The symbols that merges begin with: tokens of characters, and of the bytes of all others."""
 
-    A row of 128k columns takes 16 kB.
-    """
-    packed = lru_cache(num_rows)(lambda key: np.packbits(compute(key)))
-    return lambda key: np.unpackbits(packed(key), count=length).view(np.bool_)
-
-
-class Symbols(Protocol):
-    """The symbols that merges begin with."""
-
-    tokens: list[int]
-    """The tokens of single symbols."""
-
-    def of(self, text: bytes) -> list[int] | None:
-        """The symbols of a text; None where some part has none."""
-
-
-class ByteSymbols:
-    """The symbols of a byte-level BPE: the tokens of single bytes."""
-
-    def __init__(self, bytes_of: Mapping[int, bytes]) -> None:
-        """bytes_of: bytes of each base token; a vocabulary may lack tokens of some bytes."""
-        self._token = {text[0]: token for token, text in bytes_of.items() if len(text) == 1}
-        self.tokens = [*self._token.values()]
+    def __init__(
+        self,
+        bytes_of: Mapping[int, bytes],
+        byte_tokens: Mapping[int, int],
+        characters: Mapping[str, int] | None = None,
+    ) -> None:
+        """bytes_of: bytes of each base token. byte_tokens: by byte. characters: tokens of those
+        that are never spelled in bytes; None for a BPE of bytes, which knows no characters."""
+        self._known, self._bytes = frozenset(bytes_of), byte_tokens
+        self._is_of_bytes, self._characters = characters is None, characters or {}
+        spelled = [t for b, t in byte_tokens.items() if b > 127 or chr(b) not in self._characters]
+        self.tokens = [t for t in self._characters.values() if t in self._known] + spelled
+        """The tokens of single symbols."""
 
     def of(self, text: bytes) -> list[int] | None:
-        """The token of each byte; None where one has none."""
-        tokens = [self._token.get(byte, -1) for byte in text]
-        return None if -1 in tokens else tokens
+        """The symbols of bytes, which may begin and end inside characters; None where some part
+        has none or is an added token, which is cut out of all texts, and where no text has it."""
+        parts = TokenCut(text, "", b"") if self._is_of_bytes else cut(text)
+        if parts is None:
+            return None
+        symbols = [self._bytes.get(byte, -1) for byte in parts.lead]
+        for character in parts.characters:
+            if (token := self._characters.get(character)) is not None:
+                symbols.append(token)
+            else:
+                symbols += [self._bytes[byte] for byte in character.encode()]
+        symbols += [self._bytes[byte] for byte in parts.tail]
+        return symbols if self._known.issuperset(symbols) else None
 
 
 RANK_LIMIT = math.inf
@@ -66,12 +66,13 @@ class MergeTable:
         self,
         bytes_of: Mapping[int, bytes],
         merges: Iterable[tuple[int, int, int]],
-        symbols: Symbols | None = None,
+        symbols: BaseSymbols | None = None,
     ) -> None:
         """bytes_of: bytes of each base token. merges: (left, right, merged), most urgent first.
         symbols: what merges begin with, single bytes by default."""
         self.bytes_of = bytes_of
-        self._symbols = symbols or ByteSymbols(bytes_of)
+        single = {text[0]: token for token, text in bytes_of.items() if len(text) == 1}
+        self._symbols = symbols or BaseSymbols(bytes_of, single)
         self.merged: dict[tuple[int, int], tuple[int, int]] = {}
         for rank, (left, right, merged) in enumerate(merges):
             self.merged.setdefault((left, right), (rank, merged))
@@ -269,9 +270,9 @@ def _bans(merges: MergeTable, num_ids: int) -> tuple[Ints, Ints, Ints]:
     made[np.fromiter(merges.rank, np.int64)] = np.fromiter(merges.rank.values(), np.int64)
     rank = np.fromiter((rank for rank, _ in merges.merged.values()), np.int64)
     rank = np.maximum(rank, np.maximum(made[left], made[right]))
-    known = np.flatnonzero((first[left] >= 0) & (first[right] >= 0))
-    known = known[np.lexsort((rank[known], left[known]))]
-    left, right, rank = left[known], right[known], rank[known]
+    both = np.flatnonzero((first[left] >= 0) & (first[right] >= 0))
+    both = both[np.lexsort((rank[both], left[both]))]
+    left, right, rank = left[both], right[both], rank[both]
     scale = max(len(merges.merged), 1) + 1
     keys = parent * scale + child_rank
     at = np.searchsorted(keys, right * scale + rank)

@@ -148,7 +148,10 @@ def smallest_automaton(
     num_states, num_before = 1, 0
     while num_states > num_before:
         forms = {
-            state: (number[state], *(frozenset(number[to] for to in each) for each in targets))
+            state: (
+                number[state],
+                *(frozenset(number[to] for to in side) for side in targets),
+            )
             for state, targets in steps.items()
         }
         numbers = {form: i for i, form in enumerate(dict.fromkeys(forms.values()))}
@@ -158,7 +161,7 @@ def smallest_automaton(
         raise ValueError(f"it needs {num_states} states, at most {MAX_STATES}")
     # 2. Sets of them as bits, by state and class: where a character joins, and where it splits.
     rows = {
-        number[state]: [sum(1 << to for to in {number[to] for to in each}) for each in targets]
+        number[state]: [sum(1 << to for to in {number[to] for to in side}) for side in targets]
         for state, targets in steps.items()
     }
     columns = [*zip(*(rows[i] for i in range(num_states)), strict=True)]

@@ -40,6 +40,7 @@ PIECE = re.compile(
 )
 """A set of characters, or one of them or none of them ahead, or the end of a line, or a group."""
 REPEATED = re.compile(r"(?P<sign>[?*+])|\{(?P<least>\d+)(?P<more>,(?P<most>\d*))?\}")
+BAR, CLOSED = re.compile(r"\|"), re.compile(r"\)")
 SIGNS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 SAMPLED_FROM = 0x40000
 """The first plane without an assigned character; those of tags, from 0xE0000 on, are some."""
@@ -96,8 +97,7 @@ class BacktrackingRegex:
 
     def _alternatives(self, *, ignores_case: bool) -> Build:
         parts = [self._sequence(ignores_case=ignores_case)]
-        while self._pattern[self._at : self._at + 1] == "|":
-            self._at += 1
+        while self._taken(BAR):
             parts.append(self._sequence(ignores_case=ignores_case))
         if len(parts) == 1:
             return parts[0]
@@ -123,7 +123,7 @@ class BacktrackingRegex:
         if piece["end"]:
             return lambda after: self._add(Node((after,), character_set("\n"), at_end=True))
         build = self._alternatives(ignores_case=ignores_case or piece["group"] == "(?i:")
-        if self._taken(re.compile(r"\)")) is None:
+        if self._taken(CLOSED) is None:
             raise self._unknown()
         return build
 

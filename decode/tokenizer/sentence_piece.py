@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 
 from .pretokenizer import NUM_CODE_POINTS, SURROGATES, CharacterClasses, PretokenizerAutomaton
-from .token_shapes import cut
 
 MARK = "\u2581"
 """The character that a space is written as."""
@@ -80,8 +79,8 @@ def read_sentence_piece(content: Mapping[str, Any]) -> SentencePiece | None:
 
     Raises ValueError, in one line, for one that byte level cannot read.
     """
-    model, normalizers = content["model"], _steps(content["normalizer"], "normalizers")
-    cuts = _steps(content["pre_tokenizer"], "pretokenizers")
+    model, normalizers = content["model"], steps_of(content["normalizer"], "normalizers")
+    cuts = steps_of(content["pre_tokenizer"], "pretokenizers")
     named = [step["type"] for step in (*normalizers, *cuts) if step["type"] in STEPS]
     if not model.get("byte_fallback") and not named:
         return None
@@ -93,29 +92,29 @@ def read_sentence_piece(content: Mapping[str, Any]) -> SentencePiece | None:
         )
     if model.get("ignore_merges"):
         raise ValueError("byte level does not support SentencePiece with ignore_merges=true")
-    byte_tokens = tuple(vocab[name] for name in BYTE_NAMES)
     bytes_ = frozenset(BYTE_NAMES)
-    if touched := [pair for pair in _pairs(model) if bytes_ & {*pair, "".join(pair)}]:
+    if touched := [pair for pair in merged_pairs(model) if bytes_ & {*pair, "".join(pair)}]:
         raise ValueError(f"byte level does not support merges of single bytes, got {touched[0]}")
     if added := bytes_ & {entry["content"] for entry in content["added_tokens"]}:
         raise ValueError(f"byte level does not support {min(added)} as an added token")
-    metaspace = [step for step in cuts if step["type"] == "Metaspace"]
     return SentencePiece(
         characters={name.replace(MARK, " "): id for name, id in vocab.items() if len(name) == 1},
-        byte_tokens=byte_tokens,
+        byte_tokens=tuple(vocab[name] for name in BYTE_NAMES),
         first_space=_first_space(normalizers, cuts),
-        cuts_words=any(step["split"] for step in metaspace),
+        cuts_words=any(step["split"] for step in cuts if step["type"] == "Metaspace"),
         normalizer_marks=any(step["type"] == "Replace" for step in normalizers),
     )
 
 
-def _steps(part: Mapping[str, Any] | None, members: str) -> list[Mapping[str, Any]]:
+def steps_of(part: Mapping[str, Any] | None, members: str) -> list[Mapping[str, Any]]:
+    """The parts of a Sequence (under the name `members`), or the one part itself."""
     if part is None:
         return []
     return list(part[members]) if part["type"] == "Sequence" else [part]
 
 
-def _pairs(model: Mapping[str, Any]) -> list[list[str]]:
+def merged_pairs(model: Mapping[str, Any]) -> list[list[str]]:
+    """Names of the halves of each merge."""
     return [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
 
 
@@ -142,34 +141,3 @@ def _first_space(normalizers: list[Mapping[str, Any]], cuts: list[Mapping[str, A
     if not marks:
         raise ValueError("byte level needs a SentencePiece tokenizer that writes spaces as U+2581")
     return first
-
-
-class CharacterSymbols:
-    """The base symbols of such a BPE: tokens of characters, and of the bytes of all others."""
-
-    def __init__(self, piece: SentencePiece, bytes_of: Mapping[int, bytes]) -> None:
-        """bytes_of: bytes of each base token."""
-        self._piece, self._known = piece, frozenset(bytes_of)
-        spelled = [
-            token
-            for byte, token in enumerate(piece.byte_tokens)
-            if byte >= 0x80 or chr(byte) not in piece.characters
-        ]
-        self.tokens = [t for t in piece.characters.values() if t in bytes_of] + spelled
-
-    def of(self, text: bytes) -> list[int] | None:
-        """The symbols of bytes that may begin and end inside characters; None where no text holds
-        them."""
-        parts = cut(text)
-        if parts is None:
-            return None
-        bytes_, characters = self._piece.byte_tokens, self._piece.characters
-        symbols = [bytes_[byte] for byte in parts.lead]
-        for character in parts.characters:
-            token = characters.get(character)
-            symbols += (
-                [token] if token is not None else [bytes_[byte] for byte in character.encode()]
-            )
-        symbols += [bytes_[byte] for byte in parts.tail]
-        # An added token is cut out of all texts, one of a single character too.
-        return symbols if self._known.issuperset(symbols) else None

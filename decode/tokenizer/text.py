@@ -63,8 +63,7 @@ class TokenDecoder:
     def byte_of(self, token_id: int) -> int | None:
         """The byte of a fallback's token, whose text depends on the bytes next to it."""
         name = self._backend.id_to_token(token_id) if self._has_fallback else None
-        is_byte = name is not None and BYTE_NAME.fullmatch(name)
-        return int(name[3:5], 16) if name and is_byte else None
+        return int(name[3:5], 16) if name and BYTE_NAME.fullmatch(name) else None
 
     def added(self, before: Sequence[int], token_ids: Sequence[int]) -> str:
         """The text that tokens add to the text of those before them."""
@@ -118,23 +117,18 @@ class TextStream:
             (whole.find(stop) + len(stop), whole.find(stop)) for stop in self._stop if stop in whole
         ]
         if stops:  # the stop string that is complete first, wherever tokens end
-            self.is_stopped = True
-            return self._release(whole[: min(stops)[1]], held="")
-        keep = 0 if is_last else self._overlap(pending)
-        return self._release(pending[: len(pending) - keep], held=pending[len(pending) - keep :])
-
-    def _release(self, piece: str, *, held: str) -> str:
-        self._held = held
-        self.text += piece
-        return piece
+            self.is_stopped, certain, self._held = True, whole[: min(stops)[1]], ""
+        else:
+            end = len(pending) - (0 if is_last else self._overlap(pending))
+            certain, self._held = pending[:end], pending[end:]
+        self.text += certain
+        return certain
 
     def _overlap(self, pending: str) -> int:
         """Length of the longest end of `pending` with which a stop string may begin."""
-        longest = max((len(stop) - 1 for stop in self._stop), default=0)
-        for length in range(min(longest, len(pending)), 0, -1):
-            if any(stop.startswith(pending[-length:]) for stop in self._stop):
-                return length
-        return 0
+        longest = min(len(pending), max((len(stop) - 1 for stop in self._stop), default=0))
+        ends = (pending[-length:] for length in range(longest, 0, -1))
+        return next((len(end) for end in ends if any(s.startswith(end) for s in self._stop)), 0)
 
 
 class TokenText:
@@ -184,31 +178,26 @@ class TokenText:
     def _added(self, tokens: list[int]) -> str:
         """The text that these tokens make certain."""
         assert self._shown is not None
+        reach, size = (
+            (CLEANED_REACH, CLEANED_TOKENS) if self._decoder.cleans_up else (0, KEPT_TOKENS)
+        )
+        # 1. The new text but its end, which later tokens may change. Bytes that a character may
+        #    begin with, at most three, are one U+FFFD.
         self._window.append(tokens)
         text = self._text(self._window)
         new = added_text(self._shown, text)
-        # Bytes that a character may begin with, at most three, are one U+FFFD.
         is_begun = new.endswith(REPLACEMENT)
-        num_open = min(len(new), CLEANED_REACH) if self._decoder.cleans_up else int(is_begun)
+        num_open = min(len(new), reach) if reach else int(is_begun)
         certain, self.tentative = new[: len(new) - num_open], new[len(new) - num_open :]
         if is_begun:
             self.tentative = self.tentative[:-1]
         self._shown = text[: len(text) - num_open]
-        self._forget(num_open)
+        # 2. The last tokens are kept, as long as some of their text is out.
+        if len(self._window) > 2 * size:
+            text = self._text(self._window[-size:])
+            if len(text) > num_open + reach:
+                self._window, self._shown = self._window[-size:], text[: len(text) - num_open]
         return certain
-
-    def _forget(self, num_open: int) -> None:
-        """Keep the last tokens of the window, as long as some of their text is out.
-
-        num_open: characters of the window's text that are not.
-        """
-        size = CLEANED_TOKENS if self._decoder.cleans_up else KEPT_TOKENS
-        if len(self._window) <= 2 * size:
-            return
-        window = self._window[-size:]
-        text = self._text(window)
-        if len(text) > num_open + (CLEANED_REACH if self._decoder.cleans_up else 0):
-            self._window, self._shown = window, text[: len(text) - num_open]
 
     def _rest(self) -> str:
         """The text of the window that is not out."""
@@ -254,16 +243,14 @@ class FallbackCharacters:
         if byte is None:
             return self.give_up(), [token_id]
         tokens, form = [*self.begun, token_id], self._form + bytes([byte])
-        cut = cut_partial(form)
-        if cut is None and self.begun:
+        if (cut := cut_partial(form)) is None:
+            if not self.begun:
+                return 1, []
             num_wrong = self.give_up()
             more, tokens = self.push(token_id)
             return num_wrong + more, tokens
-        if cut is None:
-            return 1, []
-        is_whole = bool(cut[0])
-        self.begun, self._form = ([], b"") if is_whole else (tokens, form)
-        return 0, tokens if is_whole else []
+        self.begun, self._form = ([], b"") if cut[0] else (tokens, form)
+        return 0, tokens if cut[0] else []
 
     def give_up(self) -> int:
         """Forget the character that was begun; the number of its bytes."""
@@ -316,9 +303,7 @@ def special_stops(
     can_draw: whether a token is ever drawn; others are names like any text. Raises ValueError for a
     stop text that holds such a name among others, which no text does.
     """
-    if not stop:
-        return frozenset()
-    names = special_names(tokenizers, can_draw)
+    names = special_names(tokenizers, can_draw) if stop else {}
     for text in stop:
         held = next((name for name in names if name in text), None)
         if held is not None and text not in names:

@@ -1,14 +1,13 @@
 """The effect of each token on the states of a pretokenizer, for the whole vocabulary at once."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .pretokenizer import PretokenizerAutomaton, image, members
 from .trie import ROOT, ByteTrie
-from .utf8 import CONTINUATIONS, cut_partial
+from .utf8 import TokenCut, cut
 
 Opened = tuple[tuple[int, bytes], ...]
 """(automaton state, bytes of the open pretoken), ascending; only what begins an entry is kept."""
@@ -56,23 +55,13 @@ class WholePretokens:
                 for byte in text[len(begun) :]:
                     if (node := trie.child(node, byte)) < 0:
                         break
-                    rows.update(
-                        range(int(trie.low[node]), int(trie.low[node] + trie.num_ends[node]))
-                    )
+                    rows.update(trie.row_of[token] for token in trie.ends(node))
             self._toward[begun] = sorted(rows)
         return self._toward[begun]
 
 
 EMPTY, IDENTITY = 0, 1
 Relation = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-class TokenCut(NamedTuple):
-    """A token's bytes as UTF-8: `lead` ends an earlier character, `tail` begins a later one."""
-
-    lead: bytes
-    characters: str
-    tail: bytes
 
 
 class TokenShapes:
@@ -123,22 +112,12 @@ class TokenShapes:
             joins, splits = self.automaton.joins[kind], self.automaton.splits[kind]
             relation = tuple(joins), tuple(splits)
             if shape != EMPTY:
-                relation = (
-                    tuple(image(joins, to) for to in self.joins[shape]),
-                    tuple(image(joins, to) for to in self.splits[shape]),
-                )
+                before = self.joins[shape], self.splits[shape]
+                first, second = (tuple(image(joins, to) for to in side) for side in before)
+                relation = first, second
             if relation not in self._number:
                 self._number[relation] = len(self.joins)
                 self.joins.append(relation[0])
                 self.splits.append(relation[1])
             self._next[shape, kind] = self._number[relation]
         return self._next[shape, kind]
-
-
-def cut(text: bytes) -> TokenCut | None:
-    """The characters of bytes and the pieces around them; None if no UTF-8 text contains them."""
-    if text.isascii():
-        return TokenCut(b"", text.decode(), b"")
-    num_lead = len(text) - len(text.lstrip(CONTINUATIONS))
-    cut = cut_partial(text[num_lead:])
-    return None if cut is None or num_lead > 3 else TokenCut(text[:num_lead], *cut)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from .sentence_piece import MARK, SentencePiece, read_sentence_piece
+from .sentence_piece import MARK, SentencePiece, merged_pairs, read_sentence_piece, steps_of
 
 PRINTABLE_BYTES = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 
@@ -95,20 +95,20 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
     piece = read_sentence_piece(content)
     if piece is None:
         _refuse_others(content)
-    vocab, literals = model["vocab"], _literals(tokenizer, added)
-    unwritten: dict[int, str] = {}
+    vocab, special = model["vocab"], {entry["id"] for entry in added if entry["special"]}
+    literals, unwritten = _literals(tokenizer, added), dict[int, str]()
     if piece is not None:
         literals, unwritten = _of_sentence_piece(piece, added, literals)
     raw = {entry["id"] for entry in added if not entry["normalized"]} & literals.keys()
     _refuse_added(added, {} if piece is not None else vocab, literals, raw)
-    special = {entry["id"] for entry in added if entry["special"]}
     # Merges may make an unwritten one where it is not cut out: "ab" is sought as " ab" perhaps.
     base = _base_bytes(vocab, special | literals.keys(), piece)
-    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     added_bytes = {id: literal.encode() for id, literal in literals.items()}
     return TokenizerFile(
         token_bytes={**base, **added_bytes},
-        merges=[(vocab[left], vocab[right], vocab[left + right]) for left, right in pairs],
+        merges=[
+            (vocab[left], vocab[right], vocab[left + right]) for left, right in merged_pairs(model)
+        ],
         added_token_ids=frozenset(added_bytes),
         raw_literals=tuple(literals[id] for id in raw),
         unwritten=tuple(literal.encode() for literal in unwritten.values()),
@@ -121,19 +121,11 @@ def read_tokenizer(tokenizer: Tokenizer) -> TokenizerFile:
     )
 
 
-def steps_of(part: Mapping[str, Any] | None, members: str) -> list[Mapping[str, Any]]:
-    """The parts of a Sequence (under the name `members`), or the one part itself."""
-    if part is None:
-        return []
-    return list(part[members]) if part["type"] == "Sequence" else [part]
-
-
 def _refuse_others(content: Mapping[str, Any]) -> None:
     """Raise ValueError for what byte level cannot read of a byte-level BPE."""
     cuts = steps_of(content["pre_tokenizer"], "pretokenizers")
     normalizers = steps_of(content["normalizer"], "normalizers")
-    byte_level = [step for step in cuts if step["type"] == "ByteLevel"]
-    if not byte_level:
+    if not (byte_level := [step for step in cuts if step["type"] == "ByteLevel"]):
         raise ValueError("byte level needs a tokenizer with a ByteLevel pre-tokenizer")
     if any(step["add_prefix_space"] for step in byte_level):
         raise ValueError("byte level does not support ByteLevel with add_prefix_space=true")
@@ -145,11 +137,11 @@ def _base_bytes(
     vocab: Mapping[str, int], others: Set[int], piece: SentencePiece | None
 ) -> dict[int, bytes]:
     """Bytes of the ordinary tokens, those that no text becomes left out."""
-    ordinary = {id: name for name, id in vocab.items() if id not in others}
+    ordinary = ((id, name) for name, id in vocab.items() if id not in others)
     if piece is None:
-        return {id: token_bytes(name) for id, name in ordinary.items()}
-    known = ((id, piece.token_bytes(name, id)) for id, name in ordinary.items())
-    return {id: text for id, text in known if text is not None}
+        return {id: token_bytes(name) for id, name in ordinary}
+    texts = ((id, piece.token_bytes(name, id)) for id, name in ordinary)
+    return {id: text for id, text in texts if text is not None}
 
 
 def _of_sentence_piece(
@@ -217,17 +209,13 @@ def _refuse_added(
 
 def _overlap(first: str, second: str) -> bool:
     """True if both can occur in a text so that they have a character in common."""
-    shared = range(1, min(len(first), len(second)))
-    return (
-        first in second
-        or second in first
-        or any(first[-n:] == second[:n] or second[-n:] == first[:n] for n in shared)
-    )
+    ends = range(1, min(len(first), len(second)))
+    is_cut = any(first[-n:] == second[:n] or second[-n:] == first[:n] for n in ends)
+    return is_cut or first in second or second in first
 
 
 def _leading_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    bare = tokenizer.encode("a", add_special_tokens=False).ids
-    full = tokenizer.encode("a").ids
+    bare, full = tokenizer.encode("a", add_special_tokens=False).ids, tokenizer.encode("a").ids
     num_leading = len(full) - len(bare)
     if full[num_leading:] != bare:
         raise ValueError("byte level does not support tokenizers that put tokens after a text")

@@ -1,11 +1,15 @@
-"""The vocabulary sorted by bytes, and its trie, as flat arrays."""
+"""The vocabulary sorted by bytes, its trie as flat arrays, and masks of its rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 ROOT = 0
+Row = NDArray[np.bool_]
+Key = TypeVar("Key", bound=Hashable)
 
 
 class ByteTrie:
@@ -92,3 +96,12 @@ def _levels(texts: Sequence[bytes]) -> list[NDArray[np.int64]]:
         node_of_row[rows] = num_nodes + node
         num_nodes += len(low)
     return levels
+
+
+def cached_rows(compute: Callable[[Key], Row], num_rows: int, length: int) -> Callable[[Key], Row]:
+    """`compute`, of which the last `num_rows` results are kept, (length,) bool, packed to bits.
+
+    A row of 128k columns takes 16 kB.
+    """
+    packed = lru_cache(num_rows)(lambda key: np.packbits(compute(key)))
+    return lambda key: np.unpackbits(packed(key), count=length).view(np.bool_)

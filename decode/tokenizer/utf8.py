@@ -1,6 +1,7 @@
 """Characters cut by token borders: the pieces of UTF-8 forms."""
 
 import codecs
+from typing import NamedTuple
 
 # Length of a form by the high five bits of its first byte; 0: not a first byte.
 _LENGTHS = (*[1] * 16, *[0] * 8, *[2] * 4, 3, 3, 4, 0)
@@ -42,3 +43,20 @@ def cut_partial(text: bytes) -> tuple[str, bytes] | None:
     except UnicodeDecodeError:
         return None
     return whole, decoder.getstate()[0]
+
+
+class TokenCut(NamedTuple):
+    """A token's bytes as UTF-8: `lead` ends an earlier character, `tail` begins a later one."""
+
+    lead: bytes
+    characters: str
+    tail: bytes
+
+
+def cut(text: bytes) -> TokenCut | None:
+    """The characters of bytes and the pieces around them; None if no UTF-8 text contains them."""
+    if text.isascii():
+        return TokenCut(b"", text.decode(), b"")
+    num_lead = len(text) - len(text.lstrip(CONTINUATIONS))
+    cut = cut_partial(text[num_lead:])
+    return None if cut is None or num_lead > 3 else TokenCut(text[:num_lead], *cut)

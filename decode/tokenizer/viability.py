@@ -7,11 +7,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .merges import MergeTable, PairRows, cached_rows
+from .merges import MergeTable, PairRows
 from .pretokenizer import CharacterClasses, PretokenizerAutomaton, image
-from .token_shapes import EMPTY, Opened, TokenCut, TokenShapes, WholePretokens
-from .trie import ByteTrie
-from .utf8 import completions, form_length
+from .token_shapes import EMPTY, Opened, TokenShapes, WholePretokens
+from .trie import ByteTrie, cached_rows
+from .utf8 import TokenCut, completions, form_length
 
 Remainders = tuple[bytes, ...]
 
@@ -19,9 +19,9 @@ Remainders = tuple[bytes, ...]
 class AddedTokens:
     """Leftmost-longest matching of literals, as a rule on two neighboring tokens.
 
-    A literal that lies inside one token, or begins in one and ends in the next, would have been cut
-    out, so such tokens and pairs never occur; nor is a literal matched where a longer one fits.
-    A literal spread over three or more ordinary tokens is not excluded: both readings then count.
+    A literal inside one token or two neighbors would have been cut out, so those never occur, nor
+    is one matched where a longer one fits. One spread over three or more ordinary tokens is not
+    excluded: both readings then count.
     """
 
     def __init__(self, literals: Mapping[int, bytes]) -> None:
@@ -73,12 +73,10 @@ class Viability:
     token, or when a border lies there; no border may lie inside it, the text must stay well-formed
     UTF-8, and it must not lead into a *dead end*, from which no sequence reaches the end of a text.
     So every sequence begins the tokenization of some text, and every complete text has exactly one,
-    the tokenizer's. Rows are those of `trie`.
+    the tokenizer's. Rows are those of `trie`. Whether a token leads into a dead end depends on the
+    states before it alone, so rows without dead ends are made for sets of states, which are few;
+    then what forms no valid pair is left out.
     Source: Berglund and van der Merwe 2023, per pretoken.
-
-    A set of states reaches what its members reach. So whether a token leads into a dead end depends
-    on the states before it and not on the token before it, and rows without dead ends are made for
-    sets of states, which are few; then what forms no valid pair is left out.
     """
 
     def __init__(
@@ -99,11 +97,9 @@ class Viability:
         self.shapes = TokenShapes(automaton, trie.texts)
         self._tokens: list[int] = trie.tokens.tolist()
         self._added_rows = np.array([r for r, t in enumerate(self._tokens) if t in added], np.int64)
-        literals = added.literals.values()
-        has_literal = np.zeros(len(trie.texts), np.bool_)
-        for word in literals:
-            has_literal |= np.array([word in text for text in trie.texts])
-        is_plain = ~self.shapes.is_ill_formed & ~has_literal
+        is_plain = ~self.shapes.is_ill_formed
+        for word in added.literals.values():
+            is_plain &= np.array([word not in text for text in trie.texts])
         self._is_joinable = is_plain & np.array([merges.is_reachable(t) for t in self._tokens])
         is_whole = np.array([not cut.lead and not cut.tail for cut in self.shapes.cuts])
         whole = is_plain & ~self._is_joinable & has_whole_pretokens & is_whole
@@ -197,20 +193,17 @@ class Viability:
         return None if entered is None else self._walk(entered, row)
 
     def _entering(self, state: ViabilityState, row: int) -> ViabilityState | None:
-        """The ways into a token that pairs and reachability leave open."""
-        token = int(self.trie.tokens[row])
-        is_joinable = bool(self._is_joinable[row]) and self._is_valid_pair(state.token, token)
+        """The state with what pairs and reachability leave open before a token."""
+        left, token, is_joinable = state.token, self._tokens[row], bool(self._is_joinable[row])
+        if is_joinable and left is not None and left not in self.added:
+            merges = self.merges
+            is_joinable = merges.is_reachable(left) and merges.is_valid_pair(left, token)
         joins = state.joins if is_joinable else 0
         is_startable = is_joinable if state.partial else bool(self._is_startable[row])
         splits = state.splits if is_startable else 0
         if not joins and not splits:
             return None
         return ViabilityState(joins, splits, state.partial, token, state.opened if joins else ())
-
-    def _is_valid_pair(self, left: int | None, right: int) -> bool:
-        if left is None or left in self.added:
-            return True
-        return self.merges.is_reachable(left) and self.merges.is_valid_pair(left, right)
 
     def _finish_character(self, state: ViabilityState, cut: TokenCut) -> ViabilityState | None:
         """Give the lead bytes of a token to the unfinished character."""

@@ -3,15 +3,15 @@
 import gc
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from .detection import detect_pretokenizer
-from .merges import MergeTable
-from .sentence_piece import MARK, CharacterSymbols
+from .merges import BaseSymbols, MergeTable
+from .sentence_piece import MARK
 from .tokenizer_file import TokenizerFile, read_tokenizer
 from .trie import ByteTrie
 from .viability import AddedTokens, Viability, ViabilityState
@@ -28,13 +28,12 @@ HARD_TEXTS = (
 @contextmanager
 def _no_garbage_sought() -> Iterator[None]:
     """Nearly all of a million new objects stay: to look for others takes a third of the time."""
-    was_enabled = gc.isenabled()
+    restore = gc.enable if gc.isenabled() else gc.disable
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        restore()
 
 
 class ByteVocabulary:
@@ -65,35 +64,25 @@ class ByteVocabulary:
         fallback, for pretokenizers with a step that is not known, for stop tokens that are text,
         and for missing start tokens or rows.
         """
-        file = read_tokenizer(tokenizer)
-        plain = file.token_bytes.keys() - file.added_token_ids
-        if are_text := plain & set(stop_token_ids):
+        # 1. The tokens that end and begin a text.
+        file, ends = read_tokenizer(tokenizer), set(stop_token_ids)
+        if are_text := (file.token_bytes.keys() - file.added_token_ids) & ends:
             raise ValueError(f"stop token {min(are_text)} is text")
-        self._tokenizer = tokenizer
-        self.stop_token_ids = np.array(sorted(set(stop_token_ids)), np.int64)
+        self._tokenizer, self.sha256 = tokenizer, file.sha256
+        self.stop_token_ids = np.array(sorted(ends), np.int64)
         self.start_token_ids = _start_token_ids(file, stop_token_ids, bos_token_id)
         self.vocab_size = min(file.vocab_size, num_rows)
-        needed = {*file.token_bytes, *self.stop_token_ids.tolist(), *self.start_token_ids}
-        if self.vocab_size <= max(needed):
-            raise ValueError(f"token {max(needed)} has no row in the model, which has {num_rows}")
-        self.sha256 = file.sha256
-        added = file.added_token_ids
-        literals = {token: file.token_bytes[token] for token in added - set(stop_token_ids)}
-        base = {token: text for token, text in file.token_bytes.items() if token not in added}
-        unwritten = {-1 - index: text for index, text in enumerate(file.unwritten)}  # no tokens
-        self.trie = ByteTrie({**base, **literals})
-        self._piece = piece = file.sentence_piece
-        automaton = detect_pretokenizer(tokenizer) if piece is None else piece.automaton()
-        self.viability = Viability(
-            MergeTable(base, file.merges, None if piece is None else CharacterSymbols(piece, base)),
-            self.trie,
-            automaton,
-            AddedTokens(literals | unwritten),
-            has_whole_pretokens=file.has_whole_pretokens,
-            spelled=None if piece is None else piece.spelled_classes(automaton),
-        )
-        if piece is not None:
+        if self.vocab_size <= (last := max(*file.token_bytes, *ends, *self.start_token_ids)):
+            raise ValueError(f"token {last} has no row in the model, which has {num_rows}")
+        # 2. The tokens that may follow which.
+        self._piece = file.sentence_piece
+        added = {t: file.token_bytes[t] for t in file.added_token_ids - ends}
+        base = {t: b for t, b in file.token_bytes.items() if t not in file.added_token_ids}
+        self.trie = ByteTrie({**base, **added})
+        self.viability = _viability(tokenizer, file, self.trie, base, added)
+        if self._piece is not None:
             self._check_texts()
+        # 3. The order of columns.
         counted = np.concatenate((self.trie.tokens, self.stop_token_ids))
         others = np.setdiff1d(np.arange(self.vocab_size), counted)
         self.ordered_tokens = np.concatenate((counted, others))
@@ -129,19 +118,39 @@ class ByteVocabulary:
             state: ViabilityState | None = self.viability.start() if are_text else None
             for token in tokens:
                 state = state and self.viability.extend(state, token)
-            rows = [self.trie.row_of[token] for token in tokens if state is not None]
-            spelled = b"".join(self.trie.texts[row] for row in rows)
+            spelled = [self.trie.texts[self.trie.row_of[t]] for t in tokens if state is not None]
             is_read = state is not None and self.viability.may_end(state)
-            if not is_read or spelled != self.spelled(text.encode()):
+            if not is_read or b"".join(spelled) != self.spelled(text.encode()):
                 raise ValueError(f"byte level does not know how the tokenizer reads {text!r}")
+
+
+def _viability(
+    tokenizer: Tokenizer,
+    file: TokenizerFile,
+    trie: ByteTrie,
+    base: Mapping[int, bytes],
+    added: Mapping[int, bytes],
+) -> Viability:
+    symbols, spelled, automaton = None, None, None
+    if (piece := file.sentence_piece) is not None:
+        symbols = BaseSymbols(base, dict(enumerate(piece.byte_tokens)), piece.characters)
+        automaton = piece.automaton()
+        spelled = piece.spelled_classes(automaton)
+    unwritten = {-1 - index: text for index, text in enumerate(file.unwritten)}  # no tokens
+    return Viability(
+        MergeTable(base, file.merges, symbols),
+        trie,
+        automaton or detect_pretokenizer(tokenizer),
+        AddedTokens({**added, **unwritten}),
+        has_whole_pretokens=file.has_whole_pretokens,
+        spelled=spelled,
+    )
 
 
 def _start_token_ids(
     file: TokenizerFile, stop_token_ids: Sequence[int], bos_token_id: int | None
 ) -> tuple[int, ...]:
-    if file.leading_token_ids:
-        return file.leading_token_ids
-    first = [*([] if bos_token_id is None else [bos_token_id]), *stop_token_ids]
-    if not first:
+    first = [*([] if bos_token_id is None else [bos_token_id]), *stop_token_ids][:1]
+    if not file.leading_token_ids and not first:
         raise ValueError("byte level needs a begin token or a stop token to put before a text")
-    return (first[0],)
+    return file.leading_token_ids or tuple(first)

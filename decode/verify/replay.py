@@ -11,7 +11,6 @@ from ...fields import field_error
 from ...kernels.sampler import uniforms
 from ..byte.byte_level import ByteLevel
 from ..byte.byte_stream import ByteStream
-from ..byte.settings import ByteSettings
 from ..engine.prompts import asks_for_ratios, prompts_by_stream, read_prompts
 from ..engine.request import recorded_key
 from ..ledger import Ledger, LedgerHeader
@@ -24,7 +23,7 @@ from ..rules.claims import opened, warn_of_left_out
 from ..rules.registry import make_rule
 from ..rules.rule import BOTH, NextToken, OpenRule, StepInputs
 from ..score import given_columns
-from ..settings import SamplingConfig
+from ..settings import ByteSettings, SamplingConfig
 
 # V symbols.
 

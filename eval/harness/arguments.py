@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...decode.byte.settings import ByteSettings
 from ...decode.generate_options import WITHOUT_EFFECT
 from ...decode.pair.loading import device_of
 from ...decode.pair_options import PairOptions, RuleOptions
-from ...decode.settings import SAMPLING_NAMES
+from ...decode.settings import SAMPLING_NAMES, ByteSettings
 from ...fields import from_record
 
 logger = logging.getLogger(__name__)

@@ -1,15 +1,13 @@
-"""Devices of these tests: a GPU (`make test-gpu`), and in its place what stands in for one.
+"""Devices of these tests: a GPU (`make test-gpu`).
 
-Kernels run on the CPU under Triton's interpreter where there is no GPU, decoding on a CUDA device
-that is not there (tests/support/fake_cuda.py), both at small sizes: the code of a test is the same.
+Kernels run on the CPU under Triton's interpreter where there is none, at small sizes: the code of a
+test is the same. Pairs decode on a GPU alone.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
-from fake_cuda import fake_cuda
 
 NO_GPU = "there is no CUDA device here"
 COMPILED = "Triton compiles here: its interpreter runs where there is no GPU"
@@ -25,7 +23,7 @@ class Sizes:
     batch_shape: tuple[int, int]
     """Rows that are alone and together."""
     num_draws: int
-    """From one law of 257 tokens."""
+    """From one distribution of 257 tokens."""
     pair_shapes: tuple[str, str]
     """Models of the pairs that decode, see tools/bench/inputs.py."""
     vocab_size: int
@@ -78,7 +76,7 @@ SMALL = Sizes(
 ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
-# tests/kernels runs the same laws under the interpreter in less time.
+# tests/kernels runs the same checks under the interpreter in less time.
 @pytest.fixture(params=[pytest.param("interpreter", marks=pytest.mark.slow), ON_GPU])
 def device(request) -> torch.device:
     """Where kernels run."""
@@ -86,15 +84,11 @@ def device(request) -> torch.device:
     return torch.device("cuda" if request.param == "cuda" else "cpu")
 
 
-@pytest.fixture(params=["fake", ON_GPU])
-def decoding_device(request) -> Iterator[torch.device]:
-    """Where pairs decode; tensors of the fake one are not to be used behind the test."""
+@pytest.fixture(params=[ON_GPU])
+def decoding_device(request) -> torch.device:
+    """Where pairs decode."""
     _skip_unless_there(request.param)
-    if request.param == "cuda":
-        yield torch.device("cuda", 0)
-        return
-    with fake_cuda(num_processors=1):  # which takes the least time
-        yield torch.device("cuda", 0)
+    return torch.device("cuda", 0)
 
 
 @pytest.fixture

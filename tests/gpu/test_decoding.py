@@ -24,7 +24,7 @@ KL, MAX = Anchored(k=0.5), Anchored(k=0.5, divergence="max")
 RULES = pytest.mark.parametrize("rule", [KL, MAX], ids=["kl", "max"])
 BYTE_PROMPT = b"It's the keeper's"
 BYTE_LAW_NATS = 1e-9
-"""Between float64 laws of two devices."""
+"""Between float64 distributions of two devices."""
 MOST_BYTE_WAITS = 6
 """Most waits of the host for a byte of one row: five were counted, six leave one for a boundary."""
 LATER = 100
@@ -68,7 +68,6 @@ def num_equal(results, others) -> int:
     return sum(one.token_ids == other.token_ids for one, other in zip(results, others, strict=True))
 
 
-@pytest.mark.slow  # whole texts in the interpreter
 @RULES
 def test_tokens_do_not_depend_on_the_batch_and_ledgers_verify(rule, make_pair, sizes):
     """In float64; a replay by both models agrees with the first ledger."""
@@ -81,7 +80,6 @@ def test_tokens_do_not_depend_on_the_batch_and_ledgers_verify(rule, make_pair, s
     assert report.is_ok, report
 
 
-@pytest.mark.slow  # whole texts in the interpreter
 @RULES
 def test_drafted_tokens_are_the_plain_ones_and_ledgers_verify(rule, make_pair, sizes):
     """Float32 models, so one request of all may meet a boundary that rounding decides."""
@@ -109,7 +107,7 @@ CALLS = {
     "truncated": (KL, {"top_p": 0.9, "top_k": 20, "min_p": 0.01}),
     "greedy": (KL, {"temperature": 0.0}),
     "the safe model alone": (SafeOnly(), {}),
-    "the risky model beside it": (RiskyOnly(), {}),
+    "the risky model next to it": (RiskyOnly(), {}),
 }
 METHODS = bench_rules(k=0.5, horizon=4, passages=["t5 t6 t7 t8 t9"], words=["t5", "t6", "t9"])
 WORDS = [[5, 6, 7], [8, 9], [3, 4, 5, 6]]
@@ -150,7 +148,6 @@ def test_every_call_gives_the_ledgers_and_the_scores_of_the_cpu(rule, settings, 
         assert ours.token_log_probs == pytest.approx(plain.token_log_probs, abs=2e-4)
 
 
-@pytest.mark.slow  # two trees of tokens in the interpreter
 @pytest.mark.parametrize("rule", [SafeOnly(), RiskyOnly(compared=False)], ids=["safe", "risky"])
 def test_byte_laws_are_those_of_the_cpu(rule, decoding_device, sizes):
     """Each model's marginals along a text, float64 models on both devices."""
@@ -164,9 +161,8 @@ def test_byte_laws_are_those_of_the_cpu(rule, decoding_device, sizes):
     assert actual == pytest.approx(expected, abs=BYTE_LAW_NATS)
 
 
-@pytest.mark.slow
 def test_bytes_are_those_of_the_cpu_and_their_spends_cover_the_divergence(decoding_device, sizes):
-    """The Triton projection of laws of 257 symbols; verification counts the divergence anew."""
+    """Triton projects rows of 257 symbols; verification counts the divergence anew."""
     settings = {"max_new_bytes": sizes.num_new_tokens, "seed": 3}
     on_cpu, there = tiny_byte_pair(), on_device(tiny_byte_pair(), decoding_device)
     (expected,), (actual,) = (
@@ -212,9 +208,8 @@ def test_the_host_waits_at_most_twice_for_a_token(make_pair, sizes):
     assert 1 <= num_waits(batch.step, sizes.num_counted) / sizes.num_counted <= sizes.most_waits
 
 
-@pytest.mark.slow
 def test_the_host_waits_a_few_times_for_a_byte(decoding_device, sizes):
-    """Trees of tokens lie on the host, so each model's law is copied to it, and what was drawn."""
+    """Trees of tokens lie on the host: each model's distribution is copied to it, and the draw."""
     pair = on_device(tiny_byte_pair(), decoding_device)
     batch = opened_batch(pair, "byte", [list(BYTE_PROMPT)])
     assert 1 <= num_waits(batch.step, sizes.num_counted) / sizes.num_counted <= MOST_BYTE_WAITS

@@ -1,4 +1,4 @@
-"""A tiny float64 pair whose tokenizers differ, and its laws by the definition."""
+"""A tiny float64 pair whose tokenizers differ, and its distributions by the definition."""
 
 from functools import cache
 
@@ -16,7 +16,7 @@ PROMPTS = ["the keeper's  lamp", "s", "import 3.14\n\n x", "caf\u00e9 \u4e2d", "
 
 @cache
 def tiny_byte_pair() -> ModelPair:
-    """GPT-2's pretokenizer beside Llama 3's; tests do not change it."""
+    """GPT-2's pretokenizer and Llama 3's; tests do not change it."""
     risky = tiny_llama(2, vocab_size=300, layers=3, max_position_embeddings=256)
     safe = tiny_llama(1, max_position_embeddings=256)
     return ModelPair(safe, risky, train_tokenizer(320), risky_tokenizer=llama3_tokenizer(300))

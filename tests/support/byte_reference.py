@@ -1,4 +1,4 @@
-"""The law of the next byte by its definition: every node of the tree is a forward of its own."""
+"""The next byte's distribution by definition: every node of the tree is a forward by itself."""
 
 import math
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ UNWARPED = SamplingConfig(temperature=1.0, repetition_penalty=1.0)
 
 
 class ReferenceDistributions:
-    """The laws of the next byte of one growing text, without caches: exact, and slow.
+    """The distributions of the next byte of one growing text, without caches: exact, and slow.
 
     Where truncation leaves the text no probability, its newest nodes alone are what goes on.
     """
@@ -48,7 +48,7 @@ class ReferenceDistributions:
         return torch.stack([self.append(byte) for byte in text])
 
     def raw_logits(self, path) -> Tensor:
-        """(1, vocab_size) after a token sequence behind the start tokens, in float64."""
+        """(1, vocab_size) after a token sequence after the start tokens, in float64."""
         with torch.inference_mode():
             row = self.model(torch.tensor([[*self.vocabulary.start_token_ids, *path]])).logits[
                 :, -1

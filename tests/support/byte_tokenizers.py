@@ -41,7 +41,6 @@ DEEPSEEK_LETTERS = (
 DEEPSEEK_SYMBOLS = r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 STEPS: dict[str, tuple[str | pre_tokenizers.PreTokenizer, ...]] = {
     "Tekken": (cased("", r"\p{N}"),),
-    "BLOOM": (r" ?[^(\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+",),
     "StarCoder": (
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -56,13 +55,6 @@ STEPS: dict[str, tuple[str | pre_tokenizers.PreTokenizer, ...]] = {
         DEEPSEEK_LETTERS,
         DEEPSEEK_SYMBOLS,
         r"\s+$",
-        CJK,
-        pre_tokenizers.Digits(individual_digits=True),
-    ),
-    "DeepSeek Coder": (
-        "[\r\n]",
-        r"\s?\p{L}+",
-        r"\s?\p{P}+",
         CJK,
         pre_tokenizers.Digits(individual_digits=True),
     ),

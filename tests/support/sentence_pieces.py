@@ -7,6 +7,7 @@ from itertools import product
 
 from byte_tokenizers import WORKS
 from hard_strings import draw_hard_strings
+from text_oracle import CONTINUATIONS, decoded, num_missing
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 MARK = "\u2581"
@@ -51,10 +52,7 @@ def sentence_piece(style: str, num_tokens: int = 1400) -> Tokenizer:
     works = [path.read_text()[:20_000] for path in sorted(WORKS.glob("*.txt"))[:2]]
     trained.train_from_iterator([*works, *draw_hard_strings(1500, seed=0)], trainer)
     model = json.loads(trained.to_str())["model"]
-    merges = [
-        tuple(pair) if isinstance(pair, list) else tuple(pair.split(" "))
-        for pair in model["merges"]
-    ]
+    merges = [tuple(pair) for pair in model["merges"]]
     names = [*SPECIAL, *BYTES, *(name for name in model["vocab"] if name not in SPECIAL)]
     if style != "words":
         for left, right in ((MARK, MARK), (MARK * 2, MARK * 2), (".", MARK), ("\n", "\n")):
@@ -62,9 +60,8 @@ def sentence_piece(style: str, num_tokens: int = 1400) -> Tokenizer:
                 names.append(left + right)
                 merges.append((left, right))
     vocab = {name: token for token, name in enumerate(names)}
-    tokenizer = Tokenizer(
-        models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
+    unknown = {"unk_token": "<unk>", "fuse_unk": True}
+    tokenizer = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, **unknown))
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     if cut is not None:
@@ -80,9 +77,6 @@ def text_of(style: str, text: str) -> str:
         return text
     has_space = style in ("Mistral", "TinyLlama", "words") and text.startswith(" ")
     return text if has_space else " " + text
-
-
-CONTINUATIONS = range(0x80, 0xC0)
 
 
 class SentencePieceOracle:
@@ -119,8 +113,7 @@ class SentencePieceOracle:
 
     def _occurs(self, path: tuple[int, ...]) -> bool:
         text = self.text(path)
-        missing = next((n for n in range(4) if _is_begun(text, n)), None)
-        if missing is None:
+        if (missing := num_missing(text)) is None:
             return False
         # Two missing bytes leave 4,096 ends, of which a few show what any does.
         choices = [CONTINUATIONS, range(0x80, 0xC0, 13), range(0x80, 0xC0, 13)][:missing]
@@ -130,27 +123,10 @@ class SentencePieceOracle:
 
     def _tokens(self, spelled: bytes) -> tuple[int, ...] | None:
         """The tokens of the text that is spelled so; None where there is none."""
-        try:
-            text = spelled.decode()
-        except UnicodeDecodeError:
-            return None
-        if self._style in ("Llama 2", "Phi-3"):
-            if not text.startswith(" "):
-                return None
-            text = text[1:]
+        text = decoded(spelled)
+        if text is None or self._style not in ("Llama 2", "Phi-3"):
+            return None if text is None else self._encoded(text)
+        return self._encoded(text[1:]) if text.startswith(" ") else None
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-
-@cache
-def _is_begun(text: bytes, missing: int) -> bool:
-    """Whether some character ends the text after so many bytes more."""
-    ends = product(range(0x80, 0xC0, 21), repeat=missing)
-    return any(_decodes(text + bytes(end)) for end in ends)
-
-
-def _decodes(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

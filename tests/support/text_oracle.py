@@ -1,7 +1,7 @@
-"""Which token sequences occur in texts, and the laws of bytes that follow: by the library's word.
+"""Which token sequences occur in texts, and the bytes that follow: by the library's word.
 
 Nothing is shared with decode/byte: bytes, borders and merges are asked of the libraries, and every
-step of a law is a forward of its own.
+step is a forward by itself.
 """
 
 import json
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}
-"""The byte that each letter of a byte-level vocabulary stands for."""
+"""The byte that each letter of a byte-level vocabulary means."""
 END_SYMBOL = 256
 # What makes a pretokenizer look back or ahead, all of it: apostrophe, letters of contractions in
 # both cases (the long s folds to one), line ends, space.
@@ -41,25 +41,20 @@ FEW = (0x80, 0x90, 0xA0, 0xBF)
 class TextOracle:
     """A token sequence occurs if the tokenization of some complete text begins with it.
 
-    That is asked of the library, for each token behind a sequence that occurs and for these texts:
+    That is asked of the library, for each token after a sequence that occurs and for these texts:
 
-    - The bytes so far, where they are whole characters, and behind them nothing, one of HOLDING or
-      FRESH; behind an apostrophe one of CONTRACTED, behind white space one of RUNS.
+    - The bytes so far, where they are whole characters, and after them nothing, one of HOLDING or
+      FRESH; after an apostrophe one of CONTRACTED, after white space one of RUNS.
     - A cut character finished in all ways (of two bytes that it lacks the last is one of FEW, of
       three the second is and the last is the first of FEW), and as every white space it may be and
       each of SYMBOLS_OF_STEPS.
-    - Behind these, where it is white space or lacked one byte that some merge joins: HOLDING,
-      FRESH, and for each byte that some merge joins, characters that begin with it; behind white
+    - After these, where it is white space or lacked one byte that some merge joins: HOLDING,
+      FRESH, and for each byte that some merge joins, characters that begin with it; after white
       space one of RUNS.
 
-    So nothing is taken to occur that does not: a mask with the same laws lets in nothing more.
-    Nor should it let in less. What comes later changes the tokens before it in two ways. It moves a
-    border: the pretokenizers look at the kind of one character, at two in a contraction, and at
-    white space as far as a line end or the end. Or it joins a merge, which a fresh
-    character never does; so what any text shows is shown by one with a fresh character of the same
-    kind in its place, and the kinds without a fresh one are there in full. A cut character can end
-    in a fresh byte, unless the kind that is asked for has few characters, as white space; then the
-    one behind it must keep it from merging. Texts are those behind the normalizer.
+    So nothing is taken to occur that does not. Nor is anything left out: what comes later moves a
+    border, which depends on the kind of a character or two and on white space, or joins a merge,
+    which a fresh character never does. Texts are those after the normalizer.
     """
 
     def __init__(
@@ -83,7 +78,7 @@ class TextOracle:
         merged = {byte for text in self.bytes_of.values() if len(text) > 1 for byte in text}
         self._merged = merged.intersection(CONTINUATIONS)
         first = sorted(merged - {*CONTINUATIONS})
-        self._behind = [
+        self._after = [
             *self._one,
             *(text for byte in first for text in _first_texts(bytes([byte]))),
         ]
@@ -116,7 +111,7 @@ class TextOracle:
         return self._followers[path]
 
     def _shown(self, path, tokens, tails) -> set[int]:
-        """The tokens behind `path` with which some text begins."""
+        """The tokens after `path` with which some text begins."""
         tried = [
             (t, text)
             for t in tokens
@@ -144,8 +139,8 @@ class TextOracle:
         white = [begun for begun in rare if begun[-1] in WHITE]
         merged = _wholes(text, [sorted(self._merged)]) if missing == 1 else []
         every = _wholes(text, [CONTINUATIONS, FEW, FEW[:1]][:missing])
-        behind = product(white, RUNS), product([*rare, *merged], self._behind)
-        return [*every, *rare, *map("".join, chain(*behind))]
+        after = product(white, RUNS), product([*rare, *merged], self._after)
+        return [*every, *rare, *map("".join, chain(*after))]
 
 
 def _first_texts(text: bytes) -> list[str]:
@@ -155,7 +150,7 @@ def _first_texts(text: bytes) -> list[str]:
 
 
 def _wholes(text: bytes, choices: Sequence[Sequence[int]]) -> list[str]:
-    """The texts that bytes complete of which each is one of its own choices."""
+    """The texts that bytes complete of which each is one of its choices."""
     texts = (decoded(text + bytes(end)) for end in product(*choices))
     return [whole for whole in texts if whole is not None]
 
@@ -168,7 +163,7 @@ def _completed(text: bytes, letter: str, missing: int) -> str:
 
 
 class OracleDistributions:
-    """Laws of the next byte: sums over all sequences that occur, of steps that are plain forwards.
+    """Sums over all sequences that occur, of steps that are plain forwards: what the next byte is.
 
     A step is the model's distribution over the tokens that may follow and the end, renormalized.
     """

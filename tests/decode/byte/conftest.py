@@ -1,23 +1,4 @@
-"""What tests of bytes share: a tokenizer of each family, a tiny model, a pair.
-
-The laws that byte level must keep, and the tests that hold them:
-
-1. distributions of 257 symbols sum to one: test_byte_stream (nothing_follows, excludes)
-2. marginals are sums over all token sequences, so masses telescope and a complete text has the
-   probability of its one tokenization: test_dead_ends (all_texts)
-3. canonical pairs and rows: test_merge_table; test_real_tokenizers (pairs)
-4. a tree grown byte by byte is that of the whole, its trunk final: test_token_tree (trunk)
-5. nodes are the beginnings of tokenizations: test_dead_ends (all_texts); test_real_tokenizers
-6. bytes are sampled as tokens are, greedily too: test_byte_guarantee (draws), test_decoder (greedy)
-7. one pass over a prompt is a walk: test_byte_stream (definition)
-8. a tree's forward is that of its paths, whatever lies beside them: test_byte_stream (definition,
-    family, depend_on_each_other, dead_slots, siblings)
-9. one tokenizer: no budget is p_s, an ample one p_r's tokens: test_byte_guarantee (no_budget,
-    ample)
-10. divergences of bytes add up to that of texts, within K - debt, and no text of a pathwise budget
-    is likelier than by its nats: test_byte_guarantee (add_up, pathwise)
-11. spends are divergences from the safe model: test_byte_guarantee (true_divergence)
-"""
+"""What tests of bytes share: a tokenizer of each family, a tiny model, a pair."""
 
 import pytest
 from byte_pairs import tiny_byte_pair

@@ -3,34 +3,32 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 import pathwise_oracle as oracle
 import pytest
 import torch
-from byte_pairs import PROMPTS, log_probs_along, reference_of
-from byte_reference import ReferenceDistributions
+from byte_pairs import PROMPTS, log_probs_along
 from scipy.stats import chi2
 from text_oracle import OracleDistributions, TextOracle
 from tiny_models import tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, Pathwise, SafeOnly
-from anchored.decode.byte.node_distribution import node_distributions
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL
 from anchored.kernels import reference
 
-NUM_DRAWS = 400
-TEMPERATURE = 0.4
+NUM_DRAWS = 300
 FALSE_ALARM = 1e-6
 
 
-@pytest.mark.parametrize("warpers", [{}, {"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.2}], ids=str)
+@pytest.mark.parametrize("warpers", [{}, {"top_k": 4}], ids=str)
 def test_spends_are_the_true_divergence_from_the_safe_model(pair, warpers):
     """Truncation bans bytes of each model that the other one allows."""
     sampling = SamplingConfig(temperature=0.9, repetition_penalty=1.2, **warpers)
     rule = Anchored(k=0.6, debt="none")
-    (result,) = Decoder(pair, rule).generate(PROMPTS[1], max_new_bytes=10, **sampling.as_dict())
+    (result,) = Decoder(pair, rule).generate(PROMPTS[1], max_new_bytes=8, **sampling.as_dict())
     logits = {
         name: log_probs_along(pair, name, PROMPTS[1], result.token_ids, sampling=sampling)
         for name in pair.models
@@ -54,12 +52,12 @@ def test_spends_are_the_true_divergence_from_the_safe_model(pair, warpers):
 HORIZON = 3
 
 
-def safe_texts(pair: ModelPair, prompt: str, sampling: SamplingConfig) -> dict[tuple, float]:
-    """log P_s of every text of HORIZON symbols, or of fewer that end, by the definition."""
+def all_texts(pair: ModelPair, name: str, prompt: str, sampling) -> dict[tuple, float]:
+    """A model's log P of every text of HORIZON symbols, or of fewer that end, by the definition."""
     texts, begun = {}, {(): 0.0}
     while begun:
         text, log_prob = begun.popitem()
-        row = log_probs_along(pair, "safe", prompt, [*text, END_SYMBOL], sampling=sampling)[-1]
+        row = log_probs_along(pair, name, prompt, [*text, END_SYMBOL], sampling=sampling)[-1]
         for symbol in (row > -torch.inf).nonzero()[:, 0].tolist():
             longer = (*text, symbol)
             is_whole = symbol == END_SYMBOL or len(longer) == HORIZON
@@ -74,48 +72,43 @@ def surer_pair(pair: ModelPair) -> ModelPair:
     return ModelPair(pair.safe, surer, pair.tokenizer)
 
 
-@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[3]])
-def test_divergences_of_bytes_add_up_to_that_of_texts_within_the_budget(pair, prompt):
-    sampling, one = SamplingConfig(top_k=3), surer_pair(pair)
-    safe = safe_texts(one, prompt, sampling)
-    decoder = Decoder(one, Anchored(k=0.1, debt="none"), level="byte")
-    scores = decoder.score(
-        [prompt] * len(safe), [*map(list, safe)], horizon=HORIZON, **sampling.as_dict()
-    )
-    drawn = [math.exp(score.log_prob) for score in scores]
-    pairs = [pair for pair in zip(drawn, scores, safe.values(), strict=True) if pair[0] > 0]
-    divergence = math.fsum(prob * (score.log_prob - log_prob) for prob, score, log_prob in pairs)
-    spends = math.fsum(prob * score.spend for prob, score, _ in pairs)
-    assert len(safe) > 8 and math.fsum(drawn) == pytest.approx(1, abs=1e-7)
+@pytest.fixture(scope="module")
+def scored_texts(pair):
+    """A function of a rule: scores of all texts, and their log P_s."""
+    prompt, sampling, one = PROMPTS[3], SamplingConfig(top_k=3), surer_pair(pair)
+    safe = all_texts(one, "safe", prompt, sampling)
+    options = {"horizon": HORIZON, **sampling.as_dict()}
+
+    def scored(rule) -> tuple[list, list[float]]:
+        decoder = Decoder(one, rule, level="byte")
+        scores = decoder.score([prompt] * len(safe), [*map(list, safe)], **options)
+        total = math.fsum(math.exp(score.log_prob) for score in scores)
+        assert len(safe) > 8 and total == pytest.approx(1, abs=1e-7)
+        return scores, [*safe.values()]
+
+    return scored
+
+
+def test_divergences_of_bytes_add_up_to_that_of_texts_within_the_budget(scored_texts):
+    scores, safe = scored_texts(Anchored(k=0.1, debt="none"))
+    drawn = [(math.exp(s.log_prob), s, nats) for s, nats in zip(scores, safe, strict=True)]
+    divergence = math.fsum(prob * (s.log_prob - nats) for prob, s, nats in drawn if prob > 0)
+    spends = math.fsum(prob * score.spend for prob, score, _ in drawn if prob > 0)
     assert divergence == pytest.approx(spends, rel=1e-4)
     assert 0.5 * scores[0].bound < divergence <= scores[0].bound
 
 
-@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[3]])
-@pytest.mark.parametrize("rule", [Pathwise(k=0.1, bank=0.3), Pathwise(k=0.0, bank=1.0)], ids=str)
-def test_no_text_of_bytes_leaves_what_a_pathwise_budget_has(pair, prompt, rule):
-    sampling, one = SamplingConfig(top_k=3), surer_pair(pair)
-    safe = safe_texts(one, prompt, sampling)
-    decoder = Decoder(one, replace(rule, debt="none"), level="byte")
-    scores = decoder.score(
-        [prompt] * len(safe), [*map(list, safe)], horizon=HORIZON, **sampling.as_dict()
-    )
-    ratios = [score.log_prob - nats for score, nats in zip(scores, safe.values(), strict=True)]
-    assert math.fsum(math.exp(score.log_prob) for score in scores) == pytest.approx(1, abs=1e-7)
-    assert 0.8 * scores[0].bound < max(ratios) <= scores[0].bound == rule.bank + HORIZON * rule.k
+def test_no_text_of_bytes_leaves_what_a_pathwise_budget_has(scored_texts):
+    scores, safe = scored_texts(Pathwise(k=0.1, bank=0.3, debt="none"))
+    most = max(score.log_prob - nats for score, nats in zip(scores, safe, strict=True))
+    assert 0.8 * scores[0].bound < most <= scores[0].bound == 0.3 + HORIZON * 0.1
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Pathwise(k=0.3, bank=2.0, debt="none"),
-        pytest.param(Pathwise(k=0.0, bank=6.0, debt="none"), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [Pathwise(k=0.3, bank=2.0), Pathwise(k=0.0, bank=6.0)], ids=str)
 def test_a_pathwise_text_of_two_tokenizers_has_its_bounds_by_an_oracle(pair, rule):
     """Texts that were drawn, and two that spend what they can, the second one after saving."""
-    prompt, length = PROMPTS[0], 8
+    prompt, length, rule = PROMPTS[0], 8, replace(rule, debt="none")
     models = [
         OracleDistributions(
             TextOracle(pair.tokenizers[name].backend_tokenizer), pair.models[name], [0], 1
@@ -137,8 +130,8 @@ def test_a_pathwise_text_of_two_tokenizers_has_its_bounds_by_an_oracle(pair, rul
             here = node(tuple(text))
             symbols = np.flatnonzero(np.exp(here.star[:END_SYMBOL]) > 1e-9)
             costs = here.star[symbols] - here.safe[symbols]
-            place = costs.argmin() if len(text) < num_saving else costs.argmax()
-            text.append(int(symbols[place]))
+            index = costs.argmin() if len(text) < num_saving else costs.argmax()
+            text.append(int(symbols[index]))
         return text
 
     plain = {"temperature": 1.0, "repetition_penalty": 1.0}
@@ -148,84 +141,39 @@ def test_a_pathwise_text_of_two_tokenizers_has_its_bounds_by_an_oracle(pair, rul
     star, safe = oracle.figures_of(node, texts)
     scores = decoder.score([prompt] * len(texts), texts, horizon=length, **plain)
     excesses = []
-    for place, score in enumerate(scores):
-        symbols = slice(len(texts[place]))
-        ours, expected = np.array(score.token_log_probs), star[place, symbols]
+    for i, score in enumerate(scores):
+        symbols = slice(len(texts[i]))
+        ours, expected = np.array(score.token_log_probs), star[i, symbols]
         assert np.abs(np.exp(ours) - np.exp(expected)).max() < 1e-7
-        assert (score.spends >= ours - safe[place, symbols] - 1e-9).all()
-        excesses.append(oracle.excesses(ours[None], safe[[place], symbols], **bucket))
+        assert (score.spends >= ours - safe[i, symbols] - 1e-9).all()
+        excesses.append(oracle.excesses(ours[None], safe[[i], symbols], **bucket))
         assert max(excesses[-1][:2]) <= 1e-9
     # The first one uses the whole bound, and the second one that of a window.
     assert excesses[-2][2] > 0.9 and excesses[-1][1] > -0.1
-    for result, score in zip(drawn, scores, strict=False):
-        spends = [step.spend for step in result.ledger.steps]
-        assert spends == pytest.approx(score.spends, abs=1e-8)
 
 
 def test_no_budget_gives_the_safe_model_exactly(pair):
-    anchored = Decoder(pair, Anchored(k=0.0)).generate(PROMPTS, max_new_bytes=12)
-    safe = Decoder(pair, SafeOnly()).generate(PROMPTS, max_new_bytes=12)
-    assert [result.token_ids for result in anchored] == [result.token_ids for result in safe]
-    sampling = SamplingConfig()
-    safe_log_probs = log_probs_along(
-        pair, "safe", PROMPTS[0], anchored[0].token_ids, sampling=sampling
-    )
-    for step, log_probs in zip(anchored[0].ledger.steps, safe_log_probs, strict=True):
+    (anchored,) = Decoder(pair, Anchored(k=0.0)).generate(PROMPTS[0], max_new_bytes=8)
+    (safe,) = Decoder(pair, SafeOnly()).generate(PROMPTS[0], max_new_bytes=8)
+    assert anchored.token_ids == safe.token_ids
+    sampling = {"sampling": SamplingConfig()}
+    safe_log_probs = log_probs_along(pair, "safe", PROMPTS[0], safe.token_ids, **sampling)
+    for step, log_probs in zip(anchored.ledger.steps, safe_log_probs, strict=True):
         assert step.spend == 0.0 and step.accepted
         assert step.log_prob == pytest.approx(log_probs[step.token_id].item(), abs=1e-9)
 
 
 def test_an_ample_budget_draws_the_texts_of_the_masked_risky_model(pair):
-    """One tokenizer: by bytes under a budget against tokens drawn from the masked model."""
-    one = ModelPair(tiny_llama(1), pair.safe, pair.tokenizer)
+    prompt, sampling, one = PROMPTS[3], SamplingConfig(top_k=3), surer_pair(pair)
+    probs = {t: math.exp(p) for t, p in all_texts(one, "risky", prompt, sampling).items()}
     decoder = Decoder(one, Anchored(k=1000.0, debt="none"), level="byte", batch_size=64)
-    seeds = list(range(NUM_DRAWS))
-    sampling = {"temperature": TEMPERATURE, "repetition_penalty": 1.0}
-    drawn = decoder.generate(["th"] * NUM_DRAWS, max_new_bytes=2, seed=seeds, **sampling)
-    counts = Counter(bytes(min(symbol, 0xFF) for symbol in r.token_ids) for r in drawn)
-    probs = text_probs(reference_of(one, "risky"), b"th", 2)
+    options = {"max_new_bytes": HORIZON, "seed": range(NUM_DRAWS), **sampling.as_dict()}
+    counts = Counter(tuple(r.token_ids) for r in decoder.generate([prompt] * NUM_DRAWS, **options))
     assert counts.keys() <= probs.keys() and math.fsum(probs.values()) == pytest.approx(1, abs=1e-9)
-    common = [text for text, prob in probs.items() if prob * NUM_DRAWS >= 5]
-    observed = [counts[text] for text in common]
-    expected = [probs[text] * NUM_DRAWS for text in common]
-    observed.append(NUM_DRAWS - sum(observed))
-    expected.append(NUM_DRAWS - math.fsum(expected))
-    terms = [(o - e) ** 2 / e for o, e in zip(observed, expected, strict=True)]
-    assert len(common) > 8
-    assert math.fsum(terms) < chi2.isf(FALSE_ALARM, len(common))
-
-
-def text_probs(model: ReferenceDistributions, prompt: bytes, number: int) -> dict[bytes, float]:
-    """Probability of the `number` bytes behind a prompt (the end: 0xff), token by token.
-
-    Every token sequence that the prompt may begin is followed until it is long enough.
-    """
-    vocabulary = model.vocabulary
-    trie, viability = vocabulary.trie, vocabulary.viability
-    probs: dict[bytes, float] = {}
-    open_paths = [((), b"", viability.start(), 1.0)]
-    while open_paths:
-        path, text, state, prob = open_paths.pop()
-        distribution = next(
-            node_distributions(
-                vocabulary,
-                [state],
-                model.raw_logits(path)[:, vocabulary.ordered_tokens] / TEMPERATURE,
-            )
-        )
-        steps = [
-            (text + t, int(token), distribution.of_token(token))
-            for t, token in zip(trie.texts, trie.tokens, strict=True)
-        ]
-        for longer, token, log_prob in [*steps, (text + b"\xff", -1, distribution.log_end)]:
-            is_possible = log_prob > -math.inf and longer[: len(prompt)] == prompt[: len(longer)]
-            if not is_possible:
-                continue
-            if token < 0 or len(longer) >= len(prompt) + number:
-                key = longer[len(prompt) : len(prompt) + number]
-                probs[key] = probs.get(key, 0.0) + prob * math.exp(log_prob)
-            else:
-                after = viability.extend(state, token)
-                open_paths.append(((*path, token), longer, after, prob * math.exp(log_prob)))
-    total = math.fsum(probs.values())
-    return {text: prob / total for text, prob in probs.items()}
+    common = {text: prob for text, prob in probs.items() if prob * NUM_DRAWS >= 5}
+    observed = np.array([*map(counts.get, common, repeat(0))])
+    expected = NUM_DRAWS * np.array([*common.values()])
+    observed = np.append(observed, NUM_DRAWS - observed.sum())
+    expected = np.append(expected, NUM_DRAWS - expected.sum())
+    assert len(common) > 3
+    assert ((observed - expected) ** 2 / expected).sum() < chi2.isf(FALSE_ALARM, len(common))

@@ -1,7 +1,7 @@
-"""Laws of bytes against those of all texts that there are, by the word of the `tokenizers` library.
+"""Distributions of bytes against those of all texts, by the word of the `tokenizers` library.
 
-A mask that lets in tokens behind which no text can be finished gives wrong laws wherever one of
-them might have come; the strings are those where that happens most.
+A mask that lets in tokens after which no text can be finished gives wrong ones wherever one of them
+might have come; the strings are those where that happens most.
 """
 
 import random
@@ -12,11 +12,10 @@ from byte_streams import model_of, stream_of, vocabulary_of
 from byte_tokenizers import REGEXES, SMOLLM2_LACKS, STEPS, pre_tokenizer_of, trained
 from text_oracle import BYTE_OF, OracleDistributions, TextOracle, worst_error
 from tokenizers import Tokenizer, models
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 # In the first ones random merges have dead ends.
 STRINGS = ("'re\t\n", "x  \u3000", "e\u0301's", "\n \t1", "'RE12", "1''", "\u00e9'", "x'\n")
-NUM_STRINGS = {"random": 4, "trained": len(STRINGS)}
+NUM_STRINGS = {"random": 2, "trained": 4}
 # Bytes of which most pairs merge, so that many sequences can only go on in a few ways.
 CROWDED = "'rReEsS1 \n\tx\u3000\u0301".encode()
 # With these, each family of one regex has dead ends in the strings.
@@ -27,9 +26,9 @@ NUM_LONGER = 60
 
 def crowded_tokenizer(split, seed: int, missing: frozenset[int] = frozenset()) -> Tokenizer:
     """Random merges: nine of ten pairs of CROWDED bytes, then longer ones; some entries are out of
-    the merges' reach and stand for whole pretokens (ignore_merges). Bytes that are missing have no
+    the merges' reach and are whole pretokens (ignore_merges). Bytes that are missing have no
     token."""
-    source, letter_of = random.Random(seed), bytes_to_unicode()
+    source, letter_of = random.Random(seed), {byte: letter for letter, byte in BYTE_OF.items()}
     letters = [letter_of[byte] for byte in dict.fromkeys(CROWDED)]
     pairs = [(left, right) for left in letters for right in letters]
     source.shuffle(pairs)
@@ -62,7 +61,7 @@ SLOW_CASES = [case for case in product(NUM_STRINGS, (*REGEXES, *STEPS)) if case 
     ("merges", "family"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
 )
-def test_laws_of_bytes_and_of_prompts_are_those_of_all_texts(merges, family):
+def test_distributions_of_bytes_and_of_prompts_are_those_of_all_texts(merges, family):
     if merges == "trained":
         hard_tokenizer = trained(family, 100)
     else:
@@ -75,9 +74,8 @@ MISSING = SMOLLM2_LACKS | {0x97, 0xB7}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["GPT-2", pytest.param("cl100k", marks=pytest.mark.slow)])
-def test_bytes_without_a_token_have_no_probability(family):
-    tokenizer = crowded_tokenizer(pre_tokenizer_of(family), SEEDS[family], MISSING)
+def test_bytes_without_a_token_have_no_probability():
+    tokenizer = crowded_tokenizer(pre_tokenizer_of("GPT-2"), SEEDS["GPT-2"], MISSING)
     check_distributions(tokenizer, beginnings(("'re\t\n", "x\u00ff's", "\n \t1", "1''")), False)
 
 
@@ -95,5 +93,5 @@ def check_distributions(tokenizer: Tokenizer, texts: list[bytes], has_steps: boo
             worst_error(read.logits[0].tolist(), distributions.next_symbol(text)),
             worst_error(read.token_log_probs[0].tolist(), prompt),
         )
-    assert len(errors) > 15
+    assert len(errors) > 8
     assert {text: error for text, error in errors.items() if error > 1e-12} == {}

@@ -11,15 +11,18 @@ from tokenizers import Tokenizer, models
 
 from anchored.decode.tokenizer.merges import MergeTable, PairRows
 
+one_tokenizer = pytest.mark.parametrize("family", ["cl100k"])
 
-@pytest.mark.sampled(3)
+
+@one_tokenizer
 def test_pairs_agree_with_the_library(tokenizer, table):
-    pairs = hard_pairs(table, 20_000)
+    pairs = hard_pairs(table, 5_000)
     expected = library_says(tokenizer, table, pairs)
     assert [table.is_valid_pair(*pair) for pair in pairs] == expected
     assert 0.1 < np.mean(expected) < 0.99
 
 
+@one_tokenizer
 def test_rows_agree_with_pairs(table):
     tokens = np.array(sorted(table.bytes_of), np.int32)
     rows = PairRows(table, tokens)
@@ -32,7 +35,7 @@ def test_rows_agree_with_pairs(table):
     merges=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=24),
     order=st.randoms(),
 )
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_rows_agree_with_the_library_for_merges_in_any_order(merges, order):
     """Llama 3 has 49,595 merges that rank before one that makes a part of theirs."""
     names, pairs = ["a", "b"], []
@@ -52,20 +55,19 @@ def test_rows_agree_with_the_library_for_merges_in_any_order(merges, order):
     kept = np.flatnonzero(reachable)
     for left in kept.tolist():
         texts = [names[left] + names[right] for right in kept]
-        valid = [
-            text.ids == [left, right]
-            for text, right in zip(bpe.encode_batch(texts), kept, strict=True)
-        ]
+        encodings = zip(bpe.encode_batch(texts), kept, strict=True)
+        valid = [text.ids == [left, right] for text, right in encodings]
         assert [made.is_valid_pair(left, right) for right in kept.tolist()] == valid
         assert (~rows.invalid(left)[kept]).tolist() == valid
 
 
+@one_tokenizer
 def test_bpe_by_definition_agrees_with_the_library(tokenizer, table):
-    texts = [bytes(random.Random(seed).choices(b" the'nrsao", k=9)) for seed in range(2000)]
+    texts = [bytes(random.Random(seed).choices(b" the'nrsao", k=9)) for seed in range(500)]
     assert [table.encode(text) for text in texts] == encoded(tokenizer, texts)
 
 
-def test_a_split_of_higher_rank_pieces_is_found_irregular():
+def test_a_split_of_higher_rank_pieces_is_irregular():
     # "abc" is made by rank 0 from "bc", which only rank 1 makes: ranks do not increase.
     bytes_of = {0: b"a", 1: b"b", 2: b"c", 3: b"bc", 4: b"abc", 5: b"aa"}
     table = MergeTable(bytes_of, [(0, 3, 4), (1, 2, 3), (0, 0, 5)])

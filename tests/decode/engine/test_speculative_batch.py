@@ -12,15 +12,7 @@ from tiny_models import TEXT, tiny_llama, word_prompts, word_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, Pathwise, RiskyOnly, verify
 
-RULES = [
-    Anchored(k=0.4),
-    Anchored(k=1.0, divergence="max", debt="none"),
-    Anchored(k=0.6, budget="global"),
-    Anchored(k=0.3, budget="fixed", debt="average"),
-    Anchored(k=2.7, bank=0.1, debt="none"),
-    Pathwise(k=0.5, bank=3.0),
-]
-LENGTHS = [1, 2, 4, 8, "auto"]
+KL, BANK = Anchored(k=0.4), Anchored(k=2.7, bank=0.1, debt="none")
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
 
 
@@ -33,16 +25,20 @@ def generate(pair, rule, speculate, texts, *, batch_size=16, order=None, **setti
     return [result for _, result in sorted(zip(order, results, strict=True), key=lambda x: x[0])]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("rule", "speculate"),
-    [(RULES[0], n) for n in LENGTHS] + [(rule, n) for rule in RULES[1:] for n in (2, "auto")],
+    [
+        (KL, 1),
+        (Pathwise(k=0.5, bank=3.0), 4),
+        *(pytest.param(KL, n, marks=pytest.mark.slow) for n in (8, "auto")),
+        pytest.param(BANK, 2, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_every_draft_length_gives_the_plain_tokens_and_ledgers(ending_pair, rule, speculate):
-    texts = word_prompts(12)
+    texts = word_prompts(8)
     plain = generate(ending_pair, rule, "off", texts)
-    order = random.Random(1).sample(range(12), 12)
+    order = random.Random(1).sample(range(8), 8)
     ours = generate(ending_pair, rule, speculate, texts, batch_size=5, order=order)
     assert_same(plain, ours)
     assert len({len(result.token_ids) for result in ours}) > 2
@@ -59,7 +55,7 @@ def make_pair(vocab_size: int) -> ModelPair:
     return ModelPair(*models, word_tokenizer(vocab_size))
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     vocab_size=st.integers(4, 6),
     gamma=st.integers(1, 4),
@@ -78,11 +74,11 @@ def make_pair(vocab_size: int) -> ModelPair:
 def test_few_tokens_are_drafted_and_replaced_in_every_way_as_plainly(
     vocab_size, gamma, rule, sampling, seed
 ):
-    """The same token for every uniform: rounds have the law of plain decoding, exactly."""
+    """The same token for every uniform: rounds have plain decoding's distribution, exactly."""
     pair = make_pair(vocab_size)
     plain, ours = (
-        Decoder(pair, rule, batch_size=32, speculate=speculate).generate(
-            [[0, 3]] * 32, seed=range(seed, seed + 32), max_new_tokens=5, **PLAIN | sampling
+        Decoder(pair, rule, batch_size=16, speculate=speculate).generate(
+            [[0, 3]] * 16, seed=range(seed, seed + 16), max_new_tokens=5, **PLAIN | sampling
         )
         for speculate in ("off", gamma)
     )
@@ -91,11 +87,11 @@ def test_few_tokens_are_drafted_and_replaced_in_every_way_as_plainly(
 
 WAYS = {
     "alone, penalized and truncated": (
-        RULES[0],
+        KL,
         {"repetition_penalty": 1.5, "top_k": 20, "top_p": 0.9, "batch_size": 1},
     ),
-    "the risky model beside the safe one": (RiskyOnly(), {}),
-    "greedily": (RULES[0], {"temperature": 0.0}),
+    "the risky model next to the safe one": (RiskyOnly(), {}),
+    "greedily": (KL, {"temperature": 0.0}),
 }
 
 
@@ -105,24 +101,22 @@ def test_other_ways_to_decode_give_the_plain_tokens_too(ending_pair, rule, setti
     assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
 
 
-@pytest.mark.parametrize("gamma", [1, 5, 30])
-@pytest.mark.parametrize("num_tokens", [1, 13])
+@pytest.mark.parametrize(("gamma", "num_tokens"), [(1, 13), (5, 13), (30, 1)])
 def test_identical_models_accept_every_draft(tokenizer, gamma, num_tokens):
     pair = ModelPair(tiny_llama(1), tiny_llama(1), tokenizer)
     decoder = Decoder(pair, Anchored(k=1.0), speculate=gamma)
     for result in decoder.generate(word_prompts(3), max_new_tokens=num_tokens, temperature=1.0):
         ledger, drawn = result.ledger, len(result.token_ids)
         assert ledger.accepted == ledger.drafted
-        # The prompt tells the first law; each forward then gives a draft and one token more.
+        # After the prompt each forward gives a draft and one token more.
         assert drawn < num_tokens or ledger.risky_forwards == 1 + math.ceil(
             (drawn - 1) / (gamma + 1)
         )
         assert ledger.safe_forwards == drawn
 
 
-@pytest.mark.parametrize("speculate", ["off", 4])
-def test_a_debt_above_k_leaves_the_risky_model_with_the_prompt(pair, speculate):
-    decoder = Decoder(pair, Anchored(k=0.01), speculate=speculate)
+def test_a_debt_above_k_leaves_the_risky_model_with_the_prompt(pair):
+    decoder = Decoder(pair, Anchored(k=0.01), speculate=4)
     (result,) = decoder.generate(TEXT[2], max_new_tokens=9)
     assert result.ledger.header.bound == 0.0
     assert result.ledger.risky_forwards == 1 and result.ledger.drafted == 0
@@ -139,7 +133,7 @@ def test_the_forwards_of_one_request_are_those_of_its_ledger(pair, forwards, spe
     assert ledger.risky_forwards < len(result.token_ids) - 1
 
 
-def test_a_stop_string_inside_a_draft_drops_what_lies_behind_it(pair):
+def test_a_stop_string_inside_a_draft_drops_what_comes_after_it(pair):
     settings = {"max_new_tokens": 20, "temperature": 1.0}
     same = ModelPair(pair.safe, pair.safe, pair.tokenizer)
     (whole,) = Decoder(same, Anchored(k=1.0)).generate(TEXT[0], **settings)
@@ -149,8 +143,7 @@ def test_a_stop_string_inside_a_draft_drops_what_lies_behind_it(pair):
     assert ours.finish_reason == "stop_string" and ours.token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize("gamma", [1, 2])
-def test_a_row_that_catches_up_beside_all_others_keeps_its_own_laws(pair, gamma):
+def test_a_row_that_catches_up_with_all_others_keeps_its_distributions(pair):
     """It is read for alone, so the rows are walked in another order."""
     texts, settings = [TEXT[0], TEXT[1], TEXT[2]], {"max_new_tokens": 24, "temperature": 1.0}
     ks = [0.5, 5.0, 1.0]
@@ -159,5 +152,5 @@ def test_a_row_that_catches_up_beside_all_others_keeps_its_own_laws(pair, gamma)
         for i, (text, k) in enumerate(zip(texts, ks, strict=True))
     ]
     assert len({result.ledger.skipped_risky for result in plain}) > 1
-    decoder = Decoder(pair, Anchored(k=1.0), batch_size=3, speculate=gamma)
+    decoder = Decoder(pair, Anchored(k=1.0), batch_size=3, speculate=2)
     assert_same(plain, decoder.generate(texts, k=ks, seed=[0, 1, 2], **settings))

@@ -1,7 +1,4 @@
-"""Conversations: each model reads its own template, a base model the plain text; replayed alike.
-
-What a model reads is told by plain forwards over the text that its tokenizer makes.
-"""
+"""Conversations: each model reads its template, a base model the plain text; replayed alike."""
 
 import copy
 from dataclasses import replace
@@ -15,9 +12,7 @@ from anchored import (
     Anchored,
     CPFuse,
     Decoder,
-    Ledger,
     ModelPair,
-    NoOpt,
     RiskyOnly,
     SafeOnly,
     System,
@@ -42,7 +37,7 @@ CHATS = [
     ],
     [{"role": "user", "content": "s"}, {"role": "assistant", "content": "Nine tides"}],
 ]
-LENGTH = {"max_new_tokens": 10, "seed": 4}
+LENGTH = {"max_new_tokens": 6, "seed": 4}
 
 
 def templated(template: str | None):
@@ -51,31 +46,26 @@ def templated(template: str | None):
     return tokenizer
 
 
-def pair_of(safe: str | None, risky: str | None, **changes) -> ModelPair:
-    models = (tiny_llama(seed, max_position_embeddings=96, **changes) for seed in (3, 4))
+def pair_of(safe: str | None, risky: str | None) -> ModelPair:
+    models = (tiny_llama(seed, max_position_embeddings=96) for seed in (3, 4))
     return ModelPair(*models, templated(safe), risky_tokenizer=templated(risky))
 
 
 @pytest.fixture(scope="module")
 def pair() -> ModelPair:
-    """A base model beside an instruct model."""
+    """A base model and an instruct model."""
     return pair_of(None, TEMPLATE)
-
-
-def risky_texts(ledger: Ledger) -> str:
-    return train_tokenizer(320).decode(ledger.header.chat_prompts["risky"])
 
 
 def test_the_base_model_reads_the_text_and_the_instruct_model_its_template(pair):
     results = Decoder(pair, Anchored(k=1.0)).generate(messages=CHATS, **LENGTH)
-    assert [
-        pair.tokenizer.decode(result.ledger.header.prompt_token_ids[1:]) for result in results
-    ] == [
+    headers, decode = [result.ledger.header for result in results], pair.tokenizer.decode
+    assert [decode(header.prompt_token_ids[1:]) for header in headers] == [
         "the keeper of the lamp\n\n",
         "import math\n\nevery wave into a ledger\n\nof salt\n\nand rain\n\n",
         "s\n\nNine tides",
     ]
-    assert [risky_texts(result.ledger) for result in results] == [
+    assert [decode(header.chat_prompts["risky"]) for header in headers] == [
         "<|begin|><|turn|>user\nthe keeper of the lamp<|turn|>assistant\n",
         "<|begin|><|turn|>system\nimport math<|turn|><|turn|>user\nevery wave into a ledger"
         "<|turn|><|turn|>assistant\nof salt<|turn|><|turn|>user\nand rain<|turn|>assistant\n",
@@ -83,86 +73,55 @@ def test_the_base_model_reads_the_text_and_the_instruct_model_its_template(pair)
     ]
 
 
-def test_the_laws_are_those_of_plain_forwards_over_what_each_reads(pair):
-    symbols = [40, 7, 261, 33]
-    for rule, name in ((SafeOnly(), "safe"), (RiskyOnly(compared=False), "risky")):
-        (score,) = Decoder(pair, rule).score((), [symbols], messages=CHATS[0])
-        prompt_ids = pair.tokenizer(plain_text(CHATS[0]))["input_ids"]
-        if name == "risky":
-            prompt_ids = templated(TEMPLATE).apply_chat_template(
-                CHATS[0], add_generation_prompt=True, return_dict=False
-            )
-        with torch.inference_mode():
-            logits = pair.models[name](torch.tensor([prompt_ids + symbols])).logits[
-                0, len(prompt_ids) - 1 : -1
-            ]
-        expected = logits.double().log_softmax(-1)[range(4), symbols]
-        assert score.token_log_probs == pytest.approx(expected.tolist(), abs=1e-9)
+@pytest.mark.parametrize("name", ["safe", "risky"])
+def test_the_distributions_are_those_of_plain_forwards_over_what_each_reads(pair, name):
+    symbols, rule = [40, 7, 261, 33], SafeOnly() if name == "safe" else RiskyOnly(compared=False)
+    (score,) = Decoder(pair, rule).score((), [symbols], messages=CHATS[0])
+    prompt_ids = pair.tokenizer(plain_text(CHATS[0]))["input_ids"]
+    if name == "risky":
+        options = {"add_generation_prompt": True, "return_dict": False}
+        prompt_ids = templated(TEMPLATE).apply_chat_template(CHATS[0], **options)
+    with torch.inference_mode():
+        logits = pair.models[name](torch.tensor([prompt_ids + symbols])).logits[0]
+    expected = logits[len(prompt_ids) - 1 : -1].double().log_softmax(-1)[range(4), symbols]
+    assert score.token_log_probs == pytest.approx(expected.tolist(), abs=1e-9)
 
 
-@pytest.mark.parametrize("debt", ["top", "average"])
-def test_the_debt_is_that_of_the_plain_text(pair, debt):
-    decoder = Decoder(pair, Anchored(k=1.0, debt=debt))
+def test_the_debt_is_that_of_the_plain_text(pair):
+    decoder = Decoder(pair, Anchored(k=1.0))
     chats = decoder.generate(messages=CHATS, **LENGTH)
     texts = decoder.generate([plain_text(chat) for chat in CHATS], **LENGTH)
-    assert [result.ledger.header.debt for result in chats] == pytest.approx(
-        [result.ledger.header.debt for result in texts], abs=1e-12
-    )
-    assert any(result.ledger.header.debt > 0 for result in chats)
+    debts = [[result.ledger.header.debt for result in results] for results in (chats, texts)]
+    assert debts[0] == pytest.approx(debts[1], abs=1e-12) and any(debts[0])
 
 
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "speculate"),
     [
-        Anchored(k=2.0),
-        SafeOnly(),
-        *(
-            pytest.param(rule, marks=pytest.mark.slow)
-            for rule in (
-                Anchored(k=2.0, divergence="max", debt="none"),
-                NoOpt(k=2.0, debt="none"),
-                CPFuse(grid_size=3),
-                RiskyOnly(compared=False),
-                TokenSwap(words=["the", "of"]),
-            )
-        ),
+        (Anchored(k=2.0), 3),
+        pytest.param(SafeOnly(), "off", marks=pytest.mark.slow),
+        pytest.param(CPFuse(grid_size=3), "off", marks=pytest.mark.slow),
     ],
-    ids=lambda rule: rule.name,
+    ids=str,
 )
-def test_a_chat_is_the_same_alone_streamed_scored_and_verified(pair, rule, tmp_path):
+def test_a_chat_is_the_same_alone_streamed_drafted_scored_and_verified(pair, rule, speculate):
     decoder = Decoder(pair, rule, batch_size=2)
     together = decoder.generate(messages=CHATS, **LENGTH)
+    drafted = Decoder(pair, rule, batch_size=2, speculate=speculate)
+    for result, same in zip(together, drafted.generate(messages=CHATS, **LENGTH), strict=True):
+        assert same.token_ids == result.token_ids
     for chat, result in zip(CHATS, together, strict=True):
-        (alone,) = decoder.generate(messages=chat, **LENGTH)
         stream = decoder.stream(messages=chat, **LENGTH)
-        pieces = [piece.token_id for piece in stream]
-        assert result.token_ids == alone.token_ids == pieces
+        assert result.token_ids == [piece.token_id for piece in stream]
         assert stream.ledger.header.chat_prompts == result.ledger.header.chat_prompts
         assert (result.ledger.header.chat_prompts is None) == (rule.name == "safe_only")
-        result.ledger.save(tmp_path / "ledger.jsonl")
-        loaded = Ledger.load(tmp_path / "ledger.jsonl")
-        report = verify(loaded, pair)
-        assert report, report.failures
-        assert report.tokens_drawn_again == len(result.token_ids)
-    scores = decoder.score(
-        (),
-        [generation.token_ids for generation in together],
-        messages=CHATS,
-        temperature=0.7,
-        repetition_penalty=1.1,
-    )
+        report = verify(result.ledger, pair)
+        assert report.tokens_drawn_again == len(result.token_ids), report.failures
+    texts, warped = [result.token_ids for result in together], {"temperature": 0.7}
+    scores = decoder.score((), texts, messages=CHATS, repetition_penalty=1.1, **warped)
     for score, result in zip(scores, together, strict=True):
         recorded = [step.log_prob for step in result.ledger.steps]
         assert score.token_log_probs == pytest.approx(recorded, abs=1e-8)
-
-
-@pytest.mark.parametrize("speculate", [1, 3])
-def test_drafts_change_no_token(pair, speculate):
-    plain = Decoder(pair, Anchored(k=2.0)).generate(messages=CHATS, **LENGTH)
-    drafted = Decoder(pair, Anchored(k=2.0), speculate=speculate, batch_size=2)
-    for result, expected in zip(drafted.generate(messages=CHATS, **LENGTH), plain, strict=True):
-        assert result.token_ids == expected.token_ids
-        assert verify(result.ledger, pair)
 
 
 def test_the_divergences_of_a_chat_are_verified_with_the_ratios_of_its_text(pair):
@@ -171,7 +130,7 @@ def test_the_divergences_of_a_chat_are_verified_with_the_ratios_of_its_text(pair
     header = ledger.header
     assert len(header.prompt_ratios) == len(header.prompt_token_ids) - 1  # all but the begin token
     assert verify(ledger, pair)
-    assert not verify(replace(ledger, header=replace(header, prompt_ratios=[0.0] * 10)), pair)
+    assert not verify(replace(ledger, header=replace(header, prompt_ratios=[0.0])), pair)
 
 
 def test_a_chat_goes_on_from_its_ledger(pair):
@@ -190,10 +149,10 @@ OTHER = TEMPLATE.replace("<|turn|>", "<|turn|>>")
 
 @pytest.mark.parametrize(
     ("safe", "risky", "is_apart"),
-    [(TEMPLATE, TEMPLATE, False), (TEMPLATE, None, False), (OTHER, TEMPLATE, True)],
-    ids=["one template", "the safe model's", "two templates"],
+    [(TEMPLATE, None, False), (OTHER, TEMPLATE, True)],
+    ids=["the safe model's", "two templates"],
 )
-def test_each_model_reads_its_own_template(safe, risky, is_apart):
+def test_each_model_reads_its_template(safe, risky, is_apart):
     both = pair_of(safe, risky)
     (result,) = Decoder(both, Anchored(k=1.0)).generate(messages=CHATS[0], **LENGTH)
     expected = templated(safe).apply_chat_template(
@@ -221,17 +180,14 @@ def test_tokens_swapped_of_two_tokenizers_in_a_chat():
     ("chat_prompts", "message"),
     [
         ({"safe": [0, 4]}, "safe cannot read something else than the prompt at token level"),
-        ({"words": [0, 4]}, "words cannot read something else than the prompt at token level"),
         ({"risky": [0, 320]}, "risky must read tokens in [0, 320)"),
-        ({"risky": []}, "risky must read tokens in [0, 320)"),
-        ({"risky": [4] * 90}, "exceeds the pair's context of 96"),
+        ({"risky": [4] * 91}, "exceeds the pair's context of 96"),
         ({"risky": [0, 4]}, "step 0"),
         (None, "step 0"),
-        ({"risky": [0.5]}, "header: chat_prompts.risky[0] must be"),
     ],
     ids=str,
 )
-def test_another_reading_is_found(pair, chat_prompts, message):
+def test_another_reading_is_noticed(pair, chat_prompts, message):
     (result,) = Decoder(pair, Anchored(k=2.0, debt="none")).generate(messages=CHATS[0], **LENGTH)
     forged = replace(result.ledger, header=replace(result.ledger.header, chat_prompts=chat_prompts))
     assert message in verify(forged, pair).failures[0]
@@ -243,7 +199,6 @@ def test_another_reading_is_found(pair, chat_prompts, message):
         ([{"role": "user"}], 'a message must have a "role" and a "content", texts, got'),
         ([{"role": "user", "content": 3}], 'a message must have a "role" and a "content"'),
         ([["the keeper"]], "messages must be a list of roles and contents"),
-        ("the keeper", "messages must be a list of roles and contents"),
         ([{"role": "user", "content": "s" * 200}], "exceeds the pair's context of 96"),
     ],
     ids=str,

@@ -1,8 +1,9 @@
 """TokenSwap over two tokenizers: the risky model's tokens, the safe model's reading of their text.
 
-The law is told by plain forwards in float64 over whole texts, tokenized from nothing at each step.
+The oracle: plain forwards in float64 over whole texts, tokenized from nothing at each step.
 """
 
+import codecs
 import itertools
 import json
 import logging
@@ -17,14 +18,14 @@ from tiny_models import tiny_llama, train_tokenizer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from anchored import Anchored, Decoder, Ledger, LedgerError, ModelPair, TokenSwap, verify
+from anchored import Anchored, Decoder, LedgerError, ModelPair, TokenSwap, verify
 from anchored import with_divergences as longer
 from anchored.decode.levels.retokenized import OtherTokens, tokenizer_file
 from anchored.decode.tokenizer.tokenizer_file import token_bytes
 from anchored.decode.verify.replay import Replay
 
 WORDS = ["the", "of", "lamp", "keeper"]
-PROMPTS = ["the keeper of the lamp", "import math", "s", "Nine tides ago, the harbour"]
+PROMPTS = ["the keeper of the lamp", "s", "Nine tides ago, the harbour"]
 SAMPLING = {"temperature": 0.8, "repetition_penalty": 1.2}
 
 
@@ -33,8 +34,8 @@ def pair() -> ModelPair:
     return tiny_byte_pair()
 
 
-def ids_of(tokenizer, text, **asked) -> list[int]:
-    return tokenizer(text, **asked)["input_ids"]
+def ids_of(tokenizer, text, **options) -> list[int]:
+    return tokenizer(text, **options)["input_ids"]
 
 
 def next_log_probs(model, token_ids: list[int], num_tokens: int, stops: list[int]) -> torch.Tensor:
@@ -61,24 +62,17 @@ def bytes_of(tokenizer) -> dict[int, bytes]:
 
 def whole_characters(text: bytes) -> str:
     """Without an unfinished one at the end; ill-formed ones replaced."""
-    for cut in (3, 2, 1):
-        try:
-            text[-cut:].decode()
-        except UnicodeDecodeError as error:
-            if error.start == 0 and error.reason == "unexpected end of data":
-                return text[:-cut].decode(errors="replace")
-    return text.decode(errors="replace")
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(text)
 
 
 def swapped_probs(pair: ModelPair, symbols: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """(p*, p_r) after symbols of the risky model, by the formula."""
     safe, risky = pair.tokenizers["safe"], pair.tokenizers["risky"]
-    both = {
-        ids_of(risky, f" {word}", add_special_tokens=False)[0]: ids_of(
-            safe, f" {word}", add_special_tokens=False
-        )[0]
-        for word in ("the", "of")
-    }
+    ids = [
+        [ids_of(t, word, add_special_tokens=False)[0] for word in (" the", " of")]
+        for t in (risky, safe)
+    ]
+    both = dict(zip(*ids, strict=True))
     text = whole_characters(b"".join(map(bytes_of(risky).get, symbols, itertools.repeat(b""))))
     stops = [pair.stop_tokens_of(name) for name in ("safe", "risky")]
     p_s = next_log_probs(pair.safe, ids_of(safe, text), len(safe), stops[0]).exp()
@@ -89,13 +83,12 @@ def swapped_probs(pair: ModelPair, symbols: list[int]) -> tuple[torch.Tensor, to
     return star, p_r
 
 
-def test_the_law_is_that_of_the_formula_over_the_text_read_again(pair):
+def test_the_distribution_is_the_formula_s_over_the_text_read_again(pair):
     decoder = Decoder(pair, TokenSwap(words=WORDS))
-    for result in decoder.generate(PROMPTS, max_new_tokens=10, seed=2, **SAMPLING):
+    for result in decoder.generate(PROMPTS, max_new_tokens=6, seed=2, **SAMPLING):
         symbols = list(result.ledger.header.prompt_token_ids)
-        for forced, step in zip(
-            Replay(result.ledger, pair).steps(), result.ledger.steps, strict=True
-        ):
+        replayed = Replay(result.ledger, pair).steps()
+        for forced, step in zip(replayed, result.ledger.steps, strict=True):
             expected, p_r = swapped_probs(pair, symbols)
             probs = forced.drawn.log_probs()[0].exp()
             assert (probs - expected).abs().max() < 1e-12
@@ -119,37 +112,19 @@ def test_texts_are_whole_characters(pair):
 
 
 @pytest.mark.parametrize(
-    "sampling",
-    [
-        {"top_k": 5},
-        *(
-            pytest.param(setting, marks=pytest.mark.slow)
-            for setting in (
-                {"temperature": 0.0},
-                {"top_p": 0.7},
-                {"min_p": 0.2},
-                {"temperature": 1.5},
-            )
-        ),
-    ],
-    ids=str,
+    "sampling", [{"top_k": 5}, pytest.param({"temperature": 0.0}, marks=pytest.mark.slow)], ids=str
 )
-def test_a_text_is_the_same_alone_scored_and_verified(pair, sampling, tmp_path):
+def test_a_text_is_the_same_alone_scored_and_verified(pair, sampling):
     decoder = Decoder(pair, TokenSwap(words=WORDS), batch_size=2)
-    together = decoder.generate(PROMPTS, max_new_tokens=8, seed=3, **sampling)
+    together = decoder.generate(PROMPTS, max_new_tokens=6, seed=3, **sampling)
     for prompt, result in zip(PROMPTS, together, strict=True):
-        (alone,) = decoder.generate([prompt], max_new_tokens=8, seed=3, **sampling)
+        (alone,) = decoder.generate([prompt], max_new_tokens=6, seed=3, **sampling)
         assert alone.token_ids == result.token_ids
         assert not result.ledger.certified and result.ledger.spent == math.inf
-        result.ledger.save(tmp_path / "ledger.jsonl")
-        report = verify(Ledger.load(tmp_path / "ledger.jsonl"), pair)
+        report = verify(result.ledger, pair)
         assert report, report.failures
-    scores = decoder.score(
-        PROMPTS,
-        [result.token_ids for result in together],
-        repetition_penalty=1.1,
-        **{"temperature": 0.7, **sampling},
-    )
+    texts, warped = [result.token_ids for result in together], {"temperature": 0.7, **sampling}
+    scores = decoder.score(PROMPTS, texts, repetition_penalty=1.1, **warped)
     for score, result in zip(scores, together, strict=True):
         recorded = [step.log_prob for step in result.ledger.steps]
         assert score.token_log_probs == pytest.approx(recorded, abs=1e-8)
@@ -161,11 +136,9 @@ def test_a_safe_model_whose_rows_cannot_be_cut_back_reads_the_text_again(pair):
     recurrent = zoo_model("mamba2", 1)
     # Its 64 tokens are the first of a tokenizer of more: bytes up to "=", say.
     recurrent.resize_token_embeddings(320)
-    lone = ModelPair(
-        recurrent, tiny_llama(2, vocab_size=300), pair.tokenizer,
-        risky_tokenizer=pair.tokenizers["risky"],
-    )  # fmt: skip
-    results = Decoder(lone, TokenSwap(words=WORDS)).generate(PROMPTS, max_new_tokens=5)
+    tokenizers, risky = pair.tokenizers, tiny_llama(2, vocab_size=300)
+    lone = ModelPair(recurrent, risky, pair.tokenizer, risky_tokenizer=tokenizers["risky"])
+    results = Decoder(lone, TokenSwap(words=WORDS)).generate(PROMPTS[:2], max_new_tokens=3)
     for result in results:
         report = verify(result.ledger, lone)
         assert report, report.failures
@@ -183,25 +156,21 @@ def test_the_words_that_are_left_out_are_said_once_and_recorded(pair, caplog):
     words = {"swapped": ["the", "of"], "left_out": ["lamp", "keeper"]}
     assert result.ledger.header.words == words
     forged = replace(result.ledger.header, words={**words, "left_out": []})
-    assert (
-        "the words that token_swap uses"
-        in verify(replace(result.ledger, header=forged), pair).failures[0]
-    )
+    (failure,) = verify(replace(result.ledger, header=forged), pair).failures[:1]
+    assert "the words that token_swap uses" in failure
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"level_settings": {}},
         {"level_settings": {"tokens_of": "risky"}},
-        {"rule_settings": {"words": ["the"]}},
         {"prompt_ratios": [0.0]},
         {"rule": "cp_fuse", "rule_settings": {}, "words": None},
         {"prompt_token_ids": [300, 4]},
     ],
     ids=str,
 )
-def test_what_was_changed_in_a_ledger_is_found(pair, changes):
+def test_what_was_changed_in_a_ledger_is_noticed(pair, changes):
     (result,) = Decoder(pair, TokenSwap(words=WORDS)).generate(["the keeper"], max_new_tokens=6)
     forged = replace(result.ledger, header=replace(result.ledger.header, **changes))
     assert not verify(forged, pair)
@@ -229,12 +198,8 @@ def test_what_compares_both_models_is_refused_by_name(pair):
 def test_a_text_that_outgrows_the_safe_model_says_so():
     """Where a symbol is several tokens of the safe model, its context ends first."""
     safe = tiny_llama(1, max_position_embeddings=9)
-    small = ModelPair(
-        safe,
-        tiny_llama(2, vocab_size=300),
-        train_tokenizer(320),
-        risky_tokenizer=llama3_tokenizer(300),
-    )
+    models, other = (safe, tiny_llama(2, vocab_size=300)), llama3_tokenizer(300)
+    small = ModelPair(*models, train_tokenizer(320), risky_tokenizer=other)
     decoder = Decoder(small, TokenSwap(words=["the"]))
     level = decoder.level
     spelled = bytes_of(small.tokenizers["risky"])
@@ -249,15 +214,13 @@ def test_a_text_that_outgrows_the_safe_model_says_so():
 def test_ids_with_gaps_keep_their_last_tokens(pair):
     content = json.loads(pair.tokenizers["risky"].backend_tokenizer.to_str())
     del content["model"]["vocab"]["<|turn|>"], content["added_tokens"][2]
-    gap = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(content)),
-        bos_token="<|begin|>",
-        eos_token="<|end|>",
-    )
+    names = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
+    backend = Tokenizer.from_str(json.dumps(content))
+    gap = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
     with_gap = ModelPair(pair.safe, pair.risky, pair.tokenizer, risky_tokenizer=gap)
     decoder = Decoder(with_gap, TokenSwap(words=WORDS))
     assert (len(gap), decoder.level.vocab_size) == (299, 300)
-    results = decoder.generate(PROMPTS, max_new_tokens=6)
+    results = decoder.generate(PROMPTS, max_new_tokens=3)
     assert all(2 not in result.token_ids and verify(result.ledger, with_gap) for result in results)
     (score,) = decoder.score("s", [[299, 2]])
     assert score.token_log_probs[0] > -math.inf == score.token_log_probs[1]

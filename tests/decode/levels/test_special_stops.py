@@ -4,7 +4,6 @@ import copy
 
 import pytest
 from tiny_models import tiny_llama, train_tokenizer
-from transformers import GenerationConfig
 
 from anchored import Anchored, Decoder, ModelPair, verify
 
@@ -23,11 +22,9 @@ def renamed(name: str):
     """The tokenizer with another name of <|turn|>."""
     tokenizer = copy.deepcopy(train_tokenizer())
     text = tokenizer.backend_tokenizer.to_str().replace("<|turn|>", name)
-    return type(tokenizer)(
-        tokenizer_object=type(tokenizer.backend_tokenizer).from_str(text),
-        bos_token="<|begin|>",
-        eos_token="<|end|>",
-    )
+    backend = type(tokenizer.backend_tokenizer).from_str(text)
+    names = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
+    return type(tokenizer)(tokenizer_object=backend, **names)
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +32,8 @@ def pair() -> ModelPair:
     return ModelPair(likely_turns(1), likely_turns(2), train_tokenizer())
 
 
-@pytest.mark.parametrize("stop", ["<|turn|>", ["\x00never", "<|turn|>"]], ids=str)
-def test_a_text_ends_at_the_special_token_that_stop_names(pair, stop):
-    decoder = Decoder(pair, Anchored(k=1.0))
+def test_a_text_ends_at_the_special_token_that_stop_names(pair):
+    decoder, stop = Decoder(pair, Anchored(k=1.0)), ["\x00never", "<|turn|>"]
     for prompt in PROMPTS:
         (whole,) = decoder.generate(prompt, **SETTINGS)
         (result,) = decoder.generate(prompt, stop=stop, **SETTINGS)
@@ -48,9 +44,6 @@ def test_a_text_ends_at_the_special_token_that_stop_names(pair, stop):
         assert pair.tokenizer.decode(prompt_ids[1:] + result.token_ids[:-1]) == prompt + result.text
         stream = decoder.stream(prompt, stop=stop, **SETTINGS)
         assert "".join(piece.text for piece in stream) == result.text
-        config = GenerationConfig(stop_strings=stop, max_new_tokens=40, temperature=1.0)
-        (by_config,) = decoder.generate(prompt, generation_config=config, repetition_penalty=1.1)
-        assert by_config.token_ids == result.token_ids
 
 
 def test_either_model_s_name_of_a_shared_token_is_a_stop():
@@ -61,14 +54,6 @@ def test_either_model_s_name_of_a_shared_token_is_a_stop():
     (theirs,) = decoder.generate(PROMPTS[0], stop="<|eot|>", **SETTINGS)
     assert ours.finish_reason == theirs.finish_reason == "stop_string"
     assert ours.token_ids == theirs.token_ids
-
-
-def test_the_end_of_a_model_s_texts_is_an_end_as_ever(pair):
-    for level, length in (("token", {"max_new_tokens": 8}), ("byte", {"max_new_bytes": 8})):
-        decoder = Decoder(pair, Anchored(k=1.0), level=level)
-        plain = decoder.generate(PROMPTS, **length)
-        stopped = decoder.generate(PROMPTS, stop="<|end|>", **length)
-        assert [result.token_ids for result in stopped] == [result.token_ids for result in plain]
 
 
 def test_a_special_token_that_is_never_drawn_is_text_like_any_other(pair):
@@ -87,10 +72,8 @@ def test_a_special_token_that_is_never_drawn_is_text_like_any_other(pair):
     assert result.finish_reason == "length"
 
 
-@pytest.mark.parametrize("stop", ["\n<|turn|>", "<|end|><|turn|>"])
-def test_a_special_token_among_other_text_is_refused_in_one_line(pair, stop):
+def test_a_special_token_among_other_text_is_refused_in_one_line(pair):
     decoder = Decoder(pair, Anchored(k=1.0))
-    for call in (decoder.generate, decoder.generate_each, decoder.stream):
-        with pytest.raises(ValueError, match=r"stop .* holds the special token .*: give '<\|") as e:
-            call("salt", stop=["a", stop])
-        assert "\n" not in str(e.value)
+    with pytest.raises(ValueError, match=r"stop .* holds the special token .*: give '<\|") as error:
+        decoder.generate("salt", stop=["a", "\n<|turn|>"])
+    assert "\n" not in str(error.value)

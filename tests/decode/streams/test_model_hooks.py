@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from transformers import LlamaForCausalLM
 
 from anchored import Anchored, Decoder, ModelPair
-from anchored.decode.levels.level import open_stream
+from anchored.decode.levels.level import StreamSize, open_stream
 
 PROMPTS = ["the keeper of the lamp", "salt"]
 
@@ -82,7 +82,7 @@ def check_recorded(pair: ModelPair) -> None:
     for result in Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=6):
         assert_recorded(pair, result)
     prompts = [pair.encode(prompt) for prompt in PROMPTS]
-    read = open_stream(pair, "safe", 2, 30, scores_prompts=True).read(prompts, [0, 1])
+    read = open_stream(pair, "safe", StreamSize(2, 30, True)).read(prompts, [0, 1])
     for prompt, scores in zip(prompts, read.token_log_probs, strict=True):
         logits = pair.safe(torch.tensor([prompt]), use_cache=False).logits[0].double()
         plain = logits.log_softmax(-1)[range(len(prompt) - 1), prompt[1:]]

@@ -339,8 +339,8 @@ def test_a_pair_of_one_tokenizer_imports_no_other_level_no_drafts_and_no_verifie
     imported = {
         name.removeprefix("anchored.decode.") for name in result.stderr.splitlines()[-1].split()
     }
-    # The options of the command have those of the byte level, and each text has a decoder.
-    needed = {"byte", "byte.settings", "tokenizer", "tokenizer.text", "tokenizer.utf8"}
+    # Each text has a decoder.
+    needed = {"tokenizer", "tokenizer.text", "tokenizer.utf8"}
     rooms = ("byte", "tokenizer", "verify", "engine.speculative_batch", "levels.retokenized")
     assert "engine.paired_batch" in imported and needed <= imported
     assert {name for name in imported if name.startswith(rooms)} == needed
