@@ -184,7 +184,6 @@ class PairedBatch:
 
     def _read(self, rows: Mapping[ModelName, list[int]]) -> None:
         """Let the models read what some rows have drawn, and keep their logits; rows: by model."""
-        self.pair.check_running()  # the caller's code ran since the last step
         # Rows with as many tokens share a forward: one that catches up would pad the others'.
         groups: dict[str, dict[int, list[int]]] = {}
         for name, spec in self.rule.streams.items():

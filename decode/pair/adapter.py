@@ -17,14 +17,14 @@ NUM_COMPARED = 32
 """Tokens, spread evenly over the vocabulary, that are read before and after merging. All that an
 output layer knows shows in the logits of a single one."""
 
-CHECKED_HERE = (
-    "Found missing adapter keys|Model (with|has) `tie_word_embeddings=True`|"
-    "Input and output embeddings are no longer tied"
-)
-"""Beginnings of peft's warnings of missing tensors and of tied weights: both are checked here."""
-
 PEFT_ASKS = "`is_gradient_checkpointing` is deprecated"
 """The warning of transformers about what peft asks of each model; no user can change it."""
+
+IGNORED = (
+    *("Found missing adapter keys", "Model (with|has) `tie_word_embeddings=True`"),
+    *("Input and output embeddings are no longer tied", PEFT_ASKS),
+)
+"""Beginnings of warnings; missing tensors and tied weights are checked here."""
 
 
 def check_adapter(adapter: Path, *, is_quantized: bool) -> None:
@@ -49,36 +49,29 @@ def merged(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:
     tensor or holds one too many, that does not fit or whose method cannot be merged, and for a
     merged model that is another one than the adapted model by more than rounding explains.
     """
-    with (
-        in_one_line(f"the adapter in {adapter} cannot be merged"),
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", message=CHECKED_HERE)
-        warnings.filterwarnings("ignore", message=PEFT_ASKS, category=FutureWarning)
-        return _merged(model, adapter)
-
-
-def _merged(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:
     from peft import PeftModel
 
-    # 1. The adapter next to its base model, whole and without a tensor that fits nowhere.
-    size = model.config.get_text_config().vocab_size
-    tokens = torch.linspace(0, size - 1, NUM_COMPARED).long()[None].to(model.device)
-    adapted = PeftModel.from_pretrained(model, str(adapter)).eval()
-    _check_tensors(adapted, adapter)
-    before = _logits(adapted, tokens)
-    # 2. Merged into weights that no other layer reads.
-    _separate_weights(adapted)
-    whole: PreTrainedModel = adapted.merge_and_unload()
-    # 3. One forward each way.
-    changes = _logits(whole, tokens).log_softmax(-1) - before.log_softmax(-1)
-    off, allowed = changes.abs().max().item(), allowed_nats(whole.dtype, before)
-    if not off <= allowed:
-        raise ValueError(
-            f"the merged model's log-probabilities are off by {off:.2g} nats from those of the "
-            f"adapted one ({allowed:.2g} allowed)"
-        )
-    return whole
+    with in_one_line(f"the adapter in {adapter} cannot be merged"), warnings.catch_warnings():
+        for message in IGNORED:
+            warnings.filterwarnings("ignore", message)
+        # 1. The adapter next to its base model, whole and without a tensor that fits nowhere.
+        size = model.config.get_text_config().vocab_size
+        tokens = torch.linspace(0, size - 1, NUM_COMPARED).long()[None].to(model.device)
+        adapted = PeftModel.from_pretrained(model, str(adapter)).eval()
+        _check_tensors(adapted, adapter)
+        before = _logits(adapted, tokens)
+        # 2. Merged into weights that no other layer reads.
+        _separate_weights(adapted)
+        whole: PreTrainedModel = adapted.merge_and_unload()
+        # 3. One forward each way.
+        changes = _logits(whole, tokens).log_softmax(-1) - before.log_softmax(-1)
+        off, allowed = changes.abs().max().item(), allowed_nats(whole.dtype, before)
+        if not off <= allowed:
+            raise ValueError(
+                f"the merged model's log-probabilities are off by {off:.2g} nats from those of the "
+                f"adapted one ({allowed:.2g} allowed)"
+            )
+        return whole
 
 
 def _check_tensors(adapted: Any, adapter: Path) -> None:
@@ -109,18 +102,13 @@ def _separate_weights(adapted: nn.Module) -> None:
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    every = (weight for module in adapted.modules() for weight in _weights(module).values())
-    uses = Counter(map(id, every))
+    uses = Counter(id(w) for module in adapted.modules() for w in module._parameters.values())
     for layer in adapted.modules():
         if isinstance(layer, BaseTunerLayer):
             base = layer.get_base_layer()
-            for name, weight in _weights(base).items():
+            for name, weight in [*base.named_parameters(recurse=False)]:
                 if uses[id(weight)] > 1:
                     setattr(base, name, nn.Parameter(weight.detach().clone(), False))
-
-
-def _weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(module.named_parameters(recurse=False))
 
 
 @torch.inference_mode()

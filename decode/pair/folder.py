@@ -3,7 +3,6 @@
 Torch is imported where a model is at hand: command lines ask for locations before they load one.
 """
 
-import difflib
 import hashlib
 import json
 import logging
@@ -24,7 +23,6 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ...durable_files import file_sha256, write_durably
-from ...inputs import RepeatedName, with_each_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,21 +71,11 @@ def check_is_id(name: str | Path) -> None:
     text = str(name)
     first, slash, _ = text.partition("/")
     if text.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"there is no folder {text}{_meant(text)}")
+        raise FileNotFoundError(f"there is no folder {text}")
     if slash and Path(first).is_dir():
         raise FileNotFoundError(
-            f"there is no folder {text}{_meant(text)}, nor is it an id of the Hub, as {first} is a "
-            "folder here"
+            f"there is no folder {text}, nor is it an id of the Hub, as {first} is a folder here"
         )
-
-
-def _meant(missing: str) -> str:
-    """A name like that of a missing folder among those next to it, in parentheses."""
-    path = Path(missing).expanduser()
-    near = path.parent.iterdir() if path.parent.is_dir() else ()
-    folders = [each.name for each in near if each.is_dir()]
-    close = difflib.get_close_matches(path.name, folders, n=1)
-    return f" (did you mean {os.path.join(os.path.dirname(missing), close[0])}?)" if close else ""
 
 
 def hub_refusal(error: Exception) -> str:
@@ -139,25 +127,19 @@ class ModelFolder:
 
 
 def _folder(name: str | Path, revision: str | None) -> Path:
-    folder = model_location(name)
-    if isinstance(folder, str):
-        return _snapshot(folder, revision)
-    if revision is not None:
-        raise ValueError(f"a revision is that of a Hub id, got {revision!r} for folder {name}")
-    return folder
+    """A folder as it is, or the one with a Hub id's files.
 
-
-def _snapshot(name: str, revision: str | None) -> Path:
-    """A Hub id's files; ones that were downloaded before are enough where the Hub is out of reach.
-
-    Weights that are missing among them are refused by name when the model is loaded.
+    Files that were downloaded before are enough where the Hub is out of reach; weights that are
+    missing among them are refused by name when the model is loaded.
     """
+    folder = model_location(name)
+    if isinstance(folder, Path):
+        if revision is not None:
+            raise ValueError(f"a revision is that of a Hub id, got {revision!r} for folder {name}")
+        return folder
+    patterns: Any = {"allow_patterns": HUB_FILES, "ignore_patterns": UNREAD_FILES}
     try:
-        return Path(
-            snapshot_download(
-                name, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=UNREAD_FILES
-            )
-        )
+        return Path(snapshot_download(folder, revision=revision, **patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
         # Another program downloaded only some of the files: a license, say, is not needed.
         if known := getattr(error, "snapshot_path", None):
@@ -169,16 +151,10 @@ def _snapshot(name: str, revision: str | None) -> Path:
         ) from error
 
 
-def read_json(file: Path, *, each_once: bool = False) -> dict[str, Any]:
-    """The object in a JSON file of a model; ValueError, with its name, for anything else.
-
-    each_once: an object with one name twice is refused, which transformers takes.
-    """
-    hook = with_each_once if each_once else None
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model; ValueError, with its name, for anything else."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=hook)
-    except RepeatedName as error:
-        raise ValueError(f"{file} {error}") from None
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
     if not isinstance(content, dict):
@@ -229,8 +205,12 @@ def folder_fingerprint(folder: Path) -> str:
     stamp = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     source = str(folder.resolve())
     cache = cache_folder() / "fingerprints" / f"{hashlib.sha256(source.encode()).hexdigest()}.json"
-    if (known := _read_cache(cache)).get("stamp") == stamp and "sha256" in known:
-        return str(known["sha256"])
+    try:
+        known = read_json(cache)
+        if known["stamp"] == stamp:
+            return str(known["sha256"])
+    except (OSError, ValueError, KeyError):
+        pass  # there is none, or it is damaged
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.name}:{file_sha256(path)}\n".encode())
@@ -258,12 +238,3 @@ def model_fingerprint(model: "PreTrainedModel") -> str:
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _read_cache(cache: Path) -> dict[str, object]:
-    """The content of a cache file; {} where there is none or it is damaged, so it is made anew."""
-    try:
-        content = json.loads(cache.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

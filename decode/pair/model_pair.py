@@ -1,9 +1,10 @@
 """A safe and a risky language model, with one tokenizer or two."""
 
 import logging
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -37,7 +38,6 @@ from .shared_tokens import SharedTokens, check_steady, shared_tokens, token_coun
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class ModelPair:
     """Two causal models; construction fails when they do not fit together.
 
@@ -56,86 +56,78 @@ class ModelPair:
     safe model has to be exact for the bound, so a quantized one is refused unless asked for.
     """
 
-    safe: PreTrainedModel
-    risky: PreTrainedModel
-    tokenizer: PreTrainedTokenizerFast
-    fingerprints: dict[str, str] = field(default_factory=dict)
-    """sha256 by "safe" and "risky"; computed from the tensors in memory where it is missing."""
-    _: KW_ONLY
-    risky_tokenizer: PreTrainedTokenizerFast | None = None
+    models: dict[str, PreTrainedModel]
+    """The models by "safe" and "risky", in this order, as in all that follows."""
+    tokenizers: dict[str, PreTrainedTokenizerFast]
+    """Twice the same object where there is one."""
+    risky_tokenizer: PreTrainedTokenizerFast | None
     """The risky model's; None where it has the same tokens as `tokenizer`, the safe one's."""
-    allow_quantized_safe: bool = False
-    """Take a quantized safe model: the bound then holds against that model, not the original."""
-    source: PairFile | None = None
+    chat_tokenizers: dict[str, PreTrainedTokenizerFast]
+    """Tokenizers as the models came, whose chat templates may differ though their tokens do not."""
+    source: PairFile | None
     """Names of the models, and k and level of a pair.json; None for models in memory."""
-    shared: SharedTokens = field(init=False)
+    fingerprints: dict[str, str]
+    """sha256 of a model's files, or of its tensors in memory."""
+    quantization: dict[str, str]
+    """Methods of the models that are quantized."""
+    suppressed: dict[str, list[int]]
+    """Tokens that a model's generation_config suppresses, ascending."""
+    shared: SharedTokens
     """The tokens that both tokenizers know, and whether token by token is possible."""
-    chat_tokenizers: dict[str, PreTrainedTokenizerFast] = field(default_factory=dict, init=False)
-    """Tokenizers by "safe" and "risky" as the models came, whose chat templates may differ
-    though their tokens do not."""
-    row_attention: dict[str, RowAttention | None] = field(default_factory=dict, init=False)
-    """Attention by "safe" and "risky" of unequal rows; None if they share no forward."""
-    decodes_alone: dict[str, bool] = field(default_factory=dict, init=False)
-    """True by "safe" and "risky" if rows that cannot share a forward like that, or are longer than
-    it reaches, are run one by one; else they decode in left-padded batches."""
-    runners: dict[str, ModelRunner] = field(default_factory=dict, init=False)
-    """Runners by "safe" and "risky"; they predict shared tokens, or where the models are compared
-    byte by byte, those of the model's tokenizer."""
-
-    suppressed: dict[str, list[int]] = field(default_factory=dict, init=False)
-    """Tokens by "safe" and "risky" that the model's generation_config suppresses, ascending."""
-    quantization: dict[str, str] = field(default_factory=dict, init=False)
-    """Methods by the names of the quantized models."""
-    _states: dict[str, ModelState] = field(default_factory=dict, init=False, repr=False)
+    runners: dict[str, ModelRunner]
+    """Runners that predict shared tokens, or where the models are compared byte by byte, those of
+    the model's tokenizer."""
+    row_attention: dict[str, RowAttention | None]
+    """Attention of unequal rows; None if they share no forward."""
+    decodes_alone: dict[str, bool]
+    """True if rows that cannot share a forward like that, or are longer than it reaches, are run
+    one by one; else they decode in left-padded batches."""
 
     @in_plain_torch
-    def __post_init__(self) -> None:
-        if not self.allow_quantized_safe:
-            _refuse_quantized(self.safe.config)
-        self.chat_tokenizers.update(self.tokenizers)
-        for name, tokenizer in self.tokenizers.items():
-            check_steady(name, tokenizer)
-        self._compare_tokenizers()
-        for name, model in self.models.items():
-            self.suppressed[name] = read_generation_config(name, model, self.tokenizers[name])
-        last = self.tokenizer("a")["input_ids"][-1:]
+    def __init__(
+        self,
+        safe: PreTrainedModel,
+        risky: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        fingerprints: Mapping[str, str] | None = None,
+        *,
+        risky_tokenizer: PreTrainedTokenizerFast | None = None,
+        allow_quantized_safe: bool = False,
+        source: PairFile | None = None,
+    ) -> None:
+        """fingerprints: sha256 by "safe" and "risky"; computed from the tensors where it is
+        missing. risky_tokenizer: the risky model's, None for the same one. allow_quantized_safe:
+        take a quantized safe model; the bound then holds against that model, not the original.
+        """
+        if not allow_quantized_safe:
+            _refuse_quantized(safe.config)
+        self.safe, self.risky, self.models = safe, risky, {"safe": safe, "risky": risky}
+        self.tokenizer, self.risky_tokenizer = tokenizer, risky_tokenizer
+        self.tokenizers = {"safe": tokenizer, "risky": risky_tokenizer or tokenizer}
+        self.chat_tokenizers = dict(self.tokenizers)
+        self.source, self.fingerprints = source, dict(fingerprints or {})
+        methods = {name: quantization_method(model.config) for name, model in self.models.items()}
+        self.quantization = {name: method for name, method in methods.items() if method}
+        # 1. What each tokenizer and generation_config says of texts, and what both share.
+        for name, one in self.tokenizers.items():
+            check_steady(name, one)
+        num_rows = [model.config.get_text_config().vocab_size for model in self.models.values()]
+        self.shared = shared_tokens(tokenizer, risky_tokenizer, num_rows)
+        self._note_differences()
+        self.suppressed = {
+            name: read_generation_config(name, model, self.tokenizers[name])
+            for name, model in self.models.items()
+        }
+        last = tokenizer("a")["input_ids"][-1:]
         if self.shares_tokens and not {*self.stop_token_ids}.isdisjoint(last):
             logger.warning("the tokenizer puts an end of text, token %d, after each prompt", *last)
+        # 2. The models: whether they are two, and how each is run.
         self._check_models()
 
-    def _check_models(self) -> None:
-        check_hooks()
-        check_apart(self.safe, self.risky)
-        for name, model in self.models.items():
-            self._check_model(name, model)
-        # Last, as some models write to their weights in their first forward.
-        self._states.update({name: ModelState(model, name) for name, model in self.models.items()})
-        methods = [self.quantization.get(name) for name in self.models]
-        if len({*self.fingerprints.values()}) == 1 and methods[0] == methods[1]:
-            logger.warning(
-                "the safe and the risky model are the same one: p* is p_s wherever both read the "
-                "same text (an adapter that is merged changes its base model in place)"
-            )
-
-    def check_unchanged(self) -> None:
-        """Raise ValueError for models that are not what they were when the pair was made.
-
-        Models in training mode are set to evaluation, see `ModelState.check`; hooks that were
-        registered for all modules are refused too.
-        """
-        check_hooks()
-        for state in self._states.values():
-            state.check()
-
-    def check_running(self) -> None:
-        """The part of `check_unchanged` that costs nothing, for every step."""
-        for state in self._states.values():
-            state.check_running()
-
-    def _compare_tokenizers(self) -> None:
-        num_rows = [model.config.get_text_config().vocab_size for model in self.models.values()]
-        shared = shared_tokens(self.tokenizer, self.risky_tokenizer, num_rows)
-        object.__setattr__(self, "shared", shared)
+    def _note_differences(self) -> None:
+        """Log the first difference of the tokenizers; ValueError if they share neither tokens nor
+        bytes."""
+        shared = self.shared
         if shared.difference:
             from ..tokenizer.tokenizer_file import read_tokenizer  # such a pair decodes bytes
 
@@ -152,32 +144,58 @@ class ModelPair:
                 shared.difference,
             )
         elif shared.harmless_difference:
+            declared = [(name, token) for name in self.models for token in sorted(self._ends(name))]
+            lost = [(token, name) for name, token in declared if not self.has_token(token)]
+            never = (
+                ", which never draws stop token {} of the {} model".format(*lost[0]) if lost else ""
+            )
             logger.warning(
                 'the tokenizers differ, but not in plain text: %s; level "auto" is tokens, by id%s',
                 shared.harmless_difference,
-                self._lost_stop_token(),
+                never,
             )
         else:
-            object.__setattr__(self, "risky_tokenizer", None)
+            self.risky_tokenizer, self.tokenizers["risky"] = None, self.tokenizer
 
-    def _check_model(self, name: str, model: PreTrainedModel) -> None:
-        if method := quantization_method(model.config):
-            self.quantization[name] = method
-        num_rows = model.config.get_text_config().vocab_size
-        needed, num_ids = self.vocab_size, self.vocab_size
-        if not self.shares_tokens:
-            needed, num_ids = token_counts(self.tokenizers[name])
-        if num_rows < needed:
-            raise ValueError(
-                f"the {name} model predicts {num_rows} tokens, the tokenizer has {needed}: they do "
-                "not belong together"
+    def _check_models(self) -> None:
+        check_hooks()
+        check_apart(self.safe, self.risky)
+        self.runners, self.row_attention, self.decodes_alone = {}, {}, {}
+        for name, model in self.models.items():
+            num_rows, needed, num_ids = (
+                model.config.get_text_config().vocab_size,
+                *2 * [self.vocab_size],
             )
-        tokens = min(num_ids, num_rows)
-        if name not in self.fingerprints:
-            self.fingerprints[name] = model_fingerprint(model)
-        model.train(False)
-        self.runners[name] = ModelRunner(model, tokens)
-        self.row_attention[name], self.decodes_alone[name] = row_support(self.runners[name], name)
+            if not self.shares_tokens:
+                needed, num_ids = token_counts(self.tokenizers[name])
+            if num_rows < needed:
+                raise ValueError(
+                    f"the {name} model predicts {num_rows} tokens, the tokenizer has {needed}: "
+                    "they do not belong together"
+                )
+            if name not in self.fingerprints:
+                self.fingerprints[name] = model_fingerprint(model)
+            model.train(False)
+            runner = self.runners[name] = ModelRunner(model, min(num_ids, num_rows))
+            self.row_attention[name], self.decodes_alone[name] = row_support(runner, name)
+        # Last, as some models write to their weights in their first forward.
+        self._states = [ModelState(model, name) for name, model in self.models.items()]
+        methods = {self.quantization.get(name) for name in self.models}
+        if len({*self.fingerprints.values()}) == len(methods) == 1:
+            logger.warning(
+                "the safe and the risky model are the same one: p* is p_s wherever both read the "
+                "same text (an adapter that is merged changes its base model in place)"
+            )
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError for models that are not what they were when the pair was made.
+
+        Models in training mode are set to evaluation, see `ModelState.check`; hooks that were
+        registered for all modules are refused too.
+        """
+        check_hooks()
+        for state in self._states:
+            state.check()
 
     @classmethod
     @in_plain_torch
@@ -210,42 +228,38 @@ class ModelPair:
         BPE, and ModuleNotFoundError for an adapter without peft.
         """
         check_spellings(safe, risky, unknown)
-        named = None
-        if risky is None:
-            named = PairFile.read(safe)
-            safe, risky = named.safe, named.risky
-            safe_options = safe_options.pinned(named.safe_revision)
-            risky_options = risky_options.pinned(named.risky_revision)
         dtype = checked_dtype(dtype)
         check_placement(device, safe_options, risky_options)
-        folders = {
-            "safe": ModelFolder.find(safe, safe_options.revision),
-            "risky": ModelFolder.find(risky, risky_options.revision),
-        }
+        options = {"safe": safe_options, "risky": risky_options}
+        names: dict[str, Any] = {"safe": safe, "risky": risky}
+        named = PairFile.read(safe) if risky is None else None
+        for name in names if named is not None else ():
+            names[name] = getattr(named, name)
+            options[name] = options[name].pinned(getattr(named, f"{name}_revision"))
+        folders = {name: ModelFolder.find(names[name], options[name].revision) for name in names}
         configs = {name: load_config(folder.base) for name, folder in folders.items()}
         if not allow_quantized_safe:
             _refuse_quantized(configs["safe"])
         tokenizers = {name: load_tokenizer(folder.tokenizer) for name, folder in folders.items()}
         # The safe one first: a device_map of the risky one is planned for the room that is left.
-        safe_model = load_model(
-            folders["safe"], dtype, device_of(device, "safe"), options=safe_options
-        )
-        is_spread = risky_options.device_map is not None
-        risky_model = load_model(
-            folders["risky"],
-            dtype,
-            None if is_spread else device_of(device, "risky"),
-            options=risky_options,
-            quantization=risky_quantization,
-        )
+        models = {
+            name: load_model(
+                folder,
+                dtype,
+                None if options[name].device_map else device_of(device, name),
+                options=options[name],
+                quantization=risky_quantization if name == "risky" else None,
+            )
+            for name, folder in folders.items()
+        }
         return cls(
-            safe_model,
-            risky_model,
+            models["safe"],
+            models["risky"],
             tokenizers["safe"],
             {name: fingerprint(folder) for name, folder in folders.items()},
             risky_tokenizer=tokenizers["risky"],
             allow_quantized_safe=allow_quantized_safe,
-            source=PairFile.of({"safe": safe, "risky": risky}, folders, named),
+            source=PairFile.of(names, folders, named),
         )
 
     def save_pretrained(
@@ -272,19 +286,8 @@ class ModelPair:
         if self.source is None:
             raise ValueError("models in memory have no names: load them by from_pretrained")
         kept = self.source
-        return replace(
-            kept, k=kept.k if k is None else k, level=kept.level if level is None else level
-        )
-
-    @property
-    def models(self) -> dict[str, PreTrainedModel]:
-        """Both models by name, safe first."""
-        return {"safe": self.safe, "risky": self.risky}
-
-    @property
-    def tokenizers(self) -> dict[str, PreTrainedTokenizerFast]:
-        """Tokenizers by "safe" and "risky"; twice the same object where there is one."""
-        return {"safe": self.tokenizer, "risky": self.risky_tokenizer or self.tokenizer}
+        k, level = kept.k if k is None else k, kept.level if level is None else level
+        return replace(kept, k=k, level=level)
 
     @property
     def shares_tokens(self) -> bool:
@@ -314,7 +317,7 @@ class ModelPair:
     @property
     def stop_token_ids(self) -> list[int]:
         """Every shared token at which either model ends a text, ascending."""
-        stops = {token for name in self.models for token in self._declared_stop_tokens(name)}
+        stops = {token for name in self.models for token in self._ends(name)}
         return sorted(token for token in stops if self.has_token(token))
 
     @property
@@ -331,7 +334,7 @@ class ModelPair:
         """
         if self.risky_tokenizer is None:
             return self.stop_token_ids
-        declared = {model: self._declared_stop_tokens(model) for model in self.models}
+        declared = {model: self._ends(model) for model in self.models}
         names = {
             token
             for model, tokenizer in self.tokenizers.items()
@@ -342,15 +345,7 @@ class ModelPair:
             declared[name] | {id for id, token in added.items() if token.content in names}
         )
 
-    def _lost_stop_token(self) -> str:
-        """The first that only one tokenizer knows, for the log."""
-        for name in self.models:
-            for token in sorted(self._declared_stop_tokens(name)):
-                if not self.has_token(token):
-                    return f", which never draws stop token {token} of the {name} model"
-        return ""
-
-    def _declared_stop_tokens(self, name: str) -> set[int]:
+    def _ends(self, name: str) -> set[int]:
         return declared_ends(name, self.models[name], self.tokenizers[name])
 
     @property

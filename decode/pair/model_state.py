@@ -1,8 +1,10 @@
 """Checks of a pair's models: apart from each other, without adapters, and as they were."""
 
+import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +23,14 @@ ADAPTER_PACKAGES = ("peft.", "adapters.", "loralib.")
 FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies are those of every length: no forward writes to them."""
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 SWITCHES = ("_active_adapter", "_disable_adapters")
 """Attributes of peft's layers that say which adapter acts; no other private one is watched."""
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-
 UNWATCHED = (
     *("training", "max_seq_len_cached"),  # set to evaluation again; written by forwards
     *("architectures", "dtype", "gradient_checkpointing", "use_cache"),
 )
 """Plain attributes that no figure depends on: the last ones are of training and of saved files."""
-
-SAMPLED_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
 
 def check_apart(safe: PreTrainedModel, risky: PreTrainedModel) -> None:
@@ -41,21 +39,43 @@ def check_apart(safe: PreTrainedModel, risky: PreTrainedModel) -> None:
     An adapter, active or not, is put into its base model, which is no longer what was loaded then;
     a risky model that wraps (a part of) the safe one may change it likewise. One model may be both.
     """
-    for name, module in safe.named_modules():
-        kinds = [f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__]
-        if any(kind.startswith(ADAPTER_PACKAGES) for kind in kinds):
+    for path, module in safe.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__module__.startswith(ADAPTER_PACKAGES):
+                raise ValueError(
+                    f"the safe model holds an adapter, {kind.__module__}.{kind.__name__} at "
+                    f"{path or 'its root'}: adapters change their base model in place, so the "
+                    "bound would hold against the adapted one. Load the safe model once more, "
+                    "without it, or merge_and_unload() an adapter that belongs to it"
+                )
+    if safe is risky:
+        return
+    # In the order of their first bytes, a tensor that overlaps an earlier one of the other model
+    # overlaps the one of those that reaches furthest.
+    furthest = {"safe": (0, ""), "risky": (0, "")}
+    for start, end, path, name in sorted([*_spans(safe, "safe"), *_spans(risky, "risky")]):
+        furthest[name] = max(furthest[name], (end, path))
+        shared = {model: path for model, (last, path) in furthest.items() if last > start}
+        if len(shared) == len(furthest):
             raise ValueError(
-                f"the safe model holds an adapter, {kinds[0]} at {name or 'its root'}: adapters "
-                "change their base model in place, so the bound would hold against the adapted "
-                "one. Load the safe model once more, without it, or merge_and_unload() an adapter "
-                "that belongs to it"
+                f"the models share memory, {shared['safe']} of the safe one with {shared['risky']} "
+                "of the risky one: what changes one model changes the other. Load each by itself, "
+                "or make the risky one of a copy.deepcopy of the safe one"
             )
-    if safe is not risky and (shared := _shared_names(safe, risky)):
-        raise ValueError(
-            f"the models share memory, {shared['safe']} of the safe one with {shared['risky']} of "
-            "the risky one: what changes one model changes the other. Load each by itself, or make "
-            "the risky one of a copy.deepcopy of the safe one"
-        )
+
+
+def _spans(model: PreTrainedModel, name: str) -> Iterator[tuple[int, int, str, str]]:
+    """(first byte, the one after the last, path, name) of each tensor.
+
+    A tensor without memory, as of weights that are loaded when they are needed, is at the place of
+    its object, which none of another model can have.
+    """
+    for module_path, module in model.named_modules():
+        for path, tensor in _tensors(module_path, module, [*module._parameters, *module._buffers]):
+            start, size = id(tensor), 1
+            if address := _address(tensor):
+                start, size = address, _extent(tensor) * tensor.element_size()
+            yield start, start + size, path, name
 
 
 def check_hooks() -> None:
@@ -64,17 +84,17 @@ def check_hooks() -> None:
     Lean layers would pass it by, and no `ModelPair` says that it was there.
     """
     for hooks in (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks):
-        for hook in hooks.values():
-            if not _only_looks(hook):
-                raise ValueError(
-                    f"a hook of all modules, {_names([hook])}, would act on both models: remove "
-                    "it, or register it with one of them before the ModelPair is made"
-                )
+        if changing := _changing(hooks.values()):
+            raise ValueError(
+                f"a hook of all modules, {_shown(changing)}, would act on both models: remove "
+                "it, or register it with one of them before the ModelPair is made"
+            )
 
 
-def _only_looks(hook: object) -> bool:
-    """True for hooks of torch (`FlopCounterMode`) and transformers (`output_hidden_states`)."""
-    return str(getattr(hook, "__module__", "")).startswith(("torch.", "transformers."))
+def _changing(hooks: Iterable[object]) -> list[object]:
+    """Hooks without those that only look: of torch (`FlopCounterMode`) and transformers."""
+    lookers = ("torch.", "transformers.")
+    return [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith(lookers)]
 
 
 class ModelState:
@@ -83,10 +103,7 @@ class ModelState:
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         """name: "safe" or "risky", for messages."""
         self._model, self._name = model, name
-        self._modules = dict(model.named_modules())
-        self._tensors = dict(_tensors(self._modules, fixed=True))
-        self._facts = {name: _Facts.of(tensor) for name, tensor in self._tensors.items()}
-        self._samples, self._settings = _samples(self._tensors), _settings(self._modules)
+        self._facts = _facts(model)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make the state anew for a copy of the model, whose tensors lie elsewhere."""
@@ -99,90 +116,95 @@ class ModelState:
 
         A model in training mode is set to evaluation again, with a warning.
         """
-        modules = dict(self._model.named_modules())
-        for name in self._modules | modules:
-            if self._modules.get(name) is not modules.get(name):
-                self._refuse(f"its module {name or 'at the root'} is another one")
-        tensors = dict(_tensors(modules, fixed=True))
-        for name in self._tensors | tensors:
-            before = self._facts.get(name)
-            after = _Facts.of(tensors[name]) if name in tensors else None
-            if before != after:
-                self._refuse(_Facts.change(name, before, after))
-        for name, sample in _samples(tensors).items():
-            if sample != self._samples[name]:
-                self._refuse(f"{name} was written to")
-        settings = _settings(modules)
-        for name in self._settings | settings:
-            was, now = self._settings.get(name, []), settings.get(name, [])
+        for module in self._model.modules():
+            if module.training:
+                logger.warning("the %s model was in training mode: set to evaluation", self._name)
+                self._model.train(False)
+                break
+        facts = _facts(self._model)
+        if facts == self._facts:
+            return
+        for name in self._facts | facts:
+            was, now = self._facts.get(name), facts.get(name)
             if was != now:
-                self._refuse(f"{name} is {_names(now)}, it was {_names(was)}")
-        self.check_running()
-
-    def check_running(self) -> None:
-        """The same between two steps of a call, of what takes no time to ask: modes and writes."""
-        if any(module.training for module in self._modules.values()):
-            logger.warning("the %s model was in training mode: set to evaluation", self._name)
-            self._model.train(False)
-        for name, tensor in self._tensors.items():
-            if _version(tensor) != self._facts[name].version:
-                self._refuse(f"{name} was written to")
-
-    def _refuse(self, change: str) -> None:
-        raise ValueError(
-            f"the {self._name} model has changed since the ModelPair was made: {change}. Make a "
-            "new ModelPair of what it is now"
-        )
+                raise ValueError(
+                    f"the {self._name} model has changed since the ModelPair was made: "
+                    f"{_change(name, was, now)}. Make a new ModelPair of what it is now"
+                )
 
 
-class _Facts(NamedTuple):
-    """The facts of a tensor that are known without reading it."""
+class _TensorFacts(NamedTuple):
+    """The facts of a tensor that need no reading of its numbers."""
 
     dtype: torch.dtype
     shape: torch.Size
     device: torch.device
     address: int
     version: int
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "_Facts":
-        return cls(tensor.dtype, tensor.shape, tensor.device, _address(tensor), _version(tensor))
-
-    @staticmethod
-    def change(name: str, before: "_Facts | None", after: "_Facts | None") -> str:
-        if before is None or after is None:
-            return f"{name} is {'gone' if after is None else 'new'}"
-        for was, now in zip(before[:3], after[:3], strict=True):
-            if was != now:
-                return f"{name} is {_plain(now)}, it was {_plain(was)}"
-        return f"{name} was replaced or written to"
+    """The number of writes to it; inference tensors do not count them."""
 
 
-def _plain(fact: object) -> str:
-    return str(tuple(fact) if isinstance(fact, torch.Size) else fact).removeprefix("torch.")
+def _facts(model: PreTrainedModel) -> dict[str, Any]:
+    """Facts by name that decide what a model computes, to be compared; they keep no weight alive.
 
-
-def _tensors(modules: Mapping[str, nn.Module], *, fixed: bool) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by name.
-
-    fixed: without buffers that some forward makes anew. Those are not saved with the model:
-    frequencies of dynamic rotary embeddings, sinusoids of texts that grow.
+    Every call of a pair runs this, over thousands of attributes: the loops call no functions.
     """
-    for prefix, module in modules.items():
-        is_fixed = getattr(module, "rope_type", "") in FIXED_ROTATIONS
-        left_out = module._non_persistent_buffers_set if fixed and not is_fixed else ()
-        for name, tensor in (module._parameters | module._buffers).items():
-            if tensor is not None and name not in left_out:
-                yield from _parts(f"{prefix}.{name}" if prefix else name, tensor)
+    facts: dict[str, Any] = {}
+    samples: dict[torch.device, dict[str, Tensor]] = {}
+    parts: dict[str, Any] = dict(model.named_modules())
+    for module in [*parts.values()]:
+        if isinstance(config := vars(module).get("config"), PretrainedConfig):
+            parts[type(config).__name__] = config
+    for path, part in parts.items():
+        # 1. The module, its hooks, a forward that is no method of its class, plain attributes.
+        if isinstance(part, nn.Module):
+            facts[path] = ref(part)
+        for name, value in vars(part).items():
+            if name in HOOKS:
+                value = _changing(value.values()) if value else []
+            elif name != "forward":
+                if name in UNWATCHED or (name[0] == "_" and name not in SWITCHES):
+                    continue
+                if isinstance(value, list | tuple | dict):
+                    value = _plain_text(value)
+                elif not isinstance(value, bool | int | float | str):
+                    continue
+            facts[f"{path}.{name}".removeprefix(".")] = value
+        # 2. Its tensors, without buffers that are not saved with a model, as forwards make them
+        #    anew: sinusoids, frequencies of dynamic rotary embeddings.
+        names = [*part._parameters, *part._buffers] if isinstance(part, nn.Module) else []
+        if names and vars(part).get("rope_type") not in FIXED_ROTATIONS:
+            names = [name for name in names if name not in part._non_persistent_buffers_set]
+        for name, tensor in _tensors(path, part, names) if names else ():
+            address, version = _address(tensor), 0 if tensor.is_inference() else tensor._version
+            facts[name] = _TensorFacts(tensor.dtype, tensor.shape, tensor.device, address, version)
+            if address and type(tensor.data) is Tensor:
+                samples.setdefault(tensor.device, {})[name] = _sample(tensor.data)
+    # 3. Some of their numbers: one transfer for all of a device, which then is waited for once.
+    for of_device in samples.values():
+        read, start = torch.cat([*of_device.values()]).cpu().numpy().tobytes(), 0
+        for name, sample in of_device.items():
+            facts[f"{name} numbers"] = read[start : start + len(sample)]
+            start += len(sample)
+    return facts
 
 
-def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The tensor itself, or those that a quantized or a distributed one is made of."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        yield name, tensor
-        return
-    for part in tensor.__tensor_flatten__()[0]:
-        yield from _parts(f"{name}.{part}", getattr(tensor, part))
+def _plain_text(value: object) -> str | None:
+    """A list or a mapping as JSON, as it may change in place; None where it holds objects."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _tensors(path: str, module: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers with their paths; a quantized or distributed one is its parts."""
+    for name in names:
+        tensor = getattr(module, name)
+        if hasattr(tensor, "__tensor_flatten__"):
+            yield from _tensors(f"{path}.{name}", tensor, tensor.__tensor_flatten__()[0])
+        elif tensor is not None:
+            yield f"{path}.{name}".removeprefix("."), tensor
 
 
 def _address(tensor: Tensor) -> int:
@@ -190,94 +212,44 @@ def _address(tensor: Tensor) -> int:
     return tensor.data_ptr() if tensor.layout == torch.strided else 0
 
 
-def _version(tensor: Tensor) -> int:
-    """The number of writes to it; inference tensors do not count them."""
-    return 0 if tensor.is_inference() else tensor._version
+def _extent(tensor: Tensor) -> int:
+    """Numbers from its first one to its last one in memory."""
+    if tensor.is_contiguous():
+        return tensor.numel()
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _settings(modules: Mapping[str, nn.Module]) -> dict[str, list[Any]]:
-    """What a forward follows next to weights, by name: hooks, a `forward` of one object, and plain
-    values of modules and their configs."""
-    held = [vars(module).get("config") for module in modules.values()]
-    configs = {id(config): config for config in held if isinstance(config, PretrainedConfig)}
-    named = [(type(config).__name__, config) for config in configs.values()]
-    settings: dict[str, list[Any]] = {}
-    for path, thing in [*modules.items(), *named]:
-        for name, value in vars(thing).items():
-            if name in HOOKS:
-                values = [hook for hook in value.values() if not _only_looks(hook)]
-            elif name == "forward":
-                values = [value]
-            elif _is_watched(name) and _is_plain(value):
-                values = [str(value)]
-            else:
-                continue
-            settings[f"{path}.{name}".removeprefix(".")] = values
-    return settings
+def _sample(tensor: Tensor) -> Tensor:
+    """The bytes of `NUM_SAMPLED` numbers of a tensor, or a few more, evenly over its memory."""
+    extent, size = _extent(tensor), tensor.element_size()
+    step = max(1, extent // NUM_SAMPLED)
+    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    start, shape = tensor.storage_offset() * size, (-(-extent // step), size)
+    return memory.set_(tensor.untyped_storage(), start, shape, (step * size, 1)).flatten()
 
 
-def _is_watched(name: str) -> bool:
-    return name in SWITCHES or not (name in UNWATCHED or name.startswith("_"))
+def _change(name: str, was: Any, now: Any) -> str:
+    """The change of one fact, in a clause."""
+    kinds = {type(was), type(now)}
+    if ReferenceType in kinds:
+        return f"its module {name or 'at the root'} is another one"
+    if bytes in kinds:
+        return f"{name.removesuffix(' numbers')} was written to"
+    if _TensorFacts not in kinds:
+        return f"{name} is {_shown(now)}, it was {_shown(was)}"
+    if was is None or now is None:
+        return f"{name} is {'gone' if now is None else 'new'}"
+    for before, after in zip(was[:3], now[:3], strict=True):
+        if before != after:
+            return f"{name} is {_shown(after)}, it was {_shown(before)}"
+    return f"{name} was replaced or written to"
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple | dict):
-        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, bool | int | float | str)
-
-
-def _names(values: list[Any]) -> str:
-    """Plain values, and names of hooks and functions, in one line."""
-    names = (v if isinstance(v, str) else getattr(v, "__qualname__", type(v)) for v in values)
-    return ", ".join(map(str, names)) or "none"
-
-
-def _samples(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
-    """`NUM_SAMPLED` numbers or a few more of each tensor that can be read, as bytes by name."""
-    groups: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        data = tensor.data
-        is_plain = type(data) is Tensor and data.layout == torch.strided and _address(data)
-        if is_plain and (data.dtype.is_floating_point or data.dtype in SAMPLED_INTEGERS):
-            groups.setdefault((data.device, data.dtype), {})[name] = _sample(data)
-    sampled: dict[str, bytes] = {}
-    for samples in groups.values():
-        # One transfer for all of a device, which then is waited for once.
-        read, start = torch.cat([*samples.values()]).view(torch.uint8).cpu().numpy().tobytes(), 0
-        for name, sample in samples.items():
-            sampled[name] = read[start : start + sample.nbytes]
-            start += sample.nbytes
-    return sampled
-
-
-def _sample(data: Tensor) -> Tensor:
-    step = max(1, data.numel() // NUM_SAMPLED)
-    if data.is_contiguous():
-        return data.view(-1)[::step]
-    chosen = torch.arange(0, data.numel(), step, device=data.device)
-    return data[torch.unravel_index(chosen, data.shape)]
-
-
-def _shared_names(safe: PreTrainedModel, risky: PreTrainedModel) -> dict[str, str]:
-    """The first tensors that lie in the same memory, in whole or in part, by model; {} for none."""
-    furthest: dict[str, tuple[int, str]] = {}
-    for start, end, name, model in sorted([*_spans(safe, "safe"), *_spans(risky, "risky")]):
-        for other, (last, theirs) in furthest.items():
-            if other != model and start < last:
-                return {model: name, other: theirs}
-        furthest[model] = max(furthest.get(model, (0, "")), (end, name))
-    return {}
-
-
-def _spans(model: PreTrainedModel, name: str) -> Iterator[tuple[int, int, str, str]]:
-    """(first byte, the one after the last, name, model) of all that a model holds.
-
-    A tensor without memory, as of weights that are loaded when they are needed, is at the place of
-    its object, which none of another model can have.
-    """
-    for path, part in _tensors(dict(model.named_modules()), fixed=False):
-        start, size = _address(part) or id(part), 1
-        if _address(part):
-            steps = zip(part.shape, part.stride(), strict=True)
-            size = part.element_size() * (1 + sum((n - 1) * step for n, step in steps))
-        yield start, start + size, path, name
+def _shown(fact: Any) -> str:
+    """Plain values, tensors' dtypes and shapes, and names of functions, in one line."""
+    if isinstance(fact, list):
+        return ", ".join(map(_shown, fact)) or "none"
+    if fact is None:
+        return "none"
+    text = tuple(fact) if isinstance(fact, torch.Size) else getattr(fact, "__qualname__", fact)
+    return str(text).removeprefix("torch.")

@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,7 +16,7 @@ from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from ...durable_files import write_durably
-from ...fields import check_fields, checked_nats, field_error
+from ...fields import check_fields, checked_nats, from_record
 from ..settings import LevelName
 from .folder import ModelFolder, check_is_id, hub_refusal, read_json
 
@@ -55,14 +55,12 @@ class PairFile:
         one that holds anything else.
         """
         file = _located(name)
-        content = read_json(file, each_once=True)
-        if content.get("schema") != SCHEMA:
-            raise ValueError(f"{file}: schema must be {SCHEMA!r}, got {content.get('schema')!r}")
-        if error := field_error(cls, content):
-            raise ValueError(f"{file}: {error}")
-        models = {model: _next_to(file, content[model]) for model in ("safe", "risky")}
+        content = read_json(file)
         try:
-            return cls(**{**content, **models})
+            if (schema := content.get("schema")) != SCHEMA:
+                raise ValueError(f"schema must be {SCHEMA!r}, got {schema!r}")
+            pair = from_record(cls, content)
+            return replace(pair, safe=_next_to(file, pair.safe), risky=_next_to(file, pair.risky))
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
 
@@ -139,11 +137,10 @@ pair = anchored.ModelPair.from_pretrained("{repo_id}")
 
 def _located(name: str | Path) -> Path:
     path = Path(name).expanduser()
-    if path.is_file():
-        return path
+    for file in (path, path / PAIR_FILE):
+        if file.is_file():
+            return file
     if path.exists():
-        if (path / PAIR_FILE).is_file():
-            return path / PAIR_FILE
         raise FileNotFoundError(f"there is no {PAIR_FILE} in {name}")
     check_is_id(name)
     try:
@@ -163,5 +160,5 @@ def _next_to(file: Path, name: str) -> str:
     if folder.is_dir():
         return str(folder)
     if Path(name).exists():  # it would be loaded in place of the model that is meant
-        raise ValueError(f"{file}: {name!r} is a folder where this runs, but not next to the file")
+        raise ValueError(f"{name!r} is a folder where this runs, but not next to the file")
     return name

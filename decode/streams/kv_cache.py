@@ -141,7 +141,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         assert placement is not None, "RowCache.prepare comes before every forward"
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self._grow(placement.num_columns)
+        if placement.num_columns > self.keys.shape[2]:
+            self._grow(placement.num_columns)
         for storage, states in ((self.keys, key_states), (self.values, value_states)):
             if placement.is_level and placement.is_whole:
                 # A slice takes half the time of an index for a few columns.
@@ -171,7 +172,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if not self.is_initialized:
             self.lazy_initialization(keys[None], values[None])
         length = keys.shape[1]
-        self._grow(length)
+        if length > self.keys.shape[2]:
+            self._grow(length)
         self.keys[row, :, :length], self.values[row, :, :length] = keys, values
 
     def clear(self, row: int, start: int) -> None:
@@ -196,8 +198,6 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def _grow(self, num_columns: int) -> None:
         capacity = self.keys.shape[2]
-        if num_columns <= capacity:
-            return
         wanted = min(max(num_columns, capacity + capacity // 2), self.max_length)
         new = (0, 0, 0, wanted - capacity)
         # One after the other: the old keys are freed before the values are copied.

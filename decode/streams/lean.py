@@ -1,5 +1,7 @@
 """The layers of Llama-like models on a CPU: few operations, over weights that are packed once."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import psutil
@@ -35,9 +37,13 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight: (O, D), of a dtype that `can_pack` accepts; bias: (O,)."""
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        self._bias = None if bias is None else bias.detach()
-        self._product = torch.ops.mkldnn._linear_pointwise.default
+        self.product: Callable[[Tensor], Tensor] = partial(
+            torch.ops.mkldnn._linear_pointwise.default,
+            W=torch.ops.mkldnn._reorder_linear_weight(weight.detach()),
+            B=None if bias is None else bias.detach(),
+            **{"attr": "none", "scalars": [], "algorithm": ""},
+        )
+        """(N, O) of N rows (N, D), at least FEWEST_ROWS."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """(..., O) of (..., D)."""
@@ -45,7 +51,7 @@ class PackedLinear:
         num_rows = len(rows)
         if num_rows < FEWEST_ROWS:
             rows = functional.pad(rows, (0, 0, 0, FEWEST_ROWS - num_rows))
-        output: Tensor = self._product(rows, self._weight, self._bias, "none", [], "")[:num_rows]
+        output = self.product(rows)[:num_rows]
         return output if hidden.ndim == 2 else output.view(*hidden.shape[:-1], -1)
 
 
@@ -63,16 +69,16 @@ class _Layer(NamedTuple):
 
     attention_norm: Tensor
     """(D,)."""
-    heads: PackedLinear
-    """Queries, keys and values side by side: (N, (H + 2 G) E)."""
+    heads: Callable[[Tensor], Tensor]
+    """Queries, keys and values next to each other: (N, (H + 2 G) E)."""
     head_norms: tuple[Tensor, Tensor] | None
     """(E,) each, for the queries and keys of Qwen 3."""
-    output: PackedLinear
+    output: Callable[[Tensor], Tensor]
     gated_norm: Tensor
     """(D,)."""
-    gate_up: PackedLinear
-    """Both side by side: (N, 2 F)."""
-    down: PackedLinear
+    gate_up: Callable[[Tensor], Tensor]
+    """Both next to each other: (N, 2 F)."""
+    down: Callable[[Tensor], Tensor]
 
 
 class LeanBackbone:
@@ -106,61 +112,69 @@ class LeanBackbone:
         rotation, num_tokens = self._rotation(positions), token_ids.numel()
         # Fewer tokens than products take are joined by others once, which attention leaves out.
         num_more = max(0, FEWEST_ROWS - num_tokens)
-
-        def attended(index: int, layer: _Layer, product: Tensor) -> Tensor:
-            query, key, value = (
-                heads.view(*token_ids.shape, -1, heads.shape[-1]).transpose(1, 2)
-                for heads in self._rotated(product[:num_tokens], rotation, layer)
-            )
-            # The cache stores the new keys and values and returns those of all columns.
-            keys, values = cache.update(key, value, index)
-            heads = _attended(query, keys, values, mask).transpose(1, 2).reshape(num_tokens, -1)
-            return functional.pad(heads, (0, 0, 0, num_more)) if num_more else heads
-
         rows = functional.pad(token_ids.flatten(), (0, num_more))
         hidden = functional.embedding(rows, self._embeddings)
-        update = None
+        size, eps = hidden.shape[-1:], self._eps
         for index, layer in enumerate(self._layers):
-            # What a long prompt makes has no names here, so that it is freed as soon as it was
-            # read; what one layer adds joins the residual stream when it is next normed.
+            # What a long prompt makes has no names here, or is freed as soon as it was read.
             # 1. Attention, whose queries, keys and values are one product.
-            update = layer.output(
-                attended(
-                    index, layer, layer.heads(self._normed(hidden, update, layer.attention_norm))
-                )
-            )
+            heads = layer.heads(torch.rms_norm(hidden, size, layer.attention_norm, eps))
+            heads = heads[:num_tokens].view(*token_ids.shape, -1, self._head_size)
+            heads = self._attended(index, layer, heads, rotation, mask, cache)
+            heads = functional.pad(heads, (0, 0, 0, num_more)) if num_more else heads
+            hidden.add_(layer.output(heads))
+            del heads
             # 2. The gated layer, whose two products of one input are one.
-            update = layer.down(
-                _gated(layer.gate_up(self._normed(hidden, update, layer.gated_norm)))
+            gate, up = layer.gate_up(torch.rms_norm(hidden, size, layer.gated_norm, eps)).chunk(
+                2, -1
             )
-        normed = self._normed(hidden, update, self._norm)[:num_tokens]
+            gated = functional.silu(gate).mul_(up)
+            del gate, up
+            hidden.add_(layer.down(gated))
+            del gated
+        normed = torch.rms_norm(hidden, size, self._norm, eps)[:num_tokens]
         return normed.view(*token_ids.shape, -1)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, (N, 1, E) float32 each, for all layers; positions: (R, T)."""
-        angles = (positions.reshape(-1, 1) * self._frequencies)[:, None]
+        """cos and sin, (R, T, 1, E) float32 each, for all layers; positions: (R, T)."""
+        angles = (positions[..., None] * self._frequencies)[:, :, None]
         return angles.cos() * self._rotary_scale, angles.sin() * self._rotary_scale
 
-    def _normed(self, hidden: Tensor, update: Tensor | None, weight: Tensor) -> Tensor:
-        """(N, D): the root mean square norm of hidden (N, D), to which the update is added."""
-        if update is not None:
-            hidden.add_(update)
-        return torch.rms_norm(hidden, weight.shape, weight, self._eps)
-
-    def _rotated(
-        self, product: Tensor, rotation: tuple[Tensor, Tensor], layer: _Layer
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (N, H, E), keys and values (N, G, E) of a layer's product of heads."""
-        (cos, sin), size = rotation, self._head_size
-        num_rotated = self._num_heads + self._num_key_heads
-        heads = product.view(product.shape[0], -1, size)
-        rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]
+    def _attended(
+        self,
+        index: int,
+        layer: _Layer,
+        heads: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: RowCache,
+    ) -> Tensor:
+        """(N, H E) of a layer's queries, keys and values (R, T, H + 2 G, E)."""
+        (cos, sin), num_heads, num_new = rotation, self._num_heads, heads.shape[1]
+        rotated, value = heads.tensor_split((num_heads + self._num_key_heads,), 2)
         if layer.head_norms is not None:
-            parts = zip(rotated.tensor_split((self._num_heads,), 1), layer.head_norms, strict=True)
-            normed = [torch.rms_norm(part, (size,), weight, self._eps) for part, weight in parts]
-            rotated = torch.cat(normed, 1)
-        rotated = torch.addcmul(rotated * cos, rotated.roll(size // 2, -1), sin)
-        return rotated[:, : self._num_heads], rotated[:, self._num_heads :], value
+            parts = zip(rotated.tensor_split((num_heads,), 2), layer.head_norms, strict=True)
+            normed = [
+                torch.rms_norm(part, weight.shape, weight, self._eps) for part, weight in parts
+            ]
+            rotated = torch.cat(normed, 2)
+        rotated = torch.addcmul(rotated * cos, rotated.roll(heads.shape[3] // 2, -1), sin)
+        query, key = rotated.transpose(1, 2).tensor_split((num_heads,), 1)
+        # The cache stores the new keys and values and returns those of all columns.
+        keys, values = cache.update(key, value.transpose(1, 2), index)  # (R, G, C, E)
+        num_columns = keys.shape[2]
+        if mask is None and 1 < num_new < num_columns:
+            mask = query.new_ones(num_new, num_columns, dtype=torch.bool)
+            mask = mask.tril(num_columns - num_new)
+        attended = functional.scaled_dot_product_attention(
+            query,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None and num_new == num_columns,
+            enable_gqa=num_heads != self._num_key_heads,
+        )
+        return attended.transpose(1, 2).reshape(-1, num_heads * heads.shape[3])
 
 
 def can_be_lean(model: PreTrainedModel, attention: RowAttention) -> bool:
@@ -215,32 +229,10 @@ def _layer(module: Any) -> _Layer:
     )
 
 
-def _packed(*modules: nn.Linear) -> PackedLinear:
+def _packed(*modules: nn.Linear) -> Callable[[Tensor], Tensor]:
     """One product in place of several of one input; a missing bias is zeros next to one."""
     weight = torch.cat([module.weight.detach() for module in modules])
     if all(module.bias is None for module in modules):
-        return PackedLinear(weight, None)
+        return PackedLinear(weight, None).product
     biases = [m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in modules]
-    return PackedLinear(weight, torch.cat([bias.detach() for bias in biases]))
-
-
-def _gated(gate_up: Tensor) -> Tensor:
-    """(N, F): silu(gate) * up, of both side by side."""
-    gate, up = gate_up.chunk(2, -1)
-    return functional.silu(gate).mul_(up)
-
-
-def _attended(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """(R, H, T, E) of query (R, H, T, E); keys, values (R, G, C, E)."""
-    num_new, num_columns = query.shape[2], keys.shape[2]
-    is_causal = mask is None and num_new == num_columns
-    if mask is None and 1 < num_new < num_columns:
-        mask = query.new_ones(num_new, num_columns, dtype=torch.bool).tril(num_columns - num_new)
-    return functional.scaled_dot_product_attention(
-        query,
-        keys,
-        values,
-        attn_mask=mask,
-        is_causal=is_causal,
-        enable_gqa=query.shape[1] != keys.shape[1],
-    )
+    return PackedLinear(weight, torch.cat([bias.detach() for bias in biases])).product

@@ -77,9 +77,9 @@ class ModelRunner:
 
     def backbone(self, attention: RowAttention) -> Backbone:
         """The layers that compute hidden states: lean ones, made once, or transformers'."""
-        if not can_be_lean(self.model, attention):
+        if attention.keeps_modules:
             return ModuleBackbone(self.model)
-        if self._lean is None and has_room(self.model):
+        if self._lean is None and can_be_lean(self.model, attention) and has_room(self.model):
             self._lean = LeanBackbone(self.model)
         return self._lean or ModuleBackbone(self.model)
 

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from ...errors import in_one_line
 from ..levels.level import TokenLevel
 from ..pair.folder import ModelFolder, fingerprint
-from ..pair.loading import load_config, load_tokenizer, quantization_method
+from ..pair.loading import load_config, load_tokenizer
 from ..pair.model_pair import ModelPair
 from ..rules.anchored import Anchored
 from ..rules.pathwise import Pathwise
@@ -87,10 +87,7 @@ class DescribedPair(ModelPair):
             model.dtype = dtype
 
     def _check_models(self) -> None:
-        """Note how the folders are quantized; nothing is run, as vLLM loads the models."""
-        for name, model in self.models.items():
-            if method := quantization_method(model.config):
-                self.quantization[name] = method
+        """Nothing is run, as vLLM loads the models."""
 
 
 def _described(folder: Path) -> SimpleNamespace:
