@@ -68,6 +68,10 @@ MOST_NATS = 700.0
 """Nats whose exponential is still a float64."""
 
 
+Earlier = Generation | Ledger
+"""A text that a call goes on from."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """The text that one step of a stream added."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...durable_files import new_file
 from ...fields import checked_nats
 from ...kernels.spend import allowance, charged, empty_accounts, missing, new_accounts
+from ..ledger import LedgerHeader
 from ..settings import DebtMode, Schedule
 
 
@@ -119,6 +120,22 @@ class Budget:
         if self.bank is None or left == math.inf:
             return self
         return replace(self, debt=max(0.0, self.bank - left))
+
+    def carried(self, left: float) -> float:
+        """Nats of the bank, among those that the earlier text left in its own."""
+        return 0.0 if left == math.inf else max(0.0, min(left, self.bank or 0.0))
+
+    @classmethod
+    def recorded(cls, header: LedgerHeader) -> "Budget":
+        """The budget that a ledger's header has."""
+        return cls(
+            per_step=header.k,
+            total=header.K,
+            horizon=header.horizon,
+            debt=header.debt,
+            schedule=header.rule_settings.get("budget", "adaptive"),
+            bank=header.bank,
+        )
 
     def record(self) -> dict[str, Any]:
         """The figures of a ledger's header and of a score, by the names of their fields."""

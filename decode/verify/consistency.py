@@ -10,12 +10,12 @@ from ..engine.request import recorded_key
 from ..ledger import SCHEMA, Ledger, LedgerFooter, LedgerHeader, LedgerStep
 from ..levels.level import Level
 from ..pair.model_pair import ModelPair
-from ..rounding import least_temperature, temperature_error
 from ..rules.claims import opened
 from ..rules.registry import make_rule, rule_class
 from ..rules.rule import OpenRule
 from ..settings import SamplingConfig
 from .replay import recorded_budget, recorded_level
+from .rounding import least_temperature, temperature_error
 
 FINISH_REASONS = ("length", "stop_token", "stop_string", "aborted", "error")
 

@@ -14,17 +14,17 @@ from ..byte.byte_stream import ByteStream
 from ..byte.settings import ByteSettings
 from ..engine.prompts import asks_for_ratios, prompts_by_stream, read_prompts
 from ..engine.request import recorded_key
+from ..engine.score import given_columns
 from ..ledger import Ledger, LedgerHeader
 from ..levels.level import Level, TokenLevel
 from ..levels.retokenized import RetokenizedLevel
 from ..pair.model_pair import ModelPair
-from ..rounding import largest_logit
 from ..rules.budget import Budget
 from ..rules.claims import opened, warn_of_left_out
 from ..rules.registry import make_rule
 from ..rules.rule import BOTH, NextToken, OpenRule, StepInputs
-from ..score import given_columns
 from ..settings import SamplingConfig
+from ..warpers import largest_logit
 
 # V symbols.
 

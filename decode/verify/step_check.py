@@ -13,9 +13,9 @@ from torch import Tensor
 from ...kernels import reference
 from ...kernels.spend import BAN_GAP
 from ..ledger import LedgerStep
-from ..rounding import ARITHMETIC, NUM_DEVIATIONS, moved
 from ..rules.rule import token_spend
 from .draw import Draw
+from .rounding import ARITHMETIC, NUM_DEVIATIONS, moved
 from .step_distributions import (
     Claim,
     StepDistributions,

@@ -12,9 +12,9 @@ from ...kernels import reference
 from ...kernels.certificate import KL_MARGIN, MASS_RESERVE, RESERVE_NATS, WEIGHT_ROUNDINGS
 from ...kernels.spend import EPSILON, MAX_DIVERGENCE_CAP
 from ..ledger import LedgerStep, divergence_of
-from ..rounding import ARITHMETIC, NUM_DEVIATIONS, moved
 from ..rules.rule import NextToken
 from ..settings import Charge
+from .rounding import ARITHMETIC, NUM_DEVIATIONS, moved
 
 # V symbols. Distributions are (V,) float64 log-probabilities, tolerances are in nats.
 

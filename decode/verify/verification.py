@@ -15,11 +15,12 @@ from ...kernels import reference
 from ..ambient import in_plain_torch
 from ..ledger import Ledger, LedgerError, LedgerStep, ledger_of
 from ..pair.model_pair import ModelPair
-from ..rounding import ARITHMETIC, CARRYING_GAP, OF_QUANTIZED, largest_logit, logit_tolerance
 from ..rules.rule import BOTH
 from ..settings import SamplingConfig
+from ..warpers import CARRYING_GAP, largest_logit
 from .consistency import inconsistencies
 from .replay import ForcedStep, Replay
+from .rounding import ARITHMETIC, OF_QUANTIZED, logit_tolerance
 from .step_check import TRUNCATION_NEEDS, StepReport, check_step, difference, divergences
 from .step_distributions import Claim, Kind
 from .text_check import (

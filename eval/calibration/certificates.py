@@ -15,11 +15,11 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ... import Anchored, Decoder, ModelPair, Pathwise
+from ...decode.engine.score import Score
 from ...decode.event_bound import event_bound
 from ...decode.ledger import divergence_of
 from ...decode.rules.anchored import Indebted
-from ...decode.score import Score
-from ...decode.settings import DebtOptions
+from ...decode.rules.registry import DebtOptions
 from ...durable_files import write_durably
 from ...environment import environment_record
 from ...fields import MAX_NATS

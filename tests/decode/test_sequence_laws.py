@@ -15,9 +15,8 @@ from tiny_models import every_text, tiny_llama, word_tokenizer
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, event_bound
 from anchored.decode.rules.anchored import NoOpt
 from anchored.decode.rules.memfree import MemFree
-from anchored.decode.rules.mixtures import RCAD, CPFuse
-from anchored.decode.rules.one_model import ColdStart, GlobalSwitch, System
-from anchored.decode.rules.token_swap import TokenSwap
+from anchored.decode.rules.mixtures import RCAD, CPFuse, TokenSwap
+from anchored.decode.rules.unbounded import ColdStart, GlobalSwitch, System
 
 PROMPT, HORIZON = [0, 2, 3, 2], 4
 ORACLE_ERROR = 1e-11

@@ -10,14 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchored.decode.rules.anchored import Anchored, NoOpt
+from anchored.decode.rules.anchored import Anchored, NoOpt, Pathwise
 from anchored.decode.rules.budget import (
     Budget,
     log_likelihood_ratios,
     opened_accounts,
     prefix_debt,
 )
-from anchored.decode.rules.pathwise import Pathwise
 from anchored.decode.rules.registry import make_rule
 from anchored.kernels.spend import BANK_MARGIN, SPEND_QUANTUM, allowance, charged
 

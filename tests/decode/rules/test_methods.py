@@ -25,9 +25,8 @@ from anchored.decode.ledger import Ledger
 from anchored.decode.rules import registry
 from anchored.decode.rules.anchored import NoOpt
 from anchored.decode.rules.memfree import MemFree
-from anchored.decode.rules.mixtures import RCAD, CPFuse
-from anchored.decode.rules.one_model import ColdStart, GlobalSwitch, System
-from anchored.decode.rules.token_swap import TokenSwap
+from anchored.decode.rules.mixtures import RCAD, CPFuse, TokenSwap
+from anchored.decode.rules.unbounded import ColdStart, GlobalSwitch, System
 
 PROMPTS = ["the keeper of", "import math", "Nine tides ago, the harbour"]
 PASSAGES = [

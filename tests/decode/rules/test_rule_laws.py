@@ -11,13 +11,11 @@ import pytest
 import torch
 from extreme_logits import EXTREME_KINDS, extreme_pair
 
-from anchored.decode.rules.anchored import Anchored, NoOpt
+from anchored.decode.rules.anchored import Anchored, NoOpt, Pathwise, SafeOnly
 from anchored.decode.rules.memfree import MemFree
-from anchored.decode.rules.mixtures import RCAD, CPFuse, fused_weights, grid
-from anchored.decode.rules.one_model import ColdStart, GlobalSwitch, RiskyOnly, SafeOnly, System
-from anchored.decode.rules.pathwise import Pathwise
+from anchored.decode.rules.mixtures import RCAD, CPFuse, TokenSwap, fused_weights, grid
 from anchored.decode.rules.rule import Past, StepInputs, token_spend
-from anchored.decode.rules.token_swap import TokenSwap
+from anchored.decode.rules.unbounded import ColdStart, GlobalSwitch, RiskyOnly, System
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
 from anchored.kernels import reference

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..kernels.spend import allowance, charged
-from .engine.log_probs import TokenLogProbs, top_log_probs
-from .engine.prompts import PromptReading, asks_for_ratios, read_prompts
-from .engine.request import Request, request_budget
-from .levels.level import Level
-from .rules.budget import Budget, opened_accounts
-from .rules.rule import OpenRule, Past, PastRows, StepInputs, token_spend
-from .settings import SamplingConfig
-from .streams.stream import Stream, chunks
-from .warpers import Warpers
+from ...kernels.spend import allowance, charged
+from ..levels.level import Level
+from ..rules.budget import Budget, opened_accounts
+from ..rules.rule import OpenRule, Past, PastRows, StepInputs, token_spend
+from ..settings import SamplingConfig
+from ..streams.stream import Stream, chunks
+from ..warpers import Warpers
+from .log_probs import TokenLogProbs, top_log_probs
+from .prompts import PromptReading, asks_for_ratios, read_prompts
+from .request import Request, request_budget
 
 # B continuations, C columns of them at once, N continuations that have a given column, V symbols.
 
