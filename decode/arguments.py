@@ -1,6 +1,6 @@
 """Arguments of a call in the forms that users have: prompts and conversations, and settings."""
 
-from collections.abc import Mapping, Sequence, Set, ValuesView
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from numbers import Number
@@ -46,9 +46,6 @@ def prompt_list(name: str, values: Any) -> list[str | list[int] | RequestError]:
     """
     if isinstance(values, str):
         return [values]
-    if isinstance(values, Mapping | Set | ValuesView) and not isinstance(values, BatchEncoding):
-        why = "pass its token ids" if isinstance(values, Mapping) else "its texts have no order"
-        raise ValueError(f"{name}s must not be a {type(values).__name__}: {why}")
     listed = _rows(values) if isinstance(values, BatchEncoding) else _as_list(values)
     if not isinstance(listed, list):
         raise ValueError(

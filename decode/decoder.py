@@ -118,8 +118,8 @@ class Decoder:
         texts = [source for source in (prompts, *sources) if source is not None]
         if not texts:
             raise ValueError("give prompts, messages or continue_from: there is nothing to go on")
-        is_alone = any(map(is_single, texts))
-        requests = self._requests(prompts, config, **chosen, is_alone=is_alone)
+        chosen["is_alone"] = any(map(is_single, texts))
+        requests = self._requests(prompts, config, **chosen)
         begun: dict[int, RequestState] = {}
         return Generations(
             self._decode(requests, config, begun),
@@ -182,28 +182,35 @@ class Decoder:
         targets = target_symbols(self.level, continuations)
         longest = max((len(target) for target, _ in targets), default=1)
         texts = prompt_requests(self.level, prompts, messages=messages)
-        steps = max(longest, 1) if horizon is None else horizon
-        values = call_values(len(texts), steps, horizon_name="horizon", k=k, passages=passages)
+        horizon = max(longest, 1) if horizon is None else horizon
+        values = call_values(len(texts), horizon, horizon_name="horizon", k=k, passages=passages)
         is_alone = is_single(prompts if messages is None else messages)
         requests = request_list(
             self.level, self.open_rule, texts, values, num_unread=1, is_alone=is_alone
         )
         if len(requests) != len(targets):
             raise ValueError(f"got {len(requests)} prompts and {len(targets)} continuations")
+        return self._scores(requests, targets, config, progress)
+
+    def _scores(
+        self,
+        requests: list[Request],
+        targets: list[tuple[list[int], str]],
+        config: SamplingConfig,
+        progress: bool | str,
+    ) -> list[Score]:
+        """Scores of `target_symbols`, in order."""
         scores: dict[int, Score] = {}
-        fitting: list[Request] = []
         for request, (target, unreadable) in zip(requests, targets, strict=True):
-            if len(target) > request.max_new_tokens:
+            if len(target) > (steps := request.max_new_tokens):
                 raise ValueError(
-                    f"a continuation has {len(target)} {self.level.name}s, the horizon is "
-                    f"{request.max_new_tokens}"
+                    f"a continuation has {len(target)} {self.level.name}s, the horizon is {steps}"
                 )
             if error := request.error or unreadable:
-                budget = self.open_rule.budget_for(horizon=request.max_new_tokens, k=request.k)
+                budget = self.open_rule.budget_for(horizon=steps, k=request.k)
                 scores[request.index] = Score.of(budget, target, error)
-            else:
-                fitting.append(request)
-        # Equal prompts side by side: they are read once.
+        # Equal prompts next to each other: they are read once.
+        fitting = [request for request in requests if request.index not in scores]
         fitting.sort(key=lambda request: (request.prompt_token_ids, -request.max_new_tokens))
         title = progress if isinstance(progress, str) else "score"
         for batch in tqdm(self._batches(fitting), title, unit="batch", disable=not progress):

@@ -172,7 +172,7 @@ RuleName = Annotated[str, tuple(RULES)]
 
 
 def named_values(option: str, texts: Sequence[str]) -> dict[str, Any]:
-    """The values of an option's NAME=VALUE, by name: each as JSON, or else as it stands."""
+    """The values of an option's NAME=VALUE, by name: each as JSON, or else as text."""
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -44,12 +44,10 @@ def checked_text(name: str, value: Any) -> str:
 _HINTS = {
     "input_ids attention_mask token_type_ids inputs": "give what the tokenizer returns as the "
     "prompts, generate(tokenizer(text)), or lists of token ids",
-    "inputs_embeds": "give texts or token ids as the prompts",
     "prompt prompts text texts": "generate has prompts, its first argument, and stream one prompt",
     "do_sample": "tokens are sampled, and temperature=0 takes the most likely ones",
     "max_length": "give max_new_tokens, which does not count the prompt",
     "max_tokens max_completion_tokens": "give max_new_tokens",
-    "min_length min_new_tokens min_tokens": "a text ends where a model ends it",
     "stop_strings stop_sequences": "give stop=, one text or several",
     "eos_token_id stop_token_ids ignore_eos": "a text ends at the end of text of either model; "
     "give stop= for other ends",
@@ -57,18 +55,12 @@ _HINTS = {
     "num_beams num_beam_groups length_penalty early_stopping use_beam_search": "tokens are sampled "
     "one by one, and num_return_sequences gives several texts",
     "streamer": "call stream(prompt), which yields pieces",
-    "stopping_criteria": "give stop= and max_new_tokens, or leave a stream where it shall end",
     "logits_processor logits_processors logit_bias prefix_allowed_tokens_fn typical_p": "what "
     "chooses tokens is a rule or one of temperature, repetition_penalty, top_k, top_p, min_p",
-    "bad_words_ids no_repeat_ngram_size": "the rule MemFree keeps n-grams out",
-    "frequency_penalty presence_penalty": "give repetition_penalty",
     "logprobs prompt_logprobs output_scores output_logits return_dict_in_generate": "the steps of "
     "a result's ledger have log_prob and safe_log_prob, and score() those of a given text",
     "assistant_model prompt_lookup_num_tokens": "Decoder(pair, rule, speculate=...) drafts",
-    "generator random_seed": "give seed=",
-    "sampling_params": "give its values by their names",
-    "return_full_text skip_special_tokens": "result.text is the continuation alone",
-    "use_tqdm": "give progress=",
+    "generation_config sampling_params": "give its values by their names",
     "K divergence debt debt_window budget bank": "it is the rule's, as Anchored(k=1.5, ...)",
     "level batch_size speculate": "it is the decoder's, Decoder(pair, rule, ...)",
     "torch_dtype": "write dtype=",
@@ -79,7 +71,6 @@ _HINTS = {
     "quantization_config load_in_8bit load_in_4bit": "write risky_quantization=, a config of "
     "transformers",
     "trust_remote_code": "remote code is never run",
-    "use_safetensors": "weights are always safetensors",
     "token use_auth_token": "log in by `hf auth login`",
     "cache_dir": "set HF_HOME",
     "tokenizer": "each model brings its tokenizer; ModelPair(safe, risky, tokenizer) takes one",

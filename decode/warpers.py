@@ -126,11 +126,11 @@ class Warpers:
             self._token_ids, self._banned = self._token_ids.to(device), self._banned.to(device)
 
 
-def alike_or_new(known: Sequence[Warpers], config: SamplingConfig) -> Warpers:
+def alike_or_new(present: Sequence[Warpers], config: SamplingConfig) -> Warpers:
     """The warpers of a config that are among those of a stream's rows already, which rows warp
     together by, else new ones with the same ends and bans."""
-    alike = (warp for warp in known if warp.config == config)
-    first = known[0]
+    alike = (warp for warp in present if warp.config == config)
+    first = present[0]
     return next(alike, None) or Warpers(config, first.stop_token_ids, first.banned_token_ids)
 
 

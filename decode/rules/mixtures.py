@@ -24,7 +24,7 @@ LARGEST_GRID = 100
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CPFuse(Unbounded):
     """p* ~ p_r**b p_s**c, (b, c) of a grid with the least max over models of KL(p* || p_i) plus
-    what the text so far owes that model; not certified.
+    the debt of the text so far to that model; not certified.
 
     Source: Abad et al. 2025, "Copyright-protected language generation via adaptive model fusion";
     paper, appendix "Baseline details".
@@ -56,7 +56,7 @@ class CPFuse(Unbounded):
         names = ("risky", "safe")
         is_last = self.warping == "after"
         raw = [inputs.logits[name] if is_last else inputs.warped(name) for name in names]
-        log_probs = torch.stack([each.double().log_softmax(-1) for each in raw])
+        log_probs = torch.stack([logits.double().log_softmax(-1) for logits in raw])
         log_probs.masked_fill_((log_probs == -torch.inf).any(0), -torch.inf)
         owed = torch.stack([inputs.past.log_probs[name].to(log_probs) for name in names])
         weights = fused_weights(log_probs, owed, self.grid_size)
@@ -136,11 +136,11 @@ class RCAD(Unbounded):
 
     def _logits(self, inputs: StepInputs) -> Tensor:
         # In float64, as masks may be the lowest float32, of which alpha times is none any more.
-        plain, behind = (inputs.logits[name].double() for name in ("risky", "passage"))
-        # A symbol that is impossible behind the passage alone counts as its least likely one: the
+        plain, after = (inputs.logits[name].double() for name in ("risky", "passage"))
+        # A symbol that is impossible after the passage alone counts as its least likely one: the
         # formula would make it the only one left.
-        least = behind.masked_fill(behind == -torch.inf, torch.inf).amin(-1, keepdim=True)
-        contrast = (1.0 + self.alpha) * plain - self.alpha * torch.maximum(behind, least)
+        least = after.masked_fill(after == -torch.inf, torch.inf).amin(-1, keepdim=True)
+        contrast = (1.0 + self.alpha) * plain - self.alpha * torch.maximum(after, least)
         return inputs.warp(contrast.masked_fill(plain == -torch.inf, -torch.inf))
 
 
@@ -192,17 +192,17 @@ class TokenSwap(Unbounded):
                 f"TokenSwap swaps tokens that are words: it cannot decode at {level.name} level"
             )
         spelled = {word: level.symbol_of(f" {word}") for word in self.words}
-        known = {word: token_id for word, token_id in spelled.items() if token_id is not None}
-        if not known:
+        swaps = {word: token_id for word, token_id in spelled.items() if token_id is not None}
+        if not swaps:
             raise ValueError(
                 f"none of the {len(self.words)} words is one token of both models: "
                 + ", ".join(self.words)
             )
-        left_out = [word for word in self.words if word not in known]
+        left_out = [word for word in self.words if word not in swaps]
         return self.drawing(
-            partial(swapped, sorted({*known.values()})),
+            partial(swapped, sorted({*swaps.values()})),
             streams=BOTH if level.compares_models else RETOKENIZED,
-            used_words={"swapped": list(known), "left_out": left_out},
+            used_words={"swapped": list(swaps), "left_out": left_out},
         )
 
 

@@ -111,13 +111,13 @@ def test_ratios_of_another_model_dtype_level_or_prompt_are_refused(pair, saved):
         pair.fingerprints,
         risky_tokenizer=pair.risky_tokenizer,
     )
-    with pytest.raises(ValueError, match=r"with another safe model: .*, here"):
+    with pytest.raises(ValueError, match="with another setting: safe model was"):
         using(ratios, other, Anchored(k=1.0))
-    message = 'another safe dtype: "torch.float64", here it is "torch.float32"'
+    message = 'safe dtype was "torch.float64" and is now "torch.float32"'
     with pytest.raises(ValueError, match=message):
         using(ratios, coarse, Anchored(k=1.0))
     if pair.shares_tokens:
-        with pytest.raises(ValueError, match='another level: "token", here it is "byte"'):
+        with pytest.raises(ValueError, match='level was "token" and is now "byte"'):
             using(ratios, pair, Anchored(k=1.0), level="byte")
     with pytest.raises(ValueError, match=r"no ratios are given .* 3 other prompts"):
         using(ratios, pair, Anchored(k=1.0)).generate("the keeper", **ASKED)
@@ -154,7 +154,7 @@ def test_other_files_are_refused(tmp_path):
 def test_ratios_that_are_of_more_or_of_less_are_refused():
     ratios = PromptRatios({"level": "token", "dtype": "float32"})
     for other in ({"level": "token"}, {**ratios.source, "unit": 4}):
-        with pytest.raises(ValueError, match=r"were computed with another (dtype|unit)"):
+        with pytest.raises(ValueError, match="computed with another setting: (dtype|unit)"):
             ratios.check(other)
 
 
