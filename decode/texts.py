@@ -133,7 +133,7 @@ def request_list(
     if values and takes_passage(rule) != has_passages:
         needs = "reads no passages" if has_passages else "needs a passage a prompt, got none"
         raise ValueError(f"the rule {rule.name} {needs}")
-    # 2. The most that each may spend. A bank goes on as the earlier text left it.
+    # 2. The most that each may spend, with what the earlier text left it.
     budgets = [
         rule.budget_for(horizon=value.horizon, k=value.k).going_on(text.left_in_bank)
         for text, value in zip(texts, values, strict=True)
@@ -170,7 +170,7 @@ def _prior_bounds(
 ) -> list[float]:
     """Nats that may have been spent, or may be by other texts, before each text.
 
-    The earlier text may have spent its bound, less what is in the bank, which this text counts.
+    The earlier text may have spent its bound, less what it has left, which this text counts.
     Samples of one earlier call that go on together: the prior bound of each holds for what the
     others may spend now, without the debts of their prompts, which follow when they are read.
     """

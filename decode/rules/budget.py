@@ -134,9 +134,17 @@ class Budget:
             return self
         return replace(self, debt=max(0.0, self.bank - left))
 
+    def most_bound(self, least_debt: float) -> float:
+        """The bound with no other debt than what is missing in the bank of this least debt."""
+        return replace(self, debt=min(least_debt, self.bank or 0.0)).bound
+
     def carried(self, left: float) -> float:
         """Nats of the bank, among those that the earlier text left in its own."""
         return 0.0 if left == math.inf else max(0.0, min(left, self.bank or 0.0))
+
+    def is_of(self, header: LedgerHeader) -> bool:
+        """Whether a ledger's header has these nats."""
+        return (self.per_step, self.total, self.bank) == (header.k, header.K, header.bank)
 
     @classmethod
     def recorded(cls, header: LedgerHeader) -> "Budget":

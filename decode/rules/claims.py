@@ -45,13 +45,12 @@ def _false_claim(rule: Rule | OpenRule) -> str:
     if not rule.is_certified:
         return ""
     divergence, charge, safe = rule.divergence, rule.charge, rule.streams.get("safe")
+    # Drawn tokens are charged where `verify` knows p* by itself.
+    charges = ["worst", "drawn"][: 1 + rule.is_projection] if divergence == "max" else ["mean"]
     if type(divergence) is not str or divergence not in DIVERGENCES:
         fault = f"its divergence must be one of {', '.join(DIVERGENCES)}, got {divergence!r}"
-    # Drawn tokens are charged where `verify` knows p* by itself.
-    elif type(charge) is not str or charge not in (
-        allowed := ["mean"] if divergence == "kl" else ["worst", "drawn"][: 1 + rule.is_projection]
-    ):
-        return f"spends {divergence}, so its charge must be {' or '.join(allowed)}, got {charge!r}"
+    elif type(charge) is not str or charge not in charges:
+        fault = f"its charge must be {' or '.join(charges)}, got {charge!r}"
     elif safe != SAFE:
         fault = f'its stream "safe" must be the safe model on the prompt alone, got {safe}'
     elif "risky" in rule.streams and rule.streams["risky"].model != "risky":

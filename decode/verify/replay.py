@@ -112,8 +112,7 @@ def recorded_budget(header: LedgerHeader, rule: OpenRule) -> Budget:
         except ValueError:
             break  # a call that asks for this k is refused
         budget = replace(budget, debt=header.debt)
-        recorded = (getattr(header, name) for name in ("k", "K", "bank"))
-        if tuple(recorded) == (budget.per_step, budget.total, budget.bank):
+        if budget.is_of(header):
             return budget
     raise ValueError(
         f"k {header.k}, K {header.K} and bank {header.bank} over {header.horizon} steps are not "
