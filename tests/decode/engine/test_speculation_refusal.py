@@ -1,6 +1,5 @@
-"""Pairs that cannot speculate are refused in one line, and decode plainly where that is allowed."""
+"""Pairs that cannot speculate are refused in one line."""
 
-import logging
 
 import pytest
 import torch
@@ -80,29 +79,15 @@ def test_a_model_whose_laws_depend_on_later_drafts_is_found_by_running_it(llama_
     check_refused(llama_pair, "logits depend on later drafts")
 
 
-def test_auto_decodes_plainly_with_one_log_line_where_it_is_refused(llama_pair, caplog):
-    llama_pair.row_attention["risky"] = None
-    with caplog.at_level(logging.WARNING):
-        decoder = Decoder(llama_pair, Anchored(k=1.0), speculate="auto")
-    (line,) = caplog.messages
-    assert line.startswith("decoding without speculation: the risky model (llama) has a")
-    (result,) = decoder.generate("salt", max_new_tokens=4)
-    assert result.ledger.drafted == 0 and len(result.token_ids) == 4
-
-
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "on"])
 def test_a_bad_length_is_refused(pair, value):
-    with pytest.raises(ValueError, match='speculate must be "auto", "off" or >= 1, got'):
+    with pytest.raises(ValueError, match='speculate must be "off" or >= 1, got'):
         Decoder(pair, Anchored(k=1.0), speculate=value)
 
 
-def test_a_draft_beyond_the_models_reach_is_refused(tokenizer, caplog):
+def test_a_draft_beyond_the_models_reach_is_refused(tokenizer):
     models = [tiny_family("llama4_text", seed) for seed in (1, 2)]  # rows of up to 39 tokens
     pair = ModelPair(*models, tokenizer)
     settings = {"prompts": [[0, 5, 6, 7]], "max_new_tokens": 33}
     with pytest.raises(ValueError, match="rows of 37 tokens and drafts of 4 exceed"):
         Decoder(pair, Anchored(k=1.0), speculate=4).generate(**settings)
-    (plain,) = Decoder(pair, Anchored(k=1.0)).generate(**settings)
-    (auto,) = Decoder(pair, Anchored(k=1.0), speculate="auto").generate(**settings)
-    assert auto.token_ids == plain.token_ids and auto.ledger.drafted == 0
-    assert "decoding without speculation: rows of 37 tokens" in caplog.text

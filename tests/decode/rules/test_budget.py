@@ -132,7 +132,7 @@ def test_a_bank_that_holds_the_whole_bound_frees_all_of_it_at_once(k, debt, more
 def test_a_bank_needs_a_schedule_that_carries_nats_over_and_is_recorded_alone():
     """So ledgers and sweeps from before there were banks are read as they were."""
     for make in (Anchored, NoOpt):
-        with pytest.raises(ValueError, match="^a bank is filled by budget=.*, got 'fixed'$"):
+        with pytest.raises(ValueError, match=r"^a bank is filled by budget=.*, got 'fixed'$"):
             make(k=1.0, budget="fixed", bank=5.0)
     assert "bank" not in Anchored(k=1.0).settings()
     banked = Anchored(K=30.0, bank=4)
