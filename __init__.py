@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from .decode.pair.model_pair import ModelPair as ModelPair
     from .decode.rules.anchored import Anchored as Anchored
     from .decode.rules.anchored import NoOpt as NoOpt
+    from .decode.rules.anchored import Pathwise as Pathwise
+    from .decode.rules.anchored import SafeOnly as SafeOnly
     from .decode.rules.budget import PromptRatios as PromptRatios
     from .decode.rules.memfree import MemFree as MemFree
     from .decode.rules.mixtures import RCAD as RCAD
     from .decode.rules.mixtures import CPFuse as CPFuse
-    from .decode.rules.one_model import ColdStart as ColdStart
-    from .decode.rules.one_model import GlobalSwitch as GlobalSwitch
-    from .decode.rules.one_model import RiskyOnly as RiskyOnly
-    from .decode.rules.one_model import SafeOnly as SafeOnly
-    from .decode.rules.one_model import System as System
-    from .decode.rules.pathwise import Pathwise as Pathwise
-    from .decode.rules.token_swap import TokenSwap as TokenSwap
+    from .decode.rules.mixtures import TokenSwap as TokenSwap
+    from .decode.rules.unbounded import ColdStart as ColdStart
+    from .decode.rules.unbounded import GlobalSwitch as GlobalSwitch
+    from .decode.rules.unbounded import RiskyOnly as RiskyOnly
+    from .decode.rules.unbounded import System as System
     from .decode.settings import ByteSettings as ByteSettings
     from .decode.verify.verification import Verification as Verification
     from .decode.verify.verification import verify as verify
@@ -46,14 +46,12 @@ _NAMES = {
     "decode.ledger": "Ledger LedgerError",
     "decode.pair.loading": "LoadOptions",
     "decode.pair.model_pair": "ModelPair",
-    "decode.rules.anchored": "Anchored NoOpt",
+    "decode.rules.anchored": "Anchored NoOpt Pathwise SafeOnly",
     "decode.rules.budget": "PromptRatios",
     "decode.event_bound": "event_bound",
     "decode.rules.memfree": "MemFree",
-    "decode.rules.mixtures": "CPFuse RCAD",
-    "decode.rules.one_model": "ColdStart GlobalSwitch RiskyOnly SafeOnly System",
-    "decode.rules.pathwise": "Pathwise",
-    "decode.rules.token_swap": "TokenSwap",
+    "decode.rules.mixtures": "CPFuse RCAD TokenSwap",
+    "decode.rules.unbounded": "ColdStart GlobalSwitch RiskyOnly System",
     "decode.settings": "ByteSettings",
     "decode.verify.verification": "Verification verify with_divergences",
     "errors": "AnchoredError",

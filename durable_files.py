@@ -112,13 +112,12 @@ def _name_once(partial: Path, path: Path) -> None:
     try:
         try:
             os.link(partial, path)  # unlike a rename, this never replaces
-        except FileExistsError:
-            raise
-        except OSError:  # the file system has no hard links: take the name, then replace that
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-            partial.replace(path)
-        else:
             partial.unlink()
+        except OSError as error:
+            if error.errno == errno.EEXIST:
+                raise
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))  # a file system without hard links
+            partial.replace(path)
     except FileExistsError:
         message = f"{path} has appeared meanwhile and is kept; {partial} holds what was written"
         raise FileExistsError(message) from None

@@ -129,16 +129,16 @@ def field_error(kind: type[Any], record: Mapping[str, Any]) -> str:
 
 def _values_of(kind: type[Any], record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     types = field_types(kind)
-    known = {field.name: field for field in fields(kind) if field.init}
+    by_name = {field.name: field for field in fields(kind) if field.init}
     titled, values = prefix or "field ", {}
     for name, value in record.items():
-        if name not in known:
-            close = difflib.get_close_matches(str(name)[:MAX_SLIP], known, n=1)
+        if name not in by_name:
+            close = difflib.get_close_matches(str(name)[:MAX_SLIP], by_name, n=1)
             shown = name if str(name).isidentifier() else reprlib.repr(name)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise ValueError(f"unknown {titled}{shown}{hint}")
         values[name] = fitted(prefix + name, value, types[name])
-    for name, field in known.items():
+    for name, field in by_name.items():
         if name not in record and field.default is field.default_factory is MISSING:
             raise ValueError(f"{titled}{name} is missing")
     return values

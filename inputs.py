@@ -201,9 +201,9 @@ def _prompt(record: dict[str, Any], where: str, holds: str, needs: Sequence[str]
     if not record.get(holds):
         raise ValueError(f'{where} must be an object with a "{holds}"')
     other = "messages" if holds == "prompt" else "prompt"
-    known = [field.name for field in fields(PromptLine) if field.name != other]
-    if unknown := [key for key in record if key not in known]:
-        raise ValueError(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(known)}")
+    keys = [field.name for field in fields(PromptLine) if field.name != other]
+    if unknown := [key for key in record if key not in keys]:
+        raise ValueError(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(keys)}")
     record = {key: value for key, value in record.items() if value is not None}
     if missing := [key for key in needs if key not in record]:
         raise ValueError(f'{where} must have the key "{missing[0]}", which this command reads')

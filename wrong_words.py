@@ -38,7 +38,7 @@ def _refuse_event(event: Any) -> None:
         case "UnrecognizedArgs":
             raise Refused(_stray(event.tokens, event.prog))
         case "MissingArgs":
-            missing = [_shown(each.arg) for each in event.missing_arguments]
+            missing = [_shown(wanted.arg) for wanted in event.missing_arguments]
             if event.unrecognized_tokens:
                 wanted = f"{missing[0]} {event.unrecognized_tokens[0]}" if len(missing) == 1 else ""
                 raise Refused(_stray(event.unrecognized_tokens, event.prog, wanted))

@@ -118,16 +118,16 @@ class CustomGenerate:
         default = {*(default if isinstance(default, list) else [default])} - {None}
         ends = self.decoder.level.stop_token_ids
         named = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
-        asked = {token for token_ids in named for token in token_ids.tolist()}
-        if asked not in (default, {*ends}):
+        chosen = {token for token_ids in named for token in token_ids.tolist()}
+        if chosen not in (default, {*ends}):
             raise ValueError(
-                f"generate with custom_generate does not honor eos_token_id={sorted(asked)}: a "
+                f"generate with custom_generate does not honor eos_token_id={sorted(chosen)}: a "
                 f"text ends at the end of text of either model, {ends}"
             )
 
 
 def _suppressed(processor: LogitsProcessor) -> set[int]:
-    """The tokens that a processor keeps out of texts, if that is all it does."""
+    """The tokens that a processor keeps out of texts, if it does nothing else."""
     if isinstance(processor, SuppressTokensLogitsProcessor):
         return {*processor.suppress_tokens.tolist()}
     words = processor.bad_word_ids if isinstance(processor, NoBadWordsLogitsProcessor) else []
@@ -170,16 +170,16 @@ def _check(
     mask: Tensor,
 ) -> None:
     """Raise ValueError, with its name, for what `generate` was asked for and would not get."""
-    asked = []
+    ignored = []
     if (mode := config.get_generation_mode()) not in MODES:
-        asked.append(f"the mode {mode.value}")
+        ignored.append(f"the mode {mode.value}")
     if config.return_dict_in_generate:
-        asked.append("return_dict_in_generate (see generations for ledgers)")
+        ignored.append("return_dict_in_generate (see generations for ledgers)")
     for criterion in criteria:
         kind = type(criterion)
         is_length = kind is MaxLengthCriteria and criterion.max_length == config.max_length
         if not is_length and kind is not EosTokenCriteria:
-            asked.append(kind.__name__)
+            ignored.append(kind.__name__)
     for name, value in prepared.items():
         if name == CACHE:
             is_default = value is None or value.get_seq_length() == 0
@@ -190,6 +190,6 @@ def _check(
             )
         else:
             is_default = value is None or name in OF_GENERATE
-        asked += [] if is_default else [name]
-    if asked:
-        raise ValueError(f"generate with custom_generate does not honor {', '.join(asked)}")
+        ignored += [] if is_default else [name]
+    if ignored:
+        raise ValueError(f"generate with custom_generate does not honor {', '.join(ignored)}")

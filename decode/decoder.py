@@ -13,32 +13,32 @@ from tqdm.auto import tqdm
 
 from ..fields import whole_number
 from .ambient import in_plain_torch
-from .arguments import (
-    Prompt,
-    check_parts,
-    is_single,
-    prompt_requests,
-    request_list,
-    target_symbols,
-)
+from .arguments import Prompt, call_values, check_parts, is_single, target_symbols
 from .engine.paired_batch import PairedBatch
 from .engine.prompts import measured_ratios, ratio_source
 from .engine.request import Request, RequestState, refused
-from .generate_options import GenerateOptions, StreamOptions, read_options
+from .engine.score import Score, score_batch
 from .generation import Generation, Generations, PieceStream, generation_of
 from .levels.chat import Conversation
 from .levels.level import Level, TokenLevel
 from .pair.model_pair import ModelPair
-from .rounding import least_temperature, temperature_error
 from .rules.budget import PromptRatios
 from .rules.claims import opened, warn_of_left_out
 from .rules.rule import Rule
-from .score import Score, score_batch
-from .settings import ByteSettings, LevelName, SamplingConfig, Speculate
+from .settings import (
+    ByteSettings,
+    GenerateOptions,
+    LevelName,
+    SamplingConfig,
+    Speculate,
+    StreamOptions,
+    read_options,
+)
+from .texts import prompt_requests, request_list
+from .verify.rounding import least_temperature, temperature_error
 
 if TYPE_CHECKING:
     from .byte.byte_row import PromptCache
-    from .engine.speculative_batch import DraftLength
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +62,8 @@ class Decoder:
         tokenizer and bytes, by `byte_settings`, for models with two. prompt_cache: at byte level,
         the prompts that another k or seed need not read again; PromptCache(0) keeps none, and one
         may serve many decoders.
-        speculate: tokens that the safe model drafts before one risky forward verifies them, "auto"
-        for as many as it is worth by what drafts and forwards have cost so far, "off" for none.
-        The tokens for a seed are those of "off", up to the models' numerics.
+        speculate: tokens that the safe model drafts before one risky forward verifies them, "off"
+        for none. The tokens for a seed are those of "off", up to the models' numerics.
         Raises ValueError for bad values, for a rule whose claims do not hold (see `check_claims`),
         or for a draft where it cannot run.
         """
@@ -78,16 +77,12 @@ class Decoder:
         )
         self.rule, self.open_rule = rule, opened(rule, self.level)
         warn_of_left_out(self.open_rule)
-        self._draft_length: DraftLength | None = None
+        self.draft_length = 0
+        """Tokens that the safe model drafts before the risky one reads them; 0 drafts none."""
         if speculate not in ("off", None):
-            from .engine.speculative_batch import draft_length  # most decoders draft nothing
+            from .engine.speculative_batch import checked_length  # most decoders draft nothing
 
-            self._draft_length = draft_length(self.level, self.open_rule, speculate)
-
-    @property
-    def drafts(self) -> bool:
-        """The safe model drafts tokens."""
-        return self._draft_length is not None
+            self.draft_length = checked_length(self.level, self.open_rule, speculate)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt] | None = None, **options: Unpack[GenerateOptions]
@@ -118,13 +113,13 @@ class Decoder:
         and not taken then is in its `aborted`.
         """
         more = {"continue_from": None, "passages": None, "progress": False}
-        config, asked = read_options(self.pair, options, **more)
-        progress, sources = asked.pop("progress"), (asked["continue_from"], asked["messages"])
+        config, chosen = read_options(options, **more)
+        progress, sources = chosen.pop("progress"), (chosen["continue_from"], chosen["messages"])
         texts = [source for source in (prompts, *sources) if source is not None]
         if not texts:
             raise ValueError("give prompts, messages or continue_from: there is nothing to go on")
-        is_alone = any(map(is_single, texts))
-        requests = self._requests(prompts, config, **asked, is_alone=is_alone)
+        chosen["is_alone"] = any(map(is_single, texts))
+        requests = self._requests(prompts, config, **chosen)
         begun: dict[int, RequestState] = {}
         return Generations(
             self._decode(requests, config, begun),
@@ -144,9 +139,8 @@ class Decoder:
         `generate`. Of a stream that is broken off they are of what was drawn, as "aborted". Raises
         AnchoredError when a model's logits are NaN.
         """
-        config, asked = read_options(self.pair, options, passage=None)
-        passage = asked.pop("passage")
-        requests = self._requests(prompt, config, **asked, passages=passage)
+        config, chosen = read_options(options, passage=None)
+        requests = self._requests(prompt, config, passages=chosen.pop("passage"), **chosen)
         if len(requests) != 1:
             raise ValueError(f"a stream is one continuation of one prompt, got {len(requests)}")
         (request,) = requests
@@ -187,34 +181,36 @@ class Decoder:
         config = SamplingConfig.of({**off, **sampling})
         targets = target_symbols(self.level, continuations)
         longest = max((len(target) for target, _ in targets), default=1)
+        texts = prompt_requests(self.level, prompts, messages=messages)
+        horizon = max(longest, 1) if horizon is None else horizon
+        values = call_values(len(texts), horizon, horizon_name="horizon", k=k, passages=passages)
+        is_alone = is_single(prompts if messages is None else messages)
         requests = request_list(
-            self.level,
-            self.open_rule,
-            prompts,
-            max(longest, 1) if horizon is None else horizon,
-            horizon_name="horizon",
-            messages=messages,
-            k=k,
-            passages=passages,
-            num_unread=1,
-            is_alone=is_single(prompts if messages is None else messages),
+            self.level, self.open_rule, texts, values, num_unread=1, is_alone=is_alone
         )
         if len(requests) != len(targets):
             raise ValueError(f"got {len(requests)} prompts and {len(targets)} continuations")
+        return self._scores(requests, targets, config, progress)
+
+    def _scores(
+        self,
+        requests: list[Request],
+        targets: list[tuple[list[int], str]],
+        config: SamplingConfig,
+        progress: bool | str,
+    ) -> list[Score]:
+        """Scores of `target_symbols`, in order."""
         scores: dict[int, Score] = {}
-        fitting: list[Request] = []
         for request, (target, unreadable) in zip(requests, targets, strict=True):
-            if len(target) > request.max_new_tokens:
+            if len(target) > (steps := request.max_new_tokens):
                 raise ValueError(
-                    f"a continuation has {len(target)} {self.level.name}s, the horizon is "
-                    f"{request.max_new_tokens}"
+                    f"a continuation has {len(target)} {self.level.name}s, the horizon is {steps}"
                 )
             if error := request.error or unreadable:
-                budget = self.open_rule.budget_for(horizon=request.max_new_tokens, k=request.k)
+                budget = self.open_rule.budget_for(horizon=steps, k=request.k)
                 scores[request.index] = Score.of(budget, target, error)
-            else:
-                fitting.append(request)
-        # Equal prompts side by side: they are read once.
+        # Equal prompts next to each other: they are read once.
+        fitting = [request for request in requests if request.index not in scores]
         fitting.sort(key=lambda request: (request.prompt_token_ids, -request.max_new_tokens))
         title = progress if isinstance(progress, str) else "score"
         for batch in tqdm(self._batches(fitting), title, unit="batch", disable=not progress):
@@ -255,16 +251,21 @@ class Decoder:
         *,
         max_new_tokens: int,
         max_new_bytes: int | None,
-        **asked: Any,
+        messages: Any = None,
+        continue_from: Any = None,
+        is_alone: bool = False,
+        **values: Any,
     ) -> list[Request]:
-        """The requests of a call. asked: the other arguments of `request_list`."""
+        """The requests of a call. values: of `call_values`."""
         if config.is_greedy and self.open_rule.is_certified:
             logger.warning("temperature 0 samples nothing, so no bound holds: ledgers uncertified")
         least = least_temperature(model.dtype for model in self.pair.models.values())
         if self.open_rule.is_certified and 0.0 < config.temperature < least:
             raise ValueError(temperature_error(config.temperature, least))
+        texts = prompt_requests(self.level, prompts, continue_from, messages)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
-        return request_list(self.level, self.open_rule, prompts, horizon, **asked)
+        settings = call_values(len(texts), horizon, **values)
+        return request_list(self.level, self.open_rule, texts, settings, is_alone=is_alone)
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
         """Batches by prompt length, longest first: prompts read together need little padding."""
@@ -309,12 +310,12 @@ class Decoder:
         sampling: of requests that name none.
         """
         size = {"num_rows": num_rows, "max_length": max_length}
-        if (length := self._draft_length) is not None:
-            from .engine.speculative_batch import SpeculativeBatch, drafts_fit
+        if not self.draft_length:
+            return PairedBatch(self.level, self.open_rule, sampling, **size)
+        from .engine.speculative_batch import SpeculativeBatch
 
-            if drafts_fit(length, self.level, max_length):
-                return SpeculativeBatch(self.level, self.open_rule, sampling, **size, length=length)
-        return PairedBatch(self.level, self.open_rule, sampling, **size)
+        size["draft_length"] = self.draft_length
+        return SpeculativeBatch(self.level, self.open_rule, sampling, **size)
 
 
 def choose_level(

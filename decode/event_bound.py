@@ -2,9 +2,9 @@
 
 import math
 import sys
-from typing import Literal
 
 from ..fields import real_number
+from .settings import Divergence
 
 HALVINGS = 1200
 """Halvings of an interval of probabilities: as many as lead from 1 to below the least float64."""
@@ -17,7 +17,7 @@ def event_bound(
     K: float,
     safe_log_prob: float,
     *,
-    divergence: Literal["kl", "max"] = "kl",
+    divergence: Divergence = "kl",
 ) -> float:
     """The largest probability that an event can have under p*, whose divergence from p_s is <= K.
 
@@ -38,8 +38,6 @@ def event_bound(
     Returns: a probability, rounded up. Raises ValueError for values out of range.
     Source: data-processing inequality for the event's indicator; paper, section "K-NAF".
     """
-    if hasattr(K, "ledger") or hasattr(K, "total_bound"):
-        raise ValueError("K must be nats, as a ledger's total_bound, not a ledger or a result")
     K, safe_log_prob = real_number("K", K), real_number("safe_log_prob", safe_log_prob)
     if not K >= 0.0:
         raise ValueError(f"K must be >= 0 nats, got {K}")
@@ -49,21 +47,26 @@ def event_bound(
         raise ValueError(f"divergence must be kl or max, got {divergence!r}")
     if safe_log_prob == -math.inf:
         return 0.0  # what p_s cannot write p* cannot, whatever K is
-    if K == 0.0:
-        return _above(_exp_above(safe_log_prob))  # p* is p_s
+    if K == 0.0:  # p* is p_s; the logarithm may be rounded
+        return _above(math.exp(safe_log_prob) * (1.0 - ROUNDING * safe_log_prob))
     nats = K + ROUNDING * (1.0 + K - safe_log_prob)
     if divergence == "max":
         return _above(math.exp(min(0.0, nats + safe_log_prob)))
     return _inverted(nats, safe_log_prob)
 
 
-def _log_rest(log_prob: float) -> float:
-    """log of 1 less the probability; -inf for 0."""
-    return math.log(-math.expm1(log_prob)) if log_prob < 0.0 else -math.inf
+def charged_event_bound(charge: str | None, K: float, safe_log_prob: float) -> float:
+    """`event_bound` of texts that are charged so."""
+    return event_bound(K, safe_log_prob, divergence=divergence_of(charge))
+
+
+def divergence_of(charge: str | None) -> Divergence:
+    """The divergence of a text from the safe model that a sum of such charges bounds."""
+    return "max" if charge in ("worst", "drawn") else "kl"
 
 
 def _inverted(nats: float, safe_log_prob: float) -> float:
-    """The upper end of the last interval, so that rounding is upwards."""
+    """The inverse of the binary KL: the upper end of the last interval, rounded up."""
     if -safe_log_prob <= nats:
         return 1.0
     low, high = math.exp(safe_log_prob), 1.0
@@ -81,13 +84,8 @@ def _inverted(nats: float, safe_log_prob: float) -> float:
 def _binary_kl(prob: float, safe_log_prob: float) -> float:
     """KL of a coin of this probability from one of the safe event's, nats."""
     here = prob * (math.log(prob) - safe_log_prob) if prob > 0.0 else 0.0
-    other = math.log1p(-prob) - _log_rest(safe_log_prob) if prob < 1.0 else 0.0
-    return here + (1.0 - prob) * other
-
-
-def _exp_above(log_prob: float) -> float:
-    """A probability that is no smaller than this one, if its logarithm is rounded."""
-    return math.exp(log_prob) * (1.0 - ROUNDING * log_prob)
+    log_rest = math.log(-math.expm1(safe_log_prob)) if safe_log_prob < 0.0 else -math.inf
+    return here + (1.0 - prob) * (math.log1p(-prob) - log_rest if prob < 1.0 else 0.0)
 
 
 def _above(prob: float) -> float:

@@ -14,6 +14,7 @@ from .engine.paired_batch import PairedBatch
 from .engine.request import Request, RequestState, random_stream, warn_of_safe_only
 from .ledger import Ledger, LedgerHeader
 from .levels.level import Level
+from .rules.budget import Budget
 from .rules.rule import OpenRule
 from .settings import SamplingConfig
 
@@ -43,6 +44,7 @@ class Generation:
 
     def __str__(self) -> str:
         header, spent = self.ledger.header, f"spent={self.ledger.spent:.4g}"
+        budget = Budget.recorded(header)
         certified = "certified" if self.ledger.certified else "NOT certified"
         ending = f"{len(self.token_ids)} {header.level}s, {self.finish_reason}, {certified}"
         if math.isinf(header.K):
@@ -50,12 +52,11 @@ class Generation:
         # Bounds add up where other samples or earlier text share the prompt.
         is_one_of_several = header.num_return_sequences > 1 or header.prior_bound > 0.0
         total = f" (in total {self.ledger.total_bound:.4g})" if is_one_of_several else ""
-        bank = "" if header.bank is None else f"{header.bank:.4g} + "
         is_drawn = header.charge == "drawn" and self.ledger.certified
         says = f", {likelier(self.ledger.spent)}" if is_drawn else ""
         return (
-            f"K={header.K:.4g} ({bank}k={header.k:.4g} x {header.horizon}) debt={header.debt:.4g} "
-            f"{spent} bound={header.bound:.4g}{total} nats, {ending}{says}"
+            f"{budget} debt={header.debt:.4g} {spent} bound={header.bound:.4g}{total} nats, "
+            f"{ending}{says}"
         )
 
 
@@ -66,6 +67,10 @@ def likelier(spent: float) -> str:
 
 MOST_NATS = 700.0
 """Nats whose exponential is still a float64."""
+
+
+Earlier = Generation | Ledger
+"""A text that a call goes on from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from ..durable_files import json_value, write_durably
 from ..fields import field_error, field_types, field_values, whole_number
 from ..inputs import RepeatedName, with_each_once
-from .event_bound import event_bound
-from .settings import Charge, Divergence
+from .event_bound import charged_event_bound
+from .settings import Charge
 
 SCHEMA = "anchored-ledger/1"
 SAMPLER = "coupled/2"
@@ -96,32 +96,10 @@ class LedgerStep:
     """KL(p* || p_r) in nats; the same."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerFooter:
-    """The totals at the end; each field as in `Ledger`."""
-
-    total_spend: float
-    num_steps: int
-    safe_forwards: int
-    risky_forwards: int
-    work: dict[str, dict[str, float]] = field(default_factory=dict)
-    skipped_risky: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    certified: bool
-    finish_reason: str
-
-
 @dataclass(kw_only=True, slots=True)
-class Ledger:
-    """Header, one line a step, and a footer with totals and a hash over all lines."""
+class LedgerTotals:
+    """Figures of a whole text."""
 
-    header: LedgerHeader
-    steps: list[LedgerStep] = field(default_factory=list)
-    certified: bool = False
-    """Whether the bound holds for this text. It is False, whoever says otherwise, where the spends
-    are no evidence of it: see `keeps_budget`."""
-    finish_reason: str = ""
     safe_forwards: int = 0
     risky_forwards: int = 0
     work: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -133,17 +111,32 @@ class Ledger:
     """Tokens that the safe model guessed before the risky one ran, in speculative decoding."""
     accepted: int = 0
     """Guesses of `drafted` that were drawn."""
+    certified: bool = False
+    """Whether the bound holds for this text. It is False, whoever says otherwise, where the spends
+    are no evidence of it: see `keeps_budget`."""
+    finish_reason: str = ""
+
+
+@dataclass(kw_only=True, slots=True)
+class LedgerFooter(LedgerTotals):
+    """The last line but for the hash; as a file has it, the two sums come first."""
+
+    total_spend: float
+    num_steps: int
+
+
+@dataclass(kw_only=True, slots=True)
+class Ledger(LedgerTotals):
+    """Header, one line a step, and a footer with totals and a hash over all lines."""
+
+    header: LedgerHeader
+    steps: list[LedgerStep] = field(default_factory=list)
     claims_bound: bool = field(init=False, repr=False, compare=False)
     """Whether it was called certified where it was made or written; `verify` asks why."""
 
     def __post_init__(self) -> None:
         self.claims_bound = self.certified
-        self.certified = self.certified and self.keeps_budget
-
-    @property
-    def keeps_budget(self) -> bool:
-        """See the function of this name."""
-        return keeps_budget(self.header, self.steps)
+        self.certified = self.certified and keeps_budget(self.header, self.steps)
 
     @property
     def token_ids(self) -> list[int]:
@@ -180,11 +173,14 @@ class Ledger:
         """
         if (w := whole_number("w", w)) < 1:
             raise ValueError(f"w must be >= 1, got {w}")
+        bank, bound = self.header.bank, self._certified_bound
+        return bound if bank is None else min(bound, bank + w * self.header.k)
+
+    @property
+    def _certified_bound(self) -> float:
         if not self.certified:
             raise ValueError("no bound holds for a ledger that is not certified")
-        bank = self.header.bank
-        window = math.inf if bank is None else bank + w * self.header.k
-        return min(self.header.bound, window)
+        return self.header.bound
 
     def event_bound(self, safe_log_prob: float) -> float:
         """The largest probability with which this text, with the one that it continues, was to be
@@ -192,13 +188,8 @@ class Ledger:
         unless steps are charged their mean. Raises ValueError where no bound holds for this
         generation.
         """
-        if not self.certified:
-            raise ValueError("no bound holds for a ledger that is not certified")
-        return event_bound(
-            self.header.prior_bound + self.header.bound,
-            safe_log_prob,
-            divergence=divergence_of(self.header.charge),
-        )
+        nats = self.header.prior_bound + self._certified_bound
+        return charged_event_bound(self.header.charge, nats, safe_log_prob)
 
     @property
     def is_within_bound(self) -> bool:
@@ -208,9 +199,8 @@ class Ledger:
     @property
     def footer(self) -> LedgerFooter:
         """The last line but for the hash."""
-        names = [field.name for field in fields(LedgerFooter) if field.name not in _SUMS]
-        values = {name: getattr(self, name) for name in names}
-        return LedgerFooter(total_spend=self.spent, num_steps=len(self.steps), **values)
+        totals = {name: getattr(self, name) for name in field_types(LedgerTotals)}
+        return LedgerFooter(total_spend=self.spent, num_steps=len(self.steps), **totals)
 
     def save(self, path: Path | str, *, overwrite: bool = True) -> None:
         """Write JSON lines to `path`, which holds all of them or what it held before.
@@ -224,7 +214,8 @@ class Ledger:
         """The ledger as JSON lines: header, steps, footer."""
         records: list[LedgerHeader | LedgerStep] = [self.header, *self.steps]
         lines = [_dump(known_fields(record)) for record in records]
-        footer = asdict(self.footer)
+        sums = {"total_spend": self.spent, "num_steps": len(self.steps)}
+        footer = {**sums, **field_values(self.footer)}
         return [*lines, _dump({**footer, "sha256": _sha256([*lines, _dump(footer)])})]
 
     @classmethod
@@ -249,12 +240,11 @@ class Ledger:
                 raise LedgerError(f"{path}: line {len(made) + 1}: {error}")
             made.append(kind(**values))
         header, *steps, footer = made
-        totals = {name: nats for name, nats in field_values(footer).items() if name not in _SUMS}
+        totals = {name: getattr(footer, name) for name in field_types(LedgerTotals)}
         ledger = cls(header=header, steps=steps, **totals)
         if footer.total_spend != ledger.spent:
-            raise LedgerError(
-                f"{path}: the footer counts {footer.total_spend} nats, the steps {ledger.spent}"
-            )
+            counts = f"the footer counts {footer.total_spend} nats, the steps {ledger.spent}"
+            raise LedgerError(f"{path}: {counts}")
         return ledger
 
 
@@ -269,8 +259,6 @@ def ledger_parts(path: Path) -> list[tuple[int, int]]:
 
 
 _HEAD = json.dumps({"schema": SCHEMA})[1:-1].encode()
-_SUMS = ("total_spend", "num_steps")
-"""Fields of the footer that follow from the steps."""
 
 
 def _read(path: Path, part: Sequence[int] | None) -> str:
@@ -295,16 +283,12 @@ def _check_order(records: list[dict[str, Any]], path: Path) -> None:
     if "sha256" not in records[-1]:
         raise LedgerError(f"{path}: cut off after {len(records) - 1} steps: the footer is missing")
     for expected, record in enumerate(records[1:-1]):
-        if record.get("step") != expected:
-            raise LedgerError(
-                f"{path}: line {expected + 2} holds step {record.get('step')}, "
-                f"expected {expected}: lines were reordered or removed"
-            )
-    if records[-1].get("num_steps") != len(records) - 2:
-        raise LedgerError(
-            f"{path}: {len(records) - 2} steps, the footer counts {records[-1].get('num_steps')}: "
-            "lines were removed"
-        )
+        if (step := record.get("step")) != expected:
+            holds = f"line {expected + 2} holds step {step}, expected {expected}"
+            raise LedgerError(f"{path}: {holds}: lines were reordered or removed")
+    if (counted := records[-1].get("num_steps")) != (num_steps := len(records) - 2):
+        counts = f"{num_steps} steps, the footer counts {counted}"
+        raise LedgerError(f"{path}: {counts}: lines were removed")
 
 
 def keeps_budget(header: LedgerHeader, steps: Sequence[LedgerStep]) -> bool:
@@ -319,11 +303,6 @@ def keeps_budget(header: LedgerHeader, steps: Sequence[LedgerStep]) -> bool:
 def most_spent(steps: Sequence[LedgerStep]) -> float:
     """The largest sum of the spends of any first steps, in nats, exact; 0 of none."""
     return max(itertools.accumulate((step.spend for step in steps), initial=0.0))
-
-
-def divergence_of(charge: str | None) -> Divergence:
-    """The divergence of a text from the safe model that a sum of such charges bounds."""
-    return "max" if charge in ("worst", "drawn") else "kl"
 
 
 def known_fields(record: LedgerHeader | LedgerStep) -> dict[str, Any]:

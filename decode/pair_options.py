@@ -15,18 +15,16 @@ from ..fields import check_least
 from ..inputs import check_input, read_prompts
 from .pair.folder import model_location
 from .pair.pair_file import PairFile
-from .rules.registry import RULES, installed_rule, rule_class
-from .settings import (
+from .rules.registry import (
+    BUDGET_OPTIONS,
     DEFAULT_K,
-    FLAT,
-    MODEL,
-    REPEATED,
+    RULES,
     BudgetOptions,
     BudgetSize,
-    ByteSettings,
-    LevelName,
-    Speculate,
+    budget_names,
+    make_rule,
 )
+from .settings import FLAT, MODEL, REPEATED, ByteSettings, LevelName, Speculate
 
 if TYPE_CHECKING:
     from .decoder import Decoder
@@ -170,20 +168,10 @@ def check_presence(device: str) -> None:
 
 RuleName = Annotated[str, tuple(RULES)]
 """The name of a rule: one of these, or of an installed package's."""
-BUDGET_OPTIONS = tuple(each.name for kind in (BudgetSize, BudgetOptions) for each in fields(kind))
-BUDGETED = {
-    "anchored": BUDGET_OPTIONS,
-    "anchored_inf": BUDGET_OPTIONS,
-    "pathwise": ("k", "bank", "debt", "debt_window"),
-    "no_opt": BUDGET_OPTIONS,
-    "cold_start": ("k",),
-    "global_switch": ("K",),
-}
-"""The options of a budget that one of the package's own rules takes, by its name."""
 
 
 def named_values(option: str, texts: Sequence[str]) -> dict[str, Any]:
-    """The values of an option's NAME=VALUE, by name: each as JSON, or else as it stands."""
+    """The values of an option's NAME=VALUE, by name: each as JSON, or else as text."""
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -214,7 +202,7 @@ class RuleOptions(BudgetOptions, BudgetSize):
     corpus=FILE blocks those of a whole corpus."""
 
     def __post_init__(self) -> None:
-        allowed = self.budget_names()
+        allowed = budget_names(self.rule)
         if any(name not in allowed for name in self._budget()):
             names = ", ".join(f"--{name.replace('_', '-')}" for name in allowed)
             taken = f"of a budget only {names}" if allowed else "no budget: remove --k and the like"
@@ -246,11 +234,9 @@ class RuleOptions(BudgetOptions, BudgetSize):
         return self._made() if self.passages is None else self._made(passages=[""])
 
     def _made(self, **more: Any) -> "Rule":
-        from .rules.registry import make_rule
-
         settings = {**self._budget(), **self._settings(), **more}
         has_default = self.rule == "pathwise"  # its k is the rule's
-        if "k" in self.budget_names() and self.k is self.K is None and not has_default:
+        if "k" in budget_names(self.rule) and self.k is self.K is None and not has_default:
             settings["k"] = DEFAULT_K
         return make_rule(self.rule, settings)
 
@@ -266,23 +252,11 @@ class RuleOptions(BudgetOptions, BudgetSize):
                 raise ValueError(f"--setting {name}={value}: give --{option} in its place")
         return settings
 
-    def budget_names(self) -> tuple[str, ...]:
-        """The options of a budget that the rule takes: of a package's rule, those it has as fields.
-
-        ValueError for an unknown rule; none is imported but that of another package.
-        """
-        if installed_rule(self.rule) is None:
-            return BUDGETED.get(self.rule, ())
-        names = [each.name for each in fields(rule_class(self.rule))]
-        return tuple(name for name in BUDGET_OPTIONS if name in names)
-
     def _budget(self) -> dict[str, Any]:
         """The options of the budget that are not at their defaults, by name."""
-        options = [each for each in fields(self) if each.name in BUDGET_OPTIONS]
-        values = {each.name: getattr(self, each.name) for each in options}
-        return {
-            each.name: values[each.name] for each in options if values[each.name] != each.default
-        }
+        options = [option for option in fields(self) if option.name in BUDGET_OPTIONS]
+        values = [(option, getattr(self, option.name)) for option in options]
+        return {option.name: value for option, value in values if value != option.default}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,8 +271,8 @@ class PairOptions(ModelOptions):
     byte: ByteSettings = field(default_factory=ByteSettings)
     """Settings of the byte level."""
     speculate: Speculate = "off"
-    """Tokens that the safe model drafts before one forward of the risky model checks them; auto
-    chooses how many, off drafts none."""
+    """Tokens that the safe model drafts before one forward of the risky model checks them; off
+    drafts none."""
     batch_size: int = 16
     """Texts that are decoded together."""
 
@@ -306,13 +280,13 @@ class PairOptions(ModelOptions):
         ModelOptions.__post_init__(self)
         check_least(self, 1, "batch_size")
         if isinstance(self.speculate, int) and self.speculate < 1:
-            raise ValueError(f"--speculate must be auto, off or >= 1, got {self.speculate}")
+            raise ValueError(f"--speculate must be off or >= 1, got {self.speculate}")
         self.rule.checked()
 
     def _take(self, named: PairFile) -> None:
         ModelOptions._take(self, named)
         rule = self.rule
-        if named.k is not None and rule.k is rule.K is None and "k" in rule.budget_names():
+        if named.k is not None and rule.k is rule.K is None and "k" in budget_names(rule.rule):
             object.__setattr__(self, "rule", replace(rule, k=named.k))
         if named.level is not None and self.level == "auto":
             object.__setattr__(self, "level", named.level)

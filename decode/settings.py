@@ -1,17 +1,21 @@
-"""What a caller chooses, as plain values, and how both models' distributions are warped."""
+"""Options of a call as plain values, each with its default and its meaning, once."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ..fields import check_fields, converted
+
+if TYPE_CHECKING:
+    from .generation import Earlier
+    from .levels.chat import Conversation
 
 LevelName = Literal["token", "byte"]
 """The unit that is decoded and budgeted step by step."""
 
-Speculate = Literal["auto", "off"] | int
-"""Tokens of a draft, as many as it is worth, or none."""
+Speculate = Literal["off"] | int
+"""Tokens of a draft, or none."""
 
 Divergence = Literal["kl", "max"]
 """KL(p* || p_s), or the largest log-ratio of both."""
@@ -40,12 +44,10 @@ def checked_text(name: str, value: Any) -> str:
 _HINTS = {
     "input_ids attention_mask token_type_ids inputs": "give what the tokenizer returns as the "
     "prompts, generate(tokenizer(text)), or lists of token ids",
-    "inputs_embeds": "give texts or token ids as the prompts",
     "prompt prompts text texts": "generate has prompts, its first argument, and stream one prompt",
     "do_sample": "tokens are sampled, and temperature=0 takes the most likely ones",
     "max_length": "give max_new_tokens, which does not count the prompt",
     "max_tokens max_completion_tokens": "give max_new_tokens",
-    "min_length min_new_tokens min_tokens": "a text ends where a model ends it",
     "stop_strings stop_sequences": "give stop=, one text or several",
     "eos_token_id stop_token_ids ignore_eos": "a text ends at the end of text of either model; "
     "give stop= for other ends",
@@ -53,18 +55,12 @@ _HINTS = {
     "num_beams num_beam_groups length_penalty early_stopping use_beam_search": "tokens are sampled "
     "one by one, and num_return_sequences gives several texts",
     "streamer": "call stream(prompt), which yields pieces",
-    "stopping_criteria": "give stop= and max_new_tokens, or leave a stream where it shall end",
     "logits_processor logits_processors logit_bias prefix_allowed_tokens_fn typical_p": "what "
     "chooses tokens is a rule or one of temperature, repetition_penalty, top_k, top_p, min_p",
-    "bad_words_ids no_repeat_ngram_size": "the rule MemFree keeps n-grams out",
-    "frequency_penalty presence_penalty": "give repetition_penalty",
     "logprobs prompt_logprobs output_scores output_logits return_dict_in_generate": "the steps of "
     "a result's ledger have log_prob and safe_log_prob, and score() those of a given text",
     "assistant_model prompt_lookup_num_tokens": "Decoder(pair, rule, speculate=...) drafts",
-    "generator random_seed": "give seed=",
-    "sampling_params": "give its values by their names",
-    "return_full_text skip_special_tokens": "result.text is the continuation alone",
-    "use_tqdm": "give progress=",
+    "generation_config sampling_params": "give its values by their names",
     "K divergence debt debt_window budget bank": "it is the rule's, as Anchored(k=1.5, ...)",
     "level batch_size speculate": "it is the decoder's, Decoder(pair, rule, ...)",
     "torch_dtype": "write dtype=",
@@ -75,7 +71,6 @@ _HINTS = {
     "quantization_config load_in_8bit load_in_4bit": "write risky_quantization=, a config of "
     "transformers",
     "trust_remote_code": "remote code is never run",
-    "use_safetensors": "weights are always safetensors",
     "token use_auth_token": "log in by `hf auth login`",
     "cache_dir": "set HF_HOME",
     "tokenizer": "each model brings its tokenizer; ModelPair(safe, risky, tokenizer) takes one",
@@ -162,58 +157,10 @@ REPEATED = "repeated"
 MODEL = "model"
 """Marks an option that names a folder or a Hub id, which stays as it was typed."""
 
-DEFAULT_K = 1.5
-"""Nats per step where a command or a request names neither k nor K."""
-
-
-# Both classes have no slots, so that options may have one of them as a second base.
-@dataclass(frozen=True)
-class BudgetSize:
-    """The size of a budget, by one of two numbers."""
-
-    k: float | None = None
-    """Budget in nats per token, or per byte at byte level: K = k * horizon, and the bank. Commands
-    take 1.5 unless K is named, and 1 for the rule pathwise."""
-    K: float | None = field(default=None, kw_only=True)
-    """Budget in nats of the whole text, in place of k."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DebtOptions:
-    """The debt of a prompt, nats that are not there for its continuation."""
-
-    debt: DebtMode = "top"
-    """Nats that the prompt's log-likelihood ratios cost before the first token: top charges the
-    mean of the largest, average that of all, none nothing."""
-    debt_window: int = 5
-    """Tokens of the prompt whose ratios the top debt is the mean of."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BudgetOptions(DebtOptions):
-    """The way in which a budget of any size is counted and spent."""
-
-    budget: Schedule = "adaptive"
-    """Use of unspent nats: adaptive carries them over, global frees all of them from the start,
-    fixed loses them, and charges no debt."""
-    bank: float | None = None
-    """Nats of a bucket that is full at the start, gets k per token and holds no more, so that K =
-    bank + k * horizon and any w tokens in a row spend at most bank + w k; without one, adaptive
-    carries over all that is left of K = k * horizon. The rule pathwise has one of 20 nats unless
-    another is named."""
-    divergence: Divergence = "kl"
-    """Divergence that each step spends and the budget bounds: kl the mean log-ratio of p* to the
-    safe model, max its largest value."""
-
-    def budget_options(self) -> dict[str, Any]:
-        """These options by name, to make a rule of."""
-        return {each.name: getattr(self, each.name) for each in fields(BudgetOptions)}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByteSettings:
-    """The cost of a byte at byte level; ledgers record it. No distribution depends on
-    it."""
+    """The cost of a byte at byte level; ledgers record it. No distribution depends on it."""
 
     prefetch: int = 4
     """Likely continuations that each forward computes ahead of the text, 0 for none. With 4 of them
@@ -223,3 +170,90 @@ class ByteSettings:
         check_fields(self)
         if self.prefetch < 0:
             raise ValueError(f"prefetch must be >= 0, got {self.prefetch}")
+
+
+class _Options(TypedDict, total=False):
+    """Options of one text or of several. None is the default of each."""
+
+    max_new_tokens: int | None
+    """The horizon, 200 by default; K = k * max_new_tokens nats."""
+    max_new_bytes: int | None
+    """The horizon at byte level, 4 * max_new_tokens by default; K = k * max_new_bytes."""
+    stop: str | Sequence[str] | None
+    """Texts at which to cut. The name of a special token ends a text where that is drawn."""
+    temperature: float | None
+    """0.7 by default; 0 takes the most likely tokens, and certifies nothing."""
+    repetition_penalty: float | None
+    """1.1 by default."""
+    top_k: int | None
+    """0 by default, which keeps all."""
+    top_p: float | None
+    """1.0 by default."""
+    min_p: float | None
+    """0.0 by default."""
+
+
+class StreamOptions(_Options, total=False):
+    """Options of `Decoder.stream`."""
+
+    seed: int | None
+    """0 by default."""
+    k: float | None
+    """In place of the rule's."""
+    passage: str | None
+    """For a rule that reads one before the prompt."""
+    messages: "Conversation | None"
+    """A conversation in place of the prompt."""
+
+
+class GenerateOptions(_Options, total=False):
+    """Options of `Decoder.generate` and `generate_each`."""
+
+    seed: int | Sequence[int] | None
+    """One for all prompts or one per prompt; 0 by default. Texts depend on prompt and seed, not on
+    their batch; those of other prompts or seeds are drawn independently, and so are equal prompts
+    of one call."""
+    k: float | Sequence[float | None] | None
+    """In place of the rule's, for all prompts or one per prompt."""
+    num_return_sequences: int | None
+    """Samples of each prompt, next to each other in the result, the first of them what one alone
+    would be; 1 by default. Their bounds add up, see `Ledger.total_bound`."""
+    continue_from: "Earlier | Sequence[Earlier] | None"
+    """Generations that reached their length, or their ledgers, to go on from in place of prompts. A
+    ledger that contradicts itself is refused, see `continuation`: `verify` first what you did not
+    write. Bounds add up."""
+    passages: str | Sequence[str] | None
+    """For rules that read one before each prompt, such as RCAD: one for all, or one per prompt."""
+    messages: "Conversation | Sequence[Conversation] | None"
+    """Conversations in place of prompts, lists of {"role": ..., "content": ...}. Each model reads
+    them by its own chat template, a safe model without one as plain text, which the prefix debt is
+    then counted over; the ledger says which read what."""
+    progress: bool | str | None
+    """True to show a bar, or its title."""
+
+
+DEFAULT_NEW_TOKENS = 200
+DEFAULTS: Mapping[str, Any] = {
+    "max_new_tokens": DEFAULT_NEW_TOKENS,
+    "max_new_bytes": None,
+    "seed": 0,
+    "stop": (),
+    "k": None,
+    "num_return_sequences": 1,
+    "messages": None,
+}
+"""Defaults of both calls."""
+
+
+def read_options(options: Mapping[str, Any], **more: Any) -> tuple[SamplingConfig, dict[str, Any]]:
+    """(the warpers of a call, all of its other options by name).
+
+    more: further options with their defaults. None is the default of each. Raises ValueError, with
+    its name, for an unknown option.
+    """
+    defaults = {**DEFAULTS, **more}
+    values = {name: options.get(name) for name in defaults}
+    warped = {name: value for name, value in options.items() if name not in defaults}
+    return SamplingConfig.of(warped), {
+        name: defaults[name] if value is None else value for name, value in values.items()
+    }

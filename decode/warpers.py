@@ -15,6 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from ..kernels.spend import BAN_GAP
 from .settings import KEEPS_ALL, SamplingConfig
 
 TRUNCATIONS: Final[dict[str, tuple[type[Any], str]]] = {
@@ -125,11 +126,11 @@ class Warpers:
             self._token_ids, self._banned = self._token_ids.to(device), self._banned.to(device)
 
 
-def alike_or_new(known: Sequence[Warpers], config: SamplingConfig) -> Warpers:
+def alike_or_new(present: Sequence[Warpers], config: SamplingConfig) -> Warpers:
     """The warpers of a config that are among those of a stream's rows already, which rows warp
     together by, else new ones with the same ends and bans."""
-    alike = (warp for warp in known if warp.config == config)
-    first = known[0]
+    alike = (warp for warp in present if warp.config == config)
+    first = present[0]
     return next(alike, None) or Warpers(config, first.stop_token_ids, first.banned_token_ids)
 
 
@@ -137,3 +138,19 @@ def _truncations(config: SamplingConfig) -> Iterator[LogitsProcessor]:
     for name, (warper, _) in TRUNCATIONS.items():
         if (value := getattr(config, name)) != KEEPS_ALL[name]:
             yield warper(value)
+
+
+CARRYING_GAP = 64.0
+"""Nats below the largest beyond which a logit bears no mass that matters: masks are far below."""
+
+
+def largest_logit(logits: Tensor, matters: Tensor | None = None) -> Tensor:
+    """(...) the size of the largest logit of rows (..., V), warped, of those that bear mass.
+
+    Warped, as a temperature divides the rounding like the logit. matters: (..., V) bool, symbols
+    that count though they are far below the largest.
+    """
+    counts = logits >= logits.amax(-1, keepdim=True) - CARRYING_GAP
+    if matters is not None:
+        counts |= matters & (logits >= logits.amax(-1, keepdim=True) - BAN_GAP)
+    return logits.abs().masked_fill(~counts, 0.0).amax(-1)

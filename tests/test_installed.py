@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 
 from anchored import Anchored, Decoder, verify
-from anchored.decode.pair_options import BUDGET_OPTIONS, BUDGETED, RuleOptions
-from anchored.decode.rules.registry import RULES, make_rule, rule_class
-from anchored.decode.settings import DEFAULT_K
+from anchored.decode.pair_options import RuleOptions
+from anchored.decode.rules.registry import (
+    BUDGET_OPTIONS,
+    BUDGETED,
+    DEFAULT_K,
+    RULES,
+    make_rule,
+    rule_class,
+)
 from anchored.eval.analysis.evaluated import evaluation_table
 from anchored.eval.copying.literal import copying_results
 from anchored.eval.copying.metrics import copying_score, installed_metrics

@@ -43,7 +43,6 @@ STOREYS = {
             "decode/event_bound.py",
             "decode/ledger.py",
             "decode/warpers.py",
-            "decode/rounding.py",
             "decode/tokenizer",
         ),
         *(
@@ -54,7 +53,7 @@ STOREYS = {
             "decode/byte",
             "decode/engine",
         ),
-        *("decode/score.py", "decode/verify", "decode"),
+        *("decode/verify", "decode"),
         *("decode/serving", "decode/serving/accounts", "decode/vllm"),
     ),
     "pretrain": (

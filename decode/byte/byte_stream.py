@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from ...kernels.devices import work_device
-from ..rounding import largest_logit
 from ..settings import SamplingConfig
 from ..streams.configs import context_length
 from ..streams.kv_cache import RowAttention, uploaded
 from ..streams.row_stream import ModelRunner, prompt_groups
 from ..streams.stream import UNSCORED, PromptLogits
 from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
-from ..warpers import Places, Warpers, alike_or_new
+from ..warpers import Places, Warpers, alike_or_new, largest_logit
 from .byte_row import (
     LOGITS_AT_ONCE,
     NODES_PER_FORWARD,

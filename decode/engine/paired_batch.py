@@ -9,7 +9,7 @@
 #   step     One token of each row, again and again:
 #
 #            1. Allowances. What the next token of each row may spend follows from its account: all
-#               that has accrued, less the debt, less what was spent or lost to a full bank. Where
+#               that has accrued, less the debt, less what was spent or lost to a full bucket. Where
 #               it is 0 the token comes from the safe model alone, and the risky one need not run.
 #            2. Read. The models read the tokens that were drawn last, one forward each. Tokens that
 #               a model has not read wait in `_unread`, so a model that was skipped catches up.

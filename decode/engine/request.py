@@ -78,7 +78,7 @@ class Request:
     earlier_charge: str | None = None
     """The `charge` of a certified text that goes on; None of any other."""
     left_in_bank: float = math.inf
-    """Nats that the earlier text left in its bank, infinite without one: no more are there now."""
+    """Nats that the earlier text left to go on with, see `Budget.left_in_bank`."""
     passage: str | None = None
     """A text for the streams that read one before the prompt."""
     chat_prompts: Mapping[StreamName, list[int]] = field(default_factory=dict)
@@ -211,8 +211,7 @@ class RequestState:
         request = self.request
         if request.earlier_charge is None or self.budget.bound == math.inf:
             return request.prior_bound
-        in_bank = min(request.least_debt, self.budget.bank or 0.0)  # missing there; more is debt
-        most = replace(self.budget, debt=in_bank).bound
+        most = self.budget.most_bound(request.least_debt)
         return request.prior_bound + request.num_return_sequences * (most - self.budget.bound)
 
     def fail(self, message: str) -> None:

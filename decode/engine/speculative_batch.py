@@ -1,11 +1,5 @@
-"""Speculative decoding: the safe model drafts, one risky forward verifies, rows are walked.
+"""Speculative decoding: the safe model drafts, one risky forward verifies, rows are walked."""
 
-How far it drafts is decided by what drafts of each length have been worth.
-"""
-
-import logging
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,98 +15,17 @@ from ..streams.row_stream import RowStream
 from .paired_batch import PairedBatch
 from .request import TOKEN, RequestState
 
-logger = logging.getLogger(__name__)
-
 # A rows of the batch that take part, V vocabulary.
 
-LENGTHS = (0, 1, 2, 4, 8)
-"""Draft lengths among which "auto" chooses; 0 is plain decoding. Longer drafts are hardly ever kept
-whole."""
 
-PRIOR_KEPT, PRIOR_SEEN = 6.0, 10.0
-"""Tokens that count as kept and as seen before anything was drawn; forgotten in a few rounds."""
-
-DECAY = 0.8
-"""A round's weight is multiplied by it in the next: machines are shared and texts change."""
-
-RETRIED = 32
-"""Rounds after which the length that was left alone for longest has a turn: a retry of the longest
-costs a few safe forwards, so all of them together stay below a twentieth of the time."""
-
-
-class DraftLength:
-    """Chooses the draft length of the next round.
-
-    A draft is kept as often as a token that was drawn is the safe model's draw, drafted or not. So
-    with share a kept a round of g drafts is expected to give 1 + a + ... + a^g tokens, and its time
-    is measured: each length is tried once, then the one with most tokens a second. Whatever is
-    chosen changes the speed and no token.
-    """
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        """lengths: one, or those to choose from."""
-        self.lengths = tuple(lengths)
-        self._kept, self._seen = PRIOR_KEPT, PRIOR_SEEN
-        self._round_s: dict[int, float] = {}
-        """Seconds of a round by length, the one that was taken last at the end."""
-        self._num_rounds = 0
-
-    @property
-    def longest(self) -> int:
-        """Most tokens of a draft."""
-        return max(self.lengths)
-
-    def chosen(self) -> int:
-        """The length of the next drafts."""
-        for length in self.lengths:
-            if length not in self._round_s:
-                return length
-        if self._num_rounds % RETRIED == 0:
-            return next(iter(self._round_s))
-        kept = self._kept / self._seen
-        tokens = {length: sum(kept**n for n in range(length + 1)) for length in self.lengths}
-        return max(self.lengths, key=lambda length: tokens[length] / self._round_s[length])
-
-    def took(self, length: int, round_s: float, *, num_kept: int, num_drawn: int) -> None:
-        """A round took so many seconds; `num_kept` of its tokens are the safe model's draws."""
-        old_s = self._round_s.pop(length, round_s)
-        self._round_s[length] = DECAY * old_s + (1.0 - DECAY) * round_s
-        self._kept = DECAY * self._kept + num_kept
-        self._seen = DECAY * self._seen + num_drawn
-        self._num_rounds += 1
-
-
-def draft_length(level: Level, rule: OpenRule, speculate: Speculate) -> DraftLength | None:
-    """Draft lengths of the batches of a decoder, which share what is learnt about drafts.
-
-    None, with one log line, for "auto" where the pair cannot speculate. Raises ValueError for
-    another value, and for a number where the pair cannot speculate.
-    """
-    if speculate != "auto" and (type(speculate) is not int or speculate < 1):
-        raise ValueError(f'speculate must be "auto", "off" or >= 1, got {speculate!r}')
-    refusal = speculation_refusal(level, rule)
-    if not refusal:
-        return DraftLength(LENGTHS if speculate == "auto" else (int(speculate),))
-    if speculate != "auto":
+def checked_length(level: Level, rule: OpenRule, speculate: Speculate) -> int:
+    """The tokens of a draft. Raises ValueError for what is no number >= 1, and for a pair that
+    cannot speculate."""
+    if type(speculate) is not int or speculate < 1:
+        raise ValueError(f'speculate must be "off" or >= 1, got {speculate!r}')
+    if refusal := speculation_refusal(level, rule):
         raise ValueError(f"speculate={speculate} cannot run here: {refusal}")
-    logger.warning("decoding without speculation: %s", refusal)
-    return None
-
-
-def drafts_fit(length: DraftLength, level: Level, max_length: int) -> bool:
-    """Tell whether rows of up to this many tokens can speculate; for "auto" a log line if not.
-
-    Raises ValueError where a draft of a fixed length does not fit.
-    """
-    longest = length.longest
-    attentions = level.pair.row_attention.values()
-    if all(reach is not None and reach.covers(max_length + longest) for reach in attentions):
-        return True
-    refusal = f"rows of {max_length} tokens and drafts of {longest} exceed the models' reach"
-    if len(length.lengths) == 1:
-        raise ValueError(f"speculate={longest} cannot run here: {refusal}")
-    logger.warning("decoding without speculation: %s", refusal)
-    return False
+    return speculate
 
 
 def speculation_refusal(level: Level, rule: OpenRule) -> str:
@@ -174,11 +87,20 @@ class SpeculativeBatch(PairedBatch):
         *,
         num_rows: int,
         max_length: int,
-        length: DraftLength,
+        draft_length: int,
     ) -> None:
-        max_length += length.longest  # columns after a row's end, for a longer draft of another
-        super().__init__(level, rule, sampling, num_rows=num_rows, max_length=max_length)
-        self.length = length
+        """Raises ValueError where rows of `max_length` tokens and a draft exceed the models."""
+        for reach in level.pair.row_attention.values():
+            if reach is None or not reach.covers(max_length + draft_length):
+                raise ValueError(
+                    f"speculate={draft_length} cannot run here: rows of {max_length} tokens and "
+                    f"drafts of {draft_length} exceed the models' reach"
+                )
+        # Columns after a row's end: those of a longer draft in another row.
+        super().__init__(
+            level, rule, sampling, num_rows=num_rows, max_length=max_length + draft_length
+        )
+        self.draft_length = draft_length
         self._drafts: list[list[Draft]] = [[] for _ in range(num_rows)]
         self._ends = {-1, *level.stop_token_ids}
 
@@ -186,24 +108,12 @@ class SpeculativeBatch(PairedBatch):
     def step(self) -> list[RequestState]:
         """One round; returns the requests that it ended."""
         rows = self.active_rows
-        before = [(state, len(state.steps)) for state in map(self._state, rows)]
-        # 1. How far to draft: by the time and the tokens of rounds of each length so far.
-        start_s = time.perf_counter()
-        length = self.length.chosen()
-        if length:
-            # 2. The safe model drafts token by token; it draws at once where no draft is needed.
-            self._draft_ahead(rows, length)
-            # 3. The risky model reads the drafts, and the walk decides their positions.
-            self._verify([row for row in rows if self._drafts[row]])
-            finished = self._release(rows)
-        else:
-            finished = super().step()
-        # 4. What the round took decides the next length.
-        drawn = [step for state, start in before for step in state.steps[start:]]
-        if any(step.budget > 0.0 for step in drawn):  # else they say nothing about those to come
-            num_kept, round_s = sum(s.accepted for s in drawn), time.perf_counter() - start_s
-            self.length.took(length, round_s, num_kept=num_kept, num_drawn=len(drawn))
-        return finished
+        # 1. The safe model drafts token by token; it draws at once where no draft is needed.
+        self._draft_ahead(rows, self.draft_length)
+        # 2. The risky model reads the drafts in one forward, and the walk decides their positions
+        #    in order, up to the first token that is not the guess.
+        self._verify([row for row in rows if self._drafts[row]])
+        return self._release(rows)
 
     def _draft_ahead(self, rows: list[int], length: int) -> None:
         """Draft up to `length` tokens in each row; tokens that need no draft are drawn at once."""
@@ -302,7 +212,7 @@ class SpeculativeBatch(PairedBatch):
             is_at_horizon = len(state.steps) + len(guesses) == state.request.max_new_tokens
             is_last = is_at_horizon or guesses[-1] in self._ends
             fed[row] = unread[row] + guesses[: len(guesses) - is_last]
-        together = [row for row in rows if len(fed[row]) <= self.length.longest + 1]
+        together = [row for row in rows if len(fed[row]) <= self.draft_length + 1]
         groups = [together, *([row] for row in rows if row not in together)]
         risky_logits: dict[int, Tensor] = {}
         for group in filter(None, groups):

@@ -1,17 +1,18 @@
-"""Anchored Decoding: the risky model inside an information budget of the safe one."""
+"""Certified rules: the risky model inside an information budget of the safe one."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from ...fields import check_choice, check_fields, checked_nats
-from ...kernels.project import project
+from ...kernels.project import project, project_kl
 from ...kernels.projection import Projection
-from ..settings import BudgetOptions, BudgetSize, DebtOptions, Divergence
+from ..settings import Charge, Divergence
 from .budget import Budget, prefix_debt
-from .rule import NextToken, OpenRule, Rule, StepInputs, Symbols
+from .registry import BudgetOptions, BudgetSize, DebtOptions
+from .rule import SAFE, NextToken, OpenRule, Rule, StepInputs, Symbols
 
 
 @dataclass(frozen=True)  # no slots: rules have other options as a second base
@@ -68,6 +69,12 @@ class Budgeted(BudgetOptions, BudgetSize, Indebted):
         settings = Rule.settings(self)
         return {name: value for name, value in settings.items() if (name, value) != ("bank", None)}
 
+    @property
+    def without_nats(self) -> Self:
+        """The rule with nothing to spend: rules that differ in their nats alone have one p* for an
+        allowance, so that their rows are drawn together."""
+        return replace(self, k=0.0, K=None, bank=None)
+
     def budget_for(self, *, horizon: int, k: float | None) -> Budget:
         if k is not None and self.K is not None:
             raise ValueError(
@@ -118,3 +125,69 @@ class NoOpt(Budgeted):
         has_budget = (first.weight == 1.0) | ~first.is_valid
         budget = torch.where(has_budget, inputs.budget, 0.0)
         return self._project(replace(inputs, budget=budget))
+
+
+@dataclass(frozen=True, slots=True)
+class Pathwise(Indebted):
+    """p* = min(c p_r, e^b p_s), with the b nats that a bucket holds; certified for every passage.
+
+    1. The bucket is full, with `bank` nats less the prompt's debt, and gets k at each step.
+    2. No token of p* is more than e^b times as likely as under p_s; where b <= 0, p* = p_s.
+    3. The token y that is drawn costs log p*(y) / p_s(y), at most b. A token that p* likes less
+       than p_s gives nats back, up to a full bucket.
+
+    So along any w tokens the costs sum to at most bank + w k: no passage of w tokens, wherever it
+    begins in a text of any length, is more than e^(bank + w k) times as likely as under p_s, and no
+    text more than e^(bank + k * horizon - debt) times. `Pathwise(k=0, bank=K)` is a budget of K
+    nats for a whole text.
+    Source: docs/guarantee.md, "Pathwise budgets"; p* is that of the paper's proposition on optimal
+    Renyi clipping.
+    """
+
+    k: float = 1.0
+    """Nats per step, for which a call may name others."""
+    bank: float = 20.0
+    """Nats of a full bucket: a memorized token takes about four."""
+
+    name = "pathwise"
+    is_projection = True
+
+    @property
+    def without_nats(self) -> Self:
+        """As of `Budgeted`."""
+        return replace(self, k=0.0, bank=0.0)
+
+    @property
+    def divergence(self) -> Divergence:
+        return "max"
+
+    @property
+    def charge(self) -> Charge:
+        return "drawn"
+
+    def budget_for(self, *, horizon: int, k: float | None) -> Budget:
+        return Budget.of(horizon=horizon, k=self.k if k is None else k, bank=self.bank)
+
+    def open(self, level: Symbols) -> OpenRule:
+        return OpenRule.of(self, self._project)
+
+
+@dataclass(frozen=True, slots=True)
+class SafeOnly(Rule):
+    """p* = p_s at every step; certified, with a bound of 0 nats. The risky model does not run."""
+
+    name = "safe_only"
+    streams: ClassVar = {"safe": SAFE}
+    is_certified = True
+    is_projection = True
+    divergence = "kl"
+
+    def budget_for(self, *, horizon: int, k: float | None) -> Budget:
+        return Budget(per_step=0.0, total=0.0, horizon=horizon)
+
+    def open(self, level: Symbols) -> OpenRule:
+        return OpenRule.of(self, self._project)
+
+    def _project(self, inputs: StepInputs) -> NextToken:
+        safe = inputs.warped("safe")
+        return project_kl(safe, safe, torch.zeros_like(inputs.budget), inputs.uniform)

@@ -15,9 +15,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...durable_files import new_file
-from ...fields import checked_nats
+from ...fields import checked_nats, field_types
+from ...identities import differences
 from ...kernels.spend import allowance, charged, empty_accounts, missing, new_accounts
+from ..ledger import LedgerHeader
 from ..settings import DebtMode, Schedule
+
+
+@dataclass(kw_only=True, slots=True)
+class BudgetFigures:
+    """A budget as its text's record has it, nats: see `Budget`."""
+
+    k: float
+    K: float
+    horizon: int
+    bound: float
+    debt: float
+    bank: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,11 +134,38 @@ class Budget:
             return self
         return replace(self, debt=max(0.0, self.bank - left))
 
+    def most_bound(self, least_debt: float) -> float:
+        """The bound with no other debt than what is missing in the bank of this least debt."""
+        return replace(self, debt=min(least_debt, self.bank or 0.0)).bound
+
+    def carried(self, left: float) -> float:
+        """Nats of the bank, among those that the earlier text left in its own."""
+        return 0.0 if left == math.inf else max(0.0, min(left, self.bank or 0.0))
+
+    def is_of(self, header: LedgerHeader) -> bool:
+        """Whether a ledger's header has these nats."""
+        return (self.per_step, self.total, self.bank) == (header.k, header.K, header.bank)
+
+    @classmethod
+    def recorded(cls, header: LedgerHeader) -> "Budget":
+        """The budget that a ledger's header has."""
+        return cls(
+            per_step=header.k,
+            total=header.K,
+            horizon=header.horizon,
+            debt=header.debt,
+            schedule=header.rule_settings.get("budget", "adaptive"),
+            bank=header.bank,
+        )
+
     def record(self) -> dict[str, Any]:
         """The figures of a ledger's header and of a score, by the names of their fields."""
         names = {"k": "per_step", "K": "total"}
-        figures = ("debt", "k", "K", "horizon", "bound", "bank")
-        return {name: getattr(self, names.get(name, name)) for name in figures}
+        return {name: getattr(self, names.get(name, name)) for name in field_types(BudgetFigures)}
+
+    def __str__(self) -> str:
+        full = "" if self.bank is None else f"{self.bank:.4g} + "
+        return f"K={self.total:.4g} ({full}k={self.per_step:.4g} x {self.horizon})"
 
 
 def opened_accounts(budgets: Sequence[Budget]) -> Tensor:
@@ -151,12 +192,12 @@ def log_likelihood_ratios(risky_log_probs: Tensor, safe_log_probs: Tensor) -> Te
 
 
 def prefix_debt(ratios: Tensor, *, mode: DebtMode = "top", window: int = 5) -> float:
-    """Nats that a prompt owes.
+    """Nats of debt of a prompt.
 
     ratios: (num_positions,) log-likelihood ratios of the prompt's non-special tokens but the first.
     mode: "top" is the mean of the `window` largest positive parts (all of them if there are fewer),
     "average" the positive part of the mean, "none" zero. Without positions the debt is 0.
-    A ratio of +inf makes the debt infinite, whatever stands beside it. Raises ValueError for NaN.
+    A ratio of +inf makes the debt infinite, whatever the others are. Raises ValueError for NaN.
     Source: paper, section "Prefix debt" and algorithm PrefixDebt; special tokens and padding do not
     count as positions here, so the debt of a prompt does not depend on its batch.
     """
@@ -182,8 +223,6 @@ def debt_nats(ratios: Tensor, *, mode: DebtMode, window: int) -> Tensor:
 
 
 SCHEMA = "anchored-prompt-ratios/1"
-SHOWN = 80
-"""Most characters of a setting in an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +255,10 @@ class PromptRatios:
 
     def check(self, source: dict[str, Any]) -> None:
         """Raise ValueError, in one line, if they were computed with anything else than `source`."""
-        for name in {**source, **self.source}:
-            here, there = source.get(name), self.source.get(name)
-            if here != there:
-                raise ValueError(
-                    f"the prompts' ratios were computed with another {name}: {_shown(there)}, "
-                    f"here it is {_shown(here)}"
-                )
+        if differing := differences(self.source, source):
+            raise ValueError(
+                f"the prompts' ratios were computed with another setting: {differing[0]}"
+            )
 
     def save(self, path: Path | str, *, overwrite: bool = True) -> None:
         """Write a safetensors file in one step: one tensor a prompt, the source as metadata.
@@ -250,8 +286,3 @@ class PromptRatios:
 def prompt_digest(prompt: list[int]) -> str:
     """sha256 (hex) of a prompt's symbols as little-endian int64."""
     return hashlib.sha256(np.array(prompt, dtype="<i8").tobytes()).hexdigest()
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."

@@ -44,27 +44,24 @@ def _false_claim(rule: Rule | OpenRule) -> str:
     """
     if not rule.is_certified:
         return ""
-    known = ", ".join(DIVERGENCES)
-    if type(rule.divergence) is not str or rule.divergence not in DIVERGENCES:
-        return f"is certified, so its divergence must be one of {known}, got {rule.divergence!r}"
+    divergence, charge, safe = rule.divergence, rule.charge, rule.streams.get("safe")
     # Drawn tokens are charged where `verify` knows p* by itself.
-    charges = {"kl": ["mean"], "max": ["worst", "drawn"][: 1 + rule.is_projection]}
-    allowed = charges[rule.divergence]
-    if type(rule.charge) is not str or rule.charge not in allowed:
-        one = " or ".join(allowed)
-        return f"spends {rule.divergence}, so its charge must be {one}, got {rule.charge!r}"
-    if rule.streams.get("safe") != SAFE:
-        return (
-            'is certified, so its stream "safe" must be the safe model on the prompt alone, got '
-            f"{rule.streams.get('safe')}"
-        )
-    if "risky" in rule.streams and rule.streams["risky"].model != "risky":
-        return f'is certified, so its stream "risky" must be the risky model, got {rule.streams}'
-    if rule.retokenizes:
-        return "is certified, so it cannot decode tokens that the safe model does not have"
-    if type(rule.gain) not in (int, float) or rule.gain != 1.0:
-        return f"is certified, so its gain must be 1, got {rule.gain!r}"
-    return ""
+    charges = ["worst", "drawn"][: 1 + rule.is_projection] if divergence == "max" else ["mean"]
+    if type(divergence) is not str or divergence not in DIVERGENCES:
+        fault = f"its divergence must be one of {', '.join(DIVERGENCES)}, got {divergence!r}"
+    elif type(charge) is not str or charge not in charges:
+        fault = f"its charge must be {' or '.join(charges)}, got {charge!r}"
+    elif safe != SAFE:
+        fault = f'its stream "safe" must be the safe model on the prompt alone, got {safe}'
+    elif "risky" in rule.streams and rule.streams["risky"].model != "risky":
+        fault = f'its stream "risky" must be the risky model, got {rule.streams}'
+    elif rule.retokenizes:
+        fault = "it cannot decode tokens that the safe model does not have"
+    elif type(rule.gain) not in (int, float) or rule.gain != 1.0:
+        fault = f"its gain must be 1, got {rule.gain!r}"
+    else:
+        return ""
+    return f"is certified, so {fault}"
 
 
 def check_claims(rule: Rule | OpenRule, kind: type[Rule]) -> None:

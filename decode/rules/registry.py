@@ -1,15 +1,17 @@
-"""Rules by name: what a ledger, a config or a command line names becomes the rule again.
+"""Rules by name, and the options of a budget: what a ledger or a command line has becomes a rule.
 
 The rules of this package come first, then those that installed packages declare as entry points of
-the group "anchored.rules". Nothing is imported before a rule is asked for by its name.
+the group "anchored.rules". Torch is imported when a rule is made, so that --help costs nothing.
 """
 
 import importlib
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Final
 
+from ...fields import field_types
 from ...installed import declared, entry_point, loaded
+from ..settings import DebtMode, Divergence, Schedule
 
 if TYPE_CHECKING:
     from .rule import Rule
@@ -18,19 +20,90 @@ GROUP: Final = "anchored.rules"
 RULES: Final = {
     "anchored": "anchored.Anchored",
     "anchored_inf": "anchored.Anchored",
-    "pathwise": "pathwise.Pathwise",
-    "safe_only": "one_model.SafeOnly",
-    "risky_only": "one_model.RiskyOnly",
-    "system": "one_model.System",
+    "pathwise": "anchored.Pathwise",
+    "safe_only": "anchored.SafeOnly",
+    "risky_only": "unbounded.RiskyOnly",
+    "system": "unbounded.System",
     "memfree": "memfree.MemFree",
     "rcad": "mixtures.RCAD",
     "cp_fuse": "mixtures.CPFuse",
-    "token_swap": "token_swap.TokenSwap",
+    "token_swap": "mixtures.TokenSwap",
     "no_opt": "anchored.NoOpt",
-    "cold_start": "one_model.ColdStart",
-    "global_switch": "one_model.GlobalSwitch",
+    "cold_start": "unbounded.ColdStart",
+    "global_switch": "unbounded.GlobalSwitch",
 }
 """The rules of this package by name, each as FILE.CLASS of this folder."""
+
+
+DEFAULT_K = 1.5
+"""Nats per step where a command or a request names neither k nor K."""
+
+
+# Both classes have no slots, so that options may have one of them as a second base.
+@dataclass(frozen=True)
+class BudgetSize:
+    """The size of a budget, by one of two numbers."""
+
+    k: float | None = None
+    """Budget in nats per token, or per byte at byte level: K = k * horizon, and the bank. Commands
+    take 1.5 unless K is named, and 1 for the rule pathwise."""
+    K: float | None = field(default=None, kw_only=True)
+    """Budget in nats of the whole text, in place of k."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebtOptions:
+    """The debt of a prompt, nats that are not there for its continuation."""
+
+    debt: DebtMode = "top"
+    """Nats that the prompt's log-likelihood ratios cost before the first token: top charges the
+    mean of the largest, average that of all, none nothing."""
+    debt_window: int = 5
+    """Tokens of the prompt whose ratios the top debt is the mean of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions(DebtOptions):
+    """The way in which a budget of any size is counted and spent."""
+
+    budget: Schedule = "adaptive"
+    """Use of unspent nats: adaptive carries them over, global frees all of them from the start,
+    fixed loses them, and charges no debt."""
+    bank: float | None = None
+    """Nats of a bucket that is full at the start, gets k per token and holds no more, so that K =
+    bank + k * horizon and any w tokens in a row spend at most bank + w k; without one, adaptive
+    carries over all that is left of K = k * horizon. The rule pathwise has one of 20 nats unless
+    another is named."""
+    divergence: Divergence = "kl"
+    """Divergence that each step spends and the budget bounds: kl the mean log-ratio of p* to the
+    safe model, max its largest value."""
+
+    def budget_options(self) -> dict[str, Any]:
+        """These options by name, to make a rule of."""
+        return {name: getattr(self, name) for name in field_types(BudgetOptions)}
+
+
+BUDGET_OPTIONS: Final = (*field_types(BudgetSize), *field_types(BudgetOptions))
+"""The names of all options of a budget."""
+BUDGETED: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("anchored", "anchored_inf", "no_opt"), BUDGET_OPTIONS),
+    "pathwise": ("k", "bank", "debt", "debt_window"),
+    "cold_start": ("k",),
+    "global_switch": ("K",),
+}
+"""Those that a rule of this package takes, by its name."""
+
+
+def budget_names(rule: str) -> tuple[str, ...]:
+    """The options of a budget that the rule of this name takes: of another package's rule, those
+    that it has as fields.
+
+    ValueError for an unknown rule; none is imported but that of another package.
+    """
+    if installed_rule(rule) is None:
+        return BUDGETED.get(rule, ())
+    names = field_types(rule_class(rule))
+    return tuple(name for name in BUDGET_OPTIONS if name in names)
 
 
 def installed_rule(name: str) -> EntryPoint | None:
@@ -40,8 +113,8 @@ def installed_rule(name: str) -> EntryPoint | None:
     """
     entry = entry_point(GROUP, name, builtin=RULES)
     if entry is None and name not in RULES:
-        known = ", ".join([*RULES, *sorted(declared(GROUP))])
-        raise ValueError(f"rule must be one of {known}, got {name!r}: no installed package has it")
+        names = ", ".join([*RULES, *sorted(declared(GROUP))])
+        raise ValueError(f"rule must be one of {names}, got {name!r}: no installed package has it")
     return entry
 
 
@@ -70,9 +143,9 @@ def make_rule(name: str, settings: dict[str, Any]) -> "Rule":
     kind = rule_class(name)
     if name == "anchored_inf":
         settings = {"divergence": "max", **settings}
-    known = [each.name for each in fields(kind) if each.init]
-    if unknown := [setting for setting in settings if setting not in known]:
-        has = f"it has {', '.join(known)}" if known else "it has none"
+    names = [field.name for field in fields(kind) if field.init]
+    if unknown := [setting for setting in settings if setting not in names]:
+        has = f"it has {', '.join(names)}" if names else "it has none"
         raise ValueError(f"settings of rule {name}: there is no {unknown[0]!r}; {has}")
     try:
         rule: Rule = kind(**settings)

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 
 from ...fields import INT_LIMIT, MAX_NATS, checked_nats, field_error
 from ...kernels.spend import SPEND_QUANTUM
+from ..rules.anchored import Pathwise
 from ..rules.budget import Budget
-from ..rules.pathwise import Pathwise
 from ..rules.rule import OpenRule, Rule, takes_passage
 from ..settings import Divergence
 

@@ -13,17 +13,18 @@ from typing import Final
 
 from ...kernels.project import falls_back
 from ..ambient import plain_torch
-from ..arguments import request_list
+from ..arguments import TextValues
 from ..decoder import Decoder
 from ..engine.log_probs import TokenLogProbs
 from ..engine.paired_batch import PairedBatch
 from ..engine.request import Request
+from ..engine.score import score_batch
 from ..levels.level import Level
+from ..rules.anchored import SafeOnly
 from ..rules.claims import opened
-from ..rules.one_model import SafeOnly
 from ..rules.rule import takes_passage
-from ..score import score_batch
 from ..settings import UNWARPED, SamplingConfig
+from ..texts import prompt_requests, request_list
 from .engine import BROKEN, SHUT_DOWN, Job, Refused, Update
 from .journal import UNWRITTEN, JournalWriter, Recording
 from .metrics import Metrics
@@ -102,8 +103,9 @@ class BatchThread:
         async with self._probing:
             updates: asyncio.Queue[tuple[Job, Update]] = asyncio.Queue()
             rule, level = self.decoder.open_rule, self.decoder.level
-            passage = PROBE if takes_passage(rule) else None
-            (request,) = request_list(level, rule, PROBE, 1, passages=passage, is_alone=True)
+            values = TextValues(horizon=1, passage=PROBE if takes_passage(rule) else None)
+            texts = prompt_requests(level, PROBE)
+            (request,) = request_list(level, rule, texts, [values], is_alone=True)
             job = Job(request=request, request_id="probe", updates=updates, is_recorded=False)
             self.submit([job])
             try:

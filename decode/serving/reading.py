@@ -5,15 +5,15 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
 
-from ..arguments import prompt_requests, request_list
+from ..arguments import call_values
 from ..decoder import Decoder
 from ..engine.request import Request
-from ..rounding import least_temperature, temperature_error
-from ..rules.anchored import Anchored, NoOpt
+from ..rules.anchored import Anchored, Budgeted, NoOpt, Pathwise
 from ..rules.claims import opened
-from ..rules.pathwise import Pathwise
 from ..rules.rule import OpenRule, Rule, takes_passage
+from ..texts import prompt_requests, request_list
 from ..tokenizer.text import special_names
+from ..verify.rounding import least_temperature, temperature_error
 from .asked import AVAILABLE, GREEDY, Asked, Limits, seed_of_name, seed_of_secret
 from .body import Body, parsed
 
@@ -87,17 +87,16 @@ class Reader:
         prompts = _prompts(body, is_chat=is_chat)
         for prompt in _lengthy(**prompts):
             self._check_unread(prompt)
-        texts = request_list(
-            self._level,
-            open_rule,
-            horizon=1 if most is None else self._level.horizon(most, None),
+        texts = prompt_requests(self._level, **prompts)
+        values = call_values(
+            len(texts),
+            1 if most is None else self._level.horizon(most, None),
             horizon_name="max_tokens",
             stop=self._stops(body),
             passages=asked.passage,
             num_return_sequences=body.n,
-            is_alone=True,
-            **prompts,
         )
+        texts = request_list(self._level, open_rule, texts, values, is_alone=True)
         if not texts:
             what = "conversation" if is_chat else "prompt"
             raise ValueError(f"the {what} is empty: give at least one text")
@@ -159,7 +158,7 @@ class Reader:
             raise ValueError("echo is of completions: a chat's prompt is its messages")
         if num_top is None:
             return
-        if self._decoder.drafts:
+        if self._decoder.draft_length:
             raise ValueError("logprobs need a server without --speculate")
         if not self._exposes and "safe" not in rule.streams:
             raise ValueError(f"logprobs are those of p_s, which the rule {rule.name} does not read")
@@ -203,11 +202,8 @@ class Reader:
     def _open(self, rule: Rule) -> OpenRule:
         """The rule at the pair's level. Rows of one budgeted rule are drawn for together whatever
         their budgets are, as these come to it as nats of a step."""
-        alike: Any = rule
-        if type(rule) in (Anchored, NoOpt):
-            return replace(self._opened(replace(alike, k=0.0, K=None, bank=None)), rule=rule)
-        if type(rule) is Pathwise:
-            return replace(self._opened(replace(alike, k=0.0, bank=0.0)), rule=rule)
+        if isinstance(rule, Budgeted | Pathwise) and type(rule) in (Anchored, NoOpt, Pathwise):
+            return replace(self._opened(rule.without_nats), rule=rule)
         return self._decoder.open_rule if rule == self._decoder.rule else opened(rule, self._level)
 
     def _stops(self, body: Body) -> list[str]:

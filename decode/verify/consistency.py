@@ -7,15 +7,15 @@ from ...fields import INT_LIMIT, field_error, field_values
 from ...kernels.spend import BUDGET_CAP
 from ..engine.prompts import prompts_by_stream
 from ..engine.request import recorded_key
-from ..ledger import SCHEMA, Ledger, LedgerFooter, LedgerHeader, LedgerStep
+from ..ledger import SCHEMA, Ledger, LedgerFooter, LedgerHeader, LedgerStep, keeps_budget
 from ..levels.level import Level
 from ..pair.model_pair import ModelPair
-from ..rounding import least_temperature, temperature_error
 from ..rules.claims import opened
 from ..rules.registry import make_rule, rule_class
 from ..rules.rule import OpenRule
 from ..settings import SamplingConfig
 from .replay import recorded_budget, recorded_level
+from .rounding import least_temperature, temperature_error
 
 FINISH_REASONS = ("length", "stop_token", "stop_string", "aborted", "error")
 
@@ -252,7 +252,7 @@ def _of_end(ledger: Ledger, rule: OpenRule) -> Iterator[str]:
     is_greedy = SamplingConfig(**header.sampling).is_greedy
     certified = rule.is_certified and not is_greedy and reason != "error"
     # Spends that break a budget are failures of their steps, however the ledger is called.
-    if not ledger.keeps_budget:
+    if not keeps_budget(ledger.header, ledger.steps):
         certified = certified and ledger.claims_bound
     if ledger.claims_bound is not certified:
         yield f"certified must be {certified}, got {ledger.claims_bound}"

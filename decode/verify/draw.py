@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..rounding import ARITHMETIC, COMMON, NUM_DEVIATIONS
+from .rounding import ARITHMETIC, COMMON, NUM_DEVIATIONS
 
 # V symbols. Distributions are (V,) float64 log-probabilities, tolerances are in nats.
 

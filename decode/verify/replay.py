@@ -13,17 +13,17 @@ from ..byte.byte_level import ByteLevel
 from ..byte.byte_stream import ByteStream
 from ..engine.prompts import asks_for_ratios, prompts_by_stream, read_prompts
 from ..engine.request import recorded_key
+from ..engine.score import given_columns
 from ..ledger import Ledger, LedgerHeader
 from ..levels.level import Level, TokenLevel
 from ..levels.retokenized import RetokenizedLevel
 from ..pair.model_pair import ModelPair
-from ..rounding import largest_logit
 from ..rules.budget import Budget
 from ..rules.claims import opened, warn_of_left_out
 from ..rules.registry import make_rule
 from ..rules.rule import BOTH, NextToken, OpenRule, StepInputs
-from ..score import given_columns
 from ..settings import ByteSettings, SamplingConfig
+from ..warpers import largest_logit
 
 # V symbols.
 
@@ -111,8 +111,7 @@ def recorded_budget(header: LedgerHeader, rule: OpenRule) -> Budget:
         except ValueError:
             break  # a call that asks for this k is refused
         budget = replace(budget, debt=header.debt)
-        recorded = (getattr(header, name) for name in ("k", "K", "bank"))
-        if tuple(recorded) == (budget.per_step, budget.total, budget.bank):
+        if budget.is_of(header):
             return budget
     raise ValueError(
         f"k {header.k}, K {header.K} and bank {header.bank} over {header.horizon} steps are not "

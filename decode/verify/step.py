@@ -11,10 +11,11 @@ from torch import Tensor
 from ...kernels import reference
 from ...kernels.certificate import KL_MARGIN, MASS_RESERVE, RESERVE_NATS, WEIGHT_ROUNDINGS
 from ...kernels.spend import EPSILON, MAX_DIVERGENCE_CAP
-from ..ledger import LedgerStep, divergence_of
-from ..rounding import ARITHMETIC, NUM_DEVIATIONS, moved
+from ..event_bound import divergence_of
+from ..ledger import LedgerStep
 from ..rules.rule import NextToken
 from ..settings import Charge
+from .rounding import ARITHMETIC, NUM_DEVIATIONS, moved
 
 # V symbols. Distributions are (V,) float64 log-probabilities. `x_by` is by how many nats rounding
 # may move x.

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ...kernels import reference
 from ...kernels.spend import BAN_GAP
-from ..rounding import ARITHMETIC, NUM_DEVIATIONS, moved
 from ..rules.rule import token_spend
 from .draw import Draw
+from .rounding import ARITHMETIC, NUM_DEVIATIONS, moved
 from .step import SOLVER_FRACTION, SOLVER_NATS, Step, raised, unbanned
 
 # V symbols. Distributions are (V,) float64 log-probabilities, tolerances are in nats.

@@ -12,11 +12,12 @@ from ...kernels import reference
 from ..ambient import in_plain_torch
 from ..ledger import Ledger, LedgerError, LedgerStep, ledger_of
 from ..pair.model_pair import ModelPair
-from ..rounding import ARITHMETIC, CARRYING_GAP, OF_QUANTIZED, largest_logit, logit_tolerance
 from ..rules.rule import BOTH
 from ..settings import SamplingConfig
+from ..warpers import CARRYING_GAP, largest_logit
 from .consistency import inconsistencies
 from .replay import ForcedStep, Replay
+from .rounding import ARITHMETIC, OF_QUANTIZED, logit_tolerance
 from .step import Kind, Step
 from .step_check import check_step, difference, divergences
 from .supports import other_supports

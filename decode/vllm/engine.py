@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 
 from ..rules.anchored import Anchored
+from ..rules.registry import DEFAULT_K
 from ..serving.server_options import JournalOptions
-from ..settings import DEFAULT_K
 from .settings import KEY, DescribedPair, EngineSettings, PairFacts, PairRule, checked_rule
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from ..levels.level import TokenLevel
 from ..pair.folder import ModelFolder, fingerprint
 from ..pair.loading import load_config, load_tokenizer
 from ..pair.model_pair import ModelPair
-from ..rules.anchored import Anchored
-from ..rules.pathwise import Pathwise
+from ..rules.anchored import Anchored, Pathwise
 from ..rules.registry import make_rule
 from ..rules.rule import Rule
 from ..tokenizer.text import special_names

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ... import Anchored, Decoder, ModelPair, Pathwise
-from ...decode.event_bound import event_bound
-from ...decode.ledger import divergence_of
+from ...decode.engine.score import Score
+from ...decode.event_bound import charged_event_bound
 from ...decode.rules.anchored import Indebted
-from ...decode.score import Score
-from ...decode.settings import DebtOptions
+from ...decode.rules.registry import DebtOptions
 from ...durable_files import write_durably
 from ...environment import environment_record
 from ...fields import MAX_NATS
@@ -63,7 +62,7 @@ class Recital:
         nats = replace(budget, debt=self.debt).bound
         if budget.bank is not None:
             nats = min(nats, budget.bank + k * self.num_steps)
-        at_one = event_bound(nats, self.safe_log_prob, divergence=divergence_of(rule.charge))
+        at_one = charged_event_bound(rule.charge, nats, self.safe_log_prob)
         return min(1.0, at_one * (self.num_positions or 1))
 
 

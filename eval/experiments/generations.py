@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ... import Anchored, Decoder, Generation, ModelPair, Pathwise, PromptCache, PromptRatios
-from ...decode.arguments import request_list
+from ...decode.arguments import call_values
 from ...decode.rules.rule import takes_passage
+from ...decode.texts import prompt_requests, request_list
 from ...durable_files import appended, named_errors, sync, write_durably
 from ..recorded_texts import grouped
 from ..statistics import json_value
@@ -105,13 +106,13 @@ def check_requests(experiment: Experiment, pair: ModelPair) -> None:
     decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
     for setting in experiment.settings:
         decoder = decoder_of(setting)
-        requests = request_list(
-            decoder.level,
-            decoder.open_rule,
-            [prompt.prompt for prompt in experiment.prompts],
+        texts = prompt_requests(decoder.level, [prompt.prompt for prompt in experiment.prompts])
+        values = call_values(
+            len(texts),
             decoder.level.horizon(experiment.max_new_tokens, None),
             **passages_for(setting, [prompt.passage for prompt in experiment.prompts]),
         )
+        requests = request_list(decoder.level, decoder.open_rule, texts, values)
         for prompt, request in zip(experiment.prompts, requests, strict=True):
             if request.error:
                 raise ValueError(f"{setting.name}, prompt {prompt.id}: {request.error}")

@@ -15,8 +15,8 @@ import numpy as np
 from tqdm import tqdm
 
 from ... import Anchored, Decoder, ModelPair, Pathwise, SafeOnly
+from ...decode.engine.score import Score
 from ...decode.rules.rule import Rule, takes_passage
-from ...decode.score import Score
 from ..copying.literal import copying_results
 from ..harness.model import AnchoredLM
 from ..harness.tasks import task_figures

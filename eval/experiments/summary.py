@@ -5,8 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ...decode.event_bound import event_bound
-from ...decode.ledger import divergence_of
+from ...decode.event_bound import charged_event_bound
 from ...decode.rules.rule import Rule
 from ..copying.literal import means_over_seeds, paired_ncr, scores_by_setting
 from ..copying.metrics import METRICS
@@ -142,9 +141,8 @@ def copy_probabilities(
     None without a bound, or without the reference's log-probability. rows: of `read_generations`.
     log_probs: log p_s of the references by id, nats (VERBATIM).
     """
-    divergence = divergence_of(rule.charge)
     return [
-        event_bound(row["bound"], log_probs[row["id"]], divergence=divergence)
+        charged_event_bound(rule.charge, row["bound"], log_probs[row["id"]])
         if row["certified"] and row["bound"] is not None and row["id"] in log_probs
         else None
         for row in rows

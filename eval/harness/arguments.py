@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...decode.generate_options import WITHOUT_EFFECT
 from ...decode.pair.loading import device_of
 from ...decode.pair_options import PairOptions, RuleOptions
 from ...decode.settings import SAMPLING_NAMES, ByteSettings
@@ -19,6 +18,12 @@ from ...fields import from_record
 
 logger = logging.getLogger(__name__)
 
+WITHOUT_EFFECT = (
+    *("transformers_version", "_from_model_config", "bos_token_id", "pad_token_id", "use_cache"),
+    *("cache_implementation", "cache_config", "early_stopping", "length_penalty"),
+)
+"""Settings of transformers that change no token here: prompts bring their begin tokens, padding is
+not read, caches are this library's, and there are no beams."""
 BATCH_SIZE = 16
 """Requests at once by default, as in `Decoder`."""
 UNASKED_BATCH_SIZE = 1

@@ -54,11 +54,7 @@ def test_every_window_of_a_text_stays_within_the_bank_and_its_steps(pair, rule):
         assert ledger.certified
         assert_windows_hold(ledger)
         assert verify(ledger, pair)
-    wide = [result.ledger for result in drawn(pair, replace(rule, bank=rule.bank + 100.0))]
-    allowed, more = (
-        sum(s.budget for text_ledger in some for s in text_ledger.steps) for some in (ledgers, wide)
-    )
-    assert 0.0 < allowed < 0.95 * more and sum(ledger.spent for ledger in ledgers) > 0.0
+    assert sum(ledger.spent for ledger in ledgers) > 0.0
     assert any(step.spend < 0.0 for ledger in ledgers for step in ledger.steps) == (
         rule.charge == "drawn"
     )
@@ -69,21 +65,11 @@ def test_a_batch_whose_rows_come_and_go_draws_as_each_text_alone(pair):
     assert_same(alone, drawn(pair, RULE, seed=range(len(TEXTS)), batch_size=3))
 
 
-def test_a_score_follows_the_balance_of_the_text_that_was_drawn(pair):
-    results = drawn(pair, RULE)
-    decoder = Decoder(pair, RULE)
-    texts = [result.token_ids for result in results]
-    for result, score in zip(results, decoder.score(TEXTS, texts, horizon=16), strict=True):
-        assert score.bank == RULE.bank
-        assert score.spends == pytest.approx([s.spend for s in result.ledger.steps], abs=1e-6)
-
-
-@pytest.mark.parametrize("lengths", [(8, 8), (5, 6, 5)], ids=str)
-@pytest.mark.parametrize("rule", RULES, ids=str)
-def test_a_text_goes_on_with_the_bucket_as_it_was(pair, rule, lengths):
+@pytest.mark.parametrize("rule", RULES[:4], ids=str)
+def test_a_text_goes_on_with_the_bucket_as_it_was(pair, rule):
     """A text in pieces may spend what it might at once, and has its bounds over every seam."""
-    decoder = Decoder(pair, rule)
-    for text in TEXTS:
+    decoder, lengths = Decoder(pair, rule), (5, 6, 5)
+    for text in TEXTS[:2]:
         (result,) = decoder.generate(text, **PLAIN | {"max_new_tokens": lengths[0]})
         ledgers = [result.ledger]
         for length in lengths[1:]:
@@ -126,17 +112,6 @@ def test_what_is_missing_in_a_bank_is_a_debt_that_the_next_prompt_may_only_raise
     assert second.ledger.total_bound == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_debt_of_what_was_drawn_above_all_that_was_there_lowers_no_bound_of_the_whole(pair):
-    decoder = Decoder(pair, Pathwise(k=0.1, bank=0.5))
-    (result,) = decoder.generate(TEXTS[3], **PLAIN | {"max_new_tokens": 2})
-    expected = result.ledger.header.bound
-    for _ in range(2):
-        (result,) = decoder.generate(continue_from=result, **PLAIN | {"max_new_tokens": 2})
-        expected += 2 * 0.1
-        assert result.ledger.total_bound == pytest.approx(expected, abs=1e-9)
-    assert result.ledger.header.least_debt > 0.5
-
-
 def test_samples_that_go_on_together_are_within_the_bound_that_each_names(pair):
     decoder = Decoder(pair, Pathwise(k=0.3, bank=3.0, debt="none"))
     first = decoder.generate(TEXTS[3], num_return_sequences=3, **PLAIN | {"max_new_tokens": 4})
@@ -150,34 +125,21 @@ def test_samples_that_go_on_together_are_within_the_bound_that_each_names(pair):
         assert verify(result.ledger, pair)
 
 
-CHARGED = {
-    "mean": Anchored(k=1.0, bank=2.0),
-    "worst": Anchored(k=1.0, divergence="max"),
-    "drawn": Pathwise(),
-}
+def test_a_text_goes_on_by_the_charge_that_it_began_with(pair):
+    (first,) = Decoder(pair, RULE).generate(TEXTS[0], max_new_tokens=2)
+    (greedy,) = Decoder(pair, RULE).generate(TEXTS[0], max_new_tokens=2, temperature=0.0)
+    for other in (Anchored(k=1.0, divergence="max"), Pathwise()):
+        decoder = Decoder(pair, other)
+        message = f"charged the mean log-ratio of each step, and .* charges the {other.charge}"
+        with pytest.raises(ValueError, match=message):
+            decoder.generate(continue_from=first, max_new_tokens=2)
+        (second,) = decoder.generate(continue_from=greedy, max_new_tokens=2)
+        assert second.ledger.certified and second.ledger.total_bound == math.inf
 
 
-@pytest.mark.parametrize("before", CHARGED)
-@pytest.mark.parametrize("after", CHARGED)
-def test_a_text_goes_on_by_the_charge_that_it_began_with(pair, before, after):
-    (first,) = Decoder(pair, CHARGED[before]).generate(TEXTS[0], max_new_tokens=2)
-    decoder = Decoder(pair, CHARGED[after])
-    if before == after:
-        (second,) = decoder.generate(continue_from=first, max_new_tokens=2)
-        assert second.ledger.header.charge == before
-        return
-    message = f"charged the {before} log-ratio of each step, and the rule .* charges the {after}"
-    with pytest.raises(ValueError, match=message):
-        decoder.generate(continue_from=first, max_new_tokens=2)
-    (greedy,) = Decoder(pair, CHARGED[before]).generate(TEXTS[0], max_new_tokens=2, temperature=0.0)
-    (second,) = decoder.generate(continue_from=greedy, max_new_tokens=2)
-    assert second.ledger.certified and second.ledger.total_bound == math.inf
-
-
-@pytest.mark.parametrize("rule", [RULES[0], RULES[3]], ids=str)
-def test_bytes_have_a_bank_of_nats_and_windows_of_bytes(pair, rule):
-    decoder = Decoder(pair, rule, level="byte")
-    (result,) = decoder.generate(TEXTS[0], max_new_bytes=12, temperature=1.0)
+def test_bytes_have_a_bank_of_nats_and_windows_of_bytes(pair):
+    decoder = Decoder(pair, RULES[3], level="byte")
+    (result,) = decoder.generate(TEXTS[0], max_new_bytes=8, temperature=1.0)
     assert result.ledger.header.level == "byte" and result.ledger.spent > 0.0
     assert_windows_hold(result.ledger)
     assert verify(result.ledger, pair)

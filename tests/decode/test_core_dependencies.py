@@ -1,4 +1,4 @@
-"""Decoding needs nothing that stands among the extras of pyproject.toml."""
+"""Decoding needs none of the extras of pyproject.toml."""
 
 import re
 import subprocess

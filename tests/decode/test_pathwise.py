@@ -10,7 +10,7 @@ import numpy as np
 import pathwise_oracle as oracle
 import pytest
 import torch
-from drawn_law import follows
+from drawn_tokens import follows
 from plain_forward import assert_same
 from tiny_models import every_text, tiny_llama, word_tokenizer
 
@@ -18,7 +18,7 @@ from anchored import Decoder, ModelPair, Pathwise
 from anchored.kernels.spend import SPEND_QUANTUM
 
 PROMPT = [0, 2, 3, 2]
-PROMPTS = {2: [0, 0, 0], 3: [0, 2, 2]}
+PROMPTS = {2: [0, 0, 0]}
 """By the size of the vocabulary, where that is no larger; else it is PROMPT."""
 ROUNDING = 1e-11
 """Nats of a text: float64 log-probabilities, taken from logits up to some hundreds."""
@@ -70,7 +70,6 @@ PAIRS = {
     "vague models": (5, 1.0, 2.0),
     "two ends": (5, 1.0, 4.0, 3),
     "two tokens": (2, 1.0, 3.0),
-    "three tokens": (3, 1.0, 4.0),
     "four tokens": (4, 2.0, 5.0),
 }
 TRUNCATED = {"top_k": 3, "temperature": 0.9}
@@ -81,22 +80,16 @@ CASES = [
     ("surer risky", 5, Pathwise(k=0.5, bank=2.0, debt="average", debt_window=1), {}),
     ("surer risky", 5, Pathwise(k=0.0, bank=4.0, debt="none"), {}),
     ("surer risky", 5, Pathwise(k=0.4, bank=0.0, debt="none"), {}),
-    ("surer risky", 5, Pathwise(k=0.0, bank=0.0), {}),
-    ("surer risky", 5, Pathwise(debt="none"), {}),
     ("surer risky", 5, Pathwise(k=0.3, bank=3000.0, debt="none"), {}),
     ("sure models", 5, Pathwise(k=0.5, bank=3.0, debt="top", debt_window=2), {}),
     ("sure models", 5, Pathwise(k=0.2, bank=1.0, debt="none"), {"temperature": 0.05}),
     ("sure models", 5, Pathwise(k=0.2, bank=5.0, debt="none"), {"repetition_penalty": 1.4}),
     ("surer safe", 5, Pathwise(k=0.1, bank=0.5, debt="none"), {}),
     ("vague models", 5, Pathwise(k=0.1, bank=0.3), {"temperature": 0.7, "repetition_penalty": 1.2}),
-    ("vague models", 5, Pathwise(k=0.2, bank=2.0, debt="none"), {"top_k": 4}),
-    ("vague models", 5, Pathwise(k=0.2, bank=2.0, debt="none"), {"top_p": 0.95}),
-    ("vague models", 5, Pathwise(k=0.2, bank=2.0, debt="none"), {"min_p": 0.05}),
+    ("vague models", 5, Pathwise(k=0.2, bank=2.0, debt="none"), {"top_k": 4, "min_p": 0.05}),
     ("vague models", 5, Pathwise(k=0.0, bank=3.0, debt="none"), {**TRUNCATED, "top_p": 0.99}),
-    ("two ends", 6, Pathwise(k=0.2, bank=1.5, debt="none"), {}),
     ("two ends", 6, Pathwise(k=0.2, bank=2.5), {"top_k": 4, "repetition_penalty": 1.1}),
     ("four tokens", 6, Pathwise(k=0.3, bank=2.0, debt="none"), {}),
-    ("three tokens", 6, Pathwise(k=0.3, bank=1.0, debt="none"), {}),
     ("two tokens", 6, Pathwise(k=0.1, bank=0.5, debt="none"), {}),
 ]
 """A pair, the horizon, the rule, the warpers."""
@@ -139,16 +132,15 @@ def share_used(name: str, horizon: int, rule: Pathwise, sampling: dict, seed: in
     return share
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("seed", range(8, 16))
+@pytest.mark.parametrize("seed", range(8, 10))
 def test_no_prefix_and_no_window_of_any_text_leaves_its_bound(case, seed):
     share_used(*case, seed)
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=str)
-def test_some_text_uses_all_of_its_bound(case):
-    assert share_used(*case, 8) > 1.0 - 1e-8
+def test_some_text_uses_all_of_its_bound():
+    assert share_used(*CASES[4], 8) > 1.0 - 1e-8
 
 
 DRAWN = {"max_new_tokens": 4, "temperature": 1.0, "repetition_penalty": 1.0}
@@ -157,7 +149,7 @@ RULE = Pathwise(k=0.3, bank=1.0, debt="none")
 
 def test_texts_are_drawn_as_often_as_the_oracle_says():
     """And the ledger of each says what it has become likelier by, never less."""
-    pair, number = tiny_pair(8, *PAIRS["surer risky"]), 2500
+    pair, number = tiny_pair(8, *PAIRS["surer risky"]), 1500
     texts = every_text(range(pair.vocab_size), DRAWN["max_new_tokens"])
     node = oracle.nodes_of(
         log_probs_of(pair, DRAWN["max_new_tokens"], {}), k=RULE.k, bank=RULE.bank, debt=0.0
@@ -179,14 +171,13 @@ def test_texts_are_drawn_as_often_as_the_oracle_says():
     assert spent.min() < -0.5 and spent.max() > 0.9 * (RULE.bank + 4 * RULE.k)
 
 
-@pytest.mark.parametrize("way", [*((n, 16) for n in (1, 2, 3, 4, "auto")), ("off", 1)], ids=str)
-def test_drafts_and_batches_change_no_token_and_no_spend(way):
-    speculate, batch_size = way
+@pytest.mark.parametrize(("speculate", "batch_size"), [(1, 16), (3, 16), ("off", 1)])
+def test_drafts_and_batches_change_no_token_and_no_spend(speculate, batch_size):
     pair = tiny_pair(8, *PAIRS["surer risky"])
-    asked = {**DRAWN, "max_new_tokens": 6, "seed": range(40), "num_return_sequences": 2}
-    plain = Decoder(pair, RULE, batch_size=80).generate([PROMPT] * 40, **asked)
+    options = {**DRAWN, "max_new_tokens": 6, "seed": range(20), "num_return_sequences": 2}
+    plain = Decoder(pair, RULE, batch_size=80).generate([PROMPT] * 20, **options)
     decoder = Decoder(pair, RULE, batch_size=batch_size, speculate=speculate)
-    others = decoder.generate([PROMPT] * 40, **asked)
+    others = decoder.generate([PROMPT] * 20, **options)
     assert_same(plain, others)
     for one, other in zip(plain, others, strict=True):
         assert one.ledger.spent == pytest.approx(other.ledger.spent, abs=1e-8)

@@ -80,12 +80,12 @@ def test_ledgers_verify(folders, dtype, temperature):
 def test_drafts_change_no_token(pair):
     texts = [prompt.prompt for prompt in PROMPTS]
     plain, drafted = (
-        Decoder(pair, Anchored(k=2.0), speculate=each).generate(
+        Decoder(pair, Anchored(k=2.0), speculate=length).generate(
             texts, max_new_tokens=LENGTH, seed=5
         )
-        for each in ("off", 3)
+        for length in ("off", 3)
     )
-    assert [each.token_ids for each in plain] == [each.token_ids for each in drafted]
+    assert [one.token_ids for one in plain] == [one.token_ids for one in drafted]
 
 
 @pytest.mark.filterwarnings(
@@ -94,7 +94,7 @@ def test_drafts_change_no_token(pair):
 def test_questions_are_scored_as_by_lm_eval(pair, folders):
     from lm_eval.models.huggingface import HFLM
 
-    asked = [
+    questions = [
         SimpleNamespace(args=(question, f" {answer}"), task_name="")
         for fact in read_facts()[::10]
         for question in fact.questions
@@ -102,7 +102,7 @@ def test_questions_are_scored_as_by_lm_eval(pair, folders):
     ]
     theirs = HFLM(str(folders[0]), peft=str(folders[1]), device="cpu", batch_size=4)
     ours = AnchoredLM(Decoder(pair, RiskyOnly(compared=False)))
-    scores, others = (lm.loglikelihood(asked, disable_tqdm=True) for lm in (ours, theirs))
+    scores, others = (lm.loglikelihood(questions, disable_tqdm=True) for lm in (ours, theirs))
     assert [s for s, _ in scores] == pytest.approx([s for s, _ in others], abs=1e-2)  # float32
     assert [is_greedy for _, is_greedy in scores] == [is_greedy for _, is_greedy in others]
 

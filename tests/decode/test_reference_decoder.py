@@ -1,4 +1,4 @@
-"""The paper's algorithm as it stands, step by step, against what `Decoder` does in its place."""
+"""The paper's algorithm, step by step, against what `Decoder` does in its place."""
 
 from functools import partial
 
@@ -53,7 +53,7 @@ SAMPLINGS = {
 
 
 def product_log_probs(rule: Rule, level: Level, step: ReferenceStep, budget: float) -> torch.Tensor:
-    """(V,) p* of the product behind the same warped logits."""
+    """(V,) p* of the product after the same warped logits."""
     inputs = StepInputs(
         logits={"safe": step.safe_log_probs[None], "risky": step.risky_log_probs[None]},
         warp=lambda logits: logits,
@@ -81,18 +81,15 @@ def spent(rule: Rule, step: ReferenceStep, star: torch.Tensor) -> float:
 
 
 RULES = [
-    *(
-        partial(Anchored, divergence=divergence, budget=budget)
-        for divergence in ("kl", "max")
-        for budget in ("adaptive", "global", "fixed")
-    ),
-    partial(Anchored, bank=2.0),
+    partial(Anchored),
+    partial(Anchored, budget="global"),
+    partial(Anchored, divergence="max", budget="fixed"),
     partial(Anchored, divergence="max", bank=2.0),
     *(partial(Pathwise, bank=bank) for bank in (0.0, 2.0, 20.0)),
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("k", SAMPLINGS)
 @pytest.mark.parametrize("kind", RULES, ids=lambda kind: str(kind(k=0)))
 def test_distributions_spends_and_tokens_of_a_decoder_are_those_of_the_paper(pair, kind, k):

@@ -1,20 +1,18 @@
-"""Scores of many continuations at once: horizons of their own, prompts that are read once."""
+"""Scores of many continuations at once: horizons, prompts that are read once."""
 
 import math
 
 import pytest
 
-from anchored import Anchored, CPFuse, Decoder, Pathwise
+from anchored import Anchored, Decoder, Pathwise
 from anchored.decode.streams.row_stream import RowStream
 
 PROMPTS = ["the keeper of", "Nine tides", "the keeper of", "the keeper of"]
 CONTINUATIONS = [" the lamp", " ago, the harbour bell", " salt", " every wave into a ledger"]
 
 
-@pytest.mark.parametrize(
-    "rule", [Anchored(k=0.5), Anchored(k=1.0, budget="global"), Pathwise(k=0.5, bank=2.0)], ids=str
-)
-def test_each_continuation_has_a_horizon_of_its_own(pair, rule):
+@pytest.mark.parametrize("rule", [Anchored(k=1.0, budget="global"), Pathwise(bank=2.0)], ids=str)
+def test_continuations_of_other_horizons_are_scored_together(pair, rule):
     decoder = Decoder(pair, rule, batch_size=3)
     lengths = [len(pair.encode_continuation(text)) + 2 for text in CONTINUATIONS]
     together = decoder.score(PROMPTS, CONTINUATIONS, horizon=lengths)
@@ -45,7 +43,7 @@ def test_equal_prompts_of_a_batch_are_read_once(pair, monkeypatch):
     )
 
 
-def test_the_last_token_of_a_text_may_stand_behind_the_context(pair):
+def test_the_last_token_of_a_text_may_come_after_the_context(pair):
     decoder = Decoder(pair, Anchored(k=0.5))
     (score,) = decoder.score([[5] * 120], [[6] * 9])
     assert len(score.token_log_probs) == 9
@@ -53,9 +51,7 @@ def test_the_last_token_of_a_text_may_stand_behind_the_context(pair):
         decoder.score([5] * 120, [6] * 10)
 
 
-@pytest.mark.parametrize(
-    "rule", [Anchored(k=0.3, debt="none"), Pathwise(), CPFuse()], ids=lambda r: r.name
-)
+@pytest.mark.parametrize("rule", [Anchored(k=0.3, debt="none"), Pathwise()], ids=lambda r: r.name)
 def test_exactly_the_likeliest_token_is_greedy(pair, rule):
     tokens = [[token] for token in range(3, pair.vocab_size)]
     decoder = Decoder(pair, rule, batch_size=64)
@@ -76,3 +72,12 @@ def test_what_follows_a_token_that_cannot_be_drawn_gives_nothing_back(pair):
     assert score.log_prob == -math.inf and score.token_log_probs[2] == -math.inf
     assert score.spends[:2] == pytest.approx([s.spend for s in drawn.ledger.steps[:2]], abs=1e-8)
     assert score.spends[2:] == [0.0] * 4 and not score.error
+
+
+@pytest.mark.parametrize("level", ["token", "byte"])
+def test_an_empty_continuation_has_the_probability_one(pair, level):
+    decoder = Decoder(pair, Anchored(k=1.0), level=level)
+    empty, some = decoder.score(["salt", "salt"], ["", " and"])
+    assert empty.log_prob == 0.0 == empty.spend and empty.is_greedy and not empty.error
+    (alone,) = decoder.score("salt", " and", horizon=empty.horizon)
+    assert some.log_prob == pytest.approx(alone.log_prob, abs=1e-6)

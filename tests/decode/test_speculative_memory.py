@@ -1,6 +1,5 @@
-"""What drafts leave behind: memories, ends and NaN of rejected tokens reach nothing."""
+"""Drafts that are rejected leave nothing: their memories, ends and NaN reach no token."""
 
-import itertools
 import math
 
 import pytest
@@ -9,7 +8,7 @@ from tiny_models import TEXT, tiny_family, tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair
 from anchored.decode.engine.request import Request
-from anchored.decode.engine.speculative_batch import DraftLength, SpeculativeBatch
+from anchored.decode.engine.speculative_batch import SpeculativeBatch
 from anchored.decode.levels.level import TokenLevel
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.streams.capabilities import row_attention
@@ -24,7 +23,7 @@ def open_batch(pair, gamma, *, num_rows=1, max_length=110, batch_class=Speculati
         SamplingConfig(),
         num_rows=num_rows,
         max_length=max_length,
-        length=DraftLength((gamma,)),
+        draft_length=gamma,
     )
 
 
@@ -32,9 +31,8 @@ def request_of(pair, text: str, num_tokens: int, **settings) -> Request:
     return Request(prompt_token_ids=pair.encode(text), max_new_tokens=num_tokens, **settings)
 
 
-@pytest.mark.parametrize("place", [0, 1, 3])
-@pytest.mark.parametrize("budget", [0.0, 1e4])
-def test_an_end_symbol_in_a_draft_ends_the_text_only_if_it_is_kept(pair, place, budget):
+@pytest.mark.parametrize("place", [0, 3])
+def test_an_end_symbol_in_a_draft_ends_the_text_only_if_it_is_kept(pair, place):
     """Guesses are free: an end symbol is guessed at one place, whatever the safe model says."""
 
     class EndGuesser(SpeculativeBatch):
@@ -52,8 +50,8 @@ def test_an_end_symbol_in_a_draft_ends_the_text_only_if_it_is_kept(pair, place, 
     assert state.num_accepted < state.num_drafted
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2, sliding", "llama4_text", "gpt2"])
-def test_a_draft_changes_no_law_at_or_before_it_bitwise(family):
+@pytest.mark.parametrize("family", ["llama", "qwen2, sliding", "llama4_text"])
+def test_a_draft_changes_no_distribution_at_or_before_it_bitwise(family):
     model = tiny_family(family, 1)
     runner = ModelRunner(model, 320)
     stream = RowStream(runner, row_attention(model), num_rows=2, max_length=30)
@@ -69,7 +67,7 @@ def test_a_draft_changes_no_law_at_or_before_it_bitwise(family):
         assert not torch.equal(again[:, place], logits[:, place])
 
 
-def test_nan_behind_a_rejection_is_ignored(tokenizer):
+def test_nan_after_a_rejection_is_ignored(tokenizer):
     """A token that breaks one model is guessed: it is rejected, and its traces are wiped out."""
 
     class BadGuesser(SpeculativeBatch):
@@ -77,7 +75,7 @@ def test_nan_behind_a_rejection_is_ignored(tokenizer):
             guess = super()._guessed(inputs)
             return torch.full_like(guess, 300) if len(self._drafts[0]) == 1 else guess
 
-    texts = ["salt", TEXT[1]]  # what the shorter row left behind lies among the longer one's
+    texts = ["salt", TEXT[1]]  # what the shorter row left lies among the longer one's
     for name in ("safe", "risky"):
         models = {"safe": tiny_llama(1), "risky": tiny_llama(2, layers=3)}
         sound = ModelPair(*models.values(), tokenizer)
@@ -86,11 +84,8 @@ def test_nan_behind_a_rejection_is_ignored(tokenizer):
         pair = ModelPair(*models.values(), tokenizer)
         batch = open_batch(pair, 3, num_rows=2, batch_class=BadGuesser)
         states = batch.admit([request_of(sound, text, 12) for text in texts])
-        for gamma in itertools.cycle((3, 3, 0)):  # a plain step leaves what drafts wrote after it
-            batch.length = DraftLength((gamma,))
+        while not batch.is_empty:
             batch.step()
-            if batch.is_empty:
-                break
         for state, expected in zip(states, plain, strict=True):
             assert not state.error
             assert [step.token_id for step in state.steps] == expected.token_ids

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from drawn_law import follows
+from drawn_tokens import follows
 from logit_kinds import KINDS, divergence_of, project_drawn, random_budgets, random_logits
 
 from anchored.kernels.gpu.launch import project as launched_projection

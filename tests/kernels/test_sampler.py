@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drawn_law import follows
+from drawn_tokens import follows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logit_kinds import random_budgets, random_logits

@@ -90,18 +90,18 @@ def nodes_of(
 
     log_probs_of: log p_r and log p_s of what follows a beginning. debt: of the prompt, nats.
     """
-    known: dict[tuple[int, ...], Node] = {}
+    nodes: dict[tuple[int, ...], Node] = {}
 
     def node(begun: tuple[int, ...]) -> Node:
-        if begun not in known:
+        if begun not in nodes:
             bucket = np.longdouble(bank) - debt
             if begun:
                 before = node(begun[:-1])
                 cost = before.star[begun[-1]] - before.safe[begun[-1]]
                 bucket = min(before.bucket - cost, np.longdouble(bank))
             risky, safe = log_probs_of(begun)
-            known[begun] = Node(clipped(risky, safe, bucket + k), safe, bucket + k)
-        return known[begun]
+            nodes[begun] = Node(clipped(risky, safe, bucket + k), safe, bucket + k)
+        return nodes[begun]
 
     return node
 

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
-from drawn_law import follows
+from drawn_tokens import follows
 from vllm import LLM, SamplingParams
 from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.exceptions import VLLMValidationError

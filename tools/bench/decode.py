@@ -31,7 +31,6 @@ from anchored import (
 from anchored.decode.engine.prompts import prompts_by_stream
 from anchored.decode.pair_options import check_presence
 from anchored.decode.rules.rule import Rule, takes_passage
-from anchored.decode.settings import Speculate
 
 from . import parts
 from .baselines import WARPERS, Generate, official_pair, transformers_alone
@@ -161,9 +160,8 @@ def _rows(
         settings["prompt_cache"] = PromptCache(max_bytes=0)
     decoders = {name: Decoder(pair, rules[name], **settings) for name in names}
     for draft in config.drafts:
-        speculate: Speculate = "auto" if draft == "auto" else int(draft)
         decoders[f"anchored, drafts {draft}"] = Decoder(
-            pair, rules["anchored"], speculate=speculate, **settings
+            pair, rules["anchored"], speculate=draft, **settings
         )
     # 2. What is timed, the baseline first.
     prompts = inputs.prompts(batch_size, config.prompt_length, config.level)

@@ -30,7 +30,7 @@ def generate(pair, rule, speculate, texts, *, batch_size=16, order=None, **setti
     [
         (KL, 1),
         (Pathwise(k=0.5, bank=3.0), 4),
-        *(pytest.param(KL, n, marks=pytest.mark.slow) for n in (8, "auto")),
+        *(pytest.param(KL, n, marks=pytest.mark.slow) for n in (8,)),
         pytest.param(BANK, 2, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -12,7 +12,8 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from anchored import Anchored, Decoder, Ledger, ModelPair, verify
-from anchored.decode.rounding import largest_logit, logit_tolerance
+from anchored.decode.verify.rounding import logit_tolerance
+from anchored.decode.warpers import largest_logit
 
 
 @register_quantization_config("rounded")

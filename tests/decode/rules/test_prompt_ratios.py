@@ -9,21 +9,14 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import TEXT, tiny_gpt2, tiny_llama, train_tokenizer
 
-from anchored import (
-    Anchored,
-    Decoder,
-    ModelPair,
-    PromptRatios,
-    RiskyOnly,
-    SafeOnly,
-    verify,
-)
+from anchored import Anchored, Decoder, ModelPair, PromptRatios, RiskyOnly, SafeOnly, verify
+from anchored.decode.byte.byte_stream import ByteStream
 from anchored.decode.rules.budget import prompt_digest
-from anchored.decode.streams.stream import Stream
+from anchored.decode.streams.row_stream import RowStream
 from anchored.pretrain.tokens.bpe import pre_tokenizer
 
 PROMPTS = ["the keeper's lamp", "import 3.14", "salt"]
-ASKED = {"max_new_tokens": 3, "seed": 5}
+SHORT = {"max_new_tokens": 2, "seed": 5}
 
 
 @pytest.fixture(scope="module", params=["token", "byte"])
@@ -36,10 +29,10 @@ def pair(request) -> ModelPair:
     return ModelPair(tiny_llama(1), risky, tokenizer, risky_tokenizer=other)
 
 
-@pytest.fixture
-def saved(pair, tmp_path):
+@pytest.fixture(scope="module")
+def saved(pair, tmp_path_factory):
     """The file of the prompts' ratios."""
-    path = tmp_path / "prompts.safetensors"
+    path = tmp_path_factory.mktemp("ratios") / "prompts.safetensors"
     Decoder(pair, Anchored(k=1.0), batch_size=2).prompt_ratios(PROMPTS).save(path)
     return path
 
@@ -47,13 +40,10 @@ def saved(pair, tmp_path):
 @pytest.fixture
 def scored(monkeypatch) -> list[int]:
     """Positions of prompts that any stream has scored, one entry a prompt."""
-    from anchored.decode.byte.byte_stream import ByteStream
-    from anchored.decode.streams.row_stream import RowStream
-
     counts: list[int] = []
 
     def counting(read):
-        def counted(self: Stream, prompts, rows):
+        def counted(self, prompts, rows):
             result = read(self, prompts, rows)
             counts.extend(len(values) for values in result.token_log_probs)
             return result
@@ -71,91 +61,64 @@ def using(ratios: PromptRatios, *made, **options) -> Decoder:
     return decoder
 
 
-@pytest.mark.sampled(2)
-def test_saved_ratios_give_the_same_texts_and_debts_without_scoring(pair, saved, scored):
-    ratios = PromptRatios.load(saved)
-    assert len(ratios) == len(PROMPTS)
-    for rule in (Anchored(k=5.0), Anchored(k=5.0, debt="average"), Anchored(K=9.0, debt_window=2)):
-        expected = Decoder(pair, rule).generate(PROMPTS, **ASKED)
-        scored.clear()
-        decoder = using(ratios, pair, rule)
-        actual = decoder.generate(PROMPTS, **ASKED)
-        scores = decoder.score(PROMPTS, [" lamp"] * 3)
-        assert set(scored) == {0} and len(scored) >= 8
-        assert rule.debt == "average" or any(one.ledger.header.debt > 0 for one in actual)
-        for one, other, score in zip(actual, expected, scores, strict=True):
-            assert one.token_ids == other.token_ids
-            debt = pytest.approx(other.ledger.header.debt, abs=1e-9)
-            assert one.ledger.header.debt == debt and score.debt == debt
-            assert verify(one.ledger, pair).is_ok
+@pytest.mark.parametrize("rule", [Anchored(k=5.0), Anchored(K=9.0, debt="average")], ids=str)
+def test_saved_ratios_give_the_same_texts_and_debts_without_scoring(pair, saved, scored, rule):
+    expected = Decoder(pair, rule).generate(PROMPTS, **SHORT)
+    scored.clear()
+    decoder = using(PromptRatios.load(saved), pair, rule)
+    actual = decoder.generate(PROMPTS, **SHORT)
+    scores = decoder.score(PROMPTS, [" lamp"] * 3)
+    assert set(scored) == {0}
+    for one, other, score in zip(actual, expected, scores, strict=True):
+        assert one.token_ids == other.token_ids
+        debt = pytest.approx(other.ledger.header.debt, abs=1e-9)
+        assert one.ledger.header.debt == debt and score.debt == debt
+    assert verify(actual[0].ledger, pair).is_ok
 
 
 @pytest.mark.parametrize("rule", [SafeOnly(), RiskyOnly(), Anchored(k=1.0, debt="none")], ids=str)
 def test_rules_without_a_debt_score_no_prompt(pair, rule, scored):
-    (result,) = Decoder(pair, rule).generate(PROMPTS[0], **ASKED)
-    assert set(scored) == {0} and result.ledger.header.debt == 0
-    assert verify(result.ledger, pair).is_ok
+    (result,) = Decoder(pair, rule).generate(PROMPTS[0], **SHORT)
     Decoder(pair, rule).score(PROMPTS[0], " lamp")
-    assert set(scored) == {0} and len(scored) >= 4
+    assert set(scored) == {0} and result.ledger.header.debt == 0
 
 
-def test_ratios_of_another_model_dtype_level_or_prompt_are_refused(pair, saved):
+def test_ratios_of_another_model_level_or_prompt_are_refused(pair, saved):
     ratios = PromptRatios.load(saved)
     other = ModelPair(
         tiny_gpt2(7), pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer
     )
-    coarse = ModelPair(
-        tiny_llama(1).float(),
-        pair.risky,
-        pair.tokenizer,
-        pair.fingerprints,
-        risky_tokenizer=pair.risky_tokenizer,
-    )
-    with pytest.raises(ValueError, match=r"with another safe model: .*, here"):
+    with pytest.raises(ValueError, match="with another setting: safe model was"):
         using(ratios, other, Anchored(k=1.0))
-    message = 'another safe dtype: "torch.float64", here it is "torch.float32"'
-    with pytest.raises(ValueError, match=message):
-        using(ratios, coarse, Anchored(k=1.0))
     if pair.shares_tokens:
-        with pytest.raises(ValueError, match='another level: "token", here it is "byte"'):
+        with pytest.raises(ValueError, match='level was "token" and is now "byte"'):
             using(ratios, pair, Anchored(k=1.0), level="byte")
     with pytest.raises(ValueError, match=r"no ratios are given .* 3 other prompts"):
-        using(ratios, pair, Anchored(k=1.0)).generate("the keeper", **ASKED)
+        using(ratios, pair, Anchored(k=1.0)).generate("the keeper", **SHORT)
 
 
 def test_nan_among_saved_ratios_fails_their_prompt_alone(pair, saved):
     ratios = PromptRatios.load(saved)
-    salt = Decoder(pair, Anchored(k=1.0)).level.encode(PROMPTS[2])
-    ratios.of(salt)[0] = torch.nan
-    ratios.save(saved)
-    decoder = using(PromptRatios.load(saved), pair, Anchored(k=1.0))
-    first, second, failed = decoder.generate(PROMPTS, **ASKED)
+    ratios.of(Decoder(pair, Anchored(k=1.0)).level.encode(PROMPTS[2]))[0] = torch.nan
+    decoder = using(ratios, pair, Anchored(k=1.0))
+    first, _, failed = decoder.generate(PROMPTS, **SHORT)
     assert failed.error == "request 2: the ratios that are given for the prompt hold NaN"
-    assert failed.token_ids == [] and not failed.ledger.certified
-    assert failed.ledger.header.debt == 0.0  # never NaN
-    assert not first.error and not second.error and first.ledger.certified
-    scores = decoder.score(PROMPTS, [" lamp"] * 3)
-    assert [score.error for score in scores] == ["", "", failed.error.removeprefix("request 2: ")]
+    assert not failed.ledger.certified and failed.ledger.header.debt == 0.0  # never NaN
+    assert first.ledger.certified
+    assert [bool(score.error) for score in decoder.score(PROMPTS, [" a"] * 3)] == [0, 0, 1]
 
 
-def test_other_files_are_refused(tmp_path):
+def test_other_files_and_sources_are_refused(tmp_path):
     text, tensors = tmp_path / "text.safetensors", tmp_path / "tensors.safetensors"
     text.write_text("no tensors")
     save_file({"weight": torch.zeros(2)}, tensors, {"source": json.dumps({})})
-    for path, error, message in (
-        (text, ValueError, "is no safetensors file"),
-        (tensors, ValueError, "its schema is None"),
-        (tmp_path / "missing.safetensors", FileNotFoundError, "missing"),
-    ):
-        with pytest.raises(error, match=message):
+    for path, message in ((text, "is no safetensors file"), (tensors, "its schema is None")):
+        with pytest.raises(ValueError, match=message):
             PromptRatios.load(path)
-
-
-def test_ratios_that_are_of_more_or_of_less_are_refused():
     ratios = PromptRatios({"level": "token", "dtype": "float32"})
-    for other in ({"level": "token"}, {**ratios.source, "unit": 4}):
-        with pytest.raises(ValueError, match=r"were computed with another (dtype|unit)"):
-            ratios.check(other)
+    for source in ({"level": "token"}, {**ratios.source, "unit": 4}):
+        with pytest.raises(ValueError, match=r"another setting: (dtype|unit)"):
+            ratios.check(source)
 
 
 def test_prompts_keep_the_name_that_files_have_for_them():

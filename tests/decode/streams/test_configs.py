@@ -9,7 +9,6 @@ import torch
 from model_zoo import composite_model, zoo_model, zoo_pair
 from plain_forward import assert_recorded
 from tiny_models import tiny_gpt2, tiny_llama, word_tokenizer
-from transformers import GenerationConfig
 
 from anchored import Anchored, Decoder, ModelPair, verify
 from anchored.decode.streams.configs import context_length
@@ -61,9 +60,9 @@ def test_the_kind_of_cache_that_a_config_names_changes_nothing(tokenizer, kind):
     risky = tiny_llama(2)
     risky.generation_config.cache_implementation = kind
     decoder = Decoder(ModelPair(tiny_llama(1), risky, tokenizer), Anchored(k=1.0))
-    config = GenerationConfig(do_sample=True, max_new_tokens=3, cache_implementation=kind)
-    (result,) = decoder.generate("salt", generation_config=config)
-    (plain,) = decoder.generate("salt", max_new_tokens=3)
+    (result,) = decoder.generate("salt", max_new_tokens=3)
+    plain_pair = ModelPair(tiny_llama(1), tiny_llama(2), tokenizer)
+    (plain,) = Decoder(plain_pair, Anchored(k=1.0)).generate("salt", max_new_tokens=3)
     assert result.token_ids == plain.token_ids and not result.error
 
 

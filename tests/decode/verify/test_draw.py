@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from anchored.decode.rounding import COMMON, NUM_DEVIATIONS
 from anchored.decode.verify.draw import Cells, Draw
+from anchored.decode.verify.rounding import COMMON, NUM_DEVIATIONS
 from anchored.kernels import reference
 from anchored.kernels.sampler import coupled_sample
 

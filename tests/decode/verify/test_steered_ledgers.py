@@ -8,9 +8,10 @@ import torch
 from tiny_models import tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, Pathwise, verify
-from anchored.decode.rounding import largest_logit, logit_tolerance
 from anchored.decode.rules.rule import NextToken, OpenRule, StepInputs, token_spend
 from anchored.decode.verify.draw import Draw
+from anchored.decode.verify.rounding import logit_tolerance
+from anchored.decode.warpers import largest_logit
 
 PROMPTS = ["the", "keeper of the lamp wro", "eeper of the lamp wrote every wave into a"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from anchored.decode.ledger import LedgerStep
-from anchored.decode.rounding import NUM_DEVIATIONS
 from anchored.decode.rules.rule import token_spend
 from anchored.decode.settings import Charge, SamplingConfig
+from anchored.decode.verify.rounding import NUM_DEVIATIONS
 from anchored.decode.verify.step import Step, unclipped_ratios
 from anchored.decode.verify.step_check import check_step
 from anchored.decode.verify.supports import other_supports

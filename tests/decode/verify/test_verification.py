@@ -24,8 +24,9 @@ from anchored import (
     verify,
     with_divergences,
 )
-from anchored.decode.rounding import LOGIT_TOLERANCE, largest_logit, logit_tolerance
 from anchored.decode.rules import anchored as anchored_rule
+from anchored.decode.verify.rounding import LOGIT_TOLERANCE, logit_tolerance
+from anchored.decode.warpers import largest_logit
 from anchored.kernels.spend import SPEND_QUANTUM
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain nine tides ago"

@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from anchored.decode.rules.anchored import Anchored
+from anchored.decode.rules.anchored import Anchored, Pathwise
 from anchored.decode.rules.budget import debt_nats, opened_accounts
-from anchored.decode.rules.pathwise import Pathwise
 from anchored.decode.rules.rule import token_spend
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.vllm import fusion

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchored import Anchored, Decoder, Pathwise, event_bound
-from anchored.decode.settings import DebtOptions
+from anchored.decode.rules.registry import DebtOptions
 from anchored.eval.calibration.certificates import (
     Certificates,
     Events,

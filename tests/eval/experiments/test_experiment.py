@@ -196,7 +196,7 @@ def test_prompts_that_were_read_before_give_the_same_texts(experiment, pair, tmp
         again, before = (read_generations(run, setting) for run in (ahead, experiment))
         assert again == before
     check_requests(ahead, pair)
-    with pytest.raises(ValueError, match="were computed with another risky model"):
+    with pytest.raises(ValueError, match="were computed with another setting: risky model"):
         check_requests(ahead, ModelPair(pair.safe, pair.safe, pair.tokenizer))
 
 

@@ -36,7 +36,7 @@ def table(capsys) -> tuple[str, list[str], list[tuple[str, list[float]]]]:
 
 def test_every_method_has_a_row_for_every_batch_size_beside_transformers(capsys):
     config = BenchDecodeConfig(
-        **TINY, batch_sizes=(1, 2), prompt_length=4, new_length=6, drafts=("2",)
+        **TINY, batch_sizes=(1, 2), prompt_length=4, new_length=6, drafts=(2,)
     )
     assert decode.run(config) == 0
     header, titles, rows = table(capsys)

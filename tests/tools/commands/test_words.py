@@ -8,7 +8,7 @@ import pytest
 from command_line import refused
 
 from anchored.configs.config_file import CONFIGS, find_config
-from anchored.decode.settings import BudgetOptions, DebtOptions
+from anchored.decode.rules.registry import BudgetOptions, DebtOptions
 from anchored.tools.cli import COMMANDS, options_class
 from anchored.tools.commands.option_help import described
 from anchored.tools.commands.training.decontaminate import DecontaminateConfig

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from anchored.decode.pair_options import ModelOptions, RuleOptions
-from anchored.decode.settings import BudgetOptions, LevelName, SamplingConfig
+from anchored.decode.rules.registry import BudgetOptions
+from anchored.decode.settings import LevelName, SamplingConfig
 from anchored.durable_files import text_sha256
 from anchored.fields import check_least
 from anchored.inputs import check_input

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from anchored.decode.pair_options import ModelOptions
-from anchored.decode.settings import DebtOptions, LevelName, SamplingConfig
+from anchored.decode.rules.registry import DebtOptions
+from anchored.decode.settings import LevelName, SamplingConfig
 from anchored.fields import check_least, checked_nats
 from anchored.inputs import check_input
 

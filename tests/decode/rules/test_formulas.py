@@ -1,6 +1,6 @@
-"""Every rule beside its formula in float64: 2 to 257 symbols, logits at all ends, each warper.
+"""Every rule and its formula in float64: 2 to 257 symbols, logits at all ends, each warper.
 
-What a rule gives must be a distribution wherever each model's own is one, whatever its inputs.
+What a rule gives must be a distribution wherever each model's is one, whatever its inputs.
 """
 
 import itertools
@@ -11,13 +11,11 @@ import pytest
 import torch
 from extreme_logits import EXTREME_KINDS, extreme_pair
 
-from anchored.decode.rules.anchored import Anchored, NoOpt
+from anchored.decode.rules.anchored import Anchored, NoOpt, Pathwise, SafeOnly
 from anchored.decode.rules.memfree import MemFree
-from anchored.decode.rules.mixtures import RCAD, CPFuse, fused_weights, grid
-from anchored.decode.rules.one_model import ColdStart, GlobalSwitch, RiskyOnly, SafeOnly, System
-from anchored.decode.rules.pathwise import Pathwise
+from anchored.decode.rules.mixtures import RCAD, CPFuse, TokenSwap, fused_weights, grid
 from anchored.decode.rules.rule import Past, StepInputs, token_spend
-from anchored.decode.rules.token_swap import TokenSwap
+from anchored.decode.rules.unbounded import ColdStart, GlobalSwitch, RiskyOnly
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
 from anchored.kernels import reference
@@ -54,7 +52,7 @@ def step_inputs(kind: str, vocab_size: int, sampling: SamplingConfig, seed: int)
     seen = torch.rand(NUM_ROWS, vocab_size, generator=generator) < 0.2
     stops = [0, vocab_size - 1] if vocab_size > 2 else [0]
     texts = torch.randint(vocab_size, (NUM_ROWS, 4), generator=generator).tolist()
-    owed = -30.0 * torch.rand(2, NUM_ROWS, generator=generator, dtype=torch.float64)
+    earlier = -30.0 * torch.rand(2, NUM_ROWS, generator=generator, dtype=torch.float64)
     return StepInputs(
         logits={"safe": safe, "risky": risky, "passage": passage},
         warp=Warpers(sampling, stops).after(seen),
@@ -62,7 +60,7 @@ def step_inputs(kind: str, vocab_size: int, sampling: SamplingConfig, seed: int)
         uniform=torch.rand(NUM_ROWS, 3, generator=generator, dtype=torch.float64),
         past=Past(
             [text[: row % 5] for row, text in enumerate(texts)],
-            {"safe": owed[0], "risky": owed[1]},
+            {"safe": earlier[0], "risky": earlier[1]},
         ),
     )
 
@@ -103,9 +101,9 @@ def swapped_probs(given: StepInputs, words: list[int]) -> np.ndarray:
 
 
 def contrasted_probs(given: StepInputs, alpha: float) -> np.ndarray:
-    plain, behind = (given.logits[name].double() for name in ("risky", "passage"))
-    least = behind.masked_fill(behind == -torch.inf, torch.inf).amin(-1, keepdim=True)
-    mixed = (1.0 + alpha) * plain - alpha * torch.maximum(behind, least)
+    plain, after = (given.logits[name].double() for name in ("risky", "passage"))
+    least = after.masked_fill(after == -torch.inf, torch.inf).amin(-1, keepdim=True)
+    mixed = (1.0 + alpha) * plain - alpha * torch.maximum(after, least)
     return softmax(given.warp(mixed.masked_fill(plain == -torch.inf, -torch.inf)))
 
 
@@ -127,7 +125,6 @@ def text_of(symbols: list[int]) -> str:
 
 FORMULAS = {
     "risky_only": lambda given, size: (RiskyOnly(), warped(given, "risky")),
-    "system": lambda given, size: (System(), warped(given, "risky")),
     "safe_only": lambda given, size: (SafeOnly(), warped(given, "safe")),
     "cold_start": lambda given, size: (
         ColdStart(k=0.2), switched_probs(given, [len(text) < 2 for text in given.past.texts])
@@ -150,9 +147,8 @@ FORMULAS = {
         MemFree(n=1, passages=[text_of(passage(size))]),
         memfree_probs(given, lambda text, symbol: symbol in passage(size)),
     ),
-    "memfree, of nothing": lambda given, size: (MemFree(passages=[]), warped(given, "risky")),
 }  # fmt: skip
-"""(the rule, its law by the formula) for these inputs and so many symbols."""
+"""(the rule, its distribution by the formula) for these inputs and so many symbols."""
 CASES = [*itertools.product(EXTREME_KINDS, VOCAB_SIZES, range(len(SAMPLINGS)))]
 
 
@@ -186,7 +182,7 @@ def test_cp_fuse_is_one_of_the_best_mixtures(warping):
         raw = warping == "after"
         both = [given.logits[n] if raw else given.warped(n) for n in ("risky", "safe")]
         is_shared = (both[0].isfinite() & both[1].isfinite()).numpy()
-        if raw and vocab_size > 2:  # stop tokens become one behind the fusion
+        if raw and vocab_size > 2:  # stop tokens become one after the fusion
             is_shared[:, 0] |= is_shared[:, -1]
             is_shared[:, -1] = False
         # A symbol that either model excludes is excluded; where all are, there is no mixture.
@@ -213,17 +209,17 @@ def official_weights(l1: np.ndarray, l2: np.ndarray, g1: float, g2: float, size:
     return best[1]
 
 
-@pytest.mark.parametrize("owed", [(0.0, 0.0), (-12.5, -3.0), (-3.0, -40.0)])
-def test_cp_fuse_takes_the_weights_of_the_authors_solver(owed):
+@pytest.mark.parametrize("earlier", [(0.0, 0.0), (-12.5, -3.0), (-3.0, -40.0)])
+def test_cp_fuse_takes_the_weights_of_the_authors_solver(earlier):
     for case in range(6):
         v = np.arange(50)
         logits = np.stack([3.0 * np.sin(0.7 * v + case), 3.0 * np.cos(1.3 * v + 2 * case)])
         log_probs = np.log(softmax(logits))
-        expected = official_weights(*log_probs, *owed, size=10)
-        rows, debts = torch.tensor(log_probs)[:, None], torch.tensor(owed)[:, None]
+        expected = official_weights(*log_probs, *earlier, size=10)
+        rows, debts = torch.tensor(log_probs)[:, None], torch.tensor(earlier)[:, None]
         weights = tuple(fused_weights(rows, debts.double(), 10)[0].tolist())
         assert weights == pytest.approx(expected, abs=1e-12), case
-        if owed == (0.0, 0.0) and case == 0:  # that of the authors' own program
+        if earlier == (0.0, 0.0) and case == 0:  # by the authors' program
             assert weights == pytest.approx((0.4444444444444444, 0.4444444444444444), abs=1e-12)
     assert len(grid(10)) == 18
 

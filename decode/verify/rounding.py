@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.spend import BAN_GAP
-
 # V symbols. Tolerances are in nats.
 
 ARITHMETIC = 1e-9
@@ -46,21 +44,6 @@ COMMON = 0.18
 there: 4 deviations of 0.045, measured in 474 draws of a model of 49,152 tokens in bfloat16 at
 temperatures 0.7 and 1.5, the largest of them 0.13. One error of the last hidden state moves the
 logits of like tokens alike, and those of one kind often have neighboring numbers."""
-
-CARRYING_GAP = 64.0
-"""Nats below the largest beyond which a logit bears no mass that matters: masks are far below."""
-
-
-def largest_logit(logits: Tensor, matters: Tensor | None = None) -> Tensor:
-    """(...) the size of the largest logit of rows (..., V), warped, of those that bear mass.
-
-    Warped, as a temperature divides the rounding like the logit. matters: (..., V) bool, symbols
-    that count though they are far below the largest.
-    """
-    counts = logits >= logits.amax(-1, keepdim=True) - CARRYING_GAP
-    if matters is not None:
-        counts |= matters & (logits >= logits.amax(-1, keepdim=True) - BAN_GAP)
-    return logits.abs().masked_fill(~counts, 0.0).amax(-1)
 
 
 def logit_tolerance(largest: float, dtype: torch.dtype, times: float = 1.0) -> float:

@@ -1,4 +1,4 @@
-"""Whether tokens were drawn from a law, by chi-square."""
+"""Whether tokens were drawn from a distribution, by chi-square."""
 
 import math
 

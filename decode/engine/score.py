@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..kernels.spend import allowance, charged
-from .engine.log_probs import TokenLogProbs, top_log_probs
-from .engine.prompts import PromptReading, asks_for_ratios, read_prompts
-from .engine.request import Request, request_budget
-from .levels.level import Level
-from .rules.budget import Budget, opened_accounts
-from .rules.rule import OpenRule, Past, PastRows, StepInputs, token_spend
-from .settings import SamplingConfig
-from .streams.stream import Stream, chunks
-from .warpers import Warpers
+from ...kernels.spend import allowance, charged
+from ..levels.level import Level
+from ..rules.budget import Budget, BudgetFigures, opened_accounts
+from ..rules.rule import OpenRule, Past, PastRows, StepInputs, token_spend
+from ..settings import SamplingConfig
+from ..streams.stream import Stream, chunks
+from ..warpers import Warpers
+from .log_probs import TokenLogProbs, top_log_probs
+from .prompts import PromptReading, asks_for_ratios, read_prompts
+from .request import Request, request_budget
 
 # B continuations, C columns of them at once, N continuations that have a given column, V symbols.
 
@@ -92,7 +92,7 @@ def given_columns(
             text_column = GivenColumn(
                 texts=texts,
                 token_ids=tokens,
-                logits={name: each[texts, column - columns.start] for name, each in logits.items()},
+                logits={n: rows[texts, column - columns.start] for n, rows in logits.items()},
                 seen=seen[texts],
                 past=past.of(texts) if looks_back else None,
             )
@@ -122,15 +122,9 @@ def _logits(
 
 
 @dataclass(kw_only=True, slots=True)
-class Score:
+class Score(BudgetFigures):
     """One scored continuation; all figures in nats."""
 
-    k: float
-    K: float
-    horizon: int
-    bound: float
-    debt: float
-    bank: float | None = None
     token_ids: list[int]
     token_log_probs: list[float] = field(default_factory=list)
     """log p*(y_t | y_<t, x)."""
@@ -148,6 +142,19 @@ class Score:
     def of(cls, budget: Budget, tokens: list[int], error: str = "") -> Score:
         """A score without tokens."""
         return cls(**budget.record(), token_ids=tokens, error=error)
+
+    def enter(
+        self, log_prob: float, safe_log_prob: float, spend: float, weight: float, *, is_valid: bool
+    ) -> None:
+        """Append a token. After one that cannot follow, no distribution is one of zeros."""
+        if not is_valid and -math.inf in self.token_log_probs:
+            log_prob = safe_log_prob = -math.inf
+        elif not is_valid and not self.error:
+            self.error = f"a model's logits at step {len(self.spends)} are no distribution"
+        self.token_log_probs.append(log_prob)
+        self.safe_token_log_probs.append(safe_log_prob)
+        self.spends.append(spend)
+        self.weights.append(weight)
 
     @property
     def log_prob(self) -> float:
@@ -220,33 +227,25 @@ def _enter(
     #    where all before it were, the whole vocabulary is searched.
     favorites = [logits.argmax(-1) for logits in column.logits.values()]
     rivals = torch.stack([drawn.token_log_probs(favorite) for favorite in favorites])
-    is_beaten = (rivals > log_probs).any(0).tolist()
-    is_greedy = [score.is_greedy and not is_beaten[row] for row, score in enumerate(entered)]
-    if rows := [row for row, is_open in enumerate(is_greedy) if is_open]:
+    for score, is_beaten in zip(entered, (rivals > log_probs).any(0).tolist(), strict=True):
+        score.is_greedy = score.is_greedy and not is_beaten
+    if rows := [row for row, score in enumerate(entered) if score.is_greedy]:
         few = column.of(rows)
         best = rule.next_token(few.inputs(warpers, [nats[row] for row in rows])).log_probs()
         for row, is_best in zip(rows, (best.argmax(-1) == few.token_ids).tolist(), strict=True):
-            is_greedy[row] = is_best
-    # 3. The figures. After a token that cannot follow, all are impossible, and where tokens are
-    #    charged its account is closed: what is infinitely unlikely gives nothing back.
+            entered[row].is_greedy = is_best
+    # 3. The figures. After a token that cannot follow, an account is closed where tokens are
+    #    charged: what is infinitely unlikely gives nothing back.
     spends = token_spend(drawn, column.token_ids).cpu()  # (N,)
     is_closed = spends == -math.inf
     spends = spends.masked_fill(is_closed, 0.0)
     after = charged(accounts[column.texts], spends[:, None])
     accounts[column.texts] = after.masked_fill(is_closed[:, None], 0.0)
-    safe_log_probs = drawn.safe_token_log_probs(column.token_ids)
-    figures = (drawn.is_valid, spends, drawn.weight, log_probs, safe_log_probs)
-    rows_of_figures = zip(entered, is_greedy, *(each.tolist() for each in figures), strict=True)
-    for score, is_likeliest, is_valid, spend, weight, log_prob, safe in rows_of_figures:
-        if not is_valid and -math.inf in score.token_log_probs:
-            log_prob = safe = -math.inf
-        elif not is_valid and not score.error:
-            score.error = f"a model's logits at step {len(score.spends)} are no distribution"
-        score.is_greedy = is_likeliest
-        score.token_log_probs.append(log_prob)
-        score.safe_token_log_probs.append(safe)
-        score.spends.append(spend)
-        score.weights.append(weight)
+    figures = (log_probs, drawn.safe_token_log_probs(column.token_ids), spends, drawn.weight)
+    rows_of_figures = zip(*(figure.tolist() for figure in figures), strict=True)
+    are_valid = drawn.is_valid.tolist()
+    for score, is_valid, values in zip(entered, are_valid, rows_of_figures, strict=True):
+        score.enter(*values, is_valid=is_valid)
     # 4. The likeliest tokens of the place.
     for row, text in enumerate(column.texts):
         if (count := num_top[text]) is not None:

@@ -15,9 +15,8 @@ from tiny_models import every_text, tiny_llama, word_tokenizer
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, event_bound
 from anchored.decode.rules.anchored import NoOpt
 from anchored.decode.rules.memfree import MemFree
-from anchored.decode.rules.mixtures import RCAD, CPFuse
-from anchored.decode.rules.one_model import ColdStart, GlobalSwitch, System
-from anchored.decode.rules.token_swap import TokenSwap
+from anchored.decode.rules.mixtures import RCAD, CPFuse, TokenSwap
+from anchored.decode.rules.unbounded import ColdStart, GlobalSwitch, System
 
 PROMPT, HORIZON = [0, 2, 3, 2], 4
 ORACLE_ERROR = 1e-11
@@ -25,23 +24,18 @@ ORACLE_ERROR = 1e-11
 
 BUDGETS = [
     {"k": 0.0},
-    {"k": 0.01},
     {"k": 0.3, "debt": "average"},
-    {"k": 1.5, "debt": "none"},
     {"k": 0.3, "budget": "fixed", "debt": "none"},
     {"K": 2.0, "budget": "global"},
-    {"K": 3000.0, "budget": "global"},
     {"k": 0.6, "bank": 0.4, "debt": "none"},
     {"k": 0.1, "bank": 2.0},
-    {"K": 1.0, "bank": 1.0, "debt": "none"},
 ]
 DIVERGENCES = ("kl", "max")
 WARPED = {"temperature": 1.0, "repetition_penalty": 1.0}
 SAMPLING = [
     {},
     {"temperature": 0.5, "repetition_penalty": 1.3},
-    {"temperature": 0.05},
-    {"top_k": 2},
+    {"temperature": 0.05, "top_k": 2},
 ]
 
 
@@ -71,21 +65,21 @@ def safe_log_prob(model, text, sampling) -> float:
 @pytest.fixture(scope="module")
 def safe_log_probs(four_tokens):
     """log P_s of every text by how it is sampled, worked out once."""
-    known: dict[str, np.ndarray] = {}
+    by_sampling: dict[str, np.ndarray] = {}
 
     def log_probs_of(sampling) -> np.ndarray:
-        if str(sampling) not in known:
-            every = [safe_log_prob(four_tokens.safe, text, sampling) for text in TEXTS]
-            known[str(sampling)] = np.array(every)
-        return known[str(sampling)]
+        if str(sampling) not in by_sampling:
+            nats = [safe_log_prob(four_tokens.safe, text, sampling) for text in TEXTS]
+            by_sampling[str(sampling)] = np.array(nats)
+        return by_sampling[str(sampling)]
 
     return log_probs_of
 
 
-def scored_texts(pair, rule, sampling, safe, **asked):
+def scored_texts(pair, rule, sampling, safe, **options):
     """(probability, log-ratio to the safe model) of every text, and the bound."""
     decoder = Decoder(pair, rule, batch_size=len(TEXTS))
-    scores = decoder.score([PROMPT] * len(TEXTS), TEXTS, horizon=HORIZON, **sampling, **asked)
+    scores = decoder.score([PROMPT] * len(TEXTS), TEXTS, horizon=HORIZON, **sampling, **options)
     star = np.array([score.log_prob for score in scores])
     is_possible = star > -np.inf
     assert np.isfinite(safe[is_possible]).all()  # never a text that the safe model cannot write
@@ -99,7 +93,7 @@ def nats_apart(probs, ratios, divergence) -> float:
     return float((probs * ratios).sum() if divergence == "kl" else ratios.max())
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
@@ -151,8 +145,7 @@ def test_no_event_leaves_what_the_ledger_of_any_text_in_pieces_says(four_tokens,
                 assert prob <= ledger.event_bound(math.log(safe_prob)) + ORACLE_ERROR
 
 
-@pytest.mark.parametrize("divergence", DIVERGENCES)
-@pytest.mark.parametrize("bank", [0.0, 0.3])
+@pytest.mark.parametrize(("divergence", "bank"), [("kl", 0.3), ("max", 0.0)])
 def test_with_a_bank_no_steps_in_a_row_leave_their_bound_after_any_beginning(
     four_tokens, divergence, bank
 ):
@@ -198,7 +191,6 @@ def test_an_ample_budget_is_used(four_tokens, safe_log_probs):
 K = 0.04
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "rule",
     [
