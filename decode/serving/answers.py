@@ -12,10 +12,11 @@ from typing import Any, Final
 from ...durable_files import json_value
 from ..engine.log_probs import TokenLogProbs
 from ..generation import MOST_NATS
-from ..ledger import Ledger, LedgerHeader
+from ..ledger import Ledger
 from ..levels.level import Level
 from ..tokenizer.tokenizer_file import read_tokenizer
-from .asked import FIELD
+from .anchored_options import FIELD
+from .body import Body
 from .engine import Update
 
 FINISHED: Final = {"stop_token": "stop", "stop_string": "stop", "length": "length"}
@@ -55,8 +56,9 @@ class TextSoFar:
     """One text of an answer, as its updates report it."""
 
     place: int
-    """Among the texts of the answer."""
+    """Index among the texts of the answer."""
     prompt_token_ids: list[int]
+    request_id: str = ""
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[TokenLogProbs] = field(default_factory=list)
@@ -69,8 +71,6 @@ class TextSoFar:
     """Characters of these tokens."""
     ledger: Ledger | None = None
     error: str = ""
-    journal_id: str = ""
-    """Its name in the journal, once it has ended."""
 
     @property
     def text(self) -> str:
@@ -169,25 +169,18 @@ class Answer:
     form: Form
     answer_id: str
     model: str
-    num_samples: int = 1
-    """Texts of each prompt."""
-    returns_token_ids: bool = False
-    includes_usage: bool = False
-    counts_on: bool = False
-    """Each chunk counts the tokens that have come."""
+    body: Body
     texts: LogProbTexts
     """Of the pair's symbols."""
     has_log_probs: bool = False
     exposes: bool = False
     """They are those of p*, which no bound covers."""
-    echoes: bool = False
-    """Texts begin with their prompts."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def shows_tokens(self) -> bool:
         """A client hears of tokens whose text is not certain yet."""
-        return self.returns_token_ids or self.has_log_probs
+        return self.body.return_token_ids or self.has_log_probs
 
     def whole(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
         """The answer of texts that have ended."""
@@ -210,12 +203,20 @@ class Answer:
         return figures_at_the_top(self._chunk([choice]), [choice])
 
     def counted(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
-        """The chunk without a choice that counts tokens, where a client asks for it."""
+        """The chunk without a choice that counts tokens; {} unless the client asks for it."""
+        if not self.body.stream_options.get("include_usage"):
+            return {}
         return {**self._chunk([]), "usage": self.usage(texts)}
+
+    def usage_so_far(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
+        """The field of each chunk that counts tokens; {} unless the client asks for it."""
+        if not self.body.stream_options.get("continuous_usage_stats"):
+            return {}
+        return {"usage": self.usage(texts)}
 
     def usage(self, texts: Sequence[TextSoFar]) -> dict[str, int]:
         """Symbols that were read and drawn so far, tokens or bytes; a prompt was read once."""
-        read = sum(len(text.prompt_token_ids) for text in texts[:: self.num_samples])
+        read = sum(len(text.prompt_token_ids) for text in texts[:: self.body.n])
         drawn = sum(len(text.token_ids) for text in texts)
         return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
 
@@ -243,12 +244,12 @@ class Answer:
             content = {"message": message}
         part = self._part(text, content, text.token_ids, text.log_probs, True)
         choice = {**part, **self._end(text)}
-        if self.returns_token_ids:
+        if self.body.return_token_ids:
             choice["prompt_token_ids"] = text.prompt_token_ids
         return choice
 
     def _echoed(self, text: TextSoFar) -> str:
-        return self.texts.prompt(text.prompt_token_ids) if self.echoes else ""
+        return self.texts.prompt(text.prompt_token_ids) if self.body.echo else ""
 
     def _part(
         self,
@@ -263,56 +264,41 @@ class Answer:
         if self.has_log_probs and self.form.is_chat:
             part["logprobs"] = self.texts.of_chat(log_probs)
         elif self.has_log_probs:
-            first = text.prompt_token_ids[0] if is_first and self.echoes else None
+            first = text.prompt_token_ids[0] if is_first and self.body.echo else None
             places = log_probs if first is None else [*text.prompt_log_probs, *log_probs]
             part["logprobs"] = self.texts.of_completion(places, text, first=first)
-        return {**part, "token_ids": list(token_ids)} if self.returns_token_ids else part
+        return {**part, "token_ids": list(token_ids)} if self.body.return_token_ids else part
 
     def _end(self, text: TextSoFar) -> dict[str, Any]:
         ledger = text.ledger
         assert ledger is not None, "the text has not ended"
-        figures = answer_figures(
-            text.journal_id,
-            ledger.header,
-            spent=ledger.spent,
-            certified=ledger.certified and not self.exposes,
-            error=text.error,
-        )
+        reason = FINISHED.get(ledger.finish_reason, ledger.finish_reason)
+        return {"finish_reason": reason, FIELD: json_value(self._figures(text, ledger))}
+
+    def _figures(self, text: TextSoFar, ledger: Ledger) -> dict[str, Any]:
+        """The cost of a text that has ended; nats.
+
+        Where drawn tokens are charged, "times_as_likely" is e**spent: how many times as likely the
+        text was as from the safe model, at most.
+        """
+        header, names = ledger.header, ("rule", "horizon", "k", "K", "debt")
+        figures: dict[str, Any] = {
+            "id": text.request_id,
+            **{name: getattr(header, name) for name in names},
+            "spent": ledger.spent,
+            "bound": header.bound,
+            "certified": ledger.certified and not self.exposes,
+        }
+        for name in ("bank", "charge"):
+            if (value := getattr(header, name)) is not None:
+                figures[name] = value
+        if header.charge == "drawn" and figures["certified"]:
+            figures["times_as_likely"] = math.exp(min(ledger.spent, MOST_NATS))
+        if text.error:
+            figures["error"] = text.error
         if self.exposes:
             figures["uncertified"] = EXPOSED
-        reason = FINISHED.get(ledger.finish_reason, ledger.finish_reason)
-        return {"finish_reason": reason, FIELD: figures}
-
-
-def answer_figures(
-    request_id: str, header: LedgerHeader, *, spent: float, certified: bool, error: str
-) -> dict[str, Any]:
-    """Plain values; nats. spent: by the tokens of the answer. error: "" of a text without one.
-
-    Where drawn tokens are charged, "times_as_likely" is e**spent: how many times as likely the text
-    was as from the safe model, at most.
-    """
-    figures: dict[str, Any] = {
-        "id": request_id,
-        "rule": header.rule,
-        "horizon": header.horizon,
-        "k": header.k,
-        "K": header.K,
-        "debt": header.debt,
-        "spent": spent,
-        "bound": header.bound,
-        "certified": certified,
-    }
-    if header.bank is not None:
-        figures["bank"] = header.bank
-    if header.charge is not None:
-        figures["charge"] = header.charge
-    if header.charge == "drawn" and certified:  # of the safe model's
-        figures["times_as_likely"] = math.exp(min(spent, MOST_NATS))
-    if error:
-        figures["error"] = error
-    plain: dict[str, Any] = json_value(figures)
-    return plain
+        return figures
 
 
 def figures_at_the_top(answer: dict[str, Any], choices: Sequence[dict[str, Any]]) -> dict[str, Any]:

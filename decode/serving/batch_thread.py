@@ -25,8 +25,8 @@ from ..rules.rule import takes_passage
 from ..score import score_batch
 from ..settings import UNWARPED, SamplingConfig
 from .engine import BROKEN, SHUT_DOWN, Job, Refused, Update
+from .gauges import Metrics
 from .journal import UNWRITTEN, JournalWriter, Recording
-from .metrics import Metrics
 
 logger = logging.getLogger(__name__)
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ..engine.request import Request
+from .anchored_options import AVAILABLE, client_id_of, most_nats
 from .answers import Answer, Form, LogProbTexts, TextSoFar
-from .asked import AVAILABLE, Asked, client_id_of, extra_arguments, most_nats
-from .body import Body, parsed
 from .engine import Engine, Job, Refused, Update
 from .http import (
     CLIENT,
@@ -37,6 +34,8 @@ from .reading import Reader
 
 if TYPE_CHECKING:
     from .accounts.keeper import Keeper  # imports a database's toolkit
+
+Returned = TypeVar("Returned")
 
 RETRY: Final = [(b"retry-after", b"1")]
 """Seconds after which a full queue may have room, a few steps, or an account's nats come back."""
@@ -78,7 +77,7 @@ class Endpoint:
         try:
             client_id = client_id_of(header_of(scope, REQUEST_ID))
             content = await body_of(scope, receive, self._served.max_body)
-            answer, jobs, is_stream = await self._read(content, client_id, scope.get(CLIENT, ""))
+            answer, jobs = await self._read(content, client_id, scope.get(CLIENT, ""))
             self._submit(jobs)
         except ClientGone:
             return
@@ -93,6 +92,7 @@ class Endpoint:
             await self._refuse(send, reason, refused)
         else:
             talk = _Talk(answer, jobs, send)
+            is_stream = answer.body.stream
             answered = asyncio.ensure_future(talk.stream() if is_stream else talk.whole())
             left = asyncio.ensure_future(_left(receive))
             try:
@@ -106,78 +106,56 @@ class Endpoint:
                         await task
                 self._served.engine.cancel(talk.open_jobs)
 
-    async def _read(
-        self, content: bytes, client_id: str, client: str
-    ) -> tuple[Answer, list[Job], bool]:
-        """The answer, its texts to be drawn, and whether it is a stream; their bounds are reserved.
+    async def _read(self, content: bytes, client_id: str, client: str) -> tuple[Answer, list[Job]]:
+        """The answer to a body, and its texts, whose bounds are reserved.
 
         client: the name of who asks, where clients have accounts. Raises ValueError for what cannot
         be decoded, Refused for another model and for nats that are used up.
         """
-        served, keeper = self._served, self._served.keeper
+        served, keeper, available = self._served, self._served.keeper, 0.0
         answer_id = f"{self._form.prefix}-{uuid.uuid4().hex}"
         async with served.reading:
-            body, asked, made = await self._requests(content, answer_id, client)
+            body = await self._in_thread(served.reader.body, content)
+            if body.model not in (None, served.model):
+                raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
+            if body.anchored.K == AVAILABLE and keeper is not None:
+                available = await keeper.available(client, body.anchored.group)
+            read = served.reader.requests
+            requests = await self._in_thread(read, body, self._form, answer_id, available)
         updates: asyncio.Queue[tuple[Job, Update]] = asyncio.Queue()
         jobs = [
             Job(
                 request=request,
                 request_id=self._form.name(answer_id, place),
                 updates=updates,
-                client_id=client_id or asked.client_id,
+                client_id=client_id or body.anchored.client_id,
                 place=place,
                 settle=None if keeper is None else keeper.settle,
             )
-            for place, request in enumerate(made)
+            for place, request in enumerate(requests)
         ]
+        # Last of all: whatever would refuse the request has been looked at.
+        served.engine.check(jobs)
+        if keeper is not None:
+            bounds = {job.request_id: most_nats(job.request) for job in jobs}
+            rule = requests[0].rule
+            assert rule is not None
+            await keeper.reserve(client, body.anchored.group, bounds, rule)
+        has_log_probs = requests[0].num_top is not None
         answer = Answer(
             form=self._form,
             answer_id=answer_id,
             model=served.model,
-            num_samples=body.n,
-            returns_token_ids=body.return_token_ids,
-            includes_usage=body.includes_usage,
-            counts_on=body.counts_on,
+            body=body,
             texts=served.texts,
-            has_log_probs=made[0].num_top is not None,
-            exposes=made[0].num_top is not None and made[0].exposes,
-            echoes=body.echo,
+            has_log_probs=has_log_probs,
+            exposes=has_log_probs and requests[0].exposes,
         )
-        # Last of all: whatever would refuse the request has been looked at.
-        served.engine.check(jobs)
-        if keeper is not None:
-            bounds = {job.request_id: _bound_of(job.request) for job in jobs}
-            rule = made[0].rule
-            assert rule is not None
-            await keeper.reserve(client, asked.group, bounds, rule)
-        return answer, jobs, body.stream
+        return answer, jobs
 
-    async def _requests(
-        self, content: bytes, answer_id: str, client: str
-    ) -> tuple[Body, Asked, list[Request]]:
-        """The wishes of a body, and its texts as requests to the pair."""
-        served, keeper = self._served, self._served.keeper
-        within = partial(asyncio.get_running_loop().run_in_executor, served.readers)
-
-        def wishes() -> tuple[Body, Asked]:
-            values = parsed(content)
-            return Body.of(values), Asked.of(extra_arguments(values))
-
-        body, asked = await within(wishes)
-        if body.model not in (None, served.model):
-            raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
-        available = 0.0
-        if asked.K == AVAILABLE and keeper is not None:
-            available = await keeper.available(client, asked.group)
-        requests = partial(
-            served.reader.requests,
-            body,
-            asked,
-            partial(self._form.name, answer_id),
-            is_chat=self._form.is_chat,
-            available=available,
-        )
-        return body, asked, await within(requests)
+    async def _in_thread(self, call: Callable[..., Returned], *args: Any) -> Returned:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._served.readers, call, *args)
 
     def _submit(self, jobs: list[Job]) -> None:
         """Queue the jobs; Refused where there is no room, with nothing reserved any more."""
@@ -198,11 +176,6 @@ async def _answer(send: Send, refused: Refused) -> None:
     await refuse(send, refused.status, refused.reason, headers, **refused.more)
 
 
-def _bound_of(request: Request) -> float:
-    assert request.rule is not None
-    return most_nats(request.rule, request.max_new_tokens, request.least_debt)
-
-
 async def _left(receive: Receive) -> None:
     """Until the client has left."""
     while (await receive())["type"] != "http.disconnect":
@@ -212,17 +185,14 @@ async def _left(receive: Receive) -> None:
 class _Talk:
     """One answer, sent as updates of its texts come."""
 
-    def __init__(
-        self,
-        answer: Answer,
-        jobs: Sequence[Job],
-        send: Send,
-    ) -> None:
+    def __init__(self, answer: Answer, jobs: Sequence[Job], send: Send) -> None:
         self.open_jobs = list(jobs)
         """The jobs whose last update has not come."""
         self._answer, self._send = answer, send
         self._updates = jobs[0].updates
-        self._texts = [TextSoFar(job.place, job.request.prompt_token_ids) for job in jobs]
+        self._texts = [
+            TextSoFar(job.place, job.request.prompt_token_ids, job.request_id) for job in jobs
+        ]
 
     async def whole(self) -> None:
         """Answer once all texts have ended."""
@@ -253,7 +223,7 @@ class _Talk:
                 await self._body(b"".join(events), more=refused is None)
             if refused is not None:
                 return
-        usage = self._answer.counted(self._texts) if self._answer.includes_usage else None
+        usage = self._answer.counted(self._texts)
         await self._body((sent_event(usage) if usage else b"") + DONE, more=False)
 
     async def _news(self) -> AsyncIterator[dict[Job, Update]]:
@@ -276,7 +246,7 @@ class _Talk:
         text.log_probs += update.log_probs
         text.prompt_log_probs += update.prompt_log_probs
         if update.is_last:
-            text.ledger, text.error, text.journal_id = update.ledger, update.error, job.journal_id
+            text.ledger, text.error = update.ledger, update.error
             self.open_jobs.remove(job)
 
     def _events(self, updates: dict[Job, Update]) -> list[bytes]:
@@ -289,10 +259,8 @@ class _Talk:
                 chunks.append(answer.last(text, update))
             elif update.text or (update.token_ids and answer.shows_tokens):
                 chunks.append(answer.piece(text, update))
-        if self._answer.counts_on:
-            usage = self._answer.usage(self._texts)
-            chunks = [{**chunk, "usage": usage} for chunk in chunks]
-        return [sent_event(chunk) for chunk in chunks]
+        so_far = self._answer.usage_so_far(self._texts)
+        return [sent_event({**chunk, **so_far}) for chunk in chunks]
 
     async def _begin(self) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .asked import CLIENT_ID
-from .metrics import Metrics
+from .anchored_options import CLIENT_ID
+from .gauges import Metrics
 
 logger = logging.getLogger(__name__)
 

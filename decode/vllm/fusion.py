@@ -17,7 +17,7 @@ from ..engine.request import NUM_COLUMNS, SPEND, TOKEN, ledger_columns
 from ..settings import Charge, SamplingConfig
 from ..streams.kv_cache import uploaded
 from ..warpers import Warpers, merge_ends
-from .settings import PairFacts
+from .pair_description import PairFacts
 
 # S slots of the engine, B requests of a step, R rows of logits, G rows of a request, V vocabulary.
 

@@ -17,24 +17,21 @@ from ...kernels.spend import DEBT
 from ...kernels.token_log_probs import token_log_probs
 from ..engine.request import random_key
 from ..rules.budget import debt_nats, log_likelihood_ratios, opened_accounts
-from ..serving.asked import seed_of_name
 from ..serving.journal import UNWRITTEN, JournalWriter
 from ..settings import Charge
 from ..streams.kv_cache import uploaded
 from . import processor
-from .admission import admit, unadmitted
+from .admission import admitted
 from .fusion import Rows, SlotAccounts
+from .pair_description import EngineSettings
 from .recorder import Recorder, SlotRequest
-from .settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
 NUM_PARKED = 8_192
 """Requests without a slot that are remembered: preempted ones come back first of all, and the
-engine does not say which have ended. One that was forgotten and comes back draws nothing more."""
-
-WARM_UP = ("_warmup_", "_v2_mixed_warmup")
-"""Beginnings of the ids of requests by which the engine warms up: they are no user's."""
+engine does not say which have ended. One that was forgotten and comes back draws nothing more: the
+journal says that it has ended."""
 
 TILE = 256
 """Rows of logits at once, of both models, where a prompt is scored."""
@@ -60,11 +57,10 @@ class PairState(DefaultModelState):
         self._requests: dict[int, SlotRequest] = {}
         self._slot_of: dict[str, int] = {}
         self._parked: OrderedDict[str, SlotRequest] = OrderedDict()
-        is_first = vllm_config.parallel_config.rank == 0
-        size, is_synced = settings.max_bytes, settings.is_synced
-        folder, journal = settings.journal, None
-        if is_first:
-            journal = JournalWriter(folder, max_bytes=size, is_synced=is_synced)
+        journal = None
+        if vllm_config.parallel_config.rank == 0:  # the first process
+            size, is_synced = settings.max_bytes, settings.is_synced
+            journal = JournalWriter(settings.journal, max_bytes=size, is_synced=is_synced)
         self.recorder = Recorder(journal, self.facts, dtype)
         self._batch: Any = None
 
@@ -93,7 +89,7 @@ class PairState(DefaultModelState):
             debt=NOTHING_SPENT if request.debt is None else request.debt,
             spends=[spend for _, spend in request.steps],
             key=random_key(
-                request.seed, request.prompt, level="token", place=request.admitted.sample
+                request.admitted.seed, request.prompt, level="token", place=request.admitted.sample
             ),
             sampling=request.admitted.sampling,
             charge=charge,
@@ -112,7 +108,7 @@ class PairState(DefaultModelState):
         if len(request.steps) < request.admitted.horizon and not has_ended:
             self._parked[req_id] = request
             while len(self._parked) > NUM_PARKED:
-                self._parked.popitem(last=False)
+                self.recorder.forget(self._parked.popitem(last=False)[1])
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
         """Before each forward; the draw that follows reads what is noted here."""
@@ -159,23 +155,14 @@ class PairState(DefaultModelState):
         size, missing = self.facts.vocab_size, self.facts.missing_token_ids
         is_shared = all(0 <= token < size and token not in missing for token in prompt)
         error = "" if is_shared else "a token of the prompt is not shared"
-        try:
-            admitted = admit(data.sampling_params, self.settings)
-        except ValueError as refusal:  # the front end, which would have answered, was passed by
-            error = error or str(refusal)
-            admitted = unadmitted(data.sampling_params)
-        seed = admitted.seed
-        if seed is None:  # the same in every process of a split model
-            seed = seed_of_name(data.req_id)
-        least = torch.tensor(admitted.least_debt, dtype=torch.float64)
+        asked = admitted(data.sampling_params)
+        least = torch.tensor(asked.least_debt, dtype=torch.float64)
         return SlotRequest(
             request_id=data.req_id,
             prompt=prompt,
-            admitted=admitted,
-            seed=seed,
-            debt=None if admitted.rule.charges_debt else least,
+            admitted=asked,
+            debt=None if asked.rule.charges_debt else least,
             error=error,
-            is_recorded=not data.req_id.startswith(WARM_UP),
         )
 
     def _score(self, slot: int, request: SlotRequest, index: int) -> None:

@@ -15,7 +15,7 @@ from ..engine.request import ledger_step, random_stream
 from ..ledger import LedgerHeader, LedgerStep
 from ..serving.journal import UNWRITTEN, JournalWriter
 from .admission import Admitted
-from .settings import PairFacts
+from .pair_description import PairFacts
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +25,9 @@ class SlotRequest:
     """A request of the engine, and what is known of it on the host."""
 
     request_id: str
+    """The engine's; in the journal it has the name that is in `admitted`."""
     prompt: list[int]
     admitted: Admitted
-    seed: int
     steps: list[tuple[int, float]] = field(default_factory=list)
     """(token, spend) of what was drawn."""
     debt: Tensor | None = None
@@ -42,8 +42,11 @@ class SlotRequest:
     """The journal holds its error."""
     has_ended: bool = False
     """The journal holds its end."""
-    is_recorded: bool = True
-    """False for requests by which the engine warms up: the journal holds nothing of them."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the journal, "" for none."""
+        return self.admitted.request_id
 
     def rewound(self, emitted: list[int]) -> bool:
         """Forget what was drawn beyond the tokens that the engine kept; False if these differ."""
@@ -85,6 +88,11 @@ class Recorder:
             return False
         return True
 
+    def forget(self, request: SlotRequest) -> None:
+        """A request that was broken off, of which nothing more is drawn."""
+        if self._journal is not None and request.is_open and request.name:
+            self._thread.submit(self._journal.end, request.name)
+
     def drain(self) -> None:
         """Wait until all steps are noted."""
         if self._last is not None:
@@ -100,7 +108,7 @@ class Recorder:
         try:
             for request, figures in zip(requests, records.tolist(), strict=True):
                 noted = self._noted(request, figures)
-                rows += noted if request.is_recorded else []
+                rows += noted if request.name else []
             if self._journal is not None:
                 self._journal.steps(rows)
                 self._end(self._journal, requests)
@@ -121,22 +129,22 @@ class Recorder:
                 continue
             self._open(request, debt)
             step = ledger_step(len(request.steps), figures)
-            noted.append((request.request_id, step))
+            noted.append((request.name, step))
             request.steps.append((step.token_id, step.spend))
         if request.error and not request.is_reported:
             self._open(request, records[0][-1])
-            if self._journal is not None and request.is_recorded:
-                self._journal.fail(request.request_id, request.error)
+            if self._journal is not None and request.name:
+                self._journal.fail(request.name, request.error)
             request.is_reported = True
         return noted
 
     def _end(self, journal: JournalWriter, requests: Sequence[SlotRequest]) -> None:
         """Note texts that have their last token."""
         for request in requests:
-            if not request.steps or not request.is_recorded or request.has_ended:
+            if not request.steps or not request.name or request.has_ended:
                 continue
             if len(request.steps) >= request.admitted.horizon or self.has_end(request):
-                journal.end(request.request_id)
+                journal.end(request.name)
                 request.has_ended = True
 
     def has_end(self, request: SlotRequest) -> bool:
@@ -147,10 +155,10 @@ class Recorder:
         return [] if request.admitted.ignores_ends else self._facts.stop_token_ids
 
     def _open(self, request: SlotRequest, debt: float) -> None:
-        if not request.is_open and request.is_recorded and self._journal is not None:
+        if not request.is_open and request.name and self._journal is not None:
             header = self._header(request, debt)
             self._journal.open(
-                request.request_id,
+                request.name,
                 header,
                 has_stops=request.admitted.has_stops,
                 client_id=request.admitted.client_id,
@@ -163,7 +171,7 @@ class Recorder:
             rule=admitted.rule.name,
             rule_settings=admitted.rule.settings(),
             sampling=admitted.sampling.as_dict(),
-            seed=request.seed,
+            seed=admitted.seed,
             prompt_token_ids=request.prompt,
             stop_token_ids=self._ends(request),
             fingerprints=self._facts.fingerprints,

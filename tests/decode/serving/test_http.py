@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from anchored.decode.serving.gauges import Metrics
 from anchored.decode.serving.http import (
     BodyTooLarge,
     ClientGone,
@@ -12,7 +13,6 @@ from anchored.decode.serving.http import (
     error_body,
     read_keys,
 )
-from anchored.decode.serving.metrics import Metrics
 from anchored.decode.serving.server_options import ServerOptions
 
 JSON = {"content-type": "application/json"}

@@ -18,8 +18,8 @@ import anchored
 from anchored import Anchored, Decoder, Ledger, ModelPair, Pathwise, verify
 from anchored.decode.rules.rule import Rule
 from anchored.decode.serving.accounts.store import QUANTUM, opened, quanta_above
-from anchored.decode.serving.asked import Asked as Wishes
-from anchored.decode.serving.asked import Limits
+from anchored.decode.serving.anchored_options import Asked as Wishes
+from anchored.decode.serving.anchored_options import Limits
 from anchored.decode.serving.journal_reader import journal_ledgers
 from anchored.tools.commands.accounts import AccountsConfig, accounts
 

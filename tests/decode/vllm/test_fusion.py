@@ -12,7 +12,7 @@ from anchored.decode.rules.rule import token_spend
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.vllm import fusion
 from anchored.decode.vllm.fusion import Rows, SlotAccounts
-from anchored.decode.vllm.settings import PairFacts
+from anchored.decode.vllm.pair_description import PairFacts
 from anchored.decode.warpers import Warpers
 from anchored.kernels import warp
 from anchored.kernels.project import project

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 import anchored
-from anchored.decode.vllm.settings import KEY, DescribedPair, EngineSettings, PairFacts
+from anchored.decode.vllm.pair_description import KEY, DescribedPair, EngineSettings, PairFacts
 from anchored.tools.cli import main
 
 
