@@ -173,7 +173,7 @@ class AnchoredOptions:
             raise ValueError(f"debt must be >= 0 nats, got {self.debt}")
         if self.sample < 0:
             raise ValueError(f"sample must be >= 0, got {self.sample}")
-        client_id_of(self.client_id.encode())
+        client_id_of(self.client_id)
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "AnchoredOptions":
@@ -219,9 +219,8 @@ def seed_of_secret(secret: bytes, request_id: str, seed: int | None) -> int:
     return int.from_bytes(hmac.digest(secret, message, hashlib.sha256)[:8], "big") >> 1
 
 
-def client_id_of(value: bytes) -> str:
+def client_id_of(name: str) -> str:
     """The id of a header's value, "" for none; ValueError for one that fits no line of a log."""
-    name = value.decode("utf-8", "replace")
     if name and not CLIENT_ID.fullmatch(name):
         raise ValueError("x-request-id must have up to 128 letters, digits or any of .:/+=@_-")
     return name

@@ -6,11 +6,11 @@ from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from ...durable_files import json_value
 from ..engine.log_probs import TokenLogProbs
+from ..engine.request import Request
 from ..generation import MOST_NATS
 from ..ledger import Ledger
 from ..levels.level import Level
@@ -23,7 +23,8 @@ FINISHED: Final = {"stop_token": "stop", "stop_string": "stop", "length": "lengt
 """OpenAI's words for how a text ended; others stay as they are."""
 
 
-UNFINISHED: Final = {"finish_reason": None}
+UTF8: Final = getincrementaldecoder("utf-8")
+
 EXPOSED: Final = (
     "log-probabilities of p* tell of tokens that were not drawn and of which no nats are counted: "
     "no bound covers this answer"
@@ -63,9 +64,7 @@ class TextSoFar:
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[TokenLogProbs] = field(default_factory=list)
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list)
-    told: IncrementalDecoder = field(
-        default_factory=partial(getincrementaldecoder("utf-8"), "replace")
-    )
+    told: IncrementalDecoder = field(default_factory=lambda: UTF8("replace"))
     """Decodes the bytes of the tokens whose log-probabilities were told."""
     num_told: int = 0
     """Characters of these tokens."""
@@ -85,9 +84,8 @@ class LogProbTexts:
         self._token_bytes: Mapping[int, bytes] = {}
         if level.name == "token":
             with suppress(ValueError):  # of other tokenizers the texts of tokens have to do
-                self._token_bytes = read_tokenizer(
-                    level.pair.tokenizer.backend_tokenizer
-                ).token_bytes
+                file = read_tokenizer(level.pair.tokenizer.backend_tokenizer)
+                self._token_bytes = file.token_bytes
 
     def of_completion(
         self, places: Sequence[TokenLogProbs], text: TextSoFar, *, first: int | None = None
@@ -162,7 +160,7 @@ def _finite(log_prob: float) -> float:
     return log_prob if math.isfinite(log_prob) else IMPOSSIBLE
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The fields that all parts of one answer share."""
 
@@ -172,10 +170,18 @@ class Answer:
     body: Body
     texts: LogProbTexts
     """Of the pair's symbols."""
-    has_log_probs: bool = False
-    exposes: bool = False
-    """They are those of p*, which no bound covers."""
+    first: Request
+    """The first of its texts: all have log-probabilities, or none, and of one model."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def has_log_probs(self) -> bool:
+        return self.first.num_top is not None
+
+    @property
+    def exposes(self) -> bool:
+        """Whether log-probabilities are those of p*, which no bound covers."""
+        return self.has_log_probs and self.first.exposes
 
     @property
     def shows_tokens(self) -> bool:
@@ -185,13 +191,13 @@ class Answer:
     def whole(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
         """The answer of texts that have ended."""
         choices = [self._choice(text) for text in texts]
-        answer = {**self._head(self.form.whole), "choices": choices, "usage": self.usage(texts)}
-        return figures_at_the_top(answer, choices)
+        return {**self._with(self.form.whole, choices), "usage": self.usage(texts)}
 
     def begun(self, place: int) -> dict[str, Any]:
         """The first chunk of a chat: who speaks."""
         delta = {"role": "assistant", "content": ""}
-        return self._chunk([{"index": place, "delta": delta, "logprobs": None, **UNFINISHED}])
+        choice = {"index": place, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._chunk([choice])
 
     def piece(self, text: TextSoFar, update: Update) -> dict[str, Any]:
         """A chunk of a text that goes on."""
@@ -199,8 +205,7 @@ class Answer:
 
     def last(self, text: TextSoFar, update: Update) -> dict[str, Any]:
         """The chunk that ends a text, with what it cost."""
-        choice = self._news(text, update) | self._end(text)
-        return figures_at_the_top(self._chunk([choice]), [choice])
+        return self._chunk([self._news(text, update) | self._end(text)])
 
     def counted(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
         """The chunk without a choice that counts tokens; {} unless the client asks for it."""
@@ -220,12 +225,15 @@ class Answer:
         drawn = sum(len(text.token_ids) for text in texts)
         return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        head = {"id": self.answer_id, "object": kind, "created": self.created}
-        return {**head, "model": self.model}
+    def _with(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The answer, or a chunk of it, with the figures of its choice where it has but one."""
+        head = {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
+        is_one = len(choices) == 1 and FIELD in choices[0]
+        figures = {FIELD: choices[0][FIELD]} if is_one else {}
+        return {**head, "choices": choices, **figures}
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return {**self._head(self.form.chunk), "choices": choices}
+        return self._with(self.form.chunk, choices)
 
     def _news(self, text: TextSoFar, update: Update) -> dict[str, Any]:
         """The part of a choice that an update, the text's last one so far, has brought."""
@@ -299,11 +307,3 @@ class Answer:
         if self.exposes:
             figures["uncertified"] = EXPOSED
         return figures
-
-
-def figures_at_the_top(answer: dict[str, Any], choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The answer, or a chunk of it, with the figures of its choice where it has but one."""
-    figures = [choice[FIELD] for choice in choices if FIELD in choice]
-    if len(figures) == len(choices) == 1:
-        answer[FIELD] = figures[0]
-    return answer

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive, Scope, Send
+
+from ..engine.request import Request
 from .anchored_options import AVAILABLE, client_id_of, most_nats
 from .answers import Answer, Form, LogProbTexts, TextSoFar
 from .engine import Engine, Job, Refused, Update
@@ -19,16 +25,10 @@ from .http import (
     DONE,
     REQUEST_ID,
     BodyTooLarge,
-    ClientGone,
-    Message,
-    Receive,
-    Send,
     body_of,
     error_body,
-    header_of,
-    refuse,
+    refusal_of,
     sent_event,
-    with_length,
 )
 from .reading import Reader
 
@@ -37,12 +37,15 @@ if TYPE_CHECKING:
 
 Returned = TypeVar("Returned")
 
-RETRY: Final = [(b"retry-after", b"1")]
+RETRY: Final = {"retry-after": "1"}
 """Seconds after which a full queue may have room, a few steps, or an account's nats come back."""
 
-NO_RETRY: Final = [(b"x-should-retry", b"false")]
+NO_RETRY: Final = {"x-should-retry": "false"}
 """OpenAI's clients ask twice more for what is 429 or above 499, unless they are told not to."""
 
+
+UNBUFFERED: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Headers of a stream, for proxies."""
 
 REASONS: Final = {404: "model", 429: "queue", 500: "broken", 503: "shutting_down"}
 """Words of metrics for requests that are not taken, by status."""
@@ -72,26 +75,28 @@ class Endpoint:
     def __init__(self, form: Form, served: Served) -> None:
         self._form, self._served = form, served
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
+        request = HttpRequest(scope, receive)
+        send_refusal = partial(_send_refusal, scope, receive, send)
         try:
-            client_id = client_id_of(header_of(scope, REQUEST_ID))
-            content = await body_of(scope, receive, self._served.max_body)
-            answer, jobs = await self._read(content, client_id, scope.get(CLIENT, ""))
+            client_id = client_id_of(request.headers.get(REQUEST_ID, ""))
+            content = await body_of(request, self._served.max_body)
+            answer, requests = await self._read(content, client := scope.get(CLIENT, ""))
+            jobs = await self._reserved(answer, requests, client_id, client)
             self._submit(jobs)
-        except ClientGone:
+        except ClientDisconnect:
             return
         except BodyTooLarge as error:
-            await self._refuse(send, "body_too_large", Refused(413, str(error)))
+            reason, refused = "body_too_large", Refused(413, str(error))
         except TimeoutError as error:
-            await self._refuse(send, "too_slow", Refused(408, str(error)))
+            reason, refused = "too_slow", Refused(408, str(error))
         except ValueError as error:
-            await self._refuse(send, "bad_request", Refused(400, str(error)))
-        except Refused as refused:
-            reason = "account" if refused.more else REASONS[refused.status]
-            await self._refuse(send, reason, refused)
+            reason, refused = "bad_request", Refused(400, str(error))
+        except Refused as error:
+            reason, refused = "account" if error.more else REASONS[error.status], error
         else:
-            talk = _Talk(answer, jobs, send)
+            talk = _Talk(answer, jobs, send, send_refusal)
             is_stream = answer.body.stream
             answered = asyncio.ensure_future(talk.stream() if is_stream else talk.whole())
             left = asyncio.ensure_future(_left(receive))
@@ -105,12 +110,15 @@ class Endpoint:
                     with suppress(asyncio.CancelledError):
                         await task
                 self._served.engine.cancel(talk.open_jobs)
+            return
+        self._served.engine.metrics.refusals.labels(reason).inc()
+        await send_refusal(refused)
 
-    async def _read(self, content: bytes, client_id: str, client: str) -> tuple[Answer, list[Job]]:
-        """The answer to a body, and its texts, whose bounds are reserved.
+    async def _read(self, content: bytes, client: str) -> tuple[Answer, list[Request]]:
+        """The answer to a body, and the texts that it has.
 
         client: the name of who asks, where clients have accounts. Raises ValueError for what cannot
-        be decoded, Refused for another model and for nats that are used up.
+        be decoded, Refused for another model.
         """
         served, keeper, available = self._served, self._served.keeper, 0.0
         answer_id = f"{self._form.prefix}-{uuid.uuid4().hex}"
@@ -122,36 +130,34 @@ class Endpoint:
                 available = await keeper.available(client, body.anchored.group)
             read = served.reader.requests
             requests = await self._in_thread(read, body, self._form, answer_id, available)
+        answer = Answer(self._form, answer_id, served.model, body, served.texts, requests[0])
+        return answer, requests
+
+    async def _reserved(
+        self, answer: Answer, requests: Sequence[Request], client_id: str, client: str
+    ) -> list[Job]:
+        """The texts to be drawn, whose bounds are reserved; Refused for nats that are used up."""
+        keeper, options = self._served.keeper, answer.body.anchored
         updates: asyncio.Queue[tuple[Job, Update]] = asyncio.Queue()
         jobs = [
             Job(
                 request=request,
-                request_id=self._form.name(answer_id, place),
+                request_id=self._form.name(answer.answer_id, place),
                 updates=updates,
-                client_id=client_id or body.anchored.client_id,
+                client_id=client_id or options.client_id,
                 place=place,
                 settle=None if keeper is None else keeper.settle,
             )
             for place, request in enumerate(requests)
         ]
         # Last of all: whatever would refuse the request has been looked at.
-        served.engine.check(jobs)
+        self._served.engine.check(jobs)
         if keeper is not None:
             bounds = {job.request_id: most_nats(job.request) for job in jobs}
             rule = requests[0].rule
             assert rule is not None
-            await keeper.reserve(client, body.anchored.group, bounds, rule)
-        has_log_probs = requests[0].num_top is not None
-        answer = Answer(
-            form=self._form,
-            answer_id=answer_id,
-            model=served.model,
-            body=body,
-            texts=served.texts,
-            has_log_probs=has_log_probs,
-            exposes=has_log_probs and requests[0].exposes,
-        )
-        return answer, jobs
+            await keeper.reserve(client, options.group, bounds, rule)
+        return jobs
 
     async def _in_thread(self, call: Callable[..., Returned], *args: Any) -> Returned:
         loop = asyncio.get_running_loop()
@@ -166,14 +172,11 @@ class Endpoint:
                 job.end()
             raise
 
-    async def _refuse(self, send: Send, reason: str, refused: Refused) -> None:
-        self._served.engine.metrics.refusals.labels(reason).inc()
-        await _answer(send, refused)
 
-
-async def _answer(send: Send, refused: Refused) -> None:
+async def _send_refusal(scope: Scope, receive: Receive, send: Send, refused: Refused) -> None:
     headers = RETRY if refused.may_pass else NO_RETRY
-    await refuse(send, refused.status, refused.reason, headers, **refused.more)
+    response = refusal_of(refused.status, refused.reason, headers, **refused.more)
+    await response(scope, receive, send)
 
 
 async def _left(receive: Receive) -> None:
@@ -185,10 +188,16 @@ async def _left(receive: Receive) -> None:
 class _Talk:
     """One answer, sent as updates of its texts come."""
 
-    def __init__(self, answer: Answer, jobs: Sequence[Job], send: Send) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        jobs: Sequence[Job],
+        send: Send,
+        send_refusal: Callable[[Refused], Awaitable[None]],
+    ) -> None:
         self.open_jobs = list(jobs)
         """The jobs whose last update has not come."""
-        self._answer, self._send = answer, send
+        self._answer, self._send, self._send_refusal = answer, send, send_refusal
         self._updates = jobs[0].updates
         self._texts = [
             TextSoFar(job.place, job.request.prompt_token_ids, job.request_id) for job in jobs
@@ -198,24 +207,23 @@ class _Talk:
         """Answer once all texts have ended."""
         async for updates in self._news():
             if (refused := _refusal(updates)) is not None:
-                await _answer(self._send, refused)
+                await self._send_refusal(refused)
                 return
         body = json.dumps(self._answer.whole(self._texts)).encode()
-        headers = with_length([(b"content-type", b"application/json")], body)
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._begin(b"application/json", (b"content-length", str(len(body)).encode()))
+        await self._body(body, more=False)
 
     async def stream(self) -> None:
         """Send pieces as they are drawn; an error after the first is the stream's last event."""
         has_begun = False
         async for updates in self._news():
             refused = _refusal(updates)
-            if not has_begun and refused is not None:
-                await _answer(self._send, refused)
-                return
             if not has_begun:
-                await self._begin()
-            has_begun = True
+                if refused is not None:
+                    await self._send_refusal(refused)
+                    return
+                await self._begin(b"text/event-stream; charset=utf-8", *UNBUFFERED)
+                has_begun = True
             events = [*self._events(updates)]
             if refused is not None:
                 events.append(sent_event(error_body(refused.status, refused.reason)))
@@ -229,11 +237,9 @@ class _Talk:
     async def _news(self) -> AsyncIterator[dict[Job, Update]]:
         """Updates by job, as many as have come, until each text has had its last one."""
         while self.open_jobs:
-            new = [await self._updates.get()]
-            while not self._updates.empty():
-                new.append(self._updates.get_nowait())
             merged: dict[Job, Update] = {}
-            for job, update in new:
+            while not (merged and self._updates.empty()):
+                job, update = await self._updates.get()
                 merged[job] = _joined(merged[job], update) if job in merged else update
             for job, update in merged.items():
                 self._note(job, update)
@@ -262,9 +268,8 @@ class _Talk:
         so_far = self._answer.usage_so_far(self._texts)
         return [sent_event({**chunk, **so_far}) for chunk in chunks]
 
-    async def _begin(self) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-        headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+    async def _begin(self, content_type: bytes, *more: tuple[bytes, bytes]) -> None:
+        headers = [(b"content-type", content_type), *more]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _body(self, body: bytes, *, more: bool) -> None:
@@ -277,12 +282,10 @@ def _refusal(updates: dict[Job, Update]) -> Refused | None:
 
 def _joined(first: Update, then: Update) -> Update:
     """Two updates of one text as one."""
-    return Update(
+    return replace(
+        then,
         text=first.text + then.text,
         token_ids=[*first.token_ids, *then.token_ids],
         log_probs=[*first.log_probs, *then.log_probs],
         prompt_log_probs=first.prompt_log_probs,
-        ledger=then.ledger,
-        error=then.error,
-        refused=then.refused,
     )

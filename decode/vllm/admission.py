@@ -45,7 +45,7 @@ def parameters(
         "client_id": client_id,
     }
     return SamplingParams(
-        **sampling.as_dict(),
+        temperature=sampling.temperature,  # of drafts: the rows that vLLM samples hold one token
         max_tokens=request.max_new_tokens,
         ignore_eos=request.ignores_ends,
         # The debt needs all rows of the prompt; no later hook is asked before they are read.

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import AnchoredError
 from ..decoder import Decoder
@@ -63,9 +63,8 @@ class AsyncEngine:
         level's context the engine's length. journal: the folder in which the engine is to write.
         open_llm: starts vLLM, in the server's loop. params_of: a job's SamplingParams.
         max_waiting: jobs beyond the rows."""
-        context = decoder.level.context_length
-        assert context is not None, "the engine has a length"
-        self.decoder, self.max_length, self.metrics = decoder, context, metrics
+        self.decoder, self.metrics = decoder, metrics
+        self.max_length = cast(int, decoder.level.context_length)
         self.max_waiting = max_waiting
         self.failure: BaseException | None = None
         self.refusal: Refused | None = None

@@ -104,8 +104,7 @@ class PairState(DefaultModelState):
             return
         request = self._requests.pop(slot)
         self.slots.leave(slot)
-        has_ended = self.recorder.has_end(request)
-        if len(request.steps) < request.admitted.horizon and not has_ended:
+        if not self.recorder.has_end(request):
             self._parked[req_id] = request
             while len(self._parked) > NUM_PARKED:
                 self.recorder.forget(self._parked.popitem(last=False)[1])

@@ -141,14 +141,14 @@ class Recorder:
     def _end(self, journal: JournalWriter, requests: Sequence[SlotRequest]) -> None:
         """Note texts that have their last token."""
         for request in requests:
-            if not request.steps or not request.name or request.has_ended:
-                continue
-            if len(request.steps) >= request.admitted.horizon or self.has_end(request):
+            if request.name and not request.has_ended and self.has_end(request):
                 journal.end(request.name)
                 request.has_ended = True
 
     def has_end(self, request: SlotRequest) -> bool:
-        """Whether the last token of a request ends its text."""
+        """Whether a request has its last token."""
+        if len(request.steps) >= request.admitted.horizon:
+            return True
         return bool(request.steps) and request.steps[-1][0] in self._ends(request)
 
     def _ends(self, request: SlotRequest) -> list[int]:

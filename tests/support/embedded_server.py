@@ -15,7 +15,7 @@ import pytest
 from stand_in_llm import stand_in_engine
 from waiting import HANG_S, until
 
-from anchored import Decoder
+from anchored import Decoder, ModelPair
 from anchored.decode.serving.anchored_options import Limits
 from anchored.decode.serving.batch_thread import BatchThread
 from anchored.decode.serving.engine import Engine
@@ -115,6 +115,14 @@ def program(
             process.wait(HANG_S)
 
 
+def saved(pair: ModelPair, root: Path) -> tuple[Path, Path]:
+    """The folders of a pair's models, each with the tokenizer."""
+    for name, model in pair.models.items():
+        model.save_pretrained(root / name)
+        pair.tokenizer.save_pretrained(root / name)
+    return root / "safe", root / "risky"
+
+
 def announced(log: Path) -> str:
     """The address that a server's log says, "" for none yet."""
     lines = [line for line in log.read_text().splitlines(True) if "is served at " in line]
@@ -125,6 +133,14 @@ def is_up(address: str) -> bool:
     with suppress(httpx.TransportError):
         return httpx.get(f"{address}/health", timeout=HANG_S).is_success
     return False
+
+
+def streamed(address: str, headers: Mapping[str, str] | None = None, **body):
+    """The stream of a long text's tokens, as a context."""
+    long = {"prompt": "the keeper", "max_tokens": 900, "seed": 1}
+    body = {**long, "stream": True, "return_token_ids": True, **body}
+    url = f"{address}/v1/completions"
+    return httpx.stream("POST", url, json=body, headers=headers, timeout=HANG_S)
 
 
 def posted(address: str, path: str = "/v1/completions", **body) -> httpx.Response:

@@ -46,7 +46,7 @@ def drawn(place: int, spend: float) -> LedgerStep:
     return LedgerStep(
         step=place,
         token_id=5,
-        accepted=0,
+        accepted=False,
         budget=8.0,
         spend=spend,
         weight=1.0,

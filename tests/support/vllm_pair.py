@@ -87,7 +87,6 @@ def assert_same_as_decoder(
         num_requests,
         stop="7",
         lengths=kind.lengths,
-        min_p=0.0 if kind.num_drafts else 0.02,  # vLLM refuses it with drafts
         rule=kind.rule,
     )
     arguments = {**ENGINE, **kind.engine, "enforce_eager": device.type == "cpu"}

@@ -52,7 +52,6 @@ def mixed_requests(
     *,
     stop: str,
     lengths: Sequence[int] = (1, 5, 12, 30),
-    min_p: float = 0.02,
     rule: Anchored | Pathwise = KL,
 ) -> list[MixedRequest]:
     """Requests of every kind, the same ones every time; a third of them have a prefix in common.
@@ -79,7 +78,7 @@ def mixed_requests(
             changes = {"k": None, "K": k * length}
         elif number % 5 == 2:
             changes["divergence"] = "max"
-        truncations: list[dict[str, float]] = [{}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": min_p}]
+        truncations: list[dict[str, float]] = [{}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.02}]
         requests.append(
             MixedRequest(
                 prompt=(shared + unshared[1:]) if number % 3 == 0 else unshared,

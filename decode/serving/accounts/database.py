@@ -19,7 +19,6 @@ from sqlalchemy import (
     event,
     func,
     insert,
-    inspect,
     select,
 )
 from sqlalchemy.engine import URL, make_url
@@ -88,9 +87,6 @@ def database(where: str, root: Path) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
     with engine.begin() as connection:
         wait_for_others(connection)
-        tables = inspect(connection)
-        if tables.has_table(ACCOUNTS.name) and not tables.has_table(STORE.name):
-            raise ValueError(f"the accounts in {where} are of an earlier version: begin new ones")
         TABLES.create_all(connection)
         version = connection.execute(select(STORE.c.version)).scalar()
         if version is None:

@@ -100,7 +100,9 @@ class Policy:
         for client in self.clients:
             for name in (*client.groups, *client.may_name):
                 if name not in groups:
-                    raise ValueError(f"client {client.name} names the group {name}, which is none")
+                    raise ValueError(
+                        f"the group {name!r} of client {client.name} is not defined in [[groups]]"
+                    )
 
     def to_json(self) -> str:
         """As the store keeps it."""

@@ -1,6 +1,8 @@
-"""What is decided before an engine of vLLM starts, and travels to its processes."""
+"""A pair as an engine of vLLM knows it before it starts, and as it travels to its processes."""
 
 import json
+import shutil
+from dataclasses import asdict
 from importlib.util import find_spec
 
 import pytest
@@ -14,23 +16,23 @@ def facts_of(safe, risky, *, allow_quantized_safe=False):
     return PairFacts.of(DescribedPair.of(safe, risky, allow_quantized_safe=allow_quantized_safe))
 
 
-def test_facts_of_folders_are_those_of_the_loaded_pair(pair_folders):
+def test_facts_of_folders_are_those_of_the_loaded_pair_and_arrive_as_they_were(pair_folders):
     facts = facts_of(*pair_folders)
     pair = anchored.ModelPair.from_pretrained(*pair_folders)
-    decoder = anchored.Decoder(pair, anchored.Anchored(k=1.0), level="token")
-    assert facts.fingerprints == pair.fingerprints
-    assert facts.stop_token_ids == pair.stop_token_ids
-    assert facts.vocab_size == pair.vocab_size
-    assert facts.context_length == pair.context_length
-    assert facts.special_token_ids == decoder.level.special_token_ids
-    assert facts.level_settings == decoder.level.settings()
+    level = anchored.Decoder(pair, anchored.Anchored(k=1.0), level="token").level
+    for name in ("fingerprints", "stop_token_ids", "vocab_size", "context_length"):
+        assert getattr(facts, name) == getattr(pair, name)
+    assert facts.special_token_ids == level.special_token_ids
+    assert facts.level_settings == level.settings()
+    settings = EngineSettings(facts=facts, journal="j", max_bytes=5, is_synced=True)
+    sent = json.loads(json.dumps({KEY: asdict(settings)}))
+    assert EngineSettings.of(sent) == settings
+    with pytest.raises(ValueError, match="vLLM draws for a pair by"):
+        EngineSettings.of({})
 
 
 def test_a_quantized_safe_model_is_refused_unless_it_is_allowed(pair_folders, tmp_path):
-    safe = tmp_path / "safe"
-    safe.mkdir()
-    for file in pair_folders[0].iterdir():
-        (safe / file.name).write_bytes(file.read_bytes())
+    safe = shutil.copytree(pair_folders[0], tmp_path / "safe")
     config = json.loads((safe / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8"}
     (safe / "config.json").write_text(json.dumps(config))
@@ -40,24 +42,6 @@ def test_a_quantized_safe_model_is_refused_unless_it_is_allowed(pair_folders, tm
     assert facts.quantization == {"safe": "fp8"}
     with pytest.raises(ValueError, match=r"both models are quantized \(fp8, fp8\)"):
         facts_of(safe, safe, allow_quantized_safe=True)
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        anchored.Anchored(K=40.0, debt="none"),
-        anchored.Anchored(k=1.0, divergence="max", bank=2.0),
-        anchored.Pathwise(k=0.5, bank=8.0, debt="average"),
-    ],
-    ids=lambda rule: rule.name,
-)
-def test_settings_arrive_as_they_were(pair_folders, rule):
-    facts = facts_of(*pair_folders)
-    settings = EngineSettings(facts=facts, rule=rule, journal="j", max_bytes=5, is_synced=True)
-    sent = json.loads(json.dumps({KEY: settings.to_json()}))
-    assert EngineSettings.of(sent) == settings
-    with pytest.raises(ValueError, match="not started for a pair"):
-        EngineSettings.of({})
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here")
