@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ..engine.request import Request
 from ..rules.anchored import Anchored
 from ..rules.budget import Budget
@@ -22,14 +24,14 @@ def parameters(
     rule: Rule,
     sampling: SamplingConfig,
     *,
-    request_id: str,
+    name: str,
     client_id: str = "",
     **how: Any,
 ) -> SamplingParams:
-    """The parameters by which the engine draws a request, of which `admitted` makes it again.
+    """The parameters by which the engine draws a request, of which `SlotRequest.of` makes it again.
 
-    request_id: its name in the journal. client_id: by which its client names it. how: fields that
-    change no distribution, as where a text ends and how it is handed over.
+    name: in the journal. client_id: by which its client names it. how: fields that change no
+    distribution, as where a text ends and how it is handed over.
     """
     from vllm import SamplingParams
 
@@ -41,7 +43,7 @@ def parameters(
         "sample": request.place,
         "least_debt": request.least_debt,
         "has_stops": bool(request.stop),
-        "request_id": request_id,
+        "name": name,
         "client_id": client_id,
     }
     return SamplingParams(
@@ -55,12 +57,15 @@ def parameters(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admitted:
-    """A request as the fusion takes it; by default one by which the engine warms up."""
+@dataclass(kw_only=True, slots=True)
+class SlotRequest:
+    """A request of the engine, and what is known of it on the host; by default one by which the
+    engine warms up."""
 
-    request_id: str = ""
-    """Its name in the journal; "" for one that is no user's, of which the journal holds nothing."""
+    engine_id: str
+    prompt: list[int]
+    name: str = ""
+    """In the journal; "" for one that is no user's, of which the journal holds nothing."""
     rule: PairRule = field(default_factory=lambda: Anchored(k=0.0))
     k: float | None = None
     """Nats per step in place of the rule's k."""
@@ -73,22 +78,42 @@ class Admitted:
     """Nats of debt that the prompt has at least."""
     client_id: str = ""
     """The id by which the client names its request."""
-    ignores_ends: bool = False
+    ignores_ends: bool
     """The text goes on after a token that would end it."""
     has_stops: bool = False
     """Its caller names further ends."""
+    steps: list[tuple[int, float]] = field(default_factory=list)
+    """(token, spend) of what was drawn."""
+    debt: Tensor | None = None
+    """() float64 nats once the prompt was read; None before."""
+    ratios: list[Tensor] = field(default_factory=list)
+    num_scored: int = 0
+    """Positions of the prompt whose ratios are known."""
+    is_open: bool = False
+    """The journal holds its header."""
+    error: str = ""
+    is_reported: bool = False
+    """The journal holds its error."""
+    has_ended: bool = False
+    """The journal holds its end."""
+
+    @classmethod
+    def of(cls, engine_id: str, prompt: list[int], params: SamplingParams) -> SlotRequest:
+        """The request of which `parameters` made these."""
+        entry = dict((params.extra_args or {}).get(KEY, {}))
+        if entry:
+            entry["rule"] = checked_rule(make_rule(*entry["rule"]))
+            entry["sampling"] = SamplingConfig(**entry["sampling"])
+        length, ignores_ends = max(params.max_tokens or 1, 1), params.ignore_eos
+        named: dict[str, Any] = {"horizon": length, "ignores_ends": ignores_ends, **entry}
+        return cls(engine_id=engine_id, prompt=prompt, **named)
 
     @property
     def budget(self) -> Budget:
         """Without the debt of the prompt, which is not known yet."""
         return self.rule.budget_for(horizon=self.horizon, k=self.k)
 
-
-def admitted(params: SamplingParams) -> Admitted:
-    """The request of which `parameters` made these."""
-    entry = dict((params.extra_args or {}).get(KEY, {}))
-    if entry:
-        entry["rule"] = checked_rule(make_rule(*entry["rule"]))
-        entry["sampling"] = SamplingConfig(**entry["sampling"])
-    length = max(params.max_tokens or 1, 1)
-    return Admitted(**entry, horizon=length, ignores_ends=params.ignore_eos)
+    def rewound(self, emitted: list[int]) -> bool:
+        """Forget what was drawn beyond the tokens that the engine kept; False if these differ."""
+        del self.steps[len(emitted) :]
+        return [token for token, _ in self.steps] == emitted

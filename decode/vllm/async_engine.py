@@ -321,7 +321,7 @@ def _params_of(decoder: Decoder, job: Job) -> SamplingParams:
         request,
         rule.rule,
         sampling,
-        request_id=job.request_id,
+        name=job.request_id,
         client_id=job.client_id,
         stop_token_ids=sorted(stops),
         logprobs=request.num_top,

@@ -134,7 +134,7 @@ class PairDecoder(Decoder):
             request,
             self.rule,
             config,
-            request_id=name,
+            name=name,
             stop=[text for text in request.stop if not self.level.stop_symbols([text])],
             stop_token_ids=sorted(self.level.stop_symbols(request.stop)),
             output_kind=RequestOutputKind.FINAL_ONLY,

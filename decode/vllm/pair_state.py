@@ -21,10 +21,10 @@ from ..serving.journal import UNWRITTEN, JournalWriter
 from ..settings import Charge
 from ..streams.kv_cache import uploaded
 from . import processor
-from .admission import admitted
+from .admission import SlotRequest
 from .fusion import Rows, SlotAccounts
 from .pair_description import EngineSettings
-from .recorder import Recorder, SlotRequest
+from .recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -77,21 +77,19 @@ class PairState(DefaultModelState):
             request = self._new_request(new_req_data, tokens[:length])
         if not request.rewound(emitted):
             request.error = request.error or "tokens that were not drawn here came back"
-        charge = request.admitted.rule.charge
+        charge = request.rule.charge
         assert charge is not None, "each rule that draws here has bounds"
         self._requests[req_index] = request
-        self._slot_of[request.request_id] = req_index
+        self._slot_of[request.engine_id] = req_index
         self.slots.join(
             req_index,
             tokens,
             prompt_len=length,
-            account=opened_accounts([request.admitted.budget])[0],
+            account=opened_accounts([request.budget])[0],
             debt=NOTHING_SPENT if request.debt is None else request.debt,
             spends=[spend for _, spend in request.steps],
-            key=random_key(
-                request.admitted.seed, request.prompt, level="token", place=request.admitted.sample
-            ),
-            sampling=request.admitted.sampling,
+            key=random_key(request.seed, request.prompt, level="token", place=request.sample),
+            sampling=request.sampling,
             charge=charge,
             is_failed=bool(request.error),
         )
@@ -153,16 +151,11 @@ class PairState(DefaultModelState):
     def _new_request(self, data: Any, prompt: list[int]) -> SlotRequest:
         size, missing = self.facts.vocab_size, self.facts.missing_token_ids
         is_shared = all(0 <= token < size and token not in missing for token in prompt)
-        error = "" if is_shared else "a token of the prompt is not shared"
-        asked = admitted(data.sampling_params)
-        least = torch.tensor(asked.least_debt, dtype=torch.float64)
-        return SlotRequest(
-            request_id=data.req_id,
-            prompt=prompt,
-            admitted=asked,
-            debt=None if asked.rule.charges_debt else least,
-            error=error,
-        )
+        request = SlotRequest.of(data.req_id, prompt, data.sampling_params)
+        request.error = "" if is_shared else "a token of the prompt is not shared"
+        if not request.rule.charges_debt:
+            request.debt = torch.tensor(request.least_debt, dtype=torch.float64)
+        return request
 
     def _score(self, slot: int, request: SlotRequest, index: int) -> None:
         start = int(self._batch.num_computed_tokens_np[index])
@@ -174,7 +167,7 @@ class PairState(DefaultModelState):
         hidden = self._hidden(index, count)
         if start > request.num_scored or hidden is None:
             request.error = "a part of the prompt was not read here, so its debt is not known"
-            logger.error("%s: %s", request.request_id, request.error)
+            logger.error("%s: %s", request.name, request.error)
             self.slots.is_failed[slot] = True
             request.debt = NOTHING_SPENT
         else:
@@ -182,7 +175,7 @@ class PairState(DefaultModelState):
             request.num_scored = max(end, start)
             if start + count < len(request.prompt):
                 return
-            rule, least = request.admitted.rule, request.admitted.least_debt
+            rule, least = request.rule, request.least_debt
             ratios = torch.cat([self.slots.accounts[:0, DEBT], *request.ratios])
             debt = debt_nats(ratios, mode=rule.debt, window=rule.debt_window)
             request.debt = debt.clamp(min=least)

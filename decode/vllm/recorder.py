@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,44 +14,10 @@ from torch import Tensor
 from ..engine.request import ledger_step, random_stream
 from ..ledger import LedgerHeader, LedgerStep
 from ..serving.journal import UNWRITTEN, JournalWriter
-from .admission import Admitted
+from .admission import SlotRequest
 from .pair_description import PairFacts
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True, slots=True)
-class SlotRequest:
-    """A request of the engine, and what is known of it on the host."""
-
-    request_id: str
-    """The engine's; in the journal it has the name that is in `admitted`."""
-    prompt: list[int]
-    admitted: Admitted
-    steps: list[tuple[int, float]] = field(default_factory=list)
-    """(token, spend) of what was drawn."""
-    debt: Tensor | None = None
-    """() float64 nats once the prompt was read; None before."""
-    ratios: list[Tensor] = field(default_factory=list)
-    num_scored: int = 0
-    """Positions of the prompt whose ratios are known."""
-    is_open: bool = False
-    """The journal holds its header."""
-    error: str = ""
-    is_reported: bool = False
-    """The journal holds its error."""
-    has_ended: bool = False
-    """The journal holds its end."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the journal, "" for none."""
-        return self.admitted.request_id
-
-    def rewound(self, emitted: list[int]) -> bool:
-        """Forget what was drawn beyond the tokens that the engine kept; False if these differ."""
-        del self.steps[len(emitted) :]
-        return [token for token, _ in self.steps] == emitted
 
 
 class Recorder:
@@ -147,12 +113,12 @@ class Recorder:
 
     def has_end(self, request: SlotRequest) -> bool:
         """Whether a request has its last token."""
-        if len(request.steps) >= request.admitted.horizon:
+        if len(request.steps) >= request.horizon:
             return True
         return bool(request.steps) and request.steps[-1][0] in self._ends(request)
 
     def _ends(self, request: SlotRequest) -> list[int]:
-        return [] if request.admitted.ignores_ends else self._facts.stop_token_ids
+        return [] if request.ignores_ends else self._facts.stop_token_ids
 
     def _open(self, request: SlotRequest, debt: float) -> None:
         if not request.is_open and request.name and self._journal is not None:
@@ -160,26 +126,25 @@ class Recorder:
             self._journal.open(
                 request.name,
                 header,
-                has_stops=request.admitted.has_stops,
-                client_id=request.admitted.client_id,
+                has_stops=request.has_stops,
+                client_id=request.client_id,
             )
         request.is_open = True
 
     def _header(self, request: SlotRequest, debt: float) -> LedgerHeader:
-        admitted = request.admitted
         return LedgerHeader(
-            rule=admitted.rule.name,
-            rule_settings=admitted.rule.settings(),
-            sampling=admitted.sampling.as_dict(),
-            seed=admitted.seed,
+            rule=request.rule.name,
+            rule_settings=request.rule.settings(),
+            sampling=request.sampling.as_dict(),
+            seed=request.seed,
             prompt_token_ids=request.prompt,
             stop_token_ids=self._ends(request),
             fingerprints=self._facts.fingerprints,
             dtype=self._dtype,
-            **replace(admitted.budget, debt=debt).record(),
-            charge=admitted.rule.charge,
+            **replace(request.budget, debt=debt).record(),
+            charge=request.rule.charge,
             quantization=self._facts.quantization,
             level_settings=self._facts.level_settings,
-            least_debt=admitted.least_debt or None,
-            stream=random_stream(request.prompt, place=admitted.sample),
+            least_debt=request.least_debt or None,
+            stream=random_stream(request.prompt, place=request.sample),
         )

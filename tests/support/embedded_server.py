@@ -15,7 +15,7 @@ import pytest
 from stand_in_llm import stand_in_engine
 from waiting import HANG_S, until
 
-from anchored import Decoder, ModelPair
+from anchored import AnchoredError, Decoder, ModelPair
 from anchored.decode.serving.anchored_options import Limits
 from anchored.decode.serving.batch_thread import BatchThread
 from anchored.decode.serving.engine import Engine
@@ -50,7 +50,12 @@ def embedded(
     opened = ENGINES[engine](decoder, journal, **sizes)
     server = PairServer(opened, limits or Limits(rule=decoder.rule), settings, keeper)
     with bound_socket(settings) as bound:
-        thread = Thread(target=lambda: asyncio.run(server.run(bound)))
+
+        def run() -> None:
+            with suppress(AnchoredError):  # which the server's engine keeps
+                asyncio.run(server.run(bound))
+
+        thread = Thread(target=run)
         thread.start()
         address = f"http://127.0.0.1:{bound.getsockname()[1]}"
         try:

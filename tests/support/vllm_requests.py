@@ -35,7 +35,7 @@ class MixedRequest:
             stop=self.stop,
         )
         sampling, stop = SamplingConfig(**self.sampling), list(self.stop)
-        return parameters(request, self.rule, sampling, request_id=name, stop=stop)
+        return parameters(request, self.rule, sampling, name=name, stop=stop)
 
     def decoded(self, pair: ModelPair) -> Generation:
         """The Decoder's answer to it, alone."""

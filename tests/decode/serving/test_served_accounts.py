@@ -112,7 +112,7 @@ def test_a_chat_without_a_length_and_all_that_a_group_has_left_fit_into_accounts
         assert answer["anchored"]["horizon"] == 40
         left = account(address, "bob")["available"]
         assert left == 1000.0
-        whole = ask(address, "alice", max_tokens=200, anchored={"K": "available"}).json()
+        whole = ask(address, "alice", max_tokens=30, anchored={"K": "available"}).json()
         spent = max(0.0, answer["anchored"]["spent"])
         assert whole["anchored"]["K"] == pytest.approx((90.0 - spent) / 2, abs=1e-6)
     with embedded(Decoder(pair, RULE), tmp_path / "free", chat_length=40) as (address, _):

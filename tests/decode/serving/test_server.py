@@ -71,9 +71,9 @@ def test_a_client_that_leaves_frees_its_row_and_what_it_got_is_journalled(servin
 
 
 def test_a_text_that_waits_is_drawn_once_a_row_is_free_and_a_full_queue_is_429(serving):
-    body = {**LONG, "max_tokens": 300}
+    body = {**LONG, "max_tokens": 100}
     with serving(max_waiting=1) as (address, server), ThreadPoolExecutor(3) as threads:
-        with held(wait_s=0.3):
+        with held(wait_s=1.0):
             answers = [threads.submit(posted, address, **body) for _ in range(3)]
             until(lambda: (server.engine.num_running, server.engine.num_waiting) == (2, 1))
             refused = posted(address, **body)
@@ -88,7 +88,7 @@ def test_a_text_that_waits_is_drawn_once_a_row_is_free_and_a_full_queue_is_429(s
 
 def test_a_byte_level_pair_is_served_by_bytes_with_warpers_of_each_request(tmp_path):
     pair, rule, prompt = tiny_byte_pair(), Pathwise(k=0.5, bank=8.0), "the keeper's lamp"
-    warpers = [{}, {"temperature": 1.3, "top_p": 0.9}, {"repetition_penalty": 1.3}]
+    warpers = [{"temperature": 1.3, "top_p": 0.9}, {"repetition_penalty": 1.3}]
     bodies = [
         {"prompt": prompt, "max_tokens": 3, **each, "anchored": {"seed": place, "k": 0.5 + place}}
         for place, each in enumerate(warpers)
@@ -111,10 +111,7 @@ def test_a_byte_level_pair_is_served_by_bytes_with_warpers_of_each_request(tmp_p
 RULES = [
     anchored.RiskyOnly(),
     anchored.NoOpt(k=1.0),
-    anchored.CPFuse(),
     anchored.RCAD(),
-    anchored.System(prompt="Be brief."),
-    anchored.ColdStart(k=0.3),
     anchored.MemFree(n=2, passages=["the keeper of the lamp"]),
 ]
 
@@ -298,16 +295,3 @@ def test_connections_beyond_the_limit_are_closed_and_said_once(serving, monkeypa
         until(lambda: not open_ones)
         assert httpx.get(f"{address}/health", timeout=HANG_S).status_code == 200
     assert caplog.text.count("connections are open: more are closed") == 1
-
-
-def test_no_part_of_an_answer_waits_until_a_client_has_confirmed_another(serving, monkeypatch):
-    made, seen = http.PatientProtocol.connection_made, []
-
-    def noted(protocol, transport):
-        connection = transport.get_extra_info("socket")
-        seen.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        made(protocol, transport)
-
-    monkeypatch.setattr(http.PatientProtocol, "connection_made", noted)
-    with serving():
-        assert seen and all(seen)

@@ -18,7 +18,7 @@ from server_accounts import KEYS, nats, policy_file
 from tiny_models import never_end, tiny_llama, train_tokenizer
 from waiting import HANG_S, until
 
-from anchored import Anchored, Decoder, Generation, Ledger, ModelPair, Pathwise, verify
+from anchored import Decoder, Generation, Ledger, ModelPair, Pathwise, verify
 from anchored.decode.serving.accounts.store import QUANTUM, opened, quanta_above
 from anchored.decode.serving.anchored_options import AnchoredOptions, Limits
 from anchored.decode.serving.journal_reader import journal_ledgers
@@ -65,8 +65,8 @@ class Sent:
             self.figures = choice.get("anchored", self.figures)
 
 
-def mixed(count: int, *, seed: int = 0, divergences: Sequence[str] = ()) -> list[Sent]:
-    """Requests of all kinds, the same ones every time; divergences: that some of them have."""
+def mixed(count: int, *, seed: int = 0) -> list[Sent]:
+    """Requests of all kinds, the same ones every time."""
     rng, requests = random.Random(seed), []
     for number in range(count):
         kind, prompt = KINDS[number % len(KINDS)], rng.choice(PROMPTS)
@@ -75,7 +75,6 @@ def mixed(count: int, *, seed: int = 0, divergences: Sequence[str] = ()) -> list
             continue
         messages = {"messages": [{"role": "user", "content": prompt}]}
         options = rng.choice([{}, {"k": 0.0}, {"k": 0.3}, {"k": 3.0}, {"K": 12.0}, {"bank": 1.0}])
-        options |= rng.choice([{}, {}, *({"divergence": name} for name in divergences)])
         body = {
             **(messages if kind == "chat" else {"prompt": prompt}),
             **rng.choice([{}, {}, {"top_p": 0.9}, {"top_k": 40}, {"repetition_penalty": 1.2}]),
@@ -146,14 +145,16 @@ def words(folders: tuple[Path, Path], *more: str) -> list[str]:
     return ["--safe", str(folders[0]), "--risky", str(folders[1]), *more]
 
 
-def alone(pair: ModelPair, rule: Anchored | Pathwise, body: dict[str, Any]) -> Generation:
+def alone(pair: ModelPair, body: dict[str, Any]) -> Generation:
     """The text as `Decoder.generate` makes it, by the server's rule."""
     options = AnchoredOptions(**body["anchored"])
     names = ("temperature", "top_p", "top_k", "repetition_penalty", "stop")
     settings = {"repetition_penalty": 1.0, **{n: body[n] for n in names if n in body}}
     settings |= {"max_new_tokens": body["max_tokens"], "seed": options.seed}
     texts = {"messages": body["messages"]} if "messages" in body else {"prompts": body["prompt"]}
-    (result,) = Decoder(pair, Limits(rule=rule).rule_of(options)).generate(**texts, **settings)
+    (result,) = Decoder(pair, Limits(rule=Pathwise()).rule_of(options)).generate(
+        **texts, **settings
+    )
     return result
 
 
@@ -170,16 +171,9 @@ def check_journal(requests: list[Sent], journal: Path, pair: ModelPair) -> dict[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rule", "options", "divergences"),
-    [(Pathwise(), (), ()), (Anchored(k=1.5), ("--rule", "anchored"), ("kl", "max"))],
-    ids=["pathwise", "anchored"],
-)
-def test_mixed_requests_are_journalled_verified_and_those_of_the_decoder(
-    folders, pair, tmp_path, rule, options, divergences
-):
-    requests, journal = mixed(120, divergences=divergences), tmp_path / "journal"
-    more = ("--ledgers", str(journal), "--max-horizon", "100", "--batch-size", "8", *options)
+def test_mixed_requests_are_journalled_verified_and_those_of_the_decoder(folders, pair, tmp_path):
+    requests, journal = mixed(120), tmp_path / "journal"
+    more = ("--ledgers", str(journal), "--max-horizon", "100", "--batch-size", "8")
     with program(words(folders, *more), tmp_path / "log") as (address, process):
         send(address, requests)
         assert httpx.get(f"{address}/ready", timeout=HANG_S).status_code == 200
@@ -193,7 +187,7 @@ def test_mixed_requests_are_journalled_verified_and_those_of_the_decoder(
     for sent in good:
         if sent.kind == "leaves":
             continue
-        result, ledger = alone(pair, rule, sent.body), ledgers[sent.figures["id"]]
+        result, ledger = alone(pair, sent.body), ledgers[sent.figures["id"]]
         assert (sent.token_ids, sent.text) == (result.token_ids, result.text), sent.body
         assert sent.figures["spent"] == ledger.spent <= sent.figures["bound"]
         assert sent.figures["certified"] is ledger.certified is True

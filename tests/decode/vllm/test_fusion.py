@@ -37,7 +37,6 @@ FACTS = PairFacts(
     level_settings={},
     stop_token_ids=[1, 2],
     special_token_ids=[0],
-    special_names={},
     context_length=None,
 )
 PLAIN = SamplingConfig(temperature=0.9, repetition_penalty=1.0)
