@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .answers import CHATS, COMPLETIONS
-from .endpoint import Endpoint, Served
+from .endpoint import Endpoint, Served, refused_of
 from .engine import Refused
-from .http import CLIENT, ERROR_TYPES, BodyTooLarge, body_of, refusal_of
+from .http import CLIENT, ERROR_TYPES, body_of, refusal_of
 
 
 class PairApp:
@@ -48,12 +48,8 @@ class PairApp:
             content = await body_of(request, served.max_body)
             async with served.reading:
                 return JSONResponse(await loop.run_in_executor(served.readers, convert, content))
-        except BodyTooLarge as error:
-            raise HTTPException(413, str(error)) from None
-        except TimeoutError as error:
-            raise HTTPException(408, str(error)) from None
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
+        except (ValueError, TimeoutError) as error:
+            return _answered(refused_of(error)[1])
 
     async def _models(self, _: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})

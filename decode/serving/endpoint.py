@@ -47,7 +47,10 @@ NO_RETRY: Final = {"x-should-retry": "false"}
 UNBUFFERED: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Headers of a stream, for proxies."""
 
-REASONS: Final = {404: "model", 429: "queue", 500: "broken", 503: "shutting_down"}
+REASONS: Final = {
+    **{400: "bad_request", 404: "model", 408: "too_slow", 413: "body_too_large"},
+    **{429: "queue", 500: "broken", 503: "shutting_down"},
+}
 """Words of metrics for requests that are not taken, by status."""
 
 
@@ -87,32 +90,27 @@ class Endpoint:
             self._submit(jobs)
         except ClientDisconnect:
             return
-        except BodyTooLarge as error:
-            reason, refused = "body_too_large", Refused(413, str(error))
-        except TimeoutError as error:
-            reason, refused = "too_slow", Refused(408, str(error))
-        except ValueError as error:
-            reason, refused = "bad_request", Refused(400, str(error))
-        except Refused as error:
-            reason, refused = "account" if error.more else REASONS[error.status], error
+        except (ValueError, TimeoutError, Refused) as error:
+            reason, refused = refused_of(error)
         else:
-            talk = _Talk(answer, jobs, send, send_refusal)
-            is_stream = answer.body.stream
-            answered = asyncio.ensure_future(talk.stream() if is_stream else talk.whole())
-            left = asyncio.ensure_future(_left(receive))
-            try:
-                await asyncio.wait({answered, left}, return_when=asyncio.FIRST_COMPLETED)
-                if answered.done():
-                    answered.result()
-            finally:
-                for task in (answered, left):
-                    task.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await task
-                self._served.engine.cancel(talk.open_jobs)
+            await self._send_answer(_Talk(answer, jobs, send, send_refusal), receive)
             return
         self._served.engine.metrics.refusals.labels(reason).inc()
         await send_refusal(refused)
+
+    async def _send_answer(self, talk: _Talk, receive: Receive) -> None:
+        """Answer, until the client leaves; what is not drawn by then is cancelled."""
+        tasks = [asyncio.ensure_future(call) for call in (talk.answer(), _left(receive))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            self._served.engine.cancel(talk.open_jobs)
 
     async def _read(self, content: bytes, client: str) -> tuple[Answer, list[Request]]:
         """The answer to a body, and the texts that it has.
@@ -173,6 +171,15 @@ class Endpoint:
             raise
 
 
+def refused_of(error: Exception) -> tuple[str, Refused]:
+    """The word of metrics for what a request raised, and its refusal."""
+    if isinstance(error, Refused):
+        return "account" if error.more else REASONS[error.status], error
+    kinds = {BodyTooLarge: 413, TimeoutError: 408, ValueError: 400}
+    status = next(status for kind, status in kinds.items() if isinstance(error, kind))
+    return REASONS[status], Refused(status, str(error))
+
+
 async def _send_refusal(scope: Scope, receive: Receive, send: Send, refused: Refused) -> None:
     headers = RETRY if refused.may_pass else NO_RETRY
     response = refusal_of(refused.status, refused.reason, headers, **refused.more)
@@ -203,7 +210,11 @@ class _Talk:
             TextSoFar(job.place, job.request.prompt_token_ids, job.request_id) for job in jobs
         ]
 
-    async def whole(self) -> None:
+    async def answer(self) -> None:
+        """Answer whole, or as a stream."""
+        await (self._stream() if self._answer.body.stream else self._whole())
+
+    async def _whole(self) -> None:
         """Answer once all texts have ended."""
         async for updates in self._news():
             if (refused := _refusal(updates)) is not None:
@@ -213,7 +224,7 @@ class _Talk:
         await self._begin(b"application/json", (b"content-length", str(len(body)).encode()))
         await self._body(body, more=False)
 
-    async def stream(self) -> None:
+    async def _stream(self) -> None:
         """Send pieces as they are drawn; an error after the first is the stream's last event."""
         has_begun = False
         async for updates in self._news():

@@ -72,7 +72,6 @@ class Record:
 
     @property
     def drawn(self) -> list[LedgerStep]:
-        """The steps of `num_drawn`."""
         return self.steps[: self.num_drawn]
 
     @property

@@ -85,12 +85,7 @@ class Reader:
             rule = self._rule(options, available, texts[0].max_new_tokens)
             open_rule = self._open(rule)
         for text in texts:
-            if text.max_length > self.max_length:
-                raise ValueError(
-                    f"{self._most}, got a prompt of {len(text.longest_prompt)} and "
-                    f"max_tokens {text.max_new_tokens}"
-                )
-            self.limits.check(rule.budget_for(horizon=text.max_new_tokens, k=None))
+            self._check(text, rule)
         # 4. Each text with what all share, and a seed.
         return [
             replace(
@@ -213,6 +208,15 @@ class Reader:
                 f"{self._most}, got a prompt of {len(prompt)} "
                 f"{'characters' if is_text else 'token ids'}"
             )
+
+    def _check(self, text: Request, rule: Rule) -> None:
+        """Raise ValueError for a text that is too long, or may cost too much."""
+        if text.max_length > self.max_length:
+            raise ValueError(
+                f"{self._most}, got a prompt of {len(text.longest_prompt)} and "
+                f"max_tokens {text.max_new_tokens}"
+            )
+        self.limits.check(rule.budget_for(horizon=text.max_new_tokens, k=None))
 
     def _rest(self, text: Request) -> int:
         """Symbols that a chat without a length may have."""

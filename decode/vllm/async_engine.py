@@ -208,7 +208,7 @@ class AsyncEngine:
                 if not state.steps:
                     state.budget = replace(state.budget, debt=record.header.debt)
                     self.metrics.joined([job])
-                for step in record.drawn[len(state.steps) : num_drawn]:
+                for step in record.steps[len(state.steps) : min(num_drawn, record.num_drawn)]:
                     state.append(step, is_end=step.token_id in ends)
                     if state.is_finished:
                         break
@@ -293,8 +293,8 @@ def open_engine(
     from vllm import AsyncEngineArgs, AsyncLLMEngine
 
     register()
-    known = {each.name for each in fields(AsyncEngineArgs)}
-    if unknown := sorted(arguments.keys() - known):
+    names = {argument.name for argument in fields(AsyncEngineArgs)}
+    if unknown := sorted(arguments.keys() - names):
         raise ValueError(f"vLLM has no engine argument {unknown[0]!r}")
     made = engine_arguments(settings, dict(arguments)) | {"worker_extension_cls": WORKER}
     config = AsyncEngineArgs(**made).create_engine_config()

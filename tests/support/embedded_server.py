@@ -12,7 +12,7 @@ from threading import Event, Thread
 
 import httpx
 import pytest
-from stand_in_llm import stand_in_engine
+from replaced_llm import replaced_engine
 from waiting import HANG_S, until
 
 from anchored import AnchoredError, Decoder, ModelPair
@@ -30,8 +30,8 @@ def batch_engine(decoder: Decoder, journal: Path, **sizes: int) -> Engine:
     return BatchThread(decoder, JournalWriter(journal), **sizes)
 
 
-ENGINES = {"decoder": batch_engine, "vllm": stand_in_engine}
-"""What opens each engine of `anchored serve`; that of vLLM draws by a stand-in here."""
+ENGINES = {"decoder": batch_engine, "vllm": replaced_engine}
+"""What opens each engine of `anchored serve`; vLLM is replaced here by a Decoder."""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from threading import Semaphore
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm")
 
 import httpx
 from server_accounts import ALICE, account, ask, policy_file

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm")
 
 from drawn_law import follows
 from vllm import LLM, SamplingParams
@@ -167,40 +167,30 @@ def test_a_request_that_comes_back_with_a_token_of_others_draws_nothing(fast):
     state.remove_request("other")
 
 
-@pytest.mark.parametrize("release", ["0.30.2", "0.33.0"])
-def test_other_releases_are_refused_by_name(monkeypatch, release):
-    monkeypatch.setattr(engine, "version", lambda name: release)
-    with pytest.raises(ImportError, match=rf"vLLM {release} is not supported"):
-        engine.check_version()
-
-
-def test_an_engine_without_triton_is_refused_in_one_line(folders, monkeypatch):
-    """vLLM's CPU build outside of these tests: its own message is twenty lines of pydantic."""
+def test_other_releases_and_an_engine_without_triton_are_refused_in_one_line(folders, monkeypatch):
+    """vLLM's CPU build outside of these tests: its message is twenty lines of pydantic."""
     monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", False)
     with pytest.raises(ImportError, match=r"finds no Triton .* Model Runner V2 requires") as error:
         anchored.vllm.open_pair(*folders)
     assert "\n" not in str(error.value)
+    for release in ("0.30.2", "0.33.0"):
+        monkeypatch.setattr(engine, "version", lambda name, release=release: release)
+        with pytest.raises(ImportError, match=rf"vLLM {release} is not supported"):
+            engine.check_version()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_engine_arguments_that_cannot_go_with_a_pair_are_refused(settings, monkeypatch):
+    for options in (
         {"enable_lora": True},
         {"pipeline_parallel_size": 2},
         {"max_model_len": 257},
         {"speculative_config": {"rejection_sample_method": "synthetic"}},
         {"compilation_config": {"cudagraph_mode": "FULL"}},
         {"compilation_config": CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)},
-    ],
-    ids=str,
-)
-def test_engine_arguments_that_cannot_go_with_a_pair_are_refused(settings, options):
-    with pytest.raises(ValueError, match=r"cannot go with a pair|must be"):
-        engine.engine_arguments(settings, options)
-
-
-def test_graphs_that_replay_decodes_alone_can_go_with_a_pair(settings, monkeypatch):
-    for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "NONE"):
+    ):
+        with pytest.raises(ValueError, match=r"cannot go with a pair|must be"):
+            engine.engine_arguments(settings, options)
+    for mode in ("FULL_AND_PIECEWISE", "NONE"):  # graphs of decodes alone
         engine.engine_arguments(settings, {"compilation_config": {"cudagraph_mode": mode}})
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     with pytest.raises(ValueError, match="VLLM_BATCH_INVARIANT=1 cannot go with a pair"):

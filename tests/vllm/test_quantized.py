@@ -1,4 +1,4 @@
-"""One of a pair may be quantized: each model is read as its own folder says."""
+"""One of a pair may be quantized: each model is read as its folder says."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm")
 
 import torch
 from compressed_tensors.compressors import pack_to_int32

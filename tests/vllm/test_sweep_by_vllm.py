@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm")
 
 import anchored
 from anchored.eval.experiments.generations import draw_by_vllm, generate_all, read_generations

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm")
 
 import torch
 from tiny_models import FAMILIES, TEXT

@@ -53,9 +53,8 @@ STORE: Final = sa.Table(
     sa.Column("clock_s", sa.BigInteger, nullable=False),  # the store's clock, see `Store.now`
     sa.Column("seen_s", sa.BigInteger, nullable=False),  # the system's clock when that went on last
     sa.Column("policy", sa.Text, nullable=False),  # that was applied last, as JSON
-    sa.Column("policy_number", sa.BigInteger, nullable=False),  # of times that it was applied
 )
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 def database(where: str, root: Path) -> sa.Engine:
@@ -75,7 +74,7 @@ def database(where: str, root: Path) -> sa.Engine:
         if version is None:
             now_s = int(time.time())
             row = {"version": VERSION, "clock_s": now_s, "seen_s": now_s}
-            connection.execute(sa.insert(STORE).values(**row, policy="", policy_number=0))
+            connection.execute(sa.insert(STORE).values(**row, policy=""))
         elif version != VERSION:
             raise ValueError(f"the accounts in {where} are of version {version}, not of {VERSION}")
     return engine

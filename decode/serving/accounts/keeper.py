@@ -71,7 +71,7 @@ class Keeper:
             except Refused:
                 continue  # its reason is in the log
             if applied != self._applied:
-                self._applied, self.policy = applied, Policy.of_json(applied[1])
+                self._applied, self.policy = applied, Policy.of_json(applied)
                 self.keys = self.policy.keys
                 logger.warning("the accounts were changed: %d clients", len(self.policy.clients))
 

@@ -141,16 +141,13 @@ class Store:
                 else:  # what would never have ended ends a period from now
                     endless = update(ACCOUNTS).where(of_account, ACCOUNTS.c.ends_s.is_(None))
                     connection.execute(endless.values(ends_s=ends_s))
-            number = STORE.c.policy_number + 1
-            connection.execute(update(STORE).values(policy=policy, policy_number=number))
+            connection.execute(update(STORE).values(policy=policy))
 
-    def policy(self) -> tuple[int, str]:
-        """How often accounts were applied, and the policy of the last time; the store's clock goes
-        on."""
+    def policy(self) -> str:
+        """The policy that was applied last; the store's clock goes on."""
         with self._engine.begin() as connection:
             _clock(connection)
-            row = connection.execute(select(STORE.c.policy_number, STORE.c.policy)).one()
-            return row[0], row[1]
+            return str(connection.execute(select(STORE.c.policy)).scalar_one())
 
     def set_extra(self, account: str, nats: float) -> None:
         """Let an account have so many nats besides its allowance; KeyError for one that is none."""

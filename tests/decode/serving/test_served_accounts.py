@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import sqlite3
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -28,7 +27,6 @@ from sqlalchemy.exc import OperationalError
 from waiting import HANG_S, until
 
 from anchored import Anchored, Decoder, Pathwise, RiskyOnly, verify
-from anchored.decode.serving.accounts import database as database_file
 from anchored.decode.serving.accounts import keeper as keeper_file
 from anchored.decode.serving.accounts.keeper import kept
 from anchored.decode.serving.accounts.policy import Group, Policy
@@ -235,34 +233,32 @@ def test_while_the_store_does_not_answer_nothing_is_drawn_and_what_ended_is_sett
 def test_a_store_that_is_locked_for_long_lets_no_request_wait_for_all_before_it(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(database_file, "BUSY_S", 1)
     monkeypatch.setattr(keeper_file, "BUSY_S", 0.2)
     (tmp_path / "journal").mkdir()
-    reserve, begun = Store.reserve, []
+    reserve, may_go_on, begun = Store.reserve, threading.Event(), []
 
-    def counted(*args, **options):
+    def locked(*args, **options):
         begun.append(args)
+        may_go_on.wait()
         return reserve(*args, **options)
 
-    monkeypatch.setattr(Store, "reserve", counted)
+    monkeypatch.setattr(Store, "reserve", locked)
 
     async def reserve_all(keeper) -> list:
-        calls = [keeper.reserve("alice", None, {f"x-{place}": 1.0}, KL) for place in range(8)]
-        return await asyncio.gather(*calls, return_exceptions=True)
+        calls = [keeper.reserve("alice", None, {f"x-{n}": 1.0}, KL) for n in range(3)]
+        reserved = asyncio.gather(*calls, return_exceptions=True)
+        while len(asyncio.all_tasks()) > 2:  # others wait for none that waits itself
+            await asyncio.sleep(0.01)
+        may_go_on.set()
+        return await reserved
 
-    with (
-        kept(ONE, tmp_path, tmp_path / "journal", is_synced=False) as keeper,
-        closing(sqlite3.connect(tmp_path / "accounts.db", isolation_level=None)) as other,
-    ):
-        other.execute("BEGIN IMMEDIATE")
-        refusals = asyncio.run(reserve_all(keeper))
-        assert 0 < len(begun) < len(refusals)  # others wait for none that waits itself
-        kinds = {(refused.status, refused.more["type"]) for refused in refusals}
-        assert kinds == {(503, "accounts_unavailable")}
-        other.execute("ROLLBACK")
-        keeper.close()
+    with kept(ONE, tmp_path, tmp_path / "journal", is_synced=False) as keeper:
+        first, *refusals = asyncio.run(reserve_all(keeper))
+    assert first is None and len(begun) == 1
+    kinds = {(refused.status, refused.more["type"]) for refused in refusals}
+    assert kinds == {(503, "accounts_unavailable")}
     with opened("accounts.db", tmp_path) as store:
-        assert nats(store, "client/alice") == (0.0, 0.0, 1000.0)
+        assert nats(store, "client/alice") == (0.0, 1.0, 999.0)
 
 
 def test_a_key_that_is_taken_away_ends_without_a_restart(pair, tmp_path, monkeypatch):

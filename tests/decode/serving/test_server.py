@@ -12,7 +12,7 @@ import pytest
 from byte_pairs import tiny_byte_pair
 from embedded_server import embedded, held, posted, streamed
 from prometheus_client.parser import text_string_to_metric_families
-from stand_in_llm import stand_in_engine
+from replaced_llm import replaced_engine
 from tiny_models import never_end, tiny_llama, train_tokenizer
 from waiting import HANG_S, until
 
@@ -203,7 +203,7 @@ def test_a_model_that_breaks_ends_the_server_with_its_reason(serving, monkeypatc
 
 def test_an_engine_whose_journal_is_elsewhere_ends_the_server_before_it_answers(pair, tmp_path):
     sizes = {"max_length": None, "max_waiting": 1}
-    engine = stand_in_engine(Decoder(pair, Pathwise()), tmp_path / "there", **sizes)
+    engine = replaced_engine(Decoder(pair, Pathwise()), tmp_path / "there", **sizes)
     engine._reader = JournalReader(tmp_path / "here")
     with pytest.raises(AnchoredError, match="need one file system"):
         asyncio.run(engine.start(lambda: None))

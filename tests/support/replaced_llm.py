@@ -1,4 +1,4 @@
-"""A stand-in for vLLM's engine, where vLLM is not installed: it draws by a `Decoder`."""
+"""A replacement of vLLM's engine, where vLLM is not installed: it draws by a `Decoder`."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from anchored.decode.vllm.async_engine import AsyncEngine
 
 
 @dataclass
-class StandIn:
+class ReplacedLLM:
     """The methods of an AsyncLLM that the server calls; one thread draws, as one process does."""
 
     decoder: Decoder
@@ -102,7 +102,7 @@ def _ranked(places: list[TokenLogProbs]) -> list[dict[int, Any]]:
     return ranked
 
 
-def stand_in_engine(
+def replaced_engine(
     decoder: Decoder, journal: Path, *, max_length: int | None, max_waiting: int
 ) -> AsyncEngine:
     if max_length is not None:
@@ -110,7 +110,7 @@ def stand_in_engine(
     return AsyncEngine(
         decoder,
         journal,
-        lambda: StandIn(decoder, JournalWriter(journal)),
+        lambda: ReplacedLLM(decoder, JournalWriter(journal)),
         lambda job: job,
         Metrics(),
         max_waiting=max_waiting,
