@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -276,9 +276,11 @@ def error_body(status: int, message: str, **more: Any) -> dict[str, Any]:
 
 def refusal_of(
     status: int, message: str, headers: Mapping[str, str] | None = None, **more: Any
-) -> JSONResponse:
-    """The answer that is an error. more: fields of it."""
-    return JSONResponse(error_body(status, message, **more), status, headers)
+) -> Response:
+    """The answer that is an error, in ASCII, as a message may quote half a character. more: fields
+    of the error."""
+    content = json.dumps(error_body(status, message, **more))
+    return Response(content, status, headers, media_type="application/json")
 
 
 def sent_event(chunk: dict[str, Any]) -> bytes:

