@@ -96,12 +96,18 @@ def _program_hazards(accesses):
             yield "written and read without a barrier"
 
 
+class Stuck(Exception):
+    """A program waits for others that come to no barrier any more."""
+
+
 class Turns:
     """Which of the programs' threads runs: one at a time, in an order that a seed decides."""
 
     def __init__(self, programs):
         self._left, self._rng = list(programs), random.Random(len(programs))
         self._changed, self._current = threading.Condition(), programs[0]
+        self.num_waits = 0
+        """Waits at barriers since a program came to one: too many will never end."""
 
     def wait(self, program):
         with self._changed:
@@ -143,8 +149,12 @@ def concurrent(monkeypatch):
         result = atomic(self, operation, pointer, value, mask, *rest)
         is_arrival = int(np.asarray(value.data).ravel()[0]) == 1
         recorder.pass_barrier(is_arrival=is_arrival)
+        turns = recorder.turns
+        turns.num_waits = 0 if is_arrival else turns.num_waits + 1
+        if turns.num_waits > 10_000:
+            raise Stuck
         if not is_arrival:
-            recorder.turns.pass_on(recorder.thread.program)
+            turns.pass_on(recorder.thread.program)
         return result
 
     with monkeypatch.context() as patch:

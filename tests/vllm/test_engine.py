@@ -12,13 +12,14 @@ from drawn_law import follows
 from vllm import LLM, SamplingParams
 from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.exceptions import VLLMValidationError
+from waiting import until
 
 import anchored
 from anchored import Decoder, Pathwise
 from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.journal_reader import JournalError, JournalReader
 from anchored.decode.serving.server_options import JournalOptions
-from anchored.decode.vllm import engine, offline
+from anchored.decode.vllm import engine, offline, pair_state
 
 from .conftest import ENGINE, opened, state_of
 
@@ -27,8 +28,13 @@ PROMPTS = [PROMPT, "salt", "salt"]
 
 
 @pytest.fixture(scope="module")
-def fast(folders, tmp_path_factory):
-    with opened(folders, rule=Pathwise(), ledgers=tmp_path_factory.mktemp("journal")) as decoder:
+def journal(tmp_path_factory):
+    return tmp_path_factory.mktemp("journal")
+
+
+@pytest.fixture(scope="module")
+def fast(folders, journal):
+    with opened(folders, rule=Pathwise(), ledgers=journal) as decoder:
         yield decoder
 
 
@@ -87,13 +93,17 @@ def test_what_fails_and_what_is_refused_is_as_the_decoder_says(fast, pair):
         fast.llm.generate([PROMPT], SamplingParams(), use_tqdm=False)
 
 
-def test_texts_come_as_they_end_and_the_rest_is_aborted(fast):
+def test_texts_come_as_they_end_and_the_rest_is_aborted_and_ends_once_it_is_forgotten(
+    fast, journal, monkeypatch
+):
+    monkeypatch.setattr(pair_state, "NUM_PARKED", 0)
     texts = fast.generate_each(["salt", "the keeper"], max_new_tokens=[2, 200], seed=3)
     index, first = next(texts)
     assert (index, len(first.token_ids)) == (0, 2)
     texts.close()
     assert not fast.llm.llm_engine.has_unfinished_requests()
     assert len(fast.generate(["salt"] * 64, max_new_tokens=1, seed=1)) == 64
+    until(lambda: all(record.has_ended for record in JournalReader(journal).ended_records()))
 
 
 def test_a_row_of_nan_ends_its_request_alone_uncertified(fast, pair, monkeypatch):
