@@ -6,23 +6,25 @@ from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from ...durable_files import json_value
 from ..engine.log_probs import TokenLogProbs
+from ..engine.request import Request
 from ..generation import MOST_NATS
-from ..ledger import Ledger, LedgerHeader
+from ..ledger import Ledger
 from ..levels.level import Level
 from ..tokenizer.tokenizer_file import read_tokenizer
-from .asked import FIELD
+from .anchored_options import FIELD
+from .body import Body
 from .engine import Update
 
 FINISHED: Final = {"stop_token": "stop", "stop_string": "stop", "length": "length"}
 """OpenAI's words for how a text ended; others stay as they are."""
 
 
-UNFINISHED: Final = {"finish_reason": None}
+UTF8: Final = getincrementaldecoder("utf-8")
+
 EXPOSED: Final = (
     "log-probabilities of p* tell of tokens that were not drawn and of which no nats are counted: "
     "no bound covers this answer"
@@ -55,22 +57,19 @@ class TextSoFar:
     """One text of an answer, as its updates report it."""
 
     place: int
-    """Among the texts of the answer."""
+    """Index among the texts of the answer."""
     prompt_token_ids: list[int]
+    request_id: str = ""
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[TokenLogProbs] = field(default_factory=list)
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list)
-    told: IncrementalDecoder = field(
-        default_factory=partial(getincrementaldecoder("utf-8"), "replace")
-    )
+    told: IncrementalDecoder = field(default_factory=lambda: UTF8("replace"))
     """Decodes the bytes of the tokens whose log-probabilities were told."""
     num_told: int = 0
     """Characters of these tokens."""
     ledger: Ledger | None = None
     error: str = ""
-    journal_id: str = ""
-    """Its name in the journal, once it has ended."""
 
     @property
     def text(self) -> str:
@@ -85,9 +84,8 @@ class LogProbTexts:
         self._token_bytes: Mapping[int, bytes] = {}
         if level.name == "token":
             with suppress(ValueError):  # of other tokenizers the texts of tokens have to do
-                self._token_bytes = read_tokenizer(
-                    level.pair.tokenizer.backend_tokenizer
-                ).token_bytes
+                file = read_tokenizer(level.pair.tokenizer.backend_tokenizer)
+                self._token_bytes = file.token_bytes
 
     def of_completion(
         self, places: Sequence[TokenLogProbs], text: TextSoFar, *, first: int | None = None
@@ -162,43 +160,44 @@ def _finite(log_prob: float) -> float:
     return log_prob if math.isfinite(log_prob) else IMPOSSIBLE
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The fields that all parts of one answer share."""
 
     form: Form
     answer_id: str
     model: str
-    num_samples: int = 1
-    """Texts of each prompt."""
-    returns_token_ids: bool = False
-    includes_usage: bool = False
-    counts_on: bool = False
-    """Each chunk counts the tokens that have come."""
+    body: Body
     texts: LogProbTexts
     """Of the pair's symbols."""
-    has_log_probs: bool = False
-    exposes: bool = False
-    """They are those of p*, which no bound covers."""
-    echoes: bool = False
-    """Texts begin with their prompts."""
+    first: Request
+    """The first of its texts: all have log-probabilities, or none, and of one model."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def has_log_probs(self) -> bool:
+        return self.first.num_top is not None
+
+    @property
+    def exposes(self) -> bool:
+        """Whether log-probabilities are those of p*, which no bound covers."""
+        return self.has_log_probs and self.first.exposes
 
     @property
     def shows_tokens(self) -> bool:
         """A client hears of tokens whose text is not certain yet."""
-        return self.returns_token_ids or self.has_log_probs
+        return self.body.return_token_ids or self.has_log_probs
 
     def whole(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
         """The answer of texts that have ended."""
         choices = [self._choice(text) for text in texts]
-        answer = {**self._head(self.form.whole), "choices": choices, "usage": self.usage(texts)}
-        return figures_at_the_top(answer, choices)
+        return {**self._with(self.form.whole, choices), "usage": self.usage(texts)}
 
     def begun(self, place: int) -> dict[str, Any]:
         """The first chunk of a chat: who speaks."""
         delta = {"role": "assistant", "content": ""}
-        return self._chunk([{"index": place, "delta": delta, "logprobs": None, **UNFINISHED}])
+        choice = {"index": place, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._chunk([choice])
 
     def piece(self, text: TextSoFar, update: Update) -> dict[str, Any]:
         """A chunk of a text that goes on."""
@@ -206,25 +205,35 @@ class Answer:
 
     def last(self, text: TextSoFar, update: Update) -> dict[str, Any]:
         """The chunk that ends a text, with what it cost."""
-        choice = self._news(text, update) | self._end(text)
-        return figures_at_the_top(self._chunk([choice]), [choice])
+        return self._chunk([self._news(text, update) | self._end(text)])
 
     def counted(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
-        """The chunk without a choice that counts tokens, where a client asks for it."""
+        """The chunk without a choice that counts tokens; {} unless the client asks for it."""
+        if not self.body.stream_options.get("include_usage"):
+            return {}
         return {**self._chunk([]), "usage": self.usage(texts)}
+
+    def usage_so_far(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
+        """The field of each chunk that counts tokens; {} unless the client asks for it."""
+        if not self.body.stream_options.get("continuous_usage_stats"):
+            return {}
+        return {"usage": self.usage(texts)}
 
     def usage(self, texts: Sequence[TextSoFar]) -> dict[str, int]:
         """Symbols that were read and drawn so far, tokens or bytes; a prompt was read once."""
-        read = sum(len(text.prompt_token_ids) for text in texts[:: self.num_samples])
+        read = sum(len(text.prompt_token_ids) for text in texts[:: self.body.n])
         drawn = sum(len(text.token_ids) for text in texts)
         return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        head = {"id": self.answer_id, "object": kind, "created": self.created}
-        return {**head, "model": self.model}
+    def _with(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The answer, or a chunk of it, with the figures of its choice where it has but one."""
+        head = {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
+        is_one = len(choices) == 1 and FIELD in choices[0]
+        figures = {FIELD: choices[0][FIELD]} if is_one else {}
+        return {**head, "choices": choices, **figures}
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return {**self._head(self.form.chunk), "choices": choices}
+        return self._with(self.form.chunk, choices)
 
     def _news(self, text: TextSoFar, update: Update) -> dict[str, Any]:
         """The part of a choice that an update, the text's last one so far, has brought."""
@@ -243,12 +252,12 @@ class Answer:
             content = {"message": message}
         part = self._part(text, content, text.token_ids, text.log_probs, True)
         choice = {**part, **self._end(text)}
-        if self.returns_token_ids:
+        if self.body.return_token_ids:
             choice["prompt_token_ids"] = text.prompt_token_ids
         return choice
 
     def _echoed(self, text: TextSoFar) -> str:
-        return self.texts.prompt(text.prompt_token_ids) if self.echoes else ""
+        return self.texts.prompt(text.prompt_token_ids) if self.body.echo else ""
 
     def _part(
         self,
@@ -263,61 +272,38 @@ class Answer:
         if self.has_log_probs and self.form.is_chat:
             part["logprobs"] = self.texts.of_chat(log_probs)
         elif self.has_log_probs:
-            first = text.prompt_token_ids[0] if is_first and self.echoes else None
+            first = text.prompt_token_ids[0] if is_first and self.body.echo else None
             places = log_probs if first is None else [*text.prompt_log_probs, *log_probs]
             part["logprobs"] = self.texts.of_completion(places, text, first=first)
-        return {**part, "token_ids": list(token_ids)} if self.returns_token_ids else part
+        return {**part, "token_ids": list(token_ids)} if self.body.return_token_ids else part
 
     def _end(self, text: TextSoFar) -> dict[str, Any]:
         ledger = text.ledger
         assert ledger is not None, "the text has not ended"
-        figures = answer_figures(
-            text.journal_id,
-            ledger.header,
-            spent=ledger.spent,
-            certified=ledger.certified and not self.exposes,
-            error=text.error,
-        )
+        reason = FINISHED.get(ledger.finish_reason, ledger.finish_reason)
+        return {"finish_reason": reason, FIELD: json_value(self._figures(text, ledger))}
+
+    def _figures(self, text: TextSoFar, ledger: Ledger) -> dict[str, Any]:
+        """The cost of a text that has ended; nats.
+
+        Where drawn tokens are charged, "times_as_likely" is e**spent: how many times as likely the
+        text was as from the safe model, at most.
+        """
+        header, names = ledger.header, ("rule", "horizon", "k", "K", "debt")
+        figures: dict[str, Any] = {
+            "id": text.request_id,
+            **{name: getattr(header, name) for name in names},
+            "spent": ledger.spent,
+            "bound": header.bound,
+            "certified": ledger.certified and not self.exposes,
+        }
+        for name in ("bank", "charge"):
+            if (value := getattr(header, name)) is not None:
+                figures[name] = value
+        if header.charge == "drawn" and figures["certified"]:
+            figures["times_as_likely"] = math.exp(min(ledger.spent, MOST_NATS))
+        if text.error:
+            figures["error"] = text.error
         if self.exposes:
             figures["uncertified"] = EXPOSED
-        reason = FINISHED.get(ledger.finish_reason, ledger.finish_reason)
-        return {"finish_reason": reason, FIELD: figures}
-
-
-def answer_figures(
-    request_id: str, header: LedgerHeader, *, spent: float, certified: bool, error: str
-) -> dict[str, Any]:
-    """Plain values; nats. spent: by the tokens of the answer. error: "" of a text without one.
-
-    Where drawn tokens are charged, "times_as_likely" is e**spent: how many times as likely the text
-    was as from the safe model, at most.
-    """
-    figures: dict[str, Any] = {
-        "id": request_id,
-        "rule": header.rule,
-        "horizon": header.horizon,
-        "k": header.k,
-        "K": header.K,
-        "debt": header.debt,
-        "spent": spent,
-        "bound": header.bound,
-        "certified": certified,
-    }
-    if header.bank is not None:
-        figures["bank"] = header.bank
-    if header.charge is not None:
-        figures["charge"] = header.charge
-    if header.charge == "drawn" and certified:  # of the safe model's
-        figures["times_as_likely"] = math.exp(min(spent, MOST_NATS))
-    if error:
-        figures["error"] = error
-    plain: dict[str, Any] = json_value(figures)
-    return plain
-
-
-def figures_at_the_top(answer: dict[str, Any], choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The answer, or a chunk of it, with the figures of its choice where it has but one."""
-    figures = [choice[FIELD] for choice in choices if FIELD in choice]
-    if len(figures) == len(choices) == 1:
-        answer[FIELD] = figures[0]
-    return answer
+        return figures

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -12,9 +13,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .answers import CHATS, COMPLETIONS
-from .endpoint import Endpoint, Served
+from .endpoint import Endpoint, Served, refused_of
 from .engine import Refused
-from .http import CLIENT, ERROR_TYPES, BodyTooLarge, body_of, error_body
+from .http import CLIENT, ERROR_TYPES, body_of, refusal_of
 
 
 class PairApp:
@@ -26,8 +27,8 @@ class PairApp:
         routes = [
             Route("/v1/completions", Endpoint(COMPLETIONS, served), methods=["POST"]),
             Route("/v1/chat/completions", Endpoint(CHATS, served), methods=["POST"]),
-            Route("/tokenize", self._tokenize, methods=["POST"]),
-            Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/tokenize", partial(self._converted, served.reader.symbols), methods=["POST"]),
+            Route("/detokenize", partial(self._converted, served.reader.text), methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._one_model),
             Route("/v1/anchored/account", self._account),
@@ -38,27 +39,17 @@ class PairApp:
         self.routes = Starlette(routes=routes, exception_handlers={HTTPException: _error})
         self.routes.router.redirect_slashes = False
 
-    async def _tokenize(self, request: HttpRequest) -> Response:
-        return await self._converted(request, self._served.reader.symbols)
-
-    async def _detokenize(self, request: HttpRequest) -> Response:
-        return await self._converted(request, self._served.reader.text)
-
     async def _converted(
-        self, request: HttpRequest, convert: Callable[[bytes], dict[str, Any]]
+        self, convert: Callable[[bytes], dict[str, Any]], request: HttpRequest
     ) -> Response:
         """What becomes of a body in the readers' thread."""
         served, loop = self._served, asyncio.get_running_loop()
         try:
-            content = await body_of(request.scope, request.receive, served.max_body)
+            content = await body_of(request, served.max_body)
             async with served.reading:
                 return JSONResponse(await loop.run_in_executor(served.readers, convert, content))
-        except BodyTooLarge as error:
-            raise HTTPException(413, str(error)) from None
-        except TimeoutError as error:
-            raise HTTPException(408, str(error)) from None
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
+        except (ValueError, TimeoutError) as error:
+            return _answered(refused_of(error)[1])
 
     async def _models(self, _: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
@@ -71,8 +62,8 @@ class PairApp:
     def _described(self) -> dict[str, Any]:
         """The pair as OpenAI's clients list a model, with what decides a text and its bound."""
         decoder, limits = self._served.engine.decoder, self._served.reader.limits
-        most = {name: getattr(limits, name) for name in ("max_k", "max_total", "max_bank")}
         rule = {"name": decoder.rule.name, **decoder.rule.settings()}
+        most = {name: getattr(limits, name) for name in ("max_k", "max_total", "max_bank")}
         pair = {
             "level": decoder.level.name,
             "rule": {name: value for name, value in rule.items() if value is not None},
@@ -119,11 +110,10 @@ class PairApp:
 
 
 def _answered(refused: Refused) -> Response:
-    body = error_body(refused.status, refused.reason, **refused.more)
-    return JSONResponse(body, refused.status)
+    return refusal_of(refused.status, refused.reason, **refused.more)
 
 
 async def _error(_: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = error.status_code if error.status_code in ERROR_TYPES else 400
-    return JSONResponse(error_body(status, error.detail), status, headers=error.headers)
+    return refusal_of(status, error.detail, error.headers)

@@ -26,8 +26,8 @@ from ..rules.rule import takes_passage
 from ..settings import UNWARPED, SamplingConfig
 from ..texts import prompt_requests, request_list
 from .engine import BROKEN, SHUT_DOWN, Job, Refused, Update
+from .gauges import Metrics
 from .journal import UNWRITTEN, JournalWriter, Recording
-from .metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +41,9 @@ BUSY_S: Final = 10.0
 """A step that ended within so many seconds shows the same, while all rows are taken."""
 
 
-LONGEST: Final = 32_768
-"""Symbols of a text of models whose config names no context, unless a number is named."""
-
-BYTES: Final = 1 << 20
-"""Bytes of a prompt and its text at byte level, unless a number is named: tokens decide there."""
+LONGEST: Final = {"token": 32_768, "byte": 1 << 20}
+"""Symbols of a prompt and its text, unless a number is named, of models whose config names no
+context, and of bytes, of which tokens decide."""
 
 
 class BatchThread:
@@ -53,7 +51,7 @@ class BatchThread:
 
     A row is free at the step after its client has left. Where texts cannot join a batch midway,
     those that wait begin together once all others have ended. If a step raises, every job is
-    refused and nothing is decoded any more: the models' memories may be anything then.
+    refused and nothing is decoded any more, because the KV caches may be inconsistent.
     """
 
     def __init__(
@@ -109,16 +107,13 @@ class BatchThread:
             job = Job(request=request, request_id="probe", updates=updates, is_recorded=False)
             self.submit([job])
             try:
-                async with asyncio.timeout(PROBE_S):
-                    _, update = await updates.get()
+                _, update = await asyncio.wait_for(updates.get(), PROBE_S)
             except TimeoutError:
                 raise Refused(503, f"no row was drawn within {PROBE_S:g} s") from None
             finally:
                 self.cancel([job])
-        if update.refused is not None:
-            raise update.refused
-        if update.error:
-            raise Refused(503, update.error)
+        if update.refused is not None or update.error:
+            raise update.refused or Refused(503, update.error)
 
     async def falls_back(self) -> bool:
         return falls_back()
@@ -220,10 +215,10 @@ class BatchThread:
 
     def _joining(self) -> list[Job]:
         """The jobs that begin now, no longer in the queue."""
-        num_rows = self.decoder.batch_size
-        if self._batch is None or not (self._joins or self._running):
+        if not (self._joins or self._running):
             self._batch = None
-            num_free = num_rows
+        if self._batch is None:
+            num_free = self.decoder.batch_size
         else:
             num_free = len(self._batch.free_rows) if self._joins else 0
         with self._changed:
@@ -234,9 +229,9 @@ class BatchThread:
 
     def _admit(self, joining: list[Job]) -> list[tuple[Job, Update]]:
         if self._batch is None:
-            num_rows = self.decoder.batch_size if self._joins else len(joining)
-            longest = max(job.request.max_length for job in joining)
-            length = self.max_length if self._joins else longest
+            num_rows, length = self.decoder.batch_size, self.max_length
+            if not self._joins:
+                num_rows, length = len(joining), max(job.request.max_length for job in joining)
             self._batch = self.decoder.open_batch(num_rows, length, SamplingConfig())
         states = self._batch.admit([job.request for job in joining])
         for job, state in zip(joining, states, strict=True):
@@ -305,7 +300,7 @@ def _deliver(updates: list[tuple[Job, Update]]) -> None:
 def _max_length(level: Level, most: int | None) -> int:
     context = level.context_length
     if most is None:
-        return BYTES if level.name == "byte" else context or LONGEST
+        return (level.name == "token" and context) or LONGEST[level.name]
     if context is not None and most > context:
         raise ValueError(f"--max-length must be <= {context}, the models' context, got {most}")
     return most
@@ -319,6 +314,6 @@ def scored_prompt(decoder: Decoder, request: Request) -> list[TokenLogProbs]:
     rule = request.rule or decoder.open_rule
     if not request.exposes:
         rule = opened(SafeOnly(), decoder.level)
-    given = replace(request, prompt_token_ids=first, max_new_tokens=len(rest))
-    (score,) = score_batch(decoder.level, rule, UNWARPED, [given], [rest])
+    begun = replace(request, prompt_token_ids=first, max_new_tokens=len(rest))
+    (score,) = score_batch(decoder.level, rule, UNWARPED, [begun], [rest])
     return score.log_probs

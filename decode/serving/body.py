@@ -8,7 +8,7 @@ from typing import Any, Final
 from ...fields import from_record
 from ...inputs import RepeatedName, with_each_once
 from ..settings import SAMPLING_NAMES, UNWARPED, SamplingConfig
-from .asked import EXTRA_FIELD, FIELD
+from .anchored_options import EXTRA_FIELD, FIELD, AnchoredOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ class Body:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     sampling: SamplingConfig = UNWARPED
+    anchored: AnchoredOptions = field(default_factory=AnchoredOptions)
 
     def __post_init__(self) -> None:
         for name, value in self.stream_options.items():
@@ -147,7 +148,8 @@ class Body:
         if warped.get("top_k") == -1:  # says as much as 0, in vLLM too
             warped["top_k"] = 0
         sampling = from_record(SamplingConfig, {**UNWARPED.as_dict(), **warped})
-        return replace(from_record(cls, kept), sampling=sampling)
+        body: Body = from_record(cls, kept)
+        return replace(body, sampling=sampling, anchored=AnchoredOptions.of(values))
 
     @property
     def most_tokens(self) -> int | None:
@@ -175,19 +177,9 @@ class Body:
             raise ValueError(f"at most {MOST_TOP} likeliest tokens are told, got {num_top}")
         return num_top
 
-    @property
-    def includes_usage(self) -> bool:
-        """Whether the end of a stream counts tokens."""
-        return bool(self.stream_options.get("include_usage"))
-
-    @property
-    def counts_on(self) -> bool:
-        """Whether each part of a stream counts those that have come."""
-        return bool(self.stream_options.get("continuous_usage_stats"))
-
 
 HONORED: Final = frozenset(
-    {*(each.name for each in fields(Body)), *SAMPLING_NAMES, FIELD, EXTRA_FIELD} - {"sampling"}
+    {*(each.name for each in fields(Body)), *SAMPLING_NAMES, EXTRA_FIELD} - {"sampling"}
 )
 """Fields that decide a text or its answer."""
 
@@ -241,12 +233,6 @@ def _is_one_prompt(prompt: Any) -> bool:
     return not isinstance(prompt, list) or all(type(token_id) is int for token_id in prompt)
 
 
-def unhonored(name: str, value: Any) -> str:
-    """The message of a field that is refused."""
-    reason = REFUSED[name].reason if name in REFUSED else "leave it out"
-    return f"anchored: {name}={value!r} cannot be honored within the bound: {reason}"
-
-
 def refuse_unhonored(body: Mapping[str, Any]) -> None:
     """Raise ValueError, in one line, for the first field of a body that is unknown here or cannot
     be honored; one that is null or empty says nothing."""
@@ -256,7 +242,9 @@ def refuse_unhonored(body: Mapping[str, Any]) -> None:
         if (refusal := REFUSED.get(name)) is None:
             raise ValueError(f"anchored: the field {name!r} is not known here: leave it out")
         if not any(_is_equal(value, one) for one in refusal.neutral):
-            raise ValueError(unhonored(name, value))
+            raise ValueError(
+                f"anchored: {name}={value!r} cannot be honored within the bound: {refusal.reason}"
+            )
 
 
 def _is_equal(value: Any, other: Any) -> bool:

@@ -5,47 +5,52 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive, Scope, Send
 
 from ..engine.request import Request
+from .anchored_options import AVAILABLE, client_id_of, most_nats
 from .answers import Answer, Form, LogProbTexts, TextSoFar
-from .asked import AVAILABLE, Asked, client_id_of, extra_arguments, most_nats
-from .body import Body, parsed
 from .engine import Engine, Job, Refused, Update
 from .http import (
     CLIENT,
     DONE,
     REQUEST_ID,
     BodyTooLarge,
-    ClientGone,
-    Message,
-    Receive,
-    Send,
     body_of,
     error_body,
-    header_of,
-    refuse,
+    refusal_of,
     sent_event,
-    with_length,
 )
 from .reading import Reader
 
 if TYPE_CHECKING:
     from .accounts.keeper import Keeper  # imports a database's toolkit
 
-RETRY: Final = [(b"retry-after", b"1")]
+Returned = TypeVar("Returned")
+
+RETRY: Final = {"retry-after": "1"}
 """Seconds after which a full queue may have room, a few steps, or an account's nats come back."""
 
-NO_RETRY: Final = [(b"x-should-retry", b"false")]
+NO_RETRY: Final = {"x-should-retry": "false"}
 """OpenAI's clients ask twice more for what is 429 or above 499, unless they are told not to."""
 
 
-REASONS: Final = {404: "model", 429: "queue", 500: "broken", 503: "shutting_down"}
+UNBUFFERED: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Headers of a stream, for proxies."""
+
+REASONS: Final = {
+    **{400: "bad_request", 404: "model", 408: "too_slow", 413: "body_too_large"},
+    **{429: "queue", 500: "broken", 503: "shutting_down"},
+}
 """Words of metrics for requests that are not taken, by status."""
 
 
@@ -73,111 +78,88 @@ class Endpoint:
     def __init__(self, form: Form, served: Served) -> None:
         self._form, self._served = form, served
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
+        request = HttpRequest(scope, receive)
+        send_refusal = partial(_send_refusal, scope, receive, send)
         try:
-            client_id = client_id_of(header_of(scope, REQUEST_ID))
-            content = await body_of(scope, receive, self._served.max_body)
-            answer, jobs, is_stream = await self._read(content, client_id, scope.get(CLIENT, ""))
+            client_id = client_id_of(request.headers.get(REQUEST_ID, ""))
+            content = await body_of(request, self._served.max_body)
+            answer, requests = await self._read(content, client := scope.get(CLIENT, ""))
+            jobs = await self._reserved(answer, requests, client_id, client)
             self._submit(jobs)
-        except ClientGone:
+        except ClientDisconnect:
             return
-        except BodyTooLarge as error:
-            await self._refuse(send, "body_too_large", Refused(413, str(error)))
-        except TimeoutError as error:
-            await self._refuse(send, "too_slow", Refused(408, str(error)))
-        except ValueError as error:
-            await self._refuse(send, "bad_request", Refused(400, str(error)))
-        except Refused as refused:
-            reason = "account" if refused.more else REASONS[refused.status]
-            await self._refuse(send, reason, refused)
+        except (ValueError, TimeoutError, Refused) as error:
+            reason, refused = refused_of(error)
         else:
-            talk = _Talk(answer, jobs, send)
-            answered = asyncio.ensure_future(talk.stream() if is_stream else talk.whole())
-            left = asyncio.ensure_future(_left(receive))
-            try:
-                await asyncio.wait({answered, left}, return_when=asyncio.FIRST_COMPLETED)
-                if answered.done():
-                    answered.result()
-            finally:
-                for task in (answered, left):
-                    task.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await task
-                self._served.engine.cancel(talk.open_jobs)
+            await self._send_answer(_Talk(answer, jobs, send, send_refusal), receive)
+            return
+        self._served.engine.metrics.refusals.labels(reason).inc()
+        await send_refusal(refused)
 
-    async def _read(
-        self, content: bytes, client_id: str, client: str
-    ) -> tuple[Answer, list[Job], bool]:
-        """The answer, its texts to be drawn, and whether it is a stream; their bounds are reserved.
+    async def _send_answer(self, talk: _Talk, receive: Receive) -> None:
+        """Answer, until the client leaves; what is not drawn by then is cancelled."""
+        tasks = [asyncio.ensure_future(call) for call in (talk.answer(), _left(receive))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            self._served.engine.cancel(talk.open_jobs)
+
+    async def _read(self, content: bytes, client: str) -> tuple[Answer, list[Request]]:
+        """The answer to a body, and the texts that it has.
 
         client: the name of who asks, where clients have accounts. Raises ValueError for what cannot
-        be decoded, Refused for another model and for nats that are used up.
+        be decoded, Refused for another model.
         """
-        served, keeper = self._served, self._served.keeper
+        served, keeper, available = self._served, self._served.keeper, 0.0
         answer_id = f"{self._form.prefix}-{uuid.uuid4().hex}"
         async with served.reading:
-            body, asked, made = await self._requests(content, answer_id, client)
+            body = await self._in_thread(served.reader.body, content)
+            if body.model not in (None, served.model):
+                raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
+            if body.anchored.K == AVAILABLE and keeper is not None:
+                available = await keeper.available(client, body.anchored.group)
+            read = served.reader.requests
+            requests = await self._in_thread(read, body, self._form, answer_id, available)
+        answer = Answer(self._form, answer_id, served.model, body, served.texts, requests[0])
+        return answer, requests
+
+    async def _reserved(
+        self, answer: Answer, requests: Sequence[Request], client_id: str, client: str
+    ) -> list[Job]:
+        """The texts to be drawn, whose bounds are reserved; Refused for nats that are used up."""
+        keeper, options = self._served.keeper, answer.body.anchored
         updates: asyncio.Queue[tuple[Job, Update]] = asyncio.Queue()
         jobs = [
             Job(
                 request=request,
-                request_id=self._form.name(answer_id, place),
+                request_id=self._form.name(answer.answer_id, place),
                 updates=updates,
-                client_id=client_id or asked.client_id,
+                client_id=client_id or options.client_id,
                 place=place,
                 settle=None if keeper is None else keeper.settle,
             )
-            for place, request in enumerate(made)
+            for place, request in enumerate(requests)
         ]
-        answer = Answer(
-            form=self._form,
-            answer_id=answer_id,
-            model=served.model,
-            num_samples=body.n,
-            returns_token_ids=body.return_token_ids,
-            includes_usage=body.includes_usage,
-            counts_on=body.counts_on,
-            texts=served.texts,
-            has_log_probs=made[0].num_top is not None,
-            exposes=made[0].num_top is not None and made[0].exposes,
-            echoes=body.echo,
-        )
         # Last of all: whatever would refuse the request has been looked at.
-        served.engine.check(jobs)
+        self._served.engine.check(jobs)
         if keeper is not None:
-            bounds = {job.request_id: _bound_of(job.request) for job in jobs}
-            rule = made[0].rule
+            bounds = {job.request_id: most_nats(job.request) for job in jobs}
+            rule = requests[0].rule
             assert rule is not None
-            await keeper.reserve(client, asked.group, bounds, rule)
-        return answer, jobs, body.stream
+            await keeper.reserve(client, options.group, bounds, rule)
+        return jobs
 
-    async def _requests(
-        self, content: bytes, answer_id: str, client: str
-    ) -> tuple[Body, Asked, list[Request]]:
-        """The wishes of a body, and its texts as requests to the pair."""
-        served, keeper = self._served, self._served.keeper
-        within = partial(asyncio.get_running_loop().run_in_executor, served.readers)
-
-        def wishes() -> tuple[Body, Asked]:
-            values = parsed(content)
-            return Body.of(values), Asked.of(extra_arguments(values))
-
-        body, asked = await within(wishes)
-        if body.model not in (None, served.model):
-            raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
-        available = 0.0
-        if asked.K == AVAILABLE and keeper is not None:
-            available = await keeper.available(client, asked.group)
-        requests = partial(
-            served.reader.requests,
-            body,
-            asked,
-            partial(self._form.name, answer_id),
-            is_chat=self._form.is_chat,
-            available=available,
-        )
-        return body, asked, await within(requests)
+    async def _in_thread(self, call: Callable[..., Returned], *args: Any) -> Returned:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._served.readers, call, *args)
 
     def _submit(self, jobs: list[Job]) -> None:
         """Queue the jobs; Refused where there is no room, with nothing reserved any more."""
@@ -188,19 +170,20 @@ class Endpoint:
                 job.end()
             raise
 
-    async def _refuse(self, send: Send, reason: str, refused: Refused) -> None:
-        self._served.engine.metrics.refusals.labels(reason).inc()
-        await _answer(send, refused)
+
+def refused_of(error: Exception) -> tuple[str, Refused]:
+    """The word of metrics for what a request raised, and its refusal."""
+    if isinstance(error, Refused):
+        return "account" if error.more else REASONS[error.status], error
+    kinds = {BodyTooLarge: 413, TimeoutError: 408, ValueError: 400}
+    status = next(status for kind, status in kinds.items() if isinstance(error, kind))
+    return REASONS[status], Refused(status, str(error))
 
 
-async def _answer(send: Send, refused: Refused) -> None:
+async def _send_refusal(scope: Scope, receive: Receive, send: Send, refused: Refused) -> None:
     headers = RETRY if refused.may_pass else NO_RETRY
-    await refuse(send, refused.status, refused.reason, headers, **refused.more)
-
-
-def _bound_of(request: Request) -> float:
-    assert request.rule is not None
-    return most_nats(request.rule, request.max_new_tokens, request.least_debt)
+    response = refusal_of(refused.status, refused.reason, headers, **refused.more)
+    await response(scope, receive, send)
 
 
 async def _left(receive: Receive) -> None:
@@ -217,35 +200,41 @@ class _Talk:
         answer: Answer,
         jobs: Sequence[Job],
         send: Send,
+        send_refusal: Callable[[Refused], Awaitable[None]],
     ) -> None:
         self.open_jobs = list(jobs)
         """The jobs whose last update has not come."""
-        self._answer, self._send = answer, send
+        self._answer, self._send, self._send_refusal = answer, send, send_refusal
         self._updates = jobs[0].updates
-        self._texts = [TextSoFar(job.place, job.request.prompt_token_ids) for job in jobs]
+        self._texts = [
+            TextSoFar(job.place, job.request.prompt_token_ids, job.request_id) for job in jobs
+        ]
 
-    async def whole(self) -> None:
+    async def answer(self) -> None:
+        """Answer whole, or as a stream."""
+        await (self._stream() if self._answer.body.stream else self._whole())
+
+    async def _whole(self) -> None:
         """Answer once all texts have ended."""
         async for updates in self._news():
             if (refused := _refusal(updates)) is not None:
-                await _answer(self._send, refused)
+                await self._send_refusal(refused)
                 return
         body = json.dumps(self._answer.whole(self._texts)).encode()
-        headers = with_length([(b"content-type", b"application/json")], body)
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._begin(b"application/json", (b"content-length", str(len(body)).encode()))
+        await self._body(body, more=False)
 
-    async def stream(self) -> None:
+    async def _stream(self) -> None:
         """Send pieces as they are drawn; an error after the first is the stream's last event."""
         has_begun = False
         async for updates in self._news():
             refused = _refusal(updates)
-            if not has_begun and refused is not None:
-                await _answer(self._send, refused)
-                return
             if not has_begun:
-                await self._begin()
-            has_begun = True
+                if refused is not None:
+                    await self._send_refusal(refused)
+                    return
+                await self._begin(b"text/event-stream; charset=utf-8", *UNBUFFERED)
+                has_begun = True
             events = [*self._events(updates)]
             if refused is not None:
                 events.append(sent_event(error_body(refused.status, refused.reason)))
@@ -253,17 +242,15 @@ class _Talk:
                 await self._body(b"".join(events), more=refused is None)
             if refused is not None:
                 return
-        usage = self._answer.counted(self._texts) if self._answer.includes_usage else None
+        usage = self._answer.counted(self._texts)
         await self._body((sent_event(usage) if usage else b"") + DONE, more=False)
 
     async def _news(self) -> AsyncIterator[dict[Job, Update]]:
         """Updates by job, as many as have come, until each text has had its last one."""
         while self.open_jobs:
-            new = [await self._updates.get()]
-            while not self._updates.empty():
-                new.append(self._updates.get_nowait())
             merged: dict[Job, Update] = {}
-            for job, update in new:
+            while not (merged and self._updates.empty()):
+                job, update = await self._updates.get()
                 merged[job] = _joined(merged[job], update) if job in merged else update
             for job, update in merged.items():
                 self._note(job, update)
@@ -276,7 +263,7 @@ class _Talk:
         text.log_probs += update.log_probs
         text.prompt_log_probs += update.prompt_log_probs
         if update.is_last:
-            text.ledger, text.error, text.journal_id = update.ledger, update.error, job.journal_id
+            text.ledger, text.error = update.ledger, update.error
             self.open_jobs.remove(job)
 
     def _events(self, updates: dict[Job, Update]) -> list[bytes]:
@@ -289,14 +276,11 @@ class _Talk:
                 chunks.append(answer.last(text, update))
             elif update.text or (update.token_ids and answer.shows_tokens):
                 chunks.append(answer.piece(text, update))
-        if self._answer.counts_on:
-            usage = self._answer.usage(self._texts)
-            chunks = [{**chunk, "usage": usage} for chunk in chunks]
-        return [sent_event(chunk) for chunk in chunks]
+        so_far = self._answer.usage_so_far(self._texts)
+        return [sent_event({**chunk, **so_far}) for chunk in chunks]
 
-    async def _begin(self) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-        headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+    async def _begin(self, content_type: bytes, *more: tuple[bytes, bytes]) -> None:
+        headers = [(b"content-type", content_type), *more]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _body(self, body: bytes, *, more: bool) -> None:
@@ -309,12 +293,10 @@ def _refusal(updates: dict[Job, Update]) -> Refused | None:
 
 def _joined(first: Update, then: Update) -> Update:
     """Two updates of one text as one."""
-    return Update(
+    return replace(
+        then,
         text=first.text + then.text,
         token_ids=[*first.token_ids, *then.token_ids],
         log_probs=[*first.log_probs, *then.log_probs],
         prompt_log_probs=first.prompt_log_probs,
-        ledger=then.ledger,
-        error=then.error,
-        refused=then.refused,
     )

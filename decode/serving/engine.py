@@ -15,7 +15,7 @@ from ..engine.request import Request, RequestState
 from ..ledger import Ledger
 
 if TYPE_CHECKING:
-    from .metrics import Metrics  # which counts jobs
+    from .gauges import Metrics  # which counts jobs
 
 SHUT_DOWN: Final = "the server is shutting down"
 BROKEN: Final = "the server's engine has failed"
@@ -62,13 +62,13 @@ class Job:
 
     request: Request
     request_id: str
-    """Its name, which no other job has; in the journal vLLM adds some letters to it."""
+    """Its name, also in the journal, which no other job has."""
     updates: asyncio.Queue[tuple[Job, Update]]
     """Takes the updates of this job; jobs of one answer share it."""
     client_id: str = ""
     """The id by which the client names its request."""
     place: int = 0
-    """Among the texts of the answer."""
+    """Index among the texts of the answer."""
     is_recorded: bool = True
     """False for a draw that is no client's."""
     queued_s: float = field(default_factory=time.monotonic)
@@ -77,8 +77,8 @@ class Job:
     """Since it has a row."""
     num_reported: int = 0
     """Symbols of its updates so far."""
-    journal_id: str = ""
-    """Its name in the journal, once that holds its header."""
+    is_open: bool = False
+    """The journal holds its header."""
     is_unwritten: bool = False
     """Nobody knows whether the journal has tokens that were drawn and not reported."""
     settle: Callable[[str, float | None], None] | None = None

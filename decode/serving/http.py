@@ -8,24 +8,23 @@ import logging
 import resource
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import h11
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .asked import CLIENT_ID
-from .metrics import Metrics
+from .anchored_options import CLIENT_ID
+from .gauges import Metrics
 
 logger = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-
-REQUEST_ID: Final = b"x-request-id"
+REQUEST_ID: Final = "x-request-id"
 
 BODY_S: Final = 60.0
 """Seconds that a body may take to come: 8 MiB by a megabit a second."""
@@ -104,7 +103,7 @@ class Guard:
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         metrics: Metrics,
         *,
         keys_now: Callable[[], Mapping[bytes, str]],
@@ -117,7 +116,7 @@ class Guard:
         self._app, self._metrics, self._keys_now = app, metrics, keys_now
         self._hosts, self._root = {host.lower() for host in hosts}, root_path.rstrip("/")
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
@@ -127,54 +126,53 @@ class Guard:
         if self._root and (path == self._root or path.startswith(self._root + "/")):
             path = path[len(self._root) :] or "/"
         scope = {**scope, "path": path, "raw_path": path.encode(), "root_path": ""}
-        label = path if path in PATHS else "other"
-
-        named = header_of(scope, REQUEST_ID)
-        if not CLIENT_ID.fullmatch(named.decode("latin-1")):
-            named = f"req-{uuid.uuid4().hex}".encode()
+        label, headers = path if path in PATHS else "other", Headers(scope=scope)
+        named = headers.get(REQUEST_ID, "")
+        if not CLIENT_ID.fullmatch(named):
+            named = f"req-{uuid.uuid4().hex}"
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._metrics.requests.labels(label, str(message["status"])).inc()
-                headers = [*message.get("headers", ()), (REQUEST_ID, named)]
-                message = {**message, "headers": headers}
+                MutableHeaders(scope=message)[REQUEST_ID] = named
             await send(message)
 
-        client = self._client_of(scope)
-        if (refusal := self._refusal(scope, client)) is None:
+        client = self._client_of(headers)
+        if (refusal := self._refusal(scope, headers, client)) is None:
             await self._app({**scope, CLIENT: client or ""}, receive, counted)
             return
         status, message = refusal
         self._metrics.refusals.labels(f"status_{status}").inc()
-        wanted = [(b"www-authenticate", b"Bearer")] if status == 401 else []
         # Its body was not read, so nothing that follows on the connection can be.
-        await refuse(counted, status, message, [*wanted, (b"connection", b"close")])
+        more = {"connection": "close", **({"www-authenticate": "Bearer"} if status == 401 else {})}
+        await refusal_of(status, message, more)(scope, receive, counted)
 
-    def _refusal(self, scope: Message, client: str | None) -> tuple[int, str] | None:
-        host = header_of(scope, b"host").decode("latin-1").lower()
+    def _refusal(
+        self, scope: Scope, headers: Headers, client: str | None
+    ) -> tuple[int, str] | None:
+        host = headers.get("host", "").lower()
         if self._hosts and _without_port(host) not in self._hosts:
             return 403, "the Host header names another server: --allowed-host lets it in"
         # A browser asks without its key what it may send.
         is_open = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"
         if self._keys_now() and not is_open and client is None:
-            has_one = bool(header_of(scope, b"authorization"))
-            what = "this key is not known" if has_one else "a key is needed"
+            what = "this key is not known" if "authorization" in headers else "a key is needed"
             return 401, f"{what}: Authorization: Bearer KEY"
         if scope["method"] == "POST":
-            kind = header_of(scope, b"content-type").partition(b";")[0].strip().lower()
-            if kind != b"application/json":
+            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
                 return 415, "the body must be JSON: send Content-Type: application/json"
         return None
 
-    def _client_of(self, scope: Message) -> str | None:
+    def _client_of(self, headers: Headers) -> str | None:
         """The client whose key the request has; None without one that is known."""
-        scheme, _, key = header_of(scope, b"authorization").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
         # All are compared, in constant time, so that nothing is learnt of any.
         matches = [
             name for key, name in self._keys_now().items() if hmac.compare_digest(digest, key)
         ]
-        return matches[0] if matches and scheme.lower() == b"bearer" else None
+        return matches[0] if matches and scheme.lower() == "bearer" else None
 
 
 def _without_port(host: str) -> str:
@@ -247,42 +245,25 @@ class BodyTooLarge(ValueError):
     """A body beyond the limit; none of it was kept."""
 
 
-class ClientGone(Exception):
-    """The client left before its request was whole."""
-
-
-async def body_of(scope: Message, receive: Receive, limit: int) -> bytes:
+async def body_of(request: Request, limit: int) -> bytes:
     """The body of a request; BodyTooLarge for more bytes, by its header before it is read, and
-    TimeoutError for one that does not come within BODY_S."""
+    TimeoutError for one that does not come within BODY_S.
+
+    Raises ClientDisconnect where the client leaves before it is whole.
+    """
     refusal = f"the body must have at most {limit} bytes"
-    if (length := header_of(scope, b"content-length")) and int(length) > limit:
-        raise BodyTooLarge(f"{refusal}, got {int(length)}")
-    parts, size, more = [], 0, True
+    if (length := int(request.headers.get("content-length", 0))) > limit:
+        raise BodyTooLarge(f"{refusal}, got {length}")
+    content = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > limit:
+            async for part in request.stream():
+                content += part
+                if len(content) > limit:
                     raise BodyTooLarge(refusal)
-                more = message.get("more_body", False)
     except TimeoutError:
         raise TimeoutError(f"the body did not come within {BODY_S:g} s") from None
-    return b"".join(parts)
-
-
-def header_of(scope: Message, name: bytes) -> bytes:
-    """The value of a header of a request, b"" without it; the server has made names lower case."""
-    return next((value for key, value in scope["headers"] if key.lower() == name), b"")
-
-
-def with_length(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
-    """Headers of a message whose body this is."""
-    kept = [pair for pair in headers if pair[0].lower() != b"content-length"]
-    return [*kept, (b"content-length", str(len(body)).encode())]
+    return bytes(content)
 
 
 def error_body(status: int, message: str, **more: Any) -> dict[str, Any]:
@@ -293,18 +274,13 @@ def error_body(status: int, message: str, **more: Any) -> dict[str, Any]:
     return {"error": {**plain, **more}}
 
 
-async def refuse(
-    send: Send,
-    status: int,
-    message: str,
-    headers: Iterable[tuple[bytes, bytes]] = (),
-    **more: Any,
-) -> None:
-    """Answer with an error. more: fields of it."""
-    body = json.dumps(error_body(status, message, **more)).encode()
-    headers = with_length([(b"content-type", b"application/json"), *headers], body)
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+def refusal_of(
+    status: int, message: str, headers: Mapping[str, str] | None = None, **more: Any
+) -> Response:
+    """The answer that is an error, in ASCII, as a message may quote half a character. more: fields
+    of the error."""
+    content = json.dumps(error_body(status, message, **more))
+    return Response(content, status, headers, media_type="application/json")
 
 
 def sent_event(chunk: dict[str, Any]) -> bytes:

@@ -193,7 +193,7 @@ class Recording:
 
     def break_off(self, job: Job) -> None:
         """A job that is not decoded to its end: the journal says so, if it has begun."""
-        if self._journal is None or not job.journal_id:
+        if self._journal is None or not job.is_open:
             return
         try:
             self._journal.end(job.request_id, self._ledger(job))
@@ -230,7 +230,7 @@ class Recording:
                 journal.end(job.request_id, update.ledger)
 
     def _open(self, journal: JournalWriter, job: Job) -> None:
-        if job.journal_id:
+        if job.is_open:
             return
         rule, sampling = self._way(job)
         assert job.state is not None
@@ -241,7 +241,7 @@ class Recording:
             is_certified=rule.is_certified,
             client_id=job.client_id,
         )
-        job.journal_id = job.request_id
+        job.is_open = True
 
     def _ledger(self, job: Job) -> Ledger:
         rule, sampling = self._way(job)

@@ -3,18 +3,15 @@
 import json
 import math
 import os
-import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
 from ..ledger import Ledger, LedgerError, LedgerHeader, LedgerStep, keeps_budget, with_figures
 from ..settings import SamplingConfig
-from .answers import answer_figures
 from .journal import PATTERN, STEP_FIELDS
 
 WAIT_S = 5.0
@@ -24,15 +21,8 @@ LOOK_S = 0.002
 """Seconds between two looks into a journal that is late: a fraction of a step, and more than a look
 takes."""
 
-NUM_KEPT = 65_536
-"""Records that an engine's reader holds at most: those of clients that left are never asked for."""
-
 CONTINUED: Final = b'{"continued": '
 """Begins the last line of a file that is full."""
-
-SETTLED_NS: Final = 1_000_000_000
-"""A folder that was changed so long ago has a time that a later change changes: file systems count
-in ticks, of some milliseconds on most."""
 
 
 class JournalError(ValueError):
@@ -53,8 +43,6 @@ class Record:
     """The id by which the client names the request; "" for none."""
     has_ended: bool = False
     """The engine has said that it draws no more."""
-    file: str = ""
-    """Name of the file in which it begins."""
     footer: dict[str, Any] = field(default_factory=dict)
     """The way it ended and what it took, where the engine has said so."""
     _ends: frozenset[int] = field(init=False)
@@ -63,11 +51,6 @@ class Record:
 
     def __post_init__(self) -> None:
         self._ends = frozenset(self.header.stop_token_ids)
-
-    @property
-    def outer_id(self) -> str:
-        """The id that the request came with, without what vLLM adds."""
-        return _outer_name(self.request_id)
 
     def add(self, step: LedgerStep) -> None:
         """A step, which replaces itself and what came after where it comes twice."""
@@ -89,7 +72,6 @@ class Record:
 
     @property
     def drawn(self) -> list[LedgerStep]:
-        """The steps of `num_drawn`."""
         return self.steps[: self.num_drawn]
 
     @property
@@ -133,53 +115,24 @@ class Record:
             return "length"
         return "stop_string" if self.has_stops else "aborted"
 
-    def answer(self, token_ids: list[int]) -> dict[str, Any]:
-        """The figures that a response gives of a text, all of whose tokens the journal holds; nats.
-
-        Raises JournalError where it holds others, unless the request has failed.
-        """
-        steps = self.drawn[: len(token_ids)]
-        drawn = [step.token_id for step in steps]
-        if drawn != token_ids and not self.error:
-            raise JournalError(f"{self.request_id}: the journal holds {drawn}, not {token_ids}")
-        return answer_figures(
-            self.request_id,
-            self.header,
-            spent=math.fsum(step.spend for step in steps),
-            certified=self.certified(),
-            error=self.error,
-        )
-
 
 class JournalReader:
-    """Follows the journals of a folder as they grow; remembers what was not taken yet."""
+    """Follows the journals of a folder as they grow; remembers requests that were not forgotten."""
 
     def __init__(
         self,
         folder: Path | str,
         *,
-        skips_written: bool = False,
         skipped: Iterable[str] = (),
-        num_kept: int | None = None,
         only: AbstractSet[str] | None = None,
     ) -> None:
-        """skips_written: files that are there are never read, of engines that have ended or of
-        others. skipped: names of files that are never read. num_kept: records that are remembered
-        at most, None for all. only: ids of the requests that are remembered, None for all."""
-        self._folder, self._num_kept, self._only = os.fspath(folder), num_kept, only
-        self._offsets: dict[str, int] = {}
-        """Bytes that were read of each file that may grow, by name, in the order they began."""
-        self._done = {*skipped, *(self._names() if skips_written else ())}
-        """Names of files that are not opened any more."""
-        self._read = ""
-        """Name of the file whose lines are read."""
-        self._looked_ns: int | None = None
-        """The folder's time of change at the last look for new files."""
-        self._records: OrderedDict[str, Record] = OrderedDict()
-        self._ids: dict[str, str] = {}
-        """The engine's ids, by those that requests came with."""
-        self._given_up: set[str] = set()
-        """Ids of texts that were taken for ended."""
+        """skipped: names of files that are never read, of engines that have ended or of others.
+        only: ids of the requests that are remembered, a set that may change; None for all."""
+        self._folder, self._only = os.fspath(folder), only
+        self._offsets: dict[str, int | None] = dict.fromkeys(skipped)
+        """Bytes that were read of each file, in the order they began; None of one that is full or
+        skipped, which is not opened any more."""
+        self._records: dict[str, Record] = {}
 
     def refresh(self) -> bool:
         """Read what was written since, True if there was something; a line that is still being
@@ -188,121 +141,69 @@ class JournalReader:
         for line in self._lines():
             self._take(line)
             has_news = True
-        while self._num_kept is not None and len(self._records) > self._num_kept:
-            self.forget(next(iter(self._records)))
         return has_news
 
     def ended_records(self) -> Iterator[Record]:
         """Read all that is there and give each record once, those of texts that have ended first:
-        of a journal of any size, those of one file at most are in memory.
-
-        Raises JournalError for a step of a text after a whole file without one.
-        """
-        counts: dict[str, int] = {}
+        of a journal of any size, the others at most are in memory."""
         for line in self._lines():
             if (name := self._take(line)) is not None:
-                yield self._records[name]
-                self.forget(name)
-            if line.startswith(CONTINUED):
-                # The engine says nothing of the end of a text that its client broke off.
-                idle = [n for n, r in self._records.items() if counts.get(n) == len(r.steps)]
-                for name in idle:
-                    yield self._records[name]
-                    self.forget(name)
-                self._given_up.update(idle)
-                counts = {n: len(r.steps) for n, r in self._records.items()}
+                yield self._records.pop(name)
         yield from self._records.values()
 
-    def _lines(self) -> Iterator[bytes]:
-        """The whole lines that were written since, file by file."""
-        self._look_for_files()
-        names = deque(self._offsets)
-        while names:
-            name = names.popleft()
-            for line in self._lines_of(name):
-                if line.startswith(CONTINUED):
-                    self._done.add(name)
-                    del self._offsets[name]
-                    following = json.loads(line)["continued"]
-                    if following not in self._offsets and following not in self._done:
-                        self._offsets[following] = 0
-                        names.append(following)
-                yield line
+    def find(self, request_id: str) -> Record | None:
+        """The record of a request that has begun."""
+        return self._records.get(request_id)
 
-    def _lines_of(self, name: str) -> Iterator[bytes]:
-        path, offset = os.path.join(self._folder, name), self._offsets[name]
-        try:
-            if os.stat(path).st_size <= offset:
-                return
-        except FileNotFoundError:  # its operator has moved it away
-            self._done.add(name)
-            del self._offsets[name]
-            return
-        with open(path, "rb") as file:
-            file.seek(offset)
-            self._read = name
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._offsets[name] += len(line)
-                yield line
+    def holding(self, request_id: str, num_drawn: int) -> Record | None:
+        """The record of a request, once it has so many tokens or says why it has not."""
+        record = self.find(request_id)
+        has_all = record is not None and (record.error or record.num_drawn >= num_drawn)
+        return record if has_all else None
 
-    def _look_for_files(self) -> None:
-        """Note files that have begun; the folder is read only if it has changed."""
-        try:
-            changed_ns = os.stat(self._folder).st_mtime_ns
-        except FileNotFoundError:
-            return
-        if changed_ns == self._looked_ns:
-            return
-        # A change that is too new may be followed by one with the same time.
-        is_settled = time.time_ns() - changed_ns > SETTLED_NS
-        self._looked_ns = changed_ns if is_settled else None
-        for name in sorted(self._names()):
-            if name not in self._done:
-                self._offsets.setdefault(name, 0)
-
-    def _names(self) -> list[str]:
-        """Names of the journals; their order is that of their beginnings."""
-        if not os.path.isdir(self._folder):
-            return []
-        with os.scandir(self._folder) as entries:  # a glob takes three times as long
-            return [entry.name for entry in entries if fnmatchcase(entry.name, PATTERN)]
-
-    def find(self, name: str) -> Record | None:
-        """The record of a request by its id, or by what vLLM made its id of."""
-        if name in self._records:
-            return self._records[name]
-        return self._records.get(self._ids.get(name, ""))
-
-    def answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
-        """The figures that a response gives of a text, as `Record.answer`; {} before it begins.
-
-        Raises JournalError where the journal does not hold these tokens.
-        """
-        try:  # most lines are read with those of another text of the same step
-            return self._answer(name, token_ids)
-        except JournalError:
-            self.refresh()
-            return self._answer(name, token_ids)
-
-    def _answer(self, name: str, token_ids: list[int]) -> dict[str, Any]:
-        record = self.find(name)
-        if record is not None:
-            return record.answer(token_ids)
-        if token_ids:
-            raise JournalError(f"the journal holds nothing of request {name}")
-        return {}
-
-    def forget(self, name: str) -> None:
+    def forget(self, request_id: str) -> None:
         """Its request has ended."""
-        if (record := self.find(name)) is not None:
-            del self._records[record.request_id]
-            self._ids.pop(record.outer_id, None)
+        self._records.pop(request_id, None)
 
     def records(self) -> Iterator[Record]:
         """All that was read and not forgotten."""
         return iter(list(self._records.values()))
+
+    def _lines(self) -> Iterator[bytes]:
+        """The whole lines that were written since; the folder is looked into only where no file
+        that was there has grown."""
+        growing = [name for name, offset in self._offsets.items() if offset is not None]
+        is_new = False
+        for line in self._lines_of(growing):
+            is_new = True
+            yield line
+        if not is_new:
+            names = journal_names(self._folder)
+            yield from self._lines_of([name for name in names if name not in self._offsets])
+
+    def _lines_of(self, names: Sequence[str]) -> Iterator[bytes]:
+        """The whole lines of files, and of those that continue them, from where they were read."""
+        waiting = deque(names)
+        while waiting:
+            name = waiting.popleft()
+            offset, path = self._offsets.setdefault(name, 0), os.path.join(self._folder, name)
+            try:
+                if offset is None or os.stat(path).st_size <= offset:
+                    continue
+            except FileNotFoundError:  # its operator has moved it away
+                self._offsets[name] = None
+                continue
+            with open(path, "rb") as file:
+                file.seek(offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    offset += len(line)
+                    self._offsets[name] = offset
+                    if line.startswith(CONTINUED):
+                        self._offsets[name] = None
+                        waiting.append(json.loads(line)["continued"])
+                    yield line
 
     def _take(self, line: bytes) -> str | None:
         """Note a line; the id of the text that has ended with it, None for none."""
@@ -310,14 +211,18 @@ class JournalReader:
             entry = json.loads(line)
         except ValueError:
             return None  # torn: the disk was full; whose steps are missing shows by their numbers
-        if "open" in entry:
-            self._open(entry)
+        if "open" in entry and (self._only is None or entry["open"] in self._only):
+            self._records[entry["open"]] = Record(
+                request_id=entry["open"],
+                header=LedgerHeader(**with_figures(LedgerHeader, entry["header"])),
+                has_stops=bool(entry["stops"]),
+                rule_certifies=not entry.get("uncertified", False),
+                client_id=entry.get("client_id", ""),
+            )
         for name, *figures in entry.get("steps", ()):
             if name in self._records:
                 step = with_figures(LedgerStep, dict(zip(STEP_FIELDS, figures, strict=True)))
                 self._records[name].add(LedgerStep(**step))
-            elif name in self._given_up:
-                raise JournalError(f"{name} has a step after a whole file without one")
         if (name := entry.get("failed")) in self._records:
             self._records[name].error = entry["error"]
         if (name := entry.get("ended")) not in self._records:
@@ -326,24 +231,10 @@ class JournalReader:
         record.has_ended, record.footer = True, entry.get("footer", {})
         return record.request_id
 
-    def _open(self, entry: dict[str, Any]) -> None:
-        name = entry["open"]
-        if self._only is not None and self._only.isdisjoint((name, _outer_name(name))):
-            return
-        self._records[name] = Record(
-            request_id=name,
-            header=LedgerHeader(**with_figures(LedgerHeader, entry["header"])),
-            has_stops=bool(entry["stops"]),
-            rule_certifies=not entry.get("uncertified", False),
-            client_id=entry.get("client_id", ""),
-            file=self._read,
-        )
-        self._ids[_outer_name(name)] = name
 
-
-def _outer_name(request_id: str) -> str:
-    """Without the "-" and eight random letters that vLLM adds to what a request came with."""
-    return request_id[:-9] if request_id[-9:-8] == "-" else request_id
+def journal_names(folder: Path | str) -> list[str]:
+    """Names of a folder's journals, in the order of their beginnings."""
+    return sorted(path.name for path in Path(folder).glob(PATTERN))
 
 
 def journal_ledgers(folder: Path | str) -> Iterator[tuple[str, Ledger]]:

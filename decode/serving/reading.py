@@ -1,6 +1,6 @@
 """A request's body becomes what a pair decodes: prompts, budgets, warpers, ends."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
@@ -14,7 +14,15 @@ from ..rules.rule import OpenRule, Rule, takes_passage
 from ..texts import prompt_requests, request_list
 from ..tokenizer.text import special_names
 from ..verify.rounding import least_temperature, temperature_error
-from .asked import AVAILABLE, GREEDY, Asked, Limits, seed_of_name, seed_of_secret
+from .anchored_options import (
+    AVAILABLE,
+    GREEDY,
+    AnchoredOptions,
+    Limits,
+    seed_of_name,
+    seed_of_secret,
+)
+from .answers import Form
 from .body import Body, parsed
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -55,71 +63,38 @@ class Reader:
         self._opened = cache(partial(opened, level=self._level))
 
     def requests(
-        self,
-        body: Body,
-        asked: Asked,
-        name_of: Callable[[int], str],
-        *,
-        is_chat: bool,
-        available: float = 0.0,
+        self, body: Body, form: Form, answer_id: str, available: float = 0.0
     ) -> list[Request]:
-        """What a body asks for, a request for each text of its answer.
+        """One `Request` for each text that the body asks for.
 
-        name_of: the id of a text by its place. available: nats that are left in the accounts of who
-        asks. Raises ValueError, in one line, for what cannot be decoded, or not within the limits.
+        available: nats that are left in the accounts of its client. Raises ValueError, in one line,
+        for what cannot be decoded, or not within the limits.
         """
-        # 1. The rule and its budget, the warpers, the seed.
-        takes_all = asked.K == AVAILABLE
-        rule, sampling, seed = self._rule(asked), body.sampling, asked.seed_of(body.seed)
-        self.limits.check_passage(asked)
+        options, is_chat = body.anchored, form.is_chat
+        seed, num_top = options.seed_of(body.seed), body.num_top(is_chat=is_chat)
+        # 1. The rule, and what it cannot be asked for.
+        rule = self._rule(options)
         open_rule = self._open(rule)
-        error = temperature_error(sampling.temperature, self._least)
-        if error and open_rule.is_certified:
-            raise ValueError(error)
-        if body.ignore_eos and self._level.name == "byte":
-            raise ValueError("ignore_eos is of tokens: nothing follows the end of a text of bytes")
-        num_top = body.num_top(is_chat=is_chat)
-        self._check_log_probs(body, open_rule, num_top, is_chat=is_chat)
+        self._check_values(body, open_rule, num_top, is_chat=is_chat)
         # 2. What the models read, how much may follow, and where it ends.
-        most = DEFAULT_MAX_TOKENS if body.most_tokens is None and not is_chat else body.most_tokens
-        if most is not None:
-            self.limits.check_horizon(most)
-        prompts = _prompts(body, is_chat=is_chat)
-        for prompt in _lengthy(**prompts):
-            self._check_unread(prompt)
-        texts = prompt_requests(self._level, **prompts)
-        values = call_values(
-            len(texts),
-            1 if most is None else self._level.horizon(most, None),
-            horizon_name="max_tokens",
-            stop=self._stops(body),
-            passages=asked.passage,
-            num_return_sequences=body.n,
-        )
-        texts = request_list(self._level, open_rule, texts, values, is_alone=True)
-        if not texts:
-            what = "conversation" if is_chat else "prompt"
-            raise ValueError(f"the {what} is empty: give at least one text")
-        if takes_all and len(texts) > 1:
-            raise ValueError(f"anchored: K={AVAILABLE!r} is of one text, got {len(texts)}")
-        if most is None:
-            texts = [replace(text, max_new_tokens=self._rest(text)) for text in texts]
-        # 3. Each text by itself; how many symbols share all that is left is known by now.
-        if takes_all:
-            rule = self._rule(asked, available, texts[0].max_new_tokens)
+        texts = self._texts(body, open_rule, is_chat=is_chat)
+        # 3. The budget: how many symbols share all that is left is known by now.
+        if options.K == AVAILABLE:
+            if len(texts) > 1:
+                raise ValueError(f"anchored: K={AVAILABLE!r} is of one text, got {len(texts)}")
+            rule = self._rule(options, available, texts[0].max_new_tokens)
             open_rule = self._open(rule)
         for text in texts:
             self._check(text, rule)
-        if self._secret is not None and sampling.is_greedy:
-            raise ValueError(GREEDY)
+        # 4. Each text with what all share, and a seed.
         return [
             replace(
                 text,
-                seed=self._seed(name_of(place), seed),
-                place=asked.sample + text.place,
+                seed=self._seed(form.name(answer_id, place), seed),
+                place=options.sample + text.place,
                 rule=open_rule,
-                sampling=sampling,
-                least_debt=asked.debt,
+                sampling=body.sampling,
+                least_debt=options.debt,
                 ignores_ends=body.ignore_eos,
                 num_top=num_top,
                 exposes=self._exposes,
@@ -128,12 +103,36 @@ class Reader:
             for place, text in enumerate(texts)
         ]
 
+    def _texts(self, body: Body, rule: OpenRule, *, is_chat: bool) -> list[Request]:
+        """Requests of a rule with their prompts, lengths and ends."""
+        most = DEFAULT_MAX_TOKENS if body.most_tokens is None and not is_chat else body.most_tokens
+        if most is not None:
+            self.limits.check_horizon(most)
+        texts = prompt_requests(self._level, **self._prompts(body, is_chat=is_chat))
+        values = call_values(
+            len(texts),
+            1 if most is None else self._level.horizon(most, None),
+            horizon_name="max_tokens",
+            stop=self._stops(body),
+            passages=body.anchored.passage,
+            num_return_sequences=body.n,
+        )
+        texts = request_list(self._level, rule, texts, values, is_alone=True)
+        if not texts:
+            what = "conversation" if is_chat else "prompt"
+            raise ValueError(f"the {what} is empty: give at least one text")
+        if most is None:
+            texts = [replace(text, max_new_tokens=self._rest(text)) for text in texts]
+        return texts
+
+    def body(self, content: bytes) -> Body:
+        """A request's body; ValueError, in one line, for one that cannot be honored."""
+        return Body.of(parsed(content))
+
     def symbols(self, content: bytes) -> dict[str, Any]:
         """The answer to a body that asks what its prompt, or its messages, are to the models."""
-        body = Body.of(parsed(content))
-        prompts = _prompts(body, is_chat=body.messages is not None)
-        for prompt in _lengthy(**prompts):
-            self._check_unread(prompt)
+        body = self.body(content)
+        prompts = self._prompts(body, is_chat=body.messages is not None)
         requests = prompt_requests(self._level, **prompts)
         if len(requests) != 1 or requests[0].error:
             raise ValueError(requests[0].error if requests else "give one prompt")
@@ -150,10 +149,19 @@ class Reader:
         pieces = [stream.push(token_id) for token_id in self._level.encode(values["tokens"])]
         return {"prompt": "".join(pieces) + stream.finish()}
 
-    def _check_log_probs(
+    def _check_values(
         self, body: Body, rule: OpenRule, num_top: int | None, *, is_chat: bool
     ) -> None:
-        """Raise ValueError for log-probabilities, or an echo, that cannot be had."""
+        """Raise ValueError for what this rule, or this server, cannot be asked for."""
+        error = temperature_error(body.sampling.temperature, self._least)
+        if error and rule.is_certified:
+            raise ValueError(error)
+        if self._secret is not None and body.sampling.is_greedy:
+            raise ValueError(GREEDY)
+        if body.anchored.passage is not None and not takes_passage(rule):
+            raise ValueError(f"anchored: the rule {rule.name} reads no passage")
+        if body.ignore_eos and self._level.name == "byte":
+            raise ValueError("ignore_eos is of tokens: nothing follows the end of a text of bytes")
         if body.echo and is_chat:
             raise ValueError("echo is of completions: a chat's prompt is its messages")
         if num_top is None:
@@ -165,15 +173,30 @@ class Reader:
         if body.echo and takes_passage(rule):
             raise ValueError(f"echo with logprobs is of prompts alone, {rule.name} reads a passage")
 
-    def _rule(self, asked: Asked, available: float = 0.0, horizon: int = 1) -> Rule:
+    def _rule(self, options: AnchoredOptions, available: float = 0.0, horizon: int = 1) -> Rule:
         if self._secret is None:
-            return self.limits.rule_of(asked)
-        return self.limits.rule_within(asked, available, horizon)
+            return self.limits.rule_of(options)
+        return self.limits.rule_within(options, available, horizon)
 
     def _seed(self, request_id: str, seed: int | None) -> int:
         if self._secret is not None:
             return seed_of_secret(self._secret, request_id, seed)
         return seed_of_name(request_id) if seed is None else seed
+
+    def _prompts(self, body: Body, *, is_chat: bool) -> dict[str, Any]:
+        """The prompts or the conversation of a body, for its endpoint; ValueError for what is too
+        long, whatever it becomes."""
+        wanted, other = ("messages", "prompt") if is_chat else ("prompt", "messages")
+        if getattr(body, other) is not None:
+            raise ValueError(f"{other} belongs to the other endpoint")
+        if (value := getattr(body, wanted)) is None:
+            raise ValueError(f"{wanted} is missing")
+        prompts = {"prompts": None, "messages": plain_messages(value)}
+        if not is_chat:
+            prompts = {"prompts": value}
+        for prompt in _lengthy(**prompts):
+            self._check_unread(prompt)
+        return prompts
 
     def _check_unread(self, prompt: str | list[Any]) -> None:
         """Raise ValueError for a text or token ids that are too long, whatever they become: a text
@@ -189,7 +212,8 @@ class Reader:
         """Raise ValueError for a text that is too long, or may cost too much."""
         if text.max_length > self.max_length:
             raise ValueError(
-                f"{self._most}, got {len(text.longest_prompt)} and {text.max_new_tokens}"
+                f"{self._most}, got a prompt of {len(text.longest_prompt)} and "
+                f"max_tokens {text.max_new_tokens}"
             )
         self.limits.check(rule.budget_for(horizon=text.max_new_tokens, k=None))
 
@@ -200,8 +224,8 @@ class Reader:
         return max(min(rest, *most) if most else rest, 1)
 
     def _open(self, rule: Rule) -> OpenRule:
-        """The rule at the pair's level. Rows of one budgeted rule are drawn for together whatever
-        their budgets are, as these come to it as nats of a step."""
+        """The rule at the pair's level. Rows whose rules differ only in k, K or bank share one
+        call: the rule sees nats of a step."""
         if isinstance(rule, Budgeted | Pathwise) and type(rule) in (Anchored, NoOpt, Pathwise):
             return replace(self._opened(rule.without_nats), rule=rule)
         return self._decoder.open_rule if rule == self._decoder.rule else opened(rule, self._level)
@@ -219,18 +243,6 @@ class Reader:
                 )
             stop.append(self._special[token_id])
         return stop
-
-
-def _prompts(body: Body, *, is_chat: bool) -> dict[str, Any]:
-    """The prompts or the conversation of a body, for its endpoint."""
-    wanted, other = ("messages", "prompt") if is_chat else ("prompt", "messages")
-    if getattr(body, other) is not None:
-        raise ValueError(f"{other} belongs to the other endpoint")
-    if (value := getattr(body, wanted)) is None:
-        raise ValueError(f"{wanted} is missing")
-    if is_chat:
-        return {"prompts": None, "messages": plain_messages(value)}
-    return {"prompts": value}
 
 
 def _lengthy(prompts: Any, messages: Any = None) -> list[str | list[Any]]:

@@ -16,9 +16,9 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 
 from ...errors import AnchoredError
+from .anchored_options import Limits
 from .answers import LogProbTexts
 from .app import PairApp
-from .asked import Limits
 from .endpoint import Served
 from .engine import SHUT_DOWN, Engine, Refused
 from .http import Guard, patient_protocol, read_keys
@@ -50,7 +50,7 @@ def bound_socket(options: ServerOptions) -> Iterator[socket.socket]:
             bound.bind((options.host, options.port))
         except OSError as error:
             where = f"{options.host}:{options.port}"
-            raise OSError(f"{where} cannot be listened at: {error.strerror}") from None
+            raise OSError(f"cannot listen on {where}: {error.strerror}") from None
         yield bound
 
 
@@ -88,47 +88,32 @@ class PairServer:
         options: ServerOptions,
         keeper: "Keeper | None" = None,
     ) -> None:
-        """keeper: of accounts. Raises ValueError with one for a rule that certifies nothing."""
+        """Raises ValueError for keys that cannot be read, and for accounts that a rule without
+        bounds would charge."""
         decoder = engine.decoder
         if keeper is not None and not decoder.open_rule.is_certified:
             raise ValueError(f"accounts need a rule with a bound: {decoder.rule.name} has none")
         self._options, self.engine, self._keeper = options, engine, keeper
-        secret = None if keeper is None else keeper.secret
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="anchored-reader")
+        reader = Reader(
+            decoder,
+            limits,
+            engine.max_length,
+            None if keeper is None else keeper.secret,
+            exposes=options.expose_logprobs,
+            chat_length=None if keeper is None else options.chat_length,
+        )
         served = Served(
             engine=engine,
-            reader=Reader(
-                decoder,
-                limits,
-                engine.max_length,
-                secret,
-                exposes=options.expose_logprobs,
-                chat_length=None if keeper is None else options.chat_length,
-            ),
+            reader=reader,
             texts=LogProbTexts(decoder.level),
             readers=self._readers,
             model=options.served_name,
             max_body=options.max_body,
             keeper=keeper,
         )
-        keys = read_keys(options.api_key_file) if options.api_key_file else {}
-        guard = Guard(
-            PairApp(served).routes,
-            engine.metrics,
-            keys_now=lambda: keys if keeper is None else keeper.keys,
-            hosts=options.hosts,
-            root_path=options.root_path,
-        )
-        app: Any = guard
-        if options.allowed_origin:
-            app = CORSMiddleware(
-                guard,
-                allow_origins=options.allowed_origin,
-                allow_methods=("GET", "POST"),
-                allow_headers=("authorization", "content-type", "x-request-id"),
-            )
         config = uvicorn.Config(
-            app,
+            _guarded(served, options),
             http=patient_protocol(options.max_connections),
             log_level="warning",
             access_log=False,
@@ -183,6 +168,27 @@ class PairServer:
 
     def _close(self) -> None:
         self._http.should_exit = True
+
+
+def _guarded(served: Served, options: ServerOptions) -> Any:
+    """The endpoints behind the checks of hosts, keys and origins, as one ASGI application."""
+    keeper = served.keeper
+    keys = read_keys(options.api_key_file) if options.api_key_file else {}
+    guard = Guard(
+        PairApp(served).routes,
+        served.engine.metrics,
+        keys_now=lambda: keys if keeper is None else keeper.keys,
+        hosts=options.hosts,
+        root_path=options.root_path,
+    )
+    if not options.allowed_origin:
+        return guard
+    return CORSMiddleware(
+        guard,
+        allow_origins=options.allowed_origin,
+        allow_methods=("GET", "POST"),
+        allow_headers=("authorization", "content-type", "x-request-id"),
+    )
 
 
 class _HttpServer(uvicorn.Server):

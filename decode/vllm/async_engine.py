@@ -9,27 +9,28 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import AnchoredError
 from ..decoder import Decoder
 from ..engine.log_probs import TokenLogProbs
 from ..engine.request import Request, RequestState
 from ..serving.engine import BROKEN, SHUT_DOWN, Job, Refused, Update
+from ..serving.gauges import Metrics
 from ..serving.journal import UNWRITTEN, Recording
 from ..serving.journal_reader import (
     LOOK_S,
-    NUM_KEPT,
     WAIT_S,
     JournalError,
     JournalReader,
     Record,
+    journal_names,
 )
-from ..serving.metrics import Metrics
 from ..settings import SamplingConfig
 from .admission import parameters
 from .engine import WORKER, engine_arguments, register
-from .settings import ONE_PROMPT, DescribedPair, EngineSettings
+from .pair_description import ONE_PROMPT, DescribedPair, EngineSettings, PairRule
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine, SamplingParams
@@ -51,7 +52,7 @@ class AsyncEngine:
     def __init__(
         self,
         decoder: Decoder,
-        reader: JournalReader,
+        journal: Path | str,
         open_llm: Callable[[], AsyncLLMEngine],
         params_of: Callable[[Job], Any],
         metrics: Metrics,
@@ -59,21 +60,23 @@ class AsyncEngine:
         max_waiting: int,
     ) -> None:
         """decoder: of a pair without weights; its batch_size is the engine's number of rows, its
-        level's context the engine's length. reader: of the journal that the engine writes.
+        level's context the engine's length. journal: the folder in which the engine is to write.
         open_llm: starts vLLM, in the server's loop. params_of: a job's SamplingParams.
         max_waiting: jobs beyond the rows."""
-        context = decoder.level.context_length
-        assert context is not None, "the engine has a length"
-        self.decoder, self.max_length, self.metrics = decoder, context, metrics
+        self.decoder, self.metrics = decoder, metrics
+        self.max_length = cast(int, decoder.level.context_length)
         self.max_waiting = max_waiting
         self.failure: BaseException | None = None
         self.refusal: Refused | None = None
-        self._reader, self._open_llm, self._params_of = reader, open_llm, params_of
+        self._open_llm, self._params_of = open_llm, params_of
         self._recording = Recording(decoder, journal=None)
         self._llm: AsyncLLMEngine | None = None
         self._on_failure: Callable[[], None] = lambda: None
-        self._tasks: dict[Job, asyncio.Task[None]] = {}
-        """Of all jobs that are not settled."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """Of all jobs that are not settled, by their names."""
+        self._reader = JournalReader(
+            journal, skipped=journal_names(journal), only=self._tasks.keys()
+        )
         self._drawing: set[Job] = set()
         self._broken_off: dict[Job, Refused | None] = {}
         """Those that are drawn no further, and what their last updates say."""
@@ -113,21 +116,22 @@ class AsyncEngine:
     def submit(self, jobs: Sequence[Job]) -> None:
         self.check(jobs)
         self._drawing.update(jobs)
-        self._tasks.update({job: asyncio.create_task(self._run(job)) for job in jobs})
+        for job in jobs:
+            self._tasks[job.request_id] = asyncio.create_task(self._run(job))
 
     def cancel(self, jobs: Sequence[Job], refused: Refused | None = None) -> None:
         for job in jobs:
             if job in self._drawing and job not in self._broken_off:
                 self._broken_off[job] = refused
                 if job.state is not None:  # else its task has not begun, and looks by itself
-                    self._tasks[job].cancel()
+                    self._tasks[job.request_id].cancel()
 
     def refuse_new(self, refused: Refused) -> None:
         self.refusal = self.refusal or refused
 
     async def stop(self) -> None:
         self.refuse_new(Refused(503, SHUT_DOWN))
-        self.cancel(list(self._tasks), self.refusal)
+        self.cancel(list(self._drawing), self.refusal)
         await asyncio.gather(*self._tasks.values())
         if self._llm is not None:
             self._llm.shutdown()
@@ -168,7 +172,7 @@ class AsyncEngine:
             self._fail(job, error)
         self._drawing.remove(job)
         await self._settle(job)
-        del self._tasks[job]
+        del self._tasks[job.request_id]
         if job in self._broken_off:
             self.metrics.broken_off(job)
             if (refused := self._broken_off.pop(job)) is not None:
@@ -202,10 +206,9 @@ class AsyncEngine:
                 record = await self._record(job.request_id, num_drawn)
                 # 2. The steps of the journal become the state, as a batch would have it.
                 if not state.steps:
-                    job.journal_id = record.request_id
                     state.budget = replace(state.budget, debt=record.header.debt)
                     self.metrics.joined([job])
-                for step in record.drawn[len(state.steps) : num_drawn]:
+                for step in record.steps[len(state.steps) : min(num_drawn, record.num_drawn)]:
                     state.append(step, is_end=step.token_id in ends)
                     if state.is_finished:
                         break
@@ -250,20 +253,14 @@ class AsyncEngine:
         """The record of a text, once the journal has so many of its steps; JournalError where it
         does not have them within WAIT_S."""
         until_s = time.monotonic() + WAIT_S
-        while True:
-            record = self._reader.find(name)
-            if record is not None and (record.error or record.num_drawn >= num_drawn):
-                return record
+        while (record := self._reader.holding(name, num_drawn)) is None:
             if time.monotonic() > until_s:
                 raise JournalError(f"the journal lacks tokens of {name} after {WAIT_S:g} s")
-            if not self._reader.refresh():
-                await self._next_look()
-
-    async def _next_look(self) -> None:
-        """Return after LOOK_S, once for all jobs that wait."""
-        if self._look is None or self._look.done():
-            self._look = asyncio.ensure_future(asyncio.sleep(LOOK_S))
-        await asyncio.shield(self._look)  # a job that is broken off ends its wait only
+            if not self._reader.refresh():  # one look for all jobs that wait
+                if self._look is None or self._look.done():
+                    self._look = asyncio.ensure_future(asyncio.sleep(LOOK_S))
+                await asyncio.shield(self._look)  # a job that is broken off ends its wait only
+        return record
 
 
 def _log_probs(
@@ -282,6 +279,7 @@ def _log_probs(
 def open_engine(
     settings: EngineSettings,
     pair: DescribedPair,
+    rule: PairRule,
     arguments: Mapping[str, Any],
     *,
     max_waiting: int,
@@ -295,18 +293,18 @@ def open_engine(
     from vllm import AsyncEngineArgs, AsyncLLMEngine
 
     register()
-    known = {each.name for each in fields(AsyncEngineArgs)}
-    if unknown := sorted(arguments.keys() - known):
+    names = {argument.name for argument in fields(AsyncEngineArgs)}
+    if unknown := sorted(arguments.keys() - names):
         raise ValueError(f"vLLM has no engine argument {unknown[0]!r}")
     made = engine_arguments(settings, dict(arguments)) | {"worker_extension_cls": WORKER}
     config = AsyncEngineArgs(**made).create_engine_config()
-    rule, num_rows = settings.rule, config.scheduler_config.max_num_seqs
+    num_rows = config.scheduler_config.max_num_seqs
     decoder = Decoder(pair, rule, level="token", batch_size=num_rows)
     pair.computes_in(config.model_config.dtype)
     decoder.level.context_length = config.model_config.max_model_len
     return AsyncEngine(
         decoder,
-        JournalReader(settings.journal, skips_written=True, num_kept=NUM_KEPT),
+        settings.journal,
         partial(AsyncLLMEngine.from_vllm_config, config),
         partial(_params_of, decoder),
         Metrics(REGISTRY),  # in which vLLM's series are
@@ -323,9 +321,9 @@ def _params_of(decoder: Decoder, job: Job) -> SamplingParams:
         request,
         rule.rule,
         sampling,
+        name=job.request_id,
         client_id=job.client_id,
         stop_token_ids=sorted(stops),
-        ignore_eos=request.ignores_ends,
         logprobs=request.num_top,
         prompt_logprobs=request.num_top if request.echoes else None,
         output_kind=RequestOutputKind.DELTA,

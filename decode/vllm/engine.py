@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from ..rules.anchored import Anchored
 from ..rules.registry import DEFAULT_K
 from ..serving.server_options import JournalOptions
-from .settings import KEY, DescribedPair, EngineSettings, PairFacts, PairRule, checked_rule
+from .pair_description import KEY, DescribedPair, EngineSettings, PairFacts, PairRule, checked_rule
 
 if TYPE_CHECKING:
     from .offline import PairDecoder  # imports vLLM
@@ -108,7 +109,7 @@ def engine_arguments(settings: EngineSettings, options: dict[str, Any]) -> dict[
             "eos_token_id": facts.stop_token_ids,
         },
         "logits_processors": [*(options.get("logits_processors") or []), PROCESSOR],
-        "additional_config": {**(options.get("additional_config") or {}), KEY: settings.to_json()},
+        "additional_config": {**(options.get("additional_config") or {}), KEY: asdict(settings)},
     }
 
 
@@ -139,7 +140,6 @@ def _check_speculation(config: Any) -> None:
 def prepare(
     safe: str | Path,
     risky: str | Path,
-    rule: PairRule,
     folder: Path,
     journal: JournalOptions,
     *,
@@ -158,11 +158,8 @@ def prepare(
     facts = PairFacts.of(pair)
     if not facts.stop_token_ids:
         raise ValueError("neither model names a token that ends a text: a failure could not end it")
-    from . import processor
-
     logger.info("vLLM %s, journal in %s", installed, folder)
-    settings = EngineSettings(facts=facts, rule=rule, journal=str(folder), **journal.of_writer)
-    processor.opened = settings
+    settings = EngineSettings(facts=facts, journal=str(folder), **journal.of_writer)
     return settings, pair
 
 
@@ -189,7 +186,7 @@ def open_pair(
     """A `Decoder` inside vLLM for a pair of Hugging Face folders or Hub ids.
 
     Its `generate` takes what that of a `Decoder` takes, draws the same tokens and returns the same
-    `Generation`s; its `llm` is vLLM's `LLM`, see `PairLLM`.
+    `Generation`s.
     ledgers: folder of the journal, which `anchored ledgers` makes ledgers of; None for one
     that this process removes when it ends. engine: arguments of vLLM, `tensor_parallel_size=8` for
     one.
@@ -203,7 +200,7 @@ def open_pair(
     folder.mkdir(parents=True, exist_ok=True)
     rule = checked_rule(rule)
     settings, pair = prepare(
-        safe, risky, rule, folder, JournalOptions(), allow_quantized_safe=allow_quantized_safe
+        safe, risky, folder, JournalOptions(), allow_quantized_safe=allow_quantized_safe
     )
     register()
     from .offline import PairDecoder, PairLLM

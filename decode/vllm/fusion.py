@@ -17,7 +17,7 @@ from ..engine.request import NUM_COLUMNS, SPEND, TOKEN, ledger_columns
 from ..settings import Charge, SamplingConfig
 from ..streams.kv_cache import uploaded
 from ..warpers import Warpers, merge_ends
-from .settings import PairFacts
+from .pair_description import PairFacts
 
 # S slots of the engine, B requests of a step, R rows of logits, G rows of a request, V vocabulary.
 
@@ -204,8 +204,8 @@ class SlotAccounts:
         ):
             field[slot] = number
         self._seen[slot] = False
-        known = [token for token in token_ids if 0 <= token < self._facts.vocab_size]
-        self._seen[slot, uploaded(torch.tensor(known), self._device)] = True
+        seen = [token for token in token_ids if 0 <= token < self._facts.vocab_size]
+        self._seen[slot, uploaded(torch.tensor(seen), self._device)] = True
 
     def set_debt(self, slot: int, debt: Tensor) -> None:
         """Charge the debt of the prompt, () float64 nats; NaN fails the request, which then records

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,98 +14,71 @@ from vllm.sampling_params import RequestOutputKind
 from ..decoder import Decoder
 from ..engine.paired_batch import PairedBatch
 from ..engine.request import Request, RequestState, refused
-from ..serving.journal_reader import LOOK_S, NUM_KEPT, WAIT_S, JournalError, JournalReader, Record
+from ..serving.journal_reader import (
+    LOOK_S,
+    WAIT_S,
+    JournalError,
+    JournalReader,
+    Record,
+    journal_names,
+)
 from ..settings import SamplingConfig
 from .admission import parameters
-from .settings import ONE_PROMPT, DescribedPair, EngineSettings, PairRule
+from .pair_description import ONE_PROMPT, DescribedPair, EngineSettings, PairRule
 
 
 class PairLLM(LLM):
-    """An LLM whose results carry `.anchored`; none is returned that the journal does not hold.
-
-    A request asks by `SamplingParams(extra_args={"anchored_k": 1.0, "anchored_seed": 7})`, or
-    anchored_K, anchored_divergence, anchored_bank, anchored_debt. `.anchored` holds what an
-    answer of the server says of a text. What cannot be honored within the bound is a ValueError.
-    """
+    """An LLM that yields the records of texts, once the journal holds them."""
 
     def __init__(self, settings: EngineSettings, **engine: Any) -> None:
-        self.settings = settings
+        self._num_drawn: dict[str, int | None] = {}
+        """Tokens of texts that have not been yielded, by name; None of one that has not ended."""
         # Before the engine begins its file: what is there is of engines before it.
-        self._journal = JournalReader(settings.journal, skips_written=True, num_kept=NUM_KEPT)
+        folder, names = settings.journal, journal_names(settings.journal)
+        self._journal = JournalReader(folder, skipped=names, only=self._num_drawn.keys())
         super().__init__(**engine)
-        self._late: list[Any] = []
-        """Results whose steps the journal does not hold yet."""
-        self._ended: dict[str, Record] = {}
-        """Records that `records` is to yield."""
-        self._awaited: set[str] = set()
-        self._plain_step = self.llm_engine.step
-        self.llm_engine.step = self._step
 
     def records(
-        self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]
-    ) -> Iterator[tuple[int, Record]]:
-        """The index and the record of each text, once it has ended and the journal holds it.
+        self, prompts: Mapping[str, list[int]], params: Mapping[str, SamplingParams]
+    ) -> Iterator[Record]:
+        """The record of each text, by whose name `params` are made, once it has ended.
 
-        What was not taken when the iterator is dropped is aborted.
+        What was not taken when the iterator is dropped is aborted. Raises JournalError where the
+        journal does not come to hold a text.
         """
-        engine, index = self.llm_engine, {}
+        engine, until_s = self.llm_engine, time.monotonic() + WAIT_S
+        self._num_drawn |= dict.fromkeys(prompts)
         try:
-            for i, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
-                name = str(next(self.request_counter))
-                index[name] = i
-                self._awaited.add(name)
-                engine.add_request(name, {"prompt_token_ids": prompt}, asked)
-            while index:
+            for name, prompt in prompts.items():
+                engine.add_request(name, {"prompt_token_ids": prompt}, params[name])
+            while waiting := [name for name in prompts if name in self._num_drawn]:
+                # 1. A step; after the last one, a look at a journal that is late.
                 if engine.has_unfinished_requests():
-                    engine.step()
+                    for output in engine.step():
+                        if output.finished and output.request_id in self._num_drawn:
+                            (text,) = output.outputs
+                            self._num_drawn[output.request_id] = len(text.token_ids)
+                    until_s = time.monotonic() + WAIT_S
+                elif time.monotonic() > until_s:
+                    raise JournalError(f"the journal lacks tokens of {waiting[0]}")
                 else:
-                    self._await_late()
-                for name in [name for name in index if name in self._ended]:
-                    yield index.pop(name), self._ended.pop(name)
+                    time.sleep(LOOK_S)
+                # 2. The texts that have ended, whose tokens the journal has.
+                self._journal.refresh()
+                for name in waiting:
+                    count = self._num_drawn[name]
+                    record = None if count is None else self._journal.holding(name, count)
+                    if record is not None:
+                        self._forget(name)
+                        yield record
         finally:
-            engine.abort_request(list(index))
-            self._awaited.clear()
-            self._ended.clear()
+            left = [name for name in prompts if name in self._num_drawn]
+            engine.abort_request(left)
+            for name in left:
+                self._forget(name)
 
-    def _run_engine(self, *args: Any, **kwargs: Any) -> Any:
-        """The results of `generate` and of `chat`, once the journal holds the last of them."""
-        outputs = super()._run_engine(*args, **kwargs)
-        self._await_late()
-        return outputs
-
-    def _step(self) -> list[Any]:
-        """Results are compared with their records as they end: a call of a million holds few."""
-        outputs: list[Any] = self._plain_step()
-        self._late += [output for output in outputs if output.finished]
-        self._answer_late()
-        return outputs
-
-    def _await_late(self) -> None:
-        until = time.monotonic() + WAIT_S
-        while self._late and time.monotonic() < until:
-            time.sleep(LOOK_S)
-            self._answer_late()
-        late, self._late = self._late, []
-        for output in late:
-            self._answer(output)
-
-    def _answer_late(self) -> None:
-        waiting, self._late = self._late, []
-        for output in waiting:
-            try:
-                self._answer(output)
-            except JournalError:
-                self._late.append(output)
-
-    def _answer(self, output: Any) -> None:
-        """Raises JournalError where the journal does not hold the tokens."""
-        (text,) = output.outputs
-        name = output.request_id
-        output.anchored = self._journal.answer(name, list(text.token_ids))
-        if name in self._awaited:
-            if (record := self._journal.find(name)) is None:
-                raise JournalError(f"the journal holds nothing of request {name}")
-            self._ended[name] = record
+    def _forget(self, name: str) -> None:
+        del self._num_drawn[name]
         self._journal.forget(name)
 
 
@@ -114,7 +88,6 @@ class PairDecoder(Decoder):
     def __init__(self, llm: PairLLM, pair: DescribedPair, rule: PairRule) -> None:
         super().__init__(pair, rule, level="token")
         self.llm = llm
-        """vLLM's LLM of the pair, for calls in its words."""
         pair.computes_in(llm.model_config.dtype)
         self.level.context_length = llm.model_config.max_model_len
 
@@ -150,17 +123,18 @@ class PairDecoder(Decoder):
         for request in requests:
             if request.error:
                 yield refused(request, self.rule, self.level.text_stream())
-        fitting = [request for request in requests if not request.error]
-        prompts = [request.prompt_token_ids for request in fitting]
-        params = [self._params(request, config) for request in fitting]
-        for i, record in self.llm.records(prompts, params):
-            yield self._state(fitting[i], record)
+        fitting = {f"text-{uuid.uuid4().hex}": each for each in requests if not each.error}
+        prompts = {name: request.prompt_token_ids for name, request in fitting.items()}
+        params = {name: self._params(name, each, config) for name, each in fitting.items()}
+        for record in self.llm.records(prompts, params):
+            yield self._state(fitting[record.request_id], record)
 
-    def _params(self, request: Request, config: SamplingConfig) -> SamplingParams:
+    def _params(self, name: str, request: Request, config: SamplingConfig) -> SamplingParams:
         return parameters(
             request,
             self.rule,
             config,
+            name=name,
             stop=[text for text in request.stop if not self.level.stop_symbols([text])],
             stop_token_ids=sorted(self.level.stop_symbols(request.stop)),
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -15,7 +15,7 @@ from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models.utils import maybe_prefix
 from vllm.transformers_utils.config import get_config
 
-from .settings import EngineSettings
+from .pair_description import EngineSettings
 
 RISKY = "risky."
 NAMES = ("safe", "risky")

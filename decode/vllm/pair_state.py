@@ -17,24 +17,21 @@ from ...kernels.spend import DEBT
 from ...kernels.token_log_probs import token_log_probs
 from ..engine.request import random_key
 from ..rules.budget import debt_nats, log_likelihood_ratios, opened_accounts
-from ..serving.asked import seed_of_name
 from ..serving.journal import UNWRITTEN, JournalWriter
 from ..settings import Charge
 from ..streams.kv_cache import uploaded
 from . import processor
-from .admission import admit, unadmitted
+from .admission import SlotRequest
 from .fusion import Rows, SlotAccounts
-from .recorder import Recorder, SlotRequest
-from .settings import EngineSettings
+from .pair_description import EngineSettings
+from .recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
 NUM_PARKED = 8_192
 """Requests without a slot that are remembered: preempted ones come back first of all, and the
-engine does not say which have ended. One that was forgotten and comes back draws nothing more."""
-
-WARM_UP = ("_warmup_", "_v2_mixed_warmup")
-"""Beginnings of the ids of requests by which the engine warms up: they are no user's."""
+engine does not say which have ended. One that was forgotten and comes back draws nothing more: the
+journal says that it has ended."""
 
 TILE = 256
 """Rows of logits at once, of both models, where a prompt is scored."""
@@ -60,11 +57,10 @@ class PairState(DefaultModelState):
         self._requests: dict[int, SlotRequest] = {}
         self._slot_of: dict[str, int] = {}
         self._parked: OrderedDict[str, SlotRequest] = OrderedDict()
-        is_first = vllm_config.parallel_config.rank == 0
-        size, is_synced = settings.max_bytes, settings.is_synced
-        folder, journal = settings.journal, None
-        if is_first:
-            journal = JournalWriter(folder, max_bytes=size, is_synced=is_synced)
+        journal = None
+        if vllm_config.parallel_config.rank == 0:  # the first process
+            size, is_synced = settings.max_bytes, settings.is_synced
+            journal = JournalWriter(settings.journal, max_bytes=size, is_synced=is_synced)
         self.recorder = Recorder(journal, self.facts, dtype)
         self._batch: Any = None
 
@@ -81,21 +77,19 @@ class PairState(DefaultModelState):
             request = self._new_request(new_req_data, tokens[:length])
         if not request.rewound(emitted):
             request.error = request.error or "tokens that were not drawn here came back"
-        charge = request.admitted.rule.charge
+        charge = request.rule.charge
         assert charge is not None, "each rule that draws here has bounds"
         self._requests[req_index] = request
-        self._slot_of[request.request_id] = req_index
+        self._slot_of[request.engine_id] = req_index
         self.slots.join(
             req_index,
             tokens,
             prompt_len=length,
-            account=opened_accounts([request.admitted.budget])[0],
+            account=opened_accounts([request.budget])[0],
             debt=NOTHING_SPENT if request.debt is None else request.debt,
             spends=[spend for _, spend in request.steps],
-            key=random_key(
-                request.seed, request.prompt, level="token", place=request.admitted.sample
-            ),
-            sampling=request.admitted.sampling,
+            key=random_key(request.seed, request.prompt, level="token", place=request.sample),
+            sampling=request.sampling,
             charge=charge,
             is_failed=bool(request.error),
         )
@@ -108,11 +102,10 @@ class PairState(DefaultModelState):
             return
         request = self._requests.pop(slot)
         self.slots.leave(slot)
-        has_ended = self.recorder.has_end(request)
-        if len(request.steps) < request.admitted.horizon and not has_ended:
+        if not self.recorder.has_end(request):
             self._parked[req_id] = request
             while len(self._parked) > NUM_PARKED:
-                self._parked.popitem(last=False)
+                self.recorder.forget(self._parked.popitem(last=False)[1])
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
         """Before each forward; the draw that follows reads what is noted here."""
@@ -158,25 +151,11 @@ class PairState(DefaultModelState):
     def _new_request(self, data: Any, prompt: list[int]) -> SlotRequest:
         size, missing = self.facts.vocab_size, self.facts.missing_token_ids
         is_shared = all(0 <= token < size and token not in missing for token in prompt)
-        error = "" if is_shared else "a token of the prompt is not shared"
-        try:
-            admitted = admit(data.sampling_params, self.settings)
-        except ValueError as refusal:  # the front end, which would have answered, was passed by
-            error = error or str(refusal)
-            admitted = unadmitted(data.sampling_params)
-        seed = admitted.seed
-        if seed is None:  # the same in every process of a split model
-            seed = seed_of_name(data.req_id)
-        least = torch.tensor(admitted.least_debt, dtype=torch.float64)
-        return SlotRequest(
-            request_id=data.req_id,
-            prompt=prompt,
-            admitted=admitted,
-            seed=seed,
-            debt=None if admitted.rule.charges_debt else least,
-            error=error,
-            is_recorded=not data.req_id.startswith(WARM_UP),
-        )
+        request = SlotRequest.of(data.req_id, prompt, data.sampling_params)
+        request.error = "" if is_shared else "a token of the prompt is not shared"
+        if not request.rule.charges_debt:
+            request.debt = torch.tensor(request.least_debt, dtype=torch.float64)
+        return request
 
     def _score(self, slot: int, request: SlotRequest, index: int) -> None:
         start = int(self._batch.num_computed_tokens_np[index])
@@ -188,7 +167,7 @@ class PairState(DefaultModelState):
         hidden = self._hidden(index, count)
         if start > request.num_scored or hidden is None:
             request.error = "a part of the prompt was not read here, so its debt is not known"
-            logger.error("%s: %s", request.request_id, request.error)
+            logger.error("%s: %s", request.name, request.error)
             self.slots.is_failed[slot] = True
             request.debt = NOTHING_SPENT
         else:
@@ -196,7 +175,7 @@ class PairState(DefaultModelState):
             request.num_scored = max(end, start)
             if start + count < len(request.prompt):
                 return
-            rule, least = request.admitted.rule, request.admitted.least_debt
+            rule, least = request.rule, request.least_debt
             ratios = torch.cat([self.slots.accounts[:0, DEBT], *request.ratios])
             debt = debt_nats(ratios, mode=rule.debt, window=rule.debt_window)
             request.debt = debt.clamp(min=least)

@@ -1,7 +1,7 @@
 """What vLLM loads by name: the hook by which a row of logits becomes the token that was drawn from
 p*, and calls of the server to the engine's processes.
 
-The front end loads this file too, to refuse requests, so it imports no module of the runner.
+The front end loads this file too, so it imports no module of the runner.
 """
 
 from __future__ import annotations
@@ -14,16 +14,11 @@ from torch import Tensor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
 from ...kernels.project import falls_back
-from .admission import admit
-from .settings import NOT_OURS, EngineSettings
+from .pair_description import KEY, NOT_OURS, EngineSettings
 
 current: ReferenceType[Any] | None = None
 """The `PairState` whose forward was prepared last: an engine draws after its forward, in one
 thread. Weakly, so that an engine that was shut down holds no memory."""
-
-opened: EngineSettings | None = None
-"""The settings of the engine that this process has opened, whose requests it admits. The processes
-of the engine read theirs from its config."""
 
 
 class AnchoredDraw(LogitsProcessor):
@@ -31,12 +26,9 @@ class AnchoredDraw(LogitsProcessor):
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Raise ValueError for a request that cannot be honored; see `admission`."""
-        if opened is None:
+        """Raise ValueError for a request that `admission.parameters` did not make."""
+        if KEY not in (sampling_params.extra_args or {}):
             raise ValueError(NOT_OURS)
-        admit(sampling_params, opened)
-        # The debt needs all rows of the prompt; no later hook is asked before they are read.
-        sampling_params.skip_reading_prefix_cache = opened.rule.charges_debt
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         super().__init__(vllm_config, req_states)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,41 +14,10 @@ from torch import Tensor
 from ..engine.request import ledger_step, random_stream
 from ..ledger import LedgerHeader, LedgerStep
 from ..serving.journal import UNWRITTEN, JournalWriter
-from .admission import Admitted
-from .settings import PairFacts
+from .admission import SlotRequest
+from .pair_description import PairFacts
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True, slots=True)
-class SlotRequest:
-    """A request of the engine, and what is known of it on the host."""
-
-    request_id: str
-    prompt: list[int]
-    admitted: Admitted
-    seed: int
-    steps: list[tuple[int, float]] = field(default_factory=list)
-    """(token, spend) of what was drawn."""
-    debt: Tensor | None = None
-    """() float64 nats once the prompt was read; None before."""
-    ratios: list[Tensor] = field(default_factory=list)
-    num_scored: int = 0
-    """Positions of the prompt whose ratios are known."""
-    is_open: bool = False
-    """The journal holds its header."""
-    error: str = ""
-    is_reported: bool = False
-    """The journal holds its error."""
-    has_ended: bool = False
-    """The journal holds its end."""
-    is_recorded: bool = True
-    """False for requests by which the engine warms up: the journal holds nothing of them."""
-
-    def rewound(self, emitted: list[int]) -> bool:
-        """Forget what was drawn beyond the tokens that the engine kept; False if these differ."""
-        del self.steps[len(emitted) :]
-        return [token for token, _ in self.steps] == emitted
 
 
 class Recorder:
@@ -85,6 +54,11 @@ class Recorder:
             return False
         return True
 
+    def forget(self, request: SlotRequest) -> None:
+        """A request that was broken off, of which nothing more is drawn."""
+        if self._journal is not None and request.is_open and request.name:
+            self._thread.submit(self._journal.end, request.name)
+
     def drain(self) -> None:
         """Wait until all steps are noted."""
         if self._last is not None:
@@ -100,7 +74,7 @@ class Recorder:
         try:
             for request, figures in zip(requests, records.tolist(), strict=True):
                 noted = self._noted(request, figures)
-                rows += noted if request.is_recorded else []
+                rows += noted if request.name else []
             if self._journal is not None:
                 self._journal.steps(rows)
                 self._end(self._journal, requests)
@@ -121,57 +95,56 @@ class Recorder:
                 continue
             self._open(request, debt)
             step = ledger_step(len(request.steps), figures)
-            noted.append((request.request_id, step))
+            noted.append((request.name, step))
             request.steps.append((step.token_id, step.spend))
         if request.error and not request.is_reported:
             self._open(request, records[0][-1])
-            if self._journal is not None and request.is_recorded:
-                self._journal.fail(request.request_id, request.error)
+            if self._journal is not None and request.name:
+                self._journal.fail(request.name, request.error)
             request.is_reported = True
         return noted
 
     def _end(self, journal: JournalWriter, requests: Sequence[SlotRequest]) -> None:
         """Note texts that have their last token."""
         for request in requests:
-            if not request.steps or not request.is_recorded or request.has_ended:
-                continue
-            if len(request.steps) >= request.admitted.horizon or self.has_end(request):
-                journal.end(request.request_id)
+            if request.name and not request.has_ended and self.has_end(request):
+                journal.end(request.name)
                 request.has_ended = True
 
     def has_end(self, request: SlotRequest) -> bool:
-        """Whether the last token of a request ends its text."""
+        """Whether a request has its last token."""
+        if len(request.steps) >= request.horizon:
+            return True
         return bool(request.steps) and request.steps[-1][0] in self._ends(request)
 
     def _ends(self, request: SlotRequest) -> list[int]:
-        return [] if request.admitted.ignores_ends else self._facts.stop_token_ids
+        return [] if request.ignores_ends else self._facts.stop_token_ids
 
     def _open(self, request: SlotRequest, debt: float) -> None:
-        if not request.is_open and request.is_recorded and self._journal is not None:
+        if not request.is_open and request.name and self._journal is not None:
             header = self._header(request, debt)
             self._journal.open(
-                request.request_id,
+                request.name,
                 header,
-                has_stops=request.admitted.has_stops,
-                client_id=request.admitted.client_id,
+                has_stops=request.has_stops,
+                client_id=request.client_id,
             )
         request.is_open = True
 
     def _header(self, request: SlotRequest, debt: float) -> LedgerHeader:
-        admitted = request.admitted
         return LedgerHeader(
-            rule=admitted.rule.name,
-            rule_settings=admitted.rule.settings(),
-            sampling=admitted.sampling.as_dict(),
+            rule=request.rule.name,
+            rule_settings=request.rule.settings(),
+            sampling=request.sampling.as_dict(),
             seed=request.seed,
             prompt_token_ids=request.prompt,
             stop_token_ids=self._ends(request),
             fingerprints=self._facts.fingerprints,
             dtype=self._dtype,
-            **replace(admitted.budget, debt=debt).record(),
-            charge=admitted.rule.charge,
+            **replace(request.budget, debt=debt).record(),
+            charge=request.rule.charge,
             quantization=self._facts.quantization,
             level_settings=self._facts.level_settings,
-            least_debt=admitted.least_debt or None,
-            stream=random_stream(request.prompt, place=admitted.sample),
+            least_debt=request.least_debt or None,
+            stream=random_stream(request.prompt, place=request.sample),
         )

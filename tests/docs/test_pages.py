@@ -19,7 +19,7 @@ from tiny_models import tiny_llama, train_tokenizer
 from torch.distributed.run import get_args_parser as torchrun_parser
 
 import anchored
-from anchored.decode.serving.asked import Asked, extra_arguments
+from anchored.decode.serving.anchored_options import AnchoredOptions
 from anchored.decode.serving.http import PATHS
 from anchored.decode.serving.reading import Body, parsed
 from anchored.tools.cli import COMMANDS, main
@@ -180,7 +180,7 @@ def read_curl(words: list[str]) -> None:
     """The request is one that `anchored serve` takes."""
     values = parsed(words[words.index("-d") + 1].encode())
     Body.of(values)
-    Asked.of(extra_arguments(values))
+    AnchoredOptions.of(values)
     assert words[1].removeprefix("http://localhost:8000") in PATHS
     assert "Content-Type: application/json" in words
 

@@ -5,26 +5,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
-from stand_in_llm import stand_in_engine
-from waiting import HANG_S
+import httpx
+import pytest
+from replaced_llm import replaced_engine
+from waiting import HANG_S, until
 
-from anchored import Decoder
-from anchored.decode.serving.asked import Limits
+from anchored import AnchoredError, Decoder, ModelPair
+from anchored.decode.serving.anchored_options import Limits
 from anchored.decode.serving.batch_thread import BatchThread
 from anchored.decode.serving.engine import Engine
 from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.server import PairServer, bound_socket
 from anchored.decode.serving.server_options import ServerOptions
-
-LOG_SHOWN = 5000
-"""Characters of the end of a server's log that are shown with a failure."""
 
 PROGRAM = (sys.executable, "-m", "anchored", "serve")
 
@@ -33,8 +30,8 @@ def batch_engine(decoder: Decoder, journal: Path, **sizes: int) -> Engine:
     return BatchThread(decoder, JournalWriter(journal), **sizes)
 
 
-ENGINES = {"decoder": batch_engine, "vllm": stand_in_engine}
-"""What opens each engine of `anchored serve`; that of vLLM draws by a stand-in here."""
+ENGINES = {"decoder": batch_engine, "vllm": replaced_engine}
+"""What opens each engine of `anchored serve`; vLLM is replaced here by a Decoder."""
 
 
 @contextmanager
@@ -49,62 +46,46 @@ def embedded(
 ) -> Iterator[tuple[str, PairServer]]:
     """(its address, the server), until the block ends."""
     settings = ServerOptions(port=0, **{"shutdown_s": 5.0, **options})
-    opened = ENGINES[engine](
-        decoder, journal, max_length=settings.max_length, max_waiting=settings.max_waiting
-    )
+    sizes = {"max_length": settings.max_length, "max_waiting": settings.max_waiting}
+    opened = ENGINES[engine](decoder, journal, **sizes)
     server = PairServer(opened, limits or Limits(rule=decoder.rule), settings, keeper)
-    failures: list[BaseException] = []
     with bound_socket(settings) as bound:
 
         def run() -> None:
-            try:
+            with suppress(AnchoredError):  # which the server's engine keeps
                 asyncio.run(server.run(bound))
-            except BaseException as error:
-                failures.append(error)
 
         thread = Thread(target=run)
         thread.start()
         address = f"http://127.0.0.1:{bound.getsockname()[1]}"
         try:
-            wait_until_healthy(address, lambda: thread.is_alive(), lambda: repr(failures))
+            until(lambda: not thread.is_alive() or is_up(address))
+            assert thread.is_alive(), "the server has ended"
             yield address, server
         finally:
-            if thread.is_alive():
-                with suppress(RuntimeError):  # its loop may just have ended
-                    server.end()
+            with suppress(RuntimeError):  # its loop may have ended
+                server.end()
             thread.join(HANG_S)
             assert not thread.is_alive()
 
 
 @contextmanager
-def slowed(server: PairServer) -> Iterator[None]:
-    """A text of 900 tokens lasts 45 seconds at least, whatever else the machine is at."""
-    step = server.engine._step
+def held(wait_s: float | None = None) -> Iterator[Event]:
+    """No text goes on until the event is set or the block ends; wait_s: each step takes so long
+    instead, so that a text of 900 tokens outlasts what a client does meanwhile."""
+    steps, may_go_on = JournalWriter.steps, Event()
 
-    def slow():
-        time.sleep(0.05)
-        return step()
+    def waiting(journal, rows):
+        if rows:
+            may_go_on.wait(wait_s)
+        steps(journal, rows)
 
-    server.engine._step = slow
-    yield
-    server.engine._step = step
-
-
-@contextmanager
-def held(server: PairServer) -> Iterator[Event]:
-    """No text goes on until the event is set, or the block ends."""
-    step, may_go_on = server.engine._step, Event()
-
-    def waiting():
-        may_go_on.wait()
-        return step()
-
-    server.engine._step = waiting
-    try:
-        yield may_go_on
-    finally:
-        may_go_on.set()
-        server.engine._step = step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JournalWriter, "steps", waiting)
+        try:
+            yield may_go_on
+        finally:
+            may_go_on.set()
 
 
 @contextmanager
@@ -125,11 +106,13 @@ def program(
             start_new_session=True,
         )
     try:
-        address = _address(process, log)
-        wait_until_healthy(address, lambda: process.poll() is None, log.read_text)
+        until(lambda: process.poll() is not None or announced(log))
+        address = announced(log)
+        until(lambda: process.poll() is not None or is_up(address))
+        assert process.poll() is None, "the server has ended"
         yield address, process
     except BaseException:
-        print(log.read_text()[-LOG_SHOWN:])  # of a test that has failed
+        print(log.read_text()[-5000:])  # of a test that has failed
         raise
     finally:
         if process.poll() is None:
@@ -137,22 +120,34 @@ def program(
             process.wait(HANG_S)
 
 
-def _address(process: subprocess.Popen, log: Path) -> str:
-    until = time.monotonic() + HANG_S
-    while time.monotonic() < until and process.poll() is None:
-        announcements = [line for line in log.read_text().splitlines() if "is served at " in line]
-        if announcements:
-            return announcements[0].partition(" at ")[2].partition("/v1;")[0]
-        time.sleep(0.05)
-    raise RuntimeError(log.read_text()[-LOG_SHOWN:])
+def saved(pair: ModelPair, root: Path) -> tuple[Path, Path]:
+    """The folders of a pair's models, each with the tokenizer."""
+    for name, model in pair.models.items():
+        model.save_pretrained(root / name)
+        pair.tokenizer.save_pretrained(root / name)
+    return root / "safe", root / "risky"
 
 
-def wait_until_healthy(address: str, is_alive, explain) -> None:
-    until = time.monotonic() + HANG_S
-    while time.monotonic() < until and is_alive():
-        try:
-            urllib.request.urlopen(f"{address}/health", timeout=5)
-            return
-        except OSError:
-            time.sleep(0.02)
-    raise RuntimeError(f"no server at {address}: {explain()}")
+def announced(log: Path) -> str:
+    """The address that a server's log says, "" for none yet."""
+    lines = [line for line in log.read_text().splitlines(True) if "is served at " in line]
+    return lines[0].partition(" at ")[2].partition("/v1;")[0] if lines else ""
+
+
+def is_up(address: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{address}/health", timeout=HANG_S).is_success
+    return False
+
+
+def streamed(address: str, headers: Mapping[str, str] | None = None, **body):
+    """The stream of a long text's tokens, as a context."""
+    long = {"prompt": "the keeper", "max_tokens": 900, "seed": 1}
+    body = {**long, "stream": True, "return_token_ids": True, **body}
+    url = f"{address}/v1/completions"
+    return httpx.stream("POST", url, json=body, headers=headers, timeout=HANG_S)
+
+
+def posted(address: str, path: str = "/v1/completions", **body) -> httpx.Response:
+    """The answer to a request, with a seed unless it names one."""
+    return httpx.post(f"{address}{path}", json={"seed": 1, **body}, timeout=HANG_S)

@@ -18,7 +18,10 @@ from anchored.decode.serving.accounts.policy import Client, Policy
 from anchored.decode.serving.accounts.store import Exhausted, Store
 
 KL = Anchored(k=1.0)
+MEANS = {"divergence": "kl"}
+"""An account of a server with the paper's budget."""
 KEYS = {"alice": "a-key", "bob": "b-key"}
+ALICE = {"authorization": f"Bearer {KEYS['alice']}"}
 
 HEADER = LedgerHeader(
     rule="pathwise",
@@ -43,7 +46,7 @@ def drawn(place: int, spend: float) -> LedgerStep:
     return LedgerStep(
         step=place,
         token_id=5,
-        accepted=0,
+        accepted=False,
         budget=8.0,
         spend=spend,
         weight=1.0,
@@ -102,7 +105,7 @@ def spend_all(make_store, num_clients: int) -> list[float]:
 
 
 def ask(address: str, name: str, *, path: str = "/v1/completions", **body) -> httpx.Response:
-    body = {"prompt": "the keeper", "max_tokens": 8, **body}
+    body = {"prompt": "the keeper", "max_tokens": 8, "seed": 1, **body}
     headers = {"authorization": f"Bearer {KEYS.get(name, name)}"}
     return httpx.post(address + path, json=body, headers=headers, timeout=HANG_S)
 

@@ -7,52 +7,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiny_models import TEXT
-
 from anchored import Anchored, Decoder, Generation, ModelPair, Pathwise
+from anchored.decode.engine.request import Request
+from anchored.decode.settings import SamplingConfig
+from anchored.decode.vllm.admission import parameters
 
 KL = Anchored(k=1.5)
-
-LAST_JOIN = 60
-"""The step of the engine by which all have joined."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixedRequest:
-    """One request, in words that both engines understand."""
+    """One request, for both engines."""
 
     prompt: list[int]
     max_tokens: int
     seed: int
-    asked: dict[str, Any]
-    """Nats as "k", a step, or as "K", of the whole text; "bank" and "divergence"."""
     rule: Anchored | Pathwise
-    """The engine's rule with what is asked of it."""
     sampling: dict[str, Any]
-    stop: str
-    """Ends the text; "" for none."""
+    stop: tuple[str, ...]
 
-    def params(self) -> Any:
-        """vLLM's SamplingParams."""
-        from vllm import SamplingParams
-
-        extra = {f"anchored_{name}": value for name, value in self.asked.items()}
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            stop=self.stop or None,
-            extra_args={**extra, "anchored_seed": self.seed},
-            **self.sampling,
+    def params(self, name: str) -> Any:
+        """vLLM's SamplingParams, by which the journal names it so."""
+        request = Request(
+            prompt_token_ids=self.prompt,
+            max_new_tokens=self.max_tokens,
+            seed=self.seed,
+            stop=self.stop,
         )
+        sampling, stop = SamplingConfig(**self.sampling), list(self.stop)
+        return parameters(request, self.rule, sampling, name=name, stop=stop)
 
     def decoded(self, pair: ModelPair) -> Generation:
         """The Decoder's answer to it, alone."""
-        (result,) = Decoder(pair, self.rule, level="token").generate(
-            [self.prompt],
-            max_new_tokens=self.max_tokens,
-            seed=self.seed,
-            stop=self.stop or (),
-            **self.sampling,
-        )
+        settings = {"max_new_tokens": self.max_tokens, "seed": self.seed, "stop": self.stop}
+        decoder = Decoder(pair, self.rule, level="token")
+        (result,) = decoder.generate([self.prompt], **settings, **self.sampling)
         return result
 
 
@@ -63,13 +52,12 @@ def mixed_requests(
     *,
     stop: str,
     lengths: Sequence[int] = (1, 5, 12, 30),
-    min_p: float = 0.02,
     rule: Anchored | Pathwise = KL,
 ) -> list[MixedRequest]:
     """Requests of every kind, the same ones every time; a third of them have a prefix in common.
 
     words: of the prompts. stop: of every sixth request. lengths: to choose max_tokens from. rule:
-    of the engine.
+    of the engine, whose numbers requests change.
     Prompts end with whole characters: where they do not, vLLM's text begins with the rest of one.
     """
     rng = random.Random(5)
@@ -81,67 +69,57 @@ def mixed_requests(
     shared = prompt(70)
     requests = []
     for number in range(count):
-        unshared = prompt(60)
+        unshared, length = prompt(60), rng.choice(lengths)
         k = rng.choice([0.0, 0.05, 0.3, 1.0, 3.0, 6.0])
-        length = rng.choice(lengths)
-        truncation: dict[str, float] = rng.choice(
-            [{}, {}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": min_p}]
-        )
-        asked: dict[str, Any] = {"K": k * length} if number % 4 == 1 else {"k": k}
-        changes = {"k": None, **asked}
-        if rule.name == "pathwise" and "K" in asked:
-            changes = {"k": 0.0, "bank": asked["K"]}
-        elif rule.name == "pathwise":
-            asked["bank"] = changes["bank"] = rng.choice([0.0, 0.5, 4.0, 20.0])
+        changes: dict[str, Any] = {"k": k}
+        if rule.name == "pathwise":
+            changes["bank"] = rng.choice([0.0, 0.5, 4.0, 20.0])
+        elif number % 4 == 1:
+            changes = {"k": None, "K": k * length}
         elif number % 5 == 2:
-            asked["divergence"] = changes["divergence"] = "max"
+            changes["divergence"] = "max"
+        truncations: list[dict[str, float]] = [{}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.02}]
         requests.append(
             MixedRequest(
                 prompt=(shared + unshared[1:]) if number % 3 == 0 else unshared,
                 max_tokens=length,
                 seed=rng.getrandbits(40),
-                asked=asked,
                 rule=replace(rule, **changes),
                 sampling={
                     "temperature": rng.choice([0.7, 1.0, 1.3]),
                     "repetition_penalty": rng.choice([1.0, 1.2]),
-                    **truncation,
+                    **rng.choice(truncations),
                 },
-                stop=stop if number % 6 == 4 else "",
+                stop=(stop,) if number % 6 == 4 else (),
             )
         )
     return requests
 
 
-Ended = list[tuple[MixedRequest, list[int]]]
-"""Requests, each with the tokens that vLLM answered."""
+def run(
+    llm: Any, requests: list[MixedRequest], *, last_join: int = 60, aborts_at: tuple[int, ...] = ()
+) -> dict[int, list[int]]:
+    """Join, step and abort; the tokens of the requests that ended by themselves, by index.
 
-
-def requests_of(tokenizer: Any, count: int, rule: Anchored = KL) -> list[MixedRequest]:
-    """About the words of `TEXT`."""
-    return mixed_requests(tokenizer, " ".join(TEXT).split(), count, stop="e", rule=rule)
-
-
-def run(llm: Any, requests: list[MixedRequest], *, aborts_at: tuple[int, ...] = ()) -> Ended:
-    """Join, step and abort; returns the requests that ended by themselves, with their tokens."""
-    rng, engine, step, num_joined = random.Random(6), llm.llm_engine, 0, 0
-    joins_at = sorted(rng.randrange(LAST_JOIN) for _ in requests)
-    live: dict[str, MixedRequest] = {}
-    ended: Ended = []
-    while num_joined < len(requests) or engine.has_unfinished_requests():
-        while num_joined < len(requests) and (joins_at[num_joined] <= step or not live):
-            request = requests[num_joined]
-            name = f"r{num_joined}"
-            engine.add_request(name, {"prompt_token_ids": request.prompt}, request.params())
-            live[name], num_joined = request, num_joined + 1
+    last_join: the step of the engine by which all have joined.
+    """
+    rng, engine, step, waiting = random.Random(6), llm.llm_engine, 0, list(range(len(requests)))
+    joins_at = sorted(rng.randrange(last_join) for _ in requests)
+    live, ended = set(), {}
+    while waiting or engine.has_unfinished_requests():
+        while waiting and (joins_at[waiting[0]] <= step or not live):
+            name = str(waiting[0])
+            request = requests[waiting.pop(0)]
+            prompt = {"prompt_token_ids": request.prompt}
+            engine.add_request(name, prompt, request.params(name))
+            live.add(name)
         for output in engine.step():
             if output.finished and output.request_id in live:
-                request = live.pop(output.request_id)
-                ended.append((request, list(output.outputs[0].token_ids)))
+                live.remove(output.request_id)
+                ended[int(output.request_id)] = list(output.outputs[0].token_ids)
         step += 1
         if step in aborts_at:
-            names = list(live)[:2]
+            names = sorted(live)[:2]
             engine.abort_request(names, internal=False)
-            for name in names:
-                del live[name]
+            live -= set(names)
     return ended

@@ -1,4 +1,4 @@
-"""`anchored serve --engine vllm` in a process of its own, under Triton's interpreter on a CPU."""
+"""`anchored serve --engine vllm` as a program, under Triton's interpreter on a CPU."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def end(process: subprocess.Popen) -> None:
     process.wait(HANG_S)
 
 
-if __name__ in ("__main__", "__mp_main__"):  # the server's own process, and its engine's
+if __name__ in ("__main__", "__mp_main__"):  # the server, and its engine's
     from vllm_on_cpu import interpret
 
     interpret()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import vllm_pair
-from tiny_models import tiny_llama, train_tokenizer
+from tiny_models import never_end, tiny_llama, train_tokenizer
 
 import anchored
 
@@ -32,17 +32,22 @@ ENGINE = {
 }
 
 
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory) -> tuple[Path, Path]:
-    """A safe and a risky model in float32, with one tokenizer."""
-    root, tokenizer = tmp_path_factory.mktemp("pair"), train_tokenizer()
-    for name, model in (
-        ("safe", tiny_llama(1, **SIZES)),
-        ("risky", tiny_llama(2, layers=3, **SIZES)),
-    ):
+def saved_pair(root: Path, *, is_endless: bool = False, **sizes: int) -> tuple[Path, Path]:
+    """A safe and a risky model in float32, with one tokenizer; is_endless: no text ends before its
+    length."""
+    tokenizer = train_tokenizer()
+    for seed, name in enumerate(("safe", "risky"), start=1):
+        model = tiny_llama(seed, layers=1 + seed, **{**SIZES, **sizes})
+        if is_endless:
+            never_end(model)
         model.float().save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
     return root / "safe", root / "risky"
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory) -> tuple[Path, Path]:
+    return saved_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="session")
@@ -53,12 +58,12 @@ def pair(folders) -> anchored.ModelPair:
 
 @contextmanager
 def opened(folders: tuple[Path, Path], **changes: Any) -> Iterator[Any]:
-    """An engine in this process, gone afterwards."""
+    """A decoder of an engine in this process, gone afterwards."""
     with vllm_pair.opened(folders, **{**ENGINE, **changes}) as decoder:
-        yield decoder.llm
+        yield decoder
 
 
-def state_of(llm: Any) -> Any:
+def state_of(decoder: Any) -> Any:
     """The `PairState` of an engine in this process."""
-    core = llm.llm_engine.engine_core.engine_core
+    core = decoder.llm.llm_engine.engine_core.engine_core
     return core.model_executor.driver_worker.worker.model_runner.model_state

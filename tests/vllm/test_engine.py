@@ -1,164 +1,116 @@
-"""What an engine refuses, what it falls back to, and what it forgets."""
+"""Calls of a Decoder whose steps are vLLM's: what it draws, refuses and does where all fails."""
 
-from pathlib import Path
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm")
 
 from drawn_tokens import follows
 from vllm import LLM, SamplingParams
 from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.exceptions import VLLMValidationError
+from waiting import until
 
 import anchored
+from anchored import Decoder, Pathwise
 from anchored.decode.serving.journal import JournalWriter
-from anchored.decode.serving.journal_reader import JournalError
+from anchored.decode.serving.journal_reader import JournalError, JournalReader
 from anchored.decode.serving.server_options import JournalOptions
-from anchored.decode.vllm import admission, engine, pair_state
+from anchored.decode.vllm import engine, offline, pair_state
 
 from .conftest import ENGINE, opened, state_of
 
 PROMPT = "the keeper of the lamp"
+PROMPTS = [PROMPT, "salt", "salt"]
 
 
 @pytest.fixture(scope="module")
-def llm(folders, tmp_path_factory):
-    with opened(folders, ledgers=tmp_path_factory.mktemp("journal")) as instance:
-        yield instance
+def journal(tmp_path_factory):
+    return tmp_path_factory.mktemp("journal")
 
 
-def params(number: int = 0, **changes) -> SamplingParams:
-    extra = {"anchored_k": 1.5, "anchored_seed": number, **changes.pop("extra", {})}
-    return SamplingParams(**{"max_tokens": 8, "temperature": 0.9, **changes}, extra_args=extra)
+@pytest.fixture(scope="module")
+def fast(folders, journal):
+    with opened(folders, rule=Pathwise(), ledgers=journal) as decoder:
+        yield decoder
 
 
-def test_every_field_of_sampling_params_is_looked_at():
-    """A new release of vLLM with a new field fails here: honor it or refuse it."""
-    fields = set(SamplingParams.__struct_fields__)
-    assert fields <= admission.KNOWN
-    assert admission.KNOWN - fields <= {"_watermarking_skipped"}  # 0.31 lacks it
-    tables = admission.SAMPLING_NAMES, admission.ASKED, admission.AFTER_THE_TEXT, admission.NEUTRAL
-    assert sum(map(len, tables)) == len(admission.KNOWN)
+@pytest.fixture(scope="module")
+def settings(folders, tmp_path_factory):
+    made, _ = engine.prepare(*folders, tmp_path_factory.mktemp("journal"), JournalOptions())
+    return made
 
 
-CHANGED = {
-    "n": 2,
-    "presence_penalty": 0.5,
-    "frequency_penalty": 0.5,
-    "watermarking": True,
-    "ignore_eos": True,
-    "min_tokens": 2,
-    "structured_outputs": SimpleNamespace(json="{}"),
-    "logit_bias": {5: 1.0},
-    "allowed_token_ids": [5],
-    "bad_words": ["a"],
-    "_bad_words_token_ids": [[5]],
-    "thinking_token_budget": 3,
-    "trace_decode_token_ids": [5],
-}
+CALLS = [
+    {"seed": [1, 2, 3], "k": [0.2, 1.0, 3.0], "max_new_tokens": 6, "repetition_penalty": 1.0},
+    {"num_return_sequences": 2, "temperature": 0.9, "stop": "e", "top_p": 0.9, "seed": 1},
+    {"temperature": 0.0, "max_new_tokens": 4},
+]
 
 
-@pytest.mark.parametrize("name", admission.NEUTRAL)
-def test_what_acts_after_the_projection_is_refused(llm, name):
-    sampling = params()
-    admission.admit(sampling, llm.settings)
-    if name in admission.ON_BY_DEFAULT and getattr(sampling, name) == CHANGED[name]:
-        pytest.skip("on by default here, and without effect")
-    setattr(sampling, name, CHANGED[name])
-    with pytest.raises(ValueError, match=rf"{name}=.* cannot be honored"):
-        admission.admit(sampling, llm.settings)
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_generations_are_the_decoders(fast, pair, call):
+    call = {"max_new_tokens": 12, **call}
+    plain = Decoder(pair, fast.rule).generate(PROMPTS, **call)
+    for ours, other in zip(fast.generate(PROMPTS, **call), plain, strict=True):
+        for name in ("token_ids", "text", "pieces", "prompt", "finish_reason"):
+            assert getattr(ours, name) == getattr(other, name)
+        assert ours.ledger.certified == other.ledger.certified == (call.get("temperature") != 0.0)
+        headers = [vars_of(each.ledger.header) for each in (ours, other)]
+        for name in ("debt", "bound"):
+            assert headers[0].pop(name) == pytest.approx(headers[1].pop(name), abs=1e-4)
+        assert headers[0] == headers[1]
+        assert ours.ledger.spent == pytest.approx(other.ledger.spent, abs=1e-3)
+        assert anchored.verify(ours.ledger, pair).is_ok
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"extra": {"anchored_k": -1.0}}, "k must be in"),
-        ({"max_tokens": None}, "must be given"),
-        ({"stop": ["a", "<|turn|>"]}, r"stop '<\|turn\|>' .* give stop_token_ids=\[2\]"),
-    ],
-)
-def test_what_no_budget_or_end_follows_from_is_refused(llm, changes, message):
-    with pytest.raises(ValueError, match=message):
-        admission.admit(params(**changes), llm.settings)
+def vars_of(header):
+    return {field.name: getattr(header, field.name) for field in fields(header)}
 
 
-def test_the_engine_answers_what_is_refused_before_it_draws(llm):
-    with pytest.raises(VLLMValidationError, match="logit_bias"):
-        llm.generate([PROMPT], params(logit_bias={5: 2.0}), use_tqdm=False)
-    with pytest.raises(VLLMValidationError, match="unknown field kk"):
-        llm.generate([PROMPT], params(extra={"anchored_kk": 2.0}), use_tqdm=False)
+def test_what_fails_and_what_is_refused_is_as_the_decoder_says(fast, pair):
+    plain = Decoder(pair, fast.rule)
+    for decoder in (fast, plain):
+        good, bad = decoder.generate(["salt", [5] * 300], max_new_tokens=4, seed=1)
+        assert not good.error and "exceeds the pair's context of 256" in bad.error
+        with pytest.raises(ValueError, match="k must be in"):
+            decoder.generate("salt", k=-1.0)
+    (first,) = fast.generate("salt", max_new_tokens=4, seed=1)
+    later, same = (
+        decoder.generate(continue_from=first, max_new_tokens=4, seed=2)[0]
+        for decoder in (fast, plain)
+    )
+    assert later.prompt == first.prompt + first.token_ids and later.token_ids == same.token_ids
+    assert later.ledger.total_bound == pytest.approx(same.ledger.total_bound, abs=1e-4)
+    with pytest.raises(ValueError, match="has `generate` and `generate_each` alone"):
+        next(fast.stream("salt"))
+    with pytest.raises(ValueError, match=r"rule must be Anchored.* or Pathwise"):
+        anchored.vllm.open_pair("safe", "risky", anchored.NoOpt(k=1.0))
+    with pytest.raises(VLLMValidationError, match=r"by anchored.vllm.open_pair or anchored serve"):
+        fast.llm.generate([PROMPT], SamplingParams(), use_tqdm=False)
 
 
-@pytest.mark.parametrize("release", ["0.30.2", "0.33.0", "1.0"])
-def test_other_releases_are_refused_by_name(monkeypatch, release):
-    monkeypatch.setattr(engine, "version", lambda name: release)
-    with pytest.raises(ImportError, match=rf"vLLM {release} is not supported"):
-        engine.check_version()
+def test_texts_come_as_they_end_and_the_rest_is_aborted_and_ends_once_it_is_forgotten(
+    fast, journal, monkeypatch
+):
+    monkeypatch.setattr(pair_state, "NUM_PARKED", 0)
+    texts = fast.generate_each(["salt", "the keeper"], max_new_tokens=[2, 200], seed=3)
+    index, first = next(texts)
+    assert (index, len(first.token_ids)) == (0, 2)
+    texts.close()
+    assert not fast.llm.llm_engine.has_unfinished_requests()
+    assert len(fast.generate(["salt"] * 64, max_new_tokens=1, seed=1)) == 64
+    until(lambda: all(record.has_ended for record in JournalReader(journal).ended_records()))
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"enable_lora": True},
-        {"pipeline_parallel_size": 2},
-        {"enable_prompt_embeds": True},
-        {"trust_remote_code": True},
-        {"quantization": "fp8"},
-        {"watermark_config": {"algorithm": "synthid"}},
-        {"max_model_len": 257},
-        {"speculative_config": {"rejection_sample_method": "synthetic"}},
-        {"compilation_config": {"cudagraph_mode": "FULL"}},
-        {"compilation_config": CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)},
-    ],
-    ids=str,
-)
-def test_engine_arguments_that_cannot_go_with_a_pair_are_refused(llm, given):
-    with pytest.raises(ValueError, match=r"cannot go with a pair|must be"):
-        engine.engine_arguments(llm.settings, given)
-
-
-def test_graphs_that_replay_decodes_alone_can_go_with_a_pair(llm, monkeypatch):
-    for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"):
-        engine.engine_arguments(llm.settings, {"compilation_config": {"cudagraph_mode": mode}})
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    with pytest.raises(ValueError, match="VLLM_BATCH_INVARIANT=1 cannot go with a pair"):
-        engine.engine_arguments(llm.settings, {})
-
-
-def test_a_prompt_that_was_not_read_here_is_an_error_and_no_debt(llm, monkeypatch):
-    """As of a graph that replays prompts: nobody saw their hidden states."""
-    model = state_of(llm).model
-    compute = model.compute_logits
-
-    def unseen(hidden):
-        model.hidden, rows = None, compute(hidden)
-        model.last_hidden = hidden[:0]
-        return rows
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "compute_logits", unseen)
-        (output,) = llm.generate([PROMPT], params(), use_tqdm=False)
-    assert "its debt is not known" in output.anchored["error"]
-    assert not output.anchored["certified"]
-
-
-def test_requests_by_which_the_engine_warms_up_leave_no_ledger(llm, monkeypatch):
-    files = list(Path(llm.settings.journal).iterdir())
-    before = [file.read_bytes() for file in files]
-    with monkeypatch.context() as patch:
-        patch.setattr(pair_state, "WARM_UP", ("",))  # which every id begins with
-        with pytest.raises(JournalError):
-            llm.generate([PROMPT], params(), use_tqdm=False)
-    assert [file.read_bytes() for file in files] == before
-
-
-def test_a_row_of_nan_ends_its_request_alone_uncertified(llm, monkeypatch):
-    alone = llm.generate([PROMPT] * 4, [params(n) for n in range(4)], use_tqdm=False)
-    model = state_of(llm).model
-    both, calls = model.both_logits, []
+def test_a_row_of_nan_ends_its_request_alone_uncertified(fast, pair, monkeypatch):
+    call = {"seed": list(range(4)), "max_new_tokens": 8, "temperature": 0.9}
+    alone = fast.generate([PROMPT] * 4, **call)
+    model, calls = state_of(fast).model, []
+    both = model.both_logits
 
     def broken(hidden):
         safe, risky = both(hidden)
@@ -169,18 +121,31 @@ def test_a_row_of_nan_ends_its_request_alone_uncertified(llm, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(model, "both_logits", broken)
-        outputs = llm.generate([PROMPT] * 4, [params(n) for n in range(4)], use_tqdm=False)
-    (failed,) = [output for output in outputs if not output.anchored["certified"]]
-    assert "no distribution" in failed.anchored["error"]
-    for output, before in zip(outputs, alone, strict=True):
-        if output is not failed:
-            assert output.outputs[0].token_ids == before.outputs[0].token_ids
-        else:
-            drawn = output.outputs[0].token_ids[:-1]
-            assert drawn == before.outputs[0].token_ids[: len(drawn)]
+        texts = fast.generate([PROMPT] * 4, **call)
+    (failed,) = [text for text in texts if text.error]
+    assert "no distribution" in failed.error and not failed.ledger.certified
+    for text, before in zip(texts, alone, strict=True):
+        drawn = len(text.token_ids) if text is failed else None
+        assert text.token_ids == before.token_ids[:drawn]
 
 
-def test_a_journal_that_cannot_be_written_fails_the_request(llm, monkeypatch):
+def test_a_prompt_that_was_not_read_here_is_an_error_and_no_debt(fast, monkeypatch):
+    """As of a graph that replays prompts: nobody saw their hidden states."""
+    model = state_of(fast).model
+    compute = model.compute_logits
+
+    def unseen(hidden):
+        model.hidden, rows = None, compute(hidden)
+        model.last_hidden = hidden[:0]
+        return rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "compute_logits", unseen)
+        (text,) = fast.generate(PROMPT, max_new_tokens=8, seed=1)
+    assert "its debt is not known" in text.error and not text.ledger.certified
+
+
+def test_a_journal_that_cannot_be_written_fails_the_request(fast, monkeypatch):
     append, num_lines = JournalWriter._append, 0
 
     def full_after_three(writer, line):
@@ -192,45 +157,19 @@ def test_a_journal_that_cannot_be_written_fails_the_request(llm, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(JournalError):
         patch.setattr(JournalWriter, "_append", full_after_three)
-        llm.generate([PROMPT], params(11), use_tqdm=False)
-    (output,) = llm.generate([PROMPT], params(12), use_tqdm=False)
-    assert output.anchored["certified"] is True
+        patch.setattr(offline, "WAIT_S", 0.1)
+        fast.generate(PROMPT, max_new_tokens=8, seed=11)
+    (text,) = fast.generate(PROMPT, max_new_tokens=8, seed=12)
+    assert text.ledger.certified is True
 
 
-def test_a_call_may_have_more_requests_than_records_are_remembered(llm, monkeypatch):
-    """As many as run at once are enough: results are compared as they end."""
-    monkeypatch.setattr(llm._journal, "_num_kept", ENGINE["max_num_seqs"])
-    count = 2 * ENGINE["max_num_seqs"]
-    sampling = [params(number, max_tokens=1) for number in range(count)]
-    before = [record.request_id for record in llm._journal.records()]
-    outputs = llm.generate([PROMPT] * count, sampling, use_tqdm=False)
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [1] * count
-    assert all(output.anchored["certified"] for output in outputs)
-    assert [record.request_id for record in llm._journal.records()] == before
-
-
-def test_greedy_texts_say_that_nothing_bounds_them(llm, pair):
-    (output,) = llm.generate([PROMPT], params(temperature=0.0), use_tqdm=False)
-    assert output.anchored["certified"] is False
-    decoder = anchored.Decoder(pair, anchored.Anchored(k=1.5), level="token")
-    (result,) = decoder.generate(
-        [PROMPT], max_new_tokens=8, temperature=0.0, repetition_penalty=1.0
-    )
-    assert list(output.outputs[0].token_ids) == result.token_ids
-
-
-@pytest.mark.parametrize(
-    ("token_ids", "changes"),
-    [([0, 5], {"logit_bias": {5: 2.0}}), ([0, 5, 9], {})],
-    ids=["came past the front end", "came back with a token that is not ours"],
-)
-def test_a_request_that_cannot_be_draws_nothing(llm, token_ids, changes):
-    state = state_of(llm)
+def test_a_request_that_comes_back_with_a_token_of_others_draws_nothing(fast):
+    state = state_of(fast)
     data = SimpleNamespace(
         req_id="other",
-        prefill_token_ids=token_ids,
+        prefill_token_ids=[0, 5, 9],
         prompt_len=2,
-        sampling_params=params(**changes),
+        sampling_params=SamplingParams(max_tokens=8),
         mm_features=[],
     )
     state.add_request(3, data)
@@ -238,14 +177,41 @@ def test_a_request_that_cannot_be_draws_nothing(llm, token_ids, changes):
     state.remove_request("other")
 
 
-def test_without_the_hook_texts_and_figures_are_the_safe_models(folders, pair, tmp_path):
-    settings, _ = engine.prepare(*folders, anchored.Anchored(k=1.0), tmp_path, JournalOptions())
+def test_other_releases_and_an_engine_without_triton_are_refused_in_one_line(folders, monkeypatch):
+    """vLLM's CPU build outside of these tests: its message is twenty lines of pydantic."""
+    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", False)
+    with pytest.raises(ImportError, match=r"finds no Triton .* Model Runner V2 requires") as error:
+        anchored.vllm.open_pair(*folders)
+    assert "\n" not in str(error.value)
+    for release in ("0.30.2", "0.33.0"):
+        monkeypatch.setattr(engine, "version", lambda name, release=release: release)
+        with pytest.raises(ImportError, match=rf"vLLM {release} is not supported"):
+            engine.check_version()
+
+
+def test_engine_arguments_that_cannot_go_with_a_pair_are_refused(settings, monkeypatch):
+    for options in (
+        {"enable_lora": True},
+        {"pipeline_parallel_size": 2},
+        {"max_model_len": 257},
+        {"speculative_config": {"rejection_sample_method": "synthetic"}},
+        {"compilation_config": {"cudagraph_mode": "FULL"}},
+        {"compilation_config": CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)},
+    ):
+        with pytest.raises(ValueError, match=r"cannot go with a pair|must be"):
+            engine.engine_arguments(settings, options)
+    for mode in ("FULL_AND_PIECEWISE", "NONE"):  # graphs of decodes alone
+        engine.engine_arguments(settings, {"compilation_config": {"cudagraph_mode": mode}})
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(ValueError, match="VLLM_BATCH_INVARIANT=1 cannot go with a pair"):
+        engine.engine_arguments(settings, {})
+
+
+def test_without_the_hook_texts_and_figures_are_the_safe_models(settings, pair):
     changes = {"max_num_seqs": 64, "max_num_batched_tokens": 1024}
-    given = engine.engine_arguments(settings, {**ENGINE, **changes})
-    llm = LLM(**{**given, "logits_processors": []})
-    sampling = SamplingParams(
-        max_tokens=1, temperature=1.0, logprobs=5, prompt_logprobs=1, seed=None
-    )
+    arguments = engine.engine_arguments(settings, {**ENGINE, **changes})
+    llm = LLM(**{**arguments, "logits_processors": []})
+    sampling = SamplingParams(max_tokens=1, temperature=1.0, logprobs=5, prompt_logprobs=1)
     prompt = pair.encode(PROMPT)
     outputs = llm.generate([{"prompt_token_ids": prompt}] * 600, sampling, use_tqdm=False)
     with torch.no_grad():
@@ -256,19 +222,11 @@ def test_without_the_hook_texts_and_figures_are_the_safe_models(folders, pair, t
     drawn = torch.tensor([output.outputs[0].token_ids[0] for output in outputs])
     assert follows(drawn, log_probs["safe"][-1].double().exp())
     assert not follows(drawn, log_probs["risky"][-1].double().exp())
-    figures = [
-        (
-            entry.logprob,
-            log_probs["safe"][place, token].item(),
-            log_probs["risky"][place, token].item(),
-        )
-        for output in outputs[:50]
-        for place, by_token in [
-            (len(prompt) - 1, output.outputs[0].logprobs[0]),
-            *((at - 1, entries) for at, entries in enumerate(output.prompt_logprobs) if entries),
-        ]
-        for token, entry in by_token.items()
-    ]
-    assert all(abs(served - safe) < 1e-3 for served, safe, _ in figures)
-    assert not any(served == risky for served, _, risky in figures)
+    for output in outputs[:50]:
+        rows = [*output.prompt_logprobs[1:], output.outputs[0].logprobs[0]]
+        for row, by_token in zip(log_probs["safe"], rows, strict=True):
+            told = {token: entry.logprob for token, entry in by_token.items()}
+            assert told == pytest.approx({token: row[token].item() for token in told}, abs=1e-3)
+    # Nobody's requests, as those by which an engine warms up, leave no ledger.
+    assert list(JournalReader(settings.journal).ended_records()) == []
     llm.llm_engine.engine_core.shutdown()

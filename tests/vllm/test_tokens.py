@@ -1,42 +1,55 @@
 """A pair in vLLM draws the Decoder's tokens, and its journal becomes ledgers that verify."""
 
-import gc
-
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm")
 
 import torch
-from tiny_models import FAMILIES
+from tiny_models import FAMILIES, TEXT
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
-from vllm_requests import requests_of, run
+from vllm_pair import KINDS, assert_same_as_decoder, check_texts
+from vllm_requests import KL, mixed_requests, run
 
 import anchored
-from anchored.decode.serving.journal_reader import journal_ledgers
+from anchored.decode.vllm.pair_state import PairState
 
 from .conftest import SIZES, opened, state_of
 
 
-def check(ended, pair, folder) -> None:
-    compared = [(request, tokens, request.decoded(pair).token_ids) for request, tokens in ended]
-    assert [each for each in compared if each[1] != each[2]] == []
-    ledgers = dict(journal_ledgers(folder))
-    assert all(ledger.certified and ledger.is_within_bound for ledger in ledgers.values())
-    failures = {
-        name: anchored.verify(journalled, pair).failures for name, journalled in ledgers.items()
-    }
-    assert {name: reasons for name, reasons in failures.items() if reasons} == {}
+def requests_of(tokenizer, count, rule=KL):
+    return mixed_requests(tokenizer, " ".join(TEXT).split(), count, stop="e", rule=rule)
 
 
-def test_two_hundred_mixed_requests_with_chunks_a_prefix_cache_and_aborts(folders, pair, tmp_path):
-    with opened(folders, ledgers=tmp_path, enable_prefix_caching=True) as llm:
-        requests = requests_of(pair.tokenizer, 204)
-        ended = run(llm, requests, aborts_at=(20, 40))
-        file = state_of(llm).recorder._journal._file
-    gc.collect()
-    assert file.closed  # an engine that was shut down holds nothing
-    assert len(ended) == 200
-    check(ended, pair, tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_the_decoders_and_ledgers_verify(kind, tmp_path):
+    sizes = {"shapes": ("tiny", "tiny"), "vocab_size": 40, "num_requests": 24}
+    assert_same_as_decoder(kind, tmp_path, torch.device("cpu"), num_apart=0, **sizes)
+
+
+def test_many_drafts_are_drawn_in_parts_of_a_step(tmp_path, monkeypatch):
+    """The engine's sampler keeps or rejects the drafts of some requests at a time; of eight rows
+    here, where a server's largest steps have thousands."""
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+    monkeypatch.setattr(rejection_sampler, "MAX_CHUNK_BYTES", 8 * 4 * 40)
+    parts, draw = [], PairState.draw
+
+    def counted(self, ctx, num_rows):
+        parts.append(self.model.num_drawn)
+        return draw(self, ctx, num_rows)
+
+    monkeypatch.setattr(PairState, "draw", counted)
+    sizes = {"shapes": ("tiny", "tiny"), "vocab_size": 40, "num_requests": 8}
+    assert_same_as_decoder("drafts", tmp_path, torch.device("cpu"), num_apart=0, **sizes)
+    assert max(parts) > 0
+
+
+def test_a_hundred_mixed_requests_with_chunks_a_prefix_cache_and_aborts(folders, pair, tmp_path):
+    with opened(folders, ledgers=tmp_path, enable_prefix_caching=True) as decoder:
+        requests = requests_of(pair.tokenizer, 104)
+        ended = run(decoder.llm, requests, aborts_at=(20, 40))
+    assert len(ended) == 100
+    check_texts(requests, ended, pair, tmp_path)
 
 
 def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_the_cache(
@@ -51,14 +64,10 @@ def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_t
         AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     pair = anchored.ModelPair.from_pretrained(*folders, dtype="float32")
-    rule = anchored.Anchored(k=1.5, debt="none")
-    with opened(
-        folders,
-        rule=rule,
-        ledgers=tmp_path / "journal",
-        enable_prefix_caching=True,
-    ) as llm:
-        state, cached = state_of(llm), []
+    rule, journal = anchored.Anchored(k=1.5, debt="none"), tmp_path / "journal"
+    requests, cached = requests_of(tokenizer, 30, rule), []
+    with opened(folders, rule=rule, ledgers=journal, enable_prefix_caching=True) as decoder:
+        state = state_of(decoder)
         add = state.add_request
 
         def counted(slot, data):
@@ -66,7 +75,6 @@ def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_t
             add(slot, data)
 
         state.add_request = counted
-        ended = run(llm, requests_of(tokenizer, 30, rule))
-    assert len(ended) == 30
-    assert max(cached) >= 32
-    check(ended, pair, tmp_path / "journal")
+        ended = run(decoder.llm, requests)
+    assert len(ended) == 30 and max(cached) >= 32
+    check_texts(requests, ended, pair, journal)

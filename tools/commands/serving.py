@@ -27,7 +27,7 @@ from .files import check_outputs
 if TYPE_CHECKING:
     from anchored.decode.rules.rule import Rule
     from anchored.decode.serving.accounts.keeper import Keeper
-    from anchored.decode.serving.asked import Limits
+    from anchored.decode.serving.anchored_options import Limits
     from anchored.decode.serving.engine import Engine
 
 UNKEPT = "--accounts needs --ledgers: the journal says what is to be charged"
@@ -71,7 +71,7 @@ class LimitOptions:
 
     def make(self, rule: "Rule") -> "Limits":
         """The limits of a server with this rule; ValueError for what is out of range."""
-        from anchored.decode.serving.asked import Limits
+        from anchored.decode.serving.anchored_options import Limits
 
         return Limits(rule=rule, **asdict(self))
 
@@ -116,7 +116,7 @@ class ServeConfig(PairOptions):
 
     def _check_vllm(self, rule: "Rule") -> None:
         """Raise ValueError for what vLLM's engine does not take."""
-        from anchored.decode.vllm.settings import checked_rule
+        from anchored.decode.vllm.pair_description import checked_rule
 
         checked_rule(rule)
         if self.level == "byte":
@@ -186,13 +186,12 @@ def _decoder_engine(config: ServeConfig, rule: "Rule") -> "Callable[[Path], Engi
 def _vllm_engine(config: ServeConfig, rule: "Rule") -> "Callable[[Path], Engine]":
     """As `_decoder_engine`, of vLLM's, which loads the models as it starts."""
     from anchored.decode.vllm.engine import prepare
-    from anchored.decode.vllm.settings import checked_rule
+    from anchored.decode.vllm.pair_description import checked_rule
 
     def opened(folder: Path) -> "Engine":
         settings, pair = prepare(
             config.locations["safe"],
             config.locations["risky"],
-            checked_rule(rule),
             folder,
             config.journal,
             revisions=(config.safe_revision, config.risky_revision),
@@ -205,7 +204,9 @@ def _vllm_engine(config: ServeConfig, rule: "Rule") -> "Callable[[Path], Engine]
         arguments = {"shutdown_timeout": math.ceil(options.shutdown_s)}
         arguments |= {} if options.max_length is None else {"max_model_len": options.max_length}
         arguments |= named_values("--engine-args", config.engine_args)
-        return open_engine(settings, pair, arguments, max_waiting=options.max_waiting)
+        return open_engine(
+            settings, pair, checked_rule(rule), arguments, max_waiting=options.max_waiting
+        )
 
     return opened
 

@@ -6,66 +6,45 @@ charge is looked for among the charges once more.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
 from pathlib import Path
 
 from ..journal_reader import JournalReader, Record
 from .store import QUANTUM, Charge, Store, quanta_charged
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of a check of accounts."""
+    """The result of a check, in lines: problems, and how many charges and texts have no partner."""
 
-    problems: list[str] = field(default_factory=list)
-    num_unseen: int = 0
-    """Charges whose texts are in no file that is there."""
-    num_free: int = 0
-    """Texts without a charge, in files none of whose texts is charged."""
+    problems: list[str]
+    counts: list[str]
 
     def lines(self) -> list[str]:
-        """The report, a line for each problem and count, the verdict last."""
-        lines = list(self.problems)
-        if self.num_free:
-            lines.append(f"texts of servers without accounts, which none charges: {self.num_free}")
-        if self.num_unseen:
-            lines.append(f"charges of texts that no file here has: {self.num_unseen}")
-        if not self.problems:
-            lines.append("all charges of texts here are right, and so are the sums of accounts")
-        return lines
+        """The report, the verdict last."""
+        right = "all charges of texts here are right, and so are the sums of accounts"
+        return [*self.problems, *self.counts, *([] if self.problems else [right])]
 
 
 def check(store: Store, folders: Sequence[Path]) -> Checked:
     """Compare the accounts with the journals of the servers that charge them."""
-    checked = Checked(problems=list(_wrong_sums(store)))
-    # 1. Each charge against its text.
+    problems, uncharged = list(_wrong_sums(store)), []
     charges = _by_text(store)
-    unseen = {name for name, each in charges.items() if any(map(_needs_text, each))}
-    charged_files: set[str] = set()
-    uncharged: list[Record] = []
-    for folder in folders:
-        for record in JournalReader(folder).ended_records():
-            name = record.request_id if record.request_id in charges else record.outer_id
-            if name in charges:
-                checked.problems += _differences(charges[name], record)
-                charged_files.add(record.file)
-                unseen.discard(name)
-            else:
-                uncharged.append(record)
-    # 2. Texts without a charge, beside others that have one: those charges may be newer.
-    charges = _by_text(store) if uncharged else charges
-    for record in uncharged:
-        if record.request_id in charges or record.outer_id in charges:
-            continue
-        if record.file in charged_files:
-            nats = f"the journal has {_nats(record):.9f} nats, and no account is charged"
-            checked.problems.append(f"{record.request_id}: {nats}")
+    for record in chain.from_iterable(JournalReader(path).ended_records() for path in folders):
+        if record.request_id in charges:
+            problems += _differences(charges.pop(record.request_id), record)
         else:
-            checked.num_free += 1
-    checked.num_unseen = len(unseen)
-    return checked
+            uncharged.append(record.request_id)
+    begun = _by_text(store) if uncharged else {}
+    num_free = sum(name not in begun for name in uncharged)
+    num_unseen = sum(any(map(_needs_text, each)) for each in charges.values())
+    counts = {
+        "texts that no account is charged for, as of servers without accounts": num_free,
+        "charges of texts that no file here has": num_unseen,
+    }
+    return Checked(problems, [f"{what}: {count}" for what, count in counts.items() if count])
 
 
 def _wrong_sums(store: Store) -> Iterator[str]:
@@ -78,7 +57,7 @@ def _wrong_sums(store: Store) -> Iterator[str]:
                 )
 
 
-def _by_text(store: Store) -> Mapping[str, list[Charge]]:
+def _by_text(store: Store) -> dict[str, list[Charge]]:
     return {name: list(each) for name, each in groupby(store.charges(), lambda c: c.request_id)}
 
 
@@ -88,12 +67,8 @@ def _needs_text(charge: Charge) -> bool:
     return charge.spent not in (None, 0, charge.reserved)
 
 
-def _nats(record: Record) -> float:
-    return math.fsum(step.spend for step in record.drawn)
-
-
 def _differences(charges: Sequence[Charge], record: Record) -> Iterator[str]:
-    nats = _nats(record)
+    nats = math.fsum(step.spend for step in record.drawn)
     for charge in charges:
         drawn = quanta_charged(charge.reserved, nats if math.isfinite(nats) else None)
         # The whole bound is charged where the journal may lack the end of the text.

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -70,16 +71,16 @@ class Keeper:
             except Refused:
                 continue  # its reason is in the log
             if applied != self._applied:
-                self._applied, self.policy = applied, Policy.of_json(applied[1])
+                self._applied, self.policy = applied, Policy.of_json(applied)
                 self.keys = self.policy.keys
                 logger.warning("the accounts were changed: %d clients", len(self.policy.clients))
 
     async def figures(self, client: str) -> dict[str, Any]:
         """A client's account as it is shown to it; nats, and seconds since 1970."""
         state = await self._made(partial(self._store.state, client_account(client)))
-        names = ("spent", "reserved", "available", "divergence", "period_ends")
-        shown = {name: getattr(state, name) for name in names}
-        return {"id": state.account, "limit": state.allowed + state.extra, **shown}
+        shown = asdict(state)
+        limit = shown.pop("allowed") + shown.pop("extra")
+        return {"id": shown.pop("account"), "limit": limit, **shown}
 
     async def available(self, client: str, group: str | None) -> float:
         """Nats that one request may take of all accounts that it would charge: what is left, and of
@@ -104,9 +105,8 @@ class Keeper:
             await self._made(reserve)
         except Exhausted as error:
             kind = RESERVED if error.may_pass else EXHAUSTED
-            left = {name: getattr(error.state, name) for name in ("available", "reserved")}
-            may_pass = error.may_pass
-            raise Refused(429, str(error), may_pass=may_pass, type=kind, **left) from None
+            left = {"available": error.state.available, "reserved": error.state.reserved}
+            raise Refused(429, str(error), may_pass=error.may_pass, type=kind, **left) from None
 
     def settle(self, request_id: str, spent: float | None) -> None:
         """Charge the nats of a text that has ended, None for its whole bound; returns at once."""
@@ -126,15 +126,15 @@ class Keeper:
     async def _made(self, call: Callable[[], Returned]) -> Returned:
         """The result of a call of the store; Refused where it fails, or has not begun in BUSY_S, as
         calls before it wait for the store."""
-        asked = self._thread.submit(call)
-        done = asyncio.wrap_future(asked)
+        called = self._thread.submit(call)
+        done = asyncio.wrap_future(called)
         try:
             await asyncio.wait([done], timeout=BUSY_S)
         except asyncio.CancelledError:
-            asked.cancel()
+            called.cancel()
             raise
         # What has begun may reserve something: its end is waited for.
-        if asked.cancel():
+        if called.cancel():
             logger.error("the accounts were not read or written in %g seconds", BUSY_S)
             raise Refused(503, OUT_OF_REACH, type=UNREACHED)
         try:

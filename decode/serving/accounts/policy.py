@@ -16,7 +16,7 @@ SHORTEST_DAYS: Final = 1 / 1440
 """Days of a period at least: a minute, as the store counts whole seconds."""
 
 NAME: Final = re.compile(r"[\w.@-]{1,64}", re.ASCII)
-"""Names of clients and groups, as they stand in lines of logs and in addresses."""
+"""Names of clients and groups, as they are in lines of logs and in addresses."""
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -55,7 +55,7 @@ class Group(Account):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Client(Account):
-    """Somebody who has keys to the server, and an account."""
+    """A holder of keys to the server, and of an account."""
 
     key_sha256: tuple[str, ...]
     """Digests of the client's keys in hexadecimal digits, as sha256sum prints them."""
@@ -100,7 +100,9 @@ class Policy:
         for client in self.clients:
             for name in (*client.groups, *client.may_name):
                 if name not in groups:
-                    raise ValueError(f"client {client.name} names the group {name}, which is none")
+                    raise ValueError(
+                        f"the group {name!r} of client {client.name} is not defined in [[groups]]"
+                    )
 
     def to_json(self) -> str:
         """As the store keeps it."""

@@ -35,7 +35,7 @@ def boot_of_system() -> str:
 
 
 def recover(store: Store) -> None:
-    """Settle the texts of servers that run no more.
+    """Settle the texts of servers that run no more, on the machine that has their journals.
 
     A server whose folder is not here is left alone, with what it reserved: it may run elsewhere.
     """

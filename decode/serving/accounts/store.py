@@ -85,10 +85,6 @@ class Exhausted(Exception):
         """may_pass: there may be room once the texts that are drawn have ended."""
 
 
-class Weaker(ValueError):
-    """A text whose bound says less than an account promises."""
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server of the accounts."""
@@ -127,38 +123,31 @@ class Store:
         self._engine.dispose()
 
     def apply(self, accounts: Mapping[str, Account], policy: str = "") -> None:
-        """Have these accounts with their nats, and with periods of these lengths from the next one
-        on. policy: what servers take from now on, see `Policy.to_json`."""
+        """Create or update accounts: new limits hold at once, new lengths of periods from the next
+        one on. policy: what servers take from now on, see `Policy.to_json`."""
         with self._engine.begin() as connection:
             wait_for_others(connection)
             now_s = _clock(connection)
             for name, account in sorted(accounts.items()):
                 period_s = None if account.days is None else round(account.days * 86400)
-                values = {
-                    "allowed": math.floor(account.nats / QUANTUM),
-                    "period_s": period_s,
-                    "divergence": account.divergence,
-                }
+                allowed, ends_s = math.floor(account.nats / QUANTUM), period_s and now_s + period_s
+                row: dict[str, Any] = {"allowed": allowed, "period_s": period_s}
+                row["divergence"] = account.divergence
                 of_account = ACCOUNTS.c.account == name
-                ends_s = None if period_s is None else now_s + period_s
-                changed = update(ACCOUNTS).where(of_account).values(values)
-                if connection.execute(changed).rowcount == 0:
-                    new = {"account": name, "extra": 0, "spent": 0, "reserved": 0}
-                    new |= {"began_s": now_s, "ends_s": ends_s}
-                    connection.execute(insert(ACCOUNTS).values({**new, **values}))
+                if connection.execute(update(ACCOUNTS).where(of_account).values(row)).rowcount == 0:
+                    row |= {"account": name, "extra": 0, "spent": 0, "reserved": 0}
+                    row |= {"began_s": now_s, "ends_s": ends_s}
+                    connection.execute(insert(ACCOUNTS).values(row))
                 else:  # what would never have ended ends a period from now
                     endless = update(ACCOUNTS).where(of_account, ACCOUNTS.c.ends_s.is_(None))
                     connection.execute(endless.values(ends_s=ends_s))
-            number = STORE.c.policy_number + 1
-            connection.execute(update(STORE).values(policy=policy, policy_number=number))
+            connection.execute(update(STORE).values(policy=policy))
 
-    def policy(self) -> tuple[int, str]:
-        """How often accounts were applied, and the policy of the last time; the store's clock goes
-        on."""
+    def policy(self) -> str:
+        """The policy that was applied last; the store's clock goes on."""
         with self._engine.begin() as connection:
             _clock(connection)
-            row = connection.execute(select(STORE.c.policy_number, STORE.c.policy)).one()
-            return row[0], row[1]
+            return str(connection.execute(select(STORE.c.policy)).scalar_one())
 
     def set_extra(self, account: str, nats: float) -> None:
         """Let an account have so many nats besides its allowance; KeyError for one that is none."""
@@ -179,7 +168,7 @@ class Store:
         """Reserve the bounds of texts, in nats by request id, in all of these accounts, or nothing.
 
         is_mean: they bound a mean over texts alone. Raises Exhausted where an account has no room,
-        and Weaker where one bounds every text.
+        and ValueError where one bounds every text.
         """
         quanta = {name: quanta_above(nats) for name, nats in bounds.items()}
         wanted = sum(quanta.values())
@@ -189,7 +178,7 @@ class Store:
             for account in sorted(accounts):
                 row = _row(connection, account, now_s)
                 if is_mean and row["divergence"] == "max":
-                    raise Weaker(
+                    raise ValueError(
                         f"{account} bounds every text, and this server's rule a mean: accounts of "
                         'means have divergence = "kl" in accounts.toml'
                     )
@@ -275,13 +264,13 @@ class Store:
         with self._engine.begin() as connection:
             row = _row(connection, account, _clock(connection, goes_on=False))
             of_account = CHARGES.c.account == account
-            within = {
+            is_counted = {
                 "spent": CHARGES.c.settled_s >= row["began_s"],
                 "reserved": CHARGES.c.spent.is_(None),
             }
             sums = {}
-            for name, which in within.items():
-                query = select(func.sum(CHARGES.c[name])).where(of_account, which)
+            for name, counted in is_counted.items():
+                query = select(func.sum(CHARGES.c[name])).where(of_account, counted)
                 sums[name] = (int(row[name]), int(connection.execute(query).scalar() or 0))
             return sums
 
@@ -317,9 +306,9 @@ def _row(connection: Connection, account: str, now_s: int) -> dict[str, Any]:
     """An account's row, which no other transaction changes until this one ends; its period is the
     one of now. KeyError for an account that is none."""
     query = select(ACCOUNTS).where(ACCOUNTS.c.account == account).with_for_update()
-    if (found := connection.execute(query).mappings().first()) is None:
+    if (stored := connection.execute(query).mappings().first()) is None:
         raise KeyError(account)
-    row = dict(found)
+    row = dict(stored)
     ends_s, period_s = row["ends_s"], row["period_s"]
     if ends_s is not None and now_s >= ends_s:
         began_s = ends_s if period_s is None else now_s - (now_s - ends_s) % period_s

@@ -9,7 +9,7 @@ from tiny_models import tiny_llama, train_tokenizer
 
 from anchored import Anchored, CustomGenerate, Decoder, ModelPair, SafeOnly, TokenSwap, verify
 from anchored.decode.pair.loading import load_config
-from anchored.decode.vllm.settings import DescribedPair, PairFacts
+from anchored.decode.vllm.pair_description import DescribedPair, PairFacts
 
 PROMPTS = ["the keeper of the lamp", "salt"]
 FEW = 20

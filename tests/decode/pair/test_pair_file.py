@@ -14,7 +14,7 @@ from anchored.decode.pair import folder as model_folder
 from anchored.decode.pair import pair_file
 from anchored.decode.pair.pair_file import PairFile
 from anchored.decode.pair_options import ModelOptions, PairOptions, RuleOptions
-from anchored.decode.vllm.settings import DescribedPair
+from anchored.decode.vllm.pair_description import DescribedPair
 from anchored.tools.commands.serving import ServeConfig
 
 SCHEMA = {"schema": "anchored-pair/1"}

@@ -8,10 +8,10 @@ from server_contract import MOST_K, MOST_TOKENS, RULES, Served
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored import Decoder, ModelPair
-from anchored.decode.serving.asked import Limits
+from anchored.decode.serving.anchored_options import Limits
 
-ENGINES = (("decoder", "anchored"), ("decoder", "pathwise"), ("vllm", "pathwise"))
-"""Engines and rules; what both rules are to vLLM's engine, its own tests have."""
+ENGINES = (("decoder", "pathwise"), ("vllm", "anchored"))
+"""Engines and rules; what both rules are to vLLM's engine, its tests have."""
 
 
 @pytest.fixture(scope="module", params=ENGINES, ids="-".join)

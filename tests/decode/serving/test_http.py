@@ -3,19 +3,11 @@
 import asyncio
 
 import pytest
+from starlette.requests import ClientDisconnect, Request
 
-from anchored.decode.serving.http import (
-    BodyTooLarge,
-    ClientGone,
-    Guard,
-    body_of,
-    error_body,
-    read_keys,
-)
-from anchored.decode.serving.metrics import Metrics
+from anchored.decode.serving.gauges import Metrics
+from anchored.decode.serving.http import BodyTooLarge, Guard, body_of, error_body, read_keys
 from anchored.decode.serving.server_options import ServerOptions
-
-JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
@@ -46,29 +38,17 @@ def answered(keys=None, hosts=(), root_path="", path="/v1/completions", method="
     return said[0]["status"], dict(said[0]["headers"]), reached
 
 
-@pytest.mark.parametrize("key", ["sesame", "other-key"])
-def test_a_key_of_the_file_opens(keys, key):
-    assert answered(keys, authorization=f"Bearer {key}", content_type="application/json")[0] == 200
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        {},
-        {"authorization": "Bearer Sesame"},
-        {"authorization": "Bearer # of the team"},
-        {"authorization": "Bearer "},
-        {"authorization": "Basic sesame"},
-        {"authorization": "sesame"},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/metrics", "/tokenize", "/x"])
-def test_without_a_key_nothing_but_health_is_answered(keys, sent, path):
-    status, headers, reached = answered(keys, path=path, method="GET", **sent)
-    assert (status, reached) == (401, [])
-    assert headers[b"www-authenticate"] == b"Bearer" and headers[b"connection"] == b"close"
-    assert answered(keys, path="/health", method="GET", **sent)[0] == 200
+def test_a_key_of_the_file_opens_all_and_without_one_health_alone_is_answered(keys):
+    for key in ("sesame", "other-key"):
+        named = {"authorization": f"Bearer {key}", "content_type": "application/json"}
+        assert answered(keys, **named)[0] == 200
+    for wrong in ("Bearer Sesame", "Bearer # of the team", "Bearer ", "Basic sesame", "sesame"):
+        for path in ("/v1/completions", "/metrics", "/x"):
+            status, headers, reached = answered(keys, path=path, method="GET", authorization=wrong)
+            assert (status, reached) == (401, [])
+            assert headers[b"www-authenticate"] == b"Bearer" and headers[b"connection"] == b"close"
+    assert answered(keys)[0] == 401
+    assert answered(keys, path="/health", method="GET")[0] == 200
 
 
 def test_a_file_without_a_key_is_refused(tmp_path):
@@ -81,27 +61,24 @@ def test_a_file_without_a_key_is_refused(tmp_path):
         read_keys(tmp_path / "keys")
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost:8000", 200),
-        ("127.0.0.1", 200),
-        ("[::1]:8000", 200),
-        ("LocalHost", 200),
-        ("api.example.org", 200),
-        ("evil.example.org", 403),
-        ("localhost.evil.example.org:8000", 403),
-        ("", 403),
-    ],
-)
-def test_other_hosts_are_other_servers(host, status):
+def test_other_hosts_are_other_servers():
     hosts = ServerOptions(allowed_host=("api.example.org",)).hosts
-    assert answered(hosts=hosts, host=host, path="/health", method="GET")[0] == status
+    statuses = {
+        "localhost:8000": 200,
+        "[::1]:8000": 200,
+        "LocalHost": 200,
+        "api.example.org": 200,
+        "evil.example.org": 403,
+        "localhost.evil.example.org:8000": 403,
+        "": 403,
+    }
+    for host, status in statuses.items():
+        assert answered(hosts=hosts, host=host, path="/health", method="GET")[0] == status
 
 
-@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
-def test_what_a_page_of_another_site_can_send_is_no_request(kind):
-    assert answered(content_type=kind)[0] == 415
+def test_what_a_page_of_another_site_can_send_is_no_request():
+    for kind in ("", "text/plain", "application/x-www-form-urlencoded"):
+        assert answered(content_type=kind)[0] == 415
     assert answered(content_type="application/json; charset=utf-8")[0] == 200
 
 
@@ -115,11 +92,8 @@ def test_the_prefix_of_a_proxy_may_be_left_or_not():
     ("options", "message"),
     [
         ({"host": "0.0.0.0"}, "lets other machines in"),
-        ({"host": "192.168.1.5"}, "lets other machines in"),
-        ({"host": "example.org"}, "lets other machines in"),
         ({"port": 70_000}, "port must be in"),
         ({"root_path": "api"}, "must begin with /"),
-        ({"max_waiting": -1}, "max-waiting must be >= 0"),
         ({"max_body": 0}, "max-body must be >= 1"),
     ],
     ids=str,
@@ -143,7 +117,8 @@ def body(*messages, limit=10, headers=()):
     async def receive():
         return waiting.pop(0)
 
-    return asyncio.run(body_of({"headers": list(headers)}, receive, limit)), waiting
+    request = Request({"type": "http", "headers": list(headers)}, receive)
+    return asyncio.run(body_of(request, limit))
 
 
 def part(content: bytes, more: bool):
@@ -151,12 +126,12 @@ def part(content: bytes, more: bool):
 
 
 def test_a_body_is_read_within_its_limit():
-    assert body(part(b"12345", True), part(b"67890", False))[0] == b"1234567890"
+    assert body(part(b"12345", True), part(b"67890", False)) == b"1234567890"
     with pytest.raises(BodyTooLarge, match="at most 10 bytes"):
         body(part(b"12345", True), part(b"678901", True), part(b"", False))
     with pytest.raises(BodyTooLarge, match="got 11"):
         body(headers=[(b"content-length", b"11")])
-    with pytest.raises(ClientGone):
+    with pytest.raises(ClientDisconnect):
         body(part(b"1", True), {"type": "http.disconnect"})
 
 
@@ -164,9 +139,3 @@ def test_what_a_client_sent_does_not_come_back_by_the_megabyte():
     message = error_body(400, f"the field {'x' * 1_000_000} is not known")["error"]["message"]
     assert message.startswith("the field xxx") and len(message) == 1003
     assert error_body(400, "short")["error"]["message"] == "short"
-
-
-def test_refusals_are_counted():
-    metrics = Metrics()
-    metrics.refusals.labels("queue").inc()
-    assert b'anchored_refused_requests_total{reason="queue"} 1.0' in metrics.page()

@@ -2,18 +2,17 @@
 
 from functools import partial
 
-import httpx
-import openai
 import pytest
-from embedded_server import embedded
-from server_accounts import client, policy_file
-from tiny_models import tiny_llama, train_tokenizer
-from waiting import HANG_S
+from embedded_server import embedded, posted
+from server_accounts import policy_file
 
-from anchored import Decoder, ModelPair, Pathwise, RiskyOnly
+from anchored import Decoder, Pathwise, RiskyOnly
 from anchored.decode.engine.log_probs import TokenLogProbs
-from anchored.decode.serving.answers import LogProbTexts, TextSoFar
+from anchored.decode.serving.anchored_options import Limits
+from anchored.decode.serving.answers import COMPLETIONS, LogProbTexts, TextSoFar
+from anchored.decode.serving.body import Body
 from anchored.decode.serving.journal_reader import journal_ledgers
+from anchored.decode.serving.reading import Reader
 from anchored.decode.serving.server_options import ServerOptions
 
 PROMPT = "the keeper of the lamp"
@@ -21,22 +20,16 @@ RULE = Pathwise(k=0.5, bank=2.0)
 
 
 @pytest.fixture(scope="module")
-def short_pair() -> ModelPair:
-    models = [tiny_llama(seed, max_position_embeddings=256) for seed in (1, 2)]
-    return ModelPair(*models, train_tokenizer())
-
-
-@pytest.fixture(scope="module")
-def exposing(short_pair, tmp_path_factory):
+def exposing(pair, tmp_path_factory):
     journal = tmp_path_factory.mktemp("journal")
-    with embedded(Decoder(short_pair, RULE), journal, expose_logprobs=True) as (address, _):
+    with embedded(Decoder(pair, RULE), journal, expose_logprobs=True) as (address, _):
         yield address, journal
 
 
 def test_those_of_a_drawn_text_are_the_ledgers_and_no_bound_covers_the_answer(exposing):
     address, journal = exposing
-    body = {"prompt": PROMPT, "max_tokens": 20, "logprobs": 3, "seed": 5, "ignore_eos": True}
-    (choice,) = httpx.post(f"{address}/v1/completions", json=body, timeout=HANG_S).json()["choices"]
+    body = {"prompt": PROMPT, "max_tokens": 20, "logprobs": 3, "seed": 5}
+    (choice,) = posted(address, **body).json()["choices"]
     ledger = dict(journal_ledgers(journal))[choice["anchored"]["id"]]
     told = choice["logprobs"]
     assert told["token_logprobs"] == pytest.approx([s.log_prob for s in ledger.steps], abs=1e-6)
@@ -45,24 +38,24 @@ def test_those_of_a_drawn_text_are_the_ledgers_and_no_bound_covers_the_answer(ex
     figures = choice["anchored"]
     assert ledger.certified is True and figures["certified"] is False
     assert "no bound covers this answer" in figures["uncertified"]
-    plain = httpx.post(f"{address}/v1/completions", json={**body, "logprobs": None}, timeout=HANG_S)
-    assert plain.json()["choices"][0]["anchored"]["certified"] is True
+    plain = posted(address, **{**body, "logprobs": None}).json()["choices"][0]
+    assert plain["anchored"]["certified"] is True
 
 
-def test_an_echoed_prompt_is_scored_as_a_text_after_its_first_token(exposing, short_pair):
-    token_ids = short_pair.encode(PROMPT)
+def test_an_echoed_prompt_is_scored_as_a_text_after_its_first_token(exposing, pair):
+    token_ids = pair.encode(PROMPT)
     body = {"prompt": PROMPT, "max_tokens": 1, "logprobs": 1, "echo": True}
-    answer = httpx.post(f"{exposing[0]}/v1/completions", json=body, timeout=HANG_S).json()
+    answer = posted(exposing[0], **body).json()
     told = answer["choices"][0]["logprobs"]["token_logprobs"][1:-1]
-    (score,) = Decoder(short_pair, RULE).score([token_ids[:1]], [token_ids[1:]])
+    (score,) = Decoder(pair, RULE).score([token_ids[:1]], [token_ids[1:]])
     assert told == pytest.approx(score.token_log_probs, abs=1e-6)
 
 
-def test_lm_eval_answers_multiple_choice_by_the_server(exposing, short_pair, tmp_path):
+def test_lm_eval_answers_multiple_choice_by_the_server(exposing, pair, tmp_path):
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-    short_pair.tokenizer.save_pretrained(tmp_path)
+    pair.tokenizer.save_pretrained(tmp_path)
     model = LocalCompletionsAPI(
         base_url=f"{exposing[0]}/v1/completions",
         model="anchored",
@@ -71,8 +64,8 @@ def test_lm_eval_answers_multiple_choice_by_the_server(exposing, short_pair, tmp
     )
     asked = [("the keeper", " lit the lamp"), ("import", " math")]
     instances = [Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(asked)]
-    decoder = Decoder(short_pair, RULE)
-    encode = partial(short_pair.tokenizer.encode, add_special_tokens=False)  # as lm-eval does
+    decoder = Decoder(pair, RULE)
+    encode = partial(pair.tokenizer.encode, add_special_tokens=False)  # as lm-eval does
     for (context, choice), (told, _) in zip(asked, model.loglikelihood(instances), strict=True):
         whole = encode(context + choice)
         (score,) = decoder.score([whole[:1]], [whole[1:]])
@@ -80,10 +73,10 @@ def test_lm_eval_answers_multiple_choice_by_the_server(exposing, short_pair, tmp
         assert told == pytest.approx(sum(score.token_log_probs[num_read:]), abs=1e-4)
 
 
-def test_tokens_that_are_parts_of_a_letter_are_told_by_their_bytes(short_pair):
-    token_ids = short_pair.tokenizer.encode("a\U0001f30ab")[1:]
+def test_tokens_that_are_parts_of_a_letter_are_told_by_their_bytes(pair):
+    token_ids = pair.tokenizer.encode("a\U0001f30ab")[1:]
     places = [TokenLogProbs(token_id, -1.0, [(token_id, -1.0)]) for token_id in token_ids]
-    texts = LogProbTexts(Decoder(short_pair, RULE).level)
+    texts = LogProbTexts(Decoder(pair, RULE).level)
     content = texts.of_chat(places)["content"]
     assert bytes(byte for place in content for byte in place["bytes"]).decode() == "a\U0001f30ab"
     told = texts.of_completion(places, TextSoFar(0, []))
@@ -92,18 +85,17 @@ def test_tokens_that_are_parts_of_a_letter_are_told_by_their_bytes(short_pair):
     assert told["text_offset"] == [0, 1, 1, 1, 1, 2]
 
 
-def test_a_rule_without_the_safe_model_and_drafts_tell_none(short_pair, tmp_path):
+def test_a_rule_without_the_safe_model_and_drafts_tell_none(pair, tmp_path):
     for decoder, said in (
-        (Decoder(short_pair, RiskyOnly(compared=False)), "risky_only does not read"),
-        (Decoder(short_pair, RULE, speculate=2), "without --speculate"),
+        (Decoder(pair, RiskyOnly(compared=False)), "risky_only does not read"),
+        (Decoder(pair, RULE, speculate=2), "without --speculate"),
     ):
-        with embedded(decoder, tmp_path) as (address, _):
-            asking = openai.OpenAI(base_url=f"{address}/v1", api_key="-", max_retries=0)
-            with pytest.raises(openai.BadRequestError, match=said):
-                asking.completions.create(model="anchored", prompt="a", logprobs=1)
+        reader = Reader(decoder, Limits(rule=decoder.rule), 100)
+        with pytest.raises(ValueError, match=said):
+            reader.requests(Body(prompt="a", logprobs=1), COMPLETIONS, "a")
 
 
 def test_accounts_and_exposed_log_probabilities_exclude_each_other(tmp_path):
-    file = policy_file(tmp_path, **{client("alice").name: 10.0})
+    file = policy_file(tmp_path, alice=10.0)
     with pytest.raises(ValueError, match="--expose-logprobs tells what costs none"):
         ServerOptions(accounts=file, expose_logprobs=True)

@@ -1,14 +1,16 @@
-"""What bodies ask for, and what of it is refused."""
+"""Bodies as requests to a pair, and the refusals of what they cannot have."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, Pathwise
-from anchored.decode.serving.asked import Asked, Limits, extra_arguments, seed_of_name
+from anchored.decode.serving.anchored_options import Limits, seed_of_name
+from anchored.decode.serving.answers import CHATS, COMPLETIONS
 from anchored.decode.serving.body import HARMLESS, HONORED, REFUSED, Body, parsed
-from anchored.decode.serving.reading import Reader, plain_messages
+from anchored.decode.serving.reading import Reader
 from anchored.decode.settings import SamplingConfig
 
 
@@ -25,9 +27,12 @@ def reader(pair):
     return Reader(decoder, Limits(rule=decoder.rule, max_horizon=50), 100)
 
 
-def read(reader, values, *, is_chat=False):
-    asked = Asked.of(extra_arguments(values))
-    return reader.requests(Body.of(values), asked, lambda n: f"text-{n}", is_chat=is_chat)
+def read(reader, values, form=COMPLETIONS, **more):
+    return reader.requests(reader.body(json.dumps(values).encode()), form, "text", **more)
+
+
+def chat(content, **more):
+    return {"messages": [{"role": "user", "content": content}], **more}
 
 
 def test_tables_of_fields_name_each_once():
@@ -35,21 +40,19 @@ def test_tables_of_fields_name_each_once():
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_honored_is_refused_with_its_reason_unless_it_asks_for_nothing(name):
-    for neutral in (*REFUSED[name].neutral, None, "", [], {}):
-        Body.of({"prompt": "a", name: neutral})
-    for asked in (["x"], 7.5, True):
-        if asked in REFUSED[name].neutral:
-            continue
+def test_what_cannot_be_honored_is_refused_with_its_reason_unless_it_asks_for_nothing():
+    for name, refusal in REFUSED.items():
+        for neutral in (*refusal.neutral, None, "", [], {}):
+            Body.of({"prompt": "a", name: neutral})
         with pytest.raises(ValueError, match=f"{name}=.* cannot be honored") as refused:
-            Body.of({"prompt": "a", name: asked})
-        assert REFUSED[name].reason in str(refused.value)
+            Body.of({"prompt": "a", name: 7.5})
+        assert refusal.reason in str(refused.value)
+    with pytest.raises(ValueError, match="cannot be honored"):
+        Body.of({"prompt": "a", "min_tokens": False})  # which is not 0
 
 
-@pytest.mark.parametrize("name", HARMLESS)
-def test_what_changes_no_text_is_taken(name):
-    assert Body.of({"prompt": "a", name: {"any": 1}}) == Body(prompt="a")
+def test_what_changes_no_text_is_taken():
+    assert Body.of({"prompt": "a", **{name: {"any": 1} for name in HARMLESS}}) == Body(prompt="a")
 
 
 def test_null_is_the_default_of_every_field():
@@ -64,49 +67,35 @@ def test_null_is_the_default_of_every_field():
     [
         ({"prompt": "a", "best": 1}, "'best' is not known"),
         ({"prompt": "a", "temperature": "hot"}, "temperature must be a number"),
-        ({"prompt": "a", "top_k": -2}, "top_k must be >= 0"),
         ({"prompt": "a", "sampling": {"top_k": 3}}, "'sampling' is not known"),
-        ({"prompt": "a", "max_tokens": 1.5}, "max_tokens must be a whole number"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens must be >= 1"),
         ({"prompt": "a", "max_tokens": 51}, "max_tokens must be at most 50"),
         ({"prompt": "a", "max_tokens": 2, "max_completion_tokens": 3}, "not both"),
         ({"prompt": "a", "stop": [1]}, "stop must be"),
-        ({"prompt": "a", "stop": ""}, "stop must not hold an empty string"),
         ({"prompt": "a", "stop": "x<|turn|>"}, r"holds the special token .*: give '<\|turn"),
         ({"prompt": "a", "stop_token_ids": [50]}, "50 is no special token"),
-        ({"prompt": "a", "stream": 1}, "stream must be true or false"),
-        ({"prompt": "a", "stream_options": {"usage": True}}, "usage=True is not known"),
         ({"prompt": "a", "stream_options": {"include_usage": 1}}, "include_usage=1 is not known"),
         ({"prompt": "a", "seed": -1}, "seed must be in"),
         ({"prompt": "a", "seed": 1 << 63}, "seed must be"),
+        ({"prompt": "a", "n": 0}, "n must be >= 1"),
+        ({"prompt": "a", "n": 257}, "at most 256 texts"),
+        ({"prompt": "a", "logprobs": 21}, "at most 20 likeliest"),
+        ({"prompt": "a", "top_logprobs": 2}, "as logprobs says"),
         ({"prompt": "a", "temperature": 1e-20}, "temperature must be at least"),
         ({"prompt": "a", "messages": []}, "messages belongs to the other endpoint"),
         ({}, "prompt is missing"),
-        ({"prompt": []}, "the prompt is empty"),
         ({"prompt": ""}, "the prompt is empty"),
-        ({"prompt": {"a": 1}}, "must not be a dict"),
         ({"prompt": [["a"], ["b"]]}, "prompt must be a text or a list of token ids"),
-        ({"prompt": [1, True]}, "a token id must be"),
         ({"prompt": [320]}, "token ids must be in"),
-        ({"prompt": "a \ud800"}, "lone surrogate"),
-        ({"prompt": "a " * 90}, "this model's maximum context length is 100 tokens"),
-        (
-            {"prompt": "a" * 10_000},
-            "is 100 tokens, prompt included, got a prompt of 10000 characters",
-        ),
-        (
-            {"prompt": [5] * 101},
-            "is 100 tokens, prompt included, got a prompt of 101 token ids",
-        ),
+        ({"prompt": "a " * 90}, "context length is 100 tokens, .* and max_tokens 16"),
+        ({"prompt": "a" * 10_000}, "100 tokens, .* got a prompt of 10000 characters"),
         ({"prompt": ["a", [5] * 101]}, "got a prompt of 101 token ids"),
-        ({"prompt": ["a"] * 257}, "prompt has at most 256 items here, got 257"),
         ({"prompt": [1, *["a"] * 256]}, "prompt has at most 256 items here, got 257"),
-        ({"prompt": "a", "stop": ["b"] * 65}, "stop has at most 64 items here, got 65"),
         ({"prompt": "a", "stop": "b" * 1025}, "a stop has at most 1024 characters, got 1025"),
         ({"prompt": "a", "stop_token_ids": [2] * 65}, "stop_token_ids has at most 64 items"),
-        ({"prompt": "a", "anchored": dict.fromkeys(map(str, range(65)))}, "anchored has at most"),
         ({"prompt": "a", "anchored": {"passage": "b"}}, "reads no passage"),
-        ({"prompt": "a", "anchored": {"kk": 2.0}}, "unknown field kk"),
+        ({"prompt": "a", "anchored": {"client_id": "a b"}}, "must have up to 128 letters"),
+        ({"prompt": "a", "anchored": {"debt": -1.0}}, "debt must be >= 0"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )
@@ -119,31 +108,27 @@ def test_one_line_says_what_is_wrong(reader, values, message):
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ("hello", "messages must be a list"),
+        (5, "messages must be a list"),
         ([], "the conversation is empty"),
-        ([{"role": "user"}], 'must have a "role" and a "content"'),
         ([{"role": "user", "content": 5}], 'must have a "role" and a "content"'),
         ([{"role": "user", "content": "a", "name": "joe"}], "a message's 'name' is not known"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of the type text"),
-        (5, "messages must be a list"),
         ([{"role": "user", "content": "a" * 10_000}], "got a prompt of 10000 characters"),
     ],
     ids=lambda value: str(value)[:60],
 )
 def test_what_is_no_conversation_is_refused(reader, messages, message):
     with pytest.raises(ValueError, match=message):
-        read(reader, {"messages": messages}, is_chat=True)
+        read(reader, {"messages": messages}, CHATS)
 
 
 def test_a_chat_without_a_length_gets_the_rest_of_the_context_within_the_limit(reader):
-    (short,) = read(reader, {"messages": [{"role": "user", "content": "a"}]}, is_chat=True)
+    (short,) = read(reader, chat("a"), CHATS)
     assert short.max_new_tokens == 50
-    (long,) = read(reader, {"messages": [{"role": "user", "content": "a " * 70}]}, is_chat=True)
+    (long,) = read(reader, chat("a " * 70), CHATS)
     assert long.max_length == 100
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}]
-    assert plain_messages([{"role": "user", "content": parts}]) == [
-        {"role": "user", "content": "a b"}
-    ]
+    assert read(reader, chat(parts, seed=1), CHATS) == read(reader, chat("a b", seed=1), CHATS)
 
 
 def test_texts_of_one_request_have_seeds_of_their_ids_or_places_of_one_seed(reader):
@@ -153,44 +138,41 @@ def test_texts_of_one_request_have_seeds_of_their_ids_or_places_of_one_seed(read
     assert [(text.seed, text.place) for text in by_seed] == [(3, 2), (3, 3), (3, 2)]
 
 
-def test_requests_of_pathwise_share_what_draws_them(pair):
-    rule = Pathwise()
+@pytest.mark.parametrize("rule", [Anchored(k=1.5), Pathwise()], ids=lambda rule: rule.name)
+def test_requests_whose_rules_differ_in_nats_alone_share_what_draws_them(pair, rule):
     reader = Reader(Decoder(pair, rule), Limits(rule=rule), 100)
     kinds = [{}, {"k": 2.0}, {"K": 9.0}, {"bank": 1.0}]
     rules = [read(reader, {"prompt": "a", "anchored": kind})[0].rule for kind in kinds]
     assert len({rule.next_token for rule in rules}) == 1
-    assert [rule.rule for rule in rules] == [
-        rule,
-        Pathwise(k=2.0),
-        Pathwise(k=0.0, bank=9.0),
-        Pathwise(bank=1.0),
-    ]
+    assert [each.rule for each in rules[:2]] == [rule, replace(rule, k=2.0)]
+    if rule.name == "anchored":
+        kind = {"prompt": "a", "anchored": {"divergence": "max"}}
+        assert read(reader, kind)[0].rule.next_token != rules[0].next_token
 
 
 @pytest.mark.parametrize(("body", "horizon"), [({}, 96), ({"max_tokens": 10}, 10)], ids=str)
 def test_all_that_is_left_is_shared_by_the_tokens_that_a_chat_may_have(pair, body, horizon):
     rule = Pathwise()
     reader = Reader(Decoder(pair, rule), Limits(rule=rule), 100, secret=b"of the server")
-    asked = Asked(K="available")
-    chat = Body.of({"messages": [{"role": "user", "content": "the keeper"}], **body})
-    (text,) = reader.requests(chat, asked, lambda n: f"{n}", is_chat=True, available=25.0)
+    values = chat("the keeper", anchored={"K": "available"}, **body)
+    (text,) = read(reader, values, CHATS, available=25.0)
     assert text.max_new_tokens == horizon
     budget = text.rule.budget_for(horizon=horizon, k=None)
     assert (budget.bank, budget.total) == (20.0, pytest.approx(25.0, abs=1e-6))
 
 
-def test_requests_of_one_divergence_share_what_draws_them(reader):
-    kinds = [{}, {"k": 2.0}, {"K": 9.0}, {"bank": 1.0}, {"divergence": "max"}]
-    rules = [read(reader, {"prompt": "a", "anchored": kind})[0].rule for kind in kinds]
-    assert len({rule.next_token for rule in rules[:4]}) == 1
-    assert rules[4].next_token != rules[0].next_token
-    assert [rule.rule for rule in rules] == [
-        Anchored(k=1.5),
-        Anchored(k=2.0),
-        Anchored(K=9.0),
-        Anchored(k=1.5, bank=1.0),
-        Anchored(k=1.5, divergence="max"),
-    ]
+def test_with_accounts_nobody_knows_a_seed_and_what_certifies_nothing_is_refused(pair):
+    rule = Pathwise()
+    reader = Reader(Decoder(pair, rule), Limits(rule=rule), 100, secret=b"of the server")
+    one, other = read(reader, {"prompt": ["a", "a"], "seed": 3})
+    assert len({one.seed, other.seed, 3}) == 3
+    for wrong, said in (
+        ({"seed": -1}, "seed must be in"),
+        ({"temperature": 0.0}, "temperature 0 has no bound"),
+        ({"n": 2, "anchored": {"K": "available"}}, "is of one text, got 2"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            read(reader, {"prompt": "a", **wrong}, available=9.0)
 
 
 def test_special_tokens_end_a_text_by_their_ids(reader):

@@ -1,40 +1,36 @@
-"""What the embedded server does beside its contract: who joins and leaves, what fails, its end."""
+"""The server next to its contract: who joins and leaves, what fails, connections, its end."""
 
 import asyncio
 import json
-import threading
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import httpx
-import openai
 import pytest
 from byte_pairs import tiny_byte_pair
-from embedded_server import embedded, held, slowed
+from embedded_server import embedded, held, posted, streamed
 from prometheus_client.parser import text_string_to_metric_families
+from replaced_llm import replaced_engine
 from tiny_models import never_end, tiny_llama, train_tokenizer
 from waiting import HANG_S, until
 
 import anchored
-from anchored import Anchored, Decoder, ModelPair, Pathwise, verify
-from anchored.decode.serving.journal_reader import journal_ledgers
+from anchored import Anchored, AnchoredError, Decoder, ModelPair, Pathwise, verify
+from anchored.decode.engine.paired_batch import PairedBatch
+from anchored.decode.serving import http
+from anchored.decode.serving.journal import JournalWriter
+from anchored.decode.serving.journal_reader import JournalReader, journal_ledgers
 
-LONG = {"model": "anchored", "prompt": "the keeper", "max_tokens": 900, "temperature": 1.0}
-
-
-@pytest.fixture(scope="module")
-def long_pair() -> ModelPair:
-    """A pair that never ends a text, with contexts that take a while to be filled."""
-    models = [tiny_llama(seed, max_position_embeddings=1024) for seed in (1, 2)]
-    for model in models:
-        never_end(model)
-    return ModelPair(*models, train_tokenizer())
+LONG = {"prompt": "the keeper", "max_tokens": 900, "temperature": 1.0, "seed": 1}
+URL = "/v1/completions"
 
 
 @pytest.fixture
-def serving(long_pair, tmp_path):
+def serving(pair, tmp_path):
     """Starts a server of two rows with options; gives its address and itself."""
-    decoder = Decoder(long_pair, Anchored(k=1.5), batch_size=2)
+    decoder = Decoder(pair, Anchored(k=1.5), batch_size=2)
 
     def start(**options):
         return embedded(decoder, tmp_path / "journal", **options)
@@ -42,9 +38,9 @@ def serving(long_pair, tmp_path):
     return start
 
 
-def figures(address: str, **headers) -> dict[str, float]:
+def figures(address: str) -> dict[str, float]:
     """The series of /metrics; those with a label under NAME{value}."""
-    text = httpx.get(f"{address}/metrics", headers=headers, timeout=HANG_S).text
+    text = httpx.get(f"{address}/metrics", timeout=HANG_S).text
     return {
         sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -52,120 +48,70 @@ def figures(address: str, **headers) -> dict[str, float]:
     }
 
 
-def asked_at_once(address: str, bodies: list[dict]) -> list[httpx.Response]:
+def posted_at_once(address: str, bodies: list[dict]) -> list[httpx.Response]:
     """The answers to requests that are sent at one time, in order."""
     with ThreadPoolExecutor(len(bodies)) as threads:
-        url = f"{address}/v1/completions"
-        return list(threads.map(lambda body: httpx.post(url, json=body, timeout=HANG_S), bodies))
+        return list(threads.map(lambda body: posted(address, **body), bodies))
 
 
 def test_a_client_that_leaves_frees_its_row_and_what_it_got_is_journalled(serving, tmp_path):
-    got = []
     with serving() as (address, server):
-        body = {**LONG, "stream": True, "return_token_ids": True}
-        for _ in range(2):
-            with (
-                slowed(server),
-                httpx.stream(
-                    "POST", f"{address}/v1/completions", json=body, timeout=HANG_S
-                ) as response,
-            ):
-                for line in response.iter_lines():
-                    if line:
-                        chunk = json.loads(line.removeprefix("data: "))
-                        got.append((chunk["id"], chunk["choices"][0]["token_ids"]))
-                        if len(got) % 4 == 0:
-                            break
+        with held(wait_s=0.1), streamed(address) as response:
+            lines = (line for line in response.iter_lines() if line)
+            chunks = [json.loads(next(lines)[6:]) for _ in range(4)]
+            response.close()
             until(lambda: server.engine.num_running == 0)
-        answer = httpx.post(
-            f"{address}/v1/completions", json={**LONG, "max_tokens": 2}, timeout=HANG_S
-        )
-        assert answer.status_code == 200
-        assert figures(address)["anchored_texts_total{aborted}"] == 2
-    by_id = dict(journal_ledgers(tmp_path / "journal"))
-    assert len(by_id) == 3
-    for name in {name for name, _ in got}:
-        drawn = by_id[f"{name}-0"].token_ids
-        sent = [token for answer_id, tokens in got if answer_id == name for token in tokens]
-        assert drawn[: len(sent)] == sent and len(drawn) < 900
-        assert by_id[f"{name}-0"].finish_reason == "aborted"
+        assert posted(address, **{**LONG, "max_tokens": 2}).status_code == 200
+        assert figures(address)["anchored_texts_total{aborted}"] == 1
+    ledgers = dict(journal_ledgers(tmp_path / "journal"))
+    ledger = ledgers[f"{chunks[0]['id']}-0"]
+    sent = [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
+    assert ledger.token_ids[: len(sent)] == sent and len(ledgers) == 2
+    assert ledger.finish_reason == "aborted"
 
 
 def test_a_text_that_waits_is_drawn_once_a_row_is_free_and_a_full_queue_is_429(serving):
-    with serving(max_waiting=1) as (address, server):
-        with slowed(server), httpx.Client(timeout=HANG_S) as client:
-            url, answers, body = f"{address}/v1/completions", [], {**LONG, "max_tokens": 300}
-            threads = [
-                threading.Thread(
-                    target=lambda: answers.append(httpx.post(url, json=body, timeout=HANG_S))
-                )
-                for _ in range(3)
-            ]
-            for thread in threads:
-                thread.start()
+    body = {**LONG, "max_tokens": 100}
+    with serving(max_waiting=1) as (address, server), ThreadPoolExecutor(3) as threads:
+        with held(wait_s=1.0):
+            answers = [threads.submit(posted, address, **body) for _ in range(3)]
             until(lambda: (server.engine.num_running, server.engine.num_waiting) == (2, 1))
-            refused = client.post(url, json={**LONG, "max_tokens": 1})
+            refused = posted(address, **body)
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-            assert client.post(url, json={**LONG, "prompt": ["a", "b"]}).status_code == 429
-            assert client.get(f"{address}/ready").status_code == 200  # rows are being drawn
+            assert posted(address, **{**body, "prompt": ["a", "b"]}).status_code == 429
             series = figures(address)
             assert (series["anchored_running_texts"], series["anchored_waiting_texts"]) == (2, 1)
-        for thread in threads:
-            thread.join()
-        assert [answer.status_code for answer in answers] == [200] * 3
+        assert [answer.result().status_code for answer in answers] == [200] * 3
         assert figures(address)["anchored_refused_requests_total{queue}"] == 2
+        assert httpx.get(f"{address}/ready", timeout=HANG_S).status_code == 200
 
 
-BOTH = pytest.mark.parametrize(
-    "rule", [Anchored(k=0.5), Pathwise(k=0.5, bank=8.0)], ids=lambda rule: rule.name
-)
-
-
-@BOTH
-def test_a_byte_level_pair_is_served_by_bytes_with_warpers_of_each_request(tmp_path, rule):
-    pair = tiny_byte_pair()
-    decoder = Decoder(pair, rule)
-    asked = [{}, {"top_k": 60}, {"temperature": 1.3, "top_p": 0.9}, {"repetition_penalty": 1.3}]
-    with embedded(decoder, tmp_path) as (address, _):
-        client = openai.OpenAI(base_url=f"{address}/v1", api_key="-", max_retries=0)
-
-        def complete(place: int) -> str:
-            stream = client.completions.create(
-                model="anchored",
-                prompt="the keeper's lamp",
-                max_tokens=5,
-                stream=True,
-                extra_body={**asked[place], "anchored": {"seed": place, "k": 0.5 + place}},
-            )
-            return "".join(chunk.choices[0].text for chunk in stream)
-
-        with ThreadPoolExecutor(len(asked)) as threads_of_clients:
-            texts = list(threads_of_clients.map(complete, range(len(asked))))
-        with pytest.raises(openai.BadRequestError, match="token level"):
-            client.chat.completions.create(
-                model="anchored", messages=[{"role": "user", "content": "a"}]
-            )
-    for place, warpers in enumerate(asked):
-        settings = {"temperature": 1.0, "repetition_penalty": 1.0, **warpers}
-        (result,) = Decoder(pair, replace(rule, k=0.5 + place)).generate(
-            "the keeper's lamp", max_new_tokens=5, seed=place, **settings
-        )
-        assert texts[place] == result.text
+def test_a_byte_level_pair_is_served_by_bytes_with_warpers_of_each_request(tmp_path):
+    pair, rule, prompt = tiny_byte_pair(), Pathwise(k=0.5, bank=8.0), "the keeper's lamp"
+    warpers = [{"temperature": 1.3, "top_p": 0.9}, {"repetition_penalty": 1.3}]
+    bodies = [
+        {"prompt": prompt, "max_tokens": 3, **each, "anchored": {"seed": place, "k": 0.5 + place}}
+        for place, each in enumerate(warpers)
+    ]
+    with embedded(Decoder(pair, rule), tmp_path) as (address, _):
+        answers = [answer.json() for answer in posted_at_once(address, bodies)]
+        chat = posted(address, "/v1/chat/completions", messages=[{"role": "user", "content": "a"}])
+        assert chat.status_code == 400 and "token level" in chat.text
     ledgers = dict(journal_ledgers(tmp_path))
-    assert len(ledgers) == len(asked)
-    assert all(verify(ledger, pair).is_ok for ledger in ledgers.values())
-    assert all(ledger.work["safe"]["num_forwards"] > 0 for ledger in ledgers.values())
+    assert len(ledgers) == len(warpers)
+    for place, each in enumerate(warpers):
+        settings = {"temperature": 1.0, "repetition_penalty": 1.0, **each}
+        decoder = Decoder(pair, replace(rule, k=0.5 + place))
+        (result,) = decoder.generate(prompt, max_new_tokens=3, seed=place, **settings)
+        assert answers[place]["choices"][0]["text"] == result.text
+        ledger = ledgers[answers[place]["anchored"]["id"]]
+        assert verify(ledger, pair).is_ok and ledger.work["safe"]["num_forwards"] > 0
 
 
 RULES = [
-    anchored.SafeOnly(),
     anchored.RiskyOnly(),
     anchored.NoOpt(k=1.0),
-    anchored.CPFuse(),
     anchored.RCAD(),
-    anchored.System(prompt="Be brief."),
-    anchored.ColdStart(k=0.3),
-    anchored.GlobalSwitch(K=4.0),
     anchored.MemFree(n=2, passages=["the keeper of the lamp"]),
 ]
 
@@ -173,56 +119,44 @@ RULES = [
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_every_rule_is_served_and_certified_as_it_claims(pair, rule, tmp_path):
     passage = "salt and rain" if rule.name == "rcad" else None
+    body = {"prompt": "the keeper", "max_tokens": 8, "seed": 4}
+    body |= {"anchored": {"passage": passage}} if passage else {}
     with embedded(Decoder(pair, rule), tmp_path) as (address, _):
-        body = {"prompt": "the keeper", "max_tokens": 8, "seed": 4, "temperature": 1.0}
-        body |= {"anchored": {"passage": passage}} if passage else {}
-        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=HANG_S).json()
+        answer = posted(address, **body).json()
         assert httpx.get(f"{address}/ready", timeout=HANG_S).status_code == 200
-        more = {"anchored": {"bank": 1.0}}
-        refused = httpx.post(f"{address}/v1/completions", json={**body, **more}, timeout=HANG_S)
-        assert refused.status_code == (200 if rule.name == "no_opt" else 400)
-    (result,) = Decoder(pair, rule).generate(
-        ["the keeper"],
-        max_new_tokens=8,
-        seed=4,
-        temperature=1.0,
-        repetition_penalty=1.0,
-        passages=passage,
-    )
+    settings = {"temperature": 1.0, "repetition_penalty": 1.0, "passages": passage}
+    (result,) = Decoder(pair, rule).generate(["the keeper"], max_new_tokens=8, seed=4, **settings)
     assert answer["choices"][0]["text"] == result.text
     assert answer["anchored"]["certified"] is rule.is_certified
-    name = answer["anchored"]["id"]
-    ledger = dict(journal_ledgers(tmp_path))[name]
-    assert ledger == result.ledger
-    assert verify(ledger, pair).is_ok
+    ledger = dict(journal_ledgers(tmp_path))[answer["anchored"]["id"]]
+    assert ledger == result.ledger and verify(ledger, pair).is_ok
 
 
-@BOTH
-def test_drafts_change_no_text_of_the_server(long_pair, tmp_path, rule):
-    texts = []
+def test_drafts_change_no_text_of_the_server(pair, tmp_path):
     body = {"prompt": ["the keeper", "salt"], "max_tokens": 24, "seed": 4, "top_k": 50}
-    for speculate in ("off", 3):
-        decoder = Decoder(long_pair, rule, speculate=speculate)
-        with embedded(decoder, tmp_path / str(speculate)) as (address, _):
-            answers = asked_at_once(address, [body, {**body, "temperature": 0.0}])
-        choices = [choice for said in answers for choice in said.json()["choices"]]
-        texts.append([(choice["text"], choice["anchored"]["spent"]) for choice in choices])
-    for (plain, spent), (drafted, spent_too) in zip(*texts, strict=True):
-        assert drafted == plain and spent_too == pytest.approx(spent, abs=1e-4)
+    with embedded(Decoder(pair, Pathwise(), speculate=3), tmp_path) as (address, _):
+        answers = posted_at_once(address, [body, {**body, "temperature": 0.0}])
+    settings = {"seed": 4, "top_k": 50, "max_new_tokens": 24, "repetition_penalty": 1.0}
+    for answer, temperature in zip(answers, (1.0, 0.0), strict=True):
+        settings["temperature"] = temperature
+        plain = Decoder(pair, Pathwise()).generate(body["prompt"], **settings)
+        for choice, result in zip(answer.json()["choices"], plain, strict=True):
+            assert choice["text"] == result.text
+            assert choice["anchored"]["spent"] == pytest.approx(result.ledger.spent, abs=1e-4)
 
 
-def test_texts_that_cannot_join_a_batch_begin_once_the_others_have_ended(tmp_path, monkeypatch):
+def test_texts_that_cannot_join_a_batch_begin_once_the_others_have_ended(tmp_path):
     pair = ModelPair(tiny_llama(1), tiny_llama(2), train_tokenizer())
     pair.row_attention["risky"] = None  # as of a family whose rows are padded to each other
     decoder = Decoder(pair, Anchored(k=1.5), batch_size=2)
     assert not decoder.level.rows_can_join(64)
-    body = {"prompt": "the keeper", "max_tokens": 12, "temperature": 1.0}
+    body = {"prompt": "the keeper", "max_tokens": 12}
     with embedded(decoder, tmp_path) as (address, _):
-        answers = asked_at_once(address, [{**body, "seed": seed} for seed in range(5)])
+        answers = posted_at_once(address, [{**body, "seed": seed} for seed in range(5)])
     settings = {"temperature": 1.0, "repetition_penalty": 1.0, "max_new_tokens": 12}
-    for seed, answer in enumerate(answers):
-        (result,) = decoder.generate(["the keeper"], seed=seed, **settings)
-        assert answer.json()["choices"][0]["text"] == result.text
+    results = decoder.generate(["the keeper"] * 5, seed=list(range(5)), **settings)
+    texts = [answer.json()["choices"][0]["text"] for answer in answers]
+    assert texts == [result.text for result in results]
 
 
 def test_a_prompt_whose_logits_are_nan_fails_alone(tmp_path):
@@ -234,91 +168,91 @@ def test_a_prompt_whose_logits_are_nan_fails_alone(tmp_path):
     with embedded(Decoder(pair, Anchored(k=1.5)), tmp_path) as (address, _):
         # With this seed the second text draws no token 7.
         body = {"prompt": [[0, 7, 9], [0, 8, 9]], "max_tokens": 4, "seed": 3}
-        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=HANG_S).json()
-    bad, good = answer["choices"]
+        bad, good = posted(address, **body).json()["choices"]
     assert (bad["finish_reason"], bad["text"], good["finish_reason"]) == ("error", "", "length")
     assert "NaN" in bad["anchored"]["error"] and bad["anchored"]["certified"] is False
     assert good["anchored"]["certified"] is True
 
 
 def test_nothing_is_sent_that_the_journal_lacks(serving, monkeypatch):
-    with serving() as (address, server):
-        journal = server.engine._recording._journal
-        plain = journal.steps
+    plain = JournalWriter.steps
 
-        def steps(rows):
-            if any(step.step >= 5 for _, step in rows):
-                raise OSError("no space left")
-            plain(rows)
+    def steps(journal, rows):
+        if any(step.step >= 5 for _, step in rows):
+            raise OSError("no space left")
+        plain(journal, rows)
 
-        monkeypatch.setattr(journal, "steps", steps)
-        body = {**LONG, "stream": True, "return_token_ids": True}
-        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=HANG_S) as answer:
+    monkeypatch.setattr(JournalWriter, "steps", steps)
+    with serving() as (address, _):
+        with streamed(address) as answer:
             *chunks, last = [line[6:] for line in answer.iter_lines() if line]
         assert sum(len(json.loads(c)["choices"][0]["token_ids"]) for c in chunks) == 5
         assert json.loads(last)["error"]["message"] == "the journal cannot be written"
-        short = httpx.post(
-            f"{address}/v1/completions", json={**LONG, "max_tokens": 3}, timeout=HANG_S
-        )
-        assert short.status_code == 200
+        assert posted(address, **{**LONG, "max_tokens": 3}).status_code == 200
         assert figures(address)["anchored_unwritten_texts_total"] == 1
 
 
-def test_a_model_that_breaks_ends_the_server_with_its_reason(long_pair, tmp_path, monkeypatch):
-    decoder = Decoder(long_pair, Anchored(k=1.5))
-    with embedded(decoder, tmp_path) as (address, server):
-        batch = server.engine._batch
-        monkeypatch.setattr(batch, "step", lambda: 1 / 0)
-        answer = httpx.post(f"{address}/v1/completions", json=LONG, timeout=HANG_S)
+def test_a_model_that_breaks_ends_the_server_with_its_reason(serving, monkeypatch):
+    with serving() as (address, server):
+        monkeypatch.setattr(PairedBatch, "step", lambda batch: 1 / 0)
+        answer = posted(address, **LONG)
         assert answer.status_code == 500
         assert "ZeroDivisionError" in answer.json()["error"]["message"]
         assert isinstance(server.engine.failure, ZeroDivisionError)
 
 
-def test_the_id_of_a_gateway_comes_back_and_stands_in_the_journal(serving, tmp_path):
+def test_an_engine_whose_journal_is_elsewhere_ends_the_server_before_it_answers(pair, tmp_path):
+    sizes = {"max_length": None, "max_waiting": 1}
+    engine = replaced_engine(Decoder(pair, Pathwise()), tmp_path / "there", **sizes)
+    engine._reader = JournalReader(tmp_path / "here")
+    with pytest.raises(AnchoredError, match="need one file system"):
+        asyncio.run(engine.start(lambda: None))
+    asyncio.run(engine.stop())
+
+
+def test_the_id_of_a_gateway_comes_back_and_is_in_the_journal(serving, tmp_path):
+    body = {**LONG, "max_tokens": 2}
     with serving() as (address, _):
-        body, url = {**LONG, "max_tokens": 2}, f"{address}/v1/completions"
-        for stream in (False, True):
-            named = {"x-request-id": f"trace-{stream}"}
-            said = httpx.post(url, json={**body, "stream": stream}, headers=named, timeout=HANG_S)
-            assert said.headers["x-request-id"] == f"trace-{stream}"
-        wrong = httpx.post(url, json=body, headers={"x-request-id": "a b\tc"}, timeout=HANG_S)
-        assert wrong.status_code == 400
-    (file,) = (tmp_path / "journal").iterdir()
-    opened = [json.loads(line) for line in file.read_text().splitlines() if '"open"' in line]
-    assert [line["client_id"] for line in opened] == ["trace-False", "trace-True"]
+        headers = {"content-type": "application/json"}
+        half = b'{"anchored": {"\\ud800": 1}}'  # of a character, which the refusal quotes
+        said = httpx.post(f"{address}{URL}", content=half, headers=headers, timeout=HANG_S)
+        assert said.status_code == 400 and "unknown field" in said.json()["error"]["message"]
+        for name, status in (("trace-1", 200), ("a b\tc", 400)):
+            headers = {"x-request-id": name}
+            said = httpx.post(f"{address}{URL}", json=body, headers=headers, timeout=HANG_S)
+            assert said.status_code == status
+            assert (said.headers["x-request-id"] == name) is (status == 200)
+    (record,) = JournalReader(tmp_path / "journal").ended_records()
+    assert record.client_id == "trace-1"
 
 
 def test_while_it_shuts_down_texts_end_and_new_ones_are_503(serving):
+    body = {**LONG, "max_tokens": 30}
     with serving(shutdown_s=HANG_S) as (address, server), ThreadPoolExecutor(3) as threads:
-        url, body = f"{address}/v1/completions", {**LONG, "max_tokens": 30}
-        with held(server), httpx.Client(timeout=HANG_S) as client:
-            asked = [threads.submit(httpx.post, url, json=body, timeout=HANG_S) for _ in range(3)]
-            until(lambda: server.engine.num_running > 0)  # one or two, and no more while held
-            num_running = server.engine.num_running
-            until(lambda: server.engine.num_waiting == 3 - num_running)
+        with held(), httpx.Client(timeout=HANG_S) as client:
+            answers = [threads.submit(posted, address, **body) for _ in range(3)]
+            until(lambda: server.engine.num_running + server.engine.num_waiting == 3)
+            num_running = server.engine.num_running  # one or two, and no more while held
             client.get(f"{address}/health")
             server.end()
             until(lambda: server.engine.refusal is not None)
             assert client.get(f"{address}/health").status_code == 503
-            assert client.post(url, json=body).status_code == 503
-        statuses = sorted(one.result().status_code for one in asked)
+            assert client.post(f"{address}{URL}", json=body).status_code == 503
+        statuses = sorted(answer.result().status_code for answer in answers)
         assert statuses == [200] * num_running + [503] * (3 - num_running)
 
 
 def test_at_the_limit_streams_end_with_an_error(serving):
-    with serving(shutdown_s=0.2) as (address, server), slowed(server):
-        body = {**LONG, "stream": True}
-        with httpx.stream(
-            "POST", f"{address}/v1/completions", json=body, timeout=HANG_S
-        ) as response:
-            until(lambda: server.engine.num_running == 1)
+    with serving(shutdown_s=0.0) as (address, server), held(wait_s=0.1):
+        with streamed(address) as response:
+            lines = filter(None, response.iter_lines())
+            next(lines)
             server.end()
-            lines = [line for line in response.iter_lines() if line]
-        assert json.loads(lines[-1][6:])["error"]["code"] == 503
+            *_, last = lines
+        assert json.loads(last[6:])["error"]["code"] == 503
 
 
-async def _half(address: str) -> bytes:
+async def leave_inside_the_body(address: str) -> bytes:
     reader, writer = await asyncio.open_connection(*address.removeprefix("http://").split(":"))
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(head + b"Content-Length: 100\r\n\r\n{")
@@ -327,11 +261,41 @@ async def _half(address: str) -> bytes:
     return await reader.read()
 
 
-def test_a_client_that_leaves_inside_its_body_troubles_nobody(serving, caplog):
-    with serving() as (address, _):
-        asyncio.run(_half(address))
-        said = httpx.post(
-            f"{address}/v1/completions", json={**LONG, "max_tokens": 1}, timeout=HANG_S
-        )
-        assert said.status_code == 200
+def half_a_head(address: str) -> socket.socket:
+    host, port = address.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=HANG_S)
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: loc")
+    return connection
+
+
+def test_clients_that_leave_inside_a_request_or_send_half_a_head_trouble_nobody(
+    serving, caplog, monkeypatch
+):
+    with serving() as (address, server):
+        asyncio.run(leave_inside_the_body(address))
+        with monkeypatch.context() as patch:
+            patch.setattr(http, "HEAD_S", 0.2)
+            with half_a_head(address) as silent, half_a_head(address):
+                assert silent.recv(100) == b""
+        assert posted(address, **{**LONG, "max_tokens": 1}).status_code == 200
+        # Clients keep connections for less: they would else ask in one that is being closed.
+        assert server._http.config.timeout_keep_alive > httpx.Limits().keepalive_expiry
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_connections_beyond_the_limit_are_closed_and_said_once(serving, monkeypatch, caplog):
+    monkeypatch.setattr(http, "HEAD_S", HANG_S)
+    monkeypatch.setattr(http.PatientProtocol, "last_said_s", -http.QUIET_S)
+    monkeypatch.setattr(http, "QUIET_S", HANG_S)
+    with serving(max_connections=4) as (address, server), ExitStack() as stack:
+        open_ones = server._http.server_state.connections
+        until(lambda: not open_ones)  # those of the start
+        for _ in range(4):
+            stack.enter_context(half_a_head(address))
+        for _ in range(2):
+            with half_a_head(address) as refused, suppress(ConnectionError):
+                assert refused.recv(100) == b""
+        stack.close()
+        until(lambda: not open_ones)
+        assert httpx.get(f"{address}/health", timeout=HANG_S).status_code == 200
+    assert caplog.text.count("connections are open: more are closed") == 1

@@ -11,7 +11,7 @@ from anchored.decode.rules.rule import token_spend
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.vllm import fusion
 from anchored.decode.vllm.fusion import Rows, SlotAccounts
-from anchored.decode.vllm.settings import PairFacts
+from anchored.decode.vllm.pair_description import PairFacts
 from anchored.decode.warpers import Warpers
 from anchored.kernels import warp
 from anchored.kernels.project import project
@@ -36,7 +36,6 @@ FACTS = PairFacts(
     level_settings={},
     stop_token_ids=[1, 2],
     special_token_ids=[0],
-    special_names={},
     context_length=None,
 )
 PLAIN = SamplingConfig(temperature=0.9, repetition_penalty=1.0)
@@ -55,22 +54,16 @@ RULES = [
     Pathwise(k=0.2, bank=0.5),
     Anchored(k=0.3, divergence="max"),
 ]
+ONE = SAMPLINGS[1], Anchored(k=0.3)
 MIXED = [(SAMPLINGS[slot % 4], RULES[slot % 7]) for slot in range(NUM_SLOTS)]
-"""Sampling and rule of each slot, every request with others than those beside it."""
+"""Sampling and rule of each slot, every request with others than its neighbours."""
 
 
-def joined(sampling: SamplingConfig = PLAIN, *, k=0.3) -> SlotAccounts:
-    """Every slot taken by a request that asks for the same."""
+def joined(*settings, count=NUM_SLOTS) -> SlotAccounts:
+    """Slots that are taken by requests with these settings, or with the same ones."""
     slots = SlotAccounts(NUM_SLOTS, FACTS, CPU)
-    for slot in range(NUM_SLOTS):
-        join(slots, slot, sampling, Anchored(k=k))
-    return slots
-
-
-def mixed() -> SlotAccounts:
-    slots = SlotAccounts(NUM_SLOTS, FACTS, CPU)
-    for slot, asked in enumerate(MIXED):
-        join(slots, slot, *asked)
+    for slot, each in enumerate(settings if len(settings) > 1 else settings * count):
+        join(slots, slot, *each)
     return slots
 
 
@@ -165,25 +158,21 @@ def assert_drawn(records: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(records[:, [0, BUDGET, SPEND, LOG_PROB]], expected[:, :USED_AFTER])
 
 
-def test_mixed_requests_are_drawn_as_each_alone_by_its_rule(both, expected, warping):
-    slots = mixed()
+@pytest.mark.parametrize("num_tiles", [1, 4])
+def test_mixed_requests_are_drawn_as_each_alone_by_its_rule(
+    both, expected, warping, num_tiles, monkeypatch
+):
+    monkeypatch.setattr(fusion, "TILE_BYTES", 4 * VOCAB_SIZE * NUM_SLOTS // num_tiles)
+    slots = joined(*MIXED)
     for step in range(NUM_STEPS):
         emitted, records = slots.decide(rows_at(step), *both[:, step::NUM_STEPS])
         assert torch.equal(emitted[:, 0].double(), expected[:, step, 0])
         assert_drawn(records[:, 0], expected[:, step])
 
 
-def test_rows_that_are_walked_in_tiles_are_drawn_the_same(both, expected, monkeypatch):
-    monkeypatch.setattr(fusion, "TILE_BYTES", 4 * VOCAB_SIZE * 2)  # two requests
-    slots = mixed()
-    for step in range(NUM_STEPS):
-        _, records = slots.decide(rows_at(step), *both[:, step::NUM_STEPS])
-        assert_drawn(records[:, 0], expected[:, step])
-
-
 def drafted(both, expected, wrong=()):
-    """Rows of every request behind its own tokens as drafts, but for those that are wrong, and
-    their logits; a third of the requests drafts nothing."""
+    """Rows of every request after its tokens as drafts, but for those that are wrong, and their
+    logits; a third of the requests drafts nothing."""
     drafts = [[int(token) for token in figures[:-1, 0]] for figures in expected]
     for slot in wrong:
         drafts[slot][1] = (drafts[slot][1] + 1) % VOCAB_SIZE
@@ -193,7 +182,7 @@ def drafted(both, expected, wrong=()):
 
 
 def test_drafts_that_are_drawn_give_the_tokens_and_spends_of_single_rows(both, expected, warping):
-    slots, wrong = mixed(), range(1, NUM_SLOTS, 3)
+    slots, wrong = joined(*MIXED), range(1, NUM_SLOTS, 3)
     rows, of_rows = drafted(both, expected, wrong)
     emitted, records = slots.decide(rows, *of_rows)
     for slot in range(NUM_SLOTS):
@@ -207,12 +196,11 @@ def test_drafts_that_are_drawn_give_the_tokens_and_spends_of_single_rows(both, e
         )
 
 
-@pytest.mark.parametrize("row", [0, 1])
-@pytest.mark.parametrize("model", [0, 1], ids=["risky", "safe"])
+@pytest.mark.parametrize(("model", "row"), [(0, 0), (1, 1)], ids=["risky", "safe"])
 def test_a_row_of_nan_ends_its_request_alone_and_spends_nothing(
     both, expected, model, row, warping
 ):
-    slots, (rows, of_rows) = mixed(), drafted(both, expected)
+    slots, (rows, of_rows) = joined(*MIXED), drafted(both, expected)
     slot = 3
     of_rows[model, rows.index[slot, row], 3] = math.nan
     emitted, records = slots.decide(rows, *of_rows)
@@ -226,48 +214,31 @@ def test_a_row_of_nan_ends_its_request_alone_and_spends_nothing(
 
 
 def test_a_banned_token_and_the_second_stop_token_are_never_drawn(warping):
-    slots = joined(k=5.0)
+    slots = joined((PLAIN, Anchored(k=5.0)))
     of_rows = logits(3)
     of_rows[..., 7], of_rows[..., 2] = 50.0, 40.0
     emitted, _ = slots.decide(rows_at(0), *of_rows)
     assert emitted.tolist() == [[1]] * NUM_SLOTS  # the end, of both stop tokens
 
 
-def test_prompts_that_are_still_read_are_not_charged():
-    slots = joined()
+def test_prompts_that_are_still_read_are_not_charged_and_an_account_of_another_step_fails():
+    slots = joined(ONE)
     slots.text_lens[1] = 10
     slots.decide(rows_at(0), *logits(5))
     assert slots.accounts[:, STEP].tolist() == [1.0, 0.0] + [1.0] * (NUM_SLOTS - 2)
     assert not slots.is_failed.any()
-
-
-def test_an_account_that_does_not_stand_where_the_text_does_fails():
-    slots = joined()
+    slots = joined(ONE)
     emitted, _ = slots.decide(rows_at(1), *logits(6))
-    assert slots.is_failed.all()
-    assert emitted.tolist() == [[slots.end]] * NUM_SLOTS
+    assert slots.is_failed.all() and emitted.tolist() == [[slots.end]] * NUM_SLOTS
     assert slots.accounts[:, USED].sum() == 0.0
 
 
-def test_a_slot_forgets_the_request_before():
-    slots, fresh = joined(SAMPLINGS[1]), joined(SAMPLINGS[1])
-    for step in range(3):
-        slots.decide(rows_at(step), *logits(step))
-    for slot in range(NUM_SLOTS):
-        slots.leave(slot)
-        join(slots, slot, SAMPLINGS[1], Anchored(k=0.3))
-    step = rows_at(0), *logits(9)
-    for reused, other in zip(slots.decide(*step), fresh.decide(*step), strict=True):
-        assert torch.equal(reused, other)
-
-
-@pytest.mark.parametrize("debt", [0.0, 0.5])
 @pytest.mark.parametrize(
-    ("rule", "was_full"),
+    ("rule", "was_full", "debt"),
     [
-        (Anchored(k=0.9, bank=0.3), True),
-        (Pathwise(k=0.9, bank=0.3), True),
-        (Pathwise(k=0.2, bank=2.0), False),  # what is given back is in its bank
+        (Anchored(k=0.9, bank=0.3), True, 0.5),
+        (Pathwise(k=0.9, bank=0.3), True, 0.0),
+        (Pathwise(k=0.2, bank=2.0), False, 0.5),  # what is given back is in its bank
     ],
     ids=str,
 )
@@ -291,7 +262,7 @@ def test_a_request_that_comes_back_goes_on_with_its_balance(rule, was_full, debt
 
 
 def test_a_debt_of_nan_fails_and_an_infinite_one_leaves_the_safe_model_alone():
-    slots = joined(k=3.0)
+    slots = joined((PLAIN, Anchored(k=3.0)))
     slots.set_debt(0, debt_nats(torch.tensor([1.0, math.nan]), mode="top", window=5).double())
     slots.set_debt(1, debt_nats(torch.tensor([1.0, math.inf]), mode="top", window=5).double())
     _, records = slots.decide(rows_at(0), *logits(7))
@@ -302,22 +273,21 @@ def test_a_debt_of_nan_fails_and_an_infinite_one_leaves_the_safe_model_alone():
 
 
 @pytest.mark.slow
-def test_nothing_is_overspent_over_a_hundred_thousand_tokens():
-    num_slots, spent = 100, 0.0
-    for batch in range(20):
-        slots = SlotAccounts(num_slots, FACTS, CPU)
-        for slot in range(num_slots):
-            k = (0.0, 0.01, 0.1, 1.0, 5.0)[slot % 5]
-            rule = Pathwise(k=k, bank=3.0) if slot < num_slots // 2 else Anchored(k=k)
+def test_nothing_is_overspent_over_twenty_thousand_tokens():
+    for batch in range(4):
+        rules = [
+            (Pathwise(k=k, bank=3.0) if slot < 50 else Anchored(k=k))
+            for slot in range(100)
+            for k in [(0.0, 0.01, 0.1, 1.0, 5.0)[slot % 5]]
+        ]
+        slots = SlotAccounts(100, FACTS, CPU)
+        for slot, rule in enumerate(rules):
             join(slots, slot, SAMPLINGS[slot % 3], rule, key=1000 * batch + slot)
-        bounds = slots.accounts[:, 1].clone()
-        sums = torch.zeros(num_slots, dtype=torch.float64)
+        bounds, sums = slots.accounts[:, 1].clone(), torch.zeros(100, dtype=torch.float64)
         for step in range(HORIZON):
-            step_logits = logits(100 * batch + step, slots=num_slots)
-            _, records = slots.decide(rows_at(step, slots=range(num_slots)), *step_logits)
+            step_logits = logits(100 * batch + step, slots=100)
+            _, records = slots.decide(rows_at(step, slots=range(100)), *step_logits)
             sums += records[:, 0, SPEND]
             assert (records[:, 0, IS_DRAWN] == 1.0).all()
             assert (sums <= bounds).all() and (sums <= slots.accounts[:, USED]).all()
-        assert torch.equal(sums[num_slots // 2 :], slots.accounts[num_slots // 2 :, USED])
-        spent += sums.sum()
-    assert spent > 0.0
+        assert torch.equal(sums[50:], slots.accounts[50:, USED]) and sums.sum() > 0.0

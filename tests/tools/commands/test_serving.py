@@ -36,9 +36,7 @@ def test_a_port_in_use_is_said_before_models_are_loaded(pair_folders, capsys, mo
         taken.listen()
         port = str(taken.getsockname()[1])
         _, err = run(capsys, *words(pair_folders), "--port", port, status=1)
-    assert (
-        err == f"anchored serve: 127.0.0.1:{port} cannot be listened at: Address already in use\n"
-    )
+    assert err == f"anchored serve: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The wishes in a request's `anchored` object, and the most that a server lets it ask for."""
+"""The `anchored` object of a request, and the server's limits."""
 
 import hashlib
 import hmac
@@ -10,9 +10,10 @@ from typing import Any, Final, Literal
 
 from ...fields import INT_LIMIT, MAX_NATS, checked_nats, field_error
 from ...kernels.spend import SPEND_QUANTUM
+from ..engine.request import Request
 from ..rules.anchored import Pathwise
 from ..rules.budget import Budget
-from ..rules.rule import OpenRule, Rule, takes_passage
+from ..rules.rule import Rule
 from ..settings import Divergence
 
 FIELD: Final = "anchored"
@@ -21,13 +22,16 @@ FIELD: Final = "anchored"
 EXTRA_FIELD: Final = "vllm_xargs"
 """Another field of a request's body for the same, where each name has the prefix below."""
 
-REQUEST_PREFIX: Final = "anchored_"
+PREFIX: Final = "anchored_"
 """Begins the names of a request's extra arguments that are for us."""
 
 AVAILABLE: Final = "available"
 """A K of a request: the nats that are left in its accounts; see `Limits.rule_within`."""
 
-GREEDY: Final = "anchored: a greedy text certifies nothing, so that no account takes it"
+GREEDY: Final = (
+    "anchored: temperature 0 has no bound, so a server with accounts refuses it: send a "
+    "temperature > 0"
+)
 
 CLIENT_ID: Final = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 """Ids by which gateways name requests: of UUIDs, trace contexts and the like."""
@@ -61,63 +65,58 @@ class Limits:
         if self.max_bank is not None and bank > self.max_bank:
             raise ValueError(f"bank {bank:g} of the rule is above max_bank {self.max_bank:g}")
 
-    def rule_of(self, asked: "Asked") -> Rule:
-        """The rule of a request that asks for these.
+    def rule_of(self, options: "AnchoredOptions") -> Rule:
+        """The rule of a request with these options.
 
         A rule with a bank and no K, as Pathwise, takes K for a bank that is never refilled. Raises
         ValueError, in one line, for values that no rule has, for what the server's rule does not
         take, and for bounds of a mean where the server's hold for every text.
         """
-        if asked.K == AVAILABLE or asked.group is not None:
+        if options.K == AVAILABLE or options.group is not None:
             raise ValueError(f"anchored: K={AVAILABLE!r} and group need a server with accounts")
         rule: Any = self.rule
         taken = {each.name for each in fields(rule)}
-        named: dict[str, Any] = {"bank": asked.bank, "divergence": asked.divergence}
+        named: dict[str, Any] = {n: getattr(options, n) for n in ("k", "K", "bank", "divergence")}
         named = {name: value for name, value in named.items() if value is not None}
-        if asked.k is not None or asked.K is not None:
-            named |= {"k": asked.k, "K": asked.K}
-        if asked.K is not None and "K" not in taken and {"k", "bank"} <= taken:
-            if asked.bank is not None:
+        if "K" in named and "K" not in taken and {"k", "bank"} <= taken:
+            if "bank" in named:
                 raise ValueError(f"anchored: K is the bank of the rule {rule.name}: name one alone")
-            named |= {"k": 0.0, "K": None, "bank": asked.K}
+            named |= {"k": 0.0, "bank": named.pop("K")}
         for name, value in named.items():
-            if value is not None and name not in taken:
+            if name not in taken:
                 raise ValueError(f"anchored: the rule {rule.name} takes no {name}, got {value!r}")
-        changed: Rule = replace(rule, **{n: value for n, value in named.items() if n in taken})
+        if named.keys() & {"k", "K"}:  # either replaces both of the server's
+            named = {**dict.fromkeys({"k", "K"} & taken), **named}
+        changed: Rule = replace(rule, **named)
         if changed.charge == "mean" and rule.charge != "mean":
             raise ValueError(
                 f"anchored: the server's bounds hold for every text, and those of divergence "
-                f"{changed.divergence} for a mean alone: ask for {rule.divergence} or for none"
+                f"{options.divergence} for a mean alone: ask for {rule.divergence} or for none"
             )
         return changed
 
-    def rule_within(self, asked: "Asked", available: float, horizon: int) -> Rule:
+    def rule_within(self, options: "AnchoredOptions", available: float, horizon: int) -> Rule:
         """As `rule_of`, of a request for so many symbols whose accounts have these nats left.
 
         K="available" of a rule without a bank is all of them, within the limits. One with a bank
         stays as it is where they are enough; else its bank, and then its k, are what is left.
         """
-        takes_all = asked.K == AVAILABLE
-        asked = replace(asked, K=None if takes_all else asked.K, group=None)
-        rule = self.rule_of(asked)
+        takes_all = options.K == AVAILABLE
+        options = replace(options, K=None if takes_all else options.K, group=None)
+        rule = self.rule_of(options)
         if not takes_all:
             return rule
         most = min(available, MAX_NATS if self.max_total is None else self.max_total)
         budget = rule.budget_for(horizon=horizon, k=None)
         if budget.bank is None:
             by_step = math.inf if self.max_k is None else self.max_k * horizon
-            return self.rule_of(replace(asked, K=min(most, by_step)))
+            return self.rule_of(replace(options, K=min(most, by_step)))
         if budget.total <= most:
             return rule
         bank = min(budget.bank, most)
         # A quantum less, so that bank + k * horizon is not rounded to more than there is.
         k = max(0.0, (most - bank) / horizon - SPEND_QUANTUM)
-        return self.rule_of(replace(asked, k=k, bank=bank))
-
-    def check_passage(self, asked: "Asked") -> None:
-        """Raise ValueError, in one line, for a passage that the rule does not read."""
-        if asked.passage is not None and not takes_passage(self.rule):
-            raise ValueError(f"anchored: the rule {self.rule.name} reads no passage")
+        return self.rule_of(replace(options, k=k, bank=bank))
 
     def check_horizon(self, horizon: int) -> None:
         """Raise ValueError, in one line, for more symbols than a request may ask for."""
@@ -141,8 +140,8 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """The wishes in the `anchored` object of a request, or in its extra arguments."""
+class AnchoredOptions:
+    """The `anchored` object of a request, or what its extra arguments say in its place."""
 
     k: float | None = None
     """Nats per step; K = bank + k * max_tokens."""
@@ -174,23 +173,23 @@ class Asked:
             raise ValueError(f"debt must be >= 0 nats, got {self.debt}")
         if self.sample < 0:
             raise ValueError(f"sample must be >= 0, got {self.sample}")
-        client_id_of(self.client_id.encode())
+        client_id_of(self.client_id)
 
     @classmethod
-    def of(cls, extra_args: Mapping[str, Any] | None) -> "Asked":
-        """From a request's extra arguments, those of other programs left out.
+    def of(cls, body: Mapping[str, Any]) -> "AnchoredOptions":
+        """Read them from a request's body.
 
-        Raises ValueError, in one line, for an unknown or a wrong one.
+        Raises ValueError, in one line, for what is no object and for an unknown or a wrong option.
         """
-        named = {
-            name.removeprefix(REQUEST_PREFIX): value
-            for name, value in (extra_args or {}).items()
-            if name.startswith(REQUEST_PREFIX) and value is not None
-        }
-        if error := field_error(cls, named):
-            known = ", ".join(each.name for each in fields(cls))
-            raise ValueError(f"anchored: {error}; known are {known}")
-        return cls(**named)
+        named, extra = body.get(FIELD) or {}, body.get(EXTRA_FIELD) or {}
+        if not isinstance(named, dict) or not isinstance(extra, dict):
+            raise ValueError(f"{FIELD} and {EXTRA_FIELD} must be objects")
+        prefixed = {n.removeprefix(PREFIX): v for n, v in extra.items() if n.startswith(PREFIX)}
+        values = {n: v for n, v in {**prefixed, **named}.items() if v is not None}
+        if error := field_error(cls, values):
+            names = ", ".join(each.name for each in fields(cls))
+            raise ValueError(f"anchored: {error}; known are {names}")
+        return cls(**values)
 
     def seed_of(self, seed: int | None) -> int | None:
         """The seed of the draw, where `seed` is the request's; ValueError beyond 63 bits."""
@@ -200,10 +199,12 @@ class Asked:
         return chosen
 
 
-def most_nats(rule: Rule | OpenRule, horizon: int, least_debt: float) -> float:
-    """Nats that a text may spend at most, before the debt of its prompt is known: its account
-    reserves them."""
-    return replace(rule.budget_for(horizon=horizon, k=None), debt=least_debt).bound
+def most_nats(text: Request) -> float:
+    """Nats that a text with a rule may spend at most, before the debt of its prompt is known: its
+    account reserves them."""
+    assert text.rule is not None
+    budget = text.rule.budget_for(horizon=text.max_new_tokens, k=None)
+    return replace(budget, debt=text.least_debt).bound
 
 
 def seed_of_name(request_id: str) -> int:
@@ -218,23 +219,8 @@ def seed_of_secret(secret: bytes, request_id: str, seed: int | None) -> int:
     return int.from_bytes(hmac.digest(secret, message, hashlib.sha256)[:8], "big") >> 1
 
 
-def client_id_of(value: bytes) -> str:
+def client_id_of(name: str) -> str:
     """The id of a header's value, "" for none; ValueError for one that fits no line of a log."""
-    name = value.decode("utf-8", "replace")
     if name and not CLIENT_ID.fullmatch(name):
         raise ValueError("x-request-id must have up to 128 letters, digits or any of .:/+=@_-")
     return name
-
-
-def extra_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The extra arguments of a request's body, with what its `anchored` names among them.
-
-    Raises ValueError, in one line, for what is no object and for an `anchored` that asks for what
-    is not there.
-    """
-    asked, extra = request.get(FIELD) or {}, request.get(EXTRA_FIELD) or {}
-    if not isinstance(asked, dict) or not isinstance(extra, dict):
-        raise ValueError(f"{FIELD} and {EXTRA_FIELD} must be objects")
-    extra = {**extra, **{REQUEST_PREFIX + name: value for name, value in asked.items()}}
-    Asked.of(extra)
-    return extra

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
+pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm")
 
 import anchored
 from anchored.eval.experiments.generations import draw_by_vllm, generate_all, read_generations
@@ -52,12 +52,9 @@ def test_vllm_draws_the_texts_of_a_sweep(folders, pair, tmp_path):
     by_vllm = [each for each in drawn.settings if each.method in ("Anchored", "Pathwise")]
     assert len(by_vllm) == 3
     for setting in by_vllm:
-        generations, expected = (
-            read_generations(experiment, setting) for experiment in (drawn, plain)
-        )
-        assert [(r["id"], r["seed"], r["text"]) for r in generations] == [
-            (r["id"], r["seed"], r["text"]) for r in expected
-        ]
-        for row in generations:
+        texts = [read_generations(experiment, setting) for experiment in (drawn, plain)]
+        rows = [[(row["id"], row["seed"], row["text"]) for row in each] for each in texts]
+        assert rows[0] == rows[1]
+        for row in texts[0]:
             ledger = anchored.Ledger.load(drawn.folder / row["ledger"], row["ledger_part"])
             assert ledger.certified and anchored.verify(ledger, pair)

@@ -1,8 +1,7 @@
-"""The settings that every process of an engine has: facts of the models, the rule, the journal."""
+"""A pair without weights, as every process of an engine knows it: facts, the rule, the journal."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,20 +14,15 @@ from ..pair.folder import ModelFolder, fingerprint
 from ..pair.loading import load_config, load_tokenizer
 from ..pair.model_pair import ModelPair
 from ..rules.anchored import Anchored, Pathwise
-from ..rules.registry import make_rule
 from ..rules.rule import Rule
-from ..tokenizer.text import special_names
 
 PairRule = Anchored | Pathwise
 """The rules that draw inside vLLM."""
 
 KEY = "anchored"
-"""The entry of vLLM's `additional_config` in which the settings travel to its processes."""
+"""The entry of vLLM's `additional_config`, and of each request's `extra_args`, that is ours."""
 
-NOT_OURS = (
-    "this engine was not started for a pair: use anchored.vllm.open_pair or "
-    "anchored serve --engine vllm"
-)
+NOT_OURS = "vLLM draws for a pair by anchored.vllm.open_pair or anchored serve --engine vllm alone"
 
 ONE_PROMPT = (
     "the models would read different prompts, as their chat templates differ or there is a "
@@ -44,7 +38,7 @@ def checked_rule(rule: Rule) -> PairRule:
 
 
 class DescribedPair(ModelPair):
-    """A pair as its folders describe it, without weights: what is asked of it is made by this."""
+    """A pair without weights: configs and tokenizers only."""
 
     @classmethod
     def of(
@@ -119,8 +113,6 @@ class PairFacts:
     level_settings: dict[str, Any]
     stop_token_ids: list[int]
     special_token_ids: list[int]
-    special_names: dict[str, int]
-    """Special tokens that end no text, by name."""
     context_length: int | None
 
     @classmethod
@@ -138,7 +130,6 @@ class PairFacts:
                 "in vLLM a pair is decoded in tokens that both share"
             )
         level = TokenLevel(pair)
-        names = special_names(pair.tokenizers.values(), pair.has_token)
         return cls(
             safe=str(pair.safe.folder),
             risky=str(pair.risky.folder),
@@ -150,18 +141,15 @@ class PairFacts:
             level_settings=level.settings(),
             stop_token_ids=level.stop_token_ids,
             special_token_ids=list(level.special_token_ids),
-            special_names={n: t for n, t in names.items() if t not in level.stop_token_ids},
             context_length=level.context_length,
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """Facts and the rule, and where the journal goes; JSON on its way to other processes."""
+    """The facts, and where the journal goes; JSON on its way to other processes."""
 
     facts: PairFacts
-    rule: PairRule
-    """The rule of requests that ask for none."""
     journal: str
     """Folder of journals."""
     max_bytes: int
@@ -169,17 +157,10 @@ class EngineSettings:
     is_synced: bool
     """Each line is on the disk before a token leaves."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, for `additional_config`."""
-        rule = [self.rule.name, self.rule.settings()]
-        plain: dict[str, Any] = json.loads(json.dumps({**asdict(self), "rule": rule}))
-        return plain
-
     @classmethod
     def of(cls, additional_config: Mapping[str, Any]) -> "EngineSettings":
         """Those of an engine; ValueError where it was not started by us."""
         if KEY not in additional_config:
             raise ValueError(NOT_OURS)
         options = dict(additional_config[KEY])
-        rule = checked_rule(make_rule(*options.pop("rule")))
-        return cls(facts=PairFacts(**options.pop("facts")), rule=rule, **options)
+        return cls(facts=PairFacts(**options.pop("facts")), **options)

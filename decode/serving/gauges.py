@@ -25,37 +25,30 @@ class Metrics:
         """registry: of an engine that has series too; one of these alone for None."""
         self._registry = CollectorRegistry() if registry is None else registry
         named: dict[str, Any] = {"namespace": "anchored", "registry": self._registry}
-        self.requests = Counter(
-            "requests", "HTTP requests that were answered", ["path", "status"], **named
-        )
-        self.refusals = Counter(
-            "refused_requests", "Requests for texts that were not drawn for", ["reason"], **named
-        )
-        self._texts = Counter("texts", "Texts that have ended", ["finish_reason"], **named)
-        self._uncertified = Counter(
-            "uncertified_texts", "Texts that have ended without a certificate", **named
-        )
-        self._prompt_symbols = Counter("prompt_symbols", "Symbols of prompts", **named)
-        self._symbols = Counter("symbols", "Symbols that were drawn", **named)
-        self._safe_only = Counter(
-            "safe_only_symbols", "Symbols of steps that could spend nothing", **named
-        )
-        self._spent = Counter("spent_nats", "Nats that tokens have cost", **named)
-        self._returned = Counter("returned_nats", "Nats that drawn tokens gave back", **named)
-        self._bound = Counter("bound_nats", "Bounds of texts that have ended", **named)
-        self._debts = Histogram("debt_nats", "Debts of prompts", buckets=NATS, **named)
-        self._unwritten = Counter(
-            "unwritten_texts", "Texts that ended as the journal could not be written", **named
-        )
-        self.fallback = Gauge(
-            "solver_fallback", "1 where the CPU's solver draws for an accelerator", **named
-        )
-        self._first = Histogram(
-            "first_symbol_seconds", "From the queue to the first symbol", buckets=SECONDS, **named
-        )
-        self._steps = Histogram("step_seconds", "Steps of the batch", buckets=SECONDS, **named)
+
+        def counter(name: str, help_text: str, *labels: str) -> Counter:
+            return Counter(name, help_text, labels, **named)
+
+        def histogram(name: str, help_text: str, edges: Sequence[float]) -> Histogram:
+            return Histogram(name, help_text, buckets=edges, **named)
+
+        self.requests = counter("requests", "HTTP requests that were answered", "path", "status")
+        self.refusals = counter("refused_requests", "Requests that were not drawn for", "reason")
+        self._texts = counter("texts", "Texts that have ended", "finish_reason")
+        self._uncertified = counter("uncertified_texts", "Texts that ended without a certificate")
+        self._unwritten = counter("unwritten_texts", "Texts that the journal could not take")
+        self._prompt_symbols = counter("prompt_symbols", "Symbols of prompts")
+        self._symbols = counter("symbols", "Symbols that were drawn")
+        self._safe_only = counter("safe_only_symbols", "Symbols of steps that could spend nothing")
+        self._spent = counter("spent_nats", "Nats that tokens have cost")
+        self._returned = counter("returned_nats", "Nats that drawn tokens gave back")
+        self._bound = counter("bound_nats", "Bounds of texts that have ended")
+        self._debts = histogram("debt_nats", "Debts of prompts", NATS)
+        self._first = histogram("first_symbol_seconds", "From the queue to a first symbol", SECONDS)
+        self._steps = histogram("step_seconds", "Steps of the batch", SECONDS)
         self.waiting = Gauge("waiting_texts", "Texts without a row", **named)
         self.running = Gauge("running_texts", "Texts that are decoded", **named)
+        self.fallback = Gauge("solver_fallback", "1 where the CPU's solver draws", **named)
 
     def page(self) -> bytes:
         """All series, in the text format of Prometheus."""
