@@ -178,11 +178,16 @@ def read_json(path: Path, writer: str) -> Mapping[str, Any]:
 
 def write_evaluation(folder: Path, name: str, results: Record) -> None:
     """Record the results of a measure or a judge in evaluation/NAME.json of a folder."""
+    write_json(folder / EVALUATION / f"{name}.json", results)
+
+
+def write_json(path: Path, results: Record, *, indent: int | None = 1) -> None:
+    """Write a results file: a record with None for what is infinite or undefined, and the
+    environment."""
     from ..environment import environment_record  # imports torch
 
     whole = json_value({**results, "environment": environment_record()})
-    path = folder / EVALUATION / f"{name}.json"
-    write_durably(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+    write_durably(path, json.dumps(whole, indent=indent, allow_nan=False) + "\n")
 
 
 def evaluation_rows(folder: Path, name: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from ...durable_files import write_durably
-from ..copying.ncr import copying_reduction, high_protection
+from ..copying.literal import copying_reduction, high_protection
 from ..figures.style import drawn
 from ..figures.trade_off import NCR, Scale, plot_trade_off
 from ..recorded_texts import RISKY, SAFE

@@ -8,14 +8,13 @@ from shutil import copyfile
 from typing import Final
 
 from ...durable_files import write_durably
-from ..copying.ncr import HIGH_PROTECTION, high_protection
+from ..copying.literal import HIGH_PROTECTION, high_protection
 from ..recorded_texts import ALONE, PAGE, PROMPTS_FILE, RISKY, SAFE, RecordedText
 from ..report import tables
-from ..report.page import Report, Section, Verdict
-from ..report.side_by_side import Generation, SideBySideRecord
+from ..report.page import Generation, Report, Section, SideBySideRecord, Verdict
 from ..report.tables import Column, at_most
 from ..statistics import mean_of
-from . import copied_spans, evaluated, ledgers
+from . import evaluated, texts
 from .recorded_run import NotMeasured, RecordedRun, evenly
 from .trade_offs import methods_of
 
@@ -33,11 +32,11 @@ ANALYSES: Final[dict[str, Callable[[RecordedRun], Section]]] = {
     "character_overlap": evaluated.character_overlap,
     **{name.replace("-", "_"): partial(evaluated.judgement, name) for name in evaluated.JUDGES},
     "precision_by_group": evaluated.precision_by_group,
-    "step_divergences": ledgers.step_divergences,
-    "prefix_ratios": ledgers.prefix_ratios,
-    "debt_deciles": copied_spans.debt_deciles,
-    "start_positions": copied_spans.start_positions,
-    "trajectories": ledgers.budget_trajectories,
+    "step_divergences": texts.step_divergences,
+    "prefix_ratios": texts.prefix_ratios,
+    "debt_deciles": texts.debt_deciles,
+    "start_positions": texts.start_positions,
+    "trajectories": texts.budget_trajectories,
 }
 
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
+from ..copying.literal import resampled_ncr
 from ..copying.metrics import METRICS, prompt_means
-from ..copying.ncr import resampled_ncr
 from ..figures.style import Look, Role, method_looks
 from ..figures.trade_off import Scale, TradeOffPoint, plot_trade_off
 from ..recorded_texts import ALONE, RISKY, SAFE, grouped, rows_by_setting

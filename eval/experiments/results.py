@@ -15,8 +15,8 @@ from ...environment import environment_record
 from ..analysis.recorded_run import RecordedRun
 from ..analysis.run_report import write_report
 from ..analysis.trade_offs import bits_in_resamples, ncr_in_resamples, trade_off_points
+from ..copying.literal import high_protection
 from ..copying.metrics import METRIC_SET, metric_packages
-from ..copying.ncr import high_protection
 from ..figures import curves
 from ..figures.curves import BudgetTrajectory
 from ..figures.style import Pictures, drawn
@@ -27,7 +27,7 @@ from ..report.tables import BITS, Column, Parts
 from ..statistics import json_value
 from .experiment import Experiment
 from .generations import read_generations
-from .summary import recommended, summarize
+from .measures import recommended, summarize
 from .sweep import FIGURES, SECTIONS, Sweep
 
 DIVERGENCES = "divergences.jsonl"

@@ -93,10 +93,6 @@ class Placement:
 
     gpus: int = 1
     """GPUs of each process, which no other uses; torchrun starts one process per group."""
-    gpu_memory: float = 0.0
-    """GB of each GPU, for a plan on a machine without one; else the machine's GPU decides."""
-    gpu_bandwidth: float = 0.0
-    """GB/s of each GPU's memory, for a plan's hours, which are left out without it."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the pair, by their names in anchored generate, such as risky_device_map."""
     vllm: dict[str, Any] = field(default_factory=dict)
@@ -106,9 +102,6 @@ class Placement:
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise ValueError(f"placement.gpus must be >= 1, got {self.gpus}")
-        for name in ("gpu_memory", "gpu_bandwidth"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"placement.{name} must be >= 0, got {getattr(self, name)}")
         is_spread = {"risky_device", "risky_device_map"} & set(self.options)
         if self.gpus > 1 and not is_spread:
             raise ValueError(

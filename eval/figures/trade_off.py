@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
+from ..copying.literal import HIGH_PROTECTION
 from ..copying.metrics import METRICS
-from ..copying.ncr import HIGH_PROTECTION
 from ..recorded_texts import grouped
 from ..statistics import Array
 from .style import BLACK, GREY, Look, draw_legend, new_figure

@@ -19,15 +19,13 @@ from ...decode.levels.chat import template_errors
 from ...durable_files import text_sha256
 from ...identities import check_same
 from ..recorded_texts import grouped
-from .arguments import generation_settings, pair_arguments, process_group
+from .arguments import Fitting, generation_settings, pair_arguments, process_group
 from .comparison import settings_identity
 from .tasks import lm_eval_needed
 
 with lm_eval_needed():
     from lm_eval.api.model import TemplateLM
     from lm_eval.utils import simple_parse_args_string
-
-    from .fitting import Fitting
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -4,11 +4,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
+from pathlib import Path
 from typing import Any, Final
 
 from ... import text_tables
+from ...durable_files import write_durably
+from ..copying.literal import ncr_scope
 from ..copying.metrics import INSTALLED, METRICS
-from ..copying.ncr import ncr_scope
 from ..statistics import mean_of, std_of
 
 Cell = str | int | float | Mapping[str, Any] | None
@@ -95,6 +97,19 @@ def terminal_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """
     head, *lines = _cells(rows, columns)
     return "\n".join([text_tables.aligned(head, lines), *_notes(rows, columns)])
+
+
+def write_table(
+    path: Path, rows: Sequence[Row], columns: Sequence[Column], *, title: str = "", notes: str = ""
+) -> str:
+    """Write a Markdown file of the table between a title and notes; returns the same with the table
+    for the terminal."""
+    markdown, shown = (
+        "\n\n".join(filter(None, [title, table(rows, columns), notes]))
+        for table in (markdown_table, terminal_table)
+    )
+    write_durably(path, markdown + "\n")
+    return shown
 
 
 def markdown_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:

@@ -8,7 +8,6 @@ import pytest
 from recorded_runs import HOSTILE, record_run
 
 from anchored import event_bound
-from anchored.eval.analysis.copied_spans import debt_deciles, start_positions
 from anchored.eval.analysis.evaluated import (
     character_overlap,
     copying_distribution,
@@ -16,9 +15,14 @@ from anchored.eval.analysis.evaluated import (
     judgement,
     precision_by_group,
 )
-from anchored.eval.analysis.ledgers import prefix_ratios, step_divergences
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.analysis.run_report import run_report
+from anchored.eval.analysis.texts import (
+    debt_deciles,
+    prefix_ratios,
+    start_positions,
+    step_divergences,
+)
 from anchored.eval.analysis.trade_offs import trade_off_points
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from anchored.eval.analysis.paper_table import PRINTED, printed_rows
-from anchored.eval.copying.ncr import high_protection
+from anchored.eval.copying.literal import high_protection
 
 PAIRS = {(pair["safe"], pair["risky"]): pair for pair in PRINTED["pairs"].values()}
 NAMES = dict(zip(PAIRS, PRINTED["pairs"], strict=True))

@@ -7,9 +7,8 @@ import time
 import pytest
 from copying_cases import NUMBERS, number_words
 
-from anchored.eval.copying.literal import copying_results, distribution, extraction
+from anchored.eval.copying.literal import copying_results, distribution, extraction, ncr_scope
 from anchored.eval.copying.metrics import copying_score
-from anchored.eval.copying.ncr import ncr_scope
 from anchored.eval.recorded_texts import RecordedText
 
 REFERENCE = number_words(1, 90)

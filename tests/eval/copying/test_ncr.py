@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchored.eval.copying.literal import paired_ncr
+from anchored.eval.copying.literal import copying_reduction, ncr_scope, paired_ncr
 from anchored.eval.copying.metrics import METRICS
-from anchored.eval.copying.ncr import copying_reduction, ncr_scope
 
 TABLES = Path(__file__).parents[4] / "shared/reference/paper_tables.json"
 SAFE = dict.fromkeys(METRICS, 1.0)

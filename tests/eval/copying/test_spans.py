@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchored.eval.copying.spans import Span, disjoint_common_spans, longest_common_span
+from anchored.eval.copying.metrics import Span, disjoint_common_spans, longest_common_span
 
 SHORT = st.lists(st.integers(0, 3), max_size=14)
 

@@ -30,9 +30,14 @@ from anchored.eval.experiments.generations import (
     read_all_prompts,
     read_generations,
 )
-from anchored.eval.experiments.measures import MEASURES, measure, reference_log_probs
+from anchored.eval.experiments.measures import (
+    MEASURES,
+    VERBATIM,
+    measure,
+    reference_log_probs,
+    summarize,
+)
 from anchored.eval.experiments.results import write_budget_results
-from anchored.eval.experiments.summary import VERBATIM, summarize
 from anchored.eval.statistics import json_value
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "

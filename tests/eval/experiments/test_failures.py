@@ -15,11 +15,10 @@ from anchored.decode.ledger import ledger_parts
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
 from anchored.eval.experiments.generations import check_requests
-from anchored.eval.experiments.measures import reference_log_probs
+from anchored.eval.experiments.measures import reference_log_probs, summarize
+from anchored.eval.experiments.plan import run_sweep
 from anchored.eval.experiments.results import write_budget_results
-from anchored.eval.experiments.summary import summarize
 from anchored.eval.experiments.sweep import Method, Placement, Sweep
-from anchored.eval.experiments.sweep_run import run_sweep
 from anchored.eval.recorded_texts import read_texts
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "

@@ -17,7 +17,7 @@ from anchored.eval.analysis.evaluated import judgement
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.analysis.run_report import ANALYSES, run_report
 from anchored.eval.recorded_texts import RecordedText
-from anchored.eval.report.side_by_side import Generation, SideBySideRecord, first_html
+from anchored.eval.report.page import Generation, SideBySideRecord, first_html
 from anchored.eval.report.tables import markdown_table
 
 VOID = {"meta", "img"}

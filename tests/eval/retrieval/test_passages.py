@@ -9,7 +9,7 @@ import pytest
 from command_line import run
 from tiny_models import tiny_llama, train_tokenizer
 
-from anchored.eval.experiments import sweep_run
+from anchored.eval.experiments.plan import passage_index
 from anchored.eval.experiments.sweep import Method, Sweep
 from anchored.eval.retrieval import passages
 from anchored.eval.retrieval.passages import DenseIndex, WordIndex
@@ -217,7 +217,7 @@ def test_a_sweep_finds_its_passages_by_an_encoder(embedded, encoder, tmp_path, m
     method = Method(rule="rcad", label="RCAD")
     texts = {"prompts": "prompts.jsonl", "passages": str(embedded), "encoder": str(encoder)}
     sweep = Sweep(safe="a", risky="b", methods=(method,), **texts)
-    hits = sweep_run._index(sweep, tmp_path / "run").search(QUERIES)
+    hits = passage_index(sweep, tmp_path / "run").search(QUERIES)
     assert hits == DenseIndex(embedded, tmp_path / "index", encoder).search(QUERIES)
     monkeypatch.setattr(passages.np, "save", lambda *_: pytest.fail("computed again"))
-    assert sweep_run._index(sweep, tmp_path / "run").search(QUERIES) == hits
+    assert passage_index(sweep, tmp_path / "run").search(QUERIES) == hits
