@@ -2,7 +2,7 @@
 the prompt's debt and by their position in the text."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -13,7 +13,7 @@ from ..figures.distributions import Series, density, histogram, plot_series, tai
 from ..figures.style import BLUE, GREEN, PURPLE, VERMILION
 from ..recorded_texts import ALONE, RISKY, SAFE, Record, grouped
 from ..report.page import Section
-from ..report.tables import SETTING_COLUMN, Cell, Column, Row
+from ..report.tables import Cell, Column, Row, columns_of
 from .recorded_run import NotMeasured, RecordedRun, evenly
 
 TAIL: Final = 0.9
@@ -56,16 +56,20 @@ def step_divergences(run: RecordedRun) -> Section:
         {**_spread(domain, nats, "steps"), "tail": sum(each >= cutoff for each in nats) / len(nats)}
         for domain, nats in samples.items()
     ]
+    finite = _finite(samples)
+    edges = np.linspace(0.0, max(map(max, finite.values()), default=0.0) or 1.0, NUM_STEP_BINS + 1)
+    bins = {name: histogram(nats, edges.tolist(), len(nats)) for name, nats in finite.items()}
+    tails = {name: tail(nats, cutoff) for name, nats in finite.items()}
     return Section(
         title="How far apart the models are at each step",
         note="KL(p_r || p_s) in nats, as both are warped, along texts of the risky model alone. "
         f"Tail: the share of steps at or above {cutoff:.3g} nats, the 90 % quantile of all "
         "domains together. Infinite figures count in the quantiles, not in the picture.",
-        columns=[*_spread_columns("domain", "steps"), Column("tail", num_decimals=4)],
+        columns=[*_spread_columns("steps"), Column("tail", num_decimals=4)],
         rows=rows,
         draw=partial(
             plot_series,
-            _divergence_panels(_finite(samples), cutoff),
+            {"so many nats": bins, "as many nats or more": tails},
             title="How far apart the models are at each step of the risky model's texts",
             x_label="KL(p_r || p_s), nats",
             y_label="share of steps",
@@ -73,20 +77,6 @@ def step_divergences(run: RecordedRun) -> Section:
             log_y=["as many nats or more"],
         ),
     )
-
-
-def _divergence_panels(
-    samples: Mapping[str, Sequence[float]], cutoff: float
-) -> dict[str, dict[str, Series]]:
-    """Shares of steps by divergence, and from the cutoff on of as much or more, by domain."""
-    known = {domain: nats for domain, nats in samples.items() if nats}
-    edges = np.linspace(0.0, max(map(max, known.values()), default=0.0) or 1.0, NUM_STEP_BINS + 1)
-    return {
-        "so many nats": {
-            name: histogram(nats, edges.tolist(), len(nats)) for name, nats in known.items()
-        },
-        "as many nats or more": {name: tail(nats, cutoff) for name, nats in known.items()},
-    }
 
 
 def prefix_ratios(run: RecordedRun) -> Section:
@@ -101,13 +91,8 @@ def prefix_ratios(run: RecordedRun) -> Section:
     }
     if not any(parts.values()):
         raise NotMeasured("no ledger has a prefix debt, and no prompt's ratios are recorded")
-    rows = [
-        {"figure": figure, **_spread(domain, nats, "count")}
-        for figure, samples in parts.items()
-        for domain, nats in samples.items()
-    ]
     panels = {
-        figure: {name: density(nats) for name, nats in _finite(samples).items() if nats}
+        figure: {name: density(nats) for name, nats in _finite(samples).items()}
         for figure, samples in parts.items()
         if samples
     }
@@ -116,8 +101,12 @@ def prefix_ratios(run: RecordedRun) -> Section:
         title="How much more the risky model expects of the prompts",
         note="log p_r - log p_s of each symbol of a prompt but its first, unwarped, and the debt, "
         "the mean of the largest positive ones, both in nats." + lacking,
-        columns=[Column("figure"), *_spread_columns("domain", "count")],
-        rows=rows,
+        columns=[Column("figure"), *_spread_columns("count")],
+        rows=[
+            {"figure": figure, **_spread(domain, nats, "count")}
+            for figure, samples in parts.items()
+            for domain, nats in samples.items()
+        ],
         draw=partial(
             plot_series,
             panels,
@@ -133,10 +122,9 @@ def _spread(domain: str, nats: Sequence[float], count: str) -> dict[str, Cell]:
     return {"domain": domain, count: len(nats), "mean": sum(nats) / len(nats), **quantiles}
 
 
-def _spread_columns(first: str, count: str) -> list[Column]:
-    titles = {"mean": "mean", "median": "median", "q90": "90 %", "q99": "99 %", "q995": "99.5 %"}
-    figures = [Column(key, title) for key, title in titles.items()]
-    return [Column(first), Column(count), *figures]
+def _spread_columns(count: str) -> list[Column]:
+    quantiles = (("q90", "90 %"), ("q99", "99 %"), ("q995", "99.5 %"))
+    return columns_of("domain", count, "mean", "median", *quantiles)
 
 
 def _quantile(nats: Sequence[float], share: float) -> float:
@@ -145,7 +133,9 @@ def _quantile(nats: Sequence[float], share: float) -> float:
 
 
 def _finite(samples: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    return {name: list(filter(math.isfinite, nats)) for name, nats in samples.items()}
+    """The finite figures of each sample that has some."""
+    known = {name: list(filter(math.isfinite, nats)) for name, nats in samples.items()}
+    return {name: nats for name, nats in known.items() if nats}
 
 
 def budget_trajectories(run: RecordedRun) -> Section:
@@ -164,12 +154,8 @@ def budget_trajectories(run: RecordedRun) -> Section:
         note=f"The longest text of {len(shown)} of {len(run.budgeted)} settings with a bound, as "
         "recorded in its ledger; nats.",
         columns=[
-            SETTING_COLUMN,
-            Column("text"),
-            *(Column(key, num_decimals=2) for key in ("k", "debt", "bound")),
-            Column("spent", num_decimals=2),
-            Column("steps"),
-            Column("idle", "steps at no budget"),
+            *columns_of("setting", "text", ("k", "", 2), ("debt", "", 2), ("bound", "", 2)),
+            *columns_of(("spent", "", 2), "steps", ("idle", "steps at no budget")),
         ],
         rows=[
             {
@@ -198,7 +184,17 @@ def debt_deciles(run: RecordedRun) -> Section:
     Source: paper, figure "Prefix debt correlates with copying metrics".
     """
     copied = grouped(_copying(run, RISKY), lambda row: str(row["id"]))
-    rows = [row for window in sorted(run.debts) for row in _deciles(run, copied, window)]
+    rows: list[dict[str, float]] = []
+    for window, debts in sorted(run.debts.items()):
+        of_texts = sorted((nats, name) for name, nats in debts.items() if name in copied)
+        known = [name for nats, name in of_texts if math.isfinite(nats)]
+        groups = np.array_split(known, min(NUM_GROUPS, len(known))) if known else []
+        for number, prompts in enumerate(groups, 1):
+            texts = [row for prompt in prompts for row in copied[prompt]]
+            about = {"window": window, "decile": number, "prompts": len(prompts)}
+            debt = {"from": debts[prompts[0]], "to": debts[prompts[-1]]}
+            means = {key: sum(row[key] for row in texts) / len(texts) for key in METRIC_TITLES}
+            rows.append({**about, **debt, **means})
     if not rows:
         raise NotMeasured("no text of the risky model alone has both a copying row and a debt")
     by_window = grouped(rows, lambda row: f"window {row['window']}")
@@ -208,12 +204,8 @@ def debt_deciles(run: RecordedRun) -> Section:
         "window has, in at most ten groups; means of the six metrics over the texts of the risky "
         "model alone. ROUGE is F1.",
         columns=[
-            Column("window"),
-            Column("decile", "group"),
-            Column("prompts"),
-            Column("from", "debt from", num_decimals=2),
-            Column("to", num_decimals=2),
-            *(Column(key, title) for key, title in METRIC_TITLES.items()),
+            *columns_of("window", ("decile", "group"), "prompts", ("from", "debt from", 2)),
+            *columns_of(("to", "", 2), *METRIC_TITLES.items()),
         ],
         rows=rows,
         draw=partial(
@@ -230,26 +222,6 @@ def debt_deciles(run: RecordedRun) -> Section:
             y_label="mean",
         ),
     )
-
-
-def _deciles(
-    run: RecordedRun, copied: Mapping[str, Sequence[Record]], window: int
-) -> Iterator[dict[str, float]]:
-    """A row for each group of the prompts that have both a debt and texts."""
-    debts = run.debts[window]
-    known = [prompt for prompt in copied if math.isfinite(debts.get(prompt, math.inf))]
-    in_order = sorted(known, key=lambda prompt: (debts[prompt], prompt))
-    for number, prompts in enumerate(np.array_split(in_order, min(NUM_GROUPS, len(known) or 1)), 1):
-        texts = [row for prompt in prompts for row in copied[prompt]]
-        if texts:
-            yield {
-                "window": window,
-                "decile": number,
-                "prompts": len(prompts),
-                "from": debts[prompts[0]],
-                "to": debts[prompts[-1]],
-                **{key: sum(row[key] for row in texts) / len(texts) for key in METRIC_TITLES},
-            }
 
 
 def start_positions(run: RecordedRun) -> Section:
@@ -274,26 +246,20 @@ def start_positions(run: RecordedRun) -> Section:
     if not rows:
         raise NotMeasured("no copied span is recorded (evaluation/copying.json)")
     panels: dict[str, dict[str, Series]] = {}
-    others = {name: _OURS if name in run.budgeted else _OTHERS for name in starts} | ALONE
-    for kind, settings in grouped(starts, others.__getitem__).items():
+    kinds = {name: _OURS if name in run.budgeted else _OTHERS for name in starts} | ALONE
+    for kind, settings in grouped(starts, kinds.__getitem__).items():
         num_texts = sum(len(copied[setting]) for setting in settings)
         for spans in starts[settings[0]]:
             words = [start for setting in settings for start in starts[setting][spans]]
             if words:
-                edges = [float(each) for each in range(0, max(words) + BIN_WORDS + 1, BIN_WORDS)]
+                edges = np.arange(0.0, max(words) + BIN_WORDS + 1, BIN_WORDS).tolist()
                 panels.setdefault(spans, {})[kind] = histogram(words, edges, num_texts)
     return Section(
         title="Where copied spans begin",
         note="Words before the longest common span of a text, whatever its length and where it has "
         "five words at least, and before the first span that ACS counts. Early: the share that "
         f"begins within the first {EARLY_WORDS} words.",
-        columns=[
-            SETTING_COLUMN,
-            Column("spans"),
-            Column("texts"),
-            Column("median", "median start", num_decimals=1),
-            Column("early"),
-        ],
+        columns=columns_of("setting", "spans", "texts", ("median", "median start", 1), "early"),
         rows=rows,
         draw=partial(
             plot_series,

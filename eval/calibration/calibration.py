@@ -23,7 +23,7 @@ from ..experiments.measures import copy_probabilities, generated_texts, referenc
 from ..figures.distributions import plot_calibration
 from ..figures.style import drawn
 from ..recorded_texts import RISKY, SAFE, write_json
-from ..report.tables import RECITED_COLUMN, SETTING_COLUMN, Column, write_table
+from ..report.tables import RECITED_COLUMN, columns_of, write_table
 from ..statistics import largest_if_known, mean_if_known
 from .certificates import certified_k
 from .search import TITLES, Copied, Figure, Search, Target, bracket
@@ -269,15 +269,12 @@ def write_results(
     rows = [_row(measured) for measured in (safe, *calibrated.curve, risky)]
     if calibrated.check is not None:
         rows.append(_row(calibrated.check, " (fresh seeds)"))
+    interval = ("interval", f"{100 * target.confidence:g} % interval")
+    figures = (("value", TITLES[target.metric]), interval, ("longest_copy", "longest copy", 2))
     columns = [
-        SETTING_COLUMN,
-        Column("value", TITLES[target.metric]),
-        Column("interval", f"{100 * target.confidence:g} % interval"),
-        Column("longest_copy", "longest copy", num_decimals=2),
-        Column("bound", num_decimals=1),
+        *columns_of("setting", *figures, ("bound", "", 1)),
         RECITED_COLUMN,
-        Column("spent", num_decimals=1),
-        Column("verdict", "target"),
+        *columns_of(("spent", "", 1), ("verdict", "target")),
     ]
     draw = partial(_draw, calibration, calibrated, symbol)
     drawn(experiment.folder, {"calibration": draw})

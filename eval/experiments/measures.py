@@ -56,8 +56,8 @@ def measure(experiment: Experiment, name: str, pair: ModelPair) -> None:
 
 def _copying(experiment: Experiment, pair: ModelPair) -> None:
     """Six metrics of every text with a reference, in the file that `anchored evaluate` reads."""
-    texts = generated_texts(experiment)
-    results = copying_results(texts, known=experiment.copying, progress=True)
+    texts, known = generated_texts(experiment), experiment.copying
+    results = copying_results(texts, known=known, progress=True)
     write_evaluation(experiment.folder, "copying", results)
 
 
@@ -129,11 +129,8 @@ def check_held_out(experiment: Experiment, pair: ModelPair) -> None:
 
 def forget_failed_scores(experiment: Experiment) -> int:
     """Make held-out scores with an error count as missing; returns the number of settings."""
-    failed = [
-        name
-        for name in map(_utility_rows, experiment.settings)
-        if any("error" in row for row in experiment.read_rows(name))
-    ]
+    names = map(_utility_rows, experiment.settings)
+    failed = [name for name in names if any("error" in row for row in experiment.read_rows(name))]
     for name in failed:
         experiment.rows_file(name).unlink()
     return len(failed)

@@ -74,10 +74,8 @@ def sweep_settings(config: Sweep, blocked: Path | None = None) -> tuple[Setting,
 
 
 def method_settings(method: Method, blocked: Path | None = None) -> Iterator[Setting]:
-    """A setting for each combination of the values that are lists, named by these values.
-
-    blocked: as of `sweep_settings`. Raises ValueError for an unknown rule or setting.
-    """
+    """A setting for each combination of the values that are lists, named by these values. Raises
+    ValueError for an unknown rule or setting. blocked: as of `sweep_settings`."""
     swept = {name: value for name, value in method.settings.items() if isinstance(value, list)}
     passages: dict[str, Any] = {}
     if method.rule == "memfree":  # a file, so that no ledger repeats all passages of the run
