@@ -146,10 +146,8 @@ def evaluation_columns(name: str, results: Mapping[str, Any]) -> list[Column]:
 
 
 def _span_columns(results: Mapping[str, Any]) -> list[Column]:
-    """Longest copied spans: shares of texts above some lengths, and quantiles in words.
-
-    Then the same of the longest of all texts of a prompt, where there are several.
-    """
+    """Longest copied spans: shares of texts above some lengths, and quantiles in words. Then the
+    same of the longest of all texts of a prompt, where there are several."""
     n = LONG_SPANS[1]
     num_samples = min((figures["num_samples"] for figures in results["settings"]), default=1)
     longest = ("longest", f"longest of {num_samples}", 1)
@@ -239,10 +237,8 @@ def character_overlap(run: RecordedRun) -> Section:
 
 
 def judgement(judge: str, run: RecordedRun) -> Section:
-    """A judge's figures with its failures; the picture has them against NCR.
-
-    judge: a name in JUDGES. Raises: NotMeasured, ValueError.
-    """
+    """A judge's figures with its failures; the picture has them against NCR. judge: a name in
+    JUDGES. Raises: NotMeasured, ValueError."""
     results, shown = run.evaluated(judge), JUDGES[judge]
     if not results["settings"]:
         raise NotMeasured("the judge has judged no text")
@@ -262,10 +258,8 @@ def judgement(judge: str, run: RecordedRun) -> Section:
 
 
 def precision_by_group(run: RecordedRun) -> Section:
-    """The factual precision of each group of texts, against k.
-
-    Source: paper, section "Long-tail Knowledge vs. k".
-    """
+    """The factual precision of each group of texts, against k. Source: paper, section "Long-tail
+    Knowledge vs. k"."""
     settings = run.evaluated("factuality")["settings"]
     groups = list(dict.fromkeys(name for figures in settings for name in figures["by_group"]))
     if not groups:

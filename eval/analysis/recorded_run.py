@@ -41,10 +41,8 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The folder of `anchored quickstart` or `anchored sweep`; every part is read once.
-
-    Raises ValueError, which names the file, for a folder without generations or a damaged file.
-    """
+    """The folder of `anchored quickstart` or `anchored sweep`; every part is read once. Raises
+    ValueError, which names the file, for a folder without generations or a damaged file."""
 
     folder: Path
     max_ledgers: int = MAX_LEDGERS
@@ -72,10 +70,8 @@ class RecordedRun:
         return [{**row, "ncr": ncr.get(row["setting"])} for row in rows]
 
     def evaluated(self, name: str) -> Mapping[str, Any]:
-        """Results of `anchored evaluate RUN --only NAME`, settings in the run's order.
-
-        Raises: NotMeasured without it, ValueError for a file that is something else.
-        """
+        """Results of `anchored evaluate RUN --only NAME`, settings in the run's order. Raises:
+        NotMeasured without it, ValueError for a file that is something else."""
         folders = [self.evaluation or self.folder / EVALUATION, self.folder / EVALUATION]
         paths = [folder / f"{name}.json" for folder in folders]
         if (path := next(filter(Path.is_file, paths), None)) is None:
@@ -130,10 +126,8 @@ class RecordedRun:
         return None if path is None else Ledger.load(path, text.row.get("ledger_part"))
 
     def copy_probability(self, text: RecordedText, ledger: Ledger) -> float | None:
-        """The largest probability that a text's bound left to beginning with the reference.
-
-        None without a bound, or without the reference's log-probability under the safe model.
-        """
+        """The largest probability that a text's bound left to beginning with the reference. None
+        without a bound, or without the reference's log-probability under the safe model."""
         safe_log_prob = self._safe_log_probs.get(text.id)
         if safe_log_prob is None or not ledger.certified:
             return None

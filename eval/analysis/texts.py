@@ -39,10 +39,8 @@ _COLORS: Final = {ALONE[SAFE]: GREEN, ALONE[RISKY]: VERMILION, _OURS: BLUE, _OTH
 
 
 def step_divergences(run: RecordedRun) -> Section:
-    """KL(p_r || p_s) of every step of the texts of the risky model alone, by domain.
-
-    Source: paper, section "KL is a Useful Memorization Diagnostic".
-    """
+    """KL(p_r || p_s) of every step of the texts of the risky model alone, by domain. Source: paper,
+    section "KL is a Useful Memorization Diagnostic"."""
     samples: dict[str, list[float]] = {}
     for text, ledger in run.ledgers(RISKY):
         # A spend of the risky model alone is its divergence, if the safe model ran at the step.
@@ -80,10 +78,8 @@ def step_divergences(run: RecordedRun) -> Section:
 
 
 def prefix_ratios(run: RecordedRun) -> Section:
-    """log p_r - log p_s of the prompts' symbols, and the debts that follow, by domain.
-
-    Source: paper, section "Copying Risk is Front-loaded in Early Generation".
-    """
+    """log p_r - log p_s of the prompts' symbols, and the debts that follow, by domain. Source:
+    paper, section "Copying Risk is Front-loaded in Early Generation"."""
     ratios = run.by_domain(run.prompt_ratios)
     parts = {"ratio of a symbol": ratios} | {
         f"debt, window {window}": run.by_domain({name: [debt] for name, debt in debts.items()})
@@ -139,10 +135,8 @@ def _finite(samples: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
 
 
 def budget_trajectories(run: RecordedRun) -> Section:
-    """Allowances and spends of one text of some settings, step by step.
-
-    Source: paper, section "Adaptive Budgeting Handles Non-uniform Risk".
-    """
+    """Allowances and spends of one text of some settings, step by step. Source: paper, section
+    "Adaptive Budgeting Handles Non-uniform Risk"."""
     if not run.budgeted:
         raise NotMeasured("no setting with a bound has its ledgers here")
     shown = [
@@ -179,10 +173,8 @@ def budget_trajectories(run: RecordedRun) -> Section:
 
 
 def debt_deciles(run: RecordedRun) -> Section:
-    """The risky model's copying by tenths of the prompts in order of their debt, by window.
-
-    Source: paper, figure "Prefix debt correlates with copying metrics".
-    """
+    """The risky model's copying by tenths of the prompts in order of their debt, by window. Source:
+    paper, figure "Prefix debt correlates with copying metrics"."""
     copied = grouped(_copying(run, RISKY), lambda row: str(row["id"]))
     rows: list[dict[str, float]] = []
     for window, debts in sorted(run.debts.items()):
@@ -225,10 +217,8 @@ def debt_deciles(run: RecordedRun) -> Section:
 
 
 def start_positions(run: RecordedRun) -> Section:
-    """The starts of the copied spans of each setting's texts, in words.
-
-    Source: paper, figure "High-copying regions are front-loaded".
-    """
+    """The starts of the copied spans of each setting's texts, in words. Source: paper, figure
+    "High-copying regions are front-loaded"."""
     copied = {setting: _copying(run, setting) for setting in run.by_setting}
     starts = {setting: _starts(texts) for setting, texts in copied.items()}
     rows: list[Row] = [

@@ -108,11 +108,9 @@ class Calibrated:
 
 
 def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
-    """Generate missing texts and choose k; an interrupted call goes on when repeated.
-
-    Raises ValueError if the prompts are too few, the risky model copies nothing, either model
-    alone decides the matter, or the target is missed at the smallest k or met at the largest.
-    """
+    """Generate missing texts and choose k; an interrupted call goes on when repeated. Raises
+    ValueError if the prompts are too few, the risky model copies nothing, either model alone
+    decides the matter, or the target is missed at the smallest k or met at the largest."""
     if calibration.certify is not None:
         most = certified_k(calibration.experiment, pair, calibration.rule, calibration.certify)
         calibration = replace(calibration, search=calibration.search.up_to(most or 0.0))
@@ -245,10 +243,8 @@ def copied_in(experiment: Experiment) -> Copied:
 def write_results(
     calibration: Calibration, calibrated: Calibrated, *, symbol: str, about: dict[str, Any]
 ) -> str:
-    """Write calibration.json, .md, .png and .svg; returns the text for the terminal.
-
-    symbol: the unit of k, "token" or "byte". about: the caller's entries of the JSON.
-    """
+    """Write calibration.json, .md, .png and .svg; returns the text for the terminal. symbol: the
+    unit of k, "token" or "byte". about: the caller's entries of the JSON."""
     experiment, target = calibration.experiment, calibration.target
     same = ("max_new_tokens", "temperature", "repetition_penalty")
     settings = {

@@ -131,11 +131,8 @@ def largest_k(
     recitals: Sequence[Recital], rule: Indebted, *, length: int, target: float
 ) -> float | None:
     """The largest k of a rule, nats per step in hundredths, whose bound of every event is within
-    the target; None where no k > 0 has it.
-
-    Bounds grow with k, so that halving an interval finds it. rule: its k is not read. length: steps
-    of an answer. target: a chance in (0, 1).
-    """
+    the target; None where no k > 0 has it. Bounds grow with k, so that halving an interval finds
+    it. rule: its k is not read. length: steps of an answer. target: a chance in (0, 1)."""
     bank = rule.budget_for(horizon=1, k=0.0).bank or 0.0
     # The first k is certified, as far as is known, and the second not, or no rule has it.
     low, high = 0, min(HUNDREDTHS, int(100 * (MAX_NATS - bank) / length)) + 1
@@ -185,10 +182,8 @@ def write_certificates(
     target: float,
     about: Mapping[str, Any],
 ) -> str:
-    """Write certificates.json and .md; returns the text for the terminal.
-
-    banks: those that are asked about. about: entries of the JSON, such as the models.
-    """
+    """Write certificates.json and .md; returns the text for the terminal. banks: those that are
+    asked about. about: entries of the JSON, such as the models."""
     rows = certified_rows(events, banks, target)
     results = {"schema": "anchored-certificates/1", **about, "target": target}
     results |= {"largest_k": rows, "events": asdict(events)}

@@ -154,11 +154,9 @@ class Search:
 
 
 def bracket(is_met: Mapping[float, bool]) -> tuple[float | None, float | None]:
-    """The largest k that meets the target with all smaller ones, and the next larger one.
-
-    Copying need not grow with k from one measured k to the next: a k above one that misses the
-    target is not taken, though it meets the target itself.
-    """
+    """The largest k that meets the target with all smaller ones, and the next larger one. Copying
+    need not grow with k from one measured k to the next: a k above one that misses the target is
+    not taken, though it meets the target itself."""
     ks = sorted(is_met)
     low = list(itertools.takewhile(is_met.__getitem__, ks))
     return (low[-1] if low else None), (ks[len(low)] if len(low) < len(ks) else None)

@@ -58,9 +58,7 @@ def character_matches(text: str, characters: Sequence[Sequence[str]]) -> list[bo
 
 def character_rows(texts: Sequence[RecordedText]) -> list[dict[str, Any]]:
     """A row for each text: its key, characters of the work, and those of them that it names.
-
-    Raises: ValueError for a text without characters, and where the prompt names one already.
-    """
+    Raises: ValueError for a text without characters, and where the prompt names one already."""
     rows = []
     for text in texts:
         if text.characters is None:
@@ -129,10 +127,8 @@ def _spaced_name(name: str) -> str:
 
 def answer_f1(text: str, answer: str) -> float:
     """F1 of the words that the first line of a text shares with an answer, as SQuAD counts it.
-
     Case, punctuation and articles count only in a text of nothing else. Source: Rajpurkar et al.
-    2016.
-    """
+    2016."""
     ours, theirs = _words(text.strip().partition("\n")[0]), _words(answer)
     common = sum((Counter(ours) & Counter(theirs)).values())
     return 2.0 * common / (len(ours) + len(theirs)) if common else 0.0

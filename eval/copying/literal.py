@@ -71,10 +71,8 @@ class NcrStatistics(SeedStatistics):
 
 
 def ncr_scope(figure: Mapping[str, Any]) -> str:
-    """Note after a shown NCR: " [4 of 6]" metrics, " {30 of 40}" texts; "" for all of both.
-
-    figure: `NcrStatistics`; statistics of other figures have no note.
-    """
+    """Note after a shown NCR: " [4 of 6]" metrics, " {30 of 40}" texts; "" for all of both. figure:
+    `NcrStatistics`; statistics of other figures have no note."""
     num_metrics = figure.get("num_metrics", len(METRICS))
     has_all_metrics = num_metrics == len(METRICS) or not figure.get("num_seeds", 1)
     scope = "" if has_all_metrics else f" [{num_metrics} of {len(METRICS)}]"
@@ -98,11 +96,9 @@ def copying_reduction(setting: Means, *, risky: Means, safe: Means) -> dict[str,
 
 
 def resampled_ncr(shares: Array, setting: Array, *, risky: Array, safe: Array) -> Array:
-    """NCR in resamples of P prompts, as `copying_reduction` has it of their means.
-
-    shares: (R, P), as `resampled_shares` draws them. setting, risky, safe: (P, M), each prompt's
-    metrics in the order of `METRICS`. Returns: (R,), nan where nothing has a gap to close.
-    """
+    """NCR in resamples of P prompts, as `copying_reduction` has it of their means. shares: (R, P),
+    as `resampled_shares` draws them. setting, risky, safe: (P, M), each prompt's metrics in the
+    order of `METRICS`. Returns: (R,), nan where nothing has a gap to close."""
     mean, most, least = shares @ setting, shares @ risky, shares @ safe
     has_gap = most > least
     gaps = np.where(has_gap, most - least, 1.0)
@@ -143,11 +139,9 @@ def or_least(value: float) -> float:
 def copying_rows(
     texts: Sequence[RecordedText], *, known: Iterable[Row] = (), progress: bool = False
 ) -> list[dict[str, Any]]:
-    """The six metrics of every text against its reference, a row each, for a results file.
-
-    known: recorded rows; a text that these metrics have scored against this reference is not scored
-    again. Raises: ValueError for a text without a reference.
-    """
+    """The six metrics of every text against its reference, a row each, for a results file. known:
+    recorded rows; a text that these metrics have scored against this reference is not scored again.
+    Raises: ValueError for a text without a reference."""
     metrics = METRIC_SET, json.dumps(metric_packages())
     rows = {row["scored"]: row for row in known if "scored" in row}
     texts_by_key: list[tuple[str, RecordedText]] = []
@@ -183,11 +177,9 @@ def means_over_seeds(scores: Scores) -> dict[str, SeedStatistics]:
 
 
 def paired_ncr(setting: Scores, *, risky: Scores, safe: Scores) -> NcrStatistics:
-    """NCR of each seed by itself, over seeds, on the texts that the setting and both models have.
-
-    A setting whose copying prompts failed would else be compared with texts that it does not have.
-    Not defined if the three have no prompt and seed in common.
-    """
+    """NCR of each seed by itself, over seeds, on the texts that the setting and both models have. A
+    setting whose copying prompts failed would else be compared with texts that it does not have.
+    Not defined if the three have no prompt and seed in common."""
     common = [key for key in setting if key in risky and key in safe]
     num_all = len(setting.keys() | risky.keys() | safe.keys())
     if not common:
@@ -216,10 +208,8 @@ def copying_results(
     progress: bool = False,
 ) -> dict[str, Any]:
     """Everything about literal copying, for a results file: settings, and a row for each text.
-
     beside: the setting with which `paired_difference` compares every other one; None for none.
-    known: as for `copying_rows`.
-    """
+    known: as for `copying_rows`."""
     settings = dict.fromkeys(text.setting for text in texts)
     missing = [name for name in (beside, safe, risky) if name not in settings]
     if beside is not None and missing:
@@ -250,11 +240,9 @@ def copying_results(
 
 
 def distribution(scores: Sequence[Row]) -> dict[str, Any]:
-    """Shares of texts with long copied spans, and quantiles of each metric, as JSON values.
-
-    A quantile is the smallest value that at least this share of texts does not exceed. Spans end
-    where the word metrics stop reading: at `MAX_WORDS`.
-    """
+    """Shares of texts with long copied spans, and quantiles of each metric, as JSON values. A
+    quantile is the smallest value that at least this share of texts does not exceed. Spans end
+    where the word metrics stop reading: at `MAX_WORDS`."""
     longest = np.array([score["word_lcs"] for score in scores])
     quantiles = {
         name: np.quantile(

@@ -73,11 +73,8 @@ class Span(NamedTuple):
 
 @functools.cache
 def installed_metrics() -> dict[str, Callable[[str, str], float]]:
-    """The metrics of installed packages, by their recorded names.
-
-    Raises ValueError for a name that is one of `METRICS`, that two packages declare, or of what
-    cannot be imported.
-    """
+    """The metrics of installed packages, by their recorded names. Raises ValueError for a name that
+    is one of `METRICS`, that two packages declare, or of what cannot be imported."""
     return {name: loaded(entry) for name, entry in _entry_points().items()}
 
 
@@ -154,11 +151,8 @@ def _character_range(text: list[Word], span: Span) -> list[int]:
 
 def copying_summary(rows: Sequence[Row]) -> dict[str, float]:
     """The six metrics of a data set, by the names in `METRICS`, and the means of installed metrics,
-    of the rows of its scores.
-
-    ROUGE: share of examples whose F1 is at least the threshold; the others: means over examples.
-    Raises: ValueError if there are no rows.
-    """
+    of the rows of its scores. ROUGE: share of examples whose F1 is at least the threshold; the
+    others: means over examples. Raises: ValueError if there are no rows."""
     if not rows:
         raise ValueError("a copying summary needs at least one score, got none")
     threshold = ROUGE_THRESHOLD - _ROUNDING
@@ -171,10 +165,8 @@ def copying_summary(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def prompt_means(rows: Iterable[Row], prompts: Iterable[str]) -> Array:
-    """(P, M): the metrics of each prompt's texts, means over seeds.
-
-    rows: of scores, with the "id" of the prompt. The order is that of `prompts` and `METRICS`.
-    """
+    """(P, M): the metrics of each prompt's texts, means over seeds. rows: of scores, with the "id"
+    of the prompt. The order is that of `prompts` and `METRICS`."""
     texts = grouped(rows, lambda row: row["id"])
     summaries = [copying_summary(texts[prompt]) for prompt in prompts]
     return np.array([[summary[name] for name in METRICS] for summary in summaries])
@@ -184,11 +176,9 @@ _OTHER_LETTER = regex.compile(r"[\p{L}--[\p{Latin}\p{Common}]]", regex.V1)
 
 
 class _FirstWords(DefaultTokenizer):
-    """ROUGE's words, Porter-stemmed, of which the first `MAX_WORDS` are read.
-
-    Those of rouge-score, which reads ASCII alone, so that an accent splits a word; words of other
-    scripts, which it drops, are read whole.
-    """
+    """ROUGE's words, Porter-stemmed, of which the first `MAX_WORDS` are read. Those of rouge-score,
+    which reads ASCII alone, so that an accent splits a word; words of other scripts, which it
+    drops, are read whole."""
 
     def __init__(self) -> None:
         super().__init__(use_stemmer=True)

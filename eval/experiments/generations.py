@@ -81,10 +81,8 @@ def _engine_decoder(sweep: Sweep, engine: list[Any], setting: Setting) -> Any:
 
 def check_requests(experiment: Experiment, pair: ModelPair) -> None:
     """Raise ValueError before anything is generated for requests that the pair could never meet.
-
     These are a rule by which the pair cannot decode at this level, another pair than the one whose
-    prompts were read, and a prompt that is too long, with the rule's preface.
-    """
+    prompts were read, and a prompt that is too long, with the rule's preface."""
     decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
     for setting in experiment.settings:
         decoder = decoder_of(setting)
@@ -123,10 +121,8 @@ def failed_generations(experiment: Experiment, setting: Setting) -> Rows:
 
 
 def forget_failures(experiment: Experiment) -> int:
-    """Make failed generations count as missing; returns their number.
-
-    The settings' other generations stay. Ratios that hold NaN are measured again.
-    """
+    """Make failed generations count as missing; returns their number. The settings' other
+    generations stay. Ratios that hold NaN are measured again."""
     ratios = _recorded_ratios(experiment)
     if ratios is not None and any(each.isnan().any() for each in ratios.by_prompt.values()):
         _ratios_file(experiment).unlink()
@@ -172,10 +168,8 @@ def is_at_bytes(experiment: Experiment, pair: ModelPair) -> bool:
 
 
 def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, Any]:
-    """The argument of generate and score for a rule that reads passages; {} for others.
-
-    Raises ValueError if one is missing.
-    """
+    """The argument of generate and score for a rule that reads passages; {} for others. Raises
+    ValueError if one is missing."""
     if not takes_passage(setting.rule):
         return {}
     if None in passages:
@@ -209,10 +203,8 @@ def _recorded_ratios(experiment: Experiment) -> PromptRatios | None:
 
 
 def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> None:
-    """Generate one setting, in the order of seeds and prompts once all are recorded.
-
-    A generation that fails is recorded with its error, and the others go on.
-    """
+    """Generate one setting, in the order of seeds and prompts once all are recorded. A generation
+    that fails is recorded with its error, and the others go on."""
     path, unfinished = (_file(experiment, setting, kind) for kind in ("", ".unfinished"))
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = _recorded(unfinished, _ledgers(experiment, setting))

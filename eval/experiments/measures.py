@@ -155,11 +155,9 @@ def _excerpts(
 
 
 def _questions(experiment: Experiment, pair: ModelPair) -> None:
-    """Accuracy on the tasks of lm-eval, of every setting whose rule reads no passage.
-
-    Questions charge no debt, as they hold no protected text: the names in them would else be paid
-    for before the first of an answer's few tokens.
-    """
+    """Accuracy on the tasks of lm-eval, of every setting whose rule reads no passage. Questions
+    charge no debt, as they hold no protected text: the names in them would else be paid for before
+    the first of an answer's few tokens."""
     rows, decoder_of = [], decoders(experiment, pair)
     for setting in experiment.settings:
         if not experiment.tasks or takes_passage(setting.rule):
@@ -183,11 +181,9 @@ def _verbatim(experiment: Experiment, pair: ModelPair) -> None:
 
 
 def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, float]:
-    """log p_s of each prompt's reference, as far as a generation reaches and warped as that is.
-
-    Of a reference with several scores the figure is that of all together. Prompts without a
-    reference have none, nor do those whose score fails, with a warning.
-    """
+    """log p_s of each prompt's reference, as far as a generation reaches and warped as that is. Of
+    a reference with several scores the figure is that of all together. Prompts without a reference
+    have none, nor do those whose score fails, with a warning."""
     log_probs: dict[str, float] = {}
     for name, scores in reference_scores(experiment, pair, SafeOnly()).items():
         if error := next((score.error for score in scores if score.error), ""):
@@ -199,11 +195,9 @@ def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, fl
 
 
 def reference_scores(experiment: Experiment, pair: ModelPair, rule: Rule) -> dict[str, list[Score]]:
-    """Scores of each prompt's reference under a rule, as far as a generation reaches, by id.
-
-    If the data set dropped the space between prompt and reference, a text may recite it with
-    that space or without: then there are two. Prompts without a reference are left out.
-    """
+    """Scores of each prompt's reference under a rule, as far as a generation reaches, by id. If the
+    data set dropped the space between prompt and reference, a text may recite it with that space or
+    without: then there are two. Prompts without a reference are left out."""
     events = []
     for prompt in experiment.prompts:
         spaces = ("", " ") if has_open_seam(prompt.prompt, prompt.reference) else ("",)
@@ -344,11 +338,9 @@ def log10_of(probability: float) -> float:
 def copy_probabilities(
     rows: Iterable[Mapping[str, Any]], log_probs: Mapping[str, float], rule: Rule
 ) -> list[float | None]:
-    """The largest probability that each text's bound left to beginning with its reference.
-
-    None without a bound, or without the reference's log-probability. rows: of `read_generations`.
-    log_probs: log p_s of the references by id, nats (VERBATIM).
-    """
+    """The largest probability that each text's bound left to beginning with its reference. None
+    without a bound, or without the reference's log-probability. rows: of `read_generations`.
+    log_probs: log p_s of the references by id, nats (VERBATIM)."""
     divergence = divergence_of(rule.charge)
     return [
         event_bound(row["bound"], log_probs[row["id"]], divergence=divergence)

@@ -56,11 +56,9 @@ def sweep_prompts(config: Sweep) -> list[Prompt]:
 
 
 def sweep_settings(config: Sweep, blocked: Path | None = None) -> tuple[Setting, ...]:
-    """p_s, p_r, then every setting of the methods, by the sections of the table.
-
-    blocked: file of the prompts' passages, which MemFree blocks; None before they are known. Raises
-    ValueError for unknown rules and settings and for two settings that are the same.
-    """
+    """p_s, p_r, then every setting of the methods, by the sections of the table. blocked: file of
+    the prompts' passages, which MemFree blocks; None before they are known. Raises ValueError for
+    unknown rules and settings and for two settings that are the same."""
     settings = [Setting(SAFE, SafeOnly(), method=SAFE), Setting(RISKY, RiskyOnly(), method=RISKY)]
     for method in sorted(config.methods, key=lambda method: SECTIONS.index(method.section)):
         settings += method_settings(method, blocked)
@@ -95,10 +93,8 @@ def method_settings(method: Method, blocked: Path | None = None) -> Iterator[Set
 
 
 def sweep_experiment(config: Sweep, folder: Path, index: PassageIndex | None) -> Experiment:
-    """The experiment of a sweep, recorded in `folder`.
-
-    index: of the corpus, if one is named. Raises as `sweep_prompts` and `sweep_settings` do.
-    """
+    """The experiment of a sweep, recorded in `folder`. index: of the corpus, if one is named.
+    Raises as `sweep_prompts` and `sweep_settings` do."""
     prompts = sweep_prompts(config)
     if index is not None:
         nearest = index.search([prompt.prompt for prompt in prompts])
@@ -133,10 +129,8 @@ def _named(name: str, value: object) -> str:
 
 
 def sweep_plan(sweep: Sweep) -> str:
-    """The settings, the amount of text, the placement of the pair and missing inputs.
-
-    Raises ValueError for invalid prompts, rules, settings and options of the pair.
-    """
+    """The settings, the amount of text, the placement of the pair and missing inputs. Raises
+    ValueError for invalid prompts, rules, settings and options of the pair."""
     settings, missing = sweep_settings(sweep), missing_inputs(sweep)
     num_prompts, remark = _num_prompts(sweep, missing)
     num_seeds = len(sweep.seeds)
@@ -159,10 +153,8 @@ def sweep_plan(sweep: Sweep) -> str:
 
 
 def missing_inputs(sweep: Sweep) -> dict[str, list[str]]:
-    """Names of the missing inputs, by the key that names them.
-
-    A model that a command would make in `inputs` is an input; any other may be an id of the Hub.
-    """
+    """Names of the missing inputs, by the key that names them. A model that a command would make in
+    `inputs` is an input; any other may be an id of the Hub."""
     named = dict(sweep.files)
     if sweep.made_by:
         named |= {key: [getattr(sweep, key)] for key in PAIR}
@@ -262,10 +254,8 @@ Done: {sum(steps.seconds.values()) / 60:.1f} minutes of work. Where to look:
 def _opened(
     sweep: Sweep, folder: Path, load: Callable[[], ModelPair], retried: Steps | None = None
 ) -> tuple[Experiment, ModelPair]:
-    """The experiment and the pair, once it is known to decode all prompts by all rules.
-
-    retried: steps to forget if some generations or scores failed.
-    """
+    """The experiment and the pair, once it is known to decode all prompts by all rules. retried:
+    steps to forget if some generations or scores failed."""
     index = passage_index(sweep, folder) if sweep.passages else None
     experiment = sweep_experiment(sweep, folder, index)
     if retried is not None and forget_failures(experiment) + forget_failed_scores(experiment):

@@ -47,11 +47,9 @@ PAGE_TEXTS = 4
 def write_results(
     experiment: Experiment, rows: Sequence[dict[str, Any]], about: dict[str, Any]
 ) -> None:
-    """Write results.json, and the pictures and the page that follow from it.
-
-    rows: of `summarize`. about: the caller's entries of results.json: a schema, its settings, the
-    training of the models.
-    """
+    """Write results.json, and the pictures and the page that follow from it. rows: of `summarize`.
+    about: the caller's entries of results.json: a schema, its settings, the training of the
+    models."""
     examples = [
         {name: value for name, value in row.items() if name not in SPANS}
         for row in experiment.copying
@@ -67,10 +65,8 @@ def write_results(
 def write_budget_results(
     experiment: Experiment, rows: Sequence[dict[str, Any]], about: dict[str, Any]
 ) -> None:
-    """Write the results of a sweep of budgets, with table.md and the recommended budget.
-
-    rows, about: as of `write_results`.
-    """
+    """Write the results of a sweep of budgets, with table.md and the recommended budget. rows,
+    about: as of `write_results`."""
     tables.write_table(experiment.folder / "table.md", rows, tables.result_columns(rows))
     more = {
         "recommended": recommended(rows)["setting"],
@@ -95,10 +91,8 @@ def trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
 
 
 def draw_pictures(folder: Path) -> list[Path]:
-    """Draw the pictures of a run into its folder; returns their paths.
-
-    Raises FileNotFoundError without a results.json.
-    """
+    """Draw the pictures of a run into its folder; returns their paths. Raises FileNotFoundError
+    without a results.json."""
     if not (folder / "results.json").exists():
         raise FileNotFoundError(f"there is no results.json in {folder}")
     run = RecordedRun(folder)
@@ -171,11 +165,8 @@ def _about_methods(sweep: Sweep) -> dict[str, dict[str, Any]]:
 
 
 def write_sweep_results(experiment: Experiment, sweep: Sweep) -> str:
-    """Write results.json; table and high_protection as .md and .tex; pictures; report.html.
-
-    All of it follows from the records in the folder. Returns both tables as the terminal shows
-    them.
-    """
+    """Write results.json; table and high_protection as .md and .tex; pictures; report.html. All of
+    it follows from the records in the folder. Returns both tables as the terminal shows them."""
     rows, extra = summarize(experiment), experiment.extra
     shown: dict[str, tuple[list[dict[str, Any]], list[Column]]] = {
         "table": (rows, tables.result_columns(rows))

@@ -15,11 +15,9 @@ POLL_SECONDS = 0.2
 
 
 class Steps:
-    """Finished steps, in steps.json of a folder, each with what decided its results.
-
-    A step is done again where that has changed. Several processes may begin a folder at once; one
-    of them runs the steps.
-    """
+    """Finished steps, in steps.json of a folder, each with what decided its results. A step is done
+    again where that has changed. Several processes may begin a folder at once; one of them runs the
+    steps."""
 
     def __init__(
         self, folder: Path, settings: Mapping[str, Any], *, owner: str = "", total: int = 0
@@ -58,11 +56,9 @@ class Steps:
         identity: Mapping[str, Any] | None = None,
         output: Path | None = None,
     ) -> None:
-        """Do `work`, which must be safe to start again, unless it was finished before.
-
-        identity: all that decides the step besides the folder's settings. output: a file that
-        exists once it is done. Work that returns False has left something to do.
-        """
+        """Do `work`, which must be safe to start again, unless it was finished before. identity:
+        all that decides the step besides the folder's settings. output: a file that exists once it
+        is done. Work that returns False has left something to do."""
         self._count += 1
         title, step = f"[{self._count}{self._total}] {name}", self._done.get(name)
         changed = differences(step["identity"], identity or {}) if step else []

@@ -107,11 +107,8 @@ class Placement:
         )
 
     def take_gpus(self, device: str) -> None:
-        """Show this process only the GPUs of its group, before any of them is in use.
-
-        torchrun's process number n has the GPUs from n * gpus on.
-        Raises: ValueError if there are fewer.
-        """
+        """Show this process only the GPUs of its group, before any of them is in use. torchrun's
+        process number n has the GPUs from n * gpus on. Raises: ValueError if there are fewer."""
         import torch
 
         count = 0 if device == "cpu" else torch.cuda.device_count()
@@ -130,11 +127,8 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep(ExperimentOptions):
-    """The settings of a sweep's TOML file.
-
-    Relative paths are relative to `inputs` if that is set, else to the file (and its bases), then
-    to the folder in which the command runs.
-    """
+    """The settings of a sweep's TOML file. Relative paths are relative to `inputs` if that is set,
+    else to the file (and its bases), then to the folder in which the command runs."""
 
     safe: str
     """Hugging Face folder or Hub id of the safe model."""
@@ -286,10 +280,8 @@ def _portable(method: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]
 
 
 def load_sweep(path: Path, *, inputs: Path | None = None) -> Sweep:
-    """The sweep of a TOML file. inputs: overrides the file's key.
-
-    Raises FileNotFoundError, or ValueError that names an unknown key, a value or a file.
-    """
+    """The sweep of a TOML file. inputs: overrides the file's key. Raises FileNotFoundError, or
+    ValueError that names an unknown key, a value or a file."""
     tables, folders = read_with_folders(path)
     check_holds(path, tables, "methods", "a sweep")
     _require("folders" not in tables, "unknown config key folders")

@@ -110,10 +110,8 @@ def tail(values: Sequence[float], start: float) -> Series:
 
 
 def density(values: Sequence[float]) -> Series:
-    """Points and the density there: Gaussian kernels of Silverman's width.
-
-    Source: Silverman 1986, equation 3.31. Values that are all one get a width of their size.
-    """
+    """Points and the density there: Gaussian kernels of Silverman's width. Source: Silverman 1986,
+    equation 3.31. Values that are all one get a width of their size."""
     sample = np.array(values, dtype=np.float64)
     spread = min(float(sample.std()), float(np.subtract(*np.quantile(sample, [0.75, 0.25]))) / 1.34)
     spread = spread or float(sample.std()) or max(abs(float(sample[0])), 1.0) * 0.1
@@ -177,11 +175,8 @@ def plot_scores(
     *,
     title: str,
 ) -> None:
-    """A group of bars per benchmark, with a bar per model.
-
-    scores: by model, in the order of the benchmarks: share and standard error; nan draws nothing.
-    path: .png, .svg or .pdf.
-    """
+    """A group of bars per benchmark, with a bar per model. scores: by model, in the order of the
+    benchmarks: share and standard error; nan draws nothing. path: .png, .svg or .pdf."""
     width = max(6.4, 0.35 * len(benchmarks) * (1 + len(scores)))
     caption = "Each benchmark by its best variant. Bars: one standard error."
     with new_figure(path, width, 4.2, title=title, caption=caption) as figure:
@@ -190,7 +185,7 @@ def plot_scores(
         for number, (model, figures) in enumerate(scores.items()):
             offset = (number + 0.5) * bar - GROUP_WIDTH / 2
             values, errors = zip(*figures, strict=True)
-            look = {"color": COLORS[number % len(COLORS)], "error_kw": {"elinewidth": 0.8}}
+            look = dict[str, Any](color=COLORS[number % len(COLORS)], error_kw={"elinewidth": 0.8})
             look["hatch"] = HATCHES[number // len(COLORS) % len(HATCHES)]
             positions = [index + offset for index in range(len(benchmarks))]
             axes.bar(positions, values, bar, yerr=errors, label=model, **look)

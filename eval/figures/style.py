@@ -97,9 +97,7 @@ def draw_legend(
     figure: SubFigure, panels: Iterable[Axes], names: Iterable[str], **options: Any
 ) -> None:
     """A legend of the lines and bars with these names as labels, each once, in their order.
-
-    matplotlib finds the labels of a picture itself, but for those that begin with "_".
-    """
+    matplotlib finds the labels of a picture itself, but for those that begin with "_"."""
     handles: list[Any] = [each for axes in panels for each in (*axes.lines, *axes.containers)]
     drawn = {handle.get_label(): handle for handle in handles}
     shown = [name for name in names if name in drawn]
@@ -130,9 +128,7 @@ _MARKERS: Final = "^vPX"
 
 def method_looks(roles: Mapping[str, Role]) -> dict[str, Look]:
     """The look of each method: that of its role, or another for each baseline, in their order.
-
-    Colors come again, with another marker, if there are more baselines than colors.
-    """
+    Colors come again, with another marker, if there are more baselines than colors."""
     looks = (
         (color, _MARKERS[(turn + index) % len(_MARKERS)])
         for turn in itertools.count()

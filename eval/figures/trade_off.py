@@ -213,9 +213,7 @@ def _draw_labels(
     axes: Axes, shown: Sequence[TradeOffPoint], points: Sequence[TradeOffPoint]
 ) -> None:
     """Draw the names of settings at the ends of their methods' lines, clear of lines and names.
-
-    points: all of the panel, some of which are shown here.
-    """
+    points: all of the panel, some of which are shown here."""
     size = 6.25  # half of a point's, in pixels
     taken, num_settings = [], {}
     for method, settings in _by_method(points).items():
@@ -309,9 +307,7 @@ def pareto_front(
     points: Sequence[TradeOffPoint], protection: Scale, utility: Scale
 ) -> list[TradeOffPoint]:
     """The points to which no other is better in one figure and as good in the other, by protection.
-
-    Points without a finite figure are left out; equal points are all kept.
-    """
+    Points without a finite figure are left out; equal points are all kept."""
     finite = _finite(points)
     figures = np.array([(point.protection, point.utility) for point in finite]).reshape(-1, 2, 1)
     on_front = _unbeaten(figures, protection, utility)[:, 0]
@@ -322,11 +318,9 @@ def pareto_front(
 def front_shares(
     points: Sequence[TradeOffPoint], protection: Scale, utility: Scale
 ) -> dict[TradeOffPoint, float]:
-    """The share of resamples in which each point is on the front of those that have resamples.
-
-    A front of measured figures does not show how near others come to it: of two settings that are
-    as good, each is on it in about half of the resamples.
-    """
+    """The share of resamples in which each point is on the front of those that have resamples. A
+    front of measured figures does not show how near others come to it: of two settings that are as
+    good, each is on it in about half of the resamples."""
     known = [point for point in _finite(points) if point.resampled is not None]
     if not known:
         return {}
@@ -335,11 +329,9 @@ def front_shares(
 
 
 def _unbeaten(figures: Array, protection: Scale, utility: Scale) -> NDArray[np.bool_]:
-    """(P, R): whether no other point has one figure better and the other as good.
-
-    figures: (P, 2, R), protection and utility of P points in R resamples. A point is not on the
-    front of a resample in which one of its figures is not finite, and beats none there.
-    """
+    """(P, R): whether no other point has one figure better and the other as good. figures: (P, 2,
+    R), protection and utility of P points in R resamples. A point is not on the front of a resample
+    in which one of its figures is not finite, and beats none there."""
     x, y = protection.sign * figures[:, 0], utility.sign * figures[:, 1]
     as_good = (x[:, None] >= x) & (y[:, None] >= y)
     is_beaten = (as_good & ((x[:, None] > x) | (y[:, None] > y))).any(0)

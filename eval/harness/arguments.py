@@ -48,10 +48,8 @@ def pair_arguments(
     arguments: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[PairOptions, dict[str, int]]:
     """The options of the pair, and max_gen_toks and seed if set, before any model is loaded.
-
-    arguments: model_args of lm-eval. defaults: its batch_size, max_batch_size and device.
-    Raises ValueError for a missing or unknown setting or a value out of range.
-    """
+    arguments: model_args of lm-eval. defaults: its batch_size, max_batch_size and device. Raises
+    ValueError for a missing or unknown setting or a value out of range."""
     settings = {**_set_defaults(defaults), **arguments}
     missing = [name for name in ("safe", "risky") if not settings.get(name)]
     if missing and not settings.get("pair"):
@@ -152,10 +150,8 @@ def generation_settings(
 
 def process_group() -> dist.ProcessGroup | None:
     """The group of all processes of torchrun, which wait for each other here; None without others.
-
     Counts and results are gathered through the host, whatever device the models are on; a group of
-    lm-eval's models may be of GPUs alone.
-    """
+    lm-eval's models may be of GPUs alone."""
     if num_processes() == 1:
         return None
     if not dist.is_initialized():
@@ -176,22 +172,17 @@ def rank_device() -> str:
 
 
 class Fitting:
-    """Texts of a level and the models' contexts.
-
-    Tokens are cut as in lm-eval's models. Bytes, which each model reads as its tokens, are cut
-    between characters.
-    """
+    """Texts of a level and the models' contexts. Tokens are cut as in lm-eval's models. Bytes,
+    which each model reads as its tokens, are cut between characters."""
 
     def __init__(self, level: Level) -> None:
         self._level = level
         self._deals_in_bytes = level.name == "byte"
 
     def prompt(self, context: list[int], max_new_tokens: int) -> list[int]:
-        """The longest end of a context that leaves room for new tokens; ValueError without one.
-
-        At byte level every new byte may be a token, as a text that outgrows a model would end the
-        evaluation; if that leaves no room, they are counted as in `Decoder.generate`.
-        """
+        """The longest end of a context that leaves room for new tokens; ValueError without one. At
+        byte level every new byte may be a token, as a text that outgrows a model would end the
+        evaluation; if that leaves no room, they are counted as in `Decoder.generate`."""
         num_new = self._level.horizon(max_new_tokens, None)
         for number in (num_new * self._level.symbols_per_token, num_new):
             if (end := self._end_of(context, [], number)) is not None:
@@ -202,10 +193,8 @@ class Fitting:
         )
 
     def scored(self, context: list[int], continuation: list[int]) -> list[int]:
-        """The longest end of a context that fits with its continuation.
-
-        Raises ValueError if the continuation leaves no room for any context.
-        """
+        """The longest end of a context that fits with its continuation. Raises ValueError if the
+        continuation leaves no room for any context."""
         # The last token that is scored is not read.
         more = SPARE_BYTES if self._deals_in_bytes else -1
         if (end := self._end_of(context, continuation, more)) is not None:
@@ -258,11 +247,8 @@ class Fitting:
         return context[starts[cut] :] if cut < len(starts) else None
 
     def _problem(self, context: list[int], continuation: list[int], more: int) -> str:
-        """The reason for which a context does not fit, "" if it does.
-
-        It is counted as a whole text with `more` symbols, and as by the decoder before the
-        continuation.
-        """
+        """The reason for which a context does not fit, "" if it does. It is counted as a whole text
+        with `more` symbols, and as by the decoder before the continuation."""
         too_long = self._level.too_long
         return too_long([*context, *continuation], more) or (
             too_long(context, len(continuation) - 1) if continuation else ""

@@ -127,10 +127,8 @@ Cells = dict[str, dict[str, Cell]]
 
 
 def load_comparison(path: Path, models: tuple[Entry, ...] = ()) -> Comparison:
-    """The comparison of a TOML file. models: override the file's.
-
-    Raises FileNotFoundError, or ValueError that names an unknown key, a value or a file.
-    """
+    """The comparison of a TOML file. models: override the file's. Raises FileNotFoundError, or
+    ValueError that names an unknown key, a value or a file."""
     tables, folders = read_with_folders(path)
     check_holds(path, tables, "benchmarks", "a comparison")
     if models:
@@ -174,10 +172,8 @@ def evaluate(
     runs_code: bool,
     make_model: Callable[[Entry, Comparison], Any],
 ) -> None:
-    """Answer the questions that are not recorded in `folder`, one model after the other.
-
-    runs_code: also benchmarks that run code of models. Of several processes the first records.
-    """
+    """Answer the questions that are not recorded in `folder`, one model after the other. runs_code:
+    also benchmarks that run code of models. Of several processes the first records."""
     # Known before any is done: all processes leave out the same.
     todo = [
         (entry, benchmark, variant)

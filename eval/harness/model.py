@@ -61,10 +61,8 @@ class AnchoredLM(TemplateLM):
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """max_gen_toks: tokens to generate if a task sets no number; seed: of all sampling.
-
-        group: the processes that share the requests; by default this one alone.
-        """
+        """max_gen_toks: tokens to generate if a task sets no number; seed: of all sampling. group:
+        the processes that share the requests; by default this one alone."""
         super().__init__()
         self.decoder, self._group = decoder, group
         if group is not None:
@@ -105,10 +103,8 @@ class AnchoredLM(TemplateLM):
         return cls(pair.decoder(), group=process_group(), **counts)
 
     def set_cache_hook(self, cache_hook: "CacheHook") -> None:
-        """Keep answers in lm-eval's cache, whose keys name no model.
-
-        Raises ValueError for a cache of answers that other models or settings gave.
-        """
+        """Keep answers in lm-eval's cache, whose keys name no model. Raises ValueError for a cache
+        of answers that other models or settings gave."""
         kept = cache_hook.dbdict
         if kept is not None:
             ours = self._identity()
@@ -184,11 +180,8 @@ class AnchoredLM(TemplateLM):
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """A chat as text, by the safe model's template, or the risky one's if that has none.
-
-        Special tokens have the safe model's names.
-        Raises ValueError without a template, if it refuses the chat, and at byte level, whose texts
-        have no special tokens.
-        """
+        Special tokens have the safe model's names. Raises ValueError without a template, if it
+        refuses the chat, and at byte level, whose texts have no special tokens."""
         template = self._checked_template()
         with template_errors():
             text = self.tokenizer.apply_chat_template(
@@ -233,10 +226,8 @@ class AnchoredLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Token ids; with None, special tokens are added unless the text brings its own.
-
-        At byte level, where there are none, the bytes.
-        """
+        """Token ids; with None, special tokens are added unless the text brings its own. At byte
+        level, where there are none, the bytes."""
         if self._deals_in_bytes:
             return self.decoder.level.encode_continuation(string)
         if add_special_tokens is None:
@@ -296,9 +287,7 @@ class AnchoredLM(TemplateLM):
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
         """Continuations up to a stop text; greedy (and then uncertified) unless a task samples.
-
-        Sampled texts follow from the seed, the context and how often it was asked before.
-        """
+        Sampled texts follow from the seed, the context and how often it was asked before."""
         texts: dict[int, str] = {}
         seeds = self._seeds([request.args[0] for request in requests])
         with self._bar("generate", len(requests), disable_tqdm) as bar:
@@ -327,18 +316,14 @@ class AnchoredLM(TemplateLM):
 
     def _blocks(self, contexts: Sequence[list[int]]) -> Iterable[list[int]]:
         """Indices in blocks of several batches, longest first, so that a lack of memory shows soon.
-
-        Equal contexts are neighbors: a decoder reads them once.
-        """
+        Equal contexts are neighbors: a decoder reads them once."""
         ordered = sorted(range(len(contexts)), key=lambda i: (-len(contexts[i]), contexts[i]))
         size = BLOCK_BATCHES * self.decoder.batch_size
         return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
     def _fitted_contexts(self, requests: Sequence[TokenRequest]) -> list[list[int]]:
-        """Contexts cut at the left so that each fits the models together with its continuation.
-
-        An empty or blank one, whose spaces lm-eval counts to the continuation, is the prefix.
-        """
+        """Contexts cut at the left so that each fits the models together with its continuation. An
+        empty or blank one, whose spaces lm-eval counts to the continuation, is the prefix."""
         whole = [context or [self.prefix_token_id] for _, context, _ in requests]
         fitted = []
         for number, (strings, _, continuation) in enumerate(requests):

@@ -91,10 +91,8 @@ def utility(
     decoder: Decoder, excerpts: Sequence[Excerpt], *, passages: Sequence[str] | None = None
 ) -> Utility:
     """Score every excerpt under the decoder's rule: temperature 1, no penalty, K = k * the longest
-    excerpt, in symbols of the level.
-
-    passages: for rules that read one before each excerpt, such as RCAD.
-    """
+    excerpt, in symbols of the level. passages: for rules that read one before each excerpt, such as
+    RCAD."""
     scores = decoder.score(
         [excerpt.prompt_token_ids for excerpt in excerpts],
         [excerpt.token_ids for excerpt in excerpts],

@@ -104,10 +104,8 @@ class ChatClient:
         progress: bool = False,
     ) -> None:
         """api_key: None for services that ask for none; max_retries: further attempts of a request
-        without an answer; concurrency: requests at once; progress: with a bar.
-
-        Raises: ImportError without openai.
-        """
+        without an answer; concurrency: requests at once; progress: with a bar. Raises: ImportError
+        without openai."""
         self.endpoint, self.requests = endpoint, requests
         requests.repeated = max(requests.repeated, 2 * concurrency)
         self._concurrency, self._progress = concurrency, progress
@@ -124,11 +122,9 @@ class ChatClient:
     def ask(
         self, messages: Sequence[Message], sampling: Sampling, read: Callable[[str], Value | None]
     ) -> Asked[Value]:
-        """The value that `read` finds in an answer; after None another answer is requested.
-
-        Each attempt is another request, and only the one that could be read is kept. Text up to
-        </think> is not read. A request that fails ends the attempts. Raises: RequestRefused.
-        """
+        """The value that `read` finds in an answer; after None another answer is requested. Each
+        attempt is another request, and only the one that could be read is kept. Text up to </think>
+        is not read. A request that fails ends the attempts. Raises: RequestRefused."""
 
         def value(answer: Answer) -> Value | None:
             is_whole = "problem" not in answer
@@ -163,11 +159,9 @@ class ChatClient:
         draw: int = 0,
         is_useful: Callable[[Answer], bool] = bool,
     ) -> Answer:
-        """The model's "text", its "tokens_in" and "tokens_out", and the "problem" of a part.
-
-        draw: distinguishes answers to the same messages; is_useful: whether one is kept.
-        Raises: RequestFailed, RequestRefused.
-        """
+        """The model's "text", its "tokens_in" and "tokens_out", and the "problem" of a part. draw:
+        distinguishes answers to the same messages; is_useful: whether one is kept. Raises:
+        RequestFailed, RequestRefused."""
         request = self._request(messages, sampling, draw, is_useful)
         body, was_sent = request["body"], False
 
@@ -214,10 +208,8 @@ class ChatClient:
         return next(kept, requests[0])
 
     def each(self, work: Callable[[Item], Value], items: Sequence[Item], title: str) -> list[Value]:
-        """`work` of each item, in their order, several at once.
-
-        The first exception, or an interruption, ends it: requests on their way come and are kept.
-        """
+        """`work` of each item, in their order, several at once. The first exception, or an
+        interruption, ends it: requests on their way come and are kept."""
         with ThreadPoolExecutor(self._concurrency) as threads:
             futures = [threads.submit(work, item) for item in items]
             bar = tqdm(futures, title, disable=not self._progress, unit="")
@@ -249,6 +241,11 @@ class ChatClient:
             tokens["out"] += answer["tokens_out"]
 
 
+def messages_of(system: str, user: str) -> list[Message]:
+    """The messages that ask a judge."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
 def verdict_form(
     values: str, *, before: str = RESULT, after: str = "", label: str = r"(?!)"
 ) -> re.Pattern[str]:
@@ -269,10 +266,8 @@ def verdict_form(
 
 
 def verdict_of(answer: str, form: re.Pattern[str]) -> str | None:
-    """The value with which an answer ends, in lower case.
-
-    None for an answer that ends with anything else, as a half sentence, or has two verdicts.
-    """
+    """The value with which an answer ends, in lower case. None for an answer that ends with
+    anything else, as a half sentence, or has two verdicts."""
     verdicts = list(form.finditer(answer))
     values = {match[1].lower() for match in verdicts}
     is_clear = len(values) == 1 and not answer[verdicts[-1].end() :].strip()

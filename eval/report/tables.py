@@ -84,11 +84,9 @@ def bits_per_byte_column(held_out_set: str) -> Column:
 
 
 def terminal_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Aligned plain text, one line per row, the first column to the left, others to the right.
-
-    A cell is a text, a number, `SeedStatistics` (shown as "mean (std)"; the mean alone for one
-    seed; with the `ncr_scope` of an NCR) or None (shown as "-", as nan and a missing entry are).
-    """
+    """Aligned plain text, one line per row, the first column to the left, others to the right. A
+    cell is a text, a number, `SeedStatistics` (shown as "mean (std)"; the mean alone for one seed;
+    with the `ncr_scope` of an NCR) or None (shown as "-", as nan and a missing entry are)."""
     head, *lines = _cells(rows, columns)
     return "\n".join([text_tables.aligned(head, lines), *_notes(rows, columns)])
 
