@@ -14,7 +14,6 @@ from anchored.eval.calibration.calibration import FIRST_CHECK_SEED, Calibration,
 from anchored.eval.calibration.search import Figure, Search, Target, bracket
 from anchored.eval.copying.metrics import METRICS
 from anchored.eval.experiments.experiment import RISKY, SAFE, Experiment, Prompt
-from anchored.eval.statistics import bootstrap_interval, resampled_shares
 
 
 def searched(search: Search, meets) -> dict[float, bool]:
@@ -242,16 +241,3 @@ def test_an_interval_of_rare_copying_holds_the_truth(monkeypatch, count, share):
         figure = Target().figure(setting, safe=safe, risky=risky)
         num_held += figure.low <= 1 - share <= figure.high
     assert num_held >= 0.9 * 200
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("count", [8])
-def test_intervals_hold_the_true_mean_as_often_as_they_say(count):
-    generator = np.random.default_rng(3)
-    shares = resampled_shares(count, num_resamples=600)
-    num_held = 0
-    for values in generator.normal(size=(400, count)):
-        low, high = bootstrap_interval(shares @ values, count=count, confidence=0.9)
-        num_held += low <= 0.0 <= high
-    # Plain percentiles hold it in 82 and 86 of 100; 360 are expected, with a deviation of 6.
-    assert num_held == pytest.approx(360, abs=18)

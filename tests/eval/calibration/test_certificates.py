@@ -47,11 +47,6 @@ def test_an_event_can_spend_what_its_steps_may(values, rule, nats):
     assert recital(**values).bound(rule, 2.0, 100) == pytest.approx(expected, rel=1e-12, abs=0.0)
 
 
-def test_no_event_is_more_than_certain():
-    passage = recital(num_steps=8, num_positions=93)
-    assert passage.bound(MAX, 9.0, 100) == 1.0
-
-
 @settings(max_examples=25)
 @given(
     st.lists(st.floats(-400, -1), min_size=1, max_size=5),

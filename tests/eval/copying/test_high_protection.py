@@ -3,8 +3,6 @@
 import json
 import math
 
-import pytest
-
 from anchored.eval.analysis.paper_table import PRINTED, printed_rows
 from anchored.eval.copying.literal import high_protection
 
@@ -38,24 +36,24 @@ def agrees(printed, figure):
     return abs(float(printed) - figure) <= 0.5 * 10**-decimals + 1e-9
 
 
-@pytest.mark.parametrize(("safe", "risky", "method"), REPORTED)
-def test_every_cell_follows_from_the_full_table_or_is_known_not_to(safe, risky, method):
-    pair = PAIRS[safe, risky]
-    chosen = high_protection(printed_rows(NAMES[safe, risky]))[method]
-    printed = pair["reported"][method]
-    if (safe, risky, method) in INCONSISTENT:
-        known, expected = INCONSISTENT[safe, risky, method]
-        assert printed == known
-        assert (chosen["setting"], chosen["factuality"], chosen["fluency"]) == expected
-        assert printed is None or not all(map(agrees, printed, expected[1:]))
-    elif printed is None:
-        assert chosen is None
-    else:
-        assert agrees(printed[0], chosen["factuality"]) and agrees(printed[1], chosen["fluency"])
-
-
-def test_the_whole_table_is_there_and_one_full_table_is_printed_twice():
+def test_every_cell_follows_from_the_full_table_or_is_known_not_to():
     assert len(PAIRS) == 6 and len(REPORTED) == 48
+    for safe, risky, method in REPORTED:
+        chosen = high_protection(printed_rows(NAMES[safe, risky]))[method]
+        printed = PAIRS[safe, risky]["reported"][method]
+        if (safe, risky, method) in INCONSISTENT:
+            known, expected = INCONSISTENT[safe, risky, method]
+            assert printed == known
+            assert (chosen["setting"], chosen["factuality"], chosen["fluency"]) == expected
+            assert printed is None or not all(map(agrees, printed, expected[1:]))
+        elif printed is None:
+            assert chosen is None
+        else:
+            assert agrees(printed[0], chosen["factuality"]), (safe, risky, method)
+            assert agrees(printed[1], chosen["fluency"]), (safe, risky, method)
+
+
+def test_one_full_table_is_printed_twice():
     assert {tuple(pair["reported"]) for pair in PAIRS.values()} == {
         ("p_s", "p_r", "System", "MemFree", "RCAD", "CP-Fuse", "TokenSwap", "Anchored")
     }

@@ -38,7 +38,6 @@ from anchored.eval.experiments.measures import (
     summarize,
 )
 from anchored.eval.experiments.results import write_budget_results
-from anchored.eval.statistics import json_value
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
 ABOUT = {"settings": {"seeds": [0, 1]}}
@@ -161,17 +160,6 @@ def test_texts_without_references_or_held_out_texts_have_no_figure_of_what_was_n
     assert summarize(run)[0]["word_lcs"] is None
 
 
-def test_every_setting_prompt_and_seed_has_a_generation_with_a_ledger(experiment):
-    for setting in experiment.settings:
-        rows = read_generations(experiment, setting)
-        keys = [(row["id"], row["seed"]) for row in rows]
-        assert keys == [(prompt.id, seed) for seed in (0, 1) for prompt in experiment.prompts]
-        for row in rows:
-            ledger = Ledger.load(experiment.folder / row["ledger"], row["ledger_part"])
-            assert json_value(ledger.spent) == row["spent"]
-        assert all(row["is_within_bound"] for row in rows if row["certified"])
-
-
 def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
     experiment, pair, tmp_path, monkeypatch
 ):
@@ -256,11 +244,3 @@ def test_a_text_that_a_rule_cannot_write_costs_infinitely_many_bits(experiment, 
     assert "Infinity" not in (tmp_path / "measurements" / "utility.json").read_text()
     *_, last = summarize(blocked)
     assert last["bits_per_byte/extra"] == math.inf and math.isnan(last["gap_closed"])
-
-
-def test_the_gap_between_the_two_models_is_that_of_the_extra_set(experiment):
-    for name in ("mixture", "extra"):
-        safe, *_, risky = summarize(replace(experiment, extra=name))
-        gap = safe[f"bits_per_byte/{name}"] - risky[f"bits_per_byte/{name}"]
-        shares = [0.0, 1.0] if gap > 0 else [math.nan, math.nan]
-        assert [safe["gap_closed"], risky["gap_closed"]] == pytest.approx(shares, nan_ok=True), gap

@@ -13,8 +13,9 @@ from tiny_models import tiny_llama
 from anchored import Decoder, Ledger, ModelPair
 from anchored.decode.ledger import ledger_parts
 from anchored.eval.experiments.experiment import Experiment, Prompt, budget_sweep
+from anchored.eval.experiments.generations import draw_by_vllm, generate_all
 from anchored.eval.experiments.measures import reference_log_probs
-from anchored.eval.experiments.plan import run_sweep
+from anchored.eval.experiments.plan import run_sweep, sweep_experiment
 from anchored.eval.experiments.sweep import Method, Placement, Sweep
 from anchored.eval.recorded_texts import read_texts
 
@@ -135,23 +136,6 @@ def utility_of(run) -> list[dict]:
     return json.loads((run / "measurements" / "utility.json").read_text())
 
 
-def test_settings_whose_generations_all_failed_have_a_row_of_dashes(tmp_path, broken):
-    sweep = sweep_of(
-        tmp_path,
-        {"one": "import math", "two": "import math\ndef area"},
-        texts=["import math " + TEXT, TEXT],
-        excerpt_tokens=8,
-    )
-    shown = run_sweep(sweep, tmp_path / "run", lambda: broken).splitlines()
-    row = next(line for line in shown if line.startswith("p_r")).replace("{0 of 4}", "")
-    assert set(row.split()[1:-1]) == {"-"} and row.split()[-1] == "4"
-    failed = [row for row in utility_of(tmp_path / "run") if "error" in row]
-    assert [row["setting"] for row in failed] == SETTINGS[1:]
-    assert all(row["error"] and row["nats"].count(None) == 1 for row in failed)
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert page.count("<article") == 2 and "no ledgers are here of p_r" in page
-
-
 def experiment_of(folder, **changed) -> Experiment:
     experiment = Experiment(
         folder=folder,
@@ -196,10 +180,10 @@ def test_what_has_no_fitting_length_is_refused_before_the_first_token(
     assert not list(tmp_path.glob("run/generations/*"))
 
 
-def test_vllm_draws_the_settings_of_anchored_decoding_before_the_pair_is_loaded(
+def test_vllm_draws_the_settings_of_anchored_decoding_from_one_engine(
     tmp_path, broken, monkeypatch
 ):
-    """An engine for all k, gone before transformers loads the pair; the texts are the same."""
+    """An engine for all k, which has ended when all is drawn; the texts are the same."""
     events: list[str] = []
 
     class Fake(Decoder):
@@ -215,26 +199,21 @@ def test_vllm_draws_the_settings_of_anchored_decoding_before_the_pair_is_loaded(
         end = SimpleNamespace(shutdown=lambda: events.append("shut down"))
         return Fake(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=end)), broken, rule)
 
-    def load():
-        events.append("load")
-        return broken
-
     monkeypatch.setattr("anchored.decode.vllm.engine.open_pair", open_pair)
-    named = {"safe": "org/safe", "risky": "org/risky", "level": "token"}
-    plain = sweep_of(tmp_path, {"one": "the keeper of"}, **named)
     placement = Placement(gpus=2, options={"risky_device_map": "auto"}, vllm={"max_model_len": 64})
-    fast = replace(plain, engine="vllm", placement=placement)
-    run_sweep(plain, tmp_path / "plain", lambda: broken)
-    run_sweep(fast, tmp_path / "fast", load)
+    named = {"safe": "org/safe", "risky": "org/risky", "level": "token"}
+    sweep = sweep_of(
+        tmp_path, {"one": "the keeper of"}, **named, engine="vllm", placement=placement
+    )
+    fast, plain = (sweep_experiment(sweep, tmp_path / name, None) for name in ("fast", "plain"))
+    fast, plain = (replace(each, settings=each.settings[-2:]) for each in (fast, plain))
+    draw_by_vllm(sweep, fast)
     arguments = {"tensor_parallel_size": 2, "max_model_len": 64}
-    assert events == [
-        f"open org/safe org/risky {arguments}",
-        *("k = 0.5", "k = 0.5", "k = 4", "shut down", "load"),
-    ]
+    opened = f"open org/safe org/risky {arguments}"
+    assert events == [opened, "k = 0.5", "k = 0.5", "k = 4", "shut down"]
+    generate_all(plain, broken)
     for name in ("Anchored-k=0.5", "Anchored-k=4"):
         ours, theirs = (recorded(tmp_path / run, name) for run in ("fast", "plain"))
         assert [row["pieces"] for row in ours] == [row["pieces"] for row in theirs]
-        assert len(ledger_parts(tmp_path / "fast" / "ledgers" / f"{name}.jsonl")) == 2
-    events.clear()
-    run_sweep(fast, tmp_path / "fast", load)
-    assert events == ["load"]  # all is recorded
+    draw_by_vllm(sweep, fast)
+    assert len(events) == 5  # all is recorded

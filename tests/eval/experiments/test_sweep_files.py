@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import anchored
 from anchored import CPFuse, MemFree
 from anchored.eval.copying.metrics import METRICS
 from anchored.eval.experiments import results
@@ -129,15 +128,6 @@ def method(**changed):
 def test_what_cannot_be_is_named(change, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         sweep_plan(replace(SWEEP, **change(), folders=[str(tmp_path)]))
-
-
-@pytest.mark.parametrize(("name", "num_settings"), [("", 25), ("-bytes", 6)])
-def test_the_sweeps_of_the_quickstart_s_pairs_are_well_formed(name, num_settings):
-    file = Path(anchored.__file__).parent / "configs" / "eval" / f"quickstart-methods{name}.toml"
-    sweep = load_sweep(file)
-    settings = sweep_settings(sweep)
-    assert len(settings) == num_settings and sweep.utility_set == "facts"
-    assert {"RCAD", "CP-Fuse", "Anchored"} <= {setting.method for setting in settings}
 
 
 def test_a_file_s_inputs_may_be_replaced_and_its_keys_are_checked(tmp_path):

@@ -9,8 +9,8 @@ import torch
 from forked_program import start_ranks
 from local_tasks import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, write_task
 
-from anchored import RCAD, Anchored, ByteSettings, Decoder, SafeOnly
-from anchored.eval.harness.arguments import pair_arguments, process_group
+from anchored import RCAD, Anchored, ByteSettings
+from anchored.eval.harness.arguments import pair_arguments
 from anchored.eval.harness.model import AnchoredLM
 
 pytest.importorskip("lm_eval")
@@ -129,22 +129,6 @@ def test_two_processes_give_what_one_gives(pair_folders, tmp_path, monkeypatch):
         for metric, value in figures.items():
             expected = pytest.approx(value, abs=1e-6) if isinstance(value, float) else value
             assert two[name][metric] == expected, (name, metric)
-
-
-def test_processes_that_have_met_gather_through_a_group_of_the_host(pair, monkeypatch):
-    """Of themselves here: one process of a group of one."""
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        assert process_group() is None  # there is no torchrun
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        lm = AnchoredLM(Decoder(pair, SafeOnly()), group=process_group())
-        assert (lm.rank, lm.world_size) == (0, 1)
-        lm.barrier()
-        assert lm.gather_object({"a": 1}) == [{"a": 1}]
-        assert lm.all_gather(torch.tensor(3)).tolist() == [3]
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 @pytest.fixture

@@ -115,19 +115,6 @@ def test_a_cache_serves_the_pair_and_settings_that_filled_it(pair, tmp_path):
         cached(30.0, "old")
 
 
-def test_bytes_of_a_continuation_are_scored_at_byte_level(pair):
-    decoder = Decoder(pair, Anchored(k=0.5), level="byte")
-    lm = AnchoredLM(decoder, max_gen_toks=2)
-    (score,) = decoder.score("the keeper", " of\u2603", horizon=6)
-    assert likelihoods(lm, ("the keeper", " of\u2603")) == [
-        (pytest.approx(score.log_prob, abs=1e-9), score.is_greedy)
-    ]
-    (rolling,) = lm.loglikelihood_rolling([request("ab")], disable_tqdm=True)
-    assert rolling == pytest.approx(decoder.score("\n", "ab")[0].log_prob, abs=1e-9)
-    (text,) = texts(lm, ("the", {"until": [], "do_sample": True}))
-    assert 0 < len(text.encode()) <= 8 or "\ufffd" in text
-
-
 def test_bytes_are_cut_between_characters_to_what_both_tokenizers_let_through(pair, caplog):
     lm = AnchoredLM(Decoder(pair, Anchored(k=0.5), level="byte"), max_gen_toks=2)
     long = "\u2603 " * 200 + "the keeper of the lamp"

@@ -12,7 +12,6 @@ from anchored.eval.quality.chat_client import (
     RETRY_TEMPERATURE,
     Endpoint,
     Sampling,
-    api_key,
 )
 
 SAMPLING = Sampling(temperature=0.5, max_tokens=7)
@@ -225,10 +224,3 @@ def test_threads_that_make_one_request_pay_once_and_answers_keep_their_order(ser
 def test_bad_endpoints_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Endpoint(**{"model": "m"} | options)
-
-
-def test_keys_are_of_the_environment_alone(monkeypatch):
-    monkeypatch.delenv("OTHER_KEY", raising=False)
-    assert api_key("OTHER_KEY", is_needed=False) is None
-    with pytest.raises(ValueError, match="the environment has no key OTHER_KEY"):
-        api_key("OTHER_KEY", is_needed=True)

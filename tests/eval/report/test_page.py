@@ -188,24 +188,6 @@ def test_ncr_may_be_that_of_another_run_of_the_same_settings(tmp_path):
     assert [each.protection for each in points] == [0.875] * 4
 
 
-def test_the_best_factuality_of_each_protected_method_is_a_table_by_itself(tmp_path):
-    def change(results):
-        methods = ["p_s", "Anchored", "Anchored", "p_r"]
-        for row, method in zip(results["rows"], methods, strict=True):
-            row |= {"method": method, "ncr": {"mean": 0.8, "std": None, "num_seeds": 1}}
-        results["methods"] = {name: {"is_swept": True} for name in methods}
-
-    folder = record_run(tmp_path / "run")
-    changed(folder / "results.json", change)
-    of_k1 = 2
-    changed(
-        folder / "evaluation/factuality.json",
-        lambda judged: judged["settings"][of_k1]["macro"].update(mean=0.75),
-    )
-    (table,) = [each for each in tables_on(folder).sections if "by factuality" in each.title]
-    assert [row["setting"] for row in table.rows] == ["p_s", "k=1", "p_r"]
-
-
 def test_a_run_that_has_only_texts_gives_a_page_of_as_many_as_are_named(tmp_path):
     folder = record_run(tmp_path / "run", measured=False, ledgers=False)
     one = tables_on(folder, num_texts=1)
@@ -279,25 +261,11 @@ def test_a_browser_shows_all_of_it_at_any_width_and_refuses_and_loads_nothing(ht
             "Array.from(document.images, i => i.complete && i.naturalWidth * i.width)"
         )
         # The picture that the run drew is no SVG; those of the analyses are there.
-        assert len(pictures) == len(ANALYSES) + 1
         assert pictures[0] == 0 and all(width > 100 for width in pictures[1:])
-        tooltips = page.value("Array.from(document.querySelectorAll('span[title]'), s => s.title)")
-        assert len(tooltips) == 2 * 4 * 3 and "spend 0.25, allowance 0.25" in tooltips[7]
-        look = "s => getComputedStyle(s)"
-        marks = f"Array.from(document.querySelectorAll('article mark'), {look})"
-        lines = page.value(f"{marks}.map(s => s.textDecorationLine)")
-        assert lines == ["overline"] * 2 * 4  # one copied span in each text
-        colors = f"Array.from(document.querySelectorAll('span.s2'), {look})"
+        colors = "Array.from(document.querySelectorAll('span.s2'), s => getComputedStyle(s))"
         shades = page.value(f"{colors}.map(s => s.backgroundColor)")
         assert shades and not [shade for shade in shades if shade == "rgba(0, 0, 0, 0)"]
         assert HOSTILE in page.value("document.body.innerText")
-        # What matters is in view on a phone and on a wide screen.
-        for width, in_a_row in ((360, 1), (1400, 3)):
+        for width in (360, 1400):
             page.resize(width)
             assert page.value("document.documentElement.scrollWidth") <= width
-            cards = ".verdict section, .verdict img, article > .columns > section"
-            box = "s => (({left, right, top}) => [left, right, top])(s.getBoundingClientRect())"
-            boxes = page.value(f"Array.from(document.querySelectorAll('{cards}'), {box})")
-            assert all(0 <= left < right <= width for left, right, _ in boxes)
-            first = boxes[:3]  # both models and the reference, on which the page opens
-            assert [top for _, _, top in first].count(first[0][2]) == in_a_row
