@@ -17,7 +17,6 @@ from ..recorded_texts import (
     RecordedText,
     by_setting,
     file_settings,
-    grouped,
     read_json,
     texts_in,
 )
@@ -136,8 +135,8 @@ class RecordedRun:
     @cached_property
     def _safe_log_probs(self) -> dict[str, float]:
         path = self.folder / "measurements" / "verbatim.json"
-        rows = [row for _, row in json_objects(path)] if path.exists() else []
-        return {str(row["id"]): float(row["safe_log_prob"]) for row in rows}
+        rows = json_objects(path) if path.exists() else ()
+        return {str(row["id"]): float(row["safe_log_prob"]) for _, row in rows}
 
     def _ledger_file(self, text: RecordedText) -> Path | None:
         """The file of the text's ledger, if it exists within the folder."""
@@ -177,9 +176,7 @@ class RecordedRun:
     def by_domain(self, values: Mapping[str, Iterable[float]]) -> dict[str, list[float]]:
         """Values by prompt, as those of each domain together."""
         texts = itertools.chain.from_iterable(self.by_setting.values())
-        domains = {text.id: self.domain(text) for text in texts}
-        groups = grouped(values, lambda prompt: domains[prompt])
-        return {
-            domain: [value for prompt in prompts for value in values[prompt]]
-            for domain, prompts in groups.items()
-        }
+        domains, joined = {text.id: self.domain(text) for text in texts}, dict[str, list[float]]()
+        for prompt, of_prompt in values.items():
+            joined.setdefault(domains[prompt], []).extend(of_prompt)
+        return joined

@@ -9,6 +9,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, Final, Literal
 
 from ...fields import check_least
@@ -52,8 +53,14 @@ def character_matches(text: str, characters: Sequence[Sequence[str]]) -> list[bo
     Raises: ValueError for a name without any of these.
     Source: Chen et al. 2024, "CopyBench", character overlap.
     """
-    spaced = f" {' '.join(bare_words(text))} "
-    return [any(_spaced_name(name) in spaced for name in names) for names in characters]
+
+    def spaced(words: str) -> str:
+        return f" {' '.join(bare_words(words))} "
+
+    for name in chain(*characters):
+        if not bare_words(name):
+            raise ValueError(f"a character's name must have a letter or digit, got {name!r}")
+    return [any(spaced(name) in spaced(text) for name in names) for names in characters]
 
 
 def character_rows(texts: Sequence[RecordedText]) -> list[dict[str, Any]]:
@@ -117,12 +124,6 @@ def nonliteral_results(texts: Sequence[RecordedText], **options: Any) -> dict[st
         "settings": character_overlap(rows, config),
         "rows": rows,
     }
-
-
-def _spaced_name(name: str) -> str:
-    if not (parts := bare_words(name)):
-        raise ValueError(f"a character's name must have a letter or digit, got {name!r}")
-    return f" {' '.join(parts)} "
 
 
 def answer_f1(text: str, answer: str) -> float:

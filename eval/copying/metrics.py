@@ -18,7 +18,7 @@ from rouge_score.tokenizers import DefaultTokenizer
 from ...fields import real_number
 from ...installed import declared, entry_point, loaded, package_of
 from ..recorded_texts import grouped
-from ..segmentation import Word, bare_words, normal_form, words
+from ..segmentation import bare_words, normal_form, words
 from ..statistics import Array
 
 METRIC_SET: Final = "paper_spec_v3"
@@ -120,6 +120,7 @@ def copying_score(hypothesis: str, reference: str) -> dict[str, Any]:
     normal = normal_form(hypothesis), normal_form(reference)
     rouge = _rouge().score(*reversed(normal))
     both = [words(text, max_words=MAX_WORDS) for text in (hypothesis, reference)]
+    text = both[0]
     symbols = word_symbols(*([word.text for word in text] for text in both))
     word_lcs, char_lcs = longest_common_span(*symbols), longest_common_span(*normal)
     acs = disjoint_common_spans(*symbols, min_length=MIN_SPAN_WORDS)
@@ -136,17 +137,14 @@ def copying_score(hypothesis: str, reference: str) -> dict[str, Any]:
         "word_lcs_span": list(word_lcs),
         "char_lcs_span": list(char_lcs),
         "word_acs_spans": list(map(list, acs)),
-        "copied_characters": [_character_range(both[0], span) for span in acs],
+        "copied_characters": [
+            [text[start].start, text[start + length - 1].end] for start, _, length in acs
+        ],
         **{
             name: _finite(name, measure(hypothesis, reference))
             for name, measure in installed_metrics().items()
         },
     }
-
-
-def _character_range(text: list[Word], span: Span) -> list[int]:
-    last = span.hypothesis_start + span.length - 1
-    return [text[span.hypothesis_start].start, text[last].end]
 
 
 def copying_summary(rows: Sequence[Row]) -> dict[str, float]:
@@ -222,11 +220,9 @@ def minhash_jaccard(first: frozenset[str], second: frozenset[str]) -> float:
     """
     if not first or not second:
         return 0.0
-    sketches = []
-    for shingle_set in (first, second):
-        sketch = _empty_sketch().copy()
+    sketches = _empty_sketch().copy(), _empty_sketch().copy()
+    for sketch, shingle_set in zip(sketches, (first, second), strict=True):
         sketch.update_batch([shingle.encode("utf-8", "surrogatepass") for shingle in shingle_set])
-        sketches.append(sketch)
     return float(sketches[0].jaccard(sketches[1]))
 
 
@@ -288,12 +284,9 @@ def disjoint_common_spans(
     """
     spans = []
     while (span := longest_common_span(hypothesis, reference, min_length=min_length)).length:
+        i, j, length = span
         spans.append(span)
         # Two different characters: a used symbol matches nothing, not even a used one.
-        hypothesis = _without(hypothesis, span.hypothesis_start, span.length, _USED[0])
-        reference = _without(reference, span.reference_start, span.length, _USED[1])
+        hypothesis = hypothesis[:i] + _USED[0] * length + hypothesis[i + length :]
+        reference = reference[:j] + _USED[1] * length + reference[j + length :]
     return tuple(sorted(spans))
-
-
-def _without(text: Symbols, start: int, length: int, used: str) -> Symbols:
-    return text[:start] + used * length + text[start + length :]

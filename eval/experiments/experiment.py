@@ -83,8 +83,8 @@ def save_prompts(prompts: Sequence[Prompt], path: Path) -> None:
     """Write a file that `load_prompts` reads, one prompt per line."""
     lines = []
     for prompt in prompts:
-        values = ((name, getattr(prompt, name)) for name in _PROMPT_KEYS)
-        named = {name: value for name, value in values if value or name in _NEEDED}
+        values = {name: getattr(prompt, name) for name in _PROMPT_KEYS}
+        named = {name: value for name, value in values.items() if value or name in _NEEDED}
         lines.append(json.dumps({**prompt.about, **named}) + "\n")
     write_durably(path, "".join(lines))
 

@@ -106,13 +106,9 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
                 logger.warning("%s, held-out text of %s: %s", setting.name, name, result.error)
         experiment.write_rows(_utility_rows(setting), rows)
 
+    files = {each: experiment.rows_file(_utility_rows(each)) for each in experiment.settings}
     return [
-        Task(
-            name=f"score {setting.file_name}",
-            result=experiment.rows_file(_utility_rows(setting)),
-            work=partial(score, setting),
-        )
-        for setting in experiment.settings
+        Task(f"score {each.file_name}", file, partial(score, each)) for each, file in files.items()
     ]
 
 
@@ -248,9 +244,10 @@ def summarize(experiment: Experiment) -> list[dict[str, Any]]:
         accuracy.setdefault(row["setting"], {})[f"accuracy/{row['task']}"] = row["acc"]
     log_probs = {row["id"]: row["safe_log_prob"] for row in experiment.read_rows(VERBATIM)}
     bits = {name: sets[experiment.extra].bits_per_byte for name, sets in utility.items()}
-    rows = []
+    gap, rows = bits[SAFE] - bits[RISKY] if bits else math.nan, []
     for setting in experiment.settings:
         scores, of_sets = measured.get(setting.name, {}), utility.get(setting.name, {})
+        is_known = gap > 0 and math.isfinite(bits[setting.name])
         rows.append(
             {
                 "setting": setting.name,
@@ -259,7 +256,7 @@ def summarize(experiment: Experiment) -> list[dict[str, Any]]:
                 "ncr": paired_ncr(scores, risky=risky, safe=safe),
                 **{f"bits_per_byte/{name}": each.bits_per_byte for name, each in of_sets.items()},
                 **accuracy.get(setting.name, {}),
-                "gap_closed": _gap_closed(bits, setting.name),
+                "gap_closed": (bits[SAFE] - bits[setting.name]) / gap if is_known else math.nan,
                 **_spends(experiment, setting, log_probs),
                 **{f"bits_per_byte_se/{n}": each.standard_error for n, each in of_sets.items()},
                 "k": setting.k,
@@ -279,14 +276,6 @@ def utilities(experiment: Experiment) -> dict[str, dict[str, Utility]]:
         of_setting = utility.setdefault(row["setting"], {})
         of_setting[row["held_out"]] = Utility(nats=nats, num_bytes=row["num_bytes"])
     return utility
-
-
-def _gap_closed(bits: Mapping[str, float], name: str) -> float:
-    """The share of the gap between both models that a setting closes; nan without a gap."""
-    gap = bits[SAFE] - bits[RISKY] if bits else math.nan
-    if not gap > 0 or not math.isfinite(bits[name]):
-        return math.nan
-    return (bits[SAFE] - bits[name]) / gap
 
 
 def recommended(rows: Iterable[Row]) -> Row:
@@ -317,7 +306,9 @@ def _spends(
     num_tokens = sum(row["num_tokens"] for row in rows)
     num_risky = sum(row["risky_tokens"] for row in rows)
     recited = copy_probabilities(rows, log_probs, setting.rule)
-    log10s = [None if each is None else log10_of(each) for each in recited]
+    # A bound below the least float64 counts as that.
+    least = sys.float_info.min
+    log10s = [None if each is None else math.log10(max(each, least)) for each in recited]
     return {
         "recited": largest_if_known(recited),
         "log10_recited": largest_if_known(log10s),
@@ -328,11 +319,6 @@ def _spends(
         "failed": len(failed_generations(experiment, setting)),
         "is_within_bounds": all(row["is_within_bound"] for row in certified),
     }
-
-
-def log10_of(probability: float) -> float:
-    """log10 of a bound, of the least float64 where it is below that."""
-    return math.log10(max(probability, sys.float_info.min))
 
 
 def copy_probabilities(

@@ -134,7 +134,6 @@ def share(tasks: Sequence[Task], claims: Path, *, waits: bool = True) -> None:
 
 def _is_done_here(task: Task, claims: Path) -> bool:
     with locked(claims / task.name, waits=False) as is_ours:
-        if not is_ours or task.result.exists():
-            return False
-        task.work()
-        return True
+        if is_free := is_ours and not task.result.exists():
+            task.work()
+        return is_free

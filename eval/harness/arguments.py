@@ -79,14 +79,16 @@ def _tables(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments as tables of `PairOptions`, with a table each of the rule and of bytes, such as
     byte_prefetch. Unknown names are settings of the rule."""
     tables: dict[str, Any] = {"rule": {"setting": []}, "byte": {}}
-    names = {kind: {field.name for field in fields(kind)} for kind in (PairOptions, RuleOptions)}
-    of_bytes = {f"byte_{field.name}": field.name for field in fields(ByteSettings)}
+    of_pair, of_rule, of_bytes = (
+        {field.name for field in fields(kind)} for kind in (PairOptions, RuleOptions, ByteSettings)
+    )
     for name, value in settings.items():
-        if name in names[RuleOptions]:
+        byte_name = name.removeprefix("byte_")
+        if name in of_rule:
             tables["rule"][name] = value
-        elif name in of_bytes:
-            tables["byte"][of_bytes[name]] = value
-        elif name in names[PairOptions]:
+        elif byte_name != name and byte_name in of_bytes:
+            tables["byte"][byte_name] = value
+        elif name in of_pair:
             tables[name] = value
         else:
             tables["rule"]["setting"].append(f"{name}={json.dumps(value)}")
@@ -99,7 +101,9 @@ def _set_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
     if asked.get("batch_size") == UNASKED_BATCH_SIZE:
         del asked["batch_size"]
     if num_processes() > 1 and str(asked.get("device", "cuda")).startswith("cuda"):
-        asked["device"] = rank_device()
+        rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        # The device of this process among those of its machine.
+        asked["device"] = f"cuda:{rank % count}" if torch.cuda.is_available() else "cpu"
     device = str(asked.get("device", ""))
     if device.startswith("cuda") and not torch.cuda.is_available():
         # lm-eval passes cuda:0 on every machine, and its models fall back like this.
@@ -162,13 +166,6 @@ def process_group() -> dist.ProcessGroup | None:
 def num_processes() -> int:
     """The number of processes that torchrun started, with this one."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def rank_device() -> str:
-    """The device of this process among those of its machine; the CPU without CUDA."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
 
 
 class Fitting:

@@ -68,15 +68,13 @@ class Endpoint:
         if not 0 < self.timeout_s < float("inf"):
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}")
         for name in ("price_in", "price_out"):
-            price = getattr(self, name)
-            if price is not None and not 0 <= price < float("inf"):
-                raise ValueError(f"{name} must be at least 0, got {price}")
+            if not 0 <= (getattr(self, name) or 0) < float("inf"):
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def sampled(self, sampling: Sampling) -> Sampling:
         """The sampling that this endpoint gets."""
-        return (
-            replace(sampling, temperature=None, top_p=None) if self.default_sampling else sampling
-        )
+        default = {"temperature": None, "top_p": None} if self.default_sampling else {}
+        return replace(sampling, **default)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +114,7 @@ class ChatClient:
             max_retries=max_retries,
         )
         self._guard = threading.Lock()
-        self._tokens: dict[str, dict[str, int]] = {}
+        self._tokens = {kind: {"in": 0, "out": 0} for kind in ("paid", "kept")}
         self._token_limit = TOKEN_LIMITS[0]
 
     def ask(
@@ -177,7 +175,9 @@ class ChatClient:
                 raise
             self._token_limit = TOKEN_LIMITS[1]  # the service asks for it, of all requests
             return self.complete(messages, sampling, draw=draw, is_useful=is_useful)
-        self._count("paid" if was_sent else "kept", answer)
+        with self._guard:
+            for way in ("in", "out"):
+                self._tokens["paid" if was_sent else "kept"][way] += answer[f"tokens_{way}"]
         return answer
 
     def _request(
@@ -222,7 +222,7 @@ class ChatClient:
 
     def usage(self) -> dict[str, Any]:
         """Requests and tokens so far, paid now or kept, and their cost."""
-        paid, kept = (self._tokens.get(name, {"in": 0, "out": 0}) for name in ("paid", "kept"))
+        paid, kept = (dict(self._tokens[kind]) for kind in ("paid", "kept"))
         prices = self.endpoint.price_in, self.endpoint.price_out
         cost = None
         if prices[0] is not None and prices[1] is not None:
@@ -233,12 +233,6 @@ class ChatClient:
             "tokens_kept": kept,
             "cost_usd": cost,
         }
-
-    def _count(self, kind: str, answer: Answer) -> None:
-        with self._guard:
-            tokens = self._tokens.setdefault(kind, {"in": 0, "out": 0})
-            tokens["in"] += answer["tokens_in"]
-            tokens["out"] += answer["tokens_out"]
 
 
 def messages_of(system: str, user: str) -> list[Message]:

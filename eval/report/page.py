@@ -108,7 +108,7 @@ class Report:
         """The self-contained page; every text is escaped."""
         parts = [first_html(self.records[0])] if self.records else []
         parts += [f'<p class="headline">{escape(self.headline)}</p>'] if self.headline else []
-        cards = _verdicts_html(self.verdicts) if self.verdicts else ""
+        cards = _verdicts_html(self.verdicts)
         picture = _picture_html(self.picture) if self.picture else ""
         parts += [f'<div class="verdict">{cards}{picture}</div>'] if cards or picture else []
         chapters = self._chapters()
@@ -127,7 +127,10 @@ class Report:
         texts = f'<p class="legend">{escape(self.texts_note)}</p>\n{records_html(self.records)}'
         chapters = [("texts", "Texts", texts)] if self.records else []
         for number, section in enumerate(self.sections):
-            chapters.append((f"section-{number}", section.title, _section_html(section)))
+            note = f'<p class="legend">{escape(section.note)}</p>' if section.note else ""
+            table = html_table(section.rows, section.columns) if section.rows else ""
+            content = "\n".join(filter(None, [note, _picture_html(section), table]))
+            chapters.append((f"section-{number}", section.title, content))
         missing = _definitions(self.not_measured) or "<p>Nothing is missing.</p>"
         chapters.append(("not-measured", "Not measured", missing))
         return [*chapters, ("about", "This run", _definitions(self.about))]
@@ -144,7 +147,7 @@ class Report:
 
 
 def _verdicts_html(verdicts: Sequence[Verdict]) -> str:
-    most = max(verdict.copied for verdict in verdicts) or 1.0
+    most = max((verdict.copied for verdict in verdicts), default=0.0) or 1.0
     cards = "\n".join(
         f'<section class="{verdict.role}"><h3>{escape(verdict.label)}</h3>'
         f"<p>{verdict.copied:.1f} words in a row from the reference, on average</p>"
@@ -152,13 +155,7 @@ def _verdicts_html(verdicts: Sequence[Verdict]) -> str:
         f'<p class="facts">{escape(verdict.facts)}</p></section>'
         for verdict in verdicts
     )
-    return f"<div>\n{cards}\n</div>"
-
-
-def _section_html(section: Section) -> str:
-    note = f'<p class="legend">{escape(section.note)}</p>' if section.note else ""
-    table = html_table(section.rows, section.columns) if section.rows else ""
-    return "\n".join(filter(None, [note, _picture_html(section), table]))
+    return f"<div>\n{cards}\n</div>" if verdicts else ""
 
 
 def _picture_html(section: Section) -> str:
