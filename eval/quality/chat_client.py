@@ -73,8 +73,8 @@ class Endpoint:
 
     def sampled(self, sampling: Sampling) -> Sampling:
         """The sampling that this endpoint gets."""
-        default = {"temperature": None, "top_p": None} if self.default_sampling else {}
-        return replace(sampling, **default)
+        is_default = self.default_sampling
+        return replace(sampling, temperature=None, top_p=None) if is_default else sampling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
