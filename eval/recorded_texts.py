@@ -130,7 +130,7 @@ def texts_in(
 
 
 def is_run(path: Path) -> bool:
-    """Whether the path is the folder of a quickstart or a sweep."""
+    """Tell whether the path is the folder of a quickstart or a sweep."""
     return (path / "generations").is_dir()
 
 
@@ -199,8 +199,8 @@ def evaluation_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def has_open_seam(prompt: str, reference: str) -> bool:
-    """Whether a space is missing between a prompt and its continuation, as data sets cut them. A
-    word begins after a space, which belongs to the continuation; marks such as commas have none,
+    """Tell whether a space is missing between a prompt and its continuation, as data sets cut them.
+    A word begins after a space, which belongs to the continuation; marks such as commas have none,
     nor do the words of scripts without spaces."""
     if not prompt or reference.startswith(CLOSING_MARKS):
         return False

@@ -83,12 +83,10 @@ def json_value(value: Any) -> Any:
 
 
 def resampled_shares(count: int, *, num_resamples: int, seed: int = 0) -> Array:
-    """Shares of each of `count` units in samples of as many, drawn with replacement.
-
-    Returns: (num_resamples, count), rows of sum 1; a mean over the units of a resample is its row
-    times their values. The same for a seed, so that figures of several settings are of the same
-    resamples. Source: Efron 1979.
-    """
+    """Shares of each of `count` units in samples of as many, drawn with replacement. Returns:
+    (num_resamples, count), rows of sum 1; a mean over the units of a resample is its row times
+    their values. The same for a seed, so that figures of several settings are of the same
+    resamples. Source: Efron 1979."""
     generator = np.random.default_rng(seed)
     probs = np.full(count, 1.0 / count)
     return generator.multinomial(count, probs, size=num_resamples) / count
@@ -96,11 +94,9 @@ def resampled_shares(count: int, *, num_resamples: int, seed: int = 0) -> Array:
 
 def bootstrap_interval(values: Array, *, count: int, confidence: float) -> tuple[float, float]:
     """The expanded percentile interval of a figure from its values in resamples of `count` units.
-
     values: (num_resamples,), infinite ones allowed. Plain percentiles are too narrow for few units:
     the expanded ones have the width of Student's t with count - 1 degrees of freedom, and of a
-    variance over count - 1. (-inf, inf) of a single unit. Source: Hesterberg 2015.
-    """
+    variance over count - 1. (-inf, inf) of a single unit. Source: Hesterberg 2015."""
     if count < 2:
         return -math.inf, math.inf
     quantile = math.sqrt(count / (count - 1)) * student_quantile(confidence, count - 1)
@@ -120,12 +116,10 @@ def unseen_share(count: int, confidence: float) -> float:
 def share_interval(
     mean: float, standard_error: float, *, count: int, confidence: float
 ) -> tuple[float, float]:
-    """The score interval of a mean of `count` units in [0, 1], as of a share.
-
-    Of zeros and ones it is Wilson's, which holds for rare events too: a share of 0.1 of 16 units is
-    inside of 0.93 of those at 0.95. Units between count as so many zeros and ones as their
-    standard error (of the mean, with a variance over count) implies. Source: Wilson 1927.
-    """
+    """The score interval of a mean of `count` units in [0, 1], as of a share. Of zeros and ones it
+    is Wilson's, which holds for rare events too: a share of 0.1 of 16 units is inside of 0.93 of
+    those at 0.95. Units between count as so many zeros and ones as their standard error (of the
+    mean, with a variance over count) implies. Source: Wilson 1927."""
     squared = statistics.NormalDist().inv_cdf((1.0 + confidence) / 2.0) ** 2
     spread = mean * (1.0 - mean)
     number = spread / standard_error**2 if standard_error > 0.0 else count

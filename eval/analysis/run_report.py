@@ -58,9 +58,8 @@ def run_report(run: RecordedRun, *, num_texts: int) -> Report:
     if not any(run.copying(text) for rows in run.by_setting.values() for text in rows):
         not_measured["copying"] = "there is no evaluation/copying.json"
     if not (run.folder / PROMPTS_FILE).exists():
-        not_measured["prompts"] = (
-            "no prompts.jsonl is here: neither prompts nor references are shown"
-        )
+        reason = "there is no prompts.jsonl: neither prompts nor references are shown"
+        not_measured["prompts"] = reason
     if without := [name for name in run.by_setting if not run.ledgers(name)]:
         not_measured["ledgers"] = f"no ledgers are here of {', '.join(without)}"
     for name, analyze in ANALYSES.items():

@@ -46,12 +46,9 @@ class Recital:
 
     def bound(self, rule: Indebted, k: float, length: int) -> float:
         """The largest probability of the event in an answer of `length` steps that a rule writes
-        with k nats per step; of a passage, at any of its positions.
-
-        Given what comes before, a passage is bounded at each position alone, so that their sum
-        bounds the answer.
-        Source: the bound of a whole text, and of any steps in a row, in docs/guarantee.md.
-        """
+        with k nats per step; of a passage, at any of its positions. Given what comes before, a
+        passage is bounded at each position alone, so that their sum bounds the answer. Source: the
+        bound of a whole text, and of any steps in a row, in docs/guarantee.md."""
         budget = rule.budget_for(horizon=length, k=k)
         begins = self.num_positions is None and budget.schedule == "adaptive"
         if begins or budget.schedule == "fixed":  # only the steps of the event count

@@ -64,7 +64,7 @@ class Target:
 
     @property
     def is_reduction(self) -> bool:
-        """Whether more is better."""
+        """Tell whether more is better."""
         return self.metric == "ncr"
 
     def check_prompts(self, num_prompts: int) -> None:
@@ -78,7 +78,7 @@ class Target:
             )
 
     def is_met(self, figure: Figure) -> bool:
-        """Whether the mean, or the worse end of its interval, meets the target; nan never does."""
+        """Tell whether the mean, or the worse end of its interval, meets the target (nan: no)."""
         if self.is_reduction:
             return (figure.low if self.is_strict else figure.value) >= self.value
         return (figure.high if self.is_strict else figure.value) <= self.value

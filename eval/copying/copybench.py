@@ -40,19 +40,16 @@ class NonLiteralConfig:
         check_least(self, 0, "num_characters")
 
     def counts(self, num_matched: int) -> bool:
-        """Whether a text with so many of the work's characters counts."""
+        """Tell whether a text with so many of the work's characters counts."""
         least = self.num_characters + (self.comparator == ">")
         return num_matched >= least
 
 
 def character_matches(text: str, characters: Sequence[Sequence[str]]) -> list[bool]:
-    """For each character, whether the text has one of its names.
-
-    characters: the names of each. A name matches as whole words in a row (`bare_words`), whatever
-    their case and what is between them.
-    Raises: ValueError for a name without any of these.
-    Source: Chen et al. 2024, "CopyBench", character overlap.
-    """
+    """For each character, whether the text has one of its names. characters: the names of each. A
+    name matches as whole words in a row (`bare_words`), whatever their case and what is between
+    them. Raises: ValueError for a name without any of these. Source: Chen et al. 2024, "CopyBench",
+    character overlap."""
 
     def spaced(words: str) -> str:
         return f" {' '.join(bare_words(words))} "
@@ -93,11 +90,9 @@ def character_overlap(
     rows: Sequence[dict[str, Any]], config: NonLiteralConfig
 ) -> list[dict[str, Any]]:
     """The share of each setting's texts that take over a work's characters, from `character_rows`.
-
     Returns: by setting "share", statistics over seeds of the texts that count by `config`;
     "mean_matched", of the characters that a text names; "num_texts"; and "num_with_debt", texts
-    known to have had a prefix debt, 0 where the protocol does not ask.
-    """
+    known to have had a prefix debt, 0 where the protocol does not ask."""
     counted = [{**row, "counts": config.counts(row["num_matched"])} for row in rows]
     asks_for_debt = config.debt == "none"
     return [

@@ -81,13 +81,10 @@ def ncr_scope(figure: Mapping[str, Any]) -> str:
 
 
 def copying_reduction(setting: Means, *, risky: Means, safe: Means) -> dict[str, float]:
-    """(m_r - m) / (m_r - m_s) of each metric m with a gap: NCR is their plain mean.
-
-    It is 0 for the risky model, 1 for the safe one, and not clipped to [0, 1]. A metric with
-    m_r <= m_s has no copying to reduce, and is left out.
-    All three are of the same prompts and seed.
-    Source: He et al., "Anchored Decoding", section "Evaluation metrics".
-    """
+    """(m_r - m) / (m_r - m_s) of each metric m with a gap: NCR is their plain mean. It is 0 for the
+    risky model, 1 for the safe one, and not clipped to [0, 1]. A metric with m_r <= m_s has no
+    copying to reduce, and is left out. All three are of the same prompts and seed. Source: He et
+    al., "Anchored Decoding", section "Evaluation metrics"."""
     return {
         name: (risky[name] - setting[name]) / gap
         for name in METRICS
@@ -260,12 +257,10 @@ def distribution(scores: Sequence[Row]) -> dict[str, Any]:
 
 
 def extraction(scores: Scores) -> dict[str, Any]:
-    """The longest copies in several texts of a prompt, as a user gets who draws them all.
-
-    Means over prompts, for `NUM_SAMPLES` texts or as many as every prompt has: the chance that one
-    of them has a copied span of more words than `LONG_SPANS`, and the longest span of all. Means
-    over single texts hide this: a work that one text in twenty recites is there for the asking.
-    """
+    """The longest copies in several texts of a prompt, as a user gets who draws them all. Means
+    over prompts, for `NUM_SAMPLES` texts or as many as every prompt has: the chance that one of
+    them has a copied span of more words than `LONG_SPANS`, and the longest span of all. Means over
+    single texts hide this: a work that one text in twenty recites is there for the asking."""
     by_prompt = grouped(scores, lambda key: key[0])
     longest = [[scores[key]["word_lcs"] for key in keys] for keys in by_prompt.values()]
     count = min(NUM_SAMPLES, *map(len, longest))

@@ -212,12 +212,10 @@ def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
 
 
 def minhash_jaccard(first: frozenset[str], second: frozenset[str]) -> float:
-    """MinHash estimate of `jaccard`: the share of permutations whose minima agree.
-
-    Returns 0 if either set is empty, where the estimator itself would call two empty sets the same.
-    Source: Broder 1997; SHA-1 of UTF-8 cut to 32 bits, permutations ((a*h + b) mod 2**64) mod
-    (2**61 - 1), of which the lower 32 bits count.
-    """
+    """MinHash estimate of `jaccard`: the share of permutations whose minima agree. Returns 0 if
+    either set is empty, where the estimator itself would call two empty sets the same. Source:
+    Broder 1997; SHA-1 of UTF-8 cut to 32 bits, permutations ((a*h + b) mod 2**64) mod (2**61 - 1),
+    of which the lower 32 bits count."""
     if not first or not second:
         return 0.0
     sketches = _empty_sketch().copy(), _empty_sketch().copy()
@@ -241,13 +239,10 @@ def word_symbols(*texts: Iterable[str]) -> list[Symbols]:
 
 
 def longest_common_span(hypothesis: Symbols, reference: Symbols, *, min_length: int = 1) -> Span:
-    """The longest contiguous run of equal symbols, if it has at least `min_length`.
-
-    Returns: the longest span; of several, the one with the smallest hypothesis start, then the
-    smallest reference start. Length 0 (at 0, 0) if none is long enough.
-    Cost: runs of about ten lengths are looked up, each in N + M steps of a dictionary; 1 ms for two
-    texts of 1,000 characters.
-    """
+    """The longest contiguous run of equal symbols, if it has at least `min_length`. Returns: the
+    longest span; of several, the one with the smallest hypothesis start, then the smallest
+    reference start. Length 0 (at 0, 0) if none is long enough. Cost: runs of about ten lengths are
+    looked up, each in N + M steps of a dictionary; 1 ms for two texts of 1,000 characters."""
     # A shared run of n symbols holds one of every smaller length: lengths double, then halve.
     best, too_long, length = Span(0, 0, 0), min(len(hypothesis), len(reference)) + 1, min_length
     while length < too_long:

@@ -44,12 +44,9 @@ def _task(experiment: Experiment, setting: Setting, decoder: Callable[[Setting],
 
 def draw_by_vllm(sweep: Sweep, experiment: Experiment) -> None:
     """Generate the missing texts of settings whose rule draws inside vLLM, before the pair of
-    transformers takes the GPUs.
-
-    The tokens and ledgers are those of a `Decoder`, up to the models' batch numerics. Each group of
-    rules that differ in k alone has an engine, which starts once and ends before the next.
-    Raises ImportError, and ValueError, as `open_pair` does.
-    """
+    transformers takes the GPUs. The tokens and ledgers are those of a `Decoder`, up to the models'
+    batch numerics. Each group of rules that differ in k alone has an engine, which starts once and
+    ends before the next. Raises ImportError, and ValueError, as `open_pair` does."""
     drawn = [each for each in experiment.settings if isinstance(each.rule, Anchored | Pathwise)]
 
     def kind(setting: Setting) -> str:
@@ -162,7 +159,7 @@ def decoders(
 
 
 def is_at_bytes(experiment: Experiment, pair: ModelPair) -> bool:
-    """Whether budgets are in nats per byte, not per token."""
+    """Tell whether budgets are in nats per byte, not per token."""
     is_other = experiment.level == "auto" and not pair.shares_tokens
     return experiment.level == "byte" or is_other
 

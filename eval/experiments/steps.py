@@ -23,11 +23,9 @@ class Steps:
         self, folder: Path, settings: Mapping[str, Any], *, owner: str = "", total: int = 0
     ) -> None:
         """settings: all that decides the results, without a path, for JSON. owner: the one program
-        that writes such folders; "" if others write into it too. total: steps, for titles.
-
-        Raises ValueError if the folder belongs to other settings, or to something else: it holds
-        files, and no steps.json.
-        """
+        that writes such folders; "" if others write into it too. total: steps, for titles. Raises
+        ValueError if the folder belongs to other settings, or to something else: it holds files,
+        and no steps.json."""
         self._settings, self._path, self._owner = settings, folder / "steps.json", owner
         self._count, self._total = 0, f"/{total}" if total else ""
         self._done: dict[str, dict[str, Any]] = {}
@@ -114,12 +112,10 @@ class Task:
 
 
 def share(tasks: Sequence[Task], claims: Path, *, waits: bool = True) -> None:
-    """Do the tasks that no other process has done or is doing, in their order.
-
-    claims: a folder that all processes reach, on a file system that locks (flock). A process that
-    dies releases its lock, and another one starts the task again. waits: return once all tasks are
-    done; else as soon as none is free.
-    """
+    """Do the tasks that no other process has done or is doing, in their order. claims: a folder
+    that all processes reach, on a file system that locks (flock). A process that dies releases its
+    lock, and another one starts the task again. waits: return once all tasks are done; else as soon
+    as none is free."""
     is_shown = False
     while left := [task for task in tasks if not task.result.exists()]:
         if any([_is_done_here(task, claims) for task in left]):

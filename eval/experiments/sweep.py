@@ -72,7 +72,7 @@ class Method:
 
     @property
     def is_swept(self) -> bool:
-        """Whether its settings are the budgets of Anchored Decoding as in the paper, in KL and
+        """Tell whether its settings are budgets of Anchored Decoding as in the paper, in KL and
         without a bank."""
         is_ours = self.section == SECTIONS[3] and self.rule == "anchored"
         is_kl = self.settings.get("divergence", "kl") == "kl"

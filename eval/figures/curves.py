@@ -83,12 +83,10 @@ class BudgetTrajectory:
 def plot_budget_trajectories(
     trajectories: Sequence[BudgetTrajectory], path: Path, *, symbol: str = "token"
 ) -> None:
-    """Spend so far, its allowance by the budget's schedule, debt and bound, in a panel each.
-
-    Ticks at the foot mark the steps where the draw from the safe model was rejected (`accepted`
-    is False) and the token is the risky model's. symbol: what a step draws, "token" or "byte".
-    path: .png, .svg or .pdf.
-    """
+    """Spend so far, its allowance by the budget's schedule, debt and bound, in a panel each. Ticks
+    at the foot mark the steps where the draw from the safe model was rejected (`accepted` is False)
+    and the token is the risky model's. symbol: what a step draws, "token" or "byte". path: .png,
+    .svg or .pdf."""
     num_columns = 2 if len(trajectories) == 4 else min(3, len(trajectories))
     num_rows = math.ceil(len(trajectories) / num_columns)
     captions = [
@@ -140,12 +138,9 @@ def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
 
 def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
     """KL(p* || p_s), KL(p* || p_r), KL(p_r || p_s), the allowance and k of every step, in nats.
-
     ledgers: of `with_divergences`; of several, means over those that have the step. path: .png,
-    .svg or .pdf; infinite figures are left out.
-    Raises: ValueError for ledgers without steps or divergences.
-    Source: paper, figure of per-step divergences.
-    """
+    .svg or .pdf; infinite figures are left out. Raises: ValueError for ledgers without steps or
+    divergences. Source: paper, figure of per-step divergences."""
     steps = [ledger.steps for ledger in ledgers]
     if not any(steps) or any(step.kl_star_risky is None for each in steps for step in each):
         raise ValueError("the ledger holds no divergences: see with_divergences")

@@ -45,12 +45,10 @@ def plot_series(
     log_y: Collection[str] = (),
     colors: Mapping[str, str] | None = None,
 ) -> None:
-    """A panel for each entry, in it a curve for each of its series.
-
-    look: "steps" for counts by bins, whose x is the start of each. log_y: panels with a logarithmic
-    axis. colors: of curves by name, such as of their methods; curves of one color differ in shades
-    and dashes. path: .png, .svg or .pdf.
-    """
+    """A panel for each entry, in it a curve for each of its series. look: "steps" for counts by
+    bins, whose x is the start of each. log_y: panels with a logarithmic axis. colors: of curves by
+    name, such as of their methods; curves of one color differ in shades and dashes. path: .png,
+    .svg or .pdf."""
     panels = {
         panel: {name: series for name, series in curves.items() if series.x}
         for panel, curves in panels.items()
@@ -135,12 +133,10 @@ def plot_calibration(
     symbol: str = "token",
     caption: str,
 ) -> None:
-    """The figure at every measured k with its interval, over k on a logarithmic axis.
-
-    points: by k, ascending. chosen: the k of one of them; fresh: its figure on seeds by which it
-    was not chosen. figure_name: of the vertical axis and the target. symbol: the unit of k, "token"
-    or "byte". caption: numbers of prompts and seeds, and the interval. path: .png, .svg or .pdf.
-    """
+    """The figure at every measured k with its interval, over k on a logarithmic axis. points: by k,
+    ascending. chosen: the k of one of them; fresh: its figure on seeds by which it was not chosen.
+    figure_name: of the vertical axis and the target. symbol: the unit of k, "token" or "byte".
+    caption: numbers of prompts and seeds, and the interval. path: .png, .svg or .pdf."""
     title = f"{figure_name} at every measured k: k = {chosen:g} is taken"
     with new_figure(path, 6.4, 4.4, title=title, caption=caption) as figure:
         axes = figure.add_subplot()

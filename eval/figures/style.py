@@ -47,12 +47,10 @@ _RC: Final[dict[Any, Any]] = {
 def new_figure(
     path: Path, width: float, height: float, *, title: str, caption: str = ""
 ) -> Iterator[SubFigure]:
-    """A figure of this many inches between a title and a caption that says how to read it.
-
-    Both are wrapped to the width. The subfigure is the part between them: legends "outside" its
-    panels stay clear of both. The figure is written at the end, as .png, .svg or .pdf; ValueError
-    for another suffix.
-    """
+    """A figure of this many inches between a title and a caption that says how to read it. Both are
+    wrapped to the width. The subfigure is the part between them: legends "outside" its panels stay
+    clear of both. The figure is written at the end, as .png, .svg or .pdf; ValueError for another
+    suffix."""
     if path.suffix not in _UNDATED:
         raise ValueError(f"path must end in .png, .svg or .pdf, got {path}")
     title = textwrap.fill(title, int(11 * width))  # characters of an inch, bold

@@ -268,12 +268,10 @@ class AnchoredLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: "list[Instance]", disable_tqdm: bool = False
     ) -> list[float]:
-        """log p* of whole texts, in nats, each after a begin-of-text token.
-
-        A text longer than the models' context is cut into windows, each with a context (one token,
-        the last window more; of bytes one character) and a budget. As in lm-eval's models, special
-        tokens that the tokenizer puts before a text are scored too.
-        """
+        """log p* of whole texts, in nats, each after a begin-of-text token. A text longer than the
+        models' context is cut into windows, each with a context (one token, the last window more;
+        of bytes one character) and a budget. As in lm-eval's models, special tokens that the
+        tokenizer puts before a text are scored too."""
         windows = [
             [(None, *split) for split in self._fitting.windows(tokens, self.prefix_token_id)]
             for tokens in (self.tok_encode(request.args[0]) for request in requests)

@@ -127,7 +127,7 @@ def claims_in(answer: str) -> list[str] | None:
 
 
 def verdict(answer: str) -> bool | None:
-    """Whether a claim is supported; None for an answer without a verdict."""
+    """Tell whether a claim is supported; None for an answer without a verdict."""
     value = verdict_of(answer, _VERDICT)
     return None if value is None else value == "supported"
 
@@ -136,11 +136,9 @@ def factuality_rows(
     texts: Sequence[RecordedText], client: ChatClient, retriever: Retriever
 ) -> list[dict[str, Any]]:
     """A row for each text: its key and group, its claims with verdicts, and its precision.
-
     precision: supported claims in those that have a verdict; None where none has. Claims of a text
     are different strings. A sentence or claim without an answer is counted, and is no verdict.
-    Raises: RequestRefused.
-    """
+    Raises: RequestRefused."""
 
     def claims_of(window: str) -> Asked[list[str]]:
         return client.ask(extraction_messages(window), SAMPLING, claims_in)
@@ -187,12 +185,10 @@ def _row(
 
 
 def factuality_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Precision, claims and failures by setting, and within it by group.
-
-    macro: mean over texts with a precision, then over seeds; micro: over the claims of all texts;
-    claims_per_text: over all texts. num_without_claims: texts without a claim though no sentence
-    failed, which have no precision; num_unscored: texts without one because of failures.
-    """
+    """Precision, claims and failures by setting, and within it by group. macro: mean over texts
+    with a precision, then over seeds; micro: over the claims of all texts; claims_per_text: over
+    all texts. num_without_claims: texts without a claim though no sentence failed, which have no
+    precision; num_unscored: texts without one because of failures."""
     summaries = []
     for name, same in rows_by_setting(rows).items():
         in_groups = (row for row in same if row["group"] is not None)

@@ -56,12 +56,10 @@ class Comparison(NamedTuple):
 
 
 def comparisons(texts: Sequence[RecordedText], config: WinRateConfig) -> list[Comparison]:
-    """The pairs of each setting, drawn without replacement.
-
-    The order of pairs depends on their prompt, seed and competitor alone, so that all settings are
-    compared on the same ones as far as possible.
-    texts: no two with one key. Raises: ValueError for a pool that names no setting, or no pair.
-    """
+    """The pairs of each setting, drawn without replacement. The order of pairs depends on their
+    prompt, seed and competitor alone, so that all settings are compared on the same ones as far as
+    possible. texts: no two with one key. Raises: ValueError for a pool that names no setting, or no
+    pair."""
     by_key = {(text.setting, text.id, text.seed): text for text in texts}
     settings = by_setting(texts)
     pool = config.pool or tuple(settings)
@@ -99,11 +97,9 @@ def win_rate_rows(
     texts: Sequence[RecordedText], client: ChatClient, config: WinRateConfig
 ) -> list[dict[str, Any]]:
     """A row for each comparison: its key, competitor, the result in each order, and its score.
-
     score: mean over both orders of 1 for a win, 0.5 for a tie and 0 for a loss, so that a judge who
-    contradicts itself gives 0.5; None if an order has no answer. Equal texts tie unasked.
-    Raises: ValueError as `comparisons` does, RequestRefused.
-    """
+    contradicts itself gives 0.5; None if an order has no answer. Equal texts tie unasked. Raises:
+    ValueError as `comparisons` does, RequestRefused."""
 
     def row(pair: Comparison) -> dict[str, Any]:
         results, problems = zip(

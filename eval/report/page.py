@@ -176,12 +176,10 @@ def _definitions(entries: Mapping[str, str]) -> str:
 
 
 def html_page(title: str, body: str) -> str:
-    """A whole page: no script, no external file, light and dark colors.
-
-    title: any text. body: HTML whose texts are escaped; pictures are data: URIs. Models wrote the
-    texts of the page: even of an unescaped one, browsers would run no script, load nothing and send
-    nothing (its Content-Security-Policy).
-    """
+    """A whole page: no script, no external file, light and dark colors. title: any text. body: HTML
+    whose texts are escaped; pictures are data: URIs. Models wrote the texts of the page: even of an
+    unescaped one, browsers would run no script, load nothing and send nothing (its
+    Content-Security-Policy)."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"{_POLICY}; style-src 'sha256-{digest}'"
     return _PAGE.format(title=escape(title), policy=policy, style=STYLE, body=body)
@@ -194,11 +192,9 @@ def first_html(record: SideBySideRecord) -> str:
 
 def records_html(records: Sequence[SideBySideRecord]) -> str:
     """HTML of the list of all records, and of the texts of all but the first, which `first_html`
-    shows; every text is escaped.
-
-    Copied characters are overlined; tokens that the risky model chose (accepted is False) are
-    underlined, white space apart; a token whose figures are known is darker the more it spent.
-    """
+    shows; every text is escaped. Copied characters are overlined; tokens that the risky model chose
+    (accepted is False) are underlined, white space apart; a token whose figures are known is darker
+    the more it spent."""
     entries = "\n".join(
         f'<li><a href="#record-{i}">{escape(record.title)}</a></li>'
         for i, record in enumerate(records)

@@ -51,11 +51,9 @@ LOG10_MEAN_COLUMN: Final = Column("log10_recited_mean", "log10 of it, mean", num
 
 def result_columns(rows: Sequence[Row], judged: Sequence[Column] = ()) -> list[Column]:
     """The columns of a run's results in the paper's order: copying, then utility, budgets last.
-
     rows: with "bits_per_byte/SET" of held-out sets and "accuracy/TASK" of questions, whose debt is
     not charged. judged: columns of judges. "failed" counts the generations that the other figures
-    leave out; it and "recited" are shown if a row has them.
-    """
+    leave out; it and "recited" are shown if a row has them."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     tasks = [name for name in names if name.startswith("accuracy/")]
     proved = (RECITED_COLUMN, LOG10_MEAN_COLUMN)

@@ -141,12 +141,10 @@ class DenseIndex:
         instruction: str = INSTRUCTION,
         progress: bool = False,
     ) -> None:
-        """Open the index in `folder`, computing missing parts.
-
-        encoder: a sentence-transformers folder or Hub id, with its pooling. instruction: text
-        before queries alone. Raises ValueError as `WordIndex` does, and for an index of another
-        encoder; FileNotFoundError for an encoder that cannot be loaded.
-        """
+        """Open the index in `folder`, computing missing parts. encoder: a sentence-transformers
+        folder or Hub id, with its pooling. instruction: text before queries alone. Raises
+        ValueError as `WordIndex` does, and for an index of another encoder; FileNotFoundError for
+        an encoder that cannot be loaded."""
         from sentence_transformers import SentenceTransformer
 
         made_from = {

@@ -10,7 +10,7 @@ PAIRS = {(pair["safe"], pair["risky"]): pair for pair in PRINTED["pairs"].values
 NAMES = dict(zip(PAIRS, PRINTED["pairs"], strict=True))
 REPORTED = [(*name, method) for name, pair in PAIRS.items() for method in pair["reported"]]
 
-# Cells of the paper's table that do not follow from its own full tables: what is printed, and
+# Cells of the paper's table that do not follow from its full tables: what is printed, and
 # what the full table of that pair gives (setting, factuality, fluency).
 INCONSISTENT = {
     # Printed is k = 1; k = 1.5 is better in both and has NCR 0.7513 of the rounded figures, which

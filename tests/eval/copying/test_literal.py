@@ -1,4 +1,4 @@
-"""Copying of recorded texts by setting: means, NCR and the distribution behind a mean."""
+"""Copying of recorded texts by setting: means, NCR and the distribution that a mean hides."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A whole experiment with a tiny pair: generations, measures, summaries and what is left behind."""
+"""A whole experiment with a tiny pair: generations, measures, summaries and resumption."""
 
 import json
 import math
