@@ -279,10 +279,10 @@ def utilities(experiment: Experiment) -> dict[str, dict[str, Utility]]:
 
 
 def recommended(rows: Iterable[Row]) -> Row:
-    """Choose, of the bounded settings with NCR >= 0.75 that close GOOD_ENOUGH of the gap in utility,
-    the one that proves most of the worst text, and the first of several. If none does, the one with NCR
-    >= 0.75 that closes most of it; if none protects, the one that copies least. Measured copying
-    says nothing of other prompts, the bound does."""
+    """Choose the bounded setting with NCR >= 0.75 that closes GOOD_ENOUGH of the gap in utility and
+    proves most of the worst text, the first of several. If none does, the one with NCR >= 0.75 that
+    closes most of it; if none protects, the one that copies least. Measured copying says nothing of
+    other prompts, the bound does."""
 
     def ncr(row: Row) -> float:
         return or_least(mean_of(row["ncr"]))
