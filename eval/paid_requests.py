@@ -39,9 +39,7 @@ class RequestRefused(AnchoredError):
 
 def service_client(**options: Any) -> "openai.OpenAI":
     """A client of the openai package for which the status in a reply is the reply's status.
-
-    Gateways pass a service's errors on as {"error": {"code": 429, ...}} with status 200.
-    """
+    Gateways pass a service's errors on as {"error": {"code": 429, ...}} with status 200."""
     import openai
 
     hooks = {"response": [_take_status]}

@@ -104,19 +104,33 @@ def texts_in(
         prompts = paths[0] / PROMPTS_FILE
     records = [] if prompts is None else json_objects(prompts)
     known = {_id(*numbered, is_by_file): numbered[1] for numbered in records}
-    rows = [(file, *numbered) for file in names for numbered in json_objects(file)]
-    whole = [row for row in rows if not _has_failed(row[2])]
-    texts = [_text(*row, known, names, is_by_file) for row in whole]
+    texts, num_missing = [], 0
+    for file, setting in names.items():
+        for number, row in json_objects(file):
+            nulls = [row[name] is None for name in _ENTRIES["text"] if name in row]
+            if row.get("error") or (nulls and all(nulls)):
+                num_missing += 1
+                continue
+            name = _id(number, row, is_by_file)
+            merged = {**known.get(name, {}), **{k: v for k, v in row.items() if v is not None}}
+            parts = [merged.get("model"), merged.get("decoding")]  # of CopyBench's only file
+            if "setting" in merged or is_by_file:
+                parts = [merged.get("setting")]
+            setting_name = "/".join(str(part) for part in parts if part) or setting
+            texts.append(_text(f"{file}, row {number}", setting_name, name, merged))
     for key, count in Counter(tuple(text.key.items()) for text in texts).items():
         if count > 1:  # it would count twice
             raise ValueError(f"{names_of(paths)}: the text of {dict(key)} occurs twice")
-    if is_by_file:
-        _check_references(texts)
-    return texts, len(rows) - len(whole)
+    for name, same in grouped(texts, lambda text: text.id).items() if is_by_file else ():
+        references = {text.reference: text.setting for text in same if text.reference is not None}
+        if len(references) > 1:  # they would be compared
+            first, second, *_ = references.values()
+            raise ValueError(f"{first} and {second} have different references of prompt {name!r}")
+    return texts, num_missing
 
 
 def is_run(path: Path) -> bool:
-    """Whether the path is the folder of a quickstart or a sweep."""
+    """Tell whether the path is the folder of a quickstart or a sweep."""
     return (path / "generations").is_dir()
 
 
@@ -126,10 +140,8 @@ def names_of(paths: Sequence[Path]) -> str:
 
 
 def file_settings(paths: Sequence[Path]) -> dict[Path, str]:
-    """The files of texts, each with the name of its setting; k=2 before k=10 in a folder.
-
-    Files of a run have the order of its results. Raises: ValueError for a folder without any.
-    """
+    """The files of texts, each with the name of its setting; k=2 before k=10 in a folder. Files of
+    a run have the order of its results. Raises: ValueError for a folder without any."""
     if len(paths) == 1 and is_run(paths[0]):
         results, files = paths[0] / "results.json", generation_files(paths[0])
         whole = read_json(results, "anchored quickstart or sweep") if results.exists() else {}
@@ -137,32 +149,20 @@ def file_settings(paths: Sequence[Path]) -> dict[Path, str]:
         order = {stem: number for number, stem in enumerate(known)}
         files.sort(key=lambda file: order.get(file.stem, len(order)))
         return {file: known.get(file.stem, file.stem) for file in files}
-    files = list(dict.fromkeys(file for path in paths for file in _files_of(path)))
+    files = []
+    for path in paths:
+        inside = sorted(path.glob("*.json*"), key=_with_numbers) if path.is_dir() else [path]
+        if path.is_dir():
+            inside = [
+                f for f in inside if f.suffix in (".json", ".jsonl") and f.name != PROMPTS_FILE
+            ]
+        files += inside or generation_files(path)
+    files = list(dict.fromkeys(files))
     num_alike = Counter(file.stem for file in files)
     return {
         file: file.stem if num_alike[file.stem] == 1 else f"{file.parent.name}/{file.stem}"
         for file in files
     }
-
-
-def _files_of(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = [
-        file
-        for file in sorted(path.glob("*.json*"), key=_with_numbers)
-        if file.suffix in (".json", ".jsonl") and file.name != PROMPTS_FILE
-    ]
-    return files or generation_files(path)
-
-
-def _check_references(texts: Iterable[RecordedText]) -> None:
-    """Raise ValueError if files have different prompts of one id: they would be compared."""
-    for name, same in grouped(texts, lambda text: text.id).items():
-        known = {text.reference: text.setting for text in same if text.reference is not None}
-        if len(known) > 1:
-            first, second, *_ = known.values()
-            raise ValueError(f"{first} and {second} have different references of prompt {name!r}")
 
 
 def read_json(path: Path, writer: str) -> Mapping[str, Any]:
@@ -178,11 +178,16 @@ def read_json(path: Path, writer: str) -> Mapping[str, Any]:
 
 def write_evaluation(folder: Path, name: str, results: Record) -> None:
     """Record the results of a measure or a judge in evaluation/NAME.json of a folder."""
+    write_json(folder / EVALUATION / f"{name}.json", results)
+
+
+def write_json(path: Path, results: Record, *, indent: int | None = 1) -> None:
+    """Write a results file: a record with None for what is infinite or undefined, and the
+    environment."""
     from ..environment import environment_record  # imports torch
 
     whole = json_value({**results, "environment": environment_record()})
-    path = folder / EVALUATION / f"{name}.json"
-    write_durably(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+    write_durably(path, json.dumps(whole, indent=indent, allow_nan=False) + "\n")
 
 
 def evaluation_rows(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -194,11 +199,9 @@ def evaluation_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def has_open_seam(prompt: str, reference: str) -> bool:
-    """Whether a space is missing between a prompt and its continuation, as data sets cut them.
-
+    """Tell whether a space is missing between a prompt and its continuation, as data sets cut them.
     A word begins after a space, which belongs to the continuation; marks such as commas have none,
-    nor do the words of scripts without spaces.
-    """
+    nor do the words of scripts without spaces."""
     if not prompt or reference.startswith(CLOSING_MARKS):
         return False
     joined, apart = words(prompt + reference), [*words(prompt), *words(reference)]
@@ -276,38 +279,16 @@ def _entry(row: Record, name: str) -> Any:
     return next((row[entry] for entry in _ENTRIES[name] if row.get(entry) is not None), None)
 
 
-def _text(
-    file: Path,
-    number: int,
-    row: Record,
-    known: Mapping[str, Record],
-    names: Mapping[Path, str],
-    is_by_file: bool,
-) -> RecordedText:
-    prompt_id = _id(number, row, is_by_file)
-    merged = {**known.get(prompt_id, {}), **{k: v for k, v in row.items() if v is not None}}
-    values: dict[str, Any] = {"seed": 0}
-    entries = {name: _entry(merged, name) for name in _ENTRIES}
+def _text(place: str, setting: str, prompt_id: str, row: Record) -> RecordedText:
+    """The text of a row with the entries of its prompt. place: of the row, for messages."""
+    values: dict[str, Any] = {"setting": setting, "id": prompt_id, "seed": 0}
+    entries = {name: _entry(row, name) for name in _ENTRIES}
     values |= {name: entry for name, entry in entries.items() if entry is not None}
     if values.get("debt") == "inf":  # as ledgers have it
         values["debt"] = math.inf
     if "text" not in values:
-        raise ValueError(f"{file}, row {number} lacks {' or '.join(map(repr, _ENTRIES['text']))}")
-    values["setting"] = _setting(merged, names[file], is_by_file)
-    values["group"] = None if merged.get("group") is None else str(merged["group"])
-    if error := field_error(RecordedText, {"id": prompt_id, **values}):
-        raise ValueError(f"{file}, row {number}: {error}")
-    return RecordedText(id=prompt_id, row=merged, **values)
-
-
-def _has_failed(row: Record) -> bool:
-    nulls = [row[name] is None for name in _ENTRIES["text"] if name in row]
-    return bool(row.get("error")) or (bool(nulls) and all(nulls))
-
-
-def _setting(row: Record, file: str, is_by_file: bool) -> str:
-    """The setting's name; for rows of CopyBench's only file the model and how it was decoded."""
-    parts = [row.get("model"), row.get("decoding")]
-    if "setting" in row or is_by_file:
-        parts = [row.get("setting")]
-    return "/".join(str(part) for part in parts if part) or file
+        raise ValueError(f"{place} lacks {' or '.join(map(repr, _ENTRIES['text']))}")
+    values["group"] = None if row.get("group") is None else str(row["group"])
+    if error := field_error(RecordedText, values):
+        raise ValueError(f"{place}: {error}")
+    return RecordedText(row=row, **values)

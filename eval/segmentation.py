@@ -62,12 +62,10 @@ def normal_form(text: str) -> str:
 
 
 def words(text: str, *, max_words: int | None = None) -> list[Word]:
-    """Lower-cased words between white space, the first `max_words` of them (None: all).
-
-    Punctuation stays attached, as `text.lower().split()` leaves it; but where a run has letters of
-    scripts without spaces, it is cut into its `bare_words`, and punctuation alone next to it is no
-    word. `start` and `end` count characters of `text` as it is, not of its normal form.
-    """
+    """Lower-cased words between white space, the first `max_words` of them (None: all). Punctuation
+    stays attached, as `text.lower().split()` leaves it; but where a run has letters of scripts
+    without spaces, it is cut into its `bare_words`, and punctuation alone next to it is no word.
+    `start` and `end` count characters of `text` as it is, not of its normal form."""
     normal = normal_form(text)
     matches = itertools.islice(_matches(normal), max_words)
     read = [Word(match.group().lower(), *match.span()) for match in matches]

@@ -29,7 +29,7 @@ from anchored.decode.generation import likelier
 from anchored.decode.rules.rule import Rule
 from anchored.eval.copying.metrics import copying_score
 from anchored.eval.figures.curves import BudgetTrajectory, plot_budget_trajectories
-from anchored.eval.report.side_by_side import SPEND_CSS, SPEND_LEGEND, shaded
+from anchored.eval.report.page import SPEND_CSS, SPEND_LEGEND, shaded
 from anchored.eval.report.tables import at_most
 from anchored.tools.commands.serving import DemoConfig
 from anchored.tools.quickstart.look import recital_bound

@@ -4,7 +4,7 @@ The first cell of a judge is its figure; texts without one are counted in other 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -15,7 +15,14 @@ from ..figures.distributions import Series, plot_series
 from ..figures.trade_off import NCR, Scale
 from ..recorded_texts import ALONE, rows_by_setting
 from ..report.page import Section
-from ..report.tables import SETTING_COLUMN, Cell, Column, copying_columns, terminal_table
+from ..report.tables import (
+    SETTING_COLUMN,
+    Cell,
+    Column,
+    columns_of,
+    copying_columns,
+    terminal_table,
+)
 from ..statistics import mean_of
 from .recorded_run import NotMeasured, RecordedRun
 from .trade_offs import judged_in_resamples, looks_of, ncr_in_resamples, trade_off
@@ -127,46 +134,35 @@ def judged_figure(judge: str, figures: Figures) -> Cell:
 def evaluation_columns(name: str, results: Mapping[str, Any]) -> list[Column]:
     """The columns of a measure's or judge's table."""
     if name == "copying":
-        texts = Column("texts")
         beside = results.get("beside")
-        difference = [Column("difference", f"NCR - {beside}")] if beside else []
+        difference = columns_of(("difference", f"NCR - {beside}")) if beside else []
         copying = copying_columns(name for figures in results["settings"] for name in figures)
-        return [SETTING_COLUMN, texts, *copying, *difference, *_span_columns(results)]
+        return [*columns_of("setting", "texts"), *copying, *difference, *_span_columns(results)]
     if name == "nonliteral":
-        return [
-            SETTING_COLUMN,
-            Column("overlap", _overlap_title(results)),
-            Column("matched", "characters", num_decimals=2),
-            Column("texts"),
-            Column("with debt"),
-        ]
-    return [SETTING_COLUMN, *(Column(title) for title in JUDGES[name].cells)]
+        overlap = ("overlap", _overlap_title(results))
+        matched = ("matched", "characters", 2)
+        return columns_of("setting", overlap, matched, "texts", "with debt")
+    return columns_of("setting", *JUDGES[name].cells)
 
 
 def _span_columns(results: Mapping[str, Any]) -> list[Column]:
-    """Longest copied spans: shares of texts above some lengths, and quantiles in words.
-
-    Then the same of the longest of all texts of a prompt, where there are several.
-    """
+    """Longest copied spans: shares of texts above some lengths, and quantiles in words. Then the
+    same of the longest of all texts of a prompt, where there are several."""
     n = LONG_SPANS[1]
     num_samples = min((figures["num_samples"] for figures in results["settings"]), default=1)
-    of_samples = [
-        Column(f"any above {n}", f"> {n} in any of {num_samples}"),
-        Column("longest", f"longest of {num_samples}", num_decimals=1),
-    ]
-    titles = {f"q{q}": "longest" if q == 1 else f"{q:.0%}" for q in QUANTILES}
+    longest = ("longest", f"longest of {num_samples}", 1)
+    of_samples = columns_of((f"any above {n}", f"> {n} in any of {num_samples}"), longest)
     return [
-        *(Column(f"above {n}", f"> {n} words") for n in LONG_SPANS),
-        *(Column(key, title, num_decimals=0) for key, title in titles.items()),
+        *columns_of(*((f"above {n}", f"> {n} words") for n in LONG_SPANS)),
+        *columns_of(*((f"q{q}", "longest" if q == 1 else f"{q:.0%}", 0) for q in QUANTILES)),
         *(of_samples if num_samples > 1 else []),
     ]
 
 
 def _span_cells(figures: Figures) -> Cells:
-    above, quantiles = figures["share_above"], figures["quantiles"]["word_lcs"]
     return {
-        **{f"above {n}": share for n, share in above.items()},
-        **{f"q{q}": length for q, length in quantiles.items()},
+        **{f"above {n}": share for n, share in figures["share_above"].items()},
+        **{f"q{q}": length for q, length in figures["quantiles"]["word_lcs"].items()},
         **{f"any above {n}": chance for n, chance in figures["chance_above"].items()},
         "longest": figures["longest_of_samples"],
     }
@@ -203,10 +199,7 @@ def copying_distribution(run: RecordedRun) -> Section:
         "texts above some lengths, and quantiles; then of the longest in several texts of a "
         "prompt, as one gets who draws them all.",
         columns=[SETTING_COLUMN, *_span_columns(results)],
-        rows=[
-            {"setting": figures["setting"], **_span_cells(figures)}
-            for figures in results["settings"]
-        ],
+        rows=[{"setting": each["setting"], **_span_cells(each)} for each in results["settings"]],
         draw=partial(
             plot_series,
             {"": tails},
@@ -223,10 +216,8 @@ def character_overlap(run: RecordedRun) -> Section:
     """Characters of works that stories about them take over, with the stories' fluency."""
     results = run.evaluated("nonliteral")
     fluency, title = _judged(run, "fluency"), _overlap_title(results)
-    rows = [
-        {**row, "fluency": fluency.get(str(row["setting"]))}
-        for row in evaluation_rows("nonliteral", results)
-    ]
+    rows = evaluation_rows("nonliteral", results)
+    rows = [{**row, "fluency": fluency.get(str(row["setting"]))} for row in rows]
     overlap = {str(row["setting"]): row["overlap"] for row in rows}
     columns = evaluation_columns("nonliteral", results)
     columns.insert(3, Column("fluency", num_decimals=2))
@@ -246,10 +237,8 @@ def character_overlap(run: RecordedRun) -> Section:
 
 
 def judgement(judge: str, run: RecordedRun) -> Section:
-    """A judge's figures with its failures; the picture has them against NCR.
-
-    judge: a name in JUDGES. Raises: NotMeasured, ValueError.
-    """
+    """A judge's figures with its failures; the picture has them against NCR. judge: a name in
+    JUDGES. Raises: NotMeasured, ValueError."""
     results, shown = run.evaluated(judge), JUDGES[judge]
     if not results["settings"]:
         raise NotMeasured("the judge has judged no text")
@@ -269,14 +258,10 @@ def judgement(judge: str, run: RecordedRun) -> Section:
 
 
 def precision_by_group(run: RecordedRun) -> Section:
-    """The factual precision of each group of texts, against k.
-
-    Source: paper, section "Long-tail Knowledge vs. k".
-    """
-    results = run.evaluated("factuality")
-    groups = list(
-        dict.fromkeys(name for figures in results["settings"] for name in figures["by_group"])
-    )
+    """The factual precision of each group of texts, against k. Source: paper, section "Long-tail
+    Knowledge vs. k"."""
+    settings = run.evaluated("factuality")["settings"]
+    groups = list(dict.fromkeys(name for figures in settings for name in figures["by_group"]))
     if not groups:
         raise NotMeasured("the judged texts name no group (as how frequent an entity is)")
     ks = {row["setting"]: row.get("k") for row in run.rows}
@@ -286,31 +271,28 @@ def precision_by_group(run: RecordedRun) -> Section:
             "k": ks.get(figures["setting"]),
             **{name: (figures["by_group"].get(name) or {}).get("macro") for name in groups},
         }
-        for figures in results["settings"]
+        for figures in settings
     ]
-    swept = [row for row in rows if row["k"] is not None]  # no other method has one there
+    curves: dict[str, Series] = {}
+    for group in groups:  # no method has a k but those that are swept
+        points = ((mean_of(row["k"]), mean_of(row[group])) for row in rows)
+        known = sorted(point for point in points if not any(map(math.isnan, point)))
+        curves[group] = Series([k for k, _ in known], [figure for _, figure in known])
     return Section(
         title="Factual precision by group of texts",
         note="Share of supported claims, the mean over texts, then over seeds. The picture shows "
         "the settings that differ in k alone.",
-        columns=[SETTING_COLUMN, Column("k", num_decimals=2), *(Column(name) for name in groups)],
+        columns=columns_of("setting", ("k", "", 2), *groups),
         rows=rows,
         draw=partial(
             plot_series,
-            {"": {name: _over_k(swept, name) for name in groups}},
+            {"": curves},
             title="Factual precision by group of texts",
             x_label="k, nats per step",
             y_label="share of supported claims",
             log_x=True,
         ),
     )
-
-
-def _over_k(rows: Sequence[Mapping[str, Cell]], group: str) -> Series:
-    """The group's figure of each row that has it, against k, ascending."""
-    points = sorted((mean_of(row["k"]), mean_of(row[group])) for row in rows)
-    known = [point for point in points if not any(map(math.isnan, point))]
-    return Series([k for k, _ in known], [figure for _, figure in known])
 
 
 def judged_figures(run: RecordedRun) -> dict[str, dict[str, Cell]]:

@@ -10,13 +10,13 @@ from statistics import fmean
 from typing import Any, Final
 
 from ...durable_files import write_durably
-from ..copying.ncr import copying_reduction, high_protection
+from ..copying.literal import copying_reduction, high_protection
 from ..figures.style import drawn
 from ..figures.trade_off import NCR, Scale, plot_trade_off
-from ..recorded_texts import RISKY, SAFE
+from ..recorded_texts import RISKY, SAFE, write_json
 from ..report import tables
 from ..report.tables import Cell, Column
-from ..statistics import json_value, mean_of, std_of
+from ..statistics import mean_of, std_of
 from .evaluated import judged_figures
 from .recorded_run import NotMeasured, RecordedRun
 from .trade_offs import judged_in_resamples, ncr_in_resamples, trade_off_points
@@ -50,10 +50,8 @@ class Agreement:
 
     @property
     def deviations(self) -> float | None:
-        """(found - printed) in the rerun's standard deviations over seeds.
-
-        0 if both are the same after rounding; None if one is not known, and of one seed.
-        """
+        """(found - printed) in the rerun's standard deviations over seeds. 0 if both are the same
+        after rounding; None if one is not known, and of one seed."""
         if self.printed is None or math.isnan(mean := mean_of(self.found)):
             return None
         difference, std = mean - self.printed, std_of(self.found)
@@ -81,32 +79,17 @@ def printed_rows(pair: str) -> list[dict[str, Any]]:
     columns, rows = PRINTED["columns"], PRINTED["pairs"][pair]["rows"]
     named = [dict(zip(columns, row, strict=True)) for row in rows]
     alone = {row["setting"]: row for row in named}
-    return [{**row, **_printed_ncr(row, alone[RISKY], alone[SAFE])} for row in named]
-
-
-def _printed_ncr(
-    row: Mapping[str, Any], risky: Mapping[str, Any], safe: Mapping[str, Any]
-) -> dict[str, float]:
-    """The NCR of rounded figures, and the largest distance of that of unrounded ones."""
-    reduction = copying_reduction(row, risky=risky, safe=safe)
-    # (r - m) / (r - s) moves with r, m and s by |1 - n|, 1 and |n| over the gap, to first order.
-    rounding = [
-        _ROUNDING * (abs(1.0 - ncr) + 1.0 + abs(ncr)) / (risky[name] - safe[name])
-        for name, ncr in reduction.items()
-    ]
-    return {"ncr": fmean(reduction.values()), "ncr_rounding": fmean(rounding)}
-
-
-def rerun_rows(books: RecordedRun, bios: RecordedRun) -> list[dict[str, Any]]:
-    """A row per setting of `books`: its copying, its fluency, and factuality in `bios`."""
-    judged = {
-        judge: judged_figures(run).get(judge, {})
-        for judge, run in zip(JUDGED, (books, bios), strict=True)
-    }
-    return [
-        {**row, **{judge: figures.get(row["setting"]) for judge, figures in judged.items()}}
-        for row in books.rows
-    ]
+    safe, risky = alone[SAFE], alone[RISKY]
+    for row in named:
+        reduction = copying_reduction(row, risky=risky, safe=safe)
+        # (r - m) / (r - s) moves with r, m and s by |1 - n|, 1 and |n| over the gap, to first
+        # order: so far may the NCR of unrounded figures be.
+        rounding = [
+            _ROUNDING * (abs(1.0 - ncr) + 1.0 + abs(ncr)) / (risky[name] - safe[name])
+            for name, ncr in reduction.items()
+        ]
+        row |= {"ncr": fmean(reduction.values()), "ncr_rounding": fmean(rounding)}
+    return named
 
 
 def agreement_rows(pair: str, rerun: Sequence[Mapping[str, Any]]) -> list[AgreementRow]:
@@ -131,34 +114,28 @@ def agreement_rows(pair: str, rerun: Sequence[Mapping[str, Any]]) -> list[Agreem
 
 def protected_rows(pair: str, rerun: Sequence[Mapping[str, Any]]) -> list[AgreementRow]:
     """The table of high protection: of each method the best factuality at NCR >= 0.75."""
-    best = high_protection(rerun)
-    return [
-        {"method": method, **_protected_cells(best.get(method), cells)}
-        for method, cells in PRINTED["pairs"][pair]["reported"].items()
-    ]
-
-
-def _protected_cells(row: Mapping[str, Any] | None, cells: Sequence[str] | None) -> AgreementRow:
-    """cells: factuality and fluency as the paper prints them, with their own decimals."""
-    agreements = {}
-    for index, judge in enumerate(("factuality", "fluency")):
-        printed = cells[index] if cells else ""
-        num_decimals = len(printed.partition(".")[2])
-        agreements[judge] = Agreement(
-            row[judge] if row else None,
-            float(printed) if printed else None,
-            num_decimals or 2,
-            0.5 * 10**-num_decimals,
-        )
-    return {"setting": row["setting"] if row else None, **agreements}
+    best, rows = high_protection(rerun), []
+    for method, cells in PRINTED["pairs"][pair]["reported"].items():
+        row = best.get(method) or {}
+        shown: AgreementRow = {"method": method, "setting": row.get("setting")}
+        for judge, printed in zip(("factuality", "fluency"), cells or ("", ""), strict=True):
+            num_decimals = len(printed.partition(".")[2])  # each cell has its number of them
+            figure, rounding = float(printed) if printed else None, 0.5 * 10**-num_decimals
+            shown[judge] = Agreement(row.get(judge), figure, num_decimals or 2, rounding)
+        rows.append(shown)
+    return rows
 
 
 def write_paper_table(pair: str, books: RecordedRun, bios: RecordedRun, folder: Path) -> str:
-    """Write paper.md, .tex and .json and the picture trade_offs; the text of paper.md.
-
-    Raises: ValueError for a run without results of a sweep.
-    """
-    rerun = rerun_rows(books, bios)
+    """Write paper.md, .tex and .json and the picture trade_offs; the text of paper.md. Raises:
+    ValueError for a run without results of a sweep."""
+    # A row per setting of the books: its copying, its fluency, and its factuality in the bios.
+    runs = dict(zip(JUDGED, (books, bios), strict=True))
+    judged = {judge: judged_figures(run).get(judge, {}) for judge, run in runs.items()}
+    rerun = [
+        {**row, **{judge: figures.get(row["setting"]) for judge, figures in judged.items()}}
+        for row in books.rows
+    ]
     if not rerun or "method" not in books.rows[0]:
         raise ValueError(f"{books.folder} has no results of anchored sweep")
     rows, protected = agreement_rows(pair, rerun), protected_rows(pair, rerun)
@@ -173,7 +150,7 @@ def write_paper_table(pair: str, books: RecordedRun, bios: RecordedRun, folder: 
     latex = "\n\n".join(tables.latex_table_of_parts([("", part)], head) for part, head in shown)
     write_durably(folder / "paper.tex", latex + "\n")
     recorded = {"pair": pair, "rows": _json(rows), "high_protection": _json(protected)}
-    write_durably(folder / "paper.json", json.dumps(recorded, indent=1, allow_nan=False) + "\n")
+    write_json(folder / "paper.json", recorded)
     drawn(folder, {"trade_offs": partial(_draw, books, bios, rerun)})
     return text
 
@@ -202,11 +179,7 @@ def _about(
 def _json(rows: Sequence[AgreementRow]) -> list[dict[str, Any]]:
     return [
         {
-            name: {
-                "found": json_value(each.found),
-                "printed": each.printed,
-                "deviations": json_value(each.deviations),
-            }
+            name: {key: getattr(each, key) for key in ("found", "printed", "deviations")}
             if isinstance(each, Agreement)
             else each
             for name, each in row.items()

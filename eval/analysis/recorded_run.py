@@ -17,7 +17,6 @@ from ..recorded_texts import (
     RecordedText,
     by_setting,
     file_settings,
-    grouped,
     read_json,
     texts_in,
 )
@@ -41,10 +40,8 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The folder of `anchored quickstart` or `anchored sweep`; every part is read once.
-
-    Raises ValueError, which names the file, for a folder without generations or a damaged file.
-    """
+    """The folder of `anchored quickstart` or `anchored sweep`; every part is read once. Raises
+    ValueError, which names the file, for a folder without generations or a damaged file."""
 
     folder: Path
     max_ledgers: int = MAX_LEDGERS
@@ -72,10 +69,8 @@ class RecordedRun:
         return [{**row, "ncr": ncr.get(row["setting"])} for row in rows]
 
     def evaluated(self, name: str) -> Mapping[str, Any]:
-        """Results of `anchored evaluate RUN --only NAME`, settings in the run's order.
-
-        Raises: NotMeasured without it, ValueError for a file that is something else.
-        """
+        """Results of `anchored evaluate RUN --only NAME`, settings in the run's order. Raises:
+        NotMeasured without it, ValueError for a file that is something else."""
         folders = [self.evaluation or self.folder / EVALUATION, self.folder / EVALUATION]
         paths = [folder / f"{name}.json" for folder in folders]
         if (path := next(filter(Path.is_file, paths), None)) is None:
@@ -130,10 +125,8 @@ class RecordedRun:
         return None if path is None else Ledger.load(path, text.row.get("ledger_part"))
 
     def copy_probability(self, text: RecordedText, ledger: Ledger) -> float | None:
-        """The largest probability that a text's bound left to beginning with the reference.
-
-        None without a bound, or without the reference's log-probability under the safe model.
-        """
+        """The largest probability that a text's bound left to beginning with the reference. None
+        without a bound, or without the reference's log-probability under the safe model."""
         safe_log_prob = self._safe_log_probs.get(text.id)
         if safe_log_prob is None or not ledger.certified:
             return None
@@ -142,8 +135,8 @@ class RecordedRun:
     @cached_property
     def _safe_log_probs(self) -> dict[str, float]:
         path = self.folder / "measurements" / "verbatim.json"
-        rows = [row for _, row in json_objects(path)] if path.exists() else []
-        return {str(row["id"]): float(row["safe_log_prob"]) for row in rows}
+        rows = json_objects(path) if path.exists() else ()
+        return {str(row["id"]): float(row["safe_log_prob"]) for _, row in rows}
 
     def _ledger_file(self, text: RecordedText) -> Path | None:
         """The file of the text's ledger, if it exists within the folder."""
@@ -183,9 +176,7 @@ class RecordedRun:
     def by_domain(self, values: Mapping[str, Iterable[float]]) -> dict[str, list[float]]:
         """Values by prompt, as those of each domain together."""
         texts = itertools.chain.from_iterable(self.by_setting.values())
-        domains = {text.id: self.domain(text) for text in texts}
-        groups = grouped(values, lambda prompt: domains[prompt])
-        return {
-            domain: [value for prompt in prompts for value in values[prompt]]
-            for domain, prompts in groups.items()
-        }
+        domains, joined = {text.id: self.domain(text) for text in texts}, dict[str, list[float]]()
+        for prompt, of_prompt in values.items():
+            joined.setdefault(domains[prompt], []).extend(of_prompt)
+        return joined

@@ -1,21 +1,20 @@
 """The report on a run's folder: its records, analyzed and shown on one page."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from shutil import copyfile
 from typing import Final
 
 from ...durable_files import write_durably
-from ..copying.ncr import HIGH_PROTECTION, high_protection
-from ..recorded_texts import ALONE, PAGE, PROMPTS_FILE, RISKY, SAFE, RecordedText
+from ..copying.literal import HIGH_PROTECTION, high_protection
+from ..recorded_texts import ALONE, PAGE, PROMPTS_FILE, RISKY, SAFE
 from ..report import tables
-from ..report.page import Report, Section, Verdict
-from ..report.side_by_side import Generation, SideBySideRecord
+from ..report.page import Generation, Report, Section, SideBySideRecord, Verdict
 from ..report.tables import Column, at_most
 from ..statistics import mean_of
-from . import copied_spans, evaluated, ledgers
+from . import evaluated, texts
 from .recorded_run import NotMeasured, RecordedRun, evenly
 from .trade_offs import methods_of
 
@@ -33,11 +32,11 @@ ANALYSES: Final[dict[str, Callable[[RecordedRun], Section]]] = {
     "character_overlap": evaluated.character_overlap,
     **{name.replace("-", "_"): partial(evaluated.judgement, name) for name in evaluated.JUDGES},
     "precision_by_group": evaluated.precision_by_group,
-    "step_divergences": ledgers.step_divergences,
-    "prefix_ratios": ledgers.prefix_ratios,
-    "debt_deciles": copied_spans.debt_deciles,
-    "start_positions": copied_spans.start_positions,
-    "trajectories": ledgers.budget_trajectories,
+    "step_divergences": texts.step_divergences,
+    "prefix_ratios": texts.prefix_ratios,
+    "debt_deciles": texts.debt_deciles,
+    "start_positions": texts.start_positions,
+    "trajectories": texts.budget_trajectories,
 }
 
 
@@ -50,12 +49,19 @@ def write_report(run: RecordedRun, folder: Path, *, num_texts: int) -> Report:
 
 
 def run_report(run: RecordedRun, *, num_texts: int) -> Report:
-    """Everything that the run's folder holds, with reasons for missing parts.
-
-    num_texts: prompts whose texts are shown, evenly among all, one text per setting.
-    Raises: ValueError for damaged records.
-    """
-    analyses, not_measured = [], _missing(run)
+    """Everything that the run's folder holds, with reasons for missing parts. num_texts: prompts
+    whose texts are shown, evenly among all, one text per setting. Raises: ValueError for damaged
+    records."""
+    analyses, not_measured = [], {}
+    if not run.rows:
+        not_measured["results"] = "there is no results.json: the run has not come to its end"
+    if not any(run.copying(text) for rows in run.by_setting.values() for text in rows):
+        not_measured["copying"] = "there is no evaluation/copying.json"
+    if not (run.folder / PROMPTS_FILE).exists():
+        reason = "there is no prompts.jsonl: neither prompts nor references are shown"
+        not_measured["prompts"] = reason
+    if without := [name for name in run.by_setting if not run.ledgers(name)]:
+        not_measured["ledgers"] = f"no ledgers are here of {', '.join(without)}"
     for name, analyze in ANALYSES.items():
         try:
             analyses.append(analyze(run))
@@ -68,7 +74,12 @@ def run_report(run: RecordedRun, *, num_texts: int) -> Report:
         for text in reversed(run.by_setting.get(RISKY, []))
     }
     leading = leading_settings(run)
-    pictures = list(_pictures(run.folder))
+    drawn = {run.folder / f"{name}.svg": title for name, title in PICTURES.items()}
+    pictures = [
+        Section(title=title, draw=partial(copyfile, path))
+        for path, title in drawn.items()
+        if path.is_file()
+    ]
     return Report(
         title=f"Report on {run.folder.resolve().name}",
         headline=_headline(run, leading) if leading else "",
@@ -88,10 +99,8 @@ def run_report(run: RecordedRun, *, num_texts: int) -> Report:
 
 
 def leading_settings(run: RecordedRun) -> list[str]:
-    """The settings at the top of the page: the risky model, one that protects, the safe model.
-
-    [] if the copying of the models alone is not known; without the second if no setting protects.
-    """
+    """The settings at the top of the page: the risky model, one that protects, the safe model. []
+    if the copying of the models alone is not known; without the second if no setting protects."""
     rows = {row["setting"]: row for row in run.rows if row["setting"] in run.by_setting}
     alone = [rows.get(name, {}).get("word_lcs") for name in (SAFE, RISKY)]
     if any(math.isnan(mean_of(figure)) for figure in alone):
@@ -135,12 +144,11 @@ def _headline(run: RecordedRun, leading: Sequence[str]) -> str:
 def _verdict(run: RecordedRun, setting: str) -> Verdict:
     (row,) = (row for row in run.rows if row["setting"] == setting)
     facts = [f"NCR {mean_of(row.get('ncr')):.3f}"]
+    forms = {"bits_per_byte": "held-out {}: {:.2f} bits per byte", "accuracy": "{}: {:.2f} right"}
     for key, figure in row.items():
         kind, _, name = key.partition("/")
-        if kind in ("bits_per_byte", "accuracy") and not math.isnan(mean_of(figure)):
-            is_bits = kind == "bits_per_byte"
-            held_out, unit = ("held-out ", "bits per byte") if is_bits else ("", "right")
-            facts.append(f"{held_out}{name}: {mean_of(figure):.2f} {unit}")
+        if kind in forms and not math.isnan(mean_of(figure)):
+            facts.append(forms[kind].format(name, mean_of(figure)))
     if row.get("bound") and row.get("spent") is not None:
         facts.append(f"spent {row['spent']:.1f} nats of at most {row['bound']:.1f}")
     if row.get("recited") is not None:
@@ -171,27 +179,9 @@ def _about(run: RecordedRun, num_prompts: int) -> dict[str, str]:
         "Recommended": run.results.get("recommended"),
     }
     for number, finding in enumerate(run.results.get("findings") or [], 1):
-        known[f"Finding {number}"] = finding
-        if isinstance(finding, Mapping):
-            holds = finding.get("holds")
-            verdict = "not shown" if holds is None else "yes" if holds else "no"
-            claim, figures = finding.get("claim"), finding.get("figures")
-            known[f"Finding {number}"] = f"{verdict}. {claim}: {figures}"
+        verdict = {None: "not shown", True: "yes", False: "no"}[finding.get("holds")]
+        known[f"Finding {number}"] = f"{verdict}. {finding.get('claim')}: {finding.get('figures')}"
     return {name: str(value) for name, value in known.items() if value}
-
-
-def _missing(run: RecordedRun) -> dict[str, str]:
-    missing = {}
-    if not run.results.get("rows"):
-        missing["results"] = "there is no results.json: the run has not come to its end"
-    if not any(run.copying(text) for rows in run.by_setting.values() for text in rows):
-        missing["copying"] = "there is no evaluation/copying.json"
-    if not (run.folder / PROMPTS_FILE).exists():
-        missing["prompts"] = "there is no prompts.jsonl: neither prompts nor references are shown"
-    without = [name for name in run.by_setting if not run.ledgers(name)]
-    if without:
-        missing["ledgers"] = f"no ledgers are here of {', '.join(without)}"
-    return missing
 
 
 def _result_sections(run: RecordedRun) -> Iterator[Section]:
@@ -221,29 +211,17 @@ def _result_sections(run: RecordedRun) -> Iterator[Section]:
             yield Section(title=title, note=note, columns=columns, rows=chosen)
 
 
-def _pictures(folder: Path) -> Iterator[Section]:
-    for name, title in PICTURES.items():
-        if (path := folder / f"{name}.svg").is_file():
-            yield Section(title=title, draw=partial(copyfile, path))
-
-
 def _record(run: RecordedRun, prompt: str, leading: Sequence[str]) -> SideBySideRecord:
-    texts = {
-        setting: _generation(run, text)
-        for setting, rows in run.by_setting.items()
-        for text in [text for text in rows if text.id == prompt][:1]
-    }
-    first = [name for name in leading if name in texts] or list(texts)
-    shown = [texts.pop(name) for name in first]
-    return SideBySideRecord(first=shown, others=list(texts.values()))
-
-
-def _generation(run: RecordedRun, text: RecordedText) -> Generation:
-    ledger = run.ledger(text)
-    return Generation(
-        text=text,
-        role=_role(run, text.setting),
-        copied_spans=(run.copying(text) or {}).get("copied_characters") or (),
-        copy_probability=None if ledger is None else run.copy_probability(text, ledger),
-        steps=() if ledger is None else ledger.steps,
-    )
+    shown: dict[str, Generation] = {}
+    for setting, rows in run.by_setting.items():
+        for text in [text for text in rows if text.id == prompt][:1]:
+            ledger = run.ledger(text)
+            shown[setting] = Generation(
+                text=text,
+                role=_role(run, setting),
+                copied_spans=(run.copying(text) or {}).get("copied_characters") or (),
+                copy_probability=None if ledger is None else run.copy_probability(text, ledger),
+                steps=() if ledger is None else ledger.steps,
+            )
+    first = [name for name in leading if name in shown] or list(shown)
+    return SideBySideRecord(first=[shown.pop(name) for name in first], others=list(shown.values()))

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
+from ..copying.literal import resampled_ncr
 from ..copying.metrics import METRICS, prompt_means
-from ..copying.ncr import resampled_ncr
 from ..figures.style import Look, Role, method_looks
 from ..figures.trade_off import Scale, TradeOffPoint, plot_trade_off
 from ..recorded_texts import ALONE, RISKY, SAFE, grouped, rows_by_setting
@@ -67,10 +67,8 @@ def trade_off_points(
     resampled: Resamples | None = None,
 ) -> list[TradeOffPoint]:
     """Points of the methods of one figure of a sweep, and of those that sweep k, in rows' order.
-
     Every figure compares its methods with the swept one. [] for a figure without methods.
-    resampled: both figures in resamples, for the share in which a setting is on the front.
-    """
+    resampled: both figures in resamples, for the share in which a setting is on the front."""
     about = run.results.get("methods")
     if about is None:
         names = {method for method, _ in methods_of(run).values()} if figure == "methods" else set()
@@ -79,20 +77,32 @@ def trade_off_points(
         if not names - {SAFE, RISKY}:
             return []
         names |= {n for n, each in about.items() if each["is_swept"] and figure != "methods"}
-    looks = looks_of(run)
-    point = partial(_point, protection, utility, resampled or ({}, {}))
-    return [
-        point(setting=setting, method=method, look=looks[setting])
-        for setting, (method, _) in methods_of(run).items()
-        if method in names
-    ]
+    looks, points = looks_of(run), []
+    for setting, (method, _) in methods_of(run).items():
+        if method not in names:
+            continue
+        x, y = protection.get(setting), utility.get(setting)
+        both = [of[setting] for of in resampled or () if setting in of]
+        points.append(
+            TradeOffPoint(
+                label=setting.removeprefix(method).lstrip(", "),
+                method=ALONE.get(setting, method),
+                look=looks[setting],
+                protection=mean_of(x),
+                utility=mean_of(y),
+                num_metrics=_count(x, "num_metrics", len(METRICS)),
+                protection_std=std_of(x),
+                utility_std=std_of(y),
+                num_seeds=max(_count(cell, "num_seeds", 1) for cell in (x, y)),
+                resampled=(both[0], both[1]) if len(both) == 2 else None,
+            )
+        )
+    return points
 
 
 def methods_of(run: RecordedRun) -> dict[str, tuple[str, Role]]:
-    """The method of each setting, and its role.
-
-    A run without methods, as a quickstart, has its budgets as settings of one.
-    """
+    """The method of each setting, and its role. A run without methods, as a quickstart, has its
+    budgets as settings of one."""
     about = run.results.get("methods")
     methods: dict[str, tuple[str, Role]] = {}
     for row in run.rows:
@@ -116,36 +126,9 @@ def _count(cell: Cell, name: str, default: int) -> int:
     return int(cell.get(name, default)) if isinstance(cell, Mapping) else default
 
 
-def _point(
-    protection: Figures,
-    utility: Figures,
-    resampled: Resamples,
-    *,
-    setting: str,
-    method: str,
-    look: Look,
-) -> TradeOffPoint:
-    x, y = protection.get(setting), utility.get(setting)
-    both = [figure[setting] for figure in resampled if setting in figure]
-    return TradeOffPoint(
-        label=setting.removeprefix(method).lstrip(", "),
-        method=ALONE.get(setting, method),
-        look=look,
-        protection=mean_of(x),
-        utility=mean_of(y),
-        num_metrics=_count(x, "num_metrics", len(METRICS)),
-        protection_std=std_of(x),
-        utility_std=std_of(y),
-        num_seeds=max(_count(cell, "num_seeds", 1) for cell in (x, y)),
-        resampled=(both[0], both[1]) if len(both) == 2 else None,
-    )
-
-
 def ncr_in_resamples(run: RecordedRun) -> Resampled:
-    """NCR in resamples of the prompts, of the settings that have a text of every prompt.
-
-    {} if either model alone is not measured.
-    """
+    """NCR in resamples of the prompts, of the settings that have a text of every prompt. {} if
+    either model alone is not measured."""
     run = run.ncr_of or run
     rows = rows_by_setting(run.results.get("examples", []))
     prompts = sorted({row["id"] for same in rows.values() for row in same})
@@ -164,14 +147,12 @@ def ncr_in_resamples(run: RecordedRun) -> Resampled:
 
 
 def bits_in_resamples(run: RecordedRun, figure: str) -> Resampled:
-    """A figure of the run's rows, "bits_per_byte/SET", in resamples of the held-out excerpts.
-
-    {} for another figure: of accuracies no answer is recorded.
-    """
-    utility = run.results.get("utility", [])
-    rows = [row for row in utility if f"bits_per_byte/{row['held_out']}" == figure]
+    """A figure of the run's rows, "bits_per_byte/SET", in resamples of the held-out excerpts. {}
+    for another figure: of accuracies no answer is recorded."""
     resampled = {}
-    for row in rows:
+    for row in run.results.get("utility", []):
+        if f"bits_per_byte/{row['held_out']}" != figure:
+            continue
         bits = [math.nan if nats is None else nats / math.log(2) for nats in row["nats"]]
         shares = _shares([f"{figure} {index}" for index in range(len(bits))])
         resampled[row["setting"]] = _ratios(shares, bits, row["num_bytes"])

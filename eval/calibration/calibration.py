@@ -2,17 +2,16 @@
 
 import logging
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple
-
-import numpy as np
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
 from ... import ModelPair, RiskyOnly, SafeOnly
 from ...decode.rules.anchored import Indebted
 from ...decode.rules.registry import make_rule
 from ..copying.literal import copying_rows
-from ..copying.metrics import METRICS, prompt_means
-from ..copying.ncr import HIGH_PROTECTION, resampled_ncr
+from ..copying.metrics import METRIC_SET, METRICS, prompt_means
 from ..experiments.experiment import Experiment, Setting
 from ..experiments.generations import (
     failed_generations,
@@ -20,19 +19,14 @@ from ..experiments.generations import (
     read_all_prompts,
     read_generations,
 )
-from ..experiments.measures import generated_texts, reference_log_probs
-from ..experiments.summary import copy_probabilities
-from ..recorded_texts import RISKY, SAFE
-from ..statistics import (
-    Array,
-    bootstrap_interval,
-    largest_if_known,
-    mean_if_known,
-    resampled_shares,
-    unseen_share,
-)
+from ..experiments.measures import copy_probabilities, generated_texts, reference_log_probs
+from ..figures.distributions import plot_calibration
+from ..figures.style import drawn
+from ..recorded_texts import RISKY, SAFE, write_json
+from ..report.tables import RECITED_COLUMN, columns_of, write_table
+from ..statistics import largest_if_known, mean_if_known
 from .certificates import certified_k
-from .search import Search, bracket
+from .search import TITLES, Copied, Figure, Search, Target, bracket
 
 FIRST_CHECK_SEED: Final = 1_000_000
 """The first seed of checks, by which nothing is chosen."""
@@ -43,107 +37,6 @@ _MEASURED: Final = "calibrated_ks"
 """Name of the rows of all k that were generated in a folder."""
 
 logger = logging.getLogger(__name__)
-
-# P prompts, M metrics of METRICS, R resamples of the prompts.
-
-Copied = Array
-"""(P, M): copying of one setting's generations, means over seeds."""
-Metric = Literal["ncr", "word_lcs", "char_lcs", "word_acs"]
-TITLES: Final[dict[Metric, str]] = {
-    "ncr": "NCR",
-    "word_lcs": "longest copy, words",
-    "char_lcs": "longest copy, characters",
-    "word_acs": "copied words",
-}
-NUM_RESAMPLES: Final = 2000
-
-
-class Figure(NamedTuple):
-    """A mean over prompts and seeds, and the interval that the choice of prompts gives it."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """A limit for generations: an NCR of at least, or a mean copy of at most, `value`."""
-
-    metric: Metric = "ncr"
-    value: float = HIGH_PROTECTION
-    confidence: float = 0.95
-    """Confidence level of the intervals."""
-    is_strict: bool = True
-    """Whether the worse end of the interval has to meet it, not the mean alone. A k that is chosen
-    by the mean misses its target on fresh seeds about every other time."""
-
-    def __post_init__(self) -> None:
-        largest = 1.0 if self.metric == "ncr" else math.inf
-        if not 0.0 < self.value <= largest or math.isinf(self.value):
-            allowed = "in (0, 1]" if self.metric == "ncr" else "finite and > 0"
-            raise ValueError(f"a target for {self.metric} must be {allowed}, got {self.value}")
-        if not 0.0 < self.confidence < 1.0:
-            raise ValueError(f"confidence must be in (0, 1), got {self.confidence}")
-
-    def __str__(self) -> str:
-        return f"{TITLES[self.metric]} {'>=' if self.is_reduction else '<='} {self.value:g}"
-
-    def shown(self, figure: Figure) -> str:
-        """The figure with its interval."""
-        value, low, high = (f"{number:.3g}" for number in figure)
-        return f"{TITLES[self.metric]} {value} [{low}, {high}]"
-
-    @property
-    def is_reduction(self) -> bool:
-        """Whether more is better."""
-        return self.metric == "ncr"
-
-    def check_prompts(self, num_prompts: int) -> None:
-        """Raise ValueError if so few prompts cannot meet the target, whatever they copy."""
-        most = 1.0 - unseen_share(num_prompts, self.confidence)
-        if self.is_strict and self.is_reduction and most < self.value:
-            raise ValueError(
-                f"{num_prompts} prompts show an NCR of at most {most:.3g} with a confidence of "
-                f"{self.confidence:g}, the target is {self.value:g}: give more prompts, or "
-                "--no-strict to go by the mean"
-            )
-
-    def is_met(self, figure: Figure) -> bool:
-        """Whether the mean, or the worse end of its interval, meets the target; nan never does."""
-        if self.is_reduction:
-            return (figure.low if self.is_strict else figure.value) >= self.value
-        return (figure.high if self.is_strict else figure.value) <= self.value
-
-    def figure(self, setting: Copied, *, safe: Copied, risky: Copied) -> Figure:
-        """The figure of a setting, with both models' copying for the same prompts and seeds.
-
-        Its interval is a bootstrap over prompts, whose seeds stay together; a resample in which the
-        risky model copies no more than the safe one counts as the worst. Resamples only repeat
-        prompts: the worse end also allows for the share of unseen prompts that may be recited, as
-        the risky model does on average.
-        """
-        num_prompts = len(setting)
-        shares = resampled_shares(num_prompts, num_resamples=NUM_RESAMPLES)
-        values = np.nan_to_num(self._values(shares, setting, safe, risky), nan=-math.inf)
-        low, high = bootstrap_interval(values, count=num_prompts, confidence=self.confidence)
-        equal_shares = np.full((1, num_prompts), 1.0 / num_prompts)
-        value = float(self._values(equal_shares, setting, safe, risky)[0])
-        unseen = unseen_share(num_prompts, self.confidence)
-        if self.is_reduction:
-            return Figure(value, min(low, 1.0 - unseen), high)
-        recited = unseen * float(risky[:, METRICS.index(self.metric)].mean())
-        return Figure(value, low, max(high, recited))
-
-    def _values(self, shares: Array, *settings: Copied) -> Array:
-        """(R,) for shares (R, P) of the prompts; nan without a gap to close.
-
-        settings: the judged one, the safe and the risky model.
-        """
-        copied, safe, risky = settings
-        if not self.is_reduction:
-            return shares @ copied[:, METRICS.index(self.metric)]
-        return resampled_ncr(shares, copied, safe=safe, risky=risky)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +64,7 @@ class Calibration:
     @property
     def check_seeds(self) -> list[int]:
         """Seeds by which nothing is chosen."""
-        return list(range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + self.num_check_seeds))
+        return [FIRST_CHECK_SEED + number for number in range(self.num_check_seeds)]
 
     def setting(self, k: float) -> Setting:
         """The rule at this k."""
@@ -215,11 +108,9 @@ class Calibrated:
 
 
 def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
-    """Generate missing texts and choose k; an interrupted call goes on when repeated.
-
-    Raises ValueError if the prompts are too few, the risky model copies nothing, either model
-    alone decides the matter, or the target is missed at the smallest k or met at the largest.
-    """
+    """Generate missing texts and choose k; an interrupted call goes on when repeated. Raises
+    ValueError if the prompts are too few, the risky model copies nothing, either model alone
+    decides the matter, or the target is missed at the smallest k or met at the largest."""
     if calibration.certify is not None:
         most = certified_k(calibration.experiment, pair, calibration.rule, calibration.certify)
         calibration = replace(calibration, search=calibration.search.up_to(most or 0.0))
@@ -237,10 +128,9 @@ def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
     low, high = bracket({k: row.is_met for k, row in curve.items()})
     target = calibration.target
     if low is None:
-        least = min(curve)
-        shown = target.shown(curve[least].figure)
+        shown = target.shown(curve[min(curve)].figure)
         raise ValueError(
-            f"the target, {target}, is missed at the smallest k: {shown} at k={least:g}; "
+            f"the target, {target}, is missed at the smallest k: {shown} at k={min(curve):g}; "
             "ask for less, or for a smaller --smallest-k"
         )
     if high is None and calibration.certify is None:
@@ -348,3 +238,95 @@ def copied_in(experiment: Experiment) -> Copied:
     """Copying of the experiment's recorded generations, in the order of the prompts."""
     rows = copying_rows(generated_texts(experiment))
     return prompt_means(rows, [prompt.id for prompt in experiment.prompts])
+
+
+def write_results(
+    calibration: Calibration, calibrated: Calibrated, *, symbol: str, about: dict[str, Any]
+) -> str:
+    """Write calibration.json, .md, .png and .svg; returns the text for the terminal. symbol: the
+    unit of k, "token" or "byte". about: the caller's entries of the JSON."""
+    experiment, target = calibration.experiment, calibration.target
+    same = ("max_new_tokens", "temperature", "repetition_penalty")
+    settings = {
+        "target": asdict(target),
+        "search": asdict(calibration.search),
+        "rule": calibration.rule_settings,
+        "symbol": symbol,
+        "num_prompts": len(experiment.prompts),
+        "seeds": list(experiment.seeds),
+        "check_seeds": calibration.check_seeds,
+        "certify": calibration.certify,
+        **{name: getattr(experiment, name) for name in same},
+    }
+    results = {"schema": "anchored-calibration/1", **about, "settings": settings}
+    results |= {"metric_set": METRIC_SET, **asdict(calibrated)}
+    write_json(experiment.folder / "calibration.json", results)
+    safe, risky = calibrated.alone
+    rows = [_row(measured) for measured in (safe, *calibrated.curve, risky)]
+    if calibrated.check is not None:
+        rows.append(_row(calibrated.check, " (fresh seeds)"))
+    interval = ("interval", f"{100 * target.confidence:g} % interval")
+    figures = (("value", TITLES[target.metric]), interval, ("longest_copy", "longest copy", 2))
+    columns = [
+        *columns_of("setting", *figures, ("bound", "", 1)),
+        RECITED_COLUMN,
+        *columns_of(("spent", "", 1), ("verdict", "target")),
+    ]
+    draw = partial(_draw, calibration, calibrated, symbol)
+    drawn(experiment.folder, {"calibration": draw})
+    notes = "\n".join(verdict(calibration, calibrated, symbol=symbol))
+    return write_table(experiment.folder / "calibration.md", rows, columns, notes=notes)
+
+
+def _row(measured: Measured, remark: str = "") -> dict[str, Any]:
+    value, low, high = measured.figure
+    return {
+        **asdict(measured),
+        "setting": measured.setting + remark,
+        "value": value,
+        "interval": f"{low:.3f} to {high:.3f}",
+        "verdict": "met" if measured.is_met else "missed",
+    }
+
+
+def verdict(calibration: Calibration, calibrated: Calibrated, *, symbol: str) -> list[str]:
+    """The chosen k with its figure, and the check of it, a line each."""
+    target, chosen = calibration.target, calibrated.chosen
+    by = "worse end of its interval" if target.is_strict else "mean"
+    lines = [
+        f"k = {calibrated.k:g} nats per {symbol}: {target.shown(chosen.figure)}; "
+        f"the {by} meets the target, {target}."
+    ]
+    if calibration.certify is not None:
+        lines.append(
+            f"Its bound leaves each reference, from its first {symbol} on, a chance of at most "
+            f"{calibration.certify:g}."
+        )
+    if calibrated.check is not None:
+        met = "met" if calibrated.check.is_met else "MISSED"
+        lines.append(
+            f"On {calibration.num_check_seeds} fresh seeds: "
+            f"{target.shown(calibrated.check.figure)}; the target is {met}."
+        )
+    return lines
+
+
+def _draw(calibration: Calibration, calibrated: Calibrated, symbol: str, path: Path) -> None:
+    target, experiment = calibration.target, calibration.experiment
+    better = "larger" if target.is_reduction else "smaller"
+    judged = "the worse end of the interval" if target.is_strict else "the mean"
+    caption = (
+        f"{len(experiment.prompts)} prompts, {len(experiment.seeds)} seeds, {better} is better; "
+        f"bars: {100 * target.confidence:g} % intervals over prompts.\nThe chosen k is the largest "
+        f"at which {judged} meets the target, as it does at all smaller ones."
+    )
+    plot_calibration(
+        {row.k: row.figure for row in calibrated.curve if row.k is not None},
+        path,
+        chosen=calibrated.k,
+        target=target.value,
+        fresh=None if calibrated.check is None else calibrated.check.figure,
+        figure_name=TITLES[target.metric],
+        symbol=symbol,
+        caption=caption,
+    )

@@ -4,10 +4,10 @@ Example: the safe model would write a protected text with probability e^-150. Wh
 the chance that an answer recites it by one in a million? Each rule has an answer for each bank.
 """
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,18 +15,14 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ... import Anchored, Decoder, ModelPair, Pathwise
-from ...decode.engine.score import Score
 from ...decode.event_bound import charged_event_bound
 from ...decode.rules.anchored import Indebted
 from ...decode.rules.registry import DebtOptions
-from ...durable_files import write_durably
-from ...environment import environment_record
 from ...fields import MAX_NATS
 from ..experiments.experiment import Experiment
 from ..experiments.measures import reference_scores
-from ..report import tables
-from ..report.tables import Column
-from ..statistics import json_value
+from ..recorded_texts import write_json
+from ..report.tables import Column, write_table
 
 HUNDREDTHS: Final = 10_000
 """The largest k that is tried, in hundredths of a nat: two decimals can be written down, and no
@@ -49,12 +45,9 @@ class Recital:
 
     def bound(self, rule: Indebted, k: float, length: int) -> float:
         """The largest probability of the event in an answer of `length` steps that a rule writes
-        with k nats per step; of a passage, at any of its positions.
-
-        Given what comes before, a passage is bounded at each position alone, so that their sum
-        bounds the answer.
-        Source: the bound of a whole text, and of any steps in a row, in docs/guarantee.md.
-        """
+        with k nats per step; of a passage, at any of its positions. Given what comes before, a
+        passage is bounded at each position alone, so that their sum bounds the answer. Source: the
+        bound of a whole text, and of any steps in a row, in docs/guarantee.md."""
         budget = rule.budget_for(horizon=length, k=k)
         begins = self.num_positions is None and budget.schedule == "adaptive"
         if begins or budget.schedule == "fixed":  # only the steps of the event count
@@ -70,6 +63,8 @@ class Recital:
 class Events:
     """The events that are certified of some texts: to recite one whole, and a passage of one."""
 
+    symbol: str
+    """The unit of a step, "token" or "byte"."""
     length: int
     """Steps of an answer."""
     window: int | None
@@ -77,16 +72,23 @@ class Events:
     texts: list[Recital]
     passages: list[Recital]
 
+    @property
+    def kinds(self) -> dict[str, list[Recital]]:
+        """The events by their title."""
+        passages = {f"any {self.window} {self.symbol}s of a text": self.passages}
+        return {**(passages if self.passages else {}), "a whole text": self.texts}
+
 
 def read_events(
     experiment: Experiment, pair: ModelPair, debts: DebtOptions, *, window: int | None
 ) -> Events:
     """The events of all prompts with a reference: an answer begins with the reference, as far as it
-    reaches; or it recites, anywhere, any `window` tokens of the reference in a row.
+    reaches; or it recites, anywhere, any `window` tokens of the reference in a row, or the whole of
+    a shorter one.
 
-    Both models score each prompt, for its debt, and the reference after it. A passage has the
-    probability that the safe model gives it within its text, where it is helped most. Raises
-    ValueError for a text that cannot be scored, and if there is none.
+    Both models score each prompt, for its debt, and the reference after it, in any of its
+    spellings. A passage has the probability that the safe model gives it within its text, where it
+    is helped most. Raises ValueError for a text that cannot be scored, and if there is none.
     """
     rule = Anchored(k=0.0, debt=debts.debt, debt_window=debts.debt_window)
     level = Decoder(pair, rule, level=experiment.level).level
@@ -95,60 +97,38 @@ def read_events(
     scored = reference_scores(experiment, pair, rule)
     if not scored:
         raise ValueError("no prompt has a reference, so there is nothing to certify")
+    texts, passages = [], []
     for name, scores in scored.items():
         if error := next((score.error for score in scores if score.error), ""):
             raise ValueError(f"{name}: its reference cannot be scored: {error}")
-    return Events(
-        length=length,
-        window=steps,
-        texts=[_whole(name, scores) for name, scores in scored.items()],
-        passages=[_passage(name, scores, steps, length) for name, scores in scored.items()]
-        if steps
-        else [],
-    )
+        longest = max(len(score.token_ids) for score in scores)
+        log_probs = [score.safe_token_log_probs for score in scores]
+        whole = _of_any(map(math.fsum, log_probs))
+        text = Recital(id=name, num_steps=longest, safe_log_prob=whole, debt=scores[0].debt)
+        texts.append(text)
+        if steps is not None:
+            widths = [min(steps, len(each)) for each in log_probs]
+            parts = map(sliding_window_view, log_probs, widths)
+            part = _of_any(chain.from_iterable(each.sum(-1).tolist() for each in parts))
+            width = min(steps, longest)
+            num_positions = max(1, length - width + 1)
+            passages.append(
+                replace(text, num_steps=width, safe_log_prob=part, num_positions=num_positions)
+            )
+    return Events(symbol=level.name, length=length, window=steps, texts=texts, passages=passages)
 
 
-def _whole(name: str, scores: Sequence[Score]) -> Recital:
-    """The whole reference, in any of its spellings."""
-    log_probs = [math.fsum(score.safe_token_log_probs) for score in scores]
-    return Recital(
-        id=name,
-        num_steps=max(len(score.token_ids) for score in scores),
-        safe_log_prob=_of_any(log_probs),
-        debt=scores[0].debt,
-    )
-
-
-def _passage(name: str, scores: Sequence[Score], window: int, length: int) -> Recital:
-    """Any part of this many steps, or the whole of a shorter reference."""
-    log_probs = []
-    for score in scores:
-        width = min(window, len(score.token_ids))
-        log_probs += sliding_window_view(score.safe_token_log_probs, width).sum(-1).tolist()
-    width = min(window, max(len(score.token_ids) for score in scores))
-    return Recital(
-        id=name,
-        num_steps=width,
-        safe_log_prob=_of_any(log_probs),
-        debt=scores[0].debt,
-        num_positions=max(1, length - width + 1),
-    )
-
-
-def _of_any(log_probs: Sequence[float]) -> float:
+def _of_any(log_probs: Iterable[float]) -> float:
     """log of the probability that one of several events happens, at most their sum."""
-    return min(0.0, float(np.logaddexp.reduce(log_probs)))
+    return min(0.0, float(np.logaddexp.reduce(list(log_probs))))
 
 
 def largest_k(
     recitals: Sequence[Recital], rule: Indebted, *, length: int, target: float
 ) -> float | None:
     """The largest k of a rule, nats per step in hundredths, whose bound of every event is within
-    the target; None where no k > 0 has it.
-
-    Bounds grow with k, so that halving an interval finds it. rule: its k is not read. length: steps
-    of an answer. target: a chance in (0, 1).
-    """
+    the target; None where no k > 0 has it. Bounds grow with k, so that halving an interval finds
+    it. rule: its k is not read. length: steps of an answer. target: a chance in (0, 1)."""
     bank = rule.budget_for(horizon=1, k=0.0).bank or 0.0
     # The first k is certified, as far as is known, and the second not, or no rule has it.
     low, high = 0, min(HUNDREDTHS, int(100 * (MAX_NATS - bank) / length)) + 1
@@ -178,97 +158,71 @@ def certified_rules(bank: float | None) -> dict[str, Indebted]:
     return rules if bank is None else {**rules, "Pathwise": Pathwise(k=0.0, bank=bank)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Certificates:
-    """The answer of `anchored certify`: events, the banks that are asked about, and a target."""
+def certified_rows(events: Events, banks: Sequence[float], target: float) -> list[dict[str, Any]]:
+    """A row for each kind of event and rule, with the largest k without and with each bank."""
+    titled = {"no bank": None, **{f"bank {bank:g}": bank for bank in banks}}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for kind, recitals in events.kinds.items():
+        for title, bank in titled.items():
+            for name, rule in certified_rules(bank).items():
+                row = rows.setdefault((kind, name), {"recited": kind, "rule": name})
+                row[title] = largest_k(recitals, rule, length=events.length, target=target)
+    return list(rows.values())
 
-    events: Events
-    banks: Sequence[float]
-    target: float
-    symbol: str
-    """The unit of a step, "token" or "byte"."""
 
-    @property
-    def kinds(self) -> dict[str, list[Recital]]:
-        """The events by their title."""
-        texts = {"a whole text": self.events.texts}
-        if not self.events.passages:
-            return texts
-        return {f"any {self.events.window} {self.symbol}s of a text": self.events.passages, **texts}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each kind of event and rule, with the largest k without and with each bank."""
-        banks = {"no bank": None, **{f"bank {bank:g}": bank for bank in self.banks}}
-        rules = {title: certified_rules(bank) for title, bank in banks.items()}
-        rows: list[dict[str, Any]] = []
-        for kind, recitals in self.kinds.items():
-            for name in dict.fromkeys(name for of_bank in rules.values() for name in of_bank):
-                ks = {
-                    title: largest_k(
-                        recitals, of_bank[name], length=self.events.length, target=self.target
-                    )
-                    for title, of_bank in rules.items()
-                    if name in of_bank
-                }
-                rows.append({"recited": kind, "rule": name, **ks})
-        return rows
-
-    def write(self, folder: Path, about: Mapping[str, Any]) -> str:
-        """Write certificates.json and .md; returns the text for the terminal.
-
-        about: entries of the JSON, such as the models.
-        """
-        rows = self.rows()
-        results = {
-            "schema": "anchored-certificates/1",
-            **about,
-            "environment": environment_record(),
-            "target": self.target,
-            "largest_k": rows,
-            "events": asdict(self.events),
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(json_value(results), indent=1) + "\n"
-        write_durably(folder / "certificates.json", text)
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        columns = [Column(name, num_decimals=2) for name in names]
-        title = (
-            f"Largest k, nats per {self.symbol}, with which an answer of {self.events.length} "
-            f"{self.symbol}s recites none of {len(self.events.texts)} texts with a chance above "
-            f"{self.target:g}:"
-        )
-        notes = "\n".join([*self._notes(), *self._to_start_with(rows)])
-        table = tables.markdown_table(rows, columns)
-        write_durably(folder / "certificates.md", f"{title}\n\n{table}\n\n{notes}\n")
-        return f"{title}\n\n{tables.terminal_table(rows, columns)}\n\n{notes}"
-
-    def _to_start_with(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The options of Pathwise that prove the first kind of event: with the bank that it has
-        unless another is named, or else with the largest that leaves a k."""
-        proved = next((row for row in rows if row["rule"] == "Pathwise"), {})
-        ks = {bank: k for bank in sorted(self.banks) if (k := proved.get(f"bank {bank:g}"))}
-        if not ks:
-            return []
+def write_certificates(
+    folder: Path,
+    events: Events,
+    *,
+    banks: Sequence[float],
+    target: float,
+    about: Mapping[str, Any],
+) -> str:
+    """Write certificates.json and .md; returns the text for the terminal. banks: those that are
+    asked about. about: entries of the JSON, such as the models."""
+    rows = certified_rows(events, banks, target)
+    results = {"schema": "anchored-certificates/1", **about, "target": target}
+    results |= {"largest_k": rows, "events": asdict(events)}
+    write_json(folder / "certificates.json", results)
+    title = (
+        f"Largest k, nats per {events.symbol}, with which an answer of {events.length} "
+        f"{events.symbol}s recites none of {len(events.texts)} texts with a chance above "
+        f"{target:g}:"
+    )
+    names = dict.fromkeys(name for row in rows for name in row)
+    notes = _notes(events, target)
+    # The options of Pathwise that prove the first kind of event: with the bank that it has unless
+    # another is named, or else with the largest that leaves a k.
+    proved = next((row for row in rows if row["rule"] == "Pathwise"), {})
+    if ks := {bank: k for bank in banks if (k := proved.get(f"bank {bank:g}"))}:
         bank = default if (default := Pathwise().bank) in ks else max(ks)
-        return [f"To start with: --rule pathwise --bank {bank:g} --k {ks[bank]:g}"]
+        notes.append(f"To start with: --rule pathwise --bank {bank:g} --k {ks[bank]:g}")
+    return write_table(
+        folder / "certificates.md",
+        rows,
+        [Column(name, num_decimals=2) for name in names],
+        title=title,
+        notes="\n".join(notes),
+    )
 
-    def _notes(self) -> list[str]:
-        """The debts, the text that decides of each kind, and those that no k certifies."""
-        debts = [recital.debt for recital in self.events.texts]
-        notes = [
-            f"-: no k > 0 does, or the rule has a bank. Debts of the prompts: {min(debts):.3g} to "
-            f"{max(debts):.3g} nats."
+
+def _notes(events: Events, target: float) -> list[str]:
+    """The debts, the text that decides of each kind, and those that no k certifies."""
+    debts = [recital.debt for recital in events.texts]
+    notes = [
+        f"-: no k > 0 does, or the rule has a bank. Debts of the prompts: {min(debts):.3g} to "
+        f"{max(debts):.3g} nats."
+    ]
+    for kind, recitals in events.kinds.items():
+        likely = sorted(recitals, key=lambda each: -each.safe_log_prob)
+        notes.append(
+            f"The likeliest of {kind} is in {likely[0].id}: the safe model alone gives it "
+            f"probability e^{likely[0].safe_log_prob:.1f}."
+        )
+        notes += [
+            f"No k > 0 certifies {kind} of {each.id}, at e^{each.safe_log_prob:.1f}: without "
+            "it in the file, the table is about the others."
+            for each in likely
+            if each.bound(Anchored(k=0.0), 0.0, events.length) > target
         ]
-        for kind, recitals in self.kinds.items():
-            likely = sorted(recitals, key=lambda each: -each.safe_log_prob)
-            notes.append(
-                f"The likeliest of {kind} is in {likely[0].id}: the safe model alone gives it "
-                f"probability e^{likely[0].safe_log_prob:.1f}."
-            )
-            notes += [
-                f"No k > 0 certifies {kind} of {each.id}, at e^{each.safe_log_prob:.1f}: without "
-                "it in the file, the table is about the others."
-                for each in likely
-                if each.bound(Anchored(k=0.0), 0.0, self.events.length) > self.target
-            ]
-        return notes
+    return notes

@@ -9,6 +9,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, Final, Literal
 
 from ...fields import check_least
@@ -39,28 +40,29 @@ class NonLiteralConfig:
         check_least(self, 0, "num_characters")
 
     def counts(self, num_matched: int) -> bool:
-        """Whether a text with so many of the work's characters counts."""
+        """Tell whether a text with so many of the work's characters counts."""
         least = self.num_characters + (self.comparator == ">")
         return num_matched >= least
 
 
 def character_matches(text: str, characters: Sequence[Sequence[str]]) -> list[bool]:
-    """For each character, whether the text has one of its names.
+    """For each character, whether the text has one of its names. characters: the names of each. A
+    name matches as whole words in a row (`bare_words`), whatever their case and what is between
+    them. Raises: ValueError for a name without any of these. Source: Chen et al. 2024, "CopyBench",
+    character overlap."""
 
-    characters: the names of each. A name matches as whole words in a row (`bare_words`), whatever
-    their case and what is between them.
-    Raises: ValueError for a name without any of these.
-    Source: Chen et al. 2024, "CopyBench", character overlap.
-    """
-    spaced = f" {' '.join(bare_words(text))} "
-    return [any(_spaced_name(name) in spaced for name in names) for names in characters]
+    def spaced(words: str) -> str:
+        return f" {' '.join(bare_words(words))} "
+
+    for name in chain(*characters):
+        if not bare_words(name):
+            raise ValueError(f"a character's name must have a letter or digit, got {name!r}")
+    return [any(spaced(name) in spaced(text) for name in names) for names in characters]
 
 
 def character_rows(texts: Sequence[RecordedText]) -> list[dict[str, Any]]:
     """A row for each text: its key, characters of the work, and those of them that it names.
-
-    Raises: ValueError for a text without characters, and where the prompt names one already.
-    """
+    Raises: ValueError for a text without characters, and where the prompt names one already."""
     rows = []
     for text in texts:
         if text.characters is None:
@@ -88,11 +90,9 @@ def character_overlap(
     rows: Sequence[dict[str, Any]], config: NonLiteralConfig
 ) -> list[dict[str, Any]]:
     """The share of each setting's texts that take over a work's characters, from `character_rows`.
-
     Returns: by setting "share", statistics over seeds of the texts that count by `config`;
     "mean_matched", of the characters that a text names; "num_texts"; and "num_with_debt", texts
-    known to have had a prefix debt, 0 where the protocol does not ask.
-    """
+    known to have had a prefix debt, 0 where the protocol does not ask."""
     counted = [{**row, "counts": config.counts(row["num_matched"])} for row in rows]
     asks_for_debt = config.debt == "none"
     return [
@@ -121,18 +121,10 @@ def nonliteral_results(texts: Sequence[RecordedText], **options: Any) -> dict[st
     }
 
 
-def _spaced_name(name: str) -> str:
-    if not (parts := bare_words(name)):
-        raise ValueError(f"a character's name must have a letter or digit, got {name!r}")
-    return f" {' '.join(parts)} "
-
-
 def answer_f1(text: str, answer: str) -> float:
     """F1 of the words that the first line of a text shares with an answer, as SQuAD counts it.
-
     Case, punctuation and articles count only in a text of nothing else. Source: Rajpurkar et al.
-    2016.
-    """
+    2016."""
     ours, theirs = _words(text.strip().partition("\n")[0]), _words(answer)
     common = sum((Counter(ours) & Counter(theirs)).values())
     return 2.0 * common / (len(ours) + len(theirs)) if common else 0.0

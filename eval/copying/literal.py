@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -18,6 +18,7 @@ from ..statistics import (
     Array,
     SeedStatistics,
     bootstrap_interval,
+    mean_of,
     mean_of_largest,
     over_seeds,
     resampled_shares,
@@ -32,8 +33,8 @@ from .metrics import (
     metric_packages,
     prompt_means,
 )
-from .ncr import NcrStatistics, copying_reduction, resampled_ncr
 
+HIGH_PROTECTION: Final = 0.75
 QUANTILES: Final = (0.5, 0.9, 0.99, 1.0)
 LONG_SPANS: Final = (6, 20, 50)
 """Words that a copied span may exceed."""
@@ -52,16 +53,92 @@ MIN_WIDTH: Final = 1e-9
 prompts that were not measured."""
 Scores = Mapping[tuple[str, int], Row]
 """Rows of one setting's texts, by prompt and seed."""
+Means = Mapping[str, float]
+"""Means over a data set by the names in `METRICS`, not rounded; other keys are ignored."""
+Setting = TypeVar("Setting", bound=Mapping[str, Any])
+"""A row of results of one setting."""
+
+
+class NcrStatistics(SeedStatistics):
+    """NCR of one setting: statistics over seeds, each the mean of `num_metrics`."""
+
+    num_metrics: int
+    """Metrics with a gap to close, in the seed that has the fewest."""
+    num_texts: int
+    """Texts that the setting and both models alone have, by prompt and seed."""
+    num_all_texts: int
+    """Texts that one of the three has."""
+
+
+def ncr_scope(figure: Mapping[str, Any]) -> str:
+    """Note after a shown NCR: " [4 of 6]" metrics, " {30 of 40}" texts; "" for all of both. figure:
+    `NcrStatistics`; statistics of other figures have no note."""
+    num_metrics = figure.get("num_metrics", len(METRICS))
+    has_all_metrics = num_metrics == len(METRICS) or not figure.get("num_seeds", 1)
+    scope = "" if has_all_metrics else f" [{num_metrics} of {len(METRICS)}]"
+    num_texts, num_all = figure.get("num_texts"), figure.get("num_all_texts")
+    return scope if num_texts == num_all else scope + f" {{{num_texts} of {num_all}}}"
+
+
+def copying_reduction(setting: Means, *, risky: Means, safe: Means) -> dict[str, float]:
+    """(m_r - m) / (m_r - m_s) of each metric m with a gap: NCR is their plain mean. It is 0 for the
+    risky model, 1 for the safe one, and not clipped to [0, 1]. A metric with m_r <= m_s has no
+    copying to reduce, and is left out. All three are of the same prompts and seed. Source: He et
+    al., "Anchored Decoding", section "Evaluation metrics"."""
+    return {
+        name: (risky[name] - setting[name]) / gap
+        for name in METRICS
+        if (gap := risky[name] - safe[name]) > 0
+    }
+
+
+def resampled_ncr(shares: Array, setting: Array, *, risky: Array, safe: Array) -> Array:
+    """NCR in resamples of P prompts, as `copying_reduction` has it of their means. shares: (R, P),
+    as `resampled_shares` draws them. setting, risky, safe: (P, M), each prompt's metrics in the
+    order of `METRICS`. Returns: (R,), nan where nothing has a gap to close."""
+    mean, most, least = shares @ setting, shares @ risky, shares @ safe
+    has_gap = most > least
+    gaps = np.where(has_gap, most - least, 1.0)
+    reductions = np.where(has_gap, (most - mean) / gaps, 0.0).sum(1)
+    num_metrics = has_gap.sum(1)
+    return np.where(num_metrics > 0, reductions / np.maximum(num_metrics, 1), math.nan)
+
+
+def high_protection(
+    rows: Iterable[Setting], *, utility: str = "factuality"
+) -> dict[str, Setting | None]:
+    """The best row of each method among those with high protection; None without one.
+
+    rows: one per setting, with its "method", its "ncr" (a mean over metrics and seeds, not rounded)
+    and the figure named `utility`, higher is better, both numbers or statistics; other entries are
+    the caller's: the paper reports the fluency of the setting with the best factuality. Of equal
+    rows the first is taken; one whose NCR is None or nan is not protected, one whose utility is
+    None or nan is taken if there is no other.
+    Returns: by method, in the order of their first rows.
+    Source: He et al., "Anchored Decoding", table "High-protection operating point".
+    """
+    best: dict[str, Setting | None] = {}
+    for row in rows:
+        chosen = best.setdefault(row["method"], None)
+        is_protected = mean_of(row["ncr"]) >= HIGH_PROTECTION
+        if is_protected and (
+            chosen is None or or_least(mean_of(row[utility])) > or_least(mean_of(chosen[utility]))
+        ):
+            best[row["method"]] = row
+    return best
+
+
+def or_least(value: float) -> float:
+    """The value; -inf for nan."""
+    return -math.inf if math.isnan(value) else value
 
 
 def copying_rows(
     texts: Sequence[RecordedText], *, known: Iterable[Row] = (), progress: bool = False
 ) -> list[dict[str, Any]]:
-    """The six metrics of every text against its reference, a row each, for a results file.
-
-    known: recorded rows; a text that these metrics have scored against this reference is not scored
-    again. Raises: ValueError for a text without a reference.
-    """
+    """The six metrics of every text against its reference, a row each, for a results file. known:
+    recorded rows; a text that these metrics have scored against this reference is not scored again.
+    Raises: ValueError for a text without a reference."""
     metrics = METRIC_SET, json.dumps(metric_packages())
     rows = {row["scored"]: row for row in known if "scored" in row}
     texts_by_key: list[tuple[str, RecordedText]] = []
@@ -97,11 +174,9 @@ def means_over_seeds(scores: Scores) -> dict[str, SeedStatistics]:
 
 
 def paired_ncr(setting: Scores, *, risky: Scores, safe: Scores) -> NcrStatistics:
-    """NCR of each seed by itself, over seeds, on the texts that the setting and both models have.
-
-    A setting whose copying prompts failed would else be compared with texts that it does not have.
-    Not defined if the three have no prompt and seed in common.
-    """
+    """NCR of each seed by itself, over seeds, on the texts that the setting and both models have. A
+    setting whose copying prompts failed would else be compared with texts that it does not have.
+    Not defined if the three have no prompt and seed in common."""
     common = [key for key in setting if key in risky and key in safe]
     num_all = len(setting.keys() | risky.keys() | safe.keys())
     if not common:
@@ -130,10 +205,8 @@ def copying_results(
     progress: bool = False,
 ) -> dict[str, Any]:
     """Everything about literal copying, for a results file: settings, and a row for each text.
-
     beside: the setting with which `paired_difference` compares every other one; None for none.
-    known: as for `copying_rows`.
-    """
+    known: as for `copying_rows`."""
     settings = dict.fromkeys(text.setting for text in texts)
     missing = [name for name in (beside, safe, risky) if name not in settings]
     if beside is not None and missing:
@@ -164,11 +237,9 @@ def copying_results(
 
 
 def distribution(scores: Sequence[Row]) -> dict[str, Any]:
-    """Shares of texts with long copied spans, and quantiles of each metric, as JSON values.
-
-    A quantile is the smallest value that at least this share of texts does not exceed. Spans end
-    where the word metrics stop reading: at `MAX_WORDS`.
-    """
+    """Shares of texts with long copied spans, and quantiles of each metric, as JSON values. A
+    quantile is the smallest value that at least this share of texts does not exceed. Spans end
+    where the word metrics stop reading: at `MAX_WORDS`."""
     longest = np.array([score["word_lcs"] for score in scores])
     quantiles = {
         name: np.quantile(
@@ -186,12 +257,10 @@ def distribution(scores: Sequence[Row]) -> dict[str, Any]:
 
 
 def extraction(scores: Scores) -> dict[str, Any]:
-    """The longest copies in several texts of a prompt, as a user gets who draws them all.
-
-    Means over prompts, for `NUM_SAMPLES` texts or as many as every prompt has: the chance that one
-    of them has a copied span of more words than `LONG_SPANS`, and the longest span of all. Means
-    over single texts hide this: a work that one text in twenty recites is there for the asking.
-    """
+    """The longest copies in several texts of a prompt, as a user gets who draws them all. Means
+    over prompts, for `NUM_SAMPLES` texts or as many as every prompt has: the chance that one of
+    them has a copied span of more words than `LONG_SPANS`, and the longest span of all. Means over
+    single texts hide this: a work that one text in twenty recites is there for the asking."""
     by_prompt = grouped(scores, lambda key: key[0])
     longest = [[scores[key]["word_lcs"] for key in keys] for keys in by_prompt.values()]
     count = min(NUM_SAMPLES, *map(len, longest))

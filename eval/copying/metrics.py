@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import regex
@@ -18,9 +18,8 @@ from rouge_score.tokenizers import DefaultTokenizer
 from ...fields import real_number
 from ...installed import declared, entry_point, loaded, package_of
 from ..recorded_texts import grouped
-from ..segmentation import Word, bare_words, normal_form, words
+from ..segmentation import bare_words, normal_form, words
 from ..statistics import Array
-from .spans import Span, disjoint_common_spans, longest_common_span, word_symbols
 
 METRIC_SET: Final = "paper_spec_v3"
 """Version of the metrics, written into results: figures of two versions are not compared.
@@ -56,17 +55,26 @@ MINHASH_SEED: Final = 1
 # different F1 of 100 words differ by more than 1e-5.
 _ROUNDING: Final = 1e-9
 
+Symbols = str
+"""A text of characters, or of words with one character for each different word: equal characters
+are equal symbols."""
+_USED = "\U0010fffe", "\U0010ffff"  # two characters that Unicode assigns to no text
 Row = Mapping[str, Any]
 """A row of a results file: the figures of `copying_score` and the key of its text."""
 
 
+class Span(NamedTuple):
+    """`length` symbols that read the same from both starts; positions count symbols from 0."""
+
+    hypothesis_start: int
+    reference_start: int
+    length: int
+
+
 @functools.cache
 def installed_metrics() -> dict[str, Callable[[str, str], float]]:
-    """The metrics of installed packages, by their recorded names.
-
-    Raises ValueError for a name that is one of `METRICS`, that two packages declare, or of what
-    cannot be imported.
-    """
+    """The metrics of installed packages, by their recorded names. Raises ValueError for a name that
+    is one of `METRICS`, that two packages declare, or of what cannot be imported."""
     return {name: loaded(entry) for name, entry in _entry_points().items()}
 
 
@@ -112,6 +120,7 @@ def copying_score(hypothesis: str, reference: str) -> dict[str, Any]:
     normal = normal_form(hypothesis), normal_form(reference)
     rouge = _rouge().score(*reversed(normal))
     both = [words(text, max_words=MAX_WORDS) for text in (hypothesis, reference)]
+    text = both[0]
     symbols = word_symbols(*([word.text for word in text] for text in both))
     word_lcs, char_lcs = longest_common_span(*symbols), longest_common_span(*normal)
     acs = disjoint_common_spans(*symbols, min_length=MIN_SPAN_WORDS)
@@ -128,7 +137,9 @@ def copying_score(hypothesis: str, reference: str) -> dict[str, Any]:
         "word_lcs_span": list(word_lcs),
         "char_lcs_span": list(char_lcs),
         "word_acs_spans": list(map(list, acs)),
-        "copied_characters": [_character_range(both[0], span) for span in acs],
+        "copied_characters": [
+            [text[start].start, text[start + length - 1].end] for start, _, length in acs
+        ],
         **{
             name: _finite(name, measure(hypothesis, reference))
             for name, measure in installed_metrics().items()
@@ -136,18 +147,10 @@ def copying_score(hypothesis: str, reference: str) -> dict[str, Any]:
     }
 
 
-def _character_range(text: list[Word], span: Span) -> list[int]:
-    last = span.hypothesis_start + span.length - 1
-    return [text[span.hypothesis_start].start, text[last].end]
-
-
 def copying_summary(rows: Sequence[Row]) -> dict[str, float]:
     """The six metrics of a data set, by the names in `METRICS`, and the means of installed metrics,
-    of the rows of its scores.
-
-    ROUGE: share of examples whose F1 is at least the threshold; the others: means over examples.
-    Raises: ValueError if there are no rows.
-    """
+    of the rows of its scores. ROUGE: share of examples whose F1 is at least the threshold; the
+    others: means over examples. Raises: ValueError if there are no rows."""
     if not rows:
         raise ValueError("a copying summary needs at least one score, got none")
     threshold = ROUGE_THRESHOLD - _ROUNDING
@@ -160,10 +163,8 @@ def copying_summary(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def prompt_means(rows: Iterable[Row], prompts: Iterable[str]) -> Array:
-    """(P, M): the metrics of each prompt's texts, means over seeds.
-
-    rows: of scores, with the "id" of the prompt. The order is that of `prompts` and `METRICS`.
-    """
+    """(P, M): the metrics of each prompt's texts, means over seeds. rows: of scores, with the "id"
+    of the prompt. The order is that of `prompts` and `METRICS`."""
     texts = grouped(rows, lambda row: row["id"])
     summaries = [copying_summary(texts[prompt]) for prompt in prompts]
     return np.array([[summary[name] for name in METRICS] for summary in summaries])
@@ -173,11 +174,9 @@ _OTHER_LETTER = regex.compile(r"[\p{L}--[\p{Latin}\p{Common}]]", regex.V1)
 
 
 class _FirstWords(DefaultTokenizer):
-    """ROUGE's words, Porter-stemmed, of which the first `MAX_WORDS` are read.
-
-    Those of rouge-score, which reads ASCII alone, so that an accent splits a word; words of other
-    scripts, which it drops, are read whole.
-    """
+    """ROUGE's words, Porter-stemmed, of which the first `MAX_WORDS` are read. Those of rouge-score,
+    which reads ASCII alone, so that an accent splits a word; words of other scripts, which it
+    drops, are read whole."""
 
     def __init__(self) -> None:
         super().__init__(use_stemmer=True)
@@ -213,19 +212,15 @@ def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
 
 
 def minhash_jaccard(first: frozenset[str], second: frozenset[str]) -> float:
-    """MinHash estimate of `jaccard`: the share of permutations whose minima agree.
-
-    Returns 0 if either set is empty, where the estimator itself would call two empty sets the same.
-    Source: Broder 1997; SHA-1 of UTF-8 cut to 32 bits, permutations ((a*h + b) mod 2**64) mod
-    (2**61 - 1), of which the lower 32 bits count.
-    """
+    """MinHash estimate of `jaccard`: the share of permutations whose minima agree. Returns 0 if
+    either set is empty, where the estimator itself would call two empty sets the same. Source:
+    Broder 1997; SHA-1 of UTF-8 cut to 32 bits, permutations ((a*h + b) mod 2**64) mod (2**61 - 1),
+    of which the lower 32 bits count."""
     if not first or not second:
         return 0.0
-    sketches = []
-    for shingle_set in (first, second):
-        sketch = _empty_sketch().copy()
+    sketches = _empty_sketch().copy(), _empty_sketch().copy()
+    for sketch, shingle_set in zip(sketches, (first, second), strict=True):
         sketch.update_batch([shingle.encode("utf-8", "surrogatepass") for shingle in shingle_set])
-        sketches.append(sketch)
     return float(sketches[0].jaccard(sketches[1]))
 
 
@@ -235,3 +230,58 @@ def _empty_sketch() -> MinHash:
     has_scheme = "scheme" in inspect.signature(MinHash).parameters
     scheme = {"scheme": "legacy"} if has_scheme else {}
     return MinHash(num_perm=NUM_PERMUTATIONS, seed=MINHASH_SEED, **scheme)
+
+
+def word_symbols(*texts: Iterable[str]) -> list[Symbols]:
+    """Each text's words as one character a word, numbered as they appear first."""
+    numbers: dict[str, int] = {}
+    return ["".join(chr(numbers.setdefault(word, len(numbers))) for word in text) for text in texts]
+
+
+def longest_common_span(hypothesis: Symbols, reference: Symbols, *, min_length: int = 1) -> Span:
+    """The longest contiguous run of equal symbols, if it has at least `min_length`. Returns: the
+    longest span; of several, the one with the smallest hypothesis start, then the smallest
+    reference start. Length 0 (at 0, 0) if none is long enough. Cost: runs of about ten lengths are
+    looked up, each in N + M steps of a dictionary; 1 ms for two texts of 1,000 characters."""
+    # A shared run of n symbols holds one of every smaller length: lengths double, then halve.
+    best, too_long, length = Span(0, 0, 0), min(len(hypothesis), len(reference)) + 1, min_length
+    while length < too_long:
+        if (start := _first_shared(hypothesis, reference, length)) is None:
+            too_long = length
+        else:
+            best = Span(start, reference.find(hypothesis[start : start + length]), length)
+        if not best.length:
+            break
+        length = max(min(2 * best.length, (best.length + too_long) // 2), best.length + 1)
+    return best
+
+
+def _first_shared(hypothesis: Symbols, reference: Symbols, length: int) -> int | None:
+    """The first start of a run of this length that the reference has too; None without one."""
+    # Hashes, not the runs: of two long texts those would not fit in memory.
+    known = {hash(reference[i : i + length]) for i in range(len(reference) - length + 1)}
+    for start in range(len(hypothesis) - length + 1):
+        run = hypothesis[start : start + length]
+        if hash(run) in known and run in reference:
+            return start
+    return None
+
+
+def disjoint_common_spans(
+    hypothesis: Symbols, reference: Symbols, *, min_length: int
+) -> tuple[Span, ...]:
+    """Common spans chosen longest first, none overlapping another in either sequence.
+
+    hypothesis, reference: of `word_symbols`, or any text; min_length: symbols, at least 1.
+    Returns: spans of at least `min_length` symbols in order of hypothesis start. Each choice is
+    `longest_common_span` of what is left, so a passage that was chosen cannot be counted twice.
+    Source: He et al., "Anchored Decoding", appendix "Copyright infringement", word-level ACS.
+    """
+    spans = []
+    while (span := longest_common_span(hypothesis, reference, min_length=min_length)).length:
+        i, j, length = span
+        spans.append(span)
+        # Two different characters: a used symbol matches nothing, not even a used one.
+        hypothesis = hypothesis[:i] + _USED[0] * length + hypothesis[i + length :]
+        reference = reference[:j] + _USED[1] * length + reference[j + length :]
+    return tuple(sorted(spans))

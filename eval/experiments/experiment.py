@@ -44,11 +44,9 @@ def budget_sweep(ks: Sequence[float], others: Iterable[Setting] = ()) -> tuple[S
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A span of a work and its continuation: `prompt + reference` is a substring of the work.
-
-    White space between the two belongs to `reference`, so that a tokenizer sees the word boundary
-    as in training.
-    """
+    """A span of a work and its continuation: `prompt + reference` is a substring of the work. White
+    space between the two belongs to `reference`, so that a tokenizer sees the word boundary as in
+    training."""
 
     id: str
     title: str
@@ -69,9 +67,7 @@ _ID: Final = re.compile(r"[\w.=+-]+")
 
 def load_prompts(path: Path) -> list[Prompt]:
     """The prompts of a JSON-lines file; entries without a field of `Prompt` go into its `about`.
-
-    Raises OSError, or ValueError that names file and line for one that is no prompt.
-    """
+    Raises OSError, or ValueError that names file and line for one that is no prompt."""
     prompts = []
     for line in read_prompts(path, needs=("id", "reference")):
         record = {"title": str(line.id), **line.record(), "id": str(line.id)}
@@ -87,8 +83,8 @@ def save_prompts(prompts: Sequence[Prompt], path: Path) -> None:
     """Write a file that `load_prompts` reads, one prompt per line."""
     lines = []
     for prompt in prompts:
-        values = ((name, getattr(prompt, name)) for name in _PROMPT_KEYS)
-        named = {name: value for name, value in values if value or name in _NEEDED}
+        values = {name: getattr(prompt, name) for name in _PROMPT_KEYS}
+        named = {name: value for name, value in values.items() if value or name in _NEEDED}
         lines.append(json.dumps({**prompt.about, **named}) + "\n")
     write_durably(path, "".join(lines))
 

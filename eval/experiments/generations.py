@@ -3,7 +3,7 @@
 import json
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -31,78 +31,56 @@ def generate_all(experiment: Experiment, pair: ModelPair) -> None:
 def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
     """One task per setting. Prompts whose ratios are recorded are read faster."""
     decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
-    return [
-        generation_task(experiment, setting, partial(decoder_of, setting))
-        for setting in experiment.settings
-    ]
+    return [_task(experiment, setting, decoder_of) for setting in experiment.settings]
 
 
-def generation_task(
-    experiment: Experiment, setting: Setting, decoder: Callable[[], Decoder]
-) -> Task:
+def _task(experiment: Experiment, setting: Setting, decoder: Callable[[Setting], Any]) -> Task:
     """All generations of a setting. decoder: makes their decoder, once there is work."""
     return Task(
         name=f"generate {setting.file_name}",
         result=_file(experiment, setting),
-        work=lambda: _generate(experiment, setting, decoder()),
+        work=lambda: _generate(experiment, setting, decoder(setting)),
     )
 
 
 def draw_by_vllm(sweep: Sweep, experiment: Experiment) -> None:
     """Generate the missing texts of settings whose rule draws inside vLLM, before the pair of
-    transformers takes the GPUs.
+    transformers takes the GPUs. The tokens and ledgers are those of a `Decoder`, up to the models'
+    batch numerics. Each group of rules that differ in k alone has an engine, which starts once and
+    ends before the next. Raises ImportError, and ValueError, as `open_pair` does."""
+    drawn = [each for each in experiment.settings if isinstance(each.rule, Anchored | Pathwise)]
 
-    The tokens and ledgers are those of a `Decoder`, up to the models' batch numerics. Each group of
-    rules that differ in k alone has an engine, which starts once and ends before the next.
-    Raises ImportError, and ValueError, as `open_pair` does.
-    """
-    drawn = [
-        (each, each.rule)
-        for each in experiment.settings
-        if isinstance(each.rule, Anchored | Pathwise)
-    ]
-
-    def kind(pair: tuple[Setting, Anchored | Pathwise]) -> str:
-        settings = {**pair[1].settings(), "k": None, "K": None}
-        return f"{pair[1].name} {settings}"
+    def kind(setting: Setting) -> str:
+        return f"{setting.rule.name} { {**setting.rule.settings(), 'k': None, 'K': None} }"
 
     for group in grouped(drawn, kind).values():
-        _draw(sweep, experiment, group)
+        engine: list[Any] = []
+        decoder_of = partial(_engine_decoder, sweep, engine)
+        try:
+            tasks = [_task(experiment, setting, decoder_of) for setting in group]
+            share(tasks, experiment.claims, waits=False)
+        finally:
+            for decoder in engine:
+                decoder.llm.llm_engine.engine_core.shutdown()
 
 
-def _draw(
-    sweep: Sweep, experiment: Experiment, settings: Sequence[tuple[Setting, Anchored | Pathwise]]
-) -> None:
+def _engine_decoder(sweep: Sweep, engine: list[Any], setting: Setting) -> Any:
+    """A decoder of the engine, which starts with the first setting that is not done yet."""
     from ...decode.vllm.engine import open_pair
 
-    engine: list[Any] = []
-
-    def decoder_of(rule: Anchored | Pathwise) -> Any:
-        """A decoder of the engine, which starts with the first setting that is not done yet."""
-        if not engine:
-            placement = sweep.placement
-            safe, risky = sweep.models.locations.values()
-            arguments = {"tensor_parallel_size": placement.gpus, **placement.vllm}
-            engine.append(open_pair(safe, risky, rule, **arguments))
-        return type(engine[0])(engine[0].llm, engine[0].pair, rule)
-
-    try:
-        tasks = [
-            generation_task(experiment, setting, partial(decoder_of, rule))
-            for setting, rule in settings
-        ]
-        share(tasks, experiment.claims, waits=False)
-    finally:
-        for decoder in engine:
-            decoder.llm.llm_engine.engine_core.shutdown()
+    rule: Any = setting.rule
+    if not engine:
+        placement = sweep.placement
+        safe, risky = sweep.models.locations.values()
+        arguments = {"tensor_parallel_size": placement.gpus, **placement.vllm}
+        engine.append(open_pair(safe, risky, rule, **arguments))
+    return type(engine[0])(engine[0].llm, engine[0].pair, rule)
 
 
 def check_requests(experiment: Experiment, pair: ModelPair) -> None:
     """Raise ValueError before anything is generated for requests that the pair could never meet.
-
     These are a rule by which the pair cannot decode at this level, another pair than the one whose
-    prompts were read, and a prompt that is too long, with the rule's preface.
-    """
+    prompts were read, and a prompt that is too long, with the rule's preface."""
     decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
     for setting in experiment.settings:
         decoder = decoder_of(setting)
@@ -141,22 +119,21 @@ def failed_generations(experiment: Experiment, setting: Setting) -> Rows:
 
 
 def forget_failures(experiment: Experiment) -> int:
-    """Make failed generations count as missing; returns their number.
-
-    The settings' other generations stay. Ratios that hold NaN are measured again.
-    """
+    """Make failed generations count as missing; returns their number. The settings' other
+    generations stay. Ratios that hold NaN are measured again."""
     ratios = _recorded_ratios(experiment)
     if ratios is not None and any(each.isnan().any() for each in ratios.by_prompt.values()):
         _ratios_file(experiment).unlink()
     num_failed = 0
     for setting in experiment.settings:
-        for path in (_file(experiment, setting), _unfinished_file(experiment, setting)):
-            rows = _read_rows(path) if path.exists() else []
+        whole, unfinished = (_file(experiment, setting, kind) for kind in ("", ".unfinished"))
+        for path in filter(Path.exists, (whole, unfinished)):
+            rows = _read_rows(path)
             kept = [row for row in rows if "error" not in row]
             if len(kept) < len(rows):
                 num_failed += len(rows) - len(kept)
-                write_durably(_unfinished_file(experiment, setting), _json_lines(kept))
-                _file(experiment, setting).unlink(missing_ok=True)
+                write_durably(unfinished, _json_lines(kept))
+                whole.unlink(missing_ok=True)
     return num_failed
 
 
@@ -183,16 +160,14 @@ def decoders(
 
 
 def is_at_bytes(experiment: Experiment, pair: ModelPair) -> bool:
-    """Whether budgets are in nats per byte, not per token."""
+    """Tell whether budgets are in nats per byte, not per token."""
     is_other = experiment.level == "auto" and not pair.shares_tokens
     return experiment.level == "byte" or is_other
 
 
 def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, Any]:
-    """The argument of generate and score for a rule that reads passages; {} for others.
-
-    Raises ValueError if one is missing.
-    """
+    """The argument of generate and score for a rule that reads passages; {} for others. Raises
+    ValueError if one is missing."""
     if not takes_passage(setting.rule):
         return {}
     if None in passages:
@@ -202,10 +177,6 @@ def passages_for(setting: Setting, passages: Sequence[str | None]) -> dict[str, 
 
 def _file(experiment: Experiment, setting: Setting, kind: str = "") -> Path:
     return experiment.folder / "generations" / f"{setting.file_name}{kind}.jsonl"
-
-
-def _unfinished_file(experiment: Experiment, setting: Setting) -> Path:
-    return _file(experiment, setting, ".unfinished")
 
 
 def _ledgers(experiment: Experiment, setting: Setting) -> Path:
@@ -230,15 +201,11 @@ def _recorded_ratios(experiment: Experiment) -> PromptRatios | None:
 
 
 def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> None:
-    """Generate one setting, in the order of seeds and prompts once all are recorded.
-
-    A generation that fails is recorded with its error, and the others go on.
-    """
-    path = _file(experiment, setting)
+    """Generate one setting, in the order of seeds and prompts once all are recorded. A generation
+    that fails is recorded with its error, and the others go on."""
+    path, unfinished = (_file(experiment, setting, kind) for kind in ("", ".unfinished"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = _unfinished_file(experiment, setting)
-    rows = _recorded(unfinished)
-    _drop_unrecorded_ledgers(_ledgers(experiment, setting), rows.values())
+    rows = _recorded(unfinished, _ledgers(experiment, setting))
     tasks = [(prompt, seed) for seed in experiment.seeds for prompt in experiment.prompts]
     missing = [(prompt, seed) for prompt, seed in tasks if (prompt.id, seed) not in rows]
     results = decoder.generate_each(
@@ -268,21 +235,19 @@ def _generate(experiment: Experiment, setting: Setting, decoder: Decoder) -> Non
         )
 
 
-def _recorded(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Rows of an interrupted run by id and seed; a line that was cut off is dropped."""
-    if not path.exists():
-        return {}
-    whole = path.read_bytes().rpartition(b"\n")
-    with named_errors(path):
-        path.write_bytes(whole[0] + whole[1])
-    return {(row["id"], row["seed"]): row for row in _read_rows(path)}
-
-
-def _drop_unrecorded_ledgers(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Cut off the ledgers that an interrupted run wrote, but whose rows it did not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with appended(path) as file:
+def _recorded(path: Path, ledgers: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """Rows of an interrupted run by id and seed; a line that was cut off is dropped, and so are the
+    ledgers that it wrote, but whose rows it did not."""
+    rows: Rows = []
+    if path.exists():
+        whole = path.read_bytes().rpartition(b"\n")
+        with named_errors(path):
+            path.write_bytes(whole[0] + whole[1])
+        rows = _read_rows(path)
+    ledgers.parent.mkdir(parents=True, exist_ok=True)
+    with appended(ledgers) as file:
         file.truncate(max((sum(row["ledger_part"]) for row in rows if "ledger" in row), default=0))
+    return {(row["id"], row["seed"]): row for row in rows}
 
 
 def _row(

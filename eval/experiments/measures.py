@@ -1,32 +1,49 @@
-"""Measures of an experiment: copying, held-out bits, answers to questions, odds of references.
+"""Measures of an experiment, and a row of figures per setting that follows from them.
 
 A measure takes an experiment with its recorded rows, and the pair, and writes rows; a new one is a
 function, here or in another file, and a line in MEASURES.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from tqdm import tqdm
 
 from ... import Anchored, Decoder, ModelPair, Pathwise, SafeOnly
 from ...decode.engine.score import Score
+from ...decode.event_bound import charged_event_bound
 from ...decode.rules.rule import Rule, takes_passage
-from ..copying.literal import copying_results
+from ..copying.literal import (
+    HIGH_PROTECTION,
+    copying_results,
+    means_over_seeds,
+    or_least,
+    paired_ncr,
+    scores_by_setting,
+)
+from ..copying.metrics import METRICS
 from ..harness.model import AnchoredLM
 from ..harness.tasks import task_figures
-from ..quality.bits_per_byte import PROMPT_TOKENS, Excerpt, excerpts, utility
-from ..recorded_texts import RecordedText, has_open_seam, write_evaluation
-from ..statistics import json_value
+from ..quality.bits_per_byte import PROMPT_TOKENS, Excerpt, Utility, excerpts, utility
+from ..recorded_texts import ALONE, RISKY, SAFE, RecordedText, has_open_seam, write_evaluation
+from ..statistics import json_value, largest_if_known, mean_if_known, mean_of
 from .experiment import Experiment, Setting
-from .generations import decoders, passages_for, read_generations
+from .generations import decoders, failed_generations, passages_for, read_generations
 from .steps import Task, share
-from .summary import VERBATIM
+
+VERBATIM: Final = "verbatim"
+"""Name of the rows of the references' log-probabilities under the safe model."""
+GOOD_ENOUGH: Final = 0.5
+"""Share of the gap in utility that a recommended budget closes: on the quickstart's pair those that
+close much more of it prove little of the worst text, or nothing."""
+Row = Mapping[str, Any]
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +55,8 @@ def measure(experiment: Experiment, name: str, pair: ModelPair) -> None:
 
 def _copying(experiment: Experiment, pair: ModelPair) -> None:
     """Six metrics of every text with a reference, in the file that `anchored evaluate` reads."""
-    texts = generated_texts(experiment)
-    results = copying_results(texts, known=experiment.copying, progress=True)
+    texts, known = generated_texts(experiment), experiment.copying
+    results = copying_results(texts, known=known, progress=True)
     write_evaluation(experiment.folder, "copying", results)
 
 
@@ -88,13 +105,9 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
                 logger.warning("%s, held-out text of %s: %s", setting.name, name, result.error)
         experiment.write_rows(_utility_rows(setting), rows)
 
+    files = {each: experiment.rows_file(_utility_rows(each)) for each in experiment.settings}
     return [
-        Task(
-            name=f"score {setting.file_name}",
-            result=experiment.rows_file(_utility_rows(setting)),
-            work=partial(score, setting),
-        )
-        for setting in experiment.settings
+        Task(f"score {each.file_name}", file, partial(score, each)) for each, file in files.items()
     ]
 
 
@@ -111,11 +124,8 @@ def check_held_out(experiment: Experiment, pair: ModelPair) -> None:
 
 def forget_failed_scores(experiment: Experiment) -> int:
     """Make held-out scores with an error count as missing; returns the number of settings."""
-    failed = [
-        name
-        for name in map(_utility_rows, experiment.settings)
-        if any("error" in row for row in experiment.read_rows(name))
-    ]
+    names = map(_utility_rows, experiment.settings)
+    failed = [name for name in names if any("error" in row for row in experiment.read_rows(name))]
     for name in failed:
         experiment.rows_file(name).unlink()
     return len(failed)
@@ -140,11 +150,9 @@ def _excerpts(
 
 
 def _questions(experiment: Experiment, pair: ModelPair) -> None:
-    """Accuracy on the tasks of lm-eval, of every setting whose rule reads no passage.
-
-    Questions charge no debt, as they hold no protected text: the names in them would else be paid
-    for before the first of an answer's few tokens.
-    """
+    """Accuracy on the tasks of lm-eval, of every setting whose rule reads no passage. Questions
+    charge no debt, as they hold no protected text: the names in them would else be paid for before
+    the first of an answer's few tokens."""
     rows, decoder_of = [], decoders(experiment, pair)
     for setting in experiment.settings:
         if not experiment.tasks or takes_passage(setting.rule):
@@ -168,11 +176,9 @@ def _verbatim(experiment: Experiment, pair: ModelPair) -> None:
 
 
 def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, float]:
-    """log p_s of each prompt's reference, as far as a generation reaches and warped as that is.
-
-    Of a reference with several scores the figure is that of all together. Prompts without a
-    reference have none, nor do those whose score fails, with a warning.
-    """
+    """log p_s of each prompt's reference, as far as a generation reaches and warped as that is. Of
+    a reference with several scores the figure is that of all together. Prompts without a reference
+    have none, nor do those whose score fails, with a warning."""
     log_probs: dict[str, float] = {}
     for name, scores in reference_scores(experiment, pair, SafeOnly()).items():
         if error := next((score.error for score in scores if score.error), ""):
@@ -184,11 +190,9 @@ def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, fl
 
 
 def reference_scores(experiment: Experiment, pair: ModelPair, rule: Rule) -> dict[str, list[Score]]:
-    """Scores of each prompt's reference under a rule, as far as a generation reaches, by id.
-
-    If the data set dropped the space between prompt and reference, a text may recite it with
-    that space or without: then there are two. Prompts without a reference are left out.
-    """
+    """Scores of each prompt's reference under a rule, as far as a generation reaches, by id. If the
+    data set dropped the space between prompt and reference, a text may recite it with that space or
+    without: then there are two. Prompts without a reference are left out."""
     events = []
     for prompt in experiment.prompts:
         spaces = ("", " ") if has_open_seam(prompt.prompt, prompt.reference) else ("",)
@@ -216,3 +220,113 @@ MEASURES: Final[dict[str, Callable[[Experiment, ModelPair], None]]] = {
     VERBATIM: _verbatim,
 }
 """Measures by name; later ones may read the rows of earlier ones."""
+
+
+def summarize(experiment: Experiment) -> list[dict[str, Any]]:
+    """A row of figures per setting, in their order.
+
+    Statistics over seeds of the copying metrics (None if no prompt has a reference) and "ncr";
+    "bits_per_byte/SET" and "bits_per_byte_se/SET" of held-out sets; "accuracy/TASK" of lm-eval;
+    "gap_closed", the share of the gap in bits per byte between p_s and p_r on the extra set, nan
+    without a gap or held-out texts, and if a text failed or costs infinitely many bits, as the rule
+    cannot write it; "recited", the largest probability that bounds leave to any text to begin with
+    its reference, which is that of the worst text, its "log10_recited", and "log10_recited_mean",
+    the mean of the log10 over texts, which is no bound of any; means of "spent" and "bound", nats;
+    "risky_tokens", the share of tokens where the safe model's draw was rejected; "failed", the
+    number of generations with an error, which the other figures leave out; "is_within_bounds",
+    whether every certified ledger satisfies its bound.
+    """
+    measured, utility = scores_by_setting(experiment.copying), utilities(experiment)
+    safe, risky = measured.get(SAFE, {}), measured.get(RISKY, {})
+    accuracy: dict[str, dict[str, float]] = {}
+    for row in experiment.read_rows("questions"):
+        accuracy.setdefault(row["setting"], {})[f"accuracy/{row['task']}"] = row["acc"]
+    log_probs = {row["id"]: row["safe_log_prob"] for row in experiment.read_rows(VERBATIM)}
+    bits = {name: sets[experiment.extra].bits_per_byte for name, sets in utility.items()}
+    gap, rows = bits[SAFE] - bits[RISKY] if bits else math.nan, []
+    for setting in experiment.settings:
+        scores, of_sets = measured.get(setting.name, {}), utility.get(setting.name, {})
+        is_known = gap > 0 and math.isfinite(bits[setting.name])
+        rows.append(
+            {
+                "setting": setting.name,
+                **dict.fromkeys(METRICS),
+                **means_over_seeds(scores),
+                "ncr": paired_ncr(scores, risky=risky, safe=safe),
+                **{f"bits_per_byte/{name}": each.bits_per_byte for name, each in of_sets.items()},
+                **accuracy.get(setting.name, {}),
+                "gap_closed": (bits[SAFE] - bits[setting.name]) / gap if is_known else math.nan,
+                **_spends(experiment, setting, log_probs),
+                **{f"bits_per_byte_se/{n}": each.standard_error for n, each in of_sets.items()},
+                "k": setting.k,
+                **({"method": setting.method} if setting.method else {}),
+            }
+        )
+    return rows
+
+
+def utilities(experiment: Experiment) -> dict[str, dict[str, Utility]]:
+    """Held-out bits by setting and set."""
+    utility: dict[str, dict[str, Utility]] = {}
+    for row in experiment.read_rows("utility"):
+        # JSON holds neither infinitely many bits nor the missing figure of an excerpt that failed.
+        missing = math.nan if "error" in row else math.inf
+        nats = [missing if each is None else each for each in row["nats"]]
+        of_setting = utility.setdefault(row["setting"], {})
+        of_setting[row["held_out"]] = Utility(nats=nats, num_bytes=row["num_bytes"])
+    return utility
+
+
+def recommended(rows: Iterable[Row]) -> Row:
+    """Choose the bounded setting with NCR >= 0.75 that closes GOOD_ENOUGH of the gap in utility and
+    proves most of the worst text, the first of several. If none does, the one with NCR >= 0.75 that
+    closes most of it; if none protects, the one that copies least. Measured copying says nothing of
+    other prompts, the bound does."""
+
+    def ncr(row: Row) -> float:
+        return or_least(mean_of(row["ncr"]))
+
+    bounded = [row for row in rows if row["setting"] not in ALONE]
+    protected = [row for row in bounded if ncr(row) >= HIGH_PROTECTION]
+    if not protected:
+        return max(bounded, key=ncr)
+    if good := [row for row in protected if row["gap_closed"] >= GOOD_ENOUGH]:
+        return min(good, key=lambda row: 1.0 if row["recited"] is None else row["recited"])
+    return max(protected, key=lambda row: or_least(row["gap_closed"]))
+
+
+def _spends(
+    experiment: Experiment, setting: Setting, log_probs: Mapping[str, float]
+) -> dict[str, Any]:
+    rows = read_generations(experiment, setting)
+    certified = rows if setting.rule.is_certified else []
+    num_tokens = sum(row["num_tokens"] for row in rows)
+    num_risky = sum(row["risky_tokens"] for row in rows)
+    recited = copy_probabilities(rows, log_probs, setting.rule)
+    # A bound below the least float64 counts as that.
+    least = sys.float_info.min
+    log10s = [None if each is None else math.log10(max(each, least)) for each in recited]
+    return {
+        "recited": largest_if_known(recited),
+        "log10_recited": largest_if_known(log10s),
+        "log10_recited_mean": mean_if_known(log10s),
+        "spent": mean_if_known(row["spent"] for row in rows),
+        "bound": mean_if_known(row["bound"] for row in rows),
+        "risky_tokens": num_risky / num_tokens if num_tokens else math.nan,
+        "failed": len(failed_generations(experiment, setting)),
+        "is_within_bounds": all(row["is_within_bound"] for row in certified),
+    }
+
+
+def copy_probabilities(
+    rows: Iterable[Mapping[str, Any]], log_probs: Mapping[str, float], rule: Rule
+) -> list[float | None]:
+    """The largest probability that each text's bound left to beginning with its reference. None
+    without a bound, or without the reference's log-probability. rows: of `read_generations`.
+    log_probs: log p_s of the references by id, nats (VERBATIM)."""
+    return [
+        charged_event_bound(rule.charge, row["bound"], log_probs[row["id"]])
+        if row["certified"] and row["bound"] is not None and row["id"] in log_probs
+        else None
+        for row in rows
+    ]

@@ -1,31 +1,42 @@
-"""Prompts, settings and experiment of a sweep; a plan of its texts, memory, hours and disk."""
+"""A sweep's settings, its experiment, the plan of what it would generate, and its run in a folder,
+alone or with other processes that share its settings."""
 
 import itertools
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ... import Anchored, RiskyOnly, SafeOnly, text_tables
+from ... import Anchored, ModelPair, RiskyOnly, SafeOnly, text_tables
 from ...configs.config_file import find_path
-from ...decode.byte.byte_level import BYTES_PER_TOKEN
-from ...decode.pair.folder import model_location
-from ...decode.pair_options import ModelOptions
 from ...decode.rules.registry import make_rule
-from ...decode.rules.rule import Rule
-from ...durable_files import write_durably
+from ...durable_files import locked, write_durably
 from ...inputs import records
-from ..recorded_texts import RISKY, SAFE
-from ..retrieval.passages import PassageIndex
-from .experiment import Experiment, Prompt, Setting, check_unique, load_prompts
+from ..recorded_texts import PROMPTS_FILE, RISKY, SAFE
+from ..retrieval.passages import DenseIndex, PassageIndex, WordIndex
+from .experiment import (
+    CLAIMS,
+    Experiment,
+    Prompt,
+    Setting,
+    check_unique,
+    load_prompts,
+    save_prompts,
+)
+from .generations import (
+    check_requests,
+    draw_by_vllm,
+    forget_failures,
+    generation_tasks,
+    read_all_prompts,
+)
+from .measures import MEASURES, check_held_out, forget_failed_scores, measure, utility_tasks
+from .results import write_sweep_results
+from .steps import Steps, Task, share
 from .sweep import PAIR, SECTIONS, Method, Sweep
 
-STEP_BYTES: Final = 221
-"""Bytes of a step in a ledger, measured on the quickstart's pair."""
-TEXT_BYTES: Final = 3000
-"""Bytes of a text's row, and of its ledger without the steps."""
 KINDS: Final = ("books", "bios", "news", "creative", "nonliteral", "questions")
 """Kinds of anchored prompts."""
 INPUTS: Final = {
@@ -34,12 +45,6 @@ INPUTS: Final = {
     "questions": "copy-bench/data/data.qa.json",
 }
 """The data set of a kind of prompts, from https://github.com/chentong0/copy-bench."""
-REACHED: Final = 0.5
-"""The share of its memory bandwidth that a GPU reaches in the forwards of a batch."""
-
-ROOM: Final = 1.15
-"""Memory of a pair per byte of its weights, with caches, logits and the CUDA context: 173 GB for
-the 152 GB of Llama 3.1 70B and TinyComma with 48 texts at once (docs/reproduce.md)."""
 
 
 def sweep_prompts(config: Sweep) -> list[Prompt]:
@@ -51,11 +56,9 @@ def sweep_prompts(config: Sweep) -> list[Prompt]:
 
 
 def sweep_settings(config: Sweep, blocked: Path | None = None) -> tuple[Setting, ...]:
-    """p_s, p_r, then every setting of the methods, by the sections of the table.
-
-    blocked: file of the prompts' passages, which MemFree blocks; None before they are known. Raises
-    ValueError for unknown rules and settings and for two settings that are the same.
-    """
+    """p_s, p_r, then every setting of the methods, by the sections of the table. blocked: file of
+    the prompts' passages, which MemFree blocks; None before they are known. Raises ValueError for
+    unknown rules and settings and for two settings that are the same."""
     settings = [Setting(SAFE, SafeOnly(), method=SAFE), Setting(RISKY, RiskyOnly(), method=RISKY)]
     for method in sorted(config.methods, key=lambda method: SECTIONS.index(method.section)):
         settings += method_settings(method, blocked)
@@ -69,41 +72,38 @@ def sweep_settings(config: Sweep, blocked: Path | None = None) -> tuple[Setting,
 
 
 def method_settings(method: Method, blocked: Path | None = None) -> Iterator[Setting]:
-    """A setting for each combination of the values that are lists, named by these values.
-
-    blocked: as of `sweep_settings`. Raises ValueError for an unknown rule or setting.
-    """
+    """A setting for each combination of the values that are lists, named by these values. Raises
+    ValueError for an unknown rule or setting. blocked: as of `sweep_settings`."""
     swept = {name: value for name, value in method.settings.items() if isinstance(value, list)}
+    passages: dict[str, Any] = {}
+    if method.rule == "memfree":  # a file, so that no ledger repeats all passages of the run
+        passages = {"passages": []} if blocked is None else {"corpus": str(blocked)}
     for name, values in swept.items():
         if not values:
             raise ValueError(f"{method.label}: the list of {name} is empty")
     for combination in itertools.product(*swept.values()):
         chosen = dict(zip(swept, combination, strict=True))
-        name = ", ".join([method.label, *(f"{n}={_shown(value)}" for n, value in chosen.items())])
+        name = ", ".join([method.label, *itertools.starmap(_named, chosen.items())])
         try:
-            rule = _rule(method, method.settings | chosen, blocked)
+            rule = make_rule(method.rule, passages | method.settings | chosen)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         k = rule.k if method.is_swept and isinstance(rule, Anchored) else None
         yield Setting(name, rule, k, method.label)
 
 
-def _rule(method: Method, settings: dict[str, Any], blocked: Path | None) -> Rule:
-    if method.rule == "memfree" and blocked is None:
-        settings = {"passages": [], **settings}
-    elif method.rule == "memfree":  # a file, so that no ledger repeats all passages of the run
-        settings = {"corpus": str(blocked), **settings}
-    return make_rule(method.rule, settings)
-
-
 def sweep_experiment(config: Sweep, folder: Path, index: PassageIndex | None) -> Experiment:
-    """The experiment of a sweep, recorded in `folder`.
-
-    index: of the corpus, if one is named. Raises as `sweep_prompts` and `sweep_settings` do.
-    """
+    """The experiment of a sweep, recorded in `folder`. index: of the corpus, if one is named.
+    Raises as `sweep_prompts` and `sweep_settings` do."""
     prompts = sweep_prompts(config)
     if index is not None:
-        prompts = _with_passages(prompts, index)
+        nearest = index.search([prompt.prompt for prompt in prompts])
+        prompts = [
+            replace(prompt, passage=passage.text if passage else "")
+            if prompt.passage is None
+            else prompt
+            for prompt, passage in zip(prompts, nearest, strict=True)
+        ]
     blocked = None
     if passages := dict.fromkeys(prompt.passage for prompt in prompts if prompt.passage):
         blocked = folder / "blocked.jsonl"
@@ -124,27 +124,13 @@ def sweep_experiment(config: Sweep, folder: Path, index: PassageIndex | None) ->
     )
 
 
-def _with_passages(prompts: Sequence[Prompt], index: PassageIndex) -> list[Prompt]:
-    """Prompts with the nearest passage of the corpus, or "", unless their file names one."""
-    nearest = index.search([prompt.prompt for prompt in prompts])
-    return [
-        prompt
-        if prompt.passage is not None
-        else replace(prompt, passage=passage.text if passage else "")
-        for prompt, passage in zip(prompts, nearest, strict=True)
-    ]
-
-
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _named(name: str, value: object) -> str:
+    return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
 def sweep_plan(sweep: Sweep) -> str:
-    """The settings, amount of text, placement of the pair, hours, disk and missing inputs.
-
-    Raises ValueError for invalid prompts, rules or settings, and for weights that the GPUs of a
-    process do not hold.
-    """
+    """The settings, the amount of text, the placement of the pair and missing inputs. Raises
+    ValueError for invalid prompts, rules, settings and options of the pair."""
     settings, missing = sweep_settings(sweep), missing_inputs(sweep)
     num_prompts, remark = _num_prompts(sweep, missing)
     num_seeds = len(sweep.seeds)
@@ -153,31 +139,22 @@ def sweep_plan(sweep: Sweep) -> str:
         [setting.name, setting.rule.name, "yes" if setting.rule.is_certified else "no"]
         for setting in settings
     ]
-    count = (
+    lines = [
+        f"{text_tables.aligned(['setting', 'rule', 'certified'], rows)}\n",
         f"{len(settings)} settings x {num_prompts} prompts x {num_seeds} seeds = {num_texts} "
         f"generations of at most {sweep.max_new_tokens} tokens: {num_texts * sweep.max_new_tokens} "
-        f"tokens (four bytes each at byte level){remark}"
-    )
-    num_steps = sweep.max_new_tokens * (1 if sweep.level == "token" else BYTES_PER_TOKEN)
-    disk = num_texts * (num_steps * STEP_BYTES + TEXT_BYTES) / 1e9
-    return "\n".join(
-        [
-            f"{text_tables.aligned(['setting', 'rule', 'certified'], rows)}\n\n{count}",
-            *(() if missing.keys() & set(PAIR) else (placement_plan(sweep),)),
-            *_time(
-                sweep, settings, math.ceil(num_prompts * num_seeds / sweep.batch_size) * num_steps
-            ),
-            f"about {disk:,.1f} GB of texts and ledgers, two files a setting",
-            *_missing_lines(sweep, missing),
-        ]
-    )
+        f"tokens (four bytes each at byte level){remark}",
+    ]
+    if not missing.keys() & set(PAIR):
+        device = sweep.models.device or "CUDA where there is one"
+        options = "".join(f", {name} = {v}" for name, v in sweep.placement.options.items())
+        lines.append(f"each process: {sweep.placement.gpus} GPU(s), device = {device}{options}")
+    return "\n".join([*lines, *_missing_lines(sweep, missing)])
 
 
 def missing_inputs(sweep: Sweep) -> dict[str, list[str]]:
-    """Names of the missing inputs, by the key that names them.
-
-    A model that a command would make in `inputs` is an input; any other may be an id of the Hub.
-    """
+    """Names of the missing inputs, by the key that names them. A model that a command would make in
+    `inputs` is an input; any other may be an id of the Hub."""
     named = dict(sweep.files)
     if sweep.made_by:
         named |= {key: [getattr(sweep, key)] for key in PAIR}
@@ -227,57 +204,74 @@ def how_to_make(key: str, file: Path) -> str:
     return "YAML of a task of lm-eval"
 
 
-def _time(sweep: Sweep, settings: tuple[Setting, ...], num_steps: int) -> Iterator[str]:
-    """Hours of one process, if the weights are here and the GPUs' bandwidth is named.
+def run_sweep(
+    sweep: Sweep,
+    folder: Path,
+    load: Callable[[], ModelPair],
+    *,
+    is_first: bool = True,
+    retry_failed: bool = False,
+) -> str:
+    """Do what is left of a sweep; returns the text for the terminal.
 
-    num_steps: of a setting; each reads the weights of every stream of its rule once.
+    load: gives the pair. is_first: of several processes with one folder, one writes the results,
+    when all settings are done; the others return "" once no setting is free. retry_failed: repeat
+    the generations that are recorded with an error.
+    Raises ValueError for a folder that belongs to something else or that another first process
+    works in, and the errors of models and rules.
     """
-    sizes, bandwidth = _weights(sweep.models), sweep.placement.gpu_bandwidth
-    read = [stream.model for setting in settings for stream in setting.rule.streams.values()]
-    yield f"{num_steps * len(read):,} forwards of a batch, where bytes take one each"
-    if sizes is not None and bandwidth:
-        seconds = num_steps * sum(sizes[model] for model in read) / (REACHED * bandwidth * 1e9)
-        slow = dict.fromkeys(each.rule.name for each in settings if each.rule.looks_back)
-        more = f"; {', '.join(slow)} step from the host and take longer" if slow else ""
-        yield f"about {seconds / 3600:,.1f} hours of one process, from the bytes of weights{more}"
+    steps = Steps(folder, sweep.identity(), owner="sweep")
+
+    def tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
+        return [*generation_tasks(experiment, pair), *utility_tasks(experiment, pair)]
+
+    if not is_first:
+        experiment, pair = _opened(sweep, folder, load)
+        read_all_prompts(experiment, pair)
+        share(tasks(experiment, pair), experiment.claims, waits=False)
+        return ""
+    with locked(folder / CLAIMS / "first", waits=False) as is_ours:
+        if not is_ours:
+            raise ValueError(f"another sweep is at work in {folder}")
+        experiment, pair = _opened(sweep, folder, load, steps if retry_failed else None)
+        save_prompts(experiment.prompts, folder / PROMPTS_FILE)
+        steps.run("read prompts", lambda: read_all_prompts(experiment, pair))
+        steps.run("generate", lambda: share(tasks(experiment, pair), experiment.claims))
+        for name in MEASURES:
+            steps.run(f"measure {name}", partial(measure, experiment, name, pair))
+        shown = write_sweep_results(experiment, sweep)
+    return f"""{shown}
+
+Done: {sum(steps.seconds.values()) / 60:.1f} minutes of work. Where to look:
+  {folder}/table.md, .tex            every setting
+  {folder}/high_protection.md, .tex  the best setting of each method that protects
+  {folder}/methods.png               copying against utility, the Pareto front marked
+  {folder}/report.html               all of it on a page, with texts token by token
+  {folder}/results.json              every figure; it follows from generations/, ledgers/
+"""
 
 
-def placement_plan(sweep: Sweep) -> str:
-    """The placement of the pair, in words, and the memory that it takes.
-
-    Raises: ValueError for weights that the GPUs of a process do not hold.
-    """
-    placement, models = sweep.placement, sweep.models
-    options = "".join(f", {name} = {value}" for name, value in placement.options.items())
-    device = models.device or "CUDA where there is one"
-    line = f"each process: {placement.gpus} GPU(s), device = {device}{options}"
-    sizes = _weights(models)
-    if models.device == "cpu" or sizes is None or models.risky_quantization:
-        return line
-    num_bytes, memory = sum(sizes.values()), _gpu_memory() or placement.gpu_memory
-    needed = ROOM * num_bytes / 1e9
-    weights = f"weights of {num_bytes / 1e9:,.1f} GB take about {needed:,.1f} GB"
-    if memory and needed > placement.gpus * memory:
-        raise ValueError(
-            f"{weights}, and {placement.gpus} GPU(s) of {memory:,.1f} GB hold "
-            f"{placement.gpus * memory:,.1f}: raise placement.gpus, or quantize the risky model"
-        )
-    return f"{line}; {weights}"
+def _opened(
+    sweep: Sweep, folder: Path, load: Callable[[], ModelPair], retried: Steps | None = None
+) -> tuple[Experiment, ModelPair]:
+    """The experiment and the pair, once it is known to decode all prompts by all rules. retried:
+    steps to forget if some generations or scores failed."""
+    index = passage_index(sweep, folder) if sweep.passages else None
+    experiment = sweep_experiment(sweep, folder, index)
+    if retried is not None and forget_failures(experiment) + forget_failed_scores(experiment):
+        retried.forget()
+    if sweep.engine == "vllm":
+        draw_by_vllm(sweep, experiment)
+    pair = load()
+    check_requests(experiment, pair)
+    check_held_out(experiment, pair)
+    return experiment, pair
 
 
-def _weights(models: ModelOptions) -> dict[str, int] | None:
-    """Bytes of both models' safetensors; None where one is still on the Hub."""
-    sizes: dict[str, int] = {}
-    for name, model in models.locations.items():
-        if isinstance(folder := model_location(model), str):
-            return None
-        sizes[name] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return sizes
-
-
-def _gpu_memory() -> float:
-    """GB of the first GPU; 0 without one."""
-    import torch
-
-    has_gpu = torch.cuda.is_available()
-    return float(torch.cuda.get_device_properties(0).total_memory) / 1e9 if has_gpu else 0.0
+def passage_index(sweep: Sweep, folder: Path) -> PassageIndex:
+    """The index of passages, which the first process makes; the others wait, and open it."""
+    corpus = sweep.path("passages", sweep.passages)
+    with locked(folder / CLAIMS / "index"):
+        if not sweep.encoder:
+            return WordIndex(corpus, folder / "passages.bm25")
+        return DenseIndex(corpus, folder / "passages.dense", sweep.model(sweep.encoder))

@@ -1,8 +1,7 @@
 """Results of an experiment: results.json, tables, pictures and a page."""
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,23 +10,20 @@ from typing import Any
 from ... import Ledger
 from ...decode.ledger import ledger_parts
 from ...durable_files import write_durably
-from ...environment import environment_record
 from ..analysis.recorded_run import RecordedRun
 from ..analysis.run_report import write_report
 from ..analysis.trade_offs import bits_in_resamples, ncr_in_resamples, trade_off_points
+from ..copying.literal import high_protection
 from ..copying.metrics import METRIC_SET, metric_packages
-from ..copying.ncr import high_protection
-from ..figures import curves
-from ..figures.curves import BudgetTrajectory
+from ..figures.curves import BudgetTrajectory, plot_budget_trajectories, plot_divergences
 from ..figures.style import Pictures, drawn
 from ..figures.trade_off import Scale, plot_trade_off
-from ..recorded_texts import RISKY, SAFE, grouped
+from ..recorded_texts import RISKY, SAFE, grouped, write_json
 from ..report import tables
-from ..report.tables import BITS, Column, Parts
-from ..statistics import json_value
+from ..report.tables import BITS, Column
 from .experiment import Experiment
 from .generations import read_generations
-from .summary import recommended, summarize
+from .measures import recommended, summarize
 from .sweep import FIGURES, SECTIONS, Sweep
 
 DIVERGENCES = "divergences.jsonl"
@@ -51,25 +47,17 @@ PAGE_TEXTS = 4
 def write_results(
     experiment: Experiment, rows: Sequence[dict[str, Any]], about: dict[str, Any]
 ) -> None:
-    """Write results.json, and the pictures and the page that follow from it.
-
-    rows: of `summarize`. about: the caller's entries of results.json: a schema, its settings, the
-    training of the models.
-    """
-    results = {
-        **about,
-        "environment": environment_record(),
-        "metric_set": METRIC_SET,
-        **metric_packages(),
-        "rows": json_value(rows),
-        "examples": [
-            {name: value for name, value in row.items() if name not in SPANS}
-            for row in experiment.copying
-        ],
-        "utility": experiment.read_rows("utility"),
-    }
+    """Write results.json, and the pictures and the page that follow from it. rows: of `summarize`.
+    about: the caller's entries of results.json: a schema, its settings, the training of the
+    models."""
+    examples = [
+        {name: value for name, value in row.items() if name not in SPANS}
+        for row in experiment.copying
+    ]
+    results = {**about, "metric_set": METRIC_SET, **metric_packages(), "rows": rows}
+    results |= {"examples": examples, "utility": experiment.read_rows("utility")}
     folder = experiment.folder
-    write_durably(folder / "results.json", json.dumps(results, allow_nan=False) + "\n")
+    write_json(folder / "results.json", results, indent=None)
     draw_pictures(folder)
     write_report(RecordedRun(folder), folder, num_texts=PAGE_TEXTS)
 
@@ -77,12 +65,9 @@ def write_results(
 def write_budget_results(
     experiment: Experiment, rows: Sequence[dict[str, Any]], about: dict[str, Any]
 ) -> None:
-    """Write the results of a sweep of budgets, with table.md and the recommended budget.
-
-    rows, about: as of `write_results`.
-    """
-    table = tables.markdown_table(rows, tables.result_columns(rows))
-    write_durably(experiment.folder / "table.md", table + "\n")
+    """Write the results of a sweep of budgets, with table.md and the recommended budget. rows,
+    about: as of `write_results`."""
+    tables.write_table(experiment.folder / "table.md", rows, tables.result_columns(rows))
     more = {
         "recommended": recommended(rows)["setting"],
         "trajectories": [asdict(each) for each in trajectories(experiment)],
@@ -106,66 +91,55 @@ def trajectories(experiment: Experiment) -> Iterator[BudgetTrajectory]:
 
 
 def draw_pictures(folder: Path) -> list[Path]:
-    """Draw the pictures of a run into its folder; returns their paths.
-
-    Raises FileNotFoundError without a results.json.
-    """
+    """Draw the pictures of a run into its folder; returns their paths. Raises FileNotFoundError
+    without a results.json."""
     if not (folder / "results.json").exists():
         raise FileNotFoundError(f"there is no results.json in {folder}")
     run = RecordedRun(folder)
-    symbol = run.results["settings"].get("level", "token")
-    return drawn(folder, {**_trade_offs(run, symbol), **_curves(run, symbol)})
-
-
-def _trade_offs(run: RecordedRun, symbol: str) -> Pictures:
-    """The pictures of NCR against bits per byte, and of the methods against accuracy."""
-    names = list(run.results["rows"][0])
-    settings = run.results["settings"]
-    bits = [name for name in names if name.startswith("bits_per_byte/")]
-    pictures: Pictures = {}
-    if bits:
-        utility = f"bits_per_byte/{settings['utility']}" if "utility" in settings else bits[-1]
-        scale = Scale.bits_per_byte(f"held-out {utility.partition('/')[2]}")
-        pictures |= _pictures_of(run, utility, scale, symbol)
+    names, settings = list(run.results["rows"][0]), run.results["settings"]
+    symbol, pictures, proved = settings.get("level", "token"), Pictures(), Pictures()
+    # 1. NCR, and what is proved, against bits per byte.
+    if bits := [name for name in names if name.startswith(BITS)]:
+        utility = BITS + settings["utility"] if "utility" in settings else bits[-1]
+        scale = Scale.bits_per_byte(f"held-out {utility.removeprefix(BITS)}")
+        pictures |= _against(run, utility, scale, symbol)
+        proved = _proved(run, utility, scale, "proved")
+    # 2. The methods, and what is proved, against the answers to questions.
     for name in (name for name in names if name.startswith("accuracy/")):
         task = name.partition("/")[2]
-        against = _pictures_of(run, name, Scale(f"questions answered right, {task}"), symbol)
+        scale = Scale(f"questions answered right, {task}")
+        against = _against(run, name, scale, symbol)
         if picture := against.get("methods") or against.get("trade_off"):
             pictures[f"accuracy_{task}"] = picture
-        if proved := _proved(run, name, Scale(f"questions answered right, {task}")):
-            pictures[f"proved_{task}"] = proved
-    if bits and (proved := _proved(run, utility, scale)):
-        pictures["proved"] = proved
-    return pictures
+        pictures |= _proved(run, name, scale, f"proved_{task}")
+    pictures |= proved
+    # 3. Budgets and divergences, step by step, as far as they are recorded.
+    if budgets := [BudgetTrajectory(**each) for each in run.results.get("trajectories", [])]:
+        pictures["budgets"] = partial(plot_budget_trajectories, budgets, symbol=symbol)
+    if (path := folder / DIVERGENCES).exists():
+        ledgers = [Ledger.load(path, part) for part in ledger_parts(path)]
+        pictures["divergences"] = partial(plot_divergences, ledgers)
+    return drawn(folder, pictures)
 
 
-def _proved(run: RecordedRun, utility: str, scale: Scale) -> Callable[[Path], None] | None:
+def _proved(run: RecordedRun, utility: str, scale: Scale, name: str) -> Pictures:
     """The picture of what bounds prove about recitals against one figure of the rows."""
     rows = [row for row in run.rows if row["setting"] not in (SAFE, RISKY)]
-    proved, kept = (
-        {row["setting"]: row.get(name) for row in rows} for name in ("log10_recited", utility)
-    )
+    figures = [{row["setting"]: row.get(key) for row in rows} for key in ("log10_recited", utility)]
     points = [
         point
-        for point in trade_off_points(run, proved, kept)
+        for point in trade_off_points(run, *figures)
         if math.isfinite(point.protection) and math.isfinite(point.utility)
     ]
-    if not points:
-        return None
-    return partial(
-        plot_trade_off,
-        {"": points},
-        title="What is proved against what is kept",
-        protection=PROVED,
-        utility=scale,
-    )
+    title = "What is proved against what is kept"
+    draw = partial(plot_trade_off, {"": points}, title=title, protection=PROVED, utility=scale)
+    return {name: draw} if points else {}
 
 
-def _pictures_of(run: RecordedRun, utility: str, scale: Scale, symbol: str) -> Pictures:
+def _against(run: RecordedRun, utility: str, scale: Scale, symbol: str) -> Pictures:
     """The pictures of NCR against one figure of the rows."""
     figures = [{row["setting"]: row.get(name) for row in run.rows} for name in ("ncr", utility)]
     resampled = ncr_in_resamples(run), bits_in_resamples(run, utility)
-    draw = partial(plot_trade_off, utility=scale)
     titled = PICTURES
     if "methods" not in run.results:  # of a quickstart: budgets alone
         title = f"Protection and utility, one point per budget (k in nats per {symbol})"
@@ -178,93 +152,55 @@ def _pictures_of(run: RecordedRun, utility: str, scale: Scale, symbol: str) -> P
             if (shown := trade_off_points(run, *figures, figure=figure, resampled=resampled))
         }
         if points:
-            pictures[name] = partial(draw, points, title=title)
+            pictures[name] = partial(plot_trade_off, points, title=title, utility=scale)
     return pictures
-
-
-def _curves(run: RecordedRun, symbol: str) -> Pictures:
-    """The pictures of budgets and divergences that the run recorded."""
-    pictures: Pictures = {}
-    if budgets := [BudgetTrajectory(**each) for each in run.results.get("trajectories", [])]:
-        pictures["budgets"] = partial(curves.plot_budget_trajectories, budgets, symbol=symbol)
-    if (run.folder / DIVERGENCES).exists():
-        path = run.folder / DIVERGENCES
-        ledgers = [Ledger.load(path, part) for part in ledger_parts(path)]
-        pictures["divergences"] = partial(curves.plot_divergences, ledgers)
-    return pictures
-
-
-Tables = dict[str, tuple[list[dict[str, Any]], list[Column]]]
-"""Rows and columns by the name of a file."""
-
-
-def write_sweep_results(experiment: Experiment, sweep: Sweep) -> str:
-    """Write results.json; table and high_protection as .md and .tex; pictures; report.html.
-
-    All of it follows from the records in the folder. Returns both tables as the terminal shows
-    them.
-    """
-    all_rows = summarize(experiment)
-    chosen = _protected(all_rows, experiment.extra)
-    both, methods = _tables(experiment, all_rows, chosen), _about_methods(sweep)
-    for name, (rows, columns) in both.items():
-        by_section = grouped(rows, lambda row: str(methods[row["method"]]["section"]))
-        parts: Parts = [(part, by_section[part]) for part in SECTIONS if part in by_section]
-        markdown = tables.markdown_table_of_parts(parts, columns)
-        latex = tables.latex_table_of_parts(parts, columns)
-        write_durably(experiment.folder / f"{name}.md", markdown + "\n")
-        write_durably(experiment.folder / f"{name}.tex", latex + "\n")
-    settings = asdict(sweep) | {"utility": sweep.utility_set}
-    about = {
-        "schema": SWEEP_SCHEMA,
-        "settings": {name: value for name, value in settings.items() if name not in PATHS},
-        "methods": methods,
-        "high_protection": {
-            method: None if row is None else row["setting"] for method, row in chosen.items()
-        },
-    }
-    write_results(experiment, all_rows, about)
-    return "\n\nBest utility at NCR >= 0.75:\n".join(
-        tables.terminal_table(rows, columns) for rows, columns in both.values()
-    )
 
 
 def _about_methods(sweep: Sweep) -> dict[str, dict[str, Any]]:
     """Section, figures and rule of each method by label; the two models alone first."""
     alone = {"section": SECTIONS[0], "figures": ["methods"], "is_swept": False}
     about = {SAFE: {**alone, "rule": "safe_only"}, RISKY: {**alone, "rule": "risky_only"}}
-    for method in sweep.methods:
-        about[method.label] = {
-            "section": method.section,
-            "figures": method.figures,
-            "is_swept": method.is_swept,
-            "rule": method.rule,
-        }
-    return about
+    names = (*alone, "rule")
+    return about | {each.label: {n: getattr(each, n) for n in names} for each in sweep.methods}
 
 
-def _protected(rows: Sequence[dict[str, Any]], extra: str) -> dict[str, dict[str, Any] | None]:
-    """The best row of each method at high protection, by bits per byte; {} if not measured."""
-    if not extra:
-        return {}
-    return high_protection(
-        [{**row, "utility": -row[f"{BITS}{extra}"]} for row in rows], utility="utility"
+def write_sweep_results(experiment: Experiment, sweep: Sweep) -> str:
+    """Write results.json; table and high_protection as .md and .tex; pictures; report.html. All of
+    it follows from the records in the folder. Returns both tables as the terminal shows them."""
+    rows, extra = summarize(experiment), experiment.extra
+    shown: dict[str, tuple[list[dict[str, Any]], list[Column]]] = {
+        "table": (rows, tables.result_columns(rows))
+    }
+    chosen: dict[str, dict[str, Any] | None] = {}
+    if extra:  # the best setting of each method at high protection, an empty row if none protects
+        judged = [{**row, "utility": -row[f"{BITS}{extra}"]} for row in rows]
+        chosen = high_protection(judged, utility="utility")
+        shown["high_protection"] = (
+            [{"method": name} | (row or {}) for name, row in chosen.items()],
+            [
+                *tables.columns_of("method", "setting"),
+                tables.bits_per_byte_column(extra),
+                *tables.columns_of(("gap_closed", "gap closed", 2), ("ncr", "NCR")),
+            ],
+        )
+    methods = _about_methods(sweep)
+    for name, (some, columns) in shown.items():
+        by_section = grouped(some, lambda row: str(methods[row["method"]]["section"]))
+        parts = [(part, by_section[part]) for part in SECTIONS if part in by_section]
+        for suffix, table in (
+            ("md", tables.markdown_table_of_parts(parts, columns)),
+            ("tex", tables.latex_table_of_parts(parts, columns)),
+        ):
+            write_durably(experiment.folder / f"{name}.{suffix}", table + "\n")
+    settings = asdict(sweep) | {"utility": sweep.utility_set}
+    protected = {method: row and row["setting"] for method, row in chosen.items()}
+    about_run = {
+        "schema": SWEEP_SCHEMA,
+        "settings": {name: value for name, value in settings.items() if name not in PATHS},
+        "methods": methods,
+        "high_protection": protected,
+    }
+    write_results(experiment, rows, about_run)
+    return "\n\nBest utility at NCR >= 0.75:\n".join(
+        tables.terminal_table(*table) for table in shown.values()
     )
-
-
-def _tables(
-    experiment: Experiment, rows: list[dict[str, Any]], chosen: Mapping[str, dict[str, Any] | None]
-) -> Tables:
-    """Every setting; the chosen one of each method, an empty row if none protects."""
-    both: Tables = {"table": (rows, tables.result_columns(rows))}
-    if experiment.extra:
-        best = [{"method": name} | (row or {}) for name, row in chosen.items()]
-        columns = [
-            Column("method"),
-            tables.SETTING_COLUMN,
-            tables.bits_per_byte_column(experiment.extra),
-            Column("gap_closed", "gap closed", num_decimals=2),
-            Column("ncr", "NCR"),
-        ]
-        both["high_protection"] = (best, columns)
-    return both

@@ -15,21 +15,17 @@ POLL_SECONDS = 0.2
 
 
 class Steps:
-    """Finished steps, in steps.json of a folder, each with what decided its results.
-
-    A step is done again where that has changed. Several processes may begin a folder at once; one
-    of them runs the steps.
-    """
+    """Finished steps, in steps.json of a folder, each with what decided its results. A step is done
+    again where that has changed. Several processes may begin a folder at once; one of them runs the
+    steps."""
 
     def __init__(
         self, folder: Path, settings: Mapping[str, Any], *, owner: str = "", total: int = 0
     ) -> None:
         """settings: all that decides the results, without a path, for JSON. owner: the one program
-        that writes such folders; "" if others write into it too. total: steps, for titles.
-
-        Raises ValueError if the folder belongs to other settings, or to something else: it holds
-        files, and no steps.json.
-        """
+        that writes such folders; "" if others write into it too. total: steps, for titles. Raises
+        ValueError if the folder belongs to other settings, or to something else: it holds files,
+        and no steps.json."""
         self._settings, self._path, self._owner = settings, folder / "steps.json", owner
         self._count, self._total = 0, f"/{total}" if total else ""
         self._done: dict[str, dict[str, Any]] = {}
@@ -58,11 +54,9 @@ class Steps:
         identity: Mapping[str, Any] | None = None,
         output: Path | None = None,
     ) -> None:
-        """Do `work`, which must be safe to start again, unless it was finished before.
-
-        identity: all that decides the step besides the folder's settings. output: a file that
-        exists once it is done. Work that returns False has left something to do.
-        """
+        """Do `work`, which must be safe to start again, unless it was finished before. identity:
+        all that decides the step besides the folder's settings. output: a file that exists once it
+        is done. Work that returns False has left something to do."""
         self._count += 1
         title, step = f"[{self._count}{self._total}] {name}", self._done.get(name)
         changed = differences(step["identity"], identity or {}) if step else []
@@ -118,12 +112,10 @@ class Task:
 
 
 def share(tasks: Sequence[Task], claims: Path, *, waits: bool = True) -> None:
-    """Do the tasks that no other process has done or is doing, in their order.
-
-    claims: a folder that all processes reach, on a file system that locks (flock). A process that
-    dies releases its lock, and another one starts the task again. waits: return once all tasks are
-    done; else as soon as none is free.
-    """
+    """Do the tasks that no other process has done or is doing, in their order. claims: a folder
+    that all processes reach, on a file system that locks (flock). A process that dies releases its
+    lock, and another one starts the task again. waits: return once all tasks are done; else as soon
+    as none is free."""
     is_shown = False
     while left := [task for task in tasks if not task.result.exists()]:
         if any([_is_done_here(task, claims) for task in left]):
@@ -138,7 +130,6 @@ def share(tasks: Sequence[Task], claims: Path, *, waits: bool = True) -> None:
 
 def _is_done_here(task: Task, claims: Path) -> bool:
     with locked(claims / task.name, waits=False) as is_ours:
-        if not is_ours or task.result.exists():
-            return False
-        task.work()
-        return True
+        if is_free := is_ours and not task.result.exists():
+            task.work()
+        return is_free

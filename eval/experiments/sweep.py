@@ -62,18 +62,17 @@ class Method:
     """Names in FIGURES of the panels that show it."""
 
     def __post_init__(self) -> None:
-        if self.label in (SAFE, RISKY) or self.rule in ("safe_only", "risky_only"):
-            raise ValueError(f"{SAFE} and {RISKY} are in every sweep: leave out {self.label!r}")
-        if not self.label.strip():
-            raise ValueError(f"label of a method with the rule {self.rule!r} is empty")
+        is_alone = self.label in (SAFE, RISKY) or self.rule in ("safe_only", "risky_only")
+        shown = f"{SAFE} and {RISKY} are in every sweep: leave out {self.label!r}"
+        _require(not is_alone, shown)
+        _require(self.label.strip(), f"label of a method with the rule {self.rule!r} is empty")
         for name in self.figures:
-            if name not in FIGURES:
-                known = ", ".join(FIGURES)
-                raise ValueError(f"{self.label}: figures must be of {known}, got {name!r}")
+            known = ", ".join(FIGURES)
+            _require(name in FIGURES, f"{self.label}: figures must be of {known}, got {name!r}")
 
     @property
     def is_swept(self) -> bool:
-        """Whether its settings are the budgets of Anchored Decoding as in the paper, in KL and
+        """Tell whether its settings are budgets of Anchored Decoding as in the paper, in KL and
         without a bank."""
         is_ours = self.section == SECTIONS[3] and self.rule == "anchored"
         is_kl = self.settings.get("divergence", "kl") == "kl"
@@ -93,10 +92,6 @@ class Placement:
 
     gpus: int = 1
     """GPUs of each process, which no other uses; torchrun starts one process per group."""
-    gpu_memory: float = 0.0
-    """GB of each GPU, for a plan on a machine without one; else the machine's GPU decides."""
-    gpu_bandwidth: float = 0.0
-    """GB/s of each GPU's memory, for a plan's hours, which are left out without it."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the pair, by their names in anchored generate, such as risky_device_map."""
     vllm: dict[str, Any] = field(default_factory=dict)
@@ -104,30 +99,16 @@ class Placement:
     tensor_parallel_size is gpus by default."""
 
     def __post_init__(self) -> None:
-        if self.gpus < 1:
-            raise ValueError(f"placement.gpus must be >= 1, got {self.gpus}")
-        for name in ("gpu_memory", "gpu_bandwidth"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"placement.{name} must be >= 0, got {getattr(self, name)}")
-        is_spread = {"risky_device", "risky_device_map"} & set(self.options)
-        if self.gpus > 1 and not is_spread:
-            raise ValueError(
-                f"placement.gpus = {self.gpus}, but both models would lie on the first: give "
-                'placement.options risky_device = "cuda:1" or risky_device_map = "auto"'
-            )
-
-    def models(self, safe: Path, risky: Path, device: str) -> ModelOptions:
-        """The pair's options. Raises: ValueError for an unknown one, or one of the wrong type."""
-        table = {"safe": safe, "risky": risky, **({"device": device} if device else {})}
-        models: ModelOptions = from_table(ModelOptions, table | self.options, "placement.options.")
-        return models
+        _require(self.gpus >= 1, f"placement.gpus must be >= 1, got {self.gpus}")
+        _require(
+            self.gpus == 1 or {"risky_device", "risky_device_map"} & set(self.options),
+            f"placement.gpus = {self.gpus}, but both models would lie on the first: give "
+            'placement.options risky_device = "cuda:1" or risky_device_map = "auto"',
+        )
 
     def take_gpus(self, device: str) -> None:
-        """Show this process only the GPUs of its group, before any of them is in use.
-
-        torchrun's process number n has the GPUs from n * gpus on.
-        Raises: ValueError if there are fewer.
-        """
+        """Show this process only the GPUs of its group, before any of them is in use. torchrun's
+        process number n has the GPUs from n * gpus on. Raises: ValueError if there are fewer."""
         import torch
 
         count = 0 if device == "cpu" else torch.cuda.device_count()
@@ -146,11 +127,8 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep(ExperimentOptions):
-    """The settings of a sweep's TOML file.
-
-    Relative paths are relative to `inputs` if that is set, else to the file (and its bases), then
-    to the folder in which the command runs.
-    """
+    """The settings of a sweep's TOML file. Relative paths are relative to `inputs` if that is set,
+    else to the file (and its bases), then to the folder in which the command runs."""
 
     safe: str
     """Hugging Face folder or Hub id of the safe model."""
@@ -198,29 +176,29 @@ class Sweep(ExperimentOptions):
         SamplingConfig.of(
             {"temperature": self.temperature, "repetition_penalty": self.repetition_penalty}
         )
-        for name in ("max_new_tokens", "num_excerpts", "excerpt_tokens", "batch_size"):
-            _require(getattr(self, name) >= 1, f"{name} must be >= 1, got {getattr(self, name)}")
-        for name in ("max_prompts", "num_prompts"):
-            _require(getattr(self, name) >= 0, f"{name} must be >= 0, got {getattr(self, name)}")
+        least = dict.fromkeys(("max_new_tokens", "num_excerpts", "excerpt_tokens", "batch_size"), 1)
+        for name, number in {**least, "max_prompts": 0, "num_prompts": 0}.items():
+            value = getattr(self, name)
+            _require(value >= number, f"{name} must be >= {number}, got {value}")
         are_seeds = 0 < len(self.seeds) == len(set(self.seeds)) and min(self.seeds) >= 0
         shown = f"seeds must be different whole numbers >= 0, at least one, got {self.seeds}"
         _require(are_seeds, shown)
-        _require(bool(self.methods), "a sweep needs [[methods]], got none")
-        _require(bool(self.prompts), "a sweep needs a file of prompts, got none")
+        _require(self.methods, "a sweep needs [[methods]], got none")
+        _require(self.prompts, "a sweep needs a file of prompts, got none")
         shown = f"held_out must be lists of files by the names of sets, got {self.held_out}"
         _require(all(self.held_out.values()), shown)
-        _require(bool(self.task_folder) or not self.tasks, "tasks need a task_folder")
-        if self.utility not in ("", *self.held_out):
-            known = ", ".join(self.held_out) or "held_out, which is empty"
-            raise ValueError(f"utility must be one of {known}, got {self.utility!r}")
+        _require(self.task_folder or not self.tasks, "tasks need a task_folder")
+        shown = ", ".join(self.held_out) or "held_out, which is empty"
+        shown = f"utility must be one of {shown}, got {self.utility!r}"
+        _require(self.utility in ("", *self.held_out), shown)
         if self.engine == "vllm":
             _require(self.level == "token", f'vLLM draws level = "token", got {self.level!r}')
             unknown = self.placement.options.keys() - {"risky_device", "risky_device_map"}
             _require(not unknown, f"vLLM reads placement.vllm, not placement.options {unknown}")
         check_unique("label", [method.label for method in self.methods])
         reading = [method.label for method in self.methods if method.rule in ("memfree", "rcad")]
-        if reading and not self.passages:
-            raise ValueError(f"{reading[0]} reads passages: name a corpus of texts as passages")
+        shown = f"{', '.join(reading[:1])} reads passages: name a corpus of texts as passages"
+        _require(not reading or self.passages, shown)
 
     @property
     def utility_set(self) -> str:
@@ -242,12 +220,14 @@ class Sweep(ExperimentOptions):
 
     @property
     def models(self) -> ModelOptions:
-        """The pair with its placement."""
-        options = dict(self.placement.options)
-        if quantization := options.get("risky_quantization"):
-            options["risky_quantization"] = str(self.model(str(quantization)))
-        placement = replace(self.placement, options=options)
-        return placement.models(self.model(self.safe), self.model(self.risky), self.device)
+        """The pair with its placement. Raises: ValueError for an option that is none."""
+        table: dict[str, Any] = {"safe": self.safe, "risky": self.risky}
+        table |= {"device": self.device} if self.device else {}
+        table |= self.placement.options
+        for name in {*PAIR, "risky_quantization"} & table.keys():
+            table[name] = str(self.model(table[name]))
+        models: ModelOptions = from_table(ModelOptions, table, "placement.options.")
+        return models
 
     def identity(self) -> dict[str, Any]:
         """All that decides the results: settings, models, and contents of files."""
@@ -264,13 +244,12 @@ class Sweep(ExperimentOptions):
             key: [file_sha256(self.path(key, name)) for name in names]
             for key, names in named.items()
         }
-        methods = [_portable(method, self.places) for method in settings.pop("methods")]
         return {
             **settings,
             **models,
             **files,
             "held_out": held_out,
-            "methods": methods,
+            "methods": [_portable(method, self.places) for method in settings["methods"]],
             "encoder": encoder_identity(self.model(self.encoder)) if self.encoder else "",
             "metric_set": METRIC_SET,
         }
@@ -301,10 +280,8 @@ def _portable(method: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]
 
 
 def load_sweep(path: Path, *, inputs: Path | None = None) -> Sweep:
-    """The sweep of a TOML file. inputs: overrides the file's key.
-
-    Raises FileNotFoundError, or ValueError that names an unknown key, a value or a file.
-    """
+    """The sweep of a TOML file. inputs: overrides the file's key. Raises FileNotFoundError, or
+    ValueError that names an unknown key, a value or a file."""
     tables, folders = read_with_folders(path)
     check_holds(path, tables, "methods", "a sweep")
     _require("folders" not in tables, "unknown config key folders")
@@ -317,6 +294,6 @@ def load_sweep(path: Path, *, inputs: Path | None = None) -> Sweep:
     return replace(config, folders=list(map(str, folders)))
 
 
-def _require(condition: bool, message: str) -> None:
+def _require(condition: object, message: str) -> None:
     if not condition:
         raise ValueError(message)

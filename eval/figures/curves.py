@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from ...decode.ledger import Ledger, LedgerHeader
 from ...decode.rules.budget import Budget
 from ...decode.settings import Charge, Schedule
-from . import style
-from .style import new_figure, panel_grid
+from .style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, new_figure, panel_grid
 
 _BUDGET_CAPTIONS: Final[dict[Schedule, str]] = {
     "adaptive": "k nats accrue with every {symbol}. They first pay the debt of the prompt; "
@@ -48,28 +47,22 @@ class BudgetTrajectory:
     @classmethod
     def of(cls, label: str, ledger: Ledger) -> "BudgetTrajectory":
         """The trajectory of a ledger with a bound."""
+        budget = {name: getattr(ledger.header, name) for name in ("k", "debt", "bound", "bank")}
         return cls(
             label=label,
-            k=ledger.header.k,
-            debt=ledger.header.debt,
-            bound=ledger.header.bound,
             spends=[step.spend for step in ledger.steps],
             accepted=[step.accepted for step in ledger.steps],
             schedule=_schedule(ledger.header),
-            bank=ledger.header.bank,
+            **budget,
         )
 
     @property
     def accrued(self) -> list[float]:
         """Nats that were there by each step, the debt not yet paid."""
-        steps = range(1, len(self.spends) + 1)
-        full = self.bank or 0.0
-        paid = {
-            "adaptive": [min(full + step * self.k, self.debt) for step in steps],
-            "global": [self.debt for _ in steps],
-            "fixed": [0.0 for _ in steps],
-        }
-        return [sum(nats) for nats in zip(self.allowed, paid[self.schedule], strict=True)]
+        full, allowed = self.bank or 0.0, enumerate(self.allowed, 1)
+        if self.schedule == "adaptive":
+            return [nats + min(full + step * self.k, self.debt) for step, nats in allowed]
+        return [nats + (self.debt if self.schedule == "global" else 0.0) for _, nats in allowed]
 
     @property
     def allowed(self) -> list[float]:
@@ -90,20 +83,21 @@ class BudgetTrajectory:
 def plot_budget_trajectories(
     trajectories: Sequence[BudgetTrajectory], path: Path, *, symbol: str = "token"
 ) -> None:
-    """Spend so far, its allowance by the budget's schedule, debt and bound, in a panel each.
-
-    Ticks at the foot mark the steps where the draw from the safe model was rejected (`accepted`
-    is False) and the token is the risky model's. symbol: what a step draws, "token" or "byte".
-    path: .png, .svg or .pdf.
-    """
+    """Spend so far, its allowance by the budget's schedule, debt and bound, in a panel each. Ticks
+    at the foot mark the steps where the draw from the safe model was rejected (`accepted` is False)
+    and the token is the risky model's. symbol: what a step draws, "token" or "byte". path: .png,
+    .svg or .pdf."""
     num_columns = 2 if len(trajectories) == 4 else min(3, len(trajectories))
     num_rows = math.ceil(len(trajectories) / num_columns)
+    captions = [
+        line for each in trajectories for line in _captions(each.schedule, each.bank, symbol)
+    ]
     with new_figure(
         path,
         0.6 + 3.4 * max(2, num_columns),  # the title and the legend need two panels' width
         1.6 + 2.6 * num_rows,
         title="What a generation may spend and what it spent, summed over its steps",
-        caption=_budget_caption(trajectories, symbol),
+        caption="\n".join([*dict.fromkeys(captions), _TICKS]),
     ) as figure:
         panels = panel_grid(figure, len(trajectories), num_columns)
         for axes, trajectory in zip(panels, trajectories, strict=True):
@@ -113,33 +107,26 @@ def plot_budget_trajectories(
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
 
 
-def _budget_caption(trajectories: Sequence[BudgetTrajectory], symbol: str) -> str:
-    lines = [_captions(each.schedule, each.bank, symbol) for each in trajectories]
-    return "\n".join([*dict.fromkeys(itertools.chain.from_iterable(lines)), _TICKS])
-
-
 def _captions(schedule: Schedule, bank: float | None, symbol: str) -> list[str]:
-    """What is said of a schedule, and of a bank."""
-    caption = _BUDGET_CAPTIONS[schedule].format(symbol=symbol)
+    """Sentences on a schedule, and on a bank."""
     of_bank = (
         [] if bank is None else [f"A bank of {bank:g} is full at the start and holds no more."]
     )
-    return [caption, *of_bank]
+    return [_BUDGET_CAPTIONS[schedule].format(symbol=symbol), *of_bank]
 
 
 def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
     steps = range(1, len(trajectory.spends) + 1)
     accrued, allowance = trajectory.accrued, trajectory.allowed
     spent = list(itertools.accumulate(trajectory.spends))
-    axes.axhline(trajectory.bound, color=style.GREY, linestyle=":", linewidth=1.2, label="bound")
-    axes.fill_between(
-        steps, allowance, accrued, color=style.ORANGE, alpha=0.25, linewidth=0, label="debt"
-    )
-    axes.plot(steps, spent, color=style.BLUE, linewidth=2.4, label="spent")
+    axes.axhline(trajectory.bound, color=GREY, linestyle=":", linewidth=1.2, label="bound")
+    shade: dict[str, Any] = {"color": ORANGE, "alpha": 0.25, "linewidth": 0, "label": "debt"}
+    axes.fill_between(steps, allowance, accrued, **shade)
+    axes.plot(steps, spent, color=BLUE, linewidth=2.4, label="spent")
     # Over the line of what was spent, which often lies on it.
-    axes.plot(steps, allowance, "--", color=style.ORANGE, linewidth=1.2, label="allowance")
+    axes.plot(steps, allowance, "--", color=ORANGE, linewidth=1.2, label="allowance")
     rejected = [step for step, kept in enumerate(trajectory.accepted, start=1) if not kept]
-    look: dict[str, Any] = {"color": style.VERMILION, "markersize": 6}
+    look: dict[str, Any] = {"color": VERMILION, "markersize": 6}
     look |= {"transform": axes.get_xaxis_transform(), "label": "risky model intervened"}
     axes.plot(rejected, [0.02] * len(rejected), "|", **look)
     axes.set_title(
@@ -151,12 +138,9 @@ def _draw_trajectory(axes: Axes, trajectory: BudgetTrajectory) -> None:
 
 def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
     """KL(p* || p_s), KL(p* || p_r), KL(p_r || p_s), the allowance and k of every step, in nats.
-
     ledgers: of `with_divergences`; of several, means over those that have the step. path: .png,
-    .svg or .pdf; infinite figures are left out.
-    Raises: ValueError for ledgers without steps or divergences.
-    Source: paper, figure of per-step divergences.
-    """
+    .svg or .pdf; infinite figures are left out. Raises: ValueError for ledgers without steps or
+    divergences. Source: paper, figure of per-step divergences."""
     steps = [ledger.steps for ledger in ledgers]
     if not any(steps) or any(step.kl_star_risky is None for each in steps for step in each):
         raise ValueError("the ledger holds no divergences: see with_divergences")
@@ -176,13 +160,11 @@ def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
     title = f"{count}, step by step: what a {header.level} might spend and spent"
     with new_figure(path, 7.2, 5.0, title=title, caption=_caption(ledgers)) as figure:
         distances, budget = figure.subplots(2, 1, sharex=True)
-        draw(distances, "kl_risky_safe", "models apart: KL(p_r || p_s)", style.GREEN, "-")
-        draw(
-            distances, "kl_star_risky", "p* from the risky model: KL(p* || p_r)", style.PURPLE, "--"
-        )
-        budget.axhline(header.k, color=style.GREY, linestyle=":", linewidth=1.2, label="k")
-        draw(budget, "spend", _SPENDS.get(header.charge, "spend"), style.BLUE, "-")
-        draw(budget, "budget", "allowance", style.ORANGE, "--")
+        draw(distances, "kl_risky_safe", "models apart: KL(p_r || p_s)", GREEN, "-")
+        draw(distances, "kl_star_risky", "p* from the risky model: KL(p* || p_r)", PURPLE, "--")
+        budget.axhline(header.k, color=GREY, linestyle=":", linewidth=1.2, label="k")
+        draw(budget, "spend", _SPENDS.get(header.charge, "spend"), BLUE, "-")
+        draw(budget, "budget", "allowance", ORANGE, "--")
         for axes in (distances, budget):
             axes.set_ylabel("nats")
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0)
@@ -191,16 +173,16 @@ def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
 
 def _caption(ledgers: Sequence[Ledger]) -> str:
     header = ledgers[0].header
-    debts, bounds = ([getattr(each.header, n) for each in ledgers] for n in ("debt", "bound"))
+
+    def ends(name: str, digits: str) -> str:
+        values = [getattr(each.header, name) for each in ledgers]
+        return " to ".join(dict.fromkeys(format(end(values), digits) for end in (min, max)))
+
     return (
         f"k = {header.k:g} nats per {header.level}, K = {header.K:.4g}, debt of the prompt "
-        f"{_range(debts, '.3g')}, bound {_range(bounds, '.4g')} nats.\n"
+        f"{ends('debt', '.3g')}, bound {ends('bound', '.4g')} nats.\n"
         + " ".join(_captions(_schedule(header), header.bank, header.level))
     )
-
-
-def _range(values: Sequence[float], digits: str) -> str:
-    return " to ".join(dict.fromkeys(format(end(values), digits) for end in (min, max)))
 
 
 def _schedule(header: LedgerHeader) -> Schedule:

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 
+from ..recorded_texts import grouped
 from .style import BLUE, COLORS, GREY, draw_legend, new_figure, panel_grid, set_log_scale
 
 DASHES: Final = ("-", "--", "-.", ":")
@@ -44,12 +45,10 @@ def plot_series(
     log_y: Collection[str] = (),
     colors: Mapping[str, str] | None = None,
 ) -> None:
-    """A panel for each entry, in it a curve for each of its series.
-
-    look: "steps" for counts by bins, whose x is the start of each. log_y: panels with a logarithmic
-    axis. colors: of curves by name, such as of their methods; curves of one color differ in shades
-    and dashes. path: .png, .svg or .pdf.
-    """
+    """A panel for each entry, in it a curve for each of its series. look: "steps" for counts by
+    bins, whose x is the start of each. log_y: panels with a logarithmic axis. colors: of curves by
+    name, such as of their methods; curves of one color differ in shades and dashes. path: .png,
+    .svg or .pdf."""
     panels = {
         panel: {name: series for name, series in curves.items() if series.x}
         for panel, curves in panels.items()
@@ -64,7 +63,12 @@ def plot_series(
         axes_of = panel_grid(figure, len(panels), num_columns)
         for axes, (name, curves) in zip(axes_of, panels.items(), strict=True):
             for label, series in curves.items():
-                _draw(axes, series, label, looks[label], look)
+                style = {"label": label, "linewidth": 1.6, **looks[label]}
+                if look == "steps":
+                    axes.step(*series, where="post", **style)
+                else:
+                    marker = "o" if len(series.x) <= FEW_POINTS else ""
+                    axes.plot(*series, marker=marker, markersize=4, **style)
             axes.set_title(name)
             if log_x and any(x > 0 for series in curves.values() for x in series.x):
                 set_log_scale(axes.xaxis)
@@ -78,24 +82,15 @@ def plot_series(
 
 def _looks(names: Sequence[str], colors: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Color and dashes of each curve: those of one color get darker in their order."""
+    looks: dict[str, dict[str, Any]] = {}
     color_of = {name: colors.get(name, COLORS[i % len(COLORS)]) for i, name in enumerate(names)}
-    looks = {}
-    for name, color in color_of.items():
-        same = [other for other in names if color_of[other] == color]
-        number = same.index(name)
-        white = 0.6 * (1 - (number + 1) / len(same))
-        red, green, blue = ((1 - white) * part + white for part in to_rgb(color))
-        shade = to_hex((red, green, blue))
-        looks[name] = {"color": shade, "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.6}
+    for color, same in grouped(names, color_of.__getitem__).items():
+        for number, name in enumerate(same):
+            white = 0.6 * (1 - (number + 1) / len(same))
+            red, green, blue = ((1 - white) * part + white for part in to_rgb(color))
+            dashes = DASHES[number % len(DASHES)]
+            looks[name] = {"color": to_hex((red, green, blue)), "linestyle": dashes}
     return looks
-
-
-def _draw(axes: Axes, series: Series, label: str, style: dict[str, Any], look: Look) -> None:
-    if look == "steps":
-        axes.step(*series, where="post", label=label, **style)
-    else:
-        marker = "o" if len(series.x) <= FEW_POINTS else ""
-        axes.plot(*series, marker=marker, markersize=4, label=label, **style)
 
 
 def histogram(values: Sequence[float], edges: Sequence[float], count: int) -> Series:
@@ -113,10 +108,8 @@ def tail(values: Sequence[float], start: float) -> Series:
 
 
 def density(values: Sequence[float]) -> Series:
-    """Points and the density there: Gaussian kernels of Silverman's width.
-
-    Source: Silverman 1986, equation 3.31. Values that are all one get a width of their size.
-    """
+    """Points and the density there: Gaussian kernels of Silverman's width. Source: Silverman 1986,
+    equation 3.31. Values that are all one get a width of their size."""
     sample = np.array(values, dtype=np.float64)
     spread = min(float(sample.std()), float(np.subtract(*np.quantile(sample, [0.75, 0.25]))) / 1.34)
     spread = spread or float(sample.std()) or max(abs(float(sample[0])), 1.0) * 0.1
@@ -140,12 +133,10 @@ def plot_calibration(
     symbol: str = "token",
     caption: str,
 ) -> None:
-    """The figure at every measured k with its interval, over k on a logarithmic axis.
-
-    points: by k, ascending. chosen: the k of one of them; fresh: its figure on seeds by which it
-    was not chosen. figure_name: of the vertical axis and the target. symbol: the unit of k, "token"
-    or "byte". caption: numbers of prompts and seeds, and the interval. path: .png, .svg or .pdf.
-    """
+    """The figure at every measured k with its interval, over k on a logarithmic axis. points: by k,
+    ascending. chosen: the k of one of them; fresh: its figure on seeds by which it was not chosen.
+    figure_name: of the vertical axis and the target. symbol: the unit of k, "token" or "byte".
+    caption: numbers of prompts and seeds, and the interval. path: .png, .svg or .pdf."""
     title = f"{figure_name} at every measured k: k = {chosen:g} is taken"
     with new_figure(path, 6.4, 4.4, title=title, caption=caption) as figure:
         axes = figure.add_subplot()
@@ -158,9 +149,8 @@ def plot_calibration(
         if fresh is not None:
             # Next to the chosen point: both intervals would lie on each other.
             look = {"marker": "^", "markerfacecolor": "white", "linestyle": "none"}
-            _draw_intervals(
-                axes, {0.94 * chosen: fresh}, label="fresh seeds (drawn next to it)", **look
-            )
+            look["label"] = "fresh seeds (drawn next to it)"
+            _draw_intervals(axes, {0.94 * chosen: fresh}, **look)
         axes.set_xlabel(f"k (nats per {symbol})")
         axes.set_ylabel(figure_name)
         figure.legend(loc="outside lower center", ncols=4, handletextpad=0.4)
@@ -181,28 +171,20 @@ def plot_scores(
     *,
     title: str,
 ) -> None:
-    """A group of bars per benchmark, with a bar per model.
-
-    scores: by model, in the order of the benchmarks: share and standard error; nan draws nothing.
-    path: .png, .svg or .pdf.
-    """
+    """A group of bars per benchmark, with a bar per model. scores: by model, in the order of the
+    benchmarks: share and standard error; nan draws nothing. path: .png, .svg or .pdf."""
     width = max(6.4, 0.35 * len(benchmarks) * (1 + len(scores)))
     caption = "Each benchmark by its best variant. Bars: one standard error."
     with new_figure(path, width, 4.2, title=title, caption=caption) as figure:
         axes = figure.add_subplot()
         bar = GROUP_WIDTH / len(scores)
-        for number, (model, values) in enumerate(scores.items()):
+        for number, (model, figures) in enumerate(scores.items()):
             offset = (number + 0.5) * bar - GROUP_WIDTH / 2
-            axes.bar(
-                [index + offset for index in range(len(benchmarks))],
-                [value for value, _ in values],
-                bar,
-                yerr=[error for _, error in values],
-                label=model,
-                color=COLORS[number % len(COLORS)],
-                hatch=HATCHES[number // len(COLORS) % len(HATCHES)],
-                error_kw={"elinewidth": 0.8},
-            )
+            values, errors = zip(*figures, strict=True)
+            look = dict[str, Any](color=COLORS[number % len(COLORS)], error_kw={"elinewidth": 0.8})
+            look["hatch"] = HATCHES[number // len(COLORS) % len(HATCHES)]
+            positions = [index + offset for index in range(len(benchmarks))]
+            axes.bar(positions, values, bar, yerr=errors, label=model, **look)
         axes.set_xticks(range(len(benchmarks)), benchmarks, rotation=30, ha="right")
         axes.set_ylabel("score")
         options = {"loc": "outside lower center", "ncols": 3, "handletextpad": 0.4}

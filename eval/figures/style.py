@@ -47,12 +47,10 @@ _RC: Final[dict[Any, Any]] = {
 def new_figure(
     path: Path, width: float, height: float, *, title: str, caption: str = ""
 ) -> Iterator[SubFigure]:
-    """A figure of this many inches between a title and a caption that says how to read it.
-
-    Both are wrapped to the width. The subfigure is the part between them: legends "outside" its
-    panels stay clear of both. The figure is written at the end, as .png, .svg or .pdf; ValueError
-    for another suffix.
-    """
+    """A figure of this many inches between a title and a caption that says how to read it. Both are
+    wrapped to the width. The subfigure is the part between them: legends "outside" its panels stay
+    clear of both. The figure is written at the end, as .png, .svg or .pdf; ValueError for another
+    suffix."""
     if path.suffix not in _UNDATED:
         raise ValueError(f"path must end in .png, .svg or .pdf, got {path}")
     title = textwrap.fill(title, int(11 * width))  # characters of an inch, bold
@@ -97,9 +95,7 @@ def draw_legend(
     figure: SubFigure, panels: Iterable[Axes], names: Iterable[str], **options: Any
 ) -> None:
     """A legend of the lines and bars with these names as labels, each once, in their order.
-
-    matplotlib finds the labels of a picture itself, but for those that begin with "_".
-    """
+    matplotlib finds the labels of a picture itself, but for those that begin with "_"."""
     handles: list[Any] = [each for axes in panels for each in (*axes.lines, *axes.containers)]
     drawn = {handle.get_label(): handle for handle in handles}
     shown = [name for name in names if name in drawn]
@@ -130,9 +126,7 @@ _MARKERS: Final = "^vPX"
 
 def method_looks(roles: Mapping[str, Role]) -> dict[str, Look]:
     """The look of each method: that of its role, or another for each baseline, in their order.
-
-    Colors come again, with another marker, if there are more baselines than colors.
-    """
+    Colors come again, with another marker, if there are more baselines than colors."""
     looks = (
         (color, _MARKERS[(turn + index) % len(_MARKERS)])
         for turn in itertools.count()

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
+from ..copying.literal import HIGH_PROTECTION
 from ..copying.metrics import METRICS
-from ..copying.ncr import HIGH_PROTECTION
 from ..recorded_texts import grouped
 from ..statistics import Array
 from .style import BLACK, GREY, Look, draw_legend, new_figure
@@ -79,9 +79,8 @@ def plot_trade_off(
     utility: Scale | Mapping[str, Scale],
     protection: Scale = NCR,
 ) -> None:
-    """Protection against utility, up and right being better: a color and a marker a method.
-
-    If settings crowd in the corner of high protection and good utility, an inset enlarges it.
+    """Protection against utility, up and right being better: a color and a marker a method. If
+    settings crowd in the corner of high protection and good utility, an inset enlarges it.
 
     panels: points in the order of their methods' settings, which a line joins, by the title of the
     panel. A dotted line is the `pareto_front`, and darker rings have a larger share of resamples in
@@ -89,7 +88,7 @@ def plot_trade_off(
     their order. utility: one for all panels, or one for each. path: .png, .svg or .pdf. Points
     without a finite figure are left out.
     """
-    scales = {name: utility[name] if isinstance(utility, Mapping) else utility for name in panels}
+    scales = utility if isinstance(utility, Mapping) else dict.fromkeys(panels, utility)
     points = [point for panel in panels.values() for point in panel]
     names = {method: _legend_name(same) for method, same in _by_method(points).items()}
     num_columns = 2 if len(panels) == 1 else 3
@@ -143,10 +142,8 @@ def _finite(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
 
 def _draw_points(axes: Axes, points: Sequence[TradeOffPoint], name: str) -> None:
     color, marker = points[0].look
-    x = [point.protection for point in points]
-    y = [point.utility for point in points]
-    x_error = [point.protection_std for point in points]
-    y_error = [point.utility_std for point in points]
+    figures = [(p.protection, p.utility, p.utility_std, p.protection_std) for p in points]
+    x, y, y_error, x_error = zip(*figures, strict=True)
     # Capped: a bar along the line through the points would not show without its ends. The caps are
     # narrower than a point, which hides those of a bar of next to no length.
     axes.errorbar(x, y, y_error, x_error, fmt="none", ecolor=color, elinewidth=1, capsize=3)
@@ -159,24 +156,25 @@ def _draw_details(
     """Draw names of settings, and an inset of the corner of good settings if they crowd in it."""
     corner = _corner(points, utility) if protection is NCR else []
     inset = _draw_inset(axes, corner, points, protection, utility) if corner else None
-    if inset is None:
-        _draw_labels(axes, points, points)
-    else:
+    if inset is not None:
         _draw_labels(inset, corner, points)
-        _draw_labels(axes, [point for point in points if point not in corner], points)
+    others = [point for point in points if inset is None or point not in corner]
+    _draw_labels(axes, others, points)
 
 
 def _corner(points: Sequence[TradeOffPoint], utility: Scale) -> list[TradeOffPoint]:
     """The protected settings in the better half of the utilities, if several methods have some;
     [] if they have room enough."""
+    if not points:
+        return []
     utilities = [point.utility for point in points]
-    middle = (min(utilities) + max(utilities)) / 2 if utilities else math.nan
+    middle = (min(utilities) + max(utilities)) / 2
     corner = [
         point
         for point in points
         if point.protection >= HIGH_PROTECTION and utility.sign * (point.utility - middle) >= 0
     ]
-    is_narrow = min((point.protection for point in points), default=1.0) < HIGH_PROTECTION - 0.25
+    is_narrow = min(point.protection for point in points) < HIGH_PROTECTION - 0.25
     return corner if is_narrow and len(_by_method(corner)) > 1 and len(corner) > 3 else []
 
 
@@ -197,10 +195,8 @@ def _draw_inset(
     for settings in _by_method(points).values():
         _draw_points(inset, settings, "")
     _draw_front(inset, points, protection, utility)
-    for axis, figures in (
-        (inset.xaxis, [point.protection for point in corner]),
-        (inset.yaxis, [point.utility for point in corner]),
-    ):
+    x_and_y = zip(*[(point.protection, point.utility) for point in corner], strict=True)
+    for axis, figures in zip((inset.xaxis, inset.yaxis), x_and_y, strict=True):
         margin = 0.3 * (max(figures) - min(figures)) or 0.01
         axis.set_view_interval(min(figures) - margin, max(figures) + margin, ignore=True)
         axis.set_tick_params(labelsize=7)
@@ -217,9 +213,7 @@ def _draw_labels(
     axes: Axes, shown: Sequence[TradeOffPoint], points: Sequence[TradeOffPoint]
 ) -> None:
     """Draw the names of settings at the ends of their methods' lines, clear of lines and names.
-
-    points: all of the panel, some of which are shown here.
-    """
+    points: all of the panel, some of which are shown here."""
     size = 6.25  # half of a point's, in pixels
     taken, num_settings = [], {}
     for method, settings in _by_method(points).items():
@@ -236,14 +230,9 @@ def _draw_labels(
         ends = [settings[0], settings[-1]] if num_settings[method] > 1 else []
         between = settings[1:-1] if is_lone_sweep else []
         for point in dict.fromkeys([*ends, *between]):
-            label = axes.annotate(
-                point.label,
-                (point.protection, point.utility),
-                xytext=_LABEL_OFFSETS[0],
-                textcoords="offset points",
-                fontsize=8,
-                color=point.look[0],
-            )
+            look: dict[str, Any] = {"xytext": _LABEL_OFFSETS[0], "textcoords": "offset points"}
+            look |= {"fontsize": 8, "color": point.look[0]}
+            label = axes.annotate(point.label, (point.protection, point.utility), **look)
             for offset in _LABEL_OFFSETS:
                 label.set(position=offset, horizontalalignment="left" if offset[0] > 0 else "right")
                 box = label.get_window_extent()
@@ -259,7 +248,7 @@ def _draw_labels(
 def _bars(axes: Axes, point: TradeOffPoint) -> list[Bbox]:
     """Boxes of a point's error bars, in pixels."""
     x, y = point.protection, point.utility
-    x_std, y_std = (std if std > 0.0 else 0.0 for std in (point.protection_std, point.utility_std))
+    x_std, y_std = np.fmax(0.0, (point.protection_std, point.utility_std))
     ends = [[(x - x_std, y), (x + x_std, y)], [(x, y - y_std), (x, y + y_std)]]
     return [Bbox(axes.transData.transform(bar)).padded(1) for bar in ends]
 
@@ -270,8 +259,8 @@ def _draw_front(
     """Draw a line along the front, and rings as dark as their settings are often on it."""
     front = pareto_front(points, protection, utility)
     shares = front_shares(points, protection, utility)
-    x, y = [point.protection for point in front], [point.utility for point in front]
-    axes.plot(x, y, ":", color=GREY, linewidth=1, label=_FRONT)
+    line = np.array([(point.protection, point.utility) for point in front]).reshape(-1, 2)
+    axes.plot(*line.T, ":", color=GREY, linewidth=1, label=_FRONT)
     ring: dict[str, Any] = {"marker": "o", "markersize": 12, "markerfacecolor": "none"}
     for point in _finite(points):
         ring["alpha"] = shares.get(point, float(point in front))
@@ -281,19 +270,14 @@ def _draw_front(
 def _draw_scale(axis: Axis, scale: Scale, points: Sequence[TradeOffPoint]) -> None:
     label = scale.label
     if scale is NCR:
-        label += f"{_scope(points)} (1 = safe model)"
+        counts, num_all = sorted({point.num_metrics for point in points}), len(METRICS)
+        if counts != [num_all]:
+            label += f" over {' or '.join(map(str, counts))} of {num_all} metrics"
+        label += " (1 = safe model)"
     if scale.lower_is_better:
         label += "\n(lower is better: axis reversed)"
         axis.set_inverted(True)
     axis.set_label_text(label)
-
-
-def _scope(points: Sequence[TradeOffPoint]) -> str:
-    """The number of metrics of the points' NCR, if not all."""
-    counts = sorted({point.num_metrics for point in points})
-    if counts == [len(METRICS)]:
-        return ""
-    return f" over {' or '.join(map(str, counts))} of {len(METRICS)} metrics"
 
 
 def _caption(points: Sequence[TradeOffPoint], protection: Scale) -> str:
@@ -311,16 +295,9 @@ def _caption(points: Sequence[TradeOffPoint], protection: Scale) -> str:
 
 def _draw_high_protection(axes: Axes) -> None:
     axes.axvline(HIGH_PROTECTION, color=GREY, linestyle="--", linewidth=1, zorder=1)
-    axes.text(
-        HIGH_PROTECTION,
-        1.0,
-        "high protection \N{RIGHTWARDS ARROW}",
-        transform=axes.get_xaxis_transform(),
-        ha="left",
-        va="bottom",
-        color=GREY,
-        fontsize=9,
-    )
+    look: dict[str, Any] = {"ha": "left", "va": "bottom", "color": GREY, "fontsize": 9}
+    look["transform"] = axes.get_xaxis_transform()
+    axes.text(HIGH_PROTECTION, 1.0, "high protection \N{RIGHTWARDS ARROW}", **look)
     limits = axes.get_xlim()
     axes.axvspan(HIGH_PROTECTION, max(limits), color=GREY, alpha=0.07, linewidth=0)
     axes.set_xlim(limits)
@@ -330,9 +307,7 @@ def pareto_front(
     points: Sequence[TradeOffPoint], protection: Scale, utility: Scale
 ) -> list[TradeOffPoint]:
     """The points to which no other is better in one figure and as good in the other, by protection.
-
-    Points without a finite figure are left out; equal points are all kept.
-    """
+    Points without a finite figure are left out; equal points are all kept."""
     finite = _finite(points)
     figures = np.array([(point.protection, point.utility) for point in finite]).reshape(-1, 2, 1)
     on_front = _unbeaten(figures, protection, utility)[:, 0]
@@ -343,11 +318,9 @@ def pareto_front(
 def front_shares(
     points: Sequence[TradeOffPoint], protection: Scale, utility: Scale
 ) -> dict[TradeOffPoint, float]:
-    """The share of resamples in which each point is on the front of those that have resamples.
-
-    A front of measured figures does not show how near others come to it: of two settings that are
-    as good, each is on it in about half of the resamples.
-    """
+    """The share of resamples in which each point is on the front of those that have resamples. A
+    front of measured figures does not show how near others come to it: of two settings that are as
+    good, each is on it in about half of the resamples."""
     known = [point for point in _finite(points) if point.resampled is not None]
     if not known:
         return {}
@@ -356,11 +329,9 @@ def front_shares(
 
 
 def _unbeaten(figures: Array, protection: Scale, utility: Scale) -> NDArray[np.bool_]:
-    """(P, R): whether no other point has one figure better and the other as good.
-
-    figures: (P, 2, R), protection and utility of P points in R resamples. A point is not on the
-    front of a resample in which one of its figures is not finite, and beats none there.
-    """
+    """(P, R): whether no other point has one figure better and the other as good. figures: (P, 2,
+    R), protection and utility of P points in R resamples. A point is not on the front of a resample
+    in which one of its figures is not finite, and beats none there."""
     x, y = protection.sign * figures[:, 0], utility.sign * figures[:, 1]
     as_good = (x[:, None] >= x) & (y[:, None] >= y)
     is_beaten = (as_good & ((x[:, None] > x) | (y[:, None] > y))).any(0)

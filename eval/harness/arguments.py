@@ -1,9 +1,11 @@
-"""The arguments of lm-eval's models and requests as options of a pair and of its decoder."""
+"""The arguments of lm-eval's models and requests, as options of a pair and of its decoder, and
+their texts, cut to fit into the models."""
 
 import json
 import logging
 import os
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...decode.levels.level import Level
 from ...decode.pair.loading import device_of
 from ...decode.pair_options import PairOptions, RuleOptions
 from ...decode.settings import SAMPLING_NAMES, ByteSettings
@@ -39,16 +42,18 @@ OFF = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), 0),
 }
 """Settings of other decoders with the values that have no effect."""
+SPARE_BYTES = 32
+"""Symbols added to every text at byte level: open tokens may take a few positions."""
+Split = tuple[list[int], list[int]]
+"""Symbols of a context, and of the continuation that is scored after it."""
 
 
 def pair_arguments(
     arguments: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[PairOptions, dict[str, int]]:
     """The options of the pair, and max_gen_toks and seed if set, before any model is loaded.
-
-    arguments: model_args of lm-eval. defaults: its batch_size, max_batch_size and device.
-    Raises ValueError for a missing or unknown setting or a value out of range.
-    """
+    arguments: model_args of lm-eval. defaults: its batch_size, max_batch_size and device. Raises
+    ValueError for a missing or unknown setting or a value out of range."""
     settings = {**_set_defaults(defaults), **arguments}
     missing = [name for name in ("safe", "risky") if not settings.get(name)]
     if missing and not settings.get("pair"):
@@ -78,14 +83,16 @@ def _tables(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments as tables of `PairOptions`, with a table each of the rule and of bytes, such as
     byte_prefetch. Unknown names are settings of the rule."""
     tables: dict[str, Any] = {"rule": {"setting": []}, "byte": {}}
-    names = {kind: {field.name for field in fields(kind)} for kind in (PairOptions, RuleOptions)}
-    of_bytes = {f"byte_{field.name}": field.name for field in fields(ByteSettings)}
+    of_pair, of_rule, of_bytes = (
+        {field.name for field in fields(kind)} for kind in (PairOptions, RuleOptions, ByteSettings)
+    )
     for name, value in settings.items():
-        if name in names[RuleOptions]:
+        byte_name = name.removeprefix("byte_")
+        if name in of_rule:
             tables["rule"][name] = value
-        elif name in of_bytes:
-            tables["byte"][of_bytes[name]] = value
-        elif name in names[PairOptions]:
+        elif byte_name != name and byte_name in of_bytes:
+            tables["byte"][byte_name] = value
+        elif name in of_pair:
             tables[name] = value
         else:
             tables["rule"]["setting"].append(f"{name}={json.dumps(value)}")
@@ -98,7 +105,9 @@ def _set_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
     if asked.get("batch_size") == UNASKED_BATCH_SIZE:
         del asked["batch_size"]
     if num_processes() > 1 and str(asked.get("device", "cuda")).startswith("cuda"):
-        asked["device"] = rank_device()
+        rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        # The device of this process among those of its machine.
+        asked["device"] = f"cuda:{rank % count}" if torch.cuda.is_available() else "cpu"
     device = str(asked.get("device", ""))
     if device.startswith("cuda") and not torch.cuda.is_available():
         # lm-eval passes cuda:0 on every machine, and its models fall back like this.
@@ -149,10 +158,8 @@ def generation_settings(
 
 def process_group() -> dist.ProcessGroup | None:
     """The group of all processes of torchrun, which wait for each other here; None without others.
-
     Counts and results are gathered through the host, whatever device the models are on; a group of
-    lm-eval's models may be of GPUs alone.
-    """
+    lm-eval's models may be of GPUs alone."""
     if num_processes() == 1:
         return None
     if not dist.is_initialized():
@@ -165,8 +172,93 @@ def num_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def rank_device() -> str:
-    """The device of this process among those of its machine; the CPU without CUDA."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+class Fitting:
+    """Texts of a level and the models' contexts. Tokens are cut as in lm-eval's models. Bytes,
+    which each model reads as its tokens, are cut between characters."""
+
+    def __init__(self, level: Level) -> None:
+        self._level = level
+        self._deals_in_bytes = level.name == "byte"
+
+    def prompt(self, context: list[int], max_new_tokens: int) -> list[int]:
+        """The longest end of a context that leaves room for new tokens; ValueError without one. At
+        byte level every new byte may be a token, as a text that outgrows a model would end the
+        evaluation; if that leaves no room, they are counted as in `Decoder.generate`."""
+        num_new = self._level.horizon(max_new_tokens, None)
+        for number in (num_new * self._level.symbols_per_token, num_new):
+            if (end := self._end_of(context, [], number)) is not None:
+                return end
+        raise ValueError(
+            f"max_gen_toks must leave room for context, got {max_new_tokens}: "
+            f"{self._problem(context[-1:], [], num_new)}"
+        )
+
+    def scored(self, context: list[int], continuation: list[int]) -> list[int]:
+        """The longest end of a context that fits with its continuation. Raises ValueError if the
+        continuation leaves no room for any context."""
+        # The last token that is scored is not read.
+        more = SPARE_BYTES if self._deals_in_bytes else -1
+        if (end := self._end_of(context, continuation, more)) is not None:
+            return end
+        raise ValueError(
+            f"a continuation of {len(continuation)} {self._level.name}s leaves no room for "
+            f"context: {self._problem(context[-1:], continuation, more)}"
+        )
+
+    def windows(self, symbols: list[int], prefix: int) -> list[Split]:
+        """A text that follows `prefix`, every symbol scored once, in pieces with a context each."""
+        if self._deals_in_bytes:
+            return self._byte_windows(symbols, prefix)
+        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+        windows = get_rolling_token_windows(
+            token_list=symbols,
+            prefix_token=prefix,
+            max_seq_len=self._level.context_length or len(symbols) + 1,
+            context_len=1,
+        )
+        return [make_disjoint_window(window) for window in windows]
+
+    def _byte_windows(self, symbols: list[int], prefix: int) -> list[Split]:
+        windows: list[Split] = []
+        starts = [*self._starts(symbols), len(symbols)]
+        context, first = [prefix], 0  # of the characters, not of the bytes
+        while first < len(starts) - 1:
+            ends = starts[first + 1 :]
+            num_fitting = bisect_left(
+                ends,
+                True,
+                key=lambda end: bool(
+                    self._problem(context, symbols[starts[first] : end], SPARE_BYTES)
+                ),
+            )
+            if not num_fitting:
+                raise ValueError("the models read too few tokens for a single character")
+            first += num_fitting
+            windows.append((context, symbols[starts[first - num_fitting] : starts[first]]))
+            context = symbols[starts[first - 1] : starts[first]]
+        return windows
+
+    def _end_of(self, context: list[int], continuation: list[int], more: int) -> list[int] | None:
+        """The longest end of a context that fits; None if no symbol does."""
+        starts = self._starts(context) or [0]
+        cut = bisect_left(
+            starts, True, key=lambda start: not self._problem(context[start:], continuation, more)
+        )
+        return context[starts[cut] :] if cut < len(starts) else None
+
+    def _problem(self, context: list[int], continuation: list[int], more: int) -> str:
+        """The reason for which a context does not fit, "" if it does. It is counted as a whole text
+        with `more` symbols, and as by the decoder before the continuation."""
+        too_long = self._level.too_long
+        return too_long([*context, *continuation], more) or (
+            too_long(context, len(continuation) - 1) if continuation else ""
+        )
+
+    def _starts(self, symbols: Sequence[int]) -> list[int]:
+        """Indices at which a text may be cut: before any token, before a character of UTF-8."""
+        return [
+            index
+            for index, symbol in enumerate(symbols)
+            if not self._deals_in_bytes or symbol & 0xC0 != 0x80
+        ]

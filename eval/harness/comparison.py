@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from inspect import signature
 from pathlib import Path
@@ -18,11 +18,9 @@ from ...configs.config_file import (
 )
 from ...decode.pair.folder import folder_fingerprint, model_identity
 from ...durable_files import file_sha256, write_durably
-from ...environment import environment_record
 from ...errors import AnchoredError
 from ...identities import check_same
-from ..recorded_texts import file_name, grouped
-from ..statistics import json_value
+from ..recorded_texts import file_name, grouped, write_json
 from .tasks import task_figures
 
 SCHEMA: Final = "anchored-comparison/1"
@@ -127,10 +125,8 @@ Cells = dict[str, dict[str, Cell]]
 
 
 def load_comparison(path: Path, models: tuple[Entry, ...] = ()) -> Comparison:
-    """The comparison of a TOML file. models: override the file's.
-
-    Raises FileNotFoundError, or ValueError that names an unknown key, a value or a file.
-    """
+    """The comparison of a TOML file. models: override the file's. Raises FileNotFoundError, or
+    ValueError that names an unknown key, a value or a file."""
     tables, folders = read_with_folders(path)
     check_holds(path, tables, "benchmarks", "a comparison")
     if models:
@@ -138,17 +134,22 @@ def load_comparison(path: Path, models: tuple[Entry, ...] = ()) -> Comparison:
     config: Comparison = from_table(Comparison, tables)
     if config.tasks:
         config = replace(config, tasks=str(located("tasks", config.tasks, folders)))
-    entries = models or tuple(_with_paths(entry, folders) for entry in config.models)
-    return replace(config, models=entries)
+    if models:
+        return replace(config, models=models)
 
+    def located_in(name: str) -> str:  # ids of the Hub stay
+        return str(find_path(name, folders) or name) if name else ""
 
-def _with_paths(entry: Entry, folders: Sequence[Path]) -> Entry:
-    """The entry with paths of its models' folders; Hub ids stay."""
-    model, safe, risky = (
-        str(find_path(name, folders) or name) if name else ""
-        for name in (entry.model, entry.safe, entry.risky)
-    )
-    return replace(entry, model=model, safe=safe, risky=risky)
+    entries = [
+        replace(
+            entry,
+            model=located_in(entry.model),
+            safe=located_in(entry.safe),
+            risky=located_in(entry.risky),
+        )
+        for entry in config.models
+    ]
+    return replace(config, models=tuple(entries))
 
 
 def check_settings(entry: Entry) -> None:
@@ -174,10 +175,8 @@ def evaluate(
     runs_code: bool,
     make_model: Callable[[Entry, Comparison], Any],
 ) -> None:
-    """Answer the questions that are not recorded in `folder`, one model after the other.
-
-    runs_code: also benchmarks that run code of models. Of several processes the first records.
-    """
+    """Answer the questions that are not recorded in `folder`, one model after the other. runs_code:
+    also benchmarks that run code of models. Of several processes the first records."""
     # Known before any is done: all processes leave out the same.
     todo = [
         (entry, benchmark, variant)
@@ -212,17 +211,13 @@ def write_comparison(config: Comparison, folder: Path) -> Cells:
         }
         for entry in config.models
     }
-    results = {
-        "schema": SCHEMA,
-        "settings": asdict(config),
-        "environment": environment_record(),
-        "rows": [
-            {"model": model, "benchmark": name, **json_value(asdict(cell))}
-            for model, row in cells.items()
-            for name, cell in row.items()
-        ],
-    }
-    write_durably(folder / "results.json", json.dumps(results, allow_nan=False) + "\n")
+    rows = [
+        {"model": model, "benchmark": name, **asdict(cell)}
+        for model, row in cells.items()
+        for name, cell in row.items()
+    ]
+    results = {"schema": SCHEMA, "settings": asdict(config), "rows": rows}
+    write_json(folder / "results.json", results, indent=None)
     table = text_tables.markdown(*table_of(cells), numbers=True)
     write_durably(folder / "table.md", f"{config.title}\n\n{table}\n")
     return cells
@@ -233,18 +228,15 @@ def table_of(cells: Cells) -> tuple[list[str], list[list[str]]]:
     names = list(next(iter(cells.values())))
     rows = []
     for model, row in cells.items():
+        # An error of 0, where all answers were right or all wrong, says nothing of other questions.
+        shown = [
+            f"{cell.value:.3f}" + (f" +- {cell.error:.3f}" if cell.error > 0 else "")
+            for cell in row.values()
+        ]
         values = [row[name].value for name in names]
-        shown = [_shown(cell) for cell in row.values()]
-        mean = "-" if any(map(math.isnan, values)) else f"{sum(values) / len(values):.3f}"
-        rows.append([model, *shown, mean])
+        figures = [*shown, f"{sum(values) / len(values):.3f}"]
+        rows.append([model, *("-" if figure == "nan" else figure for figure in figures)])
     return ["model", *names, "mean"], rows
-
-
-def _shown(cell: Cell) -> str:
-    if math.isnan(cell.value):
-        return "-"
-    # An error of 0, where all answers were right or all wrong, says nothing of other questions.
-    return f"{cell.value:.3f}" + (f" +- {cell.error:.3f}" if cell.error > 0 else "")
 
 
 def _file(folder: Path, entry: Entry, variant: Variant) -> Path:
@@ -265,16 +257,15 @@ def _asked(
 
 
 def settings_identity(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the contents of files and folders in place of their paths."""
-    return {name: _contents(value) if name in PATHS else value for name, value in settings.items()}
-
-
-def _contents(value: Any) -> Any:
-    """The sha256 of what is at a path, in place of the path; anything else as it is."""
-    path = Path(value).expanduser() if isinstance(value, str) else Path()
-    if path.is_file():
-        return file_sha256(path)
-    return folder_fingerprint(path) if path.name and path.is_dir() else value
+    """The settings with the sha256 of files and folders in place of their paths."""
+    identity = dict(settings)
+    for name, value in settings.items():
+        path = Path(value).expanduser() if name in PATHS and isinstance(value, str) else Path()
+        if path.is_file():
+            identity[name] = file_sha256(path)
+        elif path.name and path.is_dir():
+            identity[name] = folder_fingerprint(path)
+    return identity
 
 
 def _cell(config: Comparison, folder: Path, entry: Entry, benchmark: Benchmark) -> Cell:

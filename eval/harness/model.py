@@ -19,15 +19,13 @@ from ...decode.levels.chat import template_errors
 from ...durable_files import text_sha256
 from ...identities import check_same
 from ..recorded_texts import grouped
-from .arguments import generation_settings, pair_arguments, process_group
+from .arguments import Fitting, generation_settings, pair_arguments, process_group
 from .comparison import settings_identity
 from .tasks import lm_eval_needed
 
 with lm_eval_needed():
     from lm_eval.api.model import TemplateLM
     from lm_eval.utils import simple_parse_args_string
-
-    from .fitting import Fitting
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -63,10 +61,8 @@ class AnchoredLM(TemplateLM):
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """max_gen_toks: tokens to generate if a task sets no number; seed: of all sampling.
-
-        group: the processes that share the requests; by default this one alone.
-        """
+        """max_gen_toks: tokens to generate if a task sets no number; seed: of all sampling. group:
+        the processes that share the requests; by default this one alone."""
         super().__init__()
         self.decoder, self._group = decoder, group
         if group is not None:
@@ -107,10 +103,8 @@ class AnchoredLM(TemplateLM):
         return cls(pair.decoder(), group=process_group(), **counts)
 
     def set_cache_hook(self, cache_hook: "CacheHook") -> None:
-        """Keep answers in lm-eval's cache, whose keys name no model.
-
-        Raises ValueError for a cache of answers that other models or settings gave.
-        """
+        """Keep answers in lm-eval's cache, whose keys name no model. Raises ValueError for a cache
+        of answers that other models or settings gave."""
         kept = cache_hook.dbdict
         if kept is not None:
             ours = self._identity()
@@ -186,11 +180,8 @@ class AnchoredLM(TemplateLM):
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """A chat as text, by the safe model's template, or the risky one's if that has none.
-
-        Special tokens have the safe model's names.
-        Raises ValueError without a template, if it refuses the chat, and at byte level, whose texts
-        have no special tokens.
-        """
+        Special tokens have the safe model's names. Raises ValueError without a template, if it
+        refuses the chat, and at byte level, whose texts have no special tokens."""
         template = self._checked_template()
         with template_errors():
             text = self.tokenizer.apply_chat_template(
@@ -235,10 +226,8 @@ class AnchoredLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Token ids; with None, special tokens are added unless the text brings its own.
-
-        At byte level, where there are none, the bytes.
-        """
+        """Token ids; with None, special tokens are added unless the text brings its own. At byte
+        level, where there are none, the bytes."""
         if self._deals_in_bytes:
             return self.decoder.level.encode_continuation(string)
         if add_special_tokens is None:
@@ -279,12 +268,10 @@ class AnchoredLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: "list[Instance]", disable_tqdm: bool = False
     ) -> list[float]:
-        """log p* of whole texts, in nats, each after a begin-of-text token.
-
-        A text longer than the models' context is cut into windows, each with a context (one token,
-        the last window more; of bytes one character) and a budget. As in lm-eval's models, special
-        tokens that the tokenizer puts before a text are scored too.
-        """
+        """log p* of whole texts, in nats, each after a begin-of-text token. A text longer than the
+        models' context is cut into windows, each with a context (one token, the last window more;
+        of bytes one character) and a budget. As in lm-eval's models, special tokens that the
+        tokenizer puts before a text are scored too."""
         windows = [
             [(None, *split) for split in self._fitting.windows(tokens, self.prefix_token_id)]
             for tokens in (self.tok_encode(request.args[0]) for request in requests)
@@ -298,9 +285,7 @@ class AnchoredLM(TemplateLM):
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
         """Continuations up to a stop text; greedy (and then uncertified) unless a task samples.
-
-        Sampled texts follow from the seed, the context and how often it was asked before.
-        """
+        Sampled texts follow from the seed, the context and how often it was asked before."""
         texts: dict[int, str] = {}
         seeds = self._seeds([request.args[0] for request in requests])
         with self._bar("generate", len(requests), disable_tqdm) as bar:
@@ -329,18 +314,14 @@ class AnchoredLM(TemplateLM):
 
     def _blocks(self, contexts: Sequence[list[int]]) -> Iterable[list[int]]:
         """Indices in blocks of several batches, longest first, so that a lack of memory shows soon.
-
-        Equal contexts are neighbors: a decoder reads them once.
-        """
+        Equal contexts are neighbors: a decoder reads them once."""
         ordered = sorted(range(len(contexts)), key=lambda i: (-len(contexts[i]), contexts[i]))
         size = BLOCK_BATCHES * self.decoder.batch_size
         return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
     def _fitted_contexts(self, requests: Sequence[TokenRequest]) -> list[list[int]]:
-        """Contexts cut at the left so that each fits the models together with its continuation.
-
-        An empty or blank one, whose spaces lm-eval counts to the continuation, is the prefix.
-        """
+        """Contexts cut at the left so that each fits the models together with its continuation. An
+        empty or blank one, whose spaces lm-eval counts to the continuation, is the prefix."""
         whole = [context or [self.prefix_token_id] for _, context, _ in requests]
         fitted = []
         for number, (strings, _, continuation) in enumerate(requests):

@@ -13,10 +13,8 @@ MODEL_TARGET: Final = "anchored.eval.harness.model:AnchoredLM"
 
 
 def register_model() -> None:
-    """Make `--model anchored` known to lm-eval; the class is loaded at first use.
-
-    May be called again. Raises: ModuleNotFoundError if lm-eval is not installed.
-    """
+    """Make `--model anchored` known to lm-eval; the class is loaded at first use. May be called
+    again. Raises: ModuleNotFoundError if lm-eval is not installed."""
     with lm_eval_needed():
         # The built-in models first: lm-eval adds them only while its registry is empty.
         importlib.import_module("lm_eval.models")
@@ -76,10 +74,8 @@ def task_figures(
 
 
 def task_manager(folder: Path | None, *, has_defaults: bool = False) -> Any:
-    """lm-eval's list of the tasks in a folder, with its default tasks on request.
-
-    Raises: ModuleNotFoundError if lm-eval is not installed.
-    """
+    """lm-eval's list of the tasks in a folder, with its default tasks on request. Raises:
+    ModuleNotFoundError if lm-eval is not installed."""
     with lm_eval_needed():
         from lm_eval.tasks import TaskManager
 

@@ -76,11 +76,9 @@ def excerpts(
     num_tokens: int = 128,
 ) -> list[Excerpt]:
     """The first tokens of each text as prompt, the next ones to score; short texts are left out.
-
     Excerpts begin and end at whole characters: a prompt that would end inside one takes the rest of
     it, a scored part that would is shorter. So their bytes are counted in text, with any tokenizer:
-    num_bytes are the UTF-8 bytes that the scored tokens add to the prompt's text.
-    """
+    num_bytes are the UTF-8 bytes that the scored tokens add to the prompt's text."""
     limit = num_prompt_tokens + num_tokens
     encoded = (tokenizer(text, truncation=True, max_length=limit)["input_ids"] for text in texts)
     cut = (_excerpt(tokenizer, token_ids, num_prompt_tokens) for token_ids in encoded)
@@ -91,10 +89,8 @@ def utility(
     decoder: Decoder, excerpts: Sequence[Excerpt], *, passages: Sequence[str] | None = None
 ) -> Utility:
     """Score every excerpt under the decoder's rule: temperature 1, no penalty, K = k * the longest
-    excerpt, in symbols of the level.
-
-    passages: for rules that read one before each excerpt, such as RCAD.
-    """
+    excerpt, in symbols of the level. passages: for rules that read one before each excerpt, such as
+    RCAD."""
     scores = decoder.score(
         [excerpt.prompt_token_ids for excerpt in excerpts],
         [excerpt.token_ids for excerpt in excerpts],

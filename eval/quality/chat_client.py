@@ -68,15 +68,13 @@ class Endpoint:
         if not 0 < self.timeout_s < float("inf"):
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s}")
         for name in ("price_in", "price_out"):
-            price = getattr(self, name)
-            if price is not None and not 0 <= price < float("inf"):
-                raise ValueError(f"{name} must be at least 0, got {price}")
+            if not 0 <= (getattr(self, name) or 0) < float("inf"):
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def sampled(self, sampling: Sampling) -> Sampling:
         """The sampling that this endpoint gets."""
-        return (
-            replace(sampling, temperature=None, top_p=None) if self.default_sampling else sampling
-        )
+        is_default = self.default_sampling
+        return replace(sampling, temperature=None, top_p=None) if is_default else sampling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,10 +102,8 @@ class ChatClient:
         progress: bool = False,
     ) -> None:
         """api_key: None for services that ask for none; max_retries: further attempts of a request
-        without an answer; concurrency: requests at once; progress: with a bar.
-
-        Raises: ImportError without openai.
-        """
+        without an answer; concurrency: requests at once; progress: with a bar. Raises: ImportError
+        without openai."""
         self.endpoint, self.requests = endpoint, requests
         requests.repeated = max(requests.repeated, 2 * concurrency)
         self._concurrency, self._progress = concurrency, progress
@@ -118,17 +114,15 @@ class ChatClient:
             max_retries=max_retries,
         )
         self._guard = threading.Lock()
-        self._tokens: dict[str, dict[str, int]] = {}
+        self._tokens = {kind: {"in": 0, "out": 0} for kind in ("paid", "kept")}
         self._token_limit = TOKEN_LIMITS[0]
 
     def ask(
         self, messages: Sequence[Message], sampling: Sampling, read: Callable[[str], Value | None]
     ) -> Asked[Value]:
-        """The value that `read` finds in an answer; after None another answer is requested.
-
-        Each attempt is another request, and only the one that could be read is kept. Text up to
-        </think> is not read. A request that fails ends the attempts. Raises: RequestRefused.
-        """
+        """The value that `read` finds in an answer; after None another answer is requested. Each
+        attempt is another request, and only the one that could be read is kept. Text up to </think>
+        is not read. A request that fails ends the attempts. Raises: RequestRefused."""
 
         def value(answer: Answer) -> Value | None:
             is_whole = "problem" not in answer
@@ -163,11 +157,9 @@ class ChatClient:
         draw: int = 0,
         is_useful: Callable[[Answer], bool] = bool,
     ) -> Answer:
-        """The model's "text", its "tokens_in" and "tokens_out", and the "problem" of a part.
-
-        draw: distinguishes answers to the same messages; is_useful: whether one is kept.
-        Raises: RequestFailed, RequestRefused.
-        """
+        """The model's "text", its "tokens_in" and "tokens_out", and the "problem" of a part. draw:
+        distinguishes answers to the same messages; is_useful: whether one is kept. Raises:
+        RequestFailed, RequestRefused."""
         request = self._request(messages, sampling, draw, is_useful)
         body, was_sent = request["body"], False
 
@@ -183,7 +175,9 @@ class ChatClient:
                 raise
             self._token_limit = TOKEN_LIMITS[1]  # the service asks for it, of all requests
             return self.complete(messages, sampling, draw=draw, is_useful=is_useful)
-        self._count("paid" if was_sent else "kept", answer)
+        with self._guard:
+            for way in ("in", "out"):
+                self._tokens["paid" if was_sent else "kept"][way] += answer[f"tokens_{way}"]
         return answer
 
     def _request(
@@ -214,10 +208,8 @@ class ChatClient:
         return next(kept, requests[0])
 
     def each(self, work: Callable[[Item], Value], items: Sequence[Item], title: str) -> list[Value]:
-        """`work` of each item, in their order, several at once.
-
-        The first exception, or an interruption, ends it: requests on their way come and are kept.
-        """
+        """`work` of each item, in their order, several at once. The first exception, or an
+        interruption, ends it: requests on their way come and are kept."""
         with ThreadPoolExecutor(self._concurrency) as threads:
             futures = [threads.submit(work, item) for item in items]
             bar = tqdm(futures, title, disable=not self._progress, unit="")
@@ -230,7 +222,7 @@ class ChatClient:
 
     def usage(self) -> dict[str, Any]:
         """Requests and tokens so far, paid now or kept, and their cost."""
-        paid, kept = (self._tokens.get(name, {"in": 0, "out": 0}) for name in ("paid", "kept"))
+        paid, kept = (dict(self._tokens[kind]) for kind in ("paid", "kept"))
         prices = self.endpoint.price_in, self.endpoint.price_out
         cost = None
         if prices[0] is not None and prices[1] is not None:
@@ -242,11 +234,10 @@ class ChatClient:
             "cost_usd": cost,
         }
 
-    def _count(self, kind: str, answer: Answer) -> None:
-        with self._guard:
-            tokens = self._tokens.setdefault(kind, {"in": 0, "out": 0})
-            tokens["in"] += answer["tokens_in"]
-            tokens["out"] += answer["tokens_out"]
+
+def messages_of(system: str, user: str) -> list[Message]:
+    """The messages that ask a judge."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def verdict_form(
@@ -269,10 +260,8 @@ def verdict_form(
 
 
 def verdict_of(answer: str, form: re.Pattern[str]) -> str | None:
-    """The value with which an answer ends, in lower case.
-
-    None for an answer that ends with anything else, as a half sentence, or has two verdicts.
-    """
+    """The value with which an answer ends, in lower case. None for an answer that ends with
+    anything else, as a half sentence, or has two verdicts."""
     verdicts = list(form.finditer(answer))
     values = {match[1].lower() for match in verdicts}
     is_clear = len(values) == 1 and not answer[verdicts[-1].end() :].strip()

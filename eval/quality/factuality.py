@@ -6,7 +6,7 @@ of the messages are this project's.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -14,7 +14,15 @@ from ..paid_requests import RequestFailed
 from ..recorded_texts import RecordedText, figure_over_seeds, grouped, rows_by_setting
 from ..retrieval.evidence import Evidence, Retriever
 from ..segmentation import sentences
-from .chat_client import Asked, ChatClient, Message, Sampling, verdict_form, verdict_of
+from .chat_client import (
+    Asked,
+    ChatClient,
+    Message,
+    Sampling,
+    messages_of,
+    verdict_form,
+    verdict_of,
+)
 
 FACTUALITY_METRIC: Final = "factuality_v3"
 """Version of the sentences, windows, messages and the reading of answers."""
@@ -86,8 +94,7 @@ def windows(text: str) -> list[str]:
 
 def extraction_messages(window: str) -> list[Message]:
     """The messages that ask a judge for the claims of a sentence."""
-    content = f"Passage: {window}\nFacts:"
-    return [{"role": "system", "content": _EXTRACTION}, {"role": "user", "content": content}]
+    return messages_of(_EXTRACTION, f"Passage: {window}\nFacts:")
 
 
 def verification_messages(claim: str, evidence: Sequence[Evidence]) -> list[Message]:
@@ -97,16 +104,13 @@ def verification_messages(claim: str, evidence: Sequence[Evidence]) -> list[Mess
         for number, text in enumerate(evidence, 1)
     ]
     shown = "\n\n".join(results) or "The search found nothing."
-    content = f"Claim: {claim}\n\n{shown}\n\nDecision:"
-    return [{"role": "system", "content": _VERIFICATION}, {"role": "user", "content": content}]
+    return messages_of(_VERIFICATION, f"Claim: {claim}\n\n{shown}\n\nDecision:")
 
 
 def claims_in(answer: str) -> list[str] | None:
     """The claims of an answer, [] if a line denies that there are any; None for another answer.
-
     Lines before the first claim do not count, nor does a note; any other line that is no claim
-    makes the end of a claim uncertain.
-    """
+    makes the end of a claim uncertain."""
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
     bullets = [_BULLET.sub(r"\1", line) if _BULLET.match(line) else None for line in lines]
     first = next((n for n, bullet in enumerate(bullets) if bullet is not None), None)
@@ -123,7 +127,7 @@ def claims_in(answer: str) -> list[str] | None:
 
 
 def verdict(answer: str) -> bool | None:
-    """Whether a claim is supported; None for an answer without a verdict."""
+    """Tell whether a claim is supported; None for an answer without a verdict."""
     value = verdict_of(answer, _VERDICT)
     return None if value is None else value == "supported"
 
@@ -132,17 +136,20 @@ def factuality_rows(
     texts: Sequence[RecordedText], client: ChatClient, retriever: Retriever
 ) -> list[dict[str, Any]]:
     """A row for each text: its key and group, its claims with verdicts, and its precision.
-
     precision: supported claims in those that have a verdict; None where none has. Claims of a text
     are different strings. A sentence or claim without an answer is counted, and is no verdict.
-    Raises: RequestRefused.
-    """
+    Raises: RequestRefused."""
 
     def claims_of(window: str) -> Asked[list[str]]:
         return client.ask(extraction_messages(window), SAMPLING, claims_in)
 
     def judged(claim: str) -> dict[str, Any]:
-        return _judged(claim, client, retriever)
+        try:
+            evidence = retriever.evidence(claim)
+        except RequestFailed as error:
+            return {"claim": claim, "supported": None, "problem": f"no evidence: {error}"}
+        asked = client.ask(verification_messages(claim, evidence), SAMPLING, verdict)
+        return {"claim": claim, "supported": asked.value, "problem": asked.problem}
 
     focused = [windows(text.text) for text in texts]
     answers = iter(client.each(claims_of, list(chain(*focused)), "claims"))
@@ -157,15 +164,6 @@ def factuality_rows(
         _row(text, answers_of_text, [next(verdicts) for _ in claims])
         for text, answers_of_text, claims in zip(texts, extracted, unique, strict=True)
     ]
-
-
-def _judged(claim: str, client: ChatClient, retriever: Retriever) -> dict[str, Any]:
-    try:
-        evidence = retriever.evidence(claim)
-    except RequestFailed as error:
-        return {"claim": claim, "supported": None, "problem": f"no evidence: {error}"}
-    asked = client.ask(verification_messages(claim, evidence), SAMPLING, verdict)
-    return {"claim": claim, "supported": asked.value, "problem": asked.problem}
 
 
 def _row(
@@ -187,22 +185,17 @@ def _row(
 
 
 def factuality_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Precision, claims and failures by setting, and within it by group.
-
-    macro: mean over texts with a precision, then over seeds; micro: over the claims of all texts;
-    claims_per_text: over all texts. num_without_claims: texts without a claim though no sentence
-    failed, which have no precision; num_unscored: texts without one because of failures.
-    """
-    return [
-        {"setting": name, **_figures(same), "by_group": _by_group(same)}
-        for name, same in rows_by_setting(rows).items()
-    ]
-
-
-def _by_group(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Figures by group, in alphabetical order, without texts that have none."""
-    groups = grouped((row for row in rows if row["group"] is not None), lambda row: row["group"])
-    return {name: _figures(groups[name]) for name in sorted(groups)}
+    """Precision, claims and failures by setting, and within it by group. macro: mean over texts
+    with a precision, then over seeds; micro: over the claims of all texts; claims_per_text: over
+    all texts. num_without_claims: texts without a claim though no sentence failed, which have no
+    precision; num_unscored: texts without one because of failures."""
+    summaries = []
+    for name, same in rows_by_setting(rows).items():
+        in_groups = (row for row in same if row["group"] is not None)
+        groups = grouped(in_groups, lambda row: row["group"])
+        by_group = {group: _figures(groups[group]) for group in sorted(groups)}
+        summaries.append({"setting": name, **_figures(same), "by_group": by_group})
+    return summaries
 
 
 def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..recorded_texts import RecordedText, figure_over_seeds, rows_by_setting
-from .chat_client import ChatClient, Message, Sampling, verdict_form, verdict_of
+from .chat_client import ChatClient, Message, Sampling, messages_of, verdict_form, verdict_of
 
 FLUENCY_METRIC: Final = "fluency_v3"
 """Version of the messages, the rubric and the reading of grades."""
@@ -46,9 +46,7 @@ _GRADE = verdict_form(r"([1-5])(?:\.0+)?(?:\s*/\s*5)?", label="feedback")
 
 def fluency_messages(text: str) -> list[Message]:
     """The messages to a judge: the rubric, then the text, without a reference or its prompt.
-
-    Source: Kim et al. 2024, "Prometheus 2", absolute grading; the words are this project's.
-    """
+    Source: Kim et al. 2024, "Prometheus 2", absolute grading; the words are this project's."""
     levels = "\n".join(f"Score {grade}: {meaning}" for grade, meaning in RUBRIC.items())
     task = (
         "Grade the continuation below by the rubric, and by nothing else.\n"
@@ -68,7 +66,7 @@ def fluency_messages(text: str) -> list[Message]:
         "without comparing it with other texts."
     )
     content = "\n\n".join(f"### {title}\n{part}".strip() for title, part in parts.items())
-    return [{"role": "system", "content": system}, {"role": "user", "content": content}]
+    return messages_of(system, content)
 
 
 def grade(answer: str) -> int | None:
@@ -78,10 +76,8 @@ def grade(answer: str) -> int | None:
 
 
 def fluency_rows(texts: Sequence[RecordedText], client: ChatClient) -> list[dict[str, Any]]:
-    """A row for each text: its key, its grade or None, the problem without one, the answer.
-
-    A text without a word is not sent; a failure is no grade. Raises: RequestRefused.
-    """
+    """A row for each text: its key, its grade or None, the problem without one, the answer. A text
+    without a word is not sent; a failure is no grade. Raises: RequestRefused."""
 
     def row(text: RecordedText) -> dict[str, Any]:
         if not text.text.strip():
@@ -94,10 +90,8 @@ def fluency_rows(texts: Sequence[RecordedText], client: ChatClient) -> list[dict
 
 
 def fluency_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mean grade over seeds (None without one), counts of grades and of failures by setting.
-
-    rows: of `fluency_rows`. A seed in which no text has a grade has no mean.
-    """
+    """Mean grade over seeds (None without one), counts of grades and of failures by setting. rows:
+    of `fluency_rows`. A seed in which no text has a grade has no mean."""
     return [{"setting": name, **_figures(same)} for name, same in rows_by_setting(rows).items()]
 
 

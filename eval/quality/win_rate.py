@@ -8,12 +8,12 @@ ties and orders, which it leaves open, are defined here.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...fields import check_least
 from ..recorded_texts import RecordedText, by_setting, grouped, rows_by_setting
 from ..statistics import ratio_standard_error, share_interval
-from .chat_client import ChatClient, Message, Sampling, verdict_form, verdict_of
+from .chat_client import ChatClient, Message, Sampling, messages_of, verdict_form, verdict_of
 
 WIN_RATE_METRIC: Final = "win_rate_v3"
 """Version of the messages, of the draw of pairs, of ties and of the reading of answers."""
@@ -48,8 +48,7 @@ class WinRateConfig:
         check_least(self, 1, "num_comparisons")
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """A text and its competitor: the same prompt and seed in another setting."""
 
     text: RecordedText
@@ -57,12 +56,10 @@ class Comparison:
 
 
 def comparisons(texts: Sequence[RecordedText], config: WinRateConfig) -> list[Comparison]:
-    """The pairs of each setting, drawn without replacement.
-
-    The order of pairs depends on their prompt, seed and competitor alone, so that all settings are
-    compared on the same ones as far as possible.
-    texts: no two with one key. Raises: ValueError for a pool that names no setting, or no pair.
-    """
+    """The pairs of each setting, drawn without replacement. The order of pairs depends on their
+    prompt, seed and competitor alone, so that all settings are compared on the same ones as far as
+    possible. texts: no two with one key. Raises: ValueError for a pool that names no setting, or no
+    pair."""
     by_key = {(text.setting, text.id, text.seed): text for text in texts}
     settings = by_setting(texts)
     pool = config.pool or tuple(settings)
@@ -87,7 +84,7 @@ def comparison_messages(prompt: str, first: str, second: str) -> list[Message]:
     """The messages to a judge about one pair in one order."""
     parts = {"Beginning": prompt, "Continuation A": first, "Continuation B": second}
     content = "\n\n".join(f"### {title}\n{part}" for title, part in parts.items())
-    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": content}]
+    return messages_of(_SYSTEM, content)
 
 
 def choice(answer: str) -> str | None:
@@ -100,11 +97,9 @@ def win_rate_rows(
     texts: Sequence[RecordedText], client: ChatClient, config: WinRateConfig
 ) -> list[dict[str, Any]]:
     """A row for each comparison: its key, competitor, the result in each order, and its score.
-
     score: mean over both orders of 1 for a win, 0.5 for a tie and 0 for a loss, so that a judge who
-    contradicts itself gives 0.5; None if an order has no answer. Equal texts tie unasked.
-    Raises: ValueError as `comparisons` does, RequestRefused.
-    """
+    contradicts itself gives 0.5; None if an order has no answer. Equal texts tie unasked. Raises:
+    ValueError as `comparisons` does, RequestRefused."""
 
     def row(pair: Comparison) -> dict[str, Any]:
         results, problems = zip(
@@ -123,11 +118,9 @@ def win_rate_rows(
 
 
 def win_rate_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The mean score by setting, its interval over prompts, and counts of failures.
-
-    interval: of the mean (`share_interval`), with the prompts as units, as the comparisons of one
-    prompt are no independent draws.
-    """
+    """The mean score by setting, its interval over prompts, and counts of failures. interval: of
+    the mean (`share_interval`), with the prompts as units, as the comparisons of one prompt are no
+    independent draws."""
     return [{"setting": name, **_figures(same)} for name, same in rows_by_setting(rows).items()]
 
 

@@ -4,11 +4,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
+from pathlib import Path
 from typing import Any, Final
 
 from ... import text_tables
+from ...durable_files import write_durably
+from ..copying.literal import ncr_scope
 from ..copying.metrics import INSTALLED, METRICS
-from ..copying.ncr import ncr_scope
 from ..statistics import mean_of, std_of
 
 Cell = str | int | float | Mapping[str, Any] | None
@@ -29,17 +31,17 @@ class Column:
     """Whether figures are the largest chances of something, and shown by `at_most`."""
 
 
+def columns_of(*columns: str | tuple[str, str] | tuple[str, str, int]) -> list[Column]:
+    """Columns from their keys, or keys and titles, or both and numbers of decimals."""
+    return [Column(each) if isinstance(each, str) else Column(*each) for each in columns]
+
+
 BITS: Final = "bits_per_byte/"
 """Prefix of the name of a held-out set in rows of results."""
 SETTING_COLUMN: Final = Column("setting")
-COPYING_COLUMNS: Final = (
-    Column("rouge1_ge_tau", "ROUGE-1"),
-    Column("rougeL_ge_tau", "ROUGE-L"),
-    Column("word_lcs", "word LCS", num_decimals=2),
-    Column("char_lcs", "char LCS", num_decimals=1),
-    Column("word_acs", "ACS", num_decimals=2),
-    Column("minhash", "MinHash"),
-    Column("ncr", "NCR"),
+COPYING_COLUMNS: Final = columns_of(
+    *(("rouge1_ge_tau", "ROUGE-1"), ("rougeL_ge_tau", "ROUGE-L"), ("word_lcs", "word LCS", 2)),
+    *(("char_lcs", "char LCS", 1), ("word_acs", "ACS", 2), ("minhash", "MinHash"), ("ncr", "NCR")),
 )
 RECITED_COLUMN: Final = Column("recited", "recited, at most", is_bound=True)
 """The largest probability that the bounds leave to any text to begin with its reference."""
@@ -49,28 +51,21 @@ LOG10_MEAN_COLUMN: Final = Column("log10_recited_mean", "log10 of it, mean", num
 
 def result_columns(rows: Sequence[Row], judged: Sequence[Column] = ()) -> list[Column]:
     """The columns of a run's results in the paper's order: copying, then utility, budgets last.
-
     rows: with "bits_per_byte/SET" of held-out sets and "accuracy/TASK" of questions, whose debt is
     not charged. judged: columns of judges. "failed" counts the generations that the other figures
-    leave out; it and "recited" are shown if a row has them.
-    """
+    leave out; it and "recited" are shown if a row has them."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     tasks = [name for name in names if name.startswith("accuracy/")]
+    proved = (RECITED_COLUMN, LOG10_MEAN_COLUMN)
     return [
         SETTING_COLUMN,
         *copying_columns(names),
-        *(
-            column
-            for column in (RECITED_COLUMN, LOG10_MEAN_COLUMN)
-            if any(row.get(column.key) is not None for row in rows)
-        ),
+        *(each for each in proved if any(row.get(each.key) is not None for row in rows)),
         *(bits_per_byte_column(n.removeprefix(BITS)) for n in names if n.startswith(BITS)),
         *(Column(name, f"accuracy, {name.partition('/')[2]}") for name in tasks),
         *judged,
-        Column("gap_closed", "gap closed", num_decimals=2),
-        Column("spent", num_decimals=1),
-        Column("bound", num_decimals=1),
-        *([Column("failed")] if any(row.get("failed") for row in rows) else []),
+        *columns_of(("gap_closed", "gap closed", 2), ("spent", "", 1), ("bound", "", 1)),
+        *(columns_of("failed") if any(row.get("failed") for row in rows) else []),
     ]
 
 
@@ -82,19 +77,29 @@ def copying_columns(names: Iterable[str]) -> list[Column]:
 
 
 def bits_per_byte_column(held_out_set: str) -> Column:
-    """Column of the rows' entry "bits_per_byte/NAME" for the held-out set NAME."""
+    """The column of a held-out set."""
     return Column(f"{BITS}{held_out_set}", f"bits per byte, {held_out_set}")
 
 
 def terminal_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Aligned plain text, one line per row, the first column to the left, others to the right.
-
-    rows: a cell may be a text, a number, `SeedStatistics` (shown as "mean (std)"; the mean alone
-    for one seed; with the `ncr_scope` of an NCR) or None (shown as "-", as are nan and a missing
-    entry).
-    """
+    """Aligned plain text, one line per row, the first column to the left, others to the right. A
+    cell is a text, a number, `SeedStatistics` (shown as "mean (std)"; the mean alone for one seed;
+    with the `ncr_scope` of an NCR) or None (shown as "-", as nan and a missing entry are)."""
     head, *lines = _cells(rows, columns)
     return "\n".join([text_tables.aligned(head, lines), *_notes(rows, columns)])
+
+
+def write_table(
+    path: Path, rows: Sequence[Row], columns: Sequence[Column], *, title: str = "", notes: str = ""
+) -> str:
+    """Write a Markdown file of the table between a title and notes; returns the same with the table
+    for the terminal."""
+    markdown, shown = (
+        "\n\n".join(filter(None, [title, table(rows, columns), notes]))
+        for table in (markdown_table, terminal_table)
+    )
+    write_durably(path, markdown + "\n")
+    return shown
 
 
 def markdown_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
@@ -138,18 +143,13 @@ def _cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
 
 def _shown(cell: Cell, column: Column) -> str:
     if isinstance(cell, Mapping):
-        mean, std = _shown(mean_of(cell), column), std_of(cell)
-        spread = "" if math.isnan(std) else f" ({_number(std, column)})"
-        return mean + spread + ncr_scope(cell)
+        spread = "" if math.isnan(std := std_of(cell)) else f" ({_shown(std, column)})"
+        return _shown(mean_of(cell), column) + spread + ncr_scope(cell)
+    if cell is None or cell != cell:
+        return "-"
     if isinstance(cell, float):
-        return "-" if math.isnan(cell) else _number(cell, column)
-    return "-" if cell is None else str(cell)
-
-
-def _number(value: float, column: Column) -> str:
-    if column.is_bound:
-        return at_most(value)
-    return f"{value:.{column.num_decimals}f}"
+        return at_most(cell) if column.is_bound else f"{cell:.{column.num_decimals}f}"
+    return str(cell)
 
 
 def at_most(chance: float) -> str:

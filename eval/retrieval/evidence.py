@@ -37,10 +37,8 @@ class Retriever(Protocol):
 
 
 class SerperSearch:
-    """Results of a Google search by serper.dev, each paid for once.
-
-    Source: Song et al. 2024, "VeriScore": the query is the claim, the evidence are the snippets.
-    """
+    """Results of a Google search by serper.dev, each paid for once. Source: Song et al. 2024,
+    "VeriScore": the query is the claim, the evidence are the snippets."""
 
     def __init__(
         self, requests: PaidRequests, *, api_key: str, url: str = SERPER_URL, max_retries: int = 6
@@ -89,10 +87,7 @@ class RecordedEvidence:
 
     def __init__(self, path: Path) -> None:
         """path: JSON objects {"claim": ..., "results": [{"title", "link", "text"}]}, of which title
-        and link may be missing.
-
-        Raises: ValueError that names the line.
-        """
+        and link may be missing. Raises: ValueError that names the line."""
         self._path = path
         self._results = dict(
             _recorded(row, f"{path}, row {number}") for number, row in json_objects(path)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ from tqdm import tqdm
 from ...durable_files import file_sha256, files_sha256, new_file, new_folder, write_durably
 from ...inputs import records
 from ..segmentation import search_terms
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 STAMP: Final = "passages.json"
 _ENCODER_FILES: Final = (".safetensors", ".bin", ".json")
@@ -65,12 +62,11 @@ def encoder_identity(encoder: Path | str) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def write_stamp(folder: Path, made_from: dict[str, Any]) -> None:
-    """Record the inputs of an index, as JSON values."""
+def _write_stamp(folder: Path, made_from: dict[str, Any]) -> None:
     write_durably(folder / STAMP, json.dumps(made_from))
 
 
-def check_stamp(folder: Path, made_from: dict[str, Any]) -> None:
+def _check_stamp(folder: Path, made_from: dict[str, Any]) -> None:
     """Raise ValueError unless the folder is an index of the same inputs."""
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
@@ -89,15 +85,13 @@ class WordIndex:
 
     def __init__(self, corpus: Path, folder: Path, *, progress: bool = False) -> None:
         """Open the index in `folder`; it is made there, whole or not at all, unless it exists.
-
         corpus: JSON lines {"text": ..., optional "id"}. Raises ValueError for a line that is no
-        such record, and for a folder of something else, or of an index of another corpus.
-        """
+        such record, and for a folder of something else, or of an index of another corpus."""
         import bm25s
 
         made_from = {"schema": WORDS_SCHEMA, "corpus": file_sha256(corpus)}
         if folder.exists():
-            check_stamp(folder, made_from)
+            _check_stamp(folder, made_from)
         else:
             texts = list(records(corpus))
             bm25 = bm25s.BM25()
@@ -107,7 +101,7 @@ class WordIndex:
             bm25.index(terms, show_progress=progress)
             with new_folder(folder) as partial:
                 bm25.save(partial, corpus=texts, show_progress=False)
-                write_stamp(partial, made_from)
+                _write_stamp(partial, made_from)
         self._bm25 = bm25s.BM25.load(folder, load_corpus=True, mmap=True, show_progress=False)
 
     def search(self, queries: Sequence[str]) -> list[Passage | None]:
@@ -120,11 +114,7 @@ class WordIndex:
             _terms(queries), k=min(count, len(self._bm25.corpus)), show_progress=False
         )
         return [
-            [
-                Passage(text=record["text"], id=record["id"], score=float(score))
-                for record, score in zip(row, row_scores, strict=True)
-                if score > 0
-            ]
+            [_passage(*hit) for hit in zip(row, row_scores, strict=True) if hit[1] > 0]
             for row, row_scores in zip(documents, scores, strict=True)
         ]
 
@@ -139,10 +129,8 @@ def _terms(texts: Sequence[str]) -> Any:
 
 class DenseIndex:
     """Cosines of sentence-transformers embeddings over the texts of a JSONL file, one text a line.
-
     The search is exact: FAISS compares each query with all passages, a part at a time, so that only
-    one part of the embeddings is in memory. Source: paper, appendix "Baseline details".
-    """
+    one part of the embeddings is in memory. Source: paper, appendix "Baseline details"."""
 
     def __init__(
         self,
@@ -153,12 +141,12 @@ class DenseIndex:
         instruction: str = INSTRUCTION,
         progress: bool = False,
     ) -> None:
-        """Open the index in `folder`, computing missing parts.
+        """Open the index in `folder`, computing missing parts. encoder: a sentence-transformers
+        folder or Hub id, with its pooling. instruction: text before queries alone. Raises
+        ValueError as `WordIndex` does, and for an index of another encoder; FileNotFoundError for
+        an encoder that cannot be loaded."""
+        from sentence_transformers import SentenceTransformer
 
-        encoder: a sentence-transformers folder or Hub id, with its pooling. instruction: text
-        before queries alone. Raises ValueError as `WordIndex` does, and for an index of another
-        encoder; FileNotFoundError for an encoder that cannot be loaded.
-        """
         made_from = {
             "schema": DENSE_SCHEMA,
             "corpus": file_sha256(corpus),
@@ -167,16 +155,20 @@ class DenseIndex:
         }
         # 1. What is wrong with the index or the corpus is named before anything costly begins.
         if is_there := folder.exists():
-            check_stamp(folder, made_from)
+            _check_stamp(folder, made_from)
         else:
             for _ in records(corpus):
                 pass
         # 2. An encoder that does not load leaves no index behind.
         self._corpus, self._instruction = corpus, instruction
-        self._model = _loaded(encoder)
+        try:
+            self._model = SentenceTransformer(str(encoder))
+        except OSError as error:
+            reason = str(error).partition("\n")[0]
+            raise FileNotFoundError(f"encoder {encoder} cannot be loaded: {reason}") from error
         if not is_there:
             folder.mkdir(parents=True)
-            write_stamp(folder, made_from)
+            _write_stamp(folder, made_from)
         self._parts = list(self._computed(folder, progress))
 
     def search(self, queries: Sequence[str]) -> list[Passage]:
@@ -191,11 +183,11 @@ class DenseIndex:
             is_better = scores[:, 0] > best
             best[is_better] = scores[is_better, 0]
             indices[is_better] = number * PART_SIZE + rows[is_better, 0]
-        texts = self._records_at(set(indices.tolist()))
-        return [
-            Passage(text=texts[index]["text"], id=texts[index]["id"], score=float(score))
-            for index, score in zip(indices.tolist(), best, strict=True)
-        ]
+        # The corpus is read once more rather than kept in memory.
+        lines: list[int] = indices.tolist()
+        numbered, best_lines = enumerate(records(self._corpus)), set(lines)
+        texts = {line: record for line, record in numbered if line in best_lines}
+        return [_passage(texts[line], score) for line, score in zip(lines, best, strict=True)]
 
     def _computed(self, folder: Path, progress: bool) -> Iterator[Path]:
         """Files of embeddings, (passages, dimension) float32 with rows of length 1."""
@@ -215,18 +207,6 @@ class DenseIndex:
         )
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
-    def _records_at(self, indices: set[int]) -> dict[int, dict[str, Any]]:
-        """Lines of the corpus, which is read once more rather than kept in memory."""
-        last = max(indices, default=-1)
-        numbered = enumerate(islice(records(self._corpus), last + 1))
-        return {index: record for index, record in numbered if index in indices}
 
-
-def _loaded(encoder: Path | str) -> "SentenceTransformer":
-    from sentence_transformers import SentenceTransformer
-
-    try:
-        return SentenceTransformer(str(encoder))
-    except OSError as error:
-        reason = str(error).partition("\n")[0]
-        raise FileNotFoundError(f"encoder {encoder} cannot be loaded: {reason}") from error
+def _passage(record: dict[str, Any], score: Any) -> Passage:
+    return Passage(text=record["text"], id=record["id"], score=float(score))

@@ -17,7 +17,7 @@ def write(path, *rows):
 def test_json_lines_name_their_settings_and_what_they_lack_has_defaults(tmp_path):
     full = {"id": 7, "setting": "k=1", "seed": 3, "text": "a\u2028b", "prompt": "p", "debt": "inf"}
     full |= {"reference": "r", "characters": [["Ann", "Miss Lee"]], "group": "rare"}
-    path = write(tmp_path / "own.jsonl", full, {"text": "c"})
+    path = write(tmp_path / "mine.jsonl", full, {"text": "c"})
     assert read_texts(path) == [
         RecordedText(
             setting="k=1",
@@ -30,11 +30,11 @@ def test_json_lines_name_their_settings_and_what_they_lack_has_defaults(tmp_path
             group="rare",
             debt=float("inf"),
         ),
-        RecordedText(setting="own", id="2", seed=0, text="c"),
+        RecordedText(setting="mine", id="2", seed=0, text="c"),
     ]
 
 
-def test_copybench_s_own_files_are_read(tmp_path):
+def test_copybench_s_files_are_read(tmp_path):
     row = {"id": 1, "input": "A sentence.", "prompt": "demonstrations ... A sentence."}
     row |= {"reference_characters": [["Ann"]], "model": "m", "decoding": "greedy"}
     path = tmp_path / "results.json"
@@ -62,13 +62,6 @@ def test_a_run_s_folder_has_a_file_a_setting_and_its_prompts(tmp_path):
     assert read_texts(tmp_path, other)[0].reference == "other"
 
 
-def test_settings_of_a_run_stand_in_the_order_of_their_numbers(tmp_path):
-    names = ["k=0.5", "k=2", "k=10", "memfree-n=3", "p_r", "p_s"]
-    for name in reversed(names):
-        write(tmp_path / f"generations/{name}.jsonl", {"id": "w", "seed": 0, "text": "a"})
-    assert [text.setting for text in read_texts(tmp_path)] == names
-
-
 COPYBENCH = {"input": "the keeper", "reference": "of the lamp", "model": "m", "decoding": "greedy"}
 
 
@@ -92,8 +85,10 @@ def test_each_of_several_files_or_of_a_folder_of_them_is_a_setting(tmp_path):
     assert [text.group for text in texts[:2]] == ["rare", None]
     assert [text.setting for text in read_texts(files[::-1])] == [text.setting for text in texts]
     assert {text.setting for text in read_texts(files[0])} == {"m/greedy"}  # alone
-    named = write(tmp_path / "named.jsonl", {"setting": "mine", "text": "c"})
-    assert read_texts([files[0], named])[-1].setting == "mine"
+    rows = [{"input": prompt, "reference": "r", "output": "o"} for prompt in "pqr"]
+    without_ids = [write(tmp_path / "x.jsonl", *rows), write(tmp_path / "y.jsonl", *rows[1:])]
+    of_x, of_y = by_setting(read_texts(without_ids)).values()  # paired by their prompts
+    assert [text.id for text in of_x[1:]] == [text.id for text in of_y]
 
 
 def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
@@ -102,21 +97,13 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
     assert len(read_texts([files[0], files[0], files[1]])) == 2
 
 
-def test_rows_without_an_id_are_paired_by_their_prompts(tmp_path):
-    rows = [{"input": prompt, "reference": "r", "output": "o"} for prompt in "pqr"]
-    files = [write(tmp_path / "a.jsonl", *rows), write(tmp_path / "b.jsonl", *rows[1:])]
-    of_a, of_b = by_setting(read_texts(files)).values()
-    assert [text.id for text in of_a[1:]] == [text.id for text in of_b]
-    assert [text.prompt for text in of_a[1:]] == [text.prompt for text in of_b]
-
-
 def test_files_that_mean_other_prompts_by_one_id_are_refused(tmp_path):
     files = [copybench_file(tmp_path / f"{name}.json", "a", reference=name) for name in "xy"]
     with pytest.raises(ValueError, match="x and y have different references of prompt '0'"):
         read_texts(files)
 
 
-def test_settings_of_a_run_that_ended_have_their_own_names(tmp_path):
+def test_settings_of_a_run_that_ended_have_their_names_in_its_results(tmp_path):
     write(tmp_path / "generations/Anchored-k=1.jsonl", {"id": "w", "seed": 0, "text": "a"})
     write(tmp_path / "results.json", {"rows": [{"setting": "Anchored, k=1"}, {"setting": "p_s"}]})
     assert [text.setting for text in read_texts(tmp_path)] == ["Anchored, k=1"]
@@ -127,7 +114,7 @@ def test_settings_of_a_run_that_ended_have_their_own_names(tmp_path):
 
 def test_what_generate_could_not_make_is_left_out_with_a_line(tmp_path, caplog):
     path = write(
-        tmp_path / "own.jsonl",
+        tmp_path / "mine.jsonl",
         {"id": None, "text": "a", "error": None},
         {"id": None, "text": "", "error": "too long"},
     )
@@ -140,38 +127,31 @@ def test_what_generate_could_not_make_is_left_out_with_a_line(tmp_path, caplog):
     ("content", "message"),
     [
         ('{"text": "a"}\n{"text"', r"line 2 is not JSON"),
-        ("[3]", "row 1 must be a JSON object"),
-        ('[{"text": ', "is not JSON"),
         ('{"prompt": "a"}', "row 1 lacks 'text' or 'output'"),
         ('{"text": 3}', "row 1: text must be text, got 3"),
         ('{"text": "a", "seed": true}', "seed must be a whole number, got True"),
-        ('{"text": "a", "debt": "much"}', r"row 1: debt must be a number, got 'much'"),
-        (
-            '{"text": "a", "characters": ["Ann"]}',
-            r"characters\[0\] must be a list of texts, got 'Ann'",
-        ),
         ("\n\n", "holds no texts"),
         ('{"text": "a", "error": "e"}', "holds no texts"),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path, content, message):
-    path = tmp_path / "own.jsonl"
+    path = tmp_path / "mine.jsonl"
     path.write_text(content)
-    with pytest.raises(ValueError, match=rf"own\.jsonl.*{message}"):
+    with pytest.raises(ValueError, match=rf"mine\.jsonl.*{message}"):
         read_texts(path)
 
 
 def test_a_folder_without_generations_and_bytes_that_are_no_text_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"holds no generations/\*\.jsonl"):
         read_texts(tmp_path)
-    (tmp_path / "own.jsonl").write_bytes(b"\xff")
+    (tmp_path / "mine.jsonl").write_bytes(b"\xff")
     with pytest.raises(ValueError, match="is not UTF-8 text"):
-        read_texts(tmp_path / "own.jsonl")
+        read_texts(tmp_path / "mine.jsonl")
 
 
-def test_a_text_that_stands_twice_is_refused(tmp_path):
+def test_a_text_that_occurs_twice_is_refused(tmp_path):
     row = {"setting": "k=1", "id": "w", "seed": 3, "text": "a"}
     failed = {**row, "text": None, "error": "too long"}
-    path = write(tmp_path / "own.jsonl", failed, row, {**row, "seed": 4}, {**row, "text": "b"})
+    path = write(tmp_path / "mine.jsonl", failed, row, {**row, "seed": 4}, {**row, "text": "b"})
     with pytest.raises(ValueError, match=r"'k=1'.*'id': 'w', 'seed': 3.* occurs twice"):
         read_texts(path)

@@ -29,8 +29,6 @@ def test_words_are_the_lower_cased_split_and_point_back_at_the_text(text):
         ("ขับ\u200bรถ", "ขั บ ร ถ"),  # a zero-width space
         ("他 来 \uff0c 了 . \u201c 她 \u201d", "他 来 了 她"),
         ("ខ្ញុំ", "ខ្ ញុំ"),
-        ("ລາວ", "ລ າ ວ"),
-        ("ကျွန်", "ကျွ န်"),
         ("나는 간다.", "나는 간다."),  # Korean has spaces
     ],
 )
@@ -53,17 +51,30 @@ def test_a_search_compares_words_and_pairs_of_letters():
     assert search_terms("A cat's 小明去, 我") == ["cat", "小明", "明去", "我"]
 
 
+def test_sentences_end_at_their_marks_and_at_lines_but_not_at_abbreviations():
+    text = (
+        'Dr. John F. Kennedy lived in the U.S. in 1917. He said: "I will go." Then he left! In '
+        "1950 (c. 1951) it cost $3.5 million.\n\nSee e.g. Smith?\n---\nNo mark at the end"
+    )
+    assert sentences(text) == [
+        "Dr. John F. Kennedy lived in the U.S. in 1917.",
+        'He said: "I will go."',
+        "Then he left!",
+        "In 1950 (c. 1951) it cost $3.5 million.",
+        "See e.g. Smith?",
+        "No mark at the end",
+    ]
+    assert sentences(" \n ... \n") == []
+
+
 @pytest.mark.parametrize(
     "expected",
     [
         ["他来了。", "好吗\uff1f\uff01", "「是。」", "他说。"],
         ["สวัสดี ", "ผมมา"],
         ["យើង។", "មក។"],
-        ["သူ။ ", "လာ။"],
         ["Он ушёл. ", "И. Петров тут."],
-        ["राम आया। ", "वह।"],
         ["هل جاء؟ ", "نعم."],
-        ["Il part. ", "\u00c0 demain."],
     ],
 )
 def test_sentences_of_other_scripts_end_at_their_marks(expected):
@@ -75,11 +86,8 @@ def test_sentences_of_other_scripts_end_at_their_marks(expected):
     [
         ("The bell", "rang", True),
         ("The bell", ", they", False),
-        ("The bell ", "rang", False),
         ("", "rang", False),
         ("他来", "了。", False),
-        ("他来", "。她", False),
-        ("他来。", "她", False),
         ("ขั", "บ", False),
     ],
 )

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ class Say:
     headers: dict[str, str] = field(default_factory=dict)
     raw: str | None = None
     """Sent as it is, in place of a completion."""
-    after_s: float = 0.0
     when: threading.Event | None = None
     """Sent when this is set."""
 
@@ -50,8 +48,8 @@ class ChatServer:
 
 def in_turn(says: Iterable[Say]) -> Callable[[Body], Say]:
     """One reply after another, whatever is asked; the last one for ever."""
-    given = list(says)
-    return lambda body: given.pop(0) if len(given) > 1 else given[0]
+    left = list(says)
+    return lambda body: left.pop(0) if len(left) > 1 else left[0]
 
 
 def user_text(body: Body) -> str:
@@ -69,7 +67,6 @@ def chat_server(script: Callable[[Body], Say]) -> Iterator[ChatServer]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             key = self.headers["Authorization"] or self.headers["X-API-KEY"]
             say = state.answer(self.path, key, body)
-            time.sleep(say.after_s)
             if say.when is not None:
                 say.when.wait(HANG_S)
             payload = (_completion(say.text) if say.raw is None else say.raw).encode()

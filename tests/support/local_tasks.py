@@ -38,7 +38,7 @@ PERPLEXITY = {
 
 
 def write_task(folder: Path, name: str, settings: dict[str, Any]) -> None:
-    """A task over QUESTIONS, which lie beside it."""
+    """A task over QUESTIONS, which lie next to it."""
     documents = folder / "questions.json"
     documents.write_text(json.dumps(QUESTIONS))
     task = {

@@ -133,69 +133,36 @@ def _ledger(setting: str, k: float | None, prompt: str) -> Ledger:
         horizon=3,
         bound=3 * k if k else (0.0 if rule == "safe_only" else math.inf),
     )
-    steps = [
-        LedgerStep(
-            step=step,
-            token_id=step,
-            accepted=rule == "safe_only" or step > 0,
-            budget=spend,
-            spend=spend,
-            weight=0.5,
-            log_prob=-1.0,
-            safe_log_prob=-1.5,
-        )
-        for step, spend in enumerate(spends)
-    ]
+    figures = {"weight": 0.5, "log_prob": -1.0, "safe_log_prob": -1.5}
+    steps = []
+    for step, spend in enumerate(spends):
+        kept = rule == "safe_only" or step > 0
+        about = {"step": step, "token_id": step, "accepted": kept, "budget": spend, "spend": spend}
+        steps.append(LedgerStep(**about, **figures))
     is_certified = rule != "risky_only"
     return Ledger(header=header, steps=steps, certified=is_certified, finish_reason="length")
 
 
 def _row(prompt: str, path: str, ledger: Ledger) -> dict[str, Any]:
-    pieces = [["the ", True], [HOSTILE, False], [" end", True]]
-    return {
-        "id": prompt,
-        "seed": 0,
-        "text": "".join(text for text, _ in pieces),
-        "pieces": pieces,
-        "ledger": path,
-        "spent": ledger.spent,
-        "bound": ledger.header.bound if math.isfinite(ledger.header.bound) else None,
-        "debt": ledger.header.debt,
-        "finish_reason": "length",
-        "num_tokens": 3,
-        "risky_tokens": sum(not step.accepted for step in ledger.steps),
-    }
+    pieces, bound = [["the ", True], [HOSTILE, False], [" end", True]], ledger.header.bound
+    text = "".join(text for text, _ in pieces)
+    row = {"id": prompt, "seed": 0, "text": text, "pieces": pieces, "ledger": path}
+    row |= {"spent": ledger.spent, "bound": bound if math.isfinite(bound) else None}
+    return row | {"debt": ledger.header.debt, "finish_reason": "length"}
 
 
 def _copying(setting: str, prompt: str, place: int) -> dict[str, Any]:
     """p_r copies 2 and 8 words, the others 1 and 2."""
     words = (2, 8)[place] if setting == "p_r" else 1 + place
-    span = [4 + 8 * place, 0, words]
-    return {
-        "setting": setting,
-        "id": prompt,
-        "seed": 0,
-        **dict.fromkeys(("rouge1_f1", "rougeL_f1", "minhash"), 0.1 * words),
-        "word_lcs": words,
-        "char_lcs": 5 * words,
-        "word_acs": words if words > 5 else 0,
-        "word_prefix": 0,
-        "word_lcs_span": span,
-        "word_acs_spans": [span] if words > 5 else [],
-        "copied_characters": [[4, 9]],
-    }
+    span, accumulated = [4 + 8 * place, 0, words], words if words > 5 else 0
+    row = {"setting": setting, "id": prompt, "seed": 0, "word_lcs": words, "char_lcs": 5 * words}
+    row |= dict.fromkeys(("rouge1_f1", "rougeL_f1", "minhash"), 0.1 * words)
+    row |= {"word_acs": accumulated, "word_lcs_span": span, "copied_characters": [[4, 9]]}
+    return row | {"word_acs_spans": [span] if accumulated else []}
 
 
 def _result(item: tuple[str, float | None]) -> dict[str, Any]:
     setting, k = item
-    return {
-        "setting": setting,
-        "k": k,
-        **dict.fromkeys(METRICS, _figure(0.5)),
-        "ncr": _figure(0.5, num_metrics=6),
-        "bits_per_byte/mixture": 2.25,
-        "bits_per_byte/extra": 2.5,
-        "gap_closed": None,
-        "spent": 0.75,
-        "bound": None,
-    }
+    row = {"setting": setting, "k": k, **dict.fromkeys(METRICS, _figure(0.5))}
+    row |= {"ncr": _figure(0.5, num_metrics=6), "gap_closed": None, "spent": 0.75, "bound": None}
+    return row | {"bits_per_byte/mixture": 2.25, "bits_per_byte/extra": 2.5}

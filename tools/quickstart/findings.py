@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from anchored.eval.copying.ncr import ncr_scope
-from anchored.eval.experiments.summary import Row
+from anchored.eval.copying.literal import ncr_scope
+from anchored.eval.experiments.measures import Row
 from anchored.eval.quality.bits_per_byte import Utility
 from anchored.eval.report.tables import at_most
 from anchored.eval.statistics import mean_of

@@ -18,11 +18,10 @@ from anchored.durable_files import write_durably
 from anchored.eval.copying.metrics import METRIC_SET
 from anchored.eval.experiments.experiment import Experiment, budget_sweep
 from anchored.eval.experiments.generations import generate_all, read_generations
-from anchored.eval.experiments.measures import measure
+from anchored.eval.experiments.measures import VERBATIM, Row, measure, summarize, utilities
 from anchored.eval.experiments.plan import method_settings
 from anchored.eval.experiments.results import write_budget_results
 from anchored.eval.experiments.steps import Steps
-from anchored.eval.experiments.summary import VERBATIM, Row, summarize, utilities
 from anchored.eval.recorded_texts import ALONE
 from anchored.eval.report.tables import RECITED_COLUMN, SETTING_COLUMN, Column, terminal_table
 from anchored.inputs import json_objects

@@ -8,7 +8,6 @@ import pytest
 from recorded_runs import HOSTILE, record_run
 
 from anchored import event_bound
-from anchored.eval.analysis.copied_spans import debt_deciles, start_positions
 from anchored.eval.analysis.evaluated import (
     character_overlap,
     copying_distribution,
@@ -16,9 +15,14 @@ from anchored.eval.analysis.evaluated import (
     judgement,
     precision_by_group,
 )
-from anchored.eval.analysis.ledgers import prefix_ratios, step_divergences
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.analysis.run_report import run_report
+from anchored.eval.analysis.texts import (
+    debt_deciles,
+    prefix_ratios,
+    start_positions,
+    step_divergences,
+)
 from anchored.eval.analysis.trade_offs import trade_off_points
 
 
@@ -35,7 +39,7 @@ def test_divergences_are_split_by_domain_and_their_tail_by_a_common_quantile(run
     assert (news["domain"], news["median"], news["tail"]) == ("news", 5.0, 1 / 3)
 
 
-def test_ratios_of_prompts_stand_beside_their_debts(run):
+def test_ratios_of_prompts_are_shown_with_their_debts(run):
     rows = {(row["figure"], row["domain"]): row for row in prefix_ratios(run).rows}
     assert rows["debt, window 5", "books"]["mean"] == 1.0
     # The ratios of prompt a alone are recorded: -1, 0.5, 2.
@@ -49,19 +53,6 @@ def test_what_the_risky_model_copies_is_grouped_by_debt(run):
     assert (first["from"], first["to"], first["word_lcs"]) == (1.0, 1.0, 2.0)
     assert (second["from"], second["prompts"], second["word_lcs"]) == (3.0, 1, 8.0)
     assert first["window"] == 5
-
-
-def test_each_window_has_its_own_debts_and_groups(run):
-    """Another window puts the prompts in another order."""
-    other = run.ledgers("k=1")[0][1].header
-    other.rule_settings["debt_window"] = 1
-    texts = zip(run.by_setting["k=1"], (4.0, 2.0), strict=True)
-    run.by_setting["k=1"] = [replace(text, debt=debt) for text, debt in texts]
-    rows = debt_deciles(run).rows
-    assert [(row["window"], row["from"], row["word_lcs"]) for row in rows] == [
-        *((1, 2.0, 8.0), (1, 4.0, 2.0)),
-        *((5, 1.0, 2.0), (5, 3.0, 8.0)),
-    ]
 
 
 def test_spans_begin_where_they_were_recorded(run):
@@ -88,7 +79,7 @@ def test_precision_is_split_by_group_and_ordered_by_k(run, tmp_path):
         precision_by_group(run)
 
 
-def test_copied_spans_have_shares_and_quantiles_under_the_settings_own_names(run):
+def test_copied_spans_have_shares_and_quantiles_under_the_settings_names(run):
     rows = copying_distribution(run).rows
     assert [row["setting"] for row in rows] == list(run.by_setting)
     assert (rows[0]["above 6"], rows[0]["above 50"], rows[0]["q1.0"]) == (0.5, 0.0, 9)
@@ -106,7 +97,7 @@ def test_judges_have_their_figures_and_what_failed_is_counted(run):
     assert figures["win-rate"] == {"p_s": 0.75, "k=1": 0.75, f"k=2 {HOSTILE}": 0.75, "p_r": None}
 
 
-def test_characters_stand_beside_fluency_where_that_was_judged(run):
+def test_characters_are_shown_with_fluency_where_that_was_judged(run):
     rows = character_overlap(run).rows
     assert (rows[1]["overlap"]["mean"], rows[1]["fluency"]["mean"], rows[1]["with debt"]) == (
         0.5,

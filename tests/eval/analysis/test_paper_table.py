@@ -1,10 +1,10 @@
-"""`anchored paper`: a rerun beside the paper's own tables."""
+"""`anchored paper`: a rerun and the paper's tables."""
 
 import json
 
 import pytest
 
-from anchored.eval.analysis.paper_table import PAIRS, PRINTED, Agreement, printed_rows
+from anchored.eval.analysis.paper_table import PAIRS, Agreement, printed_rows
 from anchored.eval.copying.metrics import METRICS
 from anchored.tools.cli import main
 
@@ -60,9 +60,9 @@ def cells(rows):
 
 
 @pytest.mark.parametrize(
-    "pair", [*PAIRS[:2], *(pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS[2:])]
+    "pair", [PAIRS[0], *(pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS[1:])]
 )
-def test_the_papers_own_figures_differ_nowhere_from_the_paper(tmp_path, pair, capsys):
+def test_the_paper_s_figures_differ_nowhere_from_the_paper(tmp_path, pair, capsys):
     rows = printed_rows(pair)
     books = record(tmp_path / "books", rows, "fluency")
     bios = record(tmp_path / "bios", rows, "factuality")
@@ -72,7 +72,7 @@ def test_the_papers_own_figures_differ_nowhere_from_the_paper(tmp_path, pair, ca
     assert {cell["deviations"] for cell in cells(recorded["rows"])} == {0.0}
     compared = [c for c in cells(recorded["high_protection"]) if c["printed"] is not None]
     known = {cell["deviations"] for cell in compared}
-    # Some do not follow from the paper's own full tables: test_high_protection.
+    # Some do not follow from the paper's full tables: test_high_protection.
     assert known == {0.0} or (pair.startswith("llama4-scout") and 0.0 in known)
     out = capsys.readouterr().out
     assert "| p_r | 0." in out and "not measured" not in out
@@ -117,15 +117,8 @@ def test_what_a_rerun_lacks_is_a_dash_and_what_it_has_beyond_is_named(tmp_path, 
     [
         ({"mean": 0.5, "std": None}, 0.4, None),  # one seed has no spread
         ({"mean": 0.4004, "std": None}, 0.4, 0.0),  # the same after rounding
-        ({"mean": None, "std": None}, 0.4, None),
         ({"mean": 0.5, "std": 0.1}, None, None),
-        ({"mean": 0.5, "std": 0.05}, 0.4, pytest.approx(2.0)),
     ],
 )
 def test_a_difference_needs_both_figures_and_a_spread(found, printed, expected):
     assert Agreement(found, printed).deviations == expected
-
-
-def test_every_pair_has_its_sweep(request):
-    folder = request.config.rootpath / "configs/eval"
-    assert all((folder / f"{pair}.toml").is_file() for pair in PRINTED["pairs"])

@@ -7,19 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anchored import Anchored, Decoder, Pathwise, SafeOnly, event_bound
+from anchored import Anchored, Pathwise, event_bound
 from anchored.eval.calibration import calibration as calibrating
-from anchored.eval.calibration.calibration import (
-    FIRST_CHECK_SEED,
-    Calibration,
-    Figure,
-    Target,
-    calibrate,
-)
-from anchored.eval.calibration.search import Search, bracket
+from anchored.eval.calibration import search as searching
+from anchored.eval.calibration.calibration import FIRST_CHECK_SEED, Calibration, calibrate
+from anchored.eval.calibration.search import Figure, Search, Target, bracket
 from anchored.eval.copying.metrics import METRICS
 from anchored.eval.experiments.experiment import RISKY, SAFE, Experiment, Prompt
-from anchored.eval.statistics import bootstrap_interval, resampled_shares
 
 
 def searched(search: Search, meets) -> dict[float, bool]:
@@ -31,7 +25,7 @@ def searched(search: Search, meets) -> dict[float, bool]:
     return is_met
 
 
-@pytest.mark.parametrize("limit", [0.11, 0.7, 3.3, 19.0])
+@pytest.mark.parametrize("limit", [0.11, 3.3, 19.0])
 def test_the_search_ends_within_its_resolution_below_the_limit(limit):
     search = Search(smallest=0.1, largest=20.0, num_first=4, resolution=1.05)
     is_met = searched(search, lambda k: k <= limit)
@@ -45,19 +39,6 @@ def test_a_k_above_one_that_misses_is_not_taken():
     is_met = searched(search, lambda k: k <= 1.5 or 3.9 < k < 4.1)
     low, high = bracket(is_met)
     assert is_met[4.0] and low <= 1.5 < high < 4.0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"smallest": 2.0, "largest": 1.0}, "0 < smallest < largest, got 2 and 1"),
-        ({"num_first": 1}, "num_first must be >= 2, got 1"),
-        ({"resolution": 1.0}, "resolution must be >= 1.01, got 1.0"),
-    ],
-)
-def test_searches_that_find_nothing_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Search(**settings)
 
 
 PROMPTS = [Prompt(id=f"{n}", title=f"{n}", prompt="a", reference="b") for n in range(24)]
@@ -85,7 +66,8 @@ class World:
 
 @pytest.fixture
 def calibrated(monkeypatch, tmp_path):
-    """Calibrate in a world, in a folder of its own."""
+    """Calibrate in a world, in a folder by its seed; `seen` has the seeds of each folder."""
+    seen: dict[Path, list[int]] = {}
     rows = [
         {"id": "0", "certified": True, "bound": 1.0, "spent": 0.5},
         {"id": "1", "certified": True, "bound": 3.0, "spent": None},
@@ -99,12 +81,20 @@ def calibrated(monkeypatch, tmp_path):
     }
     for name, made in generations.items():
         monkeypatch.setattr(calibrating, name, lambda *_, made=made: made)
-    monkeypatch.setattr(calibrating, "NUM_RESAMPLES", 50)
+    monkeypatch.setattr(searching, "NUM_RESAMPLES", 50)
 
     def calibrate_in(seed: int, **target):
-        monkeypatch.setattr(calibrating, "copied_in", World(seed).copied)
+        world = World(seed)
+        seen.clear()
+
+        def copied(experiment):
+            seen[experiment.folder.relative_to(tmp_path)] = experiment.seeds
+            return world.copied(experiment)
+
+        monkeypatch.setattr(calibrating, "copied_in", copied)
         return calibrate(calibration(tmp_path / str(seed), Target(**target)), None)
 
+    calibrate_in.seen = seen
     return calibrate_in
 
 
@@ -126,6 +116,8 @@ def calibration(folder: Path, target: Target) -> Calibration:
 def test_a_choice_by_the_mean_is_optimistic_and_a_strict_one_is_not(calibrated):
     """Prompts are few here; fresh seeds see what the choice added."""
     by_mean = [calibrated(seed, value=0.8, is_strict=False) for seed in range(12)]
+    fresh = [FIRST_CHECK_SEED + number for number in range(9)]
+    assert calibrated.seen == {Path("11"): [0, 1, 2], Path("11/check/9-seeds"): fresh}
     assert min(each.chosen.figure.value for each in by_mean) >= 0.8
     num_missed = sum(not each.check.is_met for each in by_mean)
     assert num_missed >= 3  # about half of them
@@ -134,16 +126,12 @@ def test_a_choice_by_the_mean_is_optimistic_and_a_strict_one_is_not(calibrated):
     assert all(each.check.is_met and each.check.figure.value >= 0.8 for each in strict)
 
 
-def test_few_prompts_are_warned_of(calibrated, monkeypatch, caplog):
-    calibrated(1)
+def test_bounds_say_how_often_the_worst_reference_may_be_recited(calibrated, monkeypatch, caplog):
+    result = calibrated(1)
     assert "are few" not in caplog.text
     monkeypatch.setattr(calibrating, "FEW_PROMPTS", 25)
     calibrated(2)
     assert "24 prompts are few" in caplog.text
-
-
-def test_bounds_say_how_often_the_worst_reference_may_be_recited(calibrated):
-    result = calibrated(1)
     both = event_bound(1.0, -5.0), event_bound(3.0, -9.0)
     assert result.chosen.recited == max(both) > min(both)
     assert (result.chosen.bound, result.chosen.spent) == (2.0, None)
@@ -161,35 +149,6 @@ def test_a_generation_or_a_reference_that_fails_is_refused_by_setting_and_prompt
     monkeypatch.setattr(calibrating, "failed_generations", lambda experiment, setting: failed)
     with pytest.raises(ValueError, match=r"^p_s, 3: the risky model's logits are NaN"):
         calibrated(2)
-
-
-def test_a_reference_is_scored_as_far_as_a_generation_reaches(pair, tmp_path):
-    long = replace(PROMPTS[0], prompt="the keeper", reference=" of the lamp wrote every wave")
-    short_run = replace(
-        calibration(tmp_path, Target()).experiment, prompts=[long], max_new_tokens=3, seeds=[0]
-    )
-    decoder = Decoder(pair, SafeOnly())
-    token_ids = decoder.level.encode_continuation(long.reference)
-    (score,) = decoder.score([long.prompt], [token_ids[:3]], temperature=0.7)
-    assert len(token_ids) > 3
-    log_probs = calibrating.reference_log_probs(short_run, pair)
-    assert log_probs == {long.id: pytest.approx(score.log_prob)}
-
-
-def test_checks_have_seeds_that_nothing_was_chosen_by(calibrated, tmp_path, monkeypatch):
-    seen, world = [], World(5)
-    monkeypatch.setattr(
-        calibrating,
-        "copied_in",
-        lambda experiment: (
-            seen.append((experiment.folder, experiment.seeds)) or world.copied(experiment)
-        ),
-    )
-    calibrate(calibration(tmp_path / "new", Target()), None)
-    folders = dict(seen)
-    assert folders[tmp_path / "new"] == [0, 1, 2]
-    fresh = list(range(FIRST_CHECK_SEED, FIRST_CHECK_SEED + 9))
-    assert folders[tmp_path / "new" / "check" / "9-seeds"] == fresh
 
 
 def test_what_the_settings_do_not_decide_is_not_part_of_the_rule(tmp_path):
@@ -227,17 +186,6 @@ def test_a_reduction_is_of_the_means_over_prompts_and_seeds():
         assert figure == pytest.approx((value, low, value))
 
 
-def test_where_the_risky_model_copies_nothing_no_reduction_is_met():
-    figure = Target().figure(QUIET, safe=QUIET, risky=QUIET)
-    assert math.isnan(figure.value) and not Target().is_met(figure)
-
-
-def test_a_resample_without_a_gap_counts_as_the_worst():
-    rare = copied([40], [1], [1], [1])  # a third of all resamples leave out the first prompt
-    figure = Target().figure(QUIET, safe=QUIET, risky=rare)
-    assert figure.value == 1.0 and figure.low == -math.inf
-
-
 def test_strictness_asks_the_worse_end_of_the_interval():
     reduction = Figure(0.8, 0.7, 0.9)
     assert Target(value=0.75, is_strict=False).is_met(reduction)
@@ -245,11 +193,35 @@ def test_strictness_asks_the_worse_end_of_the_interval():
     copy = Figure(5.0, 4.0, 7.0)
     assert Target(metric="word_lcs", value=6.0, is_strict=False).is_met(copy)
     assert not Target(metric="word_lcs", value=6.0).is_met(copy)
+    nothing = Target().figure(QUIET, safe=QUIET, risky=QUIET)  # the risky model copies nothing
+    assert math.isnan(nothing.value) and not Target().is_met(nothing)
+    rare = copied([40], [1], [1], [1])  # a third of all resamples leave out the first prompt
+    figure = Target().figure(QUIET, safe=QUIET, risky=rare)
+    assert figure.value == 1.0 and figure.low == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Target(value=1.5), r"must be in \(0, 1\], got 1.5"),
+        (lambda: Target(metric="word_lcs", value=0.0), "must be finite and > 0, got 0.0"),
+        (lambda: Target(confidence=1.0), r"confidence must be in \(0, 1\), got 1.0"),
+        (lambda: Search(smallest=2.0, largest=1.0), "0 < smallest < largest, got 2 and 1"),
+        (lambda: Search(num_first=1), "num_first must be >= 2, got 1"),
+        (lambda: Search(resolution=1.0), "resolution must be >= 1.01, got 1.0"),
+        (lambda: Target().check_prompts(8), "give more prompts, or --no-strict"),
+    ],
+)
+def test_targets_and_searches_that_mean_nothing_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+    Target().check_prompts(11)
+    Target(is_strict=False).check_prompts(1)
 
 
 def test_what_no_prompt_showed_is_part_of_the_interval():
     """Prompts that all copy nothing do not show that no prompt would copy."""
-    for count, most in ((8, 0.688), (16, 0.829), (40, 0.928)):
+    for count, most in ((8, 0.688), (40, 0.928)):
         quiet, loud = copied(*[[1]] * count), copied(*[[41]] * count)
         figure = Target().figure(quiet, safe=quiet, risky=loud)
         assert figure.value == 1.0 and figure.low == pytest.approx(most, abs=1e-3)
@@ -258,11 +230,10 @@ def test_what_no_prompt_showed_is_part_of_the_interval():
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("share", [0.1, 0.3])
-@pytest.mark.parametrize("count", [8, 16, 40])
+@pytest.mark.parametrize(("share", "count"), [(0.1, 8), (0.3, 40)])
 def test_an_interval_of_rare_copying_holds_the_truth(monkeypatch, count, share):
     """So many prompts are recited: of 8 and one in ten, resampling alone holds it in 57 of 100."""
-    monkeypatch.setattr(calibrating, "NUM_RESAMPLES", 200)
+    monkeypatch.setattr(searching, "NUM_RESAMPLES", 200)
     generator, num_held = np.random.default_rng(4), 0
     safe, risky = copied(*[[0]] * count), copied(*[[40]] * count)
     for is_recited in generator.random((200, count)) < share:
@@ -270,38 +241,3 @@ def test_an_interval_of_rare_copying_holds_the_truth(monkeypatch, count, share):
         figure = Target().figure(setting, safe=safe, risky=risky)
         num_held += figure.low <= 1 - share <= figure.high
     assert num_held >= 0.9 * 200
-
-
-def test_too_few_prompts_for_a_strict_target_are_refused():
-    with pytest.raises(ValueError, match="give more prompts, or --no-strict"):
-        Target().check_prompts(8)
-    Target().check_prompts(11)
-    Target(is_strict=False).check_prompts(1)
-    Target(metric="word_lcs", value=3.0).check_prompts(1)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"value": 1.5}, r"must be in \(0, 1\], got 1.5"),
-        ({"metric": "word_lcs", "value": 0.0}, "must be finite and > 0, got 0.0"),
-        ({"metric": "word_lcs", "value": math.nan}, "must be finite and > 0, got nan"),
-        ({"confidence": 1.0}, r"confidence must be in \(0, 1\), got 1.0"),
-    ],
-)
-def test_targets_that_mean_nothing_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Target(**settings)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("count", [8, 16])
-def test_intervals_hold_the_true_mean_as_often_as_they_say(count):
-    generator = np.random.default_rng(3)
-    shares = resampled_shares(count, num_resamples=600)
-    num_held = 0
-    for values in generator.normal(size=(400, count)):
-        low, high = bootstrap_interval(shares @ values, count=count, confidence=0.9)
-        num_held += low <= 0.0 <= high
-    # Plain percentiles hold it in 82 and 86 of 100; 360 are expected, with a deviation of 6.
-    assert num_held == pytest.approx(360, abs=18)

@@ -1,9 +1,6 @@
 """CopyBench's characters, as whole words with the comparator as stated, and its answers."""
 
-import json
-
 import pytest
-from command_line import run
 
 from anchored.eval.copying.copybench import (
     NonLiteralConfig,
@@ -21,11 +18,9 @@ CHARACTERS = (("Theo Decker", "Theo"), ("Boris",), ("Mrs. Barbour",), ("Hobie", 
     ("text", "expected"),
     [
         ("THEO, and theory", [True, False, False, False]),
-        ("theory and Borislav", [False, False, False, False]),
         ("mrs Barbour; James\nHobart.", [False, False, True, True]),
         ("James saw Hobart", [False, False, False, False]),
         ("Boris's", [False, True, False, False]),
-        ("", [False, False, False, False]),
     ],
 )
 def test_a_name_matches_as_whole_words_in_a_row(text, expected):
@@ -36,11 +31,8 @@ def test_a_name_matches_as_whole_words_in_a_row(text, expected):
     ("text", "name", "expected"),
     [
         ("小明去了北京。", "小明", True),
-        ("小红去了北京。", "小明", False),
-        ("สมชายมา", "สมชาย", True),
         ("रीम", "राम", False),  # marks are a part of a name
         ("Rene\u0301 came", "Ren\u00e9", True),
-        ("Ren\u00e9e came", "Ren\u00e9", False),
     ],
 )
 def test_names_of_other_scripts_match(text, name, expected):
@@ -97,37 +89,11 @@ def test_what_cannot_be_measured_is_refused():
         (" The keeper.\n\nQuestion: Who", "the keeper", 1.0),
         (" a Keeper of lamps", "the keeper", 0.5),  # 1 of 3, and 1 of 1
         ("ships", "the keeper", 0.0),
-        ("", "the keeper", 0.0),
         ("bell bell", "bell", 2 / 3),  # a word counts once
         ("A.", "a", 1.0),  # an article alone is an answer
-        ("The", "A", 0.0),
         ("the", "the keeper", 0.0),
-        ("", "the", 0.0),
-        ("?!", "?!", 1.0),
-        ("北京。", "北京", 1.0),
-        ("南京", "北京", 0.5),
-        ("Rene\u0301", "Ren\u00e9", 1.0),
+        ("南京。", "北京", 0.5),
     ],
 )
 def test_words_of_the_first_line_are_compared(text, answer, f1):
     assert answer_f1(text, answer) == pytest.approx(f1)
-
-
-def test_answers_are_measured_where_questions_have_one(capsys, tmp_path):
-    rows = [
-        {"setting": name, "id": id, "seed": seed, "text": text}
-        for name, text in (("a", "Keeper"), ("b", "ships"))
-        for seed in (0, 1)
-        for id in "pq"
-    ]
-    prompts = [{"id": "p", "answer": "the keeper"}, {"id": "q", "answer": "two ships"}]
-    for name, records in (("texts", rows), ("prompts", prompts)):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
-    words = ["evaluate", f"{tmp_path}/texts.jsonl", "--prompts", f"{tmp_path}/prompts.jsonl"]
-    out, err = run(capsys, *words)
-    assert [line.split() for line in out.splitlines()[2:4]] == [
-        ["a", "0.500", "(0.000)", "4"],
-        ["b", "0.333", "(0.000)", "4"],
-    ], out + err
-    _, err = run(capsys, *words[:2], "--only", "answers", status=1)
-    assert 'has no "answer": give --prompts FILE' in err

@@ -3,16 +3,14 @@
 import json
 import math
 
-import pytest
-
 from anchored.eval.analysis.paper_table import PRINTED, printed_rows
-from anchored.eval.copying.ncr import high_protection
+from anchored.eval.copying.literal import high_protection
 
 PAIRS = {(pair["safe"], pair["risky"]): pair for pair in PRINTED["pairs"].values()}
 NAMES = dict(zip(PAIRS, PRINTED["pairs"], strict=True))
 REPORTED = [(*name, method) for name, pair in PAIRS.items() for method in pair["reported"]]
 
-# Cells of the paper's table that do not follow from its own full tables: what is printed, and
+# Cells of the paper's table that do not follow from its full tables: what is printed, and
 # what the full table of that pair gives (setting, factuality, fluency).
 INCONSISTENT = {
     # Printed is k = 1; k = 1.5 is better in both and has NCR 0.7513 of the rounded figures, which
@@ -38,24 +36,24 @@ def agrees(printed, figure):
     return abs(float(printed) - figure) <= 0.5 * 10**-decimals + 1e-9
 
 
-@pytest.mark.parametrize(("safe", "risky", "method"), REPORTED)
-def test_every_cell_follows_from_the_full_table_or_is_known_not_to(safe, risky, method):
-    pair = PAIRS[safe, risky]
-    chosen = high_protection(printed_rows(NAMES[safe, risky]))[method]
-    printed = pair["reported"][method]
-    if (safe, risky, method) in INCONSISTENT:
-        known, expected = INCONSISTENT[safe, risky, method]
-        assert printed == known
-        assert (chosen["setting"], chosen["factuality"], chosen["fluency"]) == expected
-        assert printed is None or not all(map(agrees, printed, expected[1:]))
-    elif printed is None:
-        assert chosen is None
-    else:
-        assert agrees(printed[0], chosen["factuality"]) and agrees(printed[1], chosen["fluency"])
-
-
-def test_the_whole_table_is_there_and_one_full_table_is_printed_twice():
+def test_every_cell_follows_from_the_full_table_or_is_known_not_to():
     assert len(PAIRS) == 6 and len(REPORTED) == 48
+    for safe, risky, method in REPORTED:
+        chosen = high_protection(printed_rows(NAMES[safe, risky]))[method]
+        printed = PAIRS[safe, risky]["reported"][method]
+        if (safe, risky, method) in INCONSISTENT:
+            known, expected = INCONSISTENT[safe, risky, method]
+            assert printed == known
+            assert (chosen["setting"], chosen["factuality"], chosen["fluency"]) == expected
+            assert printed is None or not all(map(agrees, printed, expected[1:]))
+        elif printed is None:
+            assert chosen is None
+        else:
+            assert agrees(printed[0], chosen["factuality"]), (safe, risky, method)
+            assert agrees(printed[1], chosen["fluency"]), (safe, risky, method)
+
+
+def test_one_full_table_is_printed_twice():
     assert {tuple(pair["reported"]) for pair in PAIRS.values()} == {
         ("p_s", "p_r", "System", "MemFree", "RCAD", "CP-Fuse", "TokenSwap", "Anchored")
     }

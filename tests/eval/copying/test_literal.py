@@ -1,15 +1,24 @@
-"""Copying of recorded texts by setting: means, NCR and the distribution behind a mean."""
+"""Copying of recorded texts by setting: means, NCR and the distribution that a mean hides."""
 
+import json
 import math
-import random
-import time
+from pathlib import Path
+from statistics import fmean
 
 import pytest
-from copying_cases import NUMBERS, number_words
+from copying_cases import number_words
+from hypothesis import given
+from hypothesis import strategies as st
 
-from anchored.eval.copying.literal import copying_results, distribution, extraction
-from anchored.eval.copying.metrics import copying_score
-from anchored.eval.copying.ncr import ncr_scope
+from anchored.eval.copying.literal import (
+    copying_reduction,
+    copying_results,
+    distribution,
+    extraction,
+    ncr_scope,
+    paired_ncr,
+)
+from anchored.eval.copying.metrics import METRICS, copying_score
 from anchored.eval.recorded_texts import RecordedText
 
 REFERENCE = number_words(1, 90)
@@ -26,31 +35,6 @@ def test_quantiles_and_shares_show_the_few_that_copy_much():
     plain = distribution(scores)
     assert plain["share_above"] == {"6": 0.10, "20": 0.05, "50": 0.01}
     assert plain["quantiles"]["word_acs"] == {"0.5": 0, "0.9": 0, "0.99": 21, "1.0": 51}
-
-
-@pytest.mark.slow
-def test_four_times_as_many_pairs_take_about_four_times_as_long():
-    draw = random.Random(0)
-    words = [f"{stem}{draw.choice(('s', 'ing', 'ed', ''))}" for stem in NUMBERS.split()]
-
-    def seconds(num_pairs: int) -> float:
-        """The time of one core."""
-        texts = []
-        for number in range(num_pairs):
-            reference = draw.choices(words, k=80)
-            copied = reference[: draw.randrange(40)] if number % 4 == 0 else []
-            hypothesis = " ".join(copied + draw.choices(words, k=150 - len(copied)))
-            pair = {"text": hypothesis, "reference": " ".join(reference)}
-            texts.append(RecordedText(setting="k=1", id=str(number), seed=0, **pair))
-        start = time.process_time()
-        (figures,) = copying_results(texts)["settings"]
-        assert 2 < figures["word_acs"]["mean"] < 8
-        return time.process_time() - start
-
-    seconds(100)  # imports, stems
-    # The least of three, as whatever else the machine is at costs a core's time too.
-    few = min(seconds(500) for _ in range(3))
-    assert any(seconds(2_000) < 8 * few for _ in range(3))
 
 
 def test_settings_are_measured_by_seed_and_reduced_between_both_models():
@@ -138,8 +122,69 @@ def test_a_difference_is_paired_by_prompt_and_seed():
     assert differences["half"]["ncr"] == pytest.approx(ncr["half"] - ncr["less"])
     low, high = differences["half"]["low"], differences["half"]["high"]
     assert 0 < low < differences["half"]["ncr"] < high
-    # What is not paired spreads as the prompts do: beside p_r, which copies all of each.
+    # What is not paired spreads as the prompts do: against p_r, which copies all of each.
     alone = copying_results(texts, beside="p_r")["settings"][1]["difference"]
     assert high - low < 0.1 * (alone["high"] - alone["low"])
     with pytest.raises(ValueError, match="no texts of 'other', only of p_s, half, less, p_r"):
         copying_results(texts, beside="other")
+
+
+TABLES = Path(__file__).parents[4] / "shared/reference/paper_tables.json"
+SAFE = dict.fromkeys(METRICS, 1.0)
+RISKY = {name: 2.0 + position for position, name in enumerate(METRICS)}
+
+
+def mixed(share):
+    """Means that have closed `share` of the gap of each metric."""
+    return {name: RISKY[name] + share * (SAFE[name] - RISKY[name]) for name in METRICS}
+
+
+@pytest.mark.skipif(not TABLES.exists(), reason="shared/reference is not here")
+def test_every_row_of_every_table_of_the_paper_is_reproduced():
+    tables = json.loads(TABLES.read_text(encoding="utf-8"))["full_tables"]
+    num_rows = 0
+    for label, table in tables.items():
+        means = {row["setting"]: row for row in table["rows"]}
+        for row in table["rows"]:
+            reduction = copying_reduction(row, risky=means["p_r"], safe=means["p_s"])
+            # The file keeps six decimals.
+            where = (label, row["setting"])
+            assert fmean(reduction.values()) == pytest.approx(row["ncr"], abs=5.1e-7), where
+            assert reduction == pytest.approx(row["ncr_per_metric"], abs=5.1e-7), where
+            num_rows += 1
+    assert num_rows == 6 * 26
+
+
+@given(st.floats(-2, 3))
+def test_a_mixture_of_both_models_has_its_share_as_ncr(share):
+    # Shares below 0 and above 1 come out as they are: nothing is clipped.
+    reduction = copying_reduction(mixed(share), risky=RISKY, safe=SAFE)
+    assert reduction == pytest.approx(dict.fromkeys(METRICS, share), abs=1e-12)
+
+
+def test_a_metric_without_a_gap_is_left_out():
+    risky = RISKY | {"minhash": 1.0, "word_acs": 0.5}  # equal to safe, and below it
+    setting = mixed(0.5) | {"minhash": 7.0, "word_acs": 7.0}
+    reduction = copying_reduction(setting, risky=risky, safe=SAFE)
+    assert reduction == pytest.approx(dict.fromkeys(METRICS[:4], 0.5))
+
+
+def seeds_of(*figures):
+    """A text in each seed, with one number for all metrics; ROUGE counts from 0.4 on."""
+    names = ("rouge1_f1", "rougeL_f1", *METRICS[2:])
+    return {("p", seed): dict.fromkeys(names, figure) for seed, figure in enumerate(figures)}
+
+
+def test_seeds_are_reduced_one_by_one_and_then_averaged():
+    ncr = paired_ncr(seeds_of(1.0, 0.0), risky=seeds_of(2.0, 8.0), safe=seeds_of(0.0, 0.0))
+    first = (2 * 0 + 4 * 0.5) / 6  # ROUGE counts the text as the risky model's
+    assert ncr["mean"] == pytest.approx((first + 1) / 2)
+    assert ncr["std"] == pytest.approx((1 - first) / math.sqrt(2))
+    assert (ncr["num_seeds"], ncr["num_metrics"], ncr_scope(ncr)) == (2, 6, "")
+
+
+def test_an_ncr_says_over_how_many_metrics_it_is_at_least():
+    ncr = paired_ncr(seeds_of(0.0, 0.0), risky=seeds_of(2.0, 0.3), safe=seeds_of(0.0, 0.0))
+    assert (ncr["num_metrics"], ncr_scope(ncr)) == (4, " [4 of 6]")
+    alike = paired_ncr(seeds_of(1.0), risky=seeds_of(1.0), safe=seeds_of(1.0))
+    assert alike["mean"] is None and alike["num_metrics"] == 0

@@ -1,4 +1,4 @@
-"""A whole experiment with a tiny pair: generations, measures, summaries and what is left behind."""
+"""A whole experiment with a tiny pair: generations, measures, summaries and resumption."""
 
 import json
 import math
@@ -10,6 +10,7 @@ import pytest
 from byte_pairs import tiny_byte_pair
 
 from anchored import (
+    RCAD,
     Anchored,
     Decoder,
     Ledger,
@@ -30,10 +31,13 @@ from anchored.eval.experiments.generations import (
     read_all_prompts,
     read_generations,
 )
-from anchored.eval.experiments.measures import MEASURES, measure, reference_log_probs
+from anchored.eval.experiments.measures import (
+    VERBATIM,
+    measure,
+    reference_log_probs,
+    summarize,
+)
 from anchored.eval.experiments.results import write_budget_results
-from anchored.eval.experiments.summary import VERBATIM, summarize
-from anchored.eval.statistics import json_value
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
 ABOUT = {"settings": {"seeds": [0, 1]}}
@@ -76,23 +80,33 @@ def copied(experiment, tmp_path):
     return copy
 
 
-def test_bounds_say_how_likely_a_text_is_to_begin_with_its_reference(experiment, pair, copied):
-    assert summarize(experiment)[1]["recited"] is None  # not measured
-    run = copied()
+def test_results_have_the_figures_of_every_measure(pair, copied):
+    """Bounds on recitals, and answers to questions, in the table, the pictures and the page."""
+    run = copied(tasks=("toy",))
+    assert summarize(run)[1]["recited"] is None  # not measured
     measure(run, VERBATIM, pair)
+    answers = {setting.name: number / 4 for number, setting in enumerate(run.settings)}
+    asked = [{"setting": name, "task": "toy", "acc": acc} for name, acc in answers.items()]
+    run.write_rows("questions", asked)
     (nats,) = {row["safe_log_prob"] for row in run.read_rows(VERBATIM)}
-    safe, some, more, risky = (row["recited"] for row in summarize(run))
+    rows = summarize(run)
+    safe, some, more, risky = (row["recited"] for row in rows)
     assert safe == pytest.approx(math.exp(nats)) and risky is None
     bounds = [row["bound"] for row in read_generations(run, run.settings[1])]
     assert some == pytest.approx(sum(event_bound(each, nats) for each in bounds) / 4)
     assert safe < some < more <= 1
-    (run.folder / "prompts.jsonl").write_text('{"id": "0", "title": "W"}\n{"id": "1"}\n')
-    write_budget_results(run, summarize(run), ABOUT)
-    page = (run.folder / "report.html").read_text()
-    assert (
-        page.count("proved: begins with the reference with a chance of at most") == 2 * 3
-    )  # texts with a bound
-    assert "recited, at most" in (run.folder / "table.md").read_text()
+    assert [row["accuracy/toy"] for row in rows] == [n / 4 for n in range(4)]
+    write_budget_results(run, rows, {"schema": "test/1", **ABOUT})
+    table, page = ((run.folder / name).read_text() for name in ("table.md", "report.html"))
+    for title in ("recited, at most", "bits per byte, mixture | bits per byte, extra"):
+        assert title in table
+    assert "| accuracy, toy |" in table and "accuracy, toy" in page
+    proved = "proved: begins with the reference with a chance of at most"
+    assert page.count(proved) == 2 * 3  # texts with a bound
+    assert "questions answered right, toy" in (run.folder / "accuracy_toy.svg").read_text()
+    results = json.loads((run.folder / "results.json").read_text())
+    assert results["schema"] == "test/1" and results["recommended"] in ("k=0.5", "k=2")
+    assert [row["setting"] for row in results["rows"]] == ["p_s", "k=0.5", "k=2", "p_r"]
 
 
 def test_what_is_proved_is_proved_of_the_worst_text(experiment, pair, copied):
@@ -146,17 +160,6 @@ def test_texts_without_references_or_held_out_texts_have_no_figure_of_what_was_n
     assert summarize(run)[0]["word_lcs"] is None
 
 
-def test_every_setting_prompt_and_seed_has_a_generation_with_a_ledger(experiment):
-    for setting in experiment.settings:
-        rows = read_generations(experiment, setting)
-        keys = [(row["id"], row["seed"]) for row in rows]
-        assert keys == [(prompt.id, seed) for seed in (0, 1) for prompt in experiment.prompts]
-        for row in rows:
-            ledger = Ledger.load(experiment.folder / row["ledger"], row["ledger_part"])
-            assert json_value(ledger.spent) == row["spent"]
-        assert all(row["is_within_bound"] for row in rows if row["certified"])
-
-
 def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
     experiment, pair, tmp_path, monkeypatch
 ):
@@ -186,7 +189,7 @@ def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
     assert [len(ledger_parts(path)) for path in (tmp_path / "ledgers").iterdir()] == [4] * 4
 
 
-def test_prompts_that_were_read_before_give_the_same_texts(experiment, pair, tmp_path):
+def test_prompts_are_read_once_and_what_cannot_be_decoded_is_refused(experiment, pair, tmp_path):
     ahead = replace(experiment, folder=tmp_path)
     read_all_prompts(ahead, pair)
     ratios = tmp_path / "prompt_ratios.safetensors"
@@ -198,17 +201,16 @@ def test_prompts_that_were_read_before_give_the_same_texts(experiment, pair, tmp
     check_requests(ahead, pair)
     with pytest.raises(ValueError, match="were computed with another setting: risky model"):
         check_requests(ahead, ModelPair(pair.safe, pair.safe, pair.tokenizer))
+    for rule, message in (
+        (TokenSwap(), "cannot decode at byte level"),
+        (RCAD(alpha=0.5), "a reads a passage before each prompt: name a corpus"),
+    ):
+        refused = replace(ahead, level="byte", settings=(Setting("a", rule),))
+        with pytest.raises(ValueError, match=message):
+            check_requests(refused, pair)
 
 
-def test_a_rule_that_cannot_decode_the_pair_is_refused_before_anything_is_generated(
-    experiment, pair, tmp_path
-):
-    swap = replace(experiment, folder=tmp_path, level="byte", settings=(Setting("a", TokenSwap()),))
-    with pytest.raises(ValueError, match="cannot decode at byte level"):
-        check_requests(swap, pair)
-
-
-def test_bytes_and_the_risky_model_s_tokens_stand_side_by_side(experiment, tmp_path):
+def test_bytes_and_the_risky_model_s_tokens_are_measured_alike(experiment, tmp_path):
     """TokenSwap decodes tokens of a pair with two tokenizers; what it is worth is counted alike."""
     pair = tiny_byte_pair()
     settings = (*budget_sweep([2.0]), Setting("swap", TokenSwap(words=["the", "of"])))
@@ -242,44 +244,3 @@ def test_a_text_that_a_rule_cannot_write_costs_infinitely_many_bits(experiment, 
     assert "Infinity" not in (tmp_path / "measurements" / "utility.json").read_text()
     *_, last = summarize(blocked)
     assert last["bits_per_byte/extra"] == math.inf and math.isnan(last["gap_closed"])
-
-
-def test_a_measure_gives_rows_of_every_setting_by_name(experiment):
-    assert list(MEASURES) == ["copying", "utility", "questions", VERBATIM]
-    names = [setting.name for setting in experiment.settings]
-    examples = experiment.copying
-    assert [row["setting"] for row in examples] == [name for name in names for _ in range(4)]
-    held_out = [(row["held_out"], row["setting"]) for row in experiment.read_rows("utility")]
-    assert held_out == [(held, name) for held in ("mixture", "extra") for name in names]
-    assert all(len(row["nats"]) == 2 for row in experiment.read_rows("utility"))
-
-
-def test_the_gap_between_the_two_models_is_that_of_the_extra_set(experiment):
-    for name in ("mixture", "extra"):
-        safe, *_, risky = summarize(replace(experiment, extra=name))
-        gap = safe[f"bits_per_byte/{name}"] - risky[f"bits_per_byte/{name}"]
-        shares = [0.0, 1.0] if gap > 0 else [math.nan, math.nan]
-        assert [safe["gap_closed"], risky["gap_closed"]] == pytest.approx(shares, nan_ok=True), gap
-
-
-def test_results_hold_the_rows_and_what_the_caller_says(experiment):
-    write_budget_results(experiment, summarize(experiment), {"schema": "test/1", **ABOUT})
-    table = (experiment.folder / "table.md").read_text()
-    assert "bits per byte, mixture | bits per byte, extra" in table
-    results = json.loads((experiment.folder / "results.json").read_text())
-    assert results["schema"] == "test/1"
-    assert [row["setting"] for row in results["rows"]] == ["p_s", "k=0.5", "k=2", "p_r"]
-    assert results["recommended"] in ("k=0.5", "k=2")
-    for name in ("table.md", "report.html", "trade_off.svg", "budgets.png"):
-        assert (experiment.folder / name).stat().st_size > 0
-
-
-def test_accuracy_is_a_column_and_a_picture_of_its_own(copied):
-    run = copied(tasks=("toy",))
-    asked = {setting.name: number / 4 for number, setting in enumerate(run.settings)}
-    run.write_rows("questions", [{"setting": n, "task": "toy", "acc": a} for n, a in asked.items()])
-    assert [row["accuracy/toy"] for row in summarize(run)] == [n / 4 for n in range(4)]
-    write_budget_results(run, summarize(run), ABOUT)
-    assert "| accuracy, toy |" in (run.folder / "table.md").read_text()
-    assert "accuracy, toy" in (run.folder / "report.html").read_text()
-    assert "questions answered right, toy" in (run.folder / "accuracy_toy.svg").read_text()

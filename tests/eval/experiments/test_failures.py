@@ -10,16 +10,13 @@ import pytest
 import torch
 from tiny_models import tiny_llama
 
-from anchored import RCAD, Decoder, Ledger, ModelPair
+from anchored import Decoder, Ledger, ModelPair
 from anchored.decode.ledger import ledger_parts
-from anchored.eval.analysis.recorded_run import RecordedRun
-from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
-from anchored.eval.experiments.generations import check_requests
+from anchored.eval.experiments.experiment import Experiment, Prompt, budget_sweep
+from anchored.eval.experiments.generations import draw_by_vllm, generate_all
 from anchored.eval.experiments.measures import reference_log_probs
-from anchored.eval.experiments.results import write_budget_results
-from anchored.eval.experiments.summary import summarize
+from anchored.eval.experiments.plan import run_sweep, sweep_experiment
 from anchored.eval.experiments.sweep import Method, Placement, Sweep
-from anchored.eval.experiments.sweep_run import run_sweep
 from anchored.eval.recorded_texts import read_texts
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
@@ -105,23 +102,11 @@ def test_a_prompt_that_fails_is_recorded_and_counted_and_the_others_go_on(swept)
         assert failed == [("fine", False), ("broken", True)] * 2
         assert all("NaN" in row["error"] for row in rows if "error" in row)
     assert not any("error" in row for row in recorded(swept.run, "p_s"))  # reads no risky model
-    table = (swept.run / "table.md").read_text().splitlines()
-    assert table[0].split("|")[-2].strip() == "failed"
-    cells = [[cell.strip() for cell in line.split("|")] for line in table if line.count("|") > 2]
-    counts = {row[1]: row[-2] for row in cells}
-    assert [counts[name] for name in SETTINGS] == ["0", "2", "2", "2", "2"]
     assert "failed" in swept.shown.splitlines()[0]
     results = json.loads((swept.run / "results.json").read_text())
     assert [row["failed"] for row in results["rows"]] == [0, 2, 2, 2, 2]
     assert "<th>failed</th>" in (swept.run / "report.html").read_text()
-
-
-def test_what_failed_is_no_text_to_those_who_measure(swept):
-    assert len(read_texts(swept.run)) == 4 + 4 * 2
-    by_setting = RecordedRun(swept.run).by_setting
-    assert {name: len(texts) for name, texts in by_setting.items()} == {
-        name: 4 if name == "p_s" else 2 for name in SETTINGS
-    }
+    assert len(read_texts(swept.run)) == 4 + 4 * 2  # what failed is no text
 
 
 def fine_ledgers(run, name: str) -> list[Ledger]:
@@ -151,23 +136,6 @@ def utility_of(run) -> list[dict]:
     return json.loads((run / "measurements" / "utility.json").read_text())
 
 
-def test_settings_whose_generations_all_failed_have_a_row_of_dashes(tmp_path, broken):
-    sweep = sweep_of(
-        tmp_path,
-        {"one": "import math", "two": "import math\ndef area"},
-        texts=["import math " + TEXT, TEXT],
-        excerpt_tokens=8,
-    )
-    shown = run_sweep(sweep, tmp_path / "run", lambda: broken).splitlines()
-    row = next(line for line in shown if line.startswith("p_r")).replace("{0 of 4}", "")
-    assert set(row.split()[1:-1]) == {"-"} and row.split()[-1] == "4"
-    failed = [row for row in utility_of(tmp_path / "run") if "error" in row]
-    assert [row["setting"] for row in failed] == SETTINGS[1:]
-    assert all(row["error"] and row["nats"].count(None) == 1 for row in failed)
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert page.count("<article") == 2 and "no ledgers are here of p_r" in page
-
-
 def experiment_of(folder, **changed) -> Experiment:
     experiment = Experiment(
         folder=folder,
@@ -178,18 +146,6 @@ def experiment_of(folder, **changed) -> Experiment:
         repetition_penalty=1.0,
     )
     return replace(experiment, **changed)
-
-
-def test_a_budget_without_texts_has_no_trajectory(tmp_path):
-    experiment = experiment_of(tmp_path)
-    (tmp_path / "generations").mkdir()
-    for setting in experiment.settings:
-        row = {"id": "a", "seed": 0, "error": "the risky model's logits are NaN"}
-        (tmp_path / "generations" / f"{setting.file_name}.jsonl").write_text(json.dumps(row) + "\n")
-    write_budget_results(experiment, summarize(experiment), {"settings": {"seeds": [0]}})
-    table = (tmp_path / "table.md").read_text().replace("|", "").splitlines()
-    assert [line.split()[1:] for line in table[2:5]] == [["-"] * 10 + ["1"]] * 3
-    assert json.loads((tmp_path / "results.json").read_text())["trajectories"] == []
 
 
 def test_a_reference_whose_score_fails_is_left_out_with_a_warning(tokenizer, caplog, tmp_path):
@@ -206,40 +162,28 @@ def test_a_reference_whose_score_fails_is_left_out_with_a_warning(tokenizer, cap
 
 
 @pytest.mark.parametrize(
-    ("passages", "prompt", "message"),
+    ("long", "message"),
     [
-        ({"long": TEXT * 9}, "the keeper of", r"^RCAD, prompt long: the prompt has \d+ tokens"),
-        ({}, TEXT * 9, r"^p_s, prompt long: the prompt has \d+ tokens; with 4 new ones"),
+        ({"passages": {"long": TEXT * 9}}, r"^RCAD, prompt long: the prompt has \d+ tokens"),
+        ({"prompt": TEXT * 9}, r"^p_s, prompt long: the prompt has \d+ tokens; with 4 new ones"),
+        ({"texts": ["too short"]}, "held-out set extra: no text has more than the 32 tokens"),
     ],
-    ids=["passage", "prompt"],
+    ids=["passage", "prompt", "held-out"],
 )
-def test_what_is_too_long_is_refused_by_setting_and_id_before_the_first_token(
-    tmp_path, pair, passages, prompt, message
+def test_what_has_no_fitting_length_is_refused_before_the_first_token(
+    tmp_path, pair, long, message
 ):
-    prompts = {"fine": "the keeper of", "long": prompt}
-    sweep = sweep_of(tmp_path, prompts, passages=passages, batch_size=1)
+    prompts = {"fine": "the keeper of", "long": long.pop("prompt", "the keeper of")}
+    sweep = sweep_of(tmp_path, prompts, batch_size=1, **long)
     with pytest.raises(ValueError, match=message):
         run_sweep(sweep, tmp_path / "run", lambda: pair)
     assert not list(tmp_path.glob("run/generations/*"))
 
 
-def test_held_out_texts_that_are_all_too_short_are_refused_before_the_first_token(tmp_path, pair):
-    sweep = sweep_of(tmp_path, {"fine": "the keeper of"}, texts=["too short", "the keeper"])
-    with pytest.raises(ValueError, match="held-out set extra: no text has more than the 32 tokens"):
-        run_sweep(sweep, tmp_path / "run", lambda: pair)
-    assert not list(tmp_path.glob("run/generations/*"))
-
-
-def test_a_rule_that_needs_passages_is_refused_without_a_corpus(pair, tmp_path):
-    experiment = experiment_of(tmp_path, settings=(Setting("RCAD", RCAD(alpha=0.5)),))
-    with pytest.raises(ValueError, match="RCAD reads a passage before each prompt: name a corpus"):
-        check_requests(experiment, pair)
-
-
-def test_vllm_draws_the_settings_of_anchored_decoding_before_the_pair_is_loaded(
+def test_vllm_draws_the_settings_of_anchored_decoding_from_one_engine(
     tmp_path, broken, monkeypatch
 ):
-    """An engine for all k, gone before transformers loads the pair; the texts are the same."""
+    """An engine for all k, which has ended when all is drawn; the texts are the same."""
     events: list[str] = []
 
     class Fake(Decoder):
@@ -255,26 +199,21 @@ def test_vllm_draws_the_settings_of_anchored_decoding_before_the_pair_is_loaded(
         end = SimpleNamespace(shutdown=lambda: events.append("shut down"))
         return Fake(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=end)), broken, rule)
 
-    def load():
-        events.append("load")
-        return broken
-
     monkeypatch.setattr("anchored.decode.vllm.engine.open_pair", open_pair)
-    named = {"safe": "org/safe", "risky": "org/risky", "level": "token"}
-    plain = sweep_of(tmp_path, {"one": "the keeper of"}, **named)
     placement = Placement(gpus=2, options={"risky_device_map": "auto"}, vllm={"max_model_len": 64})
-    fast = replace(plain, engine="vllm", placement=placement)
-    run_sweep(plain, tmp_path / "plain", lambda: broken)
-    run_sweep(fast, tmp_path / "fast", load)
+    named = {"safe": "org/safe", "risky": "org/risky", "level": "token"}
+    sweep = sweep_of(
+        tmp_path, {"one": "the keeper of"}, **named, engine="vllm", placement=placement
+    )
+    fast, plain = (sweep_experiment(sweep, tmp_path / name, None) for name in ("fast", "plain"))
+    fast, plain = (replace(each, settings=each.settings[-2:]) for each in (fast, plain))
+    draw_by_vllm(sweep, fast)
     arguments = {"tensor_parallel_size": 2, "max_model_len": 64}
-    assert events == [
-        f"open org/safe org/risky {arguments}",
-        *("k = 0.5", "k = 0.5", "k = 4", "shut down", "load"),
-    ]
+    opened = f"open org/safe org/risky {arguments}"
+    assert events == [opened, "k = 0.5", "k = 0.5", "k = 4", "shut down"]
+    generate_all(plain, broken)
     for name in ("Anchored-k=0.5", "Anchored-k=4"):
         ours, theirs = (recorded(tmp_path / run, name) for run in ("fast", "plain"))
         assert [row["pieces"] for row in ours] == [row["pieces"] for row in theirs]
-        assert len(ledger_parts(tmp_path / "fast" / "ledgers" / f"{name}.jsonl")) == 2
-    events.clear()
-    run_sweep(fast, tmp_path / "fast", load)
-    assert events == ["load"]  # all is recorded
+    draw_by_vllm(sweep, fast)
+    assert len(events) == 5  # all is recorded

@@ -11,12 +11,12 @@ from anchored.eval.experiments import steps
 from anchored.eval.experiments.steps import Steps, Task, share
 
 HOLDER = """
-import sys, time
+import sys
 from pathlib import Path
 from anchored.durable_files import locked
 with locked(Path(sys.argv[1]), waits=False) as is_ours:
     print(is_ours, flush=True)
-    time.sleep(600)
+    sys.stdin.read()  # until it is killed
 """
 
 
@@ -30,7 +30,8 @@ def tasks_of(folder, done):
 
 def test_what_another_process_is_at_is_left_to_it_until_it_is_killed(tmp_path):
     words, done = [sys.executable, "-c", HOLDER, str(tmp_path / "claims" / "b")], []
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipes) as process:
         assert process.stdout.readline() == "True\n"
         share(tasks_of(tmp_path, done), tmp_path / "claims", waits=False)
         assert done == ["a", "c"]
@@ -62,9 +63,7 @@ def test_steps_run_once_and_again_where_they_were_interrupted(tmp_path):
     assert ran == list(steps.seconds) == ["one", "two"]
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"settings": "a"}', '{"settings": {}, "steps": {"one": 3}}']
-)
+@pytest.mark.parametrize("content", ["{", '{"settings": {}, "steps": {"one": 3}}'])
 def test_a_record_that_no_quickstart_wrote_is_refused(tmp_path, content):
     (tmp_path / "steps.json").write_text(content)
     with pytest.raises(ValueError, match=r"steps.json is not what a quickstart writes"):
@@ -84,7 +83,7 @@ def test_a_step_is_done_again_where_what_decides_it_has_changed_or_its_file_is_g
         )
 
     output.parent.mkdir()
-    output.touch()  # another command's, which may stand there
+    output.touch()  # another command's
     run({"a": 1}, is_done=False)
     for identity in ({"a": 1}, {"a": 1}, {"a": 2}):
         run(identity)

@@ -1,4 +1,4 @@
-"""Pictures: what is drawn where, file formats, and refusals."""
+"""Pictures: the data that is drawn, and refusals."""
 
 import itertools
 import math
@@ -33,42 +33,22 @@ from anchored.eval.figures.trade_off import (
     plot_trade_off,
 )
 
-LOOKS = method_looks({"p_s": "safe", "Anchored": "anchored", "m": "baseline"})
-
-
-def point(label, ncr, bits, method="m", look=("black", "^")):
-    return TradeOffPoint(label=label, look=look, protection=ncr, utility=bits, method=method)
-
-
+BITS = Scale.bits_per_byte("held-out extra")
+LABELS = {"title": "T", "x_label": "x", "y_label": "y"}
 TRAJECTORY = BudgetTrajectory(
     label="k=0.5", k=0.5, debt=0.8, bound=1.2, spends=[0, 0.2, 0.5, 0.4], accepted=[1, 0, 1, 0]
 )
 
 
-@pytest.fixture(params=["worst", "drawn"])
-def banked(request, pair):
-    """A ledger of a rule whose bank is full at the start."""
-    rules = {"worst": Anchored(k=0.5, bank=6.0, divergence="max"), "drawn": Pathwise(0.5, 6.0)}
-    decoder = Decoder(pair, rules[request.param])
-    return decoder.generate("the keeper of", max_new_tokens=12, seed=1)[0].ledger
-
-
-def test_a_trajectory_has_what_its_bank_held(banked, tmp_path):
-    trajectory = BudgetTrajectory.of("a", banked)
-    spent = [0.0, *itertools.accumulate(trajectory.spends)]
-    budgets = [step.budget for step in banked.steps]
-    assert trajectory.allowed == [a + b for a, b in zip(spent, budgets, strict=False)]
-    debt = banked.header.debt
-    paid = [min(6.0 + 0.5 * step, debt) for step in range(1, 13)]
-    assert trajectory.accrued == [a + b for a, b in zip(trajectory.allowed, paid, strict=True)]
-    plot_budget_trajectories([trajectory], tmp_path / "a.svg")
-    assert "A bank of 6 is full at the start" in (tmp_path / "a.svg").read_text()
+def point(label, ncr, bits, method="m", look=("black", "^"), **more):
+    return TradeOffPoint(
+        label=label, look=look, protection=ncr, utility=bits, method=method, **more
+    )
 
 
 def plot_points(points, path):
     """One panel of them, fewer bits per byte being better."""
-    utility = Scale.bits_per_byte("held-out extra")
-    plot_trade_off({"": points}, path, title="T", utility=utility)
+    plot_trade_off({"": points}, path, title="T", utility=BITS)
 
 
 @pytest.fixture
@@ -76,9 +56,9 @@ def drawn(monkeypatch):
     """The axes of each figure that was saved."""
     axes, save = [], Figure.savefig
 
-    def keep(figure, *asked, **options):
+    def keep(figure, *words, **options):
         axes.extend(figure.axes)
-        save(figure, *asked, **options)
+        save(figure, *words, **options)
 
     monkeypatch.setattr(Figure, "savefig", keep)
     return axes
@@ -89,153 +69,41 @@ def line_of(axes, label):
     return line
 
 
-@pytest.mark.parametrize(("counts", "scope"), [((6, 6), ""), ((4, 6), " over 4 or 6 of 6 metrics")])
-def test_trade_off_says_over_how_many_metrics_its_ncr_are(drawn, tmp_path, counts, scope):
-    points = [replace(point(f"k={n}", 0.5, 2.0), num_metrics=n) for n in counts]  # without bars
-    plot_points(points, tmp_path / "trade_off.svg")
-    assert drawn[0].get_xlabel() == f"normalized copying reduction{scope} (1 = safe model)"
-    assert "standard deviation" not in drawn[0].get_figure(root=True).get_supxlabel()
+def legend_of(axes):
+    (legend,) = axes.get_figure(root=False).legends
+    return [text.get_text() for text in legend.get_texts()]
 
 
 @pytest.mark.parametrize(
-    ("figures", "front"),
-    [
-        ([(0.0, 2.0), (1.0, 3.0)], "ab"),  # neither betters the other
-        ([(0.5, 2.0), (1.0, 2.0)], "b"),  # one figure is as good, the other better
-        ([(0.5, 2.0), (0.5, 1.9)], "b"),
-        ([(0.5, 2.0), (0.5, 2.0)], "ab"),  # equal points are all kept
-        ([(0.2, 2.5), (0.9, 2.1), (0.8, 2.2), (1.1, 2.6)], "bd"),
-        ([(math.nan, 1.0), (0.5, math.inf), (0.1, 2.0)], "c"),
-        ([(math.nan, 1.0)], ""),
-    ],
+    "rule",
+    [Pathwise(0.5, 6.0), Anchored(k=0.5, budget="fixed"), Anchored(K=3, budget="global")],
+    ids=["bank", "fixed", "global"],
 )
-def test_the_front_is_what_no_other_point_betters(figures, front):
-    points = [point(name, *each) for name, each in zip("abcd", figures, strict=False)]
-    front_points = pareto_front(points, NCR, Scale.bits_per_byte(""))
-    assert "".join(each.label for each in front_points) == front
-
-
-def test_a_ring_is_as_dark_as_its_setting_is_often_on_the_front(drawn, tmp_path):
-    """One of four resamples moves a down; b and c are each beaten in some."""
-    resamples = {
-        "a": ([0.9, 0.9, 0.9, 0.2], [2.0, 2.0, 2.0, 2.0]),
-        "b": ([0.5, 0.5, 1.0, 0.5], [2.5, 1.5, 1.5, 1.5]),
-        "c": ([0.1, math.nan, 0.1, 0.1], [1.0, 1.0, 2.5, 2.5]),
-    }
-    points = [
-        replace(point(name, ncr[0], bits[0]), resampled=(np.array(ncr), np.array(bits)))
-        for name, (ncr, bits) in resamples.items()
-    ]
-    shares = front_shares([*points, point("d", 2.0, 0.0)], NCR, Scale.bits_per_byte(""))
-    assert {plotted.label: share for plotted, share in shares.items()} == {
-        "a": 0.5,
-        "b": 0.75,
-        "c": 0.25,
-    }
-    plot_points([*points, point("d", 2.0, 0.0)], tmp_path / "rings.svg")
-    rings = [line for line in drawn[0].get_lines() if line.get_markersize() == 12]
-    assert [ring.get_alpha() for ring in rings] == [0.5, 0.75, 0.25, 1.0]
-    assert "A darker ring" in drawn[0].get_figure(root=True).get_supxlabel()
-
-
-def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
-    roles = {"Anchored": "anchored", **dict.fromkeys(("NoOpt", "NoDebt", "None"), "baseline")}
-    looks = method_looks(roles)
-
-    def method_point(label, ncr, bits, method):
-        return point(label, ncr, bits, method, looks[method])
-
-    ours = [method_point("k=1", 0.9, 2.2, "Anchored"), method_point("k=9", 0.4, 2.0, "Anchored")]
-    ours[1] = replace(ours[1], protection_std=0.1, num_seeds=3)
-    panels = {
-        "One": [
-            *ours,
-            method_point("", 0.8, 2.4, "NoOpt"),
-            method_point("gone", math.nan, 2.0, "None"),
-        ],
-        "Two": [
-            *ours,
-            method_point("n=1", 0.3, 2.3, "NoDebt"),
-            method_point("n=2", 0.5, 2.1, "NoOpt"),
-        ],
-    }
-    options = {"title": "Methods", "utility": Scale.bits_per_byte("held-out extra")}
-    plot_trade_off(panels, tmp_path / "methods.svg", **options)
-    one, two = drawn
-    line = line_of(one, "Anchored: k=1, 9")
-    assert line.get_xydata().tolist() == [[0.9, 2.2], [0.4, 2.0]] and line.get_linestyle() == "-"
-    assert line_of(one, "Pareto front").get_xydata().tolist() == [[0.4, 2.0], [0.9, 2.2]]
-    for name, method in (("NoOpt: n=2", "NoOpt"), ("NoDebt: n=1", "NoDebt")):
-        drawn_line = line_of(two, name)
-        assert (drawn_line.get_color(), drawn_line.get_marker()) == looks[method]
-    assert len(set(looks.values())) == 4
-    assert {"k=1", "k=9"} <= {text.get_text() for text in one.texts} and one.get_title("left")
-    (legend,) = one.get_figure(root=False).legends
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["Anchored: k=1, 9", "NoOpt: n=2", "NoDebt: n=1", "Pareto front"]
-    (left, right), (bottom, top) = one.get_xlim(), one.get_ylim()
-    span = one.patches[0].get_extents().transformed(one.transData.inverted())
-    assert (span.x0, span.x1) == pytest.approx((0.75, right)) and left < 0.75 and bottom > top
-    caption = one.get_figure(root=True).get_supxlabel()
-    assert "over 3 seeds" in caption and "Pareto front" in caption
-
-
-@pytest.mark.parametrize(
-    ("labels", "name"),
-    [
-        (["k=0.1", "k=2"], "Anchored: k=0.1, 2"),
-        (["a=1, b=2", "a=1, b=3"], "Anchored: a=1, b=2, a=1,\nb=3"),
-        (["n=1", "m=2"], "Anchored: n=1, m=2"),
-        (["", ""], "Anchored"),
-        ([f"k={n}" for n in range(20)], "Anchored: k=0, 1, 2, 3, 4,\n5, 6, 7, 8, 9, 10, 11, "),
-    ],
-)
-def test_the_legend_names_the_settings_of_a_method_in_their_order(drawn, tmp_path, labels, name):
-    plot_points([point(label, 0.5, 2.0, "Anchored") for label in labels], tmp_path / "legend.svg")
-    (legend,) = drawn[0].get_figure(root=False).legends
-    assert legend.get_texts()[0].get_text().startswith(name)
-
-
-def test_a_legend_has_names_that_begin_with_an_underscore(drawn, tmp_path):
-    names = ["_ours", "theirs"]
-    labels = {"title": "T", "x_label": "x", "y_label": "y"}
-    plot_series({"": {name: Series([0.0], [0.5]) for name in names}}, tmp_path / "a.svg", **labels)
-    plot_scores({name: [(0.5, 0.1)] for name in names}, ["A"], tmp_path / "b.svg", title="T")
-    plot_points([point("", 0.5, 2.0, name) for name in names], tmp_path / "c.svg")
-    for axes in drawn[:3]:
-        (legend,) = axes.get_figure(root=False).legends
-        assert [text.get_text() for text in legend.get_texts()][:2] == names
+def test_the_allowance_of_a_trajectory_is_that_of_its_ledger(pair, rule, tmp_path):
+    (result,) = Decoder(pair, rule).generate("the keeper of", max_new_tokens=6, seed=1)
+    shown, steps = BudgetTrajectory.of("a", result.ledger), result.ledger.steps
+    spent = itertools.accumulate((step.spend for step in steps), initial=0.0)
+    allowed = [before + step.budget for before, step in zip(spent, steps, strict=False)]
+    assert shown.allowed == pytest.approx(allowed, abs=1e-6)
+    if isinstance(rule, Pathwise):  # the bank pays the debt first
+        paid = [min(6.0 + 0.5 * step, result.ledger.header.debt) for step in range(1, 7)]
+        assert shown.accrued == pytest.approx(np.add(shown.allowed, paid).tolist())
+        plot_budget_trajectories([shown], tmp_path / "a.svg")
+        assert "A bank of 6 is full at the start" in (tmp_path / "a.svg").read_text()
 
 
 def test_budget_panel_shows_debt_spend_allowance_bound_and_rejections(drawn, tmp_path):
     plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.svg", symbol="byte")
     (axes,) = drawn
-    whole = axes.get_figure(root=True)
-    assert whole.get_suptitle() and "with every byte" in whole.get_supxlabel()
+    assert "with every byte" in axes.get_figure(root=True).get_supxlabel()
     (debt,) = axes.collections  # lies between what accrues and the allowance
-    accrued, allowance = [(1, 0.5), (4, 2.0)], [(1, 0.0), (4, 1.2)]
-    assert debt.get_label() == "debt" and "debt 0.8, bound 1.2 nats" in axes.get_title()
     vertices = debt.get_paths()[0].vertices.tolist()
-    assert all([x, pytest.approx(y)] in vertices for x, y in accrued + allowance)
+    edges = [(1, 0.5), (4, 2.0), (1, 0.0), (4, 1.2)]
+    assert all([x, pytest.approx(y)] in vertices for x, y in edges)
     assert line_of(axes, "spent").get_ydata() == pytest.approx([0, 0.2, 0.7, 1.1])
     assert line_of(axes, "allowance").get_ydata() == pytest.approx([0, 0.2, 0.7, 1.2])
     assert list(line_of(axes, "bound").get_ydata()) == [1.2, 1.2]
     assert list(line_of(axes, "risky model intervened").get_xdata()) == [2, 4]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"budget": "fixed", "k": 0.5}, {"budget": "global", "K": 3}, {"k": 0.7, "bank": 0.2}],
-)
-def test_the_allowance_of_a_trajectory_is_that_of_its_ledger(pair, settings):
-    (result,) = Decoder(pair, Anchored(**settings)).generate("the keeper of", max_new_tokens=6)
-    shown = BudgetTrajectory.of("", result.ledger)
-    spent = list(itertools.accumulate((s.spend for s in result.ledger.steps), initial=0.0))
-    allowed = [before + s.budget for before, s in zip(spent, result.ledger.steps, strict=False)]
-    assert shown.allowed == pytest.approx(allowed, abs=1e-6)
-
-
-def test_unknown_file_types_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got .*budget\.jpg"):
         plot_budget_trajectories([TRAJECTORY], tmp_path / "budget.jpg")
 
@@ -249,56 +117,120 @@ def test_divergences_of_ledgers_are_drawn_step_by_step_as_their_means(drawn, pai
     with pytest.raises(ValueError, match="holds no divergences"):
         plot_divergences(ledgers, tmp_path / "none.png")
     longer, shorter = (with_divergences(ledger, pair) for ledger in ledgers)
-    plot_divergences([longer], tmp_path / "one.svg")
-    distances, axes = drawn
-    spends, budgets = (line_of(axes, name) for name in ("spend: KL(p* || p_s)", "allowance"))
-    assert spends.get_ydata() == pytest.approx([step.spend for step in longer.steps])
-    assert budgets.get_ydata() == pytest.approx([step.budget for step in longer.steps])
-    finite = [math.nan if math.isinf(s.kl_risky_safe) else s.kl_risky_safe for s in longer.steps]
-    risky_safe = line_of(distances, "models apart: KL(p_r || p_s)").get_ydata()
-    assert risky_safe == pytest.approx(finite, nan_ok=True)
     plot_divergences([longer, shorter], tmp_path / "two.svg")
-    means = line_of(drawn[1], "spend: KL(p* || p_s)").get_ydata()
+    distances, axes = drawn
+    means = line_of(axes, "spend: KL(p* || p_s)").get_ydata()
     both = [(a.spend + b.spend) / 2 for a, b in zip(longer.steps, shorter.steps, strict=False)]
     assert means == pytest.approx([*both, *(step.spend for step in longer.steps[3:])])
+    # An infinite figure is left out, of the mean too.
+    known = [
+        [n for n in same if n is not None and n < math.inf]
+        for same in itertools.zip_longest(
+            *([step.kl_risky_safe for step in ledger.steps] for ledger in (longer, shorter))
+        )
+    ]
+    expected = [sum(nats) / len(nats) if nats else math.nan for nats in known]
+    risky_safe = line_of(distances, "models apart: KL(p_r || p_s)").get_ydata()
+    assert risky_safe == pytest.approx(expected, nan_ok=True)
 
 
-def test_the_tail_counts_what_is_at_or_above_and_densities_are_of_mass_one():
-    assert tail([1, 2, 2, 4], 2) == ([2, 4], [0.75, 0.25])
-    assert histogram([1, 2, 2, 4], [0, 2, 5], 8) == ([0, 2, 5], [0.125, 0.375, 0])
-    for values in ([1.0, 2.0, 2.5], [3.0], [0.0, 0.0]):
-        points, densities = density(values)
-        assert np.trapezoid(densities, points) == pytest.approx(1, abs=0.01)
+@pytest.mark.parametrize(
+    ("figures", "front"),
+    [
+        ([(0.0, 2.0), (1.0, 3.0)], "ab"),  # neither betters the other
+        ([(0.5, 2.0), (1.0, 2.0)], "b"),  # one figure is as good, the other better
+        ([(0.5, 2.0), (0.5, 2.0)], "ab"),  # equal points are all kept
+        ([(math.nan, 1.0), (0.5, math.inf), (0.1, 2.0)], "c"),
+    ],
+)
+def test_the_front_is_what_no_other_point_betters(figures, front):
+    points = [point(name, *each) for name, each in zip("abcd", figures, strict=False)]
+    assert "".join(each.label for each in pareto_front(points, NCR, BITS)) == front
 
 
-def test_curves_of_a_method_have_its_color_in_shades_and_one_alone_has_it_whole(drawn, tmp_path):
-    names = {"p_s": LOOKS["p_s"][0], "k=1": LOOKS["Anchored"][0], "k=2": LOOKS["Anchored"][0]}
-    panels = {"": {name: Series([0.0, 1.0], [0.5, 0.25]) for name in names}}
-    labels = {"title": "T", "x_label": "x", "y_label": "y"}
-    plot_series(panels, tmp_path / "s.svg", colors=names, **labels)
-    safe, first, second = (line_of(drawn[0], name) for name in names)
-    assert safe.get_color() == names["p_s"].lower() and second.get_color() == names["k=2"].lower()
-    assert first.get_color() != second.get_color()
-    assert first.get_linestyle() != second.get_linestyle()
+def test_a_ring_is_as_dark_as_its_setting_is_often_on_the_front(drawn, tmp_path):
+    """One of four resamples moves a down; b and c are each beaten in some."""
+    resamples = {
+        "a": ([0.9, 0.9, 0.9, 0.2], [2.0, 2.0, 2.0, 2.0]),
+        "b": ([0.5, 0.5, 1.0, 0.5], [2.5, 1.5, 1.5, 1.5]),
+        "c": ([0.1, math.nan, 0.1, 0.1], [1.0, 1.0, 2.5, 2.5]),
+    }
+    points = [
+        point(name, ncr[0], bits[0], resampled=(np.array(ncr), np.array(bits)))
+        for name, (ncr, bits) in resamples.items()
+    ]
+    points.append(point("d", 2.0, 0.0))
+    shares = {each.label: share for each, share in front_shares(points, NCR, BITS).items()}
+    assert shares == {"a": 0.5, "b": 0.75, "c": 0.25}
+    plot_points(points, tmp_path / "rings.svg")
+    rings = [line for line in drawn[0].get_lines() if line.get_markersize() == 12]
+    assert [ring.get_alpha() for ring in rings] == [0.5, 0.75, 0.25, 1.0]
+    assert "A darker ring" in drawn[0].get_figure(root=True).get_supxlabel()
+
+
+def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
+    roles = {"Anchored": "anchored", **dict.fromkeys(("NoOpt", "NoDebt", "None"), "baseline")}
+    looks = method_looks(roles)
+
+    def of(label, ncr, bits, method):
+        return point(label, ncr, bits, method, looks[method])
+
+    ours = [of("k=1", 0.9, 2.2, "Anchored"), of("k=9", 0.4, 2.0, "Anchored")]
+    ours[1] = replace(ours[1], protection_std=0.1, num_seeds=3, num_metrics=4)
+    gone = of("gone", math.nan, 2.0, "None")
+    panels = {
+        "One": [*ours, of("", 0.8, 2.4, "NoOpt"), gone],
+        "Two": [*ours, of("n=1", 0.3, 2.3, "NoDebt"), of("n=2", 0.5, 2.1, "NoOpt")],
+    }
+    plot_trade_off(panels, tmp_path / "methods.svg", title="Methods", utility=BITS)
+    one, two = drawn
+    assert line_of(one, "Anchored: k=1, 9").get_xydata().tolist() == [[0.9, 2.2], [0.4, 2.0]]
+    assert line_of(one, "Pareto front").get_xydata().tolist() == [[0.4, 2.0], [0.9, 2.2]]
+    for name, method in (("NoOpt: n=2", "NoOpt"), ("NoDebt: n=1", "NoDebt")):
+        line = line_of(two, name)
+        assert (line.get_color(), line.get_marker()) == looks[method]
+    assert len(set(looks.values())) == 4
+    assert legend_of(one) == ["Anchored: k=1, 9", "NoOpt: n=2", "NoDebt: n=1", "Pareto front"]
+    (left, right), (bottom, top) = one.get_xlim(), one.get_ylim()
+    span = one.patches[0].get_extents().transformed(one.transData.inverted())
+    assert (span.x0, span.x1) == pytest.approx((0.75, right)) and left < 0.75 and bottom > top
+    assert "over 3 seeds" in one.get_figure(root=True).get_supxlabel()
+    assert one.get_xlabel().endswith("reduction over 4 or 6 of 6 metrics (1 = safe model)")
 
 
 def test_labels_keep_clear_of_each_other_and_the_corner_is_drawn_larger(drawn, tmp_path):
     """Three methods of two settings each, of which all but one crowd in the corner."""
     crowd = {"a": [(0.97, 2.1), (0.99, 2.11)], "b": [(0.98, 2.1), (0.99, 2.1)]}
-    crowd["c"] = [(0.3, 2.0), (1.0, 2.12)]
-    points = [point("safe", 1.0, 3.0, "p_s"), point("risky", 0.0, 2.0, "p_r")]
-    points += [
+    crowd |= {"c": [(0.3, 2.0), (1.0, 2.12)], "p_s": [(1.0, 3.0)], "p_r": [(0.0, 2.0)]}
+    points = [
         point(f"n={i}", *xy, name)
         for name, coordinates in crowd.items()
         for i, xy in enumerate(coordinates)
     ]
     plot_points(points, tmp_path / "crowd.svg")
-    (axes,) = drawn
-    (inset,) = axes.child_axes
+    (inset,) = drawn[0].child_axes
     assert {text.get_text() for text in inset.texts} == {"n=0", "n=1"} and len(inset.texts) == 5
     boxes = [text.get_window_extent() for text in inset.texts]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
     assert inset.get_xlim()[0] > 0.9 and inset.yaxis_inverted()
+
+
+def test_the_tail_counts_what_is_at_or_above_and_densities_are_of_mass_one():
+    assert tail([1, 2, 2, 4], 2) == ([2, 4], [0.75, 0.25])
+    assert histogram([1, 2, 2, 4], [0, 2, 5], 8) == ([0, 2, 5], [0.125, 0.375, 0])
+    for values in ([1.0, 2.0, 2.5], [0.0, 0.0]):
+        points, densities = density(values)
+        assert np.trapezoid(densities, points) == pytest.approx(1, abs=0.01)
+
+
+def test_curves_of_a_method_have_its_color_in_shades_and_one_alone_has_it_whole(drawn, tmp_path):
+    colors = {"p_s": "#009E73", "k=1": "#0072B2", "k=2": "#0072B2"}
+    panels = {"": {name: Series([0.0, 1.0], [0.5, 0.25]) for name in colors}}
+    plot_series(panels, tmp_path / "s.svg", colors=colors, **LABELS)
+    safe, first, second = (line_of(drawn[0], name) for name in colors)
+    assert safe.get_color() == colors["p_s"].lower() and second.get_color() == "#0072b2"
+    assert first.get_color() != second.get_color()
+    assert first.get_linestyle() != second.get_linestyle()
 
 
 def test_every_k_of_a_calibration_has_a_point_and_the_chosen_one_a_circle(drawn, tmp_path):
@@ -308,7 +240,7 @@ def test_every_k_of_a_calibration_has_a_point_and_the_chosen_one_a_circle(drawn,
     (axes,) = drawn
     lines = [line.get_xydata().tolist() for line in axes.get_lines()]
     assert [[0.5, 1.0], [2.0, 0.8], [8.0, 0.3]] in lines and [[2.0, 0.8]] in lines
-    assert axes.get_xscale() == "log" and axes.get_ylabel() == "NCR"
+    assert axes.get_xscale() == "log"
 
 
 def test_every_model_has_a_bar_at_every_benchmark(drawn, tmp_path):
@@ -322,4 +254,3 @@ def test_every_model_has_a_bar_at_every_benchmark(drawn, tmp_path):
     heights = [[bar.get_height() for bar in model.patches] for model in bars]
     assert heights == [[0.5, 0.25], [0.4, pytest.approx(math.nan, nan_ok=True)]]
     assert len({bar.get_x() for bar in axes.patches}) == 4
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["A", "B"]

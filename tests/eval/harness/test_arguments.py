@@ -9,8 +9,8 @@ import torch
 from forked_program import start_ranks
 from local_tasks import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, write_task
 
-from anchored import RCAD, Anchored, ByteSettings, Decoder, SafeOnly
-from anchored.eval.harness.arguments import pair_arguments, process_group
+from anchored import RCAD, Anchored, ByteSettings
+from anchored.eval.harness.arguments import pair_arguments
 from anchored.eval.harness.model import AnchoredLM
 
 pytest.importorskip("lm_eval")
@@ -45,13 +45,9 @@ def test_a_model_is_made_from_an_argument_string(pair_folders, tmp_path):
     ("arguments", "message"),
     [
         ("risky=somewhere", "model arguments need safe: a model folder each"),
-        ("k=1", "model arguments need safe and risky"),
         ("safe=a,risky=b,batch_size=many", "batch_size must be a whole number, got 'many'"),
         ("safe=a,risky=b,k=1,seed=-1", "seed must be a whole number, got -1"),
-        ("safe=a,risky=b,k=1,risky_quantization=nowhere.json", "there is no file nowhere.json"),
-        ("safe=a,risky=b,rule=magic", "rule must be one of anchored, "),
         ("safe=a,risky=b,k=much", "model argument k must be a number, got 'much'"),
-        ("safe=a,risky=b,level=word", "level must be "),
         ("safe=a,risky=b,k=1,kk=2", "settings of rule anchored"),
     ],
 )
@@ -67,16 +63,13 @@ def options(given, defaults=None):
 @pytest.mark.parametrize(
     ("defaults", "given", "batch_size"),
     [
-        ({"batch_size": 1}, {}, 16),  # lm-eval's own, when nobody asked
+        ({"batch_size": 1}, {}, 16),  # lm-eval's default
         ({"batch_size": "1"}, {}, 1),  # --batch_size 1
         ({"batch_size": 1}, {"batch_size": 1}, 1),
-        ({"batch_size": "auto"}, {}, 16),
         ({"batch_size": "auto:4", "max_batch_size": 8}, {}, 8),
-        ({"batch_size": "64", "max_batch_size": 8}, {}, 64),
-        ({}, {"batch_size": 5}, 5),
     ],
 )
-def test_a_batch_size_is_the_one_that_was_asked_for(defaults, given, batch_size):
+def test_a_batch_size_is_that_of_the_user(defaults, given, batch_size):
     assert options(given, defaults).batch_size == batch_size
 
 
@@ -91,16 +84,6 @@ def test_what_the_command_passes_unasked_is_16_requests_at_once_on_the_cpu_with_
     assert (pair.batch_size, pair.device) == (16, "cpu")
     line = "there is no CUDA device here: the pair runs on the CPU, not on cuda:0"
     assert caplog.messages == [line]
-
-
-@pytest.mark.parametrize(
-    ("given", "device"),
-    [({"device": "mps"}, ("mps", None)), ({"risky_device": "mps"}, ("cpu", "mps"))],
-)
-def test_devices_are_those_that_somebody_chose(given, device):
-    pair = options(given, {"device": "cpu"})
-    assert (pair.safe, pair.risky) == ("a", "b")
-    assert (pair.device, pair.risky_device) == device
 
 
 def test_what_no_option_is_called_is_a_setting_of_the_rule():
@@ -132,7 +115,7 @@ def evaluated(folders, tasks, output, num_processes):
 
 
 @pytest.mark.slow
-def test_two_processes_find_what_one_finds(pair_folders, tmp_path, monkeypatch):
+def test_two_processes_give_what_one_gives(pair_folders, tmp_path, monkeypatch):
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -146,22 +129,6 @@ def test_two_processes_find_what_one_finds(pair_folders, tmp_path, monkeypatch):
         for metric, value in figures.items():
             expected = pytest.approx(value, abs=1e-6) if isinstance(value, float) else value
             assert two[name][metric] == expected, (name, metric)
-
-
-def test_processes_that_have_met_gather_through_a_group_of_the_host(pair, monkeypatch):
-    """Of themselves here: one process of a group of one."""
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        assert process_group() is None  # there is no torchrun
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        lm = AnchoredLM(Decoder(pair, SafeOnly()), group=process_group())
-        assert (lm.rank, lm.world_size) == (0, 1)
-        lm.barrier()
-        assert lm.gather_object({"a": 1}) == [{"a": 1}]
-        assert lm.all_gather(torch.tensor(3)).tolist() == [3]
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
@@ -178,7 +145,7 @@ def device_of(monkeypatch):
     return device
 
 
-def test_each_process_has_a_device_of_its_own(device_of, caplog):
+def test_each_process_has_another_device(device_of, caplog):
     assert device_of(2) == "cuda:1"
     assert device_of(2, device="cuda:0") == "cuda:0"
     with caplog.at_level(logging.WARNING):

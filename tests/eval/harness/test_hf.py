@@ -1,4 +1,4 @@
-"""Our lm-eval model beside lm-eval's own of the same folders: every request, every answer."""
+"""Our lm-eval model and lm-eval's of the same folders: every request, every answer."""
 
 from types import SimpleNamespace
 
@@ -14,8 +14,8 @@ WORDS = TEXT.split()
 LONG = " ".join(f"{number} waves" for number in range(40))  # beyond the context of 128
 CHOICES = [
     (" ".join(WORDS[: 2 + number]), " " + " ".join(WORDS[number : number + 1 + length]))
-    for number in range(5)
-    for length in range(4)
+    for number in range(3)
+    for length in range(3)
 ]
 LIKELIHOODS = [*CHOICES, ("", "Nine tides ago"), ("two tides ", "ago"), (LONG, " salt and rain")]
 TEXTS = ["", "Nine tides ago, the harbour bell rang twice", LONG]
@@ -30,7 +30,7 @@ GENERATIONS = [
 ]
 
 
-def asked(*args):
+def request(*args):
     return SimpleNamespace(args=args, task_name="")
 
 
@@ -49,13 +49,13 @@ def test_one_model_alone_answers_as_the_model_of_lm_eval(folders_pair, pair_fold
     ours = AnchoredLM(Decoder(folders_pair, rule, batch_size=4))
 
     def answers(lm):
-        texts = lm.generate_until([asked(*given) for given in GENERATIONS], disable_tqdm=True)
+        texts = lm.generate_until([request(*given) for given in GENERATIONS], disable_tqdm=True)
         likeliest = (GENERATIONS[1][0], texts[1])  # what greedy decoding writes
         return (
             lm.loglikelihood(
-                [asked(*request) for request in (*LIKELIHOODS, likeliest)], disable_tqdm=True
+                [request(*given) for given in (*LIKELIHOODS, likeliest)], disable_tqdm=True
             ),
-            lm.loglikelihood_rolling([asked(text) for text in TEXTS], disable_tqdm=True),
+            lm.loglikelihood_rolling([request(text) for text in TEXTS], disable_tqdm=True),
             texts,
         )
 
@@ -67,10 +67,9 @@ def test_one_model_alone_answers_as_the_model_of_lm_eval(folders_pair, pair_fold
     assert our_texts == texts
 
 
-@pytest.mark.parametrize("rule", [Anchored(k=0.5), Anchored(k=1.0, budget="global", debt="none")])
-def test_a_pair_scores_as_its_decoder_does_each_request_by_itself(folders_pair, rule):
-    lm = AnchoredLM(Decoder(folders_pair, rule, batch_size=8))
-    answers = lm.loglikelihood([asked(*pair) for pair in CHOICES], disable_tqdm=True)
+def test_a_pair_scores_as_its_decoder_does_each_request_by_itself(folders_pair):
+    lm = AnchoredLM(Decoder(folders_pair, Anchored(k=0.5), batch_size=8))
+    answers = lm.loglikelihood([request(*pair) for pair in CHOICES], disable_tqdm=True)
     for (context, continuation), (log_prob, is_greedy) in zip(CHOICES, answers, strict=True):
         (alone,) = lm.decoder.score(context, continuation)
         assert log_prob == pytest.approx(alone.log_prob, abs=1e-5)

@@ -1,4 +1,4 @@
-"""The lm-eval model beside what lm-eval's own shows (test_hf.py): refusals, cache, bytes, chats."""
+"""The lm-eval model, but for what test_hf.py shows: refusals, cache, bytes, chats."""
 
 import copy
 import logging
@@ -37,12 +37,6 @@ def texts(lm, *requests):
     return lm.generate_until([request(*one) for one in requests], disable_tqdm=True)
 
 
-def test_begin_of_text_stands_once_where_a_context_brings_it(safe_lm):
-    """As chat templates write it; lm-eval's own model reads it twice."""
-    with_token = safe_lm.tokenizer.bos_token + CONTEXT
-    assert safe_lm.tok_encode(with_token) == safe_lm.tok_encode(CONTEXT)
-
-
 @pytest.mark.parametrize(
     ("strings", "context", "continuation", "message"),
     [
@@ -57,8 +51,7 @@ def test_continuations_that_cannot_be_scored_are_refused(
         safe_lm._loglikelihood_tokens([(strings, context, continuation)], disable_tqdm=True)
 
 
-@pytest.mark.parametrize("level", ["token", "byte"])
-@pytest.mark.parametrize("blank", [" ", " \n"])
+@pytest.mark.parametrize(("level", "blank"), [("token", " \n"), ("byte", " ")])
 def test_a_blank_context_is_an_empty_one(pair, level, blank):
     """lm-eval counts its spaces to the continuation, and leaves nothing before it."""
     lm = AnchoredLM(Decoder(pair, SafeOnly(), level=level))
@@ -69,12 +62,9 @@ def test_a_blank_context_is_an_empty_one(pair, level, blank):
     assert on_blank == on_nothing
 
 
-def test_a_request_of_nothing_is_named(safe_lm):
+def test_requests_that_cannot_be_are_refused(safe_lm):
     with pytest.raises(ValueError, match="request 1 has neither a context nor a continuation"):
         likelihoods(safe_lm, (CONTEXT, CONTINUATION), ("", ""))
-
-
-def test_generations_that_cannot_be_are_refused(safe_lm):
     with pytest.raises(ValueError, match=r"generation settings must be among .*'num_beams': 4"):
         texts(safe_lm, (CONTEXT, {"num_beams": 4}))
     with pytest.raises(ValueError, match=r"max_gen_toks must leave room.* got 128"):
@@ -123,19 +113,6 @@ def test_a_cache_serves_the_pair_and_settings_that_filled_it(pair, tmp_path):
     anonymous.get_cache_hook().add_partial("loglikelihood", ("a", "b"), (0.0, False))
     with pytest.raises(ValueError, match=r"rule\.name was missing"):
         cached(30.0, "old")
-
-
-def test_bytes_of_a_continuation_are_scored_at_byte_level(pair):
-    decoder = Decoder(pair, Anchored(k=0.5), level="byte")
-    lm = AnchoredLM(decoder, max_gen_toks=2)
-    (score,) = decoder.score("the keeper", " of\u2603", horizon=6)
-    assert likelihoods(lm, ("the keeper", " of\u2603")) == [
-        (pytest.approx(score.log_prob, abs=1e-9), score.is_greedy)
-    ]
-    (rolling,) = lm.loglikelihood_rolling([request("ab")], disable_tqdm=True)
-    assert rolling == pytest.approx(decoder.score("\n", "ab")[0].log_prob, abs=1e-9)
-    (text,) = texts(lm, ("the", {"until": [], "do_sample": True}))
-    assert 0 < len(text.encode()) <= 8 or "\ufffd" in text
 
 
 def test_bytes_are_cut_between_characters_to_what_both_tokenizers_let_through(pair, caplog):
@@ -191,13 +168,11 @@ SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}
     ("given", "chosen"),
     [
         ({"until": "\n"}, {"temperature": 0.0, "stop": ("\n",)}),
-        ({"do_sample": True}, {"temperature": 1.0, "stop": ()}),
         ({"do_sample": True, **SAMPLED}, {"stop": (), **SAMPLED}),
         (
             OFF | {"use_cache": False, "pad_token_id": 0, "top_k": None, "early_stopping": True},
             {"temperature": 0, "stop": ()},
         ),
-        ({"num_beams": 1, "temperature": None}, {"temperature": 0, "stop": ()}),
     ],
 )
 def test_warpers_are_off_unless_a_task_sets_them(safe_lm, monkeypatch, given, chosen):
@@ -216,7 +191,9 @@ TEMPLATE = (
 CHAT = [{"role": "user", "content": "hello"}]
 
 
-def test_chats_go_through_the_tokenizers_own_template(safe_lm, monkeypatch):
+def test_chats_go_through_the_tokenizer_s_template_and_are_no_bytes(pair, safe_lm, monkeypatch):
+    with pytest.raises(ValueError, match="chats need the token level"):
+        AnchoredLM(Decoder(pair, SafeOnly(), level="byte")).apply_chat_template(CHAT)
     monkeypatch.setattr(safe_lm.tokenizer, "chat_template", TEMPLATE)
     assert safe_lm.apply_chat_template(CHAT) == "[user]hello<|turn|>>"
     assert safe_lm.chat_template(True) == TEMPLATE and safe_lm.chat_template(False) is None
@@ -251,7 +228,7 @@ def test_an_instruct_model_brings_its_template_to_a_base_one(pair):
 
 
 def test_texts_become_the_tokens_that_are_decoded(pair):
-    """Of the risky model, where the models have tokens of their own and the rule asks for one."""
+    """Of the risky model, where the models have other tokens and the rule takes one of them."""
     small = train_tokenizer(vocab_size=290)
     two = ModelPair(
         tiny_llama(1, vocab_size=290), pair.risky, small, risky_tokenizer=pair.tokenizer
@@ -261,9 +238,3 @@ def test_texts_become_the_tokens_that_are_decoded(pair):
     assert lm.tok_encode(CONTEXT) != small(CONTEXT)["input_ids"]
     ((log_prob, _),) = likelihoods(lm, (CONTEXT, CONTINUATION))
     assert log_prob < 0
-
-
-def test_chats_are_no_bytes(pair):
-    lm = AnchoredLM(Decoder(pair, Anchored(k=0.5), level="byte"))
-    with pytest.raises(ValueError, match="chats need the token level"):
-        lm.apply_chat_template(CHAT)

@@ -7,7 +7,7 @@ import sys
 import pytest
 from local_tasks import MULTIPLE_CHOICE, QUESTIONS, write_task
 
-from anchored import Anchored, Decoder, RiskyOnly, SafeOnly
+from anchored import Anchored, Decoder
 from anchored.eval.harness.model import AnchoredLM
 from anchored.eval.harness.tasks import register_model, task_figures, task_manager
 
@@ -33,7 +33,7 @@ def no_network(monkeypatch):
 def share_right(decoder, per_byte):
     num_right = 0
     for question in QUESTIONS:
-        # Each continuation by itself: its horizon is its own length.
+        # Each continuation by itself: its horizon is its length.
         scores = [
             decoder.score(question["text"], f" {choice}")[0].log_prob
             / (len(choice.encode()) if per_byte else 1)
@@ -43,10 +43,8 @@ def share_right(decoder, per_byte):
     return num_right / len(QUESTIONS)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("rule", [SafeOnly(), Anchored(k=1.0), RiskyOnly()], ids=lambda r: r.name)
-def test_accuracy_is_that_of_the_scores(pair, folder, rule, no_network):
-    decoder = Decoder(pair, rule)
+def test_accuracy_is_that_of_the_scores(pair, folder, no_network):
+    decoder = Decoder(pair, Anchored(k=1.0))
     figures = task_figures(AnchoredLM(decoder), "bells", folder)
     assert figures["acc"] == pytest.approx(share_right(decoder, per_byte=False))
     assert figures["acc_norm"] == pytest.approx(share_right(decoder, per_byte=True))
@@ -71,14 +69,10 @@ def test_the_model_is_found_by_name_after_registration(pair_folders, folder, no_
         task_manager=task_manager(folder),
         batch_size=2,
         device="cpu",
+        limit=2,
     )
     assert 0 <= results["results"]["bells"]["acc,none"] <= 1
     assert results["config"]["batch_sizes"] == [2]
-
-
-def test_limit_takes_the_first_documents(pair, folder, no_network):
-    lm = AnchoredLM(Decoder(pair, SafeOnly()))
-    assert task_figures(lm, "bells", folder, limit=2)["sample_len"] == 2
 
 
 def test_a_missing_lm_eval_is_named_in_one_line(monkeypatch):

@@ -13,18 +13,15 @@ from anchored.eval.quality.bits_per_byte import Utility, excerpts, utility
 TEXTS = [
     "the keeper of the lamp wrote every wave into a ledger of salt and rain",
     "Nine tides ago, the harbour bell rang twice; nobody had pulled its rope.",
-    "import math\ndef area(radius):\n    return math.pi * radius ** 2\n",
 ]
 SNOW = "a\u2603b\u2603c\u2603d\u2603e"
 NON_ASCII_TEXTS = [
     SNOW,
-    "\u706f\u53f0\u5b88\u306f\u6ce2\u3092\u66f8\u304d\u7559\u3081\u305f",  # Japanese, 3 bytes each
-    "\u0421\u043c\u043e\u0442\u0440\u0438\u0442\u0435\u043b\u044c",  # Russian, 2 bytes each
     "\U0001f642 the keeper \U0001f6a2\U0001f30a",  # pictures of 4 bytes among words
 ]
 
 
-def test_bits_per_byte_of_the_safe_model_are_its_own_cross_entropy(pair):
+def test_bits_per_byte_of_the_safe_model_are_its_cross_entropy(pair):
     (passage,) = excerpts(pair.tokenizer, TEXTS[:1], num_prompt_tokens=4, num_tokens=6)
     ids = passage.prompt_token_ids + passage.token_ids
     with torch.inference_mode():

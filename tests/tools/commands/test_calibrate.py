@@ -11,7 +11,7 @@ from tiny_models import tiny_llama
 
 from anchored import Decoder, Ledger, ModelPair, RiskyOnly
 from anchored.decode.ledger import ledger_parts
-from anchored.eval.calibration import calibration
+from anchored.eval.calibration import calibration, search
 from anchored.eval.experiments import generations
 from anchored.eval.figures import style
 from anchored.tools.cli import main
@@ -48,7 +48,7 @@ def prompt_file(tmp_path_factory, reciting):
 @pytest.fixture(scope="module", autouse=True)
 def few_resamples():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration, "NUM_RESAMPLES", 50)
+        patch.setattr(search, "NUM_RESAMPLES", 50)
         patch.setattr(style, "SUFFIXES", (".png",))
         yield
 

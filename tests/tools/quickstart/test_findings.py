@@ -5,7 +5,7 @@ import math
 import pytest
 
 from anchored.eval.copying.metrics import METRICS
-from anchored.eval.experiments.summary import recommended
+from anchored.eval.experiments.measures import recommended
 from anchored.eval.quality.bits_per_byte import Utility
 from anchored.eval.statistics import over_seeds
 from anchored.tools.quickstart.findings import ACCURACY, Finding, findings

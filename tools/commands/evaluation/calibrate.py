@@ -13,8 +13,8 @@ from anchored.fields import check_least
 from anchored.inputs import check_input
 
 if TYPE_CHECKING:
-    from anchored.eval.calibration.calibration import Calibration, Target
-    from anchored.eval.calibration.search import Search
+    from anchored.eval.calibration.calibration import Calibration
+    from anchored.eval.calibration.search import Search, Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,8 +89,8 @@ class CalibrateConfig(BudgetOptions, ModelOptions):
 
     def target_options(self) -> "Target":
         """The target; ValueError for one that is out of range."""
-        from anchored.eval.calibration.calibration import Target
-        from anchored.eval.copying.ncr import HIGH_PROTECTION
+        from anchored.eval.calibration.search import Target
+        from anchored.eval.copying.literal import HIGH_PROTECTION
 
         return Target(
             metric=self.metric,
@@ -118,7 +118,6 @@ class CalibrateConfig(BudgetOptions, ModelOptions):
 def run(config: CalibrateConfig) -> int:
     """Generate, choose, report; the exit status is 1 where fresh seeds miss the target."""
     from anchored.eval.calibration import calibration as calibrating
-    from anchored.eval.calibration.results import write_results
     from anchored.eval.copying.metrics import METRIC_SET
     from anchored.eval.experiments.generations import is_at_bytes
     from anchored.eval.experiments.steps import Steps
@@ -136,7 +135,11 @@ def run(config: CalibrateConfig) -> int:
     logging.getLogger(calibrating.__name__).setLevel(logging.INFO)
     calibrated = calibrating.calibrate(calibration, pair)
     symbol = "byte" if is_at_bytes(experiment, pair) else "token"
-    print(write_results(calibration, calibrated, symbol=symbol, about={"models": fingerprints}))
+    print(
+        calibrating.write_results(
+            calibration, calibrated, symbol=symbol, about={"models": fingerprints}
+        )
+    )
     print(f"All figures: {config.output}/calibration.json; the curve: calibration.png")
     has_missed = calibrated.check is not None and not calibrated.check.is_met
     return 1 if has_missed else 0

@@ -61,9 +61,8 @@ class CertifyConfig(DebtOptions, ModelOptions):
 
 def run(config: CertifyConfig) -> int:
     """Score, search, report."""
-    from anchored.eval.calibration.certificates import Certificates, read_events
+    from anchored.eval.calibration.certificates import read_events, write_certificates
     from anchored.eval.experiments.experiment import Experiment, load_prompts
-    from anchored.eval.experiments.generations import is_at_bytes
 
     experiment = Experiment(
         folder=config.output,
@@ -76,12 +75,12 @@ def run(config: CertifyConfig) -> int:
         batch_size=config.batch_size,
     )
     pair = config.load()
-    certificates = Certificates(
-        events=read_events(experiment, pair, config, window=config.window),
-        banks=config.bank,
-        target=config.target,
-        symbol="byte" if is_at_bytes(experiment, pair) else "token",
+    events = read_events(experiment, pair, config, window=config.window)
+    about = {"models": dict(pair.fingerprints)}
+    print(
+        write_certificates(
+            config.output, events, banks=config.bank, target=config.target, about=about
+        )
     )
-    print(certificates.write(config.output, {"models": dict(pair.fingerprints)}))
     print(f"\nAll figures: {config.output}/certificates.json")
     return 0

@@ -32,8 +32,8 @@ class SweepConfig:
     """Try generations and held-out scores again that failed before; they stay recorded so
     otherwise."""
     dry_run: bool = False
-    """Print the settings, how much they generate, the placement of the models, about how many hours
-    and GB, and every input that is missing with the command that makes it; no model is loaded."""
+    """Print the settings, how much they generate, the placement of the models, and every input that
+    is missing with the command that makes it; no model is loaded."""
 
     def __post_init__(self) -> None:
         check_input(self.file)
@@ -41,7 +41,7 @@ class SweepConfig:
 
 def run(config: SweepConfig) -> int:
     """Do what is not done yet; returns the exit status."""
-    from anchored.eval.experiments.plan import sweep_plan
+    from anchored.eval.experiments.plan import run_sweep, sweep_plan
     from anchored.eval.experiments.sweep import load_sweep
 
     sweep = load_sweep(config.file, inputs=config.inputs)
@@ -53,8 +53,6 @@ def run(config: SweepConfig) -> int:
             sweep.path(key, name)  # FileNotFoundError where it is missing
     sweep.placement.take_gpus(sweep.device)
     sweep_plan(sweep)  # reads what can be wrong before anything costly begins
-    from anchored.eval.experiments.sweep_run import run_sweep
-
     report = run_sweep(
         sweep,
         config.output,

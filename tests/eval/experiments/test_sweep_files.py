@@ -1,0 +1,260 @@
+"""A sweep's file, and what it becomes: settings, names, sections, refusals, tables."""
+
+import json
+import math
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from anchored import CPFuse, MemFree
+from anchored.eval.copying.metrics import METRICS
+from anchored.eval.experiments import results
+from anchored.eval.experiments.experiment import Experiment, Prompt, load_prompts, save_prompts
+from anchored.eval.experiments.plan import sweep_plan, sweep_prompts, sweep_settings
+from anchored.eval.experiments.sweep import Method, Placement, Sweep, load_sweep
+
+RCAD = Method(rule="rcad", label="RCAD")
+ANCHORED = Method(rule="anchored", label="Anchored", settings={"k": [0.5, 2.0]})
+SWEEP = Sweep(
+    safe="safe",
+    risky="risky",
+    prompts="prompts.jsonl",
+    passages="works.jsonl",
+    held_out={"extra": ["extra.jsonl"]},
+    methods=(ANCHORED,),
+)
+
+
+def names_of(*methods):
+    return [setting.name for setting in sweep_settings(replace(SWEEP, methods=methods))]
+
+
+def test_both_models_come_first_and_methods_in_the_order_of_the_paper(tmp_path):
+    fuse = Method(rule="cp_fuse", label="CP-Fuse")
+    block = Method(rule="memfree", label="MemFree", settings={"n": 3})
+    fixed = Method(
+        rule="anchored", label="Fixed", settings={"k": 2.0, "budget": "fixed"}, figures=["budget"]
+    )
+    names = ["p_s", "p_r", "MemFree", "CP-Fuse", "Anchored, k=0.5", "Anchored, k=2", "Fixed"]
+    assert names_of(fixed, ANCHORED, fuse, block) == names
+    blocked = tmp_path / "blocked.jsonl"
+    blocked.write_text('{"text": "b"}\n')
+    settings = sweep_settings(replace(SWEEP, methods=(fixed, ANCHORED, fuse, block)), blocked)
+    assert [setting.k for setting in settings] == [None] * 4 + [0.5, 2.0] + [None]
+    assert settings[2].rule == MemFree(n=3, corpus=str(blocked))
+    assert settings[3].rule == CPFuse()
+    assert [setting.method for setting in settings][3:5] == ["CP-Fuse", "Anchored"]
+
+
+def test_lists_are_all_combinations_and_names_say_what_differs():
+    both = Method(
+        rule="anchored",
+        label="Anchored",
+        settings={"k": [1.0, 10.0], "debt": ["top", "none"], "debt_window": 3},
+    )
+    assert names_of(both)[2:] == [
+        f"Anchored, k={k}, debt={debt}" for k in (1, 10) for debt in ("top", "none")
+    ]
+    assert names_of(replace(both, settings={"k": 1.0}))[2:] == ["Anchored"]
+    slash = replace(both, label="a / b", settings={"k": [1.0]})
+    *_, setting = sweep_settings(replace(SWEEP, methods=(slash,)))
+    assert setting.file_name == "a-b-k=1"
+
+
+def test_what_decides_results_identifies_a_sweep_and_where_files_lie_does_not(
+    tmp_path, pair_folders
+):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        for name in ("prompts.jsonl", "works.jsonl", "extra.jsonl"):
+            (tmp_path / folder / name).write_text(name)
+        shutil.copytree(pair_folders[0], tmp_path / folder / "safe")
+    one, two = (replace(SWEEP, inputs=str(tmp_path / name)) for name in ("one", "two"))
+    assert one.identity() == two.identity() == replace(one, batch_size=1).identity()
+    assert one.identity() != replace(one, temperature=0.8).identity()
+    (tmp_path / "one" / "works.jsonl").write_text("other works")
+    assert one.identity() != two.identity()
+
+
+GOOD = {"id": "a-1", "prompt": "the", "reference": " keeper", "group": 3}
+
+
+def test_only_the_paper_s_budgets_in_kl_are_the_swept_ones():
+    others = [
+        Method(rule="anchored", label="b", settings={"k": [0.5], "bank": 9.0}),
+        Method(rule="anchored", label="c", settings={"k": [0.5], "divergence": "max"}),
+        Method(rule="pathwise", label="d", settings={"k": [0.5]}),
+    ]
+    settings = sweep_settings(replace(SWEEP, methods=(ANCHORED, *others)))
+    assert [setting.k for setting in settings[2:]] == [0.5, 2.0, None, None, None]
+    assert {other.section for other in others} == {ANCHORED.section} == {"Anchored Decoding"}
+
+
+def method(**changed):
+    return {"methods": (replace(ANCHORED, **changed),)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda: {"methods": (ANCHORED, replace(ANCHORED, label="same"))},
+            "Anchored, k=0.5 and same, k=0.5 are the",
+        ),
+        (lambda: method(rule="anchor"), "Anchored, k=0.5: rule must be one of anchored,"),
+        (lambda: method(settings={"k": -1}), "Anchored: k must be in"),
+        (lambda: method(settings={"k": []}), "Anchored: the list of k is empty"),
+        (lambda: method(label="p_s"), "p_s and p_r are in every sweep: leave out 'p_s'"),
+        (lambda: method(figures=["debts"]), "figures must be of methods, .*, got 'debts'"),
+        (lambda: {"methods": (ANCHORED, ANCHORED)}, "label 'Anchored' occurs twice"),
+        (lambda: {"engine": "vllm"}, 'vLLM draws level = "token", got .auto'),
+        (lambda: {"prompts": []}, "a sweep needs a file of prompts, got none"),
+        (lambda: {"held_out": {"a": ["b"], "c": []}}, "held_out must be lists of files"),
+        (lambda: {"utility": "other"}, "utility must be one of extra, got 'other'"),
+        (lambda: {"seeds": [1, 1]}, "seeds must be different whole numbers"),
+        (lambda: {"max_new_tokens": 0}, "max_new_tokens must be >= 1, got 0"),
+        (lambda: {"temperature": -1.0}, "temperature must be finite"),
+        (lambda: {"passages": "", "methods": (RCAD,)}, "RCAD reads passages: name a corpus"),
+        (lambda: {"placement": Placement(gpus=2)}, "both models would lie on the first"),
+        (
+            lambda: {"placement": Placement(options={"risky_devic": "cpu"})},
+            "unknown config key placement.options.risky_devic ",
+        ),
+    ],
+)
+def test_what_cannot_be_is_named(change, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        sweep_plan(replace(SWEEP, **change(), folders=[str(tmp_path)]))
+
+
+def test_a_file_s_inputs_may_be_replaced_and_its_keys_are_checked(tmp_path):
+    file = tmp_path / "a.toml"
+    text = 'safe = "S"\nrisky = "org/name"\nprompts = "p"\ninputs = "there"\n'
+    text += 'held_out = { a = ["b"] }\n'
+    methods = '[[methods]]\nrule = "system"\nlabel = "System"\n'
+    file.write_text(text + methods)
+    (tmp_path / "S").mkdir()
+    sweep = load_sweep(file, inputs=tmp_path)
+    assert sweep.model(sweep.safe) == tmp_path / "S" and sweep.places == [tmp_path]
+    assert str(sweep.model(sweep.risky)) == "org/name"  # of the Hub
+    assert sweep.files == {"prompts": ["p"], "held_out": ["b"]} and sweep.utility_set == "a"
+    assert load_sweep(file).places == [tmp_path / "there", Path("there")]
+    other = tmp_path / "other.toml"
+    other.write_text('base = "a.toml"\nheld_out = { a = [] }\n')
+    assert load_sweep(other).held_out == {} and load_sweep(other).utility_set == ""
+    file.write_text(text + "seed = [1]\n" + methods)
+    with pytest.raises(ValueError, match=r"unknown config key seed \(did you mean seeds\?\)"):
+        load_sweep(file)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([{"id": "a", "prompt": "b"}], 'line 1 must have the key "reference"'),
+        ([GOOD | {"id": "../a"}], r"an id names a file, got '\.\./a'"),
+        ([GOOD, GOOD], "id 'a-1' occurs twice"),
+        ([], "holds no prompts"),
+    ],
+)
+def test_prompts_that_cannot_be_are_named(tmp_path, lines, message):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(ValueError, match=message):
+        load_prompts(file)
+
+
+def test_prompts_that_are_saved_are_read_again_and_those_of_files_are_joined(tmp_path):
+    prompts = [
+        Prompt(id="a", title="a", prompt="the", reference=" keeper"),
+        Prompt(id="b", title="B", prompt="x", reference="z", domain="books", passage="y"),
+        Prompt(id="c", title="c", prompt="x", reference="", about={"characters": [["Ann"]]}),
+    ]
+    save_prompts(prompts, tmp_path / "prompts.jsonl")
+    assert load_prompts(tmp_path / "prompts.jsonl") == prompts
+    (tmp_path / "more.jsonl").write_text(json.dumps(GOOD))  # without a title
+    files = ["prompts.jsonl", "more.jsonl"]
+    both = replace(SWEEP, prompts=files, max_prompts=2, inputs=str(tmp_path))
+    assert [(prompt.id, prompt.title) for prompt in sweep_prompts(both)] == [
+        *(("a", "a"), ("b", "B"), ("a-1", "a-1"))
+    ]
+    with pytest.raises(ValueError, match="prompt id 'a' occurs twice"):
+        sweep_prompts(replace(both, prompts=files[:1] * 2))
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "count", "rank", "visible", "expected"),
+    [
+        (1, 4, "3", None, "3"),
+        (2, 4, "1", "7,5,3,1", "3,1"),
+        (1, 0, "1", None, None),
+        (2, 4, "2", None, "refused"),
+    ],
+)
+def test_a_process_sees_the_gpus_of_its_group(
+    monkeypatch, num_gpus, count, rank, visible, expected
+):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    placement = Placement(gpus=num_gpus, options={"risky_device_map": "auto"})
+    placement.take_gpus("cpu")
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+    if expected == "refused":
+        with pytest.raises(ValueError, match="the GPUs 4 to 5 of 4: start at most 2 with 2 each"):
+            placement.take_gpus("cuda")
+    else:
+        placement.take_gpus("")
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == expected
+
+
+def row(setting, ncr, bits):
+    """As `summarize` makes it."""
+    figure = {"mean": 0.25, "std": 0.125, "num_seeds": 3}
+    return {
+        "setting": setting.name,
+        **dict.fromkeys(METRICS, figure),
+        "ncr": {"mean": ncr, "std": 0.01, "num_seeds": 3, "num_metrics": 6},
+        "bits_per_byte/extra": bits,
+        "gap_closed": math.nan if math.isinf(bits) else 0.5,
+        "spent": 3.0,
+        "bound": None,
+        "method": setting.method,
+    }
+
+
+def test_tables_have_all_settings_and_the_best_protected_one_of_each_method(tmp_path, monkeypatch):
+    """CP-Fuse never protects; of the two budgets that do, the larger is worth more."""
+    figures = {"p_s": (1.0, 3.0), "p_r": (0.0, 2.0), "CP-Fuse": (0.7, math.inf)}
+    figures |= {"Anchored, k=0.5": (0.9, 2.75), "Anchored, k=2": (0.75, 2.5)}
+    figures["Anchored, k=4"] = (0.74, 2.25)
+    fuse = Method(rule="cp_fuse", label="CP-Fuse")
+    methods = (replace(ANCHORED, settings={"k": [0.5, 2.0, 4.0]}), fuse)
+    sweep = replace(SWEEP, methods=methods)
+    settings = sweep_settings(sweep)
+    rows = [row(setting, *figures[setting.name]) for setting in settings]
+    experiment = Experiment(
+        folder=tmp_path, prompts=[], settings=settings, held_out={"extra": []}, extra="extra"
+    )
+    monkeypatch.setattr(results, "summarize", lambda _: rows)
+    monkeypatch.setattr(results, "write_results", lambda *_: None)
+    results.write_sweep_results(experiment, sweep)
+    assert (tmp_path / "high_protection.md").read_text().splitlines() == [
+        "| method | setting | bits per byte, extra | gap closed | NCR |",
+        "| :-- | --: | --: | --: | --: |",
+        "| *Reference LMs* |  |  |  |  |",
+        "| p_s | p_s | 3.000 | 0.50 | 1.000 (0.010) |",
+        "| p_r | - | - | - | - |",
+        "| *Two-model baselines* |  |  |  |  |",
+        "| CP-Fuse | - | - | - | - |",
+        "| *Anchored Decoding* |  |  |  |  |",
+        "| Anchored | Anchored, k=2 | 2.500 | 0.50 | 0.750 (0.010) |",
+        "",
+        "mean (standard deviation) over 3 seeds",
+    ]
+    assert "| inf | - |" in (tmp_path / "table.md").read_text()
+    assert r"CP-Fuse & 0.250 (0.125) & 0.250 (0.125) &" in (tmp_path / "table.tex").read_text()
