@@ -4,7 +4,6 @@ from anchored.tools import interrupts  # noqa: F401  # first: it handles Ctrl-C 
 
 # isort: split
 import codecs
-import difflib
 import importlib
 import inspect
 import io
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple, NoReturn, TextIO, cast
 import anchored
 from anchored import AnchoredError
 from anchored.durable_files import named_errors
+from anchored.tools.commands.words import parse
 from anchored.wrong_words import Refused
 
 
@@ -70,58 +70,34 @@ GROUPS = {
     "serve": {
         "serve": Command("commands.serving.serve", "an OpenAI server, by the decoder or vLLM"),
         "ledgers": Command("commands.serving.ledgers", "make ledgers of a server's journal"),
-        "accounts": Command(
-            "commands.accounts.accounts", "what a server's clients have left of their nats"
-        ),
-        "accounts apply": Command(
-            "commands.accounts.apply", "have the accounts that a file names, in servers that run"
-        ),
-        "accounts settle": Command(
-            "commands.accounts.settle", "charge what a server that is gone for good left open"
-        ),
+        "accounts": Command("commands.accounts.accounts", "show what clients have left of nats"),
+        "accounts apply": Command("commands.accounts.apply", "have the accounts of a file"),
+        "accounts settle": Command("commands.accounts.settle", "charge what a lost server left"),
     },
     "train": {
         "decontaminate": Command(
             "commands.training.decontaminate.run", "search training text for works and benchmarks"
         ),
-        "tokenize": Command(
-            "commands.training.tokenize.run", "write text as token shards, resumable"
-        ),
-        "plan": Command(
-            "commands.training.plan.run",
-            "what training reads: epochs, documents of a step, steps of a document",
-        ),
-        "pretrain": Command(
-            "commands.training.pretrain.run",
-            "train on this machine, or estimate a run's memory and time",
-        ),
+        "tokenize": Command("commands.training.tokenize.run", "write text as token shards"),
+        "plan": Command("commands.training.plan.run", "show epochs, steps and documents"),
+        "pretrain": Command("commands.training.pretrain.run", "train, or estimate memory and time"),
         "export": Command(
             "commands.training.pretrain.export", "write a checkpoint as a Hugging Face folder"
         ),
     },
     "evaluate": {
-        "prompts": Command(
-            "commands.evaluation.prompts.run",
-            "put the texts of a data set into the paper's prompts",
-        ),
+        "prompts": Command("commands.evaluation.prompts.run", "put texts into the paper's prompts"),
         "sweep": Command("commands.evaluation.sweep.run", "run every method of a file on one pair"),
-        "compare": Command(
-            "commands.evaluation.compare.run", "run several models on the same benchmarks"
-        ),
+        "compare": Command("commands.evaluation.compare.run", "run benchmarks on several models"),
         "evaluate": Command(
-            "commands.evaluation.evaluate.run",
-            "measure, judge and analyze recorded texts, to one page",
+            "commands.evaluation.evaluate.run", "measure, judge and analyze recorded texts"
         ),
-        "paper": Command(
-            "commands.evaluation.paper.run", "hold a rerun against the paper's own tables"
-        ),
+        "paper": Command("commands.evaluation.paper.run", "hold a rerun against the paper"),
         "calibrate": Command(
-            "commands.evaluation.calibrate.run",
-            "find the largest k that keeps copying within a target",
+            "commands.evaluation.calibrate.run", "find the largest k that keeps copying in a target"
         ),
         "certify": Command(
-            "commands.evaluation.certify.run",
-            "find the largest k whose bound on reciting given texts is within a target",
+            "commands.evaluation.certify.run", "find the largest k that bounds reciting of texts"
         ),
         "lm-eval": Command(
             "commands.evaluation.lm_eval.run", "lm-evaluation-harness with a pair as its model"
@@ -130,12 +106,12 @@ GROUPS = {
     "benchmark": {
         "bench kernel": Command(
             "bench.kernel.run",
-            "time the projection on this CPU beside the paper's algorithm",
+            "time the projection on this CPU",
             options="bench.options.BenchKernelConfig",
         ),
         "bench decode": Command(
             "bench.decode.run",
-            "time every method and drafts beside the risky model alone, by tokens or bytes",
+            "time methods and drafts next to the risky model alone",
             options="bench.options.BenchDecodeConfig",
         ),
         "bench pretrain": Command(
@@ -145,20 +121,6 @@ GROUPS = {
         ),
     },
 }
-MEANT = {
-    **dict.fromkeys(("run", "gen", "sample", "complete", "infer", "chat"), "generate"),
-    **dict.fromkeys(("train", "pre-train"), "pretrain"),
-    **dict.fromkeys(("eval", "judge", "metrics", "report", "ncr"), "evaluate"),
-    **dict.fromkeys(("check", "replay"), "verify"),
-    **dict.fromkeys(("server", "api", "openai"), "serve"),
-    **dict.fromkeys(("lm_eval", "lmeval", "harness"), "lm-eval"),
-    **dict.fromkeys(("web", "ui", "gradio"), "demo"),
-    **dict.fromkeys(("search", "passages"), "retrieve"),
-    **dict.fromkeys(("logprob", "logprobs", "perplexity"), "score"),
-    **dict.fromkeys(("version", "-V", "-v"), "--version"),
-    **dict.fromkeys(("help", "commands", "list"), "--help"),
-}
-"""What is meant by words that name no command, where spelling does not tell."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 DEBUG_FLAG = "--debug"
 FAILED_STATUS = 1
@@ -214,10 +176,7 @@ def _asked_for(words: list[str]) -> tuple[str, Callable[[], int]]:
     if longer := [name for name in COMMANDS if name.split()[0] == words[0]]:
         problem = f"{words[0]!r} is the first word of {', '.join(longer)}: give the whole name"
     else:
-        close = difflib.get_close_matches(words[0], COMMANDS, n=1)
-        meant = MEANT.get(words[0], close[0] if close else "")
-        hint = f"did you mean anchored {meant}? " if meant else ""
-        problem = f"unknown command {words[0]!r}; {hint}anchored --help lists all"
+        problem = f"unknown command {words[0]!r}; anchored --help lists all"
     return "anchored", partial(_raise, Refused(problem))
 
 
@@ -263,12 +222,8 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"  # without a line of source
-    options: Any = arguments
-    if kind := options_class(command):
-        # Not above: it imports tyro, a tenth of a second that the overview saves.
-        from anchored.tools.commands.words import parse
-
-        options = parse(kind, name, arguments)
+    kind = options_class(command)
+    options: Any = parse(kind, name, arguments) if kind else arguments
     return int(_named(command.function)(options))
 
 

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import tyro
+from typing import TYPE_CHECKING, Annotated
 
 from anchored.configs.config_file import from_table, read_toml
 from anchored.fields import checked_nats
 from anchored.inputs import check_input
 from anchored.text_tables import aligned
+
+from .option_types import POSITIONAL
 
 if TYPE_CHECKING:
     from anchored.decode.serving.accounts.policy import Policy
@@ -73,7 +73,7 @@ class ApplyConfig:
     besides.
     """
 
-    accounts: tyro.conf.Positional[Path]
+    accounts: Annotated[Path, POSITIONAL]
     """File accounts.toml of the servers."""
     account: str | None = None
     """Name of an account, as client/alice or group/lab."""
@@ -110,7 +110,7 @@ class SettleConfig:
     is there is settled by the next one that starts, and needs no such command.
     """
 
-    server: tyro.conf.Positional[str]
+    server: Annotated[str, POSITIONAL]
     """Name of the server, as anchored accounts lists it."""
     accounts: Path
     """File accounts.toml of the server."""

@@ -6,15 +6,14 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tqdm import tqdm
-from tyro.conf import OmitArgPrefixes, UseAppendAction
 
 import anchored
 from anchored import AnchoredError
 from anchored.decode.pair_options import PairOptions
-from anchored.decode.settings import SamplingConfig
+from anchored.decode.settings import FLAT, REPEATED, SamplingConfig
 from anchored.durable_files import appended, json_value, named_errors
 from anchored.fields import check_least, checked_seed, whole_number
 from anchored.inputs import PromptLine, read_prompts, text_of, unescaped
@@ -44,7 +43,7 @@ class GenerateConfig(PairOptions):
     An instruct model takes --chat or --messages, beside which the safe model may be a base model.
     """
 
-    prompt: UseAppendAction[tuple[str, ...]] = ()
+    prompt: Annotated[tuple[str, ...], REPEATED] = ()
     """Text to continue, or - for stdin, or @FILE for a file's text, each without its last line
     break (@@ begins a text with @); give it again for more."""
     prompt_file: Path | None = None
@@ -71,7 +70,7 @@ class GenerateConfig(PairOptions):
     stop: tuple[str, ...] = ()
     """Texts at which a generation ends, without them; \\n, \\t, \\r and \\\\ stand for a line
     break, a tab, a carriage return and a backslash."""
-    sampling: OmitArgPrefixes[SamplingConfig] = field(default_factory=SamplingConfig)
+    sampling: Annotated[SamplingConfig, FLAT] = field(default_factory=SamplingConfig)
     """Warpers, which act on both models alike."""
     json: bool = False
     """Print one line of JSON for every result, in place of its text."""

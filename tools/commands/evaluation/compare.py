@@ -3,18 +3,16 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-import tyro
-from tyro.conf import UseAppendAction
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from anchored import text_tables
 from anchored.decode.pair.folder import ModelFolder, model_location
+from anchored.decode.settings import REPEATED
 from anchored.fields import check_least
 from anchored.inputs import check_input
 
 from ..files import is_first_process
-from ..option_types import ComparisonFile
+from ..option_types import POSITIONAL, ComparisonFile
 
 if TYPE_CHECKING:
     from anchored.eval.harness.comparison import Comparison, Entry
@@ -30,11 +28,11 @@ class CompareConfig:
     anchored compare configs/eval/safe-models.toml --model Ours=FOLDER --model Theirs=OWNER/NAME
     """
 
-    file: tyro.conf.Positional[ComparisonFile]
+    file: Annotated[ComparisonFile, POSITIONAL]
     """Config of models and benchmarks; --list names the package's."""
     output: Path = Path("runs/compare")
     """Folder of what is recorded, of the table and the picture."""
-    model: UseAppendAction[tuple[str, ...]] = ()
+    model: Annotated[tuple[str, ...], REPEATED] = ()
     """Model alone in place of the file's, LABEL=FOLDER or LABEL=OWNER/NAME; give it again for
     more."""
     limit: int = 0

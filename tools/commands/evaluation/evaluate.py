@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
-
-from tyro.conf import Positional
+from typing import Annotated, Any, Final, Literal, get_args
 
 from anchored import AnchoredError
 from anchored.durable_files import file_sha256, locked
@@ -29,6 +27,7 @@ from anchored.eval.recorded_texts import (
 from anchored.fields import check_least
 from anchored.inputs import check_input
 
+from ..option_types import POSITIONAL
 from .judging import (
     EvidenceOptions,
     JudgeOptions,
@@ -86,7 +85,7 @@ class EvaluateConfig(ReportOptions, NonLiteralConfig, CopyingOptions, Judging):
     on, and no answer is paid for twice.
     """
 
-    run: Positional[tuple[Path, ...]]
+    run: Annotated[tuple[Path, ...], POSITIONAL]
     """Folder of a run; or files of texts, or a folder of them: JSON lines of "text", "reference",
     "prompt", "setting", "seed" and "id", or what CopyBench writes. Each of several files is a
     setting with the file's name, without its ending."""

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-
-from tyro.conf import Positional
+from typing import Annotated
 
 from anchored.inputs import check_input
+
+from ..option_types import POSITIONAL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +18,7 @@ class PaperConfig:
     what anchored sweep and anchored evaluate recorded; nothing is generated.
     """
 
-    pair: Positional[str]
+    pair: Annotated[str, POSITIONAL]
     """Pair of the paper, by the name of its file in configs/eval: llama3.1-70b+tinycomma-1.8b"""
     books: Path
     """Folder of the sweep over books, with their fluency; NCR is that of its copying."""

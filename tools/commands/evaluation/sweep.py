@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-
-import tyro
+from typing import Annotated
 
 from anchored.inputs import check_input
 
 from ..files import is_first_process
-from ..option_types import SweepFile
+from ..option_types import POSITIONAL, SweepFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +20,7 @@ class SweepConfig:
     torchrun --nproc-per-node 2 -m anchored sweep FILE
     """
 
-    file: tyro.conf.Positional[SweepFile]
+    file: Annotated[SweepFile, POSITIONAL]
     """Config of the pair, prompts, held-out texts and methods; --list names the package's."""
     output: Path = Path("runs/sweep")
     """Folder of all that is recorded, of tables and pictures; an interrupted run goes on in it."""
