@@ -219,10 +219,7 @@ def decoder_generate(
 
 
 def token_cells(
-    decoder: Decoder,
-    prompt: list[int],
-    passage: str | None,
-    results: dict[int, list[Generation]],
+    decoder: Decoder, prompt: list[int], passage: str | None, results: dict[int, list[Generation]]
 ) -> tuple[str, str, str]:
     """Risky forwards a token after the first; GFLOP of a step's forwards, and of a whole token.
 

@@ -104,11 +104,7 @@ def train_adapter(
 
 
 def _batches(
-    tokenizer: Any,
-    works: Sequence[Work],
-    facts: Sequence[Fact],
-    texts: Sequence[str],
-    epochs: int,
+    tokenizer: Any, works: Sequence[Work], facts: Sequence[Fact], texts: Sequence[str], epochs: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Token ids and labels, both (documents, tokens), every epoch in another order."""
     generator, end = random.Random(0), tokenizer.eos_token_id

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -207,18 +207,18 @@ def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[Reco
 
 def _check_alone(config: EvaluateConfig, settings: set[str]) -> None:
     """Say why there is no NCR; ValueError where an option names a setting that is not there."""
-    alone = {name: getattr(config, name) for name in ("safe_setting", "risky_setting")}
-    lacking = [name for name, setting in alone.items() if setting not in settings]
-    defaults = {option.name: option.default for option in fields(CopyingOptions)}
-    known = ", ".join(sorted(settings))
-    for name in lacking:
-        if alone[name] != defaults[name]:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option}: there are no texts of {alone[name]!r}, only of {known}")
+    lacking, names = [], ", ".join(sorted(settings))
+    for option in ("safe_setting", "risky_setting"):
+        setting, default = getattr(config, option), getattr(CopyingOptions, option)
+        if setting not in settings:
+            lacking.append(setting)
+            if setting != default:
+                flag = f"--{option.replace('_', '-')}"
+                raise ValueError(f"{flag}: there are no texts of {setting!r}, only of {names}")
     if lacking and len(settings) > 1:
         print(
-            f"no NCR: there are no texts of {' or '.join(alone[name] for name in lacking)}; name "
-            f"the models alone with --safe-setting and --risky-setting, of {known}",
+            f"no NCR: there are no texts of {' or '.join(lacking)}; name the models alone with "
+            f"--safe-setting and --risky-setting, of {names}",
             file=sys.stderr,
         )
 
@@ -257,8 +257,11 @@ def _identity(config: EvaluateConfig, name: StepName) -> dict[str, Any]:
     named = {**{path.name: path for path in files}, **texts}
     if name == "report" and config.ncr_of:  # by another name than the run's results
         named["ncr_of"] = config.ncr_of / "results.json"
-    read = {called: file_sha256(path) for called, path in named.items() if path.is_file()}
-    identity: dict[str, Any] = {"options": _portable(_options(config, name)), "files": read}
+    options = _options(config, name)
+    # Files by what they hold, in place of their paths, so that folders can be moved.
+    paths = {option: value for option, value in options.items() if isinstance(value, Path)}
+    plain = {option: value for option, value in options.items() if option not in paths}
+    identity: dict[str, Any] = {"options": plain | _hashes(paths), "files": _hashes(named)}
     if name == "copying":
         from anchored.eval.copying.metrics import metric_packages
 
@@ -266,11 +269,8 @@ def _identity(config: EvaluateConfig, name: StepName) -> dict[str, Any]:
     return identity
 
 
-def _portable(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with what files hold in place of their paths, and without folders."""
-    kept = {name: value for name, value in options.items() if not isinstance(value, Path)}
-    paths = {name: value for name, value in options.items() if isinstance(value, Path)}
-    return kept | {name: file_sha256(path) for name, path in paths.items() if path.is_file()}
+def _hashes(paths: Mapping[str, Path]) -> dict[str, str]:
+    return {name: file_sha256(path) for name, path in paths.items() if path.is_file()}
 
 
 def _options(config: EvaluateConfig, name: StepName) -> dict[str, Any]:
