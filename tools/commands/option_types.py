@@ -43,6 +43,14 @@ def parts(hint: Any) -> tuple[Any, list[Any]]:
     return plain, marks
 
 
+def choices(plain: Any) -> tuple[str, ...]:
+    """The values of a Literal, of a union of them, or of several of one; () of another type."""
+    if get_origin(plain) is Literal:
+        return get_args(plain)
+    inner = [choices(part) for part in get_args(plain) if part is not Ellipsis]
+    return sum(inner, ()) if all(inner) else ()
+
+
 def value_of(plain: Any, marks: list[Any]) -> tuple[str, Value]:
     """The name of an option's values, as INT, {kl,max} or PATH, and what makes one of a word."""
     if get_origin(plain) is tuple:
@@ -57,8 +65,8 @@ def value_of(plain: Any, marks: list[Any]) -> tuple[str, Value]:
             return "FILE|NAME", _config
         if isinstance(mark, tuple):  # some names, and perhaps more
             return f"{{{','.join(mark)},...}}", str
-    if get_origin(plain) is Literal:
-        return f"{{{','.join(get_args(plain))}}}", str
+    if names := choices(plain):
+        return f"{{{','.join(names)}}}", str
     if plain == Speculate:
         return "{auto,off}|INT", drafts
     return plain.__name__.upper(), _path if plain is Path else plain

@@ -17,13 +17,13 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from anchored.configs.config_file import CONFIGS, package_configs
 from anchored.decode.settings import FLAT, REPEATED
 from anchored.wrong_words import Refused
 
-from .option_types import POSITIONAL, Configs, parts, value_of
+from .option_types import POSITIONAL, Configs, choices, parts, value_of
 
 Options = TypeVar("Options")
 WIDEST = 100
@@ -167,9 +167,8 @@ def _add(parser: _Parser, option: Option) -> None:
         settings["action"] = "append"
         if REPEATED not in option.marks:
             settings |= {"action": "extend", "nargs": "+" if option.default is MISSING else "*"}
-    choices = _choices(option.plain)
-    if choices:
-        settings["choices"] = choices
+    if names := choices(option.plain):
+        settings["choices"] = names
     if POSITIONAL in option.marks:
         parser.add_argument(**settings | {"metavar": option.path.upper()})
     else:
@@ -180,12 +179,6 @@ def _add(parser: _Parser, option: Option) -> None:
         parser.add_argument(
             "--list", action=_List, nargs=0, const=configs[0], help="Print the package's configs."
         )
-
-
-def _choices(plain: Any) -> tuple[Any, ...]:
-    """The values of a Literal or of several of one."""
-    inner = get_args(plain)[0] if get_origin(plain) is tuple else plain
-    return get_args(inner) if get_origin(inner) is Literal else ()
 
 
 def _shown(default: Any) -> str:
