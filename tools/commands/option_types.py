@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from anchored.configs.config_file import find_config
-from anchored.decode.settings import MODEL, Speculate
+from anchored.decode.settings import MODEL, REPEATED, Speculate
 
 POSITIONAL = "positional"
 """Marks, in Annotated, a word without a flag."""
@@ -41,6 +41,11 @@ def parts(hint: Any) -> tuple[Any, list[Any]]:
         plain, more = parts(inner[0])
         marks += more
     return plain, marks
+
+
+def is_several(plain: Any, marks: list[Any]) -> bool:
+    """Whether an option takes several words at once."""
+    return get_origin(plain) is tuple and REPEATED not in marks
 
 
 def choices(plain: Any) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ folder, and no path is empty.
 import argparse
 import ast
 import inspect
-import re
 import shutil
 import sys
 import textwrap
@@ -20,10 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from anchored.configs.config_file import CONFIGS, package_configs
-from anchored.decode.settings import FLAT, REPEATED
+from anchored.decode.settings import FLAT
 from anchored.wrong_words import Refused
 
-from .option_types import POSITIONAL, Configs, choices, parts, value_of
+from .option_types import POSITIONAL, Configs, choices, is_several, parts, value_of
 
 Options = TypeVar("Options")
 WIDEST = 100
@@ -37,8 +36,13 @@ def parse(kind: type[Options], name: str, words: Iterable[str]) -> Options:
     --list, for the package's configs.
     """
     options = list(options_of(kind))
-    dashed = [re.sub(r"^--[\w.-]+", lambda flag: flag[0].replace("_", "-"), word) for word in words]
-    values = vars(_parser(kind, name, options).parse_args(dashed))
+    several = {option.flag for option in options if is_several(option.plain, option.marks)}
+    split: list[str] = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        split += [flag, value] if equals and flag in several else [flag + equals + value]
+    values = vars(_parser(kind, name, options).parse_args(split))
     try:
         made: Options = _made(kind, values)
     except ValueError as error:
@@ -165,7 +169,7 @@ def _add(parser: _Parser, option: Option) -> None:
     settings |= {"type": value, "metavar": metavar, "action": _Once}
     if get_origin(option.plain) is tuple:
         settings["action"] = "append"
-        if REPEATED not in option.marks:
+        if is_several(option.plain, option.marks):
             settings |= {"action": "extend", "nargs": "+" if option.default is MISSING else "*"}
     if names := choices(option.plain):
         settings["choices"] = names
