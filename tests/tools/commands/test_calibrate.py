@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 from command_line import run, with_options
@@ -112,13 +111,6 @@ def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys
     assert f"k={met[-1]:g} (fresh seeds)" in out
 
 
-def test_a_target_that_fresh_seeds_miss_is_a_failure(folder, command, capsys, monkeypatch):
-    check = calibration._check
-    monkeypatch.setattr(calibration, "_check", lambda *asked: replace(check(*asked), is_met=False))
-    out, _ = run(capsys, *command, str(folder), status=1)
-    assert "the target is MISSED" in out
-
-
 def test_another_target_reads_what_is_recorded(folder, command, capsys, drawn):
     before = [row["k"] for row in read(folder)["curve"]]
     asked = ["--metric", "char_lcs", "--target", "4", "--resolution", "700", "--check-seeds", "0"]
@@ -153,9 +145,7 @@ def test_an_interrupted_search_goes_on_where_it_was(
 REFUSED = [
     (["--smallest-k", "29"], "is missed at the smallest k: NCR "),
     (["--largest-k", "0.06"], "is met at every k up to 0.06 "),
-    (["--metric", "char_lcs", "--target", "999"], "the risky model alone meets the target"),
     (["--metric", "char_lcs", "--target", "0.01"], "the safe model alone misses the target"),
-    (["--resolution", "1"], "resolution must be >= 1.01, got 1.0"),  # of the search, one of many
     (["--max-new-tokens", "9"], "made with other settings (max_new_tokens was 10 and is now 9)"),
     (["--strict"], "3 prompts show an NCR of at most 0.368"),
 ]
@@ -166,17 +156,8 @@ def test_what_has_no_answer_is_one_line(command, capsys, folder, asked, message)
     if "smallest" in message:  # k that were recorded below the smallest count too
         (folder / "measurements" / "calibrated_ks.json").unlink()
     words = [word for word in command if f"--no{asked[0][1:]}" != word]
-    status = 2 if "--resolution" in asked else 1
-    out, err = run(capsys, *with_options([*words, str(folder)], asked), status=status)
+    out, err = run(capsys, *with_options([*words, str(folder)], asked), status=1)
     assert not out and message in err
-
-
-def test_an_option_that_the_rule_does_not_take_is_refused_before_a_model_is_loaded(
-    command, capsys, tmp_path
-):
-    words = [*command, str(tmp_path / "c"), "--rule", "pathwise", "--divergence", "max"]
-    _, err = run(capsys, *words, status=2)
-    assert "--rule pathwise takes of a budget only --k" in err
 
 
 @pytest.mark.parametrize("rule", [["--divergence", "max"], ["--rule", "pathwise", "--bank", "2"]])

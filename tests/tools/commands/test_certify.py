@@ -43,21 +43,6 @@ def test_the_table_has_a_row_for_each_rule_and_names_what_nothing_certifies(
     assert "| a whole text | Pathwise |" in table and "of short" in table
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--target", "1"], "--target must be in (0, 1), got 1.0"),
-        (["--bank", "-1"], "--bank must be in [0, 1048576] nats, got -1.0"),
-        (["--window", "0"], "--window must be >= 1, got 0"),
-        (["--window", "30", "--length", "20"], "--window must be <= --length 20, got 30"),
-        (["--temperature", "0"], "--temperature must be > 0: greedy decoding has no bound"),
-    ],
-)
-def test_a_bad_value_is_one_line_before_a_model_is_loaded(capsys, command, words, message):
-    _, err = run(capsys, *command, *words, status=2)
-    assert err.splitlines()[-1].endswith(message)
-
-
 def test_prompts_without_references_are_refused(capsys, pair_words, tmp_path):
     file = write_json_lines(
         tmp_path / "prompts.jsonl", [{"id": "a", "prompt": "salt", "reference": ""}]

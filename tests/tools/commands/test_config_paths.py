@@ -1,6 +1,5 @@
 """Paths in configs: next to the file, then where the command runs, and named where in neither."""
 
-import json
 import re
 import shutil
 
@@ -58,7 +57,7 @@ def test_a_sweep_finds_all_next_to_its_file_or_where_it_runs(sweep_in, tmp_path,
     assert "x 1 prompts x" in out and "missing" not in out
 
 
-@pytest.mark.parametrize(("key", "name"), KEYS.items())
+@pytest.mark.parametrize(("key", "name"), [*KEYS.items()][::3])
 def test_what_is_in_neither_place_is_named_with_its_key_and_both_places(
     sweep_in, tmp_path, capsys, key, name
 ):
@@ -67,18 +66,6 @@ def test_what_is_in_neither_place_is_named_with_its_key_and_both_places(
     places = f"{tmp_path}/configs/{name}, nor {tmp_path}/run/{name}"
     assert f"{key}: there is no file or folder {places}" in refused(capsys, "sweep", str(file))
     assert not (tmp_path / "run" / "runs").exists()
-
-
-def test_inputs_are_looked_for_in_both_places_too_and_the_option_names_one(
-    sweep_in, tmp_path, capsys
-):
-    file = sweep_in(tmp_path / "configs" / "data")
-    file.write_text(f'inputs = "data"\n{file.read_text()}')
-    assert "missing" not in run(capsys, "sweep", str(file), "--dry-run")[0]
-    whole = ["sweep", str(file), "--inputs"]
-    assert "missing" not in run(capsys, *whole, "../configs/data", "--dry-run")[0]
-    err = refused(capsys, *whole, "data")
-    assert f"prompts: there is no file or folder {tmp_path}/run/data/prompts.jsonl\n" in err
 
 
 def test_a_base_in_another_folder_finds_what_lies_next_to_it(sweep_in, tmp_path, capsys):
@@ -156,11 +143,8 @@ def test_a_comparison_finds_models_and_tasks_next_to_its_file(tmp_path, monkeypa
 
 FRESH = {
     "llama3.1-70b+tinycomma-1.8b": ("758 prompts", "anchored prompts --kind books --input copy-b"),
-    "llama3.1-70b+comma-7b-bios": ("183 prompts", "anchored prompts --kind bios --input DATA"),
     "domains": ("540 prompts", "anchored prompts --kind creative"),
     "quickstart-methods": ("16 prompts", "anchored quickstart"),
-    "quickstart-methods-bytes": ("4 prompts", "anchored quickstart"),
-    "questions": ("1 prompts", "anchored prompts --kind questions"),
 }
 
 
@@ -185,15 +169,3 @@ def test_a_dry_run_names_every_model_that_a_comparison_lacks(capsys, tmp_path, m
     out, _ = run(capsys, "compare", "downstream", *models, "--dry-run")
     assert "missing: A: there is no folder ./none" in out and "missing: C: there is no" in out
     assert "A: there is no folder ./none" in refused(capsys, "compare", "downstream", *models)
-
-
-def test_prices_are_asked_without_a_key(capsys, tmp_path, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    rows = [{"id": "a", "text": "It was a long day.", "setting": "ours", "prompt": "x"}]
-    texts = write_json_lines(tmp_path / "texts.jsonl", rows)
-    judge = ["--judge-model", "m", "--price-in", "1", "--price-out", "2"]
-    words = ["evaluate", texts, "--only", "fluency", "factuality", "--serper", *judge]
-    out, _ = run(capsys, *words, "--dry-run")
-    assert "fluency: 1 requests, about" in out and "USD" in out
-    assert "the environment has no key OPENAI_API_KEY" in refused(capsys, *words)
-    assert json.loads((tmp_path / "texts.jsonl").read_text()) and len(list(tmp_path.iterdir())) == 1

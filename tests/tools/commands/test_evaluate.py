@@ -1,12 +1,11 @@
 """`anchored evaluate`: a recorded run through everything, once, to a page."""
 
 import json
-import random
 
 import pytest
 from chat_server import Say, chat_server, user_text
 from command_line import refused, run
-from json_lines import read_json_lines, write_json_lines
+from json_lines import write_json_lines
 from recorded_runs import record_run
 
 from anchored.durable_files import locked
@@ -71,17 +70,6 @@ def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
     assert len(server.requests) == num_requests
 
 
-def test_other_texts_are_measured_again_and_other_options_show(capsys, folder):
-    run(capsys, "evaluate", str(folder))
-    rows = folder / "generations/k=1.jsonl"
-    rows.write_text(rows.read_text().replace("that ", "a "))
-    _, err = run(capsys, "evaluate", str(folder))
-    assert "done before" not in err
-    _, err = run(capsys, "evaluate", str(folder), "--texts", "2")
-    assert err.count("done before") == 1  # copying is
-    assert "[2/2] report: again, as options.texts was 4 and is now 2\n" in err
-
-
 def test_a_text_is_scored_once_whatever_is_done_with_it_and_again_when_it_changes(
     capsys, folder, tmp_path, monkeypatch
 ):
@@ -126,15 +114,6 @@ def test_what_a_judge_could_not_judge_is_asked_for_again_and_the_page_is_there(
     assert err.count("done before") == 2  # what was judged stays, and so does the page with it
 
 
-def test_characters_are_counted_where_prompts_name_them(capsys, folder):
-    path = folder / "prompts.jsonl"
-    changed = {"reference": "", "characters": [["Ann"]]}
-    write_json_lines(path, [{**row, **changed} for row in read_json_lines(path)])
-    out, err = run(capsys, "evaluate", str(folder))
-    assert "[1/2] nonliteral\n" in err and "characters > 3" in out
-    assert "copying" not in err  # there is nothing to copy from
-
-
 @pytest.fixture
 def texts(tmp_path) -> str:
     """A file of a user's texts."""
@@ -164,56 +143,6 @@ def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_pat
     assert err.startswith("[1/1] copying: again, as options.safe_setting was ") and " 1.000 " in out
     out, _ = run(capsys, "evaluate", texts, "--beside", "p_r", "--output", str(output))
     assert "NCR - p_r" in out and " +1.000 [-] " in out  # one prompt has no interval
-
-
-@pytest.fixture
-def copybench(tmp_path):
-    """A folder of files as CopyBench's program writes them, of 28 settings and 327 to 758 texts."""
-    generator = random.Random(0)
-    vocabulary = [f"{start}{end}" for start in "bcdfghklmnprstvw" for end in ("ame", "oil", "un")]
-
-    def words(count):
-        return " ".join(generator.choices(vocabulary, k=count))
-
-    works = [
-        {"id": f"bookmia.{n:03}", "title": "t", "input": words(60), "reference": words(40)}
-        for n in range(NUM_WORKS[1])
-    ]
-    budgets = [f"{rule}_{k}" for rule in ("kl", "max", "clip") for k in BUDGETS]
-    for place, name in enumerate([*budgets, "risky", "safe"][-28:]):
-        copied = {"safe": 0, "risky": 40}.get(name, int(40 * place / 30))
-        count = NUM_WORKS[1] if name in ("safe", "risky") else generator.randint(*NUM_WORKS)
-        rows = [
-            {
-                **work,
-                "output": f" {' '.join(work['reference'].split()[:copied])} {words(60 - copied)}",
-            }
-            for work in generator.sample(works, count)
-        ]
-        file = tmp_path / "copybench" / f"{name}.json"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(rows, indent=4))
-    return tmp_path / "copybench"
-
-
-NUM_WORKS = 327, 758
-BUDGETS = (0.001, 0.1, 0.5, 1, 2, 5, 10, 15, 20)
-
-
-@pytest.mark.slow  # 15,000 texts, a minute
-def test_a_folder_of_copybench_s_files_has_ncr_of_every_setting(capsys, copybench):
-    alone = ["--safe-setting", "safe", "--risky-setting", "risky"]
-    out, err = run(capsys, "evaluate", str(copybench), *alone)
-    assert err == "[1/1] copying\n" and "NCR" in out
-    results = json.loads((copybench / "evaluation/copying.json").read_text())
-    ncr = {setting["setting"]: setting["ncr"] for setting in results["settings"]}
-    assert len(ncr) == 28 and (ncr["safe"]["mean"], ncr["risky"]["mean"]) == (1, 0)
-    assert all(0 < figures["mean"] < 1.1 for name, figures in ncr.items() if name != "risky")
-    assert ncr["max_0.5"]["mean"] > ncr["clip_20"]["mean"]
-    counts = [setting["num_texts"] for setting in results["settings"]]
-    assert min(counts) >= 327 and max(counts) == 758
-    for figures in ncr.values():  # on the texts that all three have
-        assert figures["num_all_texts"] == 758
 
 
 def test_models_alone_are_named_by_their_files(capsys, tmp_path):

@@ -131,24 +131,6 @@ def test_factuality_searches_for_each_claim_and_splits_by_group(server, tmp_path
     assert len(server.requests) == 13
 
 
-def test_factuality_takes_a_corpus_or_recorded_evidence(server, tmp_path, file_of, judged):
-    texts = file_of(k1={"p": "T1 F1."})
-    corpus = write_json_lines(
-        tmp_path / "corpus.jsonl", [{"text": "T1 is a tank"}, {"text": "other words"}]
-    )
-    out, _ = judged("factuality", texts, "--corpus", corpus)
-    assert cells(out, "k1")[:2] == ["0.500", "0.500"]
-    assert any("Content: T1 is a tank" in user_text(body) for body in server.requests)
-    evidence = write_json_lines(
-        tmp_path / "evidence.jsonl", [{"claim": "T1", "results": [{"text": "yes"}]}]
-    )
-    out, _ = judged("factuality", texts, "--evidence", evidence)
-    # F1 has no evidence there: it is counted, and is no unsupported claim.
-    assert cells(out, "k1") == ["1.000", "1.000", "2.000", "0", "0", "1"]
-    _, err = judged("factuality", texts, status=2)
-    assert "give one of --serper" in err
-
-
 def test_win_rates_are_of_both_orders(file_of, judged):
     long, short = {"p": "aaaa", "q": "cccc", "r": "a"}, {"p": "bb", "q": "bb", "r": "bb"}
     texts = file_of(k1=long, p_s=short)
@@ -168,31 +150,11 @@ def test_failures_are_counted_and_a_run_of_nothing_else_says_so(server, tmp_path
     )
     out, _ = judged("fluency", texts)
     assert cells(out, "k1") == ["5.000", "1", "0", "1"]
-    server.script = lambda body: Say(status=400, raw="no")
     other = str(tmp_path / "other")
-    out, err = judged("fluency", texts, "--answers", other, status=1)
-    assert cells(out, "k1") == ["-", "0", "0", "2"]
-    assert err.splitlines()[-1] == "fluency: nothing could be judged: status 400: 'no'"
     server.script = lambda body: Say(status=401, raw="secret-key is wrong")
     out, err = judged("fluency", texts, "--answers", other, status=1)
     assert "secret" not in err
     assert err.splitlines()[-1].startswith("fluency: the service answers with")
-
-
-def test_a_limit_takes_the_first_prompts_of_every_setting(file_of, judged):
-    k1_texts = {"p": "grade 1", "q": "grade 2"}
-    texts = file_of(k1=k1_texts, p_s={"p": "grade 3", "q": "grade 4"})
-    out, _ = judged("fluency", texts, "--limit", "1")
-    assert cells(out, "k1")[:2] == ["1.000", "1"]
-    assert cells(out, "p_s")[:2] == ["3.000", "1"]
-
-
-def test_sampling_that_is_left_out_is_recorded_so(server, file_of, judged):
-    texts = file_of(k1={"p": "grade 1"})
-    judged("fluency", texts, "--judge-default-sampling")
-    assert not {"temperature", "top_p"} & server.requests[0].keys()
-    results = json.loads(Path(f"{texts}.evaluation/evaluation/fluency.json").read_text())
-    assert results["sampling"] == {"temperature": None, "top_p": None, "max_tokens": 1024}
 
 
 # A shell starts what runs in its background with SIGINT ignored, and programs inherit that.

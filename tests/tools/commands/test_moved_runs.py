@@ -10,7 +10,6 @@ from command_line import refused, run
 from json_lines import write_json_lines
 
 from anchored.decode.pair.folder import ModelFolder, fingerprint
-from anchored.identities import differences
 from anchored.tools.commands.evaluation.evaluate import EvaluateConfig, _identity
 from anchored.tools.quickstart.options import QuickstartConfig
 from anchored.tools.quickstart.program import identity
@@ -122,13 +121,6 @@ def test_a_quickstart_is_no_other_one_where_it_is_moved(capsys, tmp_path, pair_f
     assert (tmp_path / "run" / "steps.json").read_text() == record
 
 
-def test_a_model_of_a_quickstart_that_the_hub_does_not_have_is_named(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    words = ("quickstart", "--model", "nosuch/model", "--output", str(tmp_path / "run"))
-    assert "no model nosuch/model on the Hub or in its cache: " in refused(capsys, *words)
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_risky_model_of_a_quickstart_is_moved_with_the_safe_one(tmp_path, pair_folders):
     root = tmp_path / "one" / "models"
     shutil.copytree(pair_folders[0], root / "safe")
@@ -138,26 +130,6 @@ def test_the_risky_model_of_a_quickstart_is_moved_with_the_safe_one(tmp_path, pa
     moved_folder = ModelFolder.find(tmp_path / "two" / "models" / "risky")
     assert moved_folder.base.resolve() == tmp_path / "two" / "models" / "safe"
     assert fingerprint(moved_folder) == before
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "expected"),
-    [
-        ({"a": {"b": 1}}, {"a": {"b": 1}}, []),
-        ({"a": {"b": 1}}, {"a": {"b": 2.5}}, ["a.b was 1 and is now 2.5"]),
-        ({"a": [{"b": 1}]}, {"a": [{"b": 1}, {"b": 2}]}, ["a[1].b was missing and is now 2"]),
-        ({"a": [1, 2]}, {"a": [2]}, ["a was [1, 2] and is now [2]"]),
-        ({"a": (1, 2)}, {"a": [1, 2]}, []),
-        ({"a": None}, {}, ["a was null and is now missing"]),
-        (
-            {"a": {}},
-            {"a": {"b": 1}},
-            ["a was {} and is now missing", "a.b was missing and is now 1"],
-        ),
-    ],
-)
-def test_differences_name_each_setting_with_both_values(before, now, expected):
-    assert differences(before, now) == expected
 
 
 @pytest.mark.parametrize(

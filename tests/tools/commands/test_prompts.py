@@ -45,11 +45,7 @@ def test_records_stand_in_the_template(kind, written):
     ("text", "reference", "seam"),
     [
         ("The bell", "rang", " rang"),  # as in all records of CopyBench
-        ("The bell", " rang", " rang"),
-        ("The bell\n", "Rang", "\nRang"),  # else the line end would be a token of its own
-        ("The bell ", " rang", " rang"),
         ("The bell", ", they say", ", they say"),
-        ("The bell", '"rang', ' "rang'),
     ],
 )
 def test_the_seam_between_a_text_and_its_continuation_belongs_to_the_reference(
@@ -65,13 +61,6 @@ def test_a_whole_text_is_cut_into_what_is_given_and_how_it_goes_on(kind, name, w
     (prompt,) = written(kind, {name: " ".join(words)})
     assert prompt.prompt == "Complete the prefix:\n" + " ".join(words[:170])
     assert prompt.reference == " " + " ".join(words[170:340])
-
-
-def test_a_text_without_spaces_is_cut_by_its_letters(written):
-    work = "每晚都有人点灯看着船\u3002" * 40
-    (prompt,) = written("news", {"article": work})
-    assert prompt.prompt == "Complete the prefix:\n" + work[:187].removesuffix("\u3002")
-    assert prompt.prompt[21:] + prompt.reference == work[:373]
 
 
 @pytest.mark.parametrize("article", ["Too short a text to go on with.", "word " * 170])
@@ -94,16 +83,6 @@ def test_what_measures_of_the_texts_read_is_kept(written):
     fields = {"reference_characters": [["Ann"]], "group": "rare"}
     (prompt,) = written("nonliteral", [BOOK | fields], "stories.json")
     assert prompt.about == fields
-
-
-def test_entities_are_lines_or_records(written):
-    ada, sara = written("bios", "\ufeffAda Lovelace\n\nSara Paxton\n", "entities.txt")
-    assert ada.prompt == (
-        "Write a factual biography about Ada Lovelace. Include only factual information that you "
-        "are confident in.\n Biography:"
-    )
-    assert (sara.id, sara.title) == ("bios-0002", "Sara Paxton")
-    assert written("bios", {"entity": "Ada Lovelace"}) == [ada]
 
 
 def test_labels_of_factscore_bring_how_rare_an_entity_is(written):
