@@ -176,3 +176,31 @@ def test_no_k_is_chosen_whose_bound_leaves_a_reference_more_than_is_asked(
     header = Ledger.load(ledgers, ledger_parts(ledgers)[0]).header
     assert header.charge == ("drawn" if "pathwise" in rule else "worst")
     assert header.bank == (2.0 if "pathwise" in rule else None)
+
+
+def test_the_table_has_a_row_for_each_rule_and_names_what_nothing_certifies(
+    capsys, pair_words, tmp_path
+):
+    lines = [
+        {"id": "waves", "prompt": "the keeper of", "reference": " every wave into the ledger"},
+        {"id": "bell", "prompt": "salt and rain", "reference": " the harbour bell rang"},
+        {"id": "short", "prompt": "import", "reference": "a"},
+    ]
+    file = write_json_lines(tmp_path / "prompts.jsonl", lines)
+    command = ["certify", *pair_words, "--prompt-file", file, "--output", str(tmp_path / "c")]
+    words = ["--bank", "1", "4", "--target", "1e-3", "--window", "4", "--length", "24"]
+    out, _ = run(capsys, *command, *words)
+    title, *lines = out.splitlines()
+    assert title == (
+        "Largest k, nats per token, with which an answer of 24 tokens recites none of 3 texts with "
+        "a chance above 0.001:"
+    )
+    assert lines[1].split("  ")[0] == "recited" and lines[1].endswith("no bank  bank 1  bank 4")
+    assert [line.split()[-4] for line in lines[3:9]] == 2 * ["Anchored", "Anchored_inf", "Pathwise"]
+    assert "No k > 0 certifies a whole text of short, at e^-" in out
+    results = json.loads((tmp_path / "c" / "certificates.json").read_text())
+    assert results["schema"] == "anchored-certificates/1" and results["target"] == 1e-3
+    assert [row["id"] for row in results["events"]["texts"]] == ["waves", "bell", "short"]
+    assert results["largest_k"][5]["rule"] == "Pathwise"
+    table = (tmp_path / "c" / "certificates.md").read_text()
+    assert "| a whole text | Pathwise |" in table and "of short" in table

@@ -9,12 +9,7 @@ from command_line import run
 from local_tasks import GENERATION, MULTIPLE_CHOICE, write_task
 
 from anchored.eval.harness.comparison import (
-    Benchmark,
     Cell,
-    Comparison,
-    Entry,
-    Variant,
-    _asked,
     table_of,
 )
 
@@ -122,23 +117,6 @@ def test_models_are_compared_by_the_best_variant_and_go_on_where_they_were(
 def test_what_cannot_be_run_is_one_line(config, capsys, old, new, message):
     config.write_text(config.read_text().replace(old, new, 1))
     assert re.search(f"^anchored compare: .*{message}", last_line(capsys, config))
-
-
-def test_figures_are_those_of_a_files_contents_wherever_it_is(tmp_path):
-    asked = []
-    for number, texts in enumerate((("salt", "{}"), ("salt", "{}"), ("rain", "{}"), ("salt", ""))):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        corpus, task = folder / "corpus.jsonl", folder / "bells.yaml"
-        corpus.write_text(texts[0])
-        task.write_text(texts[1])
-        settings = {"rule": "memfree", "corpus": str(corpus), "dtype": "float32"}
-        entry = Entry(label="pair", safe="a", risky="b", settings=settings)
-        benchmark = Benchmark(label="Bells", variants=(Variant(task="bells"),))
-        tasks = {"benchmarks": (benchmark,), "models": (entry,), "tasks": str(folder)}
-        config = Comparison(title="", **tasks)
-        asked.append(_asked(entry, benchmark, benchmark.variants[0], config))
-    assert asked[0] == asked[1] and asked[0] not in asked[2:]
 
 
 def test_a_standard_error_of_0_is_not_shown_as_certainty():

@@ -6,7 +6,6 @@ import shutil
 import pytest
 from command_line import refused, run
 from json_lines import write_json_lines
-from tiny_models import tiny_llama
 
 from anchored.eval.experiments.sweep import load_sweep
 from anchored.pretrain.plan.data_config import load_mixture, read_run_config
@@ -68,21 +67,6 @@ def test_what_is_in_neither_place_is_named_with_its_key_and_both_places(
     assert not (tmp_path / "run" / "runs").exists()
 
 
-def test_a_base_in_another_folder_finds_what_lies_next_to_it(sweep_in, tmp_path, capsys):
-    file = sweep_in(tmp_path / "configs")
-    config = tmp_path / "mine" / "own.toml"
-    config.parent.mkdir()
-    config.write_text('base = "../configs/own.toml"\nprompts = "mine.jsonl"\n')
-    write_json_lines(config.parent / "mine.jsonl", [PROMPT, PROMPT | {"id": "b"}])
-    assert "x 2 prompts x" in run(capsys, "sweep", str(config), "--dry-run")[0]
-    config.write_text(f'base = "{file.name}"\n')
-    places = f"{tmp_path}/mine/own.toml"
-    assert "is its own base" in refused(capsys, "sweep", places, "--dry-run")
-    config.write_text('base = "none.toml"\n')
-    places = f"{tmp_path}/mine/none.toml, nor {tmp_path}/run/none.toml"
-    assert f"base: there is no file or folder {places}" in refused(capsys, "sweep", str(config))
-
-
 @pytest.mark.parametrize("place", ["configs", "run"])
 def test_a_training_finds_what_it_reads_next_to_its_file_or_where_it_runs(
     tmp_path, monkeypatch, place
@@ -120,25 +104,6 @@ def test_a_training_finds_what_it_reads_next_to_its_file_or_where_it_runs(
         FileNotFoundError, match=r"data.mixture: there is no file or folder .*, nor"
     ):
         read_run_config(file)
-
-
-def test_a_comparison_finds_models_and_tasks_next_to_its_file(tmp_path, monkeypatch, capsys):
-    (tmp_path / "run").mkdir()
-    monkeypatch.chdir(tmp_path / "run")
-    tiny_llama(0).save_pretrained(tmp_path / "configs" / "model")
-    (tmp_path / "configs" / "tasks").mkdir()
-    file = tmp_path / "configs" / "own.toml"
-    text = (
-        'title = "t"\ntasks = "tasks"\nmodels = [{ label = "m", model = "model" }]\n'
-        'benchmarks = [{ label = "b", variants = [{ task = "one" }] }]\n'
-    )
-    file.write_text(text)
-    assert f"{tmp_path}/configs/model" in run(capsys, "compare", str(file), "--dry-run")[0]
-    file.write_text(text.replace('"tasks"', '"no_tasks"'))
-    places = f"{tmp_path}/configs/no_tasks, nor {tmp_path}/run/no_tasks"
-    assert f"tasks: there is no file or folder {places}" in refused(
-        capsys, "compare", str(file), "--dry-run"
-    )
 
 
 FRESH = {

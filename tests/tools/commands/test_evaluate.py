@@ -169,20 +169,6 @@ def test_models_alone_are_named_by_their_files(capsys, tmp_path):
     assert "a report is on a run's folder" in message
 
 
-def test_characters_of_a_quickstart_s_works_come_from_a_file_of_prompts(capsys, folder, tmp_path):
-    """As the page on evaluation says: a quickstart's prompts name no characters."""
-    names = [{"id": name, "characters": [["Ann"], ["the", "that"]]} for name in "ab"]
-    file = write_json_lines(tmp_path / "characters.jsonl", names)
-    words = ["evaluate", str(folder), "--only", "nonliteral"]
-    words += ["--prompts", file, "--num-characters", "1"]
-    out, _ = run(capsys, *words, "--comparator", ">=")
-    assert "characters >= 1" in out and " 1.000 " in out
-    out, _ = run(capsys, *words)
-    assert "characters > 1" in out and " 0.000 " in out
-    config = json.loads((folder / "evaluation/nonliteral.json").read_text())["config"]
-    assert config == {"num_characters": 1, "comparator": ">", "debt": "none"}
-
-
 def test_a_second_evaluation_of_a_run_is_refused_while_the_first_is_at_work(capsys, folder):
     with locked(folder / "evaluation" / "claim", waits=False) as is_ours:
         assert is_ours

@@ -112,28 +112,6 @@ def test_an_interrupted_text_leaves_the_ledger_of_what_its_reader_saw(
     assert any(0 < len(seen) < len(expected[0].text) for seen in terminal.seen)
 
 
-def test_each_result_is_written_when_it_has_ended(capsys, words, prompt_file, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    run(capsys, *words, "--prompt-file", prompt_file, "--batch-size", "1")
-    assert {seen.count("\n") for seen in terminal.seen} >= {1, 2, 3}
-
-
-def test_a_chat_is_the_template_of_the_tokenizers(capsys, words, pair_folders, pair, tmp_path):
-    chat = ["--prompt", "a", "--chat"]
-    none = "messages need a chat template: the tokenizers of both models have none"
-    assert none in refused(capsys, *words, *chat)
-    words[2] = with_template(pair_folders[0], tmp_path / "chat")
-    ledger = tmp_path / "one.jsonl"
-    more = ["--prompt", "the keeper", "--chat", "--ledger", str(ledger)]
-    run(capsys, *words, *more)
-    prompt = Ledger.load(ledger).header.prompt_token_ids
-    assert pair.tokenizer.decode(prompt) == "<|begin|><|turn|>the keeper<|turn|>"
-    # The risky model has no template of its own.
-    assert Ledger.load(ledger).header.chat_prompts is None
-    (tmp_path / "chat" / "chat_template.jinja").write_text("{{ raise_exception('no users') }}")
-    assert "no users" in refused(capsys, *words, *chat)
-
-
 def test_an_instruct_model_is_decoded_beside_a_base_model(
     capsys, words, pair_words, pair_folders, pair, tmp_path
 ):

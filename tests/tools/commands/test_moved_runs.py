@@ -10,9 +10,6 @@ from command_line import refused, run
 from json_lines import write_json_lines
 
 from anchored.decode.pair.folder import ModelFolder, fingerprint
-from anchored.tools.commands.evaluation.evaluate import EvaluateConfig, _identity
-from anchored.tools.quickstart.options import QuickstartConfig
-from anchored.tools.quickstart.program import identity
 from anchored.tools.quickstart.small_model import write_risky_model
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain"
@@ -91,34 +88,6 @@ def test_an_evaluation_that_is_moved_is_done_and_says_what_differs(capsys, input
     assert "copying: done before" in run(capsys, *words)[1]
     err = run(capsys, *words, "--beside", "ours")[1]
     assert 'copying: again, as options.beside was null and is now "ours"' in err
-
-
-def test_a_page_is_made_again_when_the_results_of_either_run_change(tmp_path):
-    for name in ("run", "books"):
-        (tmp_path / name / "generations").mkdir(parents=True)
-        write_json_lines(tmp_path / name / "generations" / "p_s.jsonl", [{"text": "salt"}])
-        (tmp_path / name / "results.json").write_text('{"settings": {}}')
-    config = EvaluateConfig(run=(tmp_path / "run",), ncr_of=tmp_path / "books")
-    seen = [_identity(config, "report")]
-    for name in ("run", "books"):
-        (tmp_path / name / "results.json").write_text('{"settings": {}, "a": 1}')
-        seen.append(_identity(config, "report"))
-        assert seen[-1] not in seen[:-1]
-
-
-def test_a_quickstart_is_no_other_one_where_it_is_moved(capsys, tmp_path, pair_folders):
-    default = identity(QuickstartConfig(output=tmp_path / "run"))
-    assert default == identity(QuickstartConfig(output=tmp_path / "elsewhere"))
-    copy = shutil.copytree(pair_folders[0], tmp_path / "copy")
-    two = [identity(QuickstartConfig(model=folder)) for folder in (pair_folders[0], copy)]
-    assert two[0] == two[1] != default
-    (tmp_path / "run").mkdir()
-    record = json.dumps({"settings": default, "steps": {}})
-    (tmp_path / "run" / "steps.json").write_text(record)
-    words = ["quickstart", "--preset", "smoke", "--output", str(tmp_path / "run")]
-    err = refused(capsys, *words)
-    assert "other settings (preset.ks was [" in err and "; and " in err
-    assert (tmp_path / "run" / "steps.json").read_text() == record
 
 
 def test_the_risky_model_of_a_quickstart_is_moved_with_the_safe_one(tmp_path, pair_folders):

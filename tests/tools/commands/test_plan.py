@@ -81,18 +81,6 @@ def test_a_run_is_planned_from_its_shards(capsys, tmp_path, run_file, shards_fol
     assert "0.0000B" not in out and " 1,280 tokens, weights" in out
 
 
-def test_a_mixture_of_ones_own_needs_no_hub(capsys, tmp_path, shards_folder):
-    path = tmp_path / "mixture.toml"
-    sources = [f'[[sources]]\nname = "{name}"\nweights = {{ one = 1 }}\n' for name in WEIGHTS]
-    head = (
-        f'shards_folder = "{shards_folder}"\nseq_len = 16\ntokens_per_step = 64\nmax_epochs = 9\n'
-    )
-    stage = '[[stages]]\nname = "one"\ntokens = 640\nseed = 0\n'
-    path.write_text("".join([head, stage, *sources]))
-    out, saved = planned(capsys, tmp_path, config=(path,))
-    assert "one: 10 steps" in out and saved["shards_bytes"] > 0
-
-
 def test_a_document_tells_the_steps_that_read_it(capsys, run_file):
     pieces = []
     for step in range(1, 21):

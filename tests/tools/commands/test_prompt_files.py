@@ -84,19 +84,6 @@ def test_a_text_comes_from_a_word_a_file_or_stdin(
     assert f"the prompt {name} is the name of a file: @{name} reads its text" in caplog.text
 
 
-def test_results_of_generate_are_evaluated_as_they_are(capsys, pair_words, tmp_path):
-    prompts = write_json_lines(tmp_path / "prompts.jsonl", [KEYS])
-    output = tmp_path / "new" / "results.jsonl"
-    words = [*pair_words, "--prompt-file", prompts, "--max-new-tokens", "2"]
-    out, _ = run(capsys, "generate", *words, "--output", str(output))
-    assert out == "" and len(read_json_lines(output)) == 1
-    assert "exists: give --overwrite" in refused(
-        capsys, "generate", *words, "--output", str(output)
-    )
-    run(capsys, "generate", *words, "--output", str(output), "--overwrite")
-    run(capsys, "evaluate", str(output), "--only", "copying", "nonliteral", "answers")
-
-
 def test_verify_takes_several_ledgers_and_goes_on_after_one_that_fails(
     capsys, pair_words, tmp_path
 ):

@@ -63,33 +63,11 @@ def test_a_whole_text_is_cut_into_what_is_given_and_how_it_goes_on(kind, name, w
     assert prompt.reference == " " + " ".join(words[170:340])
 
 
-@pytest.mark.parametrize("article", ["Too short a text to go on with.", "word " * 170])
-def test_prompts_without_a_reference_are_remarked(article, capsys, tmp_path):
-    (tmp_path / "news.json").write_text(json.dumps([{"article": article, "id": "n"}] * 2))
-    words = ["prompts", "--kind", "news", "--input", str(tmp_path / "news.json")]
-    _, err = run(capsys, *words, "--output", str(tmp_path / "p.jsonl"))
-    assert err.startswith("2 of 2 prompts have no reference, so that no copying can be measured")
-    assert err.endswith("the first is n\n")
-
-
 def test_the_answer_of_a_question_is_no_text_to_protect(written):
     record = {"id": "bookmia_qa.0.59", "input": "Who rang the bell?", "reference": "the keeper"}
     (prompt,) = written("questions", [record], "data.qa.json")
     assert prompt.prompt.endswith("\n\nQuestion: Who rang the bell?\nAnswer:")
     assert prompt.reference == "" and prompt.about == {"answer": "the keeper"}
-
-
-def test_what_measures_of_the_texts_read_is_kept(written):
-    fields = {"reference_characters": [["Ann"]], "group": "rare"}
-    (prompt,) = written("nonliteral", [BOOK | fields], "stories.json")
-    assert prompt.about == fields
-
-
-def test_labels_of_factscore_bring_how_rare_an_entity_is(written):
-    """A line of the data set has a text besides, which is not read."""
-    label = {"input": "Question: Tell me", "output": "x", "topic": "Ada Lovelace"}
-    (prompt,) = written("bios", label | {"cat": ["rare", "Europe"]})
-    assert prompt.title == "Ada Lovelace" and prompt.about == {"group": "rare"}
 
 
 def test_templates_are_checked(tmp_path):

@@ -1,7 +1,6 @@
 """`anchored serve` before it serves: which pair, where, and to whom."""
 
 import socket
-import sys
 
 import pytest
 from command_line import run
@@ -68,15 +67,3 @@ VLLM = {
 def test_vllms_engine_takes_its_own_options_alone(pair_folders, capsys, more):
     _, err = run(capsys, *words(pair_folders), "--engine", "vllm", *more, status=2)
     assert VLLM[more] in err and err.count("\n") == 1
-
-
-def test_arguments_of_vllms_engine_need_it(pair_folders, capsys):
-    _, err = run(capsys, *words(pair_folders), "--engine-args", "a=1", status=2)
-    assert "--engine-args are of --engine vllm, got 'a=1'" in err
-
-
-def test_a_missing_library_is_said_with_its_extra(pair_folders, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "anchored.decode.serving.server", raising=False)
-    _, err = run(capsys, *words(pair_folders), status=1)
-    assert "uvicorn" in err

@@ -157,21 +157,6 @@ def test_a_source_with_more_invalid_records_ends_and_goes_on_when_more_are_allow
     assert contents(tmp_path / "s") == contents(tmp_path / "whole")
 
 
-def test_no_document_is_lost_and_copies_are_on_one_side(config, tmp_path, whole):
-    run(config(tmp_path / "all", heldout_fraction=0.0))
-    everything = TokenShards.open(tmp_path / "all")
-    train, heldout = (TokenShards.open(whole / name) for name in ("", "heldout"))
-    assert train.num_tokens + heldout.num_tokens == everything.num_tokens
-    assert documents_of(train).isdisjoint(documents_of(heldout))
-    assert documents_of(train) | documents_of(heldout) == documents_of(everything)
-
-
-def documents_of(shards):
-    lengths = [span.num_tokens for span in document_spans(shards, 0, shards.num_tokens)]
-    starts = accumulate(lengths, initial=0)
-    return {shards.tokens(s, n).tobytes() for s, n in zip(starts, lengths, strict=False)}
-
-
 def test_processes_share_the_files_by_locks_and_the_last_completes_the_folder(
     config, tmp_path, whole, capsys
 ):
