@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from json_lines import read_json_lines, write_json_lines
 from anchored import Ledger, LedgerError
 from anchored.decode.ledger import ledger_parts
 from anchored.durable_files import locked
-from anchored.eval.copying import literal
 from anchored.eval.figures import style
 from anchored.eval.recorded_texts import read_texts
 from anchored.tools.cli import main
@@ -180,19 +178,6 @@ def test_tables_have_the_paper_s_columns_and_parts(swept):
         assert base64.b64encode((swept / f"{name}.svg").read_bytes()).decode() in page
     window = (swept / "debt_window.svg").read_text()
     assert "<!-- NoDebt -->" in window and "<!-- MemFree -->" not in window
-
-
-def test_an_evaluation_of_a_sweep_scores_nothing_and_gives_the_same_figures(
-    swept, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(literal, "copying_score", None)
-    folder = shutil.copytree(swept, tmp_path / "swept")
-    run(capsys, "evaluate", str(folder), "--texts", "4")
-    for name in ("evaluation/copying.json", "report.json"):
-        before, after = (
-            json.loads((run_folder / name).read_text()) for run_folder in (swept, folder)
-        )
-        assert after | {"title": "", "environment": {}} == before | {"title": "", "environment": {}}
 
 
 def test_a_sweep_that_is_done_does_nothing_again(capsys, command, swept):
