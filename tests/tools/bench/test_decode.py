@@ -6,8 +6,6 @@ from itertools import count, product
 from types import SimpleNamespace
 
 import pytest
-from byte_pairs import llama3_tokenizer, tiny_byte_pair
-from tiny_models import train_tokenizer
 
 from anchored import RiskyOnly
 from anchored.tools.bench import decode, flops
@@ -15,9 +13,6 @@ from anchored.tools.bench.decode import bench_rules, byte_cells, speeds
 from anchored.tools.bench.flops import num_matrix_weights
 from anchored.tools.bench.inputs import random_pair
 from anchored.tools.bench.options import METHODS, BenchDecodeConfig, method_names
-from anchored.tools.bench.timing import times_baseline
-from anchored.tools.quickstart import protected_works
-from anchored.tools.quickstart.protected_works import Work
 
 TINY = {"safe": "tiny", "risky": "tiny", "vocab_size": 64}
 
@@ -53,50 +48,21 @@ def test_every_method_has_a_row_for_every_batch_size_with_transformers(capsys):
             assert figures[slowdown : slowdown + 2] == [1.0, 0.0]
 
 
-@pytest.fixture
-def byte_pair_folders(tmp_path, monkeypatch):
-    """A pair with two tokenizers, and one work that its 256 positions hold."""
-    pair = tiny_byte_pair()
-    tokenizers = train_tokenizer(320), llama3_tokenizer(300)
-    for name, tokenizer in zip(("safe", "risky"), tokenizers, strict=True):
-        pair.models[name].save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-    work = Work(id="w", title="t", text="t\n\nthe keeper of the lamp kept the harbour bell")
-    monkeypatch.setattr(protected_works, "read_works", lambda: [work])
-    return {"safe": str(tmp_path / "safe"), "risky": str(tmp_path / "risky")}
-
-
 @pytest.mark.filterwarnings("ignore:prefix debt")
-def test_every_method_has_its_cost(capsys):
-    lengths = {"prompt_length": 4, "new_length": 3, "passage_words": 7, "methods": ("all",)}
-    config = BenchDecodeConfig(**TINY, **lengths, batch_sizes=(2,), runs=1, clock="cpu")
-    assert decode.run(config) == 0
-    _, titles, (_, *rows) = table(capsys)
-    assert [name for name, _ in rows] == list(METHODS)
-    cost = titles.index("all GFLOP")
-    gflops = {name: figures[cost] for name, figures in rows}
-    for name in ("system", "rcad"):
-        assert gflops[name] > 2 * gflops["risky_only"]
-    assert gflops["memfree"] == gflops["risky_only"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:prefix debt")
-def test_methods_at_bytes_have_the_risky_model_alone_first_and_positions(byte_pair_folders, capsys):
-    asked = ("anchored", "rcad,token_swap", "memfree")
-    lengths = {"prompt_length": 8, "new_length": 6, "passage_words": 4, "runs": 1}
-    config = BenchDecodeConfig(
-        **byte_pair_folders, level="byte", methods=asked, batch_sizes=(1,), **lengths
-    )
-    assert decode.run(config) == 0
+def test_pairs_of_folders_and_of_bytes_have_rows_of_every_method_that_they_take(
+    pair_folders, capsys
+):
+    safe, risky = map(str, pair_folders)
+    lengths = {"prompt_length": 8, "new_length": 3, "batch_sizes": (1,), "runs": 1}
+    every = {"methods": ("all",), "passage_words": 4, "clock": "cpu"}
+    assert decode.run(BenchDecodeConfig(safe=safe, risky=risky, **lengths, **every)) == 0
+    header, _, (_, *rows) = table(capsys)
+    assert f"{safe} + {risky}, auto on cpu" in header and [n for n, _ in rows] == list(METHODS)
+    methods = {"methods": ("anchored", "token_swap")}  # words as tokens are no bytes
+    sizes = TINY | {"vocab_size": 400}
+    assert decode.run(BenchDecodeConfig(**sizes, level="byte", **methods, **lengths)) == 0
     _, titles, rows = table(capsys)
-    # Words as tokens are no bytes: TokenSwap is left out.
-    assert [name for name, _ in rows] == ["risky_only", "memfree", "rcad", "anchored"]
-    figures = {name: dict(zip(titles, row, strict=True)) for name, row in rows}
-    assert figures["risky_only"]["slowdown"] == 1.0
-    rcad, memfree = figures["rcad"], figures["memfree"]
-    assert rcad["step GFLOP"] == pytest.approx(2 * memfree["step GFLOP"], abs=2e-4)
-    assert memfree["positions"] < rcad["positions"] < 16 and rcad["GFLOP"] > 0
+    assert [name for name, _ in rows] == ["risky_only", "anchored"] and "positions" in titles
 
 
 def test_positions_are_those_after_the_prompt_and_cost_a_forward_each():
@@ -122,12 +88,6 @@ def test_methods_are_named_by_spaces_or_commas_in_one_order():
         BenchDecodeConfig(methods=("rcda",))
     rules = bench_rules(k=1.0, horizon=5, passages=["a"], words=["a"])
     assert tuple(rules) == METHODS and rules["global_switch"].K == 5.0
-
-
-def test_a_slowdown_is_of_speeds_in_the_same_run():
-    fast, slow = [8.0, 2.0], [4.0, 0.5]
-    assert times_baseline(fast, slow) == (3.0, pytest.approx(math.sqrt(2)))
-    assert times_baseline(fast, fast) == (1.0, 0.0)
 
 
 def test_methods_take_turns_and_one_that_ends_at_once_has_no_speed():

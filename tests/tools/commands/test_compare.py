@@ -1,17 +1,11 @@
 """anchored compare: benchmarks of several models, recorded, tabled and drawn."""
 
 import json
-import math
 import re
 
 import pytest
 from command_line import run
 from local_tasks import GENERATION, MULTIPLE_CHOICE, write_task
-
-from anchored.eval.harness.comparison import (
-    Cell,
-    table_of,
-)
 
 pytest.importorskip("lm_eval")
 
@@ -117,10 +111,3 @@ def test_models_are_compared_by_the_best_variant_and_go_on_where_they_were(
 def test_what_cannot_be_run_is_one_line(config, capsys, old, new, message):
     config.write_text(config.read_text().replace(old, new, 1))
     assert re.search(f"^anchored compare: .*{message}", last_line(capsys, config))
-
-
-def test_a_standard_error_of_0_is_not_shown_as_certainty():
-    cells = {
-        "m": {"a": Cell(1.0, 0.0, "t"), "b": Cell(0.5, 0.1, "t"), "c": Cell(0.0, math.nan, "t")}
-    }
-    assert table_of(cells)[1] == [["m", "1.000", "0.500 +- 0.100", "0.000", "0.500"]]

@@ -234,6 +234,8 @@ def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, ju
     assert results["endpoint"] == {"model": "m", "base_url": server.url, "seed": None}
     assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v3")
     assert [row["fluency"] for row in results["rows"]] == [2, 3, 4, None]
+    limited, _ = judged("fluency", texts, "--limit", "1", "--dry-run")
+    assert limited.startswith("fluency: 2 requests")
     again, err = judged("fluency", texts, *prices)
     assert again == out and "done before" in err
     output.unlink()
@@ -280,32 +282,6 @@ def test_factuality_searches_for_each_claim_and_splits_by_group(server, tmp_path
     (folder / "evaluation/factuality.json").unlink()
     judged("factuality", texts, *search)
     assert len(server.requests) == 13
-
-
-def test_win_rates_are_of_both_orders(file_of, judged):
-    long, short = {"p": "aaaa", "q": "cccc", "r": "a"}, {"p": "bb", "q": "bb", "r": "bb"}
-    texts = file_of(k1=long, p_s=short)
-    out, err = judged("win-rate", texts)
-    assert cells(out, "k1")[0] == "0.667" and cells(out, "p_s")[0] == "0.333"
-    assert cells(out, "k1")[3:] == ["3", "0", "0"]
-    # Both settings ask about the same pairs in both orders: 6 requests are paid for, not 12.
-    assert "12 asked, 6 kept, 6 sent" in err
-    out, err = judged("win-rate", texts, "--pool", "nobody", status=1)
-    assert "there are no texts of 'nobody' for the pool" in err
-
-
-def test_failures_are_counted_and_a_run_of_nothing_else_says_so(server, tmp_path, file_of, judged):
-    texts = file_of(k1={"p": "grade 5", "q": "grade 1"})
-    server.script = lambda body: (
-        Say(status=400, raw="no") if "grade 1" in user_text(body) else judge(body)
-    )
-    out, _ = judged("fluency", texts)
-    assert cells(out, "k1") == ["5.000", "1", "0", "1"]
-    other = str(tmp_path / "other")
-    server.script = lambda body: Say(status=401, raw="secret-key is wrong")
-    out, err = judged("fluency", texts, "--answers", other, status=1)
-    assert "secret" not in err
-    assert err.splitlines()[-1].startswith("fluency: the service answers with")
 
 
 # A shell starts what runs in its background with SIGINT ignored, and programs inherit that.

@@ -180,25 +180,6 @@ def test_a_bug_is_a_traceback_and_so_is_an_error_with_debug(capsys, words, monke
     assert refused(capsys, *words, "--prompt", "a") == "anchored generate: one two\n"
 
 
-def test_a_ledger_that_cannot_be_saved_does_not_end_the_other_texts(
-    capsys, words, prompt_file, expected, monkeypatch, tmp_path
-):
-    load = ModelPair.from_pretrained.__func__
-
-    def loaded(cls, *folders, **settings):
-        (tmp_path / "l-0.jsonl").write_text("another command's")
-        return load(cls, *folders, **settings)
-
-    monkeypatch.setattr(ModelPair, "from_pretrained", classmethod(loaded))
-    ledger = ["--ledger", str(tmp_path / "l.jsonl")]
-    out, err = run(capsys, *words, "--prompt-file", prompt_file, *ledger, status=1)
-    rows = by_index(out)
-    assert [row["text"] for row in rows] == [result.text for result in expected]
-    assert [bool(row["ledger"]) for row in rows] == [False, True, True]
-    assert err.startswith("anchored generate: 1 of 3 texts failed: first: the ledger was not saved")
-    assert (tmp_path / "l-0.jsonl").read_text() == "another command's"
-
-
 def test_json_has_infinite_nats_as_strings_and_what_holds_for_all_samples(capsys, words):
     out, _ = run(capsys, *words, "--prompt", "a", "--rule", "risky_only", "--json")
     row = json.loads(out, parse_constant=pytest.fail)
@@ -210,13 +191,3 @@ def test_json_has_infinite_nats_as_strings_and_what_holds_for_all_samples(capsys
     more = ["--prompt", "the keeper", "--num-return-sequences", "3", "--json", "--debt", "none"]
     out, _ = run(capsys, *words, *more)
     assert [(row["bound"], row["total_bound"]) for row in by_index(out)] == [(7.5, 22.5)] * 3
-
-
-def test_a_pair_file_names_both_models_and_k(capsys, pair_words, pair_folders, tmp_path):
-    models = dict(zip(("safe", "risky"), map(str, pair_folders), strict=True))
-    named = {"schema": "anchored-pair/1", **models, "k": 2.0}
-    (tmp_path / "pair.json").write_text(json.dumps(named))
-    asked = ["--prompt", "the keeper", "--max-new-tokens", "4", "--json"]
-    by_file = run(capsys, "generate", "--pair", str(tmp_path), *asked)
-    assert by_file == run(capsys, "generate", *pair_words, "--k", "2", *asked)
-    assert json.loads(by_file[0])["k"] == 2.0

