@@ -99,7 +99,7 @@ def model_folders(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def reader(model_folders, tmp_path, monkeypatch) -> Path:
-    """Where a reader of the pages stands: a folder with models and what else they name."""
+    """The folder of a reader of the pages, with models and what else they name."""
     models = model_folders / "runs/quickstart/models"
     for name, target in {
         "runs": model_folders / "runs",

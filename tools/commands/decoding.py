@@ -246,5 +246,5 @@ def _index(config: RetrieveConfig) -> "PassageIndex":
         return WordIndex(config.corpus, folder, progress=progress)
     from anchored.eval.retrieval.passages import INSTRUCTION, DenseIndex
 
-    asked = INSTRUCTION if config.instruction is None else config.instruction
-    return DenseIndex(config.corpus, folder, config.encoder, instruction=asked, progress=progress)
+    text = INSTRUCTION if config.instruction is None else config.instruction
+    return DenseIndex(config.corpus, folder, config.encoder, instruction=text, progress=progress)

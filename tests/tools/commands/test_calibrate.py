@@ -34,7 +34,7 @@ def reciting(tmp_path_factory, pair_folders, tokenizer):
 
 @pytest.fixture(scope="module")
 def prompt_file(tmp_path_factory, reciting):
-    """Prompts with what the risky model writes behind them as their references."""
+    """Prompts with what the risky model writes after them as their references."""
     pair = ModelPair.from_pretrained(reciting[1], reciting[3], device="cpu")
     texts = Decoder(pair, RiskyOnly()).generate(STARTS, max_new_tokens=LENGTH, seed=5)
     lines = [

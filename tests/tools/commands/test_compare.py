@@ -71,7 +71,7 @@ def test_models_are_compared_by_the_best_variant_and_go_on_where_they_were(
     out, rows = compared(capsys, config)
     assert "left out without --confirm-run-unsafe-code: Code" in out
     alone, pair = (rows[name, "Bells"] for name in ("safe alone", "pair"))
-    assert alone == pair | {"model": "safe alone"}  # one law, by two programs
+    assert alone == pair | {"model": "safe alone"}  # one distribution, by two programs
     assert rows["pair", "Code"]["value"] is None
     answers = config.parent / "out" / "answers" / "pair"
     by_task = {

@@ -189,30 +189,6 @@ def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_pat
     assert "NCR - p_r" in out and " +1.000 [-] " in out  # one prompt has no interval
 
 
-def test_models_alone_are_named_by_their_files(capsys, tmp_path):
-    kettle = "the grey kettle hummed on the stove today"
-    files = []
-    for name, text in (("tiny", "no"), ("k_1", "the grey kettle sat"), ("llama", kettle)):
-        rows = [{"id": "w", "input": "p", "reference": kettle, "output": text}]
-        files.append(str(tmp_path / f"{name}_gen.json"))
-        (tmp_path / f"{name}_gen.json").write_text(json.dumps(rows))
-    _, err = run(capsys, "evaluate", *files)
-    assert "no NCR: there are no texts of p_s or p_r; name the models alone with --safe" in err
-    assert "of k_1_gen, llama_gen, tiny_gen" in err
-    alone = ["--safe-setting", "tiny_gen", "--risky-setting", "llama_gen"]
-    out, _ = run(capsys, "evaluate", *files, *alone)
-    assert out.splitlines()[-1] == f"{files[0]}.evaluation/evaluation/copying.json"
-    path = tmp_path / "tiny_gen.json.evaluation/evaluation/copying.json"
-    ncr = [setting["ncr"]["mean"] for setting in json.loads(path.read_text())["settings"]]
-    assert ncr[0] == 1 and 0 < ncr[1] < 1 and ncr[2] == 0
-    _, err = run(capsys, "evaluate", *files, *alone)
-    assert "done before" in err
-    message = refused(capsys, "evaluate", *files, "--safe-setting", "tiny")
-    assert "--safe-setting: there are no texts of 'tiny', only of k_1_gen, " in message
-    message = refused(capsys, "evaluate", *files, "--only", "report")
-    assert "a report is on a run's folder" in message
-
-
 def test_a_second_evaluation_of_a_run_is_refused_while_the_first_is_at_work(capsys, folder):
     with locked(folder / "evaluation" / "claim", waits=False) as is_ours:
         assert is_ours

@@ -11,6 +11,7 @@ from json_lines import write_json_lines
 
 from anchored.decode.pair.folder import ModelFolder, fingerprint
 from anchored.eval.experiments.sweep import load_sweep
+from anchored.eval.figures import style
 from anchored.pretrain.plan.data_config import read_run_config
 from anchored.tools.quickstart.small_model import write_risky_model
 
@@ -42,6 +43,12 @@ KEYS = {"prompts": "prompts.jsonl", "passages": "works.jsonl", "held_out": "text
 pytestmark = pytest.mark.filterwarnings("ignore:.* pairs have letters outside ASCII")
 
 
+@pytest.fixture(autouse=True)
+def one_format(monkeypatch):
+    """Of pictures, which take longest here."""
+    monkeypatch.setattr(style, "SUFFIXES", (".svg",))
+
+
 @pytest.fixture
 def sweep_in(tmp_path, monkeypatch, pair_folders):
     """Writes a sweep's config in one folder, what it names in another one, and runs in a third."""
@@ -54,7 +61,7 @@ def sweep_in(tmp_path, monkeypatch, pair_folders):
         write_json_lines(inputs / "prompts.jsonl", [PROMPT])
         write_json_lines(inputs / "works.jsonl", [{"text": TEXT}])
         write_json_lines(inputs / "texts.jsonl", [{"text": f"{TEXT} " * 3}])
-        file = tmp_path / "configs" / "own.toml"
+        file = tmp_path / "configs" / "some.toml"
         file.parent.mkdir(exist_ok=True)
         file.write_text(SWEEP)
         return file
@@ -76,9 +83,9 @@ def test_a_sweep_finds_all_next_to_its_file_or_where_it_runs(sweep_in, tmp_path,
         places = f"{tmp_path}/configs/{name}, nor {tmp_path}/run/{name}"
         assert f"{key}: there is no file or folder {places}" in refused(capsys, "sweep", str(file))
         (tmp_path / "away").rename(tmp_path / place / name)
-    config = tmp_path / "mine" / "own.toml"
+    config = tmp_path / "mine" / "some.toml"
     config.parent.mkdir()
-    config.write_text('base = "../configs/own.toml"\nprompts = "mine.jsonl"\n')
+    config.write_text('base = "../configs/some.toml"\nprompts = "mine.jsonl"\n')
     write_json_lines(config.parent / "mine.jsonl", [PROMPT, PROMPT | {"id": "b"}])
     assert "x 2 prompts x" in run(capsys, "sweep", str(config), "--dry-run")[0]
 
@@ -174,6 +181,7 @@ def test_the_risky_model_of_a_quickstart_is_moved_with_the_safe_one(tmp_path, pa
     assert fingerprint(moved) == before
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_disk_is_full_names_the_file_and_goes_on_later(capsys, sweep_in, tmp_path):
     words = ["sweep", str(sweep_in(tmp_path / "configs")), "--output"]
     run(capsys, *words, str(tmp_path / "whole"))

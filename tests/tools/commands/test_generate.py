@@ -112,7 +112,7 @@ def test_an_interrupted_text_leaves_the_ledger_of_what_its_reader_saw(
     assert any(0 < len(seen) < len(expected[0].text) for seen in terminal.seen)
 
 
-def test_an_instruct_model_is_decoded_beside_a_base_model(
+def test_an_instruct_model_is_decoded_with_a_base_model(
     capsys, words, pair_words, pair_folders, pair, tmp_path
 ):
     words[4] = pair_words[3] = with_template(pair_folders[1], tmp_path / "instruct")

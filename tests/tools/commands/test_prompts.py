@@ -22,7 +22,7 @@ PROMPTS = {
 def written(capsys, tmp_path):
     """Prompts, as a sweep reads them, of a data set of JSON values or of text."""
 
-    def write(kind, data, name="own.jsonl"):
+    def write(kind, data, name="mine.jsonl"):
         (tmp_path / name).write_text(data if isinstance(data, str) else json.dumps(data))
         words = ("prompts", "--kind", kind, "--input", str(tmp_path / name), "--overwrite")
         output = tmp_path / "prompts" / f"{kind}.jsonl"

@@ -210,18 +210,6 @@ def test_a_bad_file_is_one_line_and_makes_no_folder(capsys, inputs, tmp_path, ol
     assert not (tmp_path / "run").exists()
 
 
-def test_folders_of_others_are_refused_and_left_as_they_are(
-    capsys, command, inputs, swept, tmp_path
-):
-    (tmp_path / "mine.txt").write_text("kept")
-    assert "holds files that are no sweep's" in refused(capsys, *command, str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    other = tmp_path / "other.toml"
-    other.write_text((inputs / "sweep.toml").read_text().replace("seeds = [0, 1]", "seeds = [2]"))
-    err = refused(capsys, "sweep", str(other), "--output", str(swept))
-    assert "was made with other settings (seeds was [0, 1] and is now [2]): " in err
-
-
 @pytest.mark.slow
 def test_two_processes_leave_what_one_leaves(inputs, swept, tmp_path):
     """Each of them lays the risky model out by accelerate."""

@@ -93,8 +93,9 @@ def test_what_proves_most_of_what_is_good_enough_is_recommended(rows):
     assert recommended(rows)["setting"] == "Pathwise, k=2"
     rows[5]["gap_closed"] = 0.49
     assert recommended(rows)["setting"] == "Pathwise, k=1"
-    unproved = [{**entry, "recited": None, "gap_closed": 0.3} for entry in rows]
-    assert recommended(unproved)["setting"] == "k=8"
+    rows[4]["ncr"] = over_metrics(0.7)
+    unproved = [{**entry, "recited": None} for entry in rows]
+    assert recommended(rows)["setting"] == recommended(unproved)["setting"] == "k=1"
 
 
 def test_the_worst_work_is_that_of_the_best_useful_budget_of_each_rule(rows):
