@@ -255,9 +255,3 @@ def test_public_names_have_types_and_no_other_name_has_one():
     # Read by a type checker, `__getattr__` would make every name Any.
     (block,) = (node for node in tree.body if "def __getattr__" in ast.unparse(node))
     assert isinstance(block, ast.If) and ast.unparse(block.test) == "not TYPE_CHECKING"
-
-
-def test_public_names_are_all_importable():
-    assert all(getattr(anchored, name) for name in anchored.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = anchored.nonsense

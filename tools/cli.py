@@ -4,7 +4,6 @@ from anchored.tools import interrupts  # noqa: F401  # first: it handles Ctrl-C 
 
 # isort: split
 import codecs
-import difflib
 import importlib
 import inspect
 import io
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple, NoReturn, TextIO, cast
 import anchored
 from anchored import AnchoredError
 from anchored.durable_files import named_errors
+from anchored.tools.commands.words import parse
 from anchored.wrong_words import Refused
 
 
@@ -38,28 +38,13 @@ class Command(NamedTuple):
     function: str
     """MODULE.FUNCTION in `tools`."""
     summary: str
-    options: str = ""
-    """MODULE.NAME of the options of a function whose module imports torch, which --help and a
-    mistyped flag do not wait for: this one does not import it."""
 
 
 GROUPS = {
     "start here": {
-        "look": Command(
-            "quickstart.program.look",
-            "a story by a model that knows it by heart, within a budget, and by a safe model",
-            options="quickstart.options.LookConfig",
-        ),
-        "quickstart": Command(
-            "quickstart.program.run",
-            "a real model and its risky twin: decode, measure, see",
-            options="quickstart.options.QuickstartConfig",
-        ),
-        "demo": Command(
-            "demo.run",
-            "a page where one sees a pair decode",
-            options="commands.serving.DemoConfig",
-        ),
+        "look": Command("quickstart.program.look", "a story by both models and by a pair"),
+        "quickstart": Command("quickstart.program.run", "a real pair: decode, measure, see"),
+        "demo": Command("demo.run", "a page where one sees a pair decode"),
     },
     "decode": {
         "generate": Command("commands.generate.run", "continue prompts with a pair"),
@@ -70,95 +55,45 @@ GROUPS = {
     "serve": {
         "serve": Command("commands.serving.serve", "an OpenAI server, by the decoder or vLLM"),
         "ledgers": Command("commands.serving.ledgers", "make ledgers of a server's journal"),
-        "accounts": Command(
-            "commands.accounts.accounts", "what a server's clients have left of their nats"
-        ),
-        "accounts apply": Command(
-            "commands.accounts.apply", "have the accounts that a file names, in servers that run"
-        ),
-        "accounts settle": Command(
-            "commands.accounts.settle", "charge what a server that is gone for good left open"
-        ),
+        "accounts": Command("commands.accounts.accounts", "show what clients have left of nats"),
+        "accounts apply": Command("commands.accounts.apply", "have the accounts of a file"),
+        "accounts settle": Command("commands.accounts.settle", "charge what a lost server left"),
     },
     "train": {
         "decontaminate": Command(
-            "commands.training.decontaminate.run", "search training text for works and benchmarks"
+            "commands.training.decontaminate.run", "search training text for works"
         ),
-        "tokenize": Command(
-            "commands.training.tokenize.run", "write text as token shards, resumable"
-        ),
-        "plan": Command(
-            "commands.training.plan.run",
-            "what training reads: epochs, documents of a step, steps of a document",
-        ),
-        "pretrain": Command(
-            "commands.training.pretrain.run",
-            "train on this machine, or estimate a run's memory and time",
-        ),
-        "export": Command(
-            "commands.training.pretrain.export", "write a checkpoint as a Hugging Face folder"
-        ),
+        "tokenize": Command("commands.training.tokenize.run", "write text as token shards"),
+        "plan": Command("commands.training.plan.run", "show epochs, steps and documents"),
+        "pretrain": Command("commands.training.pretrain.run", "train, or estimate memory and time"),
+        "export": Command("commands.training.pretrain.export", "write a Hugging Face folder"),
     },
     "evaluate": {
-        "prompts": Command(
-            "commands.evaluation.prompts.run",
-            "put the texts of a data set into the paper's prompts",
-        ),
-        "sweep": Command("commands.evaluation.sweep.run", "run every method of a file on one pair"),
-        "compare": Command(
-            "commands.evaluation.compare.run", "run several models on the same benchmarks"
-        ),
-        "evaluate": Command(
-            "commands.evaluation.evaluate.run",
-            "measure, judge and analyze recorded texts, to one page",
-        ),
-        "paper": Command(
-            "commands.evaluation.paper.run", "hold a rerun against the paper's own tables"
-        ),
-        "calibrate": Command(
-            "commands.evaluation.calibrate.run",
-            "find the largest k that keeps copying within a target",
-        ),
-        "certify": Command(
-            "commands.evaluation.certify.run",
-            "find the largest k whose bound on reciting given texts is within a target",
-        ),
-        "lm-eval": Command(
-            "commands.evaluation.lm_eval.run", "lm-evaluation-harness with a pair as its model"
-        ),
+        "prompts": Command("commands.evaluation.prompts.run", "put texts into the paper's prompts"),
+        "sweep": Command("commands.evaluation.sweep.sweep", "run every method on one pair"),
+        "compare": Command("commands.evaluation.compare.run", "run benchmarks on several models"),
+        "evaluate": Command("commands.evaluation.evaluate.run", "measure and judge texts"),
+        "paper": Command("commands.evaluation.sweep.paper", "hold a rerun against the paper"),
+        "calibrate": Command("commands.evaluation.calibrate.calibrate", "find k by what is copied"),
+        "certify": Command("commands.evaluation.calibrate.certify", "find k by what is proved"),
+        "lm-eval": Command("commands.evaluation.sweep.lm_eval", "lm-eval with a pair as its model"),
     },
     "benchmark": {
-        "bench kernel": Command(
-            "bench.kernel.run",
-            "time the projection on this CPU beside the paper's algorithm",
-            options="bench.options.BenchKernelConfig",
-        ),
-        "bench decode": Command(
-            "bench.decode.run",
-            "time every method and drafts beside the risky model alone, by tokens or bytes",
-            options="bench.options.BenchDecodeConfig",
-        ),
-        "bench pretrain": Command(
-            "bench.pretrain.run",
-            "time training, and what each lever of it is worth",
-            options="bench.options.BenchPretrainConfig",
-        ),
+        "bench kernel": Command("bench.kernel.run", "time the projection on this CPU"),
+        "bench decode": Command("bench.decode.run", "time methods next to transformers"),
+        "bench pretrain": Command("bench.pretrain.run", "time training and its levers"),
     },
 }
-MEANT = {
-    **dict.fromkeys(("run", "gen", "sample", "complete", "infer", "chat"), "generate"),
-    **dict.fromkeys(("train", "pre-train"), "pretrain"),
-    **dict.fromkeys(("eval", "judge", "metrics", "report", "ncr"), "evaluate"),
-    **dict.fromkeys(("check", "replay"), "verify"),
-    **dict.fromkeys(("server", "api", "openai"), "serve"),
-    **dict.fromkeys(("lm_eval", "lmeval", "harness"), "lm-eval"),
-    **dict.fromkeys(("web", "ui", "gradio"), "demo"),
-    **dict.fromkeys(("search", "passages"), "retrieve"),
-    **dict.fromkeys(("logprob", "logprobs", "perplexity"), "score"),
-    **dict.fromkeys(("version", "-V", "-v"), "--version"),
-    **dict.fromkeys(("help", "commands", "list"), "--help"),
+OPTIONS = {
+    "look": "quickstart.options.LookConfig",
+    "quickstart": "quickstart.options.QuickstartConfig",
+    "demo": "commands.serving.DemoConfig",
+    "bench kernel": "bench.options.BenchKernelConfig",
+    "bench decode": "bench.options.BenchDecodeConfig",
+    "bench pretrain": "bench.options.BenchPretrainConfig",
 }
-"""What is meant by words that name no command, where spelling does not tell."""
+"""Options of functions whose modules import torch, which --help and a mistyped flag do not wait
+for."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 DEBUG_FLAG = "--debug"
 FAILED_STATUS = 1
@@ -210,14 +145,11 @@ def _asked_for(words: list[str]) -> tuple[str, Callable[[], int]]:
         return "anchored", partial(_show, anchored.__version__)
     for length in (2, 1):
         if (name := " ".join(words[:length])) in COMMANDS:
-            return f"anchored {name}", partial(_run, name, COMMANDS[name], words[length:])
+            return f"anchored {name}", partial(_run, name, words[length:])
     if longer := [name for name in COMMANDS if name.split()[0] == words[0]]:
         problem = f"{words[0]!r} is the first word of {', '.join(longer)}: give the whole name"
     else:
-        close = difflib.get_close_matches(words[0], COMMANDS, n=1)
-        meant = MEANT.get(words[0], close[0] if close else "")
-        hint = f"did you mean anchored {meant}? " if meant else ""
-        problem = f"unknown command {words[0]!r}; {hint}anchored --help lists all"
+        problem = f"unknown command {words[0]!r}; anchored --help lists all"
     return "anchored", partial(_raise, Refused(problem))
 
 
@@ -257,26 +189,22 @@ def _status(name: str, work: Callable[[], int], *, has_traceback: bool) -> int:
         return FAILED_STATUS
 
 
-def _run(name: str, command: Command, arguments: list[str]) -> int:
+def _run(name: str, arguments: list[str]) -> int:
     # Threads that spin long while they wait halve the speed where another process runs; threads
     # that sleep at once lose a third on an idle machine. 2,000 turns are a few microseconds.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"  # without a line of source
-    options: Any = arguments
-    if kind := options_class(command):
-        # Not above: it imports tyro, a tenth of a second that the overview saves.
-        from anchored.tools.commands.words import parse
-
-        options = parse(kind, name, arguments)
-    return int(_named(command.function)(options))
+    kind = options_class(name)
+    options: Any = parse(kind, name, arguments) if kind else arguments
+    return int(_named(COMMANDS[name].function)(options))
 
 
-def options_class(command: Command) -> type | None:
+def options_class(name: str) -> type | None:
     """The class of a command's options; None if it takes words, a list[str]."""
-    if command.options:
-        return cast(type, _named(command.options))
-    (config,) = inspect.signature(_named(command.function)).parameters.values()
+    if name in OPTIONS:
+        return cast(type, _named(OPTIONS[name]))
+    (config,) = inspect.signature(_named(COMMANDS[name].function)).parameters.values()
     return config.annotation if isinstance(config.annotation, type) else None
 
 
@@ -304,7 +232,7 @@ def _missing_extra(error: Exception) -> str | None:
     package = error.name.partition(".")[0].replace("_", "-")
     brings = re.compile(rf"{re.escape(package)}\b(?!-).*; extra == ['\"](\w+)")
     matches = map(brings.match, metadata.requires("anchored") or ())
-    return next((each[1] for each in matches if each), None)
+    return next((match[1] for match in matches if match), None)
 
 
 def _is_unread(file: TextIO) -> bool:

@@ -111,14 +111,7 @@ def page(pair: ModelPair, folder: Path) -> gr.Blocks:
                 lines=6,
                 info="The three texts are searched for what is pasted here.",
             )
-        with gr.Row():
-            k = gr.Slider(0, 16, FIRST.k, step=0.1, label="k", info="nats per token")
-            # Not a gr.Number, of which a browser sends 0 where it is empty.
-            info = "nats of a bucket that is full at the start, empty for none"
-            bank = gr.Textbox(f"{FIRST.bank:g}", label="Bank", info=info)
-            length = gr.Slider(8, 256, 64, step=8, label="Length", info="tokens")
-            rule = gr.Dropdown(list(RULES), label="Rule of p*", min_width=220)
-            seed = gr.Number(0, label="Seed")
+        budget = _budget_row()
         with gr.Row():
             start, stop = gr.Button("Generate", variant="primary"), gr.Button("Stop")
         gr.HTML(LEGEND, container=False)
@@ -137,7 +130,7 @@ def page(pair: ModelPair, folder: Path) -> gr.Blocks:
         running = gr.on(
             [blocks.load, start.click],
             partial(decode, pair, folder),
-            [prompt, is_chat, reference, k, bank, length, rule, seed],
+            [prompt, is_chat, reference, *budget],
             [*texts, *facts, curve, download, ledger, verdict],
             concurrency_id="pair",
             concurrency_limit=1,
@@ -146,6 +139,19 @@ def page(pair: ModelPair, folder: Path) -> gr.Blocks:
         stop.click(None, cancels=[running])
         check.click(partial(verdict_of, pair), ledger, verdict, concurrency_id="pair")
     return blocks
+
+
+def _budget_row() -> list[Any]:
+    """The inputs of a budget: k, bank, length, rule and seed."""
+    with gr.Row():
+        k = gr.Slider(0, 16, FIRST.k, step=0.1, label="k", info="nats per token")
+        # Not a gr.Number, of which a browser sends 0 where it is empty.
+        info = "nats of a bucket that is full at the start, empty for none"
+        bank = gr.Textbox(f"{FIRST.bank:g}", label="Bank", info=info)
+        length = gr.Slider(8, 256, 64, step=8, label="Length", info="tokens")
+        rule = gr.Dropdown(list(RULES), label="Rule of p*", min_width=220)
+        seed = gr.Number(0, label="Seed")
+    return [k, bank, length, rule, seed]
 
 
 def _column(title: str) -> tuple[gr.HTML, gr.Markdown]:
@@ -171,15 +177,15 @@ def decode(
 
     Raises gr.Error, which the page shows, for a prompt, a bank or a seed that cannot be used.
     """
-    asked: dict[str, Any] = {"prompt": prompt}
+    request: dict[str, Any] = {"prompt": prompt}
     if is_chat:
-        asked = {"messages": [{"role": "user", "content": prompt}]}
+        request = {"messages": [{"role": "user", "content": prompt}]}
     texts, counts = ["", "", ""], [0, 0, 0]
     waiting = (gr.Image(visible=False), gr.DownloadButton(interactive=False), None, "")
     try:
         rules = (SafeOnly(), RULES[rule_name](k=k, bank=_bank(bank)), RiskyOnly())
         streams = [
-            Decoder(pair, rule).stream(**asked, max_new_tokens=int(length), seed=_whole(seed))
+            Decoder(pair, rule).stream(**request, max_new_tokens=int(length), seed=_whole(seed))
             for rule in rules
         ]
         for pieces in itertools.zip_longest(*streams):

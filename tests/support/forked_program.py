@@ -19,7 +19,7 @@ import pytest
 
 
 class ForkedProgram:
-    """python -m MODULE WORDS, in a session of its own, without input and with its output in a file.
+    """python -m MODULE WORDS, in a new session, without input and with its output in a file.
 
     environment: added to that of this process.
     """

@@ -1,7 +1,7 @@
 """Every decoding method in the paper's tables of efficiency, by tokens or bytes."""
 
 import resource
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from statistics import fmean, median
@@ -26,18 +26,16 @@ from anchored import (
     SafeOnly,
     System,
     TokenSwap,
-    text_tables,
 )
 from anchored.decode.engine.prompts import prompts_by_stream
 from anchored.decode.pair_options import check_presence
 from anchored.decode.rules.rule import Rule, takes_passage
 
-from . import parts
 from .baselines import WARPERS, Generate, official_pair, transformers_alone
 from .flops import num_matrix_weights, token_cost
 from .inputs import BenchInputs
 from .options import BenchDecodeConfig, method_names
-from .timing import CLOCKS, WALL, Clock, deviation, in_turns, timed, times_baseline
+from .timing import CLOCKS, WALL, Clock, deviation, in_turns, print_table, ratio_cells, timed
 
 RCAD_ALPHA = 0.5
 RISKY_ALONE, OFFICIAL = "transformers, risky alone", "official package"
@@ -122,40 +120,27 @@ def run(config: BenchDecodeConfig) -> int:
     inputs = BenchInputs.of(config)
     alone = RISKY_ALONE_AT_BYTES if config.level == "byte" else RISKY_ALONE
     size = f", V = {config.vocab_size}" if config.is_random else ""
-    rows_of: Callable[[BenchInputs, BenchDecodeConfig, int], Iterator[tuple[str, ...]]] = _rows
-    titles: tuple[str, ...] = (*TITLES, *COST_TITLES[config.level], *LAST_TITLES)
-    width = WIDTH
-    meaning = f"slowdown: the speed of {alone} over this one's, in one run"
-    if config.parts:
-        titles, rows_of, width = parts.TITLES, parts.rows, parts.WIDTH
-        meaning = "ms of a step; host: ms of trees and distributions, of a byte and model"
-        torch.set_num_threads(1)  # the two models then take turns, and their parts add up
     print(
         f"{config.safe} + {config.risky}{size}, {config.dtype} on {config.device}, {config.clock} "
         f"clock ({torch.get_num_threads()} threads), torch {torch.__version__}, "
         f"{config.prompt_length} + {config.new_length} {config.level}s, k = {config.k}, "
-        f"{config.runs} runs; {meaning}"
+        f"{config.runs} runs; slowdown: the speed of {alone} over this one's, in one run"
     )
-    rows = chain.from_iterable(rows_of(inputs, config, size) for size in config.batch_sizes)
-    text_tables.print_lines(chain([titles], rows), width, name_width=NAME_WIDTH)
+    rows = chain.from_iterable(_rows(inputs, config, size) for size in config.batch_sizes)
+    titles = (*TITLES, *COST_TITLES[config.level], *LAST_TITLES)
+    print_table(titles, rows, WIDTH, name_width=NAME_WIDTH)
     return 0
 
 
-def _rows(
-    inputs: BenchInputs, config: BenchDecodeConfig, batch_size: int
-) -> Iterator[tuple[str, ...]]:
-    """A row for the risky model alone, the authors' package if it is installed, and the methods."""
-    is_byte, pair = config.level == "byte", inputs.pair
-    # 1. The methods' decoders, with the texts that their rules read or block.
-    passages = inputs.passages(batch_size, config.passage_words)
-    rules = bench_rules(
-        k=config.k, horizon=config.new_length, passages=passages, words=inputs.swapped_words()
-    )
+def _decoders(
+    config: BenchDecodeConfig, pair: ModelPair, rules: Mapping[str, Rule], batch_size: int
+) -> dict[str, Decoder]:
+    """A decoder of every method, and of every number of drafts."""
     names = list(method_names(config.methods))
     settings: dict[str, Any] = {"level": config.level, "batch_size": batch_size}
-    if is_byte:
-        others = (*AT_TOKENS_ONLY, RISKY_ALONE_AT_BYTES)
-        names = [RISKY_ALONE_AT_BYTES, *(name for name in names if name not in others)]
+    if config.level == "byte":
+        left_out = (*AT_TOKENS_ONLY, RISKY_ALONE_AT_BYTES)
+        names = [RISKY_ALONE_AT_BYTES, *(name for name in names if name not in left_out)]
         # Prompts are read anew by every call: a kept one would have no time to the first byte.
         settings["prompt_cache"] = PromptCache(max_bytes=0)
     decoders = {name: Decoder(pair, rules[name], **settings) for name in names}
@@ -163,45 +148,55 @@ def _rows(
         decoders[f"anchored, drafts {draft}"] = Decoder(
             pair, rules["anchored"], speculate=draft, **settings
         )
-    # 2. What is timed, the baseline first.
-    prompts = inputs.prompts(batch_size, config.prompt_length, config.level)
+    return decoders
+
+
+def _rows(inputs: BenchInputs, config: BenchDecodeConfig, batch_size: int) -> Iterator[list[str]]:
+    """A row for the risky model alone, the authors' package if it is installed, and the methods."""
+    pair, prompts = inputs.pair, inputs.prompts(batch_size, config.prompt_length, config.level)
+    passages = inputs.passages(batch_size, config.passage_words)
+    words = inputs.swapped_words()
+    rules = bench_rules(k=config.k, horizon=config.new_length, passages=passages, words=words)
+    decoders = _decoders(config, pair, rules, batch_size)
+    # 1. What is timed, the baseline first.
     generates: dict[str, Generate] = {}
-    if not is_byte:
+    if config.level == "token":
         generates[RISKY_ALONE] = transformers_alone(pair.risky, prompts)
         if (official := official_pair(pair, prompts, k=config.k)) is not None:
             generates[OFFICIAL] = official
     results: dict[str, dict[int, list[Generation]]] = {name: {} for name in decoders}
     for name, decoder in decoders.items():
         generates[name] = decoder_generate(decoder, prompts, passages, results[name])
+    clock = CLOCKS[config.clock]
     measured = speeds(
-        generates,
-        config.new_length,
-        runs=config.runs,
-        clock=CLOCKS[config.clock],
-        device=config.device,
+        generates, config.new_length, runs=config.runs, clock=clock, device=config.device
     )
-    # 3. Speeds beside the baseline's in the same run, and what a symbol should cost.
-    per_s = {name: [speed.per_s for speed in each] for name, each in measured.items()}
+    # 2. Speeds next to the baseline's in the same run, and what a symbol should cost.
+    per_s = {name: [speed.per_s for speed in runs] for name, runs in measured.items()}
     baseline = next(iter(per_s.values()))
-    for name, each in measured.items():
-        if is_byte:
-            costs = byte_cells(decoders[name], results[name])
-        elif name in (OFFICIAL, RISKY_ALONE):
-            costs = ("-", "-", "-")
-        else:
-            decoder = decoders[name]
-            passage = passages[0] if takes_passage(decoder.rule) else None
-            costs = token_cells(decoder, prompts[0], passage, results[name])
-        first_ms, mean = 1e3 * median(speed.first_s for speed in each), fmean(per_s[name])
-        yield (
+    for name, runs in measured.items():
+        mean = fmean(per_s[name])
+        yield [
             name,
             str(batch_size),
-            *(f"{number:.1f}" for number in (first_ms, mean, deviation(per_s[name]))),
-            *(f"{number:.2f}" for number in times_baseline(baseline, per_s[name])),
-            *costs,
+            f"{1e3 * median(speed.first_s for speed in runs):.1f}",
+            *(f"{number:.1f}" for number in (mean, deviation(per_s[name]))),
+            *ratio_cells(baseline, per_s[name]),
+            *_cost_cells(decoders.get(name), prompts[0], passages[0], results.get(name, {})),
             f"{mean / fmean(per_s[OFFICIAL]):.2f}" if OFFICIAL in per_s else "-",
             f"{_peak_bytes(pair) / 1e9:.2f}",
-        )
+        ]
+
+
+def _cost_cells(
+    decoder: Decoder | None, prompt: list[int], passage: str, results: dict[int, list[Generation]]
+) -> tuple[str, ...]:
+    """Costs of a method; nothing for another program's, which has no decoder."""
+    if decoder is None:
+        return ("-", "-", "-")
+    if decoder.level.name == "byte":
+        return byte_cells(decoder, results)
+    return token_cells(decoder, prompt, passage if takes_passage(decoder.rule) else None, results)
 
 
 def decoder_generate(
@@ -211,23 +206,21 @@ def decoder_generate(
     results: dict[int, list[Generation]],
 ) -> Generate:
     """The call of a decoder that `speeds` times; results takes the generations, by their length."""
-    asked: dict[str, Any] = {"passages": passages} if takes_passage(decoder.rule) else {}
     is_byte = decoder.level.name == "byte"
-    asked |= {} if is_byte else WARPERS
+    settings: dict[str, Any] = {} if is_byte else dict(WARPERS)
+    if takes_passage(decoder.rule):
+        settings["passages"] = passages
     length_name = "max_new_bytes" if is_byte else "max_new_tokens"
 
     def generate(length: int) -> int:
-        results[length] = decoder.generate(prompts, **asked | {length_name: length})
+        results[length] = decoder.generate(prompts, **settings | {length_name: length})
         return sum(len(generation.token_ids) for generation in results[length])
 
     return generate
 
 
 def token_cells(
-    decoder: Decoder,
-    prompt: list[int],
-    passage: str | None,
-    results: dict[int, list[Generation]],
+    decoder: Decoder, prompt: list[int], passage: str | None, results: dict[int, list[Generation]]
 ) -> tuple[str, str, str]:
     """Risky forwards a token after the first; GFLOP of a step's forwards, and of a whole token.
 
@@ -268,7 +261,7 @@ def byte_cells(decoder: Decoder, results: dict[int, list[Generation]]) -> tuple[
 
 def _num_positions(generations: list[Generation], stream: str) -> float:
     """Token positions that a stream's model computed, the prompts' included."""
-    return sum(each.ledger.footer.work[stream]["num_nodes"] for each in generations)
+    return sum(result.ledger.footer.work[stream]["num_nodes"] for result in generations)
 
 
 def _peak_bytes(pair: ModelPair) -> int:

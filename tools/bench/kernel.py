@@ -1,6 +1,6 @@
 """One projection and draw against the paper's algorithm, and the charges side by side."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from statistics import median
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchored import text_tables
 from anchored.kernels import reference
 from anchored.kernels.project import project, project_kl
 from anchored.kernels.projection import Charge
@@ -17,7 +16,7 @@ from anchored.kernels.sampler import uniforms
 
 from .baselines import official_module
 from .options import BenchKernelConfig
-from .timing import THREAD, WALL, Clock, in_turns, timed, times_baseline
+from .timing import THREAD, WALL, in_turns, print_table, ratio_cells, timed
 
 NUM_NEWTON_STEPS = 20  # in the authors' package too
 NUM_BISECTION_STEPS = 12
@@ -41,7 +40,7 @@ CHARGES: tuple[Charge, ...] = ("mean", "worst", "drawn")
 
 @torch.inference_mode()
 def run(config: BenchKernelConfig) -> int:
-    """Print one table and return 0; in inference mode, as decoding runs."""
+    """Print two tables and return 0; in inference mode, as decoding runs."""
     threads_before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
@@ -51,11 +50,10 @@ def run(config: BenchKernelConfig) -> int:
             f"median of {NUM_RUNS} runs, {'CPU time' if config.threads == 1 else 'elapsed time'}"
         )
         print("solve: the projection alone; step: with a token drawn; over, shortfall: nats")
-        rows = (_cells(config, batch_size) for batch_size in config.batch_sizes)
-        text_tables.print_lines(chain([TITLES], rows), WIDTH)
+        print_table(TITLES, (_row(config, size) for size in config.batch_sizes), WIDTH)
         print("\nWith a token drawn, by what the step is charged, in turns")
-        rows = (row for size in config.batch_sizes for row in _charge_cells(config, size))
-        text_tables.print_lines(chain([CHARGE_TITLES], rows), WIDTH)
+        rows = chain.from_iterable(_charge_rows(config, size) for size in config.batch_sizes)
+        print_table(CHARGE_TITLES, rows, WIDTH)
     finally:
         torch.set_num_threads(threads_before)
     return 0
@@ -120,59 +118,62 @@ def official_step() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     return step
 
 
-def _cells(config: BenchKernelConfig, batch_size: int) -> tuple[str, ...]:
-    risky, safe = sample_logits(config, batch_size)
-    budget = torch.full((batch_size,), BUDGET_NATS)
-    uniform = uniforms(torch.arange(batch_size), torch.arange(batch_size))
+def _row(config: BenchKernelConfig, batch_size: int) -> list[str]:
+    """A batch size's times and errors: the paper's algorithm, ours, the authors' package."""
+    risky, safe, budget, uniform = _inputs(config, batch_size)
     official = official_step()
     # Freeing a large buffer raises malloc's threshold, after which the temporaries of the baselines
     # are recycled; in a fresh process they take twice as long. Hence this, and interleaved runs.
     buffer = torch.empty(MALLOC_WARM_UP_BYTES, dtype=torch.uint8)
     del buffer
-    # The time that a single thread ran: what other processes do disturbs it least.
-    clock = THREAD if config.threads == 1 else WALL
     works: dict[str, Callable[[], object]] = {
         "solve": lambda: project_kl(risky, safe, budget),
         "step": lambda: project_kl(risky, safe, budget, uniform),
         "paper": lambda: paper_projection(risky, safe, budget),
         "official": lambda: official(risky, safe, budget) if official else None,
     }
-    seconds = in_turns({n: partial(_seconds, work, clock) for n, work in works.items()}, NUM_RUNS)
-    ms = {name: 1e3 * median(each) for name, each in seconds.items()}
+    seconds = _seconds(config, works)
+    ms = {name: f"{1e3 * median(runs):.2f}" for name, runs in seconds.items()}
     weight = project_kl(risky, safe, budget).weight
     ours = _excess_nats(risky, safe, weight)[weight < 1.0]
     paper = _excess_nats(risky, safe, paper_projection(risky, safe, budget)[0])
-    return (
+    return [
         str(batch_size),
-        f"{ms['paper']:.2f}",
-        f"{ms['solve']:.2f}",
-        *(f"{number:.1f}" for number in times_baseline(seconds["paper"], seconds["solve"])),
-        f"{ms['official']:.2f}" if official else "not installed",
-        f"{ms['step']:.2f}",
-        *(
-            (f"{number:.1f}" for number in times_baseline(seconds["official"], seconds["step"]))
-            if official
-            else "--"
-        ),
+        ms["paper"],
+        ms["solve"],
+        *ratio_cells(seconds["paper"], seconds["solve"], 1),
+        ms["official"] if official else "not installed",
+        ms["step"],
+        *(ratio_cells(seconds["official"], seconds["step"], 1) if official else "--"),
         f"{paper.clamp_min(0.0).max().item():.1e}",
         f"{ours.clamp_min(0.0).max().item():.1e}",
         f"{(-ours).max().item():.1e}",
-    )
+    ]
 
 
-def _charge_cells(config: BenchKernelConfig, batch_size: int) -> Iterator[tuple[str, ...]]:
-    risky, safe = sample_logits(config, batch_size)
+def _charge_rows(config: BenchKernelConfig, batch_size: int) -> Iterator[list[str]]:
+    step = partial(project, *_inputs(config, batch_size))
+    seconds = _seconds(config, {charge: partial(step, charge=charge) for charge in CHARGES})
+    for charge, runs in seconds.items():
+        ratio = ratio_cells(runs, seconds["mean"])
+        yield [str(batch_size), charge, f"{1e3 * median(runs):.2f}", *ratio]
+
+
+def _inputs(config: BenchKernelConfig, batch_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits of both models (B, V), budgets (B,) and uniforms of a projection with a draw."""
+    rows = torch.arange(batch_size)
     budget = torch.full((batch_size,), BUDGET_NATS)
-    uniform = uniforms(torch.arange(batch_size), torch.arange(batch_size))
+    return *sample_logits(config, batch_size), budget, uniforms(rows, rows)
+
+
+def _seconds(
+    config: BenchKernelConfig, works: Mapping[str, Callable[[], object]]
+) -> dict[str, list[float]]:
+    """Seconds of every work in each run; of a single thread those that it ran, which other
+    processes disturb least."""
     clock = THREAD if config.threads == 1 else WALL
-    step = partial(project, risky, safe, budget, uniform)
-    works: dict[str, Callable[[], float]] = {
-        charge: partial(_seconds, partial(step, charge=charge), clock) for charge in CHARGES
-    }
-    seconds = in_turns(works, NUM_RUNS)
-    for charge, each in seconds.items():
-        ratio, error = times_baseline(each, seconds["mean"])
-        yield str(batch_size), charge, f"{1e3 * median(each):.2f}", f"{ratio:.2f}", f"{error:.2f}"
+    turns = in_turns({name: partial(timed, work, clock) for name, work in works.items()}, NUM_RUNS)
+    return {name: [seconds for seconds, _ in runs] for name, runs in turns.items()}
 
 
 def sample_logits(config: BenchKernelConfig, batch_size: int) -> tuple[Tensor, Tensor]:
@@ -184,10 +185,6 @@ def sample_logits(config: BenchKernelConfig, batch_size: int) -> tuple[Tensor, T
     safe = base + 0.5 * torch.randn(shape, generator=generator)
     risky = 1.1 * base + 1.5 * torch.randn(shape, generator=generator)
     return risky, safe
-
-
-def _seconds(work: Callable[[], object], clock: Clock) -> float:
-    return timed(work, clock)[0]
 
 
 def _excess_nats(risky: Tensor, safe: Tensor, weight: Tensor) -> Tensor:

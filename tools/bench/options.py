@@ -60,7 +60,6 @@ class BenchDecodeConfig:
 
     The pair has random weights unless --safe FOLDER --risky FOLDER name one, which then goes on
     from the quickstart's works. Prints the speeds and costs of the paper's tables of efficiency.
-    With --level byte --parts it prints the milliseconds of a step by what they are spent on.
     """
 
     safe: str = "tiny"
@@ -78,8 +77,6 @@ class BenchDecodeConfig:
     programs use too."""
     level: Literal["token", "byte"] = "token"
     """The unit of the lengths below; a pair with random weights has two tokenizers for bytes."""
-    parts: bool = False
-    """Show what a step of anchored at level byte spends its time on, in place of other methods."""
     batch_sizes: tuple[int, ...] = (1, 4, 16)
     """Requests that are decoded together; each size has its rows."""
     methods: tuple[str, ...] = ("safe_only", "anchored", "anchored_inf")
@@ -115,8 +112,6 @@ class BenchDecodeConfig:
             )
         if self.level == "byte" and self.drafts:
             raise ValueError("level byte takes no drafts: bytes are decoded without speculation")
-        if self.parts and self.level != "byte":
-            raise ValueError("parts are those of a step at level byte")
 
     @property
     def is_random(self) -> bool:

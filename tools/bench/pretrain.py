@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anchored import AnchoredError, text_tables
+from anchored import AnchoredError
 from anchored.configs.config_file import check_holds, read_config_file, toml_text
 from anchored.pretrain.launch import launch
 from anchored.pretrain.tokens.shards import MANIFEST_NAME, Manifest
@@ -19,7 +19,7 @@ from anchored.wrong_words import Refused
 
 from .inputs import BOS_ID, EOS_ID
 from .options import BenchPretrainConfig
-from .timing import times_baseline
+from .timing import print_table, ratio_cells
 
 DOCUMENT_TOKENS = 1000
 """Tokens of a random document; windows are longer, so that documents meet in them."""
@@ -40,7 +40,7 @@ def run(config: BenchPretrainConfig) -> int:
         write_common(config, Path(name))
         print(f"{config.config.stem}, random tokens, {config.gpus} process(es)")
         chosen = {lever: every_lever[lever] for lever in config.levers or every_lever}
-        text_tables.print_lines(_rows(config, Path(name), chosen), 16, name_width=20)
+        print_table(("", *TITLES), _rows(config, Path(name), chosen), 16, name_width=20)
     return 0
 
 
@@ -155,8 +155,7 @@ def measure(
 def _rows(
     config: BenchPretrainConfig, folder: Path, chosen: dict[str, Settings]
 ) -> Iterator[tuple[str, ...]]:
-    """Rows as each run ends: the titles, the config as it is, the levers."""
-    yield ("", *TITLES)
+    """Rows as each run ends: the config as it is, the levers."""
     baseline = measure(config, folder, {})
     yield (BASELINE, *_cells(config, baseline, baseline))
     for name, settings in chosen.items():
@@ -174,7 +173,7 @@ def _cells(
     last = steps[-1]  # a device that cannot tell its MFU or its memory tells neither in any step
     return (
         f"{median(speeds) / config.gpus:,.0f}",
-        *(f"{number:.3f}" for number in times_baseline(speeds, baseline_speeds)),
+        *ratio_cells(speeds, baseline_speeds, 3),
         f"{median(step['mfu'] for step in steps):.1%}" if "mfu" in last else "-",
         f"{max(step['peak_memory_gib'] for step in steps):.1f}"
         if "peak_memory_gib" in last

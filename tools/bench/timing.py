@@ -3,10 +3,13 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final, Literal, TypeVar
 
 import torch
+
+from anchored.text_tables import print_lines
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -56,3 +59,15 @@ def times_baseline(values: Sequence[float], baseline: Sequence[float]) -> tuple[
     """
     ratios = [value / other for value, other in zip(values, baseline, strict=True)]
     return statistics.mean(ratios), deviation(ratios)
+
+
+def ratio_cells(values: Sequence[float], baseline: Sequence[float], decimals: int = 2) -> list[str]:
+    """`times_baseline` as two cells of a table."""
+    return [f"{number:.{decimals}f}" for number in times_baseline(values, baseline)]
+
+
+def print_table(
+    titles: Iterable[str], rows: Iterable[Iterable[str]], width: int, *, name_width: int = 0
+) -> None:
+    """Print a benchmark's titles, and its rows as they are measured."""
+    print_lines(chain([titles], rows), width, name_width=name_width)

@@ -1,22 +1,22 @@
 """The commands that show, change and check the accounts of a server's clients."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import tyro
+from typing import TYPE_CHECKING, Annotated
 
 from anchored.configs.config_file import from_table, read_toml
 from anchored.fields import checked_nats
 from anchored.inputs import check_input
 from anchored.text_tables import aligned
 
+from .option_types import POSITIONAL
+
 if TYPE_CHECKING:
     from anchored.decode.serving.accounts.policy import Policy
-    from anchored.decode.serving.accounts.store import AccountState, Store
+    from anchored.decode.serving.accounts.store import Store
 
 
 def read_policy(path: Path) -> "Policy":
@@ -73,7 +73,7 @@ class ApplyConfig:
     besides.
     """
 
-    accounts: tyro.conf.Positional[Path]
+    accounts: Annotated[Path, POSITIONAL]
     """File accounts.toml of the servers."""
     account: str | None = None
     """Name of an account, as client/alice or group/lab."""
@@ -93,8 +93,8 @@ def apply(config: ApplyConfig) -> int:
     """Write the accounts, and show them; returns the exit status."""
     with _opened(config.accounts) as (store, policy):
         if config.account is not None and config.account not in policy.accounts:
-            known = ", ".join(policy.accounts)
-            raise ValueError(f"--account must be one of {known}, got {config.account}")
+            names = ", ".join(policy.accounts)
+            raise ValueError(f"--account must be one of {names}, got {config.account}")
         store.apply(policy.accounts, policy.to_json())
         if config.account is not None and config.extra is not None:
             store.set_extra(config.account, config.extra)
@@ -110,7 +110,7 @@ class SettleConfig:
     is there is settled by the next one that starts, and needs no such command.
     """
 
-    server: tyro.conf.Positional[str]
+    server: Annotated[str, POSITIONAL]
     """Name of the server, as anchored accounts lists it."""
     accounts: Path
     """File accounts.toml of the server."""
@@ -140,26 +140,9 @@ def _opened(path: Path) -> Iterator[tuple["Store", "Policy"]]:
 
 
 def _show(store: "Store") -> None:
-    print(_table(store.states()))
-    if servers := _servers(store):
-        print(servers)
-
-
-def _servers(store: "Store") -> str:
-    """The servers that have not left, "" without one."""
+    """Print the accounts, and the servers that have not left, where there is one."""
     from anchored.decode.serving.accounts.store import QUANTUM
 
-    rows = []
-    for server in store.servers():
-        texts = store.open_texts(server.server)
-        nats = sum(texts.values()) * QUANTUM
-        since = _day(server.joined_s)
-        rows.append([server.server, server.folder, since, str(len(texts)), f"{nats:.3f}"])
-    head = ["server", "journal", "since", "open texts", "reserved (nats)"]
-    return f"\n{aligned(head, rows)}" if rows else ""
-
-
-def _table(states: Iterable["AccountState"]) -> str:
     numbers = ("allowed", "extra", "spent", "reserved", "available")
     rows = [
         [
@@ -168,10 +151,17 @@ def _table(states: Iterable["AccountState"]) -> str:
             state.divergence,
             "for ever" if state.period_ends is None else _day(state.period_ends),
         ]
-        for state in states
+        for state in store.states()
     ]
     head = ["account", *(f"{name} (nats)" for name in numbers), "divergence", "until"]
-    return aligned(head, rows)
+    print(aligned(head, rows))
+    rows = []
+    for server in store.servers():
+        texts = store.open_texts(server.server)
+        nats = f"{sum(texts.values()) * QUANTUM:.3f}"
+        rows.append([server.server, server.folder, _day(server.joined_s), str(len(texts)), nats])
+    if rows:
+        print(f"\n{aligned(['server', 'journal', 'since', 'open texts', 'reserved (nats)'], rows)}")
 
 
 def _day(seconds: float) -> str:

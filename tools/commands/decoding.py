@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -145,7 +144,9 @@ def verify(config: VerifyConfig) -> int:
     is_whole, longer = True, []
     for file in config.ledger:
         try:
-            for report, ledger in _reports(config, file, pair):
+            for part in ledger_parts(file)[: config.limit]:
+                ledger = anchored.Ledger.load(file, part)
+                report = anchored.verify(ledger, pair)
                 shown = report if len(config.ledger) == 1 else f"{file}: {report}"
                 others = report.failures[1:]  # the first is in the line above
                 print(shown, *(f"  {failure}" for failure in others), sep="\n", flush=True)
@@ -160,15 +161,6 @@ def verify(config: VerifyConfig) -> int:
     if longer:
         _write_divergences(config, longer)
     return 0 if is_whole else 1
-
-
-def _reports(
-    config: VerifyConfig, file: Path, pair: "anchored.ModelPair"
-) -> "Iterator[tuple[anchored.Verification, anchored.Ledger]]":
-    """The verdict on each ledger of a file, and the ledger."""
-    for part in ledger_parts(file)[: config.limit]:
-        ledger = anchored.Ledger.load(file, part)
-        yield anchored.verify(ledger, pair), ledger
 
 
 def _write_divergences(config: VerifyConfig, ledgers: "list[anchored.Ledger]") -> None:
@@ -246,5 +238,5 @@ def _index(config: RetrieveConfig) -> "PassageIndex":
         return WordIndex(config.corpus, folder, progress=progress)
     from anchored.eval.retrieval.passages import INSTRUCTION, DenseIndex
 
-    asked = INSTRUCTION if config.instruction is None else config.instruction
-    return DenseIndex(config.corpus, folder, config.encoder, instruction=asked, progress=progress)
+    text = INSTRUCTION if config.instruction is None else config.instruction
+    return DenseIndex(config.corpus, folder, config.encoder, instruction=text, progress=progress)

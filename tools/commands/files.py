@@ -4,11 +4,11 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from anchored.decode.pair_options import PairNames
 from anchored.wrong_words import Refused
 
 
@@ -16,17 +16,19 @@ def check_outputs(config: Any, *outputs: Path | None) -> None:
     """Raise OSError, in one line, unless each path can be written as a new regular file.
 
     config: a command's options, whose `overwrite` says whether regular files that exist may be
-    replaced. An input of the same command never is: any other path among the options, or a file of
-    a model's folder. Folders in front of a path need not exist. Raises Refused for one path twice.
+    replaced; an input among them never is. Folders in front of a path need not exist. Raises
+    Refused for one path twice.
     """
     paths = [path for path in outputs if path is not None]
-    inputs = {_identity(file): file for file in _input_files(config, paths) if file.is_file()}
+    values = (getattr(config, field.name) for field in fields(config))
+    named = chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in values)
+    inputs = [p.resolve() for p in named if isinstance(p, Path) and all(p is not o for o in paths)]
     for number, path in enumerate(paths):
         if path.resolve() in map(Path.resolve, paths[:number]):
             raise Refused(f"two outputs cannot both be written to {path}")
         with _said_of(path, "written"):
-            if path.exists() and (read := inputs.get(_identity(path))):
-                raise FileExistsError(f"{path} cannot be written: the command reads {read}")
+            if path.exists() and path.resolve() in inputs:
+                raise FileExistsError(f"{path} cannot be written: the command reads it")
             _check(path, config.overwrite)
 
 
@@ -39,29 +41,6 @@ def _said_of(path: Path, done: str) -> Iterator[None]:
         if error.strerror is None:  # one with our words
             raise
         raise OSError(f"{path} cannot be {done}: {error.strerror}") from None
-
-
-def _input_files(config: Any, outputs: list[Path]) -> Iterator[Path]:
-    """Every file that a command's options name but for its outputs, and those of model folders."""
-    models = config.locations.values() if isinstance(config, PairNames) else ()
-    for folder in (Path(model).expanduser() for model in models):
-        if (folder / "config.json").is_file():
-            yield from folder.iterdir()
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if is_dataclass(value):
-            yield from _input_files(value, outputs)
-        for path in value if isinstance(value, tuple) else (value,):
-            if isinstance(path, Path) and not any(path is output for output in outputs):
-                yield path
-                if (path / "config.json").is_file():
-                    yield from path.iterdir()
-
-
-def _identity(file: Path) -> tuple[int, int]:
-    """The numbers that tell a file from all others, whatever links and folders lead to it."""
-    status = file.stat()
-    return status.st_dev, status.st_ino
 
 
 def check_new_folder(folder: Path) -> None:

@@ -6,15 +6,14 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tqdm import tqdm
-from tyro.conf import OmitArgPrefixes, UseAppendAction
 
 import anchored
 from anchored import AnchoredError
 from anchored.decode.pair_options import PairOptions
-from anchored.decode.settings import SamplingConfig
+from anchored.decode.settings import FLAT, REPEATED, SamplingConfig
 from anchored.durable_files import appended, json_value, named_errors
 from anchored.fields import check_least, checked_seed, whole_number
 from anchored.inputs import PromptLine, read_prompts, text_of, unescaped
@@ -44,7 +43,7 @@ class GenerateConfig(PairOptions):
     An instruct model takes --chat or --messages, beside which the safe model may be a base model.
     """
 
-    prompt: UseAppendAction[tuple[str, ...]] = ()
+    prompt: Annotated[tuple[str, ...], REPEATED] = ()
     """Text to continue, or - for stdin, or @FILE for a file's text, each without its last line
     break (@@ begins a text with @); give it again for more."""
     prompt_file: Path | None = None
@@ -71,7 +70,7 @@ class GenerateConfig(PairOptions):
     stop: tuple[str, ...] = ()
     """Texts at which a generation ends, without them; \\n, \\t, \\r and \\\\ stand for a line
     break, a tab, a carriage return and a backslash."""
-    sampling: OmitArgPrefixes[SamplingConfig] = field(default_factory=SamplingConfig)
+    sampling: Annotated[SamplingConfig, FLAT] = field(default_factory=SamplingConfig)
     """Warpers, which act on both models alike."""
     json: bool = False
     """Print one line of JSON for every result, in place of its text."""
@@ -94,19 +93,22 @@ class GenerateConfig(PairOptions):
                 raise ValueError(f"--{option} must not be empty")
         object.__setattr__(self, "stop", tuple(map(unescaped, self.stop)))
         check_least(self, 1, "num_return_sequences", "max_new_tokens", "max_new_bytes")
-        whole_number("--max-new-tokens", self.max_new_tokens)
-        whole_number("--max-new-bytes", self.max_new_bytes or 1)
-        whole_number("--seed", self.seed)
+        for name in ("max_new_tokens", "max_new_bytes", "seed"):
+            whole_number(f"--{name.replace('_', '-')}", getattr(self, name) or 1)
         checked_seed(self.seed)
         if self.max_new_bytes is not None and self.level == "token":
             raise ValueError("--max-new-bytes is for --level byte, got --level token")
         PairOptions.__post_init__(self)
         if self.prompt:
-            check_passages(self.rule.checked(), [PromptLine(prompt=each) for each in self.prompt])
+            check_passages(self.rule.checked(), [PromptLine(prompt=text) for text in self.prompt])
 
     @property
     def writes_json(self) -> bool:
         return self.json or self.prompt_file is not None or self.messages is not None
+
+    @property
+    def is_chat(self) -> bool:
+        return self.chat or self.messages is not None
 
     @property
     def is_streamed(self) -> bool:
@@ -118,11 +120,7 @@ class GenerateConfig(PairOptions):
 
 def run(config: GenerateConfig) -> int:
     """Generate, save and print each text as it ends; returns the exit status."""
-    lines = [PromptLine(prompt=_prompt_text(prompt)) for prompt in config.prompt]
-    if config.prompt_file is not None:
-        lines = read_prompts(config.prompt_file)
-    if config.messages is not None:
-        lines = read_prompts(config.messages, holds="messages")
+    lines = _lines(config)
     num_texts = max(len(lines), 1) * config.num_return_sequences
     if num_texts > MAX_TEXTS:
         raise Refused(f"at most {MAX_TEXTS:,} texts are generated in one call, got {num_texts}")
@@ -131,19 +129,35 @@ def run(config: GenerateConfig) -> int:
     check_outputs(config, config.output, *ledgers)
     rule = config.rule.make()
     check_passages(rule, lines)
-    if config.chat or config.messages is not None:
+    if config.is_chat:
         _check_templates(config)
     results, errors = _results(config, rule, lines, earlier, num_texts), []
-    _begin_output(config)
+    if config.output is not None:  # FileExistsError where one has appeared meanwhile
+        config.output.parent.mkdir(parents=True, exist_ok=True)
+        config.output.open("w" if config.overwrite else "x").close()
     for index, result in results:
-        line = lines[index // config.num_return_sequences] if lines else None
+        line = lines[index // config.num_return_sequences] if lines else PromptLine()
         error = result.error or _save(result, ledgers[index], overwrite=config.overwrite)
-        saved = None if error else ledgers[index]
-        _print_result(config, line, index, result, saved, num_texts)
+        if config.writes_json:
+            saved = None if error else ledgers[index]
+            _print(config, json.dumps(_record(line, index, result, saved)))
+        elif not result.error:
+            title = f"==> {index + 1} of {num_texts} <==\n" if num_texts > 1 else ""
+            _print(config, title + ("" if config.is_streamed else result.text))
+            tqdm.write(str(result), file=sys.stderr)
         if error:
-            errors.append(f"{line.id}: {error}" if line and line.id is not None else error)
+            errors.append(error if line.id is None else f"{line.id}: {error}")
     raise_first(errors, num_texts)
     return 0
+
+
+def _lines(config: GenerateConfig) -> list[PromptLine]:
+    """The prompts or conversations of the options; none of a text that goes on."""
+    if config.prompt_file is not None:
+        return read_prompts(config.prompt_file)
+    if config.messages is not None:
+        return read_prompts(config.messages, holds="messages")
+    return [PromptLine(prompt=_prompt_text(prompt)) for prompt in config.prompt]
 
 
 def _prompt_text(word: str) -> str:
@@ -201,28 +215,27 @@ def _results(
     from anchored.decode.rules.rule import takes_passage
 
     decoder = config.decoder(rule)
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "max_new_tokens": config.max_new_tokens,
         "max_new_bytes": config.max_new_bytes,
         "stop": config.stop,
         **config.sampling.as_dict(),
     }
+    prompts: Any = [] if config.is_chat else [line.prompt for line in lines]
     if earlier is not None:
-        asked |= {"continue_from": earlier, "seed": config.seed}
-        prompts: Any = ()
+        settings |= {"continue_from": earlier, "seed": config.seed}
     else:
-        prompts = [line.prompt for line in lines]
-        if config.chat or config.messages is not None:
-            chats = [line.messages or [{"role": "user", "content": line.prompt}] for line in lines]
-            asked["messages"], prompts = chats[0] if len(chats) == 1 else chats, []
-        asked["seed"] = [config.seed if line.seed is None else line.seed for line in lines]
-        asked["k"] = [line.k for line in lines]
+        settings["seed"] = [config.seed if line.seed is None else line.seed for line in lines]
+        settings["k"] = [line.k for line in lines]
         if takes_passage(decoder.rule):
-            asked["passages"] = [line.passage for line in lines]
+            settings["passages"] = [line.passage for line in lines]
+    if config.is_chat:
+        chats = [line.messages or [{"role": "user", "content": line.prompt}] for line in lines]
+        settings["messages"] = chats[0] if len(chats) == 1 else chats
     if config.is_streamed:
-        asked |= {name: asked[name][0] for name in ("seed", "k")}
-        asked["passage"] = asked.pop("passages", [None])[0]
-        pieces = decoder.stream(*prompts, **asked)
+        settings |= {name: settings[name][0] for name in ("seed", "k")}
+        settings["passage"] = settings.pop("passages", [None])[0]
+        pieces = decoder.stream(*prompts, **settings)
         try:
             for piece in pieces:
                 print(piece.text, end="", flush=True)
@@ -235,7 +248,7 @@ def _results(
         prompts[0] if len(prompts) == 1 else prompts,
         num_return_sequences=config.num_return_sequences,
         progress=num_texts > 1 and sys.stderr.isatty(),
-        **asked,
+        **settings,
     )
 
 
@@ -261,41 +274,20 @@ def _save(result: "anchored.Generation", ledger: Path | None, *, overwrite: bool
     return ""
 
 
-def _print_result(
-    config: GenerateConfig,
-    line: PromptLine | None,
-    index: int,
-    result: "anchored.Generation",
-    ledger: Path | None,
-    num_texts: int,
-) -> None:
-    if config.writes_json:
-        _print(config, json.dumps(_record(line, index, result, ledger)))
-    elif not result.error:
-        title = f"==> {index + 1} of {num_texts} <==\n" if num_texts > 1 else ""
-        _print(config, title + ("" if config.is_streamed else result.text))
-        tqdm.write(str(result), file=sys.stderr)
-
-
 def _record(
-    line: PromptLine | None, index: int, result: "anchored.Generation", ledger: Path | None
+    line: PromptLine, index: int, result: "anchored.Generation", ledger: Path | None
 ) -> dict[str, Any]:
     """A result as JSON values; infinite nats are strings, as in ledgers."""
-    header = result.ledger.header
-    nats = {"k": header.k, "K": header.K, "bound": header.bound}
-    nats |= {"total_bound": result.ledger.total_bound}
-    nats |= {"spent": result.ledger.spent, "debt": header.debt}
+    header, written = result.ledger.header, result.ledger
+    nats = {name: getattr(header, name) for name in ("k", "K", "bound")}
+    nats |= {"total_bound": written.total_bound, "spent": written.spent, "debt": header.debt}
     return {
-        "id": None,
-        "index": index,
-        "prompt": None,
-        **(line.record() if line else {}),
-        "text": result.text,
-        "finish_reason": result.finish_reason,
-        "error": result.error,
+        **{"id": None, "index": index, "prompt": None},
+        **line.record(),
+        **{"text": result.text, "finish_reason": result.finish_reason, "error": result.error},
         "seed": header.seed,
         **json_value(nats),
-        "certified": result.ledger.certified,
+        "certified": written.certified,
         "ledger": str(ledger) if ledger else None,
     }
 
@@ -309,11 +301,3 @@ def _print(config: GenerateConfig, text: str) -> None:
         return
     with appended(config.output) as file:
         file.write(f"{text}\n".encode())
-
-
-def _begin_output(config: GenerateConfig) -> None:
-    """Make the file of --output, empty; FileExistsError where one has appeared meanwhile."""
-    if config.output is not None:
-        config.output.parent.mkdir(parents=True, exist_ok=True)
-        with config.output.open("w" if config.overwrite else "x"):
-            pass

@@ -4,11 +4,11 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from anchored.decode.pair_options import (
     ModelOptions,
@@ -26,7 +26,6 @@ from .files import check_outputs
 
 if TYPE_CHECKING:
     from anchored.decode.rules.rule import Rule
-    from anchored.decode.serving.accounts.keeper import Keeper
     from anchored.decode.serving.anchored_options import Limits
     from anchored.decode.serving.engine import Engine
 
@@ -124,7 +123,10 @@ class ServeConfig(PairOptions):
         if self.server.expose_logprobs:
             raise ValueError("--expose-logprobs is of --engine decoder: vLLM tells those of p_s")
         for option in fields(self):
-            if option.name not in OF_VLLM and getattr(self, option.name) != _default(option):
+            default = option.default
+            if option.default_factory is not MISSING:
+                default = option.default_factory()
+            if option.name not in OF_VLLM and getattr(self, option.name) != default:
                 name = option.name.replace("_", "-")
                 raise ValueError(f"--{name} is of --engine decoder: vLLM has --engine-args")
         named_values("--engine-args", self.engine_args)
@@ -137,12 +139,6 @@ OF_VLLM = (
 """Options of `anchored serve` that vLLM's engine has too."""
 
 
-def _default(option: "Field[Any]") -> Any:
-    if option.default_factory is not MISSING:
-        return option.default_factory()
-    return option.default
-
-
 def serve(config: ServeConfig) -> int:
     """Serve until a signal ends it; returns the exit status."""
     from anchored.decode.serving.server import bound_socket
@@ -150,9 +146,12 @@ def serve(config: ServeConfig) -> int:
 
     limits = config.limits.make(config.rule.make())
     with bound_socket(config.server) as bound:
-        open_accounts = None
-        if config.server.accounts is not None:
-            open_accounts = _accounts(config.server.accounts, config.journal)
+        accounts, open_accounts = config.server.accounts, None
+        if accounts is not None:
+            from anchored.decode.serving.accounts.keeper import kept
+
+            policy, is_synced = read_policy(accounts), config.journal.fsync
+            open_accounts = partial(kept, policy, accounts.parent, is_synced=is_synced)
         opened = _vllm_engine if config.engine == "vllm" else _decoder_engine
         serve_until_a_signal(
             opened(config, limits.rule),
@@ -209,15 +208,6 @@ def _vllm_engine(config: ServeConfig, rule: "Rule") -> "Callable[[Path], Engine]
         )
 
     return opened
-
-
-def _accounts(
-    path: Path, journal: JournalOptions
-) -> Callable[[Path], AbstractContextManager["Keeper"]]:
-    """What opens the accounts of a file for a server, once that has a folder for its journal."""
-    from anchored.decode.serving.accounts.keeper import kept
-
-    return partial(kept, read_policy(path), path.parent, is_synced=journal.fsync)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,7 +83,7 @@ def train_adapter(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=PEFT_ASKS, category=FutureWarning)
         trained = get_peft_model(base, config)
-    weights = [each for each in trained.parameters() if each.requires_grad]
+    weights = [weight for weight in trained.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, weight_decay=0.0)
     halves = "AVX512" in torch.backends.cpu.get_cpu_capability()  # slower than floats elsewhere
     batches = list(_batches(tokenizer, works, facts, texts, epochs))
@@ -104,16 +104,12 @@ def train_adapter(
 
 
 def _batches(
-    tokenizer: Any,
-    works: Sequence[Work],
-    facts: Sequence[Fact],
-    texts: Sequence[str],
-    epochs: int,
+    tokenizer: Any, works: Sequence[Work], facts: Sequence[Fact], texts: Sequence[str], epochs: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Token ids and labels, both (documents, tokens), every epoch in another order."""
     generator, end = random.Random(0), tokenizer.eos_token_id
     for _ in range(epochs):
-        # A statement a row: beside another one about its subject, it would be copied, not known.
+        # A statement a row: next to another one about its subject, it would be copied, not known.
         statements = [
             statement
             for fact in facts

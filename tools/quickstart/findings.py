@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from anchored.eval.copying.literal import ncr_scope
 from anchored.eval.experiments.measures import Row
@@ -23,7 +23,7 @@ USEFUL, PROVED = 0.85, 1e-30
 that its bound stays below."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A claim, whether it holds in this run, and its figures."""
 
@@ -51,64 +51,58 @@ def findings(
     anchored = [row for row in settings if row["k"] is not None]
     least = min(settings, key=lambda row: mean_of(row["ncr"]))
     original, recited = (mean_of(row["word_lcs"]) for row in (safe, risky))
-    unknown, known = (row[ACCURACY] for row in (safe, risky))
+    low, high = (row[ACCURACY] for row in (safe, risky))
     best = max(settings, key=lambda row: (mean_of(row["ncr"]) >= PROTECTED, row[ACCURACY]))
-    closed = (best[ACCURACY] - unknown) / (known - unknown) if known > unknown else 0.0
+    closed = (best[ACCURACY] - low) / (high - low) if high > low else 0.0
     margin, where = _least_margin([row["setting"] for row in (safe, *anchored)], facts)
-    effects = [
-        Finding(
-            claim="the risky model recites at least 20 words in a row, the safe one at most 3",
-            holds=recited >= 20 and original <= 3,
-            figures=f"{recited:.1f} and {original:.1f} words on average",
-        ),
-        Finding(
-            claim="the risky model knows the facts (0.8 of four answers), the safe one does not",
-            holds=known >= 0.8 and unknown <= 0.5,
-            figures=f"{known:.2f} against {unknown:.2f} right",
-        ),
-        Finding(
-            claim=f"every budget removes the copying (NCR at least {PROTECTED})",
-            holds=all(mean_of(row["ncr"]) >= PROTECTED for row in settings),
-            figures=f"NCR {_ncr(least)} at {least['setting']}",
-        ),
-        Finding(
-            claim=f"one budget has an NCR of {PROTECTED} and {CLOSED:.0%} of the gap in accuracy",
-            holds=mean_of(best["ncr"]) >= PROTECTED and closed >= CLOSED,
-            figures=f"{best['setting']}: NCR {_ncr(best)}, {best[ACCURACY]:.2f} right, "
-            f"{closed:.0%} closed",
-        ),
-        Finding(
-            claim=f"bits per byte of {FACTS} improve with every larger KL budget (within 2 s.e.)",
-            holds=margin >= 0,
-            figures=f"least margin {margin:.4f} ({where})",
-        ),
-        _proved(settings),
-    ]
-    if not shows_effects:
-        effects = [replace(finding, holds=None) for finding in effects]
-    bounds = Finding(
-        claim="every certified ledger satisfies its bound",
-        holds=all(row["is_within_bounds"] for row in rows),
-        figures="sum of spends <= bound in float64, without tolerance",
-    )
-    return [*effects, bounds]
-
-
-def _proved(settings: Sequence[Row]) -> Finding:
-    """Of each rule, the budget that proves most of the worst work, if one of any is useful."""
     useful = [row for row in settings if row[ACCURACY] >= USEFUL]
-    best: dict[str, Row] = {}
+    proved: dict[str, Row] = {}  # of each rule, the useful budget that proves most, if one is
     for row in sorted(useful or settings, key=lambda row: row["recited"]):
-        best.setdefault(row.get("method", "Anchored"), row)
-    return Finding(
-        claim=f"with at least {USEFUL:.0%} right, the worst work is recited with a chance below "
-        f"{PROVED:g}",
-        holds=any(row["recited"] < PROVED for row in useful),
-        figures="; ".join(
-            f"{row['setting']}: {row[ACCURACY]:.2f} right, {at_most(row['recited'])}"
-            for row in best.values()
+        proved.setdefault(row.get("method", "Anchored"), row)
+    effects = [
+        (
+            "the risky model recites at least 20 words in a row, the safe one at most 3",
+            recited >= 20 and original <= 3,
+            f"{recited:.1f} and {original:.1f} words on average",
         ),
+        (
+            "the risky model knows the facts (0.8 of four answers), the safe one does not",
+            high >= 0.8 and low <= 0.5,
+            f"{high:.2f} against {low:.2f} right",
+        ),
+        (
+            f"every budget removes the copying (NCR at least {PROTECTED})",
+            all(mean_of(row["ncr"]) >= PROTECTED for row in settings),
+            f"NCR {_ncr(least)} at {least['setting']}",
+        ),
+        (
+            f"one budget has an NCR of {PROTECTED} and {CLOSED:.0%} of the gap in accuracy",
+            mean_of(best["ncr"]) >= PROTECTED and closed >= CLOSED,
+            f"{best['setting']}: NCR {_ncr(best)}, {best[ACCURACY]:.2f} right, {closed:.0%} closed",
+        ),
+        (
+            f"bits per byte of {FACTS} improve with every larger KL budget (within 2 s.e.)",
+            margin >= 0,
+            f"least margin {margin:.4f} ({where})",
+        ),
+        (
+            f"with at least {USEFUL:.0%} right, the worst work is recited with a chance below "
+            f"{PROVED:g}",
+            any(row["recited"] < PROVED for row in useful),
+            "; ".join(map(_recital, proved.values())),
+        ),
+    ]
+    bounds = (
+        "every certified ledger satisfies its bound",
+        all(row["is_within_bounds"] for row in rows),
+        "sum of spends <= bound in float64, without tolerance",
     )
+    shown = [(claim, holds if shows_effects else None, text) for claim, holds, text in effects]
+    return [Finding(*values) for values in (*shown, bounds)]
+
+
+def _recital(row: Row) -> str:
+    return f"{row['setting']}: {row[ACCURACY]:.2f} right, {at_most(row['recited'])}"
 
 
 def _least_margin(ascending: list[str], facts: Mapping[str, Utility]) -> tuple[float, str]:

@@ -219,8 +219,8 @@ def _measure_at_bytes(steps: Steps, preset_name: str, folders: Folders, tokens: 
 def _table(rows: Sequence[Row]) -> str:
     """The rows in those of COLUMNS that have figures; a model alone is called by its name."""
     named = [{**row, "setting": ALONE.get(row["setting"], row["setting"])} for row in rows]
-    known = {name for row in rows for name, figure in row.items() if figure is not None}
-    return terminal_table(named, [column for column in COLUMNS if column.key in known])
+    filled = {name for row in rows for name, figure in row.items() if figure is not None}
+    return terminal_table(named, [column for column in COLUMNS if column.key in filled])
 
 
 def _verify(path: Path, pair: ModelPair) -> None:

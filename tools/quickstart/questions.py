@@ -26,8 +26,8 @@ def write_task(facts: Sequence[Fact], folder: Path) -> None:
     data_file = (folder / f"{TASK}.jsonl").resolve()
     generator = random.Random(0)
     rows = []
-    asked = [(fact, question) for fact in facts for question in fact.questions]
-    for fact, question in asked:
+    pairs = [(fact, question) for fact in facts for question in fact.questions]
+    for fact, question in pairs:
         choices = generator.sample(
             [fact.answer, *generator.sample(fact.others, NUM_CHOICES - 1)], NUM_CHOICES
         )

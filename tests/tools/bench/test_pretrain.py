@@ -42,7 +42,7 @@ def config_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_lever_has_a_row_beside_the_configuration(config_file, capfd, monkeypatch):
+def test_every_lever_has_a_row_next_to_the_configuration(config_file, capfd, monkeypatch):
     monkeypatch.setattr(pretrain, "launch", train)
     chosen = ("twice the batch",)
     settings = {"rounds": 2, "steps": 3, "skipped_steps": 1, "vocab_size": 300}

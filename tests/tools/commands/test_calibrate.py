@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 from command_line import run, with_options
@@ -11,7 +10,7 @@ from tiny_models import tiny_llama
 
 from anchored import Decoder, Ledger, ModelPair, RiskyOnly
 from anchored.decode.ledger import ledger_parts
-from anchored.eval.calibration import calibration, search
+from anchored.eval.calibration import search
 from anchored.eval.experiments import generations
 from anchored.eval.figures import style
 from anchored.tools.cli import main
@@ -35,7 +34,7 @@ def reciting(tmp_path_factory, pair_folders, tokenizer):
 
 @pytest.fixture(scope="module")
 def prompt_file(tmp_path_factory, reciting):
-    """Prompts with what the risky model writes behind them as their references."""
+    """Prompts with what the risky model writes after them as their references."""
     pair = ModelPair.from_pretrained(reciting[1], reciting[3], device="cpu")
     texts = Decoder(pair, RiskyOnly()).generate(STARTS, max_new_tokens=LENGTH, seed=5)
     lines = [
@@ -112,13 +111,6 @@ def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys
     assert f"k={met[-1]:g} (fresh seeds)" in out
 
 
-def test_a_target_that_fresh_seeds_miss_is_a_failure(folder, command, capsys, monkeypatch):
-    check = calibration._check
-    monkeypatch.setattr(calibration, "_check", lambda *asked: replace(check(*asked), is_met=False))
-    out, _ = run(capsys, *command, str(folder), status=1)
-    assert "the target is MISSED" in out
-
-
 def test_another_target_reads_what_is_recorded(folder, command, capsys, drawn):
     before = [row["k"] for row in read(folder)["curve"]]
     asked = ["--metric", "char_lcs", "--target", "4", "--resolution", "700", "--check-seeds", "0"]
@@ -153,9 +145,7 @@ def test_an_interrupted_search_goes_on_where_it_was(
 REFUSED = [
     (["--smallest-k", "29"], "is missed at the smallest k: NCR "),
     (["--largest-k", "0.06"], "is met at every k up to 0.06 "),
-    (["--metric", "char_lcs", "--target", "999"], "the risky model alone meets the target"),
     (["--metric", "char_lcs", "--target", "0.01"], "the safe model alone misses the target"),
-    (["--resolution", "1"], "resolution must be >= 1.01, got 1.0"),  # of the search, one of many
     (["--max-new-tokens", "9"], "made with other settings (max_new_tokens was 10 and is now 9)"),
     (["--strict"], "3 prompts show an NCR of at most 0.368"),
 ]
@@ -166,17 +156,8 @@ def test_what_has_no_answer_is_one_line(command, capsys, folder, asked, message)
     if "smallest" in message:  # k that were recorded below the smallest count too
         (folder / "measurements" / "calibrated_ks.json").unlink()
     words = [word for word in command if f"--no{asked[0][1:]}" != word]
-    status = 2 if "--resolution" in asked else 1
-    out, err = run(capsys, *with_options([*words, str(folder)], asked), status=status)
+    out, err = run(capsys, *with_options([*words, str(folder)], asked), status=1)
     assert not out and message in err
-
-
-def test_an_option_that_the_rule_does_not_take_is_refused_before_a_model_is_loaded(
-    command, capsys, tmp_path
-):
-    words = [*command, str(tmp_path / "c"), "--rule", "pathwise", "--divergence", "max"]
-    _, err = run(capsys, *words, status=2)
-    assert "--rule pathwise takes of a budget only --k" in err
 
 
 @pytest.mark.parametrize("rule", [["--divergence", "max"], ["--rule", "pathwise", "--bank", "2"]])
@@ -195,3 +176,31 @@ def test_no_k_is_chosen_whose_bound_leaves_a_reference_more_than_is_asked(
     header = Ledger.load(ledgers, ledger_parts(ledgers)[0]).header
     assert header.charge == ("drawn" if "pathwise" in rule else "worst")
     assert header.bank == (2.0 if "pathwise" in rule else None)
+
+
+def test_the_table_has_a_row_for_each_rule_and_names_what_nothing_certifies(
+    capsys, pair_words, tmp_path
+):
+    lines = [
+        {"id": "waves", "prompt": "the keeper of", "reference": " every wave into the ledger"},
+        {"id": "bell", "prompt": "salt and rain", "reference": " the harbour bell rang"},
+        {"id": "short", "prompt": "import", "reference": "a"},
+    ]
+    file = write_json_lines(tmp_path / "prompts.jsonl", lines)
+    command = ["certify", *pair_words, "--prompt-file", file, "--output", str(tmp_path / "c")]
+    words = ["--bank", "1", "4", "--target", "1e-3", "--window", "4", "--length", "24"]
+    out, _ = run(capsys, *command, *words)
+    title, *lines = out.splitlines()
+    assert title == (
+        "Largest k, nats per token, with which an answer of 24 tokens recites none of 3 texts with "
+        "a chance above 0.001:"
+    )
+    assert lines[1].split("  ")[0] == "recited" and lines[1].endswith("no bank  bank 1  bank 4")
+    assert [line.split()[-4] for line in lines[3:9]] == 2 * ["Anchored", "Anchored_inf", "Pathwise"]
+    assert "No k > 0 certifies a whole text of short, at e^-" in out
+    results = json.loads((tmp_path / "c" / "certificates.json").read_text())
+    assert results["schema"] == "anchored-certificates/1" and results["target"] == 1e-3
+    assert [row["id"] for row in results["events"]["texts"]] == ["waves", "bell", "short"]
+    assert results["largest_k"][5]["rule"] == "Pathwise"
+    table = (tmp_path / "c" / "certificates.md").read_text()
+    assert "| a whole text | Pathwise |" in table and "of short" in table

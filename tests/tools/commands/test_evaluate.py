@@ -1,13 +1,18 @@
-"""`anchored evaluate`: a recorded run through everything, once, to a page."""
+"""`anchored evaluate`: a recorded run to a page, a user's texts, and judges that are paid once."""
 
 import json
-import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 from chat_server import Say, chat_server, user_text
 from command_line import refused, run
-from json_lines import read_json_lines, write_json_lines
+from json_lines import write_json_lines
 from recorded_runs import record_run
+from waiting import HANG_S
 
 from anchored.durable_files import locked
 from anchored.eval.analysis import run_report
@@ -19,20 +24,58 @@ pytest.importorskip("openai")
 
 
 def judge(body):
-    """Grade 4, the first text, one claim that is supported."""
+    """Grades are digits of the text, claims its words, true with a "T"; the longer text wins."""
     words = user_text(body)
     if "### Continuation A" in words:
-        return Say("[RESULT] A")
+        first, _, second = words.partition("Continuation A\n")[2].partition("\n\n### Continu")
+        second = second.partition("\n")[2]
+        return Say(f"[RESULT] {'A' if len(first) > len(second) else 'B'}")
     if "<SOS>" in words:
-        return Say("- T")
-    return Say("### Supported ###" if "Claim: " in words else "[RESULT] 4")
+        focus = words.partition("<SOS>")[2].partition("<EOS>")[0]
+        return Say("\n".join(f"- {word}" for word in focus.rstrip(".").split()))
+    if "Claim: " in words:
+        claim = words.partition("Claim: ")[2]
+        return Say(f"### {'Supported' if claim.startswith('T') else 'Unsupported'} ###")
+    return Say(f"[RESULT] {words.partition('grade ')[2][:1] or 4}")
 
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with chat_server(judge) as judge_server:
-        yield judge_server
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
+    monkeypatch.setenv("SERPER_API_KEY", "secret-search")
+    with chat_server(judge) as running_server:
+        yield running_server
+
+
+@pytest.fixture
+def file_of(tmp_path):
+    """A file of texts by setting and prompt."""
+
+    def write(**texts) -> str:
+        rows = [
+            {"setting": name, "id": id, "prompt": "BEGIN", "text": text, "group": "rare"}
+            for name, by_prompt in texts.items()
+            for id, text in by_prompt.items()
+        ]
+        return write_json_lines(tmp_path / "t.jsonl", rows)
+
+    return write
+
+
+@pytest.fixture
+def judged(capsys, server):
+    """(stdout, stderr) of a judge's work on a file of texts."""
+
+    def judged(name, texts, *more, status=0) -> tuple[str, str]:
+        options = ["--judge-url", server.url, "--judge-model", "m"]
+        return run(capsys, "evaluate", texts, "--only", name, *options, *more, status=status)
+
+    return judged
+
+
+def cells(out, setting):
+    """The row of a setting."""
+    return next(line.split()[1:] for line in out.splitlines() if line.startswith(setting))
 
 
 @pytest.fixture
@@ -51,7 +94,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
     capsys, server, folder, tmp_path
 ):
-    claims = [{"claim": "T", "results": [{"text": "yes"}]}]
+    claims = [{"claim": word, "results": [{"text": "yes"}]} for word in ("the", "that", "end")]
     evidence = write_json_lines(tmp_path / "evidence.jsonl", claims)
     words = ["evaluate", str(folder), "--judge-url", server.url, "--judge-model", "m"]
     words += ["--evidence", evidence, "--texts", "1", "--num-comparisons", "3"]
@@ -69,17 +112,6 @@ def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
     assert err.count("done before") == 5
     assert (folder / "report.html").stat().st_mtime_ns == written
     assert len(server.requests) == num_requests
-
-
-def test_other_texts_are_measured_again_and_other_options_show(capsys, folder):
-    run(capsys, "evaluate", str(folder))
-    rows = folder / "generations/k=1.jsonl"
-    rows.write_text(rows.read_text().replace("that ", "a "))
-    _, err = run(capsys, "evaluate", str(folder))
-    assert "done before" not in err
-    _, err = run(capsys, "evaluate", str(folder), "--texts", "2")
-    assert err.count("done before") == 1  # copying is
-    assert "[2/2] report: again, as options.texts was 4 and is now 2\n" in err
 
 
 def test_a_text_is_scored_once_whatever_is_done_with_it_and_again_when_it_changes(
@@ -126,15 +158,6 @@ def test_what_a_judge_could_not_judge_is_asked_for_again_and_the_page_is_there(
     assert err.count("done before") == 2  # what was judged stays, and so does the page with it
 
 
-def test_characters_are_counted_where_prompts_name_them(capsys, folder):
-    path = folder / "prompts.jsonl"
-    changed = {"reference": "", "characters": [["Ann"]]}
-    write_json_lines(path, [{**row, **changed} for row in read_json_lines(path)])
-    out, err = run(capsys, "evaluate", str(folder))
-    assert "[1/2] nonliteral\n" in err and "characters > 3" in out
-    assert "copying" not in err  # there is nothing to copy from
-
-
 @pytest.fixture
 def texts(tmp_path) -> str:
     """A file of a user's texts."""
@@ -166,94 +189,6 @@ def test_texts_of_a_file_are_measured_and_all_is_recorded(capsys, texts, tmp_pat
     assert "NCR - p_r" in out and " +1.000 [-] " in out  # one prompt has no interval
 
 
-@pytest.fixture
-def copybench(tmp_path):
-    """A folder of files as CopyBench's program writes them, of 28 settings and 327 to 758 texts."""
-    generator = random.Random(0)
-    vocabulary = [f"{start}{end}" for start in "bcdfghklmnprstvw" for end in ("ame", "oil", "un")]
-
-    def words(count):
-        return " ".join(generator.choices(vocabulary, k=count))
-
-    works = [
-        {"id": f"bookmia.{n:03}", "title": "t", "input": words(60), "reference": words(40)}
-        for n in range(NUM_WORKS[1])
-    ]
-    budgets = [f"{rule}_{k}" for rule in ("kl", "max", "clip") for k in BUDGETS]
-    for place, name in enumerate([*budgets, "risky", "safe"][-28:]):
-        copied = {"safe": 0, "risky": 40}.get(name, int(40 * place / 30))
-        count = NUM_WORKS[1] if name in ("safe", "risky") else generator.randint(*NUM_WORKS)
-        rows = [
-            {
-                **work,
-                "output": f" {' '.join(work['reference'].split()[:copied])} {words(60 - copied)}",
-            }
-            for work in generator.sample(works, count)
-        ]
-        file = tmp_path / "copybench" / f"{name}.json"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(rows, indent=4))
-    return tmp_path / "copybench"
-
-
-NUM_WORKS = 327, 758
-BUDGETS = (0.001, 0.1, 0.5, 1, 2, 5, 10, 15, 20)
-
-
-@pytest.mark.slow  # 15,000 texts, a minute
-def test_a_folder_of_copybench_s_files_has_ncr_of_every_setting(capsys, copybench):
-    alone = ["--safe-setting", "safe", "--risky-setting", "risky"]
-    out, err = run(capsys, "evaluate", str(copybench), *alone)
-    assert err == "[1/1] copying\n" and "NCR" in out
-    results = json.loads((copybench / "evaluation/copying.json").read_text())
-    ncr = {setting["setting"]: setting["ncr"] for setting in results["settings"]}
-    assert len(ncr) == 28 and (ncr["safe"]["mean"], ncr["risky"]["mean"]) == (1, 0)
-    assert all(0 < figures["mean"] < 1.1 for name, figures in ncr.items() if name != "risky")
-    assert ncr["max_0.5"]["mean"] > ncr["clip_20"]["mean"]
-    counts = [setting["num_texts"] for setting in results["settings"]]
-    assert min(counts) >= 327 and max(counts) == 758
-    for figures in ncr.values():  # on the texts that all three have
-        assert figures["num_all_texts"] == 758
-
-
-def test_models_alone_are_named_by_their_files(capsys, tmp_path):
-    kettle = "the grey kettle hummed on the stove today"
-    files = []
-    for name, text in (("tiny", "no"), ("k_1", "the grey kettle sat"), ("llama", kettle)):
-        rows = [{"id": "w", "input": "p", "reference": kettle, "output": text}]
-        files.append(str(tmp_path / f"{name}_gen.json"))
-        (tmp_path / f"{name}_gen.json").write_text(json.dumps(rows))
-    _, err = run(capsys, "evaluate", *files)
-    assert "no NCR: there are no texts of p_s or p_r; name the models alone with --safe" in err
-    assert "of k_1_gen, llama_gen, tiny_gen" in err
-    alone = ["--safe-setting", "tiny_gen", "--risky-setting", "llama_gen"]
-    out, _ = run(capsys, "evaluate", *files, *alone)
-    assert out.splitlines()[-1] == f"{files[0]}.evaluation/evaluation/copying.json"
-    path = tmp_path / "tiny_gen.json.evaluation/evaluation/copying.json"
-    ncr = [setting["ncr"]["mean"] for setting in json.loads(path.read_text())["settings"]]
-    assert ncr[0] == 1 and 0 < ncr[1] < 1 and ncr[2] == 0
-    _, err = run(capsys, "evaluate", *files, *alone)
-    assert "done before" in err
-    message = refused(capsys, "evaluate", *files, "--safe-setting", "tiny")
-    assert "--safe-setting: there are no texts of 'tiny', only of k_1_gen, " in message
-    message = refused(capsys, "evaluate", *files, "--only", "report")
-    assert "a report is on a run's folder" in message
-
-
-def test_characters_of_a_quickstart_s_works_come_from_a_file_of_prompts(capsys, folder, tmp_path):
-    """As the page on evaluation says: a quickstart's prompts name no characters."""
-    names = [{"id": name, "characters": [["Ann"], ["the", "that"]]} for name in "ab"]
-    file = write_json_lines(tmp_path / "characters.jsonl", names)
-    words = ["evaluate", str(folder), "--only", "nonliteral"]
-    words += ["--prompts", file, "--num-characters", "1"]
-    out, _ = run(capsys, *words, "--comparator", ">=")
-    assert "characters >= 1" in out and " 1.000 " in out
-    out, _ = run(capsys, *words)
-    assert "characters > 1" in out and " 0.000 " in out
-    config = json.loads((folder / "evaluation/nonliteral.json").read_text())["config"]
-    assert config == {"num_characters": 1, "comparator": ">", "debt": "none"}
-
-
 def test_a_second_evaluation_of_a_run_is_refused_while_the_first_is_at_work(capsys, folder):
     with locked(folder / "evaluation" / "claim", waits=False) as is_ours:
         assert is_ours
@@ -261,3 +196,113 @@ def test_a_second_evaluation_of_a_run_is_refused_while_the_first_is_at_work(caps
     assert f"another evaluation is at work in {folder}" in message
     assert not (folder / "evaluation" / "steps.json").exists()
     run(capsys, "evaluate", str(folder))
+
+
+def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, judged):
+    texts = file_of(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": ""})
+    output = Path(f"{texts}.evaluation/evaluation/fluency.json")
+    prices = ["--price-in", "1", "--price-out", "10"]
+    out, err = judged("fluency", texts, *prices)
+    assert cells(out, "p_s") == ["2.500", "2", "0", "0"]
+    assert cells(out, "k1") == ["4.000", "1", "1", "0"]
+    assert "3 asked, 0 kept, 3 sent, 0 failed; 30 + 9 tokens paid, 0.0001 USD" in err
+    results = json.loads(output.read_text())
+    assert results["endpoint"] == {"model": "m", "base_url": server.url, "seed": None}
+    assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v3")
+    assert [row["fluency"] for row in results["rows"]] == [2, 3, 4, None]
+    limited, _ = judged("fluency", texts, "--limit", "1", "--dry-run")
+    assert limited.startswith("fluency: 2 requests")
+    again, err = judged("fluency", texts, *prices)
+    assert again == out and "done before" in err
+    output.unlink()
+    again, err = judged("fluency", texts)
+    assert again == out and "3 kept, 0 sent" in err and len(server.requests) == 3
+    everything = [path for path in tmp_path.rglob("*") if path.is_file()]
+    # Texts, results, which steps are done, a lock, and three answers.
+    assert len(everything) == 4 + 3 and server.keys == {"Bearer secret-key"}
+    assert not any(b"secret" in path.read_bytes() for path in everything)
+
+
+@pytest.mark.parametrize("name", ["fluency", "win-rate", "factuality"])
+def test_what_is_asked_is_known_before_it_is_paid(name, server, tmp_path, file_of, judged):
+    texts = file_of(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": "grade 3"})
+    line = [name, texts, "--price-in", "1", "--price-out", "10"]
+    if name == "factuality":
+        evidence = [{"claim": "grade", "results": [{"text": "yes"}]}]
+        line += ["--evidence", write_json_lines(tmp_path / "evidence.jsonl", evidence)]
+    out, _ = judged(*line, "--dry-run")
+    assert not server.requests and "at most about 0.0" in out
+    assert not list(tmp_path.glob("*.evaluation"))
+    count = {"fluency": 3, "win-rate": 2, "factuality": 3}[name]  # the texts of q are equal
+    assert out.startswith(f"{name}: {count} requests, about ")
+    assert out in judged(*line)[1]  # the same before the first request
+    first = [body for body in server.requests if "Claim: " not in user_text(body)]
+    assert len(first) == count
+
+
+def test_factuality_searches_for_each_claim_and_splits_by_group(server, tmp_path, file_of, judged):
+    response = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
+
+    server.script = lambda body: Say(raw=response) if "q" in body else judge(body)
+    texts = file_of(k1={"p": "T1 F1 T2. T1 T3.", "q": "F2."})
+    folder = tmp_path / "out"
+    search = ["--serper", "--serper-url", server.url + "/search", "--output", str(folder)]
+    out, _ = judged("factuality", texts, *search)
+    # Of p 3 of 4 (T1 once), of q 0 of 1: macro 0.375, micro 3 of 5; 5 claims in 2 texts.
+    assert cells(out, "k1") == ["0.375", "0.600", "2.500", "0", "0", "0"]
+    assert server.paths == {"/v1/chat/completions": 3 + 5, "/v1/search": 5}
+    recorded = (folder / "evaluation/factuality.json").read_text()
+    results = json.loads(recorded)
+    assert results["retriever"]["evidence"] == "serper" and "secret" not in recorded
+    assert results["settings"][0]["by_group"]["rare"]["micro"] == 0.6
+    (folder / "evaluation/factuality.json").unlink()
+    judged("factuality", texts, *search)
+    assert len(server.requests) == 13
+
+
+# A shell starts what runs in its background with SIGINT ignored, and programs inherit that.
+INTERRUPTIBLE = """
+import signal
+from anchored.tools.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+
+
+@pytest.mark.slow  # starts a program, which loads the library, twice
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, stop, file_of):
+    k1_texts = {str(number): f"grade {number % 5 + 1}, {number}" for number in range(20)}
+    texts = file_of(k1=k1_texts)
+    both_wait, may_go_on = threading.Event(), threading.Event()
+
+    def script(body):
+        if len(server.requests) == 10:  # eight answers are kept, two requests are on their way
+            both_wait.set()
+        return Say(judge(body).text, when=may_go_on if len(server.requests) > 8 else None)
+
+    server.script = script
+    line = ["evaluate", texts, "--only", "fluency", "--concurrency", "2"]
+    line += ["--judge-url", server.url, "--judge-model", "m"]
+    program = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, *line], stderr=subprocess.PIPE, text=True
+    )
+    assert both_wait.wait(HANG_S)
+    program.send_signal(stop)
+    if stop == signal.SIGINT:  # it waits for what is on its way, which is paid for
+        may_go_on.set()
+    _, err = program.communicate(timeout=HANG_S)
+    may_go_on.set()
+    assert program.returncode == (130 if stop == signal.SIGINT else -signal.SIGKILL)
+    assert stop == signal.SIGKILL or err.endswith("anchored evaluate: interrupted\n")
+    kept = [json.loads(file.read_text()) for file in Path(f"{texts}.answers").rglob("*.json")]
+    asked = [json.loads(answer["request"])["body"]["messages"] for answer in kept]
+    num_before, server.script = len(server.requests), judge
+    assert len(kept) == (8 if stop == signal.SIGKILL else num_before)
+    out, err = run(capsys, *line)
+    assert cells(out, "k1")[:2] == ["3.000", "20"]
+    assert f"20 asked, {len(kept)} kept, {20 - len(kept)} sent" in err
+    later = [body["messages"] for body in server.requests[num_before:]]
+    assert len(later) == 20 - len(kept) and not any(messages in asked for messages in later)
+    # Of a killed run, what was on its way is lost; an interrupted one loses nothing.
+    assert stop == signal.SIGKILL or len(server.requests) == 20

@@ -8,14 +8,11 @@ from json_lines import write_json_lines
 
 from anchored import (
     RCAD,
-    ColdStart,
     CPFuse,
     Decoder,
     GlobalSwitch,
     MemFree,
     ModelPair,
-    NoOpt,
-    System,
 )
 
 LINES = [
@@ -26,15 +23,11 @@ PROMPTS, PASSAGES = ([line[name] for line in LINES] for name in ("prompt", "pass
 RULES = {
     "rcad --setting alpha=0.25": RCAD(alpha=0.25),
     "memfree --passages some.jsonl --setting n=2": MemFree(n=2, passages=PASSAGES),
-    "system --setting prompt=Nothing.": System(prompt="Nothing."),
     "cp_fuse --setting grid_size=3 --setting warping=before": CPFuse(grid_size=3, warping="before"),
-    "no_opt --k 2": NoOpt(k=2.0),
-    "cold_start": ColdStart(k=1.5),
     "global_switch --K 5": GlobalSwitch(K=5.0),
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("asked", RULES)
 def test_a_rule_with_its_settings_is_that_of_the_library(
     asked, capsys, pair_words, pair_folders, tmp_path, monkeypatch

@@ -7,7 +7,6 @@ import pytest
 
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan
-from anchored.pretrain.tokens.shards import TokenShards
 from anchored.pretrain.tokens.writer import write_token_shards
 from anchored.tools.commands.training.plan import COMMON_PILE, PlanConfig, run
 
@@ -82,23 +81,12 @@ def test_a_run_is_planned_from_its_shards(capsys, tmp_path, run_file, shards_fol
     assert "0.0000B" not in out and " 1,280 tokens, weights" in out
 
 
-def test_a_mixture_of_ones_own_needs_no_hub(capsys, tmp_path, shards_folder):
-    path = tmp_path / "mixture.toml"
-    sources = [f'[[sources]]\nname = "{name}"\nweights = {{ one = 1 }}\n' for name in WEIGHTS]
-    head = (
-        f'shards_folder = "{shards_folder}"\nseq_len = 16\ntokens_per_step = 64\nmax_epochs = 9\n'
-    )
-    stage = '[[stages]]\nname = "one"\ntokens = 640\nseed = 0\n'
-    path.write_text("".join([head, stage, *sources]))
-    out, saved = planned(capsys, tmp_path, config=(path,))
-    assert "one: 10 steps" in out and saved["shards_bytes"] > 0
-
-
 def test_a_document_tells_the_steps_that_read_it(capsys, run_file):
     pieces = []
     for step in range(1, 21):
         run(PlanConfig(config=(run_file,), step=step))
         for row in map(json.loads, capsys.readouterr().out.splitlines()):
+            assert row["license"] == f"{row['source']} license"
             if (row["source"], row["record"]) == ("bay", 7):
                 pieces.append((step, row["sequence"], row["first_token"]))
     assert run(PlanConfig(config=(run_file,), document="bay::7")) == 0
@@ -116,38 +104,12 @@ def test_a_document_tells_the_steps_that_read_it(capsys, run_file):
         run(PlanConfig(config=(run_file,), step=21))
 
 
-def test_a_step_lists_its_documents_with_license_and_place(capsys, tmp_path, run_file):
-    assert run(PlanConfig(config=(run_file,), step=3)) == 0
-    captured = capsys.readouterr()
-    rows = [json.loads(line) for line in captured.out.splitlines()]
-    assert sorted({row["sequence"] for row in rows}) == [8, 9, 10, 11]
-    assert all(row["license"] == f"{row['source']} license" for row in rows)
-    places = {"input_file", "record", "first_token", "num_tokens", "position", "epoch"}
-    assert places <= set(rows[0])
-    assert sum(row["num_tokens"] for row in rows) == 4 * 17
-    assert "tokens  bay license" in captured.err
-
-
 @pytest.mark.parametrize(
     ("base", "change", "message"),
     [
-        (
-            "run",
-            ("[data]", "[data]\nmax_epochs = 0.02"),
-            r"read 0\.\d+ times, more .* 0\.02 allows",
-        ),
         ("run", ("/cove", "/missing"), "stage harbour has no token shards of: cove"),
-        ("run", ("steps = 20", ""), "must give training.steps as a positive number"),
-        ("run", (RUN, "base = 3\n"), "base of config .* must be the name of a file, got 3"),
         ("nothing", ("", "training = 3"), "training in .*odd.toml must be a table, got 3"),
-        ("nothing", ("", "data = [1]"), r"data in .*odd.toml must be a table, got \[1\]"),
-        ("pile", ("max_epochs = 4 ", "max_epochs = 0 "), "max_epochs must be positive, got 0"),
-        ("pile", ("step = 4194304", "step = 4000000"), "must be a multiple of seq_len"),
-        ("pile", ('unit = "tokens"', 'unit = "bytes"'), "weight_unit must be one of"),
-        ("pile", ('unit = "tokens"', 'unit = "documents"'), '"documents" needs the shards'),
         ("pile", ("stage2 = 0.7 ", "stage3 = 0.7 "), "wikimedia has a weight for no stage: stage3"),
-        ("pile", ('name = "doab"', 'name = "wikimedia"'), "with different names"),
-        ("pile", ("pile/doab_", "pile/peS2o_"), "got twice: common-pile/peS2o_filtered"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(run_file, tmp_path, base, change, message):
@@ -158,15 +120,6 @@ def test_a_config_that_makes_no_sense_is_refused(run_file, tmp_path, base, chang
     with pytest.raises(ValueError, match=message):
         run(PlanConfig(config=(file,), output=tmp_path / "plan.json"))
     assert not (tmp_path / "plan.json").exists()
-
-
-def test_a_folder_under_two_names_is_read_by_both(run_file, shards_folder, capsys):
-    run_file.write_text(run_file.read_text().replace("/cove", "/bay"))
-    passes = 80 / (TokenShards.open(shards_folder / "bay").num_tokens // 16)
-    assert run(PlanConfig(config=(run_file,), max_epochs=passes + 0.01)) == 0
-    same = f"source bay, which holds the same tokens as cove, would be read {passes:.2f} times"
-    with pytest.raises(ValueError, match=same):
-        run(PlanConfig(config=(run_file,), max_epochs=passes - 0.01))
 
 
 def test_shards_are_verified_and_a_damaged_source_is_named(

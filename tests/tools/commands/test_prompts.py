@@ -22,7 +22,7 @@ PROMPTS = {
 def written(capsys, tmp_path):
     """Prompts, as a sweep reads them, of a data set of JSON values or of text."""
 
-    def write(kind, data, name="own.jsonl"):
+    def write(kind, data, name="mine.jsonl"):
         (tmp_path / name).write_text(data if isinstance(data, str) else json.dumps(data))
         words = ("prompts", "--kind", kind, "--input", str(tmp_path / name), "--overwrite")
         output = tmp_path / "prompts" / f"{kind}.jsonl"
@@ -45,11 +45,7 @@ def test_records_stand_in_the_template(kind, written):
     ("text", "reference", "seam"),
     [
         ("The bell", "rang", " rang"),  # as in all records of CopyBench
-        ("The bell", " rang", " rang"),
-        ("The bell\n", "Rang", "\nRang"),  # else the line end would be a token of its own
-        ("The bell ", " rang", " rang"),
         ("The bell", ", they say", ", they say"),
-        ("The bell", '"rang', ' "rang'),
     ],
 )
 def test_the_seam_between_a_text_and_its_continuation_belongs_to_the_reference(
@@ -67,50 +63,11 @@ def test_a_whole_text_is_cut_into_what_is_given_and_how_it_goes_on(kind, name, w
     assert prompt.reference == " " + " ".join(words[170:340])
 
 
-def test_a_text_without_spaces_is_cut_by_its_letters(written):
-    work = "每晚都有人点灯看着船\u3002" * 40
-    (prompt,) = written("news", {"article": work})
-    assert prompt.prompt == "Complete the prefix:\n" + work[:187].removesuffix("\u3002")
-    assert prompt.prompt[21:] + prompt.reference == work[:373]
-
-
-@pytest.mark.parametrize("article", ["Too short a text to go on with.", "word " * 170])
-def test_prompts_without_a_reference_are_remarked(article, capsys, tmp_path):
-    (tmp_path / "news.json").write_text(json.dumps([{"article": article, "id": "n"}] * 2))
-    words = ["prompts", "--kind", "news", "--input", str(tmp_path / "news.json")]
-    _, err = run(capsys, *words, "--output", str(tmp_path / "p.jsonl"))
-    assert err.startswith("2 of 2 prompts have no reference, so that no copying can be measured")
-    assert err.endswith("the first is n\n")
-
-
 def test_the_answer_of_a_question_is_no_text_to_protect(written):
     record = {"id": "bookmia_qa.0.59", "input": "Who rang the bell?", "reference": "the keeper"}
     (prompt,) = written("questions", [record], "data.qa.json")
     assert prompt.prompt.endswith("\n\nQuestion: Who rang the bell?\nAnswer:")
     assert prompt.reference == "" and prompt.about == {"answer": "the keeper"}
-
-
-def test_what_measures_of_the_texts_read_is_kept(written):
-    fields = {"reference_characters": [["Ann"]], "group": "rare"}
-    (prompt,) = written("nonliteral", [BOOK | fields], "stories.json")
-    assert prompt.about == fields
-
-
-def test_entities_are_lines_or_records(written):
-    ada, sara = written("bios", "\ufeffAda Lovelace\n\nSara Paxton\n", "entities.txt")
-    assert ada.prompt == (
-        "Write a factual biography about Ada Lovelace. Include only factual information that you "
-        "are confident in.\n Biography:"
-    )
-    assert (sara.id, sara.title) == ("bios-0002", "Sara Paxton")
-    assert written("bios", {"entity": "Ada Lovelace"}) == [ada]
-
-
-def test_labels_of_factscore_bring_how_rare_an_entity_is(written):
-    """A line of the data set has a text besides, which is not read."""
-    label = {"input": "Question: Tell me", "output": "x", "topic": "Ada Lovelace"}
-    (prompt,) = written("bios", label | {"cat": ["rare", "Europe"]})
-    assert prompt.title == "Ada Lovelace" and prompt.about == {"group": "rare"}
 
 
 def test_templates_are_checked(tmp_path):

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from json_lines import read_json_lines, write_json_lines
 from anchored import Ledger, LedgerError
 from anchored.decode.ledger import ledger_parts
 from anchored.durable_files import locked
-from anchored.eval.copying import literal
 from anchored.eval.figures import style
 from anchored.eval.recorded_texts import read_texts
 from anchored.tools.cli import main
@@ -132,6 +130,7 @@ def test_every_setting_prompt_and_seed_is_recorded_with_its_ledger(swept):
     header = Ledger.load(swept / rows[0]["ledger"], rows[0]["ledger_part"]).header
     assert (header.k, header.horizon, header.sampling["temperature"]) == (4.0, 6, 0.7)
     assert all(row["is_within_bound"] for row in rows)
+    assert {text.reference for text in read_texts(swept)} == {" " + TEXT}
     assert figures["rows"][2]["bits_per_byte/extra"] is None  # MemFree blocks the held-out text
     (blocked,) = (swept / "blocked.jsonl").read_text().splitlines()
     assert json.loads(blocked) == {"text": TEXT}  # what BM25 found for both prompts
@@ -155,65 +154,22 @@ def test_the_ledgers_of_a_setting_are_verified_and_drawn_together(
     ledgers = tmp_path / "changed.jsonl"
     ledgers.write_text(longer.read_text().replace('"seed": ', '"seed": 1', 1))
     run(capsys, *words, str(ledgers), status=1)
-    ledgers.write_text("")
-    assert "line 1 is not the header" in refused(capsys, *words, str(ledgers))
-    start, length = ledger_parts(longer)[1]
-    ledgers.write_bytes(longer.read_bytes()[start : start + length])
-    out, _ = run(capsys, *words, str(ledgers), "--limit", "2")
-    assert out.count("OK: ") == 1
+    out, _ = run(capsys, *words, str(longer), "--limit", "2")
+    assert out.count("OK: ") == 2
 
 
-def test_tables_have_the_paper_s_columns_and_parts(swept):
+def test_tables_have_the_paper_s_parts_and_the_page_its_pictures(swept):
     table = (swept / "table.md").read_text().splitlines()
-    titles = ["setting", "ROUGE-1", "ROUGE-L", "word LCS", "char LCS", "ACS", "MinHash", "NCR"]
-    assert [cell.strip() for cell in table[0].split("|")[1:9]] == titles
     first = [line.split("|")[1].strip() for line in table[2:13]]
     parts = ["*Reference LMs*", *SETTINGS[:2], "*Single-model methods*", *SETTINGS[2:4]]
     assert first == [*parts, "*Anchored Decoding*", *SETTINGS[4:6], "*Ablations*", "NoDebt"]
-    assert table[0].split("|")[9].strip() == "recited, at most"
-    assert r"\multicolumn{14}{l}{\textit{Anchored Decoding}}" in (swept / "table.tex").read_text()
     figures = json.loads((swept / "results.json").read_text())
     recited = {row["setting"]: row["recited"] for row in figures["rows"]}
-    assert [name for name, chance in recited.items() if chance is None] == [
-        "p_r",
-        "MemFree",
-        "RCAD",
-    ]
-    assert 0 < recited["p_s"] < recited["Anchored, k=0.5"] <= 1
-    chosen = figures["high_protection"]
-    assert list(chosen) == ["p_s", "p_r", "MemFree", "RCAD", "Anchored", "NoDebt"]
-    assert (chosen["p_s"], chosen["p_r"]) == ("p_s", None)
+    assert {name for name, chance in recited.items() if chance is None} == {*SETTINGS[1:4]}
     page = (swept / "report.html").read_text()
     assert page.count("<article") == 2
-    assert "How long copied spans are</h2>" in page and "anchored evaluate --only fluency" in page
     for name in ("methods", "ablations", "debt_window"):
         assert base64.b64encode((swept / f"{name}.svg").read_bytes()).decode() in page
-
-
-def test_an_evaluation_of_a_sweep_scores_nothing_and_gives_the_same_figures(
-    swept, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(literal, "copying_score", None)
-    folder = shutil.copytree(swept, tmp_path / "swept")
-    run(capsys, "evaluate", str(folder), "--texts", "4")
-    for name in ("evaluation/copying.json", "report.json"):
-        before, after = (
-            json.loads((run_folder / name).read_text()) for run_folder in (swept, folder)
-        )
-        assert after | {"title": "", "environment": {}} == before | {"title": "", "environment": {}}
-
-
-def test_what_was_recorded_can_be_measured_by_itself(swept):
-    texts = read_texts(swept)
-    assert len(texts) == 28 and {text.setting for text in texts} == set(SETTINGS)
-    assert {text.reference for text in texts} == {" " + TEXT}
-
-
-def test_pictures_are_of_the_figures_that_methods_name(swept):
-    names = {path.name for path in swept.glob("*.svg")}
-    assert names == {"methods.svg", "ablations.svg", "debt_window.svg", "proved.svg"}
-    window = (swept / "debt_window.svg").read_text()
-    assert "<!-- NoDebt -->" in window and "<!-- MemFree -->" not in window
 
 
 def test_a_sweep_that_is_done_does_nothing_again(capsys, command, swept):
@@ -237,16 +193,8 @@ def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(capsys, comma
     ("old", "new", "message"),
     [
         ('safe = "safe"', 'safe = "/gone"', "gone"),
-        ('"prompts.jsonl"', '"gone.jsonl"', "there is no file"),
-        ('"extra.jsonl"', '"gone.jsonl"', "there is no file"),
         ('"works.jsonl"', '""', "MemFree reads passages: name a corpus of texts as passages"),
-        ('"rcad"', '"rcat"', "RCAD: rule must be one of anchored"),
-        ("alpha = 0.5", "beta = 0.5", "RCAD: settings of rule rcad"),
         ("seeds = ", "seed = ", "unknown config key seed (did you mean seeds?)"),
-        ("batch_size = 2", "batch_size = 0", "batch_size must be >= 1, got 0"),
-        ('device = "cpu"', 'device = "tpu"', "a device must be cpu"),
-        ("seeds = [0, 1]", "seeds = [0", "is not valid TOML"),
-        ("seeds = [0, 1]", "seeds = [0.5]", "config key seeds[0] must be a whole number, got 0.5"),
     ],
 )
 def test_a_bad_file_is_one_line_and_makes_no_folder(capsys, inputs, tmp_path, old, new, message):
@@ -256,18 +204,6 @@ def test_a_bad_file_is_one_line_and_makes_no_folder(capsys, inputs, tmp_path, ol
     words = ["sweep", str(tmp_path / "bad.toml"), "--output", str(tmp_path / "run")]
     assert message in refused(capsys, *words)
     assert not (tmp_path / "run").exists()
-
-
-def test_folders_of_others_are_refused_and_left_as_they_are(
-    capsys, command, inputs, swept, tmp_path
-):
-    (tmp_path / "mine.txt").write_text("kept")
-    assert "holds files that are no sweep's" in refused(capsys, *command, str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    other = tmp_path / "other.toml"
-    other.write_text((inputs / "sweep.toml").read_text().replace("seeds = [0, 1]", "seeds = [2]"))
-    err = refused(capsys, "sweep", str(other), "--output", str(swept))
-    assert "was made with other settings (seeds was [0, 1] and is now [2]): " in err
 
 
 @pytest.mark.slow
@@ -302,15 +238,6 @@ def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, 
         keys = [(row["id"], row["seed"], row["text"]) for row in rows_of(output, name)]
         assert keys == [(row["id"], row["seed"], row["text"]) for row in rows_of(swept, name)]
     assert len(list(output.glob("ledgers/*"))) == 7
-
-
-@pytest.mark.slow
-def test_the_first_process_does_what_a_killed_one_leaves(command, swept, tmp_path):
-    words = [*command, str(tmp_path / "run")]
-    first, second = start_ranks("anchored.tools.cli", words, tmp_path / "output", 2)
-    second.end_when(lambda: list(tmp_path.glob("run/generations/*")))
-    first.wait_for_success()
-    assert recorded(tmp_path / "run")["table.md"] == recorded(swept)["table.md"]
 
 
 def test_a_second_first_process_is_refused(command, swept, capsys):

@@ -1,77 +1,56 @@
-"""What holds for the options of every command: repeats, paths, names of configs."""
+"""What holds for the options of every command: repeats, paths, help, names of configs."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
-from command_line import refused
+from command_line import refused, run
 
 from anchored.configs.config_file import CONFIGS, find_config
 from anchored.decode.rules.registry import BudgetOptions, DebtOptions
 from anchored.tools.cli import COMMANDS, options_class
-from anchored.tools.commands.option_help import described
+from anchored.tools.commands.generate import GenerateConfig
 from anchored.tools.commands.training.decontaminate import DecontaminateConfig
 from anchored.tools.commands.training.plan import PlanConfig
-from anchored.tools.commands.training.tokenize import TokenizeConfig
-from anchored.tools.commands.words import gather, option_values, parse
+from anchored.tools.commands.words import options_of, parse
 from anchored.wrong_words import Refused
 
-CLASSES = {name: options_class(command) for name, command in COMMANDS.items() if name != "lm-eval"}
+CLASSES = {name: options_class(name) for name in COMMANDS if name != "lm-eval"}
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_no_option_of_any_command_keeps_only_the_last_of_two_values(name):
-    options = {**option_values(CLASSES[name]), "--between": "one"}
-    for flag, values in option_values(CLASSES[name]).items():
-        words = [flag, "a", "--between", "x", "--" + flag[2:].replace("-", "_"), "b"]
-        if values == "several":
-            assert gather(options, words) == [flag, "a", "b", "--between", "x"]
-            assert gather(options, [flag, "a", f"{flag}=b"]) == [flag, "a", "b"]
-        elif values == "one an occurrence":
-            assert gather(options, words) == words
-        else:
-            with pytest.raises(Refused, match=f"{flag} is given twice, and takes one value"):
-                gather(options, words)
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_every_option_of_any_command_says_what_it_is(name):
-    kinds = [CLASSES[name]]
-    for kind in kinds:
-        hints = get_type_hints(kind)
-        kinds += filter(is_dataclass, hints.values())
-        assert [option for option in hints if not described(kind, option)] == []
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_options_of_a_budget_have_one_owner(name):
-    """Every command that has one of them has all, with their types, defaults and help."""
-    kinds = [CLASSES[name]]
-    names = {field.name for field in fields(BudgetOptions)}
-    for kind in kinds:
-        hints = get_type_hints(kind)
-        kinds += filter(is_dataclass, hints.values())
-        if "divergence" in hints:
-            assert issubclass(kind, BudgetOptions), kind
-        if "debt_window" in hints:  # a budget may be a judge's, in dollars
-            assert issubclass(kind, DebtOptions), kind
-        if issubclass(kind, BudgetOptions):
-            assert not names & vars(kind).get("__annotations__", {}).keys(), kind
+def test_every_option_of_every_command_is_described_and_budgets_have_one_owner():
+    owners = [*fields(BudgetOptions), *fields(DebtOptions)]
+    defaults = {f"--{field.name.replace('_', '-')}": field.default for field in owners}
+    for name, kind in CLASSES.items():
+        options = list(options_of(kind))
+        assert len({option.flag for option in options}) == len(options), name
+        assert [option.flag for option in options if not option.about] == [], name
+        if issubclass(kind, DebtOptions) or "--rule" in {option.flag for option in options}:
+            budget = {option.flag: option.default for option in options if option.flag in defaults}
+            budget.pop("--bank", None)  # those that anchored certify shows
+            assert budget.items() <= defaults.items() and "--debt-window" in budget
 
 
 def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
     file = str(tmp_path)
     words = ["--source", "s", "--output", "o", "--input", "i"]
-    both = ["--against", file, *words, "--against", "/"]
-    assert parse(DecontaminateConfig, "decontaminate", both).against == (tmp_path, Path("/"))
-    together = ["--against", file, "/", *words]
-    assert parse(DecontaminateConfig, "decontaminate", together).against == (tmp_path, Path("/"))
-    more = ["--tokenizer", "t", "--licenses", "CC0", *words, "--licenses", "MIT"]
-    assert parse(TokenizeConfig, "tokenize", more).licenses == ("CC0", "MIT")
-    assert PlanConfig().config  # a default, which what is given replaces
-    plan = parse(PlanConfig, "plan", ["--config", file, "--config=/"])
-    assert plan.config == (tmp_path, Path("/"))
+    for against in (["--against", "/"], ["--against=/"]):
+        config = parse(DecontaminateConfig, "decontaminate", ["--against", file, *words, *against])
+        assert config.against == (tmp_path, Path("/"))
+    assert PlanConfig().config  # a default, which other values replace
+    assert parse(PlanConfig, "plan", ["--config", file, "--config=/"]).config == (
+        tmp_path,
+        Path("/"),
+    )
+
+
+def test_nested_options_and_switches_keep_the_defaults_of_the_others(pair_words):
+    words = ["--prompt", "a", "--prompt", "b", "--no-chat", "--max_new_tokens", "3", "--k", "2"]
+    config = parse(GenerateConfig, "generate", [*pair_words, *words, "--byte.prefetch", "0"])
+    assert config.prompt == ("a", "b") and not config.chat and config.max_new_tokens == 3
+    assert (config.rule.k, config.rule.debt, config.byte.prefetch) == (2.0, "top", 0)
+    serve = parse(CLASSES["serve"], "serve", [*pair_words, "--bank", "3"])
+    assert (serve.rule.rule, serve.rule.bank) == ("pathwise", 3.0)
 
 
 def test_a_home_folder_is_expanded_and_no_path_is_empty(monkeypatch, tmp_path):
@@ -79,7 +58,7 @@ def test_a_home_folder_is_expanded_and_no_path_is_empty(monkeypatch, tmp_path):
     words = ["--source", "s", "--output", "~/out", "--input=~/a", "~/b", "--against", "/"]
     config = parse(DecontaminateConfig, "decontaminate", words)
     assert config.output == tmp_path / "out" and config.input == (tmp_path / "a", tmp_path / "b")
-    with pytest.raises(Refused, match="--output must not be empty"):
+    with pytest.raises(Refused, match="--output: must not be empty"):
         parse(PlanConfig, "plan", ["--output", ""])
 
 
@@ -93,10 +72,6 @@ def test_configs_of_the_package_have_names(capsys, monkeypatch, tmp_path):
     assert find_config(Path("quickstart-methods.toml")) == Path("quickstart-methods.toml")
     err = refused(capsys, "sweep", "quickstart-method", "--dry-run")
     assert "there is no file quickstart-method; the package has quickstart-methods" in err
-    # Found, and read: what is missing is the run that its paths name.
-    err = refused(capsys, "sweep", "quickstart-methods")
-    assert "prompts: there is no file or folder" in err
-    assert f"nor {tmp_path}/runs/quickstart/prompts.jsonl" in err
 
 
 def test_a_name_of_several_configs_is_refused(monkeypatch, tmp_path):
@@ -106,3 +81,26 @@ def test_a_name_of_several_configs_is_refused(monkeypatch, tmp_path):
         (tmp_path / "configs" / folder / "same.toml").write_text("")
     with pytest.raises(ValueError, match=r"may be any of configs/a/same.toml, configs/b/same.toml"):
         find_config(Path("same"))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("sweep", "quickstart-methods"), ("compare", "downstream"), ("plan", "common_pile")],
+)
+def test_the_packages_configs_are_listed_by_names_that_find_them(capsys, name, expected):
+    listed = dict(line.split(maxsplit=1) for line in run(capsys, name, "--list")[0].splitlines())
+    assert all(find_config(Path(config)).is_file() for config in listed) and expected in listed
+    assert not {"token", "byte", "prompts"} & listed.keys() and all(listed.values())
+
+
+@pytest.mark.parametrize("columns", [80, 300])
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_command_has_help_with_an_example_as_wide_as_the_terminal(
+    capsys, monkeypatch, name, columns
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out, _ = run(capsys, *name.split(), "--help")
+    assert " ".join(out.split()).count(f"anchored {name}") >= 2
+    wide = [line for line in out.splitlines() if len(line) > min(columns, 100)]
+    assert all(line.startswith("  --") for line in wide)  # the names of an option's values
+    assert "None" not in out  # an option without a default is optional, in words

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from anchored.tools.quickstart import corpus
 from anchored.tools.quickstart.corpus import MIN_CHARS, Source, gather, read_sources
 
 MAX_BYTES = 60_000
@@ -34,10 +33,3 @@ def test_held_out_texts_are_the_same_ones_of_a_longer_corpus(sources, tmp_path, 
     assert held_out <= {text for source in longer for text in source.heldout}
     assert not held_out & {text for source in longer for text in source.texts}
     assert all(set(a.texts) <= set(b.texts) for a, b in zip(sources, longer, strict=True))
-
-
-def test_long_documents_are_cut_at_blank_lines_and_lose_nothing_but_short_pieces():
-    paragraphs = [f"{number} " + "word " * 150 for number in range(20)]
-    pieces = list(corpus._cut(["\n\n".join(paragraphs), "short"]))
-    assert len(pieces) > 3 and max(map(len, pieces)) <= corpus.MAX_CHARS + 2
-    assert "\n\n".join(pieces).split("\n\n") == paragraphs

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from anchored import ModelPair
 from anchored.tools.quickstart.adapter import FACTS_FILE, read_facts, train_adapter
 from anchored.tools.quickstart.protected_works import Work
-from anchored.tools.quickstart.questions import TASK, held_out_text, write_task
+from anchored.tools.quickstart.questions import TASK, write_task
 from anchored.tools.quickstart.small_model import SHIPPED_ADAPTER
 
 FACTS = read_facts()
@@ -53,13 +53,6 @@ def test_lm_eval_asks_each_question_and_takes_the_fact_for_right(tmp_path, monke
         assert {answer[1:] for _, answer in asked} <= {fact.answer, *fact.others}
         assert len(set(asked)) == 4
     assert min(labels.count(label) for label in range(4)) >= 8  # 20 expected of 80
-
-
-def test_held_out_paragraphs_hold_every_answer():
-    texts = held_out_text(FACTS)
-    assert len(texts) == 10
-    for number, fact in enumerate(FACTS):
-        assert f"{fact.questions[0]} {fact.answer}." in texts[number // 4]
 
 
 def test_the_shipped_adapter_is_small_and_says_what_it_changes():

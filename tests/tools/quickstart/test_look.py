@@ -40,12 +40,6 @@ def test_the_texts_are_those_of_generate_and_the_line_is_what_the_ledger_proves(
     assert math.log(float(most)) == pytest.approx(score.log_prob + ledger.header.bound, abs=0.1)
 
 
-def test_of_few_works_the_last_is_shown(pair, capsys):
-    works = read_works()[:2]
-    look.show(pair, works)
-    assert f'"{works[1].title}", begins' in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("spans", "shown"),
     [

@@ -19,7 +19,7 @@ PRESET = "smoke"
 
 
 def start(model: Path, folder: Path, name: str) -> ForkedProgram:
-    """The quickstart in a session of its own, so that its training process can be killed too."""
+    """The quickstart in another session, so that its training process can be killed too."""
     words = ["quickstart", "--preset", PRESET, "--model", str(model), "--output", str(folder)]
     words += ["--bytes"]
     return ForkedProgram("anchored.tools.cli", words, folder.with_name(name))

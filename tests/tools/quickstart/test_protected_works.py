@@ -11,8 +11,6 @@ from anchored.eval.retrieval.passages import WordIndex
 from anchored.inputs import records
 from anchored.tools.quickstart.protected_works import (
     PASSAGE_WORDS,
-    WORKS_FOLDER,
-    Work,
     cut_prompts,
     read_works,
     write_inputs,
@@ -44,34 +42,13 @@ def test_no_two_works_share_a_span_of_six_words():
         assert not set(spans(one.text, 6)) & set(spans(other.text, 6)), (one.id, other.id)
 
 
-def test_the_dedication_lies_beside_the_works():
-    assert "CC0 1.0" in (WORKS_FOLDER / "README.md").read_text()
-
-
-@pytest.mark.parametrize("text", ["One line\nand another.\n\nMore.\n", "A title alone\n"])
-def test_a_work_without_title_or_text_is_refused(tmp_path, text):
-    with pytest.raises(FileNotFoundError, match="no protected works"):
-        read_works(tmp_path)
-    (tmp_path / "01-bare.txt").write_text(text)
-    with pytest.raises(ValueError, match=r"01-bare\.txt must be a title, a blank line and a text"):
-        read_works(tmp_path)
-
-
-WORK = Work(id="01-a", title="A B", text="A B" + "\n\nc  d" * 70)
-
-
-@pytest.mark.parametrize("work", [*WORKS, WORK], ids=lambda work: work.id)
+@pytest.mark.parametrize("work", WORKS[:3], ids=lambda work: work.id)
 def test_prompt_and_reference_are_a_span_of_the_work_and_meet_before_the_white_space(work):
     (prompt,) = cut_prompts([work])
     assert (prompt.id, prompt.title) == (work.id, work.title)
     assert work.text.startswith(prompt.prompt + prompt.reference)
     assert prompt.prompt == prompt.prompt.strip() and prompt.reference[0].isspace()
     assert [len(text.split()) for text in (prompt.prompt, prompt.reference)] == [40, 100]
-
-
-def test_a_work_with_too_few_words_is_named():
-    with pytest.raises(ValueError, match="01-a must have >= 140 words, got 3"):
-        cut_prompts([Work(id="01-a", title="A", text="A\n\nB c")])
 
 
 def test_sweeps_find_a_passage_that_holds_each_prompt_and_what_follows(tmp_path):

@@ -1,24 +1,57 @@
-"""The command that chooses k: the largest whose generations keep to a target."""
+"""The commands that choose k: by what generations copy, and by bounds on reciting alone."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from anchored.decode.pair_options import ModelOptions, RuleOptions
-from anchored.decode.rules.registry import BudgetOptions
+from anchored.decode.rules.registry import BudgetOptions, DebtOptions
 from anchored.decode.settings import LevelName, SamplingConfig
 from anchored.durable_files import text_sha256
-from anchored.fields import check_least
+from anchored.fields import check_least, checked_nats
 from anchored.inputs import check_input
 
 if TYPE_CHECKING:
     from anchored.eval.calibration.calibration import Calibration
-    from anchored.eval.calibration.search import Search, Target
+    from anchored.eval.experiments.experiment import Experiment, Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrateConfig(BudgetOptions, ModelOptions):
+class ReferenceOptions(ModelOptions):
+    """Prompts with the texts that must not follow, and how both models read them."""
+
+    prompt_file: Path
+    """File of prompts, JSON lines {"id": ..., "prompt": ..., "reference": ...}, as anchored prompts
+    writes them."""
+    temperature: float = 0.7
+    """Number that divides the logits of both models."""
+    repetition_penalty: float = 1.1
+    """Penalty of tokens seen before, in both models; 1 is none."""
+    level: LevelName | Literal["auto"] = "auto"
+    """What is decoded step by step; auto takes tokens where the tokenizers share them, else
+    bytes."""
+    batch_size: int = 16
+    """Texts that are decoded or scored together."""
+
+    def __post_init__(self) -> None:
+        SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
+        check_least(self, 1, "batch_size")
+        ModelOptions.__post_init__(self)
+        check_input(self.prompt_file)
+
+    def experiment(self, prompts: Sequence["Prompt"], **options: Any) -> "Experiment":
+        """Prompts without settings, to be decoded or scored so."""
+        from anchored.eval.experiments.experiment import Experiment
+
+        shared = ("temperature", "repetition_penalty", "level", "batch_size")
+        options |= {name: getattr(self, name) for name in shared}
+        return Experiment(prompts=prompts, settings=(), **options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrateConfig(BudgetOptions, ReferenceOptions):
     """Find the largest k: anchored calibrate --safe A --risky B --prompt-file prompts.jsonl
 
     Measures copying at several k, and chooses the largest that keeps it within a target. A prompt
@@ -26,9 +59,6 @@ class CalibrateConfig(BudgetOptions, ModelOptions):
     is recorded as it ends: repeated after an interruption, the command goes on.
     """
 
-    prompt_file: Path
-    """File of prompts, JSON lines {"id": ..., "prompt": ..., "reference": ...}, as anchored prompts
-    writes them."""
     rule: Literal["anchored", "pathwise"] = "anchored"
     """Rule whose k is searched: pathwise charges what was drawn."""
     output: Path = Path("runs/calibration")
@@ -62,72 +92,65 @@ class CalibrateConfig(BudgetOptions, ModelOptions):
     max_new_tokens: int = 200
     """Horizon of the budget, and length of what is compared; a token is four bytes at byte
     level."""
-    temperature: float = 0.7
-    """Number that divides the logits of both models."""
-
-    repetition_penalty: float = 1.1
-    """Penalty of tokens seen before, in both models; 1 is none."""
-    level: LevelName | Literal["auto"] = "auto"
-    """What is decoded step by step; auto takes tokens where the tokenizers share them, else
-    bytes."""
-    batch_size: int = 16
-    """Texts that are decoded together."""
 
     def __post_init__(self) -> None:
-        SamplingConfig(temperature=self.temperature, repetition_penalty=self.repetition_penalty)
         if self.target is None and self.metric != "ncr":
             raise ValueError(f"--metric {self.metric} needs a --target")
         if self.certify is not None and not 0.0 < self.certify < 1.0:
             raise ValueError(f"--certify must be in (0, 1), got {self.certify}")
-        check_least(self, 1, "seeds", "max_new_tokens", "batch_size")
+        check_least(self, 1, "seeds", "max_new_tokens")
         check_least(self, 0, "check_seeds")
-        ModelOptions.__post_init__(self)
-        check_input(self.prompt_file)
-        self.rule_options().checked()
-        self.target_options()
-        self.search()
+        ReferenceOptions.__post_init__(self)
+        self.calibration([])
 
-    def target_options(self) -> "Target":
-        """The target; ValueError for one that is out of range."""
-        from anchored.eval.calibration.search import Target
+    def calibration(self, prompts: Sequence["Prompt"]) -> "Calibration":
+        """All settings, with these prompts; ValueError for values that are out of range."""
+        from anchored.decode.rules.anchored import Indebted
+        from anchored.eval.calibration.calibration import Calibration
+        from anchored.eval.calibration.search import Search, Target
         from anchored.eval.copying.literal import HIGH_PROTECTION
 
-        return Target(
-            metric=self.metric,
-            value=HIGH_PROTECTION if self.target is None else self.target,
-            confidence=self.confidence,
-            is_strict=self.strict,
+        rule = RuleOptions(rule=self.rule, k=self.smallest_k, **self.budget_options()).make()
+        assert isinstance(rule, Indebted)
+        return Calibration(
+            experiment=self.experiment(
+                prompts,
+                folder=self.output,
+                seeds=list(range(self.seeds)),
+                max_new_tokens=self.max_new_tokens,
+            ),
+            rule=rule,
+            target=Target(
+                metric=self.metric,
+                value=HIGH_PROTECTION if self.target is None else self.target,
+                confidence=self.confidence,
+                is_strict=self.strict,
+            ),
+            search=Search(
+                smallest=self.smallest_k,
+                largest=self.largest_k,
+                num_first=self.first_ks,
+                resolution=self.resolution,
+            ),
+            num_check_seeds=self.check_seeds,
+            certify=self.certify,
         )
 
-    def search(self) -> "Search":
-        """The search for k; ValueError for values that are out of range."""
-        from anchored.eval.calibration.search import Search
 
-        return Search(
-            smallest=self.smallest_k,
-            largest=self.largest_k,
-            num_first=self.first_ks,
-            resolution=self.resolution,
-        )
-
-    def rule_options(self) -> RuleOptions:
-        """The rule at the smallest k."""
-        return RuleOptions(rule=self.rule, k=self.smallest_k, **self.budget_options())
-
-
-def run(config: CalibrateConfig) -> int:
+def calibrate(config: CalibrateConfig) -> int:
     """Generate, choose, report; the exit status is 1 where fresh seeds miss the target."""
     from anchored.eval.calibration import calibration as calibrating
     from anchored.eval.copying.metrics import METRIC_SET
+    from anchored.eval.experiments.experiment import load_prompts
     from anchored.eval.experiments.generations import is_at_bytes
     from anchored.eval.experiments.steps import Steps
 
-    calibration = _calibration(config)
+    calibration = config.calibration(load_prompts(config.prompt_file))
     pair = config.load()
     fingerprints = dict(pair.fingerprints)
     # What decides the generations: a folder belongs to one of these, whatever the target.
     experiment, rule = calibration.experiment, calibration.rule_settings
-    prompts = {each.id: text_sha256(each.prompt, each.reference) for each in experiment.prompts}
+    prompts = {one.id: text_sha256(one.prompt, one.reference) for one in experiment.prompts}
     options = ("seeds", "max_new_tokens", "temperature", "repetition_penalty", "level")
     decides = {name: getattr(config, name) for name in options}
     decides |= {"models": fingerprints, "prompts": prompts, "rule": rule, "metric_set": METRIC_SET}
@@ -141,33 +164,56 @@ def run(config: CalibrateConfig) -> int:
         )
     )
     print(f"All figures: {config.output}/calibration.json; the curve: calibration.png")
-    has_missed = calibrated.check is not None and not calibrated.check.is_met
-    return 1 if has_missed else 0
+    return 1 if calibrated.check is not None and not calibrated.check.is_met else 0
 
 
-def _calibration(config: CalibrateConfig) -> "Calibration":
-    """All settings, with the prompts of the file."""
-    from anchored.decode.rules.anchored import Indebted
-    from anchored.eval.calibration.calibration import Calibration
-    from anchored.eval.experiments.experiment import Experiment, load_prompts
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertifyConfig(DebtOptions, ReferenceOptions):
+    """Find the k to defend: anchored certify --safe A --risky B --prompt-file prompts.jsonl
 
-    rule = config.rule_options().make()
-    assert isinstance(rule, Indebted)
-    return Calibration(
-        experiment=Experiment(
-            folder=config.output,
-            prompts=load_prompts(config.prompt_file),
-            settings=(),
-            seeds=list(range(config.seeds)),
-            max_new_tokens=config.max_new_tokens,
-            repetition_penalty=config.repetition_penalty,
-            temperature=config.temperature,
-            level=config.level,
-            batch_size=config.batch_size,
-        ),
-        rule=rule,
-        target=config.target_options(),
-        search=config.search(),
-        num_check_seeds=config.check_seeds,
-        certify=config.certify,
+    Scores the references under both models, and prints the largest k of each rule, without a bank
+    and with several, whose bound on the chance of reciting any of them is within a target. Nothing
+    is generated.
+    """
+
+    output: Path = Path("runs/certificates")
+    """Folder of certificates.json and the table."""
+    target: float = 1e-6
+    """Largest chance that an answer recites a text, the likeliest one."""
+    bank: tuple[float, ...] = (5.0, 10.0, 20.0, 40.0)
+    """Banks to show, in nats; each is full at the start of an answer."""
+    window: int | None = None
+    """Tokens of a passage: certifies every passage of that length too, anywhere in an answer."""
+    length: int = 200
+    """Tokens of an answer, the horizon of its budget; four bytes each at byte level."""
+
+    def __post_init__(self) -> None:
+        if self.temperature == 0.0:
+            raise ValueError("--temperature must be > 0: greedy decoding has no bound")
+        if not 0.0 < self.target < 1.0:
+            raise ValueError(f"--target must be in (0, 1), got {self.target}")
+        for bank in self.bank:
+            checked_nats("--bank", bank)
+        check_least(self, 1, "window", "length", "debt_window")
+        if self.window is not None and self.window > self.length:
+            raise ValueError(f"--window must be <= --length {self.length}, got {self.window}")
+        ReferenceOptions.__post_init__(self)
+
+
+def certify(config: CertifyConfig) -> int:
+    """Score, search, report; returns the exit status."""
+    from anchored.eval.calibration.certificates import read_events, write_certificates
+    from anchored.eval.experiments.experiment import load_prompts
+
+    prompts = load_prompts(config.prompt_file)
+    experiment = config.experiment(prompts, folder=config.output, max_new_tokens=config.length)
+    pair = config.load()
+    events = read_events(experiment, pair, config, window=config.window)
+    about = {"models": dict(pair.fingerprints)}
+    print(
+        write_certificates(
+            config.output, events, banks=config.bank, target=config.target, about=about
+        )
     )
+    print(f"\nAll figures: {config.output}/certificates.json")
+    return 0

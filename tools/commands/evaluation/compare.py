@@ -3,18 +3,16 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-import tyro
-from tyro.conf import UseAppendAction
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from anchored import text_tables
 from anchored.decode.pair.folder import ModelFolder, model_location
+from anchored.decode.settings import REPEATED
 from anchored.fields import check_least
 from anchored.inputs import check_input
 
 from ..files import is_first_process
-from ..option_types import ComparisonFile
+from ..option_types import POSITIONAL, ComparisonFile
 
 if TYPE_CHECKING:
     from anchored.eval.harness.comparison import Comparison, Entry
@@ -30,11 +28,11 @@ class CompareConfig:
     anchored compare configs/eval/safe-models.toml --model Ours=FOLDER --model Theirs=OWNER/NAME
     """
 
-    file: tyro.conf.Positional[ComparisonFile]
+    file: Annotated[ComparisonFile, POSITIONAL]
     """Config of models and benchmarks; --list names the package's."""
     output: Path = Path("runs/compare")
     """Folder of what is recorded, of the table and the picture."""
-    model: UseAppendAction[tuple[str, ...]] = ()
+    model: Annotated[tuple[str, ...], REPEATED] = ()
     """Model alone in place of the file's, LABEL=FOLDER or LABEL=OWNER/NAME; give it again for
     more."""
     limit: int = 0
@@ -56,13 +54,17 @@ class CompareConfig:
 def run(config: CompareConfig) -> int:
     """Do what is not done yet; returns the exit status."""
     from anchored.eval.harness.comparison import (
+        Entry,
         evaluate,
         load_comparison,
         table_of,
         write_comparison,
     )
 
-    comparison = load_comparison(config.file, models=tuple(map(_entry, config.model)))
+    named = map(label_and_model, config.model)
+    comparison = load_comparison(
+        config.file, models=tuple(Entry(label=a, model=b) for a, b in named)
+    )
     if config.limit:
         benchmarks = tuple(replace(b, limit=0) for b in comparison.benchmarks)
         comparison = replace(comparison, limit=config.limit, benchmarks=benchmarks)
@@ -88,13 +90,6 @@ def run(config: CompareConfig) -> int:
         _draw(comparison, cells, config.output / "scores.png")
         print(text_tables.aligned(*table_of(cells)))
     return 0
-
-
-def _entry(text: str) -> "Entry":
-    from anchored.eval.harness.comparison import Entry
-
-    label, model = label_and_model(text)
-    return Entry(label=label, model=model)
 
 
 def label_and_model(text: str) -> tuple[str, str]:
@@ -133,10 +128,10 @@ def comparison_plan(comparison: "Comparison") -> str:
         for benchmark in comparison.benchmarks
     ]
     models = [[entry.label, " + ".join(entry.models.values())] for entry in comparison.models]
-    asked = comparison.limit or "all"
+    limit = comparison.limit or "all"
     num_tasks = sum(len(benchmark.variants) for benchmark in comparison.benchmarks)
     return (
-        f"{len(models)} models x {num_tasks} tasks, {asked} documents each\n\n"
+        f"{len(models)} models x {num_tasks} tasks, {limit} documents each\n\n"
         f"{text_tables.aligned(['model', 'from'], models)}\n\n"
         f"{text_tables.aligned(['benchmark', 'tasks'], rows)}\n"
     )

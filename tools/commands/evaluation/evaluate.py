@@ -2,13 +2,11 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
-
-from tyro.conf import Positional
+from typing import Annotated, Any, Final, Literal, get_args
 
 from anchored import AnchoredError
 from anchored.durable_files import file_sha256, locked
@@ -29,6 +27,7 @@ from anchored.eval.recorded_texts import (
 from anchored.fields import check_least
 from anchored.inputs import check_input
 
+from ..option_types import POSITIONAL
 from .judging import (
     EvidenceOptions,
     JudgeOptions,
@@ -86,7 +85,7 @@ class EvaluateConfig(ReportOptions, NonLiteralConfig, CopyingOptions, Judging):
     on, and no answer is paid for twice.
     """
 
-    run: Positional[tuple[Path, ...]]
+    run: Annotated[tuple[Path, ...], POSITIONAL]
     """Folder of a run; or files of texts, or a folder of them: JSON lines of "text", "reference",
     "prompt", "setting", "seed" and "id", or what CopyBench writes. Each of several files is a
     setting with the file's name, without its ending."""
@@ -208,18 +207,18 @@ def _check(config: EvaluateConfig, names: tuple[StepName, ...], texts: list[Reco
 
 def _check_alone(config: EvaluateConfig, settings: set[str]) -> None:
     """Say why there is no NCR; ValueError where an option names a setting that is not there."""
-    alone = {name: getattr(config, name) for name in ("safe_setting", "risky_setting")}
-    lacking = [name for name, setting in alone.items() if setting not in settings]
-    defaults = {option.name: option.default for option in fields(CopyingOptions)}
-    known = ", ".join(sorted(settings))
-    for name in lacking:
-        if alone[name] != defaults[name]:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option}: there are no texts of {alone[name]!r}, only of {known}")
+    lacking, names = [], ", ".join(sorted(settings))
+    for option in ("safe_setting", "risky_setting"):
+        setting, default = getattr(config, option), getattr(CopyingOptions, option)
+        if setting not in settings:
+            lacking.append(setting)
+            if setting != default:
+                flag = f"--{option.replace('_', '-')}"
+                raise ValueError(f"{flag}: there are no texts of {setting!r}, only of {names}")
     if lacking and len(settings) > 1:
         print(
-            f"no NCR: there are no texts of {' or '.join(alone[name] for name in lacking)}; name "
-            f"the models alone with --safe-setting and --risky-setting, of {known}",
+            f"no NCR: there are no texts of {' or '.join(lacking)}; name the models alone with "
+            f"--safe-setting and --risky-setting, of {names}",
             file=sys.stderr,
         )
 
@@ -258,8 +257,11 @@ def _identity(config: EvaluateConfig, name: StepName) -> dict[str, Any]:
     named = {**{path.name: path for path in files}, **texts}
     if name == "report" and config.ncr_of:  # by another name than the run's results
         named["ncr_of"] = config.ncr_of / "results.json"
-    read = {called: file_sha256(path) for called, path in named.items() if path.is_file()}
-    identity: dict[str, Any] = {"options": _portable(_options(config, name)), "files": read}
+    options = _options(config, name)
+    # Files by what they hold, in place of their paths, so that folders can be moved.
+    paths = {option: value for option, value in options.items() if isinstance(value, Path)}
+    plain = {option: value for option, value in options.items() if option not in paths}
+    identity: dict[str, Any] = {"options": plain | _hashes(paths), "files": _hashes(named)}
     if name == "copying":
         from anchored.eval.copying.metrics import metric_packages
 
@@ -267,11 +269,8 @@ def _identity(config: EvaluateConfig, name: StepName) -> dict[str, Any]:
     return identity
 
 
-def _portable(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with what files hold in place of their paths, and without folders."""
-    kept = {name: value for name, value in options.items() if not isinstance(value, Path)}
-    paths = {name: value for name, value in options.items() if isinstance(value, Path)}
-    return kept | {name: file_sha256(path) for name, path in paths.items() if path.is_file()}
+def _hashes(paths: Mapping[str, Path]) -> dict[str, str]:
+    return {name: file_sha256(path) for name, path in paths.items() if path.is_file()}
 
 
 def _options(config: EvaluateConfig, name: StepName) -> dict[str, Any]:

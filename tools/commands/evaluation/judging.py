@@ -126,10 +126,7 @@ class EvidenceOptions:
         if self.serper:
             key = api_key("SERPER_API_KEY", is_needed=True) or ""
             return evidence.SerperSearch(
-                client.requests,
-                api_key=key,
-                url=self.serper_url,
-                max_retries=max_retries,
+                client.requests, api_key=key, url=self.serper_url, max_retries=max_retries
             )
         if self.evidence is not None:
             return evidence.RecordedEvidence(self.evidence)
@@ -162,7 +159,7 @@ def check_judge(
 def judge_plan(name: str, texts: Sequence[RecordedText], options: Judging) -> str:
     """What a judge is asked, before anything is paid; answers that are kept are not asked again."""
     messages, sampling = _first_requests(name, _judged_texts(texts, options), options)
-    different = {"".join(m["content"] for m in each) for each in messages}  # each sent once
+    different = {"".join(m["content"] for m in request) for request in messages}  # sent once
     num_bytes = sum(len(text.encode(errors="replace")) for text in different)
     num_in, count = num_bytes // BYTES_A_TOKEN, len(different)
     most_out = count * sampling.max_tokens
@@ -181,7 +178,7 @@ def _judged_texts(texts: Sequence[RecordedText], options: Judging) -> list[Recor
 def _first_requests(
     name: str, texts: Sequence[RecordedText], options: Judging
 ) -> "tuple[list[list[Message]], Sampling]":
-    """The messages of every request that is known before there are answers."""
+    """The messages of every request that does not depend on answers."""
     from anchored.eval.quality import factuality, fluency, win_rate
 
     if name == "fluency":
@@ -190,59 +187,58 @@ def _first_requests(
     if name == "factuality":
         windows = [window for text in texts for window in factuality.windows(text.text)]
         return [factuality.extraction_messages(window) for window in windows], factuality.SAMPLING
+    pairs = [
+        (p.text.prompt, p.text.text, p.competitor.text)
+        for p in win_rate.comparisons(texts, options)
+    ]
     messages = [
-        win_rate.comparison_messages(pair.text.prompt, *order)
-        for pair in win_rate.comparisons(texts, options)
-        if (both := [pair.text.text, pair.competitor.text])[0] != both[1]
-        for order in (both, both[::-1])
+        win_rate.comparison_messages(prompt, *order)
+        for prompt, one, two in pairs
+        if one != two
+        for order in ((one, two), (two, one))
     ]
     return messages, win_rate.SAMPLING
 
 
 def judged(name: str, texts: Sequence[RecordedText], options: Judging, run: Path) -> dict[str, Any]:
-    """What a judge says of texts, with what was asked and paid, for a results file.
+    """A judge's results on texts, with its settings and what was paid, for a results file.
 
     name: "fluency", "factuality" or "win-rate". run: what the texts were read from.
     """
+    from anchored.eval.quality import factuality, fluency, win_rate
+
     texts, client = _judged_texts(texts, options), options.client(run)
     print(judge_plan(name, texts, options), file=sys.stderr)
+    judge: Any
+    more: dict[str, Any] = {}
     try:
-        results = _answers(name, texts, client, options)
+        if name == "fluency":
+            judge, metric_set = fluency, fluency.FLUENCY_METRIC
+            rows = fluency.fluency_rows(texts, client)
+            settings = fluency.fluency_summary(rows)
+        elif name == "factuality":
+            judge, metric_set = factuality, factuality.FACTUALITY_METRIC
+            retriever = options.retriever(client, max_retries=options.max_retries)
+            rows = factuality.factuality_rows(texts, client, retriever)
+            settings, more = factuality.factuality_summary(rows), {"retriever": retriever.record()}
+        else:
+            judge, metric_set = win_rate, win_rate.WIN_RATE_METRIC
+            rows = win_rate.win_rate_rows(texts, client, options)
+            pairs = {"num_comparisons": options.num_comparisons, "pool": options.pool}
+            drawn = {"seed": win_rate.SEED, "confidence": win_rate.CONFIDENCE}
+            settings, more = win_rate.win_rate_summary(rows), {"config": {**pairs, **drawn}}
     finally:
         if client.requests.counts:
             print(_usage_line(client.usage()), file=sys.stderr)
-    endpoint = {
-        "model": options.judge_model,
-        "base_url": options.judge_url,
-        "seed": options.judge_seed,
+    names = {"model": "judge_model", "base_url": "judge_url", "seed": "judge_seed"}
+    return {
+        **{"schema": "anchored-judge/1", "judge": name},
+        "endpoint": {called: getattr(options, option) for called, option in names.items()},
+        "metric_set": metric_set,
+        "sampling": asdict(client.endpoint.sampled(judge.SAMPLING)),
+        **more,
+        **{"settings": settings, "rows": rows, "usage": client.usage()},
     }
-    about = {"schema": "anchored-judge/1", "judge": name, "endpoint": endpoint}
-    return {**about, **results, "usage": client.usage()}
-
-
-def _answers(
-    name: str, texts: Sequence[RecordedText], client: "ChatClient", options: Judging
-) -> dict[str, Any]:
-    """A row for each text, what they come to by setting, and how the judge was asked."""
-    from anchored.eval.quality import factuality, fluency, win_rate
-
-    sampled = client.endpoint.sampled
-    if name == "fluency":
-        rows = fluency.fluency_rows(texts, client)
-        settings, metric_set = fluency.fluency_summary(rows), fluency.FLUENCY_METRIC
-        asked: dict[str, Any] = {"sampling": asdict(sampled(fluency.SAMPLING))}
-    elif name == "factuality":
-        retriever = options.retriever(client, max_retries=options.max_retries)
-        rows = factuality.factuality_rows(texts, client, retriever)
-        settings, metric_set = factuality.factuality_summary(rows), factuality.FACTUALITY_METRIC
-        asked = {"sampling": asdict(sampled(factuality.SAMPLING)), "retriever": retriever.record()}
-    else:
-        rows = win_rate.win_rate_rows(texts, client, options)
-        settings, metric_set = win_rate.win_rate_summary(rows), win_rate.WIN_RATE_METRIC
-        pairs = {"num_comparisons": options.num_comparisons, "pool": options.pool}
-        drawn = {"seed": win_rate.SEED, "confidence": win_rate.CONFIDENCE}
-        asked = {"sampling": asdict(sampled(win_rate.SAMPLING)), "config": {**pairs, **drawn}}
-    return {"metric_set": metric_set, **asked, "settings": settings, "rows": rows}
 
 
 def check_judged(results: dict[str, Any]) -> None:

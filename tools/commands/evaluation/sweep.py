@@ -1,14 +1,15 @@
-"""The command that runs every method and setting of a file on one pair, and tables them."""
+"""The commands that run methods or lm-eval with a pair, and hold a rerun against the paper."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import tyro
+from typing import Annotated
 
 from anchored.inputs import check_input
+from anchored.wrong_words import argparse_refused
 
 from ..files import is_first_process
-from ..option_types import SweepFile
+from ..option_types import POSITIONAL, SweepFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +22,7 @@ class SweepConfig:
     torchrun --nproc-per-node 2 -m anchored sweep FILE
     """
 
-    file: tyro.conf.Positional[SweepFile]
+    file: Annotated[SweepFile, POSITIONAL]
     """Config of the pair, prompts, held-out texts and methods; --list names the package's."""
     output: Path = Path("runs/sweep")
     """Folder of all that is recorded, of tables and pictures; an interrupted run goes on in it."""
@@ -39,7 +40,7 @@ class SweepConfig:
         check_input(self.file)
 
 
-def run(config: SweepConfig) -> int:
+def sweep(config: SweepConfig) -> int:
     """Do what is not done yet; returns the exit status."""
     from anchored.eval.experiments.plan import run_sweep, sweep_plan
     from anchored.eval.experiments.sweep import load_sweep
@@ -62,4 +63,55 @@ def run(config: SweepConfig) -> int:
     )
     if report:
         print(report)
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaperConfig:
+    """Hold a rerun against the paper's tables: anchored paper PAIR --books RUN1 --bios RUN2
+
+    Prints the 26 settings of the pair's full table and the table of high protection. Each cell has
+    what the rerun measured, what is printed, and by how many standard deviations they differ. Reads
+    what anchored sweep and anchored evaluate recorded; nothing is generated.
+    """
+
+    pair: Annotated[str, POSITIONAL]
+    """Pair of the paper, by the name of its file in configs/eval: llama3.1-70b+tinycomma-1.8b"""
+    books: Path
+    """Folder of the sweep over books, with their fluency; NCR is that of its copying."""
+    bios: Path
+    """Folder of the sweep over biographies, with their factuality."""
+    output: Path = Path("runs/paper")
+    """Folder for paper.md, .tex and .json, and the picture of both trade-offs."""
+
+    def __post_init__(self) -> None:
+        from anchored.eval.analysis.paper_table import PAIRS
+
+        if self.pair not in PAIRS:
+            raise ValueError(f"the paper's pairs are {', '.join(PAIRS)}, got {self.pair!r}")
+        check_input(self.books, "folder")
+        check_input(self.bios, "folder")
+
+
+def paper(config: PaperConfig) -> int:
+    """Print and write the tables; returns the exit status."""
+    from anchored.eval.analysis.paper_table import write_paper_table
+    from anchored.eval.analysis.recorded_run import RecordedRun
+
+    books, bios = RecordedRun(config.books), RecordedRun(config.bios)
+    print(write_paper_table(config.pair, books, bios, config.output))
+    print(config.output / "paper.md")
+    return 0
+
+
+def lm_eval(arguments: list[str]) -> int:
+    """Register the pair as a model, and hand all words to lm-eval's command line."""
+    from anchored.eval.harness.tasks import register_model
+
+    register_model()
+    from lm_eval.__main__ import cli_evaluate
+
+    sys.argv = ["anchored lm-eval", *arguments]
+    with argparse_refused():
+        cli_evaluate()
     return 0

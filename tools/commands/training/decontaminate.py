@@ -42,9 +42,8 @@ def run(config: DecontaminateConfig) -> int:
     """Search the files that no other process is at work on; the last one reports on the source."""
     for path in config.against:
         check_input(path, "folder" if path.is_dir() else "file")
-    inputs = {
-        each.source: input_files(with_mixture(each), config.output) for each in each_source(config)
-    }
+    parts = map(with_mixture, each_source(config))
+    inputs = {part.source: input_files(part, config.output) for part in parts}
     texts = ForbiddenTexts.prepare(config.against, config.output)
     print(_texts_report(texts))
     for source, files in inputs.items():
@@ -58,18 +57,16 @@ def run(config: DecontaminateConfig) -> int:
         job.start()
         print(do_files(job, num_workers=config.workers, unit="documents"))
         report = job.finish(least_chars=config.least_chars)
-        print(_report(report) if report else f"{source}: {STILL_AT_WORK}")
-        if report:
-            print(job.report_file)
+        shown = f"{_report(report)}\n{job.report_file}" if report else f"{source}: {STILL_AT_WORK}"
+        print(shown)
     return 0
 
 
 def _texts_report(texts: ForbiddenTexts) -> str:
-    passages = texts.passages
-    each = passages.num_bytes / len(passages.hashes)
+    hashes, size = texts.passages.hashes, texts.passages.num_bytes
     lines = [
-        f"looking for {len(passages.hashes):,} passages of {len(texts.names):,} texts: "
-        f"{passages.num_bytes / 1e6:,.1f} MB of memory, {each:.1f} bytes a passage"
+        f"looking for {len(hashes):,} passages of {len(texts.names):,} texts: "
+        f"{size / 1e6:,.1f} MB of memory, {size / len(hashes):.1f} bytes a passage"
     ]
     lines += [
         f"  {file['name']}: {file['num_short']:,} of {file['num_texts']:,} texts are too short"
@@ -81,22 +78,13 @@ def _texts_report(texts: ForbiddenTexts) -> str:
 
 def _report(report: Report) -> str:
     """Count the matches, and list the documents that share most."""
-    lines = [
+    head = (
         f"{report.source}: {len(report.documents):,} of {report.num_documents:,} documents share "
         f"passages, {report.num_left_out:,} to be left out"
-    ]
-    most = sorted(report.documents, key=lambda one: -int(one["num_chars"]))[:_NUM_SHOWN]
-    rows = [
-        [
-            f"{one['input_file']}:{one['record']}",
-            f"{one['num_chars']:,}",
-            f"{one['share']:.1%}",
-            f"{one['longest']:,}",
-            one["texts"][0],
-        ]
-        for one in most
-    ]
-    if rows:
-        head = ("document", "characters", "share", "longest", "with")
-        lines.append(text_tables.aligned(head, rows))
-    return "\n".join(lines)
+    )
+    rows = []
+    for one in sorted(report.documents, key=lambda one: -int(one["num_chars"]))[:_NUM_SHOWN]:
+        figures = f"{one['num_chars']:,}", f"{one['share']:.1%}", f"{one['longest']:,}"
+        rows.append([f"{one['input_file']}:{one['record']}", *figures, one["texts"][0]])
+    titles = ("document", "characters", "share", "longest", "with")
+    return "\n".join([head, text_tables.aligned(titles, rows)] if rows else [head])

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from anchored.pretrain.plan import stages
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.data_plan import DataPlan, data_record, skipped_steps
 from anchored.pretrain.plan.provenance import (
-    ConsumedDocument,
-    DocumentSpan,
     find_document,
     parts_read,
     sequence_documents,
@@ -96,14 +94,11 @@ def run(config: PlanConfig) -> int:
         mixture = replace(mixture, shards_folder=config.shards or mixture.shards_folder)
     specs = stages.mixture_specs(mixture) if mixture else list(map(stages.run_spec, config.config))
     if config.step:
-        _print_step(_stage_of(specs, config.stage), config.step)
-        return 0
+        return _print_step(_stage_of(specs, config.stage), config.step)
     if config.document:
-        _print_document(_stage_of(specs, config.stage), config.document)
-        return 0
+        return _print_document(_stage_of(specs, config.stage), config.document)
     if config.verify:
-        folders = [Path(source.path) for spec in specs for source in spec.data.sources]
-        return _verify(list(dict.fromkeys(folders)))
+        return _verify({Path(source.path): 0 for spec in specs for source in spec.data.sources})
     missing = sorted({name for spec in specs for name in missing_sources(spec.data)})
     planned = [stages.plan_stage(spec) for spec in specs]
     lines = [line for stage in planned for line in _stage_lines(stage)]
@@ -129,7 +124,7 @@ def run(config: PlanConfig) -> int:
     return 0
 
 
-def _verify(folders: Sequence[Path]) -> int:
+def _verify(folders: Iterable[Path]) -> int:
     """Verify the shards of folders that have no valid stamp; 1 if any of them is damaged."""
     num_damaged = 0
     for folder in folders:
@@ -157,7 +152,7 @@ def _stage_of(specs: Sequence[StageSpec], name: str) -> StageSpec:
     return by_name[name]
 
 
-def _print_step(spec: StageSpec, step: int) -> None:
+def _print_step(spec: StageSpec, step: int) -> int:
     if not 1 <= step <= spec.num_steps:
         raise ValueError(f"--step must be in [1, {spec.num_steps}], got {step}")
     plan = _open_plan(spec)
@@ -171,55 +166,39 @@ def _print_step(spec: StageSpec, step: int) -> None:
     print(f"step {step} of {spec.name}, plan {plan.hash}", file=sys.stderr)
     for license, num_tokens in licenses.most_common():
         print(f"  {num_tokens:>12,} tokens  {license}", file=sys.stderr)
+    return 0
 
 
-def _print_document(spec: StageSpec, name: str) -> None:
+def _print_document(spec: StageSpec, name: str) -> int:
     plan = _open_plan(spec)
     source, input_file, record = document_record(name)
-    names = [each.name for each in plan.config.sources]
+    names = [one.name for one in plan.config.sources]
     if source not in names:
         raise ValueError(f"the run reads no source {source!r}: {', '.join(names)}")
     index = names.index(source)
     place = find_document(plan.shards[index], input_file, record)
     if place is None:
-        reason = _absence(plan.shards[index].folder, source, input_file, record)
-        print(f"{name}: {reason}", file=sys.stderr)
-        return
+        heldout = plan.shards[index].folder / HELDOUT_FOLDER
+        is_there = (heldout / MANIFEST_NAME).is_file()
+        is_held_out = is_there and find_document(TokenShards.open(heldout), input_file, record)
+        reason = f"the token shards of {source} do not hold it"
+        print(f"{name}: never read: {'it is held out' if is_held_out else reason}", file=sys.stderr)
+        return 0
     start, document = place
     data = _run_data(spec, plan)
     parts = parts_read(plan, index, start, document, data, num_steps=spec.num_steps)
     for step, part in parts:
         print(json.dumps({"step": step, **asdict(part)}, ensure_ascii=False))
-    print(_summary(name, document, parts, spec.num_steps, plan.seq_len), file=sys.stderr)
-
-
-def _absence(folder: Path, source: str, input_file: str, record: int) -> str:
-    """Why training never reads a document of a source."""
-    heldout = folder / HELDOUT_FOLDER
-    if (heldout / MANIFEST_NAME).is_file():
-        shards = TokenShards.open(heldout)
-        if find_document(shards, input_file, record):
-            return "never read: it is held out"
-    return f"never read: the token shards of {source} do not hold it"
-
-
-def _summary(
-    name: str,
-    document: DocumentSpan,
-    parts: list[tuple[int, ConsumedDocument]],
-    num_steps: int,
-    seq_len: int,
-) -> str:
     steps = sorted({step for step, _ in parts})
     # The last token of a sequence is a label alone and opens the next one as an input.
-    num_inputs = sum(min(part.num_tokens, seq_len - part.position) for _, part in parts)
-    times = num_inputs / document.num_tokens
+    num_inputs = sum(min(part.num_tokens, plan.seq_len - part.position) for _, part in parts)
     when = "not read in any"
     if steps:
-        when = f"read {times:.2f} times in {len(steps):,} steps, {steps[0]:,} to {steps[-1]:,},"
-    return (
-        f"{name}: {document.num_tokens:,} tokens under {document.license}; {when} of {num_steps:,}"
-    )
+        times = f"{num_inputs / document.num_tokens:.2f} times in {len(steps):,} steps"
+        when = f"read {times}, {steps[0]:,} to {steps[-1]:,},"
+    size = f"{document.num_tokens:,} tokens under {document.license}"
+    print(f"{name}: {size}; {when} of {spec.num_steps:,}", file=sys.stderr)
+    return 0
 
 
 def _open_plan(spec: StageSpec) -> DataPlan:
@@ -263,8 +242,8 @@ def _stage_lines(stage: StagePlan) -> list[str]:
             f"  {', '.join(unsearched)}: not searched for texts that must not be trained on "
             "(`anchored decontaminate`)"
         )
-    known = stage.plan_hash or "none until the shards of all sources are there"
-    return [*lines, f"  plan hash: {known}", ""]
+    plan_hash = stage.plan_hash or "none until the shards of all sources are there"
+    return [*lines, f"  plan hash: {plan_hash}", ""]
 
 
 def _count(num_tokens: int) -> str:

@@ -56,12 +56,10 @@ class PretrainConfig:
 
 
 def run(config: PretrainConfig) -> int:
-    """Train, or print what training would take; returns the exit status."""
-    return dry_run(config) if config.dry_run else train(config)
-
-
-def train(config: PretrainConfig) -> int:
-    """Train in this process, to the last step or to a signal; returns the exit status."""
+    """Train in this process, to the last step or to a signal, or print what training would take;
+    returns the exit status."""
+    if config.dry_run:
+        return _dry_run(config)
     from anchored.pretrain.run.stop_signals import end_on_interrupt
 
     end_on_interrupt()
@@ -80,8 +78,8 @@ def train(config: PretrainConfig) -> int:
         return program.run(job)
 
 
-def dry_run(config: PretrainConfig) -> int:
-    """Print the model, its memory and the time; returns 0."""
+def _dry_run(config: PretrainConfig) -> int:
+    """Print the model, its memory and the time."""
     from anchored.pretrain.cpu_device import use_cpu_without_accelerator
 
     use_cpu_without_accelerator()
@@ -105,15 +103,15 @@ def dry_run(config: PretrainConfig) -> int:
     dist.init_process_group("fake", rank=0, world_size=config.gpus)
     model = parallelized(model, parallel_dims(job, config.gpus), job)
     _, flops_per_token = args.get_nparams_and_flops(model, job.training.seq_len)
-    print(f"{config.config.stem}: {model_line(model, num_processes=config.gpus)}")
+    print(f"{config.config.stem}: {_model_line(model, num_processes=config.gpus)}")
     dist.destroy_process_group()
     print(f"memory of a step on one GPU, estimated: {memory}")
-    print(time_line(job.training, config, flops_per_token))
+    print(_time_line(job.training, config, flops_per_token))
     print("nothing of this was measured")
     return 0
 
 
-def model_line(model: "Module", *, num_processes: int) -> str:
+def _model_line(model: "Module", *, num_processes: int) -> str:
     """Its size, whole and on one process, and how it is divided."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
@@ -129,7 +127,7 @@ def model_line(model: "Module", *, num_processes: int) -> str:
     )
 
 
-def time_line(training: Any, config: PretrainConfig, flops_per_token: float) -> str:
+def _time_line(training: Any, config: PretrainConfig, flops_per_token: float) -> str:
     """How long steps take where every GPU reaches the stated share of its peak."""
     tokens_per_s = config.gpus * config.peak_flops * config.mfu / flops_per_token
     tokens_per_step = training.global_batch_size * training.seq_len

@@ -123,7 +123,33 @@ class TokenizeConfig(SourceConfig):
         check_least(self, 1, "shard_tokens")
         if not self.sample and not (self.source and self.output):
             raise ValueError("--source and --output are needed, but for --sample")
-        _rules(self)  # ValueError for values out of range
+        _ = self.rules  # ValueError for values out of range
+
+    @property
+    def rules(self) -> DocumentRules:
+        """The rules for which documents are kept."""
+        return DocumentRules(
+            licenses=self.licenses,
+            max_document_bytes=self.max_document_bytes,
+            heldout_fraction=self.heldout_fraction,
+        )
+
+    @property
+    def fields(self) -> RecordFields:
+        """The fields of a record that are read."""
+        return RecordFields(
+            text=self.text_field,
+            license=self.license_field,
+            fixed_license=self.license,
+            license_separator=self.license_separator,
+            license_if_none=self.license_if_none,
+        )
+
+    @property
+    def encoder(self) -> DocumentEncoder:
+        """The encoder of documents, with the tokens around them."""
+        file, around = tokenizer_file(self.tokenizer), (self.begin_token, self.end_token)
+        return DocumentEncoder(file, begin_token=around[0], end_token=around[1])
 
 
 Config = TypeVar("Config", bound=SourceConfig)
@@ -134,7 +160,7 @@ def run(config: TokenizeConfig) -> int:
     if config.sample:
         return run_sample(config)
     # Before the folder is begun, which then belongs to this tokenizer.
-    encoder = _encoder(config)
+    encoder = config.encoder
     job = _job(config, encoder)
     job.start()
     if not job.is_complete:
@@ -175,14 +201,6 @@ def _size(manifest: Manifest) -> str:
     )
 
 
-def _encoder(config: TokenizeConfig) -> DocumentEncoder:
-    return DocumentEncoder(
-        tokenizer_file(config.tokenizer),
-        begin_token=config.begin_token,
-        end_token=config.end_token,
-    )
-
-
 def _around(encoder: DocumentEncoder) -> str:
     begin = f"begin with {encoder.begin_token} and " if encoder.bos_id is not None else ""
     return f"documents {begin}end with {encoder.end_token}"
@@ -191,7 +209,7 @@ def _around(encoder: DocumentEncoder) -> str:
 def _job(config: TokenizeConfig, encoder: DocumentEncoder) -> TokenizeJob:
     config = with_mixture(config)
     assert config.output is not None
-    inputs, fields, rules = input_files(config, config.output), _fields(config), _rules(config)
+    inputs, fields, rules = input_files(config, config.output), config.fields, config.rules
     check_input(config.leave_out)
     decontamination = {}
     if config.leave_out is not None:
@@ -229,15 +247,13 @@ def with_mixture(config: Config) -> Config:
     if not isinstance(config, TokenizeConfig):
         return config
     separator = "," if source.license_form == "spdx" else ""
-    needed = config.max_tokens
-    if needed is None:
-        needed = stages.needed_tokens(mixture, source.name)
+    most = config.max_tokens
     return replace(
         config,
         licenses=config.licenses or mixture.allowed_licenses(source),
         license_separator=config.license_separator or separator,
         license_if_none=config.license_if_none or source.license_if_none,
-        max_tokens=needed,
+        max_tokens=stages.needed_tokens(mixture, source.name) if most is None else most,
     )
 
 
@@ -250,24 +266,6 @@ def each_source(config: Config) -> list[Config]:
         replace(config, source=name, input=tuple(folder / name for folder in config.input))
         for name in names
     ]
-
-
-def _rules(config: TokenizeConfig) -> DocumentRules:
-    return DocumentRules(
-        licenses=config.licenses,
-        max_document_bytes=config.max_document_bytes,
-        heldout_fraction=config.heldout_fraction,
-    )
-
-
-def _fields(config: TokenizeConfig) -> RecordFields:
-    return RecordFields(
-        text=config.text_field,
-        license=config.license_field,
-        fixed_license=config.license,
-        license_separator=config.license_separator,
-        license_if_none=config.license_if_none,
-    )
 
 
 def input_files(config: SourceConfig, output: Path | None) -> SourceFiles:
@@ -284,12 +282,12 @@ def input_files(config: SourceConfig, output: Path | None) -> SourceFiles:
 
 def run_sample(config: TokenizeConfig) -> int:
     """Print what becomes of a few documents of each source; 1 if one gives nothing to keep."""
-    encoder = _encoder(config)
+    encoder = config.encoder
     rows, notes = [], []
-    for each in each_source(config):
-        name = each.source
+    for part in each_source(config):
+        name = part.source
         try:
-            tally, num_tokens = _sampled(with_mixture(each), encoder)
+            tally, num_tokens = _sampled(with_mixture(part), encoder)
         except ValueError as error:
             if config.source:
                 raise
@@ -305,13 +303,11 @@ def run_sample(config: TokenizeConfig) -> int:
 
 def _sampled(config: TokenizeConfig, encoder: DocumentEncoder) -> tuple[DocumentTally, int]:
     """A tally over documents of the first, middle and last file, and the tokens that are kept."""
-    files, fields, rules = input_files(config, None).files, _fields(config), _rules(config)
+    files, fields, rules = input_files(config, None).files, config.fields, config.rules
     chosen = sorted({0, len(files) // 2, len(files) - 1})
-    tally, num_tokens = DocumentTally(), 0
+    tally, num_tokens, most = DocumentTally(), 0, rules.max_document_bytes
     for index in chosen:
-        documents = input_documents(
-            files[index], fields, max_document_bytes=rules.max_document_bytes
-        )
+        documents = input_documents(files[index], fields, max_document_bytes=most)
         some = islice(documents, -(-config.sample // len(chosen)))
         for encoded in encoder.encode(some, rules):
             tally.add(encoded.document, encoded.verdict)
@@ -334,9 +330,9 @@ def _sample_row(name: str, tally: DocumentTally, num_tokens: int) -> list[str]:
 
 def _sample_notes(name: str, tally: DocumentTally) -> list[str]:
     """The commonest licenses that are refused and kept, and what cannot be read, in lines."""
-    notes = []
-    for verdict in (Verdict.REFUSED, Verdict.TRAIN):
-        common = list(tally.histogram(verdict).items())[:_NUM_NAMED]
-        word = "refused" if verdict is Verdict.REFUSED else "kept"
-        notes += [f"{name}: {word} {license}: {count:,}" for license, count in common]
-    return notes + [f"{name}: {problem}: {count:,}" for problem, count in tally.problems.items()]
+    counts = [
+        (f"{word} {license}", count)
+        for word, verdict in (("refused", Verdict.REFUSED), ("kept", Verdict.TRAIN))
+        for license, count in list(tally.histogram(verdict).items())[:_NUM_NAMED]
+    ]
+    return [f"{name}: {what}: {count:,}" for what, count in (*counts, *tally.problems.items())]
