@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
-from torchtitan.models.attention import FlexAttentionWrapper
-from torchtitan.models.llama3.model.args import TransformerModelArgs
-from torchtitan.models.llama3.model.model import Attention
+
+from ..titan import Attention, FlexAttentionWrapper, TransformerModelArgs
 
 _BLOCK_TOKENS = 128  # of flex attention's kernels
 

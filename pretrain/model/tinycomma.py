@@ -15,13 +15,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.attention.flex_attention import BlockMask
-from torchtitan.distributed import ParallelDims
-from torchtitan.models.llama3 import Transformer, TransformerModelArgs, parallelize_llama
-from torchtitan.models.llama3.model.args import RoPEScalingArgs
-from torchtitan.models.llama3.model.model import precompute_freqs_cis
-from torchtitan.tools.utils import device_type
 
 from ..job_config import JobConfig
+from ..titan import (
+    ParallelDims,
+    RoPEScalingArgs,
+    Transformer,
+    TransformerModelArgs,
+    device_type,
+    parallelize_llama,
+    precompute_freqs_cis,
+)
 from ..tokens.shards import MANIFEST_NAME, Manifest
 from .attention import RotaryAttention, rotary_table
 from .loss import LossHead, logit_loss_and_gradient

@@ -11,8 +11,7 @@ from typing import Any
 from ...durable_files import file_sha256, locked, new_file, new_folder, write_durably
 from ...identities import check_same
 from .documents import RecordFields, input_documents, text_digest
-from .input_files import InputFile, SourceFiles
-from .lines import DamagedFile, file_lines
+from .input_files import DamagedFile, InputFile, SourceFiles, file_lines
 from .passages import NUM_LETTERS, NUM_WORDS, Passages
 from .workers import ADVICE, FileJob, FileWork, Observer
 

@@ -10,8 +10,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from .input_files import InputFile
-from .lines import DamagedFile, json_records
+from .input_files import DamagedFile, InputFile, json_records
 
 NO_LICENSE = "(none given)"
 DEFAULT_MAX_DOCUMENT_BYTES = 20_000_000
@@ -158,20 +157,18 @@ def input_documents(
     Raises: ValueError if the file cannot be opened or read, or if a parquet file has no column of
     texts of that name.
     """
-    rows: Iterator[Any] = json_records(
-        file, max_bytes=_JSON_BYTES_PER_BYTE * max_document_bytes + _OTHER_FIELDS_BYTES
-    )
-    document: Callable[[Any, int, RecordFields], Document] = _json_document
     if file.is_parquet:
-        rows, document = _parquet_rows(file, fields, max_document_bytes), _parquet_document
+        rows: Iterator[Any] = _parquet_rows(file, fields, max_document_bytes)
+        document: Callable[[Any, int, RecordFields], Document] = _parquet_document
+    else:
+        longest = _JSON_BYTES_PER_BYTE * max_document_bytes + _OTHER_FIELDS_BYTES
+        rows, document = json_records(file, max_bytes=longest), _json_document
     record = 0
     try:
         for row in rows:
             if record >= first_record:
-                if row is None:
-                    yield Document(record, None, is_too_long=True)
-                else:
-                    yield document(row, record, fields)
+                too_long = Document(record, None, is_too_long=True)
+                yield too_long if row is None else document(row, record, fields)
             record += 1
     except DamagedFile as error:
         record = max(first_record, record)

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...durable_files import file_sha256, locked
 from .documents import DEFAULT_MAX_INVALID_DOCUMENTS, DocumentRules, Verdict, input_documents
-from .encoder import DocumentEncoder, EncodedDocument
 from .shards import MANIFEST_NAME
+from .tokenizer import DocumentEncoder, EncodedDocument
 from .workers import FileJob, FileWork, Observer
 from .writer import DocumentTally, Segment, write_manifests, write_segments
 

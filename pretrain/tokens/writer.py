@@ -13,8 +13,8 @@ import numpy as np
 from ...configs.config_file import from_table
 from ...durable_files import new_folder, sync, write_durably
 from .documents import DEFAULT_SHARD_TOKENS, Document, DocumentRules, Verdict
-from .encoder import DocumentEncoder, EncodedDocument
 from .shards import MANIFEST_NAME, Manifest, Shard, TokenShards
+from .tokenizer import DocumentEncoder, EncodedDocument
 
 HELDOUT_FOLDER = "heldout"
 

@@ -15,16 +15,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint import FileSystemWriter
 
-from anchored.pretrain.cpu_device import use_cpu_without_accelerator
-
-use_cpu_without_accelerator()
-
-from torch.distributed.checkpoint import FileSystemWriter  # noqa: E402
-
-from anchored.pretrain import __main__ as program  # noqa: E402
-from anchored.pretrain.run.metrics import StepLog  # noqa: E402
-from anchored.pretrain.run.trainer import Trainer  # noqa: E402
+from anchored.pretrain import __main__ as program
+from anchored.pretrain.run.metrics import StepLog
+from anchored.pretrain.run.trainer import Trainer
 
 FAULTS = {int(step): fault for step, fault in json.loads(os.environ["FAULTS"]).items()}
 RANK, LAST_RANK = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")) - 1

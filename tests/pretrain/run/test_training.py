@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM
 
 from anchored import AnchoredError
 from anchored.pretrain.export import export_checkpoint, llama_weights
-from anchored.pretrain.launch import launch
+from anchored.pretrain.program import launch
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards

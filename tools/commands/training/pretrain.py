@@ -82,10 +82,6 @@ def train(config: PretrainConfig) -> int:
 
 def dry_run(config: PretrainConfig) -> int:
     """Print the model, its memory and the time; returns 0."""
-    from anchored.pretrain.cpu_device import use_cpu_without_accelerator
-
-    use_cpu_without_accelerator()
-    # Not before: these import torchtitan, which binds its device at that moment.
     import torch
     import torch.distributed as dist
 
