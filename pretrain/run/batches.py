@@ -14,7 +14,7 @@ from torch import Tensor
 from ..job_config import HeldoutConfig
 from ..model.loss import IGNORE_INDEX
 from ..plan.data_plan import DataPlan
-from ..tokens.shards import Encoded, Manifest, TokenShards, encoding_difference
+from ..tokens.shards import Manifest, TokenShards, encoding_difference
 
 Batch = tuple[Tensor, Tensor]
 BatchLoss = Callable[[Tensor, Tensor], Tensor]
@@ -60,7 +60,7 @@ def read_batches(
         reader.shutdown(cancel_futures=True)
 
 
-def check_heldout(config: HeldoutConfig, *, seq_len: int, trained: Encoded) -> None:
+def check_heldout(config: HeldoutConfig, *, trained: DataPlan) -> None:
     """Raises ValueError if a source is missing, too short or of another tokenizer."""
     for source in config.sources:
         shards = TokenShards.open(source.path)
@@ -69,10 +69,10 @@ def check_heldout(config: HeldoutConfig, *, seq_len: int, trained: Encoded) -> N
                 f"heldout source {source.name} and the data were tokenized differently: "
                 f"{difference}"
             )
-        if shards.num_tokens <= seq_len:
+        if shards.num_tokens <= trained.seq_len:
             raise ValueError(
                 f"heldout source {source.name} has {shards.num_tokens} tokens, too few for one "
-                f"sequence of {seq_len} and its labels"
+                f"sequence of {trained.seq_len} and its labels"
             )
 
 

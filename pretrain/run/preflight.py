@@ -81,7 +81,7 @@ def _checked_plan(config: JobConfig) -> DataPlan:
     plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
     if config.model.tokenizer:
         check_tokenizer(Path(config.model.tokenizer) / TOKENIZER_NAME, plan.tokenizer_sha256)
-    check_heldout(config.heldout, seq_len=plan.seq_len, trained=plan)
+    check_heldout(config.heldout, trained=plan)
     return plan
 
 

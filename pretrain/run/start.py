@@ -60,7 +60,7 @@ def record_of(config: JobConfig, plan: DataPlan, *, num_processes: int) -> RunRe
         "rope_theta": args.rope_theta,
     }
     # By name, so that a refusal can name what differs; the hash is of their order too.
-    read = plan.identity | {"sources": {each["name"]: each for each in plan.identity["sources"]}}
+    read = plan.identity | {"sources": {one["name"]: one for one in plan.identity["sources"]}}
     data = {**dict(_settings(read, "data.")), "data.plan_hash": plan.hash}
     return RunRecord(
         model=shape,

@@ -50,7 +50,10 @@ class ForbiddenTexts:
             hashed = cls._hashed(paths, wanted)  # before the lock: what cannot be read leaves none
             with locked(lock):
                 if not folder.exists():  # another process may have been faster
-                    hashed._save(folder)
+                    with new_folder(folder) as partial:
+                        hashed.passages.save(partial)
+                        table = {"names": hashed.names, "files": hashed.files}
+                        (partial / "texts.json").write_text(json.dumps(table) + "\n")
         texts = cls.load(output)
         kept = [{name: file[name] for name in ("name", "sha256")} for file in texts.files]
         check_same({_AGAINST: kept}, {_AGAINST: wanted}, folder, advice=ADVICE)
@@ -66,7 +69,7 @@ class ForbiddenTexts:
     @classmethod
     def _hashed(cls, paths: Sequence[Path], files: list[dict[str, Any]]) -> "ForbiddenTexts":
         names: list[str] = []
-        ends: list[int] = []
+        ends = [0]
 
         def numbered() -> Iterator[tuple[int, str]]:
             for path in paths:
@@ -81,16 +84,10 @@ class ForbiddenTexts:
                 f"the texts to look for hold no {NUM_WORDS} words or {NUM_LETTERS} letters in a row"
             )
         counted = []
-        for file, (start, end) in zip(files, pairwise([0, *ends]), strict=True):
+        for file, (start, end) in zip(files, pairwise(ends), strict=True):
             num_short = sum(number not in long_ones for number in range(start, end))
             counted.append(file | {"num_texts": end - start, "num_short": num_short})
         return cls(names, counted, passages)
-
-    def _save(self, folder: Path) -> None:
-        with new_folder(folder) as partial:
-            self.passages.save(partial)
-            table = {"names": self.names, "files": self.files}
-            (partial / "texts.json").write_text(json.dumps(table) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,18 +126,18 @@ class DecontaminationJob(FileJob):
         with locked(self.lock_of(index), waits=False) as is_ours:
             if not is_ours or path.exists():
                 return
-            matches, num_documents, num_bytes = [], 0, 0
+            table: dict[str, Any] = {"num_documents": 0, "num_bytes": 0, "documents": []}
             for document in input_documents(
                 file, self.fields, max_document_bytes=_MAX_SEARCHED_BYTES
             ):
                 text = document.text or b""
-                num_documents, num_bytes = num_documents + 1, num_bytes + len(text)
+                table["num_documents"] += 1
+                table["num_bytes"] += len(text)
                 if shared := texts.passages.shared_with(text.decode(), texts.names):
                     where = {"input_file": file.name, "record": document.record}
-                    digest = text_digest(text).hex()
-                    matches.append({**where, "digest": digest, **asdict(shared)})
+                    match = {**where, "digest": text_digest(text).hex(), **asdict(shared)}
+                    table["documents"].append(match)
                 observe(len(text), 1)
-            table = {"num_documents": num_documents, "num_bytes": num_bytes, "documents": matches}
             write_durably(path, json.dumps(table) + "\n")
 
     def finish(self, *, least_chars: int) -> "Report | None":
@@ -290,5 +287,5 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _strings(each)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _strings(part)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, Final
 
 from .input_files import DamagedFile, InputFile, json_records
@@ -24,8 +25,7 @@ _DENIED: Final = re.compile(
     r"(?<![a-z0-9])(nc|nd)(?![a-z0-9])|non[\s_-]?commercial|no[\s_-]?deriv|commons[\s_-]?clause",
     re.IGNORECASE,
 )
-_PARQUET_ROWS = 256
-_PARQUET_BYTES = 64 << 20  # of a batch of rows: fewer where a row has more than a quarter MiB
+_PARQUET_ROWS = 32  # few, as each may be a book
 logger = logging.getLogger(__name__)
 # A JSON string has up to six bytes, \u0000, for one of its text; other fields are far shorter.
 _JSON_BYTES_PER_BYTE: Final = 6
@@ -210,7 +210,13 @@ def _parquet_rows(file: InputFile, fields: RecordFields, max_bytes: int) -> Iter
             if name not in names:
                 raise ValueError(f"input file {file.name} has no column {name!r}: {names}")
             columns &= set(names)
-            for rows in _parquet_batches(groups, sorted(columns)):
+            batches = (
+                groups.iter_batches(
+                    _PARQUET_ROWS, row_groups=[group], columns=sorted(columns), use_threads=False
+                )
+                for group in range(groups.num_row_groups)
+            )
+            for rows in chain.from_iterable(batches):
                 index = rows.schema.get_field_index(name)
                 texts = rows.column(index)
                 try:  # as bytes: one invalid string would fail the conversion of the whole batch
@@ -233,16 +239,6 @@ def _parquet_rows(file: InputFile, fields: RecordFields, max_bytes: int) -> Iter
         if type(error) is not OSError or error.errno is not None:
             raise
         raise DamagedFile(error) from error
-
-
-def _parquet_batches(groups: Any, columns: list[str]) -> Iterator[Any]:
-    for index in range(groups.num_row_groups):
-        group = groups.metadata.row_group(index)
-        fitting = _PARQUET_BYTES * group.num_rows // max(1, group.total_byte_size)
-        num_rows = min(_PARQUET_ROWS, max(1, fitting))
-        yield from groups.iter_batches(
-            num_rows, row_groups=[index], columns=columns, use_threads=False
-        )
 
 
 def _parquet_document(row: dict[str, Any], record: int, fields: RecordFields) -> Document:

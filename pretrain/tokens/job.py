@@ -15,7 +15,6 @@ from .workers import FileJob, FileWork, Observer
 from .writer import DocumentTally, Segment, write_manifests, write_segments
 
 SCHEMA = "anchored-tokenize/4"
-_PROGRESS_FOLDER = "progress"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +42,7 @@ class TokenizeJob(FileJob):
 
     @property
     def progress(self) -> Path:
-        return self.output / _PROGRESS_FOLDER
+        return self.output / "progress"
 
     @property
     def is_complete(self) -> bool:
@@ -58,7 +57,7 @@ class TokenizeJob(FileJob):
         # In this order: another process may begin at the same time, and records its settings
         # before anything else.
         names = {path.name for path in self.output.iterdir()} if self.output.exists() else set()
-        if names - {_PROGRESS_FOLDER} and not (self.progress / "job.json").exists():
+        if names - {self.progress.name} and not (self.progress / "job.json").exists():
             raise ValueError(
                 f"output folder {self.output} exists and was not begun by `anchored tokenize`"
             )
@@ -101,21 +100,18 @@ class TokenizeJob(FileJob):
             first = done[-1].next_record if done else 0
             tally = DocumentTally.total(segment.tally for segment in done)
             # 2. The documents from there on, each judged, encoded and counted.
-            file = self.inputs.files[index]
+            file, longest = self.inputs.files[index], self.rules.max_document_bytes
             documents = input_documents(
-                file,
-                self.fields,
-                first_record=first,
-                max_document_bytes=self.rules.max_document_bytes,
+                file, self.fields, first_record=first, max_document_bytes=longest
             )
             encoded = self._watched(encoder.encode(documents, self.rules), tally, observe)
             # 3. Of one file so many tokens are enough as it has a share of the bytes.
             if self.max_tokens:
                 num_bytes = sum(file.num_bytes for file in self.inputs.files)
                 enough = -(-self.max_tokens * file.num_bytes // max(1, num_bytes))
-                shards = [segment.shards.get(Verdict.TRAIN) for segment in done]
-                num_done = sum(shard.num_tokens for shard in shards if shard)
-                encoded = _first_tokens(encoded, enough - num_done)
+                shards = [one.shards[Verdict.TRAIN] for one in done if Verdict.TRAIN in one.shards]
+                enough -= sum(shard.num_tokens for shard in shards)
+                encoded = _first_tokens(encoded, enough)
             # 4. A segment is recorded once its shards are on the disk.
             segments = write_segments(
                 encoded,

@@ -80,22 +80,22 @@ def do_files(job: FileJob, *, num_workers: int, unit: str) -> str:
     """
     num_files = len(job.inputs.files)
     num_workers, num_threads = worker_counts(num_files, num_workers)
-    throughput = _Throughput(job.source, num_files=num_files, unit=unit)
+    progress = _Progress(job.source, num_files=num_files, unit=unit)
     try:
         if num_workers == 1:
             work = job.open()
             for index in range(num_files):
-                work(index, throughput.add)
-                throughput.num_finished += 1
+                work(index, progress.add)
+                progress.num_finished += 1
         else:
-            _do_in_pool(job, num_workers, num_threads, throughput)
+            _do_in_pool(job, num_workers, num_threads, progress)
     except BrokenProcessPool as error:
         raise AnchoredError(
             "a working process was killed (out of memory?): run the same command again to go on"
         ) from error
     finally:
-        rate = throughput.close()
-    return f"{job.source}: {rate} with {num_workers} workers"
+        progress.bar.close()
+    return f"{job.source}: {progress.speed()} with {num_workers} workers"
 
 
 def worker_counts(num_files: int, requested: int) -> tuple[int, int]:
@@ -109,37 +109,30 @@ def worker_counts(num_files: int, requested: int) -> tuple[int, int]:
     return num_workers, max(1, num_cores // num_workers)
 
 
-class _Throughput:
+class _Progress:
     """Counts what was done since the start, on stderr: a bar, or a line now and then."""
 
     def __init__(self, title: str, *, num_files: int, unit: str) -> None:
-        self.num_finished, self._num_files = 0, num_files
-        self._num_units, self._unit = 0, unit
-        interval = _POLL_SECONDS if sys.stderr.isatty() else _LOG_SECONDS
-        self._bar = tqdm(
+        self._num_files, self._unit = num_files, unit
+        self.num_finished = self._num_units = 0
+        interval = 0.1 if sys.stderr.isatty() else _LOG_SECONDS
+        self.bar = tqdm(
             desc=title, unit="B", unit_scale=True, file=sys.stderr, mininterval=interval
         )
 
     def add(self, num_bytes: int, num_units: int) -> None:
-        """Count documents; the bar itself sees to it that it is not drawn too often."""
         self._num_units += num_units
         files = f"{self.num_finished}/{self._num_files} files"
-        self._bar.set_postfix_str(f"{self._units_per_second()}, {files}", refresh=False)
-        self._bar.update(num_bytes)
+        self.bar.set_postfix_str(f"{self.speed()}, {files}", refresh=False)
+        self.bar.update(num_bytes)
 
-    def close(self) -> str:
-        """End the bar; returns the average rates in words."""
-        self._bar.close()
-        return f"{self._per_second(self._bar.n / 1e6):.2f} MB/s, {self._units_per_second()}"
-
-    def _units_per_second(self) -> str:
-        return f"{self._per_second(self._num_units):,.0f} {self._unit}/s"
-
-    def _per_second(self, total: float) -> float:
-        return total / max(self._bar.format_dict["elapsed"], 1e-9)
+    def speed(self) -> str:
+        seconds = max(self.bar.format_dict["elapsed"], 1e-9)
+        rate = self._num_units / seconds
+        return f"{self.bar.n / 1e6 / seconds:.2f} MB/s, {rate:,.0f} {self._unit}/s"
 
 
-def _do_in_pool(job: FileJob, num_workers: int, num_threads: int, throughput: _Throughput) -> None:
+def _do_in_pool(job: FileJob, num_workers: int, num_threads: int, progress: _Progress) -> None:
     context = multiprocessing.get_context("spawn")
     totals: Any = context.Array("q", 2)
     seen = [0, 0]
@@ -149,9 +142,9 @@ def _do_in_pool(job: FileJob, num_workers: int, num_threads: int, throughput: _T
         pending = {pool.submit(_do_file, index) for index in range(len(job.inputs.files))}
         while pending:
             finished, pending = wait(pending, timeout=_POLL_SECONDS)
-            throughput.num_finished += len(finished)
+            progress.num_finished += len(finished)
             before, seen = seen, totals[:]
-            throughput.add(seen[0] - before[0], seen[1] - before[1])
+            progress.add(seen[0] - before[0], seen[1] - before[1])
             if errors := [error for future in finished if (error := future.exception())]:
                 pool.shutdown(cancel_futures=True)
                 raise errors[0]
