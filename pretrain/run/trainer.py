@@ -142,9 +142,8 @@ class Trainer:
     def train(self) -> None:
         """Run the remaining steps."""
         config = self._config
-        # SIGTERM, which Slurm sends before it preempts a job and torchrun passes on, and Ctrl-C are
-        # remembered until the step is done. Not before: a process that remembers signals could not
-        # be ended where it waits for one that was refused or has crashed.
+        # Signals are remembered until the step is done. Not before: a process that remembers them
+        # could not be ended where it waits for one that was refused or has crashed.
         self._stop_request.watch()
         self.checkpointer.load()
         # A checkpoint, of before a fork perhaps, has brought other settings than this run's.
@@ -160,9 +159,7 @@ class Trainer:
             maybe_enable_profiling(config.profiling, **folder) as profiler,
             maybe_enable_memory_snapshot(config.profiling, **folder) as snapshot,
         ):
-            batches = self._batches()
-            first_step = self.step + 1
-            is_stopping = False
+            batches, first_step, is_stopping = self._batches(), self.step + 1, False
             while not self.is_done and not is_stopping:
                 self.step += 1
                 self._gc.run(self.step)
@@ -193,12 +190,9 @@ class Trainer:
         return read_batches(
             self._plan,
             first_sequence=first_step * self._batch_size,
-            dp_rank=dist.get_rank(),
-            dp_world_size=dist.get_world_size(),
             local_batch_size=self._config.training.local_batch_size,
             # A whole step, 4 at least: a disk that is silent for as long as that costs nothing.
             num_prefetched=max(4, self._num_rounds),
-            pin_memory=torch.cuda.is_available(),
         )
 
     def _save_if_due(self) -> bool:
@@ -251,7 +245,6 @@ class Trainer:
         return torch.stack(losses).sum()
 
     def _backward(self, inputs: Tensor, labels: Tensor, num_tokens: Tensor) -> Tensor:
-        """Add the gradients of one batch; returns its part of the mean loss per token."""
         loss = self._loss(inputs, labels) / num_tokens
         loss.backward()
         return loss.detach()
