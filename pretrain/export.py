@@ -42,11 +42,7 @@ of several documents, {masking}.
 
 
 def model_card(
-    record: RunRecord,
-    *,
-    steps: Sequence[int],
-    title: str,
-    max_position_embeddings: int = 0,
+    record: RunRecord, *, steps: Sequence[int], title: str, max_position_embeddings: int = 0
 ) -> str:
     """Markdown with every stage's data plan, tokens and licenses by source, and settings.
 

@@ -4,8 +4,7 @@ It is divided among the processes of a run by torchtitan's recipe for Llama 3.
 """
 
 import hashlib
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -172,7 +171,6 @@ def _fill_truncated_normal(parameter: Tensor, *, std: float, key: str) -> None:
     parameter.copy_(full)
 
 
-@dataclass
 class ProcessGrid(ParallelDims):
     """Replicas of a model, and in each the shards of its weights: all of them FSDP2's.
 
@@ -180,12 +178,9 @@ class ProcessGrid(ParallelDims):
     their number, once a round: the loss is a mean over all tokens already.
     """
 
-    is_offloaded: bool = False
-    """The weights lie in the memory of the CPU, which FSDP2 does on a single process too."""
-
     @property
     def fsdp_enabled(self) -> bool:
-        return self.world_size > 1 or self.is_offloaded
+        return self.world_size > 1
 
     def _mesh_exist(self, name: str, degree: int) -> bool:
         if name == "fsdp":
@@ -198,7 +193,6 @@ def parallel_dims(config: JobConfig, num_processes: int) -> ProcessGrid:
     """The grid of a run's processes; all of its parallelism is in the data."""
     num_replicas = config.parallelism.data_parallel_replicate_degree
     return ProcessGrid(
-        is_offloaded=config.training.enable_cpu_offload,
         dp_replicate=num_replicas,
         dp_shard=num_processes // num_replicas,
         **dict.fromkeys(("cp", "tp", "pp", "ep", "etp"), 1),
@@ -212,9 +206,6 @@ def parallelized(model: TinyComma, dims: ParallelDims, config: JobConfig) -> Tin
     if config.loss.chunk_tokens and settings.enable and "loss" in settings.components:
         # One pass over a chunk's logits in place of six: they are its only memory traffic.
         model.output.logit_loss = torch.compile(logit_loss_and_gradient, backend=settings.backend)
-    if device_type == "cpu":  # offloaded weights would be pinned for a GPU
-        config = copy(config)
-        config.training = replace(config.training, enable_cpu_offload=False)
     sharded: TinyComma = parallelize_llama(model, dims, config)
     if device_type == "cpu":
         # The loss is a mean already: torchtitan asks for a division of the gradients by 1, for

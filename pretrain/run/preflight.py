@@ -164,6 +164,8 @@ def _refusals(config: JobConfig) -> Iterator[tuple[bool, str]]:
         "optimizer must be Adam or AdamW with beta1 and beta2 in [0, 1), got "
         f"{adam.name} with {adam.beta1} and {adam.beta2}",
     )
+    offload = "training.enable_cpu_offload must be false: weights stay where they are trained"
+    yield config.training.enable_cpu_offload, offload
     yield (
         adam.early_step_in_backward,
         "optimizer.early_step_in_backward must be false: whether a step is taken depends on "

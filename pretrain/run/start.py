@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,8 +40,6 @@ are missing because they change nothing but rounding, training.steps because a r
 longer: the length of its schedule is compared.
 """
 _CHECKPOINTS: Final = ("checkpoint.initial_load_path", "checkpoint.fork_from")
-_NUM_KNOWN_PARTS: Final = 3
-"""Parts at the end of a checkpoint's path that a move leaves alone: RUN/checkpoint/step-N."""
 MAY_CHANGE: Final = ("optimizer.", "lr_scheduler.", "spike_guard.", "training.max_norm")
 """Settings that may change where a run forks: they decide nothing about what a checkpoint holds."""
 
@@ -222,12 +221,11 @@ def _same_run(config: JobConfig, record: RunRecord) -> RunRecord:
             "remove it or choose another job.dump_folder"
         )
     before = RunRecord.read(dump_folder)
-    # 1. A checkpoint that is gone, as it may be once there is one here, is known by its path's end.
-    paths = {name: (before.settings.get(name), record.identity[name]) for name in _CHECKPOINTS}
-    gone = [name for name, (old, new) in paths.items() if old and new and _is_moved(old, new)]
-    record = replace(
-        record, identity=record.identity | {name: before.identity[name] for name in gone}
-    )
+    # 1. A checkpoint that is gone, as it may be once there is one here, is taken as recorded.
+    paths = {name: attrgetter(name)(config) for name in _CHECKPOINTS}
+    gone = [name for name, path in paths.items() if path and path == record.identity[name]]
+    known = {name: before.identity[name] for name in gone if before.identity[name]}
+    record = replace(record, identity=record.identity | known)
     # 2. All else is compared as it is.
     if difference := before.difference(record):
         if difference.startswith(_CHECKPOINTS):
@@ -237,12 +235,6 @@ def _same_run(config: JobConfig, record: RunRecord) -> RunRecord:
             "restore the setting or choose another job.dump_folder"
         )
     return before
-
-
-def _is_moved(old: str, new: str) -> bool:
-    """Whether two paths of checkpoints end alike, as far as a move leaves them alone."""
-    ends = [Path(path).parts[::-1][:_NUM_KNOWN_PARTS] for path in (old, new)]
-    return all(one == other for one, other in zip(*ends, strict=False))
 
 
 def _other_run(name: str, config: JobConfig, record: RunRecord) -> tuple[Path, RunRecord]:

@@ -109,10 +109,9 @@ class Trainer:
         self._longest_save_s = BYTES_PER_PARAMETER * num_parameters / SLOW_DISK_BYTES_PER_S
         self.metrics.num_flops_per_token = flops
         self.model = parallelized(model, self._dims, config)
-        is_offloaded = config.training.enable_cpu_offload
-        self.model.to_empty(device="cpu" if is_offloaded else device_type)
+        self.model.to_empty(device=device_type)
         with torch.no_grad():
-            self.model.init_weights(torch.device(device_type) if is_offloaded else None)
+            self.model.init_weights()
         self.model.train()
         self._amp = maybe_enable_amp(self._dims, config.training.mixed_precision_param, device_type)
         self._logit_loss = build_cross_entropy_loss(config)
@@ -312,13 +311,10 @@ def join_processes(config: JobConfig) -> None:
         os.environ["TORCH_FR_BUFFER_SIZE"] = str(comm.trace_buf_size)
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(folder / comm.save_traces_file_prefix)
         os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
-    backend = dist.get_default_backend_for_device(device_type)
-    if config.training.enable_cpu_offload and device_type != "cpu":
-        backend = f"{device_type}:{backend},cpu:gloo"
     store, rank, world_size = next(rendezvous("env://"))
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
-        backend,
+        dist.get_default_backend_for_device(device_type),
         store=PrefixStore(f"restart-{restart}", store),
         rank=rank,
         world_size=world_size,

@@ -152,13 +152,13 @@ def input_documents(
     """Documents from record `first_record` on; a record without text gives one with its problem.
 
     A file that is cut short or damaged ends with one such document for all that cannot be read.
-    max_document_bytes: of the longest document that the caller keeps. A longer one is a document
-        without text that says so: a line is not held in memory, a parquet value not decoded.
+    max_document_bytes: of the longest document that the caller keeps. A line that is far longer is
+        not held in memory: a document without text says so.
     Raises: ValueError if the file cannot be opened or read, or if a parquet file has no column of
     texts of that name.
     """
     if file.is_parquet:
-        rows: Iterator[Any] = _parquet_rows(file, fields, max_document_bytes)
+        rows: Iterator[Any] = _parquet_rows(file, fields)
         document: Callable[[Any, int, RecordFields], Document] = _parquet_document
     else:
         longest = _JSON_BYTES_PER_BYTE * max_document_bytes + _OTHER_FIELDS_BYTES
@@ -193,13 +193,12 @@ def _json_document(line: bytes, record: int, fields: RecordFields) -> Document:
         return Document(record, None, problem=Problem.NOT_JSON)
 
 
-def _parquet_rows(file: InputFile, fields: RecordFields, max_bytes: int) -> Iterator[Any]:
-    """The rows of a file, None for one whose text is longer than `max_bytes`."""
+def _parquet_rows(file: InputFile, fields: RecordFields) -> Iterator[Any]:
+    """The rows of a file, their texts as bytes."""
     # Not the Parquet reader of datasets: it decodes row groups ahead in threads, so that how much
     # it gives before a damaged one is a race. One group after another always ends at one record.
     import fsspec
     import pyarrow
-    from pyarrow import compute
     from pyarrow.parquet import ParquetFile
 
     name = fields.text
@@ -225,12 +224,7 @@ def _parquet_rows(file: InputFile, fields: RecordFields, max_bytes: int) -> Iter
                     raise ValueError(
                         f"column {name!r} of input file {file.name} is {texts.type}, not text"
                     ) from error
-                # Lengths come from the column's offsets: no long text is copied out of it.
-                is_long = compute.greater(compute.binary_length(raw), max_bytes)
-                kept = compute.if_else(is_long, pyarrow.scalar(None, raw.type), raw)
-                read = rows.set_column(index, name, kept).to_pylist()
-                for row, is_left_out in zip(read, is_long.to_pylist(), strict=True):
-                    yield None if is_left_out else row
+                yield from rows.set_column(index, name, raw).to_pylist()
     except pyarrow.ArrowInvalid as error:
         raise DamagedFile(error) from error
     except OSError as error:

@@ -129,10 +129,7 @@ def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_processes"),
-    [
-        ("tinycomma-1.8b-stage1", 8),
-        ("tinycomma-1.8b-stage1-multinode", 16),
-    ],
+    [("tinycomma-1.8b-stage1", 8), ("tinycomma-1.8b-stage1-multinode", 16)],
 )
 def test_the_model_is_built_and_sharded_over_eight_gpus(name, num_processes, tmp_path):
     # A process of its own: fake processes are the only ones of torch.distributed in theirs.

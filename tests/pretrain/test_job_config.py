@@ -35,10 +35,7 @@ def test_file_goes_over_defaults_and_arguments_over_the_file(tmp_path):
         ("[training]\nstps = 7\n", r"unknown config key training\.stps \(did you mean steps\?\)$"),
         ("[trainning]\n", r"unknown config key trainning \(did you mean training\?\)$"),
         ("[data]\n[[data.sources]]\nnam = 'a'\n", r"unknown config key data\.sources\[0\]\.nam "),
-        (
-            "[data]\n[[data.sources]]\nname = 'a'\n",
-            r"data\.sources\[0\]\.path is missing$",
-        ),
+        ("[data]\n[[data.sources]]\nname = 'a'\n", r"data\.sources\[0\]\.path is missing$"),
         ("[training]\nsteps = '7'\n", r"training\.steps must be a whole number, got '7'$"),
         ("[training]\nsteps = true\n", r"training\.steps must be a whole number, got True$"),
         ("[job]\nverbose = 1\n", r"job\.verbose must be true or false, got 1$"),

@@ -69,10 +69,7 @@ TENSORS = {"parallelism": {"tensor_parallel_degree": 2}}
         ({"training": {"seq_len": 50_000}}, "too few for one sequence of 50000"),
         ({"without": "debug = {seed = 3}\n"}, "debug.seed is not set"),
         ({"data": {"max_epochs": 0}}, "data.max_epochs must be positive, got 0"),
-        (
-            {"heldout": {"sources": ["absent"]}},
-            "heldout.sources, absent: there is no file",
-        ),
+        ({"heldout": {"sources": ["absent"]}}, "heldout.sources, absent: there is no file"),
         ({"steps": 25}, "lr_scheduler.total_steps 24 is below training.steps 25"),
         ({"lr_scheduler": {"total_steps": 0}}, "lr_scheduler.total_steps 0 is below training.ste"),
         ({"lr_scheduler": {"warmup_steps": 25}}, "warmup_steps 25 is more than the schedule of 24"),

@@ -160,10 +160,7 @@ def test_a_fork_that_was_refused_for_something_else_starts_once_that_is_mended(
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        (
-            {"checkpoint": {"fork_from": "step-7"}},
-            "checkpoint.fork_from: there is no file",
-        ),
+        ({"checkpoint": {"fork_from": "step-7"}}, "checkpoint.fork_from: there is no file"),
         ({"checkpoint": {"fork_from": "step-15"}}, "step-15 is not whole: it has no sha256.json"),
         ({"data": {"seed": 1}}, "has another data.seed (7 there, 1 here)"),
         ({"debug": {"seed": 1}}, "has another debug.seed (3 there, 1 here): only optimizer."),
