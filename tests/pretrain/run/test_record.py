@@ -10,11 +10,11 @@ import torch.distributed as dist
 from training_runs import curve, save_steps
 
 from anchored.environment import environment_record
-from anchored.pretrain.cpu_device import _CpuDeviceModule
 from anchored.pretrain.export import model_card
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import parallel_dims
 from anchored.pretrain.run.metrics import RunMetrics
+from anchored.pretrain.titan import CPU
 
 # Other processes may change them meanwhile.
 MACHINE = {"git_commit": "0123456789abcdef", "has_local_changes": True, "num_threads": 1}
@@ -50,7 +50,7 @@ def test_all_starts_are_one_run_in_wandb(begin, tmp_path, monkeypatch):
     wandb, run = Mock(run=None, __spec__=ModuleSpec("wandb", None)), tmp_path / "run"
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr("torchtitan.components.metrics.device_module", _CpuDeviceModule())
+    monkeypatch.setattr("torchtitan.components.metrics.device_module", CPU)
     monkeypatch.setattr("torchtitan.components.metrics.device_type", "cpu")
     for rank, first in ((0, 0), (1, 2), (0, 2)):  # of several processes the first one writes
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)

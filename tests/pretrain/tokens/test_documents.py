@@ -224,7 +224,7 @@ def test_what_cannot_be_read_now_is_an_error_and_no_damage(tmp_path, monkeypatch
     def broken(*arguments):
         raise ConnectionError("server disconnected")
 
-    with pytest.raises(ValueError, match="input file a cannot be read: .*No such file"):
+    with pytest.raises(ValueError, match=r"input file a cannot be read: .*No such file"):
         list(input_documents(InputFile("a", str(tmp_path / "a"), 1), RecordFields()))
     write(tmp_path / "a.parquet", ROWS)
     monkeypatch.setattr("fsspec.open", broken)

@@ -143,7 +143,7 @@ def test_tokens_that_cannot_begin_or_end_documents_are_refused(
     assert len(str(got.value).splitlines()) == 1
 
 
-@pytest.fixture(scope="module", params=[NO_TOKEN, "<s>", "<|turn|>"])
+@pytest.fixture(scope="module", params=[NO_TOKEN, "<|turn|>"])
 def encoder(request, tmp_path_factory):
     """Encoders of a tokenizer that begins prompts with <s>."""
     folder = tmp_path_factory.mktemp("encoder")
@@ -166,15 +166,6 @@ def test_documents_are_their_texts_between_the_tokens_which_are_nowhere_else(enc
         inner = ids[len(begin) : -1]
         assert not {encoder.eos_id, *begin} & {*inner} and max(ids) < encoder.vocab_size
         assert tokenizer.decode(inner, skip_special_tokens=False) == text
-
-
-def test_the_vocabulary_reaches_to_the_last_id_where_ids_have_gaps(tmp_path):
-    tokenizer = byte_level()
-    vocabulary = {name: token_id for token_id, name in enumerate(BYTES)}
-    tokenizer.model = models.BPE(vocabulary | {"<|last|>": 900}, [])
-    tokenizer.add_special_tokens(["<|last|>"])
-    encoder = DocumentEncoder(saved(tokenizer, tmp_path), end_token="<|last|>")
-    assert (encoder.eos_id, encoder.vocab_size) == (900, 901)
 
 
 @pytest.mark.parametrize("begin", [None, "<|turn|>", "<|a:b $A|>"])
