@@ -103,6 +103,7 @@ def document_losses(model, row, eos_id):
     )
 
 
+@pytest.mark.slow
 def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weights(
     finished, write_config, tmp_path, monkeypatch
 ):
@@ -132,7 +133,7 @@ REPLICAS = {"parallelism": {"data_parallel_replicate_degree": 2}}
 @pytest.mark.parametrize(
     ("num_processes", "settings"),
     [
-        pytest.param(2, REPLICAS, id="replicas"),
+        pytest.param(2, REPLICAS, id="replicas", marks=pytest.mark.slow),
         pytest.param(4, REPLICAS, id="replicas-of-shards", marks=pytest.mark.slow),
         pytest.param(2, {"loss": {"chunk_tokens": 24}} | REPLICAS, id="replicas-in-chunks"),
     ],
@@ -164,7 +165,7 @@ def second_stage(write_config, dump_folder, stage_one, **sections):
     )
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("is_kept", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_second_stage_goes_on_with_the_moments_of_the_first_where_they_are_kept(
     finished, write_config, tmp_path, is_kept
 ):
