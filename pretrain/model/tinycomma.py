@@ -119,8 +119,7 @@ def flavors() -> dict[str, TinyCommaArgs]:
     )
     return {
         "smoke": small(dim=32, n_layers=2, n_heads=2),
-        # For trials of the pipeline: 4.9 million parameters with 8,192 tokens; and so narrow that
-        # even the Llama 3 vocabulary leaves a model that a CPU can train.
+        # For trials: 4.9 million parameters with 8,192 tokens; and for a CPU and many tokens.
         "trial": small(dim=192, n_layers=4, n_heads=3, multiple_of=64),
         "narrow": small(dim=64, n_layers=2, n_heads=1),
         "quickstart": small(dim=128, n_layers=3, n_heads=4),
@@ -183,21 +182,15 @@ class ProcessGrid(ParallelDims):
         return self.world_size > 1
 
     def _mesh_exist(self, name: str, degree: int) -> bool:
-        if name == "fsdp":
-            return self.fsdp_enabled
-        exists: bool = super()._mesh_exist(name, degree)
-        return exists
+        return self.fsdp_enabled if name == "fsdp" else bool(super()._mesh_exist(name, degree))
 
 
 def parallel_dims(config: JobConfig, num_processes: int) -> ProcessGrid:
     """The grid of a run's processes; all of its parallelism is in the data."""
     num_replicas = config.parallelism.data_parallel_replicate_degree
-    return ProcessGrid(
-        dp_replicate=num_replicas,
-        dp_shard=num_processes // num_replicas,
-        **dict.fromkeys(("cp", "tp", "pp", "ep", "etp"), 1),
-        world_size=num_processes,
-    )
+    shards = {"dp_replicate": num_replicas, "dp_shard": num_processes // num_replicas}
+    others = dict.fromkeys(("cp", "tp", "pp", "ep", "etp"), 1)
+    return ProcessGrid(**shards, **others, world_size=num_processes)
 
 
 def parallelized(model: TinyComma, dims: ParallelDims, config: JobConfig) -> TinyComma:

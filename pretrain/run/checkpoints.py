@@ -177,9 +177,8 @@ class Checkpointer:
     def load(self) -> None:
         """Load the last sealed checkpoint, else the weights to start with, where there are any.
 
-        The first process looks, after the preflight has set aside what is not whole. Of another
-        run's checkpoint come only the weights, and the moments where they are kept: the settings
-        of the optimizer come with these, so the caller sets them again.
+        Of another run's checkpoint come only the weights, and the moments where they are kept: the
+        settings of the optimizer come with these, so the caller sets them again.
         """
         last_steps = [max(sealed_steps(self._folder), default=0)]
         dist.broadcast_object_list(last_steps, src=0)

@@ -157,14 +157,13 @@ class RunMetrics(MetricsProcessor):
             self._heldout_log.keep_until(step)
             # The default lock is for several processes, and warns where one of them is interrupted.
             tqdm.set_lock(threading.RLock())
-            self._bar = tqdm(
-                total=self.job_config.training.steps,
-                initial=step,
-                desc=Path(self.job_config.job.dump_folder).name,
-                unit="step",
-                file=sys.stderr,
-                mininterval=0.1 if sys.stderr.isatty() else _LOG_SECONDS,
+            total, title = (
+                self.job_config.training.steps,
+                Path(self.job_config.job.dump_folder).name,
             )
+            interval = 0.1 if sys.stderr.isatty() else _LOG_SECONDS
+            shown = {"desc": title, "unit": "step", "file": sys.stderr, "mininterval": interval}
+            self._bar = tqdm(total=total, initial=step, **shown)
 
     def count(self, num_tokens: int, *, seconds: float) -> None:
         """Count a batch of this process, and the time that it was waited for."""
@@ -183,10 +182,8 @@ class RunMetrics(MetricsProcessor):
         grad_norm: float,
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
-        read: dict[str, Mapping[str, float]] = {
-            "source_tokens": tokens_read(self._data, step),
-            "source_epochs": epochs_read(self._data, step),
-        }
+        read: dict[str, Mapping[str, float]] = {"source_tokens": tokens_read(self._data, step)}
+        read["source_epochs"] = epochs_read(self._data, step)
         # Tokens of the step, not of this start alone, which may have begun on other processes.
         extra = {**(extra_metrics or {}), "n_tokens_seen": step * self._tokens_per_step}
         extra |= {f"{kind}/{name}": one for kind in read for name, one in read[kind].items()}
@@ -224,9 +221,8 @@ class RunMetrics(MetricsProcessor):
         speed = {"tokens": step * self._tokens_per_step, "tokens_per_s": tokens_per_s}
         if self._peak_flops is not None:
             # A fraction of a GPU's peak in bfloat16, also where float8 is used. FLOPs per token are
-            # torchtitan's 6 (P - E) + 12 L d T: P parameters, E of them in the embedding table, L
-            # layers of width d, T tokens in a sequence; attention counted without its causal mask.
-            # Source: Chowdhery et al. 2022, "PaLM", appendix B.
+            # torchtitan's 6 (P - E) + 12 L d T: P parameters, E of them embeddings, L layers of
+            # width d, T tokens in a sequence. Source: Chowdhery et al. 2022, "PaLM", appendix B.
             flops_per_s = tokens_per_s / dist.get_world_size() * self.num_flops_per_token
             speed["mfu"] = flops_per_s / self._peak_flops
         return speed | {"seconds": now - self._start_time}

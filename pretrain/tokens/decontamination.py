@@ -43,7 +43,7 @@ class ForbiddenTexts:
         lock = output / f"{_AGAINST}.lock"
         if output.exists() and any(output.iterdir()) and not lock.exists():
             raise ValueError(f"{output} holds other things: name a new folder")
-        paths = [each for path in files for each in _files(path)]
+        paths = [file for path in files for file in _files(path)]
         wanted = [{"name": path.name, "sha256": file_sha256(path)} for path in paths]
         folder = output / _AGAINST
         if not folder.exists():
@@ -152,13 +152,8 @@ class DecontaminationJob(FileJob):
         documents = [document for table in tables for document in table["documents"]]
         for document in documents:
             document["left_out"] = document["num_chars"] >= least_chars
-        report = Report(
-            **self.identity(),
-            least_chars=least_chars,
-            num_documents=sum(table["num_documents"] for table in tables),
-            num_bytes=sum(table["num_bytes"] for table in tables),
-            documents=documents,
-        )
+        sums = {key: sum(table[key] for table in tables) for key in ("num_documents", "num_bytes")}
+        report = Report(**self.identity(), **sums, least_chars=least_chars, documents=documents)
         report.write(self.report_file)
         return report
 
@@ -195,17 +190,17 @@ class Report:
     def num_left_out(self) -> int:
         return sum(document["left_out"] for document in self.documents)
 
+    def _head(self, *omitted: str) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name not in omitted}
+
     def summary(self) -> dict[str, Any]:
         """The report for manifests and model cards: documents and files are counted, not listed."""
         counts = {"num_matched": len(self.documents), "num_left_out": self.num_left_out}
-        table = asdict(self) | counts
-        del table["documents"], table["files"]
-        return table
+        return self._head("documents", "files") | counts
 
     def write(self, path: Path) -> None:
         """Replace the file."""
-        head = {"schema": SCHEMA, **asdict(self)}
-        del head["documents"]
+        head = {"schema": SCHEMA, **self._head("documents")}
         with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
             for row in (head, *self.documents):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -241,18 +236,17 @@ def _searched(inputs: SourceFiles, fields: RecordFields) -> dict[str, Any]:
 
 def search_summary(summary: Mapping[str, Any]) -> str:
     """One line of what `Report.summary` says."""
-    against = ", ".join(file["name"] for file in summary["against"])
-    return (
-        f"{summary['num_matched']:,} of {summary['num_documents']:,} documents share "
-        f"{summary['num_words']} words or {summary['num_letters']} letters in a row with "
-        f"{against}; {summary['num_left_out']:,} left out"
+    form = (
+        "{num_matched:,} of {num_documents:,} documents share {num_words} words or {num_letters} "
+        "letters in a row with {names}; {num_left_out:,} left out"
     )
+    return form.format(**summary, names=", ".join(file["name"] for file in summary["against"]))
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    if not (files := sorted(each for each in path.rglob("*") if each.is_file())):
+    if not (files := sorted(file for file in path.rglob("*") if file.is_file())):
         raise ValueError(f"folder {path} holds no texts to look for")
     return files
 

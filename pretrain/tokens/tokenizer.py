@@ -281,8 +281,7 @@ class DocumentEncoder:
             for document, verdict in zip(batch, verdicts, strict=True):
                 token_ids = None
                 if verdict.is_kept:
-                    ids = [*begin, *next(encodings).ids, self.eos_id]
-                    token_ids = np.array(ids, dtype="<u4")
+                    token_ids = np.array([*begin, *next(encodings).ids, self.eos_id], dtype="<u4")
                 yield EncodedDocument(document, verdict, token_ids)
 
 
