@@ -12,7 +12,7 @@ from training_runs import (
     curve,
     start_run,
     torchrun,
-    wait_for_steps,
+    wait_until,
 )
 from waiting import until
 
@@ -93,12 +93,13 @@ def test_a_second_launch_is_refused_and_a_torchrun_that_is_killed_leaves_the_run
     run, output = tmp_path / "run", tmp_path / "second.txt"
     config = write_config(run, steps=100_000, lr_scheduler={"total_steps": 100_000})
     with torchrun(config) as process:
-        wait_for_steps(process, run, 1)
+        wait_until(process, lambda: curve(run))
         second = ForkedProgram("anchored.pretrain", ["--job.config_file", str(config)], output)
         assert second.wait() == 1
         (line,) = output.read_text().splitlines()
         assert f"{run} is in use by process " in line
-        wait_for_steps(process, run, len(curve(run)) + 1)  # the first one goes on
+        before = len(curve(run))
+        wait_until(process, lambda: len(curve(run)) > before)  # the first one goes on
         process.kill()
     until(lambda: is_free(run))  # the next launch is not refused for ever
 

@@ -8,7 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from training_runs import curve, start_run, torchrun, train, wait_for_steps, wait_until
+from training_runs import curve, start_run, torchrun, train, wait_until
 
 from anchored.pretrain.run import stop_signals
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
@@ -74,7 +74,7 @@ def test_torchrun_passes_it_on(write_config, tmp_path, monkeypatch, is_pressed_t
         if is_pressed_twice:
             wait_until(process, long_step.exists)
         else:
-            wait_for_steps(process, run, 3)
+            wait_until(process, lambda: len(curve(run)) >= 3)
         process.send_signal(signal.SIGINT)
         for line in iter(process.stderr.readline, ""):
             lines.append(line)
