@@ -94,14 +94,6 @@ def damage(checkpoint: Path) -> str | None:
     return f"{changed[0]} is not what was written" if changed else None
 
 
-def was_finished(folder: Path) -> bool:
-    """True if a folder of checkpoints holds any that once was whole, damaged or set aside since.
-
-    A run that was killed while it sealed its first checkpoint never had one.
-    """
-    return any((path / SEAL_NAME).exists() for path in folder.iterdir())
-
-
 def set_aside(path: Path) -> Path:
     """Give a folder that is not whole a name that no run resumes from, and return it."""
     names = (f"{path.name}.torn" + (f"-{number}" if number > 1 else "") for number in count(1))

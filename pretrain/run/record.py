@@ -104,9 +104,8 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """A claim on a dump folder, which is made, while the context or this process lasts.
+    """A dump folder, which is made, is locked while the context or this process lasts.
 
-    The claim is a lock of the system, so that it ends with the process.
     Raises: ValueError naming who holds it, OSError if the folder cannot be written or locked.
     """
     path = folder / LOCK_NAME

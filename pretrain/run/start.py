@@ -12,14 +12,7 @@ from ..job_config import JobConfig, place_of
 from ..model.tinycomma import model_args
 from ..plan.data_plan import DataPlan, data_record
 from ..tokens.shards import encoding_difference
-from .checkpoints import (
-    SEAL_NAME,
-    checkpoint_step,
-    checkpoint_steps,
-    damage,
-    set_aside,
-    was_finished,
-)
+from .checkpoints import SEAL_NAME, checkpoint_step, checkpoint_steps, damage, set_aside
 from .record import RECORD_NAME, RunRecord, changes
 from .trainer import global_batch_size
 
@@ -77,16 +70,13 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
     settings["training.global_batch_size"] = global_batch_size(config, num_processes)
     settings["lr_scheduler.total_steps"] = config.lr_scheduler.total_steps or config.training.steps
     settings |= {name: _sealed(config, name, settings[name]) for name in _CHECKPOINTS}
-    names = list(IDENTITY)
-    if config.spike_guard.action == "skip":  # else it only watches
-        names.append("spike_guard")
-    if config.model.converters:
-        names.append("quantize")
-    return {
-        key: value
-        for key, value in settings.items()
-        if any(key == name or key.startswith(f"{name}.") for name in names)
+    # Another guard than "skip" only watches.
+    at_work = {
+        "spike_guard": config.spike_guard.action == "skip",
+        "quantize": config.model.converters,
     }
+    names = {*IDENTITY, *(name for name, is_used in at_work.items() if is_used)}
+    return {key: value for key, value in settings.items() if {key, key.split(".")[0]} & names}
 
 
 def _sealed(config: JobConfig, name: str, path: str | None) -> str | None:
@@ -117,7 +107,6 @@ class StartingPoint:
     """The step that a run goes on from, and what its user should know about that."""
 
     record: RunRecord
-    """Record of the run, with the runs before it."""
     step: int = 0
     """Step of its last whole checkpoint; 0 where it begins."""
     remark: str = ""
@@ -153,8 +142,9 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
         skips = {"skips": before.data["skips"]} if "skips" in before.data else {}
         record = replace(before, data=record.data | skips)
         return StartingPoint(record, step, f"{prefix}resuming from {path}")
-    # 3. None is whole. A run that had some is not begun again over them: one may be mended.
-    if was_finished(folder):
+    # 3. None is whole. A run that had some is not begun again over them, as one may be mended; one
+    # that was killed while it sealed its first one never had any.
+    if any((path / SEAL_NAME).exists() for path in folder.iterdir()):
         damages = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())
         raise ValueError(
             f"{folder} holds no whole checkpoint ({damages or 'they were set aside'}), and a run "
@@ -167,10 +157,6 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
 
 
 def _fork(config: JobConfig, record: RunRecord) -> StartingPoint:
-    """The start of a run that goes on after another one's checkpoint.
-
-    Raises: ValueError if that is not whole, or is of another model or other data.
-    """
     # 1. Of what decides the weights only that may differ which the checkpoint does not hold.
     checkpoint, other = _other_run("fork_from", config, record)
     step, changed = checkpoint_step(checkpoint), changes(other.identity, record.identity)
@@ -238,10 +224,7 @@ def _same_run(config: JobConfig, record: RunRecord) -> RunRecord:
 
 
 def _other_run(name: str, config: JobConfig, record: RunRecord) -> tuple[Path, RunRecord]:
-    """The checkpoint that checkpoint.`name` says, and the record of its run.
-
-    Raises: ValueError unless it is whole and of this run's model and tokenizer.
-    """
+    """A checkpoint to start from and its run's record; ValueError if not of this model, or torn."""
     path = getattr(config.checkpoint, name)
     try:
         checkpoint = place_of(config, f"checkpoint.{name}", path).resolve()  # for its run above it
