@@ -164,12 +164,10 @@ def export_checkpoint(
         files only the license is copied: ends and chat templates are those of some other model.
     max_position_embeddings: 0, or at least the training length: rotary embeddings go on beyond
         it without new weights, at a quality that training did not see.
-    average_last: number of whole checkpoints of the run, ending with this one, whose mean is
-        exported; 1 takes this one as it is.
-    transformers loads the result as LlamaForCausalLM; in float32 its logits agree with the
-    trained model's to 1e-4. Padding is done with the end-of-text token, by the tokenizer and in
-    generation; config.json names no such token, whose embedding would never be trained further.
-    README.md is the model card, with what was read of each source under which licenses.
+    average_last: whole checkpoints of the run, ending with this one, whose mean is exported.
+    transformers loads the result as LlamaForCausalLM; in float32 its logits agree with the trained
+    model's to 1e-4. Padding is done with the end-of-text token; config.json names none, whose
+    embedding would never be trained further. README.md is the model card.
     Raises: ValueError if the output exists, the checkpoint is missing or incomplete, there are
     too few to average, or the tokenizer is another one.
     """
@@ -183,11 +181,8 @@ def export_checkpoint(
     steps = [checkpoint_step(path) for path in checkpoints]
     with new_folder(output) as folder:
         config.save_pretrained(folder)
-        end = record.eos_id
-        generation = GenerationConfig(
-            bos_token_id=record.bos_id, eos_token_id=end, pad_token_id=end
-        )
-        generation.save_pretrained(folder)
+        ids = {"bos_token_id": record.bos_id, "eos_token_id": record.eos_id}
+        GenerationConfig(**ids, pad_token_id=record.eos_id).save_pretrained(folder)
         _write_tokenizer(tokenizer_folder, folder, record, length)
         card = model_card(record, steps=steps, title=output.name, max_position_embeddings=length)
         (folder / "README.md").write_text(card)

@@ -32,8 +32,7 @@ class SpikeGuard:
     """Watches the loss of every step; its state belongs into a checkpoint.
 
     A spike enters the window at its limit, not at its height: so the next one still shows, and a
-    level that stays higher is accepted after a while. A step whose loss or gradients are not finite
-    is refused in every mode: nothing leads back from weights that have taken it.
+    level that stays higher is accepted after a while. What is not finite is refused in every mode.
     """
 
     def __init__(self, config: SpikeGuardConfig) -> None:

@@ -36,7 +36,7 @@ class TokenizeJob(FileJob):
     its bytes; 0: all."""
     max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
     """Records without text to read that the source may have; no part of `identity`, as the shards
-    do not depend on it: a source that was ended by them goes on with a higher number."""
+    do not depend on it."""
     decontamination: dict[str, Any] = field(default_factory=dict)
     """Summary of the report whose documents `rules` leave out; empty where there is none."""
 
@@ -54,8 +54,7 @@ class TokenizeJob(FileJob):
 
         Raises: ValueError naming the first setting that differs, or if the output is not ours.
         """
-        # In this order: another process may begin at the same time, and records its settings
-        # before anything else.
+        # In this order: another process may begin meanwhile, and records its settings first.
         names = {path.name for path in self.output.iterdir()} if self.output.exists() else set()
         if names - {self.progress.name} and not (self.progress / "job.json").exists():
             raise ValueError(

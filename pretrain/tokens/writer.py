@@ -60,8 +60,7 @@ class DocumentTally:
 class ShardFiles:
     """Tokens go to disk as they come; offsets and provenance follow when the shard is closed.
 
-    Files are complete on disk when `close` returns. A file of the same name, left by a process
-    that was killed, is written over.
+    A file of the same name, left by a process that was killed, is written over.
     """
 
     def __init__(self, folder: Path, name: str, *, input_file: str) -> None:
@@ -201,9 +200,7 @@ def write_token_shards(
     folder: must not exist; it is filled under another name and renamed when complete.
     documents: texts of one license; those without any character are counted and left out.
     tokenizer_file: a tokenizer.json, next to the tokenizer_config.json that names its end token.
-    source, license, revision: recorded in the manifest.
-    max_tokens_per_shard: a document that would pass it starts the next shard; a longer document
-        gets a shard for itself.
+    max_tokens_per_shard: a document that would pass it starts the next shard.
     Raises: ValueError if the folder exists, there is no text, or as `DocumentEncoder`.
     """
     folder = Path(folder)
@@ -232,7 +229,6 @@ def write_manifests(
 ) -> None:
     """Write manifest.json of `folder`, and of its held-out documents where it has any.
 
-    decontamination: recorded as it is.
     Raises: ValueError if there is no document to train on.
     """
     tally = DocumentTally.total(segment.tally for segment in segments)
