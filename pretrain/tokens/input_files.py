@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -65,11 +65,10 @@ def local_files(inputs: Sequence[Path], *, revision: str) -> SourceFiles:
 
     Raises: ValueError for an input without a supported file, and for two files of one name.
     """
-    files = [file for path in inputs for file in _expand(path)]
-    names = [file.name for file in files]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+    files = sorted((file for path in inputs for file in _expand(path)), key=lambda file: file.name)
+    if duplicates := [one.name for one, other in pairwise(files) if one.name == other.name]:
         raise ValueError(f"input files must have different names, got twice: {duplicates[0]}")
-    return SourceFiles(revision, tuple(sorted(files, key=lambda file: file.name)))
+    return SourceFiles(revision, tuple(files))
 
 
 def hub_files(dataset: str, *, revision: str) -> SourceFiles:
@@ -96,20 +95,15 @@ def hub_files(dataset: str, *, revision: str) -> SourceFiles:
     if not urls:
         raise ValueError(f"dataset {dataset} at revision {revision} has no training files")
     # hf://datasets/OWNER/NAME@COMMIT/PATH, as datasets resolves them
-    parts = [url.partition("@")[2].partition("/") for url in urls]
-    commits = {commit for commit, _, _ in parts}
-    if len(commits) != 1:
-        raise ValueError(f"{urls[0]} and the other files are not of one commit: {sorted(commits)}")
-    folder = f"{urls[0].partition('@')[0]}@{parts[0][0]}".removeprefix("hf://")
+    commit = urls[0].partition("@")[2].partition("/")[0]
+    folder = f"{urls[0].partition('@')[0]}@{commit}"
     try:
-        sizes: Any = HfFileSystem().find(folder, detail=True)
-        files = [
-            InputFile(path, url, int(sizes[f"{folder}/{path}"]["size"]))
-            for url, (_, _, path) in zip(urls, parts, strict=True)
-        ]
+        listed: Any = HfFileSystem().find(folder.removeprefix("hf://"), detail=True)
+        sizes = {f"hf://{name}": entry["size"] for name, entry in listed.items()}
+        files = [InputFile(url.removeprefix(f"{folder}/"), url, int(sizes[url])) for url in urls]
     except (HfHubHTTPError, OSError, KeyError) as error:
         raise ValueError(f"the sizes of the files of {folder} are not known: {error}") from error
-    return SourceFiles(commits.pop(), tuple(files))
+    return SourceFiles(commit, tuple(files))
 
 
 def _expand(path: Path) -> list[InputFile]:
@@ -188,10 +182,9 @@ def _file_blocks(file: InputFile) -> Iterator[bytes]:
 def _decompressed_blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:
     """The bytes of a file, decompressed if its name ends in .gz, .zst or .zstd.
 
-    All members of a file of several are read, and zeros after them are no damage: tapes and block
-    devices pad gzip files. Unlike the readers of gzip and zstandard this gives everything before a
-    cut, and notices one in either format.
-    Raises: DamagedFile where the contents end early or are not what the name says.
+    All members of a file of several are read, and zeros after them are no damage, as tapes pad gzip
+    files. Unlike the readers of gzip and zstandard this gives everything before a cut, and notices
+    one in either format: DamagedFile.
     """
     import zstandard  # who takes a tokenizer from this folder reads no files
 

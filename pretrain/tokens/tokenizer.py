@@ -54,9 +54,9 @@ def tokenizer_file(name: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"tokenizer {name} cannot be downloaded: {reason}") from error
-    if not (folder / TOKENIZER_NAME).is_file():
+    if not (file := folder / TOKENIZER_NAME).is_file():
         raise ValueError(f"tokenizer {name} has no {TOKENIZER_NAME}")
-    return folder / TOKENIZER_NAME
+    return file
 
 
 def check_tokenizer(file: Path, sha256: str) -> None:
@@ -143,8 +143,7 @@ def _round_trip(tokenizer: Tokenizer, text: str) -> str:
 def document_begin(tokenizer: Tokenizer, file: Path, named: str) -> str:
     """The token that begins a document, NO_TOKEN for none.
 
-    named: by the user; "" for the token that the tokenizer puts before a text, so that documents
-        begin as prompts of all models with this tokenizer do.
+    named: by the user; "" for the token that the tokenizer puts before a text, as before prompts.
     Raises: ValueError if it puts several there, or the token is none that only begins documents.
     """
     if named == NO_TOKEN:
