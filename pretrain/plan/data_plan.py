@@ -50,10 +50,8 @@ class DataPlan:
         weights, self.num_windows = [], list[int]()
         for source, manifest in zip(config.sources, [one.manifest for one in shards], strict=True):
             if difference := encoding_difference(first, manifest):
-                raise ValueError(
-                    f"sources {config.sources[0].name} and {source.name} were tokenized "
-                    f"differently: {difference}"
-                )
+                both = f"{config.sources[0].name} and {source.name}"
+                raise ValueError(f"sources {both} were tokenized differently: {difference}")
             if manifest.num_tokens <= seq_len:
                 raise ValueError(
                     f"source {source.name} has {manifest.num_tokens} tokens, "

@@ -209,10 +209,8 @@ def check_batch(config: JobConfig, num_processes: int) -> None:
     num_replicas = config.parallelism.data_parallel_replicate_degree
     num_shards = config.parallelism.data_parallel_shard_degree
     if (batch_size := config.training.global_batch_size) < 1 and batch_size != -1:
-        raise ValueError(
-            f"training.global_batch_size must be at least 1, or -1 for a local batch on each "
-            f"process, got {batch_size}"
-        )
+        sizes = "at least 1, or -1 for a local batch on each process"
+        raise ValueError(f"training.global_batch_size must be {sizes}, got {batch_size}")
     if num_processes % num_replicas or num_shards not in (-1, num_processes // num_replicas):
         raise ValueError(
             f"parallelism: {num_replicas} replicas of {num_shards} shards (-1: the rest) do not "
@@ -221,9 +219,8 @@ def check_batch(config: JobConfig, num_processes: int) -> None:
     batch_size = global_batch_size(config, num_processes)
     if batch_size % (config.training.local_batch_size * num_processes):
         raise ValueError(
-            f"training.global_batch_size must be a multiple of local_batch_size times the number "
-            f"of processes, got {batch_size} and {config.training.local_batch_size} * "
-            f"{num_processes}"
+            "training.global_batch_size must be a multiple of local_batch_size times the number of "
+            f"processes, got {batch_size} and {config.training.local_batch_size} * {num_processes}"
         )
 
 
@@ -232,10 +229,7 @@ def _check_gpus(config: JobConfig) -> None:
     if config.job.needs_gpu and num_gpus == 0:
         raise ValueError("job.needs_gpu is true, and torch sees no GPU on this machine")
     if 0 < num_gpus < num_local:
-        raise ValueError(
-            f"{num_local} processes were started on a machine of {num_gpus} GPUs: each needs one "
-            "(torchrun --nproc-per-node)"
-        )
+        raise ValueError(f"{num_local} processes were started on a machine of {num_gpus} GPUs")
 
 
 def check_memory(config: JobConfig, estimate: MemoryEstimate) -> None:

@@ -282,9 +282,8 @@ class Trainer:
         (is_lost,) = any_rank(not finite.item(), device=self.device)
         if is_lost:
             raise AnchoredError(
-                f"after step {self.step} weights or moments are not finite and are not saved: "
-                "the same command goes on from the last checkpoint, checkpoint.fork_from in a "
-                "new run from an earlier one"
+                f"after step {self.step} weights or moments are not finite and are not saved: the "
+                "same command goes on from the last checkpoint, checkpoint.fork_from from any"
             )
 
     def _measure_heldout_if_due(self) -> None:

@@ -142,10 +142,8 @@ def json_records(file: InputFile, *, max_bytes: int) -> Iterator[bytes | None]:
     for block in blocks:
         text += block
         if len(text) > MAX_ARRAY_BYTES:
-            raise ValueError(
-                f"input file {file.name} is a JSON array of more than {MAX_ARRAY_BYTES:,} bytes: "
-                "write a record a line"
-            )
+            size = f"more than {MAX_ARRAY_BYTES:,} bytes"
+            raise ValueError(f"input file {file.name} is a JSON array of {size}: write lines")
     try:
         records = json.loads(text)
     except (ValueError, RecursionError) as error:  # the latter for brackets without end

@@ -154,10 +154,8 @@ class TokenShards:
     def tokens(self, start: int, count: int) -> np.ndarray:
         """A copy of tokens start .. start + count - 1 of the stream, (count,) uint32."""
         if not 0 <= start <= start + count <= self.num_tokens:
-            raise ValueError(
-                f"tokens {start} to {start + count} are outside {self.folder}, "
-                f"which holds {self.num_tokens}"
-            )
+            some = f"tokens {start} to {start + count}"
+            raise ValueError(f"{some} are outside {self.folder}, which holds {self.num_tokens}")
         pieces = [
             _mapped(self.folder / shard.tokens_file)[offset : offset + length]
             for shard, offset, length in self.pieces(start, count)

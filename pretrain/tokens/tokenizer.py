@@ -64,10 +64,8 @@ def check_tokenizer(file: Path, sha256: str) -> None:
     if not file.is_file():
         raise ValueError(f"tokenizer file {file} does not exist")
     if (actual := file_sha256(file)) != sha256:
-        raise ValueError(
-            f"{file} is not the tokenizer of the run: its sha256 is {actual}, and the data was "
-            f"tokenized by {sha256}"
-        )
+        hashes = f"its sha256 is {actual}, and the data was tokenized by {sha256}"
+        raise ValueError(f"{file} is not the tokenizer of the run: {hashes}")
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
@@ -80,10 +78,8 @@ def read_tokenizer(file: Path) -> Tokenizer:
     except Exception as error:  # tokenizers raises no other type
         raise ValueError(f"{file} is no {TOKENIZER_NAME}: {error}") from None
     if dropout := getattr(tokenizer.model, "dropout", None):
-        raise ValueError(
-            f"tokenizer {file} leaves out merges at random (dropout {dropout:g}), so that a text "
-            "has other tokens each time: set its dropout to null"
-        )
+        reason = f"leaves out merges at random (dropout {dropout:g})"
+        raise ValueError(f"tokenizer {file} {reason}: set its dropout to null")
     tokenizer.encode_special_tokens = True
     # transformers writes both into the file where it was once called so; every text would be cut to
     # that length, or filled up.
@@ -96,10 +92,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
             num_equal = len(list(takewhile(bool, map(eq, text, returned))))
             start = max(0, num_equal - _SHOWN_BEFORE)
             before, after = (one[start : start + _SHOWN] for one in (text, returned))
-            raise ValueError(
-                f"tokenizer {file} loses text: {before!r} comes back as {after!r}, and a model is "
-                "trained only with one that gives back what it reads"
-            )
+            raise ValueError(f"tokenizer {file} loses text: {before!r} comes back as {after!r}")
     return tokenizer
 
 

@@ -137,7 +137,7 @@ def test_an_array_that_is_not_whole_or_too_large_is_refused(tmp_path, monkeypatc
             documents(tmp_path / "a.json")
     monkeypatch.setattr("anchored.pretrain.tokens.input_files.MAX_ARRAY_BYTES", 100_000)
     write(tmp_path / "array.json.gz", ROWS * 200)
-    with pytest.raises(ValueError, match=r"a JSON array of more than 100,000 bytes: write a rec"):
+    with pytest.raises(ValueError, match=r"a JSON array of more than 100,000 bytes: write lines"):
         documents(tmp_path / "array.json.gz")
 
 
