@@ -95,7 +95,7 @@ class Metrics(titan.Metrics):
 
 @dataclass
 class Checkpoint:
-    """When a run saves, what it keeps, and the weights that it starts from."""
+    """The times at which a run saves, what it keeps, and the weights that it starts from."""
 
     folder: str = "checkpoint"
     """Name in the dump folder"""

@@ -189,8 +189,8 @@ def parallel_dims(config: JobConfig, num_processes: int) -> ProcessGrid:
     """The grid of a run's processes; all of its parallelism is in the data."""
     num_replicas = config.parallelism.data_parallel_replicate_degree
     shards = {"dp_replicate": num_replicas, "dp_shard": num_processes // num_replicas}
-    others = dict.fromkeys(("cp", "tp", "pp", "ep", "etp"), 1)
-    return ProcessGrid(**shards, **others, world_size=num_processes)
+    ones = dict.fromkeys(("cp", "tp", "pp", "ep", "etp"), 1)
+    return ProcessGrid(**shards, **ones, world_size=num_processes)
 
 
 def parallelized(model: TinyComma, dims: ParallelDims, config: JobConfig) -> TinyComma:

@@ -128,7 +128,7 @@ def check_settings(config: JobConfig) -> None:
 
 
 def _refusals(config: JobConfig) -> Iterator[tuple[bool, str]]:
-    """Whether a setting cannot work, and why, one after another."""
+    """Pairs of whether a setting cannot work, and why, one after another."""
     # 1. The model and how it is divided.
     yield (
         config.model.name != "tinycomma" or config.model.flavor not in flavors(),

@@ -210,8 +210,8 @@ def _same_run(config: JobConfig, record: RunRecord) -> RunRecord:
     # 1. A checkpoint that is gone, as it may be once there is one here, is taken as recorded.
     paths = {name: attrgetter(name)(config) for name in _CHECKPOINTS}
     gone = [name for name, path in paths.items() if path and path == record.identity[name]]
-    known = {name: before.identity[name] for name in gone if before.identity[name]}
-    record = replace(record, identity=record.identity | known)
+    recorded = {name: before.identity[name] for name in gone if before.identity[name]}
+    record = replace(record, identity=record.identity | recorded)
     # 2. All else is compared as it is.
     if difference := before.difference(record):
         if difference.startswith(_CHECKPOINTS):

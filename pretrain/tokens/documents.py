@@ -49,7 +49,7 @@ class Verdict(StrEnum):
 
 
 class Problem(StrEnum):
-    """Why a record has no text that can be read."""
+    """The reason for which a record has no text that can be read."""
 
     NO_TEXT = "no text in the text field"
     NOT_JSON = "not JSON"

@@ -79,7 +79,7 @@ def corpus(tmp_path_factory) -> TinyCorpus:
 
 @pytest.fixture(scope="session")
 def write_config(corpus) -> Callable[..., Path]:
-    """Writes the TOML of a tiny run beside its dump folder, with settings replaced or added."""
+    """Writes the TOML of a tiny run next to its dump folder, with settings replaced or added."""
 
     def entry(name: str, **more: float) -> dict[str, object]:
         return {"name": name, "path": str(corpus.source(name)), **more}

@@ -105,7 +105,7 @@ def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes, monkey
 @pytest.mark.slow
 def test_the_model_is_built_and_sharded_over_two_nodes(tmp_path):
     name, num_processes = "tinycomma-1.8b-stage1-multinode", 16
-    # A process of its own: fake processes are the only ones of torch.distributed in theirs.
+    # Another process: fake processes are the only ones of torch.distributed in theirs.
     words = ["pretrain", "--dry-run", "--gpus", str(num_processes), "--config", name]
     program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
     model, memory, time, end = program.wait_for_success().splitlines()

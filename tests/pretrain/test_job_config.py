@@ -67,7 +67,7 @@ weights = { one = 0.25, two = 1.0 }
 """
 
 
-def test_a_run_may_name_a_stage_of_a_mixture_beside_its_file(tmp_path):
+def test_a_run_may_name_a_stage_of_a_mixture_next_to_its_file(tmp_path):
     (tmp_path / "mixture.toml").write_text(MIXTURE)
     (tmp_path / "base.toml").write_text('[data]\nmixture = "mixture.toml"\nstage = "one"\n')
     (tmp_path / "deeper").mkdir()

@@ -32,7 +32,7 @@ def test_the_models_have_the_sizes_of_the_paper_and_of_the_plan():
 
 
 def test_initial_weights_are_those_of_lingua():
-    # torchtitan's own would be: embeddings 1.0, projections 0.02, outputs scaled by depth.
+    # torchtitan's would be: embeddings 1.0, projections 0.02, outputs scaled by depth.
     model = build("trial")
     for name, weight in model.named_parameters():
         if "norm" in name:

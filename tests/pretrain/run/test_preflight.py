@@ -264,5 +264,5 @@ def test_a_run_killed_in_its_first_save_begins_again_with_stage_one(check, tmp_p
     assert check(**stage) == [remark]
     assert not folder.exists() and (tmp_path / "run" / "checkpoint.torn" / "step-5").is_dir()
     save_steps(tmp_path / "run", 5)
-    shutil.rmtree(first_stage)  # no longer needed once there is a checkpoint of its own
+    shutil.rmtree(first_stage)  # no longer needed once there is a checkpoint
     assert check(**stage) == [f"resuming from {folder}/step-5"]

@@ -1,4 +1,4 @@
-"""Whole runs as processes of their own: one curve however they are started, killed and resumed."""
+"""Whole runs as programs: one curve however they are started, killed and resumed."""
 
 import json
 import math
@@ -189,7 +189,7 @@ def test_the_second_stage_goes_on_with_the_moments_of_the_first_where_they_are_k
         elif kind in moments:
             kept = before[name] * moments[kind] * is_kept
             torch.testing.assert_close(after[name], kept, rtol=1e-5, atol=1e-12)
-    # What is resumed has moments of its own, and not those of the first stage again.
+    # What is resumed has its moments, and not those of the first stage again.
     whole = losses(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoint" / "step-6")
     train(config_file)
