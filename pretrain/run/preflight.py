@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -122,14 +123,17 @@ def _remarks(config: JobConfig, start: StartingPoint) -> Iterator[str]:
 
 def check_settings(config: JobConfig) -> None:
     """Raises ValueError with one line about the first setting that cannot work."""
-    for is_wrong, message in _refusals(config):
+    checks = (_model_refusals(config), _optimizer_refusals(config), _interval_refusals(config))
+    for is_wrong, message in chain.from_iterable(checks):
         if is_wrong:
             raise ValueError(message)
 
 
-def _refusals(config: JobConfig) -> Iterator[tuple[bool, str]]:
-    """Pairs of whether a setting cannot work, and why, one after another."""
-    # 1. The model and how it is divided.
+_Refusals = Iterator[tuple[bool, str]]
+"""Pairs of whether a setting cannot work, and why, one after another."""
+
+
+def _model_refusals(config: JobConfig) -> _Refusals:
     yield (
         config.model.name != "tinycomma" or config.model.flavor not in flavors(),
         f"model.flavor must be one of {', '.join(flavors())} of model.name tinycomma, "
@@ -144,7 +148,6 @@ def _refusals(config: JobConfig) -> Iterator[tuple[bool, str]]:
             f"parallelism.{kind}_parallel_degree must be 1, got {degree}: a model of this size "
             "is trained in data-parallel shards (data_parallel_replicate_degree for HSDP)",
         )
-    # 2. Packages that are not installed.
     wandb = "metrics.enable_wandb needs a package: pip install wandb"
     yield config.metrics.enable_wandb and find_spec("wandb") is None, wandb
     is_float8 = _FLOAT8 in config.model.converters
@@ -155,8 +158,10 @@ def _refusals(config: JobConfig) -> Iterator[tuple[bool, str]]:
     )
     torchao = f"model.converters {_FLOAT8} needs a package: pip install torchao"
     yield is_float8 and find_spec("torchao") is None, torchao
-    # 3. The optimizer and its schedule, which outside of its steps gives rates outside the
-    # settings, below zero even.
+
+
+def _optimizer_refusals(config: JobConfig) -> _Refusals:
+    """A schedule gives, outside of its steps, rates outside the settings, below zero even."""
     adam = config.optimizer
     yield (
         adam.name not in ("Adam", "AdamW") or not (0 <= adam.beta1 < 1 and 0 <= adam.beta2 < 1),
@@ -186,7 +191,9 @@ def _refusals(config: JobConfig) -> Iterator[tuple[bool, str]]:
         f"lr_scheduler.warmup_steps {warmup} and decay_ratio {decay} are more than the schedule "
         f"{length}",
     )
-    # 4. Intervals that contradict each other, and sections that nothing reads.
+
+
+def _interval_refusals(config: JobConfig) -> _Refusals:
     saves, profiling = config.checkpoint, config.profiling
     yield (
         bool(saves.milestone_interval % saves.interval),
