@@ -46,17 +46,6 @@ def test_initial_weights_are_those_of_lingua():
         assert 2.8 * std < weight.abs().max().item() <= 3 * std, name
 
 
-def test_given_labels_the_forward_returns_the_loss_of_its_logits():
-    model, plain = build(loss_chunk_tokens=7), build()
-    tokens = torch.randint(2048, (2, 33), generator=torch.Generator().manual_seed(1))
-    logits = model(tokens[:, :-1])
-    assert torch.equal(logits, plain(tokens[:, :-1]))
-    expected = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
-    )
-    torch.testing.assert_close(model(tokens[:, :-1], labels=tokens[:, 1:]), expected)
-
-
 def test_initial_weights_depend_on_seed_and_name_and_not_on_wrappers():
     plain, wrapped, other = build(), build(seed=1), dict(build(seed=1).named_parameters())
     wrapped.layers["0"] = torch.compile(wrapped.layers["0"], backend="eager")

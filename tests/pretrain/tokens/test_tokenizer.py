@@ -15,7 +15,6 @@ from anchored.pretrain.tokens.tokenizer import (
     NO_TOKEN,
     DocumentEncoder,
     read_tokenizer,
-    template,
     tokenizer_file,
 )
 
@@ -166,16 +165,6 @@ def test_documents_are_their_texts_between_the_tokens_which_are_nowhere_else(enc
         inner = ids[len(begin) : -1]
         assert not {encoder.eos_id, *begin} & {*inner} and max(ids) < encoder.vocab_size
         assert tokenizer.decode(inner, skip_special_tokens=False) == text
-
-
-@pytest.mark.parametrize("begin", [None, "<|turn|>", "<|a:b $A|>"])
-def test_the_template_puts_the_begin_token_before_every_text_and_no_other(begin):
-    tokenizer = beginning("<s>")
-    tokenizer.add_special_tokens(["<|a:b $A|>"])
-    tokenizer.post_processor = template(tokenizer, begin)
-    first = [] if begin is None else [begin]
-    assert tokenizer.encode("a").tokens == [*first, "a"]
-    assert tokenizer.encode("a", "b").tokens == [*first, "a", *first, "b"]
 
 
 def test_a_hub_model_brings_the_config_that_names_its_end_token(tmp_path, monkeypatch):
