@@ -7,7 +7,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ from .documents import RecordFields
 from .input_files import SourceFiles
 
 _LOG_SECONDS = 30.0
-_POLL_SECONDS = 0.5
 
 ADVICE = "restore them, or choose another output"
 Observer = Callable[[int, int], None]
@@ -134,31 +133,27 @@ class _Progress:
 
 def _do_in_pool(job: FileJob, num_workers: int, num_threads: int, progress: _Progress) -> None:
     context = multiprocessing.get_context("spawn")
-    totals: Any = context.Array("q", 2)
-    seen = [0, 0]
-    with ProcessPoolExecutor(
-        num_workers, context, _start_worker, (job, num_threads, totals)
-    ) as pool:
-        pending = {pool.submit(_do_file, index) for index in range(len(job.inputs.files))}
-        while pending:
-            finished, pending = wait(pending, timeout=_POLL_SECONDS)
-            progress.num_finished += len(finished)
-            before, seen = seen, totals[:]
-            progress.add(seen[0] - before[0], seen[1] - before[1])
-            if errors := [error for future in finished if (error := future.exception())]:
-                pool.shutdown(cancel_futures=True)
-                raise errors[0]
+    with ProcessPoolExecutor(num_workers, context, _start_worker, (job, num_threads)) as pool:
+        try:
+            for done in as_completed(
+                pool.submit(_do_file, i) for i in range(len(job.inputs.files))
+            ):
+                progress.num_finished += 1
+                progress.add(*done.result())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
-_worker: tuple[FileWork, Any]
-"""The work of this process of the pool, and the totals of all processes."""
+_work: FileWork
+"""The work of this process of the pool."""
 
 
-def _start_worker(job: FileJob, num_threads: int, totals: Any) -> None:
-    global _worker
+def _start_worker(job: FileJob, num_threads: int) -> None:
+    global _work
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)  # read when the tokenizer first encodes
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = job.open(), totals
+    _work = job.open()
 
 
 def _end_with_parent() -> None:
@@ -169,11 +164,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _do_file(index: int) -> None:
-    work, totals = _worker
+def _do_file(index: int) -> tuple[int, int]:
+    """Do a file in a process of the pool; returns what its `Observer` was shown, added up."""
+    counts = [0, 0]
 
     def observe(num_bytes: int, num_units: int) -> None:
-        with totals.get_lock():
-            totals[:] = [totals[0] + num_bytes, totals[1] + num_units]
+        counts[:] = counts[0] + num_bytes, counts[1] + num_units
 
-    work(index, observe)
+    _work(index, observe)
+    return counts[0], counts[1]
