@@ -19,9 +19,9 @@ def main() -> None:
     end_on_interrupt()
     from .program import has_torchrun, prepared, run  # takes seconds
 
-    with ExitStack() as claims:
+    with ExitStack() as locks:
         try:
-            config = claims.enter_context(prepared(sys.argv[1:]))
+            config = locks.enter_context(prepared(sys.argv[1:]))
         except (Refused, ValueError, OSError) as error:
             if os.environ["RANK"] == "0":
                 print(f"anchored.pretrain: {error}", file=sys.stderr, flush=True)

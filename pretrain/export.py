@@ -32,14 +32,17 @@ from .tokens.tokenizer import (
 )
 
 _MAX_LICENSES = 4
+_PACKAGES = ("torch", "torchtitan", "transformers")
+_LIMITS = """## Limits
+
+A base model: it continues text and follows no instructions. As the safe model of a pair for
+Anchored Decoding it is only as safe as the licenses above are right. Training sequences held parts
+of several documents, {masking}.
+"""
 
 
 def model_card(
-    record: RunRecord,
-    *,
-    steps: Sequence[int],
-    title: str,
-    max_position_embeddings: int = 0,
+    record: RunRecord, *, steps: Sequence[int], title: str, max_position_embeddings: int = 0
 ) -> str:
     """Markdown with every stage's data plan, tokens and licenses by source, and settings.
 
@@ -50,57 +53,32 @@ def model_card(
     shape["tokens of a training sequence"] = trained_length = shape["max_position_embeddings"]
     shape["max_position_embeddings"] = max_position_embeddings or trained_length
     stages = record.stages(steps[-1])
-    sections = [
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n",
-        f"# {title}\n",
-        _introduction(record, steps, num_stages=len(stages)),
-        _table(("shape", "value"), sorted(shape.items())),
-    ]
-    for number, (stage, step) in enumerate(stages, start=1):
-        sections += [f"## Stage {number}: {step:,} steps\n", _data_section(stage.data, step)]
-        searches = [
-            (source["name"], search_summary(search) if search else "not searched")
-            for source in stage.data["sources"]
-            for search in [source.get("decontamination")]
-        ]
-        sections += [_table(("source", "texts that must not be in it"), searches)]
-        sections += [_table(("setting", "value"), sorted(stage.identity.items()))]
-        sections += _forks(stage) + _starts(stage)
-    return "\n".join([*sections, _limits([stage for stage, _ in stages])])
-
-
-_LIMITS = """## Limits
-
-A base model: it continues text and follows no instructions. As the safe model of a pair for
-Anchored Decoding it is only as safe as the licenses above are right. Training sequences held parts
-of several documents, {masking}.
-"""
-
-
-def _limits(stages: Sequence[RunRecord]) -> str:
-    is_masked = [bool(stage.identity.get("data.mask_documents")) for stage in stages]
-    if all(is_masked):
-        return _LIMITS.format(masking="and attention did not cross from one to another")
-    some = ", in some stages" if any(is_masked) else ""
-    return _LIMITS.format(masking=f"without a mask between them{some}")
-
-
-def _introduction(record: RunRecord, steps: Sequence[int], *, num_stages: int) -> str:
     average = ""
     if len(steps) > 1:
         listed = ", ".join(f"{step:,}" for step in steps)
         average = f" Its weights are the mean of {len(steps)} checkpoints, of steps {listed}."
     begin = "" if record.bos_id is None else "began with the tokenizer's `bos_token` and "
-    return (
-        f"A Llama-style language model, pretrained with torchtitan in {num_stages} stage(s)."
+    sections = [
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n",
+        f"# {title}\n",
+        f"A Llama-style language model, pretrained with torchtitan in {len(stages)} stage(s)."
         f"{average} Its data was tokenized by a `tokenizer.json` with sha256 "
-        f"`{record.tokenizer_sha256}`. Every document {begin}ended with its `eos_token`.\n"
-    )
+        f"`{record.tokenizer_sha256}`. Every document {begin}ended with its `eos_token`.\n",
+        _table(("shape", "value"), sorted(shape.items())),
+    ]
+    for number, (stage, step) in enumerate(stages, start=1):
+        sections += [f"## Stage {number}: {step:,} steps\n", *_stage_sections(stage, step)]
+    is_masked = [bool(stage.identity.get("data.mask_documents")) for stage, _ in stages]
+    masking = f"without a mask between them{', in some stages' * any(is_masked)}"
+    if all(is_masked):
+        masking = "and attention did not cross from one to another"
+    return "\n".join([*sections, _LIMITS.format(masking=masking)])
 
 
-def _data_section(data: dict[str, Any], step: int) -> str:
-    read = tokens_read(data, step)
-    epochs = epochs_read(data, step)
+def _stage_sections(stage: RunRecord, step: int) -> list[str]:
+    """The data that a stage read, its searches, its settings, its forks and its starts."""
+    data = stage.data
+    read, epochs = tokens_read(data, step), epochs_read(data, step)
     total = sum(read.values())
     rows = [
         (
@@ -113,55 +91,51 @@ def _data_section(data: dict[str, Any], step: int) -> str:
         )
         for source, count in zip(data["sources"], read.values(), strict=True)
     ]
+    searches = [
+        (source["name"], search_summary(search) if search else "not searched")
+        for source in data["sources"]
+        for search in [source.get("decontamination")]
+    ]
     head = ("source", "origin", "tokens read", "share", "epochs", "licenses (documents)")
-    return (
+    sections = [
         f"{total:,} tokens in sequences of {data['seq_len']:,}; weights count "
-        f"{data['weight_unit']}; data plan `{data['plan_hash']}`.\n\n{_table(head, rows)}"
+        f"{data['weight_unit']}; data plan `{data['plan_hash']}`.\n\n{_table(head, rows)}",
+        _table(("source", "texts that must not be in it"), searches),
+        _table(("setting", "value"), sorted(stage.identity.items())),
+    ]
+    if stage.forks:
+        forked = ("went on, as another run, after step", "steps of data left out", "settings")
+        sections.append(_table(forked, [_fork_row(fork) for fork in stage.forks]))
+    if stage.starts:
+        started = ("started after step", "processes", "first machine", *_PACKAGES)
+        starts = [_start_row(start, start["environment"]) for start in stage.starts]
+        sections.append(_table((*started, "CUDA", "driver", "commit"), starts))
+    return sections
+
+
+def _fork_row(fork: dict[str, Any]) -> tuple[Any, ...]:
+    changed = (f"{key}: {old}, then {new}" for key, (old, new) in fork["settings"].items())
+    return fork["step"], fork["skip_steps"], ", ".join(changed)
+
+
+def _start_row(start: dict[str, Any], environment: dict[str, Any]) -> tuple[Any, ...]:
+    devices = (f"{count} {name}" for name, count in Counter(environment["devices"]).items())
+    return (
+        start["step"],
+        start["num_processes"],
+        ", ".join(devices) or "cpu",
+        *(environment["packages"][name] for name in _PACKAGES),
+        environment["cuda"] or "-",
+        environment["driver"] or "-",
+        (environment["git_commit"] or "-")[:12],
     )
-
-
-def _forks(stage: RunRecord) -> list[str]:
-    """List where the run was another one, with other settings than the last, or left data out."""
-    rows = [
-        (
-            fork["step"],
-            fork["skip_steps"],
-            ", ".join(f"{key}: {old}, then {new}" for key, (old, new) in fork["settings"].items()),
-        )
-        for fork in stage.forks
-    ]
-    head = ("went on, as another run, after step", "steps of data left out", "settings")
-    return [_table(head, rows)] if rows else []
-
-
-_PACKAGES = ("torch", "torchtitan", "transformers")
-
-
-def _starts(stage: RunRecord) -> list[str]:
-    """List what each start was computed with."""
-    rows = [
-        (
-            start["step"],
-            start["num_processes"],
-            ", ".join(f"{n} {name}" for name, n in Counter(start["environment"]["devices"]).items())
-            or "cpu",
-            *(start["environment"]["packages"][name] for name in _PACKAGES),
-            start["environment"]["cuda"] or "-",
-            start["environment"]["driver"] or "-",
-            (start["environment"]["git_commit"] or "-")[:12],
-        )
-        for start in stage.starts
-    ]
-    head = ("started after step", "processes", "first machine", *_PACKAGES)
-    return [_table((*head, "CUDA", "driver", "commit"), rows)] if rows else []
 
 
 def _licenses(licenses: dict[str, int]) -> str:
     common = sorted(licenses.items(), key=lambda item: (-item[1], item[0]))
     named = [f"{name} ({count:,})" for name, count in common[:_MAX_LICENSES]]
-    rest = common[_MAX_LICENSES:]
-    if rest:
-        named.append(f"{len(rest)} more ({sum(count for _, count in rest):,})")
+    if rest := [count for _, count in common[_MAX_LICENSES:]]:
+        named.append(f"{len(rest)} more ({sum(rest):,})")
     return ", ".join(named)
 
 
@@ -187,16 +161,13 @@ def export_checkpoint(
 
     checkpoint: a step folder inside the dump folder of a run, two levels below its run.json.
     tokenizer_folder: holds the tokenizer.json that the run's data was tokenized by. Of its other
-        files only the license is copied: ends and chat templates are those of some other model. It
-        begins a prompt as documents of the run began, and ends none.
+        files only the license is copied: ends and chat templates are those of some other model.
     max_position_embeddings: 0, or at least the training length: rotary embeddings go on beyond
         it without new weights, at a quality that training did not see.
-    average_last: number of whole checkpoints of the run, ending with this one, whose mean is
-        exported; 1 takes this one as it is.
-    transformers loads the result as LlamaForCausalLM; in float32 its logits agree with the
-    trained model's to 1e-4. Padding is done with the end-of-text token, by the tokenizer and in
-    generation; config.json names no such token, whose embedding would never be trained further.
-    README.md is the model card, with what was read of each source under which licenses.
+    average_last: whole checkpoints of the run, ending with this one, whose mean is exported.
+    transformers loads the result as LlamaForCausalLM; in float32 its logits agree with the trained
+    model's to 1e-4. Padding is done with the end-of-text token; config.json names none, whose
+    embedding would never be trained further. README.md is the model card.
     Raises: ValueError if the output exists, the checkpoint is missing or incomplete, there are
     too few to average, or the tokenizer is another one.
     """
@@ -206,27 +177,16 @@ def export_checkpoint(
     record = RunRecord.read(checkpoint.resolve().parents[1])
     check_tokenizer(tokenizer_folder / TOKENIZER_NAME, record.tokenizer_sha256)
     config = _llama_config(record, max_position_embeddings, dtype)
+    length = config.max_position_embeddings
     steps = [checkpoint_step(path) for path in checkpoints]
     with new_folder(output) as folder:
         config.save_pretrained(folder)
-        GenerationConfig(
-            bos_token_id=record.bos_id, eos_token_id=record.eos_id, pad_token_id=record.eos_id
-        ).save_pretrained(folder)
-        _write_tokenizer(tokenizer_folder, folder, record, config.max_position_embeddings)
-        card = model_card(
-            record,
-            steps=steps,
-            title=output.name,
-            max_position_embeddings=config.max_position_embeddings,
-        )
+        ids = {"bos_token_id": record.bos_id, "eos_token_id": record.eos_id}
+        GenerationConfig(**ids, pad_token_id=record.eos_id).save_pretrained(folder)
+        _write_tokenizer(tokenizer_folder, folder, record, length)
+        card = model_card(record, steps=steps, title=output.name, max_position_embeddings=length)
         (folder / "README.md").write_text(card)
-        # The mean of equal weights, in float32. Source: Izmailov et al. 2018, "Averaging weights
-        # leads to wider optima and better generalization".
-        weights = llama_weights(checkpoints[0], record.model)
-        for count, path in enumerate(checkpoints[1:], start=2):
-            for name, weight in llama_weights(path, record.model).items():
-                weights[name].lerp_(weight, 1 / count)
-        weights = {name: weight.to(getattr(torch, dtype)) for name, weight in weights.items()}
+        weights = _mean_weights(checkpoints, record.model, getattr(torch, dtype))
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -269,6 +229,21 @@ def _write_tokenizer(tokenizer_folder: Path, output: Path, record: RunRecord, le
     (output / TOKENIZER_CONFIG_NAME).write_text(json.dumps(settings, indent=2) + "\n")
 
 
+def _mean_weights(
+    checkpoints: Sequence[Path], model: dict[str, Any], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The mean of equal weights, in float32, as `dtype`.
+
+    Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and better
+    generalization".
+    """
+    weights = llama_weights(checkpoints[0], model)
+    for count, path in enumerate(checkpoints[1:], start=2):
+        for name, weight in llama_weights(path, model).items():
+            weights[name].lerp_(weight, 1 / count)
+    return {name: weight.to(dtype) for name, weight in weights.items()}
+
+
 _MODEL_PARTS = ("tok_embeddings", "layers", "norm", "output")
 
 
@@ -279,8 +254,7 @@ def llama_weights(checkpoint: Path, model: dict[str, Any]) -> dict[str, Tensor]:
     Returns: contiguous CPU tensors in float32.
     Raises: ValueError if a weight is not finite.
     """
-    # Takes seconds.
-    from torchtitan.models.llama3 import Llama3StateDictAdapter, TransformerModelArgs
+    from .titan import Llama3StateDictAdapter, TransformerModelArgs  # takes seconds
 
     # 1. Of the optimizer's and the run's states nothing is read.
     stored = FileSystemReader(checkpoint).read_metadata().state_dict_metadata

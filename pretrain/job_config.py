@@ -7,11 +7,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-import torchtitan.config as titan
 import tyro
 
 from ..configs.config_file import from_table, located
 from ..wrong_words import boxes_refused
+from . import titan
 from .plan.data_config import DataConfig, read_run_config
 
 _CONFIG_FLAGS = ("--job.config_file", "--job.config-file")
@@ -95,7 +95,7 @@ class Metrics(titan.Metrics):
 
 @dataclass
 class Checkpoint:
-    """When a run saves, what it keeps, and the weights that it starts from."""
+    """The times at which a run saves, what it keeps, and the weights that it starts from."""
 
     folder: str = "checkpoint"
     """Name in the dump folder"""
@@ -135,16 +135,11 @@ class Checkpoint:
                 f"torn by a kill, got {self.keep_latest_k}"
             )
         if self.keep_moments and not self.initial_load_path:
-            raise ValueError(
-                "checkpoint.keep_moments takes them from checkpoint.initial_load_path, which is "
-                "empty"
-            )
+            raise ValueError("checkpoint.keep_moments needs checkpoint.initial_load_path")
         if self.fork_from and self.initial_load_path:
             raise ValueError("checkpoint.fork_from and initial_load_path exclude each other")
         if self.fork_skip_steps and not self.fork_from:
-            raise ValueError(
-                f"checkpoint.fork_skip_steps needs checkpoint.fork_from, got {self.fork_skip_steps}"
-            )
+            raise ValueError("checkpoint.fork_skip_steps needs checkpoint.fork_from")
 
 
 @dataclass
@@ -198,7 +193,7 @@ class JobConfig(titan.JobConfig):
     data: Annotated[DataConfig, tyro.conf.Suppress] = field(default_factory=DataConfig)
 
     def __post_init__(self) -> None:
-        for least, name in ((least, name) for least, names in _LEAST.items() for name in names):
+        for name, least in ((name, least) for least, names in _LEAST.items() for name in names):
             if not (value := attrgetter(name)(self)) >= least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         for name in _POSITIVE:

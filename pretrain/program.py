@@ -1,9 +1,10 @@
-"""One process of a pretraining run, from its config to its exit status."""
+"""One process of a pretraining run, from its config to its exit status; and a run as a process."""
 
 import ctypes
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import AnchoredError
-from .cpu_device import use_cpu_without_accelerator
 
 if TYPE_CHECKING:
     from .job_config import JobConfig
@@ -23,12 +23,32 @@ _SINGLE_PROCESS = {
     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
 }
 _PR_SET_PDEATHSIG = 1  # of Linux, <sys/prctl.h>
+_STDERR = 2
 logger = logging.getLogger("anchored.pretrain")
+
+
+def launch(config_file: Path, *, num_processes: int = 1) -> None:
+    """Run anchored.pretrain on a config file, with all that it says on our stderr, to its end.
+
+    num_processes: 1 runs the module itself, more run it under torchrun on this machine.
+    Raises: AnchoredError if it fails.
+    """
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    program = ["-m", "anchored.pretrain", "--job.config_file", str(config_file)]
+    command = [sys.executable, *(torchrun if num_processes > 1 else []), *program]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=_STDERR) as process:
+        try:
+            status = process.wait()
+        except BaseException:  # an interrupt must not leave the run alive
+            process.terminate()  # and it saves a checkpoint first
+            raise
+    if status != 0:
+        raise AnchoredError(f"pretraining with {config_file} failed with status {status}")
 
 
 @contextmanager
 def prepared(arguments: Sequence[str]) -> Iterator["JobConfig"]:
-    """The config of a run that can work; this process has a claim on its folder in the context.
+    """The config of a run that can work; in the context this process has its folder's lock.
 
     arguments: those of `load_job_config`.
     Raises: ValueError or OSError, with one line, for a run that cannot work.
@@ -39,17 +59,15 @@ def prepared(arguments: Sequence[str]) -> Iterator["JobConfig"]:
         # A torchrun that is killed must not leave processes at work that are not restarted, and
         # that hold the run's folder against the next launch.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    use_cpu_without_accelerator()
-    # Not before: these import torchtitan, which binds its device at that moment.
-    from .job_config import load_job_config
+    from .job_config import load_job_config  # takes seconds, as torchtitan does
 
     config = load_job_config(arguments)
-    with ExitStack() as claims:
+    with ExitStack() as locks:
         if os.environ["RANK"] == "0":  # the others wait for it where the processes meet
             from .run.preflight import check_run  # takes seconds: a wrong config is seen before
             from .run.record import run_lock
 
-            claims.enter_context(run_lock(Path(config.job.dump_folder)))
+            locks.enter_context(run_lock(Path(config.job.dump_folder)))
             for remark in check_run(config, num_processes=int(os.environ["WORLD_SIZE"])):
                 print(f"anchored.pretrain: {remark}", file=sys.stderr)
         yield config
@@ -70,8 +88,7 @@ def run(config: "JobConfig") -> int:
     from .run.trainer import Trainer
 
     _start_log(config)
-    trainer = Trainer(config)
-    failure: AnchoredError | None = None
+    trainer, failure = Trainer(config), None
     try:
         trainer.train()
     except AnchoredError as error:  # on all processes alike

@@ -57,8 +57,8 @@ STOREYS = {
         *("decode/serving", "decode/serving/accounts", "decode/vllm"),
     ),
     "pretrain": (
-        *("pretrain/tokens", "pretrain/plan", "pretrain/job_config.py", "pretrain/model"),
-        *("pretrain/run", "pretrain/export.py", "pretrain"),
+        *("pretrain/tokens", "pretrain/plan", "pretrain/titan.py", "pretrain/job_config.py"),
+        *("pretrain/model", "pretrain/run", "pretrain/export.py", "pretrain"),
     ),
     "eval": (
         *("eval", "eval/copying", "eval/retrieval", "eval/quality", "eval/harness"),

@@ -6,12 +6,9 @@ B rows, T tokens, H heads, D head_dim.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_mask
-from torchtitan.models.attention import FlexAttentionWrapper
-from torchtitan.models.llama3.model.args import TransformerModelArgs
-from torchtitan.models.llama3.model.model import Attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
-_BLOCK_TOKENS = 128  # of flex attention's kernels
+from ..titan import Attention, FlexAttentionWrapper, TransformerModelArgs
 
 
 class RotaryAttention(Attention):
@@ -79,37 +76,16 @@ def document_mask(token_ids: Tensor, *, eos_id: int) -> BlockMask:
     """The mask under which a token attends to itself and to what precedes it in its document.
 
     token_ids: (B, T) int64, in which each document ends with EOS; the mask is on their device.
-    It is what torch's create_block_mask gives, which computes all B * T * T of its values.
     """
     is_end = (token_ids == eos_id).int()
-    document_ids = is_end.cumsum(dim=1) - is_end
+    document_ids = is_end.cumsum(dim=1, dtype=torch.int32) - is_end
 
     def attends(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (document_ids[row, query] == document_ids[row, key])
 
-    # 1. The documents of each block of tokens, (B, N): the ids ascend, so two tokens are enough.
-    seq_len = token_ids.shape[1]
-    starts = torch.arange(0, seq_len, _BLOCK_TOKENS, device=token_ids.device)
-    first = document_ids[:, starts]
-    last = document_ids[:, (starts + _BLOCK_TOKENS - 1).clamp_max(seq_len - 1)]
-    # 2. Which blocks of keys each block of queries attends to, (B, N, N): to some or to all of it.
-    queries, keys = starts[:, None], starts
-    attended = (queries >= keys) & (last[:, None, :] >= first[:, :, None])
-    is_one_document = first[:, None, :] == last[:, :, None]
-    full = (queries > keys) & is_one_document & (queries + _BLOCK_TOKENS <= seq_len)
-    return BlockMask.from_kv_blocks(
-        *_listed(attended & ~full),
-        *_listed(full),
-        BLOCK_SIZE=_BLOCK_TOKENS,
-        mask_mod=attends,
-        seq_lengths=(seq_len, seq_len),
-    )
-
-
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, N, N) bool -> the number of True in each row, and its indices with these first."""
-    order = blocks.int().argsort(dim=-1, descending=True, stable=True)
-    return blocks.sum(dim=-1, dtype=torch.int32)[:, None], order.int()[:, None]
+    num_rows, seq_len = token_ids.shape
+    device = str(token_ids.device)
+    return create_block_mask(attends, num_rows, None, seq_len, seq_len, device=device)
 
 
 class DocumentAttention(FlexAttentionWrapper):

@@ -4,8 +4,7 @@ It is divided among the processes of a run by torchtitan's recipe for Llama 3.
 """
 
 import hashlib
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.attention.flex_attention import BlockMask
-from torchtitan.distributed import ParallelDims
-from torchtitan.models.llama3 import Transformer, TransformerModelArgs, parallelize_llama
-from torchtitan.models.llama3.model.args import RoPEScalingArgs
-from torchtitan.models.llama3.model.model import precompute_freqs_cis
-from torchtitan.tools.utils import device_type
 
 from ..job_config import JobConfig
+from ..titan import (
+    ParallelDims,
+    RoPEScalingArgs,
+    Transformer,
+    TransformerModelArgs,
+    device_type,
+    parallelize_llama,
+    precompute_freqs_cis,
+)
 from ..tokens.shards import MANIFEST_NAME, Manifest
 from .attention import RotaryAttention, rotary_table
 from .loss import LossHead, logit_loss_and_gradient
@@ -116,8 +119,7 @@ def flavors() -> dict[str, TinyCommaArgs]:
     )
     return {
         "smoke": small(dim=32, n_layers=2, n_heads=2),
-        # For trials of the pipeline: 4.9 million parameters with 8,192 tokens; and so narrow that
-        # even the Llama 3 vocabulary leaves a model that a CPU can train.
+        # For trials: 4.9 million parameters with 8,192 tokens; and for a CPU and many tokens.
         "trial": small(dim=192, n_layers=4, n_heads=3, multiple_of=64),
         "narrow": small(dim=64, n_layers=2, n_heads=1),
         "quickstart": small(dim=128, n_layers=3, n_heads=4),
@@ -168,7 +170,6 @@ def _fill_truncated_normal(parameter: Tensor, *, std: float, key: str) -> None:
     parameter.copy_(full)
 
 
-@dataclass
 class ProcessGrid(ParallelDims):
     """Replicas of a model, and in each the shards of its weights: all of them FSDP2's.
 
@@ -176,30 +177,20 @@ class ProcessGrid(ParallelDims):
     their number, once a round: the loss is a mean over all tokens already.
     """
 
-    is_offloaded: bool = False
-    """The weights lie in the memory of the CPU, which FSDP2 does on a single process too."""
-
     @property
     def fsdp_enabled(self) -> bool:
-        return self.world_size > 1 or self.is_offloaded
+        return self.world_size > 1
 
     def _mesh_exist(self, name: str, degree: int) -> bool:
-        if name == "fsdp":
-            return self.fsdp_enabled
-        exists: bool = super()._mesh_exist(name, degree)
-        return exists
+        return self.fsdp_enabled if name == "fsdp" else bool(super()._mesh_exist(name, degree))
 
 
 def parallel_dims(config: JobConfig, num_processes: int) -> ProcessGrid:
     """The grid of a run's processes; all of its parallelism is in the data."""
     num_replicas = config.parallelism.data_parallel_replicate_degree
-    return ProcessGrid(
-        is_offloaded=config.training.enable_cpu_offload,
-        dp_replicate=num_replicas,
-        dp_shard=num_processes // num_replicas,
-        **dict.fromkeys(("cp", "tp", "pp", "ep", "etp"), 1),
-        world_size=num_processes,
-    )
+    shards = {"dp_replicate": num_replicas, "dp_shard": num_processes // num_replicas}
+    ones = dict.fromkeys(("cp", "tp", "pp", "ep", "etp"), 1)
+    return ProcessGrid(**shards, **ones, world_size=num_processes)
 
 
 def parallelized(model: TinyComma, dims: ParallelDims, config: JobConfig) -> TinyComma:
@@ -208,9 +199,6 @@ def parallelized(model: TinyComma, dims: ParallelDims, config: JobConfig) -> Tin
     if config.loss.chunk_tokens and settings.enable and "loss" in settings.components:
         # One pass over a chunk's logits in place of six: they are its only memory traffic.
         model.output.logit_loss = torch.compile(logit_loss_and_gradient, backend=settings.backend)
-    if device_type == "cpu":  # offloaded weights would be pinned for a GPU
-        config = copy(config)
-        config.training = replace(config.training, enable_cpu_offload=False)
     sharded: TinyComma = parallelize_llama(model, dims, config)
     if device_type == "cpu":
         # The loss is a mean already: torchtitan asks for a division of the gradients by 1, for

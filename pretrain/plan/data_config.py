@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
@@ -17,7 +18,7 @@ from ...configs.config_file import (
 )
 from ...fields import fitted
 
-Entry = TypeVar("Entry")
+Entry = TypeVar("Entry", "MixtureSource", "MixtureStage")
 WeightUnit = Literal["tokens", "documents"]
 """A weight is a share of tokens, or (as in lingua) the chance to draw one of its documents."""
 
@@ -125,10 +126,10 @@ class MixtureConfig:
     """Further ones for sources that state SPDX ids."""
 
     def __post_init__(self) -> None:
-        if self.seq_len < 1 or self.tokens_per_step < 1 or self.tokens_per_step % self.seq_len:
+        step, seq_len = self.tokens_per_step, self.seq_len
+        if step < 1 or seq_len < 1 or step % seq_len:
             raise ValueError(
-                f"tokens_per_step must be a multiple of seq_len, got {self.tokens_per_step} "
-                f"and {self.seq_len}"
+                f"tokens_per_step must be a multiple of seq_len, got {step} and {seq_len}"
             )
         _check_positive("max_epochs", self.max_epochs)
         stages = [stage.name for stage in self.stages]
@@ -144,11 +145,11 @@ class MixtureConfig:
 
     def source(self, name: str) -> MixtureSource:
         """The source of that name. Raises ValueError if there is none."""
-        return _named("source", {source.name: source for source in self.sources}, name)
+        return _named("source", self.sources, name)
 
     def stage(self, name: str) -> MixtureStage:
         """The stage of that name. Raises ValueError if there is none."""
-        return _named("stage", {stage.name: stage for stage in self.stages}, name)
+        return _named("stage", self.stages, name)
 
     def allowed_licenses(self, source: MixtureSource) -> tuple[str, ...]:
         """The allow-list for one source; with what counts for documents without a license."""
@@ -158,24 +159,20 @@ class MixtureConfig:
 
     def data_config(self, stage: MixtureStage) -> DataConfig:
         """The [data] section of the stage's run: with the same shards, the same plan hash."""
+        folder, read = (
+            Path(self.shards_folder),
+            [s for s in self.sources if stage.name in s.weights],
+        )
         sources = tuple(
-            DataSource(
-                name=source.name,
-                path=str(Path(self.shards_folder) / source.name),
-                weight=source.weights[stage.name],
-            )
-            for source in self.sources
-            if stage.name in source.weights
+            DataSource(name=s.name, path=str(folder / s.name), weight=s.weights[stage.name])
+            for s in read
         )
-        return DataConfig(
-            sources=sources,
-            weight_unit=self.weight_unit,
-            seed=stage.seed,
-            max_epochs=self.max_epochs,
-        )
+        unit, epochs = self.weight_unit, self.max_epochs
+        return DataConfig(sources=sources, weight_unit=unit, seed=stage.seed, max_epochs=epochs)
 
 
-def _named(kind: str, by_name: dict[str, Entry], name: str) -> Entry:
+def _named(kind: str, entries: Sequence[Entry], name: str) -> Entry:
+    by_name = {entry.name: entry for entry in entries}
     if name not in by_name:
         raise ValueError(f"the mixture has no {kind} {name}; known: {', '.join(by_name)}")
     return by_name[name]

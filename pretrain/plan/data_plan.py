@@ -47,14 +47,11 @@ class DataPlan:
         first = self.shards[0].manifest
         self.tokenizer_sha256 = first.tokenizer_sha256
         self.bos_id, self.eos_id = first.bos_id, first.eos_id
-        weights = []
-        self.num_windows = []
+        weights, self.num_windows = [], list[int]()
         for source, manifest in zip(config.sources, [one.manifest for one in shards], strict=True):
             if difference := encoding_difference(first, manifest):
-                raise ValueError(
-                    f"sources {config.sources[0].name} and {source.name} were tokenized "
-                    f"differently: {difference}"
-                )
+                both = f"{config.sources[0].name} and {source.name}"
+                raise ValueError(f"sources {both} were tokenized differently: {difference}")
             if manifest.num_tokens <= seq_len:
                 raise ValueError(
                     f"source {source.name} has {manifest.num_tokens} tokens, "
@@ -111,10 +108,13 @@ class DataPlan:
         """The tokens of one sequence, (seq_len + 1,) uint32."""
         window = self.locate(sequence)
         shards = self.shards[window.source]
-        count = self.seq_len + 1
-        before_end = min(count, shards.num_tokens - window.start)
-        parts = [shards.tokens(window.start, before_end), shards.tokens(0, count - before_end)]
-        return np.concatenate(parts)
+        return np.concatenate([shards.tokens(*piece) for piece in self.pieces(window)])
+
+    def pieces(self, window: Window) -> list[tuple[int, int]]:
+        """First token and number of tokens of a window, which may run on at the beginning."""
+        num_tokens = self.seq_len + 1
+        before_end = min(num_tokens, self.shards[window.source].num_tokens - window.start)
+        return [(window.start, before_end), (0, num_tokens - before_end)]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -198,11 +198,9 @@ def step_reading(data: dict[str, Any], data_step: int) -> int | None:
 
 def epochs_read(data: dict[str, Any], step: int) -> dict[str, float]:
     """Passes over each source, by its name, in the first `step` steps of a run; not whole."""
+    windows = {source["name"]: source["num_windows"] for source in data["sources"]}
     read = tokens_read(data, step)
-    return {
-        source["name"]: read[source["name"]] / (source["num_windows"] * data["seq_len"])
-        for source in data["sources"]
-    }
+    return {name: count / (windows[name] * data["seq_len"]) for name, count in read.items()}
 
 
 def tokens_read(data: dict[str, Any], step: int) -> dict[str, int]:
@@ -210,17 +208,14 @@ def tokens_read(data: dict[str, Any], step: int) -> dict[str, int]:
 
     The time that this takes does not grow with the steps.
     """
-    weights = [Fraction(source["mixture_weight"]) for source in data["sources"]]
-    mixture = Mixture(weights)
-    # What is read up to the last skip, and from there on.
-    skips = [after for after, _ in data.get("skips", []) if after < step]
-    bounds = [0, *skips, step]
-    counts = [0] * len(weights)
+    sources = data["sources"]
+    mixture = Mixture([Fraction(source["mixture_weight"]) for source in sources])
+    # What is read up to each skip, and from there on.
+    bounds = [0, *(after for after, _ in data.get("skips", []) if after < step), step]
+    counts = [0] * len(sources)
     for first, last in pairwise(bounds):
         shift = skipped_steps(data, first) if first else 0
         ends = (mixture.counts((one + shift) * data["batch_size"]) for one in (first, last))
         counts = [count + end - start for count, start, end in zip(counts, *ends, strict=True)]
-    return {
-        source["name"]: count * data["seq_len"]
-        for source, count in zip(data["sources"], counts, strict=True)
-    }
+    names = [source["name"] for source in sources]
+    return {name: n * data["seq_len"] for name, n in zip(names, counts, strict=True)}

@@ -2,6 +2,7 @@
 
 import hashlib
 import heapq
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -120,9 +121,7 @@ class KeyedPermutation:
         self.size = size
         self._half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
         digest = hashlib.blake2b(key.encode(), digest_size=8 * _NUM_ROUNDS).digest()
-        self._round_keys = [
-            int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(_NUM_ROUNDS)
-        ]
+        self._round_keys = list(struct.unpack(f"<{_NUM_ROUNDS}Q", digest))
 
     def __getitem__(self, index: int) -> int:
         """The element at `index`, both in range(size)."""

@@ -44,13 +44,9 @@ def sequence_documents(plan: DataPlan, sequence: int) -> Iterator[ConsumedDocume
     They cover seq_len + 1 tokens: the sequence's inputs and the label of the last.
     """
     window = plan.locate(sequence)
-    shards = plan.shards[window.source]
-    before_end = min(plan.seq_len + 1, shards.num_tokens - window.start)
-    position = 0
-    for span in chain(
-        document_spans(shards, window.start, before_end),
-        document_spans(shards, 0, plan.seq_len + 1 - before_end),
-    ):
+    shards, position = plan.shards[window.source], 0
+    pieces = (document_spans(shards, *piece) for piece in plan.pieces(window))
+    for span in chain.from_iterable(pieces):
         yield ConsumedDocument(
             **asdict(span),
             source=plan.config.sources[window.source].name,

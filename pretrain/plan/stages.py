@@ -54,11 +54,6 @@ class StagePlan:
     def num_tokens(self) -> int:
         return self.num_steps * self.sequences_per_step * self.seq_len
 
-    @property
-    def epochs(self) -> dict[str, float]:
-        """Passes over each source, by its name."""
-        return {source.name: source.epochs for source in self.sources}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSpec:
@@ -69,10 +64,18 @@ class StageSpec:
     seq_len: int
     num_steps: int
     sequences_per_step: int
-    sizes: dict[str, int]
+    sizes: dict[str, int] = field(default_factory=dict)
     """Tokens by name of sources whose shards are missing, where they are known."""
     dump_folder: Path | None = None
     """Folder of the run, where the stage is one."""
+
+    def counts(self, mixture: Mixture) -> list[int]:
+        """Sequences that the stage reads of each source."""
+        return mixture.counts(self.num_steps * self.sequences_per_step)
+
+
+def _mixture(data: DataConfig) -> Mixture:
+    return Mixture([Fraction(repr(source.weight)) for source in data.sources])
 
 
 def plan_stage(spec: StageSpec) -> StagePlan:
@@ -89,18 +92,31 @@ def plan_stage(spec: StageSpec) -> StagePlan:
     if unknown := [name for name in missing if name not in spec.sizes]:
         raise ValueError(f"stage {spec.name} has no token shards of: {', '.join(unknown)}")
     manifests = {s.name: Manifest.read(Path(s.path)) for s in sources if s.name not in missing}
-    shards = {name: manifest.num_tokens for name, manifest in manifests.items()}
-    contents = {name: manifest.tokens_sha256 for name, manifest in manifests.items()}
-    searches = {name: manifest.decontamination for name, manifest in manifests.items()}
-    sizes = [(spec.sizes | shards)[source.name] for source in sources]
+    sizes = spec.sizes | {name: manifest.num_tokens for name, manifest in manifests.items()}
     if missing:
-        mixture = Mixture([Fraction(repr(source.weight)) for source in sources])
-        windows = [max(1, (size - 1) // spec.seq_len) for size in sizes]
-        plan_hash = ""
+        mixture, plan_hash = _mixture(spec.data), ""
+        windows = [max(1, (sizes[source.name] - 1) // spec.seq_len) for source in sources]
     else:
         plan = DataPlan.open(spec.data, seq_len=spec.seq_len)
         mixture, windows, plan_hash = plan.mixture, plan.num_windows, plan.hash
-    counts = mixture.counts(spec.num_steps * spec.sequences_per_step)
+    planned = []
+    for source, weight, count, num_windows in zip(
+        sources, mixture.weights, spec.counts(mixture), windows, strict=True
+    ):
+        manifest = manifests.get(source.name)
+        planned.append(
+            SourcePlan(
+                name=source.name,
+                source_tokens=sizes[source.name],
+                origin="shards" if manifest else "stated",
+                share=weight / sum(mixture.weights),
+                num_sequences=count,
+                num_tokens=count * spec.seq_len,
+                epochs=count / num_windows,
+                contents=tuple(manifest.tokens_sha256 if manifest else [source.path]),
+                decontamination=dict(manifest.decontamination if manifest else {}),
+            )
+        )
     return StagePlan(
         name=spec.name,
         num_steps=spec.num_steps,
@@ -108,22 +124,7 @@ def plan_stage(spec: StageSpec) -> StagePlan:
         seq_len=spec.seq_len,
         weight_unit=spec.data.weight_unit,
         plan_hash=plan_hash,
-        sources=tuple(
-            SourcePlan(
-                name=source.name,
-                source_tokens=size,
-                origin="shards" if source.name in shards else "stated",
-                share=weight / sum(mixture.weights),
-                num_sequences=count,
-                num_tokens=count * spec.seq_len,
-                epochs=count / num_windows,
-                contents=tuple(contents.get(source.name, [source.path])),
-                decontamination=dict(searches.get(source.name, {})),
-            )
-            for source, size, weight, count, num_windows in zip(
-                sources, sizes, mixture.weights, counts, windows, strict=True
-            )
-        ),
+        sources=tuple(planned),
     )
 
 
@@ -168,9 +169,7 @@ def needed_tokens(mixture: MixtureConfig, name: str) -> int:
     for spec in mixture_specs(mixture):
         names = [source.name for source in spec.data.sources]
         if name in names:
-            weights = [Fraction(repr(source.weight)) for source in spec.data.sources]
-            counts = Mixture(weights).counts(spec.num_steps * spec.sequences_per_step)
-            read += counts[names.index(name)] * spec.seq_len
+            read += spec.counts(_mixture(spec.data))[names.index(name)] * spec.seq_len
     enough = round(read * _MARGIN_OF_TOKENS)
     return enough if enough < _LITTLE_MORE * num_tokens else 0
 
@@ -182,8 +181,8 @@ def run_spec(path: Path) -> StageSpec:
     """
     # Not through torchtitan's config, whose import takes seconds and looks for a device.
     table = read_run_config(path)
-    training, data = table.get("training", {}), table.get("data", {})
-    for section, value in (("training", training), ("data", data)):
+    job, training, data = (table.get(name, {}) for name in ("job", "training", "data"))
+    for section, value in (("job", job), ("training", training), ("data", data)):
         if not isinstance(value, dict):
             raise ValueError(f"{section} in {path} must be a table, got {value!r}")
     check_holds(path, table, "training", "a training run")
@@ -192,8 +191,7 @@ def run_spec(path: Path) -> StageSpec:
             raise ValueError(
                 f"{path} must give training.{key} as a positive number, got {training.get(key)!r}"
             )
-    job = table.get("job")
-    folder = job.get("dump_folder") if isinstance(job, dict) else None
+    folder = job.get("dump_folder")
     return StageSpec(
         name=path.stem,
         data=from_table(DataConfig, data, "data."),
@@ -201,7 +199,6 @@ def run_spec(path: Path) -> StageSpec:
         seq_len=training["seq_len"],
         num_steps=training["steps"],
         sequences_per_step=training["global_batch_size"],
-        sizes={},
     )
 
 
@@ -213,29 +210,25 @@ def check_epochs(readings: Iterable[tuple[str, Sequence[str], float]], max_epoch
     same shard under two of them, or twice under one, is read by both.
     """
     passes: dict[str, float] = {}
-    names: dict[str, list[str]] = {}
+    names: dict[str, dict[str, None]] = {}
     for name, contents, epochs in readings:
-        for each in contents:
-            passes[each] = passes.get(each, 0.0) + epochs
-            names[each] = list(dict.fromkeys([*names.get(each, []), name]))
+        for content in contents:
+            passes[content] = passes.get(content, 0.0) + epochs
+            names.setdefault(content, {})[name] = None
     most_read, most = max(passes.items(), key=lambda item: item[1])
     if most > max_epochs:
-        first, *others = names[most_read]
-        same = f", which holds the same tokens as {' and '.join(others)}," if others else ""
+        first, *same = names[most_read]
+        also = f", which holds the same tokens as {' and '.join(same)}," if same else ""
         raise ValueError(
-            f"source {first}{same} would be read {most:.2f} times, more than max_epochs "
+            f"source {first}{also} would be read {most:.2f} times, more than max_epochs "
             f"{max_epochs:g} allows: lower its weight, or raise max_epochs"
         )
 
 
 def shards_bytes(stages: Sequence[StagePlan], mixture: MixtureConfig) -> int:
     """Bytes of the shards that are there, and of those that tokenizing the rest would write."""
-    sources = {source.name: source for stage in stages for source in stage.sources}
-    needed = {
-        name: needed_tokens(mixture, name)
-        for name, one in sources.items()
-        if one.origin == "stated"
-    }
-    return _TOKEN_BYTES * sum(
-        needed.get(name) or one.source_tokens for name, one in sources.items()
-    )
+    num_tokens = 0
+    for source in {one.name: one for stage in stages for one in stage.sources}.values():
+        needed = needed_tokens(mixture, source.name) if source.origin == "stated" else 0
+        num_tokens += needed or source.source_tokens
+    return _TOKEN_BYTES * num_tokens

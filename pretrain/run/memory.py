@@ -5,8 +5,8 @@ d hidden_size, f width of the feed-forward, T tokens of a process in a round, P 
 
 from dataclasses import asdict, dataclass
 
+import torch
 from torch import nn
-from torchtitan.config import TORCH_DTYPE_MAP
 
 from ..job_config import JobConfig
 from ..model.tinycomma import TinyComma, TinyCommaArgs
@@ -49,25 +49,24 @@ def estimate_memory(config: JobConfig, model: TinyComma, *, num_shards: int) -> 
     training, compiled = config.training, config.compile.components if config.compile.enable else ()
     args, num_parameters = model.model_args, parameter_count(model)
     embedding = args.vocab_size * args.dim
-    width = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
+    width = getattr(torch, training.mixed_precision_param).itemsize
     shard_bytes = _FLOAT32_BYTES * -(-num_parameters // num_shards)
 
     # 1. Gradients: of the local shard; of all weights, where rounds add up before they are reduced.
     gradients = shard_bytes
     num_replicas = config.parallelism.data_parallel_replicate_degree
     if training.global_batch_size > training.local_batch_size * num_shards * num_replicas:
-        gradients = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize * num_parameters
+        gradients = getattr(torch, training.mixed_precision_reduce).itemsize * num_parameters
 
     # 2. Gathered weights: the layer at work and the next one, embedding and output; or all, where
     # they stay gathered. With them the largest gradient, and its float32 form while it is reduced.
     # Of a process alone they are whole already, and autocast keeps a copy of each in its dtype.
+    num_gathered = 2 * (embedding + parameter_count(model.layers["0"]))
+    if config.parallelism.fsdp_reshard_after_forward == "never":
+        num_gathered = num_parameters
+    gathered = width * num_gathered + (width + _FLOAT32_BYTES) * embedding
     if num_shards * num_replicas == 1:
         gathered = 0 if width == _FLOAT32_BYTES else width * num_parameters
-    else:
-        num_gathered = 2 * (embedding + parameter_count(model.layers["0"]))
-        if config.parallelism.fsdp_reshard_after_forward == "never":
-            num_gathered = num_parameters
-        gathered = width * num_gathered + (width + _FLOAT32_BYTES) * embedding
 
     # 3. Activations: of every layer, or its input alone and all those of the one at work.
     layer = width * layer_activation_values(args, is_compiled="model" in compiled)
@@ -77,12 +76,10 @@ def estimate_memory(config: JobConfig, model: TinyComma, *, num_shards: int) -> 
 
     # 4. Logits and gradient in the training dtype, and in float32 a copy and its softmax, which a
     # compiled chunk has in registers; chunks add up the gradient of the weight in float32.
-    num_tokens = training.local_batch_size * training.seq_len
-    is_fused = args.loss_chunk_tokens and "loss" in compiled
-    per_logit = 2 * width + (0 if is_fused else 2 * _FLOAT32_BYTES)
-    rows = min(args.loss_chunk_tokens or num_tokens, num_tokens)
-    logits = args.vocab_size * rows * per_logit
-    if args.loss_chunk_tokens:
+    num_tokens, chunk_tokens = training.local_batch_size * training.seq_len, args.loss_chunk_tokens
+    per_logit = 2 * width + (0 if chunk_tokens and "loss" in compiled else 2 * _FLOAT32_BYTES)
+    logits = args.vocab_size * min(chunk_tokens or num_tokens, num_tokens) * per_logit
+    if chunk_tokens:
         logits += (width + _FLOAT32_BYTES) * embedding
     return MemoryEstimate(
         weights=shard_bytes,

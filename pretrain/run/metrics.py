@@ -12,17 +12,15 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch.distributed as dist
-from torchtitan.components.metrics import BaseLogger, MetricsProcessor, WandBLogger
-from torchtitan.distributed import ParallelDims
-from torchtitan.tools.utils import get_peak_flops
 from tqdm import tqdm
 
 from ...durable_files import sync, write_durably
 from ..job_config import JobConfig
 from ..plan.data_plan import epochs_read, tokens_read
+from ..titan import BaseLogger, MetricsProcessor, ParallelDims, WandBLogger, get_peak_flops
 from .record import RunRecord
 
 logger = logging.getLogger(__name__)
@@ -42,53 +40,42 @@ class StepLog:
         self._waiting: list[str] = []
 
     def keep_until(self, step: int) -> None:
-        """Drop what is said of later steps: they are about to be trained again."""
+        """Drop what is said of later steps, which are about to be trained again."""
         if not self.path.exists():
             return
         lines = self.path.read_bytes().splitlines(keepends=True)
-        # A process killed while writing leaves a last line without its end.
-        whole = [line for line in lines if line.endswith(b"\n")]
-        steps = [(_step_of(line), line) for line in whole]
-        # Lines that cannot be read are kept next to the file: a log is no reason to end a run.
-        if damaged := [line for its, line in steps if its is None]:
+        # A process killed while writing leaves a last line without its end. Other lines that cannot
+        # be read are kept next to the file: a log is no reason to end a run.
+        steps = {line: _step_of(line) for line in lines if line.endswith(b"\n")}
+        if damaged := [line for line, its in steps.items() if its is None]:
             aside = self.path.with_name(f"{self.path.name}.damaged")
             with aside.open("ab") as file:
                 file.writelines(damaged)
             message = "%s: %d damaged lines were set aside as %s"
             logger.warning(message, self.path, len(damaged), aside)
-        kept = [line for its, line in steps if its is not None and its <= step]
+        kept = [line for line, its in steps.items() if its is not None and its <= step]
         if kept != lines:
             write_durably(self.path, b"".join(kept).decode())
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, which holds a "step", and those that could not be written before."""
         self._waiting.append(json.dumps(line) + "\n")
-        self.flush()
-
-    def flush(self) -> None:
-        """Write the lines that wait, if the disk takes them by now."""
-        if not self._waiting:
-            return
+        data = "".join(self._waiting).encode()
         try:
             with self.path.open("ab", buffering=0) as file:
-                self._write(file)
+                size = file.tell()
+                try:
+                    if file.write(data) < len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    sync(file)
+                except OSError:
+                    with suppress(OSError):
+                        file.truncate(size)  # no half of a line stays
+                    raise
+            self._waiting.clear()
         except OSError as error:
             if len(self._waiting) == 1:
                 logger.warning("%s cannot be written (%s): its lines wait", self.path, error)
-        else:
-            self._waiting.clear()
-
-    def _write(self, file: BinaryIO) -> None:
-        size = file.tell()
-        data = "".join(self._waiting).encode()
-        try:
-            if file.write(data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            sync(file)
-        except OSError:
-            with suppress(OSError):
-                file.truncate(size)  # no half of a line stays
-            raise
 
 
 def _step_of(line: bytes) -> int | None:
@@ -119,11 +106,11 @@ class _Curves(BaseLogger):
             self._wandb.wandb.log({**metrics, "step": step})
 
     def close(self) -> None:
-        self._guarded(lambda: self._tensorboard.close())
+        self._guarded(self._tensorboard.close)
         if self._wandb:
             self._wandb.close()
 
-    def _guarded(self, use: Callable[[], None]) -> None:
+    def _guarded(self, use: Callable[[], object]) -> None:
         try:
             use()
         except OSError as error:
@@ -170,14 +157,13 @@ class RunMetrics(MetricsProcessor):
             self._heldout_log.keep_until(step)
             # The default lock is for several processes, and warns where one of them is interrupted.
             tqdm.set_lock(threading.RLock())
-            self._bar = tqdm(
-                total=self.job_config.training.steps,
-                initial=step,
-                desc=Path(self.job_config.job.dump_folder).name,
-                unit="step",
-                file=sys.stderr,
-                mininterval=0.1 if sys.stderr.isatty() else _LOG_SECONDS,
+            total, title = (
+                self.job_config.training.steps,
+                Path(self.job_config.job.dump_folder).name,
             )
+            interval = 0.1 if sys.stderr.isatty() else _LOG_SECONDS
+            shown = {"desc": title, "unit": "step", "file": sys.stderr, "mininterval": interval}
+            self._bar = tqdm(total=total, initial=step, **shown)
 
     def count(self, num_tokens: int, *, seconds: float) -> None:
         """Count a batch of this process, and the time that it was waited for."""
@@ -196,14 +182,11 @@ class RunMetrics(MetricsProcessor):
         grad_norm: float,
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
-        read: dict[str, Mapping[str, float]] = {
-            "source_tokens": tokens_read(self._data, step),
-            "source_epochs": epochs_read(self._data, step),
-        }
-        curves = {f"{kind}/{name}": one for kind in read for name, one in read[kind].items()}
-        # Of the step, not of what this start has counted: it may have begun on other processes.
-        tokens = {"n_tokens_seen": step * self._tokens_per_step}
-        extra = {**(extra_metrics or {}), **tokens, **curves}
+        read: dict[str, Mapping[str, float]] = {"source_tokens": tokens_read(self._data, step)}
+        read["source_epochs"] = epochs_read(self._data, step)
+        # Tokens of the step, not of this start alone, which may have begun on other processes.
+        extra = {**(extra_metrics or {}), "n_tokens_seen": step * self._tokens_per_step}
+        extra |= {f"{kind}/{name}": one for kind in read for name, one in read[kind].items()}
         peak_memory_gib = self.device_memory_monitor.get_peak_stats().max_reserved_gib
         super().log(step, global_avg_loss, global_max_loss, grad_norm, extra)
         if self._bar is None:
@@ -224,8 +207,7 @@ class RunMetrics(MetricsProcessor):
         curves = {f"heldout_loss/{name}": loss for name, loss in losses.items()}
         self.logger.log(curves, step)
         if self._is_writer:
-            said = ", ".join(f"{name} {figure:.4f}" for name, figure in curves.items())
-            logger.info("step: %d  %s", step, said)
+            logger.info("step: %d  %s", step, curves)
             self._heldout_log.append({"step": step, "losses": losses})
         # Not part of the time that the next steps take: speeds are of training.
         self._last_time += seconds
@@ -239,20 +221,13 @@ class RunMetrics(MetricsProcessor):
         speed = {"tokens": step * self._tokens_per_step, "tokens_per_s": tokens_per_s}
         if self._peak_flops is not None:
             # A fraction of a GPU's peak in bfloat16, also where float8 is used. FLOPs per token are
-            # torchtitan's 6 (P - E) + 12 L d T: P parameters, E of them in the embedding table, L
-            # layers of width d, T tokens in a sequence; attention counted without its causal mask.
-            # Source: Chowdhery et al. 2022, "PaLM", appendix B.
+            # torchtitan's 6 (P - E) + 12 L d T: P parameters, E of them embeddings, L layers of
+            # width d, T tokens in a sequence. Source: Chowdhery et al. 2022, "PaLM", appendix B.
             flops_per_s = tokens_per_s / dist.get_world_size() * self.num_flops_per_token
             speed["mfu"] = flops_per_s / self._peak_flops
         return speed | {"seconds": now - self._start_time}
 
-    def flush(self) -> None:
-        """Write the lines that wait for a disk that was full."""
-        self._log.flush()
-        self._heldout_log.flush()
-
     def close(self) -> None:
-        self.flush()
         if self._bar is not None:
             self._bar.close()
         super().close()

@@ -3,8 +3,10 @@
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -16,14 +18,13 @@ from ..plan.data_plan import DataPlan, epochs_read
 from ..plan.stages import check_epochs
 from ..tokens.shards import check_shards
 from ..tokens.tokenizer import TOKENIZER_NAME, check_tokenizer
-from .checkpointer import BYTES_PER_PARAMETER
-from .checkpoints import checkpoint_steps
-from .heldout import check_heldout, check_not_trained_on
+from .batches import check_heldout, check_not_trained_on
+from .checkpoints import BYTES_PER_PARAMETER, checkpoint_steps
 from .memory import GIB, MemoryEstimate, estimate_memory, parameter_count
 from .start import StartingPoint, copy_fork, find_starting_point, record_of, resolved_settings
 from .trainer import global_batch_size
 
-FLOAT8_CONVERTER = "quantize.linear.float8"
+_FLOAT8 = "quantize.linear.float8"
 # The allocator's fragments, NCCL and the CUDA context take the rest.
 _USABLE_MEMORY_FRACTION = 0.92
 _GB = 10**9
@@ -34,32 +35,17 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     """Refuse a run that cannot work, and write its record; returns remarks for the user.
 
     Called by the first process only, which has locked the dump folder, before the processes meet.
-    What takes longest, a look at the shards' checksums, comes last.
-    Incomplete checkpoints of this very run, left by a process killed while saving, are set aside.
-    Raises: ValueError with one line that says what is wrong.
+    Incomplete checkpoints of this very run are set aside. Raises: ValueError with one line.
     """
     # 1. What settings and machine say by themselves.
     check_settings(config)
     check_batch(config, num_processes)
     _check_gpus(config)
-    _check_places(config)
     # 2. The data: of one tokenizer, and long enough.
-    plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
-    record = record_of(config, plan, num_processes=num_processes)
-    if config.model.tokenizer:
-        check_tokenizer(Path(config.model.tokenizer) / TOKENIZER_NAME, plan.tokenizer_sha256)
-    check_heldout(config.heldout, seq_len=plan.seq_len, trained=plan)
+    plan = _checked_plan(config)
     # 3. Where the run starts; with that it is known how often each source will have been read.
-    start = find_starting_point(config, record)
-    _check_steps_left(start, config.training.steps)
-    readings = [
-        (source["name"], source["tokens_sha256"], epochs_read(run.data, step)[source["name"]])
-        for run, step in start.record.stages(config.training.steps)
-        for source in run.data["sources"]
-    ]
-    check_epochs(readings, config.data.max_epochs)
-    trained = {shard: name for name, shards, _ in readings for shard in shards}
-    check_not_trained_on(config.heldout, trained)
+    start = find_starting_point(config, record_of(config, plan, num_processes=num_processes))
+    _check_reading(config, start)
     # 4. Room for a step and for the checkpoints; checksums last, as they may take a minute.
     with torch.device("meta"):
         model = TinyComma(model_args(config))
@@ -72,144 +58,157 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
         check_shards(list(map(Path, paths)))
     # 5. The record. Of a fork the copy is made after it: what was refused before, or is killed in
     # between, begins again as if it had never been started.
-    started = start.record.started(
-        start.step,
-        resolved_settings(config),
-        num_processes=num_processes,
-        environment=environment_record(),
+    settings, environment = resolved_settings(config), environment_record()
+    record = start.record.started(
+        start.step, settings, num_processes=num_processes, environment=environment
     )
-    if config.metrics.enable_wandb and not started.wandb_id:
+    if config.metrics.enable_wandb and not record.wandb_id:
         wandb_id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-        started = replace(started, wandb_id=wandb_id)
-    started.write(Path(config.job.dump_folder))
+        record = replace(record, wandb_id=wandb_id)
+    record.write(Path(config.job.dump_folder))
     if start.forked:
         copy_fork(config, start.forked)
-    remarks = [start.remark] if start.remark else []
-    steps, warmup = config.training.steps, config.lr_scheduler.warmup_steps
-    if steps < warmup:
-        remarks.append(
-            f"training.steps {steps} are fewer than lr_scheduler.warmup_steps {warmup}: the "
-            "learning rate never reaches optimizer.lr"
-        )
-    if unsearched := [
-        source["name"] for source in record.data["sources"] if "decontamination" not in source
-    ]:
-        remarks.append(
-            "not searched for texts that must not be trained on (`anchored decontaminate`): "
-            f"{', '.join(unsearched)}"
-        )
-    return remarks
+    return list(_remarks(config, start))
 
 
-def _check_places(config: JobConfig) -> None:
-    """Raise ValueError for data or a tokenizer that is neither next to the config nor here."""
+def _checked_plan(config: JobConfig) -> DataPlan:
+    """The data plan; ValueError for data or a tokenizer that is missing, or is another one."""
     if config.model.tokenizer:
         place_of(config, "model.tokenizer", config.model.tokenizer)
     for section in ("data", "heldout"):
         for source in getattr(config, section).sources:
             place_of(config, f"{section}.sources, {source.name}", source.path)
+    plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
+    if config.model.tokenizer:
+        check_tokenizer(Path(config.model.tokenizer) / TOKENIZER_NAME, plan.tokenizer_sha256)
+    check_heldout(config.heldout, trained=plan)
+    return plan
 
 
-def check_settings(config: JobConfig) -> None:
-    """Raises ValueError with one line about the first setting that cannot work."""
-    if config.model.name != "tinycomma" or config.model.flavor not in flavors():
-        raise ValueError(
-            f"model.flavor must be one of {', '.join(flavors())} of model.name tinycomma, "
-            f"got {config.model.flavor} of {config.model.name}"
-        )
-    if config.debug.seed is None:
-        raise ValueError("debug.seed is not set: the initial weights are drawn from it")
-    for kind in ("tensor", "pipeline", "context", "expert"):
-        if (degree := getattr(config.parallelism, f"{kind}_parallel_degree")) != 1:
-            raise ValueError(
-                f"parallelism.{kind}_parallel_degree must be 1, got {degree}: a model of this size "
-                "is trained in data-parallel shards (data_parallel_replicate_degree for HSDP)"
-            )
-    _check_packages(config)
-    adam = config.optimizer
-    if adam.name not in ("Adam", "AdamW") or not (0 <= adam.beta1 < 1 and 0 <= adam.beta2 < 1):
-        raise ValueError(
-            "optimizer must be Adam or AdamW with beta1 and beta2 in [0, 1), got "
-            f"{adam.name} with {adam.beta1} and {adam.beta2}"
-        )
-    if adam.early_step_in_backward:
-        raise ValueError(
-            "optimizer.early_step_in_backward must be false: whether a step is taken depends on "
-            "all of its gradients"
-        )
-    _check_schedule(config)
-    _check_intervals(config)
-    for section in _UNUSED_SECTIONS:
-        if (settings := getattr(config, section)) != type(settings)():
-            raise ValueError(f"the settings of {section} are not supported: nothing reads them")
-
-
-def _check_packages(config: JobConfig) -> None:
-    if config.metrics.enable_wandb and find_spec("wandb") is None:
-        raise ValueError("metrics.enable_wandb needs a package: pip install wandb")
-    if FLOAT8_CONVERTER not in config.model.converters:
-        return
-    if "output" not in config.quantize.linear.float8.filter_fqns:
-        raise ValueError(
-            'quantize.linear.float8.filter_fqns must hold "output": the vocabulary projection '
-            "stays in bfloat16"
-        )
-    if find_spec("torchao") is None:
-        raise ValueError(
-            f"model.converters {FLOAT8_CONVERTER} needs a package: pip install torchao"
-        )
-
-
-def _check_schedule(config: JobConfig) -> None:
-    """Outside of its steps the schedule gives rates outside the settings, below zero even."""
-    schedule, steps = config.lr_scheduler, config.training.steps
-    total = steps if schedule.total_steps is None else schedule.total_steps
-    decay, floor = schedule.decay_ratio, schedule.min_lr_factor
-    for name, factor in (
-        ("min_lr_factor", floor),
-        ("decay_ratio", 0.0 if decay is None else decay),
-    ):
-        if not 0 <= factor <= 1:
-            raise ValueError(f"lr_scheduler.{name} must be in [0, 1], got {factor}")
-    if total < steps:
-        raise ValueError(
-            f"lr_scheduler.total_steps {total} is below training.steps {steps}: the schedule must "
-            "be as long as the run, or longer"
-        )
-    length = f"of {total} steps (lr_scheduler.total_steps, or training.steps if that is not set)"
-    if schedule.warmup_steps > total:
-        raise ValueError(
-            f"lr_scheduler.warmup_steps {schedule.warmup_steps} is more than the schedule {length}"
-        )
-    if decay is not None and schedule.warmup_steps + round(total * decay) > total:
-        raise ValueError(
-            f"lr_scheduler.warmup_steps {schedule.warmup_steps} and decay_ratio {decay} are more "
-            f"than the schedule {length}"
-        )
-
-
-def _check_intervals(config: JobConfig) -> None:
-    saves, profiling = config.checkpoint, config.profiling
-    if saves.milestone_interval % saves.interval:
-        raise ValueError(
-            f"checkpoint.milestone_interval {saves.milestone_interval} is not a multiple of "
-            f"checkpoint.interval {saves.interval}: some milestones would never be saved"
-        )
-    num_profiled = profiling.profiler_warmup + profiling.profiler_active
-    if profiling.enable_profiling and profiling.profile_freq < num_profiled:
-        raise ValueError(
-            f"profiling.profile_freq {profiling.profile_freq} is below profiler_warmup and "
-            f"profiler_active together, {num_profiled}"
-        )
-
-
-def _check_steps_left(start: StartingPoint, num_steps: int) -> None:
-    """A finished run that is started again does nothing; more than that would be a mistake."""
+def _check_reading(config: JobConfig, start: StartingPoint) -> None:
+    """Raises ValueError if nothing is left to train, or tokens are read too often or held out."""
+    # A finished run that is started again does nothing; more than that would be a mistake.
+    num_steps = config.training.steps
     if start.step > num_steps or (start.forked and start.step == num_steps):
         raise ValueError(
             f"training.steps {num_steps} leaves nothing to train after the checkpoint of step "
             f"{start.step}{f', {start.forked}' if start.forked else ''}"
         )
+    readings = [
+        (source["name"], source["tokens_sha256"], epochs_read(run.data, step)[source["name"]])
+        for run, step in start.record.stages(num_steps)
+        for source in run.data["sources"]
+    ]
+    check_epochs(readings, config.data.max_epochs)
+    trained = {shard: name for name, shards, _ in readings for shard in shards}
+    check_not_trained_on(config.heldout, trained)
+
+
+def _remarks(config: JobConfig, start: StartingPoint) -> Iterator[str]:
+    if start.remark:
+        yield start.remark
+    steps, warmup = config.training.steps, config.lr_scheduler.warmup_steps
+    if steps < warmup:
+        yield (
+            f"training.steps {steps} are fewer than lr_scheduler.warmup_steps {warmup}: the "
+            "learning rate never reaches optimizer.lr"
+        )
+    sources = start.record.data["sources"]
+    if unsearched := [source["name"] for source in sources if "decontamination" not in source]:
+        yield (
+            "not searched for texts that must not be trained on (`anchored decontaminate`): "
+            f"{', '.join(unsearched)}"
+        )
+
+
+def check_settings(config: JobConfig) -> None:
+    """Raises ValueError with one line about the first setting that cannot work."""
+    checks = (_model_refusals(config), _optimizer_refusals(config), _interval_refusals(config))
+    for is_wrong, message in chain.from_iterable(checks):
+        if is_wrong:
+            raise ValueError(message)
+
+
+_Refusals = Iterator[tuple[bool, str]]
+"""Pairs of whether a setting cannot work, and why, one after another."""
+
+
+def _model_refusals(config: JobConfig) -> _Refusals:
+    yield (
+        config.model.name != "tinycomma" or config.model.flavor not in flavors(),
+        f"model.flavor must be one of {', '.join(flavors())} of model.name tinycomma, "
+        f"got {config.model.flavor} of {config.model.name}",
+    )
+    seed = "debug.seed is not set: the initial weights are drawn from it"
+    yield config.debug.seed is None, seed
+    for kind in ("tensor", "pipeline", "context", "expert"):
+        degree = getattr(config.parallelism, f"{kind}_parallel_degree")
+        yield (
+            degree != 1,
+            f"parallelism.{kind}_parallel_degree must be 1, got {degree}: a model of this size "
+            "is trained in data-parallel shards (data_parallel_replicate_degree for HSDP)",
+        )
+    wandb = "metrics.enable_wandb needs a package: pip install wandb"
+    yield config.metrics.enable_wandb and find_spec("wandb") is None, wandb
+    is_float8 = _FLOAT8 in config.model.converters
+    yield (
+        is_float8 and "output" not in config.quantize.linear.float8.filter_fqns,
+        'quantize.linear.float8.filter_fqns must hold "output": the vocabulary projection '
+        "stays in bfloat16",
+    )
+    torchao = f"model.converters {_FLOAT8} needs a package: pip install torchao"
+    yield is_float8 and find_spec("torchao") is None, torchao
+
+
+def _optimizer_refusals(config: JobConfig) -> _Refusals:
+    """A schedule gives, outside of its steps, rates outside the settings, below zero even."""
+    adam = config.optimizer
+    yield (
+        adam.name not in ("Adam", "AdamW") or not (0 <= adam.beta1 < 1 and 0 <= adam.beta2 < 1),
+        "optimizer must be Adam or AdamW with beta1 and beta2 in [0, 1), got "
+        f"{adam.name} with {adam.beta1} and {adam.beta2}",
+    )
+    offload = "training.enable_cpu_offload must be false: weights stay where they are trained"
+    yield config.training.enable_cpu_offload, offload
+    yield (
+        adam.early_step_in_backward,
+        "optimizer.early_step_in_backward must be false: whether a step is taken depends on "
+        "all of its gradients",
+    )
+    schedule, steps = config.lr_scheduler, config.training.steps
+    total = steps if schedule.total_steps is None else schedule.total_steps
+    decay, warmup = schedule.decay_ratio or 0.0, schedule.warmup_steps
+    for name, factor in (("min_lr_factor", schedule.min_lr_factor), ("decay_ratio", decay)):
+        yield not 0 <= factor <= 1, f"lr_scheduler.{name} must be in [0, 1], got {factor}"
+    yield (
+        total < steps,
+        f"lr_scheduler.total_steps {total} is below training.steps {steps}: the schedule must "
+        "be as long as the run, or longer",
+    )
+    length = f"of {total} steps (lr_scheduler.total_steps, or training.steps if that is not set)"
+    yield (
+        warmup + round(total * decay) > total,
+        f"lr_scheduler.warmup_steps {warmup} and decay_ratio {decay} are more than the schedule "
+        f"{length}",
+    )
+
+
+def _interval_refusals(config: JobConfig) -> _Refusals:
+    saves, profiling = config.checkpoint, config.profiling
+    yield (
+        bool(saves.milestone_interval % saves.interval),
+        f"checkpoint.milestone_interval {saves.milestone_interval} is not a multiple of "
+        f"checkpoint.interval {saves.interval}: some milestones would never be saved",
+    )
+    num_profiled = profiling.profiler_warmup + profiling.profiler_active
+    yield (
+        profiling.enable_profiling and profiling.profile_freq < num_profiled,
+        f"profiling.profile_freq {profiling.profile_freq} is below profiler_warmup and "
+        f"profiler_active together, {num_profiled}",
+    )
+    for section in _UNUSED_SECTIONS:
+        is_set = (settings := getattr(config, section)) != type(settings)()
+        yield is_set, f"the settings of {section} are not supported: nothing reads them"
 
 
 def check_batch(config: JobConfig, num_processes: int) -> None:
@@ -217,10 +216,8 @@ def check_batch(config: JobConfig, num_processes: int) -> None:
     num_replicas = config.parallelism.data_parallel_replicate_degree
     num_shards = config.parallelism.data_parallel_shard_degree
     if (batch_size := config.training.global_batch_size) < 1 and batch_size != -1:
-        raise ValueError(
-            f"training.global_batch_size must be at least 1, or -1 for a local batch on each "
-            f"process, got {batch_size}"
-        )
+        sizes = "at least 1, or -1 for a local batch on each process"
+        raise ValueError(f"training.global_batch_size must be {sizes}, got {batch_size}")
     if num_processes % num_replicas or num_shards not in (-1, num_processes // num_replicas):
         raise ValueError(
             f"parallelism: {num_replicas} replicas of {num_shards} shards (-1: the rest) do not "
@@ -229,9 +226,8 @@ def check_batch(config: JobConfig, num_processes: int) -> None:
     batch_size = global_batch_size(config, num_processes)
     if batch_size % (config.training.local_batch_size * num_processes):
         raise ValueError(
-            f"training.global_batch_size must be a multiple of local_batch_size times the number "
-            f"of processes, got {batch_size} and {config.training.local_batch_size} * "
-            f"{num_processes}"
+            "training.global_batch_size must be a multiple of local_batch_size times the number of "
+            f"processes, got {batch_size} and {config.training.local_batch_size} * {num_processes}"
         )
 
 
@@ -240,10 +236,7 @@ def _check_gpus(config: JobConfig) -> None:
     if config.job.needs_gpu and num_gpus == 0:
         raise ValueError("job.needs_gpu is true, and torch sees no GPU on this machine")
     if 0 < num_gpus < num_local:
-        raise ValueError(
-            f"{num_local} processes were started on a machine of {num_gpus} GPUs: each needs one "
-            "(torchrun --nproc-per-node)"
-        )
+        raise ValueError(f"{num_local} processes were started on a machine of {num_gpus} GPUs")
 
 
 def check_memory(config: JobConfig, estimate: MemoryEstimate) -> None:

@@ -67,16 +67,12 @@ class RunRecord:
         settings: dict[str, Any],
         *,
         num_processes: int,
-        environment: dict[str, object],
+        environment: dict[str, Any],
     ) -> "RunRecord":
         """This record with one start more, after a step and with all settings of it."""
-        start = {
-            "step": step,
-            "num_processes": num_processes,
-            "environment": environment,
-            "changes": changes(self.settings, settings) if self.starts else {},
-        }
-        return replace(self, settings=settings, starts=[*self.starts, start])
+        changed = changes(self.settings, settings) if self.starts else {}
+        start = {"step": step, "num_processes": num_processes, "environment": environment}
+        return replace(self, settings=settings, starts=[*self.starts, start | {"changes": changed}])
 
     def stages(self, step: int) -> list[tuple["RunRecord", int]]:
         """The runs that led to the weights after `step`, with their last steps, in order."""
@@ -88,9 +84,11 @@ class RunRecord:
 
     def difference(self, other: "RunRecord") -> str | None:
         """The first setting in which `other` is another run, in words; None if it is the same."""
-        mine = self.identity | {f"model.{key}": value for key, value in self.model.items()}
-        theirs = other.identity | {f"model.{key}": value for key, value in other.model.items()}
-        for key, (before, now) in changes(mine, theirs).items():
+        ours, theirs = (
+            run.identity | {f"model.{key}": value for key, value in run.model.items()}
+            for run in (self, other)
+        )
+        for key, (before, now) in changes(ours, theirs).items():
             return f"{key} was {before} and is now {now}"
         return None
 
@@ -106,9 +104,8 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """A claim on a dump folder, which is made, while the context or this process lasts.
+    """A dump folder, which is made, is locked while the context or this process lasts.
 
-    The claim is a lock of the system, so that it ends with the process.
     Raises: ValueError naming who holds it, OSError if the folder cannot be written or locked.
     """
     path = folder / LOCK_NAME

@@ -32,8 +32,7 @@ class SpikeGuard:
     """Watches the loss of every step; its state belongs into a checkpoint.
 
     A spike enters the window at its limit, not at its height: so the next one still shows, and a
-    level that stays higher is accepted after a while. A step whose loss or gradients are not finite
-    is refused in every mode: nothing leads back from weights that have taken it.
+    level that stays higher is accepted after a while. What is not finite is refused in every mode.
     """
 
     def __init__(self, config: SpikeGuardConfig) -> None:
@@ -46,32 +45,31 @@ class SpikeGuard:
         """The spike that a step of this loss is, or None."""
         limit = self._limit()
         is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
-        is_off = self._config.action == "off"
+        action = self._config.action
         self._num_refused = 0 if is_finite else self._num_refused + 1
-        if is_finite and (is_off or loss <= limit):
-            if not is_off:
-                self._losses.append(loss)
+        is_spike = not is_finite or (loss > limit and action != "off")
+        entry = limit if is_spike else loss
+        if action != "off" and math.isfinite(entry):
+            self._losses.append(entry)
+        if not is_spike:
             self._num_skips = 0
             return None
-        if math.isfinite(limit) and not is_off:
-            self._losses.append(limit)
-        self._num_skips += self._config.action == "skip"
-        skipped = "skipped" if self._config.action == "skip" else "logged"
-        return Spike(loss, limit, grad_norm, skipped if is_finite else "refused")
+        self._num_skips += action == "skip"
+        done = "skipped" if action == "skip" else "logged"
+        return Spike(loss, limit, grad_norm, done if is_finite else "refused")
 
     def end_if_lost(self, step: int) -> None:
         """Raises AnchoredError when too many steps in a row moved no weights; step: the last."""
-        most = self._config.max_nonfinite_steps
-        if self._num_refused >= most:
+        advice = "see spikes.jsonl, and checkpoint.fork_from to skip their data or change a setting"
+        if self._num_refused >= self._config.max_nonfinite_steps:
             raise AnchoredError(
-                f"spike_guard: {most} steps up to step {step} had a loss or gradients that are not "
-                "finite, and none of them was taken: see spikes.jsonl, and checkpoint.fork_from to "
-                "skip their data or to change a setting"
+                f"spike_guard: {self._num_refused} steps up to step {step} had a loss or gradients "
+                f"that are not finite, and none of them was taken: {advice}"
             )
         if self._num_skips > MAX_CONSECUTIVE_SKIPS:
             raise AnchoredError(
                 f"spike_guard: {self._num_skips} steps up to step {step} were skipped and the loss "
-                "is still above its limit: see spikes.jsonl, and checkpoint.fork_from"
+                f"is still above its limit: {advice}"
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,14 +12,7 @@ from ..job_config import JobConfig, place_of
 from ..model.tinycomma import model_args
 from ..plan.data_plan import DataPlan, data_record
 from ..tokens.shards import encoding_difference
-from .checkpoints import (
-    SEAL_NAME,
-    checkpoint_step,
-    checkpoint_steps,
-    damage,
-    set_aside,
-    was_finished,
-)
+from .checkpoints import SEAL_NAME, checkpoint_step, checkpoint_steps, damage, set_aside
 from .record import RECORD_NAME, RunRecord, changes
 from .trainer import global_batch_size
 
@@ -39,8 +33,6 @@ are missing because they change nothing but rounding, training.steps because a r
 longer: the length of its schedule is compared.
 """
 _CHECKPOINTS: Final = ("checkpoint.initial_load_path", "checkpoint.fork_from")
-_NUM_KNOWN_PARTS: Final = 3
-"""Parts at the end of a checkpoint's path that a move leaves alone: RUN/checkpoint/step-N."""
 MAY_CHANGE: Final = ("optimizer.", "lr_scheduler.", "spike_guard.", "training.max_norm")
 """Settings that may change where a run forks: they decide nothing about what a checkpoint holds."""
 
@@ -60,7 +52,7 @@ def record_of(config: JobConfig, plan: DataPlan, *, num_processes: int) -> RunRe
         "rope_theta": args.rope_theta,
     }
     # By name, so that a refusal can name what differs; the hash is of their order too.
-    read = plan.identity | {"sources": {each["name"]: each for each in plan.identity["sources"]}}
+    read = plan.identity | {"sources": {one["name"]: one for one in plan.identity["sources"]}}
     data = {**dict(_settings(read, "data.")), "data.plan_hash": plan.hash}
     return RunRecord(
         model=shape,
@@ -78,16 +70,13 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
     settings["training.global_batch_size"] = global_batch_size(config, num_processes)
     settings["lr_scheduler.total_steps"] = config.lr_scheduler.total_steps or config.training.steps
     settings |= {name: _sealed(config, name, settings[name]) for name in _CHECKPOINTS}
-    names = list(IDENTITY)
-    if config.spike_guard.action == "skip":  # else it only watches
-        names.append("spike_guard")
-    if config.model.converters:
-        names.append("quantize")
-    return {
-        key: value
-        for key, value in settings.items()
-        if any(key == name or key.startswith(f"{name}.") for name in names)
+    # Another guard than "skip" only watches.
+    at_work = {
+        "spike_guard": config.spike_guard.action == "skip",
+        "quantize": config.model.converters,
     }
+    names = {*IDENTITY, *(name for name, is_used in at_work.items() if is_used)}
+    return {key: value for key, value in settings.items() if {key, key.split(".")[0]} & names}
 
 
 def _sealed(config: JobConfig, name: str, path: str | None) -> str | None:
@@ -118,7 +107,6 @@ class StartingPoint:
     """The step that a run goes on from, and what its user should know about that."""
 
     record: RunRecord
-    """Record of the run, with the runs before it."""
     step: int = 0
     """Step of its last whole checkpoint; 0 where it begins."""
     remark: str = ""
@@ -154,8 +142,9 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
         skips = {"skips": before.data["skips"]} if "skips" in before.data else {}
         record = replace(before, data=record.data | skips)
         return StartingPoint(record, step, f"{prefix}resuming from {path}")
-    # 3. None is whole. A run that had some is not begun again over them: one may be mended.
-    if was_finished(folder):
+    # 3. None is whole. A run that had some is not begun again over them, as one may be mended; one
+    # that was killed while it sealed its first one never had any.
+    if any((path / SEAL_NAME).exists() for path in folder.iterdir()):
         damages = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())
         raise ValueError(
             f"{folder} holds no whole checkpoint ({damages or 'they were set aside'}), and a run "
@@ -168,10 +157,6 @@ def find_starting_point(config: JobConfig, record: RunRecord) -> StartingPoint:
 
 
 def _fork(config: JobConfig, record: RunRecord) -> StartingPoint:
-    """The start of a run that goes on after another one's checkpoint.
-
-    Raises: ValueError if that is not whole, or is of another model or other data.
-    """
     # 1. Of what decides the weights only that may differ which the checkpoint does not hold.
     checkpoint, other = _other_run("fork_from", config, record)
     step, changed = checkpoint_step(checkpoint), changes(other.identity, record.identity)
@@ -222,12 +207,11 @@ def _same_run(config: JobConfig, record: RunRecord) -> RunRecord:
             "remove it or choose another job.dump_folder"
         )
     before = RunRecord.read(dump_folder)
-    # 1. A checkpoint that is gone, as it may be once there is one here, is known by its path's end.
-    paths = {name: (before.settings.get(name), record.identity[name]) for name in _CHECKPOINTS}
-    gone = [name for name, (old, new) in paths.items() if old and new and _is_moved(old, new)]
-    record = replace(
-        record, identity=record.identity | {name: before.identity[name] for name in gone}
-    )
+    # 1. A checkpoint that is gone, as it may be once there is one here, is taken as recorded.
+    paths = {name: attrgetter(name)(config) for name in _CHECKPOINTS}
+    gone = [name for name, path in paths.items() if path and path == record.identity[name]]
+    recorded = {name: before.identity[name] for name in gone if before.identity[name]}
+    record = replace(record, identity=record.identity | recorded)
     # 2. All else is compared as it is.
     if difference := before.difference(record):
         if difference.startswith(_CHECKPOINTS):
@@ -239,17 +223,8 @@ def _same_run(config: JobConfig, record: RunRecord) -> RunRecord:
     return before
 
 
-def _is_moved(old: str, new: str) -> bool:
-    """Whether two paths of checkpoints end alike, as far as a move leaves them alone."""
-    ends = [Path(path).parts[::-1][:_NUM_KNOWN_PARTS] for path in (old, new)]
-    return all(one == other for one, other in zip(*ends, strict=False))
-
-
 def _other_run(name: str, config: JobConfig, record: RunRecord) -> tuple[Path, RunRecord]:
-    """The checkpoint that checkpoint.`name` says, and the record of its run.
-
-    Raises: ValueError unless it is whole and of this run's model and tokenizer.
-    """
+    """A checkpoint to start from and its run's record; ValueError if not of this model, or torn."""
     path = getattr(config.checkpoint, name)
     try:
         checkpoint = place_of(config, f"checkpoint.{name}", path).resolve()  # for its run above it

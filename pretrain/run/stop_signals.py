@@ -23,10 +23,10 @@ def end_on_interrupt() -> None:
 
 
 class StopRequest:
-    """Remembers that a signal asked to stop, and what the next one means.
+    """Remembers the first SIGINT or SIGTERM.
 
-    The first SIGINT or SIGTERM is remembered. A SIGINT after it ends the process at once, and so
-    does any signal after a SIGINT: torchrun sends SIGTERM for a second Ctrl-C.
+    A SIGINT after it ends the process at once, and so does any signal after a SIGINT: torchrun
+    sends SIGTERM for a second Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class StopRequest:
         self._was_interrupt = False
 
     def watch(self) -> None:
-        """From here on signals are remembered."""
+        """Remember signals from here on."""
         _handle(signal.SIGTERM, self._receive)
         _handle(signal.SIGINT, self._receive)
 

@@ -15,19 +15,6 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
-from torchtitan.components.loss import build_cross_entropy_loss
-from torchtitan.components.lr_scheduler import build_lr_schedulers
-from torchtitan.components.optimizer import build_optimizers
-from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.distributed.utils import (
-    clip_grad_norm_,
-    maybe_enable_amp,
-    set_determinism,
-    set_pg_timeouts,
-)
-from torchtitan.protocols.model_converter import build_model_converters
-from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enable_profiling
-from torchtitan.tools.utils import GarbageCollection, device_module, device_type, set_default_dtype
 
 from ...durable_files import json_value
 from ...errors import AnchoredError
@@ -42,9 +29,24 @@ from ..model.tinycomma import (
     schedule_reduction,
 )
 from ..plan.data_plan import DataPlan, skipped_steps
-from ..plan.loader import Batch, read_batches
-from .checkpointer import LAST_SAVE_PAUSES_S, OPTIMIZER, Checkpointer, longest_save_s
-from .heldout import HeldoutLoss
+from ..titan import (
+    GarbageCollection,
+    build_cross_entropy_loss,
+    build_lr_schedulers,
+    build_model_converters,
+    build_optimizers,
+    clip_grad_norm_,
+    device_module,
+    device_type,
+    maybe_enable_amp,
+    maybe_enable_memory_snapshot,
+    maybe_enable_profiling,
+    set_default_dtype,
+    set_determinism,
+    set_pg_timeouts,
+)
+from .batches import Batch, HeldoutLoss, read_batches
+from .checkpoints import BYTES_PER_PARAMETER, OPTIMIZER, SLOW_DISK_BYTES_PER_S, Checkpointer
 from .metrics import RunMetrics, StepLog
 from .record import RunRecord
 from .spikes import SpikeGuard
@@ -71,46 +73,17 @@ class Trainer:
         config.maybe_log()
         self._gc = GarbageCollection(config.training.gc_freq, config.training.gc_debug)
         set_determinism(self._dims, self.device, config.debug, distinct_seed_mesh_dims=[])
-        # 2. The model is built without memory, sharded, and only then filled.
-        args = model_args(config)
-        with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[config.training.dtype]):
-            model = TinyComma(args)
-        converters = build_model_converters(config, self._dims)
-        converters.convert(model)
-        self.metrics = RunMetrics(config, self._dims)
-        num_parameters, flops = args.get_nparams_and_flops(model, config.training.seq_len)
-        self._longest_save_s = longest_save_s(num_parameters)
-        self.metrics.num_flops_per_token = flops
-        self.model = parallelized(model, self._dims, config)
-        is_offloaded = config.training.enable_cpu_offload
-        self.model.to_empty(device="cpu" if is_offloaded else device_type)
-        with torch.no_grad():
-            self.model.init_weights(torch.device(device_type) if is_offloaded else None)
-        self.model.train()
-        self._amp = maybe_enable_amp(self._dims, config.training.mixed_precision_param, device_type)
-        self._logit_loss = build_cross_entropy_loss(config)
-        # 3. One optimizer group for all parameters, as in lingua: norms and embeddings decay too.
-        self.optimizers = build_optimizers([self.model], config.optimizer, self._dims)
-        self.optimizers.register_step_post_hook(
-            lambda *arguments, **options: converters.post_optimizer_hook([self.model])
-        )
-        # Of the schedule only the factor of each step is used: it has no state to be resumed.
-        (schedule,) = build_lr_schedulers(
-            self.optimizers, config.lr_scheduler, config.training.steps
-        )
-        (self._lr_factor,) = schedule.lr_lambdas
-        # 4. What is read, watched and saved.
+        # 2. The model, and what is watched of it.
+        self._build_model()
+        # 3. What is read and saved.
         self.step = 0
         self._stop_request = StopRequest()
-        self._plan = DataPlan.open(config.data, seq_len=config.training.seq_len)
+        local_batch_size, seq_len = config.training.local_batch_size, config.training.seq_len
+        self._plan = DataPlan.open(config.data, seq_len=seq_len)
         self._batch_size = global_batch_size(config, dist.get_world_size())
-        round_size = config.training.local_batch_size * dist.get_world_size()
-        self._num_rounds = self._batch_size // round_size
+        self._num_rounds = self._batch_size // (local_batch_size * dist.get_world_size())
         self._heldout = HeldoutLoss(
-            config.heldout,
-            seq_len=config.training.seq_len,
-            batch_size=config.training.local_batch_size,
-            device=self.device,
+            config.heldout, seq_len=seq_len, batch_size=local_batch_size, device=self.device
         )
         self._guard = SpikeGuard(config.spike_guard)
         self._spike_log = StepLog(self._run / "spikes.jsonl")
@@ -119,8 +92,39 @@ class Trainer:
             self._run,
             model=self.model,
             states={OPTIMIZER: self.optimizers, "train_state": self},
-            before_save=self._before_save,
+            before_save=self._check_finite,
         )
+
+    def _build_model(self) -> None:
+        """The sharded model with its metrics, optimizer and schedule."""
+        config = self._config
+        # 1. It is built without memory, sharded, and only then filled.
+        args = model_args(config)
+        with torch.device("meta"), set_default_dtype(getattr(torch, config.training.dtype)):
+            model = TinyComma(args)
+        converters = build_model_converters(config, self._dims)
+        converters.convert(model)
+        self.metrics = RunMetrics(config, self._dims)
+        num_parameters, flops = args.get_nparams_and_flops(model, config.training.seq_len)
+        self._longest_save_s = BYTES_PER_PARAMETER * num_parameters / SLOW_DISK_BYTES_PER_S
+        self.metrics.num_flops_per_token = flops
+        self.model = parallelized(model, self._dims, config)
+        self.model.to_empty(device=device_type)
+        with torch.no_grad():
+            self.model.init_weights()
+        self.model.train()
+        self._amp = maybe_enable_amp(self._dims, config.training.mixed_precision_param, device_type)
+        self._logit_loss = build_cross_entropy_loss(config)
+        # 2. One optimizer group for all parameters, as in lingua: norms and embeddings decay too.
+        self.optimizers = build_optimizers([self.model], config.optimizer, self._dims)
+        self.optimizers.register_step_post_hook(
+            lambda *arguments, **options: converters.post_optimizer_hook([self.model])
+        )
+        # 3. Of the schedule only the factor of each step is used: it has no state to be resumed.
+        (schedule,) = build_lr_schedulers(
+            self.optimizers, config.lr_scheduler, config.training.steps
+        )
+        (self._lr_factor,) = schedule.lr_lambdas
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step, "spike_guard": self._guard.state_dict()}
@@ -137,12 +141,14 @@ class Trainer:
     def train(self) -> None:
         """Run the remaining steps."""
         config = self._config
-        # SIGTERM, which Slurm sends before it preempts a job and torchrun passes on, and Ctrl-C are
-        # remembered until the step is done. Not before: a process that remembers signals could not
-        # be ended where it waits for one that was refused or has crashed.
+        # Signals are remembered until the step is done. Not before: a process that remembers them
+        # could not be ended where it waits for one that was refused or has crashed.
         self._stop_request.watch()
         self.checkpointer.load()
-        self._set_optimizer()
+        # A checkpoint, of before a fork perhaps, has brought other settings than this run's.
+        adam = config.optimizer
+        betas = {"betas": (adam.beta1, adam.beta2)}
+        self._set_optimizer(**betas, eps=adam.eps, weight_decay=adam.weight_decay)
         self._data = RunRecord.read(self._run).data
         self.metrics.start(self.step, self._data)
         if dist.get_rank() == 0:
@@ -152,9 +158,7 @@ class Trainer:
             maybe_enable_profiling(config.profiling, **folder) as profiler,
             maybe_enable_memory_snapshot(config.profiling, **folder) as snapshot,
         ):
-            batches = self._batches()
-            first_step = self.step + 1
-            is_stopping = False
+            batches, first_step, is_stopping = self._batches(), self.step + 1, False
             while not self.is_done and not is_stopping:
                 self.step += 1
                 self._gc.run(self.step)
@@ -174,17 +178,10 @@ class Trainer:
         self.checkpointer.close()
         self.metrics.close()
 
-    def _set_optimizer(self) -> None:
-        """Put this run's settings where a checkpoint, of before a fork perhaps, brought others."""
-        settings = self._config.optimizer
-        adam = {
-            "betas": (settings.beta1, settings.beta2),
-            "eps": settings.eps,
-            "weight_decay": settings.weight_decay,
-        }
+    def _set_optimizer(self, **settings: Any) -> None:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group.update(adam)
+                group.update(settings)
 
     def _batches(self) -> Iterator[Batch]:
         """The batches of this process from the next step on, whatever has been left out before."""
@@ -192,44 +189,32 @@ class Trainer:
         return read_batches(
             self._plan,
             first_sequence=first_step * self._batch_size,
-            dp_rank=dist.get_rank(),
-            dp_world_size=dist.get_world_size(),
             local_batch_size=self._config.training.local_batch_size,
             # A whole step, 4 at least: a disk that is silent for as long as that costs nothing.
             num_prefetched=max(4, self._num_rounds),
-            pin_memory=torch.cuda.is_available(),
         )
 
     def _save_if_due(self) -> bool:
-        """Save what the step, the clock or a signal asks for; returns whether to stop now."""
+        """Save what the step, the clock or a signal asks for; returns whether to stop now.
+
+        Raises: AnchoredError, on all processes, if the last step could not be saved.
+        """
         is_stopping, is_time_up = any_rank(
             self._stop_request.is_made, self.checkpointer.is_time_up, device=self.device
         )
         is_last = is_stopping or self.is_done
         self.checkpointer.save(self.step, is_last=is_last, is_due=is_time_up)
-        if is_last:
-            self._insist_on_last_save()
+        if is_last and any_rank(self.checkpointer.failure is not None, device=self.device)[0]:
+            raise AnchoredError(
+                f"step {self.step} could not be saved ({self.checkpointer.failure}): the same "
+                "command goes on from the last checkpoint"
+            )
         return is_stopping
-
-    def _insist_on_last_save(self) -> None:
-        for pause in (*LAST_SAVE_PAUSES_S, None):
-            (has_failed,) = any_rank(self.checkpointer.failure is not None, device=self.device)
-            if not has_failed:
-                return
-            if pause is None:
-                raise AnchoredError(
-                    f"step {self.step} could not be saved ({self.checkpointer.failure}): the same "
-                    "command goes on from the last checkpoint"
-                )
-            time.sleep(pause)
-            self.checkpointer.save(self.step, is_last=True)
 
     def _train_step(self, batches: Iterator[Batch]) -> None:
         """One step, in which the weights move only where loss and gradients permit it."""
         lr = self._config.optimizer.lr * self._lr_factor(self.step - 1)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+        self._set_optimizer(lr=lr)
         self.optimizers.zero_grad()
         loss = self._accumulate_gradients(batches)
         grad_norm = clip_grad_norm_(
@@ -259,7 +244,6 @@ class Trainer:
         return torch.stack(losses).sum()
 
     def _backward(self, inputs: Tensor, labels: Tensor, num_tokens: Tensor) -> Tensor:
-        """Add the gradients of one batch; returns its part of the mean loss per token."""
         loss = self._loss(inputs, labels) / num_tokens
         loss.backward()
         return loss.detach()
@@ -288,29 +272,18 @@ class Trainer:
         self._guard.end_if_lost(self.step)
         return spike.action == "logged"
 
-    def _before_save(self) -> None:
-        """Write what logs say of the steps until here: a run that goes on will not repeat them."""
-        self._check_finite()
-        self.metrics.flush()
-        self._spike_log.flush()
-
     def _check_finite(self) -> None:
         """Raises AnchoredError, on all processes, if a weight or a moment of one is not finite."""
-        moments = [
-            value
-            for optimizer in self.optimizers
-            for state in optimizer.state.values()
-            for value in state.values()
-        ]
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
+        moments = [value for state in states for value in state.values()]
         tensors = [one for one in (*self.model.parameters(), *moments) if torch.is_tensor(one)]
         parts = [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
         finite = torch.stack([part.isfinite().all().to(self.device) for part in parts]).all()
         (is_lost,) = any_rank(not finite.item(), device=self.device)
         if is_lost:
             raise AnchoredError(
-                f"after step {self.step} weights or moments are not finite and are not saved: "
-                "the same command goes on from the last checkpoint, checkpoint.fork_from in a "
-                "new run from an earlier one"
+                f"after step {self.step} weights or moments are not finite and are not saved: the "
+                "same command goes on from the last checkpoint, checkpoint.fork_from from any"
             )
 
     def _measure_heldout_if_due(self) -> None:
@@ -337,13 +310,10 @@ def join_processes(config: JobConfig) -> None:
         os.environ["TORCH_FR_BUFFER_SIZE"] = str(comm.trace_buf_size)
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(folder / comm.save_traces_file_prefix)
         os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
-    backend = dist.get_default_backend_for_device(device_type)
-    if config.training.enable_cpu_offload and device_type != "cpu":
-        backend = f"{device_type}:{backend},cpu:gloo"
     store, rank, world_size = next(rendezvous("env://"))
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
-        backend,
+        dist.get_default_backend_for_device(device_type),
         store=PrefixStore(f"restart-{restart}", store),
         rank=rank,
         world_size=world_size,
@@ -358,11 +328,11 @@ def global_batch_size(config: JobConfig, num_processes: int) -> int:
     return config.training.local_batch_size * num_processes
 
 
-def any_rank(*claims: bool, device: torch.device) -> list[bool]:
-    """For each claim, whether at least one process makes it; the same answer on every process.
+def any_rank(*flags: bool, device: torch.device) -> list[bool]:
+    """For each flag, whether it is set on at least one process; the same answer on every process.
 
     device: where the process group communicates. One small reduction, so call it once a step.
     """
-    flags = torch.tensor(claims, dtype=torch.int32, device=device)
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-    return [bool(flag) for flag in flags.tolist()]
+    raised = torch.tensor(flags, dtype=torch.int32, device=device)
+    dist.all_reduce(raised, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in raised.tolist()]

@@ -11,8 +11,7 @@ from typing import Any
 from ...durable_files import file_sha256, locked, new_file, new_folder, write_durably
 from ...identities import check_same
 from .documents import RecordFields, input_documents, text_digest
-from .input_files import InputFile, SourceFiles
-from .lines import DamagedFile, file_lines
+from .input_files import DamagedFile, InputFile, SourceFiles, file_lines
 from .passages import NUM_LETTERS, NUM_WORDS, Passages
 from .workers import ADVICE, FileJob, FileWork, Observer
 
@@ -44,14 +43,17 @@ class ForbiddenTexts:
         lock = output / f"{_AGAINST}.lock"
         if output.exists() and any(output.iterdir()) and not lock.exists():
             raise ValueError(f"{output} holds other things: name a new folder")
-        paths = [each for path in files for each in _files(path)]
+        paths = [file for path in files for file in _files(path)]
         wanted = [{"name": path.name, "sha256": file_sha256(path)} for path in paths]
         folder = output / _AGAINST
         if not folder.exists():
             hashed = cls._hashed(paths, wanted)  # before the lock: what cannot be read leaves none
             with locked(lock):
                 if not folder.exists():  # another process may have been faster
-                    hashed._save(folder)
+                    with new_folder(folder) as partial:
+                        hashed.passages.save(partial)
+                        table = {"names": hashed.names, "files": hashed.files}
+                        (partial / "texts.json").write_text(json.dumps(table) + "\n")
         texts = cls.load(output)
         kept = [{name: file[name] for name in ("name", "sha256")} for file in texts.files]
         check_same({_AGAINST: kept}, {_AGAINST: wanted}, folder, advice=ADVICE)
@@ -67,7 +69,7 @@ class ForbiddenTexts:
     @classmethod
     def _hashed(cls, paths: Sequence[Path], files: list[dict[str, Any]]) -> "ForbiddenTexts":
         names: list[str] = []
-        ends: list[int] = []
+        ends = [0]
 
         def numbered() -> Iterator[tuple[int, str]]:
             for path in paths:
@@ -82,16 +84,10 @@ class ForbiddenTexts:
                 f"the texts to look for hold no {NUM_WORDS} words or {NUM_LETTERS} letters in a row"
             )
         counted = []
-        for file, (start, end) in zip(files, pairwise([0, *ends]), strict=True):
+        for file, (start, end) in zip(files, pairwise(ends), strict=True):
             num_short = sum(number not in long_ones for number in range(start, end))
             counted.append(file | {"num_texts": end - start, "num_short": num_short})
         return cls(names, counted, passages)
-
-    def _save(self, folder: Path) -> None:
-        with new_folder(folder) as partial:
-            self.passages.save(partial)
-            table = {"names": self.names, "files": self.files}
-            (partial / "texts.json").write_text(json.dumps(table) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,18 +126,18 @@ class DecontaminationJob(FileJob):
         with locked(self.lock_of(index), waits=False) as is_ours:
             if not is_ours or path.exists():
                 return
-            matches, num_documents, num_bytes = [], 0, 0
+            table: dict[str, Any] = {"num_documents": 0, "num_bytes": 0, "documents": []}
             for document in input_documents(
                 file, self.fields, max_document_bytes=_MAX_SEARCHED_BYTES
             ):
                 text = document.text or b""
-                num_documents, num_bytes = num_documents + 1, num_bytes + len(text)
+                table["num_documents"] += 1
+                table["num_bytes"] += len(text)
                 if shared := texts.passages.shared_with(text.decode(), texts.names):
                     where = {"input_file": file.name, "record": document.record}
-                    digest = text_digest(text).hex()
-                    matches.append({**where, "digest": digest, **asdict(shared)})
+                    match = {**where, "digest": text_digest(text).hex(), **asdict(shared)}
+                    table["documents"].append(match)
                 observe(len(text), 1)
-            table = {"num_documents": num_documents, "num_bytes": num_bytes, "documents": matches}
             write_durably(path, json.dumps(table) + "\n")
 
     def finish(self, *, least_chars: int) -> "Report | None":
@@ -156,13 +152,8 @@ class DecontaminationJob(FileJob):
         documents = [document for table in tables for document in table["documents"]]
         for document in documents:
             document["left_out"] = document["num_chars"] >= least_chars
-        report = Report(
-            **self.identity(),
-            least_chars=least_chars,
-            num_documents=sum(table["num_documents"] for table in tables),
-            num_bytes=sum(table["num_bytes"] for table in tables),
-            documents=documents,
-        )
+        sums = {key: sum(table[key] for table in tables) for key in ("num_documents", "num_bytes")}
+        report = Report(**self.identity(), **sums, least_chars=least_chars, documents=documents)
         report.write(self.report_file)
         return report
 
@@ -199,17 +190,17 @@ class Report:
     def num_left_out(self) -> int:
         return sum(document["left_out"] for document in self.documents)
 
+    def _head(self, *omitted: str) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name not in omitted}
+
     def summary(self) -> dict[str, Any]:
         """The report for manifests and model cards: documents and files are counted, not listed."""
         counts = {"num_matched": len(self.documents), "num_left_out": self.num_left_out}
-        table = asdict(self) | counts
-        del table["documents"], table["files"]
-        return table
+        return self._head("documents", "files") | counts
 
     def write(self, path: Path) -> None:
         """Replace the file."""
-        head = {"schema": SCHEMA, **asdict(self)}
-        del head["documents"]
+        head = {"schema": SCHEMA, **self._head("documents")}
         with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
             for row in (head, *self.documents):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -245,18 +236,17 @@ def _searched(inputs: SourceFiles, fields: RecordFields) -> dict[str, Any]:
 
 def search_summary(summary: Mapping[str, Any]) -> str:
     """One line of what `Report.summary` says."""
-    against = ", ".join(file["name"] for file in summary["against"])
-    return (
-        f"{summary['num_matched']:,} of {summary['num_documents']:,} documents share "
-        f"{summary['num_words']} words or {summary['num_letters']} letters in a row with "
-        f"{against}; {summary['num_left_out']:,} left out"
+    form = (
+        "{num_matched:,} of {num_documents:,} documents share {num_words} words or {num_letters} "
+        "letters in a row with {names}; {num_left_out:,} left out"
     )
+    return form.format(**summary, names=", ".join(file["name"] for file in summary["against"]))
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    if not (files := sorted(each for each in path.rglob("*") if each.is_file())):
+    if not (files := sorted(file for file in path.rglob("*") if file.is_file())):
         raise ValueError(f"folder {path} holds no texts to look for")
     return files
 
@@ -291,5 +281,5 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _strings(each)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _strings(part)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, Final
 
-from .input_files import InputFile
-from .lines import DamagedFile, json_records
+from .input_files import DamagedFile, InputFile, json_records
 
 NO_LICENSE = "(none given)"
 DEFAULT_MAX_DOCUMENT_BYTES = 20_000_000
@@ -25,8 +25,7 @@ _DENIED: Final = re.compile(
     r"(?<![a-z0-9])(nc|nd)(?![a-z0-9])|non[\s_-]?commercial|no[\s_-]?deriv|commons[\s_-]?clause",
     re.IGNORECASE,
 )
-_PARQUET_ROWS = 256
-_PARQUET_BYTES = 64 << 20  # of a batch of rows: fewer where a row has more than a quarter MiB
+_PARQUET_ROWS = 32  # few, as each may be a book
 logger = logging.getLogger(__name__)
 # A JSON string has up to six bytes, \u0000, for one of its text; other fields are far shorter.
 _JSON_BYTES_PER_BYTE: Final = 6
@@ -50,7 +49,7 @@ class Verdict(StrEnum):
 
 
 class Problem(StrEnum):
-    """Why a record has no text that can be read."""
+    """The reason for which a record has no text that can be read."""
 
     NO_TEXT = "no text in the text field"
     NOT_JSON = "not JSON"
@@ -153,25 +152,23 @@ def input_documents(
     """Documents from record `first_record` on; a record without text gives one with its problem.
 
     A file that is cut short or damaged ends with one such document for all that cannot be read.
-    max_document_bytes: of the longest document that the caller keeps. A longer one is a document
-        without text that says so: a line is not held in memory, a parquet value not decoded.
+    max_document_bytes: of the longest document that the caller keeps. A line that is far longer is
+        not held in memory: a document without text says so.
     Raises: ValueError if the file cannot be opened or read, or if a parquet file has no column of
     texts of that name.
     """
-    rows: Iterator[Any] = json_records(
-        file, max_bytes=_JSON_BYTES_PER_BYTE * max_document_bytes + _OTHER_FIELDS_BYTES
-    )
-    document: Callable[[Any, int, RecordFields], Document] = _json_document
     if file.is_parquet:
-        rows, document = _parquet_rows(file, fields, max_document_bytes), _parquet_document
+        rows: Iterator[Any] = _parquet_rows(file, fields)
+        document: Callable[[Any, int, RecordFields], Document] = _parquet_document
+    else:
+        longest = _JSON_BYTES_PER_BYTE * max_document_bytes + _OTHER_FIELDS_BYTES
+        rows, document = json_records(file, max_bytes=longest), _json_document
     record = 0
     try:
         for row in rows:
             if record >= first_record:
-                if row is None:
-                    yield Document(record, None, is_too_long=True)
-                else:
-                    yield document(row, record, fields)
+                too_long = Document(record, None, is_too_long=True)
+                yield too_long if row is None else document(row, record, fields)
             record += 1
     except DamagedFile as error:
         record = max(first_record, record)
@@ -196,13 +193,12 @@ def _json_document(line: bytes, record: int, fields: RecordFields) -> Document:
         return Document(record, None, problem=Problem.NOT_JSON)
 
 
-def _parquet_rows(file: InputFile, fields: RecordFields, max_bytes: int) -> Iterator[Any]:
-    """The rows of a file, None for one whose text is longer than `max_bytes`."""
+def _parquet_rows(file: InputFile, fields: RecordFields) -> Iterator[Any]:
+    """The rows of a file, their texts as bytes."""
     # Not the Parquet reader of datasets: it decodes row groups ahead in threads, so that how much
     # it gives before a damaged one is a race. One group after another always ends at one record.
     import fsspec
     import pyarrow
-    from pyarrow import compute
     from pyarrow.parquet import ParquetFile
 
     name = fields.text
@@ -213,7 +209,13 @@ def _parquet_rows(file: InputFile, fields: RecordFields, max_bytes: int) -> Iter
             if name not in names:
                 raise ValueError(f"input file {file.name} has no column {name!r}: {names}")
             columns &= set(names)
-            for rows in _parquet_batches(groups, sorted(columns)):
+            batches = (
+                groups.iter_batches(
+                    _PARQUET_ROWS, row_groups=[group], columns=sorted(columns), use_threads=False
+                )
+                for group in range(groups.num_row_groups)
+            )
+            for rows in chain.from_iterable(batches):
                 index = rows.schema.get_field_index(name)
                 texts = rows.column(index)
                 try:  # as bytes: one invalid string would fail the conversion of the whole batch
@@ -222,12 +224,7 @@ def _parquet_rows(file: InputFile, fields: RecordFields, max_bytes: int) -> Iter
                     raise ValueError(
                         f"column {name!r} of input file {file.name} is {texts.type}, not text"
                     ) from error
-                # Lengths come from the column's offsets: no long text is copied out of it.
-                is_long = compute.greater(compute.binary_length(raw), max_bytes)
-                kept = compute.if_else(is_long, pyarrow.scalar(None, raw.type), raw)
-                read = rows.set_column(index, name, kept).to_pylist()
-                for row, is_left_out in zip(read, is_long.to_pylist(), strict=True):
-                    yield None if is_left_out else row
+                yield from rows.set_column(index, name, raw).to_pylist()
     except pyarrow.ArrowInvalid as error:
         raise DamagedFile(error) from error
     except OSError as error:
@@ -236,16 +233,6 @@ def _parquet_rows(file: InputFile, fields: RecordFields, max_bytes: int) -> Iter
         if type(error) is not OSError or error.errno is not None:
             raise
         raise DamagedFile(error) from error
-
-
-def _parquet_batches(groups: Any, columns: list[str]) -> Iterator[Any]:
-    for index in range(groups.num_row_groups):
-        group = groups.metadata.row_group(index)
-        fitting = _PARQUET_BYTES * group.num_rows // max(1, group.total_byte_size)
-        num_rows = min(_PARQUET_ROWS, max(1, fitting))
-        yield from groups.iter_batches(
-            num_rows, row_groups=[index], columns=columns, use_threads=False
-        )
 
 
 def _parquet_document(row: dict[str, Any], record: int, fields: RecordFields) -> Document:

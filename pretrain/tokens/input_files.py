@@ -1,16 +1,33 @@
-"""The input files of a source: local ones, or those of a Hub dataset at a pinned revision."""
+"""The input files of a source, local or of a Hub dataset at a pinned revision, and their lines."""
 
-from collections.abc import Sequence
+import json
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import partial
+from itertools import chain, pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 _PARQUET = ".parquet"
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
 _COMPRESSIONS = ("", ".gz", ".zst", ".zstd")
 _SUPPORTED = (_PARQUET, *map("".join, product(_JSON_LINES, _COMPRESSIONS)))
 _FORMATS = f"{', '.join((*_JSON_LINES, _PARQUET))} (JSON also compressed: .gz, .zst)"
+# A damaged block gives nothing, so blocks are small: 64 KiB lose some hundred documents at most.
+_READ_BYTES: Final = 1 << 16
+# One of gzip can hold 1,032 bytes, four of zstd for 128 KiB: these give 8 MiB at most.
+_COMPRESSED_READ_BYTES: Final = 1 << 8
+_GZIP_FORMAT: Final = 31  # zlib's word for a gzip header and its checksum, with any window
+_ZSTD_WINDOW_BYTES: Final = 1 << 31  # the format's largest; the library refuses above 128 MB
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+MAX_ARRAY_BYTES: Final = 1 << 28
+"""Of a file that is one JSON array, decompressed: it is read whole."""
+
+
+class DamagedFile(Exception):
+    """The contents of a file cannot be read; errors of reading, which may pass, are OSErrors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +65,10 @@ def local_files(inputs: Sequence[Path], *, revision: str) -> SourceFiles:
 
     Raises: ValueError for an input without a supported file, and for two files of one name.
     """
-    files = [file for path in inputs for file in _expand(path)]
-    names = [file.name for file in files]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+    files = sorted((file for path in inputs for file in _expand(path)), key=lambda file: file.name)
+    if duplicates := [one.name for one, other in pairwise(files) if one.name == other.name]:
         raise ValueError(f"input files must have different names, got twice: {duplicates[0]}")
-    return SourceFiles(revision, tuple(sorted(files, key=lambda file: file.name)))
+    return SourceFiles(revision, tuple(files))
 
 
 def hub_files(dataset: str, *, revision: str) -> SourceFiles:
@@ -79,20 +95,15 @@ def hub_files(dataset: str, *, revision: str) -> SourceFiles:
     if not urls:
         raise ValueError(f"dataset {dataset} at revision {revision} has no training files")
     # hf://datasets/OWNER/NAME@COMMIT/PATH, as datasets resolves them
-    parts = [url.partition("@")[2].partition("/") for url in urls]
-    commits = {commit for commit, _, _ in parts}
-    if len(commits) != 1:
-        raise ValueError(f"{urls[0]} and the other files are not of one commit: {sorted(commits)}")
-    folder = f"{urls[0].partition('@')[0]}@{parts[0][0]}".removeprefix("hf://")
+    commit = urls[0].partition("@")[2].partition("/")[0]
+    folder = f"{urls[0].partition('@')[0]}@{commit}"
     try:
-        sizes: Any = HfFileSystem().find(folder, detail=True)
-        files = [
-            InputFile(path, url, int(sizes[f"{folder}/{path}"]["size"]))
-            for url, (_, _, path) in zip(urls, parts, strict=True)
-        ]
+        listed: Any = HfFileSystem().find(folder.removeprefix("hf://"), detail=True)
+        sizes = {f"hf://{name}": entry["size"] for name, entry in listed.items()}
+        files = [InputFile(url.removeprefix(f"{folder}/"), url, int(sizes[url])) for url in urls]
     except (HfHubHTTPError, OSError, KeyError) as error:
         raise ValueError(f"the sizes of the files of {folder} are not known: {error}") from error
-    return SourceFiles(commits.pop(), tuple(files))
+    return SourceFiles(commit, tuple(files))
 
 
 def _expand(path: Path) -> list[InputFile]:
@@ -107,3 +118,91 @@ def _expand(path: Path) -> list[InputFile]:
         InputFile(file.relative_to(path).as_posix(), str(file), file.stat().st_size)
         for file in files
     ]
+
+
+def file_lines(file: InputFile, *, max_bytes: int = sys.maxsize) -> Iterator[bytes | None]:
+    """The lines of a file, decompressed; None for one that is longer, of which nothing is kept.
+
+    Raises: DamagedFile where it cannot be read to its end.
+    """
+    return _lines(_file_blocks(file), max_bytes)
+
+
+def json_records(file: InputFile, *, max_bytes: int) -> Iterator[bytes | None]:
+    """As `file_lines`, and the elements of a file that is one JSON array, which is read whole.
+
+    Raises: ValueError for an array that is not whole or has more than MAX_ARRAY_BYTES.
+    """
+    blocks = filter(None, _file_blocks(file))
+    head = next(blocks, b"")
+    if not head.removeprefix(_BYTE_ORDER_MARK).lstrip().startswith(b"["):
+        yield from _lines(chain([head], blocks), max_bytes)
+        return
+    text = bytearray(head)
+    for block in blocks:
+        text += block
+        if len(text) > MAX_ARRAY_BYTES:
+            size = f"more than {MAX_ARRAY_BYTES:,} bytes"
+            raise ValueError(f"input file {file.name} is a JSON array of {size}: write lines")
+    try:
+        records = json.loads(text)
+    except (ValueError, RecursionError) as error:  # the latter for brackets without end
+        raise ValueError(f"input file {file.name} is no whole JSON array: {error}") from None
+    yield from (json.dumps(record).encode() for record in records)
+
+
+def _lines(blocks: Iterator[bytes], max_bytes: int) -> Iterator[bytes | None]:
+    pieces: list[bytes] = []
+    num_bytes = 0
+    for block in blocks:
+        *lines, rest = block.split(b"\n")
+        for line in lines:
+            is_kept = num_bytes + len(line) <= max_bytes
+            yield b"".join([*pieces, line]) if is_kept else None
+            pieces, num_bytes = [], 0
+        num_bytes += len(rest)
+        pieces.append(rest)
+        if num_bytes > max_bytes:
+            pieces.clear()
+    if num_bytes:
+        yield b"".join(pieces) if pieces else None
+
+
+def _file_blocks(file: InputFile) -> Iterator[bytes]:
+    # Not the JSON reader of datasets: it gives up 10 MB for one invalid byte, and a file where
+    # metadata differ from row to row. fsspec is what datasets opens files with, hf:// included.
+    import fsspec
+
+    with fsspec.open(file.url, "rb") as stream:
+        yield from _decompressed_blocks(stream, file.name)
+
+
+def _decompressed_blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    """The bytes of a file, decompressed if its name ends in .gz, .zst or .zstd.
+
+    All members of a file of several are read, and zeros after them are no damage, as tapes pad gzip
+    files. Unlike the readers of gzip and zstandard this gives everything before a cut, and notices
+    one in either format: DamagedFile.
+    """
+    import zstandard  # who takes a tokenizer from this folder reads no files
+
+    new_frame: Callable[[], Any] = partial(zlib.decompressobj, _GZIP_FORMAT)
+    padding = b"\0"
+    if name.endswith((".zst", ".zstd")):
+        new_frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj
+        padding = b""
+    elif not name.endswith(".gz"):
+        yield from iter(partial(stream.read, _READ_BYTES), b"")
+        return
+    frame, is_empty = new_frame(), True  # between two members there is none
+    try:
+        while block := stream.read(_COMPRESSED_READ_BYTES):
+            while block := block if frame else block.lstrip(padding):
+                frame, is_empty = frame or new_frame(), False
+                yield frame.decompress(block)
+                block = frame.unused_data
+                frame = None if frame.eof else frame
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise DamagedFile(error) from error
+    if frame and not is_empty:
+        raise DamagedFile("it ends inside of its compressed data")

@@ -9,13 +9,12 @@ from typing import Any
 
 from ...durable_files import file_sha256, locked
 from .documents import DEFAULT_MAX_INVALID_DOCUMENTS, DocumentRules, Verdict, input_documents
-from .encoder import DocumentEncoder, EncodedDocument
 from .shards import MANIFEST_NAME
+from .tokenizer import DocumentEncoder, EncodedDocument
 from .workers import FileJob, FileWork, Observer
 from .writer import DocumentTally, Segment, write_manifests, write_segments
 
 SCHEMA = "anchored-tokenize/4"
-_PROGRESS_FOLDER = "progress"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,13 +36,13 @@ class TokenizeJob(FileJob):
     its bytes; 0: all."""
     max_invalid_documents: int = DEFAULT_MAX_INVALID_DOCUMENTS
     """Records without text to read that the source may have; no part of `identity`, as the shards
-    do not depend on it: a source that was ended by them goes on with a higher number."""
+    do not depend on it."""
     decontamination: dict[str, Any] = field(default_factory=dict)
     """Summary of the report whose documents `rules` leave out; empty where there is none."""
 
     @property
     def progress(self) -> Path:
-        return self.output / _PROGRESS_FOLDER
+        return self.output / "progress"
 
     @property
     def is_complete(self) -> bool:
@@ -55,10 +54,9 @@ class TokenizeJob(FileJob):
 
         Raises: ValueError naming the first setting that differs, or if the output is not ours.
         """
-        # In this order: another process may begin at the same time, and records its settings
-        # before anything else.
+        # In this order: another process may begin meanwhile, and records its settings first.
         names = {path.name for path in self.output.iterdir()} if self.output.exists() else set()
-        if names - {_PROGRESS_FOLDER} and not (self.progress / "job.json").exists():
+        if names - {self.progress.name} and not (self.progress / "job.json").exists():
             raise ValueError(
                 f"output folder {self.output} exists and was not begun by `anchored tokenize`"
             )
@@ -101,21 +99,18 @@ class TokenizeJob(FileJob):
             first = done[-1].next_record if done else 0
             tally = DocumentTally.total(segment.tally for segment in done)
             # 2. The documents from there on, each judged, encoded and counted.
-            file = self.inputs.files[index]
+            file, longest = self.inputs.files[index], self.rules.max_document_bytes
             documents = input_documents(
-                file,
-                self.fields,
-                first_record=first,
-                max_document_bytes=self.rules.max_document_bytes,
+                file, self.fields, first_record=first, max_document_bytes=longest
             )
             encoded = self._watched(encoder.encode(documents, self.rules), tally, observe)
             # 3. Of one file so many tokens are enough as it has a share of the bytes.
             if self.max_tokens:
                 num_bytes = sum(file.num_bytes for file in self.inputs.files)
                 enough = -(-self.max_tokens * file.num_bytes // max(1, num_bytes))
-                shards = [segment.shards.get(Verdict.TRAIN) for segment in done]
-                num_done = sum(shard.num_tokens for shard in shards if shard)
-                encoded = _first_tokens(encoded, enough - num_done)
+                shards = [one.shards[Verdict.TRAIN] for one in done if Verdict.TRAIN in one.shards]
+                enough -= sum(shard.num_tokens for shard in shards)
+                encoded = _first_tokens(encoded, enough)
             # 4. A segment is recorded once its shards are on the disk.
             segments = write_segments(
                 encoded,

@@ -95,7 +95,6 @@ class Passages:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory."""
         return sum(int(getattr(self, name).nbytes) for name in _ARRAYS)
 
     def save(self, folder: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -69,12 +69,10 @@ class Manifest:
     eos_id: int
     """The token that ends every document, and is nowhere else."""
     num_documents: int
+    # Documents left out of the shards: without text, without text that can be read, too long.
     num_empty_documents: int
-    """Documents without text, left out of the shards."""
     num_invalid_documents: int
-    """Documents left out because there is no text in them that can be read."""
     num_oversized_documents: int
-    """Documents left out because they are longer than max_document_bytes."""
     max_document_bytes: int
     num_bytes: int
     """UTF-8 bytes of the text that was tokenized."""
@@ -113,25 +111,17 @@ class Manifest:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n"
 
 
-class Encoded(Protocol):
-    """What has documents in tokens: shards, a plan of them, the record of a run."""
-
-    @property
-    def tokenizer_sha256(self) -> str: ...
-    @property
-    def bos_id(self) -> int | None: ...
-    @property
-    def eos_id(self) -> int: ...
+_ENCODING = {"tokenizer_sha256": "tokenizer", "bos_id": "begin token", "eos_id": "end token"}
 
 
-def encoding_difference(one: Encoded, other: Encoded) -> str:
-    """The first difference in how the documents of two became tokens; "" for none."""
-    if one.tokenizer_sha256 != other.tokenizer_sha256:
-        return f"tokenizer {one.tokenizer_sha256[:12]} and {other.tokenizer_sha256[:12]}, by sha256"
-    if one.bos_id != other.bos_id:
-        return f"begin token {one.bos_id} and {other.bos_id}, by id"
-    if one.eos_id != other.eos_id:
-        return f"end token {one.eos_id} and {other.eos_id}, by id"
+def encoding_difference(one: Any, other: Any) -> str:
+    """The first difference in how the documents of two became tokens; "" for none.
+
+    one, other: shards' manifests, plans of them or records of runs.
+    """
+    for name, word in _ENCODING.items():
+        if (values := [getattr(one, name), getattr(other, name)])[0] != values[1]:
+            return f"{word} {' and '.join(str(value)[:12] for value in values)}"
     return ""
 
 
@@ -151,9 +141,8 @@ class TokenShards:
         folder = Path(folder)
         manifest = Manifest.read(folder)
         for shard in manifest.shards:
-            num_offsets = shard.num_documents + 1
             _check_size(folder / shard.tokens_file, 4 * shard.num_tokens)
-            _check_size(folder / shard.documents_file, 8 * num_offsets)
+            _check_size(folder / shard.documents_file, 8 * (shard.num_documents + 1))
             _check_size(folder / shard.provenance_file, 8 * shard.num_documents)
         return cls(folder, manifest)
 
@@ -165,15 +154,13 @@ class TokenShards:
     def tokens(self, start: int, count: int) -> np.ndarray:
         """A copy of tokens start .. start + count - 1 of the stream, (count,) uint32."""
         if not 0 <= start <= start + count <= self.num_tokens:
-            raise ValueError(
-                f"tokens {start} to {start + count} are outside {self.folder}, "
-                f"which holds {self.num_tokens}"
-            )
+            some = f"tokens {start} to {start + count}"
+            raise ValueError(f"{some} are outside {self.folder}, which holds {self.num_tokens}")
         pieces = [
             _mapped(self.folder / shard.tokens_file)[offset : offset + length]
             for shard, offset, length in self.pieces(start, count)
         ]
-        return np.concatenate(pieces) if pieces else np.empty(0, dtype="<u4")
+        return np.concatenate([np.empty(0, dtype="<u4"), *pieces])
 
     def document_offsets(self, shard: Shard) -> np.ndarray:
         """(num_documents + 1,) int64: each document's first token in the shard, and its end.
@@ -225,7 +212,7 @@ def verify_shards(folder: Path) -> int:
     """
     TokenShards.open(folder)  # what is missing or cut short shows at once
     stamp = _stamp(folder)  # of the files before they are read: what changes meanwhile has none
-    hashes = _hashes(Manifest.read(folder))
+    hashes = _hashes(folder)
     _check_sha256(folder, hashes)
     with suppress(OSError):  # shards may lie where this process cannot write
         write_durably(folder / STAMP_NAME, stamp)
@@ -241,7 +228,7 @@ def is_verified(folder: Path) -> bool:
 
 
 def _stamp(folder: Path) -> str:
-    status = {name: (folder / name).stat() for name in _hashes(Manifest.read(folder))}
+    status = {name: (folder / name).stat() for name in _hashes(folder)}
     stamp = {
         "schema": _STAMP_SCHEMA,
         "files": {name: [one.st_size, one.st_mtime_ns] for name, one in status.items()},
@@ -257,9 +244,7 @@ def check_shards(folders: Sequence[Path]) -> None:
     Raises: ValueError with one line about shards that are damaged or were never verified.
     """
     pending = [folder for folder in folders if not is_verified(folder)]
-    num_bytes = sum(
-        path.stat().st_size for folder in pending for path in folder.iterdir() if path.is_file()
-    )
+    num_bytes = sum(path.stat().st_size for one in pending for path in one.iterdir())
     if num_bytes > _MOST_HASHED_BYTES:
         raise ValueError(
             f"{num_bytes / 1e9:,.0f} GB of token shards are not verified, {pending[0]} first: run "
@@ -269,20 +254,15 @@ def check_shards(folders: Sequence[Path]) -> None:
     for folder in pending:
         verify_shards(folder)
     rest = [folder for folder in folders if folder not in pending]
-    chosen = random.sample(rest, min(_NUM_SPOT_CHECKS, len(rest)))
-    for folder in chosen:
+    for folder in random.sample(rest, min(_NUM_SPOT_CHECKS, len(rest))):
         shard = random.choice(Manifest.read(folder).shards)
         _check_sha256(folder, {shard.tokens_file: shard.tokens_sha256})
 
 
-def _hashes(manifest: Manifest) -> dict[str, str]:
-    """The hash of each file that a manifest lists."""
-    hashes = {}
-    for shard in manifest.shards:
-        hashes[shard.tokens_file] = shard.tokens_sha256
-        hashes[shard.documents_file] = shard.documents_sha256
-        hashes[shard.provenance_file] = shard.provenance_sha256
-    return hashes
+def _hashes(folder: Path) -> dict[str, str]:
+    kinds = ("tokens", "documents", "provenance")
+    shards = [vars(shard) for shard in Manifest.read(folder).shards]
+    return {one[f"{kind}_file"]: one[f"{kind}_sha256"] for one in shards for kind in kinds}
 
 
 def _check_sha256(folder: Path, hashes: dict[str, str]) -> None:

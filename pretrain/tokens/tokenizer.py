@@ -2,21 +2,28 @@
 
 import json
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import takewhile
 from operator import eq
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from ...durable_files import file_sha256
+from .documents import Document, DocumentRules, Verdict
 
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 NO_TOKEN = "none"
 """Name of the begin token of documents that have none."""
+# encode_batch_fast spreads a batch over the cores; beyond some hundred documents nothing is
+# gained, and a batch of books must not fill the memory.
+_BATCH_DOCUMENTS = 256
+_BATCH_BYTES = 4_000_000
 
 
 def tokenizer_file(name: str) -> Path:
@@ -47,9 +54,9 @@ def tokenizer_file(name: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"tokenizer {name} cannot be downloaded: {reason}") from error
-    if not (folder / TOKENIZER_NAME).is_file():
+    if not (file := folder / TOKENIZER_NAME).is_file():
         raise ValueError(f"tokenizer {name} has no {TOKENIZER_NAME}")
-    return folder / TOKENIZER_NAME
+    return file
 
 
 def check_tokenizer(file: Path, sha256: str) -> None:
@@ -57,10 +64,8 @@ def check_tokenizer(file: Path, sha256: str) -> None:
     if not file.is_file():
         raise ValueError(f"tokenizer file {file} does not exist")
     if (actual := file_sha256(file)) != sha256:
-        raise ValueError(
-            f"{file} is not the tokenizer of the run: its sha256 is {actual}, and the data was "
-            f"tokenized by {sha256}"
-        )
+        hashes = f"its sha256 is {actual}, and the data was tokenized by {sha256}"
+        raise ValueError(f"{file} is not the tokenizer of the run: {hashes}")
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
@@ -73,10 +78,8 @@ def read_tokenizer(file: Path) -> Tokenizer:
     except Exception as error:  # tokenizers raises no other type
         raise ValueError(f"{file} is no {TOKENIZER_NAME}: {error}") from None
     if dropout := getattr(tokenizer.model, "dropout", None):
-        raise ValueError(
-            f"tokenizer {file} leaves out merges at random (dropout {dropout:g}), so that a text "
-            "has other tokens each time: set its dropout to null"
-        )
+        reason = f"leaves out merges at random (dropout {dropout:g})"
+        raise ValueError(f"tokenizer {file} {reason}: set its dropout to null")
     tokenizer.encode_special_tokens = True
     # transformers writes both into the file where it was once called so; every text would be cut to
     # that length, or filled up.
@@ -89,10 +92,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
             num_equal = len(list(takewhile(bool, map(eq, text, returned))))
             start = max(0, num_equal - _SHOWN_BEFORE)
             before, after = (one[start : start + _SHOWN] for one in (text, returned))
-            raise ValueError(
-                f"tokenizer {file} loses text: {before!r} comes back as {after!r}, and a model is "
-                "trained only with one that gives back what it reads"
-            )
+            raise ValueError(f"tokenizer {file} loses text: {before!r} comes back as {after!r}")
     return tokenizer
 
 
@@ -136,8 +136,7 @@ def _round_trip(tokenizer: Tokenizer, text: str) -> str:
 def document_begin(tokenizer: Tokenizer, file: Path, named: str) -> str:
     """The token that begins a document, NO_TOKEN for none.
 
-    named: by the user; "" for the token that the tokenizer puts before a text, so that documents
-        begin as prompts of all models with this tokenizer do.
+    named: by the user; "" for the token that the tokenizer puts before a text, as before prompts.
     Raises: ValueError if it puts several there, or the token is none that only begins documents.
     """
     if named == NO_TOKEN:
@@ -214,3 +213,78 @@ def template(tokenizer: Tokenizer, begin: str | None) -> TemplateProcessing:
         pair=[name, "$A", f"{name}:1", "$B:1"],
         special_tokens=[{"id": name, "ids": ids, "tokens": [begin]}],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedDocument:
+    """A document, what became of it, and its (num_tokens,) uint32 tokens if it is kept."""
+
+    document: Document
+    verdict: Verdict
+    token_ids: np.ndarray | None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Bytes of text and tokens; none of what is not kept."""
+        if self.token_ids is None:
+            return 0, 0
+        return len(self.document.text or b""), len(self.token_ids)
+
+
+class DocumentEncoder:
+    """The same text always gives the same ids, whatever is next to it.
+
+    Special tokens in a text are encoded as ordinary text, so that no document can end itself.
+    """
+
+    def __init__(self, tokenizer_file: Path, *, begin_token: str = "", end_token: str = "") -> None:
+        """begin_token, end_token: names; "" as `document_begin` and `document_end` take it.
+
+        Raises ValueError as these and `read_tokenizer`, and if one token is to be both.
+        """
+        self.file, self.sha256 = tokenizer_file, file_sha256(tokenizer_file)
+        self._tokenizer = read_tokenizer(tokenizer_file)
+        self.begin_token = document_begin(self._tokenizer, tokenizer_file, begin_token)
+        self.end_token = document_end(self._tokenizer, tokenizer_file, end_token)
+        if self.begin_token == self.end_token:
+            raise ValueError(
+                f"tokenizer {tokenizer_file} begins and ends a text with {self.end_token}, so that "
+                f"no document shows its end: name another --end-token, or --begin-token {NO_TOKEN}"
+            )
+        vocabulary = self._tokenizer.get_vocab()
+        self.vocab_size = 1 + max(vocabulary.values())  # ids may have gaps
+        has_begin = self.begin_token != NO_TOKEN
+        self.bos_id = vocabulary[self.begin_token] if has_begin else None
+        self.eos_id = vocabulary[self.end_token]
+
+    def encode(
+        self, documents: Iterable[Document], rules: DocumentRules
+    ) -> Iterator[EncodedDocument]:
+        """Every document in its order, judged, and encoded if it is kept."""
+        begin = () if self.bos_id is None else (self.bos_id,)
+        for batch in _batches(documents):
+            verdicts = [rules.verdict(document) for document in batch]
+            texts = [
+                document.text.decode()
+                for document, verdict in zip(batch, verdicts, strict=True)
+                if verdict.is_kept and document.text
+            ]
+            encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+            for document, verdict in zip(batch, verdicts, strict=True):
+                token_ids = None
+                if verdict.is_kept:
+                    token_ids = np.array([*begin, *next(encodings).ids, self.eos_id], dtype="<u4")
+                yield EncodedDocument(document, verdict, token_ids)
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    num_bytes = 0
+    for document in documents:
+        batch.append(document)
+        num_bytes += len(document.text or b"")
+        if len(batch) >= _BATCH_DOCUMENTS or num_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch

@@ -7,7 +7,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ from .documents import RecordFields
 from .input_files import SourceFiles
 
 _LOG_SECONDS = 30.0
-_POLL_SECONDS = 0.5
 
 ADVICE = "restore them, or choose another output"
 Observer = Callable[[int, int], None]
@@ -80,22 +79,22 @@ def do_files(job: FileJob, *, num_workers: int, unit: str) -> str:
     """
     num_files = len(job.inputs.files)
     num_workers, num_threads = worker_counts(num_files, num_workers)
-    throughput = _Throughput(job.source, num_files=num_files, unit=unit)
+    progress = _Progress(job.source, num_files=num_files, unit=unit)
     try:
         if num_workers == 1:
             work = job.open()
             for index in range(num_files):
-                work(index, throughput.add)
-                throughput.num_finished += 1
+                work(index, progress.add)
+                progress.num_finished += 1
         else:
-            _do_in_pool(job, num_workers, num_threads, throughput)
+            _do_in_pool(job, num_workers, num_threads, progress)
     except BrokenProcessPool as error:
         raise AnchoredError(
             "a working process was killed (out of memory?): run the same command again to go on"
         ) from error
     finally:
-        rate = throughput.close()
-    return f"{job.source}: {rate} with {num_workers} workers"
+        progress.bar.close()
+    return f"{job.source}: {progress.speed()} with {num_workers} workers"
 
 
 def worker_counts(num_files: int, requested: int) -> tuple[int, int]:
@@ -109,63 +108,52 @@ def worker_counts(num_files: int, requested: int) -> tuple[int, int]:
     return num_workers, max(1, num_cores // num_workers)
 
 
-class _Throughput:
+class _Progress:
     """Counts what was done since the start, on stderr: a bar, or a line now and then."""
 
     def __init__(self, title: str, *, num_files: int, unit: str) -> None:
-        self.num_finished, self._num_files = 0, num_files
-        self._num_units, self._unit = 0, unit
-        interval = _POLL_SECONDS if sys.stderr.isatty() else _LOG_SECONDS
-        self._bar = tqdm(
+        self._num_files, self._unit = num_files, unit
+        self.num_finished = self._num_units = 0
+        interval = 0.1 if sys.stderr.isatty() else _LOG_SECONDS
+        self.bar = tqdm(
             desc=title, unit="B", unit_scale=True, file=sys.stderr, mininterval=interval
         )
 
     def add(self, num_bytes: int, num_units: int) -> None:
-        """Count documents; the bar itself sees to it that it is not drawn too often."""
         self._num_units += num_units
         files = f"{self.num_finished}/{self._num_files} files"
-        self._bar.set_postfix_str(f"{self._units_per_second()}, {files}", refresh=False)
-        self._bar.update(num_bytes)
+        self.bar.set_postfix_str(f"{self.speed()}, {files}", refresh=False)
+        self.bar.update(num_bytes)
 
-    def close(self) -> str:
-        """End the bar; returns the average rates in words."""
-        self._bar.close()
-        return f"{self._per_second(self._bar.n / 1e6):.2f} MB/s, {self._units_per_second()}"
-
-    def _units_per_second(self) -> str:
-        return f"{self._per_second(self._num_units):,.0f} {self._unit}/s"
-
-    def _per_second(self, total: float) -> float:
-        return total / max(self._bar.format_dict["elapsed"], 1e-9)
+    def speed(self) -> str:
+        seconds = max(self.bar.format_dict["elapsed"], 1e-9)
+        rate = self._num_units / seconds
+        return f"{self.bar.n / 1e6 / seconds:.2f} MB/s, {rate:,.0f} {self._unit}/s"
 
 
-def _do_in_pool(job: FileJob, num_workers: int, num_threads: int, throughput: _Throughput) -> None:
+def _do_in_pool(job: FileJob, num_workers: int, num_threads: int, progress: _Progress) -> None:
     context = multiprocessing.get_context("spawn")
-    totals: Any = context.Array("q", 2)
-    seen = [0, 0]
-    with ProcessPoolExecutor(
-        num_workers, context, _start_worker, (job, num_threads, totals)
-    ) as pool:
-        pending = {pool.submit(_do_file, index) for index in range(len(job.inputs.files))}
-        while pending:
-            finished, pending = wait(pending, timeout=_POLL_SECONDS)
-            throughput.num_finished += len(finished)
-            before, seen = seen, totals[:]
-            throughput.add(seen[0] - before[0], seen[1] - before[1])
-            if errors := [error for future in finished if (error := future.exception())]:
-                pool.shutdown(cancel_futures=True)
-                raise errors[0]
+    with ProcessPoolExecutor(num_workers, context, _start_worker, (job, num_threads)) as pool:
+        try:
+            for done in as_completed(
+                pool.submit(_do_file, i) for i in range(len(job.inputs.files))
+            ):
+                progress.num_finished += 1
+                progress.add(*done.result())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
-_worker: tuple[FileWork, Any]
-"""The work of this process of the pool, and the totals of all processes."""
+_work: FileWork
+"""The work of this process of the pool."""
 
 
-def _start_worker(job: FileJob, num_threads: int, totals: Any) -> None:
-    global _worker
+def _start_worker(job: FileJob, num_threads: int) -> None:
+    global _work
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)  # read when the tokenizer first encodes
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = job.open(), totals
+    _work = job.open()
 
 
 def _end_with_parent() -> None:
@@ -176,11 +164,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _do_file(index: int) -> None:
-    work, totals = _worker
+def _do_file(index: int) -> tuple[int, int]:
+    """Do a file in a process of the pool; returns what its `Observer` was shown, added up."""
+    counts = [0, 0]
 
     def observe(num_bytes: int, num_units: int) -> None:
-        with totals.get_lock():
-            totals[:] = [totals[0] + num_bytes, totals[1] + num_units]
+        counts[:] = counts[0] + num_bytes, counts[1] + num_units
 
-    work(index, observe)
+    _work(index, observe)
+    return counts[0], counts[1]

@@ -13,8 +13,8 @@ import numpy as np
 from ...configs.config_file import from_table
 from ...durable_files import new_folder, sync, write_durably
 from .documents import DEFAULT_SHARD_TOKENS, Document, DocumentRules, Verdict
-from .encoder import DocumentEncoder, EncodedDocument
 from .shards import MANIFEST_NAME, Manifest, Shard, TokenShards
+from .tokenizer import DocumentEncoder, EncodedDocument
 
 HELDOUT_FOLDER = "heldout"
 
@@ -51,25 +51,22 @@ class DocumentTally:
 
     def histogram(self, verdict: Verdict) -> dict[str, int]:
         """Documents by license, the most frequent first, then by name."""
-        counts = {
-            name.removeprefix(f"{verdict} "): count
-            for name, count in self.licenses.items()
-            if name.startswith(f"{verdict} ")
-        }
-        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+        of_verdict = f"{verdict} "
+        named = {n: count for n, count in self.licenses.items() if n.startswith(of_verdict)}
+        common = sorted(named.items(), key=lambda item: (-item[1], item[0]))
+        return {name.removeprefix(of_verdict): count for name, count in common}
 
 
 class ShardFiles:
     """Tokens go to disk as they come; offsets and provenance follow when the shard is closed.
 
-    Files are complete on disk when `close` returns. A file of the same name, left by a process
-    that was killed, is written over.
+    A file of the same name, left by a process that was killed, is written over.
     """
 
     def __init__(self, folder: Path, name: str, *, input_file: str) -> None:
         """name: what follows "tokens-" in the file names."""
         self._folder, self._name, self._input_file = folder, name, input_file
-        self._file: BinaryIO = (folder / f"tokens-{name}.bin").open("wb")
+        self.file: BinaryIO = (folder / f"tokens-{name}.bin").open("wb")
         self._digest = hashlib.sha256()
         self._offsets = [0]
         self._provenance: list[tuple[int, int]] = []
@@ -81,33 +78,28 @@ class ShardFiles:
 
     def add(self, token_ids: np.ndarray, *, record: int, license: str) -> None:
         """Append a document: token_ids (num_tokens,) uint32, its record number and license."""
-        self._file.write(data := token_ids.tobytes())
+        self.file.write(data := token_ids.tobytes())
         self._digest.update(data)
         self._offsets.append(self.num_tokens + len(token_ids))
         self._provenance.append((record, self._licenses.setdefault(license, len(self._licenses))))
 
     def close(self) -> Shard:
         """Finish the files and describe them."""
-        sync(self._file)
-        self._file.close()
-        documents_file = f"documents-{self._name}.bin"
-        provenance_file = f"provenance-{self._name}.bin"
+        sync(self.file)
+        self.file.close()
+        offsets, provenance = (f"{kind}-{self._name}.bin" for kind in ("documents", "provenance"))
         return Shard(
             tokens_file=f"tokens-{self._name}.bin",
             tokens_sha256=self._digest.hexdigest(),
             num_tokens=self.num_tokens,
-            documents_file=documents_file,
-            documents_sha256=self._write(documents_file, np.array(self._offsets, dtype="<i8")),
+            documents_file=offsets,
+            documents_sha256=self._write(offsets, np.array(self._offsets, dtype="<i8")),
             num_documents=len(self._provenance),
-            provenance_file=provenance_file,
-            provenance_sha256=self._write(provenance_file, np.array(self._provenance, dtype="<u4")),
+            provenance_file=provenance,
+            provenance_sha256=self._write(provenance, np.array(self._provenance, dtype="<u4")),
             input_file=self._input_file,
             licenses=tuple(self._licenses),
         )
-
-    def abandon(self) -> None:
-        """Close the file of a shard that will not be finished."""
-        self._file.close()
 
     def _write(self, name: str, array: np.ndarray) -> str:
         data = array.tobytes()
@@ -162,13 +154,19 @@ def write_segments(
     index, next_record = first_index, 0
     shards: dict[Verdict, ShardFiles] = {}
     tally = DocumentTally()
+
+    def segment(next_record: int, *, is_last: bool) -> Segment:
+        splits = [split for split in Verdict if split in shards]  # in the order of Verdict
+        closed = {split.value: shards[split].close() for split in splits}
+        return Segment(next_record=next_record, is_last=is_last, shards=closed, tally=tally)
+
     try:
         for encoded in documents:
             document, verdict, token_ids = encoded.document, encoded.verdict, encoded.token_ids
             # 1. A document that its shard has no room for ends the segment.
             shard = shards.get(verdict)
             if shard and token_ids is not None and shard.num_tokens + len(token_ids) > max_tokens:
-                yield _closed(shards, tally, next_record=document.record, is_last=False)
+                yield segment(document.record, is_last=False)
                 index, shards, tally = index + 1, {}, DocumentTally()
             # 2. Every document is counted, and written where it is kept.
             next_record = document.record + 1
@@ -181,18 +179,10 @@ def write_segments(
                 name = f"{prefix}{index:05d}"
                 shards[verdict] = ShardFiles(split_folder, name, input_file=input_file)
             shards[verdict].add(token_ids, record=document.record, license=document.license)
-        yield _closed(shards, tally, next_record=next_record, is_last=True)
+        yield segment(next_record, is_last=True)
     finally:
         for shard in shards.values():
-            shard.abandon()
-
-
-def _closed(
-    shards: Mapping[Verdict, ShardFiles], tally: DocumentTally, *, next_record: int, is_last: bool
-) -> Segment:
-    splits = [split for split in Verdict if split in shards]  # in the order of Verdict
-    closed = {split.value: shards[split].close() for split in splits}
-    return Segment(next_record=next_record, is_last=is_last, shards=closed, tally=tally)
+            shard.file.close()
 
 
 def write_token_shards(
@@ -210,21 +200,16 @@ def write_token_shards(
     folder: must not exist; it is filled under another name and renamed when complete.
     documents: texts of one license; those without any character are counted and left out.
     tokenizer_file: a tokenizer.json, next to the tokenizer_config.json that names its end token.
-    source, license, revision: recorded in the manifest.
-    max_tokens_per_shard: a document that would pass it starts the next shard; a longer document
-        gets a shard for itself.
+    max_tokens_per_shard: a document that would pass it starts the next shard.
     Raises: ValueError if the folder exists, there is no text, or as `DocumentEncoder`.
     """
     folder = Path(folder)
     if folder.exists():
         raise ValueError(f"token shards are written to a new folder, and {folder} exists")
-    encoder = DocumentEncoder(Path(tokenizer_file))
-    rules = DocumentRules()
+    encoder, rules = DocumentEncoder(Path(tokenizer_file)), DocumentRules()
+    texts = (Document(record, text.encode(), (license,)) for record, text in enumerate(documents))
     with new_folder(folder) as partial:
-        records = (
-            Document(record, text.encode(), (license,)) for record, text in enumerate(documents)
-        )
-        encoded = encoder.encode(records, rules)
+        encoded = encoder.encode(texts, rules)
         segments = list(write_segments(encoded, partial, max_tokens=max_tokens_per_shard))
         write_manifests(
             partial, segments, source=source, revision=revision, encoder=encoder, rules=rules
@@ -244,7 +229,6 @@ def write_manifests(
 ) -> None:
     """Write manifest.json of `folder`, and of its held-out documents where it has any.
 
-    decontamination: recorded as it is.
     Raises: ValueError if there is no document to train on.
     """
     tally = DocumentTally.total(segment.tally for segment in segments)
@@ -283,6 +267,6 @@ def write_manifests(
 def _reasons(tally: DocumentTally) -> str:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(tally.verdicts.items()))
     problems = f"; invalid: {', '.join(tally.problems)}" if tally.problems else ""
-    refused = tally.histogram(Verdict.REFUSED)
-    licenses = f"; refused licenses: {', '.join(list(refused)[:5])}" if refused else ""
+    refused = ", ".join(list(tally.histogram(Verdict.REFUSED))[:5])
+    licenses = f"; refused licenses: {refused}" if refused else ""
     return (counts or "no document at all") + problems + licenses

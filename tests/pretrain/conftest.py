@@ -29,6 +29,8 @@ class TinyCorpus:
     """Three tokenized sources of different sizes and their tokenizer."""
 
     folder: Path
+    texts: dict[str, list[str]]
+    """The documents of each source."""
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -37,18 +39,13 @@ class TinyCorpus:
     def source(self, name: str) -> Path:
         return self.folder / name
 
-    @property
-    def texts(self) -> dict[str, list[str]]:
-        """The documents of each source."""
-        return {name: tiny_texts(seed, size) for seed, (name, size) in enumerate(SOURCES.items())}
-
     def data_config(self, weights: dict[str, float], **changes: object) -> DataConfig:
         """A mixture of some of the sources."""
-        sources = tuple(
-            DataSource(name=name, path=str(self.source(name)), weight=weight)
-            for name, weight in weights.items()
+        paths = {name: str(self.source(name)) for name in weights}
+        sources = (
+            DataSource(name=name, path=paths[name], weight=weights[name]) for name in weights
         )
-        return DataConfig(sources=sources, **changes)
+        return DataConfig(sources=tuple(sources), **changes)
 
     def plan(self, weights: dict[str, float], *, seq_len: int = 32, **changes: object) -> DataPlan:
         """The plan of such a mixture."""
@@ -57,10 +54,8 @@ class TinyCorpus:
 
 def tiny_texts(seed: int, count: int) -> list[str]:
     generator = np.random.default_rng(seed)
-    return [
-        " ".join(generator.choice(TEXT.split(), size=generator.integers(20, 90)))
-        for _ in range(count)
-    ]
+    sizes = (generator.integers(20, 90) for _ in range(count))
+    return [" ".join(generator.choice(TEXT.split(), size=size)) for size in sizes]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -70,44 +65,33 @@ def one_thread_in_child_processes() -> None:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> TinyCorpus:
-    corpus = TinyCorpus(tmp_path_factory.mktemp("corpus"))
-    texts = corpus.texts
+    texts = {name: tiny_texts(seed, size) for seed, (name, size) in enumerate(SOURCES.items())}
+    corpus = TinyCorpus(tmp_path_factory.mktemp("corpus"), texts)
     tokenizer = train_tokenizer([text for group in texts.values() for text in group], 300)
     save_tokenizer(tokenizer, corpus.tokenizer_folder, model_max_length=512)
     heldout = {name: tiny_texts(9 + size, size) for name, size in HELDOUT_SOURCES.items()}
+    origin = {"license": "CC0-1.0", "revision": "1", "max_tokens_per_shard": 2000}
     for name, documents in (texts | heldout).items():
-        write_token_shards(
-            corpus.source(name),
-            documents,
-            corpus.tokenizer_folder / "tokenizer.json",
-            source=name,
-            license="CC0-1.0",
-            revision="1",
-            max_tokens_per_shard=2000,
-        )
+        file = corpus.tokenizer_folder / "tokenizer.json"
+        write_token_shards(corpus.source(name), documents, file, source=name, **origin)
     return corpus
 
 
 @pytest.fixture(scope="session")
 def write_config(corpus) -> Callable[..., Path]:
-    """Writes the TOML of a tiny run beside its dump folder, with settings replaced or added."""
+    """Writes the TOML of a tiny run next to its dump folder, with settings replaced or added."""
 
     def entry(name: str, **more: float) -> dict[str, object]:
         return {"name": name, "path": str(corpus.source(name)), **more}
 
     def write(dump_folder: Path, *, steps: int = 24, **sections: dict[str, object]) -> Path:
+        batch = {"seq_len": 32, "local_batch_size": 2, "global_batch_size": 4}
         config: dict[str, dict[str, object]] = {
             "job": {"dump_folder": str(dump_folder)},
             "model": {"flavor": "smoke"},
             "optimizer": {"lr": 3e-3, "weight_decay": 0.033},
             "lr_scheduler": {"warmup_steps": 4, "decay_type": "cosine", "total_steps": 24},
-            "training": {
-                "steps": steps,
-                "seq_len": 32,
-                "local_batch_size": 2,
-                "global_batch_size": 4,
-                "mixed_precision_param": "float32",
-            },
+            "training": {"steps": steps, "mixed_precision_param": "float32"} | batch,
             "metrics": {"log_freq": 1},
             "checkpoint": {"interval": 5},
             "debug": {"seed": 3},

@@ -9,13 +9,11 @@ import torch
 from training_runs import save_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from anchored import ModelPair
 from anchored.durable_files import file_sha256
 from anchored.pretrain.export import export_checkpoint, model_card
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import TinyComma, model_args
 from anchored.pretrain.run.record import RunRecord
-from anchored.tools.commands.training.pretrain import ExportConfig, export
 
 SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
 FORM = {"model": {"flavor": "quickstart"}, "training": {"seq_len": 48}}
@@ -69,38 +67,14 @@ def test_config_and_tokenizer_say_what_decoding_needs(exported):
     assert len(tokenizer) == config.vocab_size
 
 
-def test_every_row_is_trained_further_and_texts_of_unlike_lengths_are_continued_together(exported):
-    model = AutoModelForCausalLM.from_pretrained(exported)
-    tokenizer = AutoTokenizer.from_pretrained(exported, padding_side="left")
-    ids = torch.tensor([[298, 5, 299, 7, 299]])
-    model(ids, labels=ids).loss.backward()
-    assert (model.get_input_embeddings().weight.grad[[298, 5, 299, 7]].abs().sum(dim=1) > 0).all()
-    texts = ["salt and rain", "wave"]
-    batch = tokenizer(texts, return_tensors="pt", padding=True)
-    together = model.generate(**batch, do_sample=False, max_new_tokens=8)[:, -8:]
-    for text, row in zip(texts, together, strict=True):
-        alone = model.generate(
-            **tokenizer(text, return_tensors="pt"), do_sample=False, max_new_tokens=8
-        )
-        expected = alone[0, len(tokenizer(text).input_ids) :].tolist()
-        assert row.tolist() == expected + [299] * (8 - len(expected))
-
-
-def test_ends_and_chat_template_of_another_model_are_left_behind(trained, corpus, tmp_path):
+def test_ends_and_chat_template_of_another_model_are_left(trained, corpus, tmp_path):
     folder = shutil.copytree(corpus.tokenizer_folder, tmp_path / "instruct")
     path = folder / "tokenizer_config.json"
-    other = {
-        "eos_token": "the",
-        "bos_token": "rain",
-        "pad_token": "salt",
-        "chat_template": "{{ x }}",
-    }
+    other = {"eos_token": "the", "bos_token": "rain", "chat_template": "{{ x }}"}
     path.write_text(json.dumps(json.loads(path.read_text()) | other | {"model_max_length": 9}))
-    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "the"}))
-    (folder / "chat_template.jinja").write_text("{{ x }}")
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     (folder / "LICENSE").write_text("free")
-    export_checkpoint(trained[1], folder, tmp_path / "model")
+    export_checkpoint(trained[1], folder, tmp_path / "model", dtype="bfloat16")
     names = ["LICENSE", "README.md", "config.json", "generation_config.json", "model.safetensors"]
     names += ["tokenizer.json", "tokenizer_config.json"]
     assert sorted(file.name for file in (tmp_path / "model").iterdir()) == names
@@ -109,18 +83,7 @@ def test_ends_and_chat_template_of_another_model_are_left_behind(trained, corpus
     for one in (model.config, model.generation_config, tokenizer):
         assert (one.bos_token_id, one.eos_token_id) == (298, 299)
     assert tokenizer.chat_template is None and tokenizer.model_max_length == 48
-
-
-def test_the_command_prints_the_folder_and_stores_the_asked_type(trained, corpus, tmp_path, capsys):
-    tokenizer, output = corpus.tokenizer_folder, tmp_path / "m"
-    config = ExportConfig(
-        checkpoint=trained[1], tokenizer=tokenizer, output=output, dtype="bfloat16"
-    )
-    assert export(config) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'm'}\n"
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     assert model.dtype == torch.bfloat16
-    assert model.config.max_position_embeddings == 48
 
 
 def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported, tmp_path):
@@ -195,8 +158,7 @@ def test_the_card_of_a_second_stage_tells_of_the_first(trained, begin, tmp_path)
     assert card.endswith("several documents, and attention did not cross from one to another.\n")
 
 
-@pytest.mark.parametrize("adds", [False, True])
-@pytest.mark.parametrize("began", [False, True])
+@pytest.mark.parametrize(("adds", "began"), [(True, False), (False, True), (True, True)])
 def test_prompts_begin_as_the_documents_of_training_began(trained, corpus, tmp_path, adds, began):
     folder = shutil.copytree(trained[1].parents[1], tmp_path / "run")
     table = json.loads((corpus.tokenizer_folder / "tokenizer.json").read_text())
@@ -206,20 +168,9 @@ def test_prompts_begin_as_the_documents_of_training_began(trained, corpus, tmp_p
     replace(record, bos_id=record.bos_id if began else None).write(folder)
     export_checkpoint(folder / "checkpoint" / "step-24", tmp_path, tmp_path / "model")
     assert ((tmp_path / "model" / file.name).read_bytes() == file.read_bytes()) == (adds == began)
-    # Its pair decodes tokens with a risky model of the tokenizer, after prompts that begin so.
-    risky = shutil.copytree(tmp_path / "model", tmp_path / "risky")
-    shutil.copy(file, risky)
-    config = json.loads((risky / "tokenizer_config.json").read_text())
-    (risky / "tokenizer_config.json").write_text(
-        json.dumps(config | {"bos_token": "<|begin_of_text|>"})
-    )
-    pair = ModelPair.from_pretrained(tmp_path / "model", risky)
-    assert pair.shares_tokens and pair.stop_token_ids == [299]
-    first, *rest = pair.encode("salt and rain")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (298 if began else None, 299)
+    first, *rest = tokenizer("salt and rain").input_ids
     assert (first == 298) == began and not {298, 299} & {*rest}
-    safe = pair.tokenizer
-    assert (safe.bos_token_id, safe.eos_token_id) == (298 if began else None, 299)
-    assert pair.safe.config.bos_token_id == pair.safe.generation_config.bos_token_id
-    assert pair.safe.config.bos_token_id == safe.bos_token_id
     card = (tmp_path / "model/README.md").read_text()
     assert ("began with the tokenizer's `bos_token` and ended with" in card) == began

@@ -1,12 +1,9 @@
 """The config of a run: defaults, file, arguments, and one clear line for every mistake."""
 
 import re
-import tomllib
-from math import inf
 
 import pytest
 
-from anchored.configs.config_file import toml_text
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.plan.data_config import DataSource
 from anchored.wrong_words import Refused
@@ -33,54 +30,26 @@ def test_file_goes_over_defaults_and_arguments_over_the_file(tmp_path):
     ("text", "message"),
     [
         ("[training]\nstps = 7\n", r"unknown config key training\.stps \(did you mean steps\?\)$"),
-        ("[trainning]\n", r"unknown config key trainning \(did you mean training\?\)$"),
         ("[data]\n[[data.sources]]\nnam = 'a'\n", r"unknown config key data\.sources\[0\]\.nam "),
-        (
-            "[data]\n[[data.sources]]\nname = 'a'\n",
-            r"data\.sources\[0\]\.path is missing$",
-        ),
+        ("[data]\n[[data.sources]]\nname = 'a'\n", r"data\.sources\[0\]\.path is missing$"),
         ("[training]\nsteps = '7'\n", r"training\.steps must be a whole number, got '7'$"),
-        ("[training]\nsteps = true\n", r"training\.steps must be a whole number, got True$"),
         ("[job]\nverbose = 1\n", r"job\.verbose must be true or false, got 1$"),
-        ("training = 3\n", r"training must be a table, got 3$"),
         (
             "[lr_scheduler]\ndecay_type = 'cosin'\n",
             r"decay_type must be one of linear, sqrt, cosine, got 'cosin'$",
         ),
-        ("[data]\nsources = 3\n", r"data\.sources must be a list of tables, got 3$"),
-        ("[model]\nconverters = 0.1\n", r"model\.converters must be a list of texts, got 0\.1$"),
-        ("[data]\nmixture = 3\n", r"data\.mixture must be text, got 3$"),
-        ("[data]\nmixture = 'm'\nstage = [1]\n", r"data\.stage must be text, got \[1\]$"),
-        ("[data]\nweight_unit = 'words'\n", r"must be one of tokens, documents, got 'words'$"),
-        ("[checkpoint]\nload_step = 5\n", r"unknown config key checkpoint\.load_step"),
         ("[checkpoint]\nkeep_latest_k = 1\n", r"keep_latest_k must be 0 \(all\) or at least 2"),
-        ("[checkpoint]\nkeep_moments = true\n", r"takes them from checkpoint\.initial_load_path"),
+        ("[checkpoint]\nkeep_moments = true\n", r"needs checkpoint\.initial_load_path"),
         ("[loss]\nchunk_tokens = -1\n", r"loss\.chunk_tokens must be at least 0, got -1$"),
         ("[training]\nseq_len = 0\n", r"training\.seq_len must be at least 1, got 0$"),
-        ("[training]\nlocal_batch_size = 0\n", r"local_batch_size must be at least 1, got 0$"),
-        ("[metrics]\nlog_freq = 0\n", r"metrics\.log_freq must be at least 1, got 0$"),
-        ("[heldout]\ninterval = 0\n", r"heldout\.interval must be at least 1, got 0$"),
         ("[spike_guard]\nwindow = 1\n", r"spike_guard\.window must be at least 2, got 1$"),
-        ("[checkpoint]\nfork_skip_steps = 2\n", r"needs checkpoint\.fork_from, got 2$"),
-        ("[training\n", r"run\.toml is not valid TOML: "),
+        ("[checkpoint]\nfork_skip_steps = 2\n", r"needs checkpoint\.fork_from$"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_that_names_it(tmp_path, text, message):
     with pytest.raises(ValueError, match=message) as error:
         load(tmp_path, text)
     assert "\n" not in str(error.value)
-
-
-def test_a_file_takes_what_it_does_not_say_from_its_base(tmp_path):
-    sources = '[[data.sources]]\nname = "a"\npath = "a"\nweight = 1\n'
-    (tmp_path / "base.toml").write_text(f"[training]\nsteps = 7\nseq_len = 64\n{sources}")
-    (tmp_path / "middle.toml").write_text('base = "base.toml"\n[training]\nseq_len = 128\n')
-    config = load(tmp_path, 'base = "middle.toml"\n[training]\nsteps = 9\n')
-    assert (config.training.steps, config.training.seq_len) == (9, 128)
-    assert config.data.sources[0].name == "a"
-    (tmp_path / "other.toml").write_text('base = "run.toml"\n')
-    with pytest.raises(ValueError, match=r"run\.toml is its own base$"):
-        load(tmp_path, 'base = "other.toml"\n')
 
 
 MIXTURE = """
@@ -98,7 +67,7 @@ weights = { one = 0.25, two = 1.0 }
 """
 
 
-def test_a_run_may_name_a_stage_of_a_mixture_beside_its_file(tmp_path):
+def test_a_run_may_name_a_stage_of_a_mixture_next_to_its_file(tmp_path):
     (tmp_path / "mixture.toml").write_text(MIXTURE)
     (tmp_path / "base.toml").write_text('[data]\nmixture = "mixture.toml"\nstage = "one"\n')
     (tmp_path / "deeper").mkdir()
@@ -107,11 +76,6 @@ def test_a_run_may_name_a_stage_of_a_mixture_beside_its_file(tmp_path):
     assert (data.seed, data.max_epochs, data.weight_unit) == (5, 2, "tokens")
     with pytest.raises(ValueError, match="the mixture has no stage three; known: one, two"):
         load(tmp_path, '[data]\nmixture = "mixture.toml"\nstage = "three"\n')
-
-
-def test_a_byte_order_mark_in_front_of_a_file_is_no_part_of_it(tmp_path):
-    (tmp_path / "base.toml").write_text("[debug]\nseed = 3\n", encoding="utf-8-sig")
-    assert load(tmp_path, '\ufeffbase = "base.toml"\n').debug.seed == 3
 
 
 def test_a_missing_file_is_named_and_an_unknown_argument_is_a_wrong_word(tmp_path):
@@ -124,8 +88,3 @@ def test_a_missing_file_is_named_and_an_unknown_argument_is_a_wrong_word(tmp_pat
     ):
         with pytest.raises(Refused, match=f"^{re.escape(said)}"):
             load(tmp_path, "", *words)
-
-
-def test_what_is_written_as_toml_is_read_as_it_was():
-    tables = {"job": {"dump_folder": 'runs/\U0001f5fc "caf\u00e9"\\n'}, "data": {"max_epochs": inf}}
-    assert tomllib.loads(toml_text(tables)) == tables

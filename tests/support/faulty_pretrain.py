@@ -3,28 +3,23 @@
 "nan loss", "inf grad" and "nan weight" come about on the last process alone; "kill R in start N"
 kills process R by SIGKILL, in start 0 or the Nth one that torchrun makes after a crash; from "full
 disk" to "room again" nothing can be written; a "long step" makes the file LONG_STEP as it begins,
-and lasts a minute, or until there is LONG_STEP.over.
+and lasts until there is LONG_STEP.over.
 """
 
 import errno
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint import FileSystemWriter
+from waiting import until
 
-from anchored.pretrain.cpu_device import use_cpu_without_accelerator
-
-use_cpu_without_accelerator()
-
-from torch.distributed.checkpoint import FileSystemWriter  # noqa: E402
-
-from anchored.pretrain import __main__ as program  # noqa: E402
-from anchored.pretrain.run.metrics import StepLog  # noqa: E402
-from anchored.pretrain.run.trainer import Trainer  # noqa: E402
+from anchored.pretrain import __main__ as program
+from anchored.pretrain.run import metrics
+from anchored.pretrain.run.trainer import Trainer
 
 FAULTS = {int(step): fault for step, fault in json.loads(os.environ["FAULTS"]).items()}
 RANK, LAST_RANK = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")) - 1
@@ -49,10 +44,9 @@ def faulty_backward(trainer: Trainer, *batch: object) -> Tensor:
     if fault == f"kill {RANK} in start {START}":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "long step" and RANK == 0:  # the others wait for it
-        begun, end = os.environ["LONG_STEP"], time.monotonic() + 60
+        begun = os.environ["LONG_STEP"]
         open(begun, "a").close()
-        while time.monotonic() < end and not os.path.exists(f"{begun}.over"):
-            time.sleep(0.01)
+        until(lambda: os.path.exists(f"{begun}.over"))
     elif fault in ("full disk", "room again"):
         trainer.checkpointer.wait_for_saves()  # those before have their end, however slow they are
         is_full = fault == "full disk"
@@ -66,6 +60,6 @@ def faulty_backward(trainer: Trainer, *batch: object) -> Tensor:
 
 
 FileSystemWriter.write_data = when_there_is_room(FileSystemWriter.write_data)
-StepLog._write = when_there_is_room(StepLog._write)
+metrics.sync = when_there_is_room(metrics.sync)
 Trainer._backward = faulty_backward
 program.main()

@@ -19,7 +19,7 @@ import pytest
 
 
 class ForkedProgram:
-    """python -m MODULE WORDS, in a new session, without input and with its output in a file.
+    """python -m MODULE WORDS, in another session, without input and with its output in a file.
 
     environment: added to that of this process.
     """
@@ -108,7 +108,7 @@ def _run(module: str, words: list[str], output: Path, environment: dict[str, str
     # It is ignored by what a shell started in the background, the tests themselves perhaps.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tracker = resource_tracker._resource_tracker
-    tracker._fd = tracker._pid = None  # it starts one of its own, which outlives it by little
+    tracker._fd = tracker._pid = None  # it starts one, which outlives it by little
     os.environ.clear()
     os.environ.update(environment)
     with output.open("wb") as file:

@@ -1,10 +1,7 @@
-"""All that a training run imports, with the CPU in the place of a missing accelerator."""
+"""All that a training run imports, which takes seconds."""
 
 from importlib import import_module
 
-from anchored.pretrain.cpu_device import use_cpu_without_accelerator
-
-use_cpu_without_accelerator()  # before torchtitan is imported
 for name in (
     "anchored.pretrain.run.preflight",
     "torch.distributed.checkpoint",

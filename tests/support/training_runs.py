@@ -1,4 +1,4 @@
-"""Training runs as processes of their own, their curves, and checkpoints without a run."""
+"""Training runs as programs, their curves, and checkpoints without a run."""
 
 import json
 import os
@@ -24,10 +24,7 @@ HELDOUT = {"interval": 10, "num_sequences": 5, "sources": ["meadow", "tower"]}
 def start_run(
     config_file: Path, *, num_processes: int = 1, program: str = "anchored.pretrain"
 ) -> list[ForkedProgram]:
-    """The processes of a run by rank, with their outputs beside the config.
-
-    program: the module that is run, faulty_pretrain perhaps.
-    """
+    """The processes of a run by rank; program: the module that is run, faulty_pretrain perhaps."""
     words = ["--job.config_file", str(config_file)]
     return start_ranks(program, words, config_file.with_suffix(""), num_processes)
 
@@ -50,16 +47,11 @@ def torchrun(
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int) -> None:
-    """Wait until a run has logged so many steps."""
-    wait_until(process, lambda: len(curve(run)) >= count)
-
-
 def wait_until(process: subprocess.Popen[str], is_reached: Callable[[], object]) -> None:
     """Wait while a run goes on; AssertionError if it ends before."""
     while not is_reached():
         assert process.poll() is None, "the run ended too early"
-        time.sleep(0.002)
+        time.sleep(0.01)
 
 
 def curve(run: Path, name: str = "metrics.jsonl") -> list[dict[str, object]]:
@@ -70,21 +62,20 @@ def curve(run: Path, name: str = "metrics.jsonl") -> list[dict[str, object]]:
 
 
 def losses(run: Path) -> list[object]:
-    """The loss of each step."""
     return [line["loss"] for line in curve(run)]
 
 
 def assert_same_curves(one: Path, other: Path) -> None:
     """Two runs have read the same data and learned the same, but for rounding."""
-    assert losses(one) == pytest.approx(losses(other), abs=2e-5)
-    lines = [curve(run) for run in (one, other)]
-    for ours, theirs in zip(*lines, strict=True):
+    close = pytest.approx
+    for ours, theirs in zip(curve(one), curve(other), strict=True):
         assert ours["step"] == theirs["step"] and ours["source_tokens"] == theirs["source_tokens"]
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], abs=1e-4)
+        assert ours["loss"] == close(theirs["loss"], abs=2e-5)
+        assert ours["grad_norm"] == close(theirs["grad_norm"], abs=1e-4)
     measured = [curve(run, "heldout.jsonl") for run in (one, other)]
     for ours, theirs in zip(*measured, strict=True):
         assert ours["step"] == theirs["step"]
-        assert ours["losses"] == pytest.approx(theirs["losses"], abs=2e-5)
+        assert ours["losses"] == close(theirs["losses"], abs=2e-5)
 
 
 def save_steps(run: Path, *steps: int) -> None:

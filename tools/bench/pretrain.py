@@ -12,7 +12,7 @@ import numpy as np
 
 from anchored import AnchoredError
 from anchored.configs.config_file import check_holds, read_config_file, toml_text
-from anchored.pretrain.launch import launch
+from anchored.pretrain.program import launch
 from anchored.pretrain.tokens.shards import MANIFEST_NAME, Manifest
 from anchored.pretrain.tokens.writer import ShardFiles
 from anchored.wrong_words import Refused

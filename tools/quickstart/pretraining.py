@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from anchored.durable_files import write_durably
 from anchored.pretrain.export import export_checkpoint
-from anchored.pretrain.launch import launch
+from anchored.pretrain.program import launch
 from anchored.pretrain.tokens.bpe import save_tokenizer, train_tokenizer
 from anchored.pretrain.tokens.writer import write_token_shards
 

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.attention.flex_attention import flex_attention
 
 from anchored.pretrain.model.attention import DocumentAttention, document_mask
 from anchored.pretrain.model.tinycomma import TinyComma, flavors
@@ -63,7 +62,7 @@ def attention_inputs(num_rows, num_tokens, dtype, seed):
     ends=st.lists(st.lists(st.booleans(), min_size=20, max_size=20), min_size=1, max_size=3),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_attention_is_causal_attention_in_each_document_by_itself(ends, seed):
     token_ids = torch.where(torch.tensor(ends), EOS, 1)
     query, key, value = attention_inputs(*token_ids.shape, torch.float64, seed)
@@ -75,41 +74,6 @@ def test_attention_is_causal_attention_in_each_document_by_itself(ends, seed):
             pieces = [one[row : row + 1, :, first:last] for one in (query, key, value)]
             alone = F.scaled_dot_product_attention(*pieces, is_causal=True)
             torch.testing.assert_close(attended[row : row + 1, :, first:last], alone)
-
-
-class LargestResult(TorchDispatchMode):
-    """The most numbers that an operation gives."""
-
-    most = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        self.most = max(self.most, result.numel() if torch.is_tensor(result) else 0)
-        return result
-
-
-@pytest.mark.parametrize("num_tokens", [20, 128, 129, 300, 512, 1000])
-@pytest.mark.parametrize("rate", [0.0, 0.002, 0.01, 0.2])
-def test_the_mask_is_torchs_and_never_lies_in_memory_as_a_whole(num_tokens, rate):
-    generator = torch.Generator().manual_seed(num_tokens)
-    ends = torch.rand(3, num_tokens, generator=generator) < rate
-    ends[1, : num_tokens // 2] = False  # a long document, before short ones
-    token_ids = torch.where(ends, EOS, 1)
-    with LargestResult() as result:
-        mask = document_mask(token_ids, eos_id=EOS)
-    assert result.most <= 3 * max(num_tokens, (num_tokens // 128 + 1) ** 2)
-    shape = (3, None, num_tokens, num_tokens)
-    expected = create_block_mask(mask.mask_mod, *shape, device="cpu")
-    assert mask.seq_lengths == expected.seq_lengths and mask.BLOCK_SIZE == expected.BLOCK_SIZE
-    for kind in ("kv", "full_kv", "q", "full_q"):
-        assert listed_blocks(mask, kind) == listed_blocks(expected, kind)
-
-
-def listed_blocks(mask, kind):
-    """The blocks that each block has to do with, row by row."""
-    counts = getattr(mask, f"{kind}_num_blocks").flatten().tolist()
-    indices = getattr(mask, f"{kind}_indices").flatten(0, -2).tolist()
-    return [sorted(row[:count]) for row, count in zip(indices, counts, strict=True)]
 
 
 @pytest.mark.slow

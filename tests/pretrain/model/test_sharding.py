@@ -69,11 +69,6 @@ def test_a_step_of_several_rounds_takes_the_collectives_of_one(model):
     assert all(weight.grad.dtype == torch.float32 for weight in model.parameters())
 
 
-def test_weights_that_are_not_kept_are_gathered_in_each_round(model):
-    counts = collectives(model, is_due=is_last, keeps_weights=False)
-    assert counts == [NUM_ROUNDS * NUM_MODULES, NUM_MODULES]
-
-
 def is_last(number):
     return number == NUM_ROUNDS - 1
 

@@ -11,8 +11,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 from training_runs import save_weights
 
 from anchored.pretrain.job_config import Checkpoint
-from anchored.pretrain.run.checkpointer import Checkpointer
-from anchored.pretrain.run.checkpoints import SEAL_NAME, checkpoint_steps, damage
+from anchored.pretrain.run.checkpoints import SEAL_NAME, Checkpointer, checkpoint_steps, damage
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def clock(monkeypatch):
     """Seconds that pass only when the test says so: a save may take longer than any interval."""
     clock = SimpleNamespace(seconds=100.0)
     clock.monotonic = lambda: clock.seconds
-    monkeypatch.setattr("anchored.pretrain.run.checkpointer.time", clock)
+    monkeypatch.setattr("anchored.pretrain.run.checkpoints.time", clock)
     return clock
 
 
@@ -85,36 +84,21 @@ def saved(tmp_path):
     return tmp_path / "step-10"
 
 
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", SEAL_NAME])
-def test_a_shortened_or_lost_file_is_damage(saved, name):
-    path = saved / name
-    path.write_bytes(path.read_bytes()[:-2])
-    assert name in damage(saved)
-    path.unlink()
-    assert name in damage(saved)
-
-
-def test_every_flipped_bit_is_damage(saved):
-    # 200 in data, metadata and the seal itself: none may come through, or as another error.
+def test_every_flipped_bit_and_lost_byte_is_damage(saved):
+    # In data, metadata and the seal itself: none may come through, or as another error.
     generator = random.Random(0)
-    for number in range(200):
+    for number in range(40):
         path = saved / (".metadata", "__0_0.distcp", SEAL_NAME)[number % 3]
         whole = path.read_bytes()
         flipped = bytearray(whole)
         flipped[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
-        path.write_bytes(flipped)
-        reason = damage(saved)
-        assert reason is not None and "\n" not in reason
+        for torn in (flipped, whole[:-2]):
+            path.write_bytes(torn)
+            assert "\n" not in damage(saved)
+        path.unlink()
+        assert path.name in damage(saved)
         path.write_bytes(whole)
     assert damage(saved) is None
-
-
-def test_a_folder_that_cannot_be_read_is_damage_in_words(saved, monkeypatch):
-    def failing(paths):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr("anchored.pretrain.run.checkpoints.files_sha256", failing)
-    assert damage(saved) == "it cannot be read: Input/output error"
 
 
 @pytest.mark.parametrize("async_mode", ["disabled", "async"])
@@ -145,10 +129,3 @@ def test_a_save_on_a_full_disk_is_tried_again_and_deletes_no_other(
     run.wait_for_saves()
     assert {11, 12} <= set(saved_steps(tmp_path))
     assert not any(map(damage, checkpoint_steps(tmp_path / "checkpoint").values()))
-
-
-def test_steps_are_found_in_order_and_other_folders_ignored(tmp_path):
-    for name in ("step-20", "step-3", "step-100", "old-step-4", "step-5.partial", "notes"):
-        (tmp_path / name).mkdir()
-    assert list(checkpoint_steps(tmp_path)) == [3, 20, 100]
-    assert checkpoint_steps(tmp_path / "none") == {}

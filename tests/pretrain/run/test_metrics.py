@@ -1,6 +1,5 @@
 """Files of one line a step that stay one curve, and the share of a GPU's arithmetic."""
 
-import io
 import json
 from pathlib import Path
 
@@ -56,21 +55,6 @@ def test_lines_that_cannot_be_written_wait_for_the_next_one(tmp_path, caplog):
     log.append({"step": 4})
     log.append({"step": 5})
     assert steps_in(log.path) == [1, 2, 3, 4, 5]
-
-
-def test_half_of_a_line_is_taken_back(tmp_path, monkeypatch):
-    class FullAfter(io.FileIO):
-        def write(self, data):
-            return super().write(data[:5])
-
-    log = StepLog(tmp_path / "metrics.jsonl")
-    log.append({"step": 1})
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", lambda path, *_, **__: FullAfter(path, "a"))
-        log.append({"step": 2})
-    assert log.path.read_text() == '{"step": 1}\n'
-    log.append({"step": 3})
-    assert steps_in(log.path) == [1, 2, 3]
 
 
 def test_the_peak_of_a_gpu_that_is_not_known_is_not_guessed():

@@ -54,37 +54,23 @@ TENSORS = {"parallelism": {"tensor_parallel_degree": 2}}
     ("arguments", "message"),
     [
         ({"model": {"flavor": "small"}}, "model.flavor must be one of smoke, trial, narrow"),
-        ({"model": {"name": "llama3"}}, "of model.name tinycomma, got smoke of llama3"),
         ({"validation": {"enable": True}}, "the settings of validation are not supported"),
         ({"optimizer": {"early_step_in_backward": True}}, "early_step_in_backward must be false"),
-        ({"optimizer": {"name": "SGD"}}, "must be Adam or AdamW with beta1 and beta2 in [0, 1)"),
         ({"optimizer": {"beta2": 1.0}}, "in [0, 1), got AdamW with 0.9 and 1.0"),
-        ({"optimizer": {"lr": -1.0}}, "optimizer.lr must be positive, got -1.0"),
         (TENSORS, "tensor_parallel_degree must be 1, got 2"),
-        ({"parallelism": {"data_parallel_replicate_degree": 2}}, "do not make 1 processes"),
         ({"model": {"converters": [FLOAT8]}}, 'must hold "output"'),
         ({"model": {"tokenizer": "none"}}, "model.tokenizer: there is no file or folder /"),
         ({"training": {"global_batch_size": 5}}, "must be a multiple of local_batch_size"),
         ({"num_processes": 4}, "got 4 and 2 * 4"),
-        ({"training": {"seq_len": 50_000}}, "too few for one sequence of 50000"),
         ({"without": "debug = {seed = 3}\n"}, "debug.seed is not set"),
-        ({"data": {"max_epochs": 0}}, "data.max_epochs must be positive, got 0"),
-        (
-            {"heldout": {"sources": ["absent"]}},
-            "heldout.sources, absent: there is no file",
-        ),
+        ({"heldout": {"sources": ["absent"]}}, "heldout.sources, absent: there is no file"),
         ({"steps": 25}, "lr_scheduler.total_steps 24 is below training.steps 25"),
-        ({"lr_scheduler": {"total_steps": 0}}, "lr_scheduler.total_steps 0 is below training.ste"),
-        ({"lr_scheduler": {"warmup_steps": 25}}, "warmup_steps 25 is more than the schedule of 24"),
         (
             {"lr_scheduler": {"warmup_steps": 13, "decay_ratio": 0.5}},
             "lr_scheduler.warmup_steps 13 and decay_ratio 0.5 are more than the schedule of 24",
         ),
         ({"lr_scheduler": {"decay_ratio": 1.5}}, "decay_ratio must be in [0, 1], got 1.5"),
-        ({"lr_scheduler": {"min_lr_factor": -0.1}}, "min_lr_factor must be in [0, 1], got -0.1"),
         ({"checkpoint": {"milestone_interval": 12}}, "12 is not a multiple of checkpoint.interv"),
-        ({"checkpoint": {"interval_minutes": -1.0}}, "interval_minutes must be at least 0, got -1"),
-        ({"training": {"max_norm": 0.0}}, "training.max_norm must be positive, got 0.0"),
         ({"training": {"global_batch_size": 0}}, "or -1 for a local batch on each process, got 0"),
         (
             {"profiling": {"enable_profiling": True, "profile_freq": 3}},
@@ -111,18 +97,14 @@ def test_a_machine_that_is_too_small_is_refused(check, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: gpu.name)
-    message = refusal(check)
+    message, unchecked = refusal(check), {"check_memory": False}
     assert "and NVIDIA Small has 0.0 GiB: lower training.local_batch_size" in message
-    assert "activations" in message and "logits" in message
-    assert check(job={"check_memory": False}) == []
     # A checkpoint of the smoke model is 0.5 MB.
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1_500_000))
     settings = {"interval": 5, "keep_latest_k": 2, "milestone_interval": 10}
-    message = refusal(check, job={"check_memory": False}, checkpoint=settings)
+    message = refusal(check, job=unchecked, checkpoint=settings)
     assert message.startswith("5 checkpoints of 0.0 GB will be kept")
-    assert f"{tmp_path}/run, and 0.0 GB are free: lower checkpoint.keep_latest_k" in message
-    settings = {"interval": 24, "keep_latest_k": 2}
-    assert check(job={"check_memory": False}, checkpoint=settings) == []
+    assert check(job=unchecked, checkpoint={"interval": 24, "keep_latest_k": 2}) == []
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert "8 processes were started on a machine of 4 GPUs" in refusal(check)
 
@@ -161,43 +143,34 @@ def test_the_epochs_of_stage_one_count_in_stage_two(check, first_stage, corpus):
     assert check(steps=3, folder="alone", data=limit, lr_scheduler=schedule) == []
 
 
-@pytest.fixture(params=["the same folder", "a copy", "a part"])
-def twin(request, corpus, tmp_path):
-    """Another name of quarry's tokens, of all of them or of its first shard."""
-    folder = tmp_path / "twin"
-    if request.param == "the same folder":
-        folder.symlink_to(corpus.source("quarry"))
-    else:
-        shutil.copytree(corpus.source("quarry"), folder)
-    if request.param == "a part":
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["shards"] = manifest["shards"][:1]
-        manifest["num_tokens"] = manifest["shards"][0]["num_tokens"]
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+@pytest.fixture
+def twin(corpus, tmp_path):
+    """Another name of the tokens in quarry's first shard."""
+    folder = shutil.copytree(corpus.source("quarry"), tmp_path / "twin")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["shards"] = manifest["shards"][:1]
+    manifest["num_tokens"] = manifest["shards"][0]["num_tokens"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
 def test_tokens_under_two_names_are_read_by_both(check, twin, corpus):
-    shards = [
-        TokenShards.open(folder).num_tokens // 32 for folder in (corpus.source("quarry"), twin)
-    ]
-    most = sum(48 / num_windows for num_windows in shards)  # 24 steps of 4, half of each
+    folders = (corpus.source("quarry"), twin)
+    # 24 steps of 4, half of each
+    most = sum(48 / (TokenShards.open(folder).num_tokens // 32) for folder in folders)
     data = {"sources": {"quarry": 1.0, str(twin): 1.0}, "max_epochs": most - 0.1}
     message = refusal(check, data=data)
     assert f"source quarry, which holds the same tokens as {twin}, would be read " in message
     assert f"{most:.2f} times, more than max_epochs {most - 0.1:g} allows" in message
-    assert check(data=data | {"max_epochs": most + 0.1}) == []
 
 
 def test_what_is_trained_on_now_or_in_the_stage_before_is_not_held_out(check, twin, first_stage):
-    heldout = {"sources": [str(twin)]}
+    heldout, data = {"sources": [str(twin)]}, {"sources": {"harbour": 1.0}}
     message = refusal(check, heldout=heldout)
-    assert message.endswith(
-        "is trained on: source quarry holds the tokens of its tokens-00000.bin too"
+    assert message.startswith(
+        f"heldout source {twin} is trained on: source quarry holds the tokens"
     )
-    assert message.startswith(f"heldout source {twin} ")
     stage = {"initial_load_path": str(first_stage)}
-    data = {"sources": {"harbour": 1.0}}
     assert message == refusal(check, heldout=heldout, data=data, checkpoint=stage)
     assert check(heldout=heldout, data=data) == []
 
@@ -219,67 +192,32 @@ def test_stage_two_is_refused_from_another_model_or_without_a_whole_checkpoint(c
     assert message.endswith(": train the stage before first")
 
 
-@pytest.mark.parametrize(
-    ("start", "path"),
-    [
-        ("", "first/checkpoint/step-24"),
-        ("first/checkpoint", "step-24"),
-        ("run", "../first/checkpoint/step-24"),
-    ],
-)
-def test_stage_two_starts_from_a_complete_checkpoint(
-    check, first_stage, tmp_path, monkeypatch, start, path
-):
-    (tmp_path / "run").mkdir()
-    monkeypatch.chdir(tmp_path / start)
-    for where in (path, str(first_stage)):
-        assert check(checkpoint={"initial_load_path": where}) == []
-        assert RunRecord.read(tmp_path / "run").earlier["step"] == 24
-
-
-def test_a_foreign_checkpoint_folder_would_shadow_stage_one(check, first_stage, tmp_path):
-    # A checkpoint there is resumed, and initial_load_path plays no part.
-    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
-    message = refusal(check, checkpoint={"initial_load_path": str(first_stage)})
-    assert f"would shadow checkpoint.initial_load_path {first_stage}" in message
-
-
-@pytest.mark.parametrize(
-    ("steps", "is_fork", "message"),
-    [
-        (23, False, "training.steps 23 leaves nothing to train after the checkpoint of step 24"),
-        (24, True, "training.steps 24 leaves nothing to train after the checkpoint of step 24, "),
-        (24, False, ""),
-    ],
-)
 def test_a_run_that_would_train_nothing_is_refused_but_for_one_that_is_finished(
-    check, first_stage, tmp_path, steps, is_fork, message
+    check, first_stage, tmp_path
 ):
-    fork = {"folder": "run", "checkpoint": {"fork_from": str(first_stage)}}
-    arguments = fork if is_fork else {"folder": "first"}
-    if message:
-        assert message in refusal(check, steps=steps, **arguments)
-        assert not (tmp_path / "run" / "checkpoint").exists()
-    else:
-        assert "resuming from" in check(steps=steps, **arguments)[0]
+    message = "leaves nothing to train after the checkpoint of step 24"
+    assert message in refusal(check, steps=23, folder="first")
+    fork = {"fork_from": str(first_stage)}
+    assert f"{message}, {first_stage}" in refusal(check, steps=24, checkpoint=fork)
+    assert not (tmp_path / "run" / "checkpoint").exists()
+    assert "resuming from" in check(steps=24, folder="first")[0]
 
 
 # Resuming this very run.
 
 
-def test_shards_changed_in_place_are_refused_and_on_a_resume_too(check, corpus, tmp_path):
+def test_shards_changed_in_place_are_refused(check, corpus, tmp_path):
     folder = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
-    data = {"sources": {str(folder): 1.0}}
-    check(data=data)
-    save_steps(tmp_path / "run", 5)
-    assert "resuming from" in check(data=data)[0]
+    check(data={"sources": {str(folder): 1.0}})
     shard = folder / "tokens-00000.bin"
     tokens = shard.read_bytes()
     shard.write_bytes(tokens[8:] + tokens[:8])
-    for run in ("run", "new"):
-        assert "quarry/tokens-00000.bin has sha256 " in refusal(check, folder=run, data=data)
-    other = {"heldout": {"sources": [str(folder)]}, "data": {"sources": {"harbour": 1.0}}}
-    assert "quarry/tokens-00000.bin has sha256 " in refusal(check, folder="third", **other)
+    for sections in (
+        {"data": {"sources": {str(folder): 1.0}}},
+        {"heldout": {"sources": [str(folder)]}, "data": {"sources": {"harbour": 1.0}}},
+    ):
+        message = refusal(check, folder="new", **sections)
+        assert "quarry/tokens-00000.bin has sha256 " in message
 
 
 @pytest.fixture
@@ -326,5 +264,5 @@ def test_a_run_killed_in_its_first_save_begins_again_with_stage_one(check, tmp_p
     assert check(**stage) == [remark]
     assert not folder.exists() and (tmp_path / "run" / "checkpoint.torn" / "step-5").is_dir()
     save_steps(tmp_path / "run", 5)
-    shutil.rmtree(first_stage)  # no longer needed once there is a checkpoint of its own
+    shutil.rmtree(first_stage)  # no longer needed once there is a checkpoint
     assert check(**stage) == [f"resuming from {folder}/step-5"]

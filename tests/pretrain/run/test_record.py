@@ -1,6 +1,5 @@
 """run.json says what every start of a run was computed with, and keeps its id in W&B."""
 
-import json
 import os
 import sys
 from importlib.machinery import ModuleSpec
@@ -9,29 +8,23 @@ from unittest.mock import Mock, call
 import torch.distributed as dist
 from training_runs import curve, save_steps
 
-from anchored.environment import environment_record
-from anchored.pretrain.cpu_device import _CpuDeviceModule
 from anchored.pretrain.export import model_card
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import parallel_dims
 from anchored.pretrain.run.metrics import RunMetrics
-
-# Other processes may change them meanwhile.
-MACHINE = {"git_commit": "0123456789abcdef", "has_local_changes": True, "num_threads": 1}
+from anchored.pretrain.titan import CPU
 
 
 def test_every_start_is_recorded_with_its_machine_and_what_changed(begin, tmp_path):
     _, record = begin(tmp_path / "run")
     (first,) = record.starts
-    environment = json.loads(json.dumps(environment_record()))
-    assert first["environment"] | MACHINE == environment | MACHINE
-    assert {"torch", "torchtitan", "transformers"} <= environment["packages"].keys()
-    assert {"cuda", "driver", "devices", "git_commit"} <= environment.keys()
+    versions = first["environment"]["packages"]
+    assert {"torch", "torchtitan", "transformers"} <= versions.keys()
+    assert {"cuda", "driver", "devices", "git_commit"} <= first["environment"].keys()
     assert (first["step"], first["num_processes"], first["changes"]) == (0, 1, {})
     # Everything that was decided, defaults and infinite ones included.
     assert record.settings["optimizer.lr"] == 3e-3 and record.settings["optimizer.eps"] == 1e-8
     assert record.settings["data.max_epochs"] == "inf"
-    assert len(record.settings["data.sources"]) == 3
 
     save_steps(tmp_path / "run", 5)
     _, record = begin(tmp_path / "run", num_processes=2, metrics={"log_freq": 7})
@@ -40,7 +33,6 @@ def test_every_start_is_recorded_with_its_machine_and_what_changed(begin, tmp_pa
     assert second["changes"] == {"metrics.log_freq": [1, 7]}
 
     card = model_card(record, steps=[5], title="model")
-    versions = environment["packages"]
     assert f"| 0 | 1 | cpu | {versions['torch']} | {versions['torchtitan']} |" in card
     assert "| 5 | 2 | cpu |" in card
 
@@ -50,7 +42,7 @@ def test_all_starts_are_one_run_in_wandb(begin, tmp_path, monkeypatch):
     wandb, run = Mock(run=None, __spec__=ModuleSpec("wandb", None)), tmp_path / "run"
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr("torchtitan.components.metrics.device_module", _CpuDeviceModule())
+    monkeypatch.setattr("torchtitan.components.metrics.device_module", CPU)
     monkeypatch.setattr("torchtitan.components.metrics.device_type", "cpu")
     for rank, first in ((0, 0), (1, 2), (0, 2)):  # of several processes the first one writes
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)

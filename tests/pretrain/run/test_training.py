@@ -1,4 +1,4 @@
-"""Whole runs as processes of their own: one curve however they are started, killed and resumed."""
+"""Whole runs as programs: one curve however they are started, killed and resumed."""
 
 import json
 import math
@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from training_runs import (
@@ -22,15 +21,13 @@ from training_runs import (
     curve,
     losses,
     start_run,
-    torchrun,
     train,
-    wait_until,
 )
 from transformers import AutoModelForCausalLM
 
 from anchored import AnchoredError
 from anchored.pretrain.export import export_checkpoint, llama_weights
-from anchored.pretrain.launch import launch
+from anchored.pretrain.program import launch
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards
@@ -71,29 +68,6 @@ def test_a_run_learns_and_records_every_step(finished, corpus):
         assert epochs[name] == pytest.approx(32 / windows, rel=0.02)
 
 
-def test_tensorboard_has_the_same_curves(finished):
-    (folder,) = (finished / "tb").iterdir()
-    events = EventAccumulator(str(folder)).Reload()
-    scalars = {"loss_metrics/global_avg_loss", "source_epochs/quarry", "heldout_loss/meadow"}
-    assert scalars <= set(events.Tags()["scalars"])
-    values = [event.value for event in events.Scalars("loss_metrics/global_avg_loss")]
-    assert values == pytest.approx(losses(finished))
-
-
-def test_the_processes_wait_for_each_other_as_long_as_all_tries_of_a_save_take(finished):
-    # The configured 100 s, 60 s to the next try, pauses of 155 s, and 4 tries of half a megabyte.
-    lines = (finished / "train.log").read_text().splitlines()
-    (line,) = (line for line in lines if "ProcessGroups to" in line)
-    assert line.rpartition("ProcessGroups to ")[2].startswith("0:05:15.")
-
-
-@pytest.mark.slow
-def test_a_finished_run_started_again_does_nothing(finished, write_config):
-    before = curve(finished)
-    train(write_config(finished))
-    assert curve(finished) == before
-
-
 @pytest.mark.parametrize("is_masked", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_held_out_loss_is_that_of_the_exported_model_on_all_tokens_or_on_each_document(
     finished, write_config, corpus, tmp_path, is_masked
@@ -129,6 +103,7 @@ def document_losses(model, row, eos_id):
     )
 
 
+@pytest.mark.slow
 def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weights(
     finished, write_config, tmp_path, monkeypatch
 ):
@@ -152,33 +127,14 @@ def test_a_run_ended_by_both_signals_and_made_longer_reaches_the_very_same_weigh
     torch.testing.assert_close(final_weights(run), final_weights(finished), rtol=0, atol=0)
 
 
-@pytest.mark.slow
-def test_skipped_spikes_are_recorded_and_resumed_alike(write_config, tmp_path):
-    # So strict a guard calls every rise a spike.
-    guard = {"action": "skip", "window": 4, "deviations": 0.01, "min_rise_nats": 0.0}
-    train(write_config(tmp_path / "whole", spike_guard=guard))
-    spikes = curve(tmp_path / "whole", "spikes.jsonl")
-    assert spikes and all(line["loss"] > line["limit"] for line in spikes)
-    assert all(line["action"] == "skipped" for line in spikes)
-    train(write_config(tmp_path / "run", spike_guard=guard, steps=12))
-    train(write_config(tmp_path / "run", spike_guard=guard), num_processes=2)
-    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)
-    resumed = curve(tmp_path / "run", "spikes.jsonl")
-    assert [line["step"] for line in resumed] == [line["step"] for line in spikes]
-
-
 REPLICAS = {"parallelism": {"data_parallel_replicate_degree": 2}}
-OFFLOAD = {"training": {"local_batch_size": 1, "enable_cpu_offload": True}}
 
 
 @pytest.mark.parametrize(
     ("num_processes", "settings"),
     [
-        pytest.param(2, REPLICAS, id="replicas"),
-        pytest.param(2, {}, id="shards", marks=pytest.mark.slow),
+        pytest.param(2, REPLICAS, id="replicas", marks=pytest.mark.slow),
         pytest.param(4, REPLICAS, id="replicas-of-shards", marks=pytest.mark.slow),
-        pytest.param(1, OFFLOAD, id="offloaded", marks=pytest.mark.slow),
-        pytest.param(2, OFFLOAD | REPLICAS, id="offloaded-replicas", marks=pytest.mark.slow),
         pytest.param(2, {"loss": {"chunk_tokens": 24}} | REPLICAS, id="replicas-in-chunks"),
     ],
 )
@@ -209,15 +165,7 @@ def second_stage(write_config, dump_folder, stage_one, **sections):
     )
 
 
-@pytest.fixture(scope="module")
-def second(finished, write_config):
-    """The dump folder of an uninterrupted second stage."""
-    dump_folder = finished.with_name("second")
-    train(second_stage(write_config, dump_folder, finished))
-    return dump_folder
-
-
-@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("is_kept", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_second_stage_goes_on_with_the_moments_of_the_first_where_they_are_kept(
     finished, write_config, tmp_path, is_kept
 ):
@@ -241,7 +189,7 @@ def test_the_second_stage_goes_on_with_the_moments_of_the_first_where_they_are_k
         elif kind in moments:
             kept = before[name] * moments[kind] * is_kept
             torch.testing.assert_close(after[name], kept, rtol=1e-5, atol=1e-12)
-    # What is resumed has moments of its own, and not those of the first stage again.
+    # What is resumed has its moments, and not those of the first stage again.
     whole = losses(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoint" / "step-6")
     train(config_file)
@@ -260,41 +208,6 @@ def stored(checkpoint):
         warnings.simplefilter("ignore")  # torch says that it reads in a single process
         dcp.load(tensors, checkpoint_id=checkpoint, no_dist=True)
     return tensors
-
-
-@pytest.mark.slow
-def test_two_stages_on_other_numbers_of_processes_are_the_same_curves(
-    finished, second, write_config, tmp_path, monkeypatch
-):
-    settings = {
-        "loss": {"chunk_tokens": 24},
-        # Two rounds a step on two processes, which hold half of the vocabulary's weights each.
-        "training": {"local_batch_size": 1},
-        "checkpoint": {"interval": 1, "async_mode": "async", "milestone_interval": 6},
-    }
-    config_file = write_config(tmp_path / "first", heldout=HELDOUT, **settings)
-    checkpoints = tmp_path / "first" / "checkpoint"
-    begun = tmp_path / "step-3"
-    monkeypatch.setenv("FAULTS", '{"3": "long step"}')
-    monkeypatch.setenv("LONG_STEP", str(begun))
-    errors = ""
-    with torchrun(config_file, program="faulty_pretrain") as process:
-        wait_until(process, begun.exists)
-        process.terminate()  # torchrun sends the signal on
-        for line in iter(process.stderr.readline, ""):
-            errors += line
-            if "stopping after this step" in line:
-                begun.with_name(f"{begun.name}.over").touch()
-    step = max(checkpoint_steps(checkpoints))
-    assert f"stopped by a signal after step {step} of {STEPS}" in errors
-    assert damage(checkpoints / f"step-{step}") is None
-    (process,) = start_run(config_file)
-    assert f"resuming from {checkpoints}/step-{step}" in process.wait_for_success()
-    assert {6, 12, 18, 24} <= checkpoint_steps(checkpoints).keys()
-    assert_same_curves(tmp_path / "first", finished)
-    config_file = second_stage(write_config, tmp_path / "second", tmp_path / "first", **settings)
-    train(config_file, num_processes=2)
-    assert_same_curves(tmp_path / "second", second)
 
 
 @pytest.mark.slow

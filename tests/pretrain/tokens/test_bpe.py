@@ -24,15 +24,11 @@ VOCAB_SIZE = 280
 NASTY = [
     "I'LL we've DON'T can't rock'n'roll 's't",
     "1234567890 12 3.14159 0x1F \u0663\u0664\u0665\u0666 \u00b2\u00b3",
-    "a  b   c    d\t\te \t f\n\n\ng \n h\r\n\r\ni\r j  \n",
-    "   leading and trailing   ",
-    "caf\u00e9 cafe\u0301 na\u00efve \u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4",
-    "\u0939\u093f\u0928\u094d\u0926\u0940 \u0633\u0644\u0627\u0645",
+    "a  b   c    d\t\te \t f\n\n\ng \n h\r\n\r\ni\r j  \n   ",
+    "caf\u00e9 cafe\u0301 \u65e5\u672c\u8a9e \u0939\u093f\u0928\u094d\u0926\u0940 \u0633\u0644",
     "\U0001f469\u200d\U0001f680\U0001f1eb\U0001f1f7 \u00a0\u2003\u3000x\u2028y\u0085z",
-    "!?...$$$\n\n///---\r\n#include<stdio.h>\n\n",
-    "_snake_case__init__ CamelCase kebab-case @dataclass",
-    "\x00\x01\x7f\ufeff\ufffd",
-    "\u017f \u212a 'S '\u017f \u0130I\u0131i",
+    "_snake_case__init__ @dataclass !?...$$$\n\n///---\r\n#include<stdio.h>\n\n",
+    "\x00\x01\x7f\ufeff\ufffd \u017f \u212a 'S '\u017f \u0130I\u0131i",
     "",
 ]
 
@@ -77,11 +73,6 @@ def llama3_pre_tokenizer():
 def test_any_text_is_cut_as_llama3_cuts_it(llama3_pre_tokenizer, text):
     ours, theirs = pre_tokenizer(), llama3_pre_tokenizer
     assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
-
-
-def test_words_are_cut_at_known_places():
-    pieces = [piece for piece, _ in pre_tokenizer().pre_tokenize_str("It's 12345  ok!\n")]
-    assert pieces == ["It", "'s", "\u0120", "123", "45", "\u0120", "\u0120ok", "!\u010a"]
 
 
 def test_special_tokens_come_last_and_the_begin_token_is_added_once(tokenizer, loaded):

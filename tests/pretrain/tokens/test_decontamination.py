@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from command_line import run as command
 
 from anchored.pretrain.export import model_card
 from anchored.pretrain.plan.data_config import DataConfig, DataSource
 from anchored.pretrain.plan.data_plan import DataPlan, data_record
-from anchored.pretrain.plan.stages import StageSpec, plan_stage
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens import passages
-from anchored.pretrain.tokens.decontamination import ForbiddenTexts, Report, search_summary
+from anchored.pretrain.tokens.decontamination import ForbiddenTexts, Report
 from anchored.pretrain.tokens.passages import Passages, normalized
 from anchored.pretrain.tokens.shards import Manifest
 from anchored.tools.commands.training.decontaminate import DecontaminateConfig, run
@@ -23,6 +21,7 @@ from anchored.tools.commands.training.tokenize import TokenizeConfig
 from anchored.tools.commands.training.tokenize import run as tokenize
 
 LETTERS = "aaabcdeeeefghiijklmnoooprsttuuvwy"
+NUM_DOCUMENTS, NUM_FILES, NUM_PLANTED = 200, 2, 14
 
 
 def words(generator: random.Random, count: int) -> list[str]:
@@ -53,50 +52,41 @@ def accented(generator, text):
     return text.translate(str.maketrans("aeou", "\u00e1\u00e9\u00f6\u00fb"))
 
 
-DISGUISES = [
-    lambda generator, text: text,
-    lambda generator, text: generator.choice([text.upper(), text.title(), text.swapcase()]),
-    *(respaced, unspaced, twenty_words, numbered, accented),
-]
+def capitals(generator, text):
+    return generator.choice([text.upper(), text.title(), text.swapcase()])
+
+
+DISGUISES = [str, capitals, respaced, unspaced, twenty_words, numbered, accented]
 
 
 @dataclass(frozen=True)
 class Haystack:
-    """Documents with passages of works in some of them; common phrases are in all."""
+    """Documents with passages of works in some of them; a common phrase is in many."""
 
     folder: Path
-    works: Path
     planted: dict[tuple[str, int], str]
     """The work in the document of an input file and a record."""
 
 
-NUM_DOCUMENTS, NUM_FILES = 800, 4
-
-
 @pytest.fixture(scope="module")
 def haystack(tmp_path_factory) -> Haystack:
-    """200 documents in each of 4 files, 21 passages planted in them."""
     folder, generator = tmp_path_factory.mktemp("haystack"), random.Random(11)
-    # Frequent words are rather short, as Zipf found.
-    vocabulary = sorted(words(generator, 8000), key=lambda word: len(word) + 6 * generator.random())
+    vocabulary = words(generator, 8000)
     frequencies = [1 / rank for rank in range(1, len(vocabulary) + 1)]
 
     def text(count):
         return generator.choices(vocabulary, frequencies, k=count)
 
-    # Words that anyone may write, in every work and in many documents.
     common = text(6)
-    works = [text(3000) + common + text(2000) for _ in range(20)]
-    documents = []
-    for _ in range(NUM_DOCUMENTS):
-        phrase = common if generator.random() < 0.3 else []
-        documents.append(" ".join(text(5) + phrase + text(generator.randint(15, 190))))
+    works = [text(1000) + common + text(1000) for _ in range(20)]
+    phrases = ([] if number % 3 else common for number in range(NUM_DOCUMENTS))
+    documents = [" ".join(text(5) + phrase + text(60)) for phrase in phrases]
     planted, per_file = {}, NUM_DOCUMENTS // NUM_FILES
-    for number, index in enumerate(generator.sample(range(NUM_DOCUMENTS), 21)):
+    for number, index in enumerate(generator.sample(range(NUM_DOCUMENTS), NUM_PLANTED)):
         work = generator.randrange(len(works))
         first = generator.randrange(len(works[work]) - 60)
-        passage = " ".join(works[work][first : first + 60])
-        passage = DISGUISES[number % len(DISGUISES)](generator, passage)
+        disguise, passage = DISGUISES[number % 7], " ".join(works[work][first : first + 60])
+        passage = passage if disguise is str else disguise(generator, passage)
         before = generator.randrange(len(documents[index]))
         documents[index] = f"{documents[index][:before]} {passage} {documents[index][before:]}"
         planted[f"{index // per_file}.jsonl", index % per_file] = f"works.jsonl:{work + 1}"
@@ -105,14 +95,14 @@ def haystack(tmp_path_factory) -> Haystack:
         rows = documents[number * per_file :][:per_file]
         lines = (json.dumps({"text": row, "metadata": {"license": "CC0"}}) for row in rows)
         (folder / "texts" / f"{number}.jsonl").write_text("\n".join(lines))
-    table = [{"id": str(n), "title": "A", "text": " ".join(work)} for n, work in enumerate(works)]
+    table = [{"title": "A", "text": " ".join(work)} for work in works]
     (folder / "works.jsonl").write_text("\n".join(map(json.dumps, table)))
-    return Haystack(folder, folder / "works.jsonl", planted)
+    return Haystack(folder, planted)
 
 
 def search(haystack: Haystack, **changes) -> Report:
     settings = {"source": "hay", "workers": 1, "output": haystack.folder / "reports"}
-    texts = {"input": (haystack.folder / "texts",), "against": (haystack.works,)}
+    texts = {"input": (haystack.folder / "texts",), "against": (haystack.folder / "works.jsonl",)}
     assert run(DecontaminateConfig(**settings | texts | changes)) == 0
     return Report.read(haystack.folder / "reports" / "hay.jsonl")
 
@@ -124,24 +114,23 @@ def report(haystack):
 
 def test_planted_passages_are_found_and_nothing_else(haystack, report, capsys):
     matches = {(one["input_file"], one["record"]): one["texts"] for one in report.documents}
-    assert report.num_documents == NUM_DOCUMENTS
-    assert not [one for one, work in haystack.planted.items() if work not in matches.get(one, ())]
-    assert len(matches) == len(haystack.planted)
-    assert search(haystack, workers=2) == report
+    assert report.num_documents == NUM_DOCUMENTS and matches.keys() == haystack.planted.keys()
+    assert all(work in matches[one] for one, work in haystack.planted.items())
+    least = sorted(one["num_chars"] for one in report.documents)[5]
+    kept = search(haystack, least_chars=least)  # others are reported and kept
+    assert len(kept.documents) == NUM_PLANTED
+    assert kept.num_left_out == sum(one["num_chars"] >= least for one in report.documents)
+    assert search(haystack) == report
     out = capsys.readouterr().out
-    assert "21 of" in out and "21 to be left out" in out
-    assert 14 <= float(out.split(" bytes a passage")[0].split()[-1]) <= 16.01
+    assert f"{NUM_PLANTED} of" in out and f"{NUM_PLANTED} to be left out" in out
 
 
 def test_what_was_searched_before_an_interruption_is_not_searched_again(
     haystack, report, monkeypatch
 ):
     progress = haystack.folder / "reports" / "progress" / "hay"
-    kept = {file: file.stat().st_ino for file in sorted(progress.glob("file-*.json"))}
-    lost = progress / "file-00002.json"
-    lost.unlink()
-    searched = []
-    before = Passages.shared_with
+    (progress / "file-00001.json").unlink()
+    searched, before = [], Passages.shared_with
 
     def counted(self, text, names):
         searched.append(text)
@@ -149,63 +138,32 @@ def test_what_was_searched_before_an_interruption_is_not_searched_again(
 
     monkeypatch.setattr(Passages, "shared_with", counted)
     assert search(haystack) == report
-    lines = (haystack.folder / "texts" / "2.jsonl").read_text().splitlines()
+    lines = (haystack.folder / "texts" / "1.jsonl").read_text().splitlines()
     assert searched == [json.loads(line)["text"] for line in lines]
-    assert all(file.stat().st_ino == kept[file] for file in kept if file != lost)
 
 
 def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_path, capsys):
-    config = {
-        "source": "hay",
-        "tokenizer": str(corpus.tokenizer_folder),
-        "input": (haystack.folder / "texts",),
-        "heldout_fraction": 0.0,
-        "workers": 1,
-    }
-    file = haystack.folder / "reports" / "hay.jsonl"
-    assert tokenize(TokenizeConfig(**config, output=tmp_path / "s", leave_out=file)) == 0
-    assert "left out, by decontamination: 21" in capsys.readouterr().out
+    texts, file = haystack.folder / "texts", haystack.folder / "reports" / "hay.jsonl"
+    config = {"source": "hay", "tokenizer": str(corpus.tokenizer_folder), "input": (texts,)}
+    config |= {"heldout_fraction": 0.0, "workers": 1, "leave_out": file}
+    assert tokenize(TokenizeConfig(**config, output=tmp_path / "s")) == 0
+    assert f"left out, by decontamination: {NUM_PLANTED}" in capsys.readouterr().out
     manifest = Manifest.read(tmp_path / "s")
-    assert manifest.num_documents == NUM_DOCUMENTS - 21
-    assert manifest.num_contaminated_documents == 21
+    assert manifest.num_documents == NUM_DOCUMENTS - NUM_PLANTED
+    assert manifest.num_contaminated_documents == NUM_PLANTED
     assert manifest.decontamination == report.summary()
-    assert manifest.decontamination["against"][0]["num_texts"] == 20
-
-    source = DataSource(name="hay", path=str(tmp_path / "s"), weight=1.0)
-    data = DataConfig(sources=(source,))
-    plan = DataPlan.open(data, seq_len=32)
-    record = RunRecord(
-        model={"max_position_embeddings": 16},
-        tokenizer_sha256="",
-        bos_id=0,
-        eos_id=1,
-        identity={},
-        data=data_record(plan, batch_size=4),
-    )
-    said = (
-        f"21 of {NUM_DOCUMENTS} documents share 13 words or 64 letters in a row with "
-        "works.jsonl; 21 left out"
-    )
+    data = DataConfig(sources=(DataSource(name="hay", path=str(tmp_path / "s"), weight=1.0),))
+    read = data_record(DataPlan.open(data, seq_len=32), batch_size=4)
+    shape = {"max_position_embeddings": 16}
+    ids = {"tokenizer_sha256": "", "bos_id": 0, "eos_id": 1}
+    record = RunRecord(model=shape, **ids, identity={}, data=read)
+    said = f"{NUM_PLANTED} of {NUM_DOCUMENTS} documents share 13 words or 64 letters in a row with "
+    said += f"works.jsonl; {NUM_PLANTED} left out"
     assert said in model_card(record, steps=[3], title="model")
-    spec = StageSpec(name="s", data=data, seq_len=32, num_steps=2, sequences_per_step=4, sizes={})
-    (planned,) = plan_stage(spec).sources
-    assert search_summary(planned.decontamination) == said
-
-    lines = haystack.folder / "texts" / "0.jsonl"
-    other = tmp_path / "0.jsonl"
-    other.write_text(lines.read_text() + "\n{}")
+    (tmp_path / "0.jsonl").write_text("{}")
+    other = TokenizeConfig(**config | {"input": (tmp_path / "0.jsonl",)}, output=tmp_path / "t")
     with pytest.raises(ValueError, match="was made of other inputs: their files differ"):
-        tokenize(
-            TokenizeConfig(**config | {"input": (other,)}, output=tmp_path / "t", leave_out=file)
-        )
-
-
-def test_documents_that_share_less_are_reported_and_kept(haystack, report):
-    least = sorted(one["num_chars"] for one in report.documents)[5]
-    kept = search(haystack, least_chars=least)
-    assert len(kept.documents) == 21
-    assert kept.num_left_out == sum(one["num_chars"] >= least for one in report.documents)
-    assert 0 < kept.num_left_out < 21
+        tokenize(other)
 
 
 def test_other_texts_or_inputs_need_another_folder(haystack, report, tmp_path):
@@ -222,25 +180,17 @@ def test_a_passage_across_the_blocks_of_a_long_document_is_found(monkeypatch):
     generator = random.Random(3)
     work = " ".join(words(generator, 30))
     sought, _ = Passages.of([(0, work)])
-    for offset in range(900, 1100, 9):
+    for offset in range(900, 1100, 19):
         filler = " ".join(words(generator, 400))
         shared = sought.shared_with(f"{filler[:offset]} {work} {filler[offset:]}", ["w"])
         assert shared is not None and shared.num_chars == shared.longest == len(work)
         assert shared.excerpt.startswith(work[:50])
 
 
-@pytest.mark.parametrize("disguise", [numbered, accented])
-def test_what_is_looked_for_may_be_disguised_too(disguise):
-    generator = random.Random(5)
-    work = " ".join(words(generator, 400))
-    sought, _ = Passages.of([(0, disguise(generator, work))])
-    assert sought.shared_with(" ".join(work.split()[100:160]), ["w"]).share > 0.6
-
-
 def test_any_71_shared_letters_are_found_63_are_not_and_numbers_are_nobodys():
     generator = random.Random(4)
     work = "".join(words(generator, 500))
-    sought, _ = Passages.of([(0, work)])
+    sought, _ = Passages.of([(0, accented(generator, work))])
     for first in range(0, 1000, 13):
         assert sought.shared_with("qq" + work[first : first + 71] + "qq", ["w"])
         assert not sought.shared_with("qq" + work[first : first + 63] + "qq", ["w"])
@@ -248,12 +198,11 @@ def test_any_71_shared_letters_are_found_63_are_not_and_numbers_are_nobodys():
     assert normalized("\ufb01n\uff21\u0301 Stra\u00dfe") == normalized("FINA STRASSE")
 
 
-def test_every_string_of_every_file_is_looked_for(tmp_path, capsys):
+def test_every_string_of_every_file_is_looked_for(tmp_path):
     works = [" ".join(words(random.Random(seed), 14)) for seed in range(5)]
-    json_texts = [json.dumps(work) for work in works]
     files = [tmp_path / name for name in ("a.jsonl", "b.json", "c.txt", "d.parquet")]
-    files[0].write_text(f'{{"doc": {{"question": {json_texts[0]}, "choices": ["no", 3]}}}}\n')
-    files[1].write_text(f'[{{"prompt": {json_texts[1]}}}]')
+    files[0].write_text(json.dumps({"doc": {"question": works[0], "choices": ["no", 3]}}))
+    files[1].write_text(json.dumps([{"prompt": works[1]}]))
     files[2].write_text(works[2])
     rows = [
         {"question": "no", "choices": {"text": ["no", works[3]], "label": [0, 1]}},
@@ -267,19 +216,6 @@ def test_every_string_of_every_file_is_looked_for(tmp_path, capsys):
         assert shared is not None and shared.texts == (name,)
     assert [file["num_texts"] for file in texts.files] == [1, 1, 1, 2]
     assert not any(file["num_short"] for file in texts.files)
-    # The command takes options given several times as one list.
-    against = [word for file in files for word in ("--against", str(file))]
-    inputs = []
-    for number, work in enumerate([*works, "nothing of it"]):
-        path = tmp_path / "in" / f"{number}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"text": work}))
-        inputs += ["--input", str(path)]
-    options = [*against, *inputs, "--output", str(tmp_path / "reports"), "--source", "s"]
-    out, _ = command(capsys, "decontaminate", *options, "--workers", "1")
-    assert "s: 5 of 6 documents share passages, 5 to be left out" in out
-    damaged = bytearray(files[3].read_bytes())
-    damaged[-8:] = b"PAR1PAR1"
-    files[3].write_bytes(damaged)
+    files[3].write_bytes(files[3].read_bytes()[:-8] + b"PAR1PAR1")
     with pytest.raises(ValueError, match="cannot be read as texts to look for"):
         ForbiddenTexts.prepare(files, tmp_path / "other")

@@ -5,19 +5,16 @@ import re
 import shutil
 from dataclasses import replace
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from anchored.pretrain.plan.provenance import document_spans
+from anchored.pretrain.tokens import shards as shards_module
 from anchored.pretrain.tokens.shards import (
-    MANIFEST_NAME,
-    MAX_OPEN_SHARDS,
     STAMP_NAME,
     Manifest,
     TokenShards,
@@ -27,9 +24,8 @@ from anchored.pretrain.tokens.shards import (
     is_verified,
     verify_shards,
 )
+from anchored.pretrain.tokens.workers import worker_counts
 from anchored.pretrain.tokens.writer import write_token_shards
-
-ORIGIN = {"source": "letters", "license": "CC0-1.0", "revision": "abc"}
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +34,8 @@ def tokenizer_file(corpus):
 
 
 def write(folder, documents, tokenizer_file, **changes):
-    return write_token_shards(folder, documents, tokenizer_file, **ORIGIN | changes)
+    origin = {"source": "letters", "license": "CC0-1.0", "revision": "abc"}
+    return write_token_shards(folder, documents, tokenizer_file, **origin | changes)
 
 
 @pytest.fixture
@@ -54,16 +51,15 @@ def swap_halves(path, *, keeps_time):
     stat, data = path.stat(), path.read_bytes()
     half = len(data) // 16 * 8
     path.write_bytes(data[half:] + data[:half])
-    if keeps_time:
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    time = stat.st_mtime_ns + (0 if keeps_time else 1)
+    os.utime(path, ns=(stat.st_atime_ns, time))
 
 
-def test_documents_stand_between_begin_and_end(tmp_path, tokenizer_file):
+def test_documents_are_between_begin_and_end(tmp_path, tokenizer_file):
     # Text that spells a special token does not become one.
     documents = ["h\u00e9", "salt <|end_of_text|><|begin_of_text|> rain\n", "", "a wave"]
     shards = write(tmp_path / "s", documents, tokenizer_file)
-    manifest = shards.manifest
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    manifest, tokenizer = shards.manifest, Tokenizer.from_file(str(tokenizer_file))
     expected = []
     tokenizer.encode_special_tokens = True
     for text in filter(None, documents):
@@ -74,17 +70,15 @@ def test_documents_stand_between_begin_and_end(tmp_path, tokenizer_file):
     spans = list(document_spans(shards, 0, len(expected)))
     assert [span.record for span in spans] == [0, 1, 3]
     ends = list(accumulate(span.num_tokens for span in spans))
-    assert ends[-1] == len(expected)
     assert [expected[end - 1] for end in ends] == [manifest.eos_id] * 3
     # Files are little-endian, and counted in the manifest.
     offsets = np.fromfile(tmp_path / "s" / "documents-00000.bin", dtype="<i8")
     assert np.fromfile(tmp_path / "s" / "tokens-00000.bin", dtype="<u4").tolist() == expected
     assert offsets.tolist() == [0, *ends]
     assert (manifest.num_documents, manifest.num_empty_documents) == (3, 1)
-    num_bytes = sum(len(text.encode()) for text in documents)
-    assert (manifest.num_bytes, manifest.licenses) == (num_bytes, {"CC0-1.0": 3})
+    assert manifest.num_bytes == sum(len(text.encode()) for text in documents)
+    assert manifest.licenses == {"CC0-1.0": 3}
     assert manifest.tokenizer_sha256 == file_sha256(tokenizer_file)
-    assert (manifest.source, manifest.revision) == ("letters", "abc")
 
 
 @given(
@@ -92,10 +86,9 @@ def test_documents_stand_between_begin_and_end(tmp_path, tokenizer_file):
     limit=st.integers(1, 30),
     data=st.data(),
 )
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_any_slice_reads_across_shards(tmp_path_factory, tokenizer_file, lengths, limit, data):
-    documents = ["z" * length for length in lengths]
-    folder = tmp_path_factory.mktemp("slices")
+    documents, folder = ["z" * length for length in lengths], tmp_path_factory.mktemp("slices")
     split = write(folder / "split", documents, tokenizer_file, max_tokens_per_shard=limit)
     whole = write(folder / "whole", documents, tokenizer_file)
     start = data.draw(st.integers(0, whole.num_tokens))
@@ -106,15 +99,13 @@ def test_any_slice_reads_across_shards(tmp_path_factory, tokenizer_file, lengths
         for spans in (document_spans(one, start, count) for one in (split, whole))
     ]
     assert records[0] == records[1]
-    longest = max(lengths) + 2
-    assert all(shard.num_tokens <= max(limit, longest) for shard in split.manifest.shards)
+    longest = max(limit, max(lengths) + 2)
+    assert all(shard.num_tokens <= longest for shard in split.manifest.shards)
     with pytest.raises(ValueError, match="are outside"):
         whole.tokens(whole.num_tokens - 1, 2)
 
 
-@pytest.mark.parametrize(
-    "name", ["tokens-00001.bin", "documents-00000.bin", "provenance-00000.bin"]
-)
+@pytest.mark.parametrize("name", ["tokens-00001.bin", "provenance-00000.bin"])
 def test_a_file_that_is_flipped_cut_or_lost_is_refused_by_name(folder, name):
     before, data = file_sha256(folder / name), bytearray((folder / name).read_bytes())
     data[9] ^= 1
@@ -130,28 +121,21 @@ def test_a_file_that_is_flipped_cut_or_lost_is_refused_by_name(folder, name):
         TokenShards.open(folder)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("{", "Expecting property name"),
-        ("[]", ""),
-        ("{}", "'schema'"),
-        ('{"schema": "other/1"}', "its schema is not anchored-tokens/2"),
-        (
-            '{"schema": "anchored-tokens/2", "bos_id": "0"}',
-            "bos_id must be a whole number, got '0'",
-        ),
-    ],
-)
-def test_a_damaged_or_missing_manifest_is_refused(tmp_path, text, reason):
+def test_a_damaged_or_missing_manifest_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no token shards in"):
         TokenShards.open(tmp_path)
-    (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(ValueError, match=f"is not a token shard manifest: .*{reason}"):
-        TokenShards.open(tmp_path)
+    for text, reason in (
+        ("{", "Expecting property name"),
+        ("[]", ""),
+        ('{"schema": "other/1"}', "its schema is not anchored-tokens/2"),
+        ('{"schema": "anchored-tokens/2", "bos_id": "0"}', "bos_id must be a whole number"),
+    ):
+        (tmp_path / "manifest.json").write_text(text)
+        with pytest.raises(ValueError, match=f"is not a token shard manifest: .*{reason}"):
+            TokenShards.open(tmp_path)
 
 
-def test_the_folder_appears_only_when_complete(tmp_path, tokenizer_file):
+def test_a_folder_appears_only_when_complete(corpus, tmp_path, tokenizer_file):
     def documents():
         yield from ["salt"] * 300
         raise RuntimeError("source failed")
@@ -159,63 +143,33 @@ def test_the_folder_appears_only_when_complete(tmp_path, tokenizer_file):
     with pytest.raises(RuntimeError, match="source failed"):
         write(tmp_path / "s", documents(), tokenizer_file)
     assert not (tmp_path / "s").exists()
-    assert write(tmp_path / "s", ["salt"], tokenizer_file).manifest.num_documents == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["s"]
-
-
-def test_what_cannot_be_written_is_refused(corpus, tmp_path, tokenizer_file):
-    with pytest.raises(ValueError, match="harbour exists"):
-        write(corpus.source("harbour"), ["salt"], tokenizer_file)
     with pytest.raises(ValueError, match="source letters has no text"):
         write(tmp_path / "s", ["", ""], tokenizer_file)
-    for text in ("{}", "[]"):  # a tokenizer_config.json, for example
-        (tmp_path / "tokenizer.json").write_text(text)
-        with pytest.raises(ValueError, match=r"is no tokenizer\.json: (Model|invalid)"):
-            write(tmp_path / "s", ["salt"], tmp_path / "tokenizer.json")
+    assert write(tmp_path / "s", ["salt"], tokenizer_file).manifest.num_documents == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+    with pytest.raises(ValueError, match="harbour exists"):
+        write(corpus.source("harbour"), ["salt"], tokenizer_file)
 
 
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        ({}, ""),
-        ({"tokenizer_sha256": "0" * 64}, "tokenizer [0-9a-f]{12} and 000000000000, by sha256"),
-        ({"bos_id": None}, "begin token 298 and None, by id"),
-        ({"eos_id": 7}, "end token 299 and 7, by id"),
+        ({"tokenizer_sha256": "0" * 64}, "tokenizer [0-9a-f]{12} and 000000000000"),
+        ({"bos_id": None}, "begin token 298 and None"),
+        ({"eos_id": 7}, "end token 299 and 7"),
     ],
 )
 def test_shards_of_other_tokens_around_documents_are_not_mixed(
     corpus, tmp_path, change, difference
 ):
     copy = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
-    manifest = Manifest.read(copy)
-    other = replace(manifest, **change)
-    (copy / MANIFEST_NAME).write_text(other.to_json())
+    other = replace(Manifest.read(copy), **change)
+    assert encoding_difference(Manifest.read(copy), Manifest.read(copy)) == ""
+    (copy / "manifest.json").write_text(other.to_json())
     assert Manifest.read(copy) == other  # None is kept
-    assert re.fullmatch(difference, encoding_difference(manifest, other))
-    weights = {"harbour": 1.0, str(copy): 1.0}
-    if not difference:
-        corpus.plan(weights)
-        return
-    with pytest.raises(
-        ValueError, match=f"harbour and .* were tokenized differently: {difference}"
-    ):
-        corpus.plan(weights)
-
-
-def test_a_thousand_shards_are_read_with_few_descriptors(corpus, tmp_path):
-    # As a plan opens them, three times a process: one descriptor a shard would pass 1,024.
-    manifest = TokenShards.open(corpus.source("quarry")).manifest
-    first, names = manifest.shards[0], [f"{number}.bin" for number in range(MAX_OPEN_SHARDS + 90)]
-    for name in names:
-        shutil.copy(corpus.source("quarry") / first.tokens_file, tmp_path / name)
-    copies = tuple(replace(first, tokens_file=name) for name in names)
-    many = replace(manifest, shards=copies, num_tokens=len(names) * first.num_tokens)
-    for shards in [TokenShards(tmp_path, many) for _ in range(3)]:
-        rows = shards.tokens(0, shards.num_tokens).reshape(len(names), -1)
-        assert (rows == rows[0]).all()
-    files = [file.path for file in psutil.Process().open_files()]
-    num_open = sum(Path(file).is_relative_to(tmp_path) for file in files)
-    assert 0 < num_open <= MAX_OPEN_SHARDS
+    message = f"harbour and {re.escape(str(copy))} were tokenized differently: {difference}"
+    with pytest.raises(ValueError, match=message):
+        corpus.plan({"harbour": 1.0, str(copy): 1.0})
 
 
 def test_a_stamp_holds_until_a_file_changes(folder, monkeypatch):
@@ -223,19 +177,20 @@ def test_a_stamp_holds_until_a_file_changes(folder, monkeypatch):
     assert not is_verified(folder)
     check_shards([folder])
     assert is_verified(folder)
-    monkeypatch.setattr("anchored.pretrain.tokens.shards._NUM_SPOT_CHECKS", 0)
-    monkeypatch.setattr("anchored.pretrain.tokens.shards.files_sha256", None)
-    check_shards([folder])  # nothing is read
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(shards_module, "_NUM_SPOT_CHECKS", 0)
+        patch.setattr(shards_module, "files_sha256", None)
+        check_shards([folder])  # nothing is read
     swap_halves(folder / "tokens-00001.bin", keeps_time=False)
     assert not is_verified(folder)
     with pytest.raises(ValueError, match=r"tokens-00001.bin has sha256"):
         check_shards([folder])
-    (folder / STAMP_NAME).write_text("[]")
-    assert not is_verified(folder)
+    monkeypatch.setattr(shards_module, "_MOST_HASHED_BYTES", 100)
+    with pytest.raises(ValueError, match="run `anchored plan --config FILE --verify`"):
+        check_shards([folder])
 
 
-@pytest.mark.parametrize("kind", ["tokens", "documents", "provenance"])
+@pytest.mark.parametrize("kind", ["tokens", "documents"])
 def test_what_is_damaged_and_keeps_its_time_is_found_when_it_is_read(folder, kind):
     for path in folder.glob(f"{kind}-*.bin"):
         swap_halves(path, keeps_time=True)
@@ -247,15 +202,9 @@ def test_what_is_damaged_and_keeps_its_time_is_found_when_it_is_read(folder, kin
             list(document_spans(TokenShards.open(folder), 0, 100))
 
 
-def test_more_than_is_soon_read_is_left_to_the_command(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("anchored.pretrain.tokens.shards._MOST_HASHED_BYTES", 100)
-    unverified = shutil.ignore_patterns(STAMP_NAME)
-    folders = [
-        shutil.copytree(corpus.source(name), tmp_path / name, ignore=unverified)
-        for name in ("harbour", "quarry")
-    ]
-    with pytest.raises(ValueError, match="run `anchored plan --config FILE --verify`"):
-        check_shards(folders)
-    for folder in folders:
-        verify_shards(folder)
-    check_shards(folders)
+def test_cores_are_used_for_files_first(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(16))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # two processes of this machine share its cores
+    files_and_workers = [(100, 0), (3, 0), (100, 16)]
+    counts = [worker_counts(*one) for one in files_and_workers]
+    assert counts == [(8, 1), (3, 2), (16, 1)]  # spare cores become threads of the tokenizer

@@ -79,11 +79,7 @@ def run(config: PretrainConfig) -> int:
 
 
 def _dry_run(config: PretrainConfig) -> int:
-    """Print the model, its memory and the time."""
-    from anchored.pretrain.cpu_device import use_cpu_without_accelerator
-
-    use_cpu_without_accelerator()
-    # Not before: these import torchtitan, which binds its device at that moment.
+    """Print the model, its memory and the time; returns 0."""
     import torch
     import torch.distributed as dist
 

@@ -20,11 +20,10 @@ from anchored.pretrain.tokens.documents import (
     Verdict,
     input_documents,
 )
-from anchored.pretrain.tokens.encoder import DocumentEncoder
 from anchored.pretrain.tokens.input_files import SourceFiles, hub_files, local_files
 from anchored.pretrain.tokens.job import TokenizeJob
 from anchored.pretrain.tokens.shards import MANIFEST_NAME, Manifest
-from anchored.pretrain.tokens.tokenizer import tokenizer_file
+from anchored.pretrain.tokens.tokenizer import DocumentEncoder, tokenizer_file
 from anchored.pretrain.tokens.workers import do_files
 from anchored.pretrain.tokens.writer import HELDOUT_FOLDER, DocumentTally
 
