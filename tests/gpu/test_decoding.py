@@ -208,7 +208,7 @@ def test_the_host_waits_at_most_twice_for_a_token():
 
 
 def test_the_host_waits_a_few_times_for_a_byte():
-    """Trees of tokens lie on the host, so each model's distribution is copied to it, and what was drawn."""
+    """Trees of tokens lie on the host: distributions are copied to it, and what was drawn."""
     pair = on_device(tiny_byte_pair())
     batch = opened_batch(pair, "byte", [list(BYTE_PROMPT)])
     assert 1 <= num_waits(batch.step, NUM_COUNTED) / NUM_COUNTED <= MOST_BYTE_WAITS

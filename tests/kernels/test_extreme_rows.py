@@ -45,7 +45,7 @@ def faults(charge, projection, row, star, risky, safe, budget):
         yield f"p_s alone spends {spend}"
     if not spend <= budget or spend % SPEND_QUANTUM:
         yield f"spend {spend}"
-    # Of the distribution that the weight stands for, or of these log-probabilities.
+    # Of the distribution of the weight, or of these log-probabilities.
     if is_safe_only:
         true = 0.0
     elif charge == "mean":

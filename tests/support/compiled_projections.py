@@ -1,7 +1,7 @@
 """The kernels compiled for an sm_90 GPU without one: run as a program, it prints JSON.
 
 Every launch that decoding makes is compiled as it would be launched: by the public functions, with
-the very arguments, and what is None among them, through Triton's own path.
+the very arguments, and what is None among them, as Triton itself does.
 """
 
 import json
