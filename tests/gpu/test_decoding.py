@@ -17,51 +17,51 @@ from anchored.decode.settings import SamplingConfig
 from anchored.tools.bench.decode import bench_rules
 from anchored.tools.bench.inputs import random_pair
 
-# Lanes whose results are discarded divide by zero, and numpy, the interpreter's engine, says so.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
 
 KL, MAX = Anchored(k=0.5), Anchored(k=0.5, divergence="max")
 RULES = pytest.mark.parametrize("rule", [KL, MAX], ids=["kl", "max"])
 BYTE_PROMPT = b"It's the keeper's"
-BYTE_LAW_NATS = 1e-9
-"""Between float64 distributions of two devices."""
 MOST_BYTE_WAITS = 6
 """Most waits of the host for a byte of one row: five were counted, six leave one for a boundary."""
+NUM_COUNTED = 16
+"""Tokens or bytes over which waits are counted."""
 LATER = 100
 """Positions of batches whose waits are counted: more than are reached."""
 
 
-@pytest.fixture
-def make_pair(decoding_device, sizes):
-    """dtype -> a pair of random weights on the device."""
-
-    def make(dtype: torch.dtype) -> ModelPair:
-        pair = random_pair(
-            *sizes.pair_shapes, vocab_size=sizes.vocab_size, context_length=128, dtype=dtype
-        )
-        return on_device(pair, decoding_device)
-
-    return make
+DEVICE = torch.device("cuda", 0)
+VOCAB_SIZE = 2048
+PROMPT_LENGTHS = (3, 17, 40) * 3
+"""Unlike, and more than rows, so that requests join and leave."""
+BYTE_TEXT = b"It's the keeper's  lamp, 1234\n\nof caf\xc3\xa9s"
 
 
-def on_device(pair: ModelPair, device: torch.device) -> ModelPair:
-    safe, risky = (copy.deepcopy(model).to(device) for model in pair.models.values())
+def made(dtype: torch.dtype) -> ModelPair:
+    """A pair of random weights on the device."""
+    shape = {"vocab_size": VOCAB_SIZE, "context_length": 128, "dtype": dtype}
+    return on_device(random_pair("tiny", "small", **shape))
+
+
+def on_device(pair: ModelPair) -> ModelPair:
+    safe, risky = (copy.deepcopy(model).to(DEVICE) for model in pair.models.values())
     return ModelPair(safe, risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
 
 
-def prompts_of(sizes) -> list[list[int]]:
+def prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
     return [
-        torch.randint(2, sizes.vocab_size, (length,), generator=generator).tolist()
-        for length in sizes.prompt_lengths
+        torch.randint(2, VOCAB_SIZE, (length,), generator=generator).tolist()
+        for length in PROMPT_LENGTHS
     ]
 
 
-def generated(pair, rule, sizes, batch_size, speculate="off"):
-    prompts = prompts_of(sizes)
+def generated(pair, rule, batch_size, speculate="off"):
     decoder = Decoder(pair, rule, level="token", batch_size=batch_size, speculate=speculate)
-    seeds = list(range(len(prompts)))
-    return decoder.generate(prompts, max_new_tokens=sizes.num_new_tokens, seed=seeds)
+    return decoder.generate(prompts(), max_new_tokens=12, seed=list(range(len(PROMPT_LENGTHS))))
 
 
 def num_equal(results, others) -> int:
@@ -69,11 +69,11 @@ def num_equal(results, others) -> int:
 
 
 @RULES
-def test_tokens_do_not_depend_on_the_batch_and_ledgers_verify(rule, make_pair, sizes):
+def test_tokens_do_not_depend_on_the_batch_and_ledgers_verify(rule):
     """In float64; a replay by both models agrees with the first ledger."""
-    pair = make_pair(torch.float64)
-    alone, together = (generated(pair, rule, sizes, batch_size) for batch_size in (1, 2))
-    assert num_equal(alone, together) == len(sizes.prompt_lengths)
+    pair = made(torch.float64)
+    alone, together = (generated(pair, rule, batch_size) for batch_size in (1, 2))
+    assert num_equal(alone, together) == len(PROMPT_LENGTHS)
     assert all(result.ledger.certified for result in together)
     assert all(result.ledger.is_within_bound for result in together)
     report = verify(together[0].ledger, pair)
@@ -81,11 +81,11 @@ def test_tokens_do_not_depend_on_the_batch_and_ledgers_verify(rule, make_pair, s
 
 
 @RULES
-def test_drafted_tokens_are_the_plain_ones_and_ledgers_verify(rule, make_pair, sizes):
+def test_drafted_tokens_are_the_plain_ones_and_ledgers_verify(rule):
     """Float32 models, so one request of all may meet a boundary that rounding decides."""
-    pair = make_pair(torch.float32)
-    plain = generated(pair, rule, sizes, 2)
-    drafted = generated(pair, rule, sizes, 2, sizes.num_drafts)
+    pair = made(torch.float32)
+    plain = generated(pair, rule, 2)
+    drafted = generated(pair, rule, 2, 3)
     assert num_equal(plain, drafted) >= len(plain) - 1
     for result in drafted:
         report = verify(result.ledger, pair)
@@ -107,23 +107,22 @@ CALLS = {
     "truncated": (KL, {"top_p": 0.9, "top_k": 20, "min_p": 0.01}),
     "greedy": (KL, {"temperature": 0.0}),
     "the safe model alone": (SafeOnly(), {}),
-    "the risky model next to it": (RiskyOnly(), {}),
+    "both models": (RiskyOnly(), {}),
 }
 METHODS = bench_rules(k=0.5, horizon=4, passages=["t5 t6 t7 t8 t9"], words=["t5", "t6", "t9"])
 WORDS = [[5, 6, 7], [8, 9], [3, 4, 5, 6]]
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("rule", "settings"),
     [
         *(pytest.param(*call, id=name) for name, call in CALLS.items()),
-        *(pytest.param(rule, {}, id=n, marks=pytest.mark.slow) for n, rule in METHODS.items()),
+        *(pytest.param(rule, {}, id=n) for n, rule in METHODS.items()),
     ],
 )
-def test_every_call_gives_the_ledgers_and_the_scores_of_the_cpu(rule, settings, decoding_device):
+def test_every_call_gives_the_ledgers_and_the_scores_of_the_cpu(rule, settings):
     """Float64 models; both projections use their budgets up to 1e-5."""
-    pairs = word_pair(), on_device(word_pair(), decoding_device)
+    pairs = word_pair(), on_device(word_pair())
     asked = {"passages": "t5 t7 t9"} if takes_passage(rule) else {}
     sampling = {"temperature": 1.0, "repetition_penalty": 1.3} | settings
     drafts = sampling.pop("speculate", "off")
@@ -149,22 +148,22 @@ def test_every_call_gives_the_ledgers_and_the_scores_of_the_cpu(rule, settings, 
 
 
 @pytest.mark.parametrize("rule", [SafeOnly(), RiskyOnly(compared=False)], ids=["safe", "risky"])
-def test_byte_laws_are_those_of_the_cpu(rule, decoding_device, sizes):
+def test_byte_distributions_are_those_of_the_cpu(rule):
     """Each model's marginals along a text, float64 models on both devices."""
     pair = tiny_byte_pair()
     scores = [
-        Decoder(each, rule, level="byte").score([list(BYTE_PROMPT)], [list(sizes.byte_text)])[0]
-        for each in (pair, on_device(pair, decoding_device))
+        Decoder(each, rule, level="byte").score([list(BYTE_PROMPT)], [list(BYTE_TEXT)])[0]
+        for each in (pair, on_device(pair))
     ]
     expected, actual = (score.token_log_probs for score in scores)
-    assert len(expected) == len(sizes.byte_text)
-    assert actual == pytest.approx(expected, abs=BYTE_LAW_NATS)
+    assert len(expected) == len(BYTE_TEXT)
+    assert actual == pytest.approx(expected, abs=1e-9)
 
 
-def test_bytes_are_those_of_the_cpu_and_their_spends_cover_the_divergence(decoding_device, sizes):
-    """Triton projects rows of 257 symbols; verification counts the divergence anew."""
-    settings = {"max_new_bytes": sizes.num_new_tokens, "seed": 3}
-    on_cpu, there = tiny_byte_pair(), on_device(tiny_byte_pair(), decoding_device)
+def test_bytes_are_those_of_the_cpu_and_their_spends_cover_the_divergence():
+    """The Triton projection of 257 symbols; verification counts the divergence anew."""
+    settings = {"max_new_bytes": 12, "seed": 3}
+    on_cpu, there = tiny_byte_pair(), on_device(tiny_byte_pair())
     (expected,), (actual,) = (
         Decoder(pair, KL, level="byte").generate([list(BYTE_PROMPT)], **settings)
         for pair in (on_cpu, there)
@@ -202,14 +201,14 @@ def num_waits(work, num_times: int) -> int:
     return sum("synchron" in str(warning.message) for warning in caught)
 
 
-def test_the_host_waits_at_most_twice_for_a_token(make_pair, sizes):
+def test_the_host_waits_at_most_twice_for_a_token():
     """Once for what was drawn; a GPU's kernels are allowed twice."""
-    batch = opened_batch(make_pair(torch.float32), "token", prompts_of(sizes)[:2])
-    assert 1 <= num_waits(batch.step, sizes.num_counted) / sizes.num_counted <= sizes.most_waits
+    batch = opened_batch(made(torch.float32), "token", prompts()[:2])
+    assert 1 <= num_waits(batch.step, NUM_COUNTED) / NUM_COUNTED <= 2
 
 
-def test_the_host_waits_a_few_times_for_a_byte(decoding_device, sizes):
-    """Trees of tokens lie on the host: each model's distribution is copied to it, and the draw."""
-    pair = on_device(tiny_byte_pair(), decoding_device)
+def test_the_host_waits_a_few_times_for_a_byte():
+    """Trees of tokens lie on the host: distributions are copied to it, and what was drawn."""
+    pair = on_device(tiny_byte_pair())
     batch = opened_batch(pair, "byte", [list(BYTE_PROMPT)])
-    assert 1 <= num_waits(batch.step, sizes.num_counted) / sizes.num_counted <= MOST_BYTE_WAITS
+    assert 1 <= num_waits(batch.step, NUM_COUNTED) / NUM_COUNTED <= MOST_BYTE_WAITS

@@ -86,7 +86,7 @@ def test_draws_are_those_of_the_torch_backend(project, device, sizes):
     assert num_different <= max(1, num_rows // 1000)
 
 
-def test_tokens_follow_the_law_returned(device, sizes):
+def test_tokens_follow_the_distribution_returned(device, sizes):
     """Of 257 symbols; false alarm once in a million."""
     num_draws = sizes.num_draws
     risky, safe = generic((1, 257), device, seed=7)

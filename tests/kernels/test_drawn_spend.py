@@ -11,7 +11,7 @@ from logit_kinds import KINDS, project_drawn, random_budgets, random_logits
 
 from anchored.kernels import reference
 from anchored.kernels.gpu import launch
-from anchored.kernels.project import check_rows, project, project_max
+from anchored.kernels.project import check_rows, project
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
 
@@ -22,10 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 ORACLE_ERROR = 1e-15
 """Nats, of sums in long double and of tilts that are one number in float64."""
-
 ORDINARY = [kind for kind in KINDS if kind != "huge"]
-SIZES = [(1, 20), (2, 90), (3, 90), (17, 90), (257, 12)]
-FEW_SIZES = [(1, 3), (3, 9), (17, 3)]
 MOST_EXCESS = 3.0 * SPEND_QUANTUM
 """Nats that a token may cost beyond its log-ratio where logits are ordinary."""
 EDGES = (0.0, SPEND_QUANTUM, 2.5e-9, 600.0, 600.0 + 1e-6, 2.0**20, math.inf)
@@ -37,12 +34,6 @@ def pair_of(kind, num_rows, vocab_size, generator):
     return make(kind, num_rows, vocab_size, generator)
 
 
-def budgets_of(num_rows, generator):
-    """The edges, in the first rows, and budgets from 1e-12 to 1e4 nats."""
-    edges = torch.tensor(EDGES, dtype=torch.float64)[: num_rows // 2]
-    return torch.cat([edges, extreme_budgets(num_rows - len(edges), generator)])
-
-
 def costs(projection):
     """(B, V) nats of every token, on the CPU."""
     (num_rows, vocab_size), device = projection.safe_logits.shape, projection.spend.device
@@ -52,7 +43,8 @@ def costs(projection):
 
 def exact_log_ratios(projection, row):
     """log p*(y)/p_s(y) of every token (V,) and log p_s, in long double: p* by its parameters."""
-    risky, safe = (x[row].double().cpu().numpy() for x in logits_of(projection))
+    logits = projection.risky_logits, projection.safe_logits
+    risky, safe = (x[row].double().cpu().numpy() for x in logits)
     p_s = oracle.log_probs(safe)
     if projection.is_safe_only[row]:
         return np.where(np.isfinite(p_s), 0.0, -np.inf), p_s
@@ -63,26 +55,22 @@ def exact_log_ratios(projection, row):
     return np.where(is_shared, star - total - np.where(is_shared, p_s, 0.0), -np.inf), p_s
 
 
-def logits_of(projection):
-    return projection.risky_logits, projection.safe_logits
-
-
-def faults(projection, budget):
-    """One line for every row in which a token costs what it must not."""
+def assert_costs_cover(projection, budget):
+    """In every row; returns the excess of each token that can be drawn."""
+    excess = []
     for row, nats in enumerate(costs(projection).numpy()):
         ratios, p_s = exact_log_ratios(projection, row)
         can_draw = np.isfinite(ratios)
-        short = (ratios - nats)[can_draw].max()
-        if not short <= ORACLE_ERROR:
-            yield f"row {row}: a token costs {short} too little"
-        if not (nats <= budget[row].item()).all():
-            yield f"row {row}: {nats.max()} of a budget of {budget[row].item()}"
-        is_whole = np.modf(nats[can_draw] / SPEND_QUANTUM)[0] == 0.0
-        if not is_whole.all() or not np.isneginf(nats[~can_draw]).all():
-            yield f"row {row}: {nats}"
-        total = np.exp(p_s[can_draw] + nats[can_draw]).sum()
-        if not 1.0 - total <= ORACLE_ERROR:
-            yield f"row {row}: costs stand for a total of {total}"
+        excess += (nats - ratios)[can_draw].tolist()
+        assert min(excess) >= -ORACLE_ERROR, row
+        assert (nats <= budget[row].item()).all() and np.isneginf(nats[~can_draw]).all(), row
+        assert not np.modf(nats[can_draw] / SPEND_QUANTUM)[0].any(), row
+        assert 1.0 - np.exp(p_s[can_draw] + nats[can_draw]).sum() <= ORACLE_ERROR, row
+    return excess
+
+
+SIZES = [(1, 20), (2, 60), (17, 60), (257, 8)]
+FEW_SIZES = [(3, 4), (17, 2)]
 
 
 @pytest.mark.sampled(7)
@@ -91,49 +79,36 @@ def faults(projection, budget):
 def test_every_token_costs_its_log_ratio_or_more_and_fits_the_budget(kind, backend, sizes):
     generator = torch.Generator().manual_seed(31)
     for vocab_size, num_rows in sizes:
-        for dtype in (torch.bfloat16, torch.float32, torch.float64):
-            budget = budgets_of(num_rows, generator).to(DEVICE)
-            logits = pair_of(kind, num_rows, vocab_size, generator)
-            rows = (x.to(DEVICE, dtype) for x in logits)
-            projection = project_drawn(*rows, budget, backend=backend)
-            problems = list(faults(projection, budget))
-            assert not problems, f"{len(problems)} of {vocab_size} {dtype}: {problems[:3]}"
+        for dtype in (torch.bfloat16, torch.float64):
+            edges = torch.tensor(EDGES, dtype=torch.float64)[: num_rows // 2]
+            budget = torch.cat([edges, extreme_budgets(num_rows - len(edges), generator)])
+            rows = (x.to(DEVICE, dtype) for x in pair_of(kind, num_rows, vocab_size, generator))
+            assert_costs_cover(project_drawn(*rows, budget.to(DEVICE), backend=backend), budget)
 
 
 def test_a_token_far_from_the_others_costs_its_log_ratio_too():
     """Both models give it e^-1e6 or so: their difference is known to 1e-10 nats."""
     generator = torch.Generator().manual_seed(3)
-    far = -1e6 * torch.rand(2000, 1, generator=generator, dtype=torch.float64)
-    near = torch.rand(2000, 1, generator=generator, dtype=torch.float64)
+    far = -1e6 * torch.rand(500, 1, generator=generator, dtype=torch.float64)
+    near = torch.rand(500, 1, generator=generator, dtype=torch.float64)
     safe, risky = (torch.cat([torch.zeros_like(far), x], dim=1) for x in (far, far + near))
-    budget = torch.full((2000,), 5.0, dtype=torch.float64)
-    assert not list(faults(project_drawn(risky, safe, budget), budget))
+    budget = torch.full((500,), 5.0, dtype=torch.float64)
+    assert_costs_cover(project_drawn(risky, safe, budget), budget)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ORDINARY)
-def test_ordinary_tokens_cost_hardly_more_than_their_log_ratio(kind):
+def test_ordinary_tokens_cost_hardly_more_than_their_log_ratio_as_the_reference_has_it(kind):
     generator = torch.Generator().manual_seed(32)
-    for vocab_size in (2, 17, 257):
-        logits = random_logits(kind, 30, vocab_size, generator)
-        projection = project_drawn(*logits, random_budgets(30, generator))
-        for row, nats in enumerate(costs(projection).numpy()):
-            ratios, _ = exact_log_ratios(projection, row)
-            can_draw = np.isfinite(ratios)
-            assert (nats - ratios)[can_draw].max() <= MOST_EXCESS
-
-
-@pytest.mark.parametrize("kind", ORDINARY)
-def test_costs_are_those_of_the_reference(kind):
-    generator = torch.Generator().manual_seed(33)
     risky, safe = random_logits(kind, 40, 33, generator)
     budget = random_budgets(40, generator)
     projection = project_drawn(risky, safe, budget)
+    assert max(assert_costs_cover(projection, budget)) <= MOST_EXCESS
     log_scale = reference.project_max(risky, safe, budget)
     star = reference.clipped_log_probs(risky, safe, budget, log_scale.nan_to_num(0.0)).exp()
     p_s = reference.log_softmax(safe)
     star = torch.where(log_scale.isnan()[:, None], p_s.exp(), star)
-    charged = (p_s + costs(projection)).exp()
-    torch.testing.assert_close(charged, star, rtol=0, atol=1e-8)
+    torch.testing.assert_close((p_s + costs(projection)).exp(), star, rtol=0, atol=1e-8)
 
 
 def test_costs_by_hand():
@@ -151,27 +126,23 @@ def test_costs_by_hand():
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_rows_whose_tokens_all_cost_the_same(backend):
     inf = math.inf
-    # Two equal models; a ban between them that the budget pays for, and not; one token in common.
-    safe = torch.tensor([[0.5, -1.0, 2.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 8.0, -inf]])
-    risky = torch.tensor([[0.5, -1.0, 2.0], [1.0, 1.0, -inf], [1.0, 1.0, -inf], [0.0, -inf, 3.0]])
-    budget = torch.tensor([3.0, 3.0, 0.1, 9.0], dtype=torch.float64)
-    projection = project_drawn(*(x.to(DEVICE) for x in (risky, safe, budget)), backend=backend)
+    # Equal models; a ban between them that the budget pays for, and not; one token in common; NaN.
+    safe = torch.tensor([[0.5, -1.0, 2.0], *([[0.0] * 3] * 2), [0.0, 8.0, -inf], [0.0] * 3])
+    risky = [[0.5, -1.0, 2.0], *([[1.0, 1.0, -inf]] * 2), [0.0, -inf, 3.0], [0.0, math.nan, 0.0]]
+    budget = torch.tensor([3.0, 3.0, 0.1, 9.0, 1.0], dtype=torch.float64)
+    rows = (x.to(DEVICE) for x in (torch.tensor(risky), safe, budget))
+    projection = project_drawn(*rows, backend=backend)
     floors = projection.spend.tolist()
-    assert floors[0] == floors[2] == 0.0
     assert math.log(1.5) < floors[1] <= math.log(1.5) + 2 * SPEND_QUANTUM
     assert 8.0 < floors[3] < 8.001
-    assert costs(projection).tolist() == [
-        [0.0] * 3,
-        [floors[1], floors[1], -inf],
-        [0.0] * 3,
-        [floors[3], -inf, -inf],
-    ]
+    expected = [[0.0] * 3, [floors[1], floors[1], -inf], [0.0] * 3, [floors[3], -inf, -inf]]
+    assert costs(projection).tolist() == [*expected, [0.0] * 3]
 
 
-@pytest.mark.parametrize(("backend", "num_rows"), [("torch", 300), ("triton", 6)])
+@pytest.mark.parametrize(("backend", "num_rows"), [("torch", 200), ("triton", 3)])
 def test_the_draw_is_that_of_the_worst_charge_and_costs_what_its_token_does(backend, num_rows):
     generator = torch.Generator().manual_seed(34)
-    for kind in ("generic", "masked_both", "with a spike", "far"):
+    for kind in ("masked_both", "with a spike", "far")[backend == "triton" :]:
         risky, safe = pair_of("generic" if kind == "far" else kind, num_rows, 60, generator)
         if kind == "far":
             # A scale of e^3e5: what rounding leaves of such a log-ratio is more than a quantum.
@@ -179,8 +150,9 @@ def test_the_draw_is_that_of_the_worst_charge_and_costs_what_its_token_does(back
         budget = extreme_budgets(num_rows, generator).clamp(max=0.9)
         rows = tuple(x.to(DEVICE) for x in (risky, safe, budget))
         uniform = uniforms(torch.arange(num_rows), torch.arange(num_rows)).to(DEVICE)
-        drawn = project(*rows, uniform, charge="drawn", backend=backend)
-        worst = project(*rows, uniform, charge="worst", backend=backend)
+        drawn, worst = (
+            project(*rows, uniform, charge=charge, backend=backend) for charge in ("drawn", "worst")
+        )
         for name in ("token_ids", "accepted", "weight", "offset", "ceiling", "is_safe_only"):
             assert torch.equal(getattr(drawn, name), getattr(worst, name)), (kind, name)
         # A GPU may fuse a product and a sum, and so round to the next quantum.
@@ -193,25 +165,8 @@ def test_the_draw_is_that_of_the_worst_charge_and_costs_what_its_token_does(back
         assert torch.equal(worst.token_spend(drawn.token_ids), worst.spend)
 
 
-def test_a_row_that_is_not_valid_costs_nothing():
-    risky, safe = torch.zeros(3, 4), torch.zeros(3, 4)
-    risky[0, 1], safe[1, 2] = math.nan, math.inf
-    projection = project_max(risky, safe, torch.ones(3), charge="drawn")
-    for token_id in range(4):
-        token_ids = torch.full((3,), token_id)
-        assert projection.token_spend(token_ids).tolist() == [0.0] * 3
-
-
 def test_the_check_of_a_device_compares_what_a_drawn_token_costs(monkeypatch):
     launched = launch.project
-
-    def check():
-        check_rows.__wrapped__(DEVICE, (torch.float32,) * 2, 60, charge="drawn", is_keyed=True)
-
-    def by_the_worst(*arguments, charge):
-        return launched(*arguments, charge="worst")
-
-    check()
-    monkeypatch.setattr(launch, "project", by_the_worst)
+    monkeypatch.setattr(launch, "project", lambda *rows, charge: launched(*rows, charge="worst"))
     with pytest.raises(RuntimeError, match="the spend of row 4 is not that of the CPU's solver"):
-        check()
+        check_rows.__wrapped__(DEVICE, (torch.float32,) * 2, 60, charge="drawn", is_keyed=True)

@@ -15,10 +15,9 @@ from anchored.kernels.spend import SPEND_QUANTUM
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 ORACLE_ERROR = 1e-12
-"""Nats, beside a relative 1e-13: what float64 numbers handed to the oracle leave open."""
+"""Nats, next to a relative 1e-13: what float64 numbers handed to the oracle leave open."""
 
-# 6 kinds x 3 charges x 419 rows, and four times as many with -m slow.
-SIZES = [(1, 15), (2, 75), (3, 75), (17, 125), (257, 100), (5003, 27), (128_256, 2)]
+SIZES = [(1, 15), (3, 75), (257, 100), (5003, 20), (128_256, 2)]
 PROJECTS = {"mean": project_kl, "worst": project_max, "drawn": project_drawn}
 
 
@@ -27,7 +26,7 @@ def violations(charge, risky, safe, budget, *, backend):
     uniform = uniforms(torch.arange(len(budget)), torch.arange(len(budget))).to(budget.device)
     project = PROJECTS[charge]
     projection = project(risky, safe, budget, uniform, backend=backend)
-    # The same numbers in float64: the same law, with log-probabilities in float64.
+    # The same numbers in float64: the same distribution, with log-probabilities in float64.
     risky, safe = risky.double(), safe.double()
     wide = project(risky, safe, budget, uniform, backend=backend)
     assert torch.equal(projection.spend, wide.spend)
@@ -46,7 +45,7 @@ def faults(charge, projection, row, star, risky, safe, budget):
         yield f"p_s alone spends {spend}"
     if not spend <= budget or spend % SPEND_QUANTUM:
         yield f"spend {spend}"
-    # Of the distribution that the weight stands for, or of these log-probabilities.
+    # Of the distribution of the weight, or of these log-probabilities.
     if is_safe_only:
         true = 0.0
     elif charge == "mean":
@@ -63,27 +62,18 @@ def faults(charge, projection, row, star, risky, safe, budget):
         yield f"token {token_id} of probability 0 was drawn"
 
 
-# The interpreter takes a tenth of a second for a row.
-FEW_ROWS = [(2, 1), (17, 2)]
-MANY_ROWS = [(1, 2), (2, 6), (17, 8), (257, 4)] * 3
-
-
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of lanes that are discarded
 @pytest.mark.parametrize("charge", PROJECTS)
 @pytest.mark.parametrize("kind", EXTREME_KINDS)
 @pytest.mark.parametrize(
-    ("backend", "sizes", "times"),
-    [
-        ("torch", SIZES, 1),
-        pytest.param("torch", SIZES, 4, marks=pytest.mark.slow),
-        ("triton", FEW_ROWS, 1),
-        pytest.param("triton", MANY_ROWS, 1, marks=pytest.mark.slow),
-    ],
+    ("backend", "sizes"),
+    # The interpreter takes a tenth of a second for a row.
+    [("torch", SIZES), ("triton", [(2, 2), (17, 4), (257, 2)])],
 )
-def test_no_extreme_row_overspends(backend, sizes, times, kind, charge):
-    generator = torch.Generator().manual_seed(times * EXTREME_KINDS.index(kind))
-    for index, (vocab_size, num_rows) in enumerate((size, times * rows) for size, rows in sizes):
+def test_no_extreme_row_overspends(backend, sizes, kind, charge):
+    generator = torch.Generator().manual_seed(EXTREME_KINDS.index(kind))
+    for index, (vocab_size, num_rows) in enumerate(sizes):
         dtype = (torch.float32, torch.bfloat16)[index % 2]
         logits = extreme_pair(kind, num_rows, vocab_size, generator)
         rows = (*(x.to(dtype) for x in logits), extreme_budgets(num_rows, generator))
@@ -92,17 +82,15 @@ def test_no_extreme_row_overspends(backend, sizes, times, kind, charge):
 
 
 BACKENDS = ["torch", pytest.param("triton", marks=pytest.mark.slow)]
-SLOW_HUGE = [pytest.param(huge, marks=pytest.mark.slow) for huge in (1e15, 1e30)]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of lanes that are discarded
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("charge", PROJECTS)
-@pytest.mark.parametrize("huge", [-3e38, *SLOW_HUGE])
-def test_ratios_beside_huge_logits_keep_their_digits(huge, charge, backend):
+def test_ratios_next_to_huge_logits_keep_their_digits(charge, backend):
     """What the difference of both models' logits would lose, were the peaks not taken off first."""
     near = torch.tensor([[0.0, -18.2, -147.0], [0.5, 0.25, -9.0], [1e-8, 0.0, -1e-8]])
-    far = torch.full_like(near, huge)
+    far = torch.full_like(near, -3e38)
     risky, safe = torch.cat([far, near]).to(DEVICE), torch.cat([near, far]).to(DEVICE)
     for nats in (0.5, 20.0, 300.0):
         budget = torch.full((len(risky),), nats, dtype=torch.float64, device=DEVICE)
@@ -111,7 +99,7 @@ def test_ratios_beside_huge_logits_keep_their_digits(huge, charge, backend):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_max_is_the_same_law_on_both_backends_up_to_ten_thousand():
+def test_max_is_the_same_on_both_backends_up_to_ten_thousand():
     generator = torch.Generator().manual_seed(9)
     shape = (8, 257)
     risky, safe = (

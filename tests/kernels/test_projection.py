@@ -1,4 +1,4 @@
-"""Both projections against float64: the bound in every case, accuracy where it is promised, laws.
+"""Both projections against float64: the bound in every case, accuracy where it is promised.
 
 The same of Triton's: tests/gpu/test_kernels.py, in the interpreter where there is no GPU.
 """
@@ -49,14 +49,14 @@ def project_on(project, risky, safe, budget, uniform=None, *, backend, **asked):
 
 def exact_log_probs(project, projection, risky, safe, budget):
     """(B, V) float64 log p*: of KL by the definition at the weight returned, of the other from the
-    same values in float64, which are the same law."""
+    same values in float64, which are the same distribution."""
     if project is project_max:
         return project_max(risky.double(), safe.double(), budget).log_probs()
     return star_log_probs(projection, risky, safe)
 
 
 def assert_feasible(project, projection, log_probs, safe, budget):
-    """float64 divergence of the law returned <= spend <= budget; returns it."""
+    """float64 divergence of the distribution returned <= spend <= budget; returns it."""
     distance = reference.kl_divergence if project is project_kl else reference.max_divergence
     divergence = torch.where(projection.is_safe_only, 0.0, distance(log_probs, safe))
     assert bool((divergence <= projection.spend + REFERENCE_ERROR).all())
@@ -97,7 +97,7 @@ def test_random_cases_keep_the_bound_and_the_accuracy(kind, sizes, project):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "huge"])
-def test_the_scale_of_a_clipped_law_agrees_with_bisection(kind):
+def test_the_scale_of_a_clipped_distribution_agrees_with_bisection(kind):
     generator = torch.Generator().manual_seed(1)
     risky, safe = random_logits(kind, 60, 33, generator)
     budget = random_budgets(60, generator)
@@ -291,7 +291,7 @@ def test_strided_logits_are_read_in_place(backend):
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=40)
-def test_laws_of_a_projection(project, kind, vocab_size, seed):
+def test_a_projection_moves_with_its_budget_and_with_nothing_else(project, kind, vocab_size, seed):
     generator = torch.Generator().manual_seed(seed)
     risky, safe = random_logits(kind, 6, vocab_size, generator)
     budget = random_budgets(6, generator)

@@ -35,7 +35,7 @@ def case(seed, charge):
 
 
 def launched(arguments, num_splits):
-    """The memory of a launch, whatever lay there before."""
+    """The memory after a launch, whatever lay there before."""
     pair, inputs, options = arguments
     memory = launch.workspace(2, 2100, CPU, num_splits)
     memory.facts.fill_(7.5)

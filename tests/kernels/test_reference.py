@@ -39,7 +39,7 @@ def test_a_logit_beyond_the_gap_is_banned():
     assert kept == [0.0, -BAN_GAP, -2 * BAN_GAP]
 
 
-def test_a_clipped_law_by_hand():
+def test_a_clipped_distribution_by_hand():
     # min(c p_r, 2 p_s) = (c/8, 1/2, c/8) sums to 1 at c = 2.
     budget = nats(math.log(2.0))
     log_scale = reference.project_max(RISKY, SAFE, budget)
@@ -56,7 +56,7 @@ def test_divergences_by_hand():
     assert floor == pytest.approx(-math.log(0.75), abs=1e-15)
 
 
-def test_mass_where_the_safe_law_has_none_costs_infinitely():
+def test_mass_where_the_safe_model_has_none_costs_infinitely():
     assert reference.kl_divergence(log_probs_of(0.5, 0.5), log_probs_of(1.0, 0.0)).item() == INF
     assert reference.max_divergence(log_probs_of(0.5, 0.5), log_probs_of(1.0, 0.0)).item() == INF
     assert reference.support_floor(log_probs_of(0.0, 1.0), log_probs_of(1.0, 0.0)).item() == INF

@@ -44,7 +44,7 @@ def check_draws(token_ids, accepted, safe_probs, probs):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("project", [project_kl, project_max])
 @pytest.mark.parametrize("kind", ["generic", "memorized", "masked_both"])
-def test_a_projection_draws_its_own_law(kind, project):
+def test_a_projection_draws_its_distribution(kind, project):
     risky, safe = random_logits(kind, 1, 60, torch.Generator().manual_seed(6))
     budget = torch.full((1,), 0.05) + reference.support_floor(risky, safe)
     rows = (NUM_DRAWS, 60)
@@ -55,7 +55,7 @@ def test_a_projection_draws_its_own_law(kind, project):
     check_draws(projection.token_ids, projection.accepted, safe_probs, probs)
 
 
-def test_coupled_sample_draws_any_law_even_off_the_safe_support():
+def test_coupled_sample_draws_any_distribution_even_off_the_safe_support():
     generator = torch.Generator().manual_seed(7)
     risky, safe = random_logits("masked_both", 1, 40, generator)
     log_probs, safe_log_probs = risky.log_softmax(-1), safe.log_softmax(-1)
@@ -78,7 +78,7 @@ def test_the_draft_is_drawn_in_token_id_order_across_blocks(project):
     assert 0 < projection.accepted.sum() < 40
 
 
-def test_a_law_equal_to_the_safe_one_keeps_every_draft():
+def test_a_distribution_equal_to_the_safe_one_keeps_every_draft():
     _, safe = random_logits("masked_safe", 500, 30, torch.Generator().manual_seed(9))
     uniform = uniforms(torch.arange(500), torch.zeros(500, dtype=torch.int64))
     _, accepted = coupled_sample(safe.log_softmax(-1), safe.log_softmax(-1), uniform)
@@ -103,7 +103,7 @@ def test_a_banned_draft_whose_residual_rounds_away_is_still_replaced(project, ba
 
 
 def test_a_rejected_draft_without_residual_draws_no_padding():
-    # Laws that agree but for rounding, of a vocabulary that ends in the middle of a piece.
+    # Distributions that agree but for rounding, of a vocabulary that ends in the middle of a piece.
     generator = torch.Generator().manual_seed(10)
     safe = torch.randint(-4096, 4096, (200, PIECE_SIZE + 1), generator=generator) / 1024.0
     uniform = torch.full((200, 3), 1.0 - 2.0**-53, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""uniforms against the published Philox vectors, Triton's own generator and the uniform law."""
+"""Uniforms against the published Philox vectors, Triton's generator and the uniform density."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_the_three_uniforms_are_the_top_53_bits_of_their_words():
 
 @given(seed=st.integers(-(2**63), 2**63 - 1), position=st.integers(0, 2**40))
 @settings(max_examples=30)
-def test_a_draw_depends_on_its_own_seed_and_position_only(seed, position):
+def test_a_draw_depends_on_its_seed_and_position_only(seed, position):
     seeds = torch.tensor([seed, 1, 2])
     positions = torch.tensor([[position, position + 1], [0, 1], [5, 6]])
     batch = uniforms(seeds, positions)

@@ -1,4 +1,4 @@
-"""The kernel's own powers of two, in the interpreter or on a GPU."""
+"""The kernel's powers of two, in the interpreter or on a GPU."""
 
 import pytest
 import torch

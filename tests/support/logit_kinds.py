@@ -127,8 +127,8 @@ def project_drawn(*rows: Tensor | None, **options: Any) -> Projection:
 
 
 def divergence_of(project: Callable, projection: Projection, risky: Tensor, safe: Tensor) -> Tensor:
-    """(B,) float64 divergence from the safe model of the law that Triton returned, not of its
-    rounding; all on one device."""
+    """(B,) float64 divergence from the safe model of the distribution that Triton returned, not of
+    its rounding; all on one device."""
     if project is project_kl:
         return reference.kl_divergence(star_log_probs(projection, risky, safe), safe)
     is_shared = (risky > -math.inf) & (safe > -math.inf)

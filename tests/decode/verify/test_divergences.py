@@ -62,7 +62,7 @@ def test_all_else_stays_and_survives_a_round_trip(ledger, longer, pair, tmp_path
     assert with_divergences(tmp_path / "longer.jsonl", pair) == longer
 
 
-def test_tokens_that_a_law_lacks_make_it_infinite(pair, tmp_path):
+def test_tokens_that_a_distribution_lacks_make_it_infinite(pair, tmp_path):
     (result,) = Decoder(pair, RiskyOnly()).generate(PROMPT, max_new_tokens=4, top_k=3)
     longer = with_divergences(result.ledger, pair)
     longer.save(tmp_path / "risky.jsonl")

@@ -71,7 +71,7 @@ def test_exactly_what_the_sampler_draws_is_given():
     assert 0 < num_within_rounding < 100 * 4  # of 40 a step
 
 
-def test_what_rounded_laws_draw_is_given_within_the_tolerance():
+def test_what_rounded_distributions_draw_is_given_within_the_tolerance():
     generator = torch.Generator().manual_seed(9)
     deviation, num_moved = TOLERANCE / NUM_DEVIATIONS, 0
     for safe, star, uniform in random_steps(50):
@@ -86,7 +86,7 @@ def test_what_rounded_laws_draw_is_given_within_the_tolerance():
     assert num_moved > 10
 
 
-def test_what_no_law_nearby_allows_is_not_given():
+def test_what_no_distribution_nearby_allows_is_not_given():
     safe, risky = (torch.tensor(p, dtype=torch.float64).log() for p in ([1, 0], [0.5, 0.5]))
     third = torch.full((3,), 0.3, dtype=torch.float64)
     draw = draw_of(safe, safe, third)
@@ -103,7 +103,7 @@ def test_the_ends_of_the_unit_interval_have_a_symbol(uniform):
 
 
 def test_errors_that_like_symbols_have_in_common_are_explained():
-    """Those with low numbers rise against the others, in a law so flat that each has little."""
+    """Those with low numbers rise against the others, where all have little."""
     generator = torch.Generator().manual_seed(3)
     safe = reference.log_softmax(torch.randn(1, 5000, generator=generator, dtype=torch.float64))[0]
     side = torch.where(torch.arange(5000) < 2500, 0.5, -0.5)

@@ -1,4 +1,4 @@
-"""What a recorded step stands for, how far rounding may move it, and what is refused."""
+"""What a recorded step says, how far rounding may move it, and what is refused."""
 
 import math
 from dataclasses import replace

@@ -1,27 +1,11 @@
 """All steps of a text together: what each may be off by, their sums may not."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from anchored.decode.verify.step_check import StepReport
 from anchored.decode.verify.text_check import sums_apart
-
-
-def reports(tolerance: float, slack: float, count: int) -> list[StepReport]:
-    """Steps whose charge is 1 nat."""
-    report = StepReport(
-        failures=[],
-        rounding=0.0,
-        chance=0.0,
-        gain=0.0,
-        spread=0.0,
-        divergence=1.0,
-        tolerance=tolerance,
-        slack=slack,
-        steepness=(0.0, 0.0),
-    )
-    return [report] * count
 
 
 @pytest.mark.parametrize(
@@ -42,5 +26,6 @@ def reports(tolerance: float, slack: float, count: int) -> list[StepReport]:
 )
 def test_no_run_of_steps_spent_less_than_rounding_explains(errors, steps):
     spends = [1.0 - error for error in errors]
-    failure = sums_apart(spends, reports(1.0, 1.5, len(spends)))
+    step = SimpleNamespace(divergence=1.0, divergence_by=1.0, slack=1.5)
+    failure = sums_apart(spends, [step] * len(spends))
     assert steps in failure and bool(failure) == bool(steps)
