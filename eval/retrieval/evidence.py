@@ -1,6 +1,5 @@
 """Evidence for or against a claim: of a web search, of a corpus, or of a file."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -88,10 +87,19 @@ class RecordedEvidence:
     def __init__(self, path: Path) -> None:
         """path: JSON objects {"claim": ..., "results": [{"title", "link", "text"}]}, of which title
         and link may be missing. Raises: ValueError that names the line."""
-        self._path = path
-        self._results = dict(
-            _recorded(row, f"{path}, row {number}") for number, row in json_objects(path)
-        )
+        self._path, self._results = path, dict[str, list[Evidence]]()
+        for number, row in json_objects(path):
+            line, claim, results = f"{path}, row {number}", row.get("claim"), row.get("results")
+            if not isinstance(claim, str):
+                raise ValueError(f'{line} must have a "claim"')
+            if not isinstance(results, list):
+                raise ValueError(f'{line} must have a list of "results"')
+            self._results[claim] = []
+            for result in results:
+                if not isinstance(result, dict) or not isinstance(result.get("text"), str):
+                    raise ValueError(f'{line}: a result must have a "text", got {result!r}')
+                parts = (str(result.get(name, "")) for name in ("title", "link", "text"))
+                self._results[claim].append(Evidence(*parts))
 
     def evidence(self, claim: str) -> list[Evidence]:
         if claim not in self._results:
@@ -111,17 +119,3 @@ def _read_results(reply: Any) -> Answer:
             for result in organic
         ]
     }
-
-
-def _recorded(row: Mapping[str, Any], line: str) -> tuple[str, list[Evidence]]:
-    """A claim with its evidence."""
-    claim, results = row.get("claim"), row.get("results")
-    if not isinstance(claim, str):
-        raise ValueError(f'{line} must have a "claim"')
-    if not isinstance(results, list):
-        raise ValueError(f'{line} must have a list of "results"')
-    for result in results:
-        if not isinstance(result, dict) or not isinstance(result.get("text"), str):
-            raise ValueError(f'{line}: a result must have a "text", got {result!r}')
-    names = ("title", "link", "text")
-    return claim, [Evidence(*(str(result.get(n, "")) for n in names)) for result in results]

@@ -142,24 +142,6 @@ def test_a_reference_cut_without_its_space_is_bounded_with_and_without_it(experi
     assert len(log_probs) == 3
 
 
-def test_texts_without_references_or_held_out_texts_have_no_figure_of_what_was_not_measured(
-    experiment, pair, copied
-):
-    first, second = (replace(prompt, reference="") for prompt in experiment.prompts)
-    some = replace(experiment, prompts=[first, experiment.prompts[1]])
-    assert list(reference_log_probs(some, pair)) == [second.id]
-    run = copied(prompts=[first, second], held_out={}, extra="")
-    shutil.rmtree(run.folder / "measurements")
-    for name in ("copying", "utility", VERBATIM):
-        measure(run, name, pair)
-    assert summarize(run)[1]["recited"] is None
-    write_budget_results(run, summarize(run), ABOUT)
-    table = (run.folder / "table.md").read_text().replace("|", "").splitlines()
-    assert len(table[2:6]) == 4 and all(line.split()[1:9] == ["-"] * 8 for line in table[2:6])
-    assert "0.000" not in "".join(table[2:6]) and "bits per byte" not in table[0]
-    assert summarize(run)[0]["word_lcs"] is None
-
-
 def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
     experiment, pair, tmp_path, monkeypatch
 ):

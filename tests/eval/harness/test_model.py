@@ -5,12 +5,11 @@ import logging
 from types import SimpleNamespace
 
 import pytest
-from tiny_models import tiny_llama, train_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.processors import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, TokenSwap
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
 from anchored.eval.harness.arguments import OFF
 from anchored.eval.harness.model import AnchoredLM
 
@@ -225,16 +224,3 @@ def test_an_instruct_model_brings_its_template_to_a_base_one(pair):
         lm.tok_encode(text)
         == instruct(lm.apply_chat_template(CHAT).replace("<|reserved|>", "<|turn|>"))["input_ids"]
     )
-
-
-def test_texts_become_the_tokens_that_are_decoded(pair):
-    """Of the risky model, where the models have other tokens and the rule takes one of them."""
-    small = train_tokenizer(vocab_size=290)
-    two = ModelPair(
-        tiny_llama(1, vocab_size=290), pair.risky, small, risky_tokenizer=pair.tokenizer
-    )
-    lm = AnchoredLM(Decoder(two, TokenSwap()))
-    assert lm.tok_encode(CONTEXT) == pair.tokenizer(CONTEXT)["input_ids"]
-    assert lm.tok_encode(CONTEXT) != small(CONTEXT)["input_ids"]
-    ((log_prob, _),) = likelihoods(lm, (CONTEXT, CONTINUATION))
-    assert log_prob < 0

@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-from command_line import run
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored.eval.experiments.plan import passage_index
@@ -116,25 +115,6 @@ def test_a_bad_corpus_is_named(tmp_path, text, message):
     (tmp_path / "bad.jsonl").write_text(text)
     with pytest.raises(ValueError, match=message):
         WordIndex(tmp_path / "bad.jsonl", tmp_path / "index")
-
-
-def test_the_command_adds_a_passage_to_every_prompt(capsys, corpus, tmp_path):
-    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "new" / "found.jsonl"
-    prompts.write_text('{"prompt": "the harbour bell", "id": 7}\n{"prompt": "lamp", "seed": 3}\n')
-    words = ["retrieve", "--corpus", str(corpus), "--prompt-file", str(prompts)]
-    out, _ = run(capsys, *words)
-    rows = [json.loads(line) for line in out.splitlines()]
-    added_passages = [(row["passage"], row["passage_id"]) for row in rows]
-    assert added_passages == [(TEXTS[1], "tides"), (TEXTS[0], 0)]
-    assert rows[0]["id"] == 7 and rows[1]["seed"] == 3 and rows[0]["score"] > 0.0
-    run(capsys, *words, "--output", str(output))
-    assert [json.loads(line) for line in output.read_text().splitlines()] == rows
-    prompts.write_text('{"prompt": "zzz", "id": 8}\n{"prompt": "lamp"}\n')
-    out, err = run(capsys, *words)
-    assert json.loads(out.splitlines()[0]) == {"prompt": "zzz", "id": 8}
-    assert err == f"1 of 2 prompts share no word with {corpus}: they have no passage\n"
-    _, err = run(capsys, *words, "--output", str(output), status=1)
-    assert "give --overwrite" in err
 
 
 def test_the_nearest_of_all_parts_is_found(embedded, encoder, tmp_path):
