@@ -30,13 +30,14 @@ def remade(pair: ModelPair) -> ModelPair:
     return ModelPair(pair.safe, pair.risky, pair.tokenizer, risky_tokenizer=pair.risky_tokenizer)
 
 
-@pytest.mark.parametrize("name", ["safe", "risky"])
 @pytest.mark.parametrize(
-    "said",
-    [{"suppress_tokens": MOST}, {"bad_words_ids": [[token] for token in MOST]}],
-    ids=lambda said: next(iter(said)),
+    ("name", "said", "rule"),
+    [
+        ("safe", {"bad_words_ids": [[token] for token in MOST]}, Anchored(k=1.0)),
+        ("risky", {"suppress_tokens": MOST}, SafeOnly()),
+    ],
+    ids=["safe", "risky"],
 )
-@pytest.mark.parametrize("rule", [Anchored(k=1.0), SafeOnly()], ids=lambda rule: rule.name)
 def test_tokens_that_either_model_suppresses_are_drawn_from_neither(name, said, rule):
     pair = suppressing(name, **said)
     results = Decoder(pair, rule).generate(PROMPTS, max_new_tokens=20, seed=5)

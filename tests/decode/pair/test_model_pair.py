@@ -54,8 +54,7 @@ def test_more_embeddings_than_tokens_are_never_predicted_and_fewer_are_refused(t
         ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=256), tokenizer)
 
 
-@pytest.mark.parametrize("name", ["safe", "risky"])
-@pytest.mark.parametrize("size", [320, 300])  # tokens, and bytes
+@pytest.mark.parametrize(("name", "size"), [("safe", 320), ("risky", 300)])  # tokens, bytes
 def test_a_tokenizer_that_leaves_out_merges_at_random_is_refused_by_name(name, size):
     both = {"safe": train_tokenizer(), "risky": train_tokenizer(size)}
     both[name].backend_tokenizer.model.dropout = 0.5
