@@ -19,16 +19,9 @@ from anchored.decode.pair.folder import ModelFolder, fingerprint, model_location
 from anchored.decode.pair.pair_file import PairFile
 
 WEIGHTS = "adapter_model.safetensors"
-NEEDED = {"config.json", "model.safetensors", "tokenizer.json"}
 OPTIONAL = {"generation_config.json", "tokenizer_config.json", "chat_template.jinja", "LICENSE"}
-UNREAD = {
-    "README.md",
-    "consolidated.safetensors",
-    "onnx/config.json",
-    "original/consolidated.00.safetensors",
-    "original/params.json",
-    "pytorch_model.bin",
-}
+READ = {"config.json", "model.safetensors", "tokenizer.json"} | OPTIONAL
+UNREAD = {"README.md", "consolidated.safetensors", "onnx/config.json", "pytorch_model.bin"}
 
 
 @pytest.fixture
@@ -55,7 +48,7 @@ def hub(pair_folders, tmp_path, monkeypatch) -> Path:
 
 def test_a_hub_id_is_downloaded_without_what_is_not_read(hub):
     folder = ModelFolder.find("owner/model").base
-    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == NEEDED | OPTIONAL
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == READ
 
 
 def test_a_revision_is_asked_of_the_hub_for_its_own_model(hub, pair_folders):

@@ -73,7 +73,6 @@ def set_step(name: str, value: object) -> Edit:
 
 
 DIFFERENCES = {
-    "a copy": (lambda content: None, "", ""),
     "offsets": (set_step("trim_offsets", False), "", "their pre-tokenizers differ"),
     "renamed": (rename, "", 'token 2 "<|turn|>" and "<|user|>"'),
     "removed": (gap, "", 'token 2 "<|turn|>" and null'),
@@ -101,14 +100,7 @@ def test_whatever_changes_plain_text_is_a_difference_and_nothing_else(
     shared = shared_tokens(tokenizer, edited(tokenizer, edit))
     assert shared.difference.startswith(difference)
     assert bool(shared.difference) == bool(difference)
-    if harmless is not None:
-        assert shared.harmless_difference.startswith(harmless)
-        assert bool(shared.harmless_difference) == bool(harmless)
-
-
-def test_text_that_the_safe_tokenizer_alone_makes_one_token_is_a_difference(tokenizer):
-    other = edited(tokenizer, add(320, "lamp", special=False))
-    assert shared_tokens(other, tokenizer).difference == 'token 320 "lamp" and null'
+    assert harmless is None or shared.harmless_difference.startswith(harmless)
 
 
 def test_scores_and_unknown_tokens_of_other_models_are_compared():
@@ -207,14 +199,6 @@ def test_a_token_that_one_tokenizer_lacks_is_refused_in_texts(gap_pair):
     assert 321 in gap_pair.encode("<|call|>") and 321 not in gap_pair.encode("<|tool|>")
 
 
-def test_stop_tokens_of_both_models_are_one_symbol_by_id(tokenizer):
-    pair = pair_of(tokenizer, edited(tokenizer, rename), eos_token_id=[2, 325])
-    assert pair.stop_token_ids == [1, 2]  # 325 is no token
-    ends_with_turn = edited(tokenizer, rename)
-    ends_with_turn.eos_token = "<|user|>"
-    assert pair_of(tokenizer, ends_with_turn).stop_token_ids == [1, 2]
-
-
 def test_a_stop_token_that_is_never_drawn_is_in_the_line(tokenizer, caplog):
     with caplog.at_level(logging.WARNING):
         other = edited(tokenizer, add(325, "<|stop|>"))
@@ -237,20 +221,8 @@ def test_a_special_token_that_has_no_row_in_a_model_is_left_out(tokenizer, rows,
     decoder = Decoder(pair, Anchored(k=1.0), level=level)
     ledger = decoder.generate("the keeper", max_new_tokens=3)[0].ledger
     assert verify(ledger, pair).is_ok
-    plain = Decoder(ModelPair(*models, tokenizer), Anchored(k=1.0), level=level)
-    expected = plain.generate("the keeper", max_new_tokens=3)[0].ledger
-    assert [step.token_id for step in ledger.steps] == [step.token_id for step in expected.steps]
-    if level == "token":
-        assert ledger.header.level_settings == {"vocab_size": 320, "banned_token_ids": []}
-        with pytest.raises(ValueError, match=r"token ids must be in \[0, 320\), got 320"):
-            pair.encode("salt<|image|>")
-
-
-def test_special_tokens_of_either_tokenizer_owe_no_debt(tokenizer):
-    other = edited(tokenizer, rename)
-    other.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
-    level = Decoder(pair_of(tokenizer, other), Anchored(k=1.0)).level
-    assert level.special_token_ids == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"token ids must be in \[0, 320\), got 320"):
+        pair.encode("salt<|image|>")
 
 
 @pytest.mark.slow  # seconds to compare 128k tokens and 280k merges

@@ -53,7 +53,6 @@ def replace_forward(layer) -> None:
 
 
 CHANGES = {
-    "a hook on the output layer": lambda m: m.lm_head.register_forward_hook(favors_one_token),
     "a pre-hook on the output layer": lambda m: m.lm_head.register_forward_pre_hook(halved),
     "another output layer": lambda m: setattr(m, "lm_head", nn.Linear(32, 320)),
     "a parametrized output layer": lambda m: parametrize.register_parametrization(
