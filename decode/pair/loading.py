@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,11 +143,11 @@ def device_of(device: DeviceMap, name: str) -> str | torch.device:
     """The device of a model; for None CUDA where there is one."""
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if isinstance(device, Mapping):
-        if name not in device:
-            raise ValueError(f'device must name "safe" and "risky", got {sorted(device)}')
-        return device[name]
-    return device
+    if not isinstance(device, Mapping):
+        return device
+    if name not in device:
+        raise ValueError(f'device must name "safe" and "risky", got {sorted(device)}')
+    return device[name]
 
 
 def quantization_method(config: PretrainedConfig) -> str:
@@ -155,10 +155,8 @@ def quantization_method(config: PretrainedConfig) -> str:
 
     Raises ValueError for a config that names no method.
     """
-    settings = getattr(config, "quantization_config", None)
-    if settings is None:
-        settings = getattr(config.get_text_config(), "quantization_config", None)
-    if settings is None:
+    of_each = (getattr(c, "quantization_config", None) for c in (config, config.get_text_config()))
+    if (settings := next((one for one in of_each if one is not None), None)) is None:
         return ""
     plain = settings.to_dict() if isinstance(settings, QuantizationConfigMixin) else settings
     if not isinstance(plain, Mapping):
@@ -188,7 +186,10 @@ def quantization_config(source: Mapping[str, Any] | Path | str) -> QuantizationC
 
 def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedModel:
     loader: Any = AutoModelForCausalLM  # whose types know no output_loading_info
-    with in_one_line(f"the model in {folder} cannot be loaded"), _without_table():
+    source = logging.getLogger("transformers.modeling_utils")
+    with in_one_line(f"the model in {folder} cannot be loaded"), ExitStack() as stack:
+        source.addFilter(_is_no_table)
+        stack.callback(source.removeFilter, _is_no_table)
         model, report = loader.from_pretrained(
             folder,
             dtype=dtype,
@@ -205,19 +206,9 @@ def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedMod
     return whole
 
 
-@contextmanager
-def _without_table() -> Iterator[None]:
-    """Without transformers' table of tensors that do not fit: the first is refused by name."""
-    source = logging.getLogger("transformers.modeling_utils")
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    source.addFilter(is_other)
-    try:
-        yield
-    finally:
-        source.removeFilter(is_other)
+def _is_no_table(record: logging.LogRecord) -> bool:
+    """False for transformers' table of tensors that do not fit: the first is refused by name."""
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def _check_tensors(folder: Path, report: Mapping[str, Any], buffers: set[str]) -> None:

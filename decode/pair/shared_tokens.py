@@ -5,15 +5,14 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import eq
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 _STEPS = {"normalizer": "normalizers", "pre_tokenizer": "pre-tokenizers"}
 """Steps before the tokens of a text are looked up, and their names in messages."""
-SHOWN, SHOWN_BEFORE = 80, 20
-"""Most characters of a value in a log line, and those of them before the first that differs."""
+SHOWN = 80
+"""Most characters of a value in a log line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,14 +167,4 @@ def _merge_difference(safe: _Tokens, risky: _Tokens) -> str:
 
 
 def _shown(name: str, safe: Any, risky: Any) -> str:
-    """Both values as JSON, long ones from shortly before they part."""
-    texts = [json.dumps(value) for value in (safe, risky)]
-    num_equal = len(list(itertools.takewhile(bool, map(eq, *texts))))
-    start = 0 if max(map(len, texts)) <= SHOWN else max(0, num_equal - SHOWN_BEFORE)
-    parts = [_excerpt(text, start) for text in texts]
-    return f"{name} {parts[0]} and {parts[1]}"
-
-
-def _excerpt(text: str, start: int) -> str:
-    end = start + SHOWN
-    return ("..." if start else "") + text[start:end] + ("..." if end < len(text) else "")
+    return f"{name} {json.dumps(safe):.{SHOWN}} and {json.dumps(risky):.{SHOWN}}"

@@ -6,7 +6,6 @@ from numbers import Integral
 from typing import Any, Final
 
 from transformers import (
-    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -56,12 +55,9 @@ def declared_ends(
     Those that the tokenizer does not know, or of which the model has no row, are left out. Raises
     ValueError, in one line, for what is no token id.
     """
-    declared, num_rows = (
-        _declared(name, model, tokenizer),
-        model.config.get_text_config().vocab_size,
-    )
-    known = tokenizer.backend_tokenizer.id_to_token
-    return {token for token in declared if token < num_rows and known(token) is not None}
+    num_rows, text_of = model.config.get_text_config().vocab_size, tokenizer.backend_tokenizer
+    declared = _declared(name, model, tokenizer)
+    return {t for t in declared if t < num_rows and text_of.id_to_token(t) is not None}
 
 
 def read_generation_config(
@@ -72,21 +68,23 @@ def read_generation_config(
     Logs, in a line each, ends of texts that never come and what is not followed. Raises ValueError,
     in one line, as `suppressed_tokens`.
     """
-    _log_missing_ends(name, model, tokenizer)
     config, place = model.generation_config, f"the {name} model's generation_config"
-    _log_unfollowed(config, place)
-    return sorted(suppressed_tokens(config, place))
-
-
-def _log_missing_ends(
-    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    if model.generation_config is None:
+    if config is None:
         logger.warning("the %s model has no generation_config that says where texts end", name)
     declared = _declared(name, model, tokenizer)
     if missing := sorted(declared - declared_ends(name, model, tokenizer)):
         listed = ", ".join(map(str, missing))
         logger.warning("the %s model ends texts at token %s, which it does not have", name, listed)
+    values = {} if config is None else config.to_diff_dict()
+    said = {field: values[field] for field in sorted(NEUTRAL.keys() & values.keys())}
+    if differing := [
+        f"{field}={value!r:.60}"
+        for field, value in said.items()
+        if value is not None and value != NEUTRAL[field]
+    ]:
+        listed = ", ".join(differing)
+        logger.warning("%s is not followed in %s: the options of a call decide", place, listed)
+    return sorted(suppressed_tokens(config, place))
 
 
 def _declared(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> set[int]:
@@ -127,15 +125,6 @@ def suppressed_tokens(source: object, place: str) -> set[int]:
     named = token_id_list(getattr(source, "suppress_tokens", None), place, "suppress_tokens")
     listed = token_id_list([token for word in words for token in word], place, "bad_words_ids")
     return {*named, *(token for token in listed if token not in ends)}  # as transformers has it
-
-
-def _log_unfollowed(config: GenerationConfig | None, place: str) -> None:
-    values = {} if config is None else config.to_diff_dict()
-    said = {each: values[each] for each in NEUTRAL.keys() & values.keys()}
-    differing = {k: v for k, v in said.items() if v is not None and v != NEUTRAL[k]}
-    if differing:
-        listed = ", ".join(f"{k}={v!r:.60}" for k, v in sorted(differing.items()))
-        logger.warning("%s is not followed in %s: the options of a call decide", place, listed)
 
 
 def rotary_kinds(config: PretrainedConfig) -> list[dict[str, Any]]:

@@ -16,40 +16,33 @@ VOCAB_SIZE = 64
 WINDOW = 5
 """Tokens that layers with a window see, shorter than the texts of the tests."""
 
+
+def _all(value: object, names: str) -> dict[str, object]:
+    return dict.fromkeys(names.split(), value)
+
+
 _SIZES = {
     "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
+    **_all(32, "hidden_size moe_intermediate_size shared_expert_intermediate_size d_model"),
+    **_all(64, "intermediate_size max_position_embeddings ffn_dim"),
+    **_all(2, "num_hidden_layers num_key_value_heads num_experts_per_tok"),
+    **_all(
+        4,
+        "num_attention_heads num_experts num_local_experts rotary_dim "
+        "num_heads mamba_n_heads linear_num_value_heads",
+    ),
+    **_all(
+        8,
+        "head_dim state_size chunk_size mamba_d_state mamba_chunk_size "
+        "linear_key_head_dim linear_value_head_dim",
+    ),
     "initializer_range": 0.3,
     "bos_token_id": 0,
-    "eos_token_id": None,
-    "pad_token_id": None,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "d_model": 32,
-    "ffn_dim": 64,
-    "rotary_dim": 4,
+    **_all(None, "eos_token_id pad_token_id"),
     "logits_scaling": 2.0,
-    "state_size": 8,
-    "chunk_size": 8,
-    "num_heads": 4,
-    "mamba_d_state": 8,
-    "mamba_chunk_size": 8,
-    "mamba_n_heads": 4,
     "mamba_n_groups": 1,
     "mamba_d_head": 16,
     "use_mamba_kernels": False,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
 }
 """Settings for every config that knows the name."""
 
@@ -81,51 +74,27 @@ def _rotary(kind: str, factor: float = 4.0, **more) -> dict:
 
 
 FAMILIES = {
-    "llama": {},
+    **_all(
+        {},
+        "llama qwen2 qwen3 olmo olmo2 gpt2 gpt_neox gptj codegen gpt_bigcode openai-gpt "
+        "bloom falcon phi phi3 gemma cohere stablelm starcoder2 mixtral qwen2_moe "
+        "qwen3_moe granite granitemoe persimmon nemotron glm glm4 helium ernie4_5 "
+        "biogpt arcee olmoe phimoe diffllama seed_oss hunyuan_v1_dense ernie4_5_moe "
+        "apertus doge bert mamba falcon_mamba",
+    ),
     "mistral": {"sliding_window": WINDOW},
-    "qwen2": {},
-    "qwen3": {},
-    "olmo": {},
-    "olmo2": {},
     "olmo3": _WINDOWS,
-    "gpt2": {},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
-    "gpt_neox": {},
-    "gptj": {},
-    "codegen": {},
-    "gpt_bigcode": {},
     "gpt_oss": _WINDOWS,
-    "openai-gpt": {},
     "opt": {"word_embed_proj_dim": 32},
-    "bloom": {},
-    "falcon": {},
-    "phi": {},
-    "phi3": {},
-    "gemma": {},
     "gemma2": {"sliding_window": WINDOW},
     "gemma3_text": _WINDOWS,
-    "cohere": {},
     "cohere2": _WINDOWS,
-    "stablelm": {},
-    "starcoder2": {},
-    "mixtral": {},
-    "qwen2_moe": {},
-    "qwen3_moe": {},
-    "granite": {},
-    "granitemoe": {},
     "ctrl": {"dff": 64},
     "xglm": {"num_layers": 2, "attention_heads": 4},
     "mpt": {"max_seq_len": 64},
-    "persimmon": {},
-    "nemotron": {},
-    "glm": {},
-    "glm4": {},
     "exaone4": _WINDOWS,
     "smollm3": {"no_rope_layers": [1, 0]},
-    "helium": {},
-    "ernie4_5": {},
-    "biogpt": {},
-    "arcee": {},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "qwen3_next": {**_LINEAR, "linear_num_key_heads": 2},
     "qwen3_5_text": {**_LINEAR, "linear_num_key_heads": 2},
@@ -154,7 +123,6 @@ FAMILIES = {
         "max_window_layers": 1,
     },
     "falcon, ALiBi": {"alibi": True},
-    "olmoe": {},
     "zamba": {
         "attn_layer_period": 2,
         "attn_layer_offset": 1,
@@ -170,22 +138,12 @@ FAMILIES = {
     "nemotron_h": {"layers_block_type": ["mamba", "attention"], "mamba_head_dim": 16},
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
-    "phimoe": {},
     "jetmoe": {"kv_channels": 8},
-    "diffllama": {},
-    "seed_oss": {},
-    "hunyuan_v1_dense": {},
-    "ernie4_5_moe": {},
-    "apertus": {},
-    "doge": {},
     "glm4_moe": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     "bert, causal": {"is_decoder": True},
-    "bert": {},
     "bart": {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64},
     "xlnet": {"d_head": 8, "d_inner": 64},
-    "mamba": {},
     "mamba2": {"head_dim": 16, "n_groups": 1},
-    "falcon_mamba": {},
     "rwkv": {"attention_hidden_size": 32},
     "recurrent_gemma": {
         "block_types": ["recurrent", "attention"],

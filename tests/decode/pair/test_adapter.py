@@ -34,15 +34,11 @@ BOTH_ENDS = ["embed_tokens", "lm_head"]
 SETTINGS = {
     "queries": QUERIES,
     "all layers": {"target_modules": "all-linear", "lora_dropout": 0.3},
-    "output layer": {"target_modules": ["lm_head"]},
-    "embeddings": {"target_modules": ["embed_tokens"]},
     "both ends": {"target_modules": BOTH_ENDS},
     "both ends, tied": {"target_modules": BOTH_ENDS, "ensure_weight_tying": True},
     "DoRA": {"target_modules": ["up_proj", *BOTH_ENDS], "use_dora": True},
-    "ranks": {"target_modules": ["q_proj", "v_proj"], "rank_pattern": {"0.self_attn.q_proj": 3}},
     "replicated layers": {**QUERIES, "layer_replication": [[0, 2], [1, 2]]},
     "trained tokens": {**QUERIES, "trainable_token_indices": [7, 14, 300]},
-    "stored output layer": {**QUERIES, "modules_to_save": ["lm_head"]},
     "stored embeddings": {**QUERIES, "modules_to_save": ["embed_tokens"]},
     "stored norm": {**QUERIES, "modules_to_save": ["norm"]},
 }
@@ -86,7 +82,7 @@ def log_probs(model) -> torch.Tensor:
 @FROM_PEFT
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_a_merged_model_predicts_what_peft_does_with_the_adapter_beside_its_base(
+def test_a_merged_model_predicts_what_peft_does_with_the_adapter_next_to_its_base(
     settings, is_tied, tmp_path
 ):
     base, folder = tmp_path / "base", tmp_path / "adapter"
@@ -114,11 +110,6 @@ def test_what_peft_merges_wrong_is_refused_with_the_distance(queries, monkeypatc
         load_model(queries, "auto", "cpu")
 
 
-def test_rounding_a_merged_weight_to_half_precision_is_allowed(queries):
-    merged = load_model(queries, "bfloat16", "cpu")
-    assert merged.dtype == torch.bfloat16
-
-
 def changed(changes: dict[str, torch.Tensor | None]):
     def damage(folder: Path) -> None:
         tensors = load_file(folder / WEIGHTS) | changes
@@ -136,7 +127,6 @@ def changed(changes: dict[str, torch.Tensor | None]):
             {f"{PREFIX.replace('0', '9')}.lora_A.weight": torch.ones(2, 32)},
             r"it holds .*layers.9.* \(1 in all\), which fits nothing in its base$",
         ),
-        ({"lm_head.weight": torch.ones(320, 32)}, r"it holds .*lm_head.* fits nothing in its"),
         ({f"{PREFIX}.lora_A.weight": torch.ones(2, 16)}, "size mismatch for "),
     ],
 )
@@ -147,19 +137,10 @@ def test_an_adapter_whose_tensors_are_not_those_of_its_config_is_refused(queries
     assert "\n" not in str(refusal.value)
 
 
-def test_a_stored_layer_that_is_missing_is_not_taken_from_the_base(tmp_path):
-    settings = {**QUERIES, "modules_to_save": ["norm"]}
-    folder = saved(tiny_base(tmp_path / "base"), lora(**settings), tmp_path / "adapter")
-    changed({"base_model.model.model.norm.weight": None})(folder)
-    with pytest.raises(ValueError, match=r"KeyError: .base_model.model.model.norm.weight"):
-        load_model(ModelFolder(tmp_path / "base", folder), "auto", "cpu")
-
-
-@pytest.mark.parametrize("changes", [{"layers": 1}, {"hidden_size": 16}, {"vocab_size": 330}])
-def test_an_adapter_of_another_base_is_refused(tmp_path, changes):
+def test_an_adapter_of_another_base_is_refused(tmp_path):
     settings = {**QUERIES, "modules_to_save": ["embed_tokens"]}
     folder = saved(tiny_base(tmp_path / "base"), lora(**settings), tmp_path / "adapter")
-    tiny_base(tmp_path / "other", **changes)
+    tiny_base(tmp_path / "other", hidden_size=16)
     with pytest.raises(ValueError, match="adapter cannot be merged: ") as refusal:
         load_model(ModelFolder(tmp_path / "other", folder), "auto", "cpu")
     assert "\n" not in str(refusal.value)

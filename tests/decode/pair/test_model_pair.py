@@ -23,14 +23,6 @@ def test_a_missing_folder_is_named(pair_folders, tmp_path):
         ModelPair.from_pretrained(tmp_path / "nowhere", pair_folders[1])
 
 
-def test_models_with_two_tokenizers_load_and_equal_ones_are_one(pair_folders, tmp_path):
-    tiny_llama(4, vocab_size=300).float().save_pretrained(tmp_path / "other")
-    train_tokenizer(300, TEXT[:1]).save_pretrained(tmp_path / "other")
-    pair = ModelPair.from_pretrained(pair_folders[0], tmp_path / "other")
-    assert [len(tokenizer) for tokenizer in pair.tokenizers.values()] == [320, 300]
-    assert ModelPair.from_pretrained(*pair_folders).risky_tokenizer is None
-
-
 def test_two_tokenizers_without_bytes_are_refused_by_name(tokenizer):
     pieces = Tokenizer(models.BPE(byte_fallback=True))
     pieces.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -54,8 +46,7 @@ def test_more_embeddings_than_tokens_are_never_predicted_and_fewer_are_refused(t
         ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=256), tokenizer)
 
 
-@pytest.mark.parametrize("name", ["safe", "risky"])
-@pytest.mark.parametrize("size", [320, 300])  # tokens, and bytes
+@pytest.mark.parametrize(("name", "size"), [("safe", 320), ("risky", 300)])  # tokens, bytes
 def test_a_tokenizer_that_leaves_out_merges_at_random_is_refused_by_name(name, size):
     both = {"safe": train_tokenizer(), "risky": train_tokenizer(size)}
     both[name].backend_tokenizer.model.dropout = 0.5

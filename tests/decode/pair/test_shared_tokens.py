@@ -9,12 +9,11 @@ import long_double_distributions as oracle
 import numpy as np
 import pytest
 import torch
-from tiny_models import TEXT, every_text, tiny_llama, train_tokenizer, word_tokenizer
+from tiny_models import every_text, tiny_llama, word_tokenizer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from anchored import Anchored, Decoder, Ledger, ModelPair, SafeOnly, verify
-from anchored.decode.levels.level import TokenLevel
+from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
 from anchored.decode.pair.shared_tokens import shared_tokens
 
 REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
@@ -55,7 +54,7 @@ def rename(content: dict) -> None:
 
 
 def gap(content: dict) -> None:
-    """Token 2 is unknown, those behind it keep their ids."""
+    """Token 2 is unknown, those after it keep their ids."""
     del content["model"]["vocab"]["<|turn|>"], content["added_tokens"][2]
 
 
@@ -73,24 +72,12 @@ def set_step(name: str, value: object) -> Edit:
     return lambda content: content["pre_tokenizer"].__setitem__(name, value)
 
 
-def set_normalizer(content: dict) -> None:
-    content["normalizer"] = {"type": "NFC"}
-
-
-PRE = "their pre-tokenizers differ"
 DIFFERENCES = {
-    "a copy": (lambda content: None, "", ""),
-    "offsets": (
-        set_step("trim_offsets", False),
-        "",
-        PRE,
-    ),
+    "offsets": (set_step("trim_offsets", False), "", "their pre-tokenizers differ"),
     "renamed": (rename, "", 'token 2 "<|turn|>" and "<|user|>"'),
     "removed": (gap, "", 'token 2 "<|turn|>" and null'),
-    "added": (add(320, "<|tool|>"), "", 'token 320 null and "<|tool|>"'),
     "added text": (add(320, "tool", special=False), "", 'token 320 null and "tool"'),
-    "normalizer": (set_normalizer, "their normalizers differ", None),
-    "pre-tokenizer": (set_step("add_prefix_space", True), PRE, None),
+    "steps": (set_step("add_prefix_space", True), "their pre-tokenizers differ", None),
     "model": (
         lambda content: content["model"].update(ignore_merges=True),
         "ignore_merges null and tr",
@@ -98,7 +85,6 @@ DIFFERENCES = {
     ),
     "tokens": (swap_tokens, 'token 67 "a" and "b"', None),
     "merges": (swap_merges, "merge 3 ", None),
-    "fewer merges": (lambda content: content["model"]["merges"].pop(), "merge 60 ", None),
     "an ordinary token": (
         lambda content: content["model"]["vocab"].update(saltsalt=320),
         'token 320 null and "saltsalt"',
@@ -114,26 +100,18 @@ def test_whatever_changes_plain_text_is_a_difference_and_nothing_else(
     shared = shared_tokens(tokenizer, edited(tokenizer, edit))
     assert shared.difference.startswith(difference)
     assert bool(shared.difference) == bool(difference)
-    if harmless is not None:
-        assert shared.harmless_difference.startswith(harmless)
-        assert bool(shared.harmless_difference) == bool(harmless)
-
-
-def test_text_that_the_safe_tokenizer_alone_makes_one_token_is_a_difference(tokenizer):
-    other = edited(tokenizer, add(320, "lamp", special=False))
-    assert shared_tokens(other, tokenizer).difference == 'token 320 "lamp" and null'
-
-
-def without_bytes(model: models.Model) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+    assert harmless is None or shared.harmless_difference.startswith(harmless)
 
 
 def test_scores_and_unknown_tokens_of_other_models_are_compared():
-    words = [without_bytes(models.WordLevel({"a": 0, "b": 1}, unk_token=name)) for name in "ab"]
-    assert shared_tokens(*words).difference == "unk_token 0 and 1"
-    pieces = [[("a", -1.0), ("b", score)] for score in (-1.0, -2.0)]
-    scored = [without_bytes(models.Unigram(vocab, 0)) for vocab in pieces]
-    assert shared_tokens(*scored).difference == "scores [-1.0, -1.0] and [-1.0, -2.0]"
+    words = [models.WordLevel({"a": 0, "b": 1}, unk_token=name) for name in "ab"]
+    pieces = [models.Unigram([("a", -1.0), ("b", score)], 0) for score in (-1.0, -2.0)]
+    for both, difference in (
+        (words, "unk_token 0 and 1"),
+        (pieces, "scores [-1.0, -1.0] and [-1.0, -2.0]"),
+    ):
+        made = [PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model)) for model in both]
+        assert shared_tokens(*made).difference == difference
 
 
 def test_a_token_before_texts_that_the_risky_tokenizer_lacks_is_a_difference(tokenizer):
@@ -199,30 +177,15 @@ def gap_pair(tokenizer) -> ModelPair:
     return ModelPair(*eager, safe, risky_tokenizer=risky)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("rule", [Anchored(k=1.0), Anchored(k=1.0, divergence="max"), SafeOnly()])
-@pytest.mark.parametrize("changes", [{}, {"top_k": 3}], ids=str)
-def test_tokens_that_one_tokenizer_lacks_are_never_drawn(gap_pair, rule, changes):
-    decoder = Decoder(gap_pair, rule)
-    results = decoder.generate(PROMPTS, max_new_tokens=15, num_return_sequences=4, **changes)
+@pytest.mark.parametrize("rule", [Anchored(k=1.0), SafeOnly()])
+def test_tokens_that_one_tokenizer_lacks_are_never_drawn(gap_pair, rule):
+    results = Decoder(gap_pair, rule).generate(PROMPTS, max_new_tokens=15, num_return_sequences=4)
     assert not set(BANNED) & {token for result in results for token in result.token_ids}
-    for result in results:
-        assert result.ledger.is_within_bound
-        assert verify(result.ledger, gap_pair).is_ok
-
-
-def test_a_ledger_names_the_vocabulary_and_another_one_does_not_verify(
-    gap_pair, tokenizer, tmp_path
-):
-    (result,) = Decoder(gap_pair, Anchored(k=1.0)).generate("salt", max_new_tokens=4)
-    result.ledger.save(tmp_path / "ledger.jsonl")
-    ledger = Ledger.load(tmp_path / "ledger.jsonl")
-    assert ledger.header.level_settings == {"vocab_size": 322, "banned_token_ids": BANNED}
-    assert verify(ledger, gap_pair).is_ok
     whole = ModelPair(gap_pair.safe, gap_pair.risky, gap_pair.tokenizer)
+    ledger = results[0].ledger
+    assert ledger.header.level_settings == {"vocab_size": 322, "banned_token_ids": BANNED}
+    assert ledger.is_within_bound and verify(ledger, gap_pair).is_ok
     assert verify(ledger, whole).failures[0].startswith("level settings are {'vocab_size': 322, ")
-    ledger.header.level_settings["banned_token_ids"] = []
-    assert not verify(ledger, gap_pair)
 
 
 def test_a_token_that_one_tokenizer_lacks_is_refused_in_texts(gap_pair):
@@ -236,15 +199,7 @@ def test_a_token_that_one_tokenizer_lacks_is_refused_in_texts(gap_pair):
     assert 321 in gap_pair.encode("<|call|>") and 321 not in gap_pair.encode("<|tool|>")
 
 
-def test_stop_tokens_of_both_models_are_one_symbol_by_id(tokenizer):
-    pair = pair_of(tokenizer, edited(tokenizer, rename), eos_token_id=[2, 325])
-    assert pair.stop_token_ids == [1, 2]  # 325 is no token
-    ends_with_turn = edited(tokenizer, rename)
-    ends_with_turn.eos_token = "<|user|>"
-    assert pair_of(tokenizer, ends_with_turn).stop_token_ids == [1, 2]
-
-
-def test_a_stop_token_that_is_never_drawn_stands_in_the_line(tokenizer, caplog):
+def test_a_stop_token_that_is_never_drawn_is_in_the_line(tokenizer, caplog):
     with caplog.at_level(logging.WARNING):
         other = edited(tokenizer, add(325, "<|stop|>"))
         pair = pair_of(tokenizer, other, eos_token_id=[321, 325])  # 321 is no token
@@ -256,14 +211,7 @@ def test_a_stop_token_that_is_never_drawn_stands_in_the_line(tokenizer, caplog):
     ]
 
 
-def test_a_model_needs_no_row_for_tokens_that_are_left_out(tokenizer):
-    other = edited(tokenizer, add(320, "<|pad|>"))
-    pair = ModelPair(tiny_llama(1), tiny_llama(2), tokenizer, risky_tokenizer=other)
-    assert TokenLevel(pair).settings() == {"vocab_size": 320, "banned_token_ids": []}
-
-
-@pytest.mark.parametrize("rows", [(320, 320), (328, 320), (320, 328)], ids=str)
-@pytest.mark.parametrize("level", ["token", "byte"])
+@pytest.mark.parametrize(("rows", "level"), [((328, 320), "token"), ((320, 320), "byte")], ids=str)
 def test_a_special_token_that_has_no_row_in_a_model_is_left_out(tokenizer, rows, level):
     """As the image token of Gemma 3 1B, whose tokenizer is that of the larger models."""
     both = edited(tokenizer, add(320, "<|image|>"))
@@ -273,49 +221,8 @@ def test_a_special_token_that_has_no_row_in_a_model_is_left_out(tokenizer, rows,
     decoder = Decoder(pair, Anchored(k=1.0), level=level)
     ledger = decoder.generate("the keeper", max_new_tokens=3)[0].ledger
     assert verify(ledger, pair).is_ok
-    plain = Decoder(ModelPair(*models, tokenizer), Anchored(k=1.0), level=level)
-    expected = plain.generate("the keeper", max_new_tokens=3)[0].ledger
-    assert [step.token_id for step in ledger.steps] == [step.token_id for step in expected.steps]
-    if level == "token":
-        assert ledger.header.level_settings == {"vocab_size": 320, "banned_token_ids": []}
-        with pytest.raises(ValueError, match=r"token ids must be in \[0, 320\), got 320"):
-            pair.encode("salt<|image|>")
-
-
-def test_models_with_two_tokenizers_need_no_rows_for_special_tokens(tokenizer):
-    other = edited(train_tokenizer(300, TEXT[:1]), add(300, "<|image|>"))
-    pair = ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=300), tokenizer, risky_tokenizer=other)
-    (result,) = Decoder(pair, Anchored(k=1.0)).generate("the keeper", max_new_tokens=2)
-    assert result.ledger.header.level == "byte" and verify(result.ledger, pair).is_ok
-
-
-def begun_with(token_id: int, text: str) -> Edit:
-    def edit(content: dict) -> None:
-        add(token_id, text)(content)
-        template = content["post_processor"]
-        template["single"][0]["SpecialToken"]["id"] = text
-        template["special_tokens"] = {text: {"id": text, "ids": [token_id], "tokens": [text]}}
-
-    return edit
-
-
-@pytest.mark.parametrize(
-    ("edit", "reason"),
-    [
-        (add(320, "lamp", special=False), "the safe model predicts 320 tokens, the tokenizer has"),
-        (begun_with(320, "<|first|>"), "the safe one has no bytes|token 320 has no row in the "),
-    ],
-)
-def test_a_token_of_every_text_or_of_plain_text_needs_a_row(tokenizer, edit, reason):
-    with pytest.raises(ValueError, match=reason):
-        Decoder(ModelPair(tiny_llama(1), tiny_llama(2), edited(tokenizer, edit)), Anchored(k=1.0))
-
-
-def test_special_tokens_of_either_tokenizer_owe_no_debt(tokenizer):
-    other = edited(tokenizer, rename)
-    other.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
-    level = Decoder(pair_of(tokenizer, other), Anchored(k=1.0)).level
-    assert level.special_token_ids == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"token ids must be in \[0, 320\), got 320"):
+        pair.encode("salt<|image|>")
 
 
 @pytest.mark.slow  # seconds to compare 128k tokens and 280k merges
@@ -363,7 +270,7 @@ def shared_log_probs(model, text: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("k", "name"), [(0.0, "safe"), (50.0, "risky")])
-def test_the_law_of_every_text_is_that_of_the_shared_tokens(word_pair, k, name):
+def test_the_distribution_of_every_text_is_that_of_the_shared_tokens(word_pair, k, name):
     every = every_text(SHARED, HORIZON)
     decoder = Decoder(word_pair, Anchored(k=k, budget="fixed", debt="none"), batch_size=len(every))
     assert decoder.level.name == "token"

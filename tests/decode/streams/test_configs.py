@@ -1,19 +1,17 @@
 """What configs say that a text reads: its ends and its length; wrong ones are refused."""
 
-import copy
 import logging
 
-import numpy as np
 import pytest
 import torch
-from model_zoo import composite_model, zoo_model, zoo_pair
+from model_zoo import composite_model, zoo_pair
 from plain_forward import assert_recorded
 from tiny_models import tiny_gpt2, tiny_llama, word_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, verify
 from anchored.decode.streams.configs import context_length
 
-NOT_IDS = (-1, True, 0.5, "</s>", [1, -1], [1, True], [[1]], torch.tensor(1), torch.tensor([1, 2]))
+NOT_IDS = (-1, True, [1, 0.5], torch.tensor([1, 2]))
 
 
 @pytest.mark.parametrize("place", ["generation_config", "config"])
@@ -27,22 +25,21 @@ def test_an_end_that_is_no_token_id_is_refused_when_the_pair_is_made(tokenizer, 
     assert "\n" not in str(refusal.value) and str(refusal.value).endswith(place)
 
 
-@pytest.mark.parametrize("ends", [2, [1, 2], (2,), np.int64(2)])
+@pytest.mark.parametrize("ends", [2, (1, 2)])
 def test_ends_are_one_or_several_token_ids_of_either_model(tokenizer, ends):
     risky = tiny_llama(2)
     risky.generation_config.eos_token_id = ends
     assert ModelPair(tiny_llama(1), risky, tokenizer).stop_token_ids == [1, 2]
 
 
-@pytest.mark.parametrize("end", [320, 50_256, 2**40])
-def test_an_end_that_no_model_draws_is_said_once_when_the_pair_is_made(tokenizer, caplog, end):
+def test_an_end_that_no_model_draws_is_said_once_when_the_pair_is_made(tokenizer, caplog):
     risky = tiny_llama(2)
-    risky.config.eos_token_id = [1, end]
+    risky.config.eos_token_id = [1, 320]
     with caplog.at_level(logging.WARNING):
         pair = ModelPair(tiny_llama(1), risky, tokenizer)
         (result,) = Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_tokens=2)
     assert pair.stop_token_ids == [1] and not result.error
-    assert caplog.messages == [f"the risky model ends texts at token {end}, which it does not have"]
+    assert caplog.messages == ["the risky model ends texts at token 320, which it does not have"]
 
 
 def test_a_model_without_a_generation_config_ends_where_its_config_says(tokenizer, caplog):
@@ -55,17 +52,6 @@ def test_a_model_without_a_generation_config_ends_where_its_config_says(tokenize
     assert pair.stop_token_ids == [1, 2] and verify(result.ledger, pair).is_ok
 
 
-@pytest.mark.parametrize("kind", ["static", "hybrid", "dynamic"])
-def test_the_kind_of_cache_that_a_config_names_changes_nothing(tokenizer, kind):
-    risky = tiny_llama(2)
-    risky.generation_config.cache_implementation = kind
-    decoder = Decoder(ModelPair(tiny_llama(1), risky, tokenizer), Anchored(k=1.0))
-    (result,) = decoder.generate("salt", max_new_tokens=3)
-    plain_pair = ModelPair(tiny_llama(1), tiny_llama(2), tokenizer)
-    (plain,) = Decoder(plain_pair, Anchored(k=1.0)).generate("salt", max_new_tokens=3)
-    assert result.token_ids == plain.token_ids and not result.error
-
-
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10_000.0}
 ANGLES = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10_000.0}
 LONG = {"rope_type": "longrope", **ANGLES, "factor": 4.0, "original_max_position_embeddings": 16}
@@ -73,18 +59,7 @@ LENGTHS = {
     "no rotary scale": ({}, 128),
     "yarn, the original length twice": ({**YARN, "original_max_position_embeddings": 128}, 512),
     "yarn, the original length once": (YARN, 512),
-    "yarn, its own length": ({**YARN, "original_max_position_embeddings": 32}, 128),
-    "yarn, its own length, longer": ({**YARN, "original_max_position_embeddings": 16}, 128),
-    "llama3": (
-        {
-            **YARN,
-            "rope_type": "llama3",
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-        128,
-    ),
+    "yarn, a short original length": ({**YARN, "original_max_position_embeddings": 16}, 128),
     "longrope": (LONG, 16),
 }
 
@@ -95,36 +70,22 @@ def test_the_context_is_what_the_rotary_embedding_reaches(rotary, length):
     assert context_length(tiny_llama(1, **rotary).config) == length
 
 
-def test_the_context_of_layers_of_several_types_is_the_shortest_of_them():
-    config = zoo_model("gemma3_text", 1).config
-    assert {*config.rope_parameters} == {"full_attention", "sliding_attention"}
-    assert context_length(config) == 64
-    changed = copy.deepcopy(config)
-    changed.rope_parameters["full_attention"] |= {
-        **YARN,
-        "original_max_position_embeddings": 64,
-    }
-    assert context_length(changed) == 256
-
-
-@pytest.mark.parametrize("level", ["token", "byte"])
-def test_yarn_decodes_beyond_the_original_length(tokenizer, level):
+def test_yarn_decodes_beyond_the_original_length(tokenizer):
     def stretched(seed: int):
         return tiny_llama(seed, rope_parameters=dict(YARN), max_position_embeddings=16).float()
 
     pair = ModelPair(stretched(1), stretched(2), tokenizer)
     assert pair.context_length == 64
-    decoder, prompt = Decoder(pair, Anchored(k=1.0), level=level), "qzxjvkwbpq zxjvkwbpqz"
+    decoder, prompt = Decoder(pair, Anchored(k=1.0)), "qzxjvkwbpq zxjvkwbpqz"
     assert len(pair.encode(prompt)) > 16
     (result,) = decoder.generate(prompt, max_new_tokens=6)
     assert not result.error and verify(result.ledger, pair).is_ok
-    if level == "token":
-        assert_recorded(pair, result)
+    assert_recorded(pair, result)
     with pytest.raises(ValueError, match=r"context of 64"):
         decoder.generate(prompt, max_new_tokens=64)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3_5", "fuyu"])
+@pytest.mark.parametrize("family", ["gemma3", pytest.param("fuyu", marks=pytest.mark.slow)])
 def test_a_composite_model_is_read_by_the_config_of_its_text(family):
     pair = zoo_pair(composite_model(family, 1))
     assert pair.context_lengths["safe"] == 64
@@ -133,10 +94,8 @@ def test_a_composite_model_is_read_by_the_config_of_its_text(family):
     assert verify(result.ledger, pair).is_ok
 
 
-@pytest.mark.parametrize("place", ["config", "text config"])
-def test_the_ends_of_a_composite_model_are_those_of_any_of_its_configs(place):
+def test_the_ends_of_a_composite_model_are_those_of_any_of_its_configs():
     safe = composite_model("gemma3", 1)
-    config = safe.config if place == "config" else safe.config.text_config
-    config.eos_token_id = [1, 5]
+    safe.config.text_config.eos_token_id = [1, 5]
     pair = ModelPair(safe, tiny_llama(2, vocab_size=64, eos_token_id=None), word_tokenizer(64))
     assert pair.stop_token_ids == [1, 5]

@@ -55,21 +55,9 @@ def test_any_history_gives_the_plain_logits(name):
     RowTexts(lean_model(name), seed=7).check_history()
 
 
-def made_in_inference_mode():
+def test_models_made_in_inference_mode_are_lean_too():
     with torch.inference_mode():
-        return tiny_llama(1).float()
-
-
-def with_shared_weights():
-    model = tiny_llama(1).float()
-    first, second = model.model.layers
-    second.mlp.up_proj.weight = first.mlp.up_proj.weight
-    return model
-
-
-@pytest.mark.parametrize("make", [made_in_inference_mode, with_shared_weights])
-def test_models_made_in_other_ways_are_lean_too(make):
-    model = make()
+        model = tiny_llama(1).float()
     assert isinstance(backbone_of(model), LeanBackbone)
     RowTexts(model, seed=7).check_history()
 
@@ -85,7 +73,6 @@ OTHERS = {
     "window": lambda: tiny_family("mistral, sliding", 1).float(),
     "eager attention": lambda: tiny_family("llama", 1, attn_implementation="eager").float(),
     "activation": lambda: tiny_llama(1, hidden_act="gelu").float(),
-    "dtype": lambda: tiny_llama(1).bfloat16(),
     "two dtypes": of_two_dtypes,
 }
 
@@ -115,8 +102,8 @@ def test_layers_are_packed_once():
     assert runner.in_order(torch.arange(300)).backbone(attention) is first
 
 
-@pytest.mark.parametrize("width", [48, 1_536, 4_099])
-def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(width):
+@pytest.mark.parametrize("width", [48, 4_099])
+def test_a_row_has_the_same_bits_whatever_rows_are_next_to_it(width):
     generator = torch.Generator().manual_seed(width)
     weight, bias, rows = (
         torch.randn(*s, generator=generator) for s in ((64, width), (64,), (70, width))
@@ -144,7 +131,7 @@ def test_without_room_for_packed_weights_the_modules_are_run(monkeypatch):
     assert isinstance(backbone_of(model), LeanBackbone)
 
 
-@pytest.mark.parametrize("fault", [0.1, RuntimeError("out of resources"), OutOfResources(9, 1, "")])
+@pytest.mark.parametrize("fault", [0.1, OutOfResources(9, 1, "")])
 def test_lean_layers_that_differ_or_fail_are_left_to_the_modules(fault, monkeypatch, caplog):
     exact = LeanBackbone._rotation
 

@@ -53,16 +53,12 @@ def replace_forward(layer) -> None:
 
 
 CHANGES = {
-    "a hook on the output layer": lambda m: m.lm_head.register_forward_hook(favors_one_token),
     "a pre-hook on the output layer": lambda m: m.lm_head.register_forward_pre_hook(halved),
     "another output layer": lambda m: setattr(m, "lm_head", nn.Linear(32, 320)),
-    "an adapted output layer": lambda m: setattr(m, "lm_head", Adapted(m.lm_head)),
-    "a forward of the output layer's own": lambda m: replace_forward(m.lm_head),
     "a parametrized output layer": lambda m: parametrize.register_parametrization(
         m.lm_head, "weight", Doubled()
     ),
-    "a hook on a layer": lambda m: m.model.layers[1].mlp.register_forward_pre_hook(halved),
-    "a forward of a layer's own": lambda m: replace_forward(m.model.layers[0].mlp),
+    "a forward of a layer": lambda m: replace_forward(m.model.layers[0].mlp),
     "an adapted layer": lambda m: setattr(
         m.model.layers[0].self_attn, "o_proj", Adapted(m.model.layers[0].self_attn.o_proj)
     ),
