@@ -51,9 +51,7 @@ def test_the_last_token_of_a_text_may_come_after_the_context(pair):
         decoder.score([5] * 120, [6] * 10)
 
 
-@pytest.mark.parametrize(
-    "rule", [Anchored(k=0.3, debt="none"), Pathwise()], ids=lambda r: r.name
-)
+@pytest.mark.parametrize("rule", [Anchored(k=0.3, debt="none"), Pathwise()], ids=lambda r: r.name)
 def test_exactly_the_likeliest_token_is_greedy(pair, rule):
     tokens = [[token] for token in range(3, pair.vocab_size)]
     decoder = Decoder(pair, rule, batch_size=64)

@@ -1,6 +1,5 @@
 """Pairs that cannot speculate are refused in one line."""
 
-
 import pytest
 import torch
 from tiny_models import tiny_family, tiny_llama
