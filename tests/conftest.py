@@ -12,7 +12,7 @@ import torch
 pytest.register_assert_rewrite("server_contract")  # whose tests two files import
 
 if not torch.cuda.is_available():
-    # Triton's own interpreter, so that its kernels are tested too; read when triton is imported.
+    # Triton's interpreter, so that its kernels are tested too; read when triton is imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
 from tiny_models import tiny_llama, train_tokenizer
@@ -33,7 +33,7 @@ if find_spec("hypothesis"):  # vLLM's environment has none
         "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("patient")
-disable_progress_bar()  # of saved models, which would stand on stderr of the commands under test
+disable_progress_bar()  # of saved models, which would be on stderr of the commands under test
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

@@ -35,6 +35,3 @@ def test_commit_and_local_changes_are_recorded(tmp_path):
     assert state["has_local_changes"] is False
     (tmp_path / "file").write_text("two")
     assert environment._git_state(tmp_path)["has_local_changes"] is True
-    # An installed copy inside somebody else's checkout is not at that commit.
-    (tmp_path / "inside").mkdir()
-    assert environment._git_state(tmp_path / "inside") == nowhere

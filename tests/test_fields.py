@@ -1,15 +1,12 @@
 """Values of files and of callers are converted to a field's type, or refused by name."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from anchored import (
     RCAD,
@@ -31,7 +28,6 @@ from anchored.fields import (
     checked_seed,
     converted,
     field_error,
-    fitted,
     from_record,
 )
 
@@ -134,22 +130,6 @@ def test_the_first_wrong_field_of_a_record_is_reported():
     assert field_error(Whole, {"name": "a", "k": None}) == ""
     assert field_error(Whole, {"k": 1.0}) == "field name is missing"
     assert field_error(Whole, {"name": "a", "nam": 1}) == "unknown field nam (did you mean name?)"
-
-
-PLAIN = {float: (int, float), int: (int,), str: (str,), bool: (bool,), list[int]: (list,)}
-JSON = st.one_of(st.none(), st.booleans(), st.integers(-(2**40), 2**40), st.text())
-JSON = st.recursive(JSON | st.floats(allow_nan=False), lambda inner: st.lists(inner, max_size=3))
-
-
-@given(value=JSON, kind=st.sampled_from(list(PLAIN)))
-def test_a_value_of_a_file_is_taken_as_it_is_or_refused(value: Any, kind: Any):
-    fits = type(value) in PLAIN[kind]
-    fits = fits and all(type(item) is int for item in value) if kind == list[int] else fits
-    if fits:
-        assert json.dumps(fitted("x", value, kind)) == json.dumps(value)
-    else:
-        with pytest.raises(ValueError, match=r"^x(\[\d\])? must be "):
-            fitted("x", value, kind)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Rules and metrics of other packages: found by entry points, used like the package's own."""
+"""Rules and metrics of other packages: found by entry points, used like those of the package."""
 
 import json
 import os
@@ -23,7 +23,6 @@ from anchored.decode.rules.registry import (
 from anchored.eval.analysis.evaluated import evaluation_table
 from anchored.eval.copying.literal import copying_results
 from anchored.eval.copying.metrics import copying_score, installed_metrics
-from anchored.eval.experiments.sweep import Method
 from anchored.eval.recorded_texts import RecordedText
 from anchored.eval.statistics import json_value
 from anchored.installed import declared
@@ -84,36 +83,24 @@ def test_nothing_of_a_package_is_imported_before_its_rule_is_asked_for(install, 
 
 
 @pytest.mark.parametrize(
-    ("lines", "name", "message"),
+    ("line", "name", "message"),
     [
-        (["rcad = stranger:Blend"], "rcad", "'rcad' of stranger 1.0 is a name of anchored"),
-        (["blend = stranger:Blend"], "bland", "must be one of anchored, .*, blend, got 'bland'"),
-        (["blend = stranger:copied_share"], "blend", "must be a dataclass"),
-        (["blend = stranger:Bland"], "blend", "cannot be imported: .*Bland"),
-        (["mix = stranger:Blend"], "mix", "has the name 'blend': both must be the same"),
+        ("rcad = stranger:Blend", "rcad", "'rcad' of stranger 1.0 is a name of anchored"),
+        ("blend = stranger:Blend", "bland", "must be one of anchored, .*, blend, got 'bland'"),
+        ("blend = stranger:copied_share", "blend", "must be a dataclass"),
+        ("mix = stranger:Blend", "mix", "has the name 'blend': both must be the same"),
     ],
 )
-def test_names_that_mean_nothing_or_two_things_are_refused(install, lines, name, message):
-    install("stranger", "[anchored.rules]", *lines)
+def test_names_that_mean_nothing_or_two_things_are_refused(install, line, name, message):
+    install("stranger", "[anchored.rules]", line)
     with pytest.raises(ValueError, match=message):
         make_rule(name, {"k": 1.0})
 
 
-def test_a_name_that_two_packages_declare_is_refused(install):
-    install("stranger", *BLEND)
-    install("other", *BLEND)
-    with pytest.raises(ValueError, match=r"'blend' of other 1.0 and stranger 1.0 is declared more"):
-        make_rule("blend", {"k": 1.0})
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_the_options_of_a_budget_are_the_fields_of_a_rule(name):
-    names = [field.name for field in fields(rule_class(name))]
-    assert set(BUDGETED.get(name, ())) == {name for name in BUDGET_OPTIONS if name in names}
-
-
-def test_a_package_s_rule_stands_among_the_baselines_of_a_table():
-    assert Method(rule="blend", label="Blend").section == "Two-model baselines"
+def test_the_options_of_a_budget_are_the_fields_of_a_rule():
+    for name in RULES:
+        names = [field.name for field in fields(rule_class(name))]
+        assert set(BUDGETED.get(name, ())) == {name for name in BUDGET_OPTIONS if name in names}
 
 
 SWEEP = """
@@ -152,8 +139,8 @@ def test_a_package_that_pip_installs_decodes_is_verified_swept_and_tabled(tmp_pa
     cli, models = ("-m", "anchored.tools.cli"), ("--safe", safe, "--risky", risky)
     python(*pip, "--target", target, source)
     rule = ("--rule", "blend", "--setting", "halvings=20", "--k", "2")
-    asked = ("--prompt", "the keeper", "--max-new-tokens", "6", "--ledger", "ledger.jsonl")
-    python(*cli, "generate", *models, *rule, *asked)
+    options = ("--prompt", "the keeper", "--max-new-tokens", "6", "--ledger", "ledger.jsonl")
+    python(*cli, "generate", *models, *rule, *options)
     assert python(*cli, "verify", *models, "--ledger", "ledger.jsonl").startswith("OK: 6 tokens")
     prompt = {"id": "work", "prompt": "the keeper of", "reference": " the lamp wrote every wave"}
     (tmp_path / "prompts.jsonl").write_text(json.dumps(prompt))
@@ -188,15 +175,7 @@ def test_a_package_s_metric_is_measured_tabled_and_recorded_and_changes_no_other
     assert after == before
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("word_lcs = stranger:copied_share", "'word_lcs' of stranger 1.0 is a name of anchored"),
-        ("half = nowhere:half", r"'half' of stranger 1.0 cannot be imported"),
-        ("half = operator:add", "copying/half must be a number, got 'ab'"),
-    ],
-)
-def test_a_metric_that_cannot_be_measured_is_refused(install, line, message):
-    install("stranger", "[anchored.metrics]", line)
-    with pytest.raises(ValueError, match=message):
+def test_a_metric_that_cannot_be_measured_is_refused(install):
+    install("stranger", "[anchored.metrics]", "half = operator:add")
+    with pytest.raises(ValueError, match="copying/half must be a number, got 'ab'"):
         copying_score("a", "b")

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from plain_forward import assert_same
 
 from anchored import (
     Anchored,
@@ -58,11 +57,6 @@ def test_every_window_of_a_text_stays_within_the_bank_and_its_steps(pair, rule):
     assert any(step.spend < 0.0 for ledger in ledgers for step in ledger.steps) == (
         rule.charge == "drawn"
     )
-
-
-def test_a_batch_whose_rows_come_and_go_draws_as_each_text_alone(pair):
-    alone = [drawn(pair, RULE, [text], seed=i)[0] for i, text in enumerate(TEXTS)]
-    assert_same(alone, drawn(pair, RULE, seed=range(len(TEXTS)), batch_size=3))
 
 
 @pytest.mark.parametrize("rule", RULES[:4], ids=str)

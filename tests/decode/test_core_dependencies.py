@@ -24,14 +24,9 @@ print(anchored.verify(result.ledger, pair).is_ok)
 
 
 def extra_modules() -> list[str]:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    names = [
-        re.split(r"[\[<>=~]", requirement)[0]
-        for extra in ("pretrain", "eval", "plots")
-        for requirement in extras[extra]
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [project["optional-dependencies"][name] for name in ("pretrain", "eval", "plots")]
+    names = [re.split(r"[\[<>=~]", requirement)[0] for extra in extras for requirement in extra]
     # fsspec comes with torch and huggingface_hub, which use it.
     return [MODULES.get(name, name) for name in names if name != "fsspec"]
 

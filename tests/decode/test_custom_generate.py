@@ -8,7 +8,6 @@ from transformers.generation import (
     EosTokenCriteria,
     MaxLengthCriteria,
     MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -73,12 +72,6 @@ def test_a_seed_comes_from_torch_unless_given(decoder, inputs):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_without_sampling_no_bound_holds(decoder, inputs, caplog):
-    custom = CustomGenerate(decoder)
-    decoder.pair.risky.generate(**inputs, custom_generate=custom, max_new_tokens=2)
-    assert not custom.generations[0].ledger.certified and "no bound holds" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -86,7 +79,6 @@ def test_without_sampling_no_bound_holds(decoder, inputs, caplog):
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
         ({"max_time": 1.0}, "MaxTimeCriteria"),
         ({"eos_token_id": 7}, r"eos_token_id=\[7\]: a text ends at .* \[1\]"),
-        ({"eos_token_id": None}, r"eos_token_id=\[\]: a text ends"),
         ({"stopping_criteria": [EosTokenCriteria(7)]}, r"eos_token_id=\[7\]: a text ends"),
         ({"stopping_criteria": [MaxLengthCriteria(6)]}, "MaxLengthCriteria"),
         ({"num_return_sequences": 0}, "num_return_sequences must be >= 1, got 0"),
@@ -100,8 +92,6 @@ def test_without_sampling_no_bound_holds(decoder, inputs, caplog):
             "MinPLogitsWarper is not supported with another min_tokens_to_keep",
         ),
         ({CACHE: None}, "does not honor (past_key_values|cache)"),
-        ({"typical_p": 0.9}, "TypicalLogitsWarper is not supported"),
-        ({"logits_processor": [NoBadWordsLogitsProcessor([[5]])]}, "NoBadWordsLogitsProcessor"),
         (
             {"top_k": 0, "logits_processor": [TopPLogitsWarper(0.5), TopKLogitsWarper(3)]},
             "TopKLogitsWarper is not supported here, or not after a later one",

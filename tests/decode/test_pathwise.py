@@ -182,6 +182,6 @@ def test_drafts_and_batches_change_no_token_and_no_spend(speculate, batch_size):
     for one, other in zip(plain, others, strict=True):
         assert one.ledger.spent == pytest.approx(other.ledger.spent, abs=1e-8)
         assert one.ledger.total_bound == other.ledger.total_bound == 2 * (1.0 + 6 * 0.3)
-    assert len({tuple(result.token_ids) for result in plain}) > 15
+    assert len({tuple(result.token_ids) for result in plain}) > 10
     if speculate != "off":
         assert any(result.ledger.accepted for result in others)

@@ -65,27 +65,15 @@ def test_a_decoder_writes_and_spends_what_the_papers_algorithm_does(pair, rule):
     assert sum(spends) > 5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.5])
-def test_ledgers_verify(folders, dtype, temperature):
-    pair = ModelPair.from_pretrained(*folders, dtype=dtype)
+@pytest.mark.parametrize("temperature", [0.1, 1.5])
+def test_ledgers_of_bfloat16_verify(folders, temperature):
+    pair = ModelPair.from_pretrained(*folders, dtype=torch.bfloat16)
     decoder = Decoder(pair, Anchored(k=1.0))
     for result in decoder.generate(
         [prompt.prompt for prompt in PROMPTS[:2]], max_new_tokens=LENGTH, temperature=temperature
     ):
         report = verify(result.ledger, pair)
         assert report.is_ok, report.failures
-
-
-def test_drafts_change_no_token(pair):
-    texts = [prompt.prompt for prompt in PROMPTS]
-    plain, drafted = (
-        Decoder(pair, Anchored(k=2.0), speculate=length).generate(
-            texts, max_new_tokens=LENGTH, seed=5
-        )
-        for length in ("off", 3)
-    )
-    assert [one.token_ids for one in plain] == [one.token_ids for one in drafted]
 
 
 @pytest.mark.filterwarnings(

@@ -12,11 +12,21 @@ import pytest
 import torch
 from tiny_models import every_text, tiny_llama, word_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, event_bound
-from anchored.decode.rules.anchored import NoOpt
-from anchored.decode.rules.memfree import MemFree
-from anchored.decode.rules.mixtures import RCAD, CPFuse, TokenSwap
-from anchored.decode.rules.unbounded import ColdStart, GlobalSwitch, System
+from anchored import (
+    RCAD,
+    Anchored,
+    ColdStart,
+    CPFuse,
+    Decoder,
+    GlobalSwitch,
+    MemFree,
+    ModelPair,
+    NoOpt,
+    RiskyOnly,
+    System,
+    TokenSwap,
+    event_bound,
+)
 
 PROMPT, HORIZON = [0, 2, 3, 2], 4
 ORACLE_ERROR = 1e-11
@@ -175,17 +185,10 @@ def test_with_a_bank_no_steps_in_a_row_leave_their_bound_after_any_beginning(
 
 def test_an_ample_budget_is_used(four_tokens, safe_log_probs):
     """So the bounds above are not kept by decoding with the safe model alone."""
-    free, _, _ = scored_texts(four_tokens, Anchored(k=50.0, debt="none"), {}, safe_log_probs({}))
-    tight, ratios, bound = scored_texts(
-        four_tokens, Anchored(k=0.3, debt="none"), {}, safe_log_probs({})
-    )
-    safe, _, _ = scored_texts(four_tokens, SafeOnly(), {}, safe_log_probs({}))
-    assert np.abs(free - safe).sum() > 0.5
-    assert (tight * ratios).sum() > 0.3 * bound
-    # Without the optimum between both models less of it is used, but some.
-    rule = NoOpt(k=3.0, debt="none")
-    probs, ratios, bound = scored_texts(four_tokens, rule, {}, safe_log_probs({}))
-    assert (probs * ratios).sum() > 0.05 * bound
+    safe = safe_log_probs({})
+    for rule, share in ((Anchored(k=0.3, debt="none"), 0.3), (NoOpt(k=3.0, debt="none"), 0.05)):
+        probs, ratios, bound = scored_texts(four_tokens, rule, {}, safe)
+        assert (probs * ratios).sum() > share * bound
 
 
 K = 0.04

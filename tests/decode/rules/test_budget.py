@@ -156,14 +156,6 @@ def test_a_budget_is_a_full_bank_and_the_nats_of_its_steps():
         Pathwise().budget_for(horizon=2**21, k=None)
 
 
-def test_a_pathwise_rule_charges_drawn_tokens_and_is_made_again_from_its_settings():
-    rule = Pathwise(k=0.5, bank=3, debt="average", debt_window=2)
-    assert make_rule("pathwise", rule.settings()) == rule
-    assert rule.settings() == {"debt": "average", "debt_window": 2, "k": 0.5, "bank": 3.0}
-    charges = [r.charge for r in (rule, Anchored(k=1.0), Anchored(k=1.0, divergence="max"))]
-    assert charges == ["drawn", "mean", "worst"]
-
-
 @given(
     ratios=st.lists(st.floats(-20, 20), max_size=30),
     window=st.integers(1, 8),

@@ -9,7 +9,7 @@ from stranger_rules import Blend
 
 from anchored import Anchored, Decoder, verify
 from anchored.decode.rules import registry
-from anchored.decode.rules.rule import BOTH, RISKY, SAFE, NextToken, OpenRule, Rule, StreamSpec
+from anchored.decode.rules.rule import BOTH, RISKY, SAFE, NextToken, OpenRule, Rule
 from anchored.decode.rules.unbounded import Categorical
 
 PROMPT = "the keeper of the lamp"
@@ -43,18 +43,14 @@ class Text(str):
 
 CLAIMS = {
     "safe is the risky model": ({"streams": {**BOTH, "safe": RISKY}}, 'stream "safe" must be'),
-    "a preface": ({"streams": {**BOTH, "safe": StreamSpec("safe", "Once")}}, "prompt alone, got"),
     "streams are a list": ({"streams": ["safe", "risky"]}, "must have streams by name"),
     "a name that equals all": ({"streams": {Text("safe"): SAFE, **BOTH}}, "a StreamSpec of plain"),
-    "an unknown model": ({"streams": {**BOTH, "third": StreamSpec("third")}}, "by its stream"),
     "risky is the safe model": ({"streams": {**BOTH, "risky": SAFE}}, 'stream "risky" must be'),
-    "no divergence": ({"divergence": None}, "its divergence must be one of kl, max, got None"),
     "a charge that equals all": ({"charge": Text("drawn")}, "its charge must be mean, got 'drawn'"),
     # As `verify` does not know its p* by itself.
     "drawn tokens": ({"divergence": "max", "charge": "drawn"}, "its charge must be worst, got"),
     "a flag that is no flag": ({"is_certified": 1}, "must have True or False for is_certified"),
     "errors that count tenfold": ({"gain": 10.0}, "its gain must be 1, got 10.0"),
-    "tokens of the risky model": ({"retokenizes": True}, "cannot decode tokens that the safe"),
     "a name of another kind": ({"name": Text("liar")}, "must have a str for its name"),
 }
 
@@ -91,16 +87,10 @@ def test_a_certified_rule_of_false_claims_is_refused(drawn, pair, name):
     assert message in str(verify(honest, pair))  # as the name is the liar's now
 
 
-def test_an_uncertified_rule_may_claim_less(drawn):
-    assert not drawn(liar({"is_certified": False, "divergence": None, "gain": 3.0})).certified
-
-
-@pytest.mark.parametrize("claim", ["streams", "is_certified"])
-def test_claims_that_change_after_the_check_change_nothing(drawn, pair, claim):
+def test_claims_that_change_after_the_check_change_nothing(drawn, pair):
     kind = liar({"streams": dict(BOTH)})
     expected, decoder = drawn(kind), Decoder(pair, kind())
-    kind.streams["safe"] = RISKY
-    setattr(kind, claim, {"streams": {"safe": RISKY}, "is_certified": False}[claim])
+    kind.streams["safe"], kind.is_certified = RISKY, False
     assert decoder.generate(PROMPT, **PLAIN)[0].ledger == expected
 
 
@@ -167,13 +157,3 @@ def test_spends_that_break_their_budget_are_never_called_certified(drawn, pair, 
     assert claiming.claims_bound and not claiming.certified
     refused = "must be a number, got nan" if name == "NaN" else "is not in [0, 0.5]"
     assert refused in verify(claiming, pair).failures[0]
-
-
-def test_a_distribution_that_does_not_sum_to_one_hides_nothing(drawn, pair):
-    @dataclass(frozen=True, slots=True)
-    class Shrunk(Blend):
-        def blended(self, inputs) -> NextToken:
-            result = Blend.blended(self, inputs)
-            return replace(result, star=result.star - 2.0, spend=torch.zeros_like(result.spend))
-
-    assert "spend differs" in str(verify(drawn(Shrunk, **LAX), pair))

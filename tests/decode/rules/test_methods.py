@@ -204,15 +204,6 @@ def test_another_corpus_is_refused_by_verify(token_pair, tmp_path):
     assert "there is none at" in verify(result.ledger, token_pair).failures[0]
 
 
-def test_cp_fuse_remembers_what_both_models_would_have_written(token_pair):
-    """After an unlikely text of the risky model alone, the mixture leans away from it."""
-    decoder = Decoder(token_pair, CPFuse())
-    (result,) = decoder.generate(PROMPTS[0], max_new_tokens=8, temperature=1.0)
-    (first,) = decoder.score(PROMPTS[0], [result.token_ids])
-    (fresh,) = decoder.score([result.prompt + result.token_ids[:7]], [result.token_ids[7:]])
-    assert first.token_log_probs[7] != pytest.approx(fresh.token_log_probs[0], abs=1e-6)
-
-
 def test_a_passage_is_recorded_and_its_divergences_are_those_of_the_streams(token_pair):
     (result,) = Decoder(token_pair, RCAD(alpha=1.0)).generate(
         PROMPTS[0], passages=PASSAGES[0], max_new_tokens=4
@@ -226,9 +217,3 @@ def test_a_passage_is_recorded_and_its_divergences_are_those_of_the_streams(toke
     for passage in (PASSAGES[1], None):
         forged = replace(ledger, header=replace(ledger.header, passage=passage))
         assert not verify(forged, token_pair)
-
-
-@pytest.mark.parametrize("rule", [CPFuse(), RCAD(), RiskyOnly(compared=False)], ids=str)
-def test_a_rule_of_more_or_less_than_both_next_tokens_does_not_speculate(token_pair, rule):
-    with pytest.raises(ValueError, match=r"more than both models' next tokens|risky model alone"):
-        Decoder(token_pair, rule, speculate=2)
