@@ -44,8 +44,7 @@ def findings(
     """The claims of the method, checked on the rows of `summarize` in the order p_s, ascending k
     of KL, other rules, p_r.
 
-    facts: bits on the held-out set FACTS, by setting. shows_effects: the preset's. Without it only
-    the bounds are judged, which hold for any models.
+    facts: bits on the held-out set FACTS. shows_effects: else only the bounds, of any models, count.
     """
     safe, *settings, risky = rows
     anchored = [row for row in settings if row["k"] is not None]
@@ -83,13 +82,12 @@ def findings(
         ),
         _proved(settings),
     ]
-    bounds = (
+    bounds = Finding(
         "every certified ledger satisfies its bound",
         all(row["is_within_bounds"] for row in rows),
         "sum of spends <= bound in float64, without tolerance",
     )
-    shown = [(claim, holds if shows_effects else None, text) for claim, holds, text in effects]
-    return [Finding(*values) for values in (*shown, bounds)]
+    return [*(Finding(c, holds if shows_effects else None, f) for c, holds, f in effects), bounds]
 
 
 def _proved(settings: Sequence[Row]) -> tuple[str, bool, str]:
