@@ -44,7 +44,7 @@ def findings(
     """The claims of the method, checked on the rows of `summarize` in the order p_s, ascending k
     of KL, other rules, p_r.
 
-    facts: bits on the held-out set FACTS. shows_effects: else only the bounds, of any models, count.
+    facts: bits on the held-out set FACTS. shows_effects: without, only bounds are judged.
     """
     safe, *settings, risky = rows
     anchored = [row for row in settings if row["k"] is not None]
