@@ -134,6 +134,8 @@ def test_a_text_is_scored_once_whatever_is_done_with_it_and_again_when_it_change
     assert scored == [] and len(rows) == 8
     for file in (path, elsewhere / "evaluation/copying.json"):
         assert json.loads(file.read_text())["rows"] == rows
+    run(capsys, *only)
+    assert "copying: done before" in run(capsys, *only)[1]
     rows = folder / "generations/k=1.jsonl"
     rows.write_text(rows.read_text().replace("that ", "a "))
     run(capsys, *only)
