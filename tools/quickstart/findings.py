@@ -44,8 +44,7 @@ def findings(
     """The claims of the method, checked on the rows of `summarize` in the order p_s, ascending k
     of KL, other rules, p_r.
 
-    facts: bits on the held-out set FACTS, by setting. shows_effects: the preset's. Without it only
-    the bounds are judged, which hold for any models.
+    facts: bits on the held-out set FACTS. shows_effects: without, only bounds are judged.
     """
     safe, *settings, risky = rows
     anchored = [row for row in settings if row["k"] is not None]
@@ -55,10 +54,6 @@ def findings(
     best = max(settings, key=lambda row: (mean_of(row["ncr"]) >= PROTECTED, row[ACCURACY]))
     closed = (best[ACCURACY] - low) / (high - low) if high > low else 0.0
     margin, where = _least_margin([row["setting"] for row in (safe, *anchored)], facts)
-    useful = [row for row in settings if row[ACCURACY] >= USEFUL]
-    proved: dict[str, Row] = {}  # of each rule, the useful budget that proves most, if one is
-    for row in sorted(useful or settings, key=lambda row: row["recited"]):
-        proved.setdefault(row.get("method", "Anchored"), row)
     effects = [
         (
             "the risky model recites at least 20 words in a row, the safe one at most 3",
@@ -85,24 +80,29 @@ def findings(
             margin >= 0,
             f"least margin {margin:.4f} ({where})",
         ),
-        (
-            f"with at least {USEFUL:.0%} right, the worst work is recited with a chance below "
-            f"{PROVED:g}",
-            any(row["recited"] < PROVED for row in useful),
-            "; ".join(map(_recital, proved.values())),
-        ),
+        _proved(settings),
     ]
-    bounds = (
+    bounds = Finding(
         "every certified ledger satisfies its bound",
         all(row["is_within_bounds"] for row in rows),
         "sum of spends <= bound in float64, without tolerance",
     )
-    shown = [(claim, holds if shows_effects else None, text) for claim, holds, text in effects]
-    return [Finding(*values) for values in (*shown, bounds)]
+    return [*(Finding(c, holds if shows_effects else None, f) for c, holds, f in effects), bounds]
 
 
-def _recital(row: Row) -> str:
-    return f"{row['setting']}: {row[ACCURACY]:.2f} right, {at_most(row['recited'])}"
+def _proved(settings: Sequence[Row]) -> tuple[str, bool, str]:
+    """Of each rule, the budget that proves most of the worst work, if one of any is useful."""
+    useful = [row for row in settings if row[ACCURACY] >= USEFUL]
+    best: dict[str, Row] = {}
+    for row in sorted(useful or settings, key=lambda row: row["recited"]):
+        best.setdefault(row.get("method", "Anchored"), row)
+    texts = (
+        f"{row['setting']}: {row[ACCURACY]:.2f} right, {at_most(row['recited'])}"
+        for row in best.values()
+    )
+    chance = f"the worst work is recited with a chance below {PROVED:g}"
+    holds = any(row["recited"] < PROVED for row in useful)
+    return f"with at least {USEFUL:.0%} right, {chance}", holds, "; ".join(texts)
 
 
 def _least_margin(ascending: list[str], facts: Mapping[str, Utility]) -> tuple[float, str]:

@@ -54,10 +54,16 @@ def test_pairs_of_folders_and_of_bytes_have_rows_of_every_method_that_they_take(
 ):
     safe, risky = map(str, pair_folders)
     lengths = {"prompt_length": 8, "new_length": 3, "batch_sizes": (1,), "runs": 1}
-    every = {"methods": ("all",), "passage_words": 4, "clock": "cpu"}
-    assert decode.run(BenchDecodeConfig(safe=safe, risky=risky, **lengths, **every)) == 0
-    header, _, (_, *rows) = table(capsys)
-    assert f"{safe} + {risky}, auto on cpu" in header and [n for n, _ in rows] == list(METHODS)
+    of_folders = BenchDecodeConfig(safe=safe, risky=risky, methods=("anchored",), **lengths)
+    assert decode.run(of_folders) == 0
+    header, _, rows = table(capsys)
+    assert f"{safe} + {risky}, auto on cpu" in header and len(rows) == 2
+    every = {"methods": ("all",), "passage_words": 7, "clock": "cpu"}
+    assert decode.run(BenchDecodeConfig(**TINY, **lengths, **every)) == 0
+    _, titles, (_, *rows) = table(capsys)
+    assert [name for name, _ in rows] == list(METHODS)
+    gflops = {name: figures[titles.index("all GFLOP")] for name, figures in rows}
+    assert gflops["memfree"] == gflops["risky_only"] < gflops["rcad"] / 2
     methods = {"methods": ("anchored", "token_swap")}  # words as tokens are no bytes
     sizes = TINY | {"vocab_size": 400}
     assert decode.run(BenchDecodeConfig(**sizes, level="byte", **methods, **lengths)) == 0

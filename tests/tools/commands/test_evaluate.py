@@ -94,7 +94,8 @@ def folder(tmp_path, monkeypatch):
 def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
     capsys, server, folder, tmp_path
 ):
-    claims = [{"claim": word, "results": [{"text": "yes"}]} for word in ("the", "that", "end")]
+    server.script = lambda body: Say("- T") if "<SOS>" in user_text(body) else judge(body)
+    claims = [{"claim": "T", "results": [{"text": "yes"}]}]
     evidence = write_json_lines(tmp_path / "evidence.jsonl", claims)
     words = ["evaluate", str(folder), "--judge-url", server.url, "--judge-model", "m"]
     words += ["--evidence", evidence, "--texts", "1", "--num-comparisons", "3"]
@@ -133,6 +134,8 @@ def test_a_text_is_scored_once_whatever_is_done_with_it_and_again_when_it_change
     assert scored == [] and len(rows) == 8
     for file in (path, elsewhere / "evaluation/copying.json"):
         assert json.loads(file.read_text())["rows"] == rows
+    run(capsys, *only)
+    assert "copying: done before" in run(capsys, *only)[1]
     rows = folder / "generations/k=1.jsonl"
     rows.write_text(rows.read_text().replace("that ", "a "))
     run(capsys, *only)
