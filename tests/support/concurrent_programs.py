@@ -3,8 +3,8 @@ write, so that races between them can be found."""
 
 import random
 import threading
+import time
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -96,65 +96,36 @@ def _program_hazards(accesses):
             yield "written and read without a barrier"
 
 
-class Stuck(Exception):
-    """A program waits for others that come to no barrier any more."""
-
-
-class Turns:
-    """Which of the programs' threads runs: one at a time, in an order that a seed decides."""
-
-    def __init__(self, programs):
-        self._left, self._rng = list(programs), random.Random(len(programs))
-        self._changed, self._current = threading.Condition(), programs[0]
-        self.num_waits = 0
-        """Waits at barriers since a program came to one: too many will never end."""
-
-    def wait(self, program):
-        with self._changed:
-            self._changed.wait_for(lambda: self._current == program)
-
-    def pass_on(self, program, *, leaves=False):
-        with self._changed:
-            if leaves:
-                self._left.remove(program)
-            self._current = self._rng.choice(self._left) if self._left else None
-            self._changed.notify_all()
-        if not leaves:
-            self.wait(program)
-
-    def may_pass_on(self, program):
-        """One access in fifty lets another program overtake."""
-        if self._rng.random() < 0.02:
-            self.pass_on(program)
-
-
 @contextmanager
 def concurrent(monkeypatch):
-    """Launches within run their programs at once, live barriers and all; yields a Recorder."""
+    """Launches within run their programs at once, live barriers and all; yields a Recorder.
+
+    One access in fifty waits a while, so that programs overtake each other.
+    """
     recorder, builder = Recorder(), type(interpreter.interpreter_builder)
     load, store = builder.create_masked_load, builder.create_masked_store
     atomic = builder.create_atomic_rmw
 
+    def stumble():
+        if random.random() < 0.02:
+            time.sleep(random.random() * 0.004)
+
     def noted_load(self, pointers, mask, other, *rest):
         recorder.note(pointers, mask)
-        recorder.turns.may_pass_on(recorder.thread.program)
+        stumble()
         return load(self, pointers, mask, other, *rest)
 
     def noted_store(self, pointers, value, mask, *rest):
         recorder.note(pointers, mask, value)
-        recorder.turns.may_pass_on(recorder.thread.program)
+        stumble()
         return store(self, pointers, value, mask, *rest)
 
     def noted_atomic(self, operation, pointer, value, mask, *rest):
         result = atomic(self, operation, pointer, value, mask, *rest)
         is_arrival = int(np.asarray(value.data).ravel()[0]) == 1
         recorder.pass_barrier(is_arrival=is_arrival)
-        turns = recorder.turns
-        turns.num_waits = 0 if is_arrival else turns.num_waits + 1
-        if turns.num_waits > 10_000:
-            raise Stuck
         if not is_arrival:
-            turns.pass_on(recorder.thread.program)
+            time.sleep(0.0005)
         return result
 
     with monkeypatch.context() as patch:
@@ -183,18 +154,26 @@ def _run_at_once(recorder, executor, *args, **options):
         }
         grid = (*executor.grid, 1, 1)[:3]
         interpreter.interpreter_builder.set_grid_dim(*grid)
-        programs = [(x, y, 0) for x in range(grid[0]) for y in range(grid[1])]
-        recorder.turns = Turns(programs)
+        errors = []
 
         def run(program):
             recorder.thread.program = program
-            recorder.turns.wait(program)
             try:
                 executor.fn(**values)
-            finally:
-                recorder.turns.pass_on(program, leaves=True)
+            except Exception as error:
+                errors.append(error)
 
-        with ThreadPoolExecutor(len(programs)) as threads:
-            list(threads.map(run, programs))
+        threads = [
+            threading.Thread(target=run, args=((x, y, 0),), daemon=True)
+            for x in range(grid[0])
+            for y in range(grid[1])
+        ]
+        random.shuffle(threads)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
     finally:
         scope.restore()

@@ -1,27 +1,17 @@
-"""Accounts after a crash at any point, in another database, and of a server that was killed."""
+"""Accounts after a crash at any point, and in another database."""
 
-import contextlib
 import math
-import os
-import shutil
-import signal
-import subprocess
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
-from embedded_server import program, saved
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from server_accounts import HEADER, KEYS, account, ask, drawn, nats, policy_file, spend_all
-from waiting import HANG_S, until
+from server_accounts import HEADER, drawn, nats, spend_all
 
-from anchored import ModelPair, verify
 from anchored.decode.serving.accounts import recovery
 from anchored.decode.serving.accounts import store as store_file
 from anchored.decode.serving.accounts.policy import Account
@@ -35,11 +25,8 @@ from anchored.decode.serving.accounts.store import (
     quanta_above,
 )
 from anchored.decode.serving.journal import JournalWriter
-from anchored.decode.serving.journal_reader import journal_ledgers, journal_names
+from anchored.decode.serving.journal_reader import journal_names
 from anchored.durable_files import locked
-from anchored.tools.commands.accounts import AccountsConfig, accounts
-
-# A crash at any point
 
 
 class Crashes(RuleBasedStateMachine):
@@ -137,33 +124,6 @@ Crashes.TestCase.settings = settings(
 TestCrashes = Crashes.TestCase
 
 
-# Other databases, other processes
-
-
-@pytest.fixture
-def postgresql(tmp_path):
-    """The address of a database of a server that runs while the test does."""
-    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not programs or not hasattr(os, "geteuid") or shutil.which("setpriv") is None:
-        pytest.skip("PostgreSQL is not installed")
-    binaries, data = programs[-1].parent, Path(tempfile.mkdtemp(prefix="anchored-pg-"))
-    # It does not run as root.
-    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    words = drop if os.geteuid() == 0 else []
-    if words:
-        os.chown(data, 65534, 65534)
-    run = partial(subprocess.run, check=True, capture_output=True, cwd=data)
-    run([*words, binaries / "initdb", "-D", data / "db", "-U", "anchored", "-A", "trust"])
-    options = f"-c listen_addresses= -k {data} -c max_connections=64"
-    control = [*words, binaries / "pg_ctl", "-D", data / "db", "-w"]
-    run([*control, "-l", data / "log", "-o", options, "start"])
-    try:
-        yield f"postgresql://anchored@/postgres?host={data}"
-    finally:
-        run([*control, "-m", "immediate", "stop"])
-        shutil.rmtree(data)
-
-
 @pytest.mark.slow
 def test_clients_of_one_account_in_postgresql_get_all_that_it_has_and_no_more(
     postgresql, tmp_path, monkeypatch
@@ -203,50 +163,3 @@ def test_servers_that_start_at_once_and_settle_many_texts_wait_for_each_other_in
         list(threads.map(serve, range(8)))
     with opened(postgresql, tmp_path) as store:
         assert [nats(store, name) for name in names] == [(80.0, 0.0, 20.0)] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_a_server_that_is_killed_is_settled_by_the_next_one(pair, tmp_path, database, request):
-    """Sixteen clients of one account, whose server decodes by Pathwise."""
-    safe, risky = saved(pair, tmp_path)
-    where = "accounts.db" if database == "sqlite" else request.getfixturevalue("postgresql")
-    file = policy_file(tmp_path, alice=1e6, bob=100.0)
-    file.write_text(f'store = "{where}"\n{file.read_text()}')
-    words = ["--safe", str(safe), "--risky", str(risky), "--ledgers", str(tmp_path / "journal")]
-    words += ["--accounts", str(file), "--batch-size", "4"]
-    statuses: list[int] = []
-
-    def send(address: str, place: int) -> None:
-        name, length = ("bob", 5) if place % 5 == 0 else ("alice", 40 + place)
-        body = {"max_tokens": length, "temperature": float(place % 7 > 0), "seed": place}
-        with contextlib.suppress(httpx.TransportError):
-            statuses.append(ask(address, name, **body).status_code)
-
-    with program(words, tmp_path / "log") as (address, process):
-        with ThreadPoolExecutor(16) as threads:
-            sent = [threads.submit(send, address, place) for place in range(300)]
-            until(lambda: len(statuses) >= 150)
-            os.killpg(process.pid, signal.SIGKILL)
-        assert all(each.exception() is None for each in sent)
-    assert {200, 400, 429} <= set(statuses)
-    with opened(where, tmp_path) as store:
-        (killed,) = store.servers()
-        assert store.open_texts(killed.server)  # some were being drawn
-    with program(words, tmp_path / "log") as (address, process):
-        shown = {name: account(address, name) for name in KEYS}
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(HANG_S) == 0
-    ledgers = dict(journal_ledgers(tmp_path / "journal"))
-    assert all(ledger.certified for ledger in ledgers.values())
-    some = sorted(ledgers)[:: max(1, len(ledgers) // 16)]  # a replay takes a second
-    loaded = ModelPair.from_pretrained(safe, risky)
-    assert all(verify(ledgers[name], loaded).is_ok for name in some)
-    with opened(where, tmp_path) as store:
-        charges = {charge.request_id: charge for charge in store.charges()}
-    quanta = {name: quanta_above(max(0.0, ledger.spent)) for name, ledger in ledgers.items()}
-    assert {name: charges[name].spent for name in ledgers} == quanta
-    assert {name for name, charge in charges.items() if charge.spent} <= set(ledgers)
-    assert sum(each["spent"] for each in shown.values()) == sum(quanta.values()) * QUANTUM
-    assert all(each["reserved"] == 0.0 <= each["available"] for each in shown.values())
-    assert accounts(AccountsConfig(accounts=file, journal=(tmp_path / "journal",))) == 0

@@ -195,13 +195,17 @@ def test_mixed_requests_are_journalled_verified_and_those_of_the_decoder(folders
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_a_kill_in_the_middle_loses_nothing_that_was_sent_and_all_accounts_add_up(
-    folders, pair, tmp_path
+    folders, pair, tmp_path, database, request
 ):
-    """The server that is killed has an account's texts open; the next one goes on."""
+    """The server that is killed has an account's texts open; the next one settles them."""
     requests = mixed(200, seed=1)
+    where = "accounts.db" if database == "sqlite" else request.getfixturevalue("postgresql")
+    file = policy_file(tmp_path, alice=1e6)
+    file.write_text(f'store = "{where}"\n{file.read_text()}')
     more = ["--ledgers", str(tmp_path / "journal"), "--max-horizon", "100", "--journal-mb", "1"]
-    more += ["--accounts", str(policy_file(tmp_path, alice=1e6))]
+    more += ["--accounts", str(file)]
     for part, ends in ((requests[:100], 80), (requests[100:], None)):
         with program(words(folders, *more), tmp_path / "log") as (address, process):
 
@@ -214,13 +218,15 @@ def test_a_kill_in_the_middle_loses_nothing_that_was_sent_and_all_accounts_add_u
             assert process.wait(HANG_S) == (0 if ends is None else -signal.SIGKILL)
     assert any(sent.status == 0 for sent in requests)
     ledgers = check_journal(requests, tmp_path / "journal", pair)
-    with opened("accounts.db", tmp_path) as store:
+    assert any(step.spend < 0.0 for ledger in ledgers.values() for step in ledger.steps)
+    with opened(where, tmp_path) as store:
         spent, reserved, _ = nats(store, "client/alice")
         charges = {charge.request_id: charge.spent for charge in store.charges()}
     quanta = {name: quanta_above(max(0.0, ledger.spent)) for name, ledger in ledgers.items()}
     assert {name: charges[name] for name in quanta} == quanta
+    assert {name for name, quanta_spent in charges.items() if quanta_spent} <= set(ledgers)
     assert (spent, reserved) == (sum(quanta.values()) * QUANTUM, 0.0)
-    config = AccountsConfig(accounts=tmp_path / "accounts.toml", journal=(tmp_path / "journal",))
+    config = AccountsConfig(accounts=file, journal=(tmp_path / "journal",))
     assert accounts(config) == 0
 
 
