@@ -361,29 +361,25 @@ class ModelPair:
         other names are plain text. RequestError for a token that is not shared.
         """
         if isinstance(prompt, str):
-            token_ids = encoded(self.tokenizer, prompt, add_special_tokens=True)
-        else:
-            token_ids = list(prompt)
-        if not token_ids:
+            prompt = encoded(self.tokenizer, prompt, add_special_tokens=True)
+        if not (token_ids := list(prompt)):
             raise RequestError("the prompt is empty: give at least one character or one token")
-        self._check_token_ids(token_ids)
-        return token_ids
+        return self._checked(token_ids)
 
     def encode_continuation(self, text: str | list[int]) -> list[int]:
         """Token ids of a text that follows a prompt: no special tokens are added, and no space."""
         if isinstance(text, str):
-            token_ids = continuation_token_ids(self.tokenizer, text)
-        else:
-            token_ids = list(text)
-        self._check_token_ids(token_ids)
-        return token_ids
+            text = continuation_token_ids(self.tokenizer, text)
+        return self._checked(list(text))
 
-    def _check_token_ids(self, token_ids: list[int]) -> None:
+    def _checked(self, token_ids: list[int]) -> list[int]:
+        """The ids themselves; RequestError for one that is no shared token."""
         wrong = next((token for token in token_ids if not self.has_token(token)), None)
         if wrong in self.shared.banned_token_ids:
             raise RequestError(f"token {wrong} is not in the tokenizers of both models")
         if wrong is not None:
             raise RequestError(f"token ids must be in [0, {self.vocab_size}), got {wrong}")
+        return token_ids
 
 
 def _refuse_quantized(config: PretrainedConfig) -> None:

@@ -48,14 +48,6 @@ def test_a_changed_file_is_read_again_but_no_second_copy_of_the_weights(folder, 
     assert folder_fingerprint(folder) != known
 
 
-def test_folders_of_one_name_are_remembered_apart(folder, cache, tmp_path):
-    other = Path(shutil.copytree(folder, tmp_path / "other" / "safe"))
-    (other / "generation_config.json").write_text("{}")
-    prints = [folder_fingerprint(each) for each in (folder, other, folder, other)]
-    assert prints[0] == prints[2] != prints[1] == prints[3]
-    assert len(list(cache.iterdir())) == 2
-
-
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.delenv("ANCHORED_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -175,17 +175,19 @@ def test_a_model_that_accelerate_spread_decodes_the_same_tokens_in_batches(token
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"safe_options": {"device_map": "auto"}}, "a device_map is for the risky model"),
+        ({"safe_options": LoadOptions(device_map="auto")}, "a device_map is for the risky model"),
         (
-            {"risky_options": {"device_map": "auto"}, "device": {"safe": "cpu", "risky": "cpu"}},
+            {
+                "risky_options": LoadOptions(device_map="auto"),
+                "device": {"safe": "cpu", "risky": "cpu"},
+            },
             "the risky model has a device_map, so it has no device, got 'cpu'",
         ),
     ],
 )
 def test_devices_that_exclude_each_other_are_refused(pair_folders, settings, reason):
-    options = {n: LoadOptions(**v) if n.endswith("options") else v for n, v in settings.items()}
     with pytest.raises(ValueError, match=reason):
-        ModelPair.from_pretrained(*pair_folders, **options)
+        ModelPair.from_pretrained(*pair_folders, **settings)
 
 
 def test_each_model_takes_the_attention_that_is_asked_for(pair_folders):
