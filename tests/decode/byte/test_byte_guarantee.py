@@ -164,7 +164,8 @@ def test_no_budget_gives_the_safe_model_exactly(pair):
 
 
 def test_an_ample_budget_draws_the_texts_of_the_masked_risky_model(pair):
-    prompt, sampling, one = PROMPTS[3], SamplingConfig(top_k=3), surer_pair(pair)
+    prompt, one = PROMPTS[3], surer_pair(pair)
+    sampling = SamplingConfig(top_k=3, temperature=4.0)
     probs = {t: math.exp(p) for t, p in all_texts(one, "risky", prompt, sampling).items()}
     decoder = Decoder(one, Anchored(k=1000.0, debt="none"), level="byte", batch_size=64)
     options = {"max_new_bytes": HORIZON, "seed": range(NUM_DRAWS), **sampling.as_dict()}

@@ -23,8 +23,8 @@ SAMPLINGS = [
 ]
 RULES = [
     Anchored(k=0.4),
-    Anchored(k=2.0, bank=1.0),
     Anchored(k=1.0, divergence="max"),
+    Anchored(k=2.0, bank=1.0),
     Pathwise(k=0.5, bank=3.0),
 ]
 
