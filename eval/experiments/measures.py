@@ -105,9 +105,13 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
                 logger.warning("%s, held-out text of %s: %s", setting.name, name, result.error)
         experiment.write_rows(_utility_rows(setting), rows)
 
-    files = {each: experiment.rows_file(_utility_rows(each)) for each in experiment.settings}
     return [
-        Task(f"score {each.file_name}", file, partial(score, each)) for each, file in files.items()
+        Task(
+            f"score {setting.file_name}",
+            experiment.rows_file(_utility_rows(setting)),
+            partial(score, setting),
+        )
+        for setting in experiment.settings
     ]
 
 

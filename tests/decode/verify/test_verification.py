@@ -302,5 +302,5 @@ def test_results_lists_and_files_are_verified_and_else_it_says_what_to_write(pai
     ):
         with pytest.raises(ValueError, match=message):
             verify(*arguments)
-    with pytest.raises(ValueError, match="K must be nats, as a ledger's total_bound, not a"):
+    with pytest.raises(ValueError, match="K must be a number, got Ledger"):
         event_bound(first, -300.0)

@@ -134,7 +134,7 @@ def test_a_dry_run_in_a_fresh_folder_plans_and_names_all_that_is_missing(
 ):
     monkeypatch.chdir(tmp_path)
     out, err = run(capsys, "sweep", name, "--dry-run")
-    assert expected in out and "GB of texts and ledgers" in out and err == ""
+    assert expected in out and err == ""
     missing = [line for line in out.splitlines() if re.match(r"  [a-z_]+: \S+$", line)]
     assert missing and f"missing: {len(missing)} input" in out
     assert list(tmp_path.iterdir()) == []
