@@ -41,7 +41,7 @@ and float64 lie 8e-4 apart."""
 
 MECHANISMS = (
     *("llama", "gpt2", "bloom", "mistral", "gemma3_text", "qwen3_moe", "llama4_text"),
-    *("phi3, longrope", "mamba2", "qwen3_next", "openai-gpt", "bert"),
+    *("phi3, longrope", "mamba", "mamba2", "qwen3_next", "openai-gpt", "bert"),
 )
 """A family for each: rotary, learned and ALiBi positions, windows, experts, states, refusals."""
 
