@@ -165,23 +165,27 @@ def test_streams_read_what_their_rule_says(token_pair):
 
 @pytest.mark.parametrize("level", ["token", pytest.param("byte", marks=pytest.mark.slow)])
 def test_memfree_never_completes_a_blocked_n_gram_of_passages_or_of_a_corpus(pair, level, tmp_path):
-    settings = {"max_new_tokens": 8, "temperature": 0.5}
-    copied = Decoder(pair, RiskyOnly(compared=False), level=level).generate(
-        PROMPTS[:1] * 12, **settings
+    settings = {"prompts": PROMPTS[:1] * 24, "max_new_tokens": 12, "temperature": 0.5}
+    copied = Decoder(pair, RiskyOnly(compared=False), level=level, batch_size=24).generate(
+        **settings
     )
     passages = [result.text for result in copied]
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("\n".join(json.dumps({"text": text}) for text in passages))
-    free = Decoder(pair, MemFree(n=2, passages=passages), level=level)
-    results = free.generate(PROMPTS[:1] * 12, **settings)
+    free = Decoder(
+        pair, MemFree(n=2, passages=passages, compared=False), level=level, batch_size=24
+    )
+    results = free.generate(**settings)
+    # Some text is another one as it was kept from going on.
+    assert [result.token_ids for result in results] != [result.token_ids for result in copied]
     reach = 2 if level == "token" else 8  # an n-gram has four bytes a token
     texts = [*map(free.level.encode_continuation, passages)]
     spans = {tuple(t[i : i + reach]) for t in texts for i in range(len(t) - reach + 1)}
     for result in results:
         ids = result.token_ids
         assert not spans & {tuple(ids[i : i + reach]) for i in range(len(ids) - reach + 1)}
-    by_corpus = Decoder(pair, MemFree(n=2, corpus=corpus), level=level)
-    again = by_corpus.generate(PROMPTS[:1] * 12, **settings)
+    rule = MemFree(n=2, corpus=corpus, compared=False)
+    again = Decoder(pair, rule, level=level, batch_size=24).generate(**settings)
     assert [result.token_ids for result in again] == [result.token_ids for result in results]
     assert verify(again[0].ledger, pair)
 
