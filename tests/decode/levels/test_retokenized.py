@@ -25,7 +25,7 @@ from anchored.decode.tokenizer.tokenizer_file import token_bytes
 from anchored.decode.verify.replay import Replay
 
 WORDS = ["the", "of", "lamp", "keeper"]
-PROMPTS = ["the keeper of the lamp", "s", "Nine tides ago, the harbour"]
+PROMPTS = ["the keeper of the lamp", "import math", "s", "Nine tides ago, the harbour"]
 SAMPLING = {"temperature": 0.8, "repetition_penalty": 1.2}
 
 
@@ -85,7 +85,7 @@ def swapped_probs(pair: ModelPair, symbols: list[int]) -> tuple[torch.Tensor, to
 
 def test_the_distribution_is_the_formula_s_over_the_text_read_again(pair):
     decoder = Decoder(pair, TokenSwap(words=WORDS))
-    for result in decoder.generate(PROMPTS, max_new_tokens=6, seed=2, **SAMPLING):
+    for result in decoder.generate(PROMPTS, max_new_tokens=12, seed=2, **SAMPLING):
         symbols = list(result.ledger.header.prompt_token_ids)
         replayed = Replay(result.ledger, pair).steps()
         for forced, step in zip(replayed, result.ledger.steps, strict=True):

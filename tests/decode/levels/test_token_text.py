@@ -86,7 +86,6 @@ def two_texts(draw, size: int) -> tuple[list[int], list[int]]:
 
 @styles
 @given(data=st.data())
-@settings(max_examples=50)
 def test_pieces_join_to_what_all_tokens_add_to_the_prompts_text(name, data):
     tokenizer = style(name)
     prompt, new = data.draw(two_texts(len(tokenizer)))
