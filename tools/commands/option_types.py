@@ -73,7 +73,7 @@ def value_of(plain: Any, marks: list[Any]) -> tuple[str, Value]:
     if names := choices(plain):
         return f"{{{','.join(names)}}}", str
     if plain == Speculate:
-        return "{auto,off}|INT", drafts
+        return "off|INT", drafts
     return plain.__name__.upper(), _path if plain is Path else plain
 
 
@@ -101,5 +101,5 @@ def _config(word: str) -> Path:
 
 
 def drafts(word: str) -> str | int:
-    """A number of drafts, or one of the words for it."""
-    return word if word in ("auto", "off") else int(word)
+    """A number of drafts, or the word for none."""
+    return word if word == "off" else int(word)
