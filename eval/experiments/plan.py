@@ -33,7 +33,6 @@ from .generations import (
     read_all_prompts,
 )
 from .measures import MEASURES, check_held_out, forget_failed_scores, measure, utility_tasks
-from .results import write_sweep_results
 from .steps import Steps, Task, share
 from .sweep import PAIR, SECTIONS, Method, Sweep
 
@@ -239,6 +238,8 @@ def run_sweep(
         steps.run("generate", lambda: share(tasks(experiment, pair), experiment.claims))
         for name in MEASURES:
             steps.run(f"measure {name}", partial(measure, experiment, name, pair))
+        from .results import write_sweep_results  # pictures, of the extra `plots`
+
         shown = write_sweep_results(experiment, sweep)
     return f"""{shown}
 
