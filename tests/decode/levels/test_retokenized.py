@@ -100,6 +100,15 @@ def test_the_distribution_is_the_formula_s_over_the_text_read_again(pair):
             symbols.append(step.token_id)
 
 
+def test_tokens_that_later_ones_change_are_read_again(pair):
+    """Two spaces are a token, until a letter comes after them."""
+    risky, decoder = pair.tokenizers["risky"], Decoder(pair, TokenSwap(words=WORDS))
+    symbols = [ids_of(risky, c, add_special_tokens=False)[0] for c in (" ", " ", "a", " the")]
+    (score,) = decoder.score("x", [symbols], **SAMPLING)
+    expected = swapped_probs(pair, [*ids_of(risky, "x"), *symbols[:-1]])[0][symbols[-1]]
+    assert score.token_log_probs[-1] == pytest.approx(math.log(expected), abs=1e-9)
+
+
 def test_texts_are_whole_characters(pair):
     risky = pair.tokenizers["risky"]
     other = OtherTokens(tokenizer_file(risky), pair.tokenizer)

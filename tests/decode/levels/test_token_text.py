@@ -182,6 +182,14 @@ def test_a_text_that_follows_a_prompt_is_scored_as_it_is_written(name, text):
     assert text_of(tokenizer, prompt + score.token_ids) == "once" + text
 
 
+def test_the_end_of_a_cleaned_up_text_waits_for_what_may_change_it():
+    tokenizer = style("cleaned_up")
+    new = tokenizer.convert_tokens_to_ids(["a", "n", "'", "t", "s", "."] * 20)
+    stream = TextStream(TokenText(TokenDecoder(tokenizer)))
+    pieces = [stream.push(token) for token in new] + [stream.finish()]
+    assert "".join(pieces) == added(tokenizer, [], new)
+
+
 def test_a_space_before_the_first_word_is_streamed_and_kept():
     """A tokenizer like Llama 2's: its decoder takes away the first space of what it is given."""
     tokenizer, pair = style("llama2"), pair_of("llama2")
