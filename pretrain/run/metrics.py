@@ -60,6 +60,12 @@ class StepLog:
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, which holds a "step", and those that could not be written before."""
         self._waiting.append(json.dumps(line) + "\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait, if the disk takes them by now."""
+        if not self._waiting:
+            return
         data = "".join(self._waiting).encode()
         try:
             with self.path.open("ab", buffering=0) as file:
@@ -227,7 +233,13 @@ class RunMetrics(MetricsProcessor):
             speed["mfu"] = flops_per_s / self._peak_flops
         return speed | {"seconds": now - self._start_time}
 
+    def flush(self) -> None:
+        """Write the lines that wait for a disk that was full."""
+        self._log.flush()
+        self._heldout_log.flush()
+
     def close(self) -> None:
+        self.flush()
         if self._bar is not None:
             self._bar.close()
         super().close()

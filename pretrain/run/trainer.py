@@ -92,7 +92,7 @@ class Trainer:
             self._run,
             model=self.model,
             states={OPTIMIZER: self.optimizers, "train_state": self},
-            before_save=self._check_finite,
+            before_save=self._before_save,
         )
 
     def _build_model(self) -> None:
@@ -271,6 +271,12 @@ class Trainer:
             self._spike_log.append({"step": self.step, **json_value(asdict(spike))})
         self._guard.end_if_lost(self.step)
         return spike.action == "logged"
+
+    def _before_save(self) -> None:
+        """Write what logs say of the steps until here: a run that goes on will not repeat them."""
+        self._check_finite()
+        self.metrics.flush()
+        self._spike_log.flush()
 
     def _check_finite(self) -> None:
         """Raises AnchoredError, on all processes, if a weight or a moment of one is not finite."""
