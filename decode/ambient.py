@@ -20,7 +20,8 @@ PRODUCTS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: i
 EXACT = ("none", "ieee")
 
 _lock, _undo, _num_inside = Lock(), ExitStack(), 0
-"""What all threads share, and how many are inside: the last to leave brings the caller's back."""
+"""The settings that all threads share, and the number of threads inside: the last to leave brings
+the caller's back."""
 
 
 @contextmanager

@@ -7,6 +7,7 @@ it, and Triton on a device that has drawn a few rows as the CPU's solver does.
 from __future__ import annotations
 
 import logging
+import subprocess
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "triton")
+
+FAILURES: tuple[type[Exception], ...] = (
+    ImportError,  # Triton is not installed, or lacks what this version uses
+    OSError,  # no compiler, no room for what it compiles
+    subprocess.SubprocessError,  # a compiler that ends with an error
+    RuntimeError,  # of the driver, at a launch; a comparison that failed
+    *(AssertionError, AttributeError, LookupError, TypeError, ValueError),  # in Triton's compiler
+)
+"""Errors that Triton is known to raise on devices that it does not know well; those that Triton
+defines are added to them."""
 
 MOST_REASON = 300
 """Characters of an error's end, where compilers say what is wrong."""
@@ -100,9 +111,7 @@ def project(
             return by_triton()
         except torch.OutOfMemoryError:
             raise  # says nothing of Triton
-        # Of Triton, its compilers, the driver and the comparison: on devices that Triton does not
-        # know well they raise nearly anything.
-        except Exception as error:
+        except _failures() as error:
             text = " ".join(str(error).split())[-MOST_REASON:]
             _give_up(device, f"Triton fails on {device}", f": {type(error).__name__}: {text}")
     if uniform is not None:
@@ -130,6 +139,14 @@ def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
         raise ValueError(
             f"both logits must be on one device, got {risky_logits.device} and {safe_logits.device}"
         )
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    try:
+        from triton.errors import TritonError
+    except ImportError:  # where there is no Triton there are none of its errors
+        return FAILURES
+    return (*FAILURES, TritonError)
 
 
 def takes_triton(device: torch.device) -> bool:

@@ -91,7 +91,7 @@ BUDGETED: Final[dict[str, tuple[str, ...]]] = {
     "cold_start": ("k",),
     "global_switch": ("K",),
 }
-"""Those that a rule of this package takes, by its name."""
+"""The budget options that a rule of this package takes, by its name."""
 
 
 def budget_names(rule: str) -> tuple[str, ...]:

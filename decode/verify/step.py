@@ -48,7 +48,7 @@ class Step:
     reads_risky: bool
     """Whether the rule does."""
     safe_by: float
-    """Of a warped logit of the safe model."""
+    """Tolerance of a warped logit of the safe model."""
     risky_by: float
     drawn: NextToken
     """The outcome of the rule for these logits at the recorded budget."""
@@ -66,10 +66,10 @@ class Step:
     ratio_by: Tensor = field(init=False)
     """(V,), of log p* / p_s."""
     token_by: float = field(init=False)
-    """Of log p* of the recorded token."""
+    """Tolerance of log p* of the recorded token."""
     divergence_by: float = field(init=False)
     spend_by: float = field(init=False)
-    """Of the rule's spend at the recorded budget."""
+    """Tolerance of the rule's spend at the recorded budget."""
     slack: float = field(init=False, default=0.0)
     """Nats by which the spend may be above the divergence: what a solver may miss a budget by, and
     its margin for its sums; or what noise adds to the cost of a drawn token on average, as it made

@@ -73,7 +73,7 @@ class AsyncEngine:
         self._llm: AsyncLLMEngine | None = None
         self._on_failure: Callable[[], None] = lambda: None
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        """Of all jobs that are not settled, by their names."""
+        """The tasks of all jobs that are not settled, by their names."""
         self._reader = JournalReader(
             journal, skipped=journal_names(journal), only=self._tasks.keys()
         )

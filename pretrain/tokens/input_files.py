@@ -23,7 +23,7 @@ _GZIP_FORMAT: Final = 31  # zlib's word for a gzip header and its checksum, with
 _ZSTD_WINDOW_BYTES: Final = 1 << 31  # the format's largest; the library refuses above 128 MB
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 MAX_ARRAY_BYTES: Final = 1 << 28
-"""Of a file that is one JSON array, decompressed: it is read whole."""
+"""Most bytes of a file that is one JSON array, decompressed: it is read whole."""
 
 
 class DamagedFile(Exception):

@@ -1,4 +1,4 @@
-"""What tests of bytes share: a tokenizer of each family, a tiny model, a pair."""
+"""Fixtures of the tests of bytes: a tokenizer of each family, a tiny model, a pair."""
 
 import pytest
 from byte_pairs import tiny_byte_pair

@@ -60,10 +60,12 @@ def test_an_empty_prompt_is_what_comes_after_the_start_tokens(pair):
     assert len(result.token_ids) == len(other.token_ids) == 3
     assert (result.ledger.header.debt, result.ledger.header.prompt_token_ids) == (0.0, [])
     assert verify(result.ledger, pair).is_ok
-    score, given = Decoder(pair, SafeOnly()).score(["", ""], ["\u4e2d", list("\u4e2d".encode())])
+    of_text, of_bytes = Decoder(pair, SafeOnly()).score(
+        ["", ""], ["\u4e2d", list("\u4e2d".encode())]
+    )
     log_probs = reference_of(pair, "safe").read([])
-    assert score == given and len(score.token_ids) == 3
-    assert score.token_log_probs[0] == pytest.approx(log_probs[0xE4].item(), abs=1e-9)
+    assert of_text == of_bytes and len(of_text.token_ids) == 3
+    assert of_text.token_log_probs[0] == pytest.approx(log_probs[0xE4].item(), abs=1e-9)
 
 
 def test_the_end_of_either_model_ends_the_text(pair):
