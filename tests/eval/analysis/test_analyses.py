@@ -39,23 +39,20 @@ def test_divergences_are_split_by_domain_and_their_tail_by_a_common_quantile(run
     assert (news["domain"], news["median"], news["tail"]) == ("news", 5.0, 1 / 3)
 
 
-def test_ratios_of_prompts_are_shown_with_their_debts(run):
+def test_ratios_and_debts_of_prompts_are_shown_with_what_is_copied_after_them(run):
     rows = {(row["figure"], row["domain"]): row for row in prefix_ratios(run).rows}
     assert rows["debt, window 5", "books"]["mean"] == 1.0
     # The ratios of prompt a alone are recorded: -1, 0.5, 2.
     ratios = rows["ratio of a symbol", "books"]
     assert (ratios["count"], ratios["mean"], ratios["q99"]) == (3, 0.5, 2.0)
     assert ("ratio of a symbol", "news") not in rows
-
-
-def test_what_the_risky_model_copies_is_grouped_by_debt(run):
     first, second = debt_deciles(run).rows
     assert (first["from"], first["to"], first["word_lcs"]) == (1.0, 1.0, 2.0)
     assert (second["from"], second["prompts"], second["word_lcs"]) == (3.0, 1, 8.0)
     assert first["window"] == 5
 
 
-def test_spans_begin_where_they_were_recorded(run):
+def test_spans_have_their_starts_shares_and_quantiles(run):
     rows = {(row["setting"], row["spans"]): row for row in start_positions(run).rows}
     # Of the two spans of p_r, of 2 and 8 words, the second begins at word 12.
     assert rows["p_r", "word LCS"]["median"] == 8.0
@@ -63,6 +60,9 @@ def test_spans_begin_where_they_were_recorded(run):
     assert rows["p_r", "word LCS of 5 words"]["median"] == 12.0
     assert rows["p_r", "ACS"]["texts"] == 1
     assert ("p_s", "ACS") not in rows
+    lengths = copying_distribution(run).rows
+    assert [row["setting"] for row in lengths] == list(run.by_setting)
+    assert (lengths[0]["above 6"], lengths[0]["above 50"], lengths[0]["q1.0"]) == (0.5, 0.0, 9)
 
 
 def test_precision_is_split_by_group_and_ordered_by_k(run, tmp_path):
@@ -79,12 +79,6 @@ def test_precision_is_split_by_group_and_ordered_by_k(run, tmp_path):
         precision_by_group(run)
 
 
-def test_copied_spans_have_shares_and_quantiles_under_the_settings_names(run):
-    rows = copying_distribution(run).rows
-    assert [row["setting"] for row in rows] == list(run.by_setting)
-    assert (rows[0]["above 6"], rows[0]["above 50"], rows[0]["q1.0"]) == (0.5, 0.0, 9)
-
-
 def test_judges_have_their_figures_and_what_failed_is_counted(run):
     safe, *_, risky = judgement("fluency", run).rows
     assert (safe["fluency"]["mean"], safe["fluency"]["std"], safe["failed"]) == (4.0, 0.5, 1)
@@ -99,36 +93,27 @@ def test_judges_have_their_figures_and_what_failed_is_counted(run):
 
 def test_characters_are_shown_with_fluency_where_that_was_judged(run):
     rows = character_overlap(run).rows
-    assert (rows[1]["overlap"]["mean"], rows[1]["fluency"]["mean"], rows[1]["with debt"]) == (
-        0.5,
-        4.0,
-        1,
-    )
+    assert [rows[1][name]["mean"] for name in ("overlap", "fluency")] == [0.5, 4.0]
+    assert rows[1]["with debt"] == 1
     (run.folder / "evaluation/fluency.json").unlink()
     alone = character_overlap(RecordedRun(run.folder))
     assert alone.rows[1]["fluency"] is None
     assert alone.draw is None  # nothing has both figures
 
 
-def test_trade_offs_are_of_the_settings_that_have_both_figures(run):
-    seen = judgement("fluency", run).draw.args[0]
-    points = {point.method: (point.protection, point.utility) for point in seen[""]}
-    assert points["p_s (safe model)"] == points["Anchored"] == (0.5, 4.0)
-    assert math.isnan(points["p_r (risky model)"][1])
-    assert [point.label for point in seen[""]] == ["", "k=1", f"k=2 {HOSTILE}", ""]
-
-
-def test_methods_of_a_sweep_are_drawn_but_not_its_ablations(run):
+def test_trade_offs_are_of_the_methods_without_a_sweep_s_ablations(run):
+    safe, first, second, risky = judgement("fluency", run).draw.args[0][""]
+    assert (first.method, first.label, second.label) == ("Anchored", "k=1", f"k=2 {HOSTILE}")
+    assert (safe.protection, safe.utility) == (second.protection, second.utility) == (0.5, 4.0)
+    assert math.isnan(risky.utility)
     path = run.folder / "results.json"
     results = json.loads(path.read_text())
     for row, method in zip(results["rows"], ["p_s", "Ours", "System", "p_r"], strict=True):
         row["method"] = method
     results["rows"][1]["setting"] = "Ours, n=1"
+    figures = {"p_s": "methods", "p_r": "methods", "Ours": "debt", "System": "methods"}
     results["methods"] = {
-        "p_s": {"figures": ["methods"], "is_swept": False},
-        "p_r": {"figures": ["methods"], "is_swept": False},
-        "Ours": {"figures": ["debt"], "is_swept": False},
-        "System": {"figures": ["methods"], "is_swept": False},
+        name: {"figures": [figure], "is_swept": False} for name, figure in figures.items()
     }
     path.write_text(json.dumps(results))
     run = RecordedRun(run.folder)
@@ -147,14 +132,7 @@ def test_the_bound_says_how_likely_a_text_was_to_begin_with_its_reference(run):
     assert run.copy_probability(text, ledger) is None
 
 
-def test_what_a_run_does_not_hold_is_said_and_nothing_fails(tmp_path):
-    folder = record_run(tmp_path / "run", measured=False, ledgers=False)
-    result = run_report(RecordedRun(folder), num_texts=0)
-    assert result.sections == []
-    assert "no ledger of the risky model alone" in result.not_measured["step_divergences"]
-
-
-def test_as_many_ledgers_as_asked_for_are_read_and_none_from_elsewhere(tmp_path):
+def test_as_many_ledgers_as_are_named_are_read_none_from_elsewhere_or_damaged(tmp_path):
     folder = record_run(tmp_path / "run")
     assert len(RecordedRun(folder, max_ledgers=1).ledgers("p_r")) == 1
     assert len(RecordedRun(folder, max_ledgers=0).ledgers("p_r")) == 2
@@ -163,11 +141,7 @@ def test_as_many_ledgers_as_asked_for_are_read_and_none_from_elsewhere(tmp_path)
     rows = folder / "generations/p_r.jsonl"
     rows.write_text(rows.read_text().replace("ledgers/p_r/a-0.jsonl", "../a-0.jsonl"))
     assert len(RecordedRun(folder).ledgers("p_r")) == 1
-
-
-def test_a_damaged_ledger_is_named(tmp_path):
-    folder = record_run(tmp_path / "run")
-    path = folder / "ledgers/p_r/a-0.jsonl"
-    path.write_text(path.read_text().replace('"spend": 2.0', '"spend": 2.5'))
-    with pytest.raises(ValueError, match=r"a-0\.jsonl: a figure was changed"):
+    path = folder / "ledgers/p_r/b-0.jsonl"
+    path.write_text(path.read_text().replace('"spend": 5.0', '"spend": 5.5'))
+    with pytest.raises(ValueError, match=r"b-0\.jsonl: a figure was changed"):
         run_report(RecordedRun(folder), num_texts=0)

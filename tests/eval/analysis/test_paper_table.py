@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from anchored.eval.analysis import paper_table
+from anchored.eval.analysis.evaluated import JUDGES
 from anchored.eval.analysis.paper_table import PAIRS, Agreement, printed_rows
 from anchored.eval.copying.metrics import METRICS
 from anchored.tools.cli import main
@@ -35,12 +37,9 @@ def record(folder, rows, judge, *, std=0.01):
     }
     (folder / "results.json").write_text(json.dumps(results))
     name = {"fluency": "fluency", "factuality": "macro"}[judge]
-    zeros = ("num_judged", "num_empty", "num_failed", "micro", "claims_per_text", "num_unscored")
-    zeros += ("num_without_claims", "num_failed_sentences", "num_failed_claims")
-    judged = [
-        {"setting": row["setting"], name: figure(row[judge]), **dict.fromkeys(zeros, 0)}
-        for row in rows
-    ]
+    cells = {*JUDGES[judge].cells.values(), "num_failed_sentences", "num_failed_claims"}
+    zeros = dict.fromkeys(cells, 0)
+    judged = [{"setting": row["setting"], **zeros, name: figure(row[judge])} for row in rows]
     path = folder / f"evaluation/{judge}.json"
     path.write_text(json.dumps({"judge": judge, "settings": judged, "rows": []}))
     return folder
@@ -59,9 +58,8 @@ def cells(rows):
     return [cell for row in rows for cell in row.values() if isinstance(cell, dict)]
 
 
-@pytest.mark.parametrize(
-    "pair", [PAIRS[0], *(pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS[1:])]
-)
+@pytest.mark.sampled(len(PAIRS))
+@pytest.mark.parametrize("pair", PAIRS)
 def test_the_paper_s_figures_differ_nowhere_from_the_paper(tmp_path, pair, capsys):
     rows = printed_rows(pair)
     books = record(tmp_path / "books", rows, "fluency")
@@ -81,7 +79,8 @@ def test_the_paper_s_figures_differ_nowhere_from_the_paper(tmp_path, pair, capsy
     }
 
 
-def test_differences_are_in_the_reruns_standard_deviations(tmp_path):
+def test_differences_are_in_the_reruns_standard_deviations(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper_table, "drawn", lambda *_: [])
     rows = printed_rows(TOKEN_PAIR)
     changed = {
         "p_r": {"rouge1_ge_tau": 0.293},  # printed: 0.273
@@ -97,7 +96,10 @@ def test_differences_are_in_the_reruns_standard_deviations(tmp_path):
     assert "0.293 (0.273, +1.0)" in (tmp_path / "out/paper.md").read_text()
 
 
-def test_what_a_rerun_lacks_is_a_dash_and_what_it_has_beyond_is_named(tmp_path, capsys):
+def test_what_a_rerun_lacks_is_a_dash_and_what_it_has_beyond_is_named(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(paper_table, "drawn", lambda *_: [])
     rows = [row for row in printed_rows(TOKEN_PAIR) if row["method"] in ("p_s", "p_r", "RCAD")]
     mine = {**rows[-1], "setting": "Mine", "method": "Mine"}
     books = record(tmp_path / "books", [*rows, mine], "fluency", std=None)

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from json_lines import write_json_lines
 
 from anchored.eval.analysis.recorded_run import RecordedRun
 from anchored.eval.analysis.trade_offs import (
@@ -11,12 +12,12 @@ from anchored.eval.analysis.trade_offs import (
     judged_in_resamples,
     ncr_in_resamples,
 )
+from anchored.eval.copying.metrics import METRICS
 
 
 def score(setting, id, seed, words):
-    names = ("rouge1_f1", "rougeL_f1", "word_acs", "minhash", "jaccard", "char_lcs")
-    about = {"setting": setting, "id": id, "seed": seed}
-    return {**about, **dict.fromkeys(names, 0), "word_lcs": words}
+    zeros = dict.fromkeys(("rouge1_f1", "rougeL_f1", *METRICS[2:]), 0)
+    return {"setting": setting, "id": id, "seed": seed, **zeros, "word_lcs": words}
 
 
 @pytest.fixture
@@ -41,9 +42,8 @@ def run(tmp_path):
         {"setting": "k=1", "id": id, "seed": seed, "fluency": None if seed else 5 - 2 * (id < "w4")}
         for id, seed in texts
     ]
+    write_json_lines(tmp_path / "generations/k=1.jsonl", [{"id": "w0", "text": "a"}])
     (tmp_path / "evaluation").mkdir()
-    (tmp_path / "generations").mkdir()
-    (tmp_path / "generations" / "k=1.jsonl").write_text('{"id": "w0", "text": "a"}\n')
     judged = {"judge": "fluency", "settings": [], "rows": rows}
     (tmp_path / "evaluation" / "fluency.json").write_text(json.dumps(judged))
     return RecordedRun(tmp_path)

@@ -25,13 +25,13 @@ def searched(search: Search, meets) -> dict[float, bool]:
     return is_met
 
 
-@pytest.mark.parametrize("limit", [0.11, 3.3, 19.0])
-def test_the_search_ends_within_its_resolution_below_the_limit(limit):
+def test_the_search_ends_within_its_resolution_below_the_limit():
     search = Search(smallest=0.1, largest=20.0, num_first=4, resolution=1.05)
-    is_met = searched(search, lambda k: k <= limit)
-    low, high = bracket(is_met)
-    assert low <= limit < high <= 1.05 * low
-    assert len(is_met) <= 4 + math.ceil(math.log2(math.log(200) / 3 / math.log(1.05)))
+    for limit in (0.11, 3.3, 19.0):
+        is_met = searched(search, lambda k, limit=limit: k <= limit)
+        low, high = bracket(is_met)
+        assert low <= limit < high <= 1.05 * low
+        assert len(is_met) <= 4 + math.ceil(math.log2(math.log(200) / 3 / math.log(1.05)))
 
 
 def test_a_k_above_one_that_misses_is_not_taken():
@@ -99,14 +99,7 @@ def calibrated(monkeypatch, tmp_path):
 
 
 def calibration(folder: Path, target: Target) -> Calibration:
-    experiment = Experiment(
-        folder=folder,
-        prompts=PROMPTS,
-        settings=(),
-        seeds=[0, 1, 2],
-        max_new_tokens=8,
-        repetition_penalty=1.0,
-    )
+    experiment = Experiment(folder=folder, prompts=PROMPTS, settings=(), seeds=[0, 1, 2])
     search = Search(smallest=0.5, num_first=4, resolution=1.04)
     return Calibration(
         experiment=experiment, rule=Anchored(k=1.0), target=target, search=search, num_check_seeds=9
@@ -115,12 +108,12 @@ def calibration(folder: Path, target: Target) -> Calibration:
 
 def test_a_choice_by_the_mean_is_optimistic_and_a_strict_one_is_not(calibrated):
     """Prompts are few here; fresh seeds see what the choice added."""
-    by_mean = [calibrated(seed, value=0.8, is_strict=False) for seed in range(12)]
+    by_mean = [calibrated(seed, value=0.8, is_strict=False) for seed in range(8)]
     fresh = [FIRST_CHECK_SEED + number for number in range(9)]
-    assert calibrated.seen == {Path("11"): [0, 1, 2], Path("11/check/9-seeds"): fresh}
+    assert calibrated.seen == {Path("7"): [0, 1, 2], Path("7/check/9-seeds"): fresh}
     assert min(each.chosen.figure.value for each in by_mean) >= 0.8
     num_missed = sum(not each.check.is_met for each in by_mean)
-    assert num_missed >= 3  # about half of them
+    assert num_missed >= 2  # about half of them
     strict = [calibrated(seed, value=0.8) for seed in range(4)]
     assert all(each.chosen.figure.low >= 0.8 for each in strict)
     assert all(each.check.is_met and each.check.figure.value >= 0.8 for each in strict)
@@ -138,15 +131,12 @@ def test_bounds_say_how_often_the_worst_reference_may_be_recited(calibrated, mon
     assert result.alone[1].recited is None and result.alone[1].bound is None
 
 
-def test_a_generation_or_a_reference_that_fails_is_refused_by_setting_and_prompt(
-    calibrated, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(calibrating, "reference_log_probs", lambda experiment, pair: {"0": -5.0})
-        with pytest.raises(ValueError, match=r"^1: its reference has no probability under p_s"):
-            calibrated(1)
+def test_a_generation_or_a_reference_that_fails_is_refused(calibrated, monkeypatch):
+    monkeypatch.setattr(calibrating, "reference_log_probs", lambda *_: {"0": -5.0})
+    with pytest.raises(ValueError, match=r"^1: its reference has no probability under p_s"):
+        calibrated(1)
     failed = [{"id": "3", "seed": 0, "error": "the risky model's logits are NaN"}]
-    monkeypatch.setattr(calibrating, "failed_generations", lambda experiment, setting: failed)
+    monkeypatch.setattr(calibrating, "failed_generations", lambda *_: failed)
     with pytest.raises(ValueError, match=r"^p_s, 3: the risky model's logits are NaN"):
         calibrated(2)
 
@@ -205,10 +195,7 @@ def test_strictness_asks_the_worse_end_of_the_interval():
     [
         (lambda: Target(value=1.5), r"must be in \(0, 1\], got 1.5"),
         (lambda: Target(metric="word_lcs", value=0.0), "must be finite and > 0, got 0.0"),
-        (lambda: Target(confidence=1.0), r"confidence must be in \(0, 1\), got 1.0"),
         (lambda: Search(smallest=2.0, largest=1.0), "0 < smallest < largest, got 2 and 1"),
-        (lambda: Search(num_first=1), "num_first must be >= 2, got 1"),
-        (lambda: Search(resolution=1.0), "resolution must be >= 1.01, got 1.0"),
         (lambda: Target().check_prompts(8), "give more prompts, or --no-strict"),
     ],
 )

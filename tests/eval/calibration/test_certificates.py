@@ -21,7 +21,7 @@ from anchored.eval.calibration.certificates import (
 )
 from anchored.eval.experiments.experiment import Experiment, Prompt
 
-KL, MAX = Anchored(k=0.0), Anchored(k=0.0, divergence="max")
+MAX = Anchored(k=0.0, divergence="max")
 DIVERGENCES = {"Anchored": "kl", "Anchored_inf": "max", "Pathwise": "max"}
 
 
@@ -32,13 +32,11 @@ def recital(**values) -> Recital:
 @pytest.mark.parametrize(
     ("values", "rule", "nats"),
     [
-        ({}, MAX, 2 * 64 - 10),
         ({}, Pathwise(bank=20.0), 20 + 2 * 64 - 10),
-        ({}, Anchored(k=0.0, divergence="max", budget="global"), 2 * 100 - 10),
-        ({}, Anchored(k=0.0, divergence="max", budget="fixed"), 2 * 64),
+        ({}, replace(MAX, budget="global"), 2 * 100 - 10),
+        ({}, replace(MAX, budget="fixed"), 2 * 64),
         ({"num_positions": 37}, MAX, 2 * 100 - 10),
         ({"num_positions": 37}, Pathwise(bank=20.0), 20 + 2 * 64),
-        ({"num_positions": 37}, Anchored(k=0.0, divergence="max", budget="fixed"), 2 * 64),
     ],
 )
 def test_an_event_can_spend_what_its_steps_may(values, rule, nats):
@@ -78,46 +76,35 @@ def test_of_max_the_largest_k_is_what_is_left_of_the_text_s_nats():
     assert longest == math.floor(100 * 2**20 / 10**6) / 100  # as no budget is larger
 
 
-def events_of(*texts, window=None, passages=()):
-    return Events(
-        symbol="token", length=64, window=window, texts=list(texts), passages=list(passages)
-    )
+def events_of(*texts, passages=()):
+    texts, passages = list(texts), list(passages)
+    return Events(symbol="token", length=64, window=32, texts=texts, passages=passages)
 
 
 def test_a_row_for_each_rule_says_what_it_allows_without_a_bank_and_with_each():
     passages = [recital(num_steps=32, num_positions=33)]
     likely = recital(id="likely", safe_log_prob=-30.0, debt=0.0)
-    events = events_of(recital(), likely, window=32, passages=passages)
+    events = events_of(recital(), likely, passages=passages)
     rows = certified_rows(events, (5.0, 20.0), 1e-6)
     by_rule = {(row["recited"], row["rule"]): row for row in rows}
     assert [rule for _, rule in by_rule] == ["Anchored", "Anchored_inf", "Pathwise"] * 2
-    titles = {"no bank": None, "bank 5": 5.0, "bank 20": 20.0}
     for (kind, name), row in by_rule.items():
-        of_bank = {title: certified_rules(bank).get(name) for title, bank in titles.items()}
-        assert {title: row[title] for title in titles if title in row} == {
-            title: largest_k(events.kinds[kind], rule, length=64, target=1e-6)
-            for title, rule in of_bank.items()
-            if rule is not None
-        }
+        for title, bank in {"no bank": None, "bank 5": 5.0}.items():
+            rule = certified_rules(bank).get(name)
+            assert (title in row) == (rule is not None)
+            k = rule and largest_k(events.kinds[kind], rule, length=64, target=1e-6)
+            assert row.get(title) == k
     # Its 30 nats, less 13.8 for the target, are less than a bank of 20.
     assert by_rule["a whole text", "Pathwise"]["bank 20"] is None
     assert by_rule["any 32 tokens of a text", "Pathwise"]["bank 20"] > 10
 
 
-@pytest.mark.parametrize(
-    ("banks", "words"),
-    [
-        ((5.0, 20.0, 40.0), "--bank 20 --k 5.87"),
-        ((5.0, 40.0), "--bank 40 --k 5.56"),
-        ((396.0,), ""),
-    ],
-)
-def test_the_options_to_start_with_are_named_last(tmp_path, banks, words):
-    out = write_certificates(tmp_path, events_of(recital()), banks=banks, target=1e-6, about={})
-    last = out.splitlines()[-1]
-    assert (last == f"To start with: --rule pathwise {words}") == bool(words)
-    assert ("To start with" in out) == bool(words)
-    assert (tmp_path / "certificates.md").read_text().endswith(f"{last}\n")
+def test_the_options_to_start_with_are_named_last(tmp_path):
+    for banks, words in (((5.0, 20.0, 40.0), "--bank 20 --k 5.87"), ((5.0, 40.0), "--bank 40 ")):
+        out = write_certificates(tmp_path, events_of(recital()), banks=banks, target=1e-6, about={})
+        last = out.splitlines()[-1]
+        assert last.startswith(f"To start with: --rule pathwise {words}")
+        assert (tmp_path / "certificates.md").read_text().endswith(f"{last}\n")
 
 
 def test_a_text_that_the_safe_model_writes_itself_is_named(tmp_path):
@@ -129,31 +116,21 @@ def test_a_text_that_the_safe_model_writes_itself_is_named(tmp_path):
     assert [row["no bank"] for row in rows] == [None, None]
 
 
+TEXTS = {"the keeper of": " every wave", "salt and rain": " the harbour bell rang twice"}
+
+
 @pytest.fixture
 def experiment(tmp_path):
-    prompts = [
-        Prompt(id=str(i), title="", prompt=prompt, reference=reference)
-        for i, (prompt, reference) in enumerate(
-            [("the keeper of", " every wave"), ("salt and rain", " the harbour bell rang twice")]
-        )
-    ]
-    return Experiment(
-        folder=tmp_path,
-        prompts=prompts,
-        settings=(),
-        max_new_tokens=20,
-        temperature=1.0,
-        repetition_penalty=1.0,
-    )
+    prompts = [Prompt(id=p, title="", prompt=p, reference=text) for p, text in TEXTS.items()]
+    options = {"max_new_tokens": 20, "temperature": 1.0, "repetition_penalty": 1.0}
+    return Experiment(folder=tmp_path, prompts=prompts, settings=(), **options)
 
 
 def test_events_are_the_texts_and_the_parts_of_them(pair, experiment):
     events = read_events(experiment, pair, DebtOptions(), window=3)
     decoder = Decoder(pair, Anchored(k=0.0))
-    for text, passage, prompt in zip(
-        events.texts, events.passages, experiment.prompts, strict=True
-    ):
-        (score,) = decoder.score(prompt.prompt, prompt.reference)
+    for text, passage in zip(events.texts, events.passages, strict=True):
+        (score,) = decoder.score(text.id, TEXTS[text.id])
         log_probs = score.safe_token_log_probs
         assert text.debt == passage.debt == pytest.approx(score.debt, rel=1e-12)
         assert text.num_steps == len(log_probs)
@@ -174,9 +151,5 @@ def test_at_the_certified_k_p_star_recites_no_text_more_often(pair, experiment, 
     target = 1000 * math.exp(likeliest)
     k = largest_k(events.texts, rule, length=20, target=target)
     decoder = Decoder(pair, replace(rule, k=k))
-    scores = decoder.score(
-        [prompt.prompt for prompt in experiment.prompts],
-        [prompt.reference for prompt in experiment.prompts],
-        horizon=20,
-    )
+    scores = decoder.score(list(TEXTS), list(TEXTS.values()), horizon=20)
     assert k > 0.0 and all(math.exp(score.log_prob) <= target for score in scores)

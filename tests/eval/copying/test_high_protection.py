@@ -10,23 +10,18 @@ PAIRS = {(pair["safe"], pair["risky"]): pair for pair in PRINTED["pairs"].values
 NAMES = dict(zip(PAIRS, PRINTED["pairs"], strict=True))
 REPORTED = [(*name, method) for name, pair in PAIRS.items() for method in pair["reported"]]
 
+ANCHORED = ("Anchored, k=1.5", 0.578, 4.455)
 # Cells of the paper's table that do not follow from its full tables: what is printed, and
 # what the full table of that pair gives (setting, factuality, fluency).
 INCONSISTENT = {
     # Printed is k = 1; k = 1.5 is better in both and has NCR 0.7513 of the rounded figures, which
     # may lie on either side of 0.75 before rounding.
-    ("TinyComma 1.8B", "Llama 4 Scout", "Anchored"): (
-        ["0.56", "4.43"],
-        ("Anchored, k=1.5", 0.578, 4.455),
-    ),
+    ("TinyComma 1.8B", "Llama 4 Scout", "Anchored"): (["0.56", "4.43"], ANCHORED),
     # The full table printed for this pair is that of TinyComma, cell for cell.
     ("Comma 7B", "Llama 4 Scout", "p_s"): (["0.16", "4.1"], ("p_s", 0.088, 3.032)),
     ("Comma 7B", "Llama 4 Scout", "CP-Fuse"): (["0.37", "4.30"], ("CP-Fuse", 0.270, 3.969)),
     ("Comma 7B", "Llama 4 Scout", "TokenSwap"): (None, ("TokenSwap", 0.474, 3.751)),
-    ("Comma 7B", "Llama 4 Scout", "Anchored"): (
-        ["0.56", "4.46"],
-        ("Anchored, k=1.5", 0.578, 4.455),
-    ),
+    ("Comma 7B", "Llama 4 Scout", "Anchored"): (["0.56", "4.46"], ANCHORED),
 }
 
 
@@ -62,22 +57,18 @@ def test_one_full_table_is_printed_twice():
     assert twice == [("TinyComma 1.8B", "Llama 4 Scout"), ("Comma 7B", "Llama 4 Scout")]
 
 
-def row(method, ncr, factuality, **others):
-    return {"method": method, "ncr": ncr, "factuality": factuality, **others}
-
-
 def test_the_best_protected_row_of_each_method_is_chosen_whole():
-    rows = [
-        row("a", 0.9, 0.3, fluency=5.0),
-        row("a", 0.75, 0.4, fluency=3.0),  # the threshold itself is protected
-        row("a", 0.7499, 0.9, fluency=4.0),
-        row("b", 0.2, 0.9),
-        row("c", math.nan, 0.9),  # what is not defined protects nobody
-        row("d", None, 0.9),
-        row("e", 0.9, None),  # and is taken last
-        row("e", 0.8, 0.0),
-        row("f", 0.9, None),
+    figures = [
+        ("a", 0.9, 0.3, 5.0),
+        ("a", 0.75, 0.4, 3.0),  # the threshold itself is protected
+        ("a", 0.7499, 0.9, 4.0),
+        ("b", 0.2, 0.9, 5.0),
+        ("c", math.nan, 0.9, 5.0),  # what is not defined protects nobody
+        ("d", 0.9, None, 5.0),  # and is taken last
+        ("d", 0.8, 0.0, 5.0),
     ]
-    undefined = {"c": None, "d": None, "e": rows[7], "f": rows[8]}
+    names = ("method", "ncr", "factuality", "fluency")
+    rows = [dict(zip(names, row, strict=True)) for row in figures]
+    undefined = {"c": None, "d": rows[6]}
     assert high_protection(rows) == {"a": rows[1], "b": None, **undefined}
     assert high_protection(rows[:3], utility="fluency") == {"a": rows[0]}
