@@ -2,36 +2,26 @@
 
 import json
 import logging
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
+from json_lines import write_json_lines
 
 from anchored.eval.recorded_texts import RecordedText, by_setting, read_texts
 
 
 def write(path, *rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return Path(write_json_lines(path, rows))
 
 
 def test_json_lines_name_their_settings_and_what_they_lack_has_defaults(tmp_path):
     full = {"id": 7, "setting": "k=1", "seed": 3, "text": "a\u2028b", "prompt": "p", "debt": "inf"}
     full |= {"reference": "r", "characters": [["Ann", "Miss Lee"]], "group": "rare"}
-    path = write(tmp_path / "mine.jsonl", full, {"text": "c"})
-    assert read_texts(path) == [
-        RecordedText(
-            setting="k=1",
-            id="7",
-            seed=3,
-            text="a\u2028b",
-            prompt="p",
-            reference="r",
-            characters=[["Ann", "Miss Lee"]],
-            group="rare",
-            debt=float("inf"),
-        ),
-        RecordedText(setting="mine", id="2", seed=0, text="c"),
-    ]
+    first, second = read_texts(write(tmp_path / "mine.jsonl", full, {"text": "c"}))
+    changed = {"id": "7", "debt": float("inf"), "answer": None, "row": {}}
+    assert asdict(first) == {**full, **changed}
+    assert second == RecordedText(setting="mine", id="2", seed=0, text="c")
 
 
 def test_copybench_s_files_are_read(tmp_path):
@@ -51,26 +41,16 @@ def test_a_run_s_folder_has_a_file_a_setting_and_its_prompts(tmp_path):
     write(tmp_path / "generations/p_r.unfinished.jsonl", {"id": "w", "seed": 2, "text": "c"})
     write(tmp_path / "prompts.jsonl", {"id": "w", "prompt": "p", "reference": "r"})
     texts = read_texts(tmp_path)
-    assert {
-        name: [recorded.text for recorded in texts] for name, texts in by_setting(texts).items()
-    } == {
-        "k=1": ["a"],
-        "p_s": ["b"],
-    }
+    assert [(text.setting, text.text) for text in texts] == [("k=1", "a"), ("p_s", "b")]
     assert (texts[0].reference, texts[0].prompt, texts[0].debt) == ("r", "p", 0.5)
     other = write(tmp_path / "other.jsonl", {"id": "w", "reference": "other"})
     assert read_texts(tmp_path, other)[0].reference == "other"
 
 
-COPYBENCH = {"input": "the keeper", "reference": "of the lamp", "model": "m", "decoding": "greedy"}
-
-
-def copybench_file(path, *outputs, **entries):
+def copybench_file(path, *outputs, reference="of the lamp"):
     """As CopyBench's program writes it: an array, with indents."""
-    rows = [
-        {"id": str(number), **COPYBENCH, "output": output, **entries}
-        for number, output in enumerate(outputs)
-    ]
+    row = {"input": "the keeper", "reference": reference, "model": "m", "decoding": "greedy"}
+    rows = [{"id": str(n), **row, "output": output} for n, output in enumerate(outputs)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=4))
     return path
@@ -123,30 +103,17 @@ def test_what_generate_could_not_make_is_left_out_with_a_line(tmp_path, caplog):
     assert "1 of 2 rows have no text: left out" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"text": "a"}\n{"text"', r"line 2 is not JSON"),
-        ('{"prompt": "a"}', "row 1 lacks 'text' or 'output'"),
-        ('{"text": 3}', "row 1: text must be text, got 3"),
-        ('{"text": "a", "seed": true}', "seed must be a whole number, got True"),
-        ("\n\n", "holds no texts"),
-        ('{"text": "a", "error": "e"}', "holds no texts"),
-    ],
-)
-def test_other_files_are_refused_by_name(tmp_path, content, message):
-    path = tmp_path / "mine.jsonl"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=rf"mine\.jsonl.*{message}"):
-        read_texts(path)
-
-
-def test_a_folder_without_generations_and_bytes_that_are_no_text_are_refused(tmp_path):
+def test_other_files_and_folders_are_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"holds no generations/\*\.jsonl"):
         read_texts(tmp_path)
-    (tmp_path / "mine.jsonl").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match="is not UTF-8 text"):
-        read_texts(tmp_path / "mine.jsonl")
+    for content, message in (
+        ('{"prompt": "a"}', "row 1 lacks 'text' or 'output'"),
+        ('{"text": "a", "seed": true}', "seed must be a whole number, got True"),
+        ('{"text": "a", "error": "e"}', "holds no texts"),
+    ):
+        (tmp_path / "mine.jsonl").write_text(content)
+        with pytest.raises(ValueError, match=rf"mine\.jsonl.*{message}"):
+            read_texts(tmp_path / "mine.jsonl")
 
 
 def test_a_text_that_occurs_twice_is_refused(tmp_path):

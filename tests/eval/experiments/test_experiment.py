@@ -23,6 +23,7 @@ from anchored import (
     event_bound,
 )
 from anchored.decode.ledger import ledger_parts
+from anchored.durable_files import sync
 from anchored.eval.experiments import generations
 from anchored.eval.experiments.experiment import Experiment, Prompt, Setting, budget_sweep
 from anchored.eval.experiments.generations import (
@@ -146,48 +147,42 @@ def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
     experiment, pair, tmp_path, monkeypatch
 ):
     cut_off = replace(experiment, folder=tmp_path, batch_size=1)
-    record, calls = generations._row, []
+    read_all_prompts(cut_off, pair)
+    ratios = PromptRatios.load(tmp_path / "prompt_ratios.safetensors")
+    assert len(ratios) == 1  # both prompts are the same text
+    written = []
 
-    def interrupted(*asked):
-        calls.append(asked[2:4])
-        row = record(*asked)
-        if len(calls) == 6:  # its ledger is written, its row is not
+    def interrupted(file):
+        sync(file)
+        written.append(file)
+        if len(written) == 6:  # its ledger is written, its row is not
             raise KeyboardInterrupt
-        return row
 
-    monkeypatch.setattr(generations, "_row", interrupted)
+    monkeypatch.setattr(generations, "sync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         generate_all(cut_off, pair)
     (unfinished,) = tmp_path.glob("generations/*.unfinished.jsonl")
     unfinished.write_text(unfinished.read_text() + '{"id": "1", "se')  # as a full disk leaves it
     generate_all(cut_off, pair)
-    assert len(calls) == 16 + 1  # what was under way is done again
+    assert len(written) == 16 + 1  # what was under way is done again
     for setting in experiment.settings:
         again, before = (read_generations(run, setting) for run in (cut_off, experiment))
-        assert [generation["text"] for generation in again] == [
-            generation["text"] for generation in before
-        ]
+        assert [row["text"] for row in again] == [row["text"] for row in before]
+        assert [row["debt"] for row in again] == [row["debt"] for row in before]
     assert not list(tmp_path.glob("generations/*.unfinished.jsonl"))
     assert [len(ledger_parts(path)) for path in (tmp_path / "ledgers").iterdir()] == [4] * 4
-
-
-def test_prompts_are_read_once_and_what_cannot_be_decoded_is_refused(experiment, pair, tmp_path):
-    ahead = replace(experiment, folder=tmp_path)
-    read_all_prompts(ahead, pair)
-    ratios = tmp_path / "prompt_ratios.safetensors"
-    assert len(PromptRatios.load(ratios)) == 1  # both prompts are the same text
-    generate_all(ahead, pair)
-    for setting in experiment.settings:
-        again, before = (read_generations(run, setting) for run in (ahead, experiment))
-        assert again == before
-    check_requests(ahead, pair)
+    # Prompts that another pair has read.
     with pytest.raises(ValueError, match="were computed with another setting: risky model"):
-        check_requests(ahead, ModelPair(pair.safe, pair.safe, pair.tokenizer))
+        check_requests(cut_off, ModelPair(pair.safe, pair.safe, pair.tokenizer))
+
+
+def test_what_cannot_be_decoded_is_refused(experiment, pair):
+    check_requests(experiment, pair)
     for rule, message in (
         (TokenSwap(), "cannot decode at byte level"),
         (RCAD(alpha=0.5), "a reads a passage before each prompt: name a corpus"),
     ):
-        refused = replace(ahead, level="byte", settings=(Setting("a", rule),))
+        refused = replace(experiment, level="byte", settings=(Setting("a", rule),))
         with pytest.raises(ValueError, match=message):
             check_requests(refused, pair)
 
@@ -202,11 +197,8 @@ def test_bytes_and_the_risky_model_s_tokens_are_measured_alike(experiment, tmp_p
     generate_all(both, pair)
     measure(both, "utility", pair)
     paths = {s.name: tmp_path / f"ledgers/{s.file_name}.jsonl" for s in settings}
-    parts = {name: ledger_parts(path) for name, path in paths.items()}
-    assert [len(ledger_ranges) for ledger_ranges in parts.values()] == [2] * 4
     levels = {
-        name: Ledger.load(paths[name], ledger_ranges[1]).header.level
-        for name, ledger_ranges in parts.items()
+        name: Ledger.load(path, ledger_parts(path)[1]).header.level for name, path in paths.items()
     }
     assert levels == {"p_s": "byte", "k=2": "byte", "p_r": "byte", "swap": "token"}
     rows = both.read_rows("utility")
@@ -215,14 +207,12 @@ def test_bytes_and_the_risky_model_s_tokens_are_measured_alike(experiment, tmp_p
     assert bits["swap"] > 0 and abs(bits["swap"] / bits["p_r"] - 1) < 0.5
 
 
-def test_a_text_that_a_rule_cannot_write_costs_infinitely_many_bits(experiment, pair, tmp_path):
+def test_a_text_that_a_rule_cannot_write_costs_infinitely_many_bits(experiment, pair, copied):
     block = Setting("blocks", MemFree(n=1, passages=[TEXT]))
-    settings = (*experiment.settings, block)
-    blocked = replace(experiment, folder=tmp_path, settings=settings)
+    blocked = copied(settings=(*experiment.settings, block))
     generate_all(blocked, pair)
-    for name in ("copying", "utility"):
-        measure(blocked, name, pair)
+    measure(blocked, "utility", pair)
     assert blocked.read_rows("utility")[-1]["nats"] == [None, None]
-    assert "Infinity" not in (tmp_path / "measurements" / "utility.json").read_text()
+    assert "Infinity" not in blocked.rows_file("utility").read_text()
     *_, last = summarize(blocked)
     assert last["bits_per_byte/extra"] == math.inf and math.isnan(last["gap_closed"])

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from json_lines import read_json_lines, write_json_lines
 from tiny_models import tiny_llama
 
 from anchored import Decoder, Ledger, ModelPair
 from anchored.decode.ledger import ledger_parts
-from anchored.eval.experiments.experiment import Experiment, Prompt, budget_sweep
+from anchored.eval.experiments.experiment import Experiment, Prompt
 from anchored.eval.experiments.generations import draw_by_vllm, generate_all
 from anchored.eval.experiments.measures import reference_log_probs
 from anchored.eval.experiments.plan import run_sweep, sweep_experiment
@@ -24,7 +25,6 @@ METHODS = (
     Method(rule="rcad", label="RCAD", settings={"alpha": 0.5}),
     Method(rule="anchored", label="Anchored", settings={"k": [0.5, 4.0]}),
 )
-SETTINGS = ["p_s", "p_r", "RCAD", "Anchored, k=0.5", "Anchored, k=4"]
 
 # A random model writes letters that ROUGE cannot read.
 
@@ -48,27 +48,21 @@ def healed(broken) -> ModelPair:
     return ModelPair(broken.safe, risky, broken.tokenizer, fingerprints=broken.fingerprints)
 
 
-def sweep_of(folder, prompts, **changed) -> Sweep:
-    """A sweep of RCAD and two budgets, over prompts by id and passages by the text to be found."""
-    folder.mkdir(parents=True, exist_ok=True)
+def sweep_of(folder, prompts, *, texts=(TEXT * 3, TEXT * 2), more=None, **changed) -> Sweep:
+    """A sweep of RCAD and two budgets, over prompts by id, with more entries of some of them."""
+    more = more or {}
     rows = [
-        {"id": name, "prompt": prompt, "reference": " " + TEXT} for name, prompt in prompts.items()
+        {"id": name, "reference": " " + TEXT, "prompt": prompt, **more.get(name, {})}
+        for name, prompt in prompts.items()
     ]
-    passages = changed.pop("passages", {})
-    for row in rows:
-        row.update({"passage": passages[row["id"]]} if row["id"] in passages else {})
-    texts = [{"text": text} for text in changed.pop("texts", [TEXT * 3, TEXT * 2])]
-    files = {"prompts": rows, "works": [{"text": TEXT}], "extra": texts}
-    for name, records in files.items():
-        (folder / f"{name}.jsonl").write_text(
-            "".join(json.dumps(record) + "\n" for record in records)
-        )
+    files = {"prompts": rows, "works": [{"text": TEXT}], "extra": [{"text": t} for t in texts]}
+    paths = {n: write_json_lines(folder / f"{n}.jsonl", records) for n, records in files.items()}
     sweep = Sweep(
         safe="safe",
         risky="risky",
-        prompts=str(folder / "prompts.jsonl"),
-        passages=str(folder / "works.jsonl"),
-        held_out={"extra": [str(folder / "extra.jsonl")]},
+        prompts=paths["prompts"],
+        passages=paths["works"],
+        held_out={"extra": [paths["extra"]]},
         methods=METHODS,
         max_new_tokens=4,
         repetition_penalty=1.0,
@@ -81,8 +75,7 @@ def sweep_of(folder, prompts, **changed) -> Sweep:
 
 def recorded(run, name: str) -> list[dict]:
     """The rows of generations/NAME.jsonl."""
-    path = run / "generations" / f"{name}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_json_lines(run / "generations" / f"{name}.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +103,7 @@ def test_a_prompt_that_fails_is_recorded_and_counted_and_the_others_go_on(swept)
 
 
 def fine_ledgers(run, name: str) -> list[Ledger]:
-    """Those of the prompt that both models can read."""
+    """Ledgers of the prompt that both models can read."""
     rows = [row for row in recorded(run, name) if row["id"] == "fine"]
     return [Ledger.load(run / row["ledger"], row["ledger_part"]) for row in rows]
 
@@ -129,23 +122,8 @@ def test_failures_are_tried_again_only_if_asked_and_nothing_else_is(
         assert not any("error" in row for row in recorded(run, name))
         assert fine_ledgers(run, name) == fine
         assert len(ledger_parts(run / f"ledgers/{name}.jsonl")) == 4
-    assert all(None not in row["nats"] for row in utility_of(run))
-
-
-def utility_of(run) -> list[dict]:
-    return json.loads((run / "measurements" / "utility.json").read_text())
-
-
-def experiment_of(folder, **changed) -> Experiment:
-    experiment = Experiment(
-        folder=folder,
-        prompts=[Prompt(id="a", title="A", prompt="the keeper of", reference=TEXT)],
-        settings=budget_sweep([0.5]),
-        seeds=[0],
-        max_new_tokens=4,
-        repetition_penalty=1.0,
-    )
-    return replace(experiment, **changed)
+    utility = json.loads((run / "measurements" / "utility.json").read_text())
+    assert all(None not in row["nats"] for row in utility)
 
 
 def test_a_reference_whose_score_fails_is_left_out_with_a_warning(tokenizer, caplog, tmp_path):
@@ -157,24 +135,23 @@ def test_a_reference_whose_score_fails_is_left_out_with_a_warning(tokenizer, cap
         Prompt(id="a", title="A", prompt="the keeper of", reference=" the lamp"),
         Prompt(id="b", title="B", prompt="import", reference=" math and salt"),
     ]
-    assert list(reference_log_probs(experiment_of(tmp_path, prompts=prompts), pair)) == ["a"]
+    experiment = Experiment(folder=tmp_path, prompts=prompts, settings=(), max_new_tokens=4)
+    assert list(reference_log_probs(experiment, pair)) == ["a"]
     assert "the reference of b has no probability: " in caplog.text
 
 
 @pytest.mark.parametrize(
     ("long", "message"),
     [
-        ({"passages": {"long": TEXT * 9}}, r"^RCAD, prompt long: the prompt has \d+ tokens"),
-        ({"prompt": TEXT * 9}, r"^p_s, prompt long: the prompt has \d+ tokens; with 4 new ones"),
+        ({"more": {"long": {"passage": TEXT * 9}}}, r"^RCAD, prompt long: the prompt has \d+ tok"),
         ({"texts": ["too short"]}, "held-out set extra: no text has more than the 32 tokens"),
     ],
-    ids=["passage", "prompt", "held-out"],
+    ids=["passage", "held-out"],
 )
 def test_what_has_no_fitting_length_is_refused_before_the_first_token(
     tmp_path, pair, long, message
 ):
-    prompts = {"fine": "the keeper of", "long": long.pop("prompt", "the keeper of")}
-    sweep = sweep_of(tmp_path, prompts, batch_size=1, **long)
+    sweep = sweep_of(tmp_path, dict.fromkeys(("fine", "long"), "the keeper of"), **long)
     with pytest.raises(ValueError, match=message):
         run_sweep(sweep, tmp_path / "run", lambda: pair)
     assert not list(tmp_path.glob("run/generations/*"))

@@ -1,6 +1,5 @@
 """A sweep's file, and what it becomes: settings, names, sections, refusals, tables."""
 
-import json
 import math
 import os
 import shutil
@@ -8,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from json_lines import write_json_lines
 
 from anchored import CPFuse, MemFree
 from anchored.eval.copying.metrics import METRICS
@@ -104,19 +104,13 @@ def method(**changed):
             lambda: {"methods": (ANCHORED, replace(ANCHORED, label="same"))},
             "Anchored, k=0.5 and same, k=0.5 are the",
         ),
-        (lambda: method(rule="anchor"), "Anchored, k=0.5: rule must be one of anchored,"),
         (lambda: method(settings={"k": -1}), "Anchored: k must be in"),
         (lambda: method(settings={"k": []}), "Anchored: the list of k is empty"),
         (lambda: method(label="p_s"), "p_s and p_r are in every sweep: leave out 'p_s'"),
         (lambda: method(figures=["debts"]), "figures must be of methods, .*, got 'debts'"),
-        (lambda: {"methods": (ANCHORED, ANCHORED)}, "label 'Anchored' occurs twice"),
         (lambda: {"engine": "vllm"}, 'vLLM draws level = "token", got .auto'),
-        (lambda: {"prompts": []}, "a sweep needs a file of prompts, got none"),
-        (lambda: {"held_out": {"a": ["b"], "c": []}}, "held_out must be lists of files"),
         (lambda: {"utility": "other"}, "utility must be one of extra, got 'other'"),
         (lambda: {"seeds": [1, 1]}, "seeds must be different whole numbers"),
-        (lambda: {"max_new_tokens": 0}, "max_new_tokens must be >= 1, got 0"),
-        (lambda: {"temperature": -1.0}, "temperature must be finite"),
         (lambda: {"passages": "", "methods": (RCAD,)}, "RCAD reads passages: name a corpus"),
         (lambda: {"placement": Placement(gpus=2)}, "both models would lie on the first"),
         (
@@ -150,20 +144,15 @@ def test_a_file_s_inputs_may_be_replaced_and_its_keys_are_checked(tmp_path):
         load_sweep(file)
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
+def test_prompts_that_cannot_be_are_named(tmp_path):
+    for rows, message in (
         ([{"id": "a", "prompt": "b"}], 'line 1 must have the key "reference"'),
         ([GOOD | {"id": "../a"}], r"an id names a file, got '\.\./a'"),
         ([GOOD, GOOD], "id 'a-1' occurs twice"),
-        ([], "holds no prompts"),
-    ],
-)
-def test_prompts_that_cannot_be_are_named(tmp_path, lines, message):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(ValueError, match=message):
-        load_prompts(file)
+    ):
+        write_json_lines(tmp_path / "prompts.jsonl", rows)
+        with pytest.raises(ValueError, match=message):
+            load_prompts(tmp_path / "prompts.jsonl")
 
 
 def test_prompts_that_are_saved_are_read_again_and_those_of_files_are_joined(tmp_path):
@@ -174,7 +163,7 @@ def test_prompts_that_are_saved_are_read_again_and_those_of_files_are_joined(tmp
     ]
     save_prompts(prompts, tmp_path / "prompts.jsonl")
     assert load_prompts(tmp_path / "prompts.jsonl") == prompts
-    (tmp_path / "more.jsonl").write_text(json.dumps(GOOD))  # without a title
+    write_json_lines(tmp_path / "more.jsonl", [GOOD])  # without a title
     files = ["prompts.jsonl", "more.jsonl"]
     both = replace(SWEEP, prompts=files, max_prompts=2, inputs=str(tmp_path))
     assert [(prompt.id, prompt.title) for prompt in sweep_prompts(both)] == [
@@ -184,32 +173,20 @@ def test_prompts_that_are_saved_are_read_again_and_those_of_files_are_joined(tmp
         sweep_prompts(replace(both, prompts=files[:1] * 2))
 
 
-@pytest.mark.parametrize(
-    ("num_gpus", "count", "rank", "visible", "expected"),
-    [
-        (1, 4, "3", None, "3"),
-        (2, 4, "1", "7,5,3,1", "3,1"),
-        (1, 0, "1", None, None),
-        (2, 4, "2", None, "refused"),
-    ],
-)
-def test_a_process_sees_the_gpus_of_its_group(
-    monkeypatch, num_gpus, count, rank, visible, expected
-):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
-    monkeypatch.setenv("LOCAL_RANK", rank)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    placement = Placement(gpus=num_gpus, options={"risky_device_map": "auto"})
-    placement.take_gpus("cpu")
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
-    if expected == "refused":
-        with pytest.raises(ValueError, match="the GPUs 4 to 5 of 4: start at most 2 with 2 each"):
-            placement.take_gpus("cuda")
-    else:
-        placement.take_gpus("")
-        assert os.environ.get("CUDA_VISIBLE_DEVICES") == expected
+def test_a_process_sees_the_gpus_of_its_group(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    placement = Placement(gpus=2, options={"risky_device_map": "auto"})
+    for count, device, visible in ((4, "cpu", "7,5,3,1"), (0, "", "7,5,3,1"), (4, "", "3,1")):
+        monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
+        placement.take_gpus(device)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    placement.take_gpus("cuda")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ValueError, match="the GPUs 4 to 5 of 4: start at most 2 with 2 each"):
+        placement.take_gpus("cuda")
 
 
 def row(setting, ncr, bits):

@@ -10,7 +10,7 @@ from tokenizers.processors import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
-from anchored.eval.harness.arguments import OFF
+from anchored.eval.harness.arguments import OFF, Fitting, generation_settings
 from anchored.eval.harness.model import AnchoredLM
 
 pytest.importorskip("lm_eval")
@@ -36,20 +36,6 @@ def texts(lm, *requests):
     return lm.generate_until([request(*one) for one in requests], disable_tqdm=True)
 
 
-@pytest.mark.parametrize(
-    ("strings", "context", "continuation", "message"),
-    [
-        (("la", "mp"), [0, 5], [], "has no token"),  # it merges into the context
-        (None, [0], [5] * 129, "request 0: .*129 tokens leaves no room for context"),
-    ],
-)
-def test_continuations_that_cannot_be_scored_are_refused(
-    safe_lm, strings, context, continuation, message
-):
-    with pytest.raises(ValueError, match=message):
-        safe_lm._loglikelihood_tokens([(strings, context, continuation)], disable_tqdm=True)
-
-
 @pytest.mark.parametrize(("level", "blank"), [("token", " \n"), ("byte", " ")])
 def test_a_blank_context_is_an_empty_one(pair, level, blank):
     """lm-eval counts its spaces to the continuation, and leaves nothing before it."""
@@ -64,6 +50,10 @@ def test_a_blank_context_is_an_empty_one(pair, level, blank):
 def test_requests_that_cannot_be_are_refused(safe_lm):
     with pytest.raises(ValueError, match="request 1 has neither a context nor a continuation"):
         likelihoods(safe_lm, (CONTEXT, CONTINUATION), ("", ""))
+    with pytest.raises(ValueError, match=r"'.*', ''\) has no token"):
+        likelihoods(safe_lm, (CONTEXT, ""))
+    with pytest.raises(ValueError, match=r"request 0: .* tokens leaves no room for context"):
+        likelihoods(safe_lm, (CONTEXT, CONTINUATION * 40))
     with pytest.raises(ValueError, match=r"generation settings must be among .*'num_beams': 4"):
         texts(safe_lm, (CONTEXT, {"num_beams": 4}))
     with pytest.raises(ValueError, match=r"max_gen_toks must leave room.* got 128"):
@@ -123,7 +113,7 @@ def test_bytes_are_cut_between_characters_to_what_both_tokenizers_let_through(pa
     cuts = [message for message in caplog.messages if "were cut" in message]
     assert cuts == ["1 contexts were cut at the left to fit the models' context"] * 2
     symbols = lm.tok_encode(long)
-    kept = lm._fitting.scored(symbols, lm.tok_encode(" wrote"))
+    kept = Fitting(lm.decoder.level).scored(symbols, lm.tok_encode(" wrote"))
     assert bytes(kept).decode() == long[-len(bytes(kept).decode()) :]  # whole characters
     (score,) = lm.decoder.score([kept], [" wrote"])
     assert log_prob == pytest.approx(score.log_prob, abs=1e-9) and text
@@ -137,15 +127,13 @@ def test_bytes_of_a_long_text_are_each_scored_once_in_windows(pair):
     lm = AnchoredLM(Decoder(pair, SafeOnly(), level="byte"))
     text = "\u2603 of the lamp, " * 40
     symbols = lm.tok_encode(text)
-    windows = lm._fitting.windows(symbols, ord("\n"))
+    windows = Fitting(lm.decoder.level).windows(symbols, ord("\n"))
     assert len(windows) > 1
     assert [byte for _, scored in windows for byte in scored] == symbols
     ends = [bytes(scored).decode() for _, scored in windows]  # whole characters
     contexts = [bytes(context).decode() for context, _ in windows]
     assert contexts == ["\n", *(end[-1] for end in ends[:-1])]
-    scores = lm.decoder.score(
-        contexts, ends, horizon=[len(window_bytes) for _, window_bytes in windows]
-    )
+    scores = lm.decoder.score(contexts, ends, horizon=[len(scored) for _, scored in windows])
     (total,) = lm.loglikelihood_rolling([request(text)], disable_tqdm=True)
     assert total == pytest.approx(sum(score.log_prob for score in scores), abs=1e-9)
 
@@ -160,27 +148,13 @@ def test_sampled_texts_depend_on_seed_context_and_repetition_alone(pair):
     assert first == alone and len({first, again, reseeded}) == 3
 
 
-SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}
-
-
-@pytest.mark.parametrize(
-    ("given", "chosen"),
-    [
-        ({"until": "\n"}, {"temperature": 0.0, "stop": ("\n",)}),
-        ({"do_sample": True, **SAMPLED}, {"stop": (), **SAMPLED}),
-        (
-            OFF | {"use_cache": False, "pad_token_id": 0, "top_k": None, "early_stopping": True},
-            {"temperature": 0, "stop": ()},
-        ),
-    ],
-)
-def test_warpers_are_off_unless_a_task_sets_them(safe_lm, monkeypatch, given, chosen):
-    def generate(prompts, *, seed, **settings):
-        assert settings == {"max_new_tokens": 64, "repetition_penalty": 1.0} | chosen
-        return [(0, SimpleNamespace(text="", error=""))]
-
-    monkeypatch.setattr(safe_lm.decoder, "generate_each", generate)
-    assert texts(safe_lm, (CONTEXT, given)) == [""]
+def test_warpers_are_off_unless_a_task_sets_them():
+    unused = OFF | {"use_cache": False, "pad_token_id": 0, "top_k": None, "early_stopping": True}
+    number, settings = generation_settings({"until": "\n", **unused}, 64)
+    assert settings == {"repetition_penalty": 1.0, "temperature": 0.0, "stop": ("\n",)}
+    sampled = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}
+    number, settings = generation_settings({"do_sample": True, **sampled}, 64)
+    assert (number, settings) == (64, {"stop": (), **sampled})
 
 
 TEMPLATE = (
@@ -220,7 +194,4 @@ def test_an_instruct_model_brings_its_template_to_a_base_one(pair):
     lm = AnchoredLM(Decoder(mixed, RiskyOnly()))
     text = lm.apply_chat_template(CHAT)
     assert text == "[user]hello<|reserved|>>"
-    assert (
-        lm.tok_encode(text)
-        == instruct(lm.apply_chat_template(CHAT).replace("<|reserved|>", "<|turn|>"))["input_ids"]
-    )
+    assert lm.tok_encode(text) == instruct(text.replace("reserved", "turn"))["input_ids"]

@@ -55,33 +55,24 @@ def local_tasks(tmp_path_factory):
             dataset_kwargs = f'{{data_files: {files}, cache_dir: "{folder / ".cache"}"}}'
             kept += ["dataset_path: json", f"dataset_kwargs: {dataset_kwargs}"]
             (folder / f"{name}_{variant}.yaml").write_text("\n".join(kept) + "\n")
-    manager = task_manager(folder)
-    names = [f"{name}_{variant}" for name in CASES for variant in ("mc", "cloze")]
-    return manager.load(names)["tasks"]
-
-
-def test_every_file_has_a_case():
-    files = {file.stem for file in FOLDER.glob("[!_]*.yaml")}
-    assert files == {f"{name}_{variant}" for name in CASES for variant in ("mc", "cloze")}
+    names = [file.stem for file in FOLDER.glob("[!_]*.yaml")]
+    assert sorted(names) == sorted(f"{case}_{v}" for case in CASES for v in ("mc", "cloze"))
+    return task_manager(folder).load(names)["tasks"]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_letters_are_asked_for_after_all_choices(local_tasks, name):
+def test_choices_are_letters_after_the_question_or_continue_it(local_tasks, name):
     task, (document, answer) = local_tasks[f"{name}_mc"], CASES[name]
     question, choices = ASKED[name]
+    # 1. A letter is asked for after all choices.
     lines = [f" {letter}. {choice}" for letter, choice in zip("ABCDE", choices, strict=False)]
-    if name == "hellaswag":
-        question += "\nChoose the best continuation:"
-    assert task.doc_to_text(document) == "\n".join([question, *lines, "Answer:"])
+    asked = [question, "Choose the best continuation:"] if name == "hellaswag" else [question]
+    assert task.doc_to_text(document) == "\n".join([*asked, *lines, "Answer:"])
     assert task.doc_to_choice(document) == list("ABCDE"[: len(choices)])
     assert int(task.doc_to_target(document)) == answer
     assert task.config.num_fewshot == 5
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_cloze_continues_the_question_by_each_choice(local_tasks, name):
-    task, (document, answer) = local_tasks[f"{name}_cloze"], CASES[name]
-    question, choices = ASKED[name]
+    # 2. Each choice continues the question.
+    task = local_tasks[f"{name}_cloze"]
     expected = question + ("" if name == "hellaswag" else "\nAnswer:"), choices, answer
     if name == "winogrande":  # the rest of the sentence is scored after each option
         expected = answer, ["The lamp", "The bell"], "rang twice."

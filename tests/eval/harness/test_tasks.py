@@ -15,19 +15,16 @@ pytest.importorskip("lm_eval")
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """Holds "bells", a multiple-choice task over QUESTIONS."""
-    write_task(tmp_path, "bells", MULTIPLE_CHOICE)
-    return tmp_path
+def folder(tmp_path, monkeypatch):
+    """Holds "bells", a multiple-choice task over QUESTIONS, which is read without the network."""
 
-
-@pytest.fixture
-def no_network(monkeypatch):
     def refuse(*_):
         raise AssertionError("a local task must not use the network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    write_task(tmp_path, "bells", MULTIPLE_CHOICE)
+    return tmp_path
 
 
 def share_right(decoder, per_byte):
@@ -43,7 +40,7 @@ def share_right(decoder, per_byte):
     return num_right / len(QUESTIONS)
 
 
-def test_accuracy_is_that_of_the_scores(pair, folder, no_network):
+def test_accuracy_is_that_of_the_scores(pair, folder):
     decoder = Decoder(pair, Anchored(k=1.0))
     figures = task_figures(AnchoredLM(decoder), "bells", folder)
     assert figures["acc"] == pytest.approx(share_right(decoder, per_byte=False))
@@ -52,7 +49,7 @@ def test_accuracy_is_that_of_the_scores(pair, folder, no_network):
     assert json.loads(json.dumps(figures)) == figures
 
 
-def test_the_model_is_found_by_name_after_registration(pair_folders, folder, no_network):
+def test_the_model_is_found_by_name_after_registration(pair_folders, folder):
     from lm_eval import simple_evaluate
     from lm_eval.api.registry import get_model
 

@@ -23,16 +23,9 @@ def chat_client(server: ChatServer, tmp_path: Path) -> Callable[..., Any]:
     pytest.importorskip("openai")
     from anchored.eval.quality.chat_client import ChatClient, Endpoint
 
-    def make(
-        *,
-        timeout_s: float = 60.0,
-        key: str | None = None,
-        default_sampling: bool = False,
-        **options: Any,
-    ) -> ChatClient:
-        prices = {"price_in": 2.0, "price_out": 8.0}
-        about = {"timeout_s": timeout_s, "default_sampling": default_sampling, **prices}
-        endpoint = Endpoint(model="judge", base_url=server.url, **about)
-        return ChatClient(endpoint, PaidRequests(tmp_path), api_key=key, **options)
+    def make(*, key: str | None = None, endpoint: dict[str, Any] | None = None, **options: Any):
+        about = {"base_url": server.url, "price_in": 2.0, "price_out": 8.0, **(endpoint or {})}
+        served = Endpoint(model="judge", **about)
+        return ChatClient(served, PaidRequests(tmp_path), api_key=key, **options)
 
     return make

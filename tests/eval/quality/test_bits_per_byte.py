@@ -15,10 +15,7 @@ TEXTS = [
     "Nine tides ago, the harbour bell rang twice; nobody had pulled its rope.",
 ]
 SNOW = "a\u2603b\u2603c\u2603d\u2603e"
-NON_ASCII_TEXTS = [
-    SNOW,
-    "\U0001f642 the keeper \U0001f6a2\U0001f30a",  # pictures of 4 bytes among words
-]
+PICTURES = "\U0001f642 the keeper \U0001f6a2\U0001f30a"  # of 4 bytes among words
 
 
 def test_bits_per_byte_of_the_safe_model_are_its_cross_entropy(pair):
@@ -40,7 +37,7 @@ def test_utility_moves_from_the_safe_to_the_risky_models_as_k_grows(pair):
     assert ample.nats == pytest.approx(risky.nats, abs=1e-6)
 
 
-@pytest.mark.parametrize("text", NON_ASCII_TEXTS)
+@pytest.mark.parametrize("text", [SNOW, PICTURES])
 def test_excerpts_are_whole_characters_and_count_their_bytes(pair, text):
     cuts = [
         passage
@@ -57,13 +54,6 @@ def test_excerpts_are_whole_characters_and_count_their_bytes(pair, text):
         assert passage.num_bytes == len(target.encode())
 
 
-def test_a_prompt_takes_the_rest_of_the_character_that_it_ends_in(pair):
-    (passage,) = excerpts(pair.tokenizer, [SNOW, "a"], num_prompt_tokens=3, num_tokens=11)
-    # Begin of text, "a" and the first of a snowman's three bytes were asked for.
-    assert pair.tokenizer.decode(passage.prompt_token_ids[1:]) == "a\u2603"
-    assert pair.tokenizer.decode(passage.token_ids) == "b\u2603c\u2603d"
-
-
 @given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 9)), min_size=2, max_size=9))
 def test_gain_over_itself_is_zero_without_error(rows):
     result = Utility(nats=[nats for nats, _ in rows], num_bytes=[size for _, size in rows])
@@ -78,12 +68,13 @@ def test_standard_error_is_that_of_the_mean_for_equal_sizes():
 
 
 def test_excerpts_in_bytes_are_the_same_text(pair):
-    text = "a\u2603b\u2603 c\u2603de"
-    (passage,) = excerpts(pair.tokenizer, [text], num_prompt_tokens=3)
+    """A prompt takes the rest of the character that it ends in."""
+    (passage,) = excerpts(pair.tokenizer, [SNOW, "a"], num_prompt_tokens=3)
+    # Begin of text, "a" and the first of a snowman's three bytes were asked for.
+    assert pair.tokenizer.decode(passage.prompt_token_ids[1:]) == "a\u2603"
     decoder = Decoder(pair, SafeOnly(), level="byte")
     in_bytes = passage.in_symbols(pair.tokenizer, decoder.level)
-    assert bytes(in_bytes.prompt_token_ids + in_bytes.token_ids) == text.encode()
+    assert bytes(in_bytes.prompt_token_ids + in_bytes.token_ids) == SNOW.encode()
     assert len(in_bytes.token_ids) == in_bytes.num_bytes
-    assert len(passage.prompt_token_ids) == 5 and passage.token_ids  # the third begins a snowman
     (score,) = decoder.score([in_bytes.prompt_token_ids], [in_bytes.token_ids])
     assert utility(decoder, [in_bytes]).nats == [-score.log_prob]

@@ -50,12 +50,7 @@ def test_pairs_are_of_one_prompt_and_seed_and_the_same_for_all_settings():
         assert pair.text.setting != pair.competitor.setting
     few = comparisons(texts, WinRateConfig(num_comparisons=4, pool=("c",)))
     drawn = [
-        [
-            (comparison.text.id, comparison.text.seed)
-            for comparison in few
-            if comparison.text.setting == s
-        ]
-        for s in "ab"
+        [(each.text.id, each.text.seed) for each in few if each.text.setting == s] for s in "ab"
     ]
     assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4 and len(few) == 8
 
@@ -65,8 +60,6 @@ def test_what_cannot_be_compared_is_refused():
         comparisons([text("a", "x"), text("b", "y")], WinRateConfig(pool=("z",)))
     with pytest.raises(ValueError, match="no two settings have a text of the same prompt and seed"):
         comparisons([text("a", "x"), text("b", "y", seed=1)], WHOLE)
-    with pytest.raises(ValueError, match="--num-comparisons must be >= 1, got 0"):
-        WinRateConfig(num_comparisons=0)
 
 
 def judge(body):

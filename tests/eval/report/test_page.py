@@ -136,19 +136,20 @@ def test_judges_are_in_the_results_and_without_them_that_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ncr", "words", "headline", "first"),
+    ("best", "ncr", "words", "headline", "first"),
     [
-        (0.9, 2.0, "On these prompts, k=1 takes away 90.0% of", ["p_r", "k=1", "p_s"]),
-        (0.7, 2.0, "On these prompts no budget has an NCR of 0.75", ["p_r", "p_s"]),
-        (None, 2.0, "The risky model copies no more of these references", ["p_r", "p_s"]),
-        (0.9, None, "", ["p_s", "k=1", "k=2", "p_r"]),  # without references
+        ("k=1", 0.9, 2.0, "On these prompts, k=1 takes away 90.0% of", ["p_r", "k=1", "p_s"]),
+        (None, 0.9, 2.0, "On these prompts, k=2 ", ["p_r", "k=2", "p_s"]),  # the last that protects
+        (None, 0.7, 2.0, "On these prompts no budget has an NCR of 0.75", ["p_r", "p_s"]),
+        (None, None, 2.0, "The risky model copies no more of these references", ["p_r", "p_s"]),
+        ("k=1", 0.9, None, "", ["p_s", "k=1", "k=2", "p_r"]),  # without references
     ],
 )
 def test_a_page_begins_with_what_protects_and_shows_its_text_first(
-    tmp_path, ncr, words, headline, first
+    tmp_path, best, ncr, words, headline, first
 ):
     def change(results):
-        results["recommended"] = "k=1"
+        results["recommended"] = best
         for row in results["rows"]:
             row["ncr"] |= {"mean": ncr}
             row["word_lcs"] = words and {"mean": words, "std": None, "num_seeds": 1}
@@ -163,7 +164,6 @@ def test_a_page_begins_with_what_protects_and_shows_its_text_first(
 
 def test_a_page_may_lead_with_a_budget_of_any_rule_and_says_what_it_proves(tmp_path):
     def change(results):
-        results["recommended"] = "k=1"
         (row,) = (row for row in results["rows"] if row["setting"] == "k=1")
         row |= {"k": None, "method": "Pathwise", "bound": 4.0, "recited": 2.25e-9}
         row["ncr"]["mean"] = 0.9
@@ -190,12 +190,12 @@ def test_ncr_may_be_that_of_another_run_of_the_same_settings(tmp_path):
 
 def test_a_run_that_has_only_texts_gives_a_page_of_as_many_as_are_named(tmp_path):
     folder = record_run(tmp_path / "run", measured=False, ledgers=False)
-    one = tables_on(folder, num_texts=1)
-    assert [record.title for record in one.records] == [HOSTILE]
-    assert one.texts_note.startswith("1 of the 2 prompts")
     (folder / "prompts.jsonl").unlink()
     report = tables_on(folder, num_texts=1)
+    assert [record.title for record in report.records] == ["a"] and report.sections == []
+    assert report.texts_note.startswith("1 of the 2 prompts")
     assert {"results", "copying", "prompts", "ledgers"} <= set(report.not_measured)
+    assert "no ledger of the risky model alone" in report.not_measured["step_divergences"]
     assert "(not recorded)" in Page(report.html()).within("article")
 
 
@@ -211,8 +211,7 @@ def records_page(pieces=(), copied_spans=(), steps=(), copy_probability=None, **
     st.lists(st.tuples(st.text(alphabet="ab <>&\"'\n", max_size=4), st.booleans()), max_size=8),
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=3),
 )
-@example([("the", True), (" old", False), (" clock", False), (" maker", True)], [(4, 9)])
-@example([("unfold", True), ("ing", False)], [(2, 6)])  # a span may begin inside a token
+@example([("unfold", True), ("ing", False), (" it", False)], [(2, 6)])  # from within a token
 def test_copied_characters_are_marked_rejected_tokens_underlined_and_the_text_is_kept(
     pieces, spans
 ):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from chat_server import Say, chat_server, in_turn
+from json_lines import write_json_lines
 
 from anchored.eval.paid_requests import PaidRequests, RequestFailed
 from anchored.eval.retrieval.evidence import CorpusSearch, Evidence, RecordedEvidence, SerperSearch
@@ -29,8 +30,6 @@ def test_a_search_is_paid_for_once_with_its_key_in_the_header_alone(tmp_path):
     assert server.requests == [{"q": "Ada met Bo.", "num": 5}] * 2 and server.keys == {"secret"}
     kept = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
     assert "Ada met Bo." in kept and "secret" not in kept
-    about = {"evidence": "serper", "url": server.url, "count": 5}
-    assert search(server, tmp_path).record() == about
 
 
 def test_a_search_may_find_nothing_or_fail(tmp_path):
@@ -47,14 +46,11 @@ def test_a_search_may_find_nothing_or_fail(tmp_path):
 def test_a_corpus_gives_the_passages_that_share_words(tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     texts = ["Ada met Boris in London", "the lamp keeper", "Ada wrote notes", "London fog"]
-    corpus.write_text("".join(json.dumps({"text": text, "id": text[:3]}) + "\n" for text in texts))
+    write_json_lines(corpus, [{"text": text, "id": text[:3]} for text in texts])
     index = WordIndex(corpus, tmp_path / "index")
     hits = CorpusSearch(index, name="c").evidence("Ada met Boris")
-    assert hits[0] == Evidence("Ada", "", "Ada met Boris in London")
-    assert {hit.text for hit in hits} == {texts[0], texts[2]}
+    assert hits == [Evidence("Ada", "", texts[0]), Evidence("Ada", "", texts[2])]
     assert CorpusSearch(index, name="c").evidence("nobody") == []
-    (best,) = index.best(["Ada met Boris"], 100)
-    assert len(best) == 2 and best[0] == index.search(["Ada met Boris"])[0]
 
 
 def test_recorded_evidence_is_by_claim_and_what_is_not_there_is_a_failure(tmp_path):
@@ -64,10 +60,10 @@ def test_recorded_evidence_is_by_claim_and_what_is_not_there_is_a_failure(tmp_pa
     assert recorded.evidence("a") == [Evidence("", "", "x"), Evidence("t", "", "y")]
     with pytest.raises(RequestFailed, match="has no evidence for this claim"):
         recorded.evidence("b")
-    for line in ('{"results": []}', '{"claim": "a"}'):
+    for line, message in (
+        ('{"results": []}', r'evidence\.jsonl, row 1 must have a "claim"'),
+        ('{"claim": "a", "results": [{"title": "t"}]}', 'row 1: a result must have a "text"'),
+    ):
         path.write_text(line)
-        with pytest.raises(ValueError, match=r"evidence\.jsonl, row 1 must have a"):
+        with pytest.raises(ValueError, match=message):
             RecordedEvidence(path)
-    path.write_text('{"claim": "a", "results": [{"title": "t"}]}')
-    with pytest.raises(ValueError, match='row 1: a result must have a "text"'):
-        RecordedEvidence(path)

@@ -20,6 +20,7 @@ TEXTS = [
     "nobody had pulled the rope of the bell",
 ]
 EMBEDDED = [f"{first} {second}" for first in ("salt", "rain", "bell") for second in "abcdefg"]
+IDS = [("tides", 1), (0, 0), (3, 3)]
 QUERIES = ["a bell", "rain and salt", "the keeper of the lamp"]
 
 
@@ -67,22 +68,16 @@ def encoder(tmp_path_factory):
 
 def test_the_best_passage_and_its_score(corpus, tmp_path):
     index = WordIndex(corpus, tmp_path / "index")
-    queries = ["harbour bell", "lamp ledger", "pulled rope"]
-    hits = index.search(queries)
-    assert [hit.id for hit in hits] == ["tides", 0, 3]
-    assert [hit.text for hit in hits] == [TEXTS[1], TEXTS[0], TEXTS[3]]
+    hits = index.search(["harbour bell", "lamp ledger", "pulled rope"])
+    assert [(hit.id, hit.text) for hit in hits] == [(n, TEXTS[i]) for n, i in IDS]
     # Lucene's: log(1 + (N - n + 0.5) / (n + 0.5)) of "pulled" and of "rope", each once in 5 words,
     # where texts have 6.
     weight = math.log(1 + 3.5 / 1.5) / (1 + 1.5 * (0.25 + 0.75 * 5 / 6))
     assert hits[2].score == pytest.approx(2 * weight, rel=1e-5)
     assert index.search(["zzz", "the of"]) == [None, None]
-
-
-def test_texts_without_spaces_are_searched_by_pairs_of_letters(tmp_path):
-    texts = ["他去了北京的灯塔。", "我家的猫很大。", "the lamp"]
-    corpus = corpus_of(tmp_path, [{"text": text} for text in texts])
-    index = WordIndex(corpus, tmp_path / "index")
-    hits = index.search(["北京的灯塔", "大猫很大", "好的"])
+    # Texts without spaces are searched by pairs of letters.
+    corpus = corpus_of(tmp_path, [{"text": "他去了北京的灯塔。"}, {"text": "我家的猫很大。"}])
+    hits = WordIndex(corpus, tmp_path / "pairs").search(["北京的灯塔", "大猫很大", "好的"])
     assert [hit and hit.id for hit in hits] == [0, 1, None]
 
 
@@ -93,6 +88,9 @@ def test_an_index_is_made_once_whole_and_for_one_corpus(corpus, tmp_path, monkey
         with pytest.raises(ZeroDivisionError):
             WordIndex(corpus, folder)
     assert not folder.exists()
+    (tmp_path / "bad.jsonl").write_text('{"text": 3}\n')
+    with pytest.raises(ValueError, match='line 1 is no JSON object with a "text"'):
+        WordIndex(tmp_path / "bad.jsonl", folder)
     with pytest.raises(ValueError, match="exists and is no index of passages"):
         WordIndex(corpus, tmp_path)
     first = WordIndex(corpus, folder).search(["harbour"])
@@ -102,19 +100,6 @@ def test_an_index_is_made_once_whole_and_for_one_corpus(corpus, tmp_path, monkey
     corpus.write_text(corpus.read_text() + '{"text": "one more line"}\n')
     with pytest.raises(ValueError, match="was made with another corpus"):
         WordIndex(corpus, folder)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no passages"),
-        ('{"text": "a b"}\n{"text": 3}\n', 'line 2 is no JSON object with a "text"'),
-    ],
-)
-def test_a_bad_corpus_is_named(tmp_path, text, message):
-    (tmp_path / "bad.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        WordIndex(tmp_path / "bad.jsonl", tmp_path / "index")
 
 
 def test_the_nearest_of_all_parts_is_found(embedded, encoder, tmp_path):
@@ -134,15 +119,15 @@ def test_the_nearest_of_all_parts_is_found(embedded, encoder, tmp_path):
 
 def test_an_interrupted_index_goes_on_where_it_was(embedded, encoder, tmp_path, monkeypatch):
     whole = DenseIndex(embedded, tmp_path / "whole", encoder).search(QUERIES)
-    whole_parts, calls = DenseIndex._embedded, []
+    save, calls = np.save, []
 
-    def counted(self, texts, progress):
-        calls.append(len(texts))
+    def counted(file, vectors):
+        calls.append(len(vectors))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return whole_parts(self, texts, progress)
+        save(file, vectors)
 
-    monkeypatch.setattr(DenseIndex, "_embedded", counted)
+    monkeypatch.setattr(passages.np, "save", counted)
     with pytest.raises(KeyboardInterrupt):
         DenseIndex(embedded, tmp_path / "index", encoder)
     resumed = DenseIndex(embedded, tmp_path / "index", encoder)
@@ -168,11 +153,9 @@ def test_an_index_is_of_its_encoder_wherever_that_is_moved(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_sweep_finds_its_passages_by_an_encoder(embedded, encoder, tmp_path, monkeypatch):
+def test_a_sweep_finds_its_passages_by_an_encoder(embedded, encoder, tmp_path):
     method = Method(rule="rcad", label="RCAD")
     texts = {"prompts": "prompts.jsonl", "passages": str(embedded), "encoder": str(encoder)}
     sweep = Sweep(safe="a", risky="b", methods=(method,), **texts)
     hits = passage_index(sweep, tmp_path / "run").search(QUERIES)
     assert hits == DenseIndex(embedded, tmp_path / "index", encoder).search(QUERIES)
-    monkeypatch.setattr(passages.np, "save", lambda *_: pytest.fail("computed again"))
-    assert passage_index(sweep, tmp_path / "run").search(QUERIES) == hits
