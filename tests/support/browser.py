@@ -1,8 +1,5 @@
 """A page as Chromium shows it, headless, by its debugging protocol over a pipe: no driver, no port.
-
-What a page logs, and what its policy refuses, is kept; scripts of the test run beside the page's
-own, which has none.
-"""
+What a page logs, and what its policy refuses, is kept."""
 
 import json
 import os

@@ -4,7 +4,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,7 +20,6 @@ class Say:
 
     text: str | None = ""
     status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
     raw: str | None = None
     """Sent as it is, in place of a completion."""
     when: threading.Event | None = None
@@ -70,17 +69,13 @@ def chat_server(script: Callable[[Body], Say]) -> Iterator[ChatServer]:
             if say.when is not None:
                 say.when.wait(HANG_S)
             payload = (_completion(say.text) if say.raw is None else say.raw).encode()
-            try:
+            with suppress(OSError):  # of a client that did not wait
                 self.send_response(say.status)
-                headers = {"Content-Type": "application/json", **say.headers}
-                if say.status >= 400 and "Retry-After" not in headers:
-                    headers["retry-after-ms"] = "1"  # clients would wait for half a second and more
-                for name, value in (headers | {"Content-Length": str(len(payload))}).items():
-                    self.send_header(name, value)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(payload)))
+                self.send_header("retry-after-ms", "1")  # clients would wait half a second and more
                 self.end_headers()
                 self.wfile.write(payload)
-            except OSError:
-                pass  # a client that did not wait
 
         def log_message(self, format: str, *args: object) -> None:
             pass

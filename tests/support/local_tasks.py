@@ -21,12 +21,7 @@ MULTIPLE_CHOICE = {
 GENERATION = {
     "output_type": "generate_until",
     "doc_to_target": "{{choices[0]}}",
-    "generation_kwargs": {
-        "until": ["\n"],
-        "max_gen_toks": 6,
-        "do_sample": True,
-        "temperature": 0.8,
-    },
+    "generation_kwargs": {"max_gen_toks": 6, "do_sample": True, "temperature": 0.8},
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
 }
 PERPLEXITY = {
@@ -41,15 +36,7 @@ def write_task(folder: Path, name: str, settings: dict[str, Any]) -> None:
     """A task over QUESTIONS, which lie next to it."""
     documents = folder / "questions.json"
     documents.write_text(json.dumps(QUESTIONS))
-    task = {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {
-            "data_files": {"test": str(documents)},
-            "cache_dir": str(folder / ".cache"),
-        },
-        "test_split": "test",
-        "doc_to_text": "{{text}}",
-        **settings,
-    }
+    files = {"data_files": {"test": str(documents)}, "cache_dir": str(folder / ".cache")}
+    task = {"task": name, "dataset_path": "json", "dataset_kwargs": files, "test_split": "test"}
+    task |= {"doc_to_text": "{{text}}", **settings}
     (folder / f"{name}.yaml").write_text(json.dumps(task))

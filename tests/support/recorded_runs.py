@@ -20,6 +20,7 @@ HOSTILE = "</script><img onerror=alert(1) src=x>$x_{&%"
 DOMAINS = {"a": "books", "b": "news"}
 DEBTS = {"a": 1.0, "b": 3.0}
 SPENDS = [0.0, 0.25, 0.5]
+Row = dict[str, Any]
 
 
 def record_run(folder: Path, *, measured: bool = True, ledgers: bool = True) -> Path:
@@ -67,13 +68,9 @@ def _figure(mean: float, **more: Any) -> dict[str, Any]:
     return {"mean": mean, "std": None, "num_seeds": 1, **more}
 
 
-def _evaluation(
-    settings: Iterable[str], copying: list[dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """Results of each measure and judge, settings in another order.
-
-    The risky model's texts could not be judged; of each other setting one request failed.
-    """
+def _evaluation(settings: Iterable[str], copying: list[Row]) -> dict[str, Row]:
+    """Results of each measure and judge, settings in another order. The risky model's texts could
+    not be judged; of each other setting one request failed."""
     names = [*settings][::-1]
     half, grade = _figure(0.5), {"mean": 4.0, "std": 0.5, "num_seeds": 3}
     above = {name: {"6": 0.5, "20": 0.25, "50": 0.0} for name in ("share_above", "chance_above")}
@@ -93,25 +90,18 @@ def _evaluation(
         },
         "answers": {"f1": half, "num_texts": 2},
     }
-    nothing = {"fluency": {"fluency": None}, "factuality": {"macro": None, "micro": None}}
-    nothing["win-rate"] = {"win_rate": None, "interval": None}
-    kinds = dict.fromkeys(("copying", "nonliteral", "answers"), "measure")
-    about = {"config": {"comparator": ">", "num_characters": 3}}
     judged = {"fluency": 4, "precision": 0.5, "score": 0.75, "f1": 0.5}
-    about["rows"] = [{"setting": name, "id": id, **judged} for name in names for id in DOMAINS]
-    return {
-        name: {
-            kinds.get(name, "judge"): name,
-            **about,
-            **({"rows": copying} if name == "copying" else {}),
-            "settings": [
-                {"setting": setting, "num_failed": 1, **figures}
-                | (nothing.get(name, {}) if setting == "p_r" else {})
-                for setting in names
-            ],
-        }
-        for name, figures in whole.items()
-    }
+    rows = [{"setting": name, "id": id, **judged} for name in names for id in DOMAINS]
+    results = {}
+    for name, figures in whole.items():
+        kind = "measure" if name in ("copying", "nonliteral", "answers") else "judge"
+        settings = [{"setting": setting, "num_failed": 1, **figures} for setting in names]
+        if kind == "judge":
+            settings[0] |= dict.fromkeys(("fluency", "macro", "micro", "win_rate", "interval"))
+        about = {kind: name, "config": {"comparator": ">", "num_characters": 3}}
+        of_texts = copying if name == "copying" else rows
+        results[name] = {**about, "settings": settings, "rows": of_texts}
+    return results
 
 
 def _ledger(setting: str, k: float | None, prompt: str) -> Ledger:
@@ -136,19 +126,20 @@ def _ledger(setting: str, k: float | None, prompt: str) -> Ledger:
     figures = {"weight": 0.5, "log_prob": -1.0, "safe_log_prob": -1.5}
     steps = []
     for step, spend in enumerate(spends):
-        kept = rule == "safe_only" or step > 0
-        about = {"step": step, "token_id": step, "accepted": kept, "budget": spend, "spend": spend}
-        steps.append(LedgerStep(**about, **figures))
+        figures |= {"accepted": rule == "safe_only" or step > 0, "budget": spend, "spend": spend}
+        steps.append(LedgerStep(step=step, token_id=step, **figures))
     is_certified = rule != "risky_only"
     return Ledger(header=header, steps=steps, certified=is_certified, finish_reason="length")
 
 
-def _row(prompt: str, path: str, ledger: Ledger) -> dict[str, Any]:
-    pieces, bound = [["the ", True], [HOSTILE, False], [" end", True]], ledger.header.bound
-    text = "".join(text for text, _ in pieces)
-    row = {"id": prompt, "seed": 0, "text": text, "pieces": pieces, "ledger": path}
-    row |= {"spent": ledger.spent, "bound": bound if math.isfinite(bound) else None}
-    return row | {"debt": ledger.header.debt, "finish_reason": "length"}
+def _row(prompt: str, path: str, ledger: Ledger) -> Row:
+    bound = ledger.header.bound
+    return {
+        **{"id": prompt, "seed": 0, "text": f"the {HOSTILE} end", "ledger": path},
+        "pieces": [["the ", True], [HOSTILE, False], [" end", True]],
+        **{"debt": ledger.header.debt, "spent": ledger.spent, "finish_reason": "length"},
+        "bound": bound if math.isfinite(bound) else None,
+    }
 
 
 def _copying(setting: str, prompt: str, place: int) -> dict[str, Any]:

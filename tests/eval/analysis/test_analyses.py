@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from recorded_runs import HOSTILE, record_run
 
-from anchored import event_bound
 from anchored.eval.analysis.evaluated import (
     character_overlap,
     copying_distribution,
@@ -122,14 +121,6 @@ def test_trade_offs_are_of_the_methods_without_a_sweep_s_ablations(run):
     (ablation,) = trade_off_points(run, {}, {}, figure="debt")
     assert (ablation.method, ablation.label) == ("Ours", "n=1") and math.isnan(ablation.utility)
     assert trade_off_points(run, {}, {}, figure="budget") == []
-
-
-def test_the_bound_says_how_likely_a_text_was_to_begin_with_its_reference(run):
-    (text, ledger), _ = run.ledgers("k=1")
-    bound = ledger.header.bound
-    assert run.copy_probability(text, ledger) == event_bound(bound, -2.0) > math.exp(-2)
-    (text, ledger), _ = run.ledgers("p_r")
-    assert run.copy_probability(text, ledger) is None
 
 
 def test_as_many_ledgers_as_are_named_are_read_none_from_elsewhere_or_damaged(tmp_path):

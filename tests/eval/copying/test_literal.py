@@ -16,6 +16,7 @@ from anchored.eval.copying.literal import (
     copying_results,
     distribution,
     extraction,
+    high_protection,
     ncr_scope,
     paired_ncr,
 )
@@ -181,3 +182,20 @@ def test_an_ncr_says_over_how_many_metrics_it_is_at_least():
     assert (ncr["num_metrics"], ncr_scope(ncr)) == (4, " [4 of 6]")
     alike = paired_ncr(seeds_of(1.0), risky=seeds_of(1.0), safe=seeds_of(1.0))
     assert alike["mean"] is None and alike["num_metrics"] == 0
+
+
+def test_the_best_protected_row_of_each_method_is_chosen_whole():
+    figures = [
+        ("a", 0.9, 0.3, 5.0),
+        ("a", 0.75, 0.4, 3.0),  # the threshold itself is protected
+        ("a", 0.7499, 0.9, 4.0),
+        ("b", 0.2, 0.9, 5.0),
+        ("c", math.nan, 0.9, 5.0),  # what is not defined protects nobody
+        ("d", 0.9, None, 5.0),  # and is taken last
+        ("d", 0.8, 0.0, 5.0),
+    ]
+    names = ("method", "ncr", "factuality", "fluency")
+    rows = [dict(zip(names, row, strict=True)) for row in figures]
+    undefined = {"c": None, "d": rows[6]}
+    assert high_protection(rows) == {"a": rows[1], "b": None, **undefined}
+    assert high_protection(rows[:3], utility="fluency") == {"a": rows[0]}

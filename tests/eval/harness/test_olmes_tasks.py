@@ -18,24 +18,19 @@ WIKIHOW |= {"endings": ["swings.", "sings."], "label": "1"}
 SIQA = {"context": "Sam rowed.", "question": "Why?", "label": "3"}
 SIQA |= {"answerA": "to sleep", "answerB": "to sing", "answerC": "to fish"}
 WINO = {"sentence": "The _ rang twice.", "option1": "lamp", "option2": "bell", "answer": "2"}
+RAIN, SWINGS = ("Question: What falls?", FALLS), ["swings.", "sings."]
+PIQA = {"goal": "Ring", "sol1": "Pull.", "sol2": "Push.", "label": 1}
+BOOLQ = {"passage": "Rain falls.", "question": "does rain fall", "answer": True}
 CASES = {
-    "arc_easy": ({"question": "What falls?", "choices": ABC, "answerKey": "A"}, 0),
-    "arc_challenge": ({"question": "What falls?", "choices": ABC, "answerKey": "C"}, 2),
-    "commonsense_qa": ({"question": "What falls?", "choices": ABC, "answerKey": "B"}, 1),
-    "openbookqa": ({"question_stem": "What falls?", "choices": ABC, "answerKey": "A"}, 0),
-    "boolq": ({"passage": "Rain falls.", "question": "does rain fall", "answer": True}, 0),
-    "hellaswag": (WIKIHOW, 1),
-    "piqa": ({"goal": "Ring", "sol1": "Pull.", "sol2": "Push.", "label": 1}, 1),
-    "social_iqa": (SIQA, 2),
-    "winogrande": (WINO, 1),
-}
-ASKED = {
-    **dict.fromkeys(CASES, ("Question: What falls?", FALLS)),
-    "boolq": ("Rain falls.\nQuestion: does rain fall?", ["yes", "no"]),
-    "hellaswag": ("Bells: Ring. Pull. The rope", ["swings.", "sings."]),
-    "piqa": ("Goal: Ring", ["Pull.", "Push."]),
-    "social_iqa": ("Question: Sam rowed. Why?", ["to sleep", "to sing", "to fish"]),
-    "winogrande": ("Fill in the blank: The _ rang twice.", ["lamp", "bell"]),
+    "arc_easy": ({"question": "What falls?", "choices": ABC, "answerKey": "A"}, 0, *RAIN),
+    "arc_challenge": ({"question": "What falls?", "choices": ABC, "answerKey": "C"}, 2, *RAIN),
+    "commonsense_qa": ({"question": "What falls?", "choices": ABC, "answerKey": "B"}, 1, *RAIN),
+    "openbookqa": ({"question_stem": "What falls?", "choices": ABC, "answerKey": "A"}, 0, *RAIN),
+    "boolq": (BOOLQ, 0, "Rain falls.\nQuestion: does rain fall?", ["yes", "no"]),
+    "hellaswag": (WIKIHOW, 1, "Bells: Ring. Pull. The rope", SWINGS),
+    "piqa": (PIQA, 1, "Goal: Ring", ["Pull.", "Push."]),
+    "social_iqa": (SIQA, 2, "Question: Sam rowed. Why?", ["to sleep", "to sing", "to fish"]),
+    "winogrande": (WINO, 1, "Fill in the blank: The _ rang twice.", ["lamp", "bell"]),
 }
 
 
@@ -45,7 +40,7 @@ def local_tasks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
     for file in FOLDER.glob("_*.yaml"):
         (folder / file.name).write_text(file.read_text())
-    for name, (document, _) in CASES.items():
+    for name, (document, *_) in CASES.items():
         data = folder / f"{name}.json"
         data.write_text(json.dumps([document] * 7))
         files = json.dumps({split: str(data) for split in ("train", "validation", "test")})
@@ -62,8 +57,7 @@ def local_tasks(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 def test_choices_are_letters_after_the_question_or_continue_it(local_tasks, name):
-    task, (document, answer) = local_tasks[f"{name}_mc"], CASES[name]
-    question, choices = ASKED[name]
+    task, (document, answer, question, choices) = local_tasks[f"{name}_mc"], CASES[name]
     # 1. A letter is asked for after all choices.
     lines = [f" {letter}. {choice}" for letter, choice in zip("ABCDE", choices, strict=False)]
     asked = [question, "Choose the best continuation:"] if name == "hellaswag" else [question]

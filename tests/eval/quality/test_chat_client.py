@@ -51,7 +51,7 @@ def test_a_damaged_answer_is_paid_for_again(server, chat_client, tmp_path):
     assert len(server.requests) == 3 and json.loads(path.read_text()) == record
 
 
-GATEWAY = Say(raw='{"choices": null, "error": {"code": "502"}}', headers={"retry-after-ms": "1"})
+GATEWAY = Say(raw='{"choices": null, "error": {"code": "502"}}')
 
 
 def test_what_may_pass_is_tried_again(server, chat_client):

@@ -103,16 +103,15 @@ def test_the_interval_counts_prompts_not_comparisons():
         for id, score in (("p", 1.0), ("q", 0.0), ("r", 1.0), ("s", 0.0))
         for seed in range(50)
     ]
-    (of_four,) = win_rate_summary(rows)
     apart = [{**row, "id": number} for number, row in enumerate(rows)]
-    (of_many,) = win_rate_summary(apart)
-    assert of_four["win_rate"] == of_many["win_rate"] == 0.5
-    assert of_four["interval"] == pytest.approx([0.150, 0.850], abs=5e-4)  # Wilson's of 2 of 4
-    assert of_many["interval"] == pytest.approx([0.431, 0.569], abs=5e-4)
-    (all_won,) = win_rate_summary([{**row, "score": 1.0} for row in rows])
-    assert all_won["interval"] == pytest.approx([0.510, 1.0], abs=5e-4)
-    ties = [{**row, "id": number, "score": 0.5} for number, row in enumerate(rows)]
-    ties[0]["score"] = 1.0
+    all_won = [{**row, "score": 1.0} for row in rows]
+    for some, interval in (
+        (rows, [0.150, 0.850]),  # Wilson's of 2 of 4
+        (apart, [0.431, 0.569]),
+        (all_won, [0.510, 1.0]),
+    ):
+        assert win_rate_summary(some)[0]["interval"] == pytest.approx(interval, abs=5e-4)
+    ties = [{**row, "score": 1.0 if row["id"] == 0 else 0.5} for row in apart]
     low, high = win_rate_summary(ties)[0]["interval"]
     assert 0.49 < low < 0.5025 < high < 0.52  # sharper than of as many wins and losses
 
@@ -124,7 +123,6 @@ def test_an_interval_holds_the_share_of_all_as_often_as_it_says(share, count):
         mean = number / count
         error = math.sqrt(mean * (1 - mean) / count)
         low, high = share_interval(mean, error, count=count, confidence=0.95)
-        if low <= share <= high:
-            odds = share**number * (1 - share) ** (count - number)
-            held += math.comb(count, number) * odds
+        odds = math.comb(count, number) * share**number * (1 - share) ** (count - number)
+        held += odds * (low <= share <= high)
     assert 0.90 <= held <= 0.97

@@ -164,7 +164,7 @@ def test_a_page_begins_with_what_protects_and_shows_its_text_first(
 
 def test_a_page_may_lead_with_a_budget_of_any_rule_and_says_what_it_proves(tmp_path):
     def change(results):
-        (row,) = (row for row in results["rows"] if row["setting"] == "k=1")
+        row = results["rows"][1]
         row |= {"k": None, "method": "Pathwise", "bound": 4.0, "recited": 2.25e-9}
         row["ncr"]["mean"] = 0.9
 
