@@ -57,13 +57,11 @@ def _take_status(response: Any) -> None:
 
 
 class PaidRequests:
-    """Answers by request, kept in a folder: what is there is not asked for again.
-
-    An answer is a file, written whole as it comes, under the sha256 of its request as canonical
-    JSON. Requests that fail are not kept, nor are answers of no use, which this object remembers
-    for as long as it lives. Threads may share one; so may processes share its folder,
-    though both may then pay for a request that they make at the same time.
-    """
+    """Answers by request, kept in a folder: what is there is not asked for again. An answer is a
+    file, written whole as it comes, under the sha256 of its request as canonical JSON. Requests
+    that fail are not kept, nor are answers of no use, which this object remembers. Threads may
+    share one; so may processes share its folder, though both may then pay for a request that they
+    make at the same time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -85,15 +83,12 @@ class PaidRequests:
         read: Callable[[Any], Answer],
         is_useful: Callable[[Answer], bool] = bool,
     ) -> Answer:
-        """The answer to a request, from the folder or from the service.
-
-        request: JSON values that decide the answer, no secrets among them; its "url" names the
-        service. send: gets the body of the reply by a client of the openai package, which retries
-        what may pass: a rate limit, an error of the server, a broken connection. read: takes what
-        is kept from the JSON of the body; LookupError, TypeError, AttributeError and ValueError
-        mean a body without the promised form. is_useful: whether an answer is kept. Raises:
-        RequestFailed, RequestRefused.
-        """
+        """The answer to a request, from the folder or from the service. request: JSON values that
+        decide the answer, no secrets among them; its "url" names the service. send: gets the body
+        of the reply by a client of the openai package, which retries what may pass. read: takes
+        what is kept from the JSON of the body; LookupError, TypeError, AttributeError and
+        ValueError mean a body without the promised form. is_useful: whether an answer is kept.
+        Raises: RequestFailed, RequestRefused."""
         canonical, path = self._file(request)
         with self._guard:
             lock = self._locks[path]

@@ -146,8 +146,7 @@ def evaluation_columns(name: str, results: Mapping[str, Any]) -> list[Column]:
 
 
 def _span_columns(results: Mapping[str, Any]) -> list[Column]:
-    """Longest copied spans: shares of texts above some lengths, and quantiles in words. Then the
-    same of the longest of all texts of a prompt, where there are several."""
+    """Longest copied spans of texts, and of all texts of a prompt where there are several."""
     n = LONG_SPANS[1]
     num_samples = min((figures["num_samples"] for figures in results["settings"]), default=1)
     longest = ("longest", f"longest of {num_samples}", 1)
@@ -188,8 +187,8 @@ def copying_distribution(run: RecordedRun) -> Section:
     results = run.evaluated("copying")
     tails: dict[str, Series] = {}
     rows = rows_by_setting(results["rows"])
-    for name, texts in [(name, rows[name]) for name in run.by_setting if name in rows]:
-        words = [row["word_lcs"] for row in texts]
+    for name in filter(rows.__contains__, run.by_setting):
+        words = [row["word_lcs"] for row in rows[name]]
         lengths = range(1, max(words) + 2)
         shares = [sum(count >= length for count in words) / len(words) for length in lengths]
         tails[ALONE.get(name, name)] = Series([float(length) for length in lengths], shares)

@@ -66,9 +66,9 @@ def trade_off_points(
     figure: str = "methods",
     resampled: Resamples | None = None,
 ) -> list[TradeOffPoint]:
-    """Points of the methods of one figure of a sweep, and of those that sweep k, in rows' order.
-    Every figure compares its methods with the swept one. [] for a figure without methods.
-    resampled: both figures in resamples, for the share in which a setting is on the front."""
+    """Points of the methods of one figure of a sweep, and of those that sweep k, with which every
+    figure compares its methods, in rows' order. [] for a figure without methods. resampled: both
+    figures in resamples, for the share in which a setting is on the front."""
     about = run.results.get("methods")
     if about is None:
         names = {method for method, _ in methods_of(run).values()} if figure == "methods" else set()
@@ -151,11 +151,10 @@ def bits_in_resamples(run: RecordedRun, figure: str) -> Resampled:
     for another figure: of accuracies no answer is recorded."""
     resampled = {}
     for row in run.results.get("utility", []):
-        if f"bits_per_byte/{row['held_out']}" != figure:
-            continue
-        bits = [math.nan if nats is None else nats / math.log(2) for nats in row["nats"]]
-        shares = _shares([f"{figure} {index}" for index in range(len(bits))])
-        resampled[row["setting"]] = _ratios(shares, bits, row["num_bytes"])
+        if f"bits_per_byte/{row['held_out']}" == figure:
+            bits = [math.nan if nats is None else nats / math.log(2) for nats in row["nats"]]
+            shares = _shares([f"{figure} {index}" for index in range(len(bits))])
+            resampled[row["setting"]] = _ratios(shares, bits, row["num_bytes"])
     return resampled
 
 

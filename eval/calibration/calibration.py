@@ -58,8 +58,7 @@ class Calibration:
     @property
     def rule_settings(self) -> dict[str, Any]:
         """Settings of the rule, apart from the searched budget."""
-        settings = self.rule.settings()
-        return {name: value for name, value in settings.items() if name not in ("k", "K")}
+        return {n: value for n, value in self.rule.settings().items() if n not in ("k", "K")}
 
     @property
     def check_seeds(self) -> list[int]:
@@ -111,22 +110,21 @@ def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
     """Generate missing texts and choose k; an interrupted call goes on when repeated. Raises
     ValueError if the prompts are too few, the risky model copies nothing, either model alone
     decides the matter, or the target is missed at the smallest k or met at the largest."""
+    experiment, target = calibration.experiment, calibration.target
     if calibration.certify is not None:
-        most = certified_k(calibration.experiment, pair, calibration.rule, calibration.certify)
+        most = certified_k(experiment, pair, calibration.rule, calibration.certify)
         calibration = replace(calibration, search=calibration.search.up_to(most or 0.0))
-    num_prompts = len(calibration.experiment.prompts)
-    calibration.target.check_prompts(num_prompts)
-    if num_prompts < FEW_PROMPTS:
+    target.check_prompts(len(experiment.prompts))
+    if len(experiment.prompts) < FEW_PROMPTS:
         logger.warning(
             "%d prompts are few: below %d, intervals hold the truth less often than they say",
-            *(num_prompts, FEW_PROMPTS),
+            *(len(experiment.prompts), FEW_PROMPTS),
         )
-    generations = _Generations(calibration, calibration.experiment, pair)
+    generations = _Generations(experiment, target, pair)
     alone = generations.measured(_SAFE), generations.measured(_RISKY)
-    _check_alone(calibration.target, *alone)
+    _check_alone(target, *alone)
     curve = _curve(calibration, generations)
     low, high = bracket({k: row.is_met for k, row in curve.items()})
-    target = calibration.target
     if low is None:
         shown = target.shown(curve[min(curve)].figure)
         raise ValueError(
@@ -138,12 +136,8 @@ def calibrate(calibration: Calibration, pair: ModelPair) -> Calibrated:
             f"the target, {target}, is met at every k up to {low:g} "
             f"({target.shown(curve[low].figure)}): give a larger --largest-k"
         )
-    return Calibrated(
-        k=low,
-        alone=alone,
-        curve=[curve[k] for k in sorted(curve)],
-        check=_check(calibration, low, pair),
-    )
+    by_k = [curve[k] for k in sorted(curve)]
+    return Calibrated(k=low, alone=alone, curve=by_k, check=_check(calibration, low, pair))
 
 
 def _check_alone(target: Target, safe: Measured, risky: Measured) -> None:
@@ -193,15 +187,15 @@ def _check(calibration: Calibration, k: float, pair: ModelPair) -> Measured | No
         return None
     folder = calibration.experiment.folder / "check" / f"{len(seeds)}-seeds"
     fresh = replace(calibration.experiment, folder=folder, seeds=seeds)
-    by_mean = replace(calibration, target=replace(calibration.target, is_strict=False))
-    return _Generations(by_mean, fresh, pair).measured(calibration.setting(k))
+    by_mean = replace(calibration.target, is_strict=False)
+    return _Generations(fresh, by_mean, pair).measured(calibration.setting(k))
 
 
 class _Generations:
     """The generations of an experiment, made on demand, and their figures."""
 
-    def __init__(self, calibration: Calibration, experiment: Experiment, pair: ModelPair) -> None:
-        self._calibration, self._experiment, self._pair = calibration, experiment, pair
+    def __init__(self, experiment: Experiment, target: Target, pair: ModelPair) -> None:
+        self._experiment, self._target, self._pair = experiment, target, pair
         read_all_prompts(experiment, pair)
         self._log_probs = reference_log_probs(experiment, pair)
         self._alone = {"safe": self._copied(_SAFE), "risky": self._copied(_RISKY)}
@@ -214,7 +208,7 @@ class _Generations:
         return copied_in(one)
 
     def measured(self, setting: Setting) -> Measured:
-        copied, target = self._copied(setting), self._calibration.target
+        copied, target = self._copied(setting), self._target
         figure = target.figure(copied, **self._alone)
         rows = read_generations(self._experiment, setting)
         is_bounded = setting.name != RISKY and self._experiment.temperature > 0.0

@@ -48,13 +48,13 @@ class Recital:
         with k nats per step; of a passage, at any of its positions. Given what comes before, a
         passage is bounded at each position alone, so that their sum bounds the answer. Source: the
         bound of a whole text, and of any steps in a row, in docs/guarantee.md."""
-        budget = rule.budget_for(horizon=length, k=k)
-        begins = self.num_positions is None and budget.schedule == "adaptive"
-        if begins or budget.schedule == "fixed":  # only the steps of the event count
-            budget = rule.budget_for(horizon=self.num_steps, k=k)
-        nats = replace(budget, debt=self.debt).bound
-        if budget.bank is not None:
-            nats = min(nats, budget.bank + k * self.num_steps)
+        answer, event = (rule.budget_for(horizon=n, k=k) for n in (length, self.num_steps))
+        begins = self.num_positions is None and answer.schedule == "adaptive"
+        if begins or answer.schedule == "fixed":  # only the steps of the event count
+            answer = event
+        nats = replace(answer, debt=self.debt).bound
+        if event.bank is not None:
+            nats = min(nats, event.total)
         at_one = charged_event_bound(rule.charge, nats, self.safe_log_prob)
         return min(1.0, at_one * (self.num_positions or 1))
 
@@ -84,12 +84,8 @@ def read_events(
 ) -> Events:
     """The events of all prompts with a reference: an answer begins with the reference, as far as it
     reaches; or it recites, anywhere, any `window` tokens of the reference in a row, or the whole of
-    a shorter one.
-
-    Both models score each prompt, for its debt, and the reference after it, in any of its
-    spellings. A passage has the probability that the safe model gives it within its text, where it
-    is helped most. Raises ValueError for a text that cannot be scored, and if there is none.
-    """
+    a shorter one. A passage has the probability that the safe model gives it within its text, where
+    it is helped most. Raises ValueError for a text that cannot be scored, and if there is none."""
     rule = Anchored(k=0.0, debt=debts.debt, debt_window=debts.debt_window)
     level = Decoder(pair, rule, level=experiment.level).level
     length = level.horizon(experiment.max_new_tokens, None)
@@ -129,9 +125,9 @@ def largest_k(
     """The largest k of a rule, nats per step in hundredths, whose bound of every event is within
     the target; None where no k > 0 has it. Bounds grow with k, so that halving an interval finds
     it. rule: its k is not read. length: steps of an answer. target: a chance in (0, 1)."""
-    bank = rule.budget_for(horizon=1, k=0.0).bank or 0.0
+    left = MAX_NATS - rule.budget_for(horizon=length, k=0.0).total
     # The first k is certified, as far as is known, and the second not, or no rule has it.
-    low, high = 0, min(HUNDREDTHS, int(100 * (MAX_NATS - bank) / length)) + 1
+    low, high = 0, min(HUNDREDTHS, int(100 * left / length)) + 1
     while high - low > 1:
         middle = (low + high) // 2
         if all(each.bound(rule, middle / 100, length) <= target for each in recitals):
@@ -197,13 +193,9 @@ def write_certificates(
     if ks := {bank: k for bank in banks if (k := proved.get(f"bank {bank:g}"))}:
         bank = default if (default := Pathwise().bank) in ks else max(ks)
         notes.append(f"To start with: --rule pathwise --bank {bank:g} --k {ks[bank]:g}")
-    return write_table(
-        folder / "certificates.md",
-        rows,
-        [Column(name, num_decimals=2) for name in names],
-        title=title,
-        notes="\n".join(notes),
-    )
+    columns = [Column(name, num_decimals=2) for name in names]
+    path, below = folder / "certificates.md", "\n".join(notes)
+    return write_table(path, rows, columns, title=title, notes=below)
 
 
 def _notes(events: Events, target: float) -> list[str]:

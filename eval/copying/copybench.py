@@ -89,10 +89,9 @@ def character_rows(texts: Sequence[RecordedText]) -> list[dict[str, Any]]:
 def character_overlap(
     rows: Sequence[dict[str, Any]], config: NonLiteralConfig
 ) -> list[dict[str, Any]]:
-    """The share of each setting's texts that take over a work's characters, from `character_rows`.
-    Returns: by setting "share", statistics over seeds of the texts that count by `config`;
-    "mean_matched", of the characters that a text names; "num_texts"; and "num_with_debt", texts
-    known to have had a prefix debt, 0 where the protocol does not ask."""
+    """The share of each setting's texts that take over a work's characters, from `character_rows`:
+    statistics over seeds of the texts that count by `config`, and of the characters that a text
+    names; and the texts known to have had a prefix debt, 0 where the protocol does not ask."""
     counted = [{**row, "counts": config.counts(row["num_matched"])} for row in rows]
     asks_for_debt = config.debt == "none"
     return [

@@ -107,25 +107,23 @@ def resampled_ncr(shares: Array, setting: Array, *, risky: Array, safe: Array) -
 def high_protection(
     rows: Iterable[Setting], *, utility: str = "factuality"
 ) -> dict[str, Setting | None]:
-    """The best row of each method among those with high protection; None without one.
+    """The best row of each method among those with high protection; None without one. rows: one per
+    setting, with its "method", its "ncr" (not rounded) and the figure named `utility`, higher is
+    better, both numbers or statistics; other entries are the caller's. Of equal rows the first is
+    taken; one without an NCR is not protected, one without a utility is taken if there is no other.
+    Source: He et al., "Anchored Decoding", table "High-protection operating point"."""
 
-    rows: one per setting, with its "method", its "ncr" (a mean over metrics and seeds, not rounded)
-    and the figure named `utility`, higher is better, both numbers or statistics; other entries are
-    the caller's: the paper reports the fluency of the setting with the best factuality. Of equal
-    rows the first is taken; one whose NCR is None or nan is not protected, one whose utility is
-    None or nan is taken if there is no other.
-    Returns: by method, in the order of their first rows.
-    Source: He et al., "Anchored Decoding", table "High-protection operating point".
-    """
-    best: dict[str, Setting | None] = {}
-    for row in rows:
-        chosen = best.setdefault(row["method"], None)
-        is_protected = mean_of(row["ncr"]) >= HIGH_PROTECTION
-        if is_protected and (
-            chosen is None or or_least(mean_of(row[utility])) > or_least(mean_of(chosen[utility]))
-        ):
-            best[row["method"]] = row
-    return best
+    def figure(row: Setting) -> float:
+        return or_least(mean_of(row[utility]))
+
+    return {
+        method: max(
+            (row for row in same if mean_of(row["ncr"]) >= HIGH_PROTECTION),
+            key=figure,
+            default=None,
+        )
+        for method, same in grouped(rows, lambda row: str(row["method"])).items()
+    }
 
 
 def or_least(value: float) -> float:
@@ -259,8 +257,7 @@ def distribution(scores: Sequence[Row]) -> dict[str, Any]:
 def extraction(scores: Scores) -> dict[str, Any]:
     """The longest copies in several texts of a prompt, as a user gets who draws them all. Means
     over prompts, for `NUM_SAMPLES` texts or as many as every prompt has: the chance that one of
-    them has a copied span of more words than `LONG_SPANS`, and the longest span of all. Means over
-    single texts hide this: a work that one text in twenty recites is there for the asking."""
+    them has a copied span of more words than `LONG_SPANS`, and the longest span of all."""
     by_prompt = grouped(scores, lambda key: key[0])
     longest = [[scores[key]["word_lcs"] for key in keys] for keys in by_prompt.values()]
     count = min(NUM_SAMPLES, *map(len, longest))
@@ -281,13 +278,10 @@ def extraction(scores: Scores) -> dict[str, Any]:
 def paired_difference(
     setting: Scores, beside: Scores, *, risky: Scores, safe: Scores
 ) -> dict[str, Any] | None:
-    """The NCR of a setting less that of another on the same prompts and seeds, with an interval.
-
-    The same draws of both settings and the same prompts: differences of prompts fall out, so that
-    a difference shows which two intervals would hide. Over the texts that all four have; None
-    without one, and if the risky model copies no more than the safe one. The ends are infinite if
-    nothing varies: of one prompt, or if both settings have one NCR by definition.
-    """
+    """The NCR of a setting less that of another on the same prompts and seeds, with an interval:
+    differences of prompts fall out. Over the texts that all four have; None without one, and if the
+    risky model copies no more than the safe one. The ends are infinite if nothing varies: of one
+    prompt, or if both settings have one NCR by definition."""
     common = [key for key in setting if key in beside and key in risky and key in safe]
     prompts = grouped(common, lambda key: key[0])
     if not prompts:

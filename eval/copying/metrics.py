@@ -112,8 +112,7 @@ def copying_score(hypothesis: str, reference: str) -> dict[str, Any]:
     begin, recitation without a slip (Liang et al. 2022); "minhash", the estimate of "jaccard", the
     similarity of word shingles; each span as [hypothesis_start, reference_start, length], those of
     characters in the normal forms; "copied_characters", `word_acs_spans` as [start, end) characters
-    of the hypothesis; then the metrics of installed packages by their recorded names.
-    Cost: about 4 ms for two texts of 1,000 characters.
+    of the hypothesis; then the metrics of installed packages. About 4 ms for 1,000 characters.
     Source: He et al., "Anchored Decoding", appendix "Copyright infringement"; ROUGE-1 and ROUGE-L:
     Lin 2004, by rouge-score 0.1.2.
     """
@@ -239,10 +238,10 @@ def word_symbols(*texts: Iterable[str]) -> list[Symbols]:
 
 
 def longest_common_span(hypothesis: Symbols, reference: Symbols, *, min_length: int = 1) -> Span:
-    """The longest contiguous run of equal symbols, if it has at least `min_length`. Returns: the
-    longest span; of several, the one with the smallest hypothesis start, then the smallest
-    reference start. Length 0 (at 0, 0) if none is long enough. Cost: runs of about ten lengths are
-    looked up, each in N + M steps of a dictionary; 1 ms for two texts of 1,000 characters."""
+    """The longest contiguous run of equal symbols; of several, the one with the smallest hypothesis
+    start, then the smallest reference start. Length 0 (at 0, 0) if none has `min_length`. Cost:
+    runs of about ten lengths are looked up, each in N + M steps of a dictionary; 1 ms for two texts
+    of 1,000 characters."""
     # A shared run of n symbols holds one of every smaller length: lengths double, then halve.
     best, too_long, length = Span(0, 0, 0), min(len(hypothesis), len(reference)) + 1, min_length
     while length < too_long:
@@ -270,13 +269,10 @@ def _first_shared(hypothesis: Symbols, reference: Symbols, length: int) -> int |
 def disjoint_common_spans(
     hypothesis: Symbols, reference: Symbols, *, min_length: int
 ) -> tuple[Span, ...]:
-    """Common spans chosen longest first, none overlapping another in either sequence.
-
-    hypothesis, reference: of `word_symbols`, or any text; min_length: symbols, at least 1.
-    Returns: spans of at least `min_length` symbols in order of hypothesis start. Each choice is
-    `longest_common_span` of what is left, so a passage that was chosen cannot be counted twice.
-    Source: He et al., "Anchored Decoding", appendix "Copyright infringement", word-level ACS.
-    """
+    """Common spans of at least `min_length` symbols, in order of hypothesis start, chosen longest
+    first: each is the `longest_common_span` of what is left, so that none overlaps another in
+    either text. Source: He et al., "Anchored Decoding", appendix "Copyright infringement",
+    word-level ACS."""
     spans = []
     while (span := longest_common_span(hypothesis, reference, min_length=min_length)).length:
         i, j, length = span

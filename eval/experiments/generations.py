@@ -5,7 +5,6 @@ import logging
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,41 +45,35 @@ def _task(experiment: Experiment, setting: Setting, decoder: Callable[[Setting],
 def draw_by_vllm(sweep: Sweep, experiment: Experiment) -> None:
     """Generate the missing texts of settings whose rule draws inside vLLM, before the pair of
     transformers takes the GPUs. The tokens and ledgers are those of a `Decoder`, up to the models'
-    batch numerics. Each group of rules that differ in k alone has an engine, which starts once and
-    ends before the next. Raises ImportError, and ValueError, as `open_pair` does."""
-    drawn = [each for each in experiment.settings if isinstance(each.rule, Anchored | Pathwise)]
+    batch numerics. Each group of rules that differ in k alone has an engine, which ends before the
+    next. Raises ImportError, and ValueError, as `open_pair` does."""
+    from ...decode.vllm.engine import open_pair
+
+    placement, models = sweep.placement, sweep.models.locations.values()
+    arguments = {"tensor_parallel_size": placement.gpus, **placement.vllm}
+    missing = [each for each in experiment.settings if not _file(experiment, each).exists()]
+    drawn = [each for each in missing if isinstance(each.rule, Anchored | Pathwise)]
 
     def kind(setting: Setting) -> str:
         return f"{setting.rule.name} { {**setting.rule.settings(), 'k': None, 'K': None} }"
 
     for group in grouped(drawn, kind).values():
-        engine: list[Any] = []
-        decoder_of = partial(_engine_decoder, sweep, engine)
+        engine: Any = open_pair(*models, group[0].rule, **arguments)
+
+        def decoder_of(setting: Setting, engine: Any = engine) -> Any:
+            return type(engine)(engine.llm, engine.pair, setting.rule)
+
         try:
             tasks = [_task(experiment, setting, decoder_of) for setting in group]
             share(tasks, experiment.claims, waits=False)
         finally:
-            for decoder in engine:
-                decoder.llm.llm_engine.engine_core.shutdown()
-
-
-def _engine_decoder(sweep: Sweep, engine: list[Any], setting: Setting) -> Any:
-    """A decoder of the engine, which starts with the first setting that is not done yet."""
-    from ...decode.vllm.engine import open_pair
-
-    rule: Any = setting.rule
-    if not engine:
-        placement = sweep.placement
-        safe, risky = sweep.models.locations.values()
-        arguments = {"tensor_parallel_size": placement.gpus, **placement.vllm}
-        engine.append(open_pair(safe, risky, rule, **arguments))
-    return type(engine[0])(engine[0].llm, engine[0].pair, rule)
+            engine.llm.llm_engine.engine_core.shutdown()
 
 
 def check_requests(experiment: Experiment, pair: ModelPair) -> None:
-    """Raise ValueError before anything is generated for requests that the pair could never meet.
-    These are a rule by which the pair cannot decode at this level, another pair than the one whose
-    prompts were read, and a prompt that is too long, with the rule's preface."""
+    """Raise ValueError for requests that the pair could never meet: a rule by which it cannot
+    decode at this level, prompts that another pair has read, and a prompt that is too long, with
+    the rule's preface."""
     decoder_of = decoders(experiment, pair, _recorded_ratios(experiment))
     for setting in experiment.settings:
         decoder = decoder_of(setting)
@@ -109,7 +102,7 @@ def read_all_prompts(experiment: Experiment, pair: ModelPair) -> None:
 
 
 def read_generations(experiment: Experiment, setting: Setting) -> Rows:
-    """The texts of one setting: id, seed, text, pieces, ledger file, spent, bound."""
+    """The texts of one setting: the rows of `_row`."""
     return [row for row in _read_rows(_file(experiment, setting)) if "error" not in row]
 
 
@@ -119,8 +112,8 @@ def failed_generations(experiment: Experiment, setting: Setting) -> Rows:
 
 
 def forget_failures(experiment: Experiment) -> int:
-    """Make failed generations count as missing; returns their number. The settings' other
-    generations stay. Ratios that hold NaN are measured again."""
+    """Make failed generations count as missing; returns their number. Ratios that hold NaN are
+    measured again."""
     ratios = _recorded_ratios(experiment)
     if ratios is not None and any(each.isnan().any() for each in ratios.by_prompt.values()):
         _ratios_file(experiment).unlink()

@@ -105,13 +105,10 @@ def utility_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
                 logger.warning("%s, held-out text of %s: %s", setting.name, name, result.error)
         experiment.write_rows(_utility_rows(setting), rows)
 
+    files = [experiment.rows_file(_utility_rows(setting)) for setting in experiment.settings]
     return [
-        Task(
-            f"score {setting.file_name}",
-            experiment.rows_file(_utility_rows(setting)),
-            partial(score, setting),
-        )
-        for setting in experiment.settings
+        Task(f"score {setting.file_name}", file, partial(score, setting))
+        for setting, file in zip(experiment.settings, files, strict=True)
     ]
 
 
@@ -155,8 +152,7 @@ def _excerpts(
 
 def _questions(experiment: Experiment, pair: ModelPair) -> None:
     """Accuracy on the tasks of lm-eval, of every setting whose rule reads no passage. Questions
-    charge no debt, as they hold no protected text: the names in them would else be paid for before
-    the first of an answer's few tokens."""
+    hold no protected text, and charge no debt: their names would be paid for before an answer."""
     rows, decoder_of = [], decoders(experiment, pair)
     for setting in experiment.settings:
         if not experiment.tasks or takes_passage(setting.rule):
@@ -180,9 +176,8 @@ def _verbatim(experiment: Experiment, pair: ModelPair) -> None:
 
 
 def reference_log_probs(experiment: Experiment, pair: ModelPair) -> dict[str, float]:
-    """log p_s of each prompt's reference, as far as a generation reaches and warped as that is. Of
-    a reference with several scores the figure is that of all together. Prompts without a reference
-    have none, nor do those whose score fails, with a warning."""
+    """log p_s of each prompt's reference, of all of its scores together, as far as a generation
+    reaches and warped as that is. A reference whose score fails has none, with a warning."""
     log_probs: dict[str, float] = {}
     for name, scores in reference_scores(experiment, pair, SafeOnly()).items():
         if error := next((score.error for score in scores if score.error), ""):
@@ -227,19 +222,10 @@ MEASURES: Final[dict[str, Callable[[Experiment, ModelPair], None]]] = {
 
 
 def summarize(experiment: Experiment) -> list[dict[str, Any]]:
-    """A row of figures per setting, in their order.
-
-    Statistics over seeds of the copying metrics (None if no prompt has a reference) and "ncr";
-    "bits_per_byte/SET" and "bits_per_byte_se/SET" of held-out sets; "accuracy/TASK" of lm-eval;
-    "gap_closed", the share of the gap in bits per byte between p_s and p_r on the extra set, nan
-    without a gap or held-out texts, and if a text failed or costs infinitely many bits, as the rule
-    cannot write it; "recited", the largest probability that bounds leave to any text to begin with
-    its reference, which is that of the worst text, its "log10_recited", and "log10_recited_mean",
-    the mean of the log10 over texts, which is no bound of any; means of "spent" and "bound", nats;
-    "risky_tokens", the share of tokens where the safe model's draw was rejected; "failed", the
-    number of generations with an error, which the other figures leave out; "is_within_bounds",
-    whether every certified ledger satisfies its bound.
-    """
+    """A row of figures per setting, in their order: statistics over seeds of the copying metrics
+    (None if no prompt has a reference) and "ncr"; "bits_per_byte/SET" and "bits_per_byte_se/SET" of
+    held-out sets; "accuracy/TASK" of lm-eval; "gap_closed", the share of the gap in bits per byte
+    between p_s and p_r on the extra set, nan where it is not defined; and those of `_spends`."""
     measured, utility = scores_by_setting(experiment.copying), utilities(experiment)
     safe, risky = measured.get(SAFE, {}), measured.get(RISKY, {})
     accuracy: dict[str, dict[str, float]] = {}
@@ -302,6 +288,11 @@ def recommended(rows: Iterable[Row]) -> Row:
 def _spends(
     experiment: Experiment, setting: Setting, log_probs: Mapping[str, float]
 ) -> dict[str, Any]:
+    """Means of "spent" and "bound", nats; "recited", the largest probability that bounds leave to
+    any text to begin with its reference, that of the worst text, its "log10_recited", and
+    "log10_recited_mean" over texts, which is no bound of any; "risky_tokens", the share of tokens
+    where the safe model's draw was rejected; "failed", the number of generations with an error,
+    which other figures leave out; whether every certified ledger satisfies its bound."""
     rows = read_generations(experiment, setting)
     certified = rows if setting.rule.is_certified else []
     num_tokens = sum(row["num_tokens"] for row in rows)

@@ -48,7 +48,8 @@ INPUTS: Final = {
 
 def sweep_prompts(config: Sweep) -> list[Prompt]:
     """The prompts of all files of a sweep. Raises as `load_prompts` does."""
-    files = [load_prompts(file)[: config.max_prompts or None] for file in config.prompt_files]
+    paths = [config.path("prompts", name) for name in config.files["prompts"]]
+    files = [load_prompts(path)[: config.max_prompts or None] for path in paths]
     prompts = list(itertools.chain.from_iterable(files))
     check_unique("prompt id", [prompt.id for prompt in prompts])
     return prompts
@@ -82,7 +83,8 @@ def method_settings(method: Method, blocked: Path | None = None) -> Iterator[Set
             raise ValueError(f"{method.label}: the list of {name} is empty")
     for combination in itertools.product(*swept.values()):
         chosen = dict(zip(swept, combination, strict=True))
-        name = ", ".join([method.label, *itertools.starmap(_named, chosen.items())])
+        shown = {n: f"{v:g}" if isinstance(v, float) else v for n, v in chosen.items()}
+        name = ", ".join([method.label, *(f"{n}={value}" for n, value in shown.items())])
         try:
             rule = make_rule(method.rule, passages | method.settings | chosen)
         except ValueError as error:
@@ -121,10 +123,6 @@ def sweep_experiment(config: Sweep, folder: Path, index: PassageIndex | None) ->
         tasks=tuple(config.tasks),
         index=index,
     )
-
-
-def _named(name: str, value: object) -> str:
-    return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
 def sweep_plan(sweep: Sweep) -> str:
@@ -211,14 +209,11 @@ def run_sweep(
     is_first: bool = True,
     retry_failed: bool = False,
 ) -> str:
-    """Do what is left of a sweep; returns the text for the terminal.
-
-    load: gives the pair. is_first: of several processes with one folder, one writes the results,
-    when all settings are done; the others return "" once no setting is free. retry_failed: repeat
-    the generations that are recorded with an error.
-    Raises ValueError for a folder that belongs to something else or that another first process
-    works in, and the errors of models and rules.
-    """
+    """Do what is left of a sweep; returns the text for the terminal. load: gives the pair.
+    is_first: of several processes with one folder, one writes the results, when all settings are
+    done; the others return "" once no setting is free. retry_failed: repeat the generations that
+    are recorded with an error. Raises ValueError for a folder that belongs to something else or
+    that another first process works in."""
     steps = Steps(folder, sweep.identity(), owner="sweep")
 
     def tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:

@@ -36,7 +36,6 @@ PICTURES = {
     "debt_window": ("Windows of the prefix debt: 0 is NoDebt, 5 is Anchored", ["debt_window"]),
 }
 """Pictures of a sweep: their titles, and the figures that are their panels."""
-SWEEP_SCHEMA = "anchored-sweep/1"
 PATHS = ("inputs", "placement", "folders")
 """Settings of a machine's files and GPUs, which decide no result."""
 PROVED = Scale("log10 of the bound on reciting the worst work", lower_is_better=True)
@@ -48,8 +47,7 @@ def write_results(
     experiment: Experiment, rows: Sequence[dict[str, Any]], about: dict[str, Any]
 ) -> None:
     """Write results.json, and the pictures and the page that follow from it. rows: of `summarize`.
-    about: the caller's entries of results.json: a schema, its settings, the training of the
-    models."""
+    about: the caller's entries of results.json."""
     examples = [
         {name: value for name, value in row.items() if name not in SPANS}
         for row in experiment.copying
@@ -195,7 +193,7 @@ def write_sweep_results(experiment: Experiment, sweep: Sweep) -> str:
     settings = asdict(sweep) | {"utility": sweep.utility_set}
     protected = {method: row and row["setting"] for method, row in chosen.items()}
     about_run = {
-        "schema": SWEEP_SCHEMA,
+        "schema": "anchored-sweep/1",
         "settings": {name: value for name, value in settings.items() if name not in PATHS},
         "methods": methods,
         "high_protection": protected,

@@ -177,7 +177,7 @@ class Sweep(ExperimentOptions):
             {"temperature": self.temperature, "repetition_penalty": self.repetition_penalty}
         )
         least = dict.fromkeys(("max_new_tokens", "num_excerpts", "excerpt_tokens", "batch_size"), 1)
-        for name, number in {**least, "max_prompts": 0, "num_prompts": 0}.items():
+        for name, number in {**least, "max_prompts": 0}.items():
             value = getattr(self, name)
             _require(value >= number, f"{name} must be >= {number}, got {value}")
         are_seeds = 0 < len(self.seeds) == len(set(self.seeds)) and min(self.seeds) >= 0
@@ -236,19 +236,15 @@ class Sweep(ExperimentOptions):
         left_out = (*paths, "batch_size", "engine", "safe", "risky", "task_folder", *named)
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
         models = {name: model_identity(self.model(getattr(self, name))) for name in PAIR}
-        held_out = {
-            name: [file_sha256(self.path("held_out", file)) for file in files]
-            for name, files in self.held_out.items()
-        }
-        files = {
-            key: [file_sha256(self.path(key, name)) for name in names]
-            for key, names in named.items()
-        }
+
+        def hashed(key: str, names: Sequence[str]) -> list[str]:
+            return [file_sha256(self.path(key, name)) for name in names]
+
         return {
             **settings,
             **models,
-            **files,
-            "held_out": held_out,
+            **{key: hashed(key, names) for key, names in named.items()},
+            "held_out": {name: hashed("held_out", each) for name, each in self.held_out.items()},
             "methods": [_portable(method, self.places) for method in settings["methods"]],
             "encoder": encoder_identity(self.model(self.encoder)) if self.encoder else "",
             "metric_set": METRIC_SET,
@@ -263,11 +259,6 @@ class Sweep(ExperimentOptions):
         passages = [self.passages] if self.passages else []
         named = {"prompts": prompts, "passages": passages, "held_out": held_out, "tasks": tasks}
         return {key: names for key, names in named.items() if names}
-
-    @property
-    def prompt_files(self) -> list[Path]:
-        """Paths of the files of prompts."""
-        return [self.path("prompts", name) for name in self.files["prompts"]]
 
 
 def _portable(method: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:

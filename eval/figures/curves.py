@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from matplotlib.axes import Axes
 
-from ...decode.ledger import Ledger, LedgerHeader
+from ...decode.ledger import Ledger
 from ...decode.rules.budget import Budget
 from ...decode.settings import Charge, Schedule
 from .style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, new_figure, panel_grid
@@ -52,7 +52,7 @@ class BudgetTrajectory:
             label=label,
             spends=[step.spend for step in ledger.steps],
             accepted=[step.accepted for step in ledger.steps],
-            schedule=_schedule(ledger.header),
+            schedule=ledger.header.rule_settings.get("budget", "adaptive"),
             **budget,
         )
 
@@ -173,6 +173,7 @@ def plot_divergences(ledgers: Sequence[Ledger], path: Path) -> None:
 
 def _caption(ledgers: Sequence[Ledger]) -> str:
     header = ledgers[0].header
+    schedule: Schedule = header.rule_settings.get("budget", "adaptive")
 
     def ends(name: str, digits: str) -> str:
         values = [getattr(each.header, name) for each in ledgers]
@@ -181,10 +182,5 @@ def _caption(ledgers: Sequence[Ledger]) -> str:
     return (
         f"k = {header.k:g} nats per {header.level}, K = {header.K:.4g}, debt of the prompt "
         f"{ends('debt', '.3g')}, bound {ends('bound', '.4g')} nats.\n"
-        + " ".join(_captions(_schedule(header), header.bank, header.level))
+        + " ".join(_captions(schedule, header.bank, header.level))
     )
-
-
-def _schedule(header: LedgerHeader) -> Schedule:
-    schedule: Schedule = header.rule_settings.get("budget", "adaptive")
-    return schedule

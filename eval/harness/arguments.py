@@ -182,8 +182,8 @@ class Fitting:
 
     def prompt(self, context: list[int], max_new_tokens: int) -> list[int]:
         """The longest end of a context that leaves room for new tokens; ValueError without one. At
-        byte level every new byte may be a token, as a text that outgrows a model would end the
-        evaluation; if that leaves no room, they are counted as in `Decoder.generate`."""
+        byte level every new byte may be a token; if that leaves no room, they are counted as in
+        `Decoder.generate`."""
         num_new = self._level.horizon(max_new_tokens, None)
         for number in (num_new * self._level.symbols_per_token, num_new):
             if (end := self._end_of(context, [], number)) is not None:
@@ -224,13 +224,10 @@ class Fitting:
         starts = [*self._starts(symbols), len(symbols)]
         context, first = [prefix], 0  # of the characters, not of the bytes
         while first < len(starts) - 1:
-            ends = starts[first + 1 :]
+            rest = symbols[starts[first] :]
+            lengths = [end - starts[first] for end in starts[first + 1 :]]
             num_fitting = bisect_left(
-                ends,
-                True,
-                key=lambda end: bool(
-                    self._problem(context, symbols[starts[first] : end], SPARE_BYTES)
-                ),
+                lengths, True, key=lambda n: bool(self._problem(context, rest[:n], SPARE_BYTES))
             )
             if not num_fitting:
                 raise ValueError("the models read too few tokens for a single character")

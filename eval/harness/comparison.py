@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from inspect import signature
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from ... import text_tables
@@ -137,18 +138,13 @@ def load_comparison(path: Path, models: tuple[Entry, ...] = ()) -> Comparison:
     if models:
         return replace(config, models=models)
 
-    def located_in(name: str) -> str:  # ids of the Hub stay
-        return str(find_path(name, folders) or name) if name else ""
-
-    entries = [
-        replace(
-            entry,
-            model=located_in(entry.model),
-            safe=located_in(entry.safe),
-            risky=located_in(entry.risky),
-        )
-        for entry in config.models
-    ]
+    entries = []
+    for entry in config.models:
+        names = {key: getattr(entry, key) for key in ("model", "safe", "risky")}
+        located_in = {  # ids of the Hub stay
+            key: str(find_path(name, folders) or name) for key, name in names.items() if name
+        }
+        entries.append(replace(entry, **located_in))
     return replace(config, models=tuple(entries))
 
 
@@ -225,7 +221,6 @@ def write_comparison(config: Comparison, folder: Path) -> Cells:
 
 def table_of(cells: Cells) -> tuple[list[str], list[list[str]]]:
     """Titles and rows: each benchmark's best variant with its standard error, and their mean."""
-    names = list(next(iter(cells.values())))
     rows = []
     for model, row in cells.items():
         # An error of 0, where all answers were right or all wrong, says nothing of other questions.
@@ -233,10 +228,9 @@ def table_of(cells: Cells) -> tuple[list[str], list[list[str]]]:
             f"{cell.value:.3f}" + (f" +- {cell.error:.3f}" if cell.error > 0 else "")
             for cell in row.values()
         ]
-        values = [row[name].value for name in names]
-        figures = [*shown, f"{sum(values) / len(values):.3f}"]
+        figures = [*shown, f"{fmean(cell.value for cell in row.values()):.3f}"]
         rows.append([model, *("-" if figure == "nan" else figure for figure in figures)])
-    return ["model", *names, "mean"], rows
+    return ["model", *next(iter(cells.values())), "mean"], rows
 
 
 def _file(folder: Path, entry: Entry, variant: Variant) -> Path:

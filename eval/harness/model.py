@@ -44,14 +44,11 @@ CACHED_FOR = "anchored"
 
 
 class AnchoredLM(TemplateLM):
-    """Answers lm-eval's three kinds of request with one decoder.
-
-    Every request is one generation: its prefix debt comes from its context alone, its horizon is
-    the length of its continuation (so K = k * length), and its answer does not depend on the other
-    requests. Warpers are off unless a task sets them.
-
-    Under torchrun lm-eval divides the documents over the processes, each with its pair.
-    """
+    """Answers lm-eval's three kinds of request with one decoder. Every request is one generation:
+    its prefix debt comes from its context alone, its horizon is the length of its continuation (so
+    K = k * length), and its answer does not depend on the other requests. Warpers are off unless a
+    task sets them. Under torchrun lm-eval divides the documents over the processes, each with its
+    pair."""
 
     def __init__(
         self,
@@ -86,19 +83,11 @@ class AnchoredLM(TemplateLM):
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> "AnchoredLM":
-        """A model from settings by name.
-
-        safe, risky: model folders or Hub ids, required. Other settings are those of `PairOptions`,
-        by its fields' names, as on the command line: those of a rule without a prefix, those of
-        bytes with the prefix byte_. Unknown names are settings of the rule.
-        batch_size: a whole number, or "auto" for 16; lm-eval's default of 1 counts as "auto", write
-        batch_size=1 here to mean it. max_gen_toks, seed: whole numbers.
-
-        additional_config: lm-eval's batch_size, max_batch_size and device, which the settings
-        override; without CUDA its cuda:0 becomes the CPU, with a log line. Under torchrun each
-        process takes the GPU of its number in place of lm-eval's.
-        Raises ValueError for a missing or unknown setting.
-        """
+        """A model from settings by name: safe and risky, model folders or Hub ids; the options of
+        `PairOptions`, those of bytes with the prefix byte_; max_gen_toks and seed; others are
+        settings of the rule. batch_size: lm-eval's default of 1 counts as "auto", which is 16;
+        batch_size=1 here is meant. additional_config: lm-eval's batch_size, max_batch_size and
+        device, which the settings override. Raises ValueError for a missing or unknown setting."""
         pair, counts = pair_arguments(arg_dict, additional_config or {})
         return cls(pair.decoder(), group=process_group(), **counts)
 
@@ -269,9 +258,8 @@ class AnchoredLM(TemplateLM):
         self, requests: "list[Instance]", disable_tqdm: bool = False
     ) -> list[float]:
         """log p* of whole texts, in nats, each after a begin-of-text token. A text longer than the
-        models' context is cut into windows, each with a context (one token, the last window more;
-        of bytes one character) and a budget. As in lm-eval's models, special tokens that the
-        tokenizer puts before a text are scored too."""
+        models' context is cut into windows, each with a context and a budget. As in lm-eval's
+        models, special tokens that the tokenizer puts before a text are scored too."""
         windows = [
             [(None, *split) for split in self._fitting.windows(tokens, self.prefix_token_id)]
             for tokens in (self.tok_encode(request.args[0]) for request in requests)

@@ -32,14 +32,11 @@ def task_figures(
     limit: int | None = None,
     runs_code: bool = False,
 ) -> dict[str, float] | None:
-    """A task's {metric: value, metric_stderr: value}; None on all but the first process.
-
-    folder: of YAML files besides lm-eval's tasks; for a task in it lm-eval's are not read, so that
-    nothing is fetched. limit: documents, None for all. runs_code: allows code of the model on this
-    machine, for tasks that run it.
-    Raises: AnchoredError, in one line, for an unknown task, for missing data, and for a task that
-    runs code without permission; ModuleNotFoundError if lm-eval is not installed.
-    """
+    """A task's {metric: value, metric_stderr: value}; None on all but the first process. folder: of
+    YAML files besides lm-eval's tasks; for a task in it lm-eval's are not read, so that nothing is
+    fetched. limit: documents, None for all. runs_code: allows code of the model on this machine.
+    Raises: AnchoredError for an unknown task, for missing data, and for a task that runs code
+    without permission; ModuleNotFoundError if lm-eval is not installed."""
     manager = task_manager(folder) if folder is not None else None
     if manager is None or task not in manager.all_tasks:
         manager = task_manager(folder, has_defaults=True)

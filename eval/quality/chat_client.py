@@ -120,9 +120,9 @@ class ChatClient:
     def ask(
         self, messages: Sequence[Message], sampling: Sampling, read: Callable[[str], Value | None]
     ) -> Asked[Value]:
-        """The value that `read` finds in an answer; after None another answer is requested. Each
-        attempt is another request, and only the one that could be read is kept. Text up to </think>
-        is not read. A request that fails ends the attempts. Raises: RequestRefused."""
+        """The value that `read` finds in an answer; after None another one is requested, and only
+        the one that could be read is kept. Text up to </think> is not read. A request that fails
+        ends the attempts. Raises: RequestRefused."""
 
         def value(answer: Answer) -> Value | None:
             is_whole = "problem" not in answer
@@ -243,13 +243,10 @@ def messages_of(system: str, user: str) -> list[Message]:
 def verdict_form(
     values: str, *, before: str = RESULT, after: str = "", label: str = r"(?!)"
 ) -> re.Pattern[str]:
-    """The form of a verdict: a line that ends with a value after its mark, the only one there.
-
-    What is before the mark on its line ends as a sentence does, as words that go on may deny or
-    doubt the verdict, or the line begins with a label.
-    values, before, after, label: regular expressions, the first with one group. A colon, brackets,
-    emphasis and a full stop around the value mean nothing.
-    """
+    """The form of a verdict: a line that ends with a value after its mark, the only one there. What
+    is before the mark ends as a sentence does, as words that go on may deny or doubt the verdict,
+    or begins with a label. values, before, after, label: regular expressions, the first with one
+    group. A colon, brackets, emphasis and a full stop around the value mean nothing."""
     no_mark, sign = rf"(?!{before})", r"[^\w\n]|_"
     words = rf"(?:{no_mark}.)*[.!?:\u3002\uff01\uff1f\uff1a]|(?:{sign})*{label}(?:{no_mark}.)*"
     opening, closing = r"[\s:*_`\"'(\[]*", r"[*_`\"')\].!]*"

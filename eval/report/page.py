@@ -270,17 +270,12 @@ def shaded(html: str, spend: float, tooltip: str = "") -> str:
 
 def _runs(looks: Iterable[Look]) -> str:
     """Longest stretches of one look, marked as such."""
-    return "".join(
-        _marked("".join(character for character, _, _ in run), is_copied, is_risky)
-        for (is_copied, is_risky), run in itertools.groupby(looks, key=lambda look: look[1:])
-    )
-
-
-def _marked(text: str, is_copied: bool, is_risky: bool) -> str:
-    marked = escape(text)
-    if is_risky:
-        marked = f"<u>{marked}</u>"
-    return f"<mark>{marked}</mark>" if is_copied else marked
+    html = ""
+    for (is_copied, is_risky), run in itertools.groupby(looks, key=lambda look: look[1:]):
+        text = escape("".join(character for character, _, _ in run))
+        text = f"<u>{text}</u>" if is_risky else text
+        html += f"<mark>{text}</mark>" if is_copied else text
+    return html
 
 
 def _facts(generation: Generation) -> str:

@@ -62,10 +62,6 @@ def encoder_identity(encoder: Path | str) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def _write_stamp(folder: Path, made_from: dict[str, Any]) -> None:
-    write_durably(folder / STAMP, json.dumps(made_from))
-
-
 def _check_stamp(folder: Path, made_from: dict[str, Any]) -> None:
     """Raise ValueError unless the folder is an index of the same inputs."""
     try:
@@ -101,7 +97,7 @@ class WordIndex:
             bm25.index(terms, show_progress=progress)
             with new_folder(folder) as partial:
                 bm25.save(partial, corpus=texts, show_progress=False)
-                _write_stamp(partial, made_from)
+                write_durably(partial / STAMP, json.dumps(made_from))
         self._bm25 = bm25s.BM25.load(folder, load_corpus=True, mmap=True, show_progress=False)
 
     def search(self, queries: Sequence[str]) -> list[Passage | None]:
@@ -168,7 +164,7 @@ class DenseIndex:
             raise FileNotFoundError(f"encoder {encoder} cannot be loaded: {reason}") from error
         if not is_there:
             folder.mkdir(parents=True)
-            _write_stamp(folder, made_from)
+            write_durably(folder / STAMP, json.dumps(made_from))
         self._parts = list(self._computed(folder, progress))
 
     def search(self, queries: Sequence[str]) -> list[Passage]:

@@ -69,18 +69,18 @@ def test_each_of_several_files_or_of_a_folder_of_them_is_a_setting(tmp_path):
     without_ids = [write(tmp_path / "x.jsonl", *rows), write(tmp_path / "y.jsonl", *rows[1:])]
     of_x, of_y = by_setting(read_texts(without_ids)).values()  # paired by their prompts
     assert [text.id for text in of_x[1:]] == [text.id for text in of_y]
-
-
-def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
     files = [copybench_file(tmp_path / name / "gen.json", "a") for name in ("safe", "risky")]
-    assert [text.setting for text in read_texts(files)] == ["safe/gen", "risky/gen"]
-    assert len(read_texts([files[0], files[0], files[1]])) == 2
+    assert [text.setting for text in read_texts([*files, files[0]])] == ["safe/gen", "risky/gen"]
 
 
-def test_files_that_mean_other_prompts_by_one_id_are_refused(tmp_path):
+def test_files_that_mean_other_prompts_by_one_id_and_texts_that_occur_twice_are_refused(tmp_path):
     files = [copybench_file(tmp_path / f"{name}.json", "a", reference=name) for name in "xy"]
     with pytest.raises(ValueError, match="x and y have different references of prompt '0'"):
         read_texts(files)
+    row = {"setting": "k=1", "id": "w", "seed": 3, "text": "a"}
+    path = write(tmp_path / "mine.jsonl", {**row, "error": "long"}, row, {**row, "text": "b"})
+    with pytest.raises(ValueError, match=r"'k=1'.*'id': 'w', 'seed': 3.* occurs twice"):
+        read_texts(path)
 
 
 def test_settings_of_a_run_that_ended_have_their_names_in_its_results(tmp_path):
@@ -114,11 +114,3 @@ def test_other_files_and_folders_are_refused_by_name(tmp_path):
         (tmp_path / "mine.jsonl").write_text(content)
         with pytest.raises(ValueError, match=rf"mine\.jsonl.*{message}"):
             read_texts(tmp_path / "mine.jsonl")
-
-
-def test_a_text_that_occurs_twice_is_refused(tmp_path):
-    row = {"setting": "k=1", "id": "w", "seed": 3, "text": "a"}
-    failed = {**row, "text": None, "error": "too long"}
-    path = write(tmp_path / "mine.jsonl", failed, row, {**row, "seed": 4}, {**row, "text": "b"})
-    with pytest.raises(ValueError, match=r"'k=1'.*'id': 'w', 'seed': 3.* occurs twice"):
-        read_texts(path)

@@ -130,13 +130,7 @@ def test_what_a_rerun_lacks_is_a_dash_and_what_it_has_beyond_is_named(
     assert "| TokenSwap | - (0.011) |" in out
 
 
-@pytest.mark.parametrize(
-    ("found", "printed", "expected"),
-    [
-        ({"mean": 0.5, "std": None}, 0.4, None),  # one seed has no spread
-        ({"mean": 0.4004, "std": None}, 0.4, 0.0),  # the same after rounding
-        ({"mean": 0.5, "std": 0.1}, None, None),
-    ],
-)
-def test_a_difference_needs_both_figures_and_a_spread(found, printed, expected):
-    assert Agreement(found, printed).deviations == expected
+def test_a_difference_needs_both_figures_and_a_spread():
+    assert Agreement({"mean": 0.5, "std": None}, 0.4).deviations is None  # of one seed
+    assert Agreement({"mean": 0.4004, "std": None}, 0.4).deviations == 0.0  # the same, rounded
+    assert Agreement({"mean": 0.5, "std": 0.1}, None).deviations is None

@@ -32,9 +32,9 @@ def text(setting, seed, num_copied, place="0"):
 
 
 def test_quantiles_and_shares_show_the_few_that_copy_much():
-    lengths = [2] * 90 + [7] * 5 + [21] * 4 + [51]
-    scores = [copying_score(number_words(1, length), REFERENCE) for length in lengths]
-    plain = distribution(scores)
+    counts = {2: 90, 7: 5, 21: 4, 51: 1}
+    scores = {n: copying_score(number_words(1, n), REFERENCE) for n in counts}
+    plain = distribution([scores[n] for n, count in counts.items() for _ in range(count)])
     assert plain["share_above"] == {"6": 0.10, "20": 0.05, "50": 0.01}
     assert plain["quantiles"]["word_acs"] == {"0.5": 0, "0.9": 0, "0.99": 21, "1.0": 51}
 

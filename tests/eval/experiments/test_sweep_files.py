@@ -126,8 +126,7 @@ def test_what_cannot_be_is_named(change, message, tmp_path):
 
 def test_a_file_s_inputs_may_be_replaced_and_its_keys_are_checked(tmp_path):
     file = tmp_path / "a.toml"
-    text = 'safe = "S"\nrisky = "org/name"\nprompts = "p"\ninputs = "there"\n'
-    text += 'held_out = { a = ["b"] }\n'
+    text = 'safe = "S"\nrisky = "org/name"\nprompts = "p"\ninputs = "there"\nheld_out.a = ["b"]\n'
     methods = '[[methods]]\nrule = "system"\nlabel = "System"\n'
     file.write_text(text + methods)
     (tmp_path / "S").mkdir()

@@ -62,22 +62,16 @@ def test_what_may_pass_is_tried_again(server, chat_client):
     assert client.usage()["requests"][server.url] == {"asked": 1, "sent": 1}
 
 
-@pytest.mark.parametrize(
-    ("reply", "num_sent", "message"),
-    [
-        (Say(status=500, raw="oops"), 2, "status 500: 'oops'"),  # tried again
-        (Say(raw='{"choices": []}'), 1, "malformed reply"),
-    ],
-)
-def test_a_failure_is_not_kept(reply, num_sent, message, server, chat_client):
-    server.script = in_turn([reply])
+def test_a_failure_is_not_kept(server, chat_client):
+    oops, malformed = Say(status=500, raw="oops"), Say(raw='{"choices": []}')
+    server.script = in_turn([oops, oops, malformed, Say("well")])
     client = chat_client(max_retries=1)
-    with pytest.raises(RequestFailed, match=message):
-        client.complete(HELLO, SAMPLING)
-    assert len(server.requests) == num_sent
-    assert client.usage()["requests"][server.url] == {"asked": 1, "sent": 1, "failed": 1}
-    server.script = in_turn([Say("well")])
-    assert chat_client().complete(HELLO, SAMPLING)["text"] == "well"
+    for num_sent, message in ((2, "status 500: 'oops'"), (3, "malformed reply")):
+        with pytest.raises(RequestFailed, match=message):
+            client.complete(HELLO, SAMPLING)
+        assert len(server.requests) == num_sent
+    assert client.usage()["requests"][server.url] == {"asked": 2, "sent": 2, "failed": 2}
+    assert client.complete(HELLO, SAMPLING)["text"] == "well"
 
 
 def test_a_refused_key_ends_everything_and_is_not_repeated(server, chat_client):
@@ -131,42 +125,34 @@ def number(answer):
     return int(answer) if answer.isdecimal() else None
 
 
-def test_an_answer_without_the_form_is_asked_for_again_and_then_given_up(server, chat_client):
+def test_an_answer_without_the_form_is_asked_for_again_at_another_temperature(server, chat_client):
     server.script = in_turn([Say("four"), Say(None), Say("4")])
     asked = chat_client().ask(HELLO, Sampling(temperature=0.0), number)
-    assert (asked.value, asked.problem) == (4, None)
+    assert (asked.value, asked.problem, asked.answer) == (4, None, "4")
     temperatures = [body["temperature"] for body in server.requests]
     assert temperatures == [0.0, RETRY_TEMPERATURE, RETRY_TEMPERATURE]
-    server.script = in_turn([Say("four")])
-    asked = chat_client().ask(HELLO, SAMPLING, number)
-    assert (asked.value, asked.problem) == (None, "none of 3 answers could be read")
-    assert asked.answer == "four"
-    assert len(server.requests) == 6
 
 
 @pytest.mark.parametrize(
     ("message", "reason", "problem"),
     [
-        ({"content": None}, "stop", "empty"),
-        ({"content": "4"}, "MAX_TOKENS", "cut at its limit of tokens"),
-        ({"content": "4"}, "content_filter", "filtered by the service"),
-        ({"content": None, "refusal": "I cannot"}, "stop", "a refusal"),
-        ({"content": "<think>4</think> four"}, "stop", None),
+        ({"content": None}, "stop", ": empty"),
+        ({"content": "4"}, "MAX_TOKENS", ": cut at its limit of tokens"),
+        ({"content": "4"}, "content_filter", ": filtered by the service"),
+        ({"content": None, "refusal": "I cannot"}, "stop", ": a refusal"),
+        ({"content": "<think>4</think> four"}, "stop", ""),
     ],
 )
 def test_only_what_was_read_is_kept(message, reason, problem, server, chat_client, tmp_path):
     """The rest is asked for again twice, once a run however many texts ask it, and next time."""
     choice = {"message": message, "finish_reason": reason}
-    usage = {"prompt_tokens": 10, "completion_tokens": 3}
-    useless = Say(raw=json.dumps({"choices": [choice], "usage": usage}))
+    useless = Say(raw=json.dumps({"choices": [choice], "usage": {"prompt_tokens": 10}}))
     server.script = in_turn([useless])
     client = chat_client()
     for _ in range(2):
         asked = client.ask(HELLO, SAMPLING, number)
-        assert asked.value is None
-        why = f": {problem}" if problem else ""
-        assert asked.problem == f"none of 3 answers could be read{why}"
-    assert len(server.requests) == 3 and client.usage()["tokens_paid"] == {"in": 30, "out": 9}
+        assert (asked.value, asked.problem) == (None, f"none of 3 answers could be read{problem}")
+    assert len(server.requests) == 3 and client.usage()["tokens_paid"] == {"in": 30, "out": 0}
     assert not list(tmp_path.rglob("*.json"))
     server.script = in_turn([useless, Say("<think>3 or</think>4")])
     for num_requests in (5, 5):  # the second answer was read, and is kept
@@ -199,14 +185,11 @@ def test_threads_that_make_one_request_pay_once_and_answers_keep_their_order(ser
     assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_endpoints_are_refused():
+    for options, message in (
         ({"base_url": "localhost:8000"}, "base_url must be an http or https address"),
         ({"base_url": "http://host/v1?key=k"}, "base_url must hold no key"),
         ({"price_in": -1.0}, "price_in must be at least 0, got -1.0"),
-    ],
-)
-def test_bad_endpoints_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Endpoint(**{"model": "m"} | options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            Endpoint(**{"model": "m"} | options)
