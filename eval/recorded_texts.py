@@ -73,16 +73,12 @@ def read_texts(path: Path | Sequence[Path], prompts: Path | None = None) -> list
     """The generations of a run's folder, of a file, or of several files.
 
     path: a folder with generations/SETTING.jsonl; or JSON objects, one per line or all in an array,
-    of "text", and "setting" (else the file's name), "id" (else the line), "seed",
-    "prompt", "reference", "characters" (a list of lists of names), "group"; or CopyBench's
-    "output", "input", "reference", "reference_characters", "model" and "decoding". Several
-    files, or the *.json and *.jsonl of a folder, have a setting each, named by the file; their
-    prompts without an "id" are known by their content.
-    prompts: JSON objects with the same entries but for the text, by "id"; by default the folder's
-    prompts.jsonl. Entries of a generation override those of its prompt.
-    Rows with an "error", or with null for a text, are left out with one line in the log.
-    Raises: ValueError that names the file and the line, a text that occurs twice, or a prompt with
-    two references; OSError.
+    of "text", and "setting" (else the file's name), "id" (else the line) and other fields of
+    `RecordedText`, or CopyBench's. Several files, or those of a folder, have a setting each, named
+    by the file; their prompts without an "id" are known by their content. prompts: JSON objects
+    with entries that texts lack, by "id"; by default the folder's prompts.jsonl. Rows without a
+    text are left out with one line in the log. Raises: ValueError that names the file and the line,
+    a text that occurs twice, or a prompt with two references; OSError.
     """
     texts, num_missing = texts_in(path, prompts)
     if num_missing:

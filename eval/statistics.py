@@ -49,7 +49,7 @@ def std_of(figure: object) -> float:
 
 
 def mean_if_known(values: Iterable[float | None]) -> float | None:
-    """The mean; None without values, and if one of them is None, which stands for infinity."""
+    """The mean; None without values, and if one of them is None, which means infinity."""
     known = _if_known(values)
     return math.fsum(known) / len(known) if known else None
 

@@ -42,7 +42,7 @@ _ROUNDING: Final = 0.5e-3
 class Agreement:
     """A figure of a rerun with the printed one."""
 
-    found: Cell
+    rerun: Cell
     printed: float | None
     num_decimals: int = 3
     rounding: float = _ROUNDING
@@ -50,11 +50,11 @@ class Agreement:
 
     @property
     def deviations(self) -> float | None:
-        """(found - printed) in the rerun's standard deviations over seeds. 0 if both are the same
+        """(rerun - printed) in the rerun's standard deviations over seeds. 0 if both are the same
         after rounding; None if one is not known, and of one seed."""
-        if self.printed is None or math.isnan(mean := mean_of(self.found)):
+        if self.printed is None or math.isnan(mean := mean_of(self.rerun)):
             return None
-        difference, std = mean - self.printed, std_of(self.found)
+        difference, std = mean - self.printed, std_of(self.rerun)
         if abs(difference) <= self.rounding * (1 + 1e-9):  # decimals are not exact in binary
             return 0.0
         return difference / std if std > 0 else None
@@ -63,7 +63,7 @@ class Agreement:
         """The form "0.281 (0.273, +0.4)": rerun, printed, and their difference in deviations."""
         rerun, printed = (
             "-" if math.isnan(value) else f"{value:.{self.num_decimals}f}"
-            for value in map(mean_of, (self.found, self.printed))
+            for value in map(mean_of, (self.rerun, self.printed))
         )
         if self.deviations is None:
             return f"{rerun} ({printed})"
@@ -179,7 +179,7 @@ def _about(
 def _json(rows: Sequence[AgreementRow]) -> list[dict[str, Any]]:
     return [
         {
-            name: {key: getattr(each, key) for key in ("found", "printed", "deviations")}
+            name: {"found": each.rerun, "printed": each.printed, "deviations": each.deviations}
             if isinstance(each, Agreement)
             else each
             for name, each in row.items()

@@ -174,8 +174,8 @@ def write_certificates(
     target: float,
     about: Mapping[str, Any],
 ) -> str:
-    """Write certificates.json and .md; returns the text for the terminal. banks: those that are
-    asked about. about: entries of the JSON, such as the models."""
+    """Write certificates.json and .md; returns the text for the terminal. about: entries of the
+    JSON, such as the models."""
     rows = certified_rows(events, banks, target)
     results = {"schema": "anchored-certificates/1", **about, "target": target}
     results |= {"largest_k": rows, "events": asdict(events)}

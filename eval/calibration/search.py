@@ -84,13 +84,10 @@ class Target:
         return (figure.high if self.is_strict else figure.value) <= self.value
 
     def figure(self, setting: Copied, *, safe: Copied, risky: Copied) -> Figure:
-        """The figure of a setting, with both models' copying for the same prompts and seeds.
-
-        Its interval is a bootstrap over prompts, whose seeds stay together; a resample in which the
-        risky model copies no more than the safe one counts as the worst. Resamples only repeat
-        prompts: the worse end also allows for the share of unseen prompts that may be recited, as
-        the risky model does on average.
-        """
+        """The figure of a setting, with both models' copying for the same prompts and seeds. Its
+        interval is a bootstrap over prompts; a resample in which the risky model copies no more
+        than the safe one counts as the worst. Resamples only repeat prompts: the worse end also
+        allows for the share of unseen prompts that may be recited as the risky model does."""
         index = 0 if self.is_reduction else METRICS.index(self.metric)
 
         def values(shares: Array) -> Array:

@@ -152,10 +152,10 @@ def copying_rows(
 
 def scores_by_setting(rows: Iterable[Row]) -> Mapping[str, Scores]:
     """The rows of each setting, in the order of their first ones."""
-    scores: dict[str, dict[tuple[str, int], Row]] = {}
-    for row in rows:
-        scores.setdefault(str(row["setting"]), {})[row["id"], row["seed"]] = row
-    return scores
+    of_settings = grouped(rows, lambda row: str(row["setting"]))
+    return {
+        name: {(row["id"], row["seed"]): row for row in same} for name, same in of_settings.items()
+    }
 
 
 def seed_means(scores: Scores) -> list[dict[str, float]]:

@@ -16,7 +16,7 @@ from ..recorded_texts import RISKY, SAFE, evaluation_rows, file_name
 from ..retrieval.passages import PassageIndex
 
 Rows = list[dict[str, Any]]
-CLAIMS = "claims"
+LOCKS = "locks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +146,9 @@ class Experiment(ExperimentOptions):
         return [setting for setting in self.settings if setting.k is not None]
 
     @property
-    def claims(self) -> Path:
+    def locks(self) -> Path:
         """Folder of the locks by which processes share the work."""
-        return self.folder / CLAIMS
+        return self.folder / LOCKS
 
     def rows_file(self, name: str) -> Path:
         """File of the rows that a measure records under this name."""

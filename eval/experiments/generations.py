@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 def generate_all(experiment: Experiment, pair: ModelPair) -> None:
     """Generate what is not recorded yet; every generation is recorded as it ends."""
-    share(generation_tasks(experiment, pair), experiment.claims)
+    share(generation_tasks(experiment, pair), experiment.locks)
 
 
 def generation_tasks(experiment: Experiment, pair: ModelPair) -> list[Task]:
@@ -49,7 +49,8 @@ def draw_by_vllm(sweep: Sweep, experiment: Experiment) -> None:
     next. Raises ImportError, and ValueError, as `open_pair` does."""
     from ...decode.vllm.engine import open_pair
 
-    placement, models = sweep.placement, sweep.models.locations.values()
+    placement = sweep.placement
+    safe, risky = sweep.models.locations.values()
     arguments = {"tensor_parallel_size": placement.gpus, **placement.vllm}
     missing = [each for each in experiment.settings if not _file(experiment, each).exists()]
     drawn = [each for each in missing if isinstance(each.rule, Anchored | Pathwise)]
@@ -58,14 +59,15 @@ def draw_by_vllm(sweep: Sweep, experiment: Experiment) -> None:
         return f"{setting.rule.name} { {**setting.rule.settings(), 'k': None, 'K': None} }"
 
     for group in grouped(drawn, kind).values():
-        engine: Any = open_pair(*models, group[0].rule, **arguments)
+        rule: Any = group[0].rule
+        engine: Any = open_pair(safe, risky, rule, **arguments)
 
         def decoder_of(setting: Setting, engine: Any = engine) -> Any:
             return type(engine)(engine.llm, engine.pair, setting.rule)
 
         try:
             tasks = [_task(experiment, setting, decoder_of) for setting in group]
-            share(tasks, experiment.claims, waits=False)
+            share(tasks, experiment.locks, waits=False)
         finally:
             engine.llm.llm_engine.engine_core.shutdown()
 
@@ -98,7 +100,7 @@ def read_all_prompts(experiment: Experiment, pair: ModelPair) -> None:
         some_budget = Setting("", Anchored(k=1.0))  # ratios do not depend on the rule
         decoders(experiment, pair)(some_budget).prompt_ratios(texts).save(path)
 
-    share([Task("prompts", path, read)], experiment.claims)
+    share([Task("prompts", path, read)], experiment.locks)
 
 
 def read_generations(experiment: Experiment, setting: Setting) -> Rows:

@@ -79,7 +79,7 @@ def generated_texts(experiment: Experiment) -> list[RecordedText]:
 
 def _utility(experiment: Experiment, pair: ModelPair) -> None:
     """Held-out bits of every setting on every held-out set."""
-    share(utility_tasks(experiment, pair), experiment.claims)
+    share(utility_tasks(experiment, pair), experiment.locks)
     rows = chain.from_iterable(map(experiment.read_rows, map(_utility_rows, experiment.settings)))
     sets = list(experiment.held_out)
     experiment.write_rows("utility", sorted(rows, key=lambda row: sets.index(row["held_out"])))

@@ -17,7 +17,7 @@ from ...inputs import records
 from ..recorded_texts import PROMPTS_FILE, RISKY, SAFE
 from ..retrieval.passages import DenseIndex, PassageIndex, WordIndex
 from .experiment import (
-    CLAIMS,
+    LOCKS,
     Experiment,
     Prompt,
     Setting,
@@ -222,15 +222,15 @@ def run_sweep(
     if not is_first:
         experiment, pair = _opened(sweep, folder, load)
         read_all_prompts(experiment, pair)
-        share(tasks(experiment, pair), experiment.claims, waits=False)
+        share(tasks(experiment, pair), experiment.locks, waits=False)
         return ""
-    with locked(folder / CLAIMS / "first", waits=False) as is_ours:
+    with locked(folder / LOCKS / "first", waits=False) as is_ours:
         if not is_ours:
             raise ValueError(f"another sweep is at work in {folder}")
         experiment, pair = _opened(sweep, folder, load, steps if retry_failed else None)
         save_prompts(experiment.prompts, folder / PROMPTS_FILE)
         steps.run("read prompts", lambda: read_all_prompts(experiment, pair))
-        steps.run("generate", lambda: share(tasks(experiment, pair), experiment.claims))
+        steps.run("generate", lambda: share(tasks(experiment, pair), experiment.locks))
         for name in MEASURES:
             steps.run(f"measure {name}", partial(measure, experiment, name, pair))
         from .results import write_sweep_results  # pictures, of the extra `plots`
@@ -267,7 +267,7 @@ def _opened(
 def passage_index(sweep: Sweep, folder: Path) -> PassageIndex:
     """The index of passages, which the first process makes; the others wait, and open it."""
     corpus = sweep.path("passages", sweep.passages)
-    with locked(folder / CLAIMS / "index"):
+    with locked(folder / LOCKS / "index"):
         if not sweep.encoder:
             return WordIndex(corpus, folder / "passages.bm25")
         return DenseIndex(corpus, folder / "passages.dense", sweep.model(sweep.encoder))

@@ -111,14 +111,14 @@ class Task:
     work: Callable[[], None]
 
 
-def share(tasks: Sequence[Task], claims: Path, *, waits: bool = True) -> None:
-    """Do the tasks that no other process has done or is doing, in their order. claims: a folder
+def share(tasks: Sequence[Task], locks: Path, *, waits: bool = True) -> None:
+    """Do the tasks that no other process has done or is doing, in their order. locks: a folder
     that all processes reach, on a file system that locks (flock). A process that dies releases its
     lock, and another one starts the task again. waits: return once all tasks are done; else as soon
     as none is free."""
     is_shown = False
     while left := [task for task in tasks if not task.result.exists()]:
-        if any([_is_done_here(task, claims) for task in left]):
+        if any([_is_done_here(task, locks) for task in left]):
             continue
         if not waits:
             return
@@ -128,8 +128,8 @@ def share(tasks: Sequence[Task], claims: Path, *, waits: bool = True) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _is_done_here(task: Task, claims: Path) -> bool:
-    with locked(claims / task.name, waits=False) as is_ours:
+def _is_done_here(task: Task, locks: Path) -> bool:
+    with locked(locks / task.name, waits=False) as is_ours:
         if is_free := is_ours and not task.result.exists():
             task.work()
         return is_free

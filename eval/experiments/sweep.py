@@ -53,7 +53,7 @@ class Method:
     """A rule with its settings; each combination of listed values is a setting of the sweep."""
 
     rule: str
-    """Its name in the registry of rules, the package's own or an installed one."""
+    """Its name in the registry of rules, of this package or an installed one."""
     label: str
     """Its name in tables and pictures."""
     settings: dict[str, Any] = field(default_factory=dict)

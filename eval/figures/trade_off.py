@@ -79,15 +79,12 @@ def plot_trade_off(
     utility: Scale | Mapping[str, Scale],
     protection: Scale = NCR,
 ) -> None:
-    """Protection against utility, up and right being better: a color and a marker a method. If
-    settings crowd in the corner of high protection and good utility, an inset enlarges it.
-
-    panels: points in the order of their methods' settings, which a line joins, by the title of the
-    panel. A dotted line is the `pareto_front`, and darker rings have a larger share of resamples in
-    which the setting is on it (`front_shares`). The legend names the settings of each method in
-    their order. utility: one for all panels, or one for each. path: .png, .svg or .pdf. Points
-    without a finite figure are left out.
-    """
+    """Protection against utility, up and right being better; a color and marker a method. An inset
+    enlarges a crowded corner of high protection and good utility. A dotted line is the
+    `pareto_front`; darker rings have a larger share of resamples in which the setting is on it
+    (`front_shares`). panels: points in the order of their methods' settings, which a line joins, by
+    the title of the panel; those without a finite figure are left out. utility: one for all panels,
+    or one for each. path: .png, .svg or .pdf."""
     scales = utility if isinstance(utility, Mapping) else dict.fromkeys(panels, utility)
     points = [point for panel in panels.values() for point in panel]
     names = {method: _legend_name(same) for method, same in _by_method(points).items()}

@@ -101,19 +101,19 @@ def _tables(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _set_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of lm-eval that a user set and this machine has."""
-    asked = {name: value for name, value in defaults.items() if value is not None}
-    if asked.get("batch_size") == UNASKED_BATCH_SIZE:
-        del asked["batch_size"]
-    if num_processes() > 1 and str(asked.get("device", "cuda")).startswith("cuda"):
+    chosen = {name: value for name, value in defaults.items() if value is not None}
+    if chosen.get("batch_size") == UNASKED_BATCH_SIZE:
+        del chosen["batch_size"]
+    if num_processes() > 1 and str(chosen.get("device", "cuda")).startswith("cuda"):
         rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         # The device of this process among those of its machine.
-        asked["device"] = f"cuda:{rank % count}" if torch.cuda.is_available() else "cpu"
-    device = str(asked.get("device", ""))
+        chosen["device"] = f"cuda:{rank % count}" if torch.cuda.is_available() else "cpu"
+    device = str(chosen.get("device", ""))
     if device.startswith("cuda") and not torch.cuda.is_available():
         # lm-eval passes cuda:0 on every machine, and its models fall back like this.
         logger.warning("there is no CUDA device here: the pair runs on the CPU, not on %s", device)
-        asked["device"] = "cpu"
-    return asked
+        chosen["device"] = "cpu"
+    return chosen
 
 
 def _batch_size(settings: dict[str, Any]) -> int:

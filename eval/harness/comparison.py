@@ -141,7 +141,7 @@ def load_comparison(path: Path, models: tuple[Entry, ...] = ()) -> Comparison:
     entries = []
     for entry in config.models:
         names = {key: getattr(entry, key) for key in ("model", "safe", "risky")}
-        located_in = {  # ids of the Hub stay
+        located_in: dict[str, Any] = {  # ids of the Hub stay
             key: str(find_path(name, folders) or name) for key, name in names.items() if name
         }
         entries.append(replace(entry, **located_in))
@@ -184,18 +184,18 @@ def evaluate(
     for members in grouped(todo, lambda item: item[0].label).values():
         model = make_model(members[0][0], config)
         for entry, benchmark, variant in members:
-            asked = _asked(entry, benchmark, variant, config)
+            identity = _identity(entry, benchmark, variant, config)
             figures = task_figures(
                 model,
                 variant.task,
                 task_folder,
                 num_fewshot=None if variant.num_fewshot < 0 else variant.num_fewshot,
-                limit=asked["limit"],
+                limit=identity["limit"],
                 runs_code=benchmark.runs_code,
             )
             if figures is not None:  # the first process
                 file = _file(folder, entry, variant)
-                write_durably(file, json.dumps({**asked, "figures": figures}) + "\n")
+                write_durably(file, json.dumps({**identity, "figures": figures}) + "\n")
 
 
 def write_comparison(config: Comparison, folder: Path) -> Cells:
@@ -238,16 +238,16 @@ def _file(folder: Path, entry: Entry, variant: Variant) -> Path:
     return folder / "answers" / file_name(entry.label) / f"{file_name(variant.task)}{shots}.json"
 
 
-def _asked(
+def _identity(
     entry: Entry, benchmark: Benchmark, variant: Variant, config: Comparison
 ) -> dict[str, Any]:
     """All that decides a recorded figure, without the paths of models."""
     limit = benchmark.limit or config.limit or None
     models = {name: model_identity(model) for name, model in entry.models.items()}
-    asked = {"label": entry.label, **models, "settings": settings_identity(entry.settings)}
+    model = {"label": entry.label, **models, "settings": settings_identity(entry.settings)}
     task = Path(config.tasks, f"{variant.task}.yaml")
     here = {"file": file_sha256(task)} if config.tasks and task.is_file() else {}
-    return {"model": asked, "variant": asdict(variant) | here, "limit": limit}
+    return {"model": model, "variant": asdict(variant) | here, "limit": limit}
 
 
 def settings_identity(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,8 +271,8 @@ def _cell(config: Comparison, folder: Path, entry: Entry, benchmark: Benchmark) 
             continue
         record = json.loads(file.read_text(encoding="utf-8"))
         figures = record.pop("figures")
-        asked = _asked(entry, benchmark, variant, config)
-        check_same(record, asked, file, advice="restore them, or name a new folder")
+        identity = _identity(entry, benchmark, variant, config)
+        check_same(record, identity, file, advice="restore them, or name a new folder")
         if variant.metric not in figures:
             known = ", ".join(figures)
             raise AnchoredError(f"{variant.task} has no metric {variant.metric!r}, only {known}")

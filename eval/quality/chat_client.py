@@ -78,7 +78,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked(Generic[Value]):
+class Reading(Generic[Value]):
     """The value that was read in an answer, or the reason for which there is none."""
 
     value: Value | None
@@ -119,7 +119,7 @@ class ChatClient:
 
     def ask(
         self, messages: Sequence[Message], sampling: Sampling, read: Callable[[str], Value | None]
-    ) -> Asked[Value]:
+    ) -> Reading[Value]:
         """The value that `read` finds in an answer; after None another one is requested, and only
         the one that could be read is kept. Text up to </think> is not read. A request that fails
         ends the attempts. Raises: RequestRefused."""
@@ -142,12 +142,12 @@ class ChatClient:
             try:
                 answer = self.complete(messages, drawn[draw], draw=draw, is_useful=is_useful)
             except RequestFailed as error:
-                return Asked(value=None, problem=str(error))
+                return Reading(value=None, problem=str(error))
             if (readable := value(answer)) is not None:
-                return Asked(value=readable, answer=answer["text"])
+                return Reading(value=readable, answer=answer["text"])
         why = f": {answer['problem']}" if "problem" in answer else ""
         problem = f"none of {ATTEMPTS} answers could be read{why}"
-        return Asked(value=None, problem=problem, answer=answer["text"])
+        return Reading(value=None, problem=problem, answer=answer["text"])
 
     def complete(
         self,

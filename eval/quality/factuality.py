@@ -15,9 +15,9 @@ from ..recorded_texts import RecordedText, figure_over_seeds, grouped, rows_by_s
 from ..retrieval.evidence import Evidence, Retriever
 from ..segmentation import sentences
 from .chat_client import (
-    Asked,
     ChatClient,
     Message,
+    Reading,
     Sampling,
     messages_of,
     verdict_form,
@@ -140,7 +140,7 @@ def factuality_rows(
     are different strings. A sentence or claim without an answer is counted, and is no verdict.
     Raises: RequestRefused."""
 
-    def claims_of(window: str) -> Asked[list[str]]:
+    def claims_of(window: str) -> Reading[list[str]]:
         return client.ask(extraction_messages(window), SAMPLING, claims_in)
 
     def judged(claim: str) -> dict[str, Any]:
@@ -148,15 +148,15 @@ def factuality_rows(
             evidence = retriever.evidence(claim)
         except RequestFailed as error:
             return {"claim": claim, "supported": None, "problem": f"no evidence: {error}"}
-        asked = client.ask(verification_messages(claim, evidence), SAMPLING, verdict)
-        return {"claim": claim, "supported": asked.value, "problem": asked.problem}
+        reading = client.ask(verification_messages(claim, evidence), SAMPLING, verdict)
+        return {"claim": claim, "supported": reading.value, "problem": reading.problem}
 
     focused = [windows(text.text) for text in texts]
     answers = iter(client.each(claims_of, list(chain(*focused)), "claims"))
     extracted = [[next(answers) for _ in of_text] for of_text in focused]
     # A dictionary keeps the order and drops repetitions.
     unique = [
-        list(dict.fromkeys(claim for asked in of_text for claim in asked.value or ()))
+        list(dict.fromkeys(claim for reading in of_text for claim in reading.value or ()))
         for of_text in extracted
     ]
     verdicts = iter(client.each(judged, list(chain(*unique)), "verdicts"))
@@ -167,7 +167,7 @@ def factuality_rows(
 
 
 def _row(
-    text: RecordedText, extracted: list[Asked[list[str]]], claims: list[dict[str, Any]]
+    text: RecordedText, extracted: list[Reading[list[str]]], claims: list[dict[str, Any]]
 ) -> dict[str, Any]:
     known = [claim["supported"] for claim in claims if claim["supported"] is not None]
     return {
@@ -177,9 +177,9 @@ def _row(
         "num_supported": sum(known),
         "num_verified": len(known),
         "num_sentences": len(extracted),
-        "num_failed_sentences": sum(asked.value is None for asked in extracted),
+        "num_failed_sentences": sum(reading.value is None for reading in extracted),
         "num_failed_claims": len(claims) - len(known),
-        "problem": next((asked.problem for asked in extracted if asked.problem), None),
+        "problem": next((reading.problem for reading in extracted if reading.problem), None),
         "claims": claims,
     }
 

@@ -82,8 +82,8 @@ def fluency_rows(texts: Sequence[RecordedText], client: ChatClient) -> list[dict
     def row(text: RecordedText) -> dict[str, Any]:
         if not text.text.strip():
             return {**text.key, "fluency": None, "problem": EMPTY, "answer": ""}
-        asked = client.ask(fluency_messages(text.text), SAMPLING, grade)
-        grades = {"fluency": asked.value, "problem": asked.problem, "answer": asked.answer}
+        reading = client.ask(fluency_messages(text.text), SAMPLING, grade)
+        grades = {"fluency": reading.value, "problem": reading.problem, "answer": reading.answer}
         return {**text.key, **grades}
 
     return client.each(row, texts, "fluency")

@@ -153,12 +153,12 @@ def _result(
         return "tie", None
     shown = [pair.text.text, pair.competitor.text]
     messages = comparison_messages(pair.text.prompt, *(shown if is_first else shown[::-1]))
-    asked = client.ask(messages, SAMPLING, choice)
-    if asked.value is None:
-        return None, asked.problem
-    if asked.value == "TIE":
+    reading = client.ask(messages, SAMPLING, choice)
+    if reading.value is None:
+        return None, reading.problem
+    if reading.value == "TIE":
         return "tie", None
-    return ("win" if (asked.value == "A") == is_first else "loss"), None
+    return ("win" if (reading.value == "A") == is_first else "loss"), None
 
 
 def _rank(pair: Comparison) -> bytes:

@@ -84,16 +84,16 @@ class Report:
     """All that a page shows, in this order."""
 
     title: str
-    headline: str = ""
+    headline: str
     """The verdict in a sentence; "" if nothing was measured."""
-    verdicts: Sequence[Verdict] = ()
-    picture: Section | None = None
+    verdicts: Sequence[Verdict]
+    picture: Section | None
     """The picture next to the verdicts."""
-    records: Sequence[SideBySideRecord] = ()
-    texts_note: str = ""
+    records: Sequence[SideBySideRecord]
+    texts_note: str
     """The number of texts that are shown."""
     results: Sequence[Section]
-    analyses: Sequence[Section] = ()
+    analyses: Sequence[Section]
     not_measured: Mapping[str, str]
     """Reasons by the name of a missing result."""
     about: Mapping[str, str]
@@ -112,13 +112,8 @@ class Report:
         picture = _picture_html(self.picture) if self.picture else ""
         parts += [f'<div class="verdict">{cards}{picture}</div>'] if cards or picture else []
         chapters = self._chapters()
-        links = "\n".join(
-            f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title, _ in chapters
-        )
-        parts.append(
-            "<details><summary>Contents</summary>"
-            f'<nav aria-label="Contents"><ul>\n{links}\n</ul></nav></details>'
-        )
+        contents = _links_html("Contents", {name: title for name, title, _ in chapters})
+        parts.append(f"<details><summary>Contents</summary>{contents}</details>")
         parts += [f'<h2 id="{name}">{escape(title)}</h2>\n{body}' for name, title, body in chapters]
         return html_page(self.title, "\n".join(parts))
 
@@ -195,12 +190,15 @@ def records_html(records: Sequence[SideBySideRecord]) -> str:
     shows; every text is escaped. Copied characters are overlined; tokens that the risky model chose
     (accepted is False) are underlined, white space apart; a token whose figures are known is darker
     the more it spent."""
-    entries = "\n".join(
-        f'<li><a href="#record-{i}">{escape(record.title)}</a></li>'
-        for i, record in enumerate(records)
-    )
+    titles = {f"record-{i}": record.title for i, record in enumerate(records)}
     articles = "\n".join(_article(i, record) for i, record in enumerate(records) if i > 0)
-    return f'<nav aria-label="Prompts"><ul>\n{entries}\n</ul></nav>\n{articles}'
+    return f"{_links_html('Prompts', titles)}\n{articles}"
+
+
+def _links_html(label: str, titles: Mapping[str, str]) -> str:
+    """A list of links to what has these ids."""
+    links = (f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in titles.items())
+    return f'<nav aria-label="{label}"><ul>\n{chr(10).join(links)}\n</ul></nav>'
 
 
 def _article(index: int, record: SideBySideRecord) -> str:

@@ -155,7 +155,7 @@ class DenseIndex:
         else:
             for _ in records(corpus):
                 pass
-        # 2. An encoder that does not load leaves no index behind.
+        # 2. An encoder that does not load leaves no index.
         self._corpus, self._instruction = corpus, instruction
         try:
             self._model = SentenceTransformer(str(encoder))

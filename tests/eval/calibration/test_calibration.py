@@ -44,54 +44,47 @@ def test_a_k_above_one_that_misses_is_not_taken():
 PROMPTS = [Prompt(id=f"{n}", title=f"{n}", prompt="a", reference="b") for n in range(24)]
 
 
-class World:
-    """Texts are recited from some k on, which prompts and seeds decide."""
+def world(seed: int):
+    """Copying of texts that are recited from some k on, which prompts and seeds decide."""
+    limits = np.random.default_rng([seed, 1]).normal(math.log(4.0), 0.5, size=len(PROMPTS))
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        generator = np.random.default_rng([seed, 1])
-        self._limits = generator.normal(math.log(4.0), 0.5, size=len(PROMPTS))
-
-    def copied(self, experiment):
+    def copied(experiment):
         """A recited text has 50 words of its reference, another one 1."""
         alone, (setting,) = {SAFE: -math.inf, RISKY: math.inf}, experiment.settings
         log_k = alone[setting.name] if setting.k is None else math.log(setting.k)
-        noise = [
-            np.random.default_rng([self._seed, 2, seed]).normal(size=len(PROMPTS))
-            for seed in experiment.seeds
-        ]
-        is_recited = log_k + 0.8 * np.array(noise).T > self._limits[:, None]
+        generators = [np.random.default_rng([seed, 2, each]) for each in experiment.seeds]
+        noise = np.array([each.normal(size=len(PROMPTS)) for each in generators])
+        is_recited = log_k + 0.8 * noise.T > limits[:, None]
         return np.where(is_recited, 50.0, 1.0).mean(1)[:, None] * np.ones(len(METRICS))
+
+    return copied
 
 
 @pytest.fixture
 def calibrated(monkeypatch, tmp_path):
     """Calibrate in a world, in a folder by its seed; `seen` has the seeds of each folder."""
     seen: dict[Path, list[int]] = {}
-    rows = [
-        {"id": "0", "certified": True, "bound": 1.0, "spent": 0.5},
-        {"id": "1", "certified": True, "bound": 3.0, "spent": None},
-    ]
     generations = {
         "reference_log_probs": {"0": -5.0, "1": -9.0},
-        "generate_all": None,
         "failed_generations": [],
-        "read_all_prompts": None,
-        "read_generations": rows,
+        "read_generations": [
+            {"id": "0", "certified": True, "bound": 1.0, "spent": 0.5},
+            {"id": "1", "certified": True, "bound": 3.0, "spent": None},
+        ],
     }
-    for name, made in generations.items():
+    for name, made in (generations | {"generate_all": None, "read_all_prompts": None}).items():
         monkeypatch.setattr(calibrating, name, lambda *_, made=made: made)
     monkeypatch.setattr(searching, "NUM_RESAMPLES", 50)
 
     def calibrate_in(seed: int, **target):
-        world = World(seed)
+        copied = world(seed)
         seen.clear()
 
-        def copied(experiment):
+        def noted(experiment):
             seen[experiment.folder.relative_to(tmp_path)] = experiment.seeds
-            return world.copied(experiment)
+            return copied(experiment)
 
-        monkeypatch.setattr(calibrating, "copied_in", copied)
+        monkeypatch.setattr(calibrating, "copied_in", noted)
         return calibrate(calibration(tmp_path / str(seed), Target(**target)), None)
 
     calibrate_in.seen = seen
@@ -178,11 +171,9 @@ def test_a_reduction_is_of_the_means_over_prompts_and_seeds():
 
 def test_strictness_asks_the_worse_end_of_the_interval():
     reduction = Figure(0.8, 0.7, 0.9)
-    assert Target(value=0.75, is_strict=False).is_met(reduction)
-    assert not Target(value=0.75).is_met(reduction)
-    copy = Figure(5.0, 4.0, 7.0)
-    assert Target(metric="word_lcs", value=6.0, is_strict=False).is_met(copy)
-    assert not Target(metric="word_lcs", value=6.0).is_met(copy)
+    copy, limit = Figure(5.0, 4.0, 7.0), Target(metric="word_lcs", value=6.0)
+    for target, figure in ((Target(value=0.75), reduction), (limit, copy)):
+        assert replace(target, is_strict=False).is_met(figure) and not target.is_met(figure)
     nothing = Target().figure(QUIET, safe=QUIET, risky=QUIET)  # the risky model copies nothing
     assert math.isnan(nothing.value) and not Target().is_met(nothing)
     rare = copied([40], [1], [1], [1])  # a third of all resamples leave out the first prompt

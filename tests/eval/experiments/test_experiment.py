@@ -41,7 +41,6 @@ from anchored.eval.experiments.measures import (
 from anchored.eval.experiments.results import write_budget_results
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
-ABOUT = {"settings": {"seeds": [0, 1]}}
 
 # A random model writes letters that ROUGE cannot read.
 
@@ -50,20 +49,16 @@ ABOUT = {"settings": {"seeds": [0, 1]}}
 def experiment(tmp_path_factory, pair) -> Experiment:
     """Generated and measured, without questions, which need tasks of lm-eval."""
     folder = tmp_path_factory.mktemp("experiment")
+    first = Prompt(id="0", title="Work", prompt="the keeper of", reference=TEXT)
     built = Experiment(
         folder=folder,
-        prompts=[Prompt(id=f"{i}", title=f"Work {i}", prompt="the keeper of", reference=TEXT)
-                 for i in range(2)],
+        prompts=[first, replace(first, id="1")],
         settings=budget_sweep([0.5, 2.0]),
-        seeds=[0, 1],
-        max_new_tokens=8,
-        repetition_penalty=1.0,
         held_out={"mixture": [TEXT * 3] * 3, "extra": [TEXT * 2] * 3},
         extra="extra",
-        num_excerpts=2,
-        excerpt_tokens=6,
-        task_folder=folder / "tasks",
-    )  # fmt: skip
+        **{"seeds": [0, 1], "max_new_tokens": 8, "repetition_penalty": 1.0},
+        **{"num_excerpts": 2, "excerpt_tokens": 6},
+    )
     generate_all(built, pair)
     for name in ("copying", "utility"):
         measure(built, name, pair)
@@ -97,7 +92,7 @@ def test_results_have_the_figures_of_every_measure(pair, copied):
     assert some == pytest.approx(sum(event_bound(each, nats) for each in bounds) / 4)
     assert safe < some < more <= 1
     assert [row["accuracy/toy"] for row in rows] == [n / 4 for n in range(4)]
-    write_budget_results(run, rows, {"schema": "test/1", **ABOUT})
+    write_budget_results(run, rows, {"schema": "test/1", "settings": {"seeds": [0, 1]}})
     table, page = ((run.folder / name).read_text() for name in ("table.md", "report.html"))
     for title in ("recited, at most", "bits per byte, mixture | bits per byte, extra"):
         assert title in table

@@ -57,20 +57,14 @@ def sweep_of(folder, prompts, *, texts=(TEXT * 3, TEXT * 2), more=None, **change
     ]
     files = {"prompts": rows, "works": [{"text": TEXT}], "extra": [{"text": t} for t in texts]}
     paths = {n: write_json_lines(folder / f"{n}.jsonl", records) for n, records in files.items()}
-    sweep = Sweep(
-        safe="safe",
-        risky="risky",
+    options = {"seeds": [0, 1], "max_new_tokens": 4, "num_excerpts": 2, "excerpt_tokens": 6}
+    return Sweep(
         prompts=paths["prompts"],
         passages=paths["works"],
         held_out={"extra": [paths["extra"]]},
         methods=METHODS,
-        max_new_tokens=4,
-        repetition_penalty=1.0,
-        seeds=[0, 1],
-        num_excerpts=2,
-        excerpt_tokens=6,
+        **{"safe": "safe", "risky": "risky", "repetition_penalty": 1.0, **options, **changed},
     )
-    return replace(sweep, **changed)
 
 
 def recorded(run, name: str) -> list[dict]:

@@ -29,25 +29,25 @@ def tasks_of(folder, done):
 
 
 def test_what_another_process_is_at_is_left_to_it_until_it_is_killed(tmp_path):
-    words, done = [sys.executable, "-c", HOLDER, str(tmp_path / "claims" / "b")], []
+    words, done = [sys.executable, "-c", HOLDER, str(tmp_path / "locks" / "b")], []
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, **pipes) as process:
         assert process.stdout.readline() == "True\n"
-        share(tasks_of(tmp_path, done), tmp_path / "claims", waits=False)
+        share(tasks_of(tmp_path, done), tmp_path / "locks", waits=False)
         assert done == ["a", "c"]
         process.kill()
-    share(tasks_of(tmp_path, done), tmp_path / "claims")
+    share(tasks_of(tmp_path, done), tmp_path / "locks")
     assert done == ["a", "c", "b"]
 
 
-def test_what_is_done_is_not_done_again_be_it_found_out_under_the_claim(tmp_path, monkeypatch):
+def test_what_is_done_is_not_done_again_be_it_found_out_under_the_lock(tmp_path, monkeypatch):
     @contextmanager
     def just_done(path, **_):
-        (tmp_path / "a").touch()  # by a process that gave back the claim a moment ago
+        (tmp_path / "a").touch()  # by a process that released the lock a moment ago
         yield True
 
     monkeypatch.setattr(steps, "locked", just_done)
-    share([Task("a", tmp_path / "a", lambda: pytest.fail("done again"))], tmp_path / "claims")
+    share([Task("a", tmp_path / "a", lambda: pytest.fail("done again"))], tmp_path / "locks")
 
 
 def test_steps_run_once_and_again_where_they_were_interrupted(tmp_path):

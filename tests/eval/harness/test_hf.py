@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly
+from anchored import Decoder, ModelPair, RiskyOnly, SafeOnly
 from anchored.eval.harness.model import AnchoredLM
 
 pytest.importorskip("lm_eval")
@@ -65,12 +65,3 @@ def test_one_model_alone_answers_as_the_model_of_lm_eval(folders_pair, pair_fold
     # lm-eval adds up a text's log-probabilities in float32, whose digits end at 1e-4 of 2,000 nats.
     assert our_totals == pytest.approx(totals, rel=1e-6, abs=1e-4)
     assert our_texts == texts
-
-
-def test_a_pair_scores_as_its_decoder_does_each_request_by_itself(folders_pair):
-    lm = AnchoredLM(Decoder(folders_pair, Anchored(k=0.5), batch_size=8))
-    answers = lm.loglikelihood([request(*pair) for pair in CHOICES], disable_tqdm=True)
-    for (context, continuation), (log_prob, is_greedy) in zip(CHOICES, answers, strict=True):
-        (alone,) = lm.decoder.score(context, continuation)
-        assert log_prob == pytest.approx(alone.log_prob, abs=1e-5)
-        assert is_greedy == alone.is_greedy

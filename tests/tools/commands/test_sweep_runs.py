@@ -241,6 +241,6 @@ def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, 
 
 
 def test_a_second_first_process_is_refused(command, swept, capsys):
-    with locked(swept / "claims" / "first", waits=False) as is_ours:
+    with locked(swept / "locks" / "first", waits=False) as is_ours:
         assert is_ours
         assert f"another sweep is at work in {swept}" in refused(capsys, *command, str(swept))
