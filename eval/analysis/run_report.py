@@ -117,7 +117,7 @@ def leading_settings(run: RecordedRun) -> list[str]:
 
 def _role(run: RecordedRun, setting: str) -> str:
     """The class of a setting's texts: its method's, but "anchored" for all that have a bound, some
-    of which pictures draw as lines of their own; "" where there are no results."""
+    of which pictures draw as separate lines; "" where there are no results."""
     _, role = methods_of(run).get(setting, ("", ""))
     bounded = any(row["setting"] == setting and row.get("bound") is not None for row in run.rows)
     return "anchored" if role == "baseline" and bounded else role

@@ -215,7 +215,7 @@ class AnchoredLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Token ids; with None, special tokens are added unless the text brings its own. At byte
+        """Token ids; with None, special tokens are added unless the text has some. At byte
         level, where there are none, the bytes."""
         if self._deals_in_bytes:
             return self.decoder.level.encode_continuation(string)

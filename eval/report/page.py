@@ -105,7 +105,9 @@ class Report:
         return [*self.results, *self.analyses]
 
     def html(self) -> str:
-        """The self-contained page; every text is escaped."""
+        """The self-contained page: no script, no external file, light and dark colors, pictures as
+        data: URIs. Every text is escaped; models wrote some: even of an unescaped one, browsers
+        would run no script, load nothing and send nothing (its Content-Security-Policy)."""
         parts = [first_html(self.records[0])] if self.records else []
         parts += [f'<p class="headline">{escape(self.headline)}</p>'] if self.headline else []
         cards = _verdicts_html(self.verdicts)
@@ -115,7 +117,10 @@ class Report:
         contents = _links_html("Contents", {name: title for name, title, _ in chapters})
         parts.append(f"<details><summary>Contents</summary>{contents}</details>")
         parts += [f'<h2 id="{name}">{escape(title)}</h2>\n{body}' for name, title, body in chapters]
-        return html_page(self.title, "\n".join(parts))
+        digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+        policy = f"{_POLICY}; style-src 'sha256-{digest}'"
+        title, body = escape(self.title), "\n".join(parts)
+        return _PAGE.format(title=title, policy=policy, style=STYLE, body=body)
 
     def _chapters(self) -> list[tuple[str, str, str]]:
         """Ids, titles and contents of what is below the verdict."""
@@ -168,16 +173,6 @@ def _picture_html(section: Section) -> str:
 def _definitions(entries: Mapping[str, str]) -> str:
     items = (f"<li>{escape(name)}: {escape(text)}</li>" for name, text in entries.items())
     return f"<ul>\n{chr(10).join(items)}\n</ul>" if entries else ""
-
-
-def html_page(title: str, body: str) -> str:
-    """A whole page: no script, no external file, light and dark colors. title: any text. body: HTML
-    whose texts are escaped; pictures are data: URIs. Models wrote the texts of the page: even of an
-    unescaped one, browsers would run no script, load nothing and send nothing (its
-    Content-Security-Policy)."""
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"{_POLICY}; style-src 'sha256-{digest}'"
-    return _PAGE.format(title=escape(title), policy=policy, style=STYLE, body=body)
 
 
 def first_html(record: SideBySideRecord) -> str:
