@@ -13,7 +13,6 @@ from ...decode.arguments import call_values
 from ...decode.rules.rule import takes_passage
 from ...decode.texts import prompt_requests, request_list
 from ...durable_files import appended, named_errors, sync, write_durably
-from ..recorded_texts import grouped
 from ..statistics import json_value
 from .experiment import Experiment, Prompt, Rows, Setting
 from .steps import Task, share
@@ -43,33 +42,28 @@ def _task(experiment: Experiment, setting: Setting, decoder: Callable[[Setting],
 
 
 def draw_by_vllm(sweep: Sweep, experiment: Experiment) -> None:
-    """Generate the missing texts of settings whose rule draws inside vLLM, before the pair of
-    transformers takes the GPUs. The tokens and ledgers are those of a `Decoder`, up to the models'
-    batch numerics. Each group of rules that differ in k alone has an engine, which ends before the
-    next. Raises ImportError, and ValueError, as `open_pair` does."""
-    from ...decode.vllm.engine import open_pair
-
-    placement = sweep.placement
-    safe, risky = sweep.models.locations.values()
-    arguments = {"tensor_parallel_size": placement.gpus, **placement.vllm}
+    """Generate the missing texts of settings whose rule draws inside vLLM, by one engine, which
+    ends before the pair of transformers takes the GPUs. The tokens and ledgers are those of a
+    `Decoder`, up to the models' batch numerics. Raises ImportError, and ValueError, as `open_pair`
+    does."""
     missing = [each for each in experiment.settings if not _file(experiment, each).exists()]
     drawn = [each for each in missing if isinstance(each.rule, Anchored | Pathwise)]
+    if not drawn:
+        return
+    from ...decode.vllm.engine import open_pair
 
-    def kind(setting: Setting) -> str:
-        return f"{setting.rule.name} { {**setting.rule.settings(), 'k': None, 'K': None} }"
+    safe, risky = sweep.models.locations.values()
+    arguments = {"tensor_parallel_size": sweep.placement.gpus, **sweep.placement.vllm}
+    engine: Any = open_pair(safe, risky, **arguments)
 
-    for group in grouped(drawn, kind).values():
-        rule: Any = group[0].rule
-        engine: Any = open_pair(safe, risky, rule, **arguments)
+    def decoder_of(setting: Setting) -> Any:
+        return type(engine)(engine.llm, engine.pair, setting.rule)
 
-        def decoder_of(setting: Setting, engine: Any = engine) -> Any:
-            return type(engine)(engine.llm, engine.pair, setting.rule)
-
-        try:
-            tasks = [_task(experiment, setting, decoder_of) for setting in group]
-            share(tasks, experiment.locks, waits=False)
-        finally:
-            engine.llm.llm_engine.engine_core.shutdown()
+    try:
+        tasks = [_task(experiment, setting, decoder_of) for setting in drawn]
+        share(tasks, experiment.locks, waits=False)
+    finally:
+        engine.llm.llm_engine.engine_core.shutdown()
 
 
 def check_requests(experiment: Experiment, pair: ModelPair) -> None:

@@ -11,7 +11,7 @@ import torch
 from json_lines import read_json_lines, write_json_lines
 from tiny_models import tiny_llama
 
-from anchored import Decoder, Ledger, ModelPair
+from anchored import Anchored, Decoder, Ledger, ModelPair
 from anchored.decode.ledger import ledger_parts
 from anchored.eval.experiments.experiment import Experiment, Prompt
 from anchored.eval.experiments.generations import draw_by_vllm, generate_all
@@ -58,12 +58,12 @@ def sweep_of(folder, prompts, *, texts=(TEXT * 3, TEXT * 2), more=None, **change
     files = {"prompts": rows, "works": [{"text": TEXT}], "extra": [{"text": t} for t in texts]}
     paths = {n: write_json_lines(folder / f"{n}.jsonl", records) for n, records in files.items()}
     options = {"seeds": [0, 1], "max_new_tokens": 4, "num_excerpts": 2, "excerpt_tokens": 6}
+    options |= {"methods": METHODS, "repetition_penalty": 1.0, **changed}
     return Sweep(
         prompts=paths["prompts"],
         passages=paths["works"],
         held_out={"extra": [paths["extra"]]},
-        methods=METHODS,
-        **{"safe": "safe", "risky": "risky", "repetition_penalty": 1.0, **options, **changed},
+        **{"safe": "safe", "risky": "risky", **options},
     )
 
 
@@ -154,7 +154,7 @@ def test_what_has_no_fitting_length_is_refused_before_the_first_token(
 def test_vllm_draws_the_settings_of_anchored_decoding_from_one_engine(
     tmp_path, broken, monkeypatch
 ):
-    """An engine for all k, which has ended when all is drawn; the texts are the same."""
+    """An engine for all rules, which has ended when all is drawn; the texts are the same."""
     events: list[str] = []
 
     class Fake(Decoder):
@@ -163,28 +163,27 @@ def test_vllm_draws_the_settings_of_anchored_decoding_from_one_engine(
         def __init__(self, llm, pair, rule):
             super().__init__(pair, rule, level="token")
             self.llm = llm
-            events.append(f"k = {rule.k:g}")
+            events.append(f"{rule.name}, k = {rule.k:g}")
 
-    def open_pair(safe, risky, rule, **arguments):
+    def open_pair(safe, risky, **arguments):
         events.append(f"open {safe} {risky} {arguments}")
         end = SimpleNamespace(shutdown=lambda: events.append("shut down"))
-        return Fake(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=end)), broken, rule)
+        llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=end))
+        return Fake(llm, broken, Anchored(k=1.0))
 
     monkeypatch.setattr("anchored.decode.vllm.engine.open_pair", open_pair)
     placement = Placement(gpus=2, options={"risky_device_map": "auto"}, vllm={"max_model_len": 64})
-    named = {"safe": "org/safe", "risky": "org/risky", "level": "token"}
-    sweep = sweep_of(
-        tmp_path, {"one": "the keeper of"}, **named, engine="vllm", placement=placement
-    )
+    methods = (*METHODS, Method(rule="pathwise", label="Pathwise", settings={"k": 2.0}))
+    named = {"safe": "org/safe", "risky": "org/risky", "level": "token", "methods": methods}
+    sweep = sweep_of(tmp_path, {"one": "the keeper"}, **named, engine="vllm", placement=placement)
     fast, plain = (sweep_experiment(sweep, tmp_path / name, None) for name in ("fast", "plain"))
-    fast, plain = (replace(each, settings=each.settings[-2:]) for each in (fast, plain))
     draw_by_vllm(sweep, fast)
     arguments = {"tensor_parallel_size": 2, "max_model_len": 64}
-    opened = f"open org/safe org/risky {arguments}"
-    assert events == [opened, "k = 0.5", "k = 0.5", "k = 4", "shut down"]
-    generate_all(plain, broken)
-    for name in ("Anchored-k=0.5", "Anchored-k=4"):
+    drawn = ["anchored, k = 1", "anchored, k = 0.5", "anchored, k = 4", "pathwise, k = 2"]
+    assert events == [f"open org/safe org/risky {arguments}", *drawn, "shut down"]
+    generate_all(replace(plain, settings=plain.settings[-3:]), broken)
+    for name in ("Anchored-k=0.5", "Anchored-k=4", "Pathwise"):
         ours, theirs = (recorded(tmp_path / run, name) for run in ("fast", "plain"))
         assert [row["pieces"] for row in ours] == [row["pieces"] for row in theirs]
     draw_by_vllm(sweep, fast)
-    assert len(events) == 5  # all is recorded
+    assert len(events) == 6  # all is recorded
