@@ -70,21 +70,30 @@ def test_failed_requests_are_refused_rather_than_averaged(safe_lm, monkeypatch):
         texts(safe_lm, ("a", {}))
 
 
-def test_a_cache_serves_the_pair_and_settings_that_filled_it(pair, tmp_path, monkeypatch):
+def test_every_answer_reaches_the_cache_as_it_comes(safe_lm):
+    kept, settings = [], {"max_gen_toks": 3}
+    hook = SimpleNamespace(dbdict=None, add_partial=lambda *entry: kept.append(entry))
+    safe_lm.set_cache_hook(hook)
+    likelihood = likelihoods(safe_lm, (CONTEXT, CONTINUATION))
+    rolling = safe_lm.loglikelihood_rolling([request(CONTEXT)], disable_tqdm=True)
+    generated = texts(safe_lm, (CONTEXT, settings))
+    assert kept == [
+        ("loglikelihood", (CONTEXT, CONTINUATION), likelihood[0]),
+        ("loglikelihood_rolling", (CONTEXT,), rolling[0]),
+        ("generate_until", (CONTEXT, settings), generated[0]),
+    ]
+
+
+def test_a_cache_serves_the_pair_and_settings_that_filled_it(pair, tmp_path):
     """lm-eval keys an answer by its request alone."""
     from lm_eval.api.model import CachingLM
 
-    def cached(k, name="kept", seed=0, decoder=None):
-        decoder = decoder or Decoder(pair, Anchored(k=k))
-        lm = CachingLM(AnchoredLM(decoder, seed=seed), str(tmp_path / name))
-        scored = lm.loglikelihood([request(CONTEXT, CONTINUATION)])
-        rolled = lm.loglikelihood_rolling([request(CONTEXT)])
-        return scored, rolled, lm.generate_until([request(CONTEXT, {"max_gen_toks": 3})])
+    def cached(k, name="kept", seed=0):
+        lm = CachingLM(AnchoredLM(Decoder(pair, Anchored(k=k)), seed=seed), str(tmp_path / name))
+        return lm.loglikelihood([request(CONTEXT, CONTINUATION)])
 
-    first, silent = cached(0.01), Decoder(pair, Anchored(k=0.01))
-    for method in ("score", "generate_each"):
-        monkeypatch.setattr(silent, method, lambda *_, **__: pytest.fail("asked again"))
-    assert cached(0.01, decoder=silent) == first != cached(30.0, "another")
+    first = cached(0.01)
+    assert cached(0.01) == first != cached(30.0, "another")
     with pytest.raises(ValueError, match=r"kept was made .*rule\.k was 0\.01 and is now 30"):
         cached(30.0)
     with pytest.raises(ValueError, match="seed was 0 and is now 1"):
