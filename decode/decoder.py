@@ -13,7 +13,6 @@ from tqdm.auto import tqdm
 
 from ..fields import whole_number
 from .ambient import in_plain_torch
-from .arguments import Prompt, call_values, check_parts, is_single, target_symbols
 from .engine.paired_batch import PairedBatch
 from .engine.prompts import measured_ratios, ratio_source
 from .engine.request import Request, RequestState, refused
@@ -34,7 +33,14 @@ from .settings import (
     StreamOptions,
     read_options,
 )
-from .texts import prompt_requests, request_list
+from .texts import (
+    Prompt,
+    call_values,
+    is_single,
+    prompt_requests,
+    request_list,
+    target_symbols,
+)
 from .verify.rounding import least_temperature, temperature_error
 
 if TYPE_CHECKING:
@@ -67,7 +73,11 @@ class Decoder:
         Raises ValueError for bad values, for a rule whose claims do not hold (see `check_claims`),
         or for a draft where it cannot run.
         """
-        check_parts(pair, rule)
+        if not (isinstance(pair, ModelPair) and isinstance(rule, Rule)):
+            raise ValueError(
+                "write Decoder(pair, rule), as Decoder(pair, Anchored(k=1.5)), "
+                f"got {type(pair).__name__} and {rule!r}"
+            )
         level, size = "auto" if level is None else level, 16 if batch_size is None else batch_size
         self.pair, self.batch_size = pair, whole_number("batch_size", size)
         if self.batch_size < 1:
@@ -77,6 +87,7 @@ class Decoder:
         )
         self.rule, self.open_rule = rule, opened(rule, self.level)
         warn_of_left_out(self.open_rule)
+        self._least_temperature = least_temperature(model.dtype for model in pair.models.values())
         self.draft_length = 0
         """Tokens that the safe model drafts before the risky one reads them; 0 drafts none."""
         if speculate not in ("off", None):
@@ -259,9 +270,8 @@ class Decoder:
         """The requests of a call. values: of `call_values`."""
         if config.is_greedy and self.open_rule.is_certified:
             logger.warning("temperature 0 samples nothing, so no bound holds: ledgers uncertified")
-        least = least_temperature(model.dtype for model in self.pair.models.values())
-        if self.open_rule.is_certified and 0.0 < config.temperature < least:
-            raise ValueError(temperature_error(config.temperature, least))
+        if self.open_rule.is_certified and 0.0 < config.temperature < self._least_temperature:
+            raise ValueError(temperature_error(config.temperature, self._least_temperature))
         texts = prompt_requests(self.level, prompts, continue_from, messages)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
         settings = call_values(len(texts), horizon, **values)

@@ -1,8 +1,8 @@
 """Models and tokenizers from Hugging Face folders: safetensors only, no remote code."""
 
 import logging
-import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,12 +22,9 @@ from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ...errors import in_one_line
-from ..settings import HINTS
 from ..streams.configs import suppressed_tokens
 from .adapter import check_adapter, merged
 from .folder import ModelFolder, read_json
-
-logger = logging.getLogger(__name__)
 
 DeviceMap = str | torch.device | Mapping[str, str | torch.device] | None
 
@@ -63,31 +59,22 @@ DEFAULT_OPTIONS = LoadOptions()
 GENERATION_CONFIG = "generation_config.json"
 FLOATS = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 """Dtypes that models are decoded in; most machines have no products of float8."""
-STORED_FLOATS = ("F16", "F32", "F64", "BF16")
-"""The same as safetensors names them."""
-
-LARGEST_HIDDEN = -1e4
-"""The number that GPT-2 and GPT-J added to hide a score; GPT-Neo and GPT-NeoX took -1e9."""
+OLD_BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
+"""Names of causal masks and rotary frequencies, which old checkpoints hold for each layer."""
 
 
 def load_config(folder: Path) -> PretrainedConfig:
-    """The config alone, once its files are looked at; ValueError if one cannot be read or holds a
-    value that no model has, which transformers ignores or stumbles over later."""
-    names = (GENERATION_CONFIG, "model.safetensors.index.json")
-    contents = {name: read_json(folder / name) for name in names if (folder / name).is_file()}
+    """The config alone; ValueError if it, or the generation_config, cannot be read or holds what
+    no pair can follow."""
     with in_one_line(f"the config in {folder} cannot be read"):
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     quantization_method(config)
-    text = config.get_text_config()
     if config.dtype is not None and config.dtype not in FLOATS.values():
         raise ValueError(
             f"the dtype in {folder} must be one of {', '.join(FLOATS)}, got {config.dtype}"
         )
-    pad, size = text.pad_token_id, text.vocab_size
-    if pad is not None and not -size <= pad < size:
-        raise ValueError(f"pad_token_id must be in [-{size}, {size}), got {pad} in {folder}")
-    said = SimpleNamespace(**contents.get(GENERATION_CONFIG, {}))
-    suppressed_tokens(said, str(folder / GENERATION_CONFIG))
+    if (file := folder / GENERATION_CONFIG).is_file():  # transformers ignores one that is damaged
+        suppressed_tokens(SimpleNamespace(**read_json(file)), str(file))
     return config
 
 
@@ -201,8 +188,6 @@ def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedMod
         )
     whole: PreTrainedModel = model
     _check_tensors(folder, report, {name for name, _ in whole.named_buffers()})
-    if not quantization_method(whole.config):
-        _check_stored_floats(folder, whole)
     return whole
 
 
@@ -225,62 +210,12 @@ def _check_tensors(folder: Path, report: Mapping[str, Any], buffers: set[str]) -
             f"not {tuple(expected)}"
         )
     more = set(report["unexpected_keys"]) - buffers
-    if unexpected := sorted(more - _old_buffers(folder) if more else more):
+    if unexpected := sorted(name for name in more if not OLD_BUFFERS.search(name)):
         # Those of more layers than the config says, for one: another model than the stored one.
         raise ValueError(
             f"the weights in {folder} hold {unexpected[0]} ({len(unexpected)} in all), "
             "which the config has no use for"
         )
-
-
-def _old_buffers(folder: Path) -> set[str]:
-    """Names of causal masks and rotary frequencies, which old checkpoints hold by layer."""
-    names = set()
-    for file, name in _stored_tensors(folder):
-        shape = file.get_slice(name).get_shape()
-        is_rotary = name.endswith(".inv_freq") and len(shape) == 1
-        # (1, 1, n, n) of a causal mask, or the one number that is added where it hides something.
-        may_be_mask = math.prod(shape) == 1 or (len(shape) == 4 and shape[:2] == [1, 1])
-        if is_rotary or (may_be_mask and _is_mask(file.get_tensor(name))):
-            names.add(name)
-    return names
-
-
-def _stored_tensors(folder: Path) -> Iterator[tuple[Any, str]]:
-    """Each open safetensors file of a folder with each name in it."""
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            yield from ((file, name) for name in file.keys())  # noqa: SIM118
-
-
-def _is_mask(tensor: torch.Tensor) -> bool:
-    if tensor.numel() == 1:
-        return tensor.item() <= LARGEST_HIDDEN
-    return not tensor.triu(1).any() and bool(tensor.diagonal(dim1=-2, dim2=-1).all())
-
-
-def _check_stored_floats(folder: Path, model: PreTrainedModel) -> None:
-    """Raise ValueError for a parameter stored in anything but floats, which would be converted."""
-    prefix = model.base_model_prefix
-    parameters = {name for name, _ in model.named_parameters()}
-    for file, name in _stored_tensors(folder):
-        stored = file.get_slice(name).get_dtype()
-        is_parameter = name in parameters or f"{prefix}.{name}" in parameters
-        if is_parameter and stored not in STORED_FLOATS:
-            raise ValueError(
-                f"the weights in {folder} hold {name} as {stored}, but the model is not quantized"
-            )
-
-
-def check_spellings(safe: object, risky: object, unknown: Mapping[str, object]) -> None:
-    """Raise TypeError, naming the right spelling, for models in memory and unknown settings."""
-    if isinstance(safe, PreTrainedModel) or isinstance(risky, PreTrainedModel):
-        raise TypeError(
-            "from_pretrained takes folders or Hub ids: write ModelPair(safe, risky, tokenizer) "
-            "for models in memory"
-        )
-    for name in unknown:
-        raise TypeError(f"from_pretrained takes no {name}: {HINTS.get(name, 'it is unknown')}")
 
 
 def check_placement(device: DeviceMap, safe: LoadOptions, risky: LoadOptions) -> None:

@@ -13,7 +13,6 @@ from typing import Final
 
 from ...kernels.project import falls_back
 from ..ambient import plain_torch
-from ..arguments import TextValues
 from ..decoder import Decoder
 from ..engine.log_probs import TokenLogProbs
 from ..engine.paired_batch import PairedBatch
@@ -24,7 +23,7 @@ from ..rules.anchored import SafeOnly
 from ..rules.claims import opened
 from ..rules.rule import takes_passage
 from ..settings import UNWARPED, SamplingConfig
-from ..texts import prompt_requests, request_list
+from ..texts import TextValues, prompt_requests, request_list
 from .engine import BROKEN, SHUT_DOWN, Job, Refused, Update
 from .gauges import Metrics
 from .journal import UNWRITTEN, JournalWriter, Recording

@@ -5,13 +5,12 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
 
-from ..arguments import call_values
 from ..decoder import Decoder
 from ..engine.request import Request
 from ..rules.anchored import Anchored, Budgeted, NoOpt, Pathwise
 from ..rules.claims import opened
 from ..rules.rule import OpenRule, Rule, takes_passage
-from ..texts import prompt_requests, request_list
+from ..texts import call_values, prompt_requests, request_list
 from ..tokenizer.text import special_names
 from ..verify.rounding import least_temperature, temperature_error
 from .anchored_options import (

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import Anchored, Decoder, Generation, ModelPair, Pathwise, PromptCache, PromptRatios
-from ...decode.arguments import call_values
 from ...decode.rules.rule import takes_passage
-from ...decode.texts import prompt_requests, request_list
+from ...decode.texts import call_values, prompt_requests, request_list
 from ...durable_files import appended, named_errors, sync, write_durably
 from ..recorded_texts import grouped
 from ..statistics import json_value

@@ -39,22 +39,13 @@ def assert_alone(results, expected, bad: int, message: str) -> None:
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_one_bad_prompt_fails_alone_wherever_it_is(decoder, bad, message):
+def test_one_bad_prompt_fails_alone(decoder, bad, message):
     expected = decoder.generate([GOOD, "salt"], **LENGTH)
-    for place in (0, 2):
-        prompts = [GOOD, "salt"]
-        prompts.insert(place, bad)
-        assert_alone(decoder.generate(prompts, **LENGTH), expected, place, message)
+    assert_alone(decoder.generate([GOOD, bad, "salt"], **LENGTH), expected, 1, message)
     scores = decoder.score([GOOD, bad, "salt"], [" a"] * 3)
     assert [bool(score.error) for score in scores] == [False, True, False]
     with pytest.raises(ValueError, match=message):
         decoder.generate(bad if isinstance(bad, str) else [bad], **LENGTH)
-
-
-def test_one_bad_text_fails_alone_at_byte_level(pair):
-    decoder = Decoder(pair, Anchored(k=1.0), level="byte")
-    results = decoder.generate([GOOD, [300], "a \ud800"], max_new_bytes=2)
-    assert [bool(result.error) for result in results] == [False, True, True]
 
 
 @pytest.mark.parametrize("bad", [[5, 999], "\ud800", None], ids=repr)
@@ -128,24 +119,3 @@ def test_a_word_that_the_tokenizer_lacks_fails_its_request_alone():
     expected = decoder.generate(["t5", "t6 t7"], **LENGTH)
     results = decoder.generate(["t5", "salt", "t6 t7"], **LENGTH)
     assert_alone(results, expected, 1, "the tokenizer cannot read the text: .*Missing")
-
-
-def test_tokens_that_the_tokenizer_cannot_decode_fail_their_request_alone(pair, monkeypatch):
-    """A tokenizer's decoder may be a program of its author's."""
-    decoder = Decoder(pair, Anchored(k=1.0))
-    expected = decoder.generate([GOOD, "salt"], **LENGTH)
-    poison, backend = expected[0].token_ids[1], decoder.level._decoder._backend
-
-    class Poisoned:
-        id_to_token = backend.id_to_token
-
-        def decode(self, token_ids, **options):
-            if poison in token_ids:
-                raise Exception("Invalid prefix encountered")
-            return backend.decode(token_ids, **options)
-
-    monkeypatch.setattr(decoder.level._decoder, "_backend", Poisoned())
-    results = decoder.generate([GOOD, "salt"], **LENGTH)
-    message = "request 0: the tokenizer cannot decode the tokens drawn: Invalid prefix encountered"
-    assert_alone(results, expected[1:], 0, message)
-    assert results[0].token_ids == expected[0].token_ids[:2]
