@@ -4,7 +4,7 @@ import copy
 
 import pytest
 from tiny_models import tiny_llama, train_tokenizer
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from anchored import RCAD, Anchored, Decoder, ModelPair
@@ -119,3 +119,27 @@ def test_a_word_that_the_tokenizer_lacks_fails_its_request_alone():
     expected = decoder.generate(["t5", "t6 t7"], **LENGTH)
     results = decoder.generate(["t5", "salt", "t6 t7"], **LENGTH)
     assert_alone(results, expected, 1, "the tokenizer cannot read the text: .*Missing")
+
+
+class PoisonedDecoder:
+    """A tokenizer's decoder may be a program of its author's."""
+
+    def __init__(self, poison: str) -> None:
+        self.poison = poison
+
+    def decode_chain(self, tokens: list[str]) -> list[str]:
+        if self.poison in tokens:
+            raise ValueError("Invalid prefix encountered")
+        return tokens
+
+
+def test_tokens_that_the_tokenizer_cannot_decode_fail_their_request_alone():
+    tokenizer = train_tokenizer()
+    decoder = Decoder(ModelPair(tiny_llama(1), tiny_llama(2), tokenizer), Anchored(k=1.0))
+    expected = decoder.generate([GOOD, "salt"], **LENGTH)
+    poison = tokenizer.convert_ids_to_tokens(expected[0].token_ids[1])
+    tokenizer.backend_tokenizer.decoder = decoders.Decoder.custom(PoisonedDecoder(poison))
+    results = decoder.generate([GOOD, "salt"], **LENGTH)
+    message = "request 0: the tokenizer cannot decode the tokens drawn: .*Invalid prefix"
+    assert_alone(results, expected[1:], 0, message)
+    assert results[0].token_ids == expected[0].token_ids[:2]

