@@ -82,7 +82,8 @@ class CustomGenerate:
         ends = self.decoder.level.stop_token_ids
         _check(generation_config, stopping_criteria, prepared)
         self._check_ends(model.generation_config, stopping_criteria)
-        num_samples = generation_config.num_return_sequences
+        if (num_samples := generation_config.num_return_sequences) < 1:
+            raise ValueError(f"num_return_sequences must be >= 1, got {num_samples}")
         rows = zip(input_ids[::num_samples], mask[::num_samples].bool(), strict=True)
         seed = int(torch.randint(INT_LIMIT - 1, ())) if self.seed is None else self.seed
         self.generations = self.decoder.generate(

@@ -45,7 +45,18 @@ HINTS = {
     **dict.fromkeys(("max_length", "max_tokens", "max_completion_tokens"), "give max_new_tokens"),
     **dict.fromkeys(("stop_strings", "stop_sequences"), "give stop=, one text or several"),
     **dict.fromkeys(("n", "best_of", "num_beams"), "give num_return_sequences"),
-    **dict.fromkeys(("input_ids", "inputs", "text"), "the prompts are the first argument"),
+    **dict.fromkeys(
+        ("input_ids", "inputs", "attention_mask", "prompt", "text"),
+        "prompts are the first argument, also as a tokenizer returns them: generate(tokenizer(x))",
+    ),
+    **dict.fromkeys(
+        ("stop_token_ids", "eos_token_id", "ignore_eos"),
+        "a text ends at the end of text of either model; give stop= for other ends",
+    ),
+    **dict.fromkeys(
+        ("logits_processor", "logits_processors", "logit_bias"),
+        "a rule chooses tokens, and temperature, repetition_penalty, top_k, top_p and min_p do",
+    ),
     **dict.fromkeys(("K", "bank", "budget", "debt"), "it is the rule's, as Anchored(k=1.5, ...)"),
     "do_sample": "tokens are sampled, and temperature=0 takes the most likely ones",
     "streamer": "call stream(prompt), which yields pieces",

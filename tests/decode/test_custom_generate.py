@@ -75,6 +75,7 @@ def test_a_seed_comes_from_torch_unless_given(decoder, inputs):
     [
         ({"num_beams": 2}, "the mode beam_sample"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
+        ({"num_return_sequences": 0}, "num_return_sequences must be >= 1, got 0"),
         ({"max_time": 1.0}, "MaxTimeCriteria"),
         ({"eos_token_id": 7}, r"eos_token_id=\[7\]: a text ends at .* \[1\]"),
         (

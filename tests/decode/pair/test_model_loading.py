@@ -63,6 +63,7 @@ DAMAGES = [
     (tensors({NORM: torch.ones(3)}), rf"do not fit the config: {NORM} is \(3,\), not \(32,\)"),
     (tensors({MORE: torch.ones(3)}), rf"hold {MORE} \(1 in all\), which the config has no use"),
     (lambda folder: os.truncate(folder / WEIGHTS, 5_000), f"{UNLOADABLE}header"),
+    (config(rope_parameters={"rope_type": "su"}), f"{UNLOADABLE}KeyError: 'su'"),
     (text("tokenizer.json", '{"model": {"type": "None"}}'), "the tokenizer in .* cannot be read: "),
     (text("config.json", '{"model_type": '), f"{UNREADABLE}not a valid JSON file"),
     (config(quantization_config={}), "the quantization_config has no quant_method"),
