@@ -66,12 +66,10 @@ class Decoder:
     ) -> None:
         """level: what is decoded and budgeted step by step; "auto" takes tokens for models with one
         tokenizer and bytes, by `byte_settings`, for models with two. prompt_cache: at byte level,
-        the prompts that another k or seed need not read again; PromptCache(0) keeps none, and one
-        may serve many decoders.
-        speculate: tokens that the safe model drafts before one risky forward verifies them, "off"
-        for none. The tokens for a seed are those of "off", up to the models' numerics.
-        Raises ValueError for bad values, for a rule whose claims do not hold (see `check_claims`),
-        or for a draft where it cannot run.
+        the prompts that another k or seed need not read again; one may serve many decoders.
+        speculate: tokens that the safe model drafts before one risky forward verifies them. The
+        tokens for a seed are those of "off", up to the models' numerics. Raises ValueError for
+        bad values, and for a rule or a draft that cannot run.
         """
         if not (isinstance(pair, ModelPair) and isinstance(rule, Rule)):
             raise ValueError(
@@ -102,12 +100,10 @@ class Decoder:
 
         prompts: texts or token ids (lists, arrays, tensors, what a tokenizer returns), at byte
         level byte values; padding is left out by the attention mask of what a tokenizer returns,
-        while rows of a bare tensor are read as they are. options: see `GenerateOptions`; lengths,
-        warpers, seeds, stops, samples, what a text goes on from.
-        Raises ValueError for bad values of settings, also one of several: a k, a seed, a length.
-        One of several prompts fails alone, with `.error`: if it is empty, no prompt, too long for
-        the pair, or holds a token that the pair lacks; if its passage, conversation or ledger
-        cannot be read; if logits or ratios are NaN. A single one is a ValueError.
+        while rows of a bare tensor are read as they are. options: see `GenerateOptions`.
+        Raises ValueError for bad values of settings. One of several prompts fails alone, with
+        `.error`: if it, its passage, conversation or ledger cannot be read, if it is too long for
+        the pair, if logits are NaN. A single one is a ValueError.
         Source: paper, algorithm AnchoredDecode.
         """
         results = self.generate_each(prompts, **options)
@@ -145,10 +141,8 @@ class Decoder:
     def stream(self, prompt: Prompt | None = None, **options: Unpack[StreamOptions]) -> PieceStream:
         """Pieces of one continuation as they are drawn: `piece.text`, `.spend`, `.accepted`.
 
-        Arguments as in `generate`; the joined texts equal its text for the same seed, and once
-        there are no more pieces, `.generation` and `.ledger` of what is returned are those of
-        `generate`. Of a stream that is broken off they are of what was drawn, as "aborted". Raises
-        AnchoredError when a model's logits are NaN.
+        Arguments as in `generate`; for the same seed the joined texts equal its text, see
+        `PieceStream`.
         """
         config, chosen = read_options(options, passage=None)
         requests = self._requests(prompt, config, passages=chosen.pop("passage"), **chosen)
@@ -235,8 +229,7 @@ class Decoder:
         """The log-likelihood ratios from which the debts follow, see `use_prompt_ratios`.
 
         A prompt whose logits are NaN has NaN for ratios, by which it fails alone where it is
-        decoded. Raises ValueError for a prompt that is too long for the pair, and where the models
-        have no tokens to be compared in.
+        decoded. Raises ValueError where the models have no tokens to be compared in.
         """
         if not self.level.compares_models:
             raise ValueError("this pair has no prompt ratios: its models have different tokens")
@@ -339,9 +332,7 @@ def choose_level(
     """The level of that name; "auto" takes tokens where both models share them.
 
     settings, prompt_cache: of the byte level. retokenizes: the rule decodes the tokens of the risky
-    model where the safe one has others, see `RetokenizedLevel`; "auto" takes them then. Raises
-    ValueError for another name, for a level at which the pair cannot be decoded, and for settings
-    that the level does not have.
+    model where the safe one has others, see `RetokenizedLevel`; "auto" takes them then.
     """
     if name not in ("auto", "token", "byte"):
         raise ValueError(f'level must be "auto", "token" or "byte", got {name!r}')

@@ -166,10 +166,8 @@ class Ledger(LedgerTotals):
         """Nats that any `w` steps in a row can spend at most, whatever came before: the smaller of
         the bound and bank + w k, and the bound alone without a bank.
 
-        After any beginning of the text, the divergence of the distribution of its next `w` symbols
-        from the safe model's is at most this: `event_bound` has what that says of a passage. Unless
-        steps are charged their mean, no passage is more than e**this times as likely.
-        Raises ValueError for `w` < 1, and where no bound holds for this generation.
+        Unless steps are charged their mean, no passage is more than e**this times as likely as from
+        the safe model. Raises ValueError for `w` < 1, and where no bound holds.
         """
         if (w := whole_number("w", w)) < 1:
             raise ValueError(f"w must be >= 1, got {w}")
@@ -184,9 +182,8 @@ class Ledger(LedgerTotals):
 
     def event_bound(self, safe_log_prob: float) -> float:
         """The largest probability with which this text, with the one that it continues, was to be
-        in an event to which the safe model gives this log-probability: see `event_bound`, by max
-        unless steps are charged their mean. Raises ValueError where no bound holds for this
-        generation.
+        in an event to which the safe model gives this log-probability: see `event_bound`. Raises
+        ValueError where no bound holds for this generation.
         """
         nats = self.header.prior_bound + self._certified_bound
         return charged_event_bound(self.header.charge, nats, safe_log_prob)

@@ -1,7 +1,7 @@
 """Arguments of a call, in the forms that users have, become requests."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -11,7 +11,7 @@ from typing import Any
 from transformers import BatchEncoding
 
 from ..fields import checked_nats, converted, whole_number
-from .engine.prompts import StreamPrompts, prompts_by_stream
+from .engine.prompts import prompts_by_stream
 from .engine.request import Request
 from .generation import Earlier, Generation
 from .ledger import Ledger, ledger_of
@@ -32,12 +32,14 @@ def is_single(value: Any) -> bool:
     return _is_row(_rows(value) if isinstance(value, BatchEncoding) else _as_list(value))
 
 
-def prompt_list(name: str, values: Any) -> list[str | list[int] | RequestError]:
-    """Prompts or continuations as texts and lists of ints, or what is wrong with one of several.
+def prompt_items(name: str, values: Any) -> list[Any]:
+    """Prompts or continuations one by one, see `_as_prompt`.
 
     values: a text, a row of token ids, several of either, or what a tokenizer returns, of which the
     attention mask says what is padding. Raises ValueError, with their name, for anything else.
     """
+    if is_conversation(values):
+        raise ValueError(f"give conversations as messages=, not as {name}s")
     if isinstance(values, str):
         return [values]
     listed = _rows(values) if isinstance(values, BatchEncoding) else _as_list(values)
@@ -45,26 +47,22 @@ def prompt_list(name: str, values: Any) -> list[str | list[int] | RequestError]:
         raise ValueError(
             f"{name}s must be a text, a list of token ids or a list of these, got {values!r}"
         )
-    items = [_prompt(name, item) for item in ([listed] if _is_row(listed) else listed)]
-    errors = [item for item in items if isinstance(item, RequestError)]
-    if errors and len(errors) == len(items):  # of another kind altogether
-        raise errors[0]
-    return items
+    return [listed] if _is_row(listed) else listed
 
 
-def _prompt(name: str, item: Any) -> str | list[int] | RequestError:
-    row = _rows(item) if isinstance(item, BatchEncoding) else _as_list(item)
+def _as_prompt(name: str, item: Any) -> str | list[int]:
+    """A text or token ids as ints; RequestError for anything else."""
     if isinstance(item, str):
-        return item
+        return checked_text(f"the {name}", item)
+    row = _rows(item) if isinstance(item, BatchEncoding) else _as_list(item)
     if not isinstance(row, list) or (row and not _is_row(row)):
-        is_chat = isinstance(item, Mapping) or is_conversation(item)
-        hint = "; give conversations as messages=" if is_chat else ""
+        hint = "; give conversations as messages=" if is_conversation(item) else ""
         kind = type(item).__name__
-        return RequestError(f"{name} must be a text or a list of token ids, got {kind}{hint}")
+        raise RequestError(f"{name} must be a text or a list of token ids, got {kind}{hint}")
     try:
         return [id if type(id) is int else whole_number("a token id", id) for id in row]
     except ValueError as error:
-        return RequestError(str(error))
+        raise RequestError(str(error)) from None
 
 
 def _as_list(value: Any) -> Any:
@@ -95,23 +93,18 @@ def _is_row(listed: Any) -> bool:
 
 def conversations(messages: Any) -> list[Conversation]:
     """One conversation, or several, as a list; ValueError for what is neither."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise ValueError(f"messages must be a list of roles and contents, got {messages!r}")
-    listed = [messages] if is_conversation(messages) else list(messages)
-    if listed and not any(map(is_conversation, listed)):
-        raise ValueError(f"messages must be a list of roles and contents, got {listed[0]!r}")
+    listed = [messages] if is_conversation(messages) else _as_list(messages)
+    if not isinstance(listed, list) or (listed and not any(map(is_conversation, listed))):
+        raise ValueError(f"messages must be a list of roles and contents, got {messages!r:.80}")
     return listed
 
 
 def target_symbols(level: Level, values: Any) -> list[tuple[list[int], str]]:
     """(the symbols of a continuation, why there are none, "" if there are), one by one."""
     targets: list[tuple[list[int], str]] = []
-    for text in prompt_list("continuation", values):
+    for item in prompt_items("continuation", values):
         try:
-            if isinstance(text, RequestError):
-                raise text
-            if isinstance(text, str):
-                checked_text("the continuation", text)
+            text = _as_prompt("continuation", item)
             targets.append((level.encode_continuation(text), ""))
         except RequestError as error:
             targets.append(([], str(error)))
@@ -129,10 +122,9 @@ def prompt_requests(
     """A request for one symbol after each text; what is wrong with one of several is its `error`.
 
     Raises ValueError for what is wrong with a single one, unless either prompts, messages or
-    ledgers are given, and for texts whose ratios the level does not know though it has those of
-    others.
+    ledgers are there, and for texts without ratios where the level has those of others.
     """
-    listed = [] if prompts is None else prompt_list("prompt", prompts)
+    listed = [] if prompts is None else prompt_items("prompt", prompts)
     sources = {"prompts": listed or None, "messages": messages, "continue_from": continue_from}
     if len(named := [name for name, source in sources.items() if source is not None]) > 1:
         raise ValueError(f"give {' or '.join(named)}, not both")
@@ -162,12 +154,8 @@ def _made(make: Callable[[], Request]) -> Request:
         return Request(prompt_token_ids=[], error=str(error))
 
 
-def _of_prompt(level: Level, prompt: str | list[int] | RequestError) -> Request:
-    if isinstance(prompt, RequestError):
-        raise prompt
-    if isinstance(prompt, str):
-        checked_text("the prompt", prompt)
-    return Request(prompt_token_ids=level.encode(prompt))
+def _of_prompt(level: Level, item: Any) -> Request:
+    return Request(prompt_token_ids=level.encode(_as_prompt("prompt", item)))
 
 
 def _of_chat(level: Level, messages: Conversation) -> Request:
@@ -300,9 +288,12 @@ def request_list(
     requests: list[Request] = []
     for text, value, budget, nats in zip(texts, values, budgets, prior_bounds, strict=True):
         # 3. The prompts of the rule's streams, and whether they fit.
-        text = _with_streams(level, rule, text, value, num_unread)
-        if is_alone and text.error:
-            raise ValueError(text.error)
+        try:
+            text = _with_streams(level, rule, text, value, num_unread)
+        except RequestError as error:
+            if is_alone:
+                raise
+            text = replace(text, passage=value.passage, chat_prompts={}, error=str(error))
         # 4. A request for each sample.
         for _ in range(value.num_samples):
             request = replace(
@@ -347,33 +338,27 @@ def _prior_bounds(
 def _with_streams(
     level: Level, rule: OpenRule, text: Request, value: TextValues, num_unread: int
 ) -> Request:
-    """The text with what the rule's streams read in its place, or with an error."""
+    """The text with what the rule's streams read in its place; RequestError where it cannot be."""
     if text.error:
-        return replace(text, passage=value.passage)
-    stream_prompts: StreamPrompts = {}
-    error = ""
-    try:
-        if value.passage is not None:
-            checked_text("the passage", value.passage)
-        stream_prompts = prompts_by_stream(
-            level, rule, text.prompt_token_ids, value.passage, text.chat_prompts
-        )
-    except RequestError as fault:
-        error = str(fault)
+        raise RequestError(text.error)
+    if value.passage is not None:
+        checked_text("the passage", value.passage)
+    stream_prompts = prompts_by_stream(
+        level, rule, text.prompt_token_ids, value.passage, text.chat_prompts
+    )
     before = text.earlier_charge
-    if not error and before is not None and rule.charge not in (before, None):
-        error = (
+    if before is not None and rule.charge not in (before, None):
+        raise RequestError(
             f"the text was charged the {before} log-ratio of each step, and the rule {rule.name} "
             f"charges the {rule.charge} one: no bound would hold for both together"
         )
     longest = max([text.prompt_token_ids, *stream_prompts.values()], key=len)
     # A score may end after the models' context, where its last symbol is not read.
-    if not error and level.too_long(longest, value.horizon - num_unread):
-        error = level.too_long(longest, value.horizon)
+    if level.too_long(longest, value.horizon - num_unread):
+        raise RequestError(level.too_long(longest, value.horizon))
     return replace(
         text,
         passage=value.passage,
         chat_prompts={n: ids for n, ids in stream_prompts.items() if n in text.chat_prompts},
         stream_prompts=stream_prompts,
-        error=error,
     )

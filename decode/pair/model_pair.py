@@ -94,8 +94,7 @@ class ModelPair:
         source: PairFile | None = None,
     ) -> None:
         """fingerprints: sha256 by "safe" and "risky"; computed from the tensors where it is
-        missing. risky_tokenizer: the risky model's, None for the same one. allow_quantized_safe:
-        take a quantized safe model; the bound then holds against that model, not the original.
+        missing. allow_quantized_safe: the bound then holds against that model, not the original.
         """
         if not allow_quantized_safe:
             _refuse_quantized(safe.config)
@@ -178,11 +177,8 @@ class ModelPair:
             )
 
     def check_unchanged(self) -> None:
-        """Raise ValueError for models that are not what they were when the pair was made.
-
-        Models in training mode are set to evaluation, see `ModelState.check`; hooks that were
-        registered for all modules are refused too.
-        """
+        """Raise ValueError for models that are not what they were when the pair was made, and for
+        hooks of all modules: see `ModelState.check`."""
         check_hooks()
         for state in self._states:
             state.check()
@@ -258,8 +254,7 @@ class ModelPair:
         """Write a pair.json that names both models; `from_pretrained(folder)` reads it.
 
         k, level: the defaults of commands; None for those of the pair.json that the pair was loaded
-        by, `source.k` and `source.level`. Raises ValueError for a k or a level that
-        no command takes, and for models in memory.
+        by. Raises ValueError for a k or a level that no command takes, and for models in memory.
         """
         self._named(k, level).save(folder)
 
@@ -347,8 +342,7 @@ class ModelPair:
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Token ids of a prompt with the special tokens that the tokenizer puts before a text.
 
-        Texts are read by the safe model's tokenizer: special tokens have the names that it knows,
-        other names are plain text. RequestError for a token that is not shared.
+        Texts are read by the safe model's tokenizer. RequestError for a token that is not shared.
         """
         if isinstance(prompt, str):
             prompt = encoded(self.tokenizer, prompt, add_special_tokens=True)

@@ -1,4 +1,4 @@
-"""Arguments of calls in the forms that users have, and what an edited ledger may claim."""
+"""Arguments of calls in the forms that users have, and continuations of edited ledgers."""
 
 import copy
 import dataclasses
@@ -71,7 +71,7 @@ def test_ids_are_prompts_in_whatever_a_tokenizer_returns_them(decoder, pair):
         ({"prompts": [5.0, 7.0]}, "a token id must be a whole number, got 5.0"),
         ({"prompts": torch.tensor(5)}, "prompts must be a text, a list of token ids or a list of"),
         ({"prompts": [b"salt"]}, "prompt must be a text or a list of token ids, got bytes"),
-        ({"prompts": [{"role": "user"}]}, "got dict; give conversations as messages="),
+        ({"prompts": [{"role": "user"}]}, "give conversations as messages=, not as prompts"),
         ({"prompts": (), "messages": 5}, "messages must be a list of roles and contents, got 5"),
         ({"prompts": (), "continue_from": "a"}, "continue_from must be .*, got 'a'"),
         ({"messages": [{"role": "user", "content": "a"}]}, "prompts or messages, not both"),

@@ -1,7 +1,5 @@
 """An error of one request of a call fails that request alone, in one line."""
 
-import copy
-
 import pytest
 from tiny_models import tiny_llama, train_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -35,7 +33,6 @@ def assert_alone(results, expected, bad: int, message: str) -> None:
         ([5, 320], r"token ids must be in \[0, 320\), got 320"),
         ("a \ud800", "cannot be written as UTF-8"),
         ("salt " * 200, "exceeds the pair's context of 128"),
-        (None, "prompt must be a text or a list of token ids, got NoneType"),
     ],
     ids=lambda value: repr(value)[:20],
 )
@@ -76,8 +73,6 @@ def test_one_passage_that_is_none_fails_alone_and_none_at_all_is_the_calls_error
         rcad.generate([GOOD, "salt"], **LENGTH)
     with pytest.raises(ValueError, match="the rule anchored reads no passages"):
         decoder.generate([GOOD, "salt"], passages=["a", "b"], **LENGTH)
-    with pytest.raises(ValueError, match="exceeds the pair's context of 128"):
-        rcad.generate(GOOD, passages=f"{GOOD} " * 40, **LENGTH)
 
 
 TEMPLATE = (
@@ -88,19 +83,20 @@ TEMPLATE = (
 
 
 def test_one_conversation_that_is_none_fails_alone():
-    tokenizers = [copy.deepcopy(train_tokenizer()) for _ in range(2)]
+    tokenizers = [train_tokenizer(), train_tokenizer()]
     tokenizers[1].chat_template = TEMPLATE
     pair = ModelPair(tiny_llama(1), tiny_llama(2), tokenizers[0], risky_tokenizer=tokenizers[1])
     decoder = Decoder(pair, Anchored(k=1.0))
-    chats = [[{"role": "user", "content": text}] for text in (GOOD, "salt")]
-    expected = decoder.generate(messages=chats, **LENGTH)
+    first, last, refused, empty = (
+        [{"role": "user", "content": text}] for text in (GOOD, "salt", "no", "empty")
+    )
+    expected = decoder.generate(messages=[first, last], **LENGTH)
     for chat, message in (
-        ([{"role": "user", "content": "no"}], "template refuses the messages: no, never"),
-        ([{"role": "user", "content": "empty"}], "template of the risky model makes no token"),
-        ([{"role": "user"}], 'a message must have a "role"'),
+        (refused, "template refuses the messages: no, never"),
+        (empty, "template of the risky model makes no token"),
         ([], "messages must be a list of roles"),
     ):
-        results = decoder.generate(messages=[chats[0], chat, chats[1]], **LENGTH)
+        results = decoder.generate(messages=[first, chat, last], **LENGTH)
         assert_alone(results, expected, 1, message)
 
 

@@ -64,16 +64,16 @@ def test_transformers_settings_may_suppress_what_the_pair_does():
     decoder = Decoder(pair, Anchored(k=1.0))
     settings = {"repetition_penalty": 1.0, "top_k": 50}
     inputs = pair.tokenizer(PROMPTS[:1], return_tensors="pt")
-    asked = {
+    options = {
         "do_sample": True,
         "max_new_tokens": 6,
         "custom_generate": CustomGenerate(decoder, seed=3),
     }
     expected = decoder.generate(PROMPTS[:1], max_new_tokens=6, seed=3, temperature=1.0, **settings)
-    ids = pair.risky.generate(**inputs, **asked)[0].tolist()
+    ids = pair.risky.generate(**inputs, **options)[0].tolist()
     assert ids == inputs["input_ids"][0].tolist() + expected[0].token_ids
     with pytest.raises(ValueError, match=r"not supported"):
-        pair.risky.generate(**inputs, **asked, suppress_tokens=[5])
+        pair.risky.generate(**inputs, **options, suppress_tokens=[5])
 
 
 REFUSED = {"begin_suppress_tokens": [5], "bad_words_ids": [[5], [6, 7]], "suppress_tokens": ["a"]}

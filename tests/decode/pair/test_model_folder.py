@@ -18,37 +18,33 @@ from anchored.decode.pair.folder import ModelFolder, fingerprint, folder_fingerp
 from anchored.decode.pair.pair_file import PairFile
 
 WEIGHTS = "adapter_model.safetensors"
-OPTIONAL = {"generation_config.json", "tokenizer_config.json", "chat_template.jinja", "LICENSE"}
-READ = {"config.json", "model.safetensors", "tokenizer.json"} | OPTIONAL
-UNREAD = {"README.md", "consolidated.safetensors", "onnx/config.json", "pytorch_model.bin"}
+READ = [
+    *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"),
+    *("tokenizer_config.json", "chat_template.jinja", "LICENSE"),
+]
+UNREAD = ["README.md", "consolidated.safetensors", "onnx/config.json", "pytorch_model.bin"]
 
 
 @pytest.fixture
-def hub(pair_folders, tmp_path, monkeypatch) -> Path:
-    """The repository of owner/model; its download copies what the patterns let through."""
-    repository = Path(shutil.copytree(pair_folders[1], tmp_path / "repository"))
-    for name in OPTIONAL | UNREAD:
-        if not (repository / name).exists():
-            (repository / name).parent.mkdir(exist_ok=True)
-            (repository / name).write_text("nothing that can be read as a model")
+def hub(pair_folders, tmp_path, monkeypatch) -> list[dict[str, list[str]]]:
+    """The patterns of downloads, each of the risky model's folder by the name of its revision."""
+    downloads = []
 
     def download(name: str, *, revision: str | None, **patterns: list[str]) -> str:
-        snapshot = tmp_path / "snapshots" / name / (revision or "main")
-        files = [path for path in repository.rglob("*") if path.is_file()]
-        names = [path.relative_to(repository).as_posix() for path in files]
-        for chosen in filter_repo_objects(names, **patterns):
-            (snapshot / chosen).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(repository / chosen, snapshot / chosen)
+        downloads.append(patterns)
+        snapshot = tmp_path / (revision or "main")
+        if not snapshot.exists():
+            snapshot.symlink_to(pair_folders[1])
         return str(snapshot)
 
     monkeypatch.setattr(model_folder, "snapshot_download", download)
-    return repository
+    return downloads
 
 
 def test_a_hub_id_is_downloaded_without_what_is_not_read(hub):
     assert [model_location(name) for name in ("gpt2", "owner/model")] == ["gpt2", "owner/model"]
-    folder = ModelFolder.find("owner/model").base
-    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == READ
+    assert ModelFolder.find("owner/model").base.name == "main"
+    assert [*filter_repo_objects([*READ, *UNREAD], **hub[0])] == READ
 
 
 def test_a_revision_is_asked_of_the_hub_for_its_own_model(hub, pair_folders):
@@ -133,13 +129,13 @@ def test_an_adapter_is_found_with_the_base_model_that_its_config_names(adapter, 
 
 def test_the_fingerprint_of_an_adapter_covers_it_and_its_base(adapter, pair_folders, tmp_path):
     base = Path(shutil.copytree(pair_folders[1], tmp_path / "base"))
-    known = {fingerprint(ModelFolder(base)), fingerprint(ModelFolder(base, adapter))}
-    assert len(known) == 2
+    prints = {fingerprint(ModelFolder(base)), fingerprint(ModelFolder(base, adapter))}
+    assert len(prints) == 2
     save_file({"lora_A.weight": torch.zeros(2, 32)}, adapter / WEIGHTS)
-    known.add(fingerprint(ModelFolder(base, adapter)))
+    prints.add(fingerprint(ModelFolder(base, adapter)))
     (base / "config.json").write_text("{}")
-    known.add(fingerprint(ModelFolder(base, adapter)))
-    assert len(known) == 4
+    prints.add(fingerprint(ModelFolder(base, adapter)))
+    assert len(prints) == 4
 
 
 def test_an_adapter_without_peft_is_refused_in_one_line(adapter, pair_folders, monkeypatch):
@@ -185,23 +181,23 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 def test_a_fingerprint_is_remembered_in_a_cache(folder, cache):
     files = sorted(folder.parent.rglob("*"))
-    known = folder_fingerprint(folder)
+    before = folder_fingerprint(folder)
     assert sorted(folder.parent.rglob("*")) == files
     (record,) = cache.iterdir()
     assert json.loads(record.read_text())["folder"] == str(folder)
-    record.write_text(record.read_text().replace(known, "remembered"))
+    record.write_text(record.read_text().replace(before, "remembered"))
     assert folder_fingerprint(folder) == "remembered"
     record.write_text("{}")  # a damaged one is made anew
-    assert folder_fingerprint(folder) == json.loads(record.read_text())["sha256"] == known
+    assert folder_fingerprint(folder) == json.loads(record.read_text())["sha256"] == before
 
 
 def test_a_changed_file_is_read_again_but_no_second_copy_of_the_weights(folder, cache):
-    known = folder_fingerprint(folder)
+    before = folder_fingerprint(folder)
     shutil.copy(folder / "model.safetensors", folder / "consolidated.safetensors")
-    assert folder_fingerprint(folder) == known
+    assert folder_fingerprint(folder) == before
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
-    assert folder_fingerprint(folder) != known
+    assert folder_fingerprint(folder) != before
 
 
 def test_a_cache_that_cannot_be_written_is_one_warning(folder, tmp_path, monkeypatch, caplog):

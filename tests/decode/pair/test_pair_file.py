@@ -13,8 +13,6 @@ from anchored.decode.pair import folder as model_folder
 from anchored.decode.pair import pair_file
 from anchored.decode.pair.pair_file import PairFile
 from anchored.decode.pair_options import ModelOptions, PairOptions, RuleOptions
-from anchored.decode.vllm.pair_description import DescribedPair
-from anchored.tools.commands.serving import ServeConfig
 
 SCHEMA = {"schema": "anchored-pair/1"}
 COMMIT = "0" * 39 + "1"
@@ -55,15 +53,6 @@ def test_options_take_models_k_and_level_of_a_pair_unless_they_are_named(pair_fo
         ModelOptions(pair=folder, safe_revision="main")
     with pytest.raises(ValueError, match="needs --safe and --risky, or --pair"):
         ModelOptions(safe=pair_folders[0])
-
-
-def test_a_server_takes_models_revisions_and_k_of_a_pair(pair_folders, tmp_path):
-    named = {**SCHEMA, "safe": "a/b", "risky": "a/c", "safe_revision": COMMIT, "k": 0.5}
-    config = ServeConfig(pair=write(tmp_path / "named", **named), engine="vllm")
-    assert [*map(str, config.locations.values())] == ["a/b", "a/c"]
-    assert (config.safe_revision, config.risky_revision, config.rule.k) == (COMMIT, None, 0.5)
-    with pytest.raises(ValueError, match="a revision is that of a Hub id, got 'v2'"):
-        DescribedPair.of(*pair_folders, (None, "v2"), allow_quantized_safe=False)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +113,7 @@ def hub(monkeypatch, tmp_path, pair_folders):
     models = dict(zip(("team/safe", "team/risky"), pair_folders, strict=True))
     taken = {}
 
-    def snapshot(name, **asked):
+    def snapshot(name, **patterns):
         folder = tmp_path / "snapshots" / name / COMMIT
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not folder.exists():

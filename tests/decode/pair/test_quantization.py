@@ -1,4 +1,4 @@
-"""A quantized risky model is allowed and recorded; a quantized safe model has to be asked for."""
+"""A quantized risky model is allowed and recorded; a quantized safe model needs an option."""
 
 import json
 import shutil

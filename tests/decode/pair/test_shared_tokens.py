@@ -2,20 +2,18 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import long_double_distributions as oracle
 import numpy as np
 import pytest
 import torch
-from tiny_models import every_text, tiny_llama, word_tokenizer
+from tiny_models import tiny_llama
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, ModelPair, verify
 from anchored.decode.pair.shared_tokens import shared_tokens
 
-REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
 PROMPTS = ["the keeper of the lamp", "salt"]
 BANNED = [2, 320]
 Edit = Callable[[dict], object]
@@ -178,92 +176,32 @@ def test_a_token_that_one_tokenizer_lacks_is_refused_in_texts(gap_pair):
     for prompt in ("<|turn|>salt", [5, 2], [320]):
         with pytest.raises(ValueError, match=r"token (2|320) is not in the tokenizers of both"):
             gap_pair.encode(prompt)
-    with pytest.raises(ValueError, match="token 2 is not in the tokenizers of both models"):
-        Decoder(gap_pair, Anchored(k=1.0)).score("salt", "<|turn|>")
     with pytest.raises(ValueError, match=r"token ids must be in \[0, 322\), got 322"):
         gap_pair.encode([322])
     assert 321 in gap_pair.encode("<|call|>") and 321 not in gap_pair.encode("<|tool|>")
 
 
-def test_an_end_that_one_tokenizer_lacks_ends_no_text(tokenizer, caplog):
-    other = edited(tokenizer, add(325, "<|stop|>"))
-    pair = pair_of(tokenizer, other, eos_token_id=[321, 325])  # 321 is no token
-    assert pair.stop_token_ids == [1]
-    assert caplog.messages[1:] == [
-        "the risky model ends texts at token 321, which it does not have"
-    ]
-
-
-@pytest.mark.parametrize(("rows", "level"), [((328, 320), "token"), ((320, 320), "byte")], ids=str)
-def test_a_special_token_that_has_no_row_in_a_model_is_left_out(tokenizer, rows, level):
+def test_a_special_token_that_has_no_row_in_a_model_is_left_out(tokenizer):
     """As the image token of Gemma 3 1B, whose tokenizer is that of the larger models."""
     both = edited(tokenizer, add(320, "<|image|>"))
-    models = [tiny_llama(seed, vocab_size=size) for seed, size in zip((1, 2), rows, strict=True)]
-    pair = ModelPair(*models, both)
+    pair = ModelPair(tiny_llama(1, vocab_size=328), tiny_llama(2), both)
     assert pair.vocab_size == 320 and not pair.has_token(320)
-    decoder = Decoder(pair, Anchored(k=1.0), level=level)
-    ledger = decoder.generate("the keeper", max_new_tokens=3)[0].ledger
-    assert verify(ledger, pair).is_ok
+    for level in ("token", "byte"):
+        decoder = Decoder(pair, Anchored(k=1.0), level=level)
+        assert verify(decoder.generate("the keeper", max_new_tokens=3)[0].ledger, pair)
     with pytest.raises(ValueError, match=r"token ids must be in \[0, 320\), got 320"):
         pair.encode("salt<|image|>")
 
 
-@pytest.mark.slow  # seconds to compare 128k tokens and 280k merges
-@pytest.mark.skipif(not REAL.exists(), reason="shared/tokenizers is not here")
-def test_llama_3_and_3_1_are_one_vocabulary():
-    """3.1 gave two of the reserved tokens of 3 a name, and the others were numbered anew."""
-    content = json.loads((REAL / "llama3" / "tokenizer.json").read_text())
-    later = Tokenizer.from_str(json.dumps(content))
-    named = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-    reserved = [entry for entry in content["added_tokens"][2:] if entry["content"] not in named]
-    for number, entry in enumerate(reserved):
-        entry["content"] = f"<|reserved_special_token_{number}|>"
-    first = Tokenizer.from_str(json.dumps(content))
-    shared = shared_tokens(*(PreTrainedTokenizerFast(tokenizer_object=t) for t in (first, later)))
-    assert (shared.difference, shared.vocab_size, shared.is_whole) == ("", 128256, True)
-    assert shared.harmless_difference == (
-        'token 128004 "<|reserved_special_token_2|>" and "<|finetune_right_pad_id|>"'
-    )
-
-
-PROMPT, END, HORIZON, SHARED = [0, 4, 4], 1, 3, [0, 1, 2, 4]
-
-
-@pytest.fixture(scope="module")
-def word_pair() -> ModelPair:
-    """Words, no bytes: the risky tokenizer lacks t3, the safe one t5."""
-    content = json.loads(word_tokenizer(5).backend_tokenizer.to_str())
-    del content["model"]["vocab"]["t3"]
-    add(5, "t5")(content)
-    safe = word_tokenizer(5)
-    safe.add_special_tokens({"additional_special_tokens": ["t3"]})
-    risky = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)))
-    sizes = {"vocab_size": 8, "layers": 1, "hidden_size": 16, "intermediate_size": 16}
-    eager = [tiny_llama(seed, **sizes) for seed in (11, 12)]
-    for model in eager:
-        model.lm_head.weight.data[[3, 5]] *= 3.0
-    return ModelPair(*eager, safe, risky_tokenizer=risky)
-
-
-def shared_log_probs(model, text: list[int]) -> np.ndarray:
-    """log p of the shared tokens after PROMPT and text, by a plain forward."""
-    with torch.no_grad():
-        logits = model(torch.tensor([PROMPT + text])).logits[0, -1].numpy()
-    return oracle.log_probs(logits[SHARED])
-
-
 @pytest.mark.parametrize(("k", "name"), [(0.0, "safe"), (50.0, "risky")])
-def test_the_distribution_of_every_text_is_that_of_the_shared_tokens(word_pair, k, name):
-    every = every_text(SHARED, HORIZON)
-    decoder = Decoder(word_pair, Anchored(k=k, budget="fixed", debt="none"), batch_size=len(every))
-    assert decoder.level.name == "token"
-    scores = decoder.score([PROMPT] * len(every), every, horizon=HORIZON)
+def test_a_distribution_is_that_of_the_shared_tokens(gap_pair, k, name):
+    decoder = Decoder(gap_pair, Anchored(k=k, budget="fixed", debt="none"), batch_size=64)
+    prompt = gap_pair.encode("salt")
+    shared = [token for token in range(gap_pair.vocab_size) if gap_pair.has_token(token)]
+    scores = decoder.score([prompt] * len(shared), [[token] for token in shared], horizon=1)
     log_probs = np.array([score.log_prob for score in scores])
-    model = word_pair.models[name]
-    by_hand = [
-        sum(shared_log_probs(model, text[:n])[SHARED.index(token)] for n, token in enumerate(text))
-        for text in every
-    ]
-    assert log_probs == pytest.approx(np.array(by_hand, float), abs=1e-7)
-    # Nothing is left for t3, t5 and the padding: their probability is 0.
+    with torch.no_grad():
+        logits = gap_pair.models[name](torch.tensor([prompt])).logits[0, -1].numpy()
+    assert log_probs == pytest.approx(oracle.log_probs(logits[shared]).astype(float), abs=1e-7)
+    # Nothing is left for others and for the padding: their probability is 0.
     assert np.exp(log_probs).sum() == pytest.approx(1.0, abs=1e-7)
