@@ -35,11 +35,11 @@ from .settings import (
 )
 from .texts import (
     Prompt,
-    call_values,
     is_single,
     prompt_requests,
     request_list,
     target_symbols,
+    with_values,
 )
 from .verify.rounding import least_temperature, temperature_error
 
@@ -188,11 +188,9 @@ class Decoder:
         longest = max((len(target) for target, _ in targets), default=1)
         texts = prompt_requests(self.level, prompts, messages=messages)
         horizon = max(longest, 1) if horizon is None else horizon
-        values = call_values(len(texts), horizon, horizon_name="horizon", k=k, passages=passages)
+        texts = with_values(texts, horizon, horizon_name="horizon", k=k, passages=passages)
         is_alone = is_single(prompts if messages is None else messages)
-        requests = request_list(
-            self.level, self.open_rule, texts, values, num_unread=1, is_alone=is_alone
-        )
+        requests = request_list(self.level, self.open_rule, texts, num_unread=1, is_alone=is_alone)
         if len(requests) != len(targets):
             raise ValueError(f"got {len(requests)} prompts and {len(targets)} continuations")
         return self._scores(requests, targets, config, progress)
@@ -260,15 +258,15 @@ class Decoder:
         is_alone: bool = False,
         **values: Any,
     ) -> list[Request]:
-        """The requests of a call. values: of `call_values`."""
+        """The requests of a call. values: of `with_values`."""
         if config.is_greedy and self.open_rule.is_certified:
             logger.warning("temperature 0 samples nothing, so no bound holds: ledgers uncertified")
         if self.open_rule.is_certified and 0.0 < config.temperature < self._least_temperature:
             raise ValueError(temperature_error(config.temperature, self._least_temperature))
         texts = prompt_requests(self.level, prompts, continue_from, messages)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
-        settings = call_values(len(texts), horizon, **values)
-        return request_list(self.level, self.open_rule, texts, settings, is_alone=is_alone)
+        texts = with_values(texts, horizon, **values)
+        return request_list(self.level, self.open_rule, texts, is_alone=is_alone)
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
         """Batches by prompt length, longest first: prompts read together need little padding."""

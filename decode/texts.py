@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import compress
 from numbers import Number
@@ -200,21 +200,8 @@ def continuation(level: Level, ledger: Ledger) -> Request:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextValues:
-    """The settings of one text of a call."""
-
-    horizon: int
-    seed: int = 0
-    k: float | None = None
-    """Nats per step in place of the rule's."""
-    passage: str | None = None
-    stop: tuple[str, ...] = ()
-    num_samples: int = 1
-
-
-def call_values(
-    count: int,
+def with_values(
+    texts: Sequence[Request],
     horizon: int | Sequence[int],
     *,
     horizon_name: str = "max_new_tokens",
@@ -223,8 +210,8 @@ def call_values(
     passages: str | Sequence[str] | None = None,
     stop: str | Sequence[str] | None = (),
     num_return_sequences: int = 1,
-) -> list[TextValues]:
-    """The settings of `count` texts, of values for all of them or one a text.
+) -> list[Request]:
+    """The texts with their settings, of values for all of them or one per text.
 
     horizon_name: of the argument that the caller named. Raises ValueError for a value of another
     type or out of range.
@@ -232,16 +219,25 @@ def call_values(
     num_samples = whole_number("num_return_sequences", num_return_sequences)
     if num_samples < 1:
         raise ValueError(f"num_return_sequences must be >= 1, got {num_samples}")
+    count = len(texts)
     seeds = [0 if s is None else whole_number("seed", s) for s in _by_text("seed", seed, count)]
     ks = [None if nats is None else checked_nats("k", nats) for nats in _by_text("k", k, count)]
     stops = converted("stop", [stop] if isinstance(stop, str) else stop or [], list[str])
     horizons = [whole_number(horizon_name, n) for n in _by_text(horizon_name, horizon, count)]
     if min(horizons, default=1) < 1:
         raise ValueError(f"{horizon_name} must be >= 1, got {min(horizons)}")
-    columns = (horizons, seeds, ks, _by_text("passages", passages, count))
+    columns = (texts, horizons, seeds, ks, _by_text("passages", passages, count))
     return [
-        TextValues(horizon=n, seed=s, k=v, passage=p, stop=tuple(stops), num_samples=num_samples)
-        for n, s, v, p in zip(*columns, strict=True)
+        replace(
+            text,
+            max_new_tokens=steps,
+            seed=seed_of_text,
+            k=nats,
+            passage=passage,
+            stop=tuple(stops),
+            num_return_sequences=num_samples,
+        )
+        for text, steps, seed_of_text, nats, passage in zip(*columns, strict=True)
     ]
 
 
@@ -259,63 +255,55 @@ def request_list(
     level: Level,
     rule: OpenRule,
     texts: Sequence[Request],
-    values: Sequence[TextValues],
     *,
     num_unread: int = 0,
     is_alone: bool = False,
 ) -> list[Request]:
     """The requests for each text, in order, as many as it has samples.
 
-    Those with one prompt and one seed are counted 0, 1, ... and so have other uniforms. values: of
-    the texts. num_unread: symbols at the end of each that no model reads. An error of a prompt, a
-    passage, a conversation or a ledger is the `error` of its requests, a ValueError where
+    Those with one prompt and one seed are counted 0, 1, ... and so have other uniforms. texts: with
+    their values. num_unread: symbols at the end of each that no model reads. An error of a prompt,
+    a passage, a conversation or a ledger is the `error` of its requests, a ValueError where
     `is_alone`; that of a setting, of one of several too, is a ValueError before anything is drawn.
     """
     # 1. Settings that the level or the rule does not take.
-    for stop in {value.stop for value in values}:
+    for stop in {text.stop for text in texts}:
         level.stop_symbols(stop)
-    has_passages = any(value.passage is not None for value in values)
-    if values and takes_passage(rule) != has_passages:
+    has_passages = any(text.passage is not None for text in texts)
+    if texts and takes_passage(rule) != has_passages:
         needs = "reads no passages" if has_passages else "needs a passage a prompt, got none"
         raise ValueError(f"the rule {rule.name} {needs}")
     # 2. The most that each may spend, with what the earlier text left it.
     budgets = [
-        rule.budget_for(horizon=value.horizon, k=value.k).going_on(text.left_in_bank)
-        for text, value in zip(texts, values, strict=True)
+        rule.budget_for(horizon=text.max_new_tokens, k=text.k).going_on(text.left_in_bank)
+        for text in texts
     ]
-    prior_bounds = _prior_bounds(texts, budgets, [value.num_samples for value in values])
     counted: Counter[tuple[int, ...]] = Counter()
     requests: list[Request] = []
-    for text, value, budget, nats in zip(texts, values, budgets, prior_bounds, strict=True):
+    for text, budget, nats in zip(texts, budgets, _prior_bounds(texts, budgets), strict=True):
         # 3. The prompts of the rule's streams, and whether they fit.
         try:
-            text = _with_streams(level, rule, text, value, num_unread)
+            text = _with_streams(level, rule, text, num_unread)
         except RequestError as error:
             if is_alone:
                 raise
-            text = replace(text, passage=value.passage, chat_prompts={}, error=str(error))
+            text = replace(text, chat_prompts={}, error=str(error))
         # 4. A request for each sample.
-        for _ in range(value.num_samples):
+        key = (*text.prompt_token_ids, text.seed)
+        for _ in range(text.num_return_sequences):
             request = replace(
                 text,
-                max_new_tokens=value.horizon,
-                seed=value.seed,
-                k=value.k,
-                stop=value.stop,
                 index=len(requests),
-                place=counted[*text.prompt_token_ids, value.seed],
-                num_return_sequences=value.num_samples,
+                place=counted[key],
                 prior_bound=nats,
                 least_debt=budget.debt,
             )
-            counted[*text.prompt_token_ids, value.seed] += 1
             requests.append(request)
+            counted[key] += 1
     return requests
 
 
-def _prior_bounds(
-    texts: Sequence[Request], budgets: Sequence[Budget], num_samples: Sequence[int]
-) -> list[float]:
+def _prior_bounds(texts: Sequence[Request], budgets: Sequence[Budget]) -> list[float]:
     """Nats that may have been spent, or may be by other texts, before each text.
 
     The earlier text may have spent its bound, less what it has left, which this text counts.
@@ -331,20 +319,18 @@ def _prior_bounds(
             if j != i and texts[j].earlier_call == text.earlier_call
         )
         nats = max(0.0, text.prior_bound - budget.carried(text.left_in_bank))
-        bounds.append(nats + num_samples[i] * together)
+        bounds.append(nats + text.num_return_sequences * together)
     return bounds
 
 
-def _with_streams(
-    level: Level, rule: OpenRule, text: Request, value: TextValues, num_unread: int
-) -> Request:
+def _with_streams(level: Level, rule: OpenRule, text: Request, num_unread: int) -> Request:
     """The text with what the rule's streams read in its place; RequestError where it cannot be."""
     if text.error:
         raise RequestError(text.error)
-    if value.passage is not None:
-        checked_text("the passage", value.passage)
+    if text.passage is not None:
+        checked_text("the passage", text.passage)
     stream_prompts = prompts_by_stream(
-        level, rule, text.prompt_token_ids, value.passage, text.chat_prompts
+        level, rule, text.prompt_token_ids, text.passage, text.chat_prompts
     )
     before = text.earlier_charge
     if before is not None and rule.charge not in (before, None):
@@ -354,11 +340,10 @@ def _with_streams(
         )
     longest = max([text.prompt_token_ids, *stream_prompts.values()], key=len)
     # A score may end after the models' context, where its last symbol is not read.
-    if level.too_long(longest, value.horizon - num_unread):
-        raise RequestError(level.too_long(longest, value.horizon))
+    if level.too_long(longest, text.max_new_tokens - num_unread):
+        raise RequestError(level.too_long(longest, text.max_new_tokens))
     return replace(
         text,
-        passage=value.passage,
         chat_prompts={n: ids for n, ids in stream_prompts.items() if n in text.chat_prompts},
         stream_prompts=stream_prompts,
     )

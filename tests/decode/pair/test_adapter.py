@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save_file
 from tiny_models import tiny_llama
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from anchored.decode.pair import adapter as adapters
 from anchored.decode.pair.folder import ModelFolder
 from anchored.decode.pair.loading import load_model
 
 peft = pytest.importorskip("peft")
+LoraModel = peft.tuners.lora.LoraModel
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"  # peft asks it when it adapts
@@ -99,7 +99,7 @@ def test_tied_weights_stay_tied_where_the_adapter_leaves_them_alone(tmp_path):
 
 
 def test_what_peft_merges_wrong_is_refused_with_the_distance(queries, monkeypatch):
-    monkeypatch.setattr(adapters, "_separate_weights", lambda adapted: adapted.base_model.unload())
+    monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
     with pytest.raises(ValueError, match=r"off by \d.* adapted one \(0.0001"):
         load_model(queries, "auto", "cpu")
 
