@@ -6,9 +6,6 @@ import sys
 from ..fields import real_number
 from .settings import Divergence
 
-HALVINGS = 1200
-"""Halvings of an interval of probabilities: as many as lead from 1 to below the least float64."""
-
 ROUNDING = 8.0 * sys.float_info.epsilon
 """Relative error of nats, more than the few operations on them make; it is added to the budget."""
 
@@ -68,10 +65,7 @@ def _inverted(nats: float, safe_log_prob: float) -> float:
     if -safe_log_prob <= nats:
         return 1.0
     low, high = math.exp(safe_log_prob), 1.0
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        if not low < middle < high:
-            break
+    while low < (middle := 0.5 * (low + high)) < high:  # until both are neighbors
         if _binary_kl(middle, safe_log_prob) <= nats:
             low = middle
         else:

@@ -77,8 +77,17 @@ def check_is_id(name: str | Path) -> None:
         )
 
 
-def hub_refusal(error: Exception) -> str:
-    """Why the Hub gave nothing, in a clause."""
+def not_on_hub(name: str | Path, what: str, error: Exception) -> FileNotFoundError:
+    """An error, in one line, for a name that is no folder and of which the Hub gave nothing."""
+    return FileNotFoundError(
+        f"there is no folder {name} here, and no {what} on the Hub or in its cache: "
+        f"{_hub_refusal(error)}"
+    )
+
+
+def _hub_refusal(error: Exception) -> str:
+    if isinstance(error, HFValidationError):
+        return "it can be no id there"
     if isinstance(error, GatedRepoError):
         return "its owner grants access by request: ask for it there, then `hf auth login`"
     if isinstance(error, RevisionNotFoundError):
@@ -141,10 +150,7 @@ def _folder(name: str | Path, revision: str | None) -> Path:
         if snapshot := getattr(error, "snapshot_path", None):
             return Path(snapshot)
         at = "" if revision is None else f" at revision {revision}"
-        raise FileNotFoundError(
-            f"there is no folder {name} here, and no model {name}{at} on the Hub or in its cache: "
-            f"{hub_refusal(error)}"
-        ) from error
+        raise not_on_hub(name, f"model {name}{at}", error) from error
 
 
 def read_json(file: Path) -> dict[str, Any]:

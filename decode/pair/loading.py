@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -59,6 +60,9 @@ DEFAULT_OPTIONS = LoadOptions()
 GENERATION_CONFIG = "generation_config.json"
 FLOATS = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 """Dtypes that models are decoded in; most machines have no products of float8."""
+STORED_FLOATS = ("F16", "F32", "F64", "BF16")
+"""The same as safetensors names them."""
+
 OLD_BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 """Names of causal masks and rotary frequencies, which old checkpoints hold for each layer."""
 
@@ -188,6 +192,8 @@ def _from_pretrained(folder: Path, dtype: str, **settings: Any) -> PreTrainedMod
         )
     whole: PreTrainedModel = model
     _check_tensors(folder, report, {name for name, _ in whole.named_buffers()})
+    if not quantization_method(whole.config):
+        _check_stored_floats(folder, whole)
     return whole
 
 
@@ -216,6 +222,21 @@ def _check_tensors(folder: Path, report: Mapping[str, Any], buffers: set[str]) -
             f"the weights in {folder} hold {unexpected[0]} ({len(unexpected)} in all), "
             "which the config has no use for"
         )
+
+
+def _check_stored_floats(folder: Path, model: PreTrainedModel) -> None:
+    """Raise ValueError for a parameter stored in anything but floats, which would be converted."""
+    parameters = {name for name, _ in model.named_parameters()}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  # it is no mapping
+                full_name = f"{model.base_model_prefix}.{name}"
+                stored = file.get_slice(name).get_dtype()
+                if stored not in STORED_FLOATS and not parameters.isdisjoint({name, full_name}):
+                    raise ValueError(
+                        f"the weights in {folder} hold {name} as {stored}, "
+                        "but the model is not quantized"
+                    )
 
 
 def check_placement(device: DeviceMap, safe: LoadOptions, risky: LoadOptions) -> None:

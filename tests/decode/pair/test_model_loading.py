@@ -62,6 +62,7 @@ DAMAGES = [
     (tensors({UP: None}), rf"the weights in .*/model lack {UP} \(1 in all\)"),
     (tensors({NORM: torch.ones(3)}), rf"do not fit the config: {NORM} is \(3,\), not \(32,\)"),
     (tensors({MORE: torch.ones(3)}), rf"hold {MORE} \(1 in all\), which the config has no use"),
+    (tensors({NORM: torch.ones(32).char()}), f"hold {NORM} as I8, but the model is not quantized"),
     (lambda folder: os.truncate(folder / WEIGHTS, 5_000), f"{UNLOADABLE}header"),
     (config(rope_parameters={"rope_type": "su"}), f"{UNLOADABLE}KeyError: 'su'"),
     (text("tokenizer.json", '{"model": {"type": "None"}}'), "the tokenizer in .* cannot be read: "),
@@ -83,6 +84,20 @@ def test_a_folder_that_is_not_whole_is_refused_in_one_line(
     with pytest.raises(ValueError, match=reason) as refusal:
         ModelPair.from_pretrained(folder, pair_folders[1])
     assert "\n" not in str(refusal.value) + "".join(caplog.messages)
+
+
+def test_folders_load_with_the_same_fingerprints_again(pair_folders):
+    pair = ModelPair.from_pretrained(*pair_folders)
+    assert (pair.vocab_size, pair.context_length, pair.stop_token_ids) == (320, 128, [1])
+    again = ModelPair.from_pretrained(*pair_folders)
+    assert again.fingerprints == pair.fingerprints
+    assert not list(pair_folders[0].parent.glob("*.json"))
+
+
+def test_more_embeddings_than_tokens_are_never_predicted_and_fewer_are_refused(tokenizer):
+    assert ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=384), tokenizer).vocab_size == 320
+    with pytest.raises(ValueError, match=r"the risky model predicts 256 tokens, .* has 320"):
+        ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=256), tokenizer)
 
 
 def test_a_dtype_that_no_model_decodes_in_is_refused_before_loading(pair_folders):

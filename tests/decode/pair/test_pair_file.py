@@ -101,7 +101,7 @@ def test_what_is_no_pair_is_not_found(tmp_path, monkeypatch):
     monkeypatch.setattr(pair_file, "hf_hub_download", unreachable)
     for name, reason in (
         (tmp_path, "there is no pair.json in"),
-        ("a/b", "no pair.json at a/b on the Hub: no "),
+        ("a/b", "no pair.json on the Hub or in its cache: no "),
     ):
         with pytest.raises(FileNotFoundError, match=reason):
             PairFile.read(name)

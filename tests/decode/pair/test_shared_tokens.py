@@ -1,5 +1,6 @@
 """Tokenizers that make the same tokens of plain text are one, whatever their special tokens."""
 
+import copy
 import json
 from collections.abc import Callable
 
@@ -7,8 +8,8 @@ import long_double_distributions as oracle
 import numpy as np
 import pytest
 import torch
-from tiny_models import tiny_llama
-from tokenizers import Tokenizer, models
+from tiny_models import TEXT, tiny_llama, train_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, ModelPair, verify
@@ -205,3 +206,36 @@ def test_a_distribution_is_that_of_the_shared_tokens(gap_pair, k, name):
     assert log_probs == pytest.approx(oracle.log_probs(logits[shared]).astype(float), abs=1e-7)
     # Nothing is left for others and for the padding: their probability is 0.
     assert np.exp(log_probs).sum() == pytest.approx(1.0, abs=1e-7)
+
+
+def test_two_tokenizers_without_bytes_are_refused_by_name(tokenizer):
+    pieces = Tokenizer(models.BPE(byte_fallback=True))
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+    other = PreTrainedTokenizerFast(tokenizer_object=pieces)
+    reason = "the risky one has no bytes: byte level needs a SentencePiece tokenizer whose"
+    with pytest.raises(ValueError, match=reason):
+        ModelPair(tiny_llama(1), tiny_llama(2), tokenizer, risky_tokenizer=other)
+
+
+def test_stop_tokens_of_two_tokenizers_are_the_same_if_they_have_the_same_name(tokenizer):
+    other = train_tokenizer(300, TEXT[:1])
+    ends = {"safe": tiny_llama(1), "risky": tiny_llama(2, vocab_size=300, eos_token_id=[1, 2])}
+    pair = ModelPair(*ends.values(), tokenizer, risky_tokenizer=other)
+    assert pair.stop_tokens_of("safe") == pair.stop_tokens_of("risky") == [1, 2]
+    assert "<|turn|>" in other.convert_ids_to_tokens([2])
+
+
+def test_a_tokenizer_that_leaves_out_merges_at_random_is_refused_by_name():
+    both = [train_tokenizer(320), train_tokenizer(300)]
+    both[1].backend_tokenizer.model.dropout = 0.5
+    with pytest.raises(ValueError, match=r"^the risky model's tokenizer leaves out .*0\.5"):
+        ModelPair(tiny_llama(1), tiny_llama(2), both[0], risky_tokenizer=both[1])
+
+
+def test_an_end_of_text_after_each_prompt_is_said(tokenizer, caplog):
+    ending = copy.deepcopy(tokenizer)
+    ending.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|end|>", special_tokens=[("<|end|>", 1)]
+    )
+    ModelPair(tiny_llama(1), tiny_llama(2), ending)
+    assert caplog.messages == ["the tokenizer puts an end of text, token 1, after each prompt"]
