@@ -160,18 +160,10 @@ def quantization_method(config: PretrainedConfig) -> str:
     return str(getattr(method, "value", method))
 
 
-def quantization_config(source: Mapping[str, Any] | Path | str) -> QuantizationConfigMixin:
-    """One of transformers' configs, from its settings or a JSON file of them.
-
-    Raises ValueError, in one line, for a file that is not JSON and for settings that no method has.
-    """
-    settings = source if isinstance(source, Mapping) else read_json(Path(source))
-    if not isinstance(settings, Mapping) or "quant_method" not in settings:
-        raise ValueError(f'a quantization must be an object with "quant_method", got {source}')
-    try:
-        config: QuantizationConfigMixin = AutoQuantizationConfig.from_dict(dict(settings))
-    except TypeError as error:  # a setting that the method does not have
-        raise ValueError(f"{source}: {error}") from None
+def quantization_config(file: Path) -> QuantizationConfigMixin:
+    """A config of transformers in a JSON file; ValueError, in one line, for anything else."""
+    with in_one_line(f"the quantization in {file} cannot be read"):
+        config: QuantizationConfigMixin = AutoQuantizationConfig.from_dict(read_json(file))
     return config
 
 

@@ -12,6 +12,7 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from anchored import Anchored, Decoder, ModelPair, verify
+from anchored.decode.pair.loading import quantization_config
 from anchored.decode.verify.rounding import logit_tolerance
 from anchored.decode.warpers import largest_logit
 
@@ -52,6 +53,15 @@ def test_a_quantized_risky_model_decodes_certified_and_is_recorded(pair_folders)
     assert result.ledger.certified and result.ledger.is_within_bound
     assert result.ledger.header.quantization == {"risky": "rounded"}
     assert verify(result.ledger, pair).is_ok
+
+
+def test_a_quantization_is_read_from_a_file_or_refused_in_one_line(tmp_path):
+    for text in ("{}", '{"quant_method": "none of these"}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"the quantization in .*config\.json cannot be read"):
+            quantization_config(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text('{"quant_method": "rounded"}')
+    assert isinstance(quantization_config(tmp_path / "config.json"), RoundedConfig)
 
 
 def test_a_quantized_safe_folder_is_refused_before_it_is_loaded(pair_folders, tmp_path):
