@@ -21,15 +21,12 @@ PROMPT = "the keeper of the lamp wrote"
 
 
 @pytest.fixture(scope="module")
-def ledger(pair) -> Ledger:
-    (result,) = Decoder(pair, Anchored(k=1.0)).generate(PROMPT, max_new_tokens=12, seed=7)
+def drawn(pair) -> Ledger:
+    """A ledger of drawn tokens, which some gave back."""
+    decoder = Decoder(pair, Pathwise(k=0.5, bank=3.0, debt="none"))
+    (result,) = decoder.generate(PROMPT, max_new_tokens=12, seed=7, temperature=1.0)
+    assert min(step.spend for step in result.ledger.steps) < 0.0 and result.ledger.certified
     return result.ledger
-
-
-@pytest.fixture
-def path(ledger, tmp_path):
-    ledger.save(tmp_path / "ledger.jsonl")
-    return tmp_path / "ledger.jsonl"
 
 
 def test_a_text_that_reads_like_a_figure_stays_a_text(pair, tmp_path):
@@ -64,22 +61,14 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_no_whole_ledger_is_refused(path, pair, name):
-    content, message = FILES[name]
+def test_a_file_that_is_no_whole_ledger_is_refused(drawn, tmp_path, pair, name):
+    path, (content, message) = tmp_path / "ledger.jsonl", FILES[name]
     if callable(content):
+        drawn.save(path)
         content = "\n".join([*content(path.read_text().splitlines()), ""]).encode()
     path.write_bytes(content)
     with pytest.raises(LedgerError, match=message):
         verify(path, pair)
-
-
-@pytest.fixture(scope="module")
-def drawn(pair) -> Ledger:
-    """A ledger of drawn tokens, which some gave back."""
-    decoder = Decoder(pair, Pathwise(k=0.5, bank=3.0, debt="none"))
-    (result,) = decoder.generate(PROMPT, max_new_tokens=12, seed=7, temperature=1.0)
-    assert min(step.spend for step in result.ledger.steps) < 0.0 and result.ledger.certified
-    return result.ledger
 
 
 def test_nats_that_were_given_back_are_saved_and_read_again(drawn, pair, tmp_path):

@@ -173,32 +173,12 @@ def test_a_copy_of_a_pair_is_a_pair(pair):
         generate(other)
 
 
-class Halves(torch.Tensor):
-    """A weight of two parts, as quantized and distributed ones are."""
-
-    @staticmethod
-    def __new__(cls, first, second):
-        shape = (len(first) + len(second), *first.shape[1:])
-        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=first.dtype)
-
-    def __init__(self, first, second):
-        self.first, self.second = first, second
-
-    def __tensor_flatten__(self):
-        return ["first", "second"], None
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten.detach.default,):
-            return cls(args[0].first, args[0].second)
-        raise NotImplementedError(func)
-
-
 ODD_WEIGHTS = {
     "meta": lambda: torch.empty(4, 4, device="meta"),
-    "parts": lambda: Halves(torch.ones(2, 4), torch.ones(2, 4)),
+    "parts": lambda: torch.nested.nested_tensor([torch.ones(4, 2)], layout=torch.jagged),
     "inference": torch.inference_mode()(partial(torch.ones, 4, 4)),
 }
+"""Quantized and distributed weights are of parts as nested ones are."""
 
 
 @pytest.mark.parametrize("kind", ODD_WEIGHTS)
