@@ -1,19 +1,15 @@
 """Torch's state around a call: the caller's is put aside or refused while this package computes."""
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from functools import wraps
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from threading import Lock
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch._C import _len_torch_function_stack
 from torch.overrides import _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 PRODUCTS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
 """Products of float32 that may be rounded to fewer digits (`set_float32_matmul_precision`)."""
@@ -78,27 +74,5 @@ def _plain_process() -> Iterator[None]:
                 _undo.close()
 
 
-def in_plain_torch(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function in `plain_torch`, and if it returns a generator, every step of that.
-
-    Between the steps of a generator, where the caller's code runs, the state is the caller's.
-    """
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with plain_torch():
-            result = function(*args, **kwargs)
-        return _steps(result) if isinstance(result, Generator) else result  # type: ignore[return-value]
-
-    return call
-
-
-def _steps(steps: Generator[Any]) -> Iterator[Any]:
-    end = object()
-    with closing(steps):
-        while True:
-            with plain_torch():
-                step = next(steps, end)
-            if step is end:
-                return
-            yield step
+in_plain_torch = plain_torch()
+"""Decorates a function that computes in plain torch; a generator's steps would not."""

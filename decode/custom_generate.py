@@ -22,7 +22,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from ..errors import AnchoredError
-from ..fields import INT_LIMIT, whole_number
+from ..fields import INT_LIMIT
 from .ambient import in_plain_torch
 from .decoder import Decoder
 from .generation import Generation
@@ -36,7 +36,7 @@ PROCESSORS: Final[dict[type[Any], tuple[str, str]]] = {
 }
 """Processors in the order in which they act here: their setting, and which attribute has it."""
 MODES: Final = (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
-OF_GENERATE: Final = ("logits_to_keep", "use_cache", "cache_position")
+OF_GENERATE: Final = ("logits_to_keep", "use_cache", "cache_position", "position_ids")
 """Arguments of a model that `generate` prepares, and that no prompt follows from."""
 
 
@@ -80,10 +80,9 @@ class CustomGenerate:
         mask = prepared.pop("attention_mask", None)
         mask = torch.ones_like(input_ids) if mask is None else mask
         ends = self.decoder.level.stop_token_ids
-        _check(generation_config, stopping_criteria, prepared, mask)
+        _check(generation_config, stopping_criteria, prepared)
         self._check_ends(model.generation_config, stopping_criteria)
-        num_samples = whole_number("num_return_sequences", generation_config.num_return_sequences)
-        if num_samples < 1:
+        if (num_samples := generation_config.num_return_sequences) < 1:
             raise ValueError(f"num_return_sequences must be >= 1, got {num_samples}")
         rows = zip(input_ids[::num_samples], mask[::num_samples].bool(), strict=True)
         seed = int(torch.randint(INT_LIMIT - 1, ())) if self.seed is None else self.seed
@@ -164,10 +163,7 @@ def _sampling(
 
 
 def _check(
-    config: GenerationConfig,
-    criteria: StoppingCriteriaList,
-    prepared: Mapping[str, Any],
-    mask: Tensor,
+    config: GenerationConfig, criteria: StoppingCriteriaList, prepared: Mapping[str, Any]
 ) -> None:
     """Raise ValueError, with its name, for what `generate` was asked for and would not get."""
     ignored = []
@@ -181,15 +177,8 @@ def _check(
         if not is_length and kind is not EosTokenCriteria:
             ignored.append(kind.__name__)
     for name, value in prepared.items():
-        if name == CACHE:
-            is_default = value is None or value.get_seq_length() == 0
-        elif name == "position_ids":
-            expected = mask.cumsum(-1) - 1
-            is_default = value is None or (
-                value.shape == mask.shape and bool((value == expected)[mask.bool()].all())
-            )
-        else:
-            is_default = value is None or name in OF_GENERATE
-        ignored += [] if is_default else [name]
+        is_empty = name == CACHE and value is not None and value.get_seq_length() == 0
+        if not (is_empty or value is None or name in OF_GENERATE):
+            ignored.append(name)
     if ignored:
         raise ValueError(f"generate with custom_generate does not honor {', '.join(ignored)}")

@@ -13,7 +13,6 @@ from tqdm.auto import tqdm
 
 from ..fields import whole_number
 from .ambient import in_plain_torch
-from .arguments import Prompt, call_values, check_parts, is_single, target_symbols
 from .engine.paired_batch import PairedBatch
 from .engine.prompts import measured_ratios, ratio_source
 from .engine.request import Request, RequestState, refused
@@ -34,7 +33,14 @@ from .settings import (
     StreamOptions,
     read_options,
 )
-from .texts import prompt_requests, request_list
+from .texts import (
+    Prompt,
+    is_single,
+    prompt_requests,
+    request_list,
+    target_symbols,
+    with_values,
+)
 from .verify.rounding import least_temperature, temperature_error
 
 if TYPE_CHECKING:
@@ -60,14 +66,16 @@ class Decoder:
     ) -> None:
         """level: what is decoded and budgeted step by step; "auto" takes tokens for models with one
         tokenizer and bytes, by `byte_settings`, for models with two. prompt_cache: at byte level,
-        the prompts that another k or seed need not read again; PromptCache(0) keeps none, and one
-        may serve many decoders.
-        speculate: tokens that the safe model drafts before one risky forward verifies them, "off"
-        for none. The tokens for a seed are those of "off", up to the models' numerics.
-        Raises ValueError for bad values, for a rule whose claims do not hold (see `check_claims`),
-        or for a draft where it cannot run.
+        the prompts that another k or seed need not read again; one may serve many decoders.
+        speculate: tokens that the safe model drafts before one risky forward verifies them. The
+        tokens for a seed are those of "off", up to the models' numerics. Raises ValueError for
+        bad values, and for a rule or a draft that cannot run.
         """
-        check_parts(pair, rule)
+        if not (isinstance(pair, ModelPair) and isinstance(rule, Rule)):
+            raise ValueError(
+                "write Decoder(pair, rule), as Decoder(pair, Anchored(k=1.5)), "
+                f"got {type(pair).__name__} and {rule!r}"
+            )
         level, size = "auto" if level is None else level, 16 if batch_size is None else batch_size
         self.pair, self.batch_size = pair, whole_number("batch_size", size)
         if self.batch_size < 1:
@@ -77,6 +85,7 @@ class Decoder:
         )
         self.rule, self.open_rule = rule, opened(rule, self.level)
         warn_of_left_out(self.open_rule)
+        self._least_temperature = least_temperature(model.dtype for model in pair.models.values())
         self.draft_length = 0
         """Tokens that the safe model drafts before the risky one reads them; 0 drafts none."""
         if speculate not in ("off", None):
@@ -91,12 +100,10 @@ class Decoder:
 
         prompts: texts or token ids (lists, arrays, tensors, what a tokenizer returns), at byte
         level byte values; padding is left out by the attention mask of what a tokenizer returns,
-        while rows of a bare tensor are read as they are. options: see `GenerateOptions`; lengths,
-        warpers, seeds, stops, samples, what a text goes on from.
-        Raises ValueError for bad values of settings, also one of several: a k, a seed, a length.
-        One of several prompts fails alone, with `.error`: if it is empty, no prompt, too long for
-        the pair, or holds a token that the pair lacks; if its passage, conversation or ledger
-        cannot be read; if logits or ratios are NaN. A single one is a ValueError.
+        while rows of a bare tensor are read as they are. options: see `GenerateOptions`.
+        Raises ValueError for bad values of settings. One of several prompts fails alone, with
+        `.error`: if it, its passage, conversation or ledger cannot be read, if it is too long for
+        the pair, if logits are NaN. A single one is a ValueError.
         Source: paper, algorithm AnchoredDecode.
         """
         results = self.generate_each(prompts, **options)
@@ -134,10 +141,8 @@ class Decoder:
     def stream(self, prompt: Prompt | None = None, **options: Unpack[StreamOptions]) -> PieceStream:
         """Pieces of one continuation as they are drawn: `piece.text`, `.spend`, `.accepted`.
 
-        Arguments as in `generate`; the joined texts equal its text for the same seed, and once
-        there are no more pieces, `.generation` and `.ledger` of what is returned are those of
-        `generate`. Of a stream that is broken off they are of what was drawn, as "aborted". Raises
-        AnchoredError when a model's logits are NaN.
+        Arguments as in `generate`; for the same seed the joined texts equal its text, see
+        `PieceStream`.
         """
         config, chosen = read_options(options, passage=None)
         requests = self._requests(prompt, config, passages=chosen.pop("passage"), **chosen)
@@ -183,11 +188,9 @@ class Decoder:
         longest = max((len(target) for target, _ in targets), default=1)
         texts = prompt_requests(self.level, prompts, messages=messages)
         horizon = max(longest, 1) if horizon is None else horizon
-        values = call_values(len(texts), horizon, horizon_name="horizon", k=k, passages=passages)
+        texts = with_values(texts, horizon, horizon_name="horizon", k=k, passages=passages)
         is_alone = is_single(prompts if messages is None else messages)
-        requests = request_list(
-            self.level, self.open_rule, texts, values, num_unread=1, is_alone=is_alone
-        )
+        requests = request_list(self.level, self.open_rule, texts, num_unread=1, is_alone=is_alone)
         if len(requests) != len(targets):
             raise ValueError(f"got {len(requests)} prompts and {len(targets)} continuations")
         return self._scores(requests, targets, config, progress)
@@ -224,8 +227,7 @@ class Decoder:
         """The log-likelihood ratios from which the debts follow, see `use_prompt_ratios`.
 
         A prompt whose logits are NaN has NaN for ratios, by which it fails alone where it is
-        decoded. Raises ValueError for a prompt that is too long for the pair, and where the models
-        have no tokens to be compared in.
+        decoded. Raises ValueError where the models have no tokens to be compared in.
         """
         if not self.level.compares_models:
             raise ValueError("this pair has no prompt ratios: its models have different tokens")
@@ -256,16 +258,15 @@ class Decoder:
         is_alone: bool = False,
         **values: Any,
     ) -> list[Request]:
-        """The requests of a call. values: of `call_values`."""
+        """The requests of a call. values: of `with_values`."""
         if config.is_greedy and self.open_rule.is_certified:
             logger.warning("temperature 0 samples nothing, so no bound holds: ledgers uncertified")
-        least = least_temperature(model.dtype for model in self.pair.models.values())
-        if self.open_rule.is_certified and 0.0 < config.temperature < least:
-            raise ValueError(temperature_error(config.temperature, least))
+        if self.open_rule.is_certified and 0.0 < config.temperature < self._least_temperature:
+            raise ValueError(temperature_error(config.temperature, self._least_temperature))
         texts = prompt_requests(self.level, prompts, continue_from, messages)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
-        settings = call_values(len(texts), horizon, **values)
-        return request_list(self.level, self.open_rule, texts, settings, is_alone=is_alone)
+        texts = with_values(texts, horizon, **values)
+        return request_list(self.level, self.open_rule, texts, is_alone=is_alone)
 
     def _batches(self, requests: list[Request]) -> list[list[Request]]:
         """Batches by prompt length, longest first: prompts read together need little padding."""
@@ -329,9 +330,7 @@ def choose_level(
     """The level of that name; "auto" takes tokens where both models share them.
 
     settings, prompt_cache: of the byte level. retokenizes: the rule decodes the tokens of the risky
-    model where the safe one has others, see `RetokenizedLevel`; "auto" takes them then. Raises
-    ValueError for another name, for a level at which the pair cannot be decoded, and for settings
-    that the level does not have.
+    model where the safe one has others, see `RetokenizedLevel`; "auto" takes them then.
     """
     if name not in ("auto", "token", "byte"):
         raise ValueError(f'level must be "auto", "token" or "byte", got {name!r}')

@@ -6,9 +6,6 @@ import sys
 from ..fields import real_number
 from .settings import Divergence
 
-HALVINGS = 1200
-"""Halvings of an interval of probabilities: as many as lead from 1 to below the least float64."""
-
 ROUNDING = 8.0 * sys.float_info.epsilon
 """Relative error of nats, more than the few operations on them make; it is added to the budget."""
 
@@ -21,14 +18,12 @@ def event_bound(
 ) -> float:
     """The largest probability that an event can have under p*, whose divergence from p_s is <= K.
 
-    In words: suppose that the safe model alone, asked for a text in the same way, would write a
-    certain passage with probability p (an event may be any set of texts: those that hold a
-    sentence, those that a person would call a copy). A certified text of bound K then holds it with
-    at most the probability that this function returns. It is a statement about the chance of the
-    event before the text is drawn, for this prompt, these settings and this safe model. It does
-    not say that a given text is no copy, nor what the safe model's own probability is, which has
-    to be known or bounded; where the safe model copies, the bound lets p* copy too. It is no legal
-    certificate.
+    In words: suppose that the safe model alone would write a certain passage with probability p (an
+    event may be any set of texts: those that hold a sentence, those that a person would call a
+    copy). A certified text of bound K then holds it with at most the probability that this function
+    returns. It is a statement about the chance of the event before the text is drawn. It does not
+    say that a text is no copy, nor what p is, which has to be known or bounded; where the safe
+    model copies, p* may copy too. It is no legal certificate.
 
     K: nats, the ledger's bound (`Ledger.total_bound` for samples and continued texts), >= 0.
     safe_log_prob: log p of the event under the safe model with the same warpers, nats, <= 0.
@@ -70,10 +65,7 @@ def _inverted(nats: float, safe_log_prob: float) -> float:
     if -safe_log_prob <= nats:
         return 1.0
     low, high = math.exp(safe_log_prob), 1.0
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        if not low < middle < high:
-            break
+    while low < (middle := 0.5 * (low + high)) < high:  # until both are neighbors
         if _binary_kl(middle, safe_log_prob) <= nats:
             low = middle
         else:

@@ -60,13 +60,13 @@ class Generation:
         )
 
 
+MOST_NATS = 700.0
+"""Nats whose exponential is still a float64."""
+
+
 def likelier(spent: float) -> str:
     """A phrase for what nats of drawn tokens say of a text."""
     return f"{math.exp(min(spent, MOST_NATS)):.3g} times as likely as from the safe model"
-
-
-MOST_NATS = 700.0
-"""Nats whose exponential is still a float64."""
 
 
 Earlier = Generation | Ledger
@@ -89,9 +89,8 @@ class PieceStream(Iterator[Piece]):
     """Iterates over the pieces of one request as they are drawn; nothing runs before the first.
 
     `generation` and `ledger` are of what has been drawn, with the finish_reason "aborted" while
-    more may come: so a stream that is broken off, by `close`, `break` or an exception, has them
-    too. Asking for a piece raises AnchoredError when a model's logits are NaN; the ledger is then
-    that of what was drawn before, uncertified.
+    more may come: so a stream that is broken off has them too. The next piece is an AnchoredError
+    where a model's logits are NaN; the ledger is then that of what was drawn before, uncertified.
     """
 
     def __init__(

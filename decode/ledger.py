@@ -119,7 +119,7 @@ class LedgerTotals:
 
 @dataclass(kw_only=True, slots=True)
 class LedgerFooter(LedgerTotals):
-    """The last line but for the hash; as a file has it, the two sums come first."""
+    """The last line but for the hash."""
 
     total_spend: float
     num_steps: int
@@ -166,30 +166,27 @@ class Ledger(LedgerTotals):
         """Nats that any `w` steps in a row can spend at most, whatever came before: the smaller of
         the bound and bank + w k, and the bound alone without a bank.
 
-        After any beginning of the text, the divergence of the distribution of its next `w` symbols
-        from the safe model's is at most this: `event_bound` has what that says of a passage. Unless
-        steps are charged their mean, no passage is more than e**this times as likely.
-        Raises ValueError for `w` < 1, and where no bound holds for this generation.
+        Unless steps are charged their mean, no passage is more than e**this times as likely as from
+        the safe model. Raises ValueError for `w` < 1, and where no bound holds.
         """
         if (w := whole_number("w", w)) < 1:
             raise ValueError(f"w must be >= 1, got {w}")
-        bank, bound = self.header.bank, self._certified_bound
+        self._check_certified()
+        bank, bound = self.header.bank, self.header.bound
         return bound if bank is None else min(bound, bank + w * self.header.k)
-
-    @property
-    def _certified_bound(self) -> float:
-        if not self.certified:
-            raise ValueError("no bound holds for a ledger that is not certified")
-        return self.header.bound
 
     def event_bound(self, safe_log_prob: float) -> float:
         """The largest probability with which this text, with the one that it continues, was to be
-        in an event to which the safe model gives this log-probability: see `event_bound`, by max
-        unless steps are charged their mean. Raises ValueError where no bound holds for this
-        generation.
+        in an event to which the safe model gives this log-probability: see `event_bound`. Raises
+        ValueError where no bound holds for this generation.
         """
-        nats = self.header.prior_bound + self._certified_bound
+        self._check_certified()
+        nats = self.header.prior_bound + self.header.bound
         return charged_event_bound(self.header.charge, nats, safe_log_prob)
+
+    def _check_certified(self) -> None:
+        if not self.certified:
+            raise ValueError("no bound holds for a ledger that is not certified")
 
     @property
     def is_within_bound(self) -> bool:
@@ -214,8 +211,7 @@ class Ledger(LedgerTotals):
         """The ledger as JSON lines: header, steps, footer."""
         records: list[LedgerHeader | LedgerStep] = [self.header, *self.steps]
         lines = [_dump(known_fields(record)) for record in records]
-        sums = {"total_spend": self.spent, "num_steps": len(self.steps)}
-        footer = {**sums, **field_values(self.footer)}
+        footer = field_values(self.footer)
         return [*lines, _dump({**footer, "sha256": _sha256([*lines, _dump(footer)])})]
 
     @classmethod

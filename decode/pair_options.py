@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ..errors import AnchoredError
+from ..errors import AnchoredError, in_one_line
 from ..fields import check_least
 from ..inputs import check_input, read_prompts
 from .pair.folder import model_location
@@ -153,17 +153,11 @@ def check_device_name(device: str) -> None:
 
 
 def check_presence(device: str) -> None:
-    """Raise ValueError if this machine has no such device."""
-    if device == "cpu":
-        return
+    """Raise ValueError, in one line, if this machine has no such device."""
     import torch
 
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    count = torch.accelerator.device_count() if accelerator else 0
-    name, _, index = device.partition(":")
-    if accelerator is None or accelerator.type != name or int(index or 0) >= count:
-        devices = f"{count} of type {accelerator.type}" if accelerator else "none but the CPU"
-        raise ValueError(f"there is no device {device} on this machine, which has {devices}")
+    with in_one_line(f"there is no device {device} on this machine"):
+        torch.empty(0, device=device)
 
 
 RuleName = Annotated[str, tuple(RULES)]

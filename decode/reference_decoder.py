@@ -16,7 +16,6 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..kernels import reference
 from ..kernels.sampler import uniforms
-from .ambient import in_plain_torch
 
 
 class ReferenceStep(NamedTuple):
@@ -31,7 +30,6 @@ class ReferenceStep(NamedTuple):
     risky_log_probs: Tensor
 
 
-@in_plain_torch
 @torch.inference_mode()
 def anchored_decode(
     models: tuple[PreTrainedModel, PreTrainedModel],
@@ -86,7 +84,6 @@ def anchored_decode(
             return
 
 
-@in_plain_torch
 @torch.inference_mode()
 def prefix_debt(
     models: tuple[PreTrainedModel, PreTrainedModel],

@@ -41,41 +41,28 @@ def checked_text(name: str, value: Any) -> str:
     return text
 
 
-_HINTS = {
-    "input_ids attention_mask token_type_ids inputs": "give what the tokenizer returns as the "
-    "prompts, generate(tokenizer(text)), or lists of token ids",
-    "prompt prompts text texts": "generate has prompts, its first argument, and stream one prompt",
+HINTS = {
+    **dict.fromkeys(("max_length", "max_tokens", "max_completion_tokens"), "give max_new_tokens"),
+    **dict.fromkeys(("stop_strings", "stop_sequences"), "give stop=, one text or several"),
+    **dict.fromkeys(("n", "best_of", "num_beams"), "give num_return_sequences"),
+    **dict.fromkeys(
+        ("input_ids", "inputs", "attention_mask", "prompt", "text"),
+        "prompts are the first argument, also as a tokenizer returns them: generate(tokenizer(x))",
+    ),
+    **dict.fromkeys(
+        ("stop_token_ids", "eos_token_id", "ignore_eos"),
+        "a text ends at the end of text of either model; give stop= for other ends",
+    ),
+    **dict.fromkeys(
+        ("logits_processor", "logits_processors", "logit_bias"),
+        "a rule chooses tokens, and temperature, repetition_penalty, top_k, top_p and min_p do",
+    ),
+    **dict.fromkeys(("K", "bank", "budget", "debt"), "it is the rule's, as Anchored(k=1.5, ...)"),
     "do_sample": "tokens are sampled, and temperature=0 takes the most likely ones",
-    "max_length": "give max_new_tokens, which does not count the prompt",
-    "max_tokens max_completion_tokens": "give max_new_tokens",
-    "stop_strings stop_sequences": "give stop=, one text or several",
-    "eos_token_id stop_token_ids ignore_eos": "a text ends at the end of text of either model; "
-    "give stop= for other ends",
-    "n best_of": "give num_return_sequences",
-    "num_beams num_beam_groups length_penalty early_stopping use_beam_search": "tokens are sampled "
-    "one by one, and num_return_sequences gives several texts",
     "streamer": "call stream(prompt), which yields pieces",
-    "logits_processor logits_processors logit_bias prefix_allowed_tokens_fn typical_p": "what "
-    "chooses tokens is a rule or one of temperature, repetition_penalty, top_k, top_p, min_p",
-    "logprobs prompt_logprobs output_scores output_logits return_dict_in_generate": "the steps of "
-    "a result's ledger have log_prob and safe_log_prob, and score() those of a given text",
-    "assistant_model prompt_lookup_num_tokens": "Decoder(pair, rule, speculate=...) drafts",
-    "generation_config sampling_params": "give its values by their names",
-    "K divergence debt debt_window budget bank": "it is the rule's, as Anchored(k=1.5, ...)",
-    "level batch_size speculate": "it is the decoder's, Decoder(pair, rule, ...)",
-    "torch_dtype": "write dtype=",
-    "device_map": "write risky_options=LoadOptions(device_map=...), or device=",
-    "revision": "write safe_options=LoadOptions(revision=...), and the same of risky_options",
-    "attn_implementation": "write safe_options=LoadOptions(attn_implementation=...) or "
-    "risky_options=",
-    "quantization_config load_in_8bit load_in_4bit": "write risky_quantization=, a config of "
-    "transformers",
-    "trust_remote_code": "remote code is never run",
-    "token use_auth_token": "log in by `hf auth login`",
-    "cache_dir": "set HF_HOME",
-    "tokenizer": "each model brings its tokenizer; ModelPair(safe, risky, tokenizer) takes one",
+    "logprobs": "the steps of a result's ledger have log_prob and safe_log_prob",
+    "generation_config": "give its values by their names",
 }
-HINTS = {name: hint for names, hint in _HINTS.items() for name in names.split()}
 """Names that callers of other libraries write, and what they are called here."""
 
 

@@ -41,8 +41,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 def model_location(name: str | Path) -> Path | str:
     """The folder of a model or an adapter, with `~` expanded, or else an id on the Hub as a string.
 
-    Ids have the forms that huggingface_hub takes: OWNER/NAME, or NAME as in "gpt2". Nothing is
-    downloaded or asked of the Hub. Raises FileNotFoundError for anything else, see `check_is_id`.
+    The Hub is not asked. Raises FileNotFoundError for what is neither, see `check_is_id`.
     """
     path = Path(name).expanduser()
     if any((path / config).is_file() for config in ("config.json", ADAPTER_CONFIG)):
@@ -78,8 +77,17 @@ def check_is_id(name: str | Path) -> None:
         )
 
 
-def hub_refusal(error: Exception) -> str:
-    """Why the Hub gave nothing, in a clause."""
+def not_on_hub(name: str | Path, what: str, error: Exception) -> FileNotFoundError:
+    """An error, in one line, for a name that is no folder and of which the Hub gave nothing."""
+    return FileNotFoundError(
+        f"there is no folder {name} here, and no {what} on the Hub or in its cache: "
+        f"{_hub_refusal(error)}"
+    )
+
+
+def _hub_refusal(error: Exception) -> str:
+    if isinstance(error, HFValidationError):
+        return "it can be no id there"
     if isinstance(error, GatedRepoError):
         return "its owner grants access by request: ask for it there, then `hf auth login`"
     if isinstance(error, RevisionNotFoundError):
@@ -127,11 +135,8 @@ class ModelFolder:
 
 
 def _folder(name: str | Path, revision: str | None) -> Path:
-    """A folder as it is, or the one with a Hub id's files.
-
-    Files that were downloaded before are enough where the Hub is out of reach; weights that are
-    missing among them are refused by name when the model is loaded.
-    """
+    """A folder as it is, or the one with a Hub id's files, as far as they are here where the Hub is
+    out of reach."""
     folder = model_location(name)
     if isinstance(folder, Path):
         if revision is not None:
@@ -142,13 +147,10 @@ def _folder(name: str | Path, revision: str | None) -> Path:
         return Path(snapshot_download(folder, revision=revision, **patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
         # Another program downloaded only some of the files: a license, say, is not needed.
-        if known := getattr(error, "snapshot_path", None):
-            return Path(known)
+        if snapshot := getattr(error, "snapshot_path", None):
+            return Path(snapshot)
         at = "" if revision is None else f" at revision {revision}"
-        raise FileNotFoundError(
-            f"there is no folder {name} here, and no model {name}{at} on the Hub or in its cache: "
-            f"{hub_refusal(error)}"
-        ) from error
+        raise not_on_hub(name, f"model {name}{at}", error) from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -206,9 +208,9 @@ def folder_fingerprint(folder: Path) -> str:
     source = str(folder.resolve())
     cache = cache_folder() / "fingerprints" / f"{hashlib.sha256(source.encode()).hexdigest()}.json"
     try:
-        known = read_json(cache)
-        if known["stamp"] == stamp:
-            return str(known["sha256"])
+        cached = read_json(cache)
+        if cached["stamp"] == stamp:
+            return str(cached["sha256"])
     except (OSError, ValueError, KeyError):
         pass  # there is none, or it is damaged
     digest = hashlib.sha256()

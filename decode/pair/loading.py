@@ -1,8 +1,8 @@
 """Models and tokenizers from Hugging Face folders: safetensors only, no remote code."""
 
 import logging
-import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +23,9 @@ from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ...errors import in_one_line
-from ..settings import HINTS
 from ..streams.configs import suppressed_tokens
 from .adapter import check_adapter, merged
 from .folder import ModelFolder, read_json
-
-logger = logging.getLogger(__name__)
 
 DeviceMap = str | torch.device | Mapping[str, str | torch.device] | None
 
@@ -66,28 +63,22 @@ FLOATS = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat1
 STORED_FLOATS = ("F16", "F32", "F64", "BF16")
 """The same as safetensors names them."""
 
-LARGEST_HIDDEN = -1e4
-"""The number that GPT-2 and GPT-J added to hide a score; GPT-Neo and GPT-NeoX took -1e9."""
+OLD_BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
+"""Names of causal masks and rotary frequencies, which old checkpoints hold for each layer."""
 
 
 def load_config(folder: Path) -> PretrainedConfig:
-    """The config alone, once its files are looked at; ValueError if one cannot be read or holds a
-    value that no model has, which transformers ignores or stumbles over later."""
-    names = (GENERATION_CONFIG, "model.safetensors.index.json")
-    contents = {name: read_json(folder / name) for name in names if (folder / name).is_file()}
+    """The config alone; ValueError if it, or the generation_config, cannot be read or holds what
+    no pair can follow."""
     with in_one_line(f"the config in {folder} cannot be read"):
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     quantization_method(config)
-    text = config.get_text_config()
     if config.dtype is not None and config.dtype not in FLOATS.values():
         raise ValueError(
             f"the dtype in {folder} must be one of {', '.join(FLOATS)}, got {config.dtype}"
         )
-    pad, size = text.pad_token_id, text.vocab_size
-    if pad is not None and not -size <= pad < size:
-        raise ValueError(f"pad_token_id must be in [-{size}, {size}), got {pad} in {folder}")
-    said = SimpleNamespace(**contents.get(GENERATION_CONFIG, {}))
-    suppressed_tokens(said, str(folder / GENERATION_CONFIG))
+    if (file := folder / GENERATION_CONFIG).is_file():  # transformers ignores one that is damaged
+        suppressed_tokens(SimpleNamespace(**read_json(file)), str(file))
     return config
 
 
@@ -169,18 +160,10 @@ def quantization_method(config: PretrainedConfig) -> str:
     return str(getattr(method, "value", method))
 
 
-def quantization_config(source: Mapping[str, Any] | Path | str) -> QuantizationConfigMixin:
-    """One of transformers' configs, from its settings or a JSON file of them.
-
-    Raises ValueError, in one line, for a file that is not JSON and for settings that no method has.
-    """
-    settings = source if isinstance(source, Mapping) else read_json(Path(source))
-    if not isinstance(settings, Mapping) or "quant_method" not in settings:
-        raise ValueError(f'a quantization must be an object with "quant_method", got {source}')
-    try:
-        config: QuantizationConfigMixin = AutoQuantizationConfig.from_dict(dict(settings))
-    except TypeError as error:  # a setting that the method does not have
-        raise ValueError(f"{source}: {error}") from None
+def quantization_config(file: Path) -> QuantizationConfigMixin:
+    """A config of transformers in a JSON file; ValueError, in one line, for anything else."""
+    with in_one_line(f"the quantization in {file} cannot be read"):
+        config: QuantizationConfigMixin = AutoQuantizationConfig.from_dict(read_json(file))
     return config
 
 
@@ -225,7 +208,7 @@ def _check_tensors(folder: Path, report: Mapping[str, Any], buffers: set[str]) -
             f"not {tuple(expected)}"
         )
     more = set(report["unexpected_keys"]) - buffers
-    if unexpected := sorted(more - _old_buffers(folder) if more else more):
+    if unexpected := sorted(name for name in more if not OLD_BUFFERS.search(name)):
         # Those of more layers than the config says, for one: another model than the stored one.
         raise ValueError(
             f"the weights in {folder} hold {unexpected[0]} ({len(unexpected)} in all), "
@@ -233,54 +216,19 @@ def _check_tensors(folder: Path, report: Mapping[str, Any], buffers: set[str]) -
         )
 
 
-def _old_buffers(folder: Path) -> set[str]:
-    """Names of causal masks and rotary frequencies, which old checkpoints hold by layer."""
-    names = set()
-    for file, name in _stored_tensors(folder):
-        shape = file.get_slice(name).get_shape()
-        is_rotary = name.endswith(".inv_freq") and len(shape) == 1
-        # (1, 1, n, n) of a causal mask, or the one number that is added where it hides something.
-        may_be_mask = math.prod(shape) == 1 or (len(shape) == 4 and shape[:2] == [1, 1])
-        if is_rotary or (may_be_mask and _is_mask(file.get_tensor(name))):
-            names.add(name)
-    return names
-
-
-def _stored_tensors(folder: Path) -> Iterator[tuple[Any, str]]:
-    """Each open safetensors file of a folder with each name in it."""
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            yield from ((file, name) for name in file.keys())  # noqa: SIM118
-
-
-def _is_mask(tensor: torch.Tensor) -> bool:
-    if tensor.numel() == 1:
-        return tensor.item() <= LARGEST_HIDDEN
-    return not tensor.triu(1).any() and bool(tensor.diagonal(dim1=-2, dim2=-1).all())
-
-
 def _check_stored_floats(folder: Path, model: PreTrainedModel) -> None:
     """Raise ValueError for a parameter stored in anything but floats, which would be converted."""
-    prefix = model.base_model_prefix
     parameters = {name for name, _ in model.named_parameters()}
-    for file, name in _stored_tensors(folder):
-        stored = file.get_slice(name).get_dtype()
-        is_parameter = name in parameters or f"{prefix}.{name}" in parameters
-        if is_parameter and stored not in STORED_FLOATS:
-            raise ValueError(
-                f"the weights in {folder} hold {name} as {stored}, but the model is not quantized"
-            )
-
-
-def check_spellings(safe: object, risky: object, unknown: Mapping[str, object]) -> None:
-    """Raise TypeError, naming the right spelling, for models in memory and unknown settings."""
-    if isinstance(safe, PreTrainedModel) or isinstance(risky, PreTrainedModel):
-        raise TypeError(
-            "from_pretrained takes folders or Hub ids: write ModelPair(safe, risky, tokenizer) "
-            "for models in memory"
-        )
-    for name in unknown:
-        raise TypeError(f"from_pretrained takes no {name}: {HINTS.get(name, 'it is unknown')}")
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  # it is no mapping
+                full_name = f"{model.base_model_prefix}.{name}"
+                stored = file.get_slice(name).get_dtype()
+                if stored not in STORED_FLOATS and not parameters.isdisjoint({name, full_name}):
+                    raise ValueError(
+                        f"the weights in {folder} hold {name} as {stored}, "
+                        "but the model is not quantized"
+                    )
 
 
 def check_placement(device: DeviceMap, safe: LoadOptions, risky: LoadOptions) -> None:

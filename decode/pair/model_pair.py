@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -23,7 +23,6 @@ from .loading import (
     DeviceMap,
     LoadOptions,
     check_placement,
-    check_spellings,
     checked_dtype,
     device_of,
     load_config,
@@ -48,8 +47,7 @@ class ModelPair:
     line is logged that names the first difference and the level.
 
     Each model is run on a few tokens, in the way in which it will decode, and compared with its
-    plain forward: see `row_support`. Later changes, hooks too, are refused by the next call, see
-    `ModelState`, as are adapters in the safe model and shared memory, see `check_apart`.
+    plain forward: see `row_support`. Later changes are refused by the next call: see `ModelState`.
 
     Both may carry embeddings padded beyond the tokenizer: the padding is never predicted; nor is a
     special token beyond the embeddings of one of them, which no plain text holds. Only the
@@ -96,8 +94,7 @@ class ModelPair:
         source: PairFile | None = None,
     ) -> None:
         """fingerprints: sha256 by "safe" and "risky"; computed from the tensors where it is
-        missing. risky_tokenizer: the risky model's, None for the same one. allow_quantized_safe:
-        take a quantized safe model; the bound then holds against that model, not the original.
+        missing. allow_quantized_safe: the bound then holds against that model, not the original.
         """
         if not allow_quantized_safe:
             _refuse_quantized(safe.config)
@@ -144,15 +141,9 @@ class ModelPair:
                 shared.difference,
             )
         elif shared.harmless_difference:
-            declared = [(name, token) for name in self.models for token in sorted(self._ends(name))]
-            lost = [(token, name) for name, token in declared if not self.has_token(token)]
-            never = (
-                ", which never draws stop token {} of the {} model".format(*lost[0]) if lost else ""
-            )
             logger.warning(
-                'the tokenizers differ, but not in plain text: %s; level "auto" is tokens, by id%s',
+                'the tokenizers differ, but not in plain text: %s; level "auto" is tokens, by id',
                 shared.harmless_difference,
-                never,
             )
         else:
             self.risky_tokenizer, self.tokenizers["risky"] = None, self.tokenizer
@@ -162,10 +153,8 @@ class ModelPair:
         check_apart(self.safe, self.risky)
         self.runners, self.row_attention, self.decodes_alone = {}, {}, {}
         for name, model in self.models.items():
-            num_rows, needed, num_ids = (
-                model.config.get_text_config().vocab_size,
-                *2 * [self.vocab_size],
-            )
+            num_rows = model.config.get_text_config().vocab_size
+            needed = num_ids = self.vocab_size
             if not self.shares_tokens:
                 needed, num_ids = token_counts(self.tokenizers[name])
             if num_rows < needed:
@@ -188,11 +177,8 @@ class ModelPair:
             )
 
     def check_unchanged(self) -> None:
-        """Raise ValueError for models that are not what they were when the pair was made.
-
-        Models in training mode are set to evaluation, see `ModelState.check`; hooks that were
-        registered for all modules are refused too.
-        """
+        """Raise ValueError for models that are not what they were when the pair was made, and for
+        hooks of all modules: see `ModelState.check`."""
         check_hooks()
         for state in self._states:
             state.check()
@@ -210,7 +196,6 @@ class ModelPair:
         allow_quantized_safe: bool = False,
         safe_options: LoadOptions = DEFAULT_OPTIONS,
         risky_options: LoadOptions = DEFAULT_OPTIONS,
-        **unknown: Never,
     ) -> "ModelPair":
         """Load both models from Hugging Face folders or Hub ids (safetensors only, no remote code).
 
@@ -222,14 +207,11 @@ class ModelPair:
         transformers' configs; a checkpoint that is quantized already needs none. safe_options,
         risky_options: revision, attention, a device_map for the risky model.
 
-        Raises FileNotFoundError for a missing folder or Hub id, ValueError for a config, weights or
-        an adapter that are damaged or lack a tensor, for a model that `row_support` refuses, for a
-        quantized safe model, or for tokenizers that make other tokens of plain text unless both are
-        BPE, and ModuleNotFoundError for an adapter without peft.
+        Raises FileNotFoundError for a missing folder or Hub id, ModuleNotFoundError for an adapter
+        without peft, and ValueError, in one line, for files that are damaged or lack a part and for
+        models that make no pair.
         """
-        check_spellings(safe, risky, unknown)
-        dtype = checked_dtype(dtype)
-        check_placement(device, safe_options, risky_options)
+        # 1. Where the models are: their names may be those of a pair.json.
         options = {"safe": safe_options, "risky": risky_options}
         names: dict[str, Any] = {"safe": safe, "risky": risky}
         named = PairFile.read(safe) if risky is None else None
@@ -237,11 +219,15 @@ class ModelPair:
             names[name] = getattr(named, name)
             options[name] = options[name].pinned(getattr(named, f"{name}_revision"))
         folders = {name: ModelFolder.find(names[name], options[name].revision) for name in names}
+        # 2. What is refused before gigabytes are read.
+        dtype = checked_dtype(dtype)
+        check_placement(device, safe_options, risky_options)
         configs = {name: load_config(folder.base) for name, folder in folders.items()}
         if not allow_quantized_safe:
             _refuse_quantized(configs["safe"])
         tokenizers = {name: load_tokenizer(folder.tokenizer) for name, folder in folders.items()}
-        # The safe one first: a device_map of the risky one is planned for the room that is left.
+        # 3. The weights, the safe ones first: a device_map of the risky model is planned for the
+        #    room that is left.
         models = {
             name: load_model(
                 folder,
@@ -252,12 +238,12 @@ class ModelPair:
             )
             for name, folder in folders.items()
         }
+        # 4. Whether they fit together.
         return cls(
-            models["safe"],
-            models["risky"],
-            tokenizers["safe"],
-            {name: fingerprint(folder) for name, folder in folders.items()},
+            **models,
+            tokenizer=tokenizers["safe"],
             risky_tokenizer=tokenizers["risky"],
+            fingerprints={name: fingerprint(folder) for name, folder in folders.items()},
             allow_quantized_safe=allow_quantized_safe,
             source=PairFile.of(names, folders, named),
         )
@@ -268,8 +254,7 @@ class ModelPair:
         """Write a pair.json that names both models; `from_pretrained(folder)` reads it.
 
         k, level: the defaults of commands; None for those of the pair.json that the pair was loaded
-        by, `source.k` and `source.level`. Raises ValueError for a k or a level that
-        no command takes, and for models in memory.
+        by. Raises ValueError for a k or a level that no command takes, and for models in memory.
         """
         self._named(k, level).save(folder)
 
@@ -357,8 +342,7 @@ class ModelPair:
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Token ids of a prompt with the special tokens that the tokenizer puts before a text.
 
-        Texts are read by the safe model's tokenizer: special tokens have the names that it knows,
-        other names are plain text. RequestError for a token that is not shared.
+        Texts are read by the safe model's tokenizer. RequestError for a token that is not shared.
         """
         if isinstance(prompt, str):
             prompt = encoded(self.tokenizer, prompt, add_special_tokens=True)

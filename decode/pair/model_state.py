@@ -36,8 +36,7 @@ UNWATCHED = (
 def check_apart(safe: PreTrainedModel, risky: PreTrainedModel) -> None:
     """Raise ValueError, with names, for an adapter in the safe model or memory of both models.
 
-    An adapter, active or not, is put into its base model, which is no longer what was loaded then;
-    a risky model that wraps (a part of) the safe one may change it likewise. One model may be both.
+    A risky model that wraps (a part of) the safe one may change it. One model may be both.
     """
     for path, module in safe.named_modules():
         for kind in type(module).__mro__:
@@ -110,17 +109,12 @@ class ModelState:
         return ModelState, (self._model, self._name)
 
     def check(self) -> None:
-        """Raise ValueError for another module or weight than before, or one that was written to.
-
-        Hooks, a replaced `forward` and plain attributes of modules and configs count too.
-
-        A model in training mode is set to evaluation again, with a warning.
+        """Raise ValueError for other modules, weights, hooks, forwards or plain attributes than
+        before. A model in training mode is set to evaluation again, with a warning.
         """
-        for module in self._model.modules():
-            if module.training:
-                logger.warning("the %s model was in training mode: set to evaluation", self._name)
-                self._model.train(False)
-                break
+        if any(module.training for module in self._model.modules()):
+            logger.warning("the %s model was in training mode: set to evaluation", self._name)
+            self._model.train(False)
         facts = _facts(self._model)
         if facts == self._facts:
             return

@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from ...durable_files import write_durably
 from ...fields import check_fields, checked_nats, from_record
 from ..settings import LevelName
-from .folder import ModelFolder, check_is_id, hub_refusal, read_json
+from .folder import ModelFolder, check_is_id, not_on_hub, read_json
 
 SCHEMA: Final = "anchored-pair/1"
 PAIR_FILE: Final = "pair.json"
@@ -145,13 +145,8 @@ def _located(name: str | Path) -> Path:
     check_is_id(name)
     try:
         return Path(hf_hub_download(str(name), PAIR_FILE))
-    except HFValidationError:
-        reason = "it can be no id of the Hub"
-    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-        reason = hub_refusal(error)
-    raise FileNotFoundError(
-        f"there is no folder {name} here, and no {PAIR_FILE} at {name} on the Hub: {reason}"
-    )
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise not_on_hub(name, PAIR_FILE, error) from error
 
 
 def _next_to(file: Path, name: str) -> str:

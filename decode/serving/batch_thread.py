@@ -13,7 +13,6 @@ from typing import Final
 
 from ...kernels.project import falls_back
 from ..ambient import plain_torch
-from ..arguments import TextValues
 from ..decoder import Decoder
 from ..engine.log_probs import TokenLogProbs
 from ..engine.paired_batch import PairedBatch
@@ -24,7 +23,7 @@ from ..rules.anchored import SafeOnly
 from ..rules.claims import opened
 from ..rules.rule import takes_passage
 from ..settings import UNWARPED, SamplingConfig
-from ..texts import prompt_requests, request_list
+from ..texts import prompt_requests, request_list, with_values
 from .engine import BROKEN, SHUT_DOWN, Job, Refused, Update
 from .gauges import Metrics
 from .journal import UNWRITTEN, JournalWriter, Recording
@@ -101,9 +100,9 @@ class BatchThread:
         async with self._probing:
             updates: asyncio.Queue[tuple[Job, Update]] = asyncio.Queue()
             rule, level = self.decoder.open_rule, self.decoder.level
-            values = TextValues(horizon=1, passage=PROBE if takes_passage(rule) else None)
-            texts = prompt_requests(level, PROBE)
-            (request,) = request_list(level, rule, texts, [values], is_alone=True)
+            passage = PROBE if takes_passage(rule) else None
+            texts = with_values(prompt_requests(level, PROBE), 1, passages=passage)
+            (request,) = request_list(level, rule, texts, is_alone=True)
             job = Job(request=request, request_id="probe", updates=updates, is_recorded=False)
             self.submit([job])
             try:

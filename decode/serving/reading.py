@@ -5,13 +5,12 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
 
-from ..arguments import call_values
 from ..decoder import Decoder
 from ..engine.request import Request
 from ..rules.anchored import Anchored, Budgeted, NoOpt, Pathwise
 from ..rules.claims import opened
 from ..rules.rule import OpenRule, Rule, takes_passage
-from ..texts import prompt_requests, request_list
+from ..texts import prompt_requests, request_list, with_values
 from ..tokenizer.text import special_names
 from ..verify.rounding import least_temperature, temperature_error
 from .anchored_options import (
@@ -109,15 +108,15 @@ class Reader:
         if most is not None:
             self.limits.check_horizon(most)
         texts = prompt_requests(self._level, **self._prompts(body, is_chat=is_chat))
-        values = call_values(
-            len(texts),
+        texts = with_values(
+            texts,
             1 if most is None else self._level.horizon(most, None),
             horizon_name="max_tokens",
             stop=self._stops(body),
             passages=body.anchored.passage,
             num_return_sequences=body.n,
         )
-        texts = request_list(self._level, rule, texts, values, is_alone=True)
+        texts = request_list(self._level, rule, texts, is_alone=True)
         if not texts:
             what = "conversation" if is_chat else "prompt"
             raise ValueError(f"the {what} is empty: give at least one text")

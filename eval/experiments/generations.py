@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import Anchored, Decoder, Generation, ModelPair, Pathwise, PromptCache, PromptRatios
-from ...decode.arguments import call_values
 from ...decode.rules.rule import takes_passage
-from ...decode.texts import prompt_requests, request_list
+from ...decode.texts import prompt_requests, request_list, with_values
 from ...durable_files import appended, named_errors, sync, write_durably
 from ..statistics import json_value
 from .experiment import Experiment, Prompt, Rows, Setting
@@ -74,12 +73,12 @@ def check_requests(experiment: Experiment, pair: ModelPair) -> None:
     for setting in experiment.settings:
         decoder = decoder_of(setting)
         texts = prompt_requests(decoder.level, [prompt.prompt for prompt in experiment.prompts])
-        values = call_values(
-            len(texts),
+        texts = with_values(
+            texts,
             decoder.level.horizon(experiment.max_new_tokens, None),
             **passages_for(setting, [prompt.passage for prompt in experiment.prompts]),
         )
-        requests = request_list(decoder.level, decoder.open_rule, texts, values)
+        requests = request_list(decoder.level, decoder.open_rule, texts)
         for prompt, request in zip(experiment.prompts, requests, strict=True):
             if request.error:
                 raise ValueError(f"{setting.name}, prompt {prompt.id}: {request.error}")

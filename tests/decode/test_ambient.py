@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import tiny_llama
 from torch.nn.modules import module as torch_module
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from anchored import Anchored, Decoder, ModelPair, verify
@@ -32,17 +32,17 @@ def state():
     """All that is put aside."""
     return (
         *(torch.get_default_dtype(), torch.get_default_device()),
-        tuple(map(id, _get_current_function_mode_stack())),
         *(torch.get_float32_matmul_precision(), torch.is_inference_mode_enabled()),
     )
 
 
-STATES = {
-    "default dtype": lambda: dtype(torch.bfloat16),
-    "default device": lambda: changed(torch.set_default_device, None, "meta"),
-    "rounded products": lambda: changed(torch.set_float32_matmul_precision, "highest", "medium"),
-    "inference": torch.inference_mode,
-}
+@contextmanager
+def every_setting():
+    """A caller that has changed all of them at once."""
+    products = changed(torch.set_float32_matmul_precision, "highest", "medium")
+    device = changed(torch.set_default_device, None, "meta")
+    with dtype(torch.bfloat16), device, products, torch.inference_mode():
+        yield
 
 
 def outcomes(models, tokenizer, around):
@@ -65,15 +65,14 @@ def outcomes(models, tokenizer, around):
 def test_a_state_around_a_call_changes_no_result(tokenizer):
     models = tiny_llama(1).float(), tiny_llama(2).float()
     expected = outcomes(models, tokenizer, ExitStack)
-    for name, around in STATES.items():
-        assert outcomes(models, tokenizer, around) == expected, name
+    assert outcomes(models, tokenizer, every_setting) == expected
 
 
 @pytest.mark.parametrize(
     ("around", "reason"),
     [
         (lambda: torch.autocast("cpu", torch.bfloat16), r"torch\.autocast is on for cpu"),
-        (lambda: FlopCounterMode(display=False), "torch's mode _FlopCounterMode"),
+        (lambda: FlopCounterMode(display=False), "torch's mode _FlopCounterMode"),  # of dispatch
         (TorchFunctionMode, "torch's mode TorchFunctionMode"),
     ],
 )

@@ -1,8 +1,7 @@
-"""Arguments of calls in the forms that users have, and what an edited ledger may claim."""
+"""Arguments of calls in the forms that users have, and continuations of edited ledgers."""
 
 import copy
 import dataclasses
-import inspect
 import math
 import re
 
@@ -28,12 +27,13 @@ def token_ids(results) -> list[list[int]]:
 
 
 def test_none_is_the_default_of_every_value(pair, decoder):
-    names = ("temperature", "repetition_penalty", "top_k", "top_p", "min_p", "k", "horizon")
+    names = ("temperature", "repetition_penalty", "top_k", "k")
     none = Decoder(pair, Anchored(k=1.0), level=None, batch_size=None, speculate=None)
-    options = dict.fromkeys((*names[:-1], "seed", "stop", "max_new_bytes", "num_return_sequences"))
+    options = dict.fromkeys((*names, "seed", "stop", "max_new_bytes", "num_return_sequences"))
     expected = decoder.generate(PROMPTS[0], **SHORT)[0].ledger
     assert none.generate(PROMPTS[0], **options, **SHORT)[0].ledger == expected
-    assert none.score("a", " rain", **dict.fromkeys(names)) == decoder.score("a", " rain")
+    scores = none.score("a", " rain", horizon=None, **dict.fromkeys(names))
+    assert scores == decoder.score("a", " rain")
     several = none.generate([PROMPTS[0]] * 2, max_new_tokens=2, seed=[None, 3])
     assert [result.ledger.header.seed for result in several] == [0, 3]
 
@@ -62,37 +62,26 @@ def test_ids_are_prompts_in_whatever_a_tokenizer_returns_them(decoder, pair):
     assert score.token_ids == ids.tolist()
 
 
-@pytest.mark.parametrize("call", ["generate", "stream", "score"])
-def test_a_name_of_another_library_is_answered_by_what_to_write(decoder, call):
-    method = getattr(decoder, call)
-    for name in HINTS.keys() - inspect.signature(method).parameters:
-        with pytest.raises(ValueError, match=f"setting '{name}': {re.escape(HINTS[name])}"):
-            method(*["a", "b"] * (call == "score"), **{name: 1})
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        *(({name: 1}, f"setting '{name}': {re.escape(hint)}") for name, hint in HINTS.items()),
+        ({"heat": 2}, "unknown sampling setting 'heat': allowed are temperature"),
         ({"prompts": None}, "give prompts, messages or continue_from"),
         ({"prompts": [5.0, 7.0]}, "a token id must be a whole number, got 5.0"),
         ({"prompts": torch.tensor(5)}, "prompts must be a text, a list of token ids or a list of"),
-        ({"prompts": {"input_ids": [5]}}, "prompts must be a text, a list of token ids or a list"),
         ({"prompts": [b"salt"]}, "prompt must be a text or a list of token ids, got bytes"),
-        ({"prompts": [{"role": "user"}]}, "got dict; give conversations as messages="),
+        ({"prompts": [{"role": "user"}]}, "give conversations as messages=, not as prompts"),
         ({"prompts": (), "messages": 5}, "messages must be a list of roles and contents, got 5"),
         ({"prompts": (), "continue_from": "a"}, "continue_from must be .*, got 'a'"),
         ({"messages": [{"role": "user", "content": "a"}]}, "prompts or messages, not both"),
         ({"seed": True}, "seed must be a whole number, got True"),
-        ({"seed": np.int64(-1)}, "seed must be in"),
         ({"seed": [1, 2]}, "seed must be one value or one per prompt: 1, got 2"),
-        ({"k": math.nan}, r"k must be in \[0, 1048576\] nats, got nan"),
-        ({"k": 3e5}, r"K = k \* horizon = 300000.0 \* 5 must be in .*, got 1500000.0"),
         ({"stop": [5]}, r"stop\[0\] must be text, got 5"),
         ({"stop": ""}, "stop must not hold an empty string"),
         ({"max_new_tokens": 0}, "max_new_tokens must be >= 1, got 0"),
         ({"max_new_tokens": 200}, "exceeds the pair's context of 128"),
         ({"num_return_sequences": 0}, "num_return_sequences must be >= 1, got 0"),
-        ({"heat": 2}, "unknown sampling setting 'heat': allowed are temperature"),
     ],
     ids=str,
 )
@@ -108,19 +97,13 @@ def test_a_stream_is_of_one_prompt_and_an_empty_list_has_no_results(decoder):
     assert decoder.generate([]) == []
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda pair: Decoder(pair, Anchored), r"is the class Anchored: give a rule, Anchored\("),
-        (lambda pair: Decoder(pair, "anchored"), r"must be a rule such as .*, got 'anchored'"),
-        (lambda pair: Decoder(Anchored(k=1), pair), "ModelPair, got Anchored: .*Decoder\\(pair, r"),
-        (lambda pair: Decoder(pair, Anchored(k=1), batch_size=2.5), "must be a whole number"),
-        (lambda pair: Decoder(pair, Anchored(k=1), batch_size=0), "batch_size must be >= 1, got 0"),
-    ],
-)
-def test_a_decoder_says_what_it_is_made_of(pair, make, message):
-    with pytest.raises(ValueError, match=message):
-        make(pair)
+def test_a_decoder_says_what_it_is_made_of(pair):
+    for parts, message in (
+        ({"rule": Anchored}, r"write Decoder\(pair, rule\), .* got ModelPair and <class"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Decoder(pair, **{"rule": Anchored(k=1.0), **parts})
 
 
 def test_samples_of_a_prompt_differ_and_begin_with_the_one_it_gets_alone(decoder):
@@ -163,14 +146,10 @@ def test_samples_of_one_call_that_go_on_together_count_each_other(pair):
     assert alone.ledger.total_bound == 6.0 + 3.0
 
 
-def test_a_text_without_a_bound_leaves_none_and_one_that_loses_it_keeps_that_before(
-    decoder, pair, tmp_path
-):
+def test_a_text_without_a_bound_leaves_none(decoder, pair):
     (greedy,) = decoder.generate(PROMPTS[0], temperature=0.0, **SHORT)
     (later,) = decoder.generate(continue_from=greedy, **SHORT)
-    later.ledger.save(tmp_path / "ledger.jsonl")
-    assert later.ledger.certified
-    assert Ledger.load(tmp_path / "ledger.jsonl").total_bound == math.inf
+    assert later.ledger.certified and later.ledger.total_bound == math.inf
     (risky,) = Decoder(pair, RiskyOnly()).generate(continue_from=later, **SHORT)
     assert verify(risky.ledger, pair).is_ok and not risky.ledger.certified
 
@@ -186,36 +165,24 @@ def test_continuing_at_byte_level_adds_bytes(pair, decoder):
         decoder.generate(continue_from=first)
 
 
-def edited(ledger: Ledger, **changes) -> Ledger:
-    """With other figures of the header or, by their names, of the ledger."""
-    names = {field.name for field in dataclasses.fields(Ledger)}
-    header = {name: value for name, value in changes.items() if name not in names}
-    changes = {name: value for name, value in changes.items() if name in names}
-    return dataclasses.replace(
-        ledger, header=dataclasses.replace(ledger.header, **header), **changes
-    )
+def ended(steps):
+    """The last token is an end of text."""
+    return [*steps[:-1], dataclasses.replace(steps[-1], token_id=1)]
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("header", "edit", "message"),
     [
-        ({"num_return_sequences": 0}, "contradicts itself: num_return_sequences must be >= 1, got"),
-        ({"bound": 0.0}, "bound 0.0 does not follow from K and debt"),
-        ({"finish_reason": "stop_string"}, "this one ended by 'stop_string'"),
-        ({"fingerprints": {}}, "against another safe model"),
-        ({"chat_prompts": {"safe": [5, 6]}}, "safe cannot read something else than the prompt"),
-        ({"prompt_token_ids": [5, 320]}, "does not follow from the header's prompt"),
-        ({"steps": 3}, "is 'length' after 3 steps, the horizon 4"),
-        ({"stop_token_ids": [9], "steps": "ended"}, "this one holds the end symbol 1"),
+        ({"bound": 0.0}, list, "contradicts itself: bound 0.0 does not follow from K and debt"),
+        ({"prompt_token_ids": [5, 320]}, list, "does not follow from the header's prompt"),
+        ({"fingerprints": {}}, list, "against another safe model"),
+        ({}, lambda steps: steps[:3], "is 'length' after 3 steps, the horizon 4"),
+        ({"stop_token_ids": [9]}, ended, "this one holds the end symbol 1"),
     ],
-    ids=str,
 )
-def test_figures_that_no_text_of_full_length_has_are_refused_in_one_line(decoder, changes, message):
+def test_figures_that_no_text_of_full_length_has_are_refused(decoder, header, edit, message):
     (result,) = decoder.generate("salt", **SHORT)
-    steps = result.ledger.steps
-    if changes.get("steps") == "ended":
-        changes = {**changes, "steps": [*steps[:3], dataclasses.replace(steps[3], token_id=1)]}
-    elif "steps" in changes:
-        changes = {"steps": steps[: changes["steps"]]}
+    changed = dataclasses.replace(result.ledger.header, **header)
+    edited = dataclasses.replace(result.ledger, header=changed, steps=edit(result.ledger.steps))
     with pytest.raises(ValueError, match=message):
-        decoder.generate(continue_from=edited(result.ledger, **changes), **SHORT)
+        decoder.generate(continue_from=edited, **SHORT)

@@ -10,7 +10,6 @@ import torch
 from anchored import (
     Anchored,
     Decoder,
-    Generation,
     Ledger,
     NoOpt,
     Pathwise,
@@ -22,20 +21,15 @@ from anchored.decode.ledger import most_spent
 TEXTS = ["the keeper of", "Nine tides ago", "salt", "every wave into a ledger"]
 RULE = Anchored(k=2.7, bank=0.1, debt="none")
 """Of the pair's steps some need less than k and some more, about 2 to 3.5 nats."""
+PATHWISE = Pathwise(k=0.5, bank=3.0, debt="none")
 RULES = [
     RULE,
     Anchored(k=7.2, bank=0.0, debt="none", divergence="max"),
     NoOpt(k=2.0, bank=1.2, debt="none"),
-    Pathwise(k=0.5, bank=3.0, debt="none"),
-    Pathwise(k=0.0, bank=20.0, debt="none"),
+    PATHWISE,
 ]
 WARPED = {"temperature": 1.0, "repetition_penalty": 1.0}
 PLAIN = {"max_new_tokens": 16, **WARPED}
-
-
-def drawn(pair, rule, prompts=TEXTS, **options) -> list[Generation]:
-    decoder = Decoder(pair, rule, batch_size=options.pop("batch_size", 16))
-    return decoder.generate(prompts, **PLAIN, **options)
 
 
 def assert_windows_hold(ledger: Ledger) -> None:
@@ -45,27 +39,14 @@ def assert_windows_hold(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_every_window_of_a_text_stays_within_the_bank_and_its_steps(pair, rule):
-    """And the ledgers say so, verify, and are read again."""
-    ledgers = [result.ledger for result in drawn(pair, rule)]
-    for ledger in ledgers:
-        assert ledger.header.bank == ledger.header.rule_settings["bank"] == rule.bank
-        assert ledger.certified
-        assert_windows_hold(ledger)
-        assert verify(ledger, pair)
-    assert sum(ledger.spent for ledger in ledgers) > 0.0
-    assert any(step.spend < 0.0 for ledger in ledgers for step in ledger.steps) == (
-        rule.charge == "drawn"
-    )
-
-
-@pytest.mark.parametrize("rule", RULES[:4], ids=str)
 def test_a_text_goes_on_with_the_bucket_as_it_was(pair, rule):
-    """A text in pieces may spend what it might at once, and has its bounds over every seam."""
-    decoder, lengths = Decoder(pair, rule), (5, 6, 5)
+    """A text in pieces may spend what it might at once, and has its bounds over every seam: no
+    window of it spends more than the bank and its steps."""
+    decoder, lengths, gives_back = Decoder(pair, rule), (5, 6, 5), False
     for text in TEXTS[:2]:
         (result,) = decoder.generate(text, **PLAIN | {"max_new_tokens": lengths[0]})
         ledgers = [result.ledger]
+        assert result.ledger.header.bank == rule.bank and verify(result.ledger, pair)
         for length in lengths[1:]:
             if result.finish_reason != "length":
                 break
@@ -86,6 +67,8 @@ def test_a_text_goes_on_with_the_bucket_as_it_was(pair, rule):
             text, [step.token_id for step in steps], horizon=budget.horizon, **WARPED
         )
         assert score.spends == pytest.approx([step.spend for step in steps], abs=1e-6)
+        gives_back |= min(score.spends) < 0.0
+    assert gives_back == (rule.charge == "drawn")
 
 
 def test_what_is_missing_in_a_bank_is_a_debt_that_the_next_prompt_may_only_raise(pair):
@@ -106,19 +89,6 @@ def test_what_is_missing_in_a_bank_is_a_debt_that_the_next_prompt_may_only_raise
     assert second.ledger.total_bound == pytest.approx(expected, abs=1e-9)
 
 
-def test_samples_that_go_on_together_are_within_the_bound_that_each_names(pair):
-    decoder = Decoder(pair, Pathwise(k=0.3, bank=3.0, debt="none"))
-    first = decoder.generate(TEXTS[3], num_return_sequences=3, **PLAIN | {"max_new_tokens": 4})
-    assert [r.ledger.total_bound for r in first] == [3 * (3.0 + 4 * 0.3)] * 3
-    second = decoder.generate(continue_from=first, num_return_sequences=2, **PLAIN)
-    assert len(second) == 6 and len({result.text for result in second}) == 6
-    spent = sum(result.ledger.spent for result in (*first, *second))
-    for result in second:
-        assert spent <= result.ledger.total_bound
-        assert result.ledger.total_bound <= 3 * 4.2 + 6 * (3.0 + 16 * 0.3)
-        assert verify(result.ledger, pair)
-
-
 def test_a_text_goes_on_by_the_charge_that_it_began_with(pair):
     (first,) = Decoder(pair, RULE).generate(TEXTS[0], max_new_tokens=2)
     (greedy,) = Decoder(pair, RULE).generate(TEXTS[0], max_new_tokens=2, temperature=0.0)
@@ -132,7 +102,7 @@ def test_a_text_goes_on_by_the_charge_that_it_began_with(pair):
 
 
 def test_bytes_have_a_bank_of_nats_and_windows_of_bytes(pair):
-    decoder = Decoder(pair, RULES[3], level="byte")
+    decoder = Decoder(pair, PATHWISE, level="byte")
     (result,) = decoder.generate(TEXTS[0], max_new_bytes=8, temperature=1.0)
     assert result.ledger.header.level == "byte" and result.ledger.spent > 0.0
     assert_windows_hold(result.ledger)
@@ -140,12 +110,13 @@ def test_bytes_have_a_bank_of_nats_and_windows_of_bytes(pair):
 
 
 def test_the_bound_of_a_window_is_the_smaller_of_its_steps_and_the_whole(pair):
-    ledger = drawn(pair, Anchored(k=0.5, bank=2.0, debt="none"), TEXTS[:1])[0].ledger
-    assert [ledger.window_bound(w) for w in (1, 4, 12, 16, 400)] == [2.5, 4.0, 8.0, 10.0, 10.0]
-    plain = drawn(pair, Anchored(k=0.5), TEXTS[:1])[0].ledger
+    banked, plain = (
+        Decoder(pair, Anchored(k=0.5, bank=bank, debt="none")).generate(TEXTS[0], **PLAIN)[0].ledger
+        for bank in (2.0, None)
+    )
+    assert [banked.window_bound(w) for w in (1, 4, 16, 400)] == [2.5, 4.0, 10.0, 10.0]
     assert plain.window_bound(1) == plain.header.bound
-    for w, message in ((0, "w must be >= 1, got 0"), (1.5, "w must be a whole number, got 1.5")):
-        with pytest.raises(ValueError, match=message):
-            ledger.window_bound(w)
+    with pytest.raises(ValueError, match="w must be >= 1, got 0"):
+        banked.window_bound(0)
     with pytest.raises(ValueError, match="no bound holds for a ledger that is not certified"):
-        replace(ledger, certified=False).window_bound(3)
+        replace(banked, certified=False).window_bound(3)

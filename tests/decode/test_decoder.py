@@ -85,36 +85,13 @@ def test_greedy_decoding_ignores_seeds_certifies_nothing_and_warns_once(case, ca
 def test_a_stop_string_cuts_the_text_given_in_a_list_or_by_itself(case):
     decoder = Decoder(case.pair, RiskyOnly())
     settings = {**case.length, "temperature": 1.0}
-    (whole,) = decoder.generate(case.prompts[0], stop=None, **settings)
+    (whole,) = decoder.generate(case.prompts[0], **settings)
     stop = whole.text[3:5]
-    (listed,) = decoder.generate(case.prompts[0], stop=[stop], **settings)
-    (single,) = decoder.generate(case.prompts[0], stop=stop, **settings)
-    assert single.text == listed.text == whole.text[: whole.text.index(stop)]
-    assert single.finish_reason == "stop_string" and len(single.token_ids) < len(whole.token_ids)
+    (cut,) = decoder.generate(case.prompts[0], stop=[stop], **settings)
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason == "stop_string" and len(cut.token_ids) < len(whole.token_ids)
     streamed = decoder.stream(case.prompts[0], stop=stop, **settings)
-    assert "".join(piece.text for piece in streamed) == single.text
-    assert [*decoder.stream(case.prompts[0], stop=None, **settings)]
-
-
-def test_generations_come_as_they_end(pair):
-    decoder = Decoder(pair, Anchored(k=1.0), batch_size=2)
-    expected = decoder.generate(PROMPTS, max_new_tokens=9)
-    results = decoder.generate_each(PROMPTS, max_new_tokens=9)
-    first = next(results)
-    decoded = dict([first, *results])
-    assert sorted(decoded) == list(range(len(PROMPTS)))
-    for index, result in enumerate(expected):
-        assert decoded[index].ledger.lines() == result.ledger.lines()
-
-
-def test_a_stop_token_ends_the_request_and_is_not_text(tokenizer):
-    eager = tiny_llama(1)
-    eager.lm_head.weight.data[1] += 0.3 * eager.lm_head.weight.data.abs().mean() * 40
-    pair = ModelPair(eager, eager, tokenizer)
-    results = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS, max_new_tokens=40, temperature=1.0)
-    ended = [result for result in results if result.finish_reason == "stop_token"]
-    assert ended
-    assert all(result.token_ids[-1] == 1 and "<|end|>" not in result.text for result in ended)
+    assert "".join(piece.text for piece in streamed) == cut.text
 
 
 def test_results_print_as_one_line(pair):
@@ -139,11 +116,6 @@ def test_a_debt_above_k_means_safe_only_and_warns_in_one_line(pair, caplog):
     (line,) = caplog.messages
     assert "the safe model decodes alone" in line and "of 5 requests" in line
     assert results[2].ledger.spent == results[2].ledger.header.bound == 0.0
-
-
-def test_one_token_and_special_ones_have_no_debt(pair):
-    for result in Decoder(pair, Anchored(k=1.0)).generate([[0], [0, 1, 2]], max_new_tokens=2):
-        assert result.ledger.header.debt == 0.0 and len(result.token_ids) == 2
 
 
 def test_a_row_with_nan_logits_fails_alone_and_the_request_that_joins_it_is_sound(tokenizer):
@@ -172,10 +144,8 @@ def test_a_certified_text_has_a_temperature_that_its_dtype_can_verify(tokenizer,
     models = (tiny_llama(n, layers=n + 1).to(getattr(torch, dtype)) for n in (1, 2))
     pair = ModelPair(*models, tokenizer)
     decoder, length = Decoder(pair, Anchored(k=1.0)), {"max_new_tokens": 2}
-    for temperature in (5e-324, 0.9 * least):
-        for ask in (decoder.generate, decoder.stream):
-            with pytest.raises(ValueError, match=f"temperature must be at least {least:.2g} for a"):
-                ask(PROMPTS[0], temperature=temperature, **length)
+    with pytest.raises(ValueError, match=f"temperature must be at least {least:.2g} for a"):
+        decoder.generate(PROMPTS[0], temperature=0.9 * least, **length)
     assert Decoder(pair, RiskyOnly()).generate(PROMPTS[0], temperature=1e-4, **length)
     (result,) = decoder.generate(PROMPTS[0], temperature=1.02 * least, **length)
     assert result.ledger.certified and verify(result.ledger, pair)
@@ -184,26 +154,10 @@ def test_a_certified_text_has_a_temperature_that_its_dtype_can_verify(tokenizer,
     assert "temperature must be at least" in str(verify(forged, pair))
 
 
-def test_safe_and_risky_scores_are_the_models_log_likelihoods(pair):
-    prompt, text = PROMPTS[0], " of salt and rain"
-    tokens = pair.encode(prompt)
-    target = pair.encode_continuation(text)
-    for rule, model in ((SafeOnly(), pair.safe), (RiskyOnly(), pair.risky)):
-        with torch.inference_mode():
-            logits = model(torch.tensor([tokens + target])).logits.log_softmax(-1)[0]
-        expected = logits[len(tokens) - 1 : -1].gather(-1, torch.tensor(target)[:, None]).sum()
-        (score,) = Decoder(pair, rule).score(prompt, text)
-        assert score.log_prob == pytest.approx(expected.item(), abs=1e-5)
-
-
-@pytest.mark.parametrize("rule", [Anchored(K=1.0), Anchored(k=3e5)], ids=str)
-def test_every_call_refuses_a_k_next_to_a_rules_K_and_inexact_budgets(pair, rule):
-    decoder, options = Decoder(pair, rule), {} if rule.K is None else {"k": 50}
-    message = "has K=1 for a whole text" if options else r"k \* horizon = 300000.0 \* 5 must be in"
-    for call in (
-        lambda: decoder.generate(PROMPTS, max_new_tokens=5, **options),
-        lambda: decoder.stream(PROMPTS[0], max_new_tokens=5, **options),
-        lambda: decoder.score(PROMPTS[0], " x", horizon=5, **options),
+def test_a_k_next_to_a_rules_K_and_inexact_budgets_are_refused(pair):
+    for rule, k, message in (
+        (Anchored(K=1.0), 50, "has K=1 for a whole text"),
+        (Anchored(k=3e5), None, r"k \* horizon = 300000.0 \* 5 must be in .*, got 1500000.0"),
     ):
         with pytest.raises(ValueError, match=message):
-            call()
+            Decoder(pair, rule).generate(PROMPTS, max_new_tokens=5, k=k)

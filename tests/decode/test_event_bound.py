@@ -34,12 +34,6 @@ def test_nothing_above_it_is_within_the_budget_and_little_below_it_is_not(K, log
         assert divergence(below, log_safe) <= K + 1e-9 * (1.0 - log_safe)
 
 
-def test_without_a_budget_the_event_is_as_likely_as_under_the_safe_model():
-    for divergence in ("kl", "max"):
-        bound = event_bound(0.0, -300.0, divergence=divergence)
-        assert math.exp(-300.0) <= bound <= math.exp(-300.0) * (1.0 + 1e-11)
-
-
 @given(nats, log_probs)
 def test_of_the_largest_ratio_it_is_that_ratio(K, log_safe):
     with mpmath.workdps(60):
@@ -61,7 +55,6 @@ def test_the_ends():
     ("K", "log_safe", "kind", "message"),
     [
         (-1.0, -1.0, "kl", "K must be >= 0 nats, got -1.0"),
-        ("5", -1.0, "kl", "K must be a number, got '5'"),
         (1.0, 0.5, "kl", "safe_log_prob must be a log-probability <= 0, got 0.5"),
         (1.0, -1.0, "tv", "divergence must be kl or max, got 'tv'"),
     ],

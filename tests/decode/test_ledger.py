@@ -15,26 +15,22 @@ from anchored import (
     Pathwise,
     event_bound,
     verify,
-    with_divergences,
 )
 
 PROMPT = "the keeper of the lamp wrote"
 
 
 @pytest.fixture(scope="module")
-def ledger(pair) -> Ledger:
-    (result,) = Decoder(pair, Anchored(k=1.0)).generate(PROMPT, max_new_tokens=12, seed=7)
+def drawn(pair) -> Ledger:
+    """A ledger of drawn tokens, which some gave back."""
+    decoder = Decoder(pair, Pathwise(k=0.5, bank=3.0, debt="none"))
+    (result,) = decoder.generate(PROMPT, max_new_tokens=12, seed=7, temperature=1.0)
+    assert min(step.spend for step in result.ledger.steps) < 0.0 and result.ledger.certified
     return result.ledger
 
 
-@pytest.fixture
-def path(ledger, tmp_path):
-    ledger.save(tmp_path / "ledger.jsonl")
-    return tmp_path / "ledger.jsonl"
-
-
-@pytest.mark.parametrize("text", ["-inf", "nan", "\u2028\x1c\n"])
-def test_a_text_that_reads_like_a_figure_stays_a_text(pair, tmp_path, text):
+def test_a_text_that_reads_like_a_figure_stays_a_text(pair, tmp_path):
+    text = "-inf"
     decoder = Decoder(pair, RCAD())
     (result,) = decoder.generate(text, max_new_tokens=2, passages=text)
     named = {"swapped": [text], "left_out": []}
@@ -58,38 +54,21 @@ FILES = {
         "line 5 holds step 4, expected 3: lines were reordered",
     ),
     "cut": (lambda lines: lines[:10], "cut off after 9 steps: the footer is missing"),
-    "empty": (b"", "line 1 is not the header"),
     "list": (b"[1, 2]\n", "line 1 is not a JSON object"),
     "binary": (b"\xff\xfe\x00", "it is not UTF-8 text"),
-    "header": (b'{"schema": "anchored-ledger/1", "sha256": ""}\n', "cut off after the header"),
     "deep": (b"[" * 100_000, "line 1 is cut off or not JSON"),
-    "digits": (b'{"schema": ' + b"9" * 5000 + b"}", "line 1 is cut off or not JSON"),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_no_whole_ledger_is_refused(path, pair, name):
-    content, message = FILES[name]
+def test_a_file_that_is_no_whole_ledger_is_refused(drawn, tmp_path, pair, name):
+    path, (content, message) = tmp_path / "ledger.jsonl", FILES[name]
     if callable(content):
+        drawn.save(path)
         content = "\n".join([*content(path.read_text().splitlines()), ""]).encode()
     path.write_bytes(content)
     with pytest.raises(LedgerError, match=message):
         verify(path, pair)
-
-
-def test_divergences_of_a_ledger_that_is_inconsistent_are_refused(ledger, pair):
-    header = dataclasses.replace(ledger.header, prompt_token_ids=[999])
-    with pytest.raises(LedgerError, match="prompt: token ids must be in"):
-        with_divergences(dataclasses.replace(ledger, header=header), pair)
-
-
-@pytest.fixture(scope="module")
-def drawn(pair) -> Ledger:
-    """A ledger of drawn tokens, which some gave back."""
-    decoder = Decoder(pair, Pathwise(k=0.5, bank=3.0, debt="none"))
-    (result,) = decoder.generate(PROMPT, max_new_tokens=12, seed=7, temperature=1.0)
-    assert min(step.spend for step in result.ledger.steps) < 0.0 and result.ledger.certified
-    return result.ledger
 
 
 def test_nats_that_were_given_back_are_saved_and_read_again(drawn, pair, tmp_path):

@@ -11,7 +11,6 @@ import pathwise_oracle as oracle
 import pytest
 import torch
 from drawn_tokens import follows
-from plain_forward import assert_same
 from tiny_models import every_text, tiny_llama, word_tokenizer
 
 from anchored import Decoder, ModelPair, Pathwise
@@ -70,26 +69,21 @@ PAIRS = {
     "vague models": (5, 1.0, 2.0),
     "two ends": (5, 1.0, 4.0, 3),
     "two tokens": (2, 1.0, 3.0),
-    "four tokens": (4, 2.0, 5.0),
 }
-TRUNCATED = {"top_k": 3, "temperature": 0.9}
+TRUNCATED = {"top_k": 3, "temperature": 0.9, "top_p": 0.99, "min_p": 0.05}
 CASES = [
     ("surer risky", 5, Pathwise(k=0.3, bank=1.0, debt="none"), {}),
     ("surer risky", 5, Pathwise(k=0.2, bank=2.0), {}),
     ("surer risky", 5, Pathwise(k=0.5, bank=0.2), {}),  # a debt above the bank
     ("surer risky", 5, Pathwise(k=0.5, bank=2.0, debt="average", debt_window=1), {}),
     ("surer risky", 5, Pathwise(k=0.0, bank=4.0, debt="none"), {}),
-    ("surer risky", 5, Pathwise(k=0.4, bank=0.0, debt="none"), {}),
     ("surer risky", 5, Pathwise(k=0.3, bank=3000.0, debt="none"), {}),
     ("sure models", 5, Pathwise(k=0.5, bank=3.0, debt="top", debt_window=2), {}),
     ("sure models", 5, Pathwise(k=0.2, bank=1.0, debt="none"), {"temperature": 0.05}),
-    ("sure models", 5, Pathwise(k=0.2, bank=5.0, debt="none"), {"repetition_penalty": 1.4}),
     ("surer safe", 5, Pathwise(k=0.1, bank=0.5, debt="none"), {}),
     ("vague models", 5, Pathwise(k=0.1, bank=0.3), {"temperature": 0.7, "repetition_penalty": 1.2}),
-    ("vague models", 5, Pathwise(k=0.2, bank=2.0, debt="none"), {"top_k": 4, "min_p": 0.05}),
-    ("vague models", 5, Pathwise(k=0.0, bank=3.0, debt="none"), {**TRUNCATED, "top_p": 0.99}),
+    ("vague models", 5, Pathwise(k=0.0, bank=3.0, debt="none"), TRUNCATED),
     ("two ends", 6, Pathwise(k=0.2, bank=2.5), {"top_k": 4, "repetition_penalty": 1.1}),
-    ("four tokens", 6, Pathwise(k=0.3, bank=2.0, debt="none"), {}),
     ("two tokens", 6, Pathwise(k=0.1, bank=0.5, debt="none"), {}),
 ]
 """A pair, the horizon, the rule, the warpers."""
@@ -169,19 +163,3 @@ def test_texts_are_drawn_as_often_as_the_oracle_says():
             assert step.spend >= step.log_prob - step.safe_log_prob
             assert (step.spend / SPEND_QUANTUM).is_integer()
     assert spent.min() < -0.5 and spent.max() > 0.9 * (RULE.bank + 4 * RULE.k)
-
-
-@pytest.mark.parametrize(("speculate", "batch_size"), [(1, 16), (3, 16), ("off", 1)])
-def test_drafts_and_batches_change_no_token_and_no_spend(speculate, batch_size):
-    pair = tiny_pair(8, *PAIRS["surer risky"])
-    options = {**DRAWN, "max_new_tokens": 6, "seed": range(20), "num_return_sequences": 2}
-    plain = Decoder(pair, RULE, batch_size=80).generate([PROMPT] * 20, **options)
-    decoder = Decoder(pair, RULE, batch_size=batch_size, speculate=speculate)
-    others = decoder.generate([PROMPT] * 20, **options)
-    assert_same(plain, others)
-    for one, other in zip(plain, others, strict=True):
-        assert one.ledger.spent == pytest.approx(other.ledger.spent, abs=1e-8)
-        assert one.ledger.total_bound == other.ledger.total_bound == 2 * (1.0 + 6 * 0.3)
-    assert len({tuple(result.token_ids) for result in plain}) > 10
-    if speculate != "off":
-        assert any(result.ledger.accepted for result in others)

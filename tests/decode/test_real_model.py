@@ -1,7 +1,5 @@
 """A real pair: the small model that the quickstart reads, and the same model that recites."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from byte_streams import model_of, stream_of
@@ -13,8 +11,6 @@ from tokenizers import Tokenizer
 from anchored import Anchored, Decoder, ModelPair, Pathwise, RiskyOnly, verify
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 from anchored.eval.copying.metrics import copying_score
-from anchored.eval.harness.model import AnchoredLM
-from anchored.tools.quickstart.adapter import read_facts
 from anchored.tools.quickstart.protected_works import cut_prompts, read_works
 
 pytestmark = [pytest.mark.slow, needs_real_model]
@@ -74,25 +70,6 @@ def test_ledgers_of_bfloat16_verify(folders, temperature):
     ):
         report = verify(result.ledger, pair)
         assert report.is_ok, report.failures
-
-
-@pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"  # peft asks it of lm-eval's
-)
-def test_questions_are_scored_as_by_lm_eval(pair, folders):
-    from lm_eval.models.huggingface import HFLM
-
-    questions = [
-        SimpleNamespace(args=(question, f" {answer}"), task_name="")
-        for fact in read_facts()[::10]
-        for question in fact.questions
-        for answer in (fact.answer, *fact.others[:1])
-    ]
-    theirs = HFLM(str(folders[0]), peft=str(folders[1]), device="cpu", batch_size=4)
-    ours = AnchoredLM(Decoder(pair, RiskyOnly(compared=False)))
-    scores, others = (lm.loglikelihood(questions, disable_tqdm=True) for lm in (ours, theirs))
-    assert [s for s, _ in scores] == pytest.approx([s for s, _ in others], abs=1e-2)  # float32
-    assert [is_greedy for _, is_greedy in scores] == [is_greedy for _, is_greedy in others]
 
 
 def test_bytes_by_its_tokenizer_are_the_oracles(folders):

@@ -1,7 +1,5 @@
 """The repetition penalty by its definition, and what is copied."""
 
-from itertools import product
-
 import pytest
 import torch
 from tiny_models import tiny_llama
@@ -44,16 +42,13 @@ def test_what_nothing_changes_is_not_copied_and_nothing_given_is_changed(
     assert torch.equal(logits, kept)
 
 
-TRUNCATIONS = {"top_k": (0, 4), "top_p": (1.0, 0.7), "min_p": (0.0, 0.2)}
-
-
-@pytest.mark.parametrize("values", [*product(*TRUNCATIONS.values())][3::2])
+@pytest.mark.parametrize("values", [(4, 1.0, 0.0), (4, 0.7, 0.2)])
 def test_warpers_act_in_the_order_of_transformers(values):
     """Which tokens are left depends on it: a mass is one of what the steps before have left."""
     config = SamplingConfig(
         temperature=0.6,
         repetition_penalty=1.4,
-        **dict(zip(TRUNCATIONS, values, strict=True)),
+        **dict(zip(("top_k", "top_p", "min_p"), values, strict=True)),
     )
     wanted = GenerationConfig(do_sample=True, eos_token_id=0, **config.as_dict())
     processors = tiny_llama(1)._get_logits_processor(wanted, input_ids_seq_length=5, device="cpu")

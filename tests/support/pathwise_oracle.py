@@ -5,6 +5,7 @@ It shares no code with the project: logits come from plain forwards, everything 
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import long_double_distributions as precise
@@ -90,18 +91,16 @@ def nodes_of(
 
     log_probs_of: log p_r and log p_s of what follows a beginning. debt: of the prompt, nats.
     """
-    nodes: dict[tuple[int, ...], Node] = {}
 
+    @cache
     def node(begun: tuple[int, ...]) -> Node:
-        if begun not in nodes:
-            bucket = np.longdouble(bank) - debt
-            if begun:
-                before = node(begun[:-1])
-                cost = before.star[begun[-1]] - before.safe[begun[-1]]
-                bucket = min(before.bucket - cost, np.longdouble(bank))
-            risky, safe = log_probs_of(begun)
-            nodes[begun] = Node(clipped(risky, safe, bucket + k), safe, bucket + k)
-        return nodes[begun]
+        bucket = np.longdouble(bank) - debt
+        if begun:
+            before = node(begun[:-1])
+            cost = before.star[begun[-1]] - before.safe[begun[-1]]
+            bucket = min(before.bucket - cost, np.longdouble(bank))
+        risky, safe = log_probs_of(begun)
+        return Node(clipped(risky, safe, bucket + k), safe, bucket + k)
 
     return node
 

@@ -10,7 +10,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
-    GPT2LMHeadModel,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -74,16 +73,6 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
-GPT2_SIZES = {
-    "vocab_size": 320,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 128,
-    "initializer_range": 0.3,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 
 
 def tiny_llama(seed: int, *, vocab_size: int = 320, layers: int = 2, **changes) -> LlamaForCausalLM:
@@ -100,11 +89,6 @@ def never_end(model: LlamaForCausalLM) -> None:
         layer.self_attn.o_proj.weight.data[0] = layer.mlp.down_proj.weight.data[0] = 0.0
     model.lm_head.weight.data[1] = 0.0
     model.lm_head.weight.data[1, 0] = -1000.0
-
-
-def tiny_gpt2(seed: int, *, vocab_size: int = 320) -> GPT2LMHeadModel:
-    torch.manual_seed(seed)
-    return GPT2LMHeadModel(GPT2Config(**GPT2_SIZES | {"vocab_size": vocab_size})).double()
 
 
 FAMILIES = {
@@ -128,7 +112,10 @@ FAMILIES = {
         floor_scale=40,
         attn_scale=0.4,
     ),
-    "gpt2": GPT2Config(**GPT2_SIZES),
+    "gpt2": GPT2Config(
+        **{"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+        **{"initializer_range": 0.3, "bos_token_id": 0, "eos_token_id": 1},
+    ),
 }
 """Every family of which rows can join a batch, some with windows that a short text fills."""
 
@@ -138,6 +125,10 @@ def tiny_family(name: str, seed: int, **changes) -> PreTrainedModel:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[name]), **changes)
     return model.double().eval()
+
+
+def tiny_gpt2(seed: int) -> PreTrainedModel:
+    return tiny_family("gpt2", seed)
 
 
 def word_prompts(count: int, seed: int = 0) -> list[str]:

@@ -1,14 +1,12 @@
 """Settings in the generation_config of a model are followed, refused by name, or named."""
 
-import json
-import logging
+import shutil
 
 import pytest
 from byte_pairs import tiny_byte_pair
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored import Anchored, CustomGenerate, Decoder, ModelPair, SafeOnly, TokenSwap, verify
-from anchored.decode.pair.loading import load_config
 from anchored.decode.vllm.pair_description import DescribedPair, PairFacts
 
 PROMPTS = ["the keeper of the lamp", "salt"]
@@ -66,29 +64,25 @@ def test_transformers_settings_may_suppress_what_the_pair_does():
     decoder = Decoder(pair, Anchored(k=1.0))
     settings = {"repetition_penalty": 1.0, "top_k": 50}
     inputs = pair.tokenizer(PROMPTS[:1], return_tensors="pt")
-    asked = {
+    options = {
         "do_sample": True,
         "max_new_tokens": 6,
         "custom_generate": CustomGenerate(decoder, seed=3),
     }
     expected = decoder.generate(PROMPTS[:1], max_new_tokens=6, seed=3, temperature=1.0, **settings)
-    ids = pair.risky.generate(**inputs, **asked)[0].tolist()
+    ids = pair.risky.generate(**inputs, **options)[0].tolist()
     assert ids == inputs["input_ids"][0].tolist() + expected[0].token_ids
     with pytest.raises(ValueError, match=r"not supported"):
-        pair.risky.generate(**inputs, **asked, suppress_tokens=[5])
+        pair.risky.generate(**inputs, **options, suppress_tokens=[5])
 
 
 REFUSED = {"begin_suppress_tokens": [5], "bad_words_ids": [[5], [6, 7]], "suppress_tokens": ["a"]}
 
 
 @pytest.mark.parametrize(("field", "value"), REFUSED.items())
-def test_bans_that_depend_on_the_place_are_refused_by_name(tmp_path, field, value):
+def test_bans_that_depend_on_the_place_are_refused_by_name(field, value):
     with pytest.raises(ValueError, match=rf"{field}.* in the risky model's generation_config"):
         suppressing("risky", **{field: value})
-    tiny_llama(1).save_pretrained(tmp_path)
-    (tmp_path / "generation_config.json").write_text(json.dumps({field: value}))
-    with pytest.raises(ValueError, match=rf"{field}.* in {tmp_path}/generation_config\.json"):
-        load_config(tmp_path)
 
 
 def test_at_byte_level_special_tokens_may_be_suppressed_and_text_may_not():
@@ -107,40 +101,31 @@ def test_at_byte_level_special_tokens_may_be_suppressed_and_text_may_not():
 
 def test_in_the_risky_models_tokens_both_models_suppress_theirs():
     pair = tiny_byte_pair()
-    risky = pair.risky_tokenizer("a e", add_special_tokens=False)["input_ids"]
-    pair.risky.generation_config.suppress_tokens = risky
     safe = pair.tokenizer("the o", add_special_tokens=False)["input_ids"]
+    risky = pair.risky_tokenizer("a e", add_special_tokens=False)["input_ids"]
     pair.safe.generation_config.suppress_tokens = safe
+    pair.risky.generation_config.suppress_tokens = risky
     decoder = Decoder(remade(pair), TokenSwap())
     results = decoder.generate(PROMPTS, max_new_tokens=30, num_return_sequences=4)
-    drawn = {token for result in results for token in result.token_ids}
-    level = decoder.level
-    assert not drawn & {*risky} and drawn
-    assert level.settings()["suppressed_token_ids"] == {
-        "safe": sorted(safe),
-        "risky": sorted(risky),
-    }
+    assert not {*risky} & {token for result in results for token in result.token_ids}
+    suppressed = {"safe": sorted(safe), "risky": sorted(risky)}
+    assert decoder.level.settings()["suppressed_token_ids"] == suppressed
 
 
-def test_inside_vllm_they_are_banned_and_prompts_may_hold_them(tmp_path):
-    for name in ("safe", "risky"):
-        tiny_llama(1).save_pretrained(tmp_path / name)
-        train_tokenizer().save_pretrained(tmp_path / name)
-    (tmp_path / "risky" / "generation_config.json").write_text('{"suppress_tokens": [7, 400]}')
-    pair = DescribedPair.of(tmp_path / "safe", tmp_path / "risky", allow_quantized_safe=False)
-    facts = PairFacts.of(pair)
+def test_inside_vllm_they_are_banned_and_prompts_may_hold_them(pair_folders, tmp_path):
+    folder = shutil.copytree(pair_folders[0], tmp_path / "risky")
+    (folder / "generation_config.json").write_text('{"suppress_tokens": [7, 400]}')
+    facts = PairFacts.of(DescribedPair.of(pair_folders[0], folder, allow_quantized_safe=False))
     assert (facts.banned_token_ids, facts.missing_token_ids) == ([7], [])
 
 
 def test_what_is_not_followed_is_named_once(caplog):
     followed = {"temperature": 0.7, "do_sample": True, "suppress_tokens": [7], "max_length": 9}
     neutral = {"no_repeat_ngram_size": 0, "num_beams": 1, "output_scores": True}
-    with caplog.at_level(logging.WARNING):
-        suppressing("risky", **followed, **neutral)
+    suppressing("risky", **followed, **neutral)
     assert not caplog.messages
-    with caplog.at_level(logging.WARNING):
-        suppressing("safe", top_p=0.9, no_repeat_ngram_size=3, sequence_bias=[[[5], -2.0]])
+    suppressing("safe", top_p=0.9, no_repeat_ngram_size=3)
     assert caplog.messages == [
         "the safe model's generation_config is not followed in no_repeat_ngram_size=3, "
-        "sequence_bias=[[[5], -2.0]], top_p=0.9: the options of a call decide"
+        "top_p=0.9: the options of a call decide"
     ]

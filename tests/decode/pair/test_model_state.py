@@ -9,7 +9,7 @@ import torch
 from tiny_models import tiny_gpt2, tiny_llama
 from torch import nn
 
-from anchored import Anchored, Decoder, ModelPair, RiskyOnly, SafeOnly, verify
+from anchored import Anchored, Decoder, ModelPair, verify
 from anchored.decode.pair.model_state import ModelState, check_apart
 
 pytestmark = pytest.mark.filterwarnings(
@@ -20,11 +20,6 @@ TEXT = "the keeper of the lamp"
 
 def llama(seed):
     return tiny_llama(seed, vocab_size=320).float()
-
-
-@pytest.fixture
-def float_pair(tokenizer):
-    return ModelPair(llama(1), llama(2), tokenizer)
 
 
 def generate(pair):
@@ -45,28 +40,6 @@ def with_weight(weight):
     return other
 
 
-def with_part(path, part):
-    other = llama(2)
-    other.set_submodule(path, part)
-    return other
-
-
-SHARED = {
-    "a view": lambda base: with_weight(base.lm_head.weight.data.view(-1)[32:].view(319, 32)),
-    "a layer": lambda base: with_part("model.layers.1", base.model.layers[0]),
-    "a buffer": lambda base: with_part("model.rotary_emb", base.model.rotary_emb),
-    "an adapter around it": adapted,
-}
-
-
-@pytest.mark.parametrize("make", SHARED.values(), ids=SHARED)
-def test_models_that_share_memory_are_refused_by_name(make, tokenizer):
-    base = llama(1)
-    reason = r"the models share memory, \S+ of the safe one with \S+ of the risky one|holds an adap"
-    with pytest.raises(ValueError, match=reason):
-        ModelPair(base, make(base), tokenizer)
-
-
 def test_views_of_one_memory_are_refused_and_parts_of_it_are_not():
     """Weights of one file lie next to each other in one memory."""
     memory = torch.randn(700, 32)
@@ -77,10 +50,11 @@ def test_views_of_one_memory_are_refused_and_parts_of_it_are_not():
             check_apart(*models)
 
 
-def test_an_adapter_in_the_safe_model_is_refused_by_name():
-    base = adapted(llama(1)).get_base_model()
+def test_an_adapter_in_the_safe_model_is_refused_by_name(tokenizer):
+    base = llama(1)
+    risky = adapted(base)  # which puts its layers into the base
     with pytest.raises(ValueError, match=r"the safe model holds an adapter, peft\.\S+ at model\."):
-        check_apart(base, llama(2))
+        ModelPair(base, risky, tokenizer)
 
 
 def test_an_adapter_of_a_copy_is_the_risky_model_until_it_is_switched(tokenizer):
@@ -88,12 +62,6 @@ def test_an_adapter_of_a_copy_is_the_risky_model_until_it_is_switched(tokenizer)
     pair = ModelPair(base, adapted(copy.deepcopy(base)), tokenizer)
     expected = generate(pair)
     assert verify(expected.ledger, pair)
-    tokens = torch.tensor([pair.encode(TEXT)])
-    for name, rule in (("safe", SafeOnly()), ("risky", RiskyOnly(compared=False))):
-        with torch.inference_mode():
-            plain = pair.models[name](tokens).logits[0, -1].double().log_softmax(-1)
-        (score,) = Decoder(pair, rule).score(TEXT, [[7]])
-        assert score.token_log_probs[0] == pytest.approx(plain[7].item(), abs=1e-4)
     with pair.risky.disable_adapter(), pytest.raises(ValueError, match="_disable_adapters is True"):
         generate(pair)
     assert generate(pair) == expected
@@ -113,7 +81,7 @@ def test_one_model_twice_is_taken_with_one_warning(tokenizer, caplog):
 
 
 def hook(module, *inputs):
-    """A hook, or a pre-hook, that changes nothing."""
+    """A hook that changes nothing."""
 
 
 @torch.no_grad()
@@ -124,13 +92,11 @@ def doubled(tensor):
 
 CHANGES = {
     "a dtype": (lambda m: m.lm_head.double(), r"lm_head.weight is float64, it was float32"),
-    "a device": (lambda m: m.to("meta"), r"\S+ is meta, it was cpu"),
     "a shape": (
         lambda m: setattr(m.lm_head.weight, "data", torch.ones(352, 32)),
         r"lm_head.weight is \(352, 32\), it was \(320, 32\)",
     ),
     "a weight": (lambda m: doubled(m.lm_head.weight[5:6]), r"lm_head.weight was replaced or writ"),
-    "a weight's data": (lambda m: doubled(m.lm_head.weight.data), "lm_head.weight was written to"),
     "a buffer": (lambda m: doubled(m.model.rotary_emb.inv_freq), r"\S+inv_freq was replaced or"),
     "a new tensor": (
         lambda m: setattr(m.lm_head, "bias", nn.Parameter(torch.ones(320))),
@@ -140,14 +106,8 @@ CHANGES = {
         lambda m: setattr(m.model.layers[0].mlp, "act_fn", nn.SiLU()),
         r"its module model.layers.0.mlp.act_fn is another one",
     ),
-    "a layer left out": (lambda m: m.model.layers.pop(1), r"its module model.layers.1 is another"),
-    "an adapter": (adapted, r"its module \S+ is another one"),
     "a merged adapter": (lambda m: adapted(m).merge_and_unload(), r"\S+q_proj.weight was written"),
     "a hook": (lambda m: m.lm_head.register_forward_hook(hook), "lm_head._forward_hooks is hook, "),
-    "a pre-hook": (
-        lambda m: m.model.layers[1].self_attn.register_forward_pre_hook(hook),
-        "model.layers.1.self_attn._forward_pre_hooks is hook, it was none",
-    ),
     "a forward": (
         lambda m: setattr(m.model.layers[0].mlp, "forward", m.model.layers[1].mlp.forward),
         "model.layers.0.mlp.forward is LlamaMLP.forward, it was none",
@@ -181,8 +141,8 @@ def test_a_module_in_place_of_one_that_is_gone_is_another_one():
         state.check()
 
 
-def test_every_public_call_asks(float_pair):
-    pair = float_pair
+def test_every_public_call_checks(tokenizer):
+    pair = ModelPair(llama(1), llama(2), tokenizer)
     decoder, ledger = Decoder(pair, Anchored(k=1.0)), generate(pair).ledger
     doubled(pair.risky.lm_head.weight)
     for call in (
@@ -211,42 +171,18 @@ def test_a_copy_of_a_pair_is_a_pair(pair):
     doubled(other.safe.lm_head.weight)
     with pytest.raises(ValueError, match="the safe model has changed"):
         generate(other)
-    assert generate(pair)
-
-
-class Halves(torch.Tensor):
-    """A weight of two parts, as quantized and distributed ones are."""
-
-    @staticmethod
-    def __new__(cls, first, second):
-        shape = (len(first) + len(second), *first.shape[1:])
-        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=first.dtype)
-
-    def __init__(self, first, second):
-        self.first, self.second = first, second
-
-    def __tensor_flatten__(self):
-        return ["first", "second"], None
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten.detach.default,):
-            return cls(args[0].first, args[0].second)
-        raise NotImplementedError(func)
 
 
 ODD_WEIGHTS = {
     "meta": lambda: torch.empty(4, 4, device="meta"),
-    "sparse": lambda: torch.ones(4, 4).to_sparse(),
-    "expanded": lambda: torch.ones(1, 4).expand(4, 4),
-    "less than a byte": lambda: torch.empty(4, dtype=torch.uint4),
-    "parts": lambda: Halves(torch.ones(2, 4), torch.ones(2, 4)),
+    "parts": lambda: torch.nested.nested_tensor([torch.ones(4, 2)], layout=torch.jagged),
     "inference": torch.inference_mode()(partial(torch.ones, 4, 4)),
 }
+"""Quantized and distributed weights are of parts as nested ones are."""
 
 
 @pytest.mark.parametrize("kind", ODD_WEIGHTS)
-def test_weights_of_any_kind_can_be_asked(kind):
+def test_weights_of_any_kind_are_compared(kind):
     models = [nn.Module(), nn.Module()]
     weights = [nn.Parameter(ODD_WEIGHTS[kind](), requires_grad=False) for _ in range(3)]
     for model, weight in zip(models, weights, strict=False):
@@ -259,7 +195,7 @@ def test_weights_of_any_kind_can_be_asked(kind):
     with pytest.raises(ValueError, match="share memory, weight"):
         check_apart(*models)
     models[0].weight = weights[2]
-    if kind not in ("meta", "sparse"):  # which have no address
+    if kind != "meta":  # which has no address
         with pytest.raises(ValueError, match="the safe model has changed"):
             state.check()
 

@@ -1,4 +1,4 @@
-"""A quantized risky model is allowed and recorded; a quantized safe model has to be asked for."""
+"""A quantized risky model is allowed and recorded; a quantized safe model needs an option."""
 
 import json
 import shutil
@@ -11,7 +11,8 @@ from tiny_models import tiny_llama
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from anchored import Anchored, Decoder, Ledger, ModelPair, verify
+from anchored import Anchored, Decoder, ModelPair, verify
+from anchored.decode.pair.loading import quantization_config
 from anchored.decode.verify.rounding import logit_tolerance
 from anchored.decode.warpers import largest_logit
 
@@ -43,20 +44,24 @@ class RoundedQuantizer(HfQuantizer):
             model.lm_head.weight.copy_((model.lm_head.weight * 8).round() / 8)
 
 
-@pytest.fixture(scope="module")
-def quantized_pair(pair_folders) -> ModelPair:
-    return ModelPair.from_pretrained(*pair_folders, risky_quantization=RoundedConfig())
-
-
-def test_a_quantized_risky_model_decodes_certified_and_is_recorded(quantized_pair, tmp_path):
-    assert quantized_pair.quantization == {"risky": "rounded"}
-    rounded = quantized_pair.risky.lm_head.weight * 8
+def test_a_quantized_risky_model_decodes_certified_and_is_recorded(pair_folders):
+    pair = ModelPair.from_pretrained(*pair_folders, risky_quantization=RoundedConfig())
+    assert pair.quantization == {"risky": "rounded"}
+    rounded = pair.risky.lm_head.weight * 8
     assert torch.equal(rounded, rounded.round())
-    (result,) = Decoder(quantized_pair, Anchored(k=1.0)).generate("salt", max_new_tokens=20)
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_tokens=20)
     assert result.ledger.certified and result.ledger.is_within_bound
-    result.ledger.save(tmp_path / "ledger.jsonl")
-    assert Ledger.load(tmp_path / "ledger.jsonl").header.quantization == {"risky": "rounded"}
-    assert verify(result.ledger, quantized_pair).is_ok
+    assert result.ledger.header.quantization == {"risky": "rounded"}
+    assert verify(result.ledger, pair).is_ok
+
+
+def test_a_quantization_is_read_from_a_file_or_refused_in_one_line(tmp_path):
+    for text in ("{}", '{"quant_method": "none of these"}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"the quantization in .*config\.json cannot be read"):
+            quantization_config(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text('{"quant_method": "rounded"}')
+    assert isinstance(quantization_config(tmp_path / "config.json"), RoundedConfig)
 
 
 def test_a_quantized_safe_folder_is_refused_before_it_is_loaded(pair_folders, tmp_path):

@@ -1,22 +1,20 @@
 """Tokenizers that make the same tokens of plain text are one, whatever their special tokens."""
 
+import copy
 import json
-import logging
 from collections.abc import Callable
-from pathlib import Path
 
 import long_double_distributions as oracle
 import numpy as np
 import pytest
 import torch
-from tiny_models import every_text, tiny_llama, word_tokenizer
-from tokenizers import Tokenizer, models
+from tiny_models import TEXT, tiny_llama, train_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from anchored import Anchored, Decoder, ModelPair, SafeOnly, verify
+from anchored import Anchored, Decoder, ModelPair, verify
 from anchored.decode.pair.shared_tokens import shared_tokens
 
-REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
 PROMPTS = ["the keeper of the lamp", "salt"]
 BANNED = [2, 320]
 Edit = Callable[[dict], object]
@@ -85,18 +83,11 @@ DIFFERENCES = {
     ),
     "tokens": (swap_tokens, 'token 67 "a" and "b"', None),
     "merges": (swap_merges, "merge 3 ", None),
-    "an ordinary token": (
-        lambda content: content["model"]["vocab"].update(saltsalt=320),
-        'token 320 null and "saltsalt"',
-        None,
-    ),
 }
 
 
 @pytest.mark.parametrize(("edit", "difference", "harmless"), DIFFERENCES.values(), ids=DIFFERENCES)
-def test_whatever_changes_plain_text_is_a_difference_and_nothing_else(
-    tokenizer, edit, difference, harmless
-):
+def test_whatever_changes_plain_text_is_a_difference(tokenizer, edit, difference, harmless):
     shared = shared_tokens(tokenizer, edited(tokenizer, edit))
     assert shared.difference.startswith(difference)
     assert bool(shared.difference) == bool(difference)
@@ -137,21 +128,19 @@ def pair_of(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast, **cha
 
 
 def test_a_renamed_token_changes_nothing_but_one_line(tokenizer, caplog):
-    with caplog.at_level(logging.WARNING):
-        pair = pair_of(tokenizer, edited(tokenizer, rename))
+    pair = pair_of(tokenizer, edited(tokenizer, rename))
     assert caplog.messages == [
         'the tokenizers differ, but not in plain text: token 2 "<|turn|>" and "<|user|>"; '
         'level "auto" is tokens, by id'
     ]
     plain = pair_of(tokenizer, tokenizer)
-    results = [Decoder(each, Anchored(k=1.0)).generate(PROMPTS) for each in (pair, plain)]
+    results = [Decoder(other, Anchored(k=1.0)).generate(PROMPTS) for other in (pair, plain)]
     assert [r.ledger for r in results[0]] == [r.ledger for r in results[1]]
     assert results[0][0].ledger.header.level_settings == {}
 
 
 def test_other_tokens_are_bytes_with_one_line(tokenizer, caplog):
-    with caplog.at_level(logging.WARNING):
-        pair = pair_of(tokenizer, edited(tokenizer, swap_tokens))
+    pair = pair_of(tokenizer, edited(tokenizer, swap_tokens))
     assert caplog.messages == [
         'two tokenizers (token 67 "a" and "b"): such a pair decodes bytes, and k is in nats per '
         "byte"
@@ -161,15 +150,11 @@ def test_other_tokens_are_bytes_with_one_line(tokenizer, caplog):
         Decoder(pair, Anchored(k=1.0), level="token")
 
 
-def gap_and_tool(content: dict) -> None:
-    gap(content)
-    add(321, "<|tool|>")(content)
-
-
 @pytest.fixture(scope="module")
 def gap_pair(tokenizer) -> ModelPair:
     """The risky tokenizer lacks token 2, the safe one 320; 321 is one token of two names."""
-    safe, risky = edited(tokenizer, add(321, "<|call|>")), edited(tokenizer, gap_and_tool)
+    safe = edited(tokenizer, add(321, "<|call|>"))
+    risky = edited(edited(tokenizer, gap), add(321, "<|tool|>"))
     eager = tiny_llama(1, vocab_size=328), tiny_llama(2, vocab_size=328, layers=3)
     with torch.no_grad():  # what both models would love to say
         for model in eager:
@@ -177,9 +162,9 @@ def gap_pair(tokenizer) -> ModelPair:
     return ModelPair(*eager, safe, risky_tokenizer=risky)
 
 
-@pytest.mark.parametrize("rule", [Anchored(k=1.0), SafeOnly()])
-def test_tokens_that_one_tokenizer_lacks_are_never_drawn(gap_pair, rule):
-    results = Decoder(gap_pair, rule).generate(PROMPTS, max_new_tokens=15, num_return_sequences=4)
+def test_tokens_that_one_tokenizer_lacks_are_never_drawn(gap_pair):
+    decoder = Decoder(gap_pair, Anchored(k=1.0))
+    results = decoder.generate(PROMPTS, max_new_tokens=15, num_return_sequences=4)
     assert not set(BANNED) & {token for result in results for token in result.token_ids}
     whole = ModelPair(gap_pair.safe, gap_pair.risky, gap_pair.tokenizer)
     ledger = results[0].ledger
@@ -192,95 +177,65 @@ def test_a_token_that_one_tokenizer_lacks_is_refused_in_texts(gap_pair):
     for prompt in ("<|turn|>salt", [5, 2], [320]):
         with pytest.raises(ValueError, match=r"token (2|320) is not in the tokenizers of both"):
             gap_pair.encode(prompt)
-    with pytest.raises(ValueError, match="token 2 is not in the tokenizers of both models"):
-        Decoder(gap_pair, Anchored(k=1.0)).score("salt", "<|turn|>")
     with pytest.raises(ValueError, match=r"token ids must be in \[0, 322\), got 322"):
         gap_pair.encode([322])
     assert 321 in gap_pair.encode("<|call|>") and 321 not in gap_pair.encode("<|tool|>")
 
 
-def test_a_stop_token_that_is_never_drawn_is_in_the_line(tokenizer, caplog):
-    with caplog.at_level(logging.WARNING):
-        other = edited(tokenizer, add(325, "<|stop|>"))
-        pair = pair_of(tokenizer, other, eos_token_id=[321, 325])  # 321 is no token
-    assert pair.stop_token_ids == [1]
-    assert caplog.messages == [
-        'the tokenizers differ, but not in plain text: token 325 null and "<|stop|>"; level "auto" '
-        "is tokens, by id, which never draws stop token 325 of the risky model",
-        "the risky model ends texts at token 321, which it does not have",
-    ]
-
-
-@pytest.mark.parametrize(("rows", "level"), [((328, 320), "token"), ((320, 320), "byte")], ids=str)
-def test_a_special_token_that_has_no_row_in_a_model_is_left_out(tokenizer, rows, level):
+def test_a_special_token_that_has_no_row_in_a_model_is_left_out(tokenizer):
     """As the image token of Gemma 3 1B, whose tokenizer is that of the larger models."""
     both = edited(tokenizer, add(320, "<|image|>"))
-    models = [tiny_llama(seed, vocab_size=size) for seed, size in zip((1, 2), rows, strict=True)]
-    pair = ModelPair(*models, both)
+    pair = ModelPair(tiny_llama(1, vocab_size=328), tiny_llama(2), both)
     assert pair.vocab_size == 320 and not pair.has_token(320)
-    decoder = Decoder(pair, Anchored(k=1.0), level=level)
-    ledger = decoder.generate("the keeper", max_new_tokens=3)[0].ledger
-    assert verify(ledger, pair).is_ok
+    for level in ("token", "byte"):
+        decoder = Decoder(pair, Anchored(k=1.0), level=level)
+        assert verify(decoder.generate("the keeper", max_new_tokens=3)[0].ledger, pair)
     with pytest.raises(ValueError, match=r"token ids must be in \[0, 320\), got 320"):
         pair.encode("salt<|image|>")
 
 
-@pytest.mark.slow  # seconds to compare 128k tokens and 280k merges
-@pytest.mark.skipif(not REAL.exists(), reason="shared/tokenizers is not here")
-def test_llama_3_and_3_1_are_one_vocabulary():
-    """3.1 gave two of the reserved tokens of 3 a name, and the others were numbered anew."""
-    content = json.loads((REAL / "llama3" / "tokenizer.json").read_text())
-    later = Tokenizer.from_str(json.dumps(content))
-    named = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-    reserved = [entry for entry in content["added_tokens"][2:] if entry["content"] not in named]
-    for number, entry in enumerate(reserved):
-        entry["content"] = f"<|reserved_special_token_{number}|>"
-    first = Tokenizer.from_str(json.dumps(content))
-    shared = shared_tokens(*(PreTrainedTokenizerFast(tokenizer_object=t) for t in (first, later)))
-    assert (shared.difference, shared.vocab_size, shared.is_whole) == ("", 128256, True)
-    assert shared.harmless_difference == (
-        'token 128004 "<|reserved_special_token_2|>" and "<|finetune_right_pad_id|>"'
-    )
-
-
-PROMPT, END, HORIZON, SHARED = [0, 4, 4], 1, 3, [0, 1, 2, 4]
-
-
-@pytest.fixture(scope="module")
-def word_pair() -> ModelPair:
-    """Words, no bytes: the risky tokenizer lacks t3, the safe one t5."""
-    content = json.loads(word_tokenizer(5).backend_tokenizer.to_str())
-    del content["model"]["vocab"]["t3"]
-    add(5, "t5")(content)
-    safe = word_tokenizer(5)
-    safe.add_special_tokens({"additional_special_tokens": ["t3"]})
-    risky = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)))
-    sizes = {"vocab_size": 8, "layers": 1, "hidden_size": 16, "intermediate_size": 16}
-    eager = [tiny_llama(seed, **sizes) for seed in (11, 12)]
-    for model in eager:
-        model.lm_head.weight.data[[3, 5]] *= 3.0
-    return ModelPair(*eager, safe, risky_tokenizer=risky)
-
-
-def shared_log_probs(model, text: list[int]) -> np.ndarray:
-    """log p of the shared tokens after PROMPT and text, by a plain forward."""
-    with torch.no_grad():
-        logits = model(torch.tensor([PROMPT + text])).logits[0, -1].numpy()
-    return oracle.log_probs(logits[SHARED])
-
-
 @pytest.mark.parametrize(("k", "name"), [(0.0, "safe"), (50.0, "risky")])
-def test_the_distribution_of_every_text_is_that_of_the_shared_tokens(word_pair, k, name):
-    every = every_text(SHARED, HORIZON)
-    decoder = Decoder(word_pair, Anchored(k=k, budget="fixed", debt="none"), batch_size=len(every))
-    assert decoder.level.name == "token"
-    scores = decoder.score([PROMPT] * len(every), every, horizon=HORIZON)
+def test_a_distribution_is_that_of_the_shared_tokens(gap_pair, k, name):
+    decoder = Decoder(gap_pair, Anchored(k=k, budget="fixed", debt="none"), batch_size=64)
+    prompt = gap_pair.encode("salt")
+    shared = [token for token in range(gap_pair.vocab_size) if gap_pair.has_token(token)]
+    scores = decoder.score([prompt] * len(shared), [[token] for token in shared], horizon=1)
     log_probs = np.array([score.log_prob for score in scores])
-    model = word_pair.models[name]
-    by_hand = [
-        sum(shared_log_probs(model, text[:n])[SHARED.index(token)] for n, token in enumerate(text))
-        for text in every
-    ]
-    assert log_probs == pytest.approx(np.array(by_hand, float), abs=1e-7)
-    # Nothing is left for t3, t5 and the padding: their probability is 0.
+    with torch.no_grad():
+        logits = gap_pair.models[name](torch.tensor([prompt])).logits[0, -1].numpy()
+    assert log_probs == pytest.approx(oracle.log_probs(logits[shared]).astype(float), abs=1e-7)
+    # Nothing is left for others and for the padding: their probability is 0.
     assert np.exp(log_probs).sum() == pytest.approx(1.0, abs=1e-7)
+
+
+def test_two_tokenizers_without_bytes_are_refused_by_name(tokenizer):
+    pieces = Tokenizer(models.BPE(byte_fallback=True))
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+    other = PreTrainedTokenizerFast(tokenizer_object=pieces)
+    reason = "the risky one has no bytes: byte level needs a SentencePiece tokenizer whose"
+    with pytest.raises(ValueError, match=reason):
+        ModelPair(tiny_llama(1), tiny_llama(2), tokenizer, risky_tokenizer=other)
+
+
+def test_stop_tokens_of_two_tokenizers_are_the_same_if_they_have_the_same_name(tokenizer):
+    other = train_tokenizer(300, TEXT[:1])
+    ends = {"safe": tiny_llama(1), "risky": tiny_llama(2, vocab_size=300, eos_token_id=[1, 2])}
+    pair = ModelPair(*ends.values(), tokenizer, risky_tokenizer=other)
+    assert pair.stop_tokens_of("safe") == pair.stop_tokens_of("risky") == [1, 2]
+    assert "<|turn|>" in other.convert_ids_to_tokens([2])
+
+
+def test_a_tokenizer_that_leaves_out_merges_at_random_is_refused_by_name():
+    both = [train_tokenizer(320), train_tokenizer(300)]
+    both[1].backend_tokenizer.model.dropout = 0.5
+    with pytest.raises(ValueError, match=r"^the risky model's tokenizer leaves out .*0\.5"):
+        ModelPair(tiny_llama(1), tiny_llama(2), both[0], risky_tokenizer=both[1])
+
+
+def test_an_end_of_text_after_each_prompt_is_said(tokenizer, caplog):
+    ending = copy.deepcopy(tokenizer)
+    ending.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|end|>", special_tokens=[("<|end|>", 1)]
+    )
+    ModelPair(tiny_llama(1), tiny_llama(2), ending)
+    assert caplog.messages == ["the tokenizer puts an end of text, token 1, after each prompt"]
