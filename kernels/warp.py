@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from .project import takes_triton
-
 # S slots, B requests of a step, G rows of a request, R rows of logits, V vocabulary.
 
 
@@ -34,13 +32,9 @@ def warped_rows(
 
     logits: (R, at least V), of at most 32 bits. index: (B, G) int64, the rows of each request.
     slots, drafts, seen: as for `seen_by_row`. penalty, temperature: (S,) float32.
-    On a GPU one launch reads each row and writes it, and nothing waits for the device.
+    Nothing waits for the device.
     Source: Keskar et al. 2019, "CTRL", section 4.1, as transformers applies it.
     """
-    if takes_triton(logits.device):
-        from .gpu import warp  # triton is not there on every platform
-
-        return warp.warped_rows(logits, index, slots, drafts, seen, penalty, temperature)
     penalty, temperature = penalty[slots, None, None], temperature[slots, None, None]
     scores = logits[:, : seen.shape[1]][index].float()
     penalized = torch.where(scores > 0, scores / penalty, scores * penalty)

@@ -22,7 +22,6 @@ from logit_kinds import (
 
 from anchored.kernels import reference
 from anchored.kernels.cpu.rows import PIECE_SIZE
-from anchored.kernels.gpu import launch
 from anchored.kernels.project import project_kl, project_max
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
@@ -138,8 +137,9 @@ def test_keys_and_positions_draw_as_their_uniforms_do(project, backend):
 
 
 def test_a_vocabulary_beyond_the_bound_on_rounding_is_refused():
+    logits = torch.zeros(1, 2**18 + 1, device=DEVICE)
     with pytest.raises(ValueError, match="vocab_size must be at most 262144, got 262145"):
-        launch.workspace(1, 2**18 + 1, DEVICE, 1)
+        project_kl(logits, logits, torch.ones(1), backend="triton")
 
 
 @both_backends
