@@ -113,21 +113,6 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     return first_above(running_sum, uniform * running_sum[:, -1])
 
 
-def check_uniform(uniform: Tensor, num_rows: int) -> None:
-    """Raise ValueError unless `uniform` is (num_rows, 3) float64; its values may be any."""
-    if uniform.shape != (num_rows, 3) or uniform.dtype != torch.float64:
-        raise ValueError(
-            f"uniform must be ({num_rows}, 3) float64, got {tuple(uniform.shape)} {uniform.dtype}"
-        )
-
-
-def check_unit(uniform: Tensor) -> None:
-    """Raise ValueError unless all values are in [0, 1); waits for the device."""
-    host = uniform.cpu().numpy()
-    if not ((host >= 0.0) & (host < 1.0)).all():
-        raise ValueError(f"uniform must be in [0, 1), got {uniform.tolist()}")
-
-
 def first_above(running_sum: Tensor, target: Tensor) -> Tensor:
     """(A,) int64: the first index of each row above its target; its weight is positive if any
     is."""

@@ -96,7 +96,7 @@ def project(
     Raises: ValueError for CPU tensors outside the interpreter, and for a vocabulary above
     MAX_VOCAB_SIZE.
     """
-    memory = _memory(*safe_logits.shape, safe_logits.device)
+    memory = _memory(safe_logits)
     inputs = (budget, uniform, *(keyed or (None, None)))
     has_draw = uniform is not None or keyed is not None
     _launch(risky_logits, safe_logits, inputs, memory, charge=charge, has_draw=has_draw)
@@ -125,8 +125,9 @@ def project(
     )
 
 
-def _memory(num_rows: int, vocab_size: int, device: torch.device) -> dict[str, Tensor]:
-    """Everything that a launch writes, by the kernel's names."""
+def _memory(logits: Tensor) -> dict[str, Tensor]:
+    """Everything that a launch for logits (B, V) writes, by the kernel's names."""
+    (num_rows, vocab_size), device = logits.shape, logits.device
     if vocab_size > MAX_VOCAB_SIZE:
         raise ValueError(f"vocab_size must be at most {MAX_VOCAB_SIZE}, got {vocab_size}")
 
