@@ -40,10 +40,10 @@ REFERENCE_ERROR = 1e-11
 """Nats; rounding of the float64 log-probabilities compared, 1e-16 times the range of the logits."""
 
 
-def project_on(project, risky, safe, budget, uniform=None, *, backend, **asked):
+def project_on(project, risky, safe, budget, uniform=None, *, backend, **options):
     """By one backend, on a GPU where there is one."""
     arguments = [None if x is None else x.to(DEVICE) for x in (risky, safe, budget, uniform)]
-    return project(*arguments, backend=backend, **asked)
+    return project(*arguments, backend=backend, **options)
 
 
 def exact_log_probs(project, projection, risky, safe, budget):
@@ -115,10 +115,10 @@ def test_keys_and_positions_draw_as_their_uniforms_do(project, backend):
     keys, positions = torch.tensor([5, -(2**62), 9]), torch.tensor([0, 7, 2**40])
     rows = risky, safe, torch.full((3,), 0.2, dtype=torch.float64)
     numbers, keyed = uniforms(keys, positions), (keys.to(DEVICE), positions.to(DEVICE))
-    given = project_on(project, *rows, numbers, backend=backend)
+    expected = project_on(project, *rows, numbers, backend=backend)
     drawn = project_on(project, *rows, keyed=keyed, backend=backend)
     for name in ("token_ids", "accepted", "spend"):
-        assert torch.equal(getattr(drawn, name), getattr(given, name))
+        assert torch.equal(getattr(drawn, name), getattr(expected, name))
 
 
 def test_a_vocabulary_beyond_the_bound_on_rounding_is_refused():

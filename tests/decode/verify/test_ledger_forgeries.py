@@ -47,15 +47,9 @@ def ledgers(pair) -> dict[str, Ledger]:
     }
 
 
-def budgets_of_no_bank(header, steps, footer):
-    bank = header.pop("bank")
-    with_budgets(header, steps, footer)
-    header["bank"] = bank
-
-
 def savings_spent(header, steps, footer):
     """The last step spends all that it might without a bank."""
-    budgets_of_no_bank(header, steps, footer)
+    with_budgets(header | {"bank": None}, steps, footer)
     steps[-1]["spend"] = steps[-1]["budget"]
     summed_up(header, steps, footer)
 
@@ -106,7 +100,6 @@ BY_THEMSELVES = {
     "rule": ("kl", put(H, rule="free"), "rule must be one of"),
     "another rule": ("kl", put(H, rule="anchored_inf"), "rule must be anchored with these"),
     "rule settings": ("kl", put(H, rule_settings={"k": "1"}), "rule_settings: k must be"),
-    "no k": ("kl", put(H, rule_settings={}), "give either k or K"),
     "sampling": ("kl", sampled(top_k=2.5), "sampling: top_k must be a whole number, got 2.5"),
     "no sampling": ("kl", put(H, sampling={}), "sampling: field 'min_p' is missing"),
     "temperature": ("kl", sampled(temperature=-1.0), "temperature must be finite and >= 0"),
@@ -122,21 +115,15 @@ BY_THEMSELVES = {
     "quantized": ("kl", put(H, quantization={"safe": "int8"}), "quantized are"),
     # certified or not
     "greedy": ("greedy", put(F, certified=True), "certified must be False"),
-    "uncertified rule": ("risky", put(F, certified=True), "certified must be False"),
     "denied": ("kl", put(F, certified=False), "certified must be True"),
     "error": ("kl", put(F, finish_reason="error"), "certified must be False"),
     # budget, bank and charge
-    "K": ("kl", put(H, K=120.0), "are not those of anchored"),
     "k": ("kl", put(H, k=0.5), "are not those of anchored"),
     "bound": ("kl", put(H, bound=99.0), "bound 99.0 does not follow"),
     "horizon": ("kl", put(H, horizon=0), "horizon must be >= 1"),
-    "spend below 0": ("kl", put(11, spend=-QUANTUM), "the footer counts"),
     "negative spend": ("kl", [put(11, spend=-QUANTUM), summed_up], "step 11: spend -2.328"),
-    "negative worst": ("max", [put(11, spend=-QUANTUM), summed_up], "step 11: spend -2.328"),
     "budget": ("kl", put(3, budget=lambda n: n + QUANTUM), "step 3: the budget does not follow"),
     "bank": ("capped", put(H, bank=1.0), "bank 1.0 over 12 steps are not those"),
-    "no bank": ("capped", lambda h, s, f: h.pop("bank"), "bank None over 12 steps are not"),
-    "spends of no bank": ("capped", savings_spent, "the budget does not follow"),
     "spends above": ("capped", [savings_spent, with_budgets], "is not in [0, "),
     "charge": ("pathwise", put(H, charge="worst"), "charges drawn, recorded worst"),
     "drawn called worst": (
@@ -210,12 +197,6 @@ BY_REPLAY = {
         ["3: spend differs", "4: weight", "5: cost of the token differs by 1e-", "9: spend"],
     ),
     "a start too full": ("pathwise", [at_new_caps(restated(bank=6.0))], ["0: spend differs"]),
-    "a start that is not full": (
-        "pathwise",
-        [at_new_caps(restated(debt=1.0, least_debt=1.0))],
-        ["0: spend differs"],
-    ),
-    "a smaller k": ("pathwise", [at_new_caps(restated(k=0.25))], ["0: spend differs"]),
     "two steps swapped": ("pathwise", [swapped(5, 6)], ["step 5: "]),
 }
 
