@@ -17,15 +17,7 @@ from torch import Tensor
 from ...durable_files import new_file
 from ...fields import checked_nats, field_types
 from ...identities import differences
-from ...kernels.spend import (
-    BANK,
-    NUM_FIELDS,
-    SCHEDULES,
-    allowance,
-    charged,
-    floor_to_quantum,
-    missing,
-)
+from ...kernels.spend import NUM_FIELDS, SCHEDULES, SPEND_QUANTUM, allowance, charged, missing
 from ..ledger import LedgerHeader
 from ..settings import DebtMode, Schedule
 
@@ -180,12 +172,10 @@ def opened_accounts(budgets: Sequence[Budget]) -> Tensor:
     """(A, 7) float64 on the CPU: the accounts of budgets before the first step, see `spend`."""
     rows = []
     for budget in budgets:
-        full = math.inf if budget.bank is None else budget.bank
-        schedule = SCHEDULES[budget.schedule]
+        bank, schedule = budget.bank, SCHEDULES[budget.schedule]
+        full = math.inf if bank is None else math.floor(bank / SPEND_QUANTUM) * SPEND_QUANTUM
         rows.append([budget.per_step, budget.total, budget.debt, schedule, full, 0.0, 0.0])
-    accounts = torch.tensor(rows, dtype=torch.float64).view(-1, NUM_FIELDS)
-    accounts[:, BANK] = floor_to_quantum(accounts[:, BANK])
-    return accounts
+    return torch.tensor(rows, dtype=torch.float64).view(-1, NUM_FIELDS)
 
 
 def log_likelihood_ratios(risky_log_probs: Tensor, safe_log_probs: Tensor) -> Tensor:
