@@ -99,7 +99,11 @@ BY_THEMSELVES = {
     "level settings": ("kl", put(H, level_settings={"mode": "raw"}), "level settings are {}"),
     "rule": ("kl", put(H, rule="free"), "rule must be one of"),
     "another rule": ("kl", put(H, rule="anchored_inf"), "rule must be anchored with these"),
-    "rule settings": ("kl", put(H, rule_settings={"k": "1"}), "rule_settings: k must be"),
+    "rule settings": (
+        "kl",
+        put(H, rule_settings={"k": "1"}),
+        "settings of rule anchored: k must be",
+    ),
     "sampling": ("kl", sampled(top_k=2.5), "sampling: top_k must be a whole number, got 2.5"),
     "no sampling": ("kl", put(H, sampling={}), "sampling: field 'min_p' is missing"),
     "temperature": ("kl", sampled(temperature=-1.0), "temperature must be finite and >= 0"),
