@@ -10,6 +10,7 @@ import threading
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -89,10 +90,14 @@ class Watch:
 
     def __init__(self):
         self.hazards, self.cells = Counter(), defaultdict(Cell)
-        self.arrivals, self.barriers = Counter(), Counter()
+        self.arrivals, self.barriers, self.programs = Counter(), Counter(), None
 
-    def read(self, program, address):
-        cell = self._cell(program, address)
+    @property
+    def program(self):
+        return self.programs.running
+
+    def read(self, address):
+        program, cell = self.program, self._cell(address)
         if cell.writers.get(program) == self.barriers[program]:
             self.hazards["written and read without a barrier"] += 1
         if program not in cell.writers:
@@ -100,16 +105,16 @@ class Watch:
             if cell.writers and cell.bits != cell.before:
                 self.hazards["read after another program wrote"] += 1
 
-    def write(self, program, address, bits):
-        cell = self._cell(program, address)
+    def write(self, address, bits):
+        program, cell = self.program, self._cell(address)
         if bits != cell.bits and cell.writers.keys() - {program}:
             self.hazards["different bits from two programs"] += 1
         if bits != cell.before and cell.readers - {program}:
             self.hazards["written after another program read"] += 1
         cell.bits, cell.writers[program] = bits, self.barriers[program]
 
-    def _cell(self, program, address):
-        cell, epoch = self.cells[address], self.arrivals[program]
+    def _cell(self, address):
+        cell, epoch = self.cells[address], self.arrivals[self.program]
         if cell.epoch != epoch:
             cell = self.cells[address] = Cell(epoch, before=cell.bits, bits=cell.bits)
         return cell
@@ -125,52 +130,53 @@ def elements(pointers, mask, value=None):
     return zip(addresses[chosen].tolist(), values, strict=True)
 
 
+def run_in_turns(executor, args, options, watch, *, is_forwards):
+    """A launch of the interpreter, all programs of its grid in turns."""
+    names = inspect.getfullargspec(executor.fn).args
+    options = {name: value for name, value in options.items() if name in names}
+    scope = interpreter._patch_lang(executor.fn)
+    try:
+        values = {
+            name: value if name in executor.constexprs else interpreter._implicit_cvt(value)
+            for name, value in inspect.getcallargs(executor.fn, *args, **options).items()
+        }
+        interpreter.interpreter_builder.set_grid_dim(*executor.grid, 1)
+        order = [(*program, 0) for program in product(*map(range, executor.grid))]
+        watch.programs = Programs(order if is_forwards else order[::-1])
+        watch.programs.run(lambda: executor.fn(**values))
+    finally:
+        scope.restore()
+
+
 def watched(monkeypatch, *, is_forwards, at_stores):
     """A Watch of later launches, whose programs hand over where they wait, and at their stores."""
     watch, builder = Watch(), type(interpreter.interpreter_builder)
     load, store = builder.create_masked_load, builder.create_masked_store
-    atomic, running = builder.create_atomic_rmw, []
+    atomic = builder.create_atomic_rmw
 
     def watched_load(self, pointers, mask, *rest):
         for address, _ in elements(pointers, mask):
-            watch.read(running[-1].running, address)
+            watch.read(address)
         return load(self, pointers, mask, *rest)
 
     def watched_store(self, pointers, value, mask, *rest):
         for address, bits in elements(pointers, mask, value):
-            watch.write(running[-1].running, address, bits.tobytes())
-        result = store(self, pointers, value, mask, *rest)
+            watch.write(address, bits.tobytes())
+        store(self, pointers, value, mask, *rest)
         if at_stores:
-            running[-1].hand_over()
-        return result
+            watch.programs.hand_over()
 
     def watched_atomic(self, operation, pointer, value, mask, *rest):
         result = atomic(self, operation, pointer, value, mask, *rest)
-        is_arrival, program = bool(np.asarray(value.data).any()), running[-1].running
-        watch.arrivals[program] += is_arrival
-        watch.barriers[program] += 1
+        is_arrival = bool(np.asarray(value.data).any())
+        watch.arrivals[watch.program] += is_arrival
+        watch.barriers[watch.program] += 1
         if not is_arrival:
-            running[-1].hand_over()
+            watch.programs.hand_over()
         return result
 
-    def run(executor, *args, **options):
-        names = inspect.getfullargspec(executor.fn).args
-        options = {name: value for name, value in options.items() if name in names}
-        scope = interpreter._patch_lang(executor.fn)
-        try:
-            values = {
-                name: value if name in executor.constexprs else interpreter._implicit_cvt(value)
-                for name, value in inspect.getcallargs(executor.fn, *args, **options).items()
-            }
-            interpreter.interpreter_builder.set_grid_dim(*executor.grid, 1)
-            order = [(x, y, 0) for x in range(executor.grid[0]) for y in range(executor.grid[1])]
-            running.append(Programs(order if is_forwards else order[::-1]))
-            running[-1].run(lambda: executor.fn(**values))
-        finally:
-            scope.restore()
-
     def barrier(self, *_):
-        watch.barriers[running[-1].running] += 1
+        watch.barriers[watch.program] += 1
 
     for name, method in (
         ("create_masked_load", watched_load),
@@ -179,7 +185,9 @@ def watched(monkeypatch, *, is_forwards, at_stores):
         ("create_barrier", barrier),
     ):
         monkeypatch.setattr(builder, name, method)
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", run)
+    run = partial(run_in_turns, watch=watch, is_forwards=is_forwards)
+    call = lambda executor, *args, **options: run(executor, args, options)  # noqa: E731
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", call)
     monkeypatch.setattr(launch, "resident_splits", lambda *_: NUM_PROGRAMS)
     return watch
 

@@ -1,7 +1,7 @@
 """An oracle for projections in extended precision; it shares no code with the project.
 
 Everything here follows from the definitions: log-sum-exp of the logits, the support, the tilted
-law. On x86 a long double has 64 bits of mantissa, eleven more than a float64.
+distribution. On x86 a long double has 64 bits of mantissa, eleven more than a float64.
 """
 
 import numpy as np
