@@ -91,12 +91,10 @@ def is_large(step) -> bool:
 HONEST = [
     ("bfloat16", K, {"top_k": 20}, None),
     ("float64", K_INF, {"temperature": 0.1}, None),
-    ("float32", K, {}, None),
     ("float16", K_INF, {}, None),
-    ("bfloat16", K, {"temperature": 0.1}, None),
+    ("bfloat16", DRAWN, {"num_symbols": 20}, None),
     ("float16", DRAWN, {"speculate": 3}, None),
     ("bfloat16", DRAWN, {"top_k": 20}, None),
-    ("bfloat16", DRAWN, {"num_symbols": 20}, None),
     ("bfloat16", K, {"top_p": 0.9}, None),
     ("bfloat16", DRAWN, {"level": "byte", "num_symbols": 12}, None),
     ("bfloat16", K, {"min_p": 0.05}, None),
