@@ -37,7 +37,7 @@ test-vllm: $(VLLM)/ready # a pair inside vLLM's CPU build; minutes, as its kerne
 
 # A kernel that hangs ends the run, with the test's name.
 test-gpu: $(VENV)/dev # on a machine with an NVIDIA GPU
-	$(BIN)/python -m pytest -m gpu tests/gpu --timeout 300 --timeout-method thread --durations=10
+	$(BIN)/python -m pytest -m gpu tests/gpu tests/kernels/test_warp.py --timeout 300 --timeout-method thread --durations=10
 
 lint: $(VENV)/dev # ruff: rules and format
 	$(BIN)/ruff check .

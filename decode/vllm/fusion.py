@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ...kernels.project import project
 from ...kernels.spend import DEBT, STEP, allowance, charged, empty_accounts
+from ...kernels.warp import seen_by_row, warped_rows
 from ..engine.request import NUM_COLUMNS, SPEND, TOKEN, ledger_columns
 from ..settings import Charge, SamplingConfig
 from ..streams.kv_cache import uploaded
-from ..warpers import Warpers, merge_ends, penalized
+from ..warpers import Warpers, merge_ends
 from .pair_description import PairFacts
 
 # S slots of the engine, B requests of a step, R rows of logits, G rows of a request, V vocabulary.
@@ -280,30 +281,18 @@ class SlotAccounts:
 
     def _warped(self, rows: Rows, *both: Tensor) -> list[Tensor]:
         """(B, G, V) warped logits of each model, of requests that truncate nothing."""
-        seen, warped = self._seen_by_row(rows), []
-        penalty, temperature = (
-            by_slot[rows.slots, None, None] for by_slot in (self._penalty, self._temperature)
-        )
-        for logits in both:
-            raw = logits[:, : self._facts.vocab_size][rows.index].float()
-            scores = raw.where(~seen, penalized(raw, penalty)) / temperature
+        settings = {"penalty": self._penalty, "temperature": self._temperature}
+        texts = {"slots": rows.slots, "drafts": rows.drafts, "seen": self._seen}
+        warped = [warped_rows(logits, rows.index, **texts, **settings) for logits in both]
+        for scores in warped:
             scores.index_fill_(-1, self._banned, float("-inf"))
             if len(self._stops) > 1:
                 merge_ends(scores, self._stops)
-            warped.append(scores)
         return warped
 
     def _warped_by_group(self, rows: Rows, *both: Tensor) -> list[Tensor]:
         """The same of requests that share their settings, and truncate or are greedy."""
-        seen = self._seen_by_row(rows).flatten(0, 1)
+        seen = seen_by_row(self._seen, rows.slots, rows.drafts).flatten(0, 1)
         warp, shape = self._warpers[rows.host_slots[0]].after(seen), tuple(rows.index.shape)
         shared = [logits[:, : self._facts.vocab_size][rows.index] for logits in both]
         return [warp(logits.flatten(0, 1)).unflatten(0, shape) for logits in shared]
-
-    def _seen_by_row(self, rows: Rows) -> Tensor:
-        """(B, G, V) bool: the tokens of each request's text, and the drafts before each row; after
-        a draft that is missing they say nothing."""
-        by_row = [self._seen[rows.slots]]
-        for draft in rows.drafts.unbind(1):
-            by_row.append(by_row[-1].scatter(1, draft.clamp(min=0)[:, None], True))
-        return torch.stack(by_row, dim=1)

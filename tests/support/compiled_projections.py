@@ -24,6 +24,7 @@ from triton.runtime.jit import JITFunction
 
 from anchored.kernels.gpu import launch
 from anchored.kernels.gpu.launch import splits_of
+from anchored.kernels.gpu.warp import warped_rows
 from anchored.kernels.projection import Charge
 
 VOCAB_SIZE = 128_256
@@ -111,6 +112,22 @@ def compiled(
     return kernels[-1]
 
 
+def compiled_warp(dtype: torch.dtype, *, num_drafts: int, vocab_size: int = VOCAB_SIZE) -> Any:
+    """The kernel that warps the rows of vLLM's requests."""
+    index = torch.zeros(4, 1 + num_drafts, dtype=torch.int64)
+    with compiling() as kernels:
+        warped_rows(
+            torch.empty(4, vocab_size + 64, dtype=dtype),
+            index,
+            index[:, 0],
+            index[:, 1:],
+            torch.zeros(4, vocab_size, dtype=torch.bool),
+            torch.ones(4),
+            torch.ones(4),
+        )
+    return kernels[-1]
+
+
 def usage(kernel: Any) -> dict[str, int]:
     """Registers and bytes of stack of a thread."""
     program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -125,4 +142,8 @@ def usage(kernel: Any) -> dict[str, int]:
 if __name__ == "__main__":
     step = {"first": len(LAUNCHES), "sample": 6, "whole": 1}[sys.argv[1]]
     usages = [[str(values), usage(compiled(**values))] for values in LAUNCHES[::step]]
+    for dtype, num_drafts, vocab_size in product(DTYPES, (3, 0), (151_665, VOCAB_SIZE)):
+        if step == 1 or (step == 6 and dtype == DTYPES[0] and num_drafts):
+            kernel = compiled_warp(dtype, num_drafts=num_drafts, vocab_size=vocab_size)
+            usages.append([f"warp {dtype} {num_drafts} {vocab_size}", usage(kernel)])
     print(json.dumps(usages))

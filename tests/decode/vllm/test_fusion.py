@@ -13,6 +13,7 @@ from anchored.decode.vllm import fusion
 from anchored.decode.vllm.fusion import Rows, SlotAccounts
 from anchored.decode.vllm.pair_description import PairFacts
 from anchored.decode.warpers import Warpers
+from anchored.kernels import warp
 from anchored.kernels.project import project
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import STEP, USED, allowance, charged
@@ -129,6 +130,14 @@ def plainly_drawn(slot: int, both: torch.Tensor) -> torch.Tensor:
     return torch.cat(figures)
 
 
+@pytest.fixture(params=["torch", "triton"])
+def warping(request, monkeypatch):
+    """Rows are warped by PyTorch, or as on a GPU, in Triton's interpreter."""
+    if request.param == "triton":
+        pytest.importorskip("triton")
+        monkeypatch.setattr(warp, "takes_triton", lambda device: True)
+
+
 @pytest.fixture(scope="module")
 def both() -> torch.Tensor:
     return logits(0, steps=NUM_STEPS)
@@ -150,7 +159,9 @@ def assert_drawn(records: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("num_tiles", [1, 4])
-def test_mixed_requests_are_drawn_as_each_alone_by_its_rule(both, expected, num_tiles, monkeypatch):
+def test_mixed_requests_are_drawn_as_each_alone_by_its_rule(
+    both, expected, warping, num_tiles, monkeypatch
+):
     monkeypatch.setattr(fusion, "TILE_BYTES", 4 * VOCAB_SIZE * NUM_SLOTS // num_tiles)
     slots = joined(*MIXED)
     for step in range(NUM_STEPS):
@@ -170,7 +181,7 @@ def drafted(both, expected, wrong=()):
     return rows_at(0, drafts), both[:, at]
 
 
-def test_drafts_that_are_drawn_give_the_tokens_and_spends_of_single_rows(both, expected):
+def test_drafts_that_are_drawn_give_the_tokens_and_spends_of_single_rows(both, expected, warping):
     slots, wrong = joined(*MIXED), range(1, NUM_SLOTS, 3)
     rows, of_rows = drafted(both, expected, wrong)
     emitted, records = slots.decide(rows, *of_rows)
@@ -186,7 +197,9 @@ def test_drafts_that_are_drawn_give_the_tokens_and_spends_of_single_rows(both, e
 
 
 @pytest.mark.parametrize(("model", "row"), [(0, 0), (1, 1)], ids=["risky", "safe"])
-def test_a_row_of_nan_ends_its_request_alone_and_spends_nothing(both, expected, model, row):
+def test_a_row_of_nan_ends_its_request_alone_and_spends_nothing(
+    both, expected, model, row, warping
+):
     slots, (rows, of_rows) = joined(*MIXED), drafted(both, expected)
     slot = 3
     of_rows[model, rows.index[slot, row], 3] = math.nan
@@ -200,7 +213,7 @@ def test_a_row_of_nan_ends_its_request_alone_and_spends_nothing(both, expected, 
     assert slots.accounts[slot, USED] == records[slot, :row, SPEND].sum()
 
 
-def test_a_banned_token_and_the_second_stop_token_are_never_drawn():
+def test_a_banned_token_and_the_second_stop_token_are_never_drawn(warping):
     slots = joined((PLAIN, Anchored(k=5.0)))
     of_rows = logits(3)
     of_rows[..., 7], of_rows[..., 2] = 50.0, 40.0
