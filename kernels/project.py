@@ -1,7 +1,12 @@
 """The projections onto a ball around the safe model, by Triton where it is right.
 
-The result is the distribution nearest to the risky model inside the ball. The CPU's solver computes
-it, and Triton on a device that has drawn a few rows as the CPU's solver does.
+For the charge "mean" p* minimizes KL(p* || p_r) subject to KL(p* || p_s) <= budget: p_s tilted
+towards p_r, by Newton's method in sqrt(KL). For "worst" and "drawn" it minimizes D_inf(p* || p_r)
+subject to D_inf(p* || p_s) <= budget: on the common support S, p* = min(c p_r, e^budget p_s) with
+c >= 1 and p_r renormalized on S, and the weight is 1 / c; by Newton from c = 1, which climbs
+because the total mass is concave and piecewise linear in c, and bisection where it is slow.
+The CPU's solver computes p*, and Triton on a device that has drawn a few rows as that solver does.
+Source: paper, algorithm ProjectKL, and the proposition on optimal Renyi clipping.
 """
 
 from __future__ import annotations
@@ -9,15 +14,15 @@ from __future__ import annotations
 import logging
 import subprocess
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .cpu import solve
 from .projection import Charge, Projection
-from .sampler import check_uniform, check_unit, uniforms
-from .spend import check_budget, usable_budget
+from .sampler import uniforms
+from .spend import usable_budget
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -69,12 +74,9 @@ def project(
     risky_logits, safe_logits: (B, V), any float dtype and strides, warped; -inf is a banned token.
     budget: (B,) float, nats; rounded down to the spend quantum and capped at BUDGET_CAP.
     uniform: (B, 3) float64 in [0, 1) for the coupled sampler, or None.
-    charge: "mean" minimizes KL(p* || p_r) subject to KL(p* || p_s) <= budget, and spends at least
-    the KL; "worst" and "drawn" minimize D_inf(p* || p_r) subject to D_inf(p* || p_s) <= budget: on
-    the common support S, p* = min(c p_r, e^budget p_s) with c >= 1 and p_r renormalized on S, and
-    the weight is 1 / c. "worst" spends the largest log-ratio log p*(y)/p_s(y), rounded up, "drawn"
-    that of the token drawn, which may be negative, and without a draw the largest. Each spends 0
-    where p* is p_s, and at most the budget whatever is drawn.
+    charge: "mean" spends at least KL(p* || p_s), "worst" the largest log-ratio log p*(y)/p_s(y),
+    rounded up, "drawn" that of the token drawn, which may be negative, and without a draw the
+    largest. Each spends 0 where p* is p_s, and at most the budget whatever is drawn.
     keyed: in place of `uniform`, keys and positions, (B,) int64 both, of `sampler.uniforms`: the
     numbers are then made where the logits are.
     backend: "torch", on the CPU wherever the tensors are; "triton", which needs CUDA tensors or
@@ -84,61 +86,71 @@ def project(
     shortfall is at most max(1e-5 * budget, 1e-7) nats. A row's digits depend on nothing but the
     row.
     Raises: ValueError for a wrong shape or dtype, a NaN budget or an unknown backend.
-    Source: paper, algorithm ProjectKL, solved by Newton's method in sqrt(KL), and the proposition
-    on optimal Renyi clipping; c by Newton from c = 1, which climbs because the total mass is
-    concave and piecewise linear in c, and bisection where it is slow.
     """
-    _check_logits(risky_logits, safe_logits)
-    (num_rows, vocab_size), device = safe_logits.shape, safe_logits.device
-    check_budget(budget, num_rows)
-    if uniform is not None:
-        check_uniform(uniform, num_rows)
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-
-    def by_triton() -> Projection:
-        from .gpu import launch  # triton is not there on every platform
-
-        return launch.project(risky_logits, safe_logits, budget, uniform, keyed, charge=charge)
-
+    _check(risky_logits, safe_logits, budget, uniform, backend)
+    rows = risky_logits, safe_logits, budget, uniform, keyed
     if backend == "triton":
-        return by_triton()
-    if backend == "auto" and takes_triton(device):
-        # A launch that raised has changed nothing.
-        try:
-            dtypes = risky_logits.dtype, safe_logits.dtype
-            check_rows(device, dtypes, vocab_size, charge=charge, is_keyed=keyed is not None)
-            return by_triton()
-        except torch.OutOfMemoryError:
-            raise  # says nothing of Triton
-        except _failures() as error:
-            text = " ".join(str(error).split())[-MOST_REASON:]
-            _give_up(device, f"Triton fails on {device}", f": {type(error).__name__}: {text}")
-    if uniform is not None:
-        check_unit(uniform)
+        return _launched(*rows, charge=charge)
+    if backend == "auto" and takes_triton(safe_logits.device):
+        drawn = _tried(*rows, charge=charge)
+        if drawn is not None:
+            return drawn
     numbers = uniform if keyed is None else uniforms(*(x.cpu() for x in keyed))
+    if uniform is not None and not bool(((uniform >= 0.0) & (uniform < 1.0)).all()):
+        raise ValueError(f"uniform must be in [0, 1), got {uniform.tolist()}")
     return solve.project(risky_logits, safe_logits, usable_budget(budget), numbers, charge=charge)
 
 
 project_kl, project_max = partial(project, charge="mean"), partial(project, charge="worst")
 
 
-def _check_logits(risky_logits: Tensor, safe_logits: Tensor) -> None:
-    """Raise ValueError unless both are (B, V) of a float dtype, V >= 1, on one device."""
+def _check(
+    risky_logits: Tensor, safe_logits: Tensor, budget: Tensor, uniform: Tensor | None, backend: str
+) -> None:
+    """Raise ValueError for a wrong shape, dtype or device, or backend; values may be any."""
+    both = risky_logits, safe_logits
     if risky_logits.ndim != 2 or risky_logits.shape != safe_logits.shape:
-        raise ValueError(
-            f"risky_logits and safe_logits must both be (B, V), "
-            f"got {tuple(risky_logits.shape)} and {tuple(safe_logits.shape)}"
-        )
-    if safe_logits.shape[1] == 0:
+        shapes = " and ".join(str(tuple(logits.shape)) for logits in both)
+        raise ValueError(f"risky_logits and safe_logits must both be (B, V), got {shapes}")
+    rows, vocab_size = safe_logits.shape
+    if vocab_size == 0:
         raise ValueError("the vocabulary must hold at least 1 token, got 0")
-    for logits in (risky_logits, safe_logits):
-        if not logits.dtype.is_floating_point:
-            raise ValueError(f"logits must have a float dtype, got {logits.dtype}")
+    for name, values in (("logits", risky_logits), ("logits", safe_logits), ("budget", budget)):
+        if not values.dtype.is_floating_point:
+            raise ValueError(f"{name} must have a float dtype, got {values.dtype}")
     if risky_logits.device != safe_logits.device:
-        raise ValueError(
-            f"both logits must be on one device, got {risky_logits.device} and {safe_logits.device}"
-        )
+        devices = " and ".join(str(logits.device) for logits in both)
+        raise ValueError(f"both logits must be on one device, got {devices}")
+    if budget.shape != (rows,):
+        raise ValueError(f"budget must be ({rows},), got {tuple(budget.shape)}")
+    if uniform is not None and (uniform.shape != (rows, 3) or uniform.dtype != torch.float64):
+        shape = f"{tuple(uniform.shape)} {uniform.dtype}"
+        raise ValueError(f"uniform must be ({rows}, 3) float64, got {shape}")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+
+
+def _launched(*rows: Any, charge: Charge) -> Projection:
+    from .gpu import launch  # triton is not there on every platform
+
+    return launch.project(*rows, charge=charge)
+
+
+def _tried(*rows: Any, charge: Charge) -> Projection | None:
+    """A launch on a device that has drawn a few rows as the CPU's solver does; None where Triton
+    fails, which leaves the device to that solver. A launch that raised has changed nothing."""
+    risky_logits, safe_logits, *_, keyed = rows
+    device, vocab_size = safe_logits.device, safe_logits.shape[1]
+    dtypes = risky_logits.dtype, safe_logits.dtype
+    try:
+        check_rows(device, dtypes, vocab_size, charge=charge, is_keyed=keyed is not None)
+        return _launched(*rows, charge=charge)
+    except torch.OutOfMemoryError:
+        raise  # says nothing of Triton
+    except _failures() as error:
+        text = " ".join(str(error).split())[-MOST_REASON:]
+        _give_up(device, f"Triton fails on {device}", f": {type(error).__name__}: {text}")
+    return None
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -216,9 +228,7 @@ def check_rows(
     budget, keys = torch.tensor(BUDGETS, dtype=torch.float64), torch.arange(len(BUDGETS))
     numbers = uniforms(keys, torch.zeros_like(keys))
     expected = solve.project(risky, safe, budget, numbers, charge=charge)
-    from .gpu import launch  # triton is not there on every platform
-
-    drawn = launch.project(
+    drawn = _launched(
         risky.to(device),
         safe.to(device),
         budget,

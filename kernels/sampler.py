@@ -30,29 +30,21 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
     randint4x(key, block), so that a GPU kernel draws the same numbers.
     """
     keys = keys.view(-1, *[1] * (positions.ndim - 1)).expand_as(positions)
-    words = philox(keys, torch.stack([2 * positions, 2 * positions + 1]))
-    first, second = words.unbind(1)
+    blocks = torch.stack([2 * positions, 2 * positions + 1])
+    zero = torch.zeros_like(blocks)
+    counter = torch.stack([blocks & MASK_32, blocks >> 32 & MASK_32, zero, zero])
+    key = torch.stack([keys & MASK_32, keys >> 32 & MASK_32])[:, None]
+    first, second = philox(counter, key).unbind(1)
     return torch.stack(
         [_unit(first[0], first[1]), _unit(first[2], first[3]), _unit(second[0], second[1])], dim=-1
     )
 
 
-def philox(keys: Tensor, blocks: Tensor) -> Tensor:
-    """Philox4x32-10 output of counter blocks.
-
-    blocks: int64; keys: int64, of a shape that expands to it; both unsigned 64-bit numbers.
-    Returns: (4,) + the shape of blocks, int64 words in [0, 2**32).
-    """
-    zero = torch.zeros_like(blocks)
-    counter = torch.stack([blocks & MASK_32, blocks >> 32 & MASK_32, zero, zero])
-    keys = keys.expand_as(blocks)
-    return philox_words(counter, torch.stack([keys & MASK_32, keys >> 32 & MASK_32]))
-
-
-def philox_words(counter: Tensor, key: Tensor) -> Tensor:
+def philox(counter: Tensor, key: Tensor) -> Tensor:
     """Philox4x32-10 of a full 128-bit counter and 64-bit key.
 
-    counter: (4, ...) and key: (2, ...) int64 words in [0, 2**32). Returns: (4, ...) such words.
+    counter: (4, ...) and key: (2, ...), which broadcast, int64 words in [0, 2**32).
+    Returns: (4, ...) such words.
     """
     column = (2, *[1] * (counter.ndim - 1))
     multipliers = counter.new_tensor(MULTIPLIERS).view(column)
@@ -111,21 +103,6 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     """
     running_sum = weights.cumsum(-1)
     return first_above(running_sum, uniform * running_sum[:, -1])
-
-
-def check_uniform(uniform: Tensor, num_rows: int) -> None:
-    """Raise ValueError unless `uniform` is (num_rows, 3) float64; its values may be any."""
-    if uniform.shape != (num_rows, 3) or uniform.dtype != torch.float64:
-        raise ValueError(
-            f"uniform must be ({num_rows}, 3) float64, got {tuple(uniform.shape)} {uniform.dtype}"
-        )
-
-
-def check_unit(uniform: Tensor) -> None:
-    """Raise ValueError unless all values are in [0, 1); waits for the device."""
-    host = uniform.cpu().numpy()
-    if not ((host >= 0.0) & (host < 1.0)).all():
-        raise ValueError(f"uniform must be in [0, 1), got {uniform.tolist()}")
 
 
 def first_above(running_sum: Tensor, target: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
 import math
 import sys
-from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -49,15 +47,6 @@ def ceil_to_quantum(nats: Tensor) -> Tensor:
     return torch.ceil(nats / SPEND_QUANTUM) * SPEND_QUANTUM
 
 
-def check_budget(budget: Tensor, num_rows: int) -> None:
-    """Raise ValueError unless the budget is (num_rows,) of a float dtype; its values may be any."""
-    if budget.shape != (num_rows,) or not budget.dtype.is_floating_point:
-        raise ValueError(
-            f"budget must be ({num_rows},) of a float dtype, "
-            f"got {tuple(budget.shape)} {budget.dtype}"
-        )
-
-
 def usable_budget(budget: Tensor) -> Tensor:
     """The part of each budget that spends can fill: capped, rounded down to the quantum.
 
@@ -73,9 +62,9 @@ def usable_budget(budget: Tensor) -> Tensor:
 
 # B requests, T steps.
 
-# Columns of an account, float64: k, K and debt in nats, the schedule, the bank, inf without one;
-# steps taken, and nats that are used up: those spent, less those given back, and those that were
-# lost as the bank was full.
+# Columns of an account, float64: k, K and debt in nats, the schedule, the bank in whole quanta, inf
+# without one; steps taken, and nats that are used up: those spent, less those given back, and those
+# that were lost as the bank was full.
 PER_STEP, TOTAL, DEBT, SCHEDULE, BANK, STEP, USED = range(7)
 NUM_FIELDS = 7
 
@@ -89,33 +78,6 @@ The third quantum covers the roundings of bank + w k where that is computed in f
 """
 
 SCHEDULES = {"adaptive": 0, "global": 1, "fixed": 2}
-
-
-def new_accounts(
-    per_step: Sequence[float],
-    total: Sequence[float],
-    debt: Sequence[float],
-    schedule: Literal["adaptive", "global", "fixed"],
-    bank: float | None,
-    device: torch.device,
-) -> Tensor:
-    """Budgets of B requests at their first step, nats; see `decode.rules.budget.Budget`.
-
-    bank: nats of a bucket that is full before the first step; total is then bank + k * horizon.
-    Returns: (B, NUM_FIELDS) float64.
-    Raises: ValueError for an unknown schedule.
-    """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
-    rows = [
-        [k, total_nats, debt_nats, float(SCHEDULES[schedule]), math.inf, 0.0, 0.0]
-        for k, total_nats, debt_nats in zip(per_step, total, debt, strict=True)
-    ]
-    accounts = torch.tensor(rows, dtype=torch.float64, device=device)
-    if bank is not None:
-        accounts[:, BANK] = bank
-        accounts[:, BANK] = floor_to_quantum(accounts[:, BANK])
-    return accounts
 
 
 def empty_accounts(num_requests: int, device: torch.device) -> Tensor:

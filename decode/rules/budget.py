@@ -17,7 +17,7 @@ from torch import Tensor
 from ...durable_files import new_file
 from ...fields import checked_nats, field_types
 from ...identities import differences
-from ...kernels.spend import allowance, charged, empty_accounts, missing, new_accounts
+from ...kernels.spend import NUM_FIELDS, SCHEDULES, SPEND_QUANTUM, allowance, charged, missing
 from ..ledger import LedgerHeader
 from ..settings import DebtMode, Schedule
 
@@ -169,17 +169,13 @@ class Budget:
 
 
 def opened_accounts(budgets: Sequence[Budget]) -> Tensor:
-    """(A, 7) float64 on the CPU: accounts of budgets, whatever their schedules and banks."""
-    cpu = torch.device("cpu")
-    alike: dict[Any, list[int]] = {}
-    for place, budget in enumerate(budgets):
-        alike.setdefault((budget.schedule, budget.bank), []).append(place)
-    accounts = empty_accounts(len(budgets), cpu)
-    for (schedule, bank), places in alike.items():
-        numbers: Any = [(budgets[i].per_step, budgets[i].total, budgets[i].debt) for i in places]
-        k, total, debt = zip(*numbers, strict=True)
-        accounts[places] = new_accounts(k, total, debt, schedule, bank, cpu)
-    return accounts
+    """(A, 7) float64 on the CPU: the accounts of budgets before the first step, see `spend`."""
+    rows = []
+    for budget in budgets:
+        bank, schedule = budget.bank, SCHEDULES[budget.schedule]
+        full = math.inf if bank is None else math.floor(bank / SPEND_QUANTUM) * SPEND_QUANTUM
+        rows.append([budget.per_step, budget.total, budget.debt, schedule, full, 0.0, 0.0])
+    return torch.tensor(rows, dtype=torch.float64).view(-1, NUM_FIELDS)
 
 
 def log_likelihood_ratios(risky_log_probs: Tensor, safe_log_probs: Tensor) -> Tensor:

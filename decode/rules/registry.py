@@ -5,11 +5,11 @@ the group "anchored.rules". Torch is imported when a rule is made, so that --hel
 """
 
 import importlib
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Final
 
-from ...fields import field_types
+from ...fields import field_error, field_types
 from ...installed import declared, entry_point, loaded
 from ..settings import DebtMode, Divergence, Schedule
 
@@ -137,20 +137,15 @@ def rule_class(name: str) -> type[Any]:
 def make_rule(name: str, settings: dict[str, Any]) -> "Rule":
     """The rule of this name with these settings.
 
-    Raises ValueError for an unknown name or setting, and for a rule of another package whose claims
-    do not hold, see `check_claims`.
+    Raises ValueError for an unknown name, for a setting that is unknown, missing or of another
+    type, and for a rule of another package whose claims do not hold, see `check_claims`.
     """
     kind = rule_class(name)
     if name == "anchored_inf":
         settings = {"divergence": "max", **settings}
-    names = [field.name for field in fields(kind) if field.init]
-    if unknown := [setting for setting in settings if setting not in names]:
-        has = f"it has {', '.join(names)}" if names else "it has none"
-        raise ValueError(f"settings of rule {name}: there is no {unknown[0]!r}; {has}")
-    try:
-        rule: Rule = kind(**settings)
-    except TypeError as error:
-        raise ValueError(f"settings of rule {name}: {error}") from None
+    if wrong := field_error(kind, settings):
+        raise ValueError(f"settings of rule {name}: {wrong}")
+    rule: Rule = kind(**settings)
     if name not in RULES:
         from .claims import check_claims
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 
-from ...fields import INT_LIMIT, field_error, field_values
+from ...fields import INT_LIMIT, field_error, field_values, from_record
 from ...kernels.spend import BUDGET_CAP
 from ..engine.prompts import prompts_by_stream
 from ..engine.request import recorded_key
@@ -11,11 +11,14 @@ from ..ledger import SCHEMA, Ledger, LedgerFooter, LedgerHeader, LedgerStep, kee
 from ..levels.level import Level
 from ..pair.model_pair import ModelPair
 from ..rules.claims import opened
-from ..rules.registry import make_rule, rule_class
+from ..rules.registry import make_rule
 from ..rules.rule import OpenRule
 from ..settings import SamplingConfig
 from .replay import recorded_budget, recorded_level
 from .rounding import least_temperature, temperature_error
+
+LEAST = {"num_return_sequences": 1, "horizon": 1, "debt": 0, "least_debt": 0, "prior_bound": 0}
+"""The least values of a header's fields."""
 
 FINISH_REASONS = ("length", "stop_token", "stop_string", "aborted", "error")
 
@@ -87,24 +90,16 @@ def _of_settings(header: LedgerHeader) -> Iterator[str]:
         yield f"schema must be {SCHEMA}, got {header.schema!r}"
     if not 0 <= header.seed < INT_LIMIT:
         yield f"seed must be in [0, 2**63), got {header.seed}"
-    if header.num_return_sequences < 1:
-        yield f"num_return_sequences must be >= 1, got {header.num_return_sequences}"
-    for name in ("horizon", "debt", "prior_bound"):
-        least = 1 if name == "horizon" else 0
-        if not getattr(header, name) >= least:
-            yield f"{name} must be >= {least}, got {getattr(header, name)}"
-    if header.least_debt is not None and not header.least_debt >= 0.0:
-        yield f"least_debt must be >= 0, got {header.least_debt}"
+    for name, least in LEAST.items():
+        value = getattr(header, name)
+        if value is not None and not value >= least:
+            yield f"{name} must be >= {least}, got {value}"
     yield from _of_rule(header)
     yield from _of_sampling(header)
 
 
 def _of_rule(header: LedgerHeader) -> Iterator[str]:
-    """make_rule refuses an unknown name and values out of range, but takes some of a wrong type."""
     try:
-        if wrong := field_error(rule_class(header.rule), header.rule_settings):
-            yield f"rule_settings: {wrong}"
-            return
         rule = make_rule(header.rule, header.rule_settings)
     except ValueError as error:
         yield str(error)
@@ -115,15 +110,13 @@ def _of_rule(header: LedgerHeader) -> Iterator[str]:
 
 def _of_sampling(header: LedgerHeader) -> Iterator[str]:
     """Every setting is recorded: a default here may be another one day."""
-    missing = SamplingConfig().as_dict().keys() - header.sampling.keys()
-    error = field_error(SamplingConfig, header.sampling)
-    if missing or error:
-        yield f"sampling: {error or f'field {min(missing)!r} is missing'}"
-        return
     try:
-        SamplingConfig(**header.sampling)
+        settings = from_record(SamplingConfig, header.sampling).as_dict()
     except ValueError as error:
         yield f"sampling: {error}"
+        return
+    if missing := settings.keys() - header.sampling.keys():
+        yield f"sampling: field {min(missing)!r} is missing"
 
 
 def _of_models(header: LedgerHeader, pair: ModelPair) -> Iterator[str]:
@@ -184,7 +177,7 @@ def _of_chat_prompts(ledger: Ledger, rule: OpenRule, level: Level) -> Iterator[s
 
 
 def _of_chat(chat_prompts: Mapping[str, list[int]], rule: OpenRule, level: Level) -> Iterator[str]:
-    """Only what the risky model reads may differ: the bound is against p_s behind the prompt."""
+    """Only what the risky model reads may differ: the bound is against p_s after the prompt."""
     num_rows = level.pair.risky.config.get_text_config().vocab_size
     for name, token_ids in chat_prompts.items():
         if level.name != "token" or name not in rule.streams or rule.streams[name].model != "risky":

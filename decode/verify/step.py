@@ -58,7 +58,7 @@ class Step:
     # 1. The distributions that the record stands for, made with the step.
     safe: Tensor = field(init=False)
     star: Tensor = field(init=False)
-    divergence: float = field(init=False)
+    nats: float = field(init=False)
     """The log-ratio of p* to p_s that the step is charged: the mean, the worst or the token's, at
     the recorded weight or spend."""
     star_by: Tensor = field(init=False)
@@ -67,11 +67,11 @@ class Step:
     """(V,), of log p* / p_s."""
     token_by: float = field(init=False)
     """Tolerance of log p* of the recorded token."""
-    divergence_by: float = field(init=False)
+    nats_by: float = field(init=False)
     spend_by: float = field(init=False)
     """Tolerance of the rule's spend at the recorded budget."""
     slack: float = field(init=False, default=0.0)
-    """Nats by which the spend may be above the divergence: what a solver may miss a budget by, and
+    """Nats by which the spend may be above that: what a solver may miss a budget by, and
     its margin for its sums; or what noise adds to the cost of a drawn token on average, as it made
     that token a little likelier."""
     log_scales: tuple[float, float] | None = field(init=False, default=None)
@@ -139,10 +139,10 @@ def _follow(
     ratio_by: float | Tensor = 0.0,
 ) -> None:
     """Set p*, its divergence, and by what rounding may move them, beyond sums and the grid."""
-    step.star, step.divergence = star, nats
+    step.star, step.nats = star, nats
     step.star_by, step.ratio_by = (torch.zeros_like(star) + by for by in (star_by, ratio_by))
     step.token_by = ARITHMETIC + token_by
-    step.divergence_by = step.spend_by = ARITHMETIC + nats_by
+    step.nats_by = step.spend_by = ARITHMETIC + nats_by
 
 
 def unbanned(logits: Tensor) -> Tensor:
@@ -257,8 +257,8 @@ def _clip(step: Step) -> None:
     # 4. What is charged. Where p* clips, the recorded spend itself is the largest ratio.
     if is_drawn:
         _charge_the_token(step, nats, 0.0 if log_scale == math.inf else highest - log_scale)
-    elif log_scale < math.inf and step.divergence >= nats:
-        step.divergence_by = ARITHMETIC
+    elif log_scale < math.inf and step.nats >= nats:
+        step.nats_by = ARITHMETIC
 
 
 def _charge_the_token(step: Step, nats: float, most_scaled: float) -> None:
@@ -277,7 +277,7 @@ def _charge_the_token(step: Step, nats: float, most_scaled: float) -> None:
     # Who draws gets the tokens that noise made likelier: on average by half the variance of their
     # log-ratio, and by more where c jumps.
     step.slack = 0.5 * (by / NUM_DEVIATIONS) ** 2 + max(0.0, min(most_scaled, nats - cost))
-    step.divergence, step.divergence_by, step.spend_by = cost, tolerance, tolerance
+    step.nats, step.nats_by, step.spend_by = cost, tolerance, tolerance
     step.token_by = step.safe_by + tolerance + step.slack
     lowest, highest = step.log_scales or (-math.inf, math.inf)
     step.log_scales = lowest - by_solver, highest + by_solver

@@ -62,7 +62,7 @@ def _figures(step: Step) -> dict[str, tuple[float, float]]:
     recorded, token_id = step.recorded, step.recorded.token_id
     star, safe = step.star[token_id].item(), step.safe[token_id].item()
     # Only a spend above its divergence has the solver to explain it.
-    above = step.slack if recorded.spend > step.divergence else 0.0
+    above = step.slack if recorded.spend > step.nats else 0.0
     token_ids = torch.tensor([token_id], device=step.drawn.spend.device)
     by_rule = difference(token_spend(step.drawn, token_ids)[0].item(), recorded.spend)
     if by_rule > step.spend_by + step.slack and _is_at_threshold(step):
@@ -78,7 +78,7 @@ def _figures(step: Step) -> dict[str, tuple[float, float]]:
     log_probs = reference.log_softmax if is_projected else unbanned
     safe_by = step.token_moved(log_probs, [step.safe_logits], [step.safe_by])
     figures = {
-        "spend": (difference(step.divergence, recorded.spend), step.divergence_by + above),
+        "spend": (difference(step.nats, recorded.spend), step.nats_by + above),
         "spend by the rule": (by_rule, step.spend_by + step.slack),
         "budget left": (left, max(step.slack, SOLVER_FRACTION * recorded.budget)),
         "weight": (_weight_error(step), 0.0),

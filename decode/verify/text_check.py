@@ -50,19 +50,19 @@ def sums_apart(spends: Sequence[float], steps: Sequence[Step]) -> str:
     No run of steps may have spent less than the replay says: passages have bounds as texts do, and
     what one step states too much makes up for no other one. More is harmless, up to the slack.
     """
-    divergences = torch.tensor([step.divergence for step in steps], dtype=torch.float64)
-    squares = torch.tensor([step.divergence_by**2 for step in steps], dtype=torch.float64)
+    replayed = torch.tensor([step.nats for step in steps], dtype=torch.float64)
+    squares = torch.tensor([step.nats_by**2 for step in steps], dtype=torch.float64)
     spent = torch.tensor(spends, dtype=torch.float64)
     for last in range(len(steps)):
         # Of the runs that end here, the shortest first.
-        sums = (divergences - spent)[: last + 1].flip(0).cumsum(0)
+        sums = (replayed - spent)[: last + 1].flip(0).cumsum(0)
         is_above = ~(sums <= squares[: last + 1].flip(0).cumsum(0).sqrt())
         if is_above.any():
             run = slice(last - int(is_above.int().argmax()), last + 1)
-            nats, claimed = divergences[run].sum().item(), spent[run].sum().item()
-            return f"divergence {nats} nats in steps {run.start} to {last}, spent {claimed}"
+            nats, recorded = replayed[run].sum().item(), spent[run].sum().item()
+            return f"divergence {nats} nats in steps {run.start} to {last}, spent {recorded}"
     slack = math.fsum(step.slack for step in steps)
-    nats, claimed = divergences.sum().item(), spent.sum().item()
-    if not nats - claimed >= -(squares.sum().sqrt().item() + slack):
-        return f"divergence {nats} nats, spent {claimed}"
+    nats, recorded = replayed.sum().item(), spent.sum().item()
+    if not nats - recorded >= -(squares.sum().sqrt().item() + slack):
+        return f"divergence {nats} nats, spent {recorded}"
     return ""

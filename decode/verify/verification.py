@@ -263,8 +263,8 @@ def _sum_up(replay: Replay, steps: list[Step], report: Verification) -> None:
             f"deviations of rounding; {DEVIATIONS_OF_A_TEMPERATURE:g} are explained"
         )
     # Errors of steps are independent: their sum grows with the root of their number.
-    report.tolerance = math.hypot(*(step.divergence_by for step in steps))
-    report.divergence = math.fsum(step.divergence for step in steps)
+    report.tolerance = math.hypot(*(step.nats_by for step in steps))
+    report.divergence = math.fsum(step.nats for step in steps)
     if failure := sums_apart([step.spend for step in replay.ledger.steps], steps):
         report.failures.append(failure)
 

@@ -106,7 +106,7 @@ def walk(
 
     risky_logits, safe_logits: (B, G, V), warped. Row g follows the prefix of the request and its
     first g drafted tokens.
-    accounts: (B, 7) float64 of `spend.new_accounts`; advanced in place by the rows decided.
+    accounts: (B, 7) float64 of `opened_accounts`; advanced in place by the rows decided.
     is_going: (B,) bool, the requests that draw; nothing is decided for others.
     keys: (B,) int64, and then row g draws by `uniforms(key, steps taken + g)`; None takes the
     likeliest token of each p*, for which no bound holds.

@@ -86,7 +86,7 @@ def solve(rows: Rows, budget: Floats) -> Solution:
         tolerance = np.maximum(SHORTFALL_FRACTION * budget, SHORTFALL_NATS)
         tolerance = np.minimum(tolerance, 0.5 * allowance)
         work = rows.scratch[0, : len(chosen)]
-        best = _search(_curves(rows, chosen), allowance[chosen], tolerance[chosen], work)
+        best = _search(read_curves(rows, chosen), allowance[chosen], tolerance[chosen], work)
         # 3. Its distribution, and its KL and margin as the spend.
         solution.weight[chosen] = solution.slope[chosen] = best.weight
         solution.offset[chosen] = rows.log2_safe_mass[chosen] - best.log2_partition
@@ -95,7 +95,7 @@ def solve(rows: Rows, budget: Floats) -> Solution:
     return solution
 
 
-def _curves(rows: Rows, chosen: Numbers) -> _Curves:
+def read_curves(rows: Rows, chosen: Numbers) -> _Curves:
     tilt = part(rows.tilt, chosen)
     is_untilted: Flags = (host(tilt.amax((1, 2))) == 0.0) & (host(tilt.amin((1, 2))) == 0.0)
     return _Curves(
@@ -124,7 +124,7 @@ def _search(curves: _Curves, allowance: Floats, tolerance: Floats, work: Tensor)
     for num_passes in range(MAX_PASSES):
         # 2. KL and its margin in float64, mostly once. Only points at which both fit
         #    are kept, so the search may end anywhere.
-        here = _certified(curves.take(open_rows), trial[open_rows], work)
+        here = certified(curves.take(open_rows), trial[open_rows], work)
         fits: Flags = here.nats + here.margin <= allowance[open_rows]
         for column, new in zip(best, here, strict=True):
             column[open_rows] = np.where(fits, new, column[open_rows])
@@ -186,7 +186,7 @@ def _next_weight(
     return np.where((weight > low) & (weight < high) & is_newton, weight, fallback)
 
 
-def _certified(curves: _Curves, weight: Floats, work: Tensor) -> _Points:
+def certified(curves: _Curves, weight: Floats, work: Tensor) -> _Points:
     """Points from float64 sums. Where no token of the support is tilted, they are exactly 0."""
     here = _points(curves, weight, work)
     nats = np.where(np.isfinite(here.nats + here.margin), here.nats, np.inf)

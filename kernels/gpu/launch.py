@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -46,59 +45,14 @@ def step_size(*logits: Tensor) -> int:
     return int(min(step, *(block_size(x.shape[-1]) for x in logits)))
 
 
+def num_blocks(vocab_size: int) -> int:
+    """Blocks of a row."""
+    return -(-vocab_size // block_size(vocab_size))
+
+
 def splits_of(num_rows: int, vocab_size: int, num_processors: int) -> int:
     """Programs a row so that one wave fills a device of so many multiprocessors."""
-    num_blocks = -(-vocab_size // block_size(vocab_size))
-    return min(num_blocks, max(1, PROGRAMS_PER_PROCESSOR * num_processors // num_rows))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Workspace:
-    """Everything a launch writes. Launches that share one must follow each other on one stream."""
-
-    num_splits: int
-    """Programs that share a row; results do not depend on it."""
-    facts: Tensor
-    """(B, NUM_FACTS) float64."""
-    flags: Tensor
-    """(B, NUM_FLAGS) bool."""
-    token_ids: Tensor
-    """(B,) int64."""
-    records: Tensor
-    """(B, NUM_RECORDS, N) float64."""
-    tables: Tensor
-    """(B, NUM_COLUMNS, TABLE_SIZE) float64."""
-    counters: Tensor
-    """(B,) int64; 0 at first, and never to be written by others."""
-
-
-def workspace(
-    num_rows: int, vocab_size: int, device: torch.device, num_splits: int | None = None
-) -> Workspace:
-    """Memory for `num_rows` rows of `vocab_size` logits.
-
-    num_splits: programs a row, in [1, blocks]; None for `resident_splits`.
-    Raises: ValueError if vocab_size is above MAX_VOCAB_SIZE.
-    """
-    if vocab_size > MAX_VOCAB_SIZE:
-        raise ValueError(f"vocab_size must be at most {MAX_VOCAB_SIZE}, got {vocab_size}")
-    num_blocks = -(-vocab_size // block_size(vocab_size))
-
-    def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.zeros(num_rows, *shape, dtype=dtype, device=device)
-
-    return Workspace(
-        num_splits=num_splits or resident_splits(num_rows, vocab_size, device),
-        facts=zeros(at.NUM_FACTS.value),
-        flags=zeros(at.NUM_FLAGS.value, dtype=torch.bool),
-        token_ids=zeros(dtype=torch.int64),
-        # The largest by far; what is read of it was written in the same launch.
-        records=torch.empty(
-            num_rows, at.NUM_RECORDS.value, num_blocks, dtype=torch.float64, device=device
-        ),
-        tables=zeros(NUM_COLUMNS.value, TABLE_SIZE.value),
-        counters=zeros(dtype=torch.int64),
-    )
+    return min(num_blocks(vocab_size), max(1, PROGRAMS_PER_PROCESSOR * num_processors // num_rows))
 
 
 def resident_splits(num_rows: int, vocab_size: int, device: torch.device) -> int:
@@ -126,53 +80,6 @@ def check_device(device: torch.device) -> None:
         )
 
 
-def launch(
-    risky_logits: Tensor,
-    safe_logits: Tensor,
-    memory: Workspace,
-    budget: Tensor,
-    uniform: Tensor | None,
-    keyed: tuple[Tensor, Tensor] | None,
-    *,
-    charge: Charge,
-) -> None:
-    """Solve the rows of logits (B, V), and draw where there are uniforms or keys.
-
-    Nothing waits for the device, so values are not checked: a NaN budget counts as 0, and uniforms
-    must be in [0, 1). Raises: ValueError for CPU tensors outside the interpreter.
-    """
-    (num_rows, vocab_size), device = safe_logits.shape, safe_logits.device
-    check_device(device)
-    size, num_blocks = block_size(vocab_size), memory.records.shape[-1]
-    inputs = (budget, uniform, *(keyed or (None, None)))
-    # Triton runs kernels on the current device, wherever the tensors are.
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        projection_kernel[(num_rows, memory.num_splits)](
-            risky_logits,
-            safe_logits,
-            *risky_logits.stride(),
-            *safe_logits.stride(),
-            *(None if values is None else values.to(device).contiguous() for values in inputs),
-            facts_ptr=memory.facts,
-            flags_ptr=memory.flags.view(torch.uint8),
-            tokens_ptr=memory.token_ids,
-            records_ptr=memory.records,
-            table_ptr=memory.tables,
-            counters_ptr=memory.counters,
-            vocab_size=vocab_size,
-            num_blocks=num_blocks,
-            num_splits=memory.num_splits,
-            HAS_DRAW=uniform is not None or keyed is not None,
-            CHARGE=charge,
-            BLOCK_SIZE=size,
-            STEP_SIZE=size if is_interpreted() else step_size(risky_logits, safe_logits),
-            NUM_SLOTS=max(2, int(triton.next_power_of_2(num_blocks))),  # one value of every block
-            num_warps=1,
-            maxnreg=MAX_REGISTERS,
-            launch_cooperative_grid=memory.num_splits > 1,
-        )
-
-
 def project(
     risky_logits: Tensor,
     safe_logits: Tensor,
@@ -182,22 +89,28 @@ def project(
     *,
     charge: Charge,
 ) -> Projection:
-    """`project_kl` for charge "mean", else `project_max`, of arguments that were checked."""
-    num_rows, vocab_size = risky_logits.shape
-    memory = workspace(num_rows, vocab_size, risky_logits.device)
-    launch(risky_logits, safe_logits, memory, budget, uniform, keyed, charge=charge)
+    """`project_kl` for charge "mean", else `project_max`, of arguments that were checked.
+
+    Nothing waits for the device, so values are not checked: a NaN budget counts as 0, and uniforms
+    must be in [0, 1).
+    Raises: ValueError for CPU tensors outside the interpreter, and for a vocabulary above
+    MAX_VOCAB_SIZE.
+    """
+    memory = _memory(safe_logits)
+    inputs = (budget, uniform, *(keyed or (None, None)))
+    has_draw = uniform is not None or keyed is not None
+    _launch(risky_logits, safe_logits, inputs, memory, charge=charge, has_draw=has_draw)
+    flags = memory["flags_ptr"].view(torch.bool)
 
     def fact(column: tl.constexpr) -> Tensor:
-        return memory.facts[:, column.value]
+        return memory["facts_ptr"][:, column.value]
 
-    flags, has_draw = memory.flags, uniform is not None or keyed is not None
-    is_by_token = charge == "drawn" and has_draw
     return Projection(
         weight=fact(at.WEIGHT),
-        spend=fact(at.TOKEN_SPEND if is_by_token else at.SPEND),
+        spend=fact(at.TOKEN_SPEND if charge == "drawn" and has_draw else at.SPEND),
         is_safe_only=flags[:, at.IS_SAFE_ONLY.value],
         is_valid=flags[:, at.IS_VALID.value],
-        token_ids=memory.token_ids if has_draw else None,
+        token_ids=memory["tokens_ptr"] if has_draw else None,
         accepted=flags[:, at.ACCEPTED.value] if has_draw else None,
         stored_log_probs=(fact(at.LOG_PROB), fact(at.SAFE_LOG_PROB)) if has_draw else None,
         risky_logits=risky_logits,
@@ -210,3 +123,64 @@ def project(
         ceiling=fact(at.CEILING),
         token_bounds=(fact(at.TOKEN_MOST), fact(at.TOKEN_MARGIN)) if charge == "drawn" else None,
     )
+
+
+def _memory(logits: Tensor) -> dict[str, Tensor]:
+    """Everything that a launch for logits (B, V) writes, by the kernel's names."""
+    (num_rows, vocab_size), device = logits.shape, logits.device
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise ValueError(f"vocab_size must be at most {MAX_VOCAB_SIZE}, got {vocab_size}")
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.zeros(num_rows, *shape, dtype=dtype, device=device)
+
+    # The largest by far; what is read of it was written in the same launch.
+    shape = num_rows, at.NUM_RECORDS.value, num_blocks(vocab_size)
+    return {
+        "facts_ptr": zeros(at.NUM_FACTS.value),
+        "flags_ptr": zeros(at.NUM_FLAGS.value, dtype=torch.uint8),
+        "tokens_ptr": zeros(dtype=torch.int64),
+        "records_ptr": torch.empty(shape, dtype=torch.float64, device=device),
+        "table_ptr": zeros(NUM_COLUMNS.value, TABLE_SIZE.value),
+        "counters_ptr": zeros(dtype=torch.int64),
+    }
+
+
+def _launch(
+    risky_logits: Tensor,
+    safe_logits: Tensor,
+    inputs: tuple[Tensor | None, ...],
+    memory: dict[str, Tensor],
+    *,
+    charge: Charge,
+    has_draw: bool,
+) -> None:
+    """Solve the rows of logits (B, V), and draw.
+
+    inputs: budget, uniforms, keys and positions of the rows, None for what there is not.
+    """
+    (num_rows, vocab_size), device = safe_logits.shape, safe_logits.device
+    check_device(device)
+    size, count = block_size(vocab_size), num_blocks(vocab_size)
+    num_splits = resident_splits(num_rows, vocab_size, device)
+    # Triton runs kernels on the current device, wherever the tensors are.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        projection_kernel[(num_rows, num_splits)](
+            risky_logits,
+            safe_logits,
+            *risky_logits.stride(),
+            *safe_logits.stride(),
+            *(None if values is None else values.to(device).contiguous() for values in inputs),
+            **memory,
+            vocab_size=vocab_size,
+            num_blocks=count,
+            num_splits=num_splits,
+            HAS_DRAW=has_draw,
+            CHARGE=charge,
+            BLOCK_SIZE=size,
+            STEP_SIZE=size if is_interpreted() else step_size(risky_logits, safe_logits),
+            NUM_SLOTS=max(2, int(triton.next_power_of_2(count))),  # one value of every block
+            num_warps=1,
+            maxnreg=MAX_REGISTERS,
+            launch_cooperative_grid=num_splits > 1,
+        )

@@ -13,17 +13,13 @@ ROUNDING = 1e-12
 """Nats; of the float64 reference."""
 
 
-def one_group(risky, safe):
-    ((_, group),) = rows.row_groups(risky, safe)
-    return group
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # at beta = 0 the curve has no speed
 @pytest.mark.parametrize("kind", ["generic", "memorized", "disjoint_peaks", "two_atoms", "huge"])
 def test_every_certified_point_holds_the_true_divergence_within_its_margin(kind):
     risky, safe = random_logits(kind, 40, 300, torch.Generator().manual_seed(4))
-    group, beta = one_group(risky, safe), np.linspace(0.0, 1.0, 40)
-    points = kl._certified(kl._curves(group, np.arange(40)), beta, group.scratch[0])
+    ((_, group),) = rows.row_groups(risky, safe)
+    beta = np.linspace(0.0, 1.0, 40)
+    points = kl.certified(kl.read_curves(group, np.arange(40)), beta, group.scratch[0])
     log_probs = reference.tilted_log_probs(risky, safe, torch.from_numpy(beta))
     true = reference.kl_divergence(log_probs, safe)
     error = np.abs(points.nats - true.numpy())

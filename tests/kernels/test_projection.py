@@ -13,7 +13,6 @@ from logit_kinds import (
     FEW_SIZES,
     KINDS,
     SIZES,
-    divergence_of,
     project_drawn,
     random_budgets,
     random_logits,
@@ -22,7 +21,6 @@ from logit_kinds import (
 
 from anchored.kernels import reference
 from anchored.kernels.cpu.rows import PIECE_SIZE
-from anchored.kernels.gpu import launch
 from anchored.kernels.project import project_kl, project_max
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
@@ -30,6 +28,7 @@ from anchored.kernels.spend import SPEND_QUANTUM
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 LOGITS = "risky_logits", "safe_logits"
+FIGURES = "weight", "spend", "offset", "ceiling", "log2_safe_mass", "token_ids", "accepted"
 
 both_backends = pytest.mark.parametrize("backend", ["torch", "triton"])
 both_projections = pytest.mark.parametrize("project", [project_kl, project_max])
@@ -41,10 +40,10 @@ REFERENCE_ERROR = 1e-11
 """Nats; rounding of the float64 log-probabilities compared, 1e-16 times the range of the logits."""
 
 
-def project_on(project, risky, safe, budget, uniform=None, *, backend, **asked):
+def project_on(project, risky, safe, budget, uniform=None, *, backend, **options):
     """By one backend, on a GPU where there is one."""
     arguments = [None if x is None else x.to(DEVICE) for x in (risky, safe, budget, uniform)]
-    return project(*arguments, backend=backend, **asked)
+    return project(*arguments, backend=backend, **options)
 
 
 def exact_log_probs(project, projection, risky, safe, budget):
@@ -111,35 +110,21 @@ def test_the_scale_of_a_clipped_distribution_agrees_with_bisection(kind):
 
 @both_backends
 @all_projections
-def test_what_the_common_support_costs_is_paid_from_the_budget(project, backend):
-    risky, safe = random_logits("masked_both", 6, 90, torch.Generator().manual_seed(19))
-    floor = reference.support_floor(risky, safe)
-    is_payable = floor < 5.0
-    risky, safe, budget = risky[is_payable], safe[is_payable], floor[is_payable] + 0.05
-    projection = project_on(project, risky, safe, budget, backend=backend)
-    assert not projection.is_safe_only.any() and bool((projection.weight < 1.0).any())
-    divergence = divergence_of(project, projection, risky.to(DEVICE), safe.to(DEVICE))
-    assert bool((divergence <= projection.spend + REFERENCE_ERROR).all())
-    shortfall = torch.where(projection.weight < 1.0, budget.to(DEVICE) - divergence, 0.0)
-    assert bool((shortfall.cpu() <= torch.clamp(1e-5 * budget, min=1e-7)).all())
-
-
-@both_backends
-@all_projections
 def test_keys_and_positions_draw_as_their_uniforms_do(project, backend):
     risky, safe = random_logits("generic", 3, 90, torch.Generator().manual_seed(23))
     keys, positions = torch.tensor([5, -(2**62), 9]), torch.tensor([0, 7, 2**40])
     rows = risky, safe, torch.full((3,), 0.2, dtype=torch.float64)
     numbers, keyed = uniforms(keys, positions), (keys.to(DEVICE), positions.to(DEVICE))
-    given = project_on(project, *rows, numbers, backend=backend)
+    expected = project_on(project, *rows, numbers, backend=backend)
     drawn = project_on(project, *rows, keyed=keyed, backend=backend)
     for name in ("token_ids", "accepted", "spend"):
-        assert torch.equal(getattr(drawn, name), getattr(given, name))
+        assert torch.equal(getattr(drawn, name), getattr(expected, name))
 
 
 def test_a_vocabulary_beyond_the_bound_on_rounding_is_refused():
+    logits = torch.zeros(1, 2**18 + 1, device=DEVICE)
     with pytest.raises(ValueError, match="vocab_size must be at most 262144, got 262145"):
-        launch.workspace(1, 2**18 + 1, DEVICE, 1)
+        project_kl(logits, logits, torch.ones(1), backend="triton")
 
 
 @both_backends
@@ -165,7 +150,7 @@ def test_support_rules(backend):
 
 @both_backends
 @all_projections
-def test_identical_models_give_the_risky_law_for_nothing(project, backend):
+def test_identical_models_give_the_risky_distribution_for_nothing(project, backend):
     _, safe = random_logits("masked_safe", 3, 1100, torch.Generator().manual_seed(2))
     rows = torch.full((3,), 0.1).double(), uniforms(torch.arange(3), torch.arange(3))
     projection = project_on(project, safe, safe, *rows, backend=backend)
@@ -196,7 +181,7 @@ def test_invalid_rows_are_flagged_and_leave_the_others_alone(project, backend):
 
 @all_projections
 @pytest.mark.parametrize("vocab_size", [257, PIECE_SIZE + 100, 40_000])
-def test_a_row_has_the_same_digits_alone_and_beside_any_others(vocab_size, project):
+def test_a_row_has_the_same_digits_alone_and_with_any_others(vocab_size, project):
     generator = torch.Generator().manual_seed(6)
     risky, safe = random_logits("generic", 12, vocab_size, generator)
     # As they are; with bans; of a wide range; far apart; huge; a constant apart; not valid.
@@ -212,9 +197,7 @@ def test_a_row_has_the_same_digits_alone_and_beside_any_others(vocab_size, proje
     for row in range(12):
         one = slice(row, row + 1)
         alone = project(risky[one], safe[one], budget[one], uniform[one])
-        for name in ("weight", "spend", "token_ids", "accepted"):
-            assert torch.equal(getattr(alone, name), getattr(batch, name)[one])
-        for name in ("offset", "ceiling", "log2_safe_mass"):
+        for name in FIGURES:
             assert torch.equal(getattr(alone, name), getattr(batch, name)[one])
 
 
@@ -237,7 +220,7 @@ def test_a_row_has_the_same_digits_on_any_number_of_threads(project):
             assert torch.get_num_threads() == num_threads
         finally:
             torch.set_num_threads(before)
-        for name in ("weight", "spend", "offset", "ceiling", "log2_safe_mass", "token_ids"):
+        for name in FIGURES:
             assert torch.equal(getattr(alone, name), getattr(shared, name)), name
 
 
@@ -311,7 +294,6 @@ def test_a_projection_moves_with_its_budget_and_with_nothing_else(project, kind,
         assert bool(((other.spend - projection.spend).abs() <= tolerance).all())
 
 
-@both_projections
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -319,16 +301,14 @@ def test_a_projection_moves_with_its_budget_and_with_nothing_else(project, kind,
         ({"risky_logits": torch.zeros(2, 5).long()}, "float dtype, got torch.int64"),
         (dict.fromkeys(LOGITS, torch.zeros(2, 0)), "at least 1 token, got 0"),
         ({"budget": torch.tensor([1.0, math.nan])}, "budget must not be NaN"),
-        ({"budget": torch.ones(3)}, r"budget must be \(2,\)"),
         ({"budget": torch.ones(3), "backend": "triton"}, r"budget must be \(2,\)"),
-        ({"budget": torch.ones(2).long()}, "of a float dtype"),
+        ({"budget": torch.ones(2).long()}, "budget must have a float dtype"),
         ({"uniform": torch.zeros(2, 3)}, r"uniform must be \(2, 3\) float64"),
-        ({"uniform": torch.zeros(2, 3), "backend": "triton"}, r"uniform must be \(2, 3\) float64"),
         ({"uniform": torch.ones(2, 3).double()}, r"uniform must be in \[0, 1\)"),
         ({"backend": "cuda"}, "backend must be one of auto, torch, triton, got 'cuda'"),
     ],
 )
-def test_wrong_arguments_are_refused(project, change, message):
+def test_wrong_arguments_are_refused(change, message):
     arguments = {**dict.fromkeys(LOGITS, torch.zeros(2, 5)), "budget": torch.ones(2)}
     with pytest.raises(ValueError, match=message):
-        project(**(arguments | change))
+        project_kl(**(arguments | change))

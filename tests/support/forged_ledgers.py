@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from anchored import Ledger, LedgerError, ModelPair, verify
@@ -62,14 +63,7 @@ def summed_up(header: dict, steps: list[dict], footer: dict) -> None:
 
 def with_budgets(header: dict, steps: list[dict], footer: dict) -> None:
     """Allowances that follow from the steps' spends, and a footer that does."""
-    budget = Budget(
-        per_step=header["k"],
-        total=header["K"],
-        horizon=header["horizon"],
-        debt=header["debt"],
-        schedule=header["rule_settings"].get("budget", "adaptive"),
-        bank=header.get("bank"),
-    )
+    budget = Budget.recorded(SimpleNamespace(**{"bank": None, **header}))
     for step, nats in zip(steps, budget.allowances(step["spend"] for step in steps), strict=True):
         step["budget"] = nats
     summed_up(header, steps, footer)

@@ -91,6 +91,8 @@ def test_with_a_bank_no_prefix_and_no_window_spends_more_than_was_there(k, debt,
         assert Fraction(nats) <= max(Fraction(0), balance) + 2 * Fraction(math.ulp(budget.total))
         assert balance - Fraction(nats) < (step + 1) * (BANK_MARGIN + 2 * SPEND_QUANTUM)
         balance = min(balance - Fraction(spend), Fraction(bank)) + Fraction(k)
+    at_once = charged(opened_accounts([budget]), torch.tensor([spends], dtype=torch.float64))
+    assert allowance(at_once).item() == list(budget.allowances([*spends, 0.0]))[-1]
     left = float(balance - Fraction(k))
     assert budget.left_in_bank(spends) == pytest.approx(left, abs=1e-8)
     assert budget.left_in_bank(spends) <= bank

@@ -79,36 +79,36 @@ def kl(star: torch.Tensor, safe: torch.Tensor) -> float:
     )
 
 
-def warped(given: StepInputs, name: str) -> np.ndarray:
-    return softmax(given.warped(name))
+def warped(inputs: StepInputs, name: str) -> np.ndarray:
+    return softmax(inputs.warped(name))
 
 
-def memfree_probs(given: StepInputs, blocked) -> np.ndarray:
-    logits = given.warped("risky").double().numpy()
-    for row, text in zip(logits, given.past.texts, strict=True):
+def memfree_probs(inputs: StepInputs, blocked) -> np.ndarray:
+    logits = inputs.warped("risky").double().numpy()
+    for row, text in zip(logits, inputs.past.texts, strict=True):
         is_blocked = np.array([blocked(text, symbol) for symbol in range(len(row))])
         if np.isfinite(row[~is_blocked]).any():
             row[is_blocked] = -np.inf
     return softmax(logits)
 
 
-def swapped_probs(given: StepInputs, words: list[int]) -> np.ndarray:
-    probs, safe = warped(given, "risky"), given.warped("safe").double().numpy()
+def swapped_probs(inputs: StepInputs, words: list[int]) -> np.ndarray:
+    probs, safe = warped(inputs, "risky"), inputs.warped("safe").double().numpy()
     for row, safe_logits in zip(probs, safe, strict=True):
         if np.isfinite(safe_logits[words]).any():
             row[words] = row[words].sum() * softmax(safe_logits[words])
     return probs
 
 
-def contrasted_probs(given: StepInputs, alpha: float) -> np.ndarray:
-    plain, after = (given.logits[name].double() for name in ("risky", "passage"))
+def contrasted_probs(inputs: StepInputs, alpha: float) -> np.ndarray:
+    plain, after = (inputs.logits[name].double() for name in ("risky", "passage"))
     least = after.masked_fill(after == -torch.inf, torch.inf).amin(-1, keepdim=True)
     mixed = (1.0 + alpha) * plain - alpha * torch.maximum(after, least)
-    return softmax(given.warp(mixed.masked_fill(plain == -torch.inf, -torch.inf)))
+    return softmax(inputs.warp(mixed.masked_fill(plain == -torch.inf, -torch.inf)))
 
 
-def switched_probs(given: StepInputs, is_safe) -> np.ndarray:
-    return np.where(np.array(is_safe)[:, None], warped(given, "safe"), warped(given, "risky"))
+def switched_probs(inputs: StepInputs, is_safe) -> np.ndarray:
+    return np.where(np.array(is_safe)[:, None], warped(inputs, "safe"), warped(inputs, "risky"))
 
 
 def passage(size: int) -> list[int]:
@@ -124,28 +124,28 @@ def text_of(symbols: list[int]) -> str:
 
 
 FORMULAS = {
-    "risky_only": lambda given, size: (RiskyOnly(), warped(given, "risky")),
-    "safe_only": lambda given, size: (SafeOnly(), warped(given, "safe")),
-    "cold_start": lambda given, size: (
-        ColdStart(k=0.2), switched_probs(given, [len(text) < 2 for text in given.past.texts])
+    "risky_only": lambda inputs, size: (RiskyOnly(), warped(inputs, "risky")),
+    "safe_only": lambda inputs, size: (SafeOnly(), warped(inputs, "safe")),
+    "cold_start": lambda inputs, size: (
+        ColdStart(k=0.2), switched_probs(inputs, [len(text) < 2 for text in inputs.past.texts])
     ),
-    "global_switch": lambda given, size: (
-        GlobalSwitch(K=9.0), switched_probs(given, (given.budget <= 0).tolist())
+    "global_switch": lambda inputs, size: (
+        GlobalSwitch(K=9.0), switched_probs(inputs, (inputs.budget <= 0).tolist())
     ),
-    "rcad": lambda given, size: (RCAD(alpha=0.5), contrasted_probs(given, 0.5)),
-    "rcad, strong": lambda given, size: (RCAD(alpha=40.0), contrasted_probs(given, 40.0)),
-    "token_swap": lambda given, size: (
-        TokenSwap(words=[*map(str, listed(size))]), swapped_probs(given, sorted({*listed(size)}))
+    "rcad": lambda inputs, size: (RCAD(alpha=0.5), contrasted_probs(inputs, 0.5)),
+    "rcad, strong": lambda inputs, size: (RCAD(alpha=40.0), contrasted_probs(inputs, 40.0)),
+    "token_swap": lambda inputs, size: (
+        TokenSwap(words=[*map(str, listed(size))]), swapped_probs(inputs, sorted({*listed(size)}))
     ),
-    "memfree": lambda given, size: (
+    "memfree": lambda inputs, size: (
         MemFree(n=2, passages=[text_of(passage(size))]),
-        memfree_probs(given, lambda text, symbol: (*text[-1:], symbol) in {
+        memfree_probs(inputs, lambda text, symbol: (*text[-1:], symbol) in {
             *itertools.pairwise(passage(size))
         }),
     ),
-    "memfree, of everything": lambda given, size: (
+    "memfree, of everything": lambda inputs, size: (
         MemFree(n=1, passages=[text_of(passage(size))]),
-        memfree_probs(given, lambda text, symbol: symbol in passage(size)),
+        memfree_probs(inputs, lambda text, symbol: symbol in passage(size)),
     ),
 }  # fmt: skip
 """(the rule, its distribution by the formula) for these inputs and so many symbols."""
@@ -156,9 +156,9 @@ CASES = [*itertools.product(EXTREME_KINDS, VOCAB_SIZES, range(len(SAMPLINGS)))]
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_rule_is_its_formula(name):
     for seed, (kind, vocab_size, sampling) in enumerate(CASES):
-        given = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
-        rule, expected = FORMULAS[name](given, vocab_size)
-        drawn = rule.open(Symbols(vocab_size)).next_token(given)
+        inputs = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
+        rule, expected = FORMULAS[name](inputs, vocab_size)
+        drawn = rule.open(Symbols(vocab_size)).next_token(inputs)
         probs = drawn.log_probs().double().exp().numpy()
         where = f"{kind}, {vocab_size} symbols, {SAMPLINGS[sampling]}"
         assert drawn.is_valid.all(), where
@@ -166,7 +166,7 @@ def test_a_rule_is_its_formula(name):
         np.testing.assert_allclose(probs.sum(-1), 1.0, atol=1e-6, err_msg=where)
         chosen = probs[range(NUM_ROWS), drawn.token_ids]
         assert (chosen > 0).all(), where
-        safe = given.warped("safe").double().log_softmax(-1)
+        safe = inputs.warped("safe").double().log_softmax(-1)
         spends = [kl(*pair) for pair in zip(drawn.log_probs().double(), safe, strict=True)]
         np.testing.assert_allclose(drawn.spend, spends, rtol=1e-5, atol=1e-5, err_msg=where)
 
@@ -176,11 +176,11 @@ def test_cp_fuse_is_one_of_the_best_mixtures(warping):
     """Where losses tie but for rounding, any of them."""
     rule = CPFuse(grid_size=3, warping=warping)
     for seed, (kind, vocab_size, sampling) in enumerate(CASES):
-        given = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
-        drawn = rule.open(Symbols(vocab_size)).next_token(given)
+        inputs = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
+        drawn = rule.open(Symbols(vocab_size)).next_token(inputs)
         where = f"{kind}, {vocab_size} symbols, {SAMPLINGS[sampling]}"
         raw = warping == "after"
-        both = [given.logits[n] if raw else given.warped(n) for n in ("risky", "safe")]
+        both = [inputs.logits[n] if raw else inputs.warped(n) for n in ("risky", "safe")]
         is_shared = (both[0].isfinite() & both[1].isfinite()).numpy()
         if raw and vocab_size > 2:  # stop tokens become one after the fusion
             is_shared[:, 0] |= is_shared[:, -1]
@@ -237,11 +237,11 @@ BUDGETED = [
 def test_rules_with_a_budget_keep_it_and_end_at_both_models(rule):
     least = 0.0  # nats
     for seed, (kind, vocab_size, sampling) in enumerate(CASES):
-        given = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
-        safe = given.warped("safe")
-        drawn = rule.open(Symbols(vocab_size)).next_token(given)
+        inputs = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
+        safe = inputs.warped("safe")
+        drawn = rule.open(Symbols(vocab_size)).next_token(inputs)
         assert drawn.is_valid.all()
-        assert (drawn.spend <= given.budget).all()
+        assert (drawn.spend <= inputs.budget).all()
         if rule.charge == "mean":
             spent = reference.kl_divergence(drawn.log_probs(), safe)
             assert (spent <= drawn.spend + 1e-5).all()
@@ -251,7 +251,7 @@ def test_rules_with_a_budget_keep_it_and_end_at_both_models(rule):
             spent = drawn.token_log_probs(tokens) - drawn.safe_token_log_probs(tokens)
             assert (spent <= drawn.spend).all()
             assert torch.equal(token_spend(drawn, tokens), drawn.spend)
-        is_safe = given.budget == 0.0
+        is_safe = inputs.budget == 0.0
         if is_safe.any():
             assert (drawn.spend[is_safe] == 0.0).all()
             np.testing.assert_allclose(

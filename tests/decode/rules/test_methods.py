@@ -41,8 +41,7 @@ PASSAGES = [
 ]
 RULES = [
     Anchored(k=2.0),
-    Anchored(k=1.0, divergence="max", debt="average"),
-    Anchored(k=1.0, bank=4.0),
+    Anchored(k=1.0, bank=4.0, debt="average"),
     Anchored(K=9.0, divergence="max", budget="global"),
     Pathwise(),
     Anchored(k=0.5, budget="fixed"),

@@ -1,7 +1,7 @@
 """Divergences are added to a ledger by a replay, and agree with their definition."""
 
-import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,17 +11,6 @@ from anchored import Anchored, Decoder, Ledger, RiskyOnly, verify, with_divergen
 
 PROMPT = "the keeper of the lamp wrote"
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
-
-
-@pytest.fixture(scope="module")
-def ledger(pair) -> Ledger:
-    (result,) = Decoder(pair, Anchored(k=0.5)).generate(PROMPT, max_new_tokens=12, seed=3, **PLAIN)
-    return result.ledger
-
-
-@pytest.fixture(scope="module")
-def longer(ledger, pair) -> Ledger:
-    return with_divergences(ledger, pair)
 
 
 @torch.inference_mode()
@@ -38,28 +27,24 @@ def kl(left, right):
     return (left.exp() * (left - right)).sum(-1)
 
 
-def test_figures_are_those_of_the_definition(ledger, longer, pair):
+def test_figures_are_those_of_the_definition_and_all_else_stays(pair, tmp_path):
+    (result,) = Decoder(pair, Anchored(k=0.5)).generate(PROMPT, max_new_tokens=12, seed=3, **PLAIN)
+    ledger, longer = result.ledger, with_divergences(result.ledger, pair)
     safe, risky = model_log_probs(pair, ledger)
     weight = torch.tensor([step.weight for step in ledger.steps], dtype=torch.float64)[:, None]
     star = ((1 - weight) * safe + weight * risky).log_softmax(-1)
-    figures = {"kl_risky_safe": kl(risky, safe), "kl_star_risky": kl(star, risky)}
-    for name, nats in figures.items():
+    for name, nats in {"kl_risky_safe": kl(risky, safe), "kl_star_risky": kl(star, risky)}.items():
         recorded = [getattr(step, name) for step in longer.steps]
         assert recorded == pytest.approx(nats.tolist(), abs=1e-6)
     assert len(longer.header.prompt_ratios) == len(ledger.header.prompt_token_ids) - 1
     assert all(map(math.isfinite, longer.header.prompt_ratios))
-
-
-def test_all_else_stays_and_survives_a_round_trip(ledger, longer, pair, tmp_path):
     longer.save(tmp_path / "longer.jsonl")
     assert Ledger.load(tmp_path / "longer.jsonl") == longer
-    header = dataclasses.replace(longer.header, prompt_ratios=None)
-    steps = [
-        dataclasses.replace(step, kl_risky_safe=None, kl_star_risky=None) for step in longer.steps
-    ]
-    assert dataclasses.replace(longer, header=header, steps=steps) == ledger
-    assert "kl_" not in "".join(ledger.lines()) and "prompt_ratios" not in ledger.lines()[0]
     assert with_divergences(tmp_path / "longer.jsonl", pair) == longer
+    header = replace(longer.header, prompt_ratios=None)
+    steps = [replace(step, kl_risky_safe=None, kl_star_risky=None) for step in longer.steps]
+    assert replace(longer, header=header, steps=steps) == ledger
+    assert "kl_" not in "".join(ledger.lines()) and "prompt_ratios" not in ledger.lines()[0]
 
 
 def test_tokens_that_a_distribution_lacks_make_it_infinite(pair, tmp_path):

@@ -53,7 +53,7 @@ def drawn(safe: Tensor, star: Tensor, uniform: Tensor) -> tuple[int, bool]:
     return int(token_ids.item()), bool(accepted.item())
 
 
-def given(draw: Draw, scale: float) -> set[tuple[int, bool]]:
+def drawable(draw: Draw, scale: float) -> set[tuple[int, bool]]:
     return {
         (token_id, accepted)
         for accepted in (True, False)
@@ -65,9 +65,9 @@ def test_exactly_what_the_sampler_draws_is_given():
     num_within_rounding = 0
     for safe, star, uniform in random_steps(100):
         draw, expected = draw_of(safe, star, uniform), drawn(safe, star, uniform)
-        assert given(draw, 0.0) == {expected}
-        assert expected in given(draw, 1.0)
-        num_within_rounding += len(given(draw, 1.0)) - 1
+        assert drawable(draw, 0.0) == {expected}
+        assert expected in drawable(draw, 1.0)
+        num_within_rounding += len(drawable(draw, 1.0)) - 1
     assert 0 < num_within_rounding < 100 * 4  # of 40 a step
 
 
@@ -76,7 +76,7 @@ def test_what_rounded_distributions_draw_is_given_within_the_tolerance():
     deviation, num_moved = TOLERANCE / NUM_DEVIATIONS, 0
     for safe, star, uniform in random_steps(50):
         draw = draw_of(safe, star, uniform)
-        exactly, nearly = given(draw, 0.0), given(draw, 1.0)
+        exactly, nearly = drawable(draw, 0.0), drawable(draw, 1.0)
         for _ in range(5):
             noise = deviation * torch.randn(2, NUM_SYMBOLS, generator=generator)
             moved = reference.log_softmax(torch.stack([safe, star]) + noise)
@@ -90,9 +90,9 @@ def test_what_no_distribution_nearby_allows_is_not_given():
     safe, risky = (torch.tensor(p, dtype=torch.float64).log() for p in ([1, 0], [0.5, 0.5]))
     third = torch.full((3,), 0.3, dtype=torch.float64)
     draw = draw_of(safe, safe, third)
-    assert given(draw, 1.0) == {(0, True)}
+    assert drawable(draw, 1.0) == {(0, True)}
     leaving = draw_of(safe, risky, torch.tensor([0.3, 0.8, 0.3], dtype=torch.float64))
-    assert given(leaving, 0.0) == {(1, False)}
+    assert drawable(leaving, 0.0) == {(1, False)}
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1.0 - 2.0**-53])
@@ -113,7 +113,7 @@ def test_errors_that_like_symbols_have_in_common_are_explained():
         common = COMMON * TOLERANCE / NUM_DEVIATIONS * torch.randn(1, generator=generator)
         moved = reference.log_softmax((safe + common * side)[None])[0]
         draw, token = draw_of(safe, safe, uniform), drawn(moved, moved, uniform)
-        assert token in given(draw, 1.0)
-        num_changed += token not in given(draw, 0.0)
+        assert token in drawable(draw, 1.0)
+        num_changed += token not in drawable(draw, 0.0)
         chances.append(draw.chance())
     assert num_changed == pytest.approx(sum(chances), rel=0.25)

@@ -17,6 +17,7 @@ from anchored.decode.verify.supports import other_supports
 from anchored.decode.warpers import Warpers
 from anchored.kernels import reference
 from anchored.kernels.project import project
+from anchored.kernels.projection import Projection
 
 TOLERANCE = 0.08
 NUM_SYMBOLS = 50
@@ -43,14 +44,16 @@ KINDS = {
 }
 
 
-def honest_step(
-    rows: Tensor, budget: float, charge: Charge = "mean", uniform=THIRDS, by: float = TOLERANCE
-) -> Step:
-    """A step that a solver takes at this budget."""
-    safe, risky = rows[:1], rows[1:]
-    nats, numbers = (torch.tensor([x], dtype=torch.float64) for x in (budget, uniform))
-    drawn = project(risky, safe, nats, numbers, charge=charge)
-    recorded = LedgerStep(
+def solved(rows: Tensor, budget: float, charge: Charge = "mean", uniform=THIRDS) -> Projection:
+    """p* of pairs of rows (N, 2, V), with tokens by these uniforms or by those of each."""
+    numbers = torch.tensor(uniform, dtype=torch.float64).expand(len(rows), 3)
+    nats = torch.full((len(rows),), budget, dtype=torch.float64)
+    return project(rows[:, 1], rows[:, 0], nats, numbers, charge=charge)
+
+
+def recorded_step(rows: Tensor, budget: float, charge: Charge = "mean", uniform=THIRDS):
+    drawn = solved(rows[None], budget, charge, uniform)
+    return LedgerStep(
         step=0,
         token_id=drawn.token_ids.item(),
         accepted=drawn.accepted.item(),
@@ -60,16 +63,22 @@ def honest_step(
         log_prob=drawn.token_log_probs(drawn.token_ids).item(),
         safe_log_prob=drawn.safe_token_log_probs(drawn.token_ids).item(),
     )
+
+
+def honest_step(
+    rows: Tensor, budget: float, charge: Charge = "mean", uniform=THIRDS, by=TOLERANCE, record=None
+) -> Step:
+    """A step that a solver takes at this budget, or another record of it."""
     return Step(
         kind="tilted" if charge == "mean" else "clipped",
         charge=charge,
-        recorded=recorded,
-        safe_logits=safe[0],
-        risky_logits=risky[0],
+        recorded=record or recorded_step(rows, budget, charge, uniform),
+        safe_logits=rows[0],
+        risky_logits=rows[1],
         reads_risky=True,
         safe_by=by,
         risky_by=by,
-        drawn=drawn,
+        drawn=solved(rows[None], budget, charge, uniform),
         uniform=uniform,
     )
 
@@ -78,12 +87,12 @@ def with_record(step: Step, **figures) -> Step:
     return replace(step, recorded=replace(step.recorded, **figures))
 
 
-def noises(seed: int, by: float, count: int):
-    """Noise of the logits that the tolerance is 4 deviations of, and three uniforms."""
+def noises(seed: int, by: float, count: int) -> tuple[Tensor, list[list[float]]]:
+    """Noise (count, 2, V) of the logits that the tolerance is 4 deviations of, and uniforms."""
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(count):
-        noise = by / NUM_DEVIATIONS * torch.randn(2, NUM_SYMBOLS, generator=generator)
-        yield noise, tuple(torch.rand(3, generator=generator, dtype=torch.float64).tolist())
+    noise = torch.randn(count, 2, NUM_SYMBOLS, generator=generator)
+    uniform = torch.rand(count, 3, generator=generator, dtype=torch.float64)
+    return by / NUM_DEVIATIONS * noise, uniform.tolist()
 
 
 def failed(step: Step) -> list[str]:
@@ -94,37 +103,30 @@ def failed(step: Step) -> list[str]:
 @pytest.mark.parametrize("tolerance", [1e-3, 1.2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tolerances_of_figures_cover_noise_and_little_more(kind, tolerance):
-    safe, risky = KINDS[kind]
+    rows, (noise, _) = KINDS[kind], noises(1, tolerance, 100)
+    safe, risky = (rows + noise).unbind(1)
     for weight in (0.1, 0.5, 1.0):
-        step = honest_step(random_pair(4), 1.0, by=tolerance)
-        step = replace(step, safe_logits=safe, risky_logits=risky)
-        exact = with_record(step, spend=1.0, weight=weight, token_id=0)
-        nats, log_probs = [], []
-        for noise, _ in noises(1, tolerance, 100):
-            rows = {"safe_logits": safe + noise[0], "risky_logits": risky + noise[1]}
-            moved = replace(exact, **rows)
-            nats.append(abs(moved.divergence - exact.divergence))
-            log_probs.append(abs(moved.star[0] - exact.star[0]).item())
-        for errors, by in ((nats, exact.divergence_by), (log_probs, exact.token_by)):
-            assert max(errors) < by < 12.0 * max(errors) + 1e-8
+        honest = honest_step(rows, 1.0, by=tolerance)
+        exact = with_record(honest, spend=1.0, weight=weight, token_id=0)
+        noisy = reference.tilted_log_probs(risky, safe, torch.full((100,), weight))
+        nats = reference.kl_divergence(noisy, safe) - exact.nats
+        for errors, by in ((nats, exact.nats_by), (noisy[:, 0] - exact.star[0], exact.token_by)):
+            largest = errors.abs().max()
+            assert largest < by < 12.0 * largest + 1e-8
 
 
 @pytest.mark.parametrize("tolerance", [1e-3, 1.2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tolerance_of_a_cost_covers_noise_and_little_more(kind, tolerance):
-    rows = KINDS[kind]
+    rows, (noise, _) = KINDS[kind], noises(1, tolerance, 60)
     for budget, token_id in ((0.05, 0), (0.05, 3), (2.0, 2), (2.0, 7)):
-        honest = honest_step(rows, budget, "drawn", by=tolerance)
-        exact, errors = with_record(honest, token_id=token_id), []
-        for noise, _ in noises(1, tolerance, 60):
-            noisy = honest_step(rows + noise, budget, "drawn").drawn
-            cost = token_spend(noisy, torch.tensor([token_id])).item()
-            errors.append(cost - exact.divergence)
-        assert -exact.divergence_by <= min(errors)
-        assert max(errors) <= exact.divergence_by + exact.slack
+        exact = with_record(honest_step(rows, budget, "drawn", by=tolerance), token_id=token_id)
+        noisy = solved(rows + noise, budget, "drawn")
+        errors = token_spend(noisy, torch.full((60,), token_id)) - exact.nats
+        assert -exact.nats_by <= errors.min() and errors.max() <= exact.nats_by + exact.slack
         is_at_cap = unclipped_ratios(rows[1], rows[0], budget)[token_id] > budget + 3.0 * tolerance
-        largest = 0.0 if is_at_cap else max(map(abs, errors))
-        assert exact.divergence_by < 12.0 * largest + 1e-8
+        largest = 0.0 if is_at_cap else errors.abs().max()
+        assert exact.nats_by < 12.0 * largest + 1e-8
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,11 +146,11 @@ def test_log_ratios_before_they_are_clipped_give_the_distribution_of_the_referen
 
 
 def test_steps_that_noise_moved_are_explained():
-    for number, (noise, uniform) in enumerate(noises(2, TOLERANCE, 40)):
+    for number, (noise, uniform) in enumerate(zip(*noises(2, TOLERANCE, 40), strict=True)):
         rows, budget = random_pair(number), (0.01, 0.1, 1.0, 5.0)[number % 4]
-        recorded = honest_step(rows + noise, budget, "drawn", uniform).recorded
-        replayed = honest_step(rows, budget, "drawn", uniform)
-        assert check_step(replace(replayed, recorded=recorded)).failures == []
+        record = recorded_step(rows + noise, budget, "drawn", uniform)
+        step = honest_step(rows, budget, "drawn", uniform, record=record)
+        assert check_step(step).failures == []
 
 
 def test_a_token_is_the_seeds_if_one_tolerance_moves_the_distributions_so_that_it_is():
@@ -162,17 +164,17 @@ def test_a_token_is_the_seeds_if_one_tolerance_moves_the_distributions_so_that_i
 
 def test_who_draws_gets_tokens_that_noise_made_likelier():
     """On average a cost is above its replay by half the variance of the difference."""
-    rows, errors, slack = random_pair(0), [], []
-    for noise, uniform in noises(3, 2.0, 150):
-        recorded = honest_step(rows + noise, 100.0, "drawn", uniform).recorded
-        step = replace(honest_step(rows, 100.0, "drawn", uniform, by=2.0), recorded=recorded)
-        errors.append(recorded.spend - step.divergence)
-        slack.append(step.slack)
-    mean, allowed = sum(errors) / len(errors), sum(slack) / len(slack)
+    rows, (noise, uniforms) = random_pair(0), noises(3, 2.0, 150)
+    drawn = solved(rows + noise, 100.0, "drawn", uniforms)
+    honest = honest_step(rows, 100.0, "drawn", by=2.0)
+    tokens = drawn.token_ids.tolist()
+    steps = {token_id: with_record(honest, token_id=token_id) for token_id in set(tokens)}
+    nats = torch.tensor([[steps[token].nats, steps[token].slack] for token in tokens])
+    mean, allowed = (drawn.spend - nats[:, 0]).mean(), nats[:, 1].mean()
     assert 0.1 < mean < allowed < 4.0 * mean
 
 
-@pytest.mark.parametrize("number", [2, 31, 32])
+@pytest.mark.parametrize("number", [2, 31])
 def test_errors_of_the_token_alone_take_it_below_its_cap(number):
     """The token nearest to its cap, of a row of which little else is free."""
     rows, budget, tolerance = random_pair(number), 0.01, 0.5
@@ -180,10 +182,10 @@ def test_errors_of_the_token_alone_take_it_below_its_cap(number):
     token_id = int(torch.where(ratios > budget, ratios, math.inf).argmin())
     noisy = rows.clone()
     noisy[1, token_id] -= 3.5 * tolerance / NUM_DEVIATIONS
-    cost = token_spend(honest_step(noisy, budget, "drawn").drawn, torch.tensor([token_id]))
+    cost = token_spend(solved(noisy[None], budget, "drawn"), torch.tensor([token_id]))
     step = with_record(honest_step(rows, budget, "drawn", by=tolerance), token_id=token_id)
-    error = step.divergence - cost.item()
-    assert 0.01 < error < step.divergence_by < 12.0 * error
+    error = step.nats - cost.item()
+    assert 0.01 < error < step.nats_by < 12.0 * error
 
 
 def nearly_all(mass: float) -> Tensor:
@@ -201,10 +203,10 @@ def nearly_all(mass: float) -> Tensor:
 def test_c_may_jump_where_one_token_has_nearly_all(
     recorded_mass, replayed_mass, uniform, token_id, tolerance, is_explained
 ):
-    recorded = honest_step(nearly_all(recorded_mass), 5.0, "drawn", uniform).recorded
-    replayed = honest_step(nearly_all(replayed_mass), 5.0, "drawn", uniform, by=tolerance)
-    failures = check_step(replace(replayed, recorded=recorded)).failures
-    assert recorded.token_id == token_id and (failures == []) == is_explained
+    record = recorded_step(nearly_all(recorded_mass), 5.0, "drawn", uniform)
+    rows = nearly_all(replayed_mass)
+    step = honest_step(rows, 5.0, "drawn", uniform, by=tolerance, record=record)
+    assert record.token_id == token_id and (failed(step) == []) == is_explained
 
 
 def test_a_solver_may_miss_c_where_little_is_free():
@@ -225,10 +227,10 @@ def test_a_cost_is_the_difference_of_the_two_figures_next_to_it():
 def test_a_spend_is_above_its_divergence_by_a_few_of_a_solvers_margins():
     """Of logits of 10,000 nats the margin for rounding is all that counts."""
     step = honest_step(1e4 * random_pair(1), 0.5, by=1e-12)
-    margin = step.recorded.spend - step.divergence
+    margin = step.recorded.spend - step.nats
     assert margin > 1e-6
     for times, figures in ((6.0, []), (100.0, ["spend", "spend by the rule"])):
-        spend = step.divergence + times * margin
+        spend = step.nats + times * margin
         names = failed(with_record(step, spend=spend, budget=step.recorded.budget + spend))
         assert [name for name in names if name != "budget left"] == figures
 
@@ -243,17 +245,17 @@ def test_a_budget_that_binds_is_spent_but_for_a_solvers_fraction():
 def test_rounding_may_decide_whether_a_budget_pays_for_the_common_support(raised, is_explained):
     # Recorded: mass 2/3 is shared, which costs log 1.5. Replayed: it costs a little more.
     risky, budget = [0.0, 0.0, -math.inf], math.log(1.5) + 1e-4
-    recorded = honest_step(torch.tensor([[0.0] * 3, risky]).double(), budget).recorded
-    replayed = honest_step(torch.tensor([[0.0, 0.0, raised], risky]).double(), budget)
-    assert recorded.spend > 0.0 == replayed.recorded.spend
-    assert (failed(replace(replayed, recorded=recorded)) == []) == is_explained
+    record = recorded_step(torch.tensor([[0.0] * 3, risky]).double(), budget)
+    step = honest_step(torch.tensor([[0.0, 0.0, raised], risky]).double(), budget, record=record)
+    assert record.spend > 0.0 == step.drawn.spend
+    assert (failed(step) == []) == is_explained
 
 
 @pytest.mark.parametrize(("left", "is_explained"), [(1e-3, True), (5.0, False)])
 def test_rounding_may_decide_whether_a_budget_pays_for_the_whole_risky_model(left, is_explained):
     whole = honest_step(random_pair(4), 20.0)
     step = with_record(whole, budget=whole.recorded.spend + left)
-    nothing = honest_step(random_pair(4), 0.0).drawn
+    nothing = solved(random_pair(4)[None], 0.0)
     assert whole.recorded.weight == 1.0
     assert (failed(replace(step, drawn=nothing)) == []) == is_explained
 

@@ -26,6 +26,6 @@ from anchored.decode.verify.text_check import sums_apart
 )
 def test_no_run_of_steps_spent_less_than_rounding_explains(errors, steps):
     spends = [1.0 - error for error in errors]
-    step = SimpleNamespace(divergence=1.0, divergence_by=1.0, slack=1.5)
+    step = SimpleNamespace(nats=1.0, nats_by=1.0, slack=1.5)
     failure = sums_apart(spends, [step] * len(spends))
     assert steps in failure and bool(failure) == bool(steps)

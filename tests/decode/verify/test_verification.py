@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from anchored import (
     Anchored,
     CPFuse,
     Decoder,
-    GlobalSwitch,
     Ledger,
     LedgerError,
     ModelPair,
@@ -30,7 +28,7 @@ from anchored.decode.warpers import largest_logit
 from anchored.kernels.spend import SPEND_QUANTUM
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain nine tides ago"
-PROMPTS = [TEXT[row : row + 3 + 17 * row % 61] for row in range(8)]
+PROMPTS = [TEXT[row : row + 3 + 17 * row % 61] for row in (0, 3, 5, 7)]
 """Of 3 to 61 characters: a batch of them is ragged, and a replay alone rounds differently."""
 DTYPES = [str(dtype).removeprefix("torch.") for dtype in LOGIT_TOLERANCE]
 
@@ -78,55 +76,49 @@ K = Anchored(k=0.5)
 K_INF = Anchored(k=0.5, divergence="max")
 DRAWN = Pathwise(k=0.5, bank=5.0)
 UNDEBTED = Anchored(k=0.5, debt="none")
+LAX_INF = Anchored(k=1.0, divergence="max", debt="none")
+UNBANKED = Pathwise(k=1.0, bank=0.0, debt="none")
+LAX_DRAWN = Pathwise(k=0.0, bank=5000.0, debt="none")
 COLD = {"num_symbols": 12, "temperature": 0.1}
+LAST = {"prompts": PROMPTS[2:]}
+
+
+def is_large(step) -> bool:
+    return 2.0**20 < step.spend < 1e9
+
+
 # The first of every three are in the fast suite.
 HONEST = [
     ("bfloat16", K, {"top_k": 20}, None),
-    *((name, rule, {"temperature": 0.1}, None) for name, rule in product(DTYPES[::3], (K, K_INF))),
-    *((name, rule, {}, None) for name, rule in product(DTYPES[1:3], (K, K_INF))),
+    ("float64", K_INF, {"temperature": 0.1}, None),
+    ("float16", K_INF, {}, None),
     ("bfloat16", DRAWN, {"num_symbols": 20}, None),
     ("float16", DRAWN, {"speculate": 3}, None),
     ("bfloat16", DRAWN, {"top_k": 20}, None),
+    ("bfloat16", K, {"top_p": 0.9}, None),
     ("bfloat16", DRAWN, {"level": "byte", "num_symbols": 12}, None),
-    *((name, K, {"top_p": 0.9}, None) for name in ("float16", "bfloat16")),
-    *(("bfloat16", K, sampling, None) for sampling in ({"min_p": 0.05}, {"temperature": 0.0})),
-    *(("float16", rule, {"top_k": 20}, None) for rule in (SafeOnly(), RiskyOnly())),
+    ("bfloat16", K, {"min_p": 0.05}, None),
+    ("bfloat16", K, {"temperature": 0.0}, None),
+    ("float16", RiskyOnly(), {"top_k": 20}, None),
+    ("float16", SafeOnly(), {"top_k": 20}, None),
     # The ends of numbers.
-    *(
-        ("float32", rule, {name: value, "prompts": PROMPTS[3:5]}, None)
-        for rule in (K, K_INF)
-        for name, value in (("temperature", 4e-5), ("repetition_penalty", 1e300))
-    ),
-    ("agreeing", K, {}, lambda step: step.spend > 0.0),
+    ("float32", K, {"temperature": 4e-5} | LAST, None),
     ("agreeing", DRAWN, {}, lambda step: step.spend < 0.0),
-    ("enlarging", Anchored(k=9.0), {"temperature": 1.0}, lambda step: step.weight == 1.0),
+    ("float32", K_INF, {"repetition_penalty": 1e300} | LAST, None),
+    ("agreeing", K, {}, lambda step: step.spend > 0.0),
     ("enlarging", UNDEBTED, COLD | {"temperature": 1.0}, lambda step: step.spend > 0.0),
+    ("enlarging", Anchored(k=9.0), {"temperature": 1.0}, lambda step: step.weight == 1.0),
     # What solvers charge for their rounding grows with the square of the warped logits.
-    ("float64", UNDEBTED, {"temperature": 1e-6, "prompts": PROMPTS[4:]}, None),
+    ("float64", UNDEBTED, {"temperature": 1e-6} | LAST, None),
     # Rules that ban nothing.
     *(
-        ("float64", rule, {"num_symbols": 3, "temperature": 1e-7, "prompts": PROMPTS[6:]}, large)
-        for large in [lambda step: 2.0**20 < step.spend < 1e9]
-        for rule in (RiskyOnly(), CPFuse(grid_size=3), GlobalSwitch(K=1.0))
+        ("float64", rule, {"num_symbols": 3, "temperature": 1e-7} | LAST, is_large)
+        for rule in (CPFuse(grid_size=3), RiskyOnly())
     ),
     # Weights below the normal numbers, or 0; no step uses more than 600 nats.
-    *(
-        ("sharp", rule, COLD, is_meant)
-        for rule, is_meant in (
-            (
-                Anchored(k=1.0, divergence="max", debt="none"),
-                lambda step: 0.0 < step.weight < 2e-308,
-            ),
-            (
-                Pathwise(k=1.0, bank=0.0, debt="none"),
-                lambda step: step.weight == 0.0 < step.spend,
-            ),
-            (
-                Pathwise(k=0.0, bank=5000.0, debt="none"),
-                lambda step: step.budget > 700.0 and step.weight < 1e-10,
-            ),
-        )
-    ),
+    ("sharp", LAX_INF, COLD, lambda step: 0.0 < step.weight < 2e-308),
+    ("sharp", LAX_DRAWN, COLD, lambda step: step.budget > 700.0 and step.weight < 1e-10),
+    ("sharp", UNBANKED, COLD, lambda step: step.weight == 0.0 < step.spend),
 ]
 
 
@@ -147,7 +139,7 @@ def test_the_ledger_of_a_request_that_was_refused_verifies(pair):
 
 
 def test_a_report_says_what_holds_and_what_was_refused(pairs):
-    (ledger,) = decoded(pairs["float32"], UNDEBTED, 6, PROMPTS[3:4])
+    (ledger,) = decoded(pairs["float32"], UNDEBTED, 6, PROMPTS[1:2])
     report = verify(ledger, pairs["float32"])
     assert report.bound == ledger.header.bound
     assert 0.0 < report.divergence <= report.bound + report.tolerance
@@ -190,27 +182,28 @@ def shaved(header, steps, footer):
 FIXED = Anchored(k=0.5, debt="none", budget="fixed")
 BANKED = Pathwise(k=0.5, bank=20.0, debt="none")
 FORGED = [
-    *((name, FIXED, 0.7, nothing_spent, "differs") for name in DTYPES),
-    ("bfloat16", Anchored(k=0.1, debt="none"), 0.7, nothing_spent, "differs"),
+    ("bfloat16", FIXED, 0.7, nothing_spent, "differs"),
+    ("float32", FIXED, 0.7, nothing_spent, "differs"),
     ("bfloat16", FIXED, 0.7, shaved, "budget left differs"),
-    ("bfloat16", BANKED, 0.7, nothing_spent, "differs"),
+    ("bfloat16", Anchored(k=0.1, debt="none"), 0.7, nothing_spent, "differs"),
     ("bfloat16", BANKED, 0.7, less_free, "nats in steps 0 to "),
+    ("bfloat16", BANKED, 0.7, nothing_spent, "differs"),
     # Where rounding is large.
     *(
-        (*large, change, "")
-        for large in (("float64", UNDEBTED, 1e-5), ("enlarging", UNDEBTED, 1.0))
+        ("float64", UNDEBTED, 1e-5, change, "")
         for change in (
-            *(nothing_spent, a_tenth_less_spent, put(2, token_id=lambda token: (token + 1) % 320)),
+            *(a_tenth_less_spent, put(2, token_id=lambda token: (token + 1) % 320)),
             *(put(2, **{name: lambda nats: nats - 0.02}) for name in ("log_prob", "safe_log_prob")),
         )
     ),
+    *(("enlarging", UNDEBTED, 1.0, change, "") for change in (a_tenth_less_spent, nothing_spent)),
 ]
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "rule", "temperature", "change", "why"), FORGED)
 def test_forged_figures_are_refused(pairs, tmp_path, name, rule, temperature, change, why):
-    (ledger,) = decoded(pairs[name], rule, 8, PROMPTS[7:], temperature=temperature)
+    (ledger,) = decoded(pairs[name], rule, 8, PROMPTS[3:], temperature=temperature)
     assert verify(ledger, pairs[name])
     failures = refusals(write(changed(ledger, change), tmp_path / "forged.jsonl"), pairs[name])
     assert any(why in failure for failure in failures)
@@ -226,12 +219,13 @@ def test_the_risky_model_is_not_looked_at_where_nothing_may_be_spent(pairs):
     assert score.error == "" and math.isfinite(score.log_prob)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("level", "name", "room"),
     [
-        *(("token", "bfloat16", 3.0), ("byte", "bfloat16", 3.0)),
-        *((level, name, 1.0) for level, name in product(("token", "byte"), DTYPES[::2])),
+        ("token", "bfloat16", 3.0),
+        pytest.param("byte", "bfloat16", 3.0, marks=pytest.mark.slow),
+        pytest.param("token", "float16", 1.0, marks=pytest.mark.slow),
+        pytest.param("byte", "float64", 1.0, marks=pytest.mark.slow),
     ],
 )
 def test_the_figures_of_another_temperature_are_refused_though_each_is_within_rounding(
@@ -244,20 +238,19 @@ def test_the_figures_of_another_temperature_are_refused_though_each_is_within_ro
     dtype = getattr(torch, name)
     monkeypatch.setitem(LOGIT_TOLERANCE, dtype, room * LOGIT_TOLERANCE[dtype])
     length = {"token": 60, "byte": 120}[level]
-    for ledger in decoded(pairs[name], UNDEBTED, length, PROMPTS[:2], level=level):
-        assert verify(ledger, pairs[name])
-        for temperature in (0.6, 0.8):
-            settings = ledger.header.sampling | {"temperature": temperature}
-            header = replace(ledger.header, sampling=settings)
-            failures = verify(replace(ledger, header=header), pairs[name]).failures
-            assert failures
-            assert room == 1.0 or any("another temperature" in failure for failure in failures)
+    (ledger,) = decoded(pairs[name], UNDEBTED, length, PROMPTS[:1], level=level)
+    assert verify(ledger, pairs[name])
+    for temperature in (0.6, 0.8):
+        settings = ledger.header.sampling | {"temperature": temperature}
+        header = replace(ledger.header, sampling=settings)
+        failures = verify(replace(ledger, header=header), pairs[name]).failures
+        assert failures
+        assert room == 1.0 or any("another temperature" in failure for failure in failures)
 
 
-@pytest.mark.parametrize("name", DTYPES[1:3])
-def test_a_debt_is_checked_within_the_rounding_of_a_ratio(pairs, name):
-    pair = pairs[name]
-    (ledger,) = decoded(pair, Anchored(k=2.0, budget="fixed"), 2, PROMPTS[7:])
+def test_a_debt_is_checked_within_the_rounding_of_a_ratio(pairs):
+    pair = pairs["float16"]
+    (ledger,) = decoded(pair, Anchored(k=2.0, budget="fixed"), 2, PROMPTS[3:])
     assert verify(ledger, pair) and ledger.header.debt > 0.1
     # Both models' tolerances, of the row and of the ratio: at most twice that of each row.
     prompt = torch.tensor([ledger.header.prompt_token_ids])
