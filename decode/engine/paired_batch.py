@@ -192,8 +192,9 @@ class PairedBatch:
                     groups.setdefault(name, {}).setdefault(count, []).append(row)
 
         def forwards(name: str) -> list[Tensor]:
-            unread, feed_rows = self._unread[name], self.streams[name].feed_rows
-            return [feed_rows(group, [unread[r] for r in group]) for group in groups[name].values()]
+            unread, feed = self._unread[name], self.streams[name].feed
+            of_groups = groups[name].values()
+            return [feed(group, [unread[row] for row in group])[:, 0] for group in of_groups]
 
         # The models know nothing of each other, so their forwards may run at once.
         read = self._side_by_side([partial(forwards, name) for name in groups])

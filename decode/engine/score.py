@@ -74,25 +74,25 @@ def given_columns(
     looks_back: with the past of every position.
     """
     lengths, device = [len(tokens) for tokens in continuations], reading.seen.device
-    token_ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-    for row, text in zip(token_ids, continuations, strict=True):
-        row[: len(text)] = torch.tensor(text, dtype=torch.int64)
-    is_given = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     seen, past = reading.seen.clone(), PastRows(len(lengths), streams)
-    for columns in _columns(seen.shape[1], *token_ids.shape):
+    for columns in _columns(seen.shape[1], len(lengths), max(lengths)):
         # 1. Some columns in one forward of each model.
         logits = {
-            name: _logits(stream, reading.logits[name], columns, token_ids, is_given).to(device)
+            name: _logits(stream, reading.logits[name], columns, continuations)
             for name, stream in streams.items()
         }
+        ends = [min(columns.stop, length) for length in lengths]
         for column in range(columns.start, columns.stop):
             # 2. One of them, of the texts that are not over before it.
-            texts = is_given[:, column].nonzero()[:, 0].tolist()
-            tokens = token_ids[texts, column].to(device)
+            texts = [row for row, end in enumerate(ends) if column < end]
+            tokens = torch.tensor([continuations[row][column] for row in texts], device=device)
             text_column = GivenColumn(
                 texts=texts,
                 token_ids=tokens,
-                logits={n: rows[texts, column - columns.start] for n, rows in logits.items()},
+                logits={
+                    name: torch.stack([before[row][column - ends[row]] for row in texts]).to(device)
+                    for name, before in logits.items()
+                },
                 seen=seen[texts],
                 past=past.of(texts) if looks_back else None,
             )
@@ -111,14 +111,22 @@ def _columns(vocab_size: int, batch_size: int, num_columns: int) -> Iterator[sli
 
 
 def _logits(
-    stream: Stream, first: Tensor, columns: slice, token_ids: Tensor, is_given: Tensor
-) -> Tensor:
-    """(B, C, V) before each token of these columns; `first` (B, V) before those of column 0."""
+    stream: Stream, first: Tensor, columns: slice, texts: Sequence[Sequence[int]]
+) -> dict[int, Tensor]:
+    """(C, V) by text that goes on: before its tokens of these columns, which are the last ones.
+
+    first: (B, V) before those of column 0.
+    """
     if columns.start == 0:
-        return first[:, None]
-    fed = slice(columns.start - 1, columns.stop - 1)
-    # A token that none follows is not fed, nor is padding: the next column says which.
-    return stream.feed(token_ids[:, fed], is_given[:, columns].long())
+        return dict(enumerate(first[:, None]))
+    # A token that none follows is not fed.
+    fed = {
+        row: list(text[columns.start - 1 : min(columns.stop, len(text)) - 1])
+        for row, text in enumerate(texts)
+        if len(text) > columns.start
+    }
+    logits = stream.feed([*fed], [*fed.values()], columns.stop - columns.start)
+    return dict(zip(fed, logits, strict=True))
 
 
 @dataclass(kw_only=True, slots=True)

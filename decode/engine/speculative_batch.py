@@ -109,17 +109,17 @@ class SpeculativeBatch(PairedBatch):
         """One round; returns the requests that it ended."""
         rows = self.active_rows
         # 1. The safe model drafts token by token; it draws at once where no draft is needed.
-        self._draft_ahead(rows, self.draft_length)
+        self._draft_ahead(rows)
         # 2. The risky model reads the drafts in one forward, and the walk decides their positions
         #    in order, up to the first token that is not the guess.
         self._verify([row for row in rows if self._drafts[row]])
         return self._release(rows)
 
-    def _draft_ahead(self, rows: list[int], length: int) -> None:
-        """Draft up to `length` tokens in each row; tokens that need no draft are drawn at once."""
+    def _draft_ahead(self, rows: list[int]) -> None:
+        """Draft in each row; tokens that need no draft are drawn at once."""
         ahead = self._seen.clone()
-        for _ in range(length + 1):
-            rows = [row for row in rows if self._can_draft(row, length)]
+        for _ in range(self.draft_length + 1):
+            rows = [row for row in rows if self._can_draft(row)]
             if not rows:
                 return
             self._read({"safe": rows, "risky": []})
@@ -134,9 +134,9 @@ class SpeculativeBatch(PairedBatch):
             for group in self._settings.together(drafting):
                 self._draft(group, ahead)
 
-    def _can_draft(self, row: int, length: int) -> bool:
+    def _can_draft(self, row: int) -> bool:
         state, drafts = self._state(row), self._drafts[row]
-        if state.is_finished or len(drafts) >= length:
+        if state.is_finished or len(drafts) >= self.draft_length:
             return False
         is_at_horizon = len(state.steps) + len(drafts) >= state.request.max_new_tokens
         return not is_at_horizon and not (drafts and drafts[-1].token_id in self._ends)
@@ -217,7 +217,7 @@ class SpeculativeBatch(PairedBatch):
         risky_logits: dict[int, Tensor] = {}
         for group in filter(None, groups):
             counts = [len(fed[row]) - len(unread[row]) + 1 for row in group]
-            logits = stream.feed_ends(group, [fed[row] for row in group], max(counts))
+            logits = stream.feed(group, [fed[row] for row in group], max(counts))
             is_broken = logits[..., 0].isnan().any(1).tolist()
             for i, row in enumerate(group):
                 self._state(row).num_forwards["risky"] += 1
@@ -230,7 +230,7 @@ class SpeculativeBatch(PairedBatch):
                 stream.erase_rest(row)
                 self._state(row).num_forwards["risky"] += 1
                 del self._drafts[row][1:]
-                risky_logits[row] = stream.feed_ends([row], [unread[row]], 1)[0]
+                risky_logits[row] = stream.feed([row], [unread[row]])[0]
         return risky_logits
 
     def _text_length(self, row: int, name: str) -> int:

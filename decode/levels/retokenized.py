@@ -217,25 +217,21 @@ class RetokenizedStream:
 
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts into empty rows; see Stream."""
-        return PromptLogits(self.feed_rows(rows, prompts), [UNSCORED] * len(rows), 1)
-
-    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """(B, T, V) after each new column, which is read by itself; see Stream."""
-        columns = []
-        for tokens, is_new in zip(token_ids.T.tolist(), mask.T.tolist(), strict=True):
-            rows = [row for row, is_read in enumerate(is_new) if is_read]
-            logits = self.feed_rows(rows, [[tokens[row]] for row in rows])
-            column = logits.new_full((len(is_new), self.vocab_size), -torch.inf)
-            column[rows] = logits
-            columns.append(column)
-        return torch.stack(columns, dim=1)
+        return PromptLogits(self.feed(rows, prompts)[:, 0], [UNSCORED] * len(rows), 1)
 
     @torch.inference_mode()
-    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
-        """(R, V) log-probabilities after the last of each row's new symbols, warped and -inf for
-        symbols that the model does not have; NaN for a row that the model cannot hold."""
-        for row, new in zip(rows, tokens, strict=True):
-            self._rows[row] += new
+    def feed(self, rows: list[int], tokens: list[list[int]], num_last: int = 1) -> Tensor:
+        """Log-probabilities, warped and -inf for symbols that the model does not have; NaN for a
+        row that the model cannot hold; see Stream."""
+        before, columns = [self._rows[row] for row in rows], []
+        for num_left in reversed(range(num_last)):
+            for row, text, new in zip(rows, before, tokens, strict=True):
+                self._rows[row] = text + new[: max(0, len(new) - num_left)]
+            columns.append(self._next(rows))
+        return torch.stack(columns, dim=1)
+
+    def _next(self, rows: list[int]) -> Tensor:
+        """(R, V) after the texts of some rows, read anew where their tokens have changed."""
         texts = {row: self._text.tokens(self._rows[row]) for row in rows}
         size = len(rows), self.vocab_size
         of_symbols = torch.full(size, torch.nan, dtype=torch.float64, device=self._device)
@@ -286,4 +282,4 @@ class RetokenizedStream:
             return self._inner.read(whole, rows).logits
         for row in rows:
             self._inner.roll_back(row, kept[row])
-        return self._inner.feed_rows(rows, [texts[row][kept[row] :] for row in rows])
+        return self._inner.feed(rows, [texts[row][kept[row] :] for row in rows])[:, 0]

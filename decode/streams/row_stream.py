@@ -12,7 +12,7 @@ from ...kernels.devices import work_device
 from ...kernels.token_log_probs import hidden_token_log_probs, token_log_probs
 from .kv_cache import Masks, RowAttention, RowCache, uploaded
 from .lean import LeanBackbone, PackedLinear, can_be_lean, can_pack, has_room, is_hooked
-from .stream import CACHE, UNSCORED, PromptLogits
+from .stream import CACHE, UNSCORED, PromptLogits, last_columns
 
 # B rows of the batch, R rows of one forward, T new columns, N rows of hidden states, D hidden size.
 
@@ -173,37 +173,22 @@ class RowStream:
         return PromptLogits(torch.cat(logits), log_probs, num_forwards=1)
 
     @torch.inference_mode()
-    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """Logits (B, T, vocab_size) after each new column; see Stream."""
-        rows = list(range(len(token_ids)))
-        return self._runner.logits(self._hidden(rows, token_ids, mask.sum(1).tolist()))
-
-    @torch.inference_mode()
     def copy(self, row: int, others: Sequence[int]) -> None:
         """Let other rows, which are free, hold what this one has read."""
         states = self._cache.states(row)
         for other in others:
             self._cache.restore(other, states)
 
-    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
-        """Logits (R, vocab_size) after the last of each row's new tokens; see Stream."""
-        return self.feed_ends(rows, tokens, 1)[:, 0]
-
     @torch.inference_mode()
-    def feed_ends(self, rows: list[int], tokens: list[list[int]], num_last: int) -> Tensor:
-        """Logits (R, num_last, vocab_size) after the last new tokens of some rows, in order.
-
-        tokens: one list a row, none empty; if shorter than `num_last`, its first logits mean
-        nothing.
-        """
+    def feed(self, rows: list[int], tokens: list[list[int]], num_last: int = 1) -> Tensor:
+        """See Stream."""
         token_ids, counts = right_padded(tokens)
         hidden = self._hidden(rows, token_ids, counts)
         if min(counts) == num_last == hidden.shape[1]:
             return self._runner.logits(hidden)
-        ends = torch.tensor(counts)[:, None]
-        last = (ends - num_last + torch.arange(num_last)).clamp(min=0)
+        last = uploaded(last_columns(counts, num_last), hidden.device)
         row = torch.arange(len(rows), device=hidden.device)[:, None]
-        return self._runner.logits(hidden[row, uploaded(last, hidden.device)])
+        return self._runner.logits(hidden[row, last])
 
     @torch.inference_mode()
     def free(self, row: int) -> None:

@@ -57,12 +57,12 @@ def test_a_draft_changes_no_distribution_at_or_before_it_bitwise(family):
     stream = RowStream(runner, row_attention(model), num_rows=2, max_length=30)
     stream.read([[5, 9, 11], [4, 4, 8, 2, 6]], [0, 1])
     drafts = [[7, 31, 150, 8], [99, 3, 17, 60]]
-    logits = stream.feed_ends([0, 1], drafts, 4)
+    logits = stream.feed([0, 1], drafts, 4)
     for place in range(4):
         for row, length in ((0, 3), (1, 5)):
             stream.roll_back(row, length)
         changed = [[*draft[:place], 200, *draft[place + 1 :]] for draft in drafts]
-        again = stream.feed_ends([0, 1], changed, 4)
+        again = stream.feed([0, 1], changed, 4)
         assert torch.equal(again[:, :place], logits[:, :place])
         assert not torch.equal(again[:, place], logits[:, place])
 
