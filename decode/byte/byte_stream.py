@@ -60,19 +60,17 @@ class ByteStream:
         *,
         num_rows: int,
         warp: Warpers,
-        prefetch: int = 0,
         scores_prompts: bool = True,
         prompts: PromptCache | None = None,
         prompt_source: Hashable = (),
     ) -> None:
         """warp: of columns in order, whose stops are the vocabulary's `stop_columns`; the tokens
-        seen are those of a node's path. prefetch: see `ByteSettings`. scores_prompts: whether
-        `read` gives log-probabilities of prompts' bytes. prompts: where those that were read are
-        kept, and prompt_source: what names this stream's ones among them."""
+        seen are those of a node's path. scores_prompts: whether `read` gives log-probabilities of
+        prompts' bytes. prompts: where those that were read are kept, and prompt_source: what names
+        this stream's ones among them."""
         self.model, self.vocabulary = model, vocabulary = runner.model, vocabulary
         self._device = work_device(model.device)
-        self._prefetch, self._scores_prompts = prefetch, scores_prompts
-        self._warps = [warp] * num_rows
+        self._scores_prompts, self._warps = scores_prompts, [warp] * num_rows
         self._prompts = PromptCache(0) if prompts is None else prompts  # an empty one is falsy
         self._prompt_source = prompt_source
         limits = context_length(model.config), attention.reach
@@ -141,10 +139,7 @@ class ByteStream:
 
     def _read_together(self, texts: dict[int, bytes]) -> dict[int, Tensor]:
         """Read prompts into free rows, column by column; their log-probabilities by row."""
-        new = {
-            row: ByteRow(self.vocabulary, prefetch=self._prefetch, reach=self._reach)
-            for row in texts
-        }
+        new = {row: ByteRow(self.vocabulary, self._reach) for row in texts}
         self._rows |= new
         if self._scores_prompts:
             log_probs = self._scored(texts)

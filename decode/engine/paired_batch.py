@@ -47,12 +47,12 @@ from .request import (
     TOKEN,
     Request,
     RequestState,
+    RowSettings,
     ledger_columns,
     ledger_step,
     random_key,
     request_budget,
 )
-from .row_settings import RowSettings
 from .side_by_side import SideBySide
 
 # B rows of the batch, A rows that a step draws for, V symbols of the level.

@@ -181,7 +181,7 @@ def ratio_source(level: Level) -> dict[str, Any]:
         "quantization": pair.quantization,
         "special tokens": list(level.special_token_ids),
         "sampling": "unwarped",
-        **level.ratio_settings(),
+        **level.settings(),
     }
 
 

@@ -50,16 +50,6 @@ class GivenColumn:
             past=self.past,
         )
 
-    def of(self, rows: list[int]) -> GivenColumn:
-        """Some of the N continuations alone."""
-        return GivenColumn(
-            texts=[self.texts[row] for row in rows],
-            token_ids=self.token_ids[rows],
-            logits={name: logits[rows] for name, logits in self.logits.items()},
-            seen=self.seen[rows],
-            past=None if self.past is None else self.past.of(rows),
-        )
-
 
 @torch.inference_mode()
 def given_columns(
@@ -231,17 +221,11 @@ def _enter(
     nats = allowance(accounts[column.texts]).tolist()
     drawn = rule.next_token(column.inputs(warpers, nats))
     log_probs = drawn.token_log_probs(column.token_ids)
-    # 2. Whether a token is the likeliest one. Where a favorite of a model is likelier it is not;
-    #    where all before it were, the whole vocabulary is searched.
-    favorites = [logits.argmax(-1) for logits in column.logits.values()]
-    rivals = torch.stack([drawn.token_log_probs(favorite) for favorite in favorites])
-    for score, is_beaten in zip(entered, (rivals > log_probs).any(0).tolist(), strict=True):
-        score.is_greedy = score.is_greedy and not is_beaten
-    if rows := [row for row, score in enumerate(entered) if score.is_greedy]:
-        few = column.of(rows)
-        best = rule.next_token(few.inputs(warpers, [nats[row] for row in rows])).log_probs()
-        for row, is_best in zip(rows, (best.argmax(-1) == few.token_ids).tolist(), strict=True):
-            entered[row].is_greedy = is_best
+    # 2. Whether a token is the likeliest one, as long as all before it were in some text.
+    if any(score.is_greedy for score in entered):
+        is_best = drawn.log_probs().argmax(-1) == column.token_ids
+        for score, is_likeliest in zip(entered, is_best.tolist(), strict=True):
+            score.is_greedy = score.is_greedy and is_likeliest
     # 3. The figures. After a token that cannot follow, an account is closed where tokens are
     #    charged: what is infinitely unlikely gives nothing back.
     spends = token_spend(drawn, column.token_ids).cpu()  # (N,)

@@ -84,7 +84,7 @@ class RetokenizedLevel(TokenLevel):
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
         """Counted in as many new tokens of either model; the safe one may outgrow its context yet,
         see `outgrown`."""
-        prompts = {"risky": prompt, "safe": self.safe_text().tokens(prompt)}
+        prompts = {"risky": prompt, "safe": self.safe_tokens(prompt)}
         for name, limit in self.pair.context_lengths.items():
             if len(prompts[name]) + max_new_symbols > limit:
                 return (
@@ -132,9 +132,23 @@ class RetokenizedLevel(TokenLevel):
                 return f"the text outgrows the safe model's context of {stream.reach} tokens"
         return ""
 
-    def safe_text(self) -> "OtherTokens":
-        """The safe model's tokens of a text."""
-        return OtherTokens(self._files["risky"], self.pair.tokenizer)
+    def spelled(self, symbols: Sequence[int]) -> str:
+        """Whole characters: an unfinished one at the end is left out, ill-formed ones replaced."""
+        file = self._files["risky"]
+        text = b"".join(file.token_bytes.get(symbol, b"") for symbol in symbols)
+        if file.sentence_piece is not None and file.sentence_piece.puts_space:
+            text = text.removeprefix(b" ")  # which the tokenizer put first
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(text)
+
+    def safe_tokens(self, symbols: Sequence[int]) -> list[int]:
+        """The safe model's tokens of the text of symbols, with the special tokens that its
+        tokenizer adds; one at least, before an empty text."""
+        tokenizer = self.pair.tokenizer
+        tokens = encoded(tokenizer, self.spelled(symbols), add_special_tokens=True)
+        if tokens:
+            return tokens
+        first = tokenizer.bos_token_id
+        return [tokenizer.eos_token_id or 0 if first is None else first]
 
 
 @lru_cache(maxsize=4)  # of large vocabularies half a second: once for all decoders and ledgers
@@ -157,31 +171,6 @@ def same_tokens(file: TokenizerFile, other: TokenizerFile, vocab_size: int) -> d
     }
 
 
-class OtherTokens:
-    """The tokens that a text has in another tokenizer."""
-
-    def __init__(self, file: TokenizerFile, tokenizer: PreTrainedTokenizerFast) -> None:
-        """file: of the tokens that texts are made of. tokenizer: the other one."""
-        self._token_bytes, self._tokenizer = file.token_bytes, tokenizer
-        self._has_space = file.sentence_piece is not None and file.sentence_piece.puts_space
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Whole characters: an unfinished one at the end is left out, ill-formed ones replaced."""
-        text = b"".join(self._token_bytes.get(token_id, b"") for token_id in token_ids)
-        if self._has_space:  # which the tokenizer put first
-            text = text.removeprefix(b" ")
-        return codecs.getincrementaldecoder("utf-8")("replace").decode(text)
-
-    def tokens(self, token_ids: Sequence[int]) -> list[int]:
-        """With the special tokens that the tokenizer adds; one at least, before an empty text."""
-        tokenizer = self._tokenizer
-        tokens = encoded(tokenizer, self.text(token_ids), add_special_tokens=True)
-        if tokens:
-            return tokens
-        first = tokenizer.bos_token_id
-        return [tokenizer.eos_token_id or 0 if first is None else first]
-
-
 class RetokenizedStream:
     """A model that reads the text of symbols in tokens of its own.
 
@@ -199,7 +188,7 @@ class RetokenizedStream:
     ) -> None:
         """size: of the rows, in the model's tokens."""
         self.vocab_size, self.reach, num_rows = level.vocab_size, size.max_length, size.num_rows
-        self._inner, self._text, self._warps = inner, level.safe_text(), [warp] * num_rows
+        self._inner, self._tokens, self._warps = inner, level.safe_tokens, [warp] * num_rows
         self._device = work_device(inner.model.device)
         symbols, twins = list(level.same_tokens), list(level.same_tokens.values())
         self._symbols = torch.tensor(symbols, dtype=torch.long, device=self._device)
@@ -213,7 +202,7 @@ class RetokenizedStream:
 
     def is_outgrown(self, row: int) -> bool:
         """Whether the text of a row has more tokens than the model has positions."""
-        return len(self._text.tokens(self._rows[row])) > self.reach
+        return len(self._tokens(self._rows[row])) > self.reach
 
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts into empty rows; see Stream."""
@@ -232,7 +221,7 @@ class RetokenizedStream:
 
     def _next(self, rows: list[int]) -> Tensor:
         """(R, V) after the texts of some rows, read anew where their tokens have changed."""
-        texts = {row: self._text.tokens(self._rows[row]) for row in rows}
+        texts = {row: self._tokens(self._rows[row]) for row in rows}
         size = len(rows), self.vocab_size
         of_symbols = torch.full(size, torch.nan, dtype=torch.float64, device=self._device)
         for row, log_probs in self._log_probs(texts):

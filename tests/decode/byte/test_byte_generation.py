@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from anchored import (
     Anchored,
-    ByteSettings,
     Decoder,
     ModelPair,
     PromptCache,
@@ -22,7 +21,7 @@ from anchored import (
     verify,
 )
 from anchored.decode.rules.budget import prefix_debt
-from anchored.decode.tokenizer.tokenizer_file import byte_characters
+from anchored.decode.tokenizer.tokenizer_file import LETTER_OF
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL
 
 ENDS = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
@@ -119,7 +118,7 @@ LONE = 0xC3
 @pytest.fixture(scope="module")
 def merging_pair():
     """A pair whose tokenizer merges LONE with every byte that may follow it."""
-    letters = byte_characters()
+    letters = [LETTER_OF[byte] for byte in range(256)]
     merges = [(letters[LONE], letters[byte]) for byte in range(0x80, 0xC0)]
     tokens = ["<|begin|>", "<|end|>", *letters, *map("".join, merges)]
     vocab = {token: id for id, token in enumerate(tokens)}
@@ -129,10 +128,8 @@ def merging_pair():
     return ModelPair(*(tiny_llama(seed, vocab_size=len(fast)) for seed in (1, 2)), fast)
 
 
-@pytest.mark.parametrize(("prompts", "prefetch"), [([[LONE]] * 2, 0), ([[LONE], [97, LONE]], 4)])
-def test_a_prompt_that_no_token_ends_in_is_read(merging_pair, prompts, prefetch):
-    settings = ByteSettings(prefetch=prefetch)
-    decoder = Decoder(merging_pair, Anchored(k=1.0), level="byte", byte_settings=settings)
+def test_a_prompt_that_no_token_ends_in_is_read(merging_pair):
+    decoder, prompts = Decoder(merging_pair, Anchored(k=1.0), level="byte"), [[LONE], [97, LONE]]
     results = decoder.generate(prompts, max_new_bytes=4, temperature=1.0, repetition_penalty=1.0)
     assert [len(result.token_ids) for result in results] == [4] * len(prompts)
     assert all(verify(result.ledger, merging_pair).is_ok for result in results)
@@ -205,21 +202,16 @@ def test_a_text_that_truncation_gave_no_probability_is_verified_by_what_it_begin
     assert all(verify([result.ledger for result in results], half))
 
 
-@pytest.mark.parametrize("prefetch", [0, 4])
-def test_settings_and_work_are_recorded_and_verified(pair, prefetch):
-    decoder = Decoder(pair, Anchored(k=0.5), byte_settings=ByteSettings(prefetch=prefetch))
-    (result,) = decoder.generate(PROMPTS[0], max_new_bytes=12)
+def test_tokenizers_and_work_are_recorded_and_verified(pair):
+    (result,) = Decoder(pair, Anchored(k=0.5)).generate(PROMPTS[0], max_new_bytes=12)
     ledger = result.ledger
     assert ledger.header.level == "byte" and ledger.is_within_bound
-    settings = ledger.header.level_settings
-    assert settings["prefetch"] == prefetch and set(settings["tokenizers"]) == {"safe", "risky"}
+    assert ledger.header.level_settings["tokenizers"].keys() == {"safe", "risky"}
     forwards = {"safe": ledger.safe_forwards, "risky": ledger.risky_forwards}
     for name, work in ledger.work.items():
         assert work["num_forwards"] == forwards[name] and 0 < work["masked_mass"] < 1
-    assert (ledger.work["safe"]["num_guesses"] > 0) == (prefetch > 0)
     report = verify(ledger, pair)
     assert report.is_ok, report
-    assert ByteSettings().prefetch == 4
 
 
 def test_a_changed_byte_and_another_tokenizer_are_noticed(pair):
@@ -255,7 +247,5 @@ def test_what_a_level_cannot_do_is_refused_in_one_line(pair):
         Decoder(one, Anchored(k=1.0)).generate("salt", max_new_bytes=5)
     with pytest.raises(ValueError, match="max_new_bytes must be >= 1, got 0"):
         Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_bytes=0)
-    with pytest.raises(ValueError, match='a prompt cache need level="byte"'):
-        Decoder(one, Anchored(k=1.0), byte_settings=ByteSettings())
-    with pytest.raises(ValueError, match="prefetch must be >= 0, got -1"):
-        ByteSettings(prefetch=-1)
+    with pytest.raises(ValueError, match='a prompt cache needs level="byte"'):
+        Decoder(one, Anchored(k=1.0), prompt_cache=PromptCache())

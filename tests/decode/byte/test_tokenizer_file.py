@@ -3,12 +3,12 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from anchored.decode.tokenizer.tokenizer_file import byte_characters, read_tokenizer, token_bytes
+from anchored.decode.tokenizer.tokenizer_file import LETTER_OF, read_tokenizer, token_bytes
 
 
 def byte_level(*, added=(), special=(), parts: dict | None = None, **options) -> Tokenizer:
     """All bytes and nothing else. parts: attributes of the tokenizer."""
-    vocab = {character: byte for byte, character in enumerate(byte_characters())}
+    vocab = {letter: byte for byte, letter in LETTER_OF.items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], **options))
     tokenizer.add_special_tokens([*special])
     tokenizer.add_tokens([*added])

@@ -9,7 +9,7 @@ from hard_strings import draw_hard_strings
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from anchored.decode.byte.token_tree import TokenTree
-from anchored.decode.tokenizer.tokenizer_file import byte_characters
+from anchored.decode.tokenizer.tokenizer_file import LETTER_OF
 from anchored.decode.tokenizer.trie import ROOT
 from anchored.decode.tokenizer.viability import Viability, ViabilityState
 
@@ -96,7 +96,7 @@ def test_added_tokens_are_sought_as_the_library_seeks_them(name):
 
 
 def test_a_literal_is_matched_where_its_last_byte_alone_is_another_token():
-    vocab = {character: byte for byte, character in enumerate(byte_characters())}
+    vocab = {letter: byte for byte, letter in LETTER_OF.items()}
     vocab["ab"] = len(vocab)
     tokenizer = Tokenizer(models.BPE(vocab, [("a", "b")]))
     tokenizer.pre_tokenizer = regex_split(REGEXES["GPT-2"])
@@ -109,7 +109,7 @@ def test_a_literal_is_matched_where_its_last_byte_alone_is_another_token():
 
 def with_whole_pretokens() -> tuple[Tokenizer, int]:
     """A tokenizer that knows " abc" only as a whole pretoken: its merges cannot make it."""
-    vocab = {character: byte for byte, character in enumerate(byte_characters())}
+    vocab = {letter: byte for byte, letter in LETTER_OF.items()}
     merges = [("a", "b"), ("\u0120", "ab"), ("b", "c"), ("a", "bc")]
     for left, right in [*merges, ("\u0120", "abc")]:
         vocab[left + right] = len(vocab)

@@ -28,13 +28,13 @@ def pair_of(tokenizer, *layers: int) -> ModelPair:
 @pytest.fixture
 def seen_threads(monkeypatch) -> list[tuple[threading.Thread, int]]:
     """(thread, its number of torch's threads) of each forward."""
-    seen, feed_rows = [], RowStream.feed_rows
+    seen, feed = [], RowStream.feed
 
-    def spied(self, rows, tokens):
+    def spied(self, *arguments):
         seen.append((threading.current_thread(), torch.get_num_threads()))
-        return feed_rows(self, rows, tokens)
+        return feed(self, *arguments)
 
-    monkeypatch.setattr(RowStream, "feed_rows", spied)
+    monkeypatch.setattr(RowStream, "feed", spied)
     return seen
 
 
