@@ -13,21 +13,13 @@ NUM_ROWS = 3
 MAX_LENGTH = 24
 
 
-def stream_of(model) -> RowStream:
-    return RowStream(
-        ModelRunner(model, VOCAB_SIZE),
-        row_attention(model),
-        num_rows=NUM_ROWS,
-        max_length=MAX_LENGTH,
-    )
-
-
 class RowTexts:
     """The tokens that each row of a stream should hold, and what the plain forward says."""
 
     def __init__(self, model, seed: int) -> None:
         self.model, self.random = model, random.Random(seed)
-        self.stream = stream_of(model)
+        runner, size = ModelRunner(model, VOCAB_SIZE), {"num_rows": NUM_ROWS}
+        self.stream = RowStream(runner, row_attention(model), max_length=MAX_LENGTH, **size)
         self.texts: list[list[int]] = [[] for _ in range(NUM_ROWS)]
 
     def is_close(self, actual: Tensor, expected: Tensor) -> bool:

@@ -8,6 +8,8 @@ from tiny_models import tiny_llama, word_prompts
 
 from anchored import RCAD, Anchored, Decoder, ModelPair
 from anchored.decode.engine.side_by_side import SideBySide
+from anchored.decode.levels.level import TokenLevel
+from anchored.decode.settings import SamplingConfig
 from anchored.decode.streams.row_stream import RowStream
 
 PATIENCE_S = 120
@@ -79,8 +81,8 @@ def test_models_of_unlike_sizes_and_threads_that_do_not_divide_take_turns(
 
 
 def test_a_failing_forward_fails_the_step_and_leaves_no_other_running(tokenizer):
-    side_by_side = SideBySide({})
-    side_by_side._are_alike = True
+    level = TokenLevel(pair_of(tokenizer, 2, 2))
+    side_by_side = SideBySide(level.open_streams(1, 9, SamplingConfig(), scores_prompts=False))
     has_failed, is_over = threading.Event(), threading.Event()
 
     def failing():
