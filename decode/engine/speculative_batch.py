@@ -193,13 +193,13 @@ class SpeculativeBatch(PairedBatch):
             drafts, self._drafts[row] = self._drafts[row], []
             if self._state(row).is_finished:
                 continue
-            streams["safe"].roll_back(row, self._text_length(row, "safe") - 1)
+            streams["safe"].cache.roll_back(row, self._text_length(row, "safe") - 1)
             if drafts[-1].token_id < 0:
-                streams["safe"].erase_rest(row)
+                streams["safe"].cache.erase_rest(row)
             if num_kept == len(drafts) < len(risky_logits[row]):
                 self._logits["risky"][row], unread[row] = risky_logits[row][-1], []
             else:
-                streams["risky"].roll_back(row, self._text_length(row, "risky") - 1)
+                streams["risky"].cache.roll_back(row, self._text_length(row, "risky") - 1)
 
     def _read_drafts(self, rows: list[int]) -> dict[int, Tensor]:
         """The risky logits of the drafted positions by row: (drafts or one more, V)."""
@@ -226,8 +226,8 @@ class SpeculativeBatch(PairedBatch):
                     continue
                 # 2. NaN of a later draft spreads back through the mask, as 0 * NaN: the first
                 #    draft, the only one left, is read for again without any draft.
-                stream.roll_back(row, self._text_length(row, "risky") - len(unread[row]))
-                stream.erase_rest(row)
+                stream.cache.roll_back(row, self._text_length(row, "risky") - len(unread[row]))
+                stream.cache.erase_rest(row)
                 self._state(row).num_forwards["risky"] += 1
                 del self._drafts[row][1:]
                 risky_logits[row] = stream.feed([row], [unread[row]])[0]

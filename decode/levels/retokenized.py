@@ -270,5 +270,5 @@ class RetokenizedStream:
                 self._inner.free(row)
             return self._inner.read(whole, rows).logits
         for row in rows:
-            self._inner.roll_back(row, kept[row])
+            self._inner.cache.roll_back(row, kept[row])
         return self._inner.feed(rows, [texts[row][kept[row] :] for row in rows])[:, 0]

@@ -186,7 +186,7 @@ class RowCheck:
         longest = max(map(sum, LENGTHS))
         stream = RowStream(self.runner, attention, num_rows=len(LENGTHS), max_length=longest)
         yield from _distances([(stream, self.texts)])
-        stream.roll_back(0, sum(LENGTHS[0]) - 1)
+        stream.cache.roll_back(0, sum(LENGTHS[0]) - 1)
         again = stream.feed([0], [self.texts[0].fed[-1:]])
         yield _gap(again[0], self.texts[0].log_probs[-1:])
 

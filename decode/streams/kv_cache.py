@@ -104,6 +104,13 @@ class RowCache(Cache):
             layer.restore(row, keys, values)
         self.lengths[row] = states[0][0].shape[1]
 
+    @torch.inference_mode()
+    def copy(self, row: int, others: Sequence[int]) -> None:
+        """Let other rows, which are free, hold what this one holds."""
+        states = self.states(row)
+        for other in others:
+            self.restore(other, states)
+
     def erase_rest(self, row: int) -> None:
         """Zero the columns of a row that do not count; for NaN, which spreads though masked."""
         for layer in self._layers:

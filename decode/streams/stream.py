@@ -96,7 +96,6 @@ class BatchStream:
     def __init__(
         self, model: PreTrainedModel, num_rows: int, vocab_size: int, *, scores_prompts: bool = True
     ) -> None:
-        """scores_prompts: whether reading gives log-probabilities of the prompts' tokens."""
         self.model, self.vocab_size = model, vocab_size
         self.scores_prompts, self._work_device = scores_prompts, work_device(model.device)
         self._cache = DynamicCache(config=model.config)
@@ -176,7 +175,6 @@ class LoneStream:
     def __init__(
         self, model: PreTrainedModel, num_rows: int, vocab_size: int, *, scores_prompts: bool = True
     ) -> None:
-        """scores_prompts: whether reading gives log-probabilities of the prompts' tokens."""
         self.model, self.vocab_size = model, vocab_size
         self.scores_prompts, self._work_device = scores_prompts, work_device(model.device)
         self._texts: list[list[int]] = [[] for _ in range(num_rows)]

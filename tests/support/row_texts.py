@@ -60,7 +60,7 @@ class RowTexts:
 
     def roll_back(self, row: int) -> None:
         length = self.random.randint(1, len(self.texts[row]))
-        self.stream.roll_back(row, length)
+        self.stream.cache.roll_back(row, length)
         self.texts[row] = self.texts[row][:length]
 
     def leave(self, row: int) -> None:

@@ -24,7 +24,7 @@ def test_a_draft_changes_no_distribution_at_or_before_it_bitwise(family):
     logits = stream.feed([0, 1], drafts, 4)
     for place in range(4):
         for row, length in ((0, 3), (1, 5)):
-            stream.roll_back(row, length)
+            stream.cache.roll_back(row, length)
         changed = [[*draft[:place], 200, *draft[place + 1 :]] for draft in drafts]
         again = stream.feed([0, 1], changed, 4)
         assert torch.equal(again[:, :place], logits[:, :place])
