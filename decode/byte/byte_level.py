@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
-
 from ..levels.level import Level, StreamSize
 from ..pair.model_pair import ModelPair
 from ..rules.rule import ModelName
@@ -18,6 +16,9 @@ from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
 from .byte_row import PromptCache
 from .byte_stream import ByteStream
+
+# Seconds for 128k tokens: once for all decoders and ledgers of a pair.
+_vocabulary = lru_cache(maxsize=4)(ByteVocabulary)
 
 BYTES_PER_TOKEN = 4
 """The mean of English text. Source: paper, section on byte-level decoding."""
@@ -53,7 +54,10 @@ class ByteLevel(Level):
             try:
                 stops = tuple(self._stops_of(name))
                 num_rows = model.config.get_text_config().vocab_size
-                self.vocabularies[name] = _vocabulary(pair.tokenizers[name], stops, num_rows)
+                whole = pair.tokenizers[name]
+                self.vocabularies[name] = _vocabulary(
+                    whole.backend_tokenizer, stops, whole.bos_token_id, num_rows
+                )
                 # Other tokens have the bytes of one that is text; special tokens have none.
                 texts = self.vocabularies[name].trie.row_of
                 if are_text := [token for token in pair.suppressed[name] if token in texts]:
@@ -174,14 +178,6 @@ class ByteLevel(Level):
 
 def _byte_streams(streams: Mapping[str, Stream]) -> dict[str, ByteStream]:
     return {name: stream for name, stream in streams.items() if isinstance(stream, ByteStream)}
-
-
-@lru_cache(maxsize=4)  # seconds for 128k tokens: once for all decoders and ledgers of a pair
-def _vocabulary(
-    tokenizer: PreTrainedTokenizerFast, stop_token_ids: tuple[int, ...], num_rows: int
-) -> ByteVocabulary:
-    backend, begin = tokenizer.backend_tokenizer, tokenizer.bos_token_id
-    return ByteVocabulary(backend, stop_token_ids, begin, num_rows)
 
 
 def _check_range(symbols: list[int]) -> None:

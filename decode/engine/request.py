@@ -223,7 +223,7 @@ class RequestState:
         self.finish_reason, self.error = "error", message
 
     def append(self, step: LedgerStep, *, is_end: bool) -> None:
-        """Bank the token's spend and keep the text that it makes certain.
+        """Enter the token's step and keep the text that it makes certain.
 
         Tokens that the tokenizer cannot decode fail the request.
         """

@@ -69,7 +69,7 @@ class SpeculativeBatch(PairedBatch):
     """A PairedBatch whose steps are rounds: draft, then verify.
 
     Drafts are guesses at what the rule will draw with the request's uniforms. Each position
-    is then drawn by the rule from both models' logits and its spend is banked, up to the first
+    is then drawn by the rule from both models' logits and its spend is entered, up to the first
     token that is not the guess: so the tokens and the ledgers are those of a PairedBatch, whatever
     is drafted and however far. Where both models' logits are known already (after a draft that was
     kept whole), or the risky one is not needed (nothing may be spent), a token is drawn at once.
@@ -127,7 +127,7 @@ class SpeculativeBatch(PairedBatch):
             may_spend, unread = (self._allowances > 0.0).tolist(), self._unread["risky"]
             at_once = [r for r in rows if not self._drafts[r] and not (unread[r] and may_spend[r])]
             if at_once:
-                self._bank(at_once, self._draw(at_once))
+                self._enter(at_once, self._draw(at_once))
                 at = uploaded(torch.tensor(at_once), self._device)
                 ahead.index_copy_(0, at, self._seen.index_select(0, at))
             drafting = [row for row in rows if row not in at_once]
@@ -178,7 +178,7 @@ class SpeculativeBatch(PairedBatch):
                 self._logits["risky"][row] = risky_logits[row][kept[row]]
                 self._unread["safe"][row], unread[row] = [], []  # both have read the text so far
             columns = self._draw(walked)  # (A, 7)
-            self._bank(walked, columns)
+            self._enter(walked, columns)
             going_on = []
             for row, draft, token in zip(walked, drafts, columns[:, TOKEN].tolist(), strict=True):
                 if draft.token_id == token >= 0:

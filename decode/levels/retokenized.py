@@ -1,4 +1,4 @@
-"""Two tokenizers, decoded in the tokens of one: the safe model reads their text in its own."""
+"""Two tokenizers, decoded in the tokens of one: the safe model reads their text in its tokens."""
 
 import codecs
 import itertools
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from ...kernels.devices import work_device
 from ..pair.model_pair import ModelPair
@@ -22,11 +21,14 @@ from ..tokenizer.tokenizer_file import TokenizerFile, read_tokenizer
 from ..warpers import Warpers, alike_or_new
 from .level import StreamSize, TokenLevel, open_stream, rows_join
 
-# R rows of one call, T new columns, V symbols, which are tokens of the risky model.
+# R rows of one call, V symbols, which are tokens of the risky model.
+
+# Half a second of large vocabularies: once for all decoders and ledgers of a pair.
+_read_once = lru_cache(maxsize=4)(read_tokenizer)
 
 
 class RetokenizedLevel(TokenLevel):
-    """Symbols are the risky model's tokens; the safe model reads their text in tokens of its own.
+    """Symbols are the risky model's tokens; the safe model reads their text in its tokens.
 
     What it says of the next symbol is what it says of tokens that both have: a distribution of some
     symbols alone, so nothing bounds a divergence from it. For rules that ask no more
@@ -39,7 +41,8 @@ class RetokenizedLevel(TokenLevel):
         self.pair = pair
         self._tokenizer = pair.tokenizers["risky"]
         self._decoder = TokenDecoder(self._tokenizer)
-        self._files = {name: tokenizer_file(whole) for name, whole in pair.tokenizers.items()}
+        tokenizers = pair.tokenizers.items()
+        self._files = {name: _read_once(whole.backend_tokenizer) for name, whole in tokenizers}
         self.vocab_size = pair.runners["risky"].vocab_size
         self.stop_token_ids = pair.stop_tokens_of("risky")
         self.special_token_ids = sorted(self._tokenizer.all_special_ids)
@@ -151,12 +154,6 @@ class RetokenizedLevel(TokenLevel):
         return [tokenizer.eos_token_id or 0 if first is None else first]
 
 
-@lru_cache(maxsize=4)  # of large vocabularies half a second: once for all decoders and ledgers
-def tokenizer_file(tokenizer: PreTrainedTokenizerFast) -> TokenizerFile:
-    """A tokenizer's tokens as bytes; ValueError for one that `read_tokenizer` refuses."""
-    return read_tokenizer(tokenizer.backend_tokenizer)
-
-
 def same_tokens(file: TokenizerFile, other: TokenizerFile, vocab_size: int) -> dict[int, int]:
     """Ordinary tokens below `vocab_size` whose bytes are a token of another tokenizer too: that."""
     ids = {
@@ -172,7 +169,7 @@ def same_tokens(file: TokenizerFile, other: TokenizerFile, vocab_size: int) -> d
 
 
 class RetokenizedStream:
-    """A model that reads the text of symbols in tokens of its own.
+    """A model that reads the text of symbols in its tokens.
 
     With every new symbol the whole text is tokenized again, as its last tokens may change; the
     model's cache is cut back to the tokens that stayed, and it reads the others. A model whose rows
@@ -262,7 +259,7 @@ class RetokenizedStream:
     def _logits(
         self, rows: list[int], texts: Mapping[int, list[int]], kept: Mapping[int, int]
     ) -> Tensor:
-        """(R, the model's own tokens) raw; rows that have as many tokens to read, or all."""
+        """(R, the model's tokens) raw; rows that have as many tokens to read, or all."""
         whole = [texts[row] for row in rows]
         self._read.update(zip(rows, whole, strict=True))
         if isinstance(self._inner, LoneStream) or not kept[rows[0]]:

@@ -88,13 +88,12 @@ class ModelRunner:
 
         token_ids: (V,) int64, the token of each column.
         """
-        known = self._in_order
-        if known is None or not torch.equal(known[0], token_ids):
+        if self._in_order is None or not torch.equal(self._in_order[0], token_ids):
             other = copy.copy(self)
             other.vocab_size, other._packed = len(token_ids), None
             other._columns = token_ids.to(self._work_device)
-            self._in_order = known = token_ids, other
-        return known[1]
+            self._in_order = token_ids, other
+        return self._in_order[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., vocab_size) of hidden states (..., D), in the model's dtype, on the

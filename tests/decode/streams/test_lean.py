@@ -1,4 +1,4 @@
-"""The lean layers give the logits of the model's own modules, whatever is asked of them."""
+"""The lean layers give the logits of transformers' modules, whatever the rows hold."""
 
 import logging
 

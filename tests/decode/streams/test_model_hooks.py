@@ -15,12 +15,12 @@ from anchored.decode.levels.level import StreamSize, open_stream
 PROMPTS = ["the keeper of the lamp", "salt"]
 
 
-def halved(module, given):
+def halved(module, inputs):
     """A forward pre-hook."""
-    return (given[0] / 2, *given[1:])
+    return (inputs[0] / 2, *inputs[1:])
 
 
-def backwards(module, given, hidden):
+def backwards(module, inputs, hidden):
     """A forward hook."""
     return hidden.flip(-1)
 
@@ -80,7 +80,7 @@ def test_a_changed_model_is_recorded_as_it_is(change, tokenizer):
 
 
 def test_a_hook_on_the_whole_model_decodes_in_batches_if_it_was_there_before(tokenizer, caplog):
-    def favors(module, given, output):
+    def favors(module, inputs, output):
         output.logits = output.logits + 5.0 * (torch.arange(output.logits.shape[-1]) == 40)
         return output
 
