@@ -109,16 +109,20 @@ def test_without_room_for_packed_weights_the_modules_are_run(monkeypatch):
 
 @pytest.mark.parametrize("fault", [0.1, OutOfResources(9, 1, "")])
 def test_lean_layers_that_differ_or_fail_are_left_to_the_modules(fault, monkeypatch, caplog):
-    exact = LeanBackbone._rotation
+    class Wrong(PackedLinear):
+        def __init__(self, weight, bias):
+            super().__init__(weight, bias)
+            exact = self.product
 
-    def wrong(backbone, positions):
-        if isinstance(fault, Exception):
-            raise fault
-        cos, sin = exact(backbone, positions)
-        return cos, sin + fault
+            def product(rows):
+                if isinstance(fault, Exception):
+                    raise fault
+                return exact(rows) + fault
+
+            self.product = product
 
     model = tiny_llama(1).float()
-    monkeypatch.setattr(LeanBackbone, "_rotation", wrong)
+    monkeypatch.setattr(lean, "PackedLinear", Wrong)
     with caplog.at_level(logging.WARNING):
         attention, is_alone = row_support(ModelRunner(model, 320), "safe")
     assert attention.keeps_modules and not is_alone
