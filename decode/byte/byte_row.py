@@ -119,7 +119,7 @@ class ByteRow:
             return []
         return wanted
 
-    def forward(self, wanted: list[int], num_rows: int = 1) -> TreeForward | None:
+    def forward(self, wanted: list[int], num_rows: int) -> TreeForward | None:
         """The forward for the distributions of `wanted`, with guesses; None if all is computed.
 
         num_rows: that are read together.
