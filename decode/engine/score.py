@@ -24,7 +24,7 @@ from .request import Request, request_budget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GivenColumn:
+class ForcedColumn:
     """One position of every continuation that goes on: its tokens, and what the models say."""
 
     texts: list[int]
@@ -52,13 +52,13 @@ class GivenColumn:
 
 
 @torch.inference_mode()
-def given_columns(
+def forced_columns(
     streams: Mapping[str, Stream],
     reading: PromptReading,
     continuations: Sequence[Sequence[int]],
     *,
     looks_back: bool,
-) -> Iterator[GivenColumn]:
+) -> Iterator[ForcedColumn]:
     """Continuations of prompts that the streams have just read, column by column.
 
     looks_back: with the past of every position.
@@ -76,7 +76,7 @@ def given_columns(
             # 2. One of them, of the texts that are not over before it.
             texts = [row for row, end in enumerate(ends) if column < end]
             tokens = torch.tensor([continuations[row][column] for row in texts], device=device)
-            text_column = GivenColumn(
+            text_column = ForcedColumn(
                 texts=texts,
                 token_ids=tokens,
                 logits={
@@ -197,7 +197,7 @@ def score_batch(
     ]
     accounts = opened_accounts(budgets)  # (B, 7)
     num_top = [request.num_top for request in requests]
-    for column in given_columns(streams, reading, merged, looks_back=rule.looks_back):
+    for column in forced_columns(streams, reading, merged, looks_back=rule.looks_back):
         _enter(column, rule, warpers, accounts, scores, num_top)
     for row, score in enumerate(scores):
         score.error = (score.error and level.outgrown(streams, row)) or score.error
@@ -206,7 +206,7 @@ def score_batch(
 
 @torch.inference_mode()
 def _enter(
-    column: GivenColumn,
+    column: ForcedColumn,
     rule: OpenRule,
     warpers: Warpers,
     accounts: Tensor,

@@ -12,7 +12,7 @@ from ..byte.byte_level import ByteLevel
 from ..byte.byte_stream import ByteStream
 from ..engine.prompts import asks_for_ratios, prompts_by_stream, read_prompts
 from ..engine.request import recorded_key
-from ..engine.score import given_columns
+from ..engine.score import forced_columns
 from ..ledger import Ledger, LedgerHeader
 from ..levels.level import Level, TokenLevel
 from ..levels.retokenized import RetokenizedLevel
@@ -72,7 +72,7 @@ class Replay:
     def steps(self) -> Iterator[ForcedStep]:
         """p* at every step under the budget that the ledger records for it."""
         uniform, warpers = self._uniforms(), self.level.warpers(self.sampling)
-        columns = given_columns(
+        columns = forced_columns(
             self._streams, self.prompt, [self.ledger.token_ids], looks_back=self.rule.looks_back
         )
         for column, recorded in zip(columns, self.ledger.steps, strict=True):

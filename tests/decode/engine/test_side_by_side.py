@@ -83,7 +83,8 @@ def test_models_of_unlike_sizes_and_threads_that_do_not_divide_take_turns(
 def test_a_failing_forward_fails_the_step_and_leaves_no_other_running(tokenizer):
     level = TokenLevel(pair_of(tokenizer, 2, 2))
     side_by_side = SideBySide(level.open_streams(1, 9, SamplingConfig(), scores_prompts=False))
-    has_failed, is_over = threading.Event(), threading.Event()
+    has_failed, has_returned, is_over = (threading.Event() for _ in range(3))
+    has_left: list[bool] = []
 
     def failing():
         has_failed.set()
@@ -91,8 +92,11 @@ def test_a_failing_forward_fails_the_step_and_leaves_no_other_running(tokenizer)
 
     def later():
         assert has_failed.wait(PATIENCE_S)
+        has_left.append(has_returned.wait(0.5))  # in vain, as the call waits for this forward
         is_over.set()
 
     with pytest.raises(RuntimeError, match="out of memory"):
         side_by_side([failing, later])
-    assert is_over.is_set() and torch.get_num_threads() == 2
+    has_returned.set()
+    assert is_over.wait(PATIENCE_S) and has_left == [False]
+    assert torch.get_num_threads() == 2

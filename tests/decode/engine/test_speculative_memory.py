@@ -39,7 +39,7 @@ def models() -> dict[str, torch.nn.Module]:
 @pytest.mark.parametrize("name", ["safe", "risky"])
 def test_nan_after_a_rejection_is_ignored(tokenizer, models, name, monkeypatch):
     """Tokens that are drafted and never drawn break one model: their traces are wiped out."""
-    texts = ["salt", TEXT[1]]  # what the shorter row left lies among the longer one's
+    texts = ["salt", "a", "rain", TEXT[1]]  # what short rows left lies among the longest one's
     decoder = Decoder(ModelPair(*models.values(), tokenizer), Anchored(k=1.0), speculate=3)
     feed, read = RowStream.feed, set()
 
@@ -50,6 +50,7 @@ def test_nan_after_a_rejection_is_ignored(tokenizer, models, name, monkeypatch):
     monkeypatch.setattr(RowStream, "feed", noted)
     plain = decoder.generate(texts, **OPTIONS)
     rejected = read.difference(*(r.token_ids for r in plain), *map(decoder.pair.encode, texts))
+    rejected = {token for token in rejected if token > 70}  # the check of a pair reads others
     assert rejected
     models[name].model.embed_tokens.weight.data[[*rejected]] = math.nan
     broken = Decoder(ModelPair(*models.values(), tokenizer), Anchored(k=1.0), speculate=3)
