@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .decode.rules.unbounded import GlobalSwitch as GlobalSwitch
     from .decode.rules.unbounded import RiskyOnly as RiskyOnly
     from .decode.rules.unbounded import System as System
-    from .decode.settings import ByteSettings as ByteSettings
     from .decode.verify.verification import Verification as Verification
     from .decode.verify.verification import verify as verify
     from .decode.verify.verification import with_divergences as with_divergences
@@ -52,7 +51,6 @@ _NAMES = {
     "decode.rules.memfree": "MemFree",
     "decode.rules.mixtures": "CPFuse RCAD TokenSwap",
     "decode.rules.unbounded": "ColdStart GlobalSwitch RiskyOnly System",
-    "decode.settings": "ByteSettings",
     "decode.verify.verification": "Verification verify with_divergences",
     "errors": "AnchoredError",
 }

@@ -25,7 +25,6 @@ from .rules.budget import PromptRatios
 from .rules.claims import opened, warn_of_left_out
 from .rules.rule import Rule
 from .settings import (
-    ByteSettings,
     GenerateOptions,
     LevelName,
     SamplingConfig,
@@ -60,16 +59,15 @@ class Decoder:
         *,
         level: LevelName | Literal["auto"] | None = "auto",
         batch_size: int | None = 16,
-        byte_settings: ByteSettings | None = None,
         prompt_cache: PromptCache | None = None,
         speculate: Speculate | None = "off",
     ) -> None:
         """level: what is decoded and budgeted step by step; "auto" takes tokens for models with one
-        tokenizer and bytes, by `byte_settings`, for models with two. prompt_cache: at byte level,
-        the prompts that another k or seed need not read again; one may serve many decoders.
-        speculate: tokens that the safe model drafts before one risky forward verifies them. The
-        tokens for a seed are those of "off", up to the models' numerics. Raises ValueError for
-        bad values, and for a rule or a draft that cannot run.
+        tokenizer and bytes for models with two. prompt_cache: at byte level, the prompts that
+        another k or seed need not read again; one may serve many decoders. speculate: tokens that
+        the safe model drafts before one risky forward verifies them. The tokens for a seed are
+        those of "off", up to the models' numerics. Raises ValueError for bad values, and for a
+        rule or a draft that cannot run.
         """
         if not (isinstance(pair, ModelPair) and isinstance(rule, Rule)):
             raise ValueError(
@@ -80,9 +78,7 @@ class Decoder:
         self.pair, self.batch_size = pair, whole_number("batch_size", size)
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-        self.level = choose_level(
-            pair, level, byte_settings, prompt_cache, retokenizes=rule.retokenizes
-        )
+        self.level = choose_level(pair, level, prompt_cache, retokenizes=rule.retokenizes)
         self.rule, self.open_rule = rule, opened(rule, self.level)
         warn_of_left_out(self.open_rule)
         self._least_temperature = least_temperature(model.dtype for model in pair.models.values())
@@ -322,15 +318,14 @@ class Decoder:
 def choose_level(
     pair: ModelPair,
     name: LevelName | Literal["auto"],
-    settings: ByteSettings | None = None,
     prompt_cache: PromptCache | None = None,
     *,
     retokenizes: bool = False,
 ) -> Level:
     """The level of that name; "auto" takes tokens where both models share them.
 
-    settings, prompt_cache: of the byte level. retokenizes: the rule decodes the tokens of the risky
-    model where the safe one has others, see `RetokenizedLevel`; "auto" takes them then.
+    prompt_cache: of the byte level. retokenizes: the rule decodes the tokens of the risky model
+    where the safe one has others, see `RetokenizedLevel`; "auto" takes them then.
     """
     if name not in ("auto", "token", "byte"):
         raise ValueError(f'level must be "auto", "token" or "byte", got {name!r}')
@@ -338,11 +333,9 @@ def choose_level(
     if name == "byte" or (name == "auto" and not decodes_tokens):
         from .byte.byte_level import ByteLevel  # its tokenizer's automaton: for these pairs alone
 
-        return ByteLevel(pair, settings or ByteSettings(), prompt_cache)
-    if settings is not None or prompt_cache is not None:
-        raise ValueError(
-            'byte settings and a prompt cache need level="byte": this pair decodes tokens'
-        )
+        return ByteLevel(pair, prompt_cache)
+    if prompt_cache is not None:
+        raise ValueError('a prompt cache needs level="byte": this pair decodes tokens')
     if pair.shares_tokens or not retokenizes:
         return TokenLevel(pair)
     from .levels.retokenized import RetokenizedLevel

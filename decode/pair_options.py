@@ -24,7 +24,7 @@ from .rules.registry import (
     budget_names,
     make_rule,
 )
-from .settings import FLAT, MODEL, REPEATED, ByteSettings, LevelName, Speculate
+from .settings import FLAT, MODEL, REPEATED, LevelName, Speculate
 
 if TYPE_CHECKING:
     from .decoder import Decoder
@@ -262,8 +262,6 @@ class PairOptions(ModelOptions):
     level: LevelName | Literal["auto"] = "auto"
     """What is decoded step by step; auto takes tokens where the tokenizers share them, else
     bytes."""
-    byte: ByteSettings = field(default_factory=ByteSettings)
-    """Settings of the byte level."""
     speculate: Speculate = "off"
     """Tokens that the safe model drafts before one forward of the risky model checks them; off
     drafts none."""
@@ -296,5 +294,4 @@ class PairOptions(ModelOptions):
             level=self.level,
             batch_size=self.batch_size,
             speculate=self.speculate,
-            byte_settings=None if self.byte == ByteSettings() else self.byte,
         )

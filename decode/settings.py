@@ -145,20 +145,6 @@ MODEL = "model"
 """Marks an option that names a folder or a Hub id, which stays as it was typed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ByteSettings:
-    """The cost of a byte at byte level; ledgers record it. No distribution depends on it."""
-
-    prefetch: int = 4
-    """Likely continuations that each forward computes ahead of the text, 0 for none. With 4 of them
-    one text takes a third less time on a CPU, and eight texts take 2 % more."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.prefetch < 0:
-            raise ValueError(f"prefetch must be >= 0, got {self.prefetch}")
-
-
 class _Options(TypedDict, total=False):
     """Options of one text or of several. None is the default of each."""
 

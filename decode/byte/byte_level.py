@@ -1,16 +1,13 @@
 """A pair decoded byte by byte: what its models have in common when their tokenizers differ."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
-
-from transformers import PreTrainedTokenizerFast
 
 from ..levels.level import Level, StreamSize
 from ..pair.model_pair import ModelPair
 from ..rules.rule import ModelName
-from ..settings import UNWARPED, ByteSettings, LevelName, RequestError, SamplingConfig
+from ..settings import UNWARPED, LevelName, RequestError, SamplingConfig
 from ..streams.kv_cache import RowAttention
 from ..streams.stream import Stream
 from ..tokenizer.text import ByteText, TextStream
@@ -19,6 +16,9 @@ from ..tokenizer.vocabulary import END_SYMBOL, NUM_SYMBOLS, ByteVocabulary
 from ..warpers import Warpers
 from .byte_row import PromptCache
 from .byte_stream import ByteStream
+
+# Seconds for 128k tokens: once for all decoders and ledgers of a pair.
+_vocabulary = lru_cache(maxsize=4)(ByteVocabulary)
 
 BYTES_PER_TOKEN = 4
 """The mean of English text. Source: paper, section on byte-level decoding."""
@@ -34,19 +34,13 @@ class ByteLevel(Level):
     vocab_size = NUM_SYMBOLS
     symbols_per_token = BYTES_PER_TOKEN
 
-    def __init__(
-        self,
-        pair: ModelPair,
-        byte_settings: ByteSettings,
-        prompt_cache: PromptCache | None = None,
-    ) -> None:
+    def __init__(self, pair: ModelPair, prompt_cache: PromptCache | None = None) -> None:
         """prompt_cache: where prompts that were read are kept; None for a new one.
 
         Raises ValueError, in one line, for a tokenizer that cannot be read as bytes and for a model
         whose attention cannot be masked token by token.
         """
         self.pair = pair
-        self.byte_settings = byte_settings
         self.prompt_cache = prompt_cache if prompt_cache is not None else PromptCache()
         self.stop_token_ids = [END_SYMBOL]
         self._attention: dict[str, RowAttention] = {}
@@ -60,7 +54,10 @@ class ByteLevel(Level):
             try:
                 stops = tuple(self._stops_of(name))
                 num_rows = model.config.get_text_config().vocab_size
-                self.vocabularies[name] = _vocabulary(pair.tokenizers[name], stops, num_rows)
+                whole = pair.tokenizers[name]
+                self.vocabularies[name] = _vocabulary(
+                    whole.backend_tokenizer, stops, whole.bos_token_id, num_rows
+                )
                 # Other tokens have the bytes of one that is text; special tokens have none.
                 texts = self.vocabularies[name].trie.row_of
                 if are_text := [token for token in pair.suppressed[name] if token in texts]:
@@ -76,11 +73,8 @@ class ByteLevel(Level):
         return [token for token in self.pair.stop_tokens_of(name) if token not in suppressed]
 
     def settings(self) -> dict[str, Any]:
-        """The byte settings and what the tokenizers are, by "safe" and "risky"."""
-        return {**asdict(self.byte_settings), "tokenizers": self._tokenizers}
-
-    def ratio_settings(self) -> dict[str, Any]:
-        return {f"{name} tokenizer": value for name, value in self._tokenizers.items()}
+        """What the tokenizers are, by "safe" and "risky"."""
+        return {"tokenizers": self._tokenizers}
 
     @property
     def _tokenizers(self) -> dict[str, Any]:
@@ -156,20 +150,19 @@ class ByteLevel(Level):
 
     def _stream(self, model: ModelName, sampling: SamplingConfig, size: StreamSize) -> Stream:
         """Logits are log-probabilities of symbols."""
-        vocabulary, prefetch = self.vocabularies[model], self.byte_settings.prefetch
-        runner, fingerprint = self.pair.runners[model], self.pair.fingerprints[model]
+        vocabulary, runner = self.vocabularies[model], self.pair.runners[model]
         # All that decides what is kept of a prompt, with its bytes.
-        place = runner.model.dtype, runner.model.device, str(self._tokenizers[model])
+        source = self.pair.fingerprints[model], str(self._tokenizers[model])
+        place = runner.model.dtype, runner.model.device
         return ByteStream(
             runner,
             self._attention[model],
             vocabulary,
             num_rows=size.num_rows,
             warp=Warpers(sampling, vocabulary.stop_columns),
-            prefetch=prefetch,
             scores_prompts=size.scores_prompts,
             prompts=self.prompt_cache,
-            prompt_source=(fingerprint, *place, prefetch, size.scores_prompts),
+            prompt_source=(*source, *place, size.scores_prompts),
         )
 
     def outgrown(self, streams: Mapping[str, Stream], row: int) -> str:
@@ -185,14 +178,6 @@ class ByteLevel(Level):
 
 def _byte_streams(streams: Mapping[str, Stream]) -> dict[str, ByteStream]:
     return {name: stream for name, stream in streams.items() if isinstance(stream, ByteStream)}
-
-
-@lru_cache(maxsize=4)  # seconds for 128k tokens: once for all decoders and ledgers of a pair
-def _vocabulary(
-    tokenizer: PreTrainedTokenizerFast, stop_token_ids: tuple[int, ...], num_rows: int
-) -> ByteVocabulary:
-    backend, begin = tokenizer.backend_tokenizer, tokenizer.bos_token_id
-    return ByteVocabulary(backend, stop_token_ids, begin, num_rows)
 
 
 def _check_range(symbols: list[int]) -> None:

@@ -60,19 +60,17 @@ class ByteStream:
         *,
         num_rows: int,
         warp: Warpers,
-        prefetch: int = 0,
         scores_prompts: bool = True,
         prompts: PromptCache | None = None,
         prompt_source: Hashable = (),
     ) -> None:
         """warp: of columns in order, whose stops are the vocabulary's `stop_columns`; the tokens
-        seen are those of a node's path. prefetch: see `ByteSettings`. scores_prompts: whether
-        `read` gives log-probabilities of prompts' bytes. prompts: where those that were read are
-        kept, and prompt_source: what names this stream's ones among them."""
+        seen are those of a node's path. scores_prompts: whether `read` gives log-probabilities of
+        prompts' bytes. prompts: where those that were read are kept, and prompt_source: what names
+        this stream's ones among them."""
         self.model, self.vocabulary = model, vocabulary = runner.model, vocabulary
         self._device = work_device(model.device)
-        self._prefetch, self._scores_prompts = prefetch, scores_prompts
-        self._warps = [warp] * num_rows
+        self._scores_prompts, self._warps = scores_prompts, [warp] * num_rows
         self._prompts = PromptCache(0) if prompts is None else prompts  # an empty one is falsy
         self._prompt_source = prompt_source
         limits = context_length(model.config), attention.reach
@@ -141,10 +139,7 @@ class ByteStream:
 
     def _read_together(self, texts: dict[int, bytes]) -> dict[int, Tensor]:
         """Read prompts into free rows, column by column; their log-probabilities by row."""
-        new = {
-            row: ByteRow(self.vocabulary, prefetch=self._prefetch, reach=self._reach)
-            for row in texts
-        }
+        new = {row: ByteRow(self.vocabulary, self._reach) for row in texts}
         self._rows |= new
         if self._scores_prompts:
             log_probs = self._scored(texts)
@@ -172,25 +167,18 @@ class ByteStream:
         return {row: torch.tensor(nats, dtype=torch.float64) for row, nats in scores.items()}
 
     @quietly
-    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """Logits (B, T, 257) after each new column of bytes; see Stream. Nothing follows the end.
+    def feed(self, rows: list[int], tokens: list[list[int]], num_last: int = 1) -> Tensor:
+        """See Stream. Nothing follows the end.
 
-        A forward computes what several columns need, and what one needs that was not foreseen.
+        A forward computes what several bytes need, and what one needs that was not foreseen.
         """
-        lengths = mask.sum(1).tolist()
-        symbols = {row: text[: lengths[row]] for row, text in enumerate(token_ids.tolist())}
-        logits = torch.full((*token_ids.shape, NUM_SYMBOLS), -torch.inf, dtype=torch.float64)
-        for column, rows, log_probs in self._fed(symbols):
-            logits[rows, column] = log_probs
-        return logits.to(self._device)
-
-    @quietly
-    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
-        """Logits (R, 257) after the last of each row's new bytes; see Stream."""
-        logits: dict[int, Tensor] = {}
-        for _, going_on, log_probs in self._fed(dict(zip(rows, tokens, strict=True))):
-            logits.update(zip(going_on, log_probs.unbind(), strict=True))
-        return torch.stack([logits[row] for row in rows]).to(self._device)
+        symbols = dict(zip(rows, tokens, strict=True))
+        columns: dict[int, list[Tensor]] = {row: [] for row in rows}
+        for _, going_on, log_probs in self._fed(symbols):
+            for row, of_row in zip(going_on, log_probs, strict=True):
+                columns[row].append(of_row)
+        logits = [[*columns[row][:1] * num_last, *columns[row]][-num_last:] for row in rows]
+        return torch.stack([torch.stack(of_row) for of_row in logits]).to(self._device)
 
     def _fed(
         self, symbols: Mapping[int, Sequence[int]], *, is_warped: bool = True

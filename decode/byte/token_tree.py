@@ -127,7 +127,7 @@ class TokenTree:
                 after = self.vocabulary.viability.extend(self.state[node], token)
                 if after is not None:
                     added.append((node, token, after))
-            if trie.has_children(longer):
+            if trie.num_children[longer]:
                 going_on.append(Head(node, longer))
         return going_on, added
 

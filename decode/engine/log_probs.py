@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, drawn or given, and of the likeliest ones in their places."""
+"""Log-probabilities of tokens, drawn or read, and of the likeliest ones in their places."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -17,12 +17,12 @@
 #               drawn by the three uniforms of its request and position. Seven columns describe it,
 #               from here to the ledger: (A, 7) float64, see `request.ledger_columns`. They are
 #               copied to the host together, which is the one wait for a device.
-#            4. Bank. Each row of the columns becomes a step of its request's ledger, its text and
+#            4. Enter. Each row of the columns becomes a step of its request's ledger, its text and
 #               a spend of its account; the allowances of the next step follow.
 #            5. Release. Rows whose requests have ended are free again for those that wait.
 #
 # `SpeculativeBatch` has the same parts in another order: the safe model drafts some tokens, the
-# risky one reads them all (2), and they are drawn (3) and banked (4) one by one until one of them
+# risky one reads them all (2), and they are drawn (3) and entered (4) one by one until one of them
 # is not the draft. Tokens, spends and ledgers of both are the same.
 
 import itertools
@@ -47,12 +47,12 @@ from .request import (
     TOKEN,
     Request,
     RequestState,
+    RowSettings,
     ledger_columns,
     ledger_step,
     random_key,
     request_budget,
 )
-from .row_settings import RowSettings
 from .side_by_side import SideBySide
 
 # B rows of the batch, A rows that a step draws for, V symbols of the level.
@@ -169,8 +169,8 @@ class PairedBatch:
         self._read({"safe": rows, "risky": spending if self._rows_join or not spending else rows})
         # 3. Draw one token each, and wait for the device.
         columns = self._draw(rows)  # (A, 7) float64
-        # 4. Bank what the tokens cost; the models read them in the next step, if there is one.
-        self._bank(rows, columns)
+        # 4. Enter what the tokens cost; the models read them in the next step, if there is one.
+        self._enter(rows, columns)
         # 5. Release the rows of requests that have ended.
         return self._release(rows)
 
@@ -192,8 +192,9 @@ class PairedBatch:
                     groups.setdefault(name, {}).setdefault(count, []).append(row)
 
         def forwards(name: str) -> list[Tensor]:
-            unread, feed_rows = self._unread[name], self.streams[name].feed_rows
-            return [feed_rows(group, [unread[r] for r in group]) for group in groups[name].values()]
+            unread, feed = self._unread[name], self.streams[name].feed
+            of_groups = groups[name].values()
+            return [feed(group, [unread[row] for row in group])[:, 0] for group in of_groups]
 
         # The models know nothing of each other, so their forwards may run at once.
         read = self._side_by_side([partial(forwards, name) for name in groups])
@@ -254,7 +255,7 @@ class PairedBatch:
                 log_probs = inputs.logits["safe"][i].double().log_softmax(-1)
             state.log_probs += top_log_probs(log_probs[None], [int(token_ids[i])], num_top)
 
-    def _bank(self, rows: list[int], columns: Tensor) -> None:
+    def _enter(self, rows: list[int], columns: Tensor) -> None:
         """Enter the tokens that were drawn into ledgers, texts and accounts; columns: (A, 7)."""
         for row, figures in zip(rows, columns.tolist(), strict=True):
             state = self._state(row)

@@ -139,7 +139,7 @@ def _read_each_once(stream: Stream, prompts: list[list[int]], rows: list[int]) -
     if len(unique) == len(prompts):
         return read
     for i in unique:
-        stream.copy(rows[i], [rows[j] for j, equal in enumerate(firsts) if equal == i != j])
+        stream.cache.copy(rows[i], [rows[j] for j, equal in enumerate(firsts) if equal == i != j])
     order = [unique.index(i) for i in firsts]
     log_probs = [read.token_log_probs[at] for at in order]
     return PromptLogits(read.logits[order], log_probs, read.num_forwards)
@@ -181,7 +181,7 @@ def ratio_source(level: Level) -> dict[str, Any]:
         "quantization": pair.quantization,
         "special tokens": list(level.special_token_ids),
         "sampling": "unwarped",
-        **level.ratio_settings(),
+        **level.settings(),
     }
 
 

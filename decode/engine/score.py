@@ -24,7 +24,7 @@ from .request import Request, request_budget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GivenColumn:
+class ForcedColumn:
     """One position of every continuation that goes on: its tokens, and what the models say."""
 
     texts: list[int]
@@ -50,49 +50,39 @@ class GivenColumn:
             past=self.past,
         )
 
-    def of(self, rows: list[int]) -> GivenColumn:
-        """Some of the N continuations alone."""
-        return GivenColumn(
-            texts=[self.texts[row] for row in rows],
-            token_ids=self.token_ids[rows],
-            logits={name: logits[rows] for name, logits in self.logits.items()},
-            seen=self.seen[rows],
-            past=None if self.past is None else self.past.of(rows),
-        )
-
 
 @torch.inference_mode()
-def given_columns(
+def forced_columns(
     streams: Mapping[str, Stream],
     reading: PromptReading,
     continuations: Sequence[Sequence[int]],
     *,
     looks_back: bool,
-) -> Iterator[GivenColumn]:
+) -> Iterator[ForcedColumn]:
     """Continuations of prompts that the streams have just read, column by column.
 
     looks_back: with the past of every position.
     """
     lengths, device = [len(tokens) for tokens in continuations], reading.seen.device
-    token_ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-    for row, text in zip(token_ids, continuations, strict=True):
-        row[: len(text)] = torch.tensor(text, dtype=torch.int64)
-    is_given = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     seen, past = reading.seen.clone(), PastRows(len(lengths), streams)
-    for columns in _columns(seen.shape[1], *token_ids.shape):
+    for columns in _columns(seen.shape[1], len(lengths), max(lengths)):
         # 1. Some columns in one forward of each model.
         logits = {
-            name: _logits(stream, reading.logits[name], columns, token_ids, is_given).to(device)
+            name: _logits(stream, reading.logits[name], columns, continuations)
             for name, stream in streams.items()
         }
+        ends = [min(columns.stop, length) for length in lengths]
         for column in range(columns.start, columns.stop):
             # 2. One of them, of the texts that are not over before it.
-            texts = is_given[:, column].nonzero()[:, 0].tolist()
-            tokens = token_ids[texts, column].to(device)
-            text_column = GivenColumn(
+            texts = [row for row, end in enumerate(ends) if column < end]
+            tokens = torch.tensor([continuations[row][column] for row in texts], device=device)
+            text_column = ForcedColumn(
                 texts=texts,
                 token_ids=tokens,
-                logits={n: rows[texts, column - columns.start] for n, rows in logits.items()},
+                logits={
+                    name: torch.stack([before[row][column - ends[row]] for row in texts]).to(device)
+                    for name, before in logits.items()
+                },
                 seen=seen[texts],
                 past=past.of(texts) if looks_back else None,
             )
@@ -111,14 +101,22 @@ def _columns(vocab_size: int, batch_size: int, num_columns: int) -> Iterator[sli
 
 
 def _logits(
-    stream: Stream, first: Tensor, columns: slice, token_ids: Tensor, is_given: Tensor
-) -> Tensor:
-    """(B, C, V) before each token of these columns; `first` (B, V) before those of column 0."""
+    stream: Stream, first: Tensor, columns: slice, texts: Sequence[Sequence[int]]
+) -> dict[int, Tensor]:
+    """(C, V) by text that goes on: before its tokens of these columns, which are the last ones.
+
+    first: (B, V) before those of column 0.
+    """
     if columns.start == 0:
-        return first[:, None]
-    fed = slice(columns.start - 1, columns.stop - 1)
-    # A token that none follows is not fed, nor is padding: the next column says which.
-    return stream.feed(token_ids[:, fed], is_given[:, columns].long())
+        return dict(enumerate(first[:, None]))
+    # A token that none follows is not fed.
+    fed = {
+        row: list(text[columns.start - 1 : min(columns.stop, len(text)) - 1])
+        for row, text in enumerate(texts)
+        if len(text) > columns.start
+    }
+    logits = stream.feed([*fed], [*fed.values()], columns.stop - columns.start)
+    return dict(zip(fed, logits, strict=True))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -199,7 +197,7 @@ def score_batch(
     ]
     accounts = opened_accounts(budgets)  # (B, 7)
     num_top = [request.num_top for request in requests]
-    for column in given_columns(streams, reading, merged, looks_back=rule.looks_back):
+    for column in forced_columns(streams, reading, merged, looks_back=rule.looks_back):
         _enter(column, rule, warpers, accounts, scores, num_top)
     for row, score in enumerate(scores):
         score.error = (score.error and level.outgrown(streams, row)) or score.error
@@ -208,7 +206,7 @@ def score_batch(
 
 @torch.inference_mode()
 def _enter(
-    column: GivenColumn,
+    column: ForcedColumn,
     rule: OpenRule,
     warpers: Warpers,
     accounts: Tensor,
@@ -223,17 +221,11 @@ def _enter(
     nats = allowance(accounts[column.texts]).tolist()
     drawn = rule.next_token(column.inputs(warpers, nats))
     log_probs = drawn.token_log_probs(column.token_ids)
-    # 2. Whether a token is the likeliest one. Where a favorite of a model is likelier it is not;
-    #    where all before it were, the whole vocabulary is searched.
-    favorites = [logits.argmax(-1) for logits in column.logits.values()]
-    rivals = torch.stack([drawn.token_log_probs(favorite) for favorite in favorites])
-    for score, is_beaten in zip(entered, (rivals > log_probs).any(0).tolist(), strict=True):
-        score.is_greedy = score.is_greedy and not is_beaten
-    if rows := [row for row, score in enumerate(entered) if score.is_greedy]:
-        few = column.of(rows)
-        best = rule.next_token(few.inputs(warpers, [nats[row] for row in rows])).log_probs()
-        for row, is_best in zip(rows, (best.argmax(-1) == few.token_ids).tolist(), strict=True):
-            entered[row].is_greedy = is_best
+    # 2. Whether a token is the likeliest one, as long as all before it were in some text.
+    if any(score.is_greedy for score in entered):
+        is_best = drawn.log_probs().argmax(-1) == column.token_ids
+        for score, is_likeliest in zip(entered, is_best.tolist(), strict=True):
+            score.is_greedy = score.is_greedy and is_likeliest
     # 3. The figures. After a token that cannot follow, an account is closed where tokens are
     #    charged: what is infinitely unlikely gives nothing back.
     spends = token_spend(drawn, column.token_ids).cpu()  # (N,)

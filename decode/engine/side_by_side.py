@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from ..streams.lean import LeanBackbone
 from ..streams.row_stream import RowStream
 from ..streams.stream import Stream
 
@@ -28,7 +29,11 @@ class SideBySide:
     """
 
     def __init__(self, streams: Mapping[str, Stream]) -> None:
-        lean = [s for s in streams.values() if isinstance(s, RowStream) and s.is_lean]
+        lean = [
+            stream
+            for stream in streams.values()
+            if isinstance(stream, RowStream) and isinstance(stream.backbone, LeanBackbone)
+        ]
         sizes = [stream.model.num_parameters() for stream in lean]
         largest = LARGEST_RATIO * min(sizes, default=0)
         self._are_alike = len(sizes) == len(streams) > 1 and max(sizes) <= largest

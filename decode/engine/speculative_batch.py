@@ -69,7 +69,7 @@ class SpeculativeBatch(PairedBatch):
     """A PairedBatch whose steps are rounds: draft, then verify.
 
     Drafts are guesses at what the rule will draw with the request's uniforms. Each position
-    is then drawn by the rule from both models' logits and its spend is banked, up to the first
+    is then drawn by the rule from both models' logits and its spend is entered, up to the first
     token that is not the guess: so the tokens and the ledgers are those of a PairedBatch, whatever
     is drafted and however far. Where both models' logits are known already (after a draft that was
     kept whole), or the risky one is not needed (nothing may be spent), a token is drawn at once.
@@ -109,17 +109,17 @@ class SpeculativeBatch(PairedBatch):
         """One round; returns the requests that it ended."""
         rows = self.active_rows
         # 1. The safe model drafts token by token; it draws at once where no draft is needed.
-        self._draft_ahead(rows, self.draft_length)
+        self._draft_ahead(rows)
         # 2. The risky model reads the drafts in one forward, and the walk decides their positions
         #    in order, up to the first token that is not the guess.
         self._verify([row for row in rows if self._drafts[row]])
         return self._release(rows)
 
-    def _draft_ahead(self, rows: list[int], length: int) -> None:
-        """Draft up to `length` tokens in each row; tokens that need no draft are drawn at once."""
+    def _draft_ahead(self, rows: list[int]) -> None:
+        """Draft in each row; tokens that need no draft are drawn at once."""
         ahead = self._seen.clone()
-        for _ in range(length + 1):
-            rows = [row for row in rows if self._can_draft(row, length)]
+        for _ in range(self.draft_length + 1):
+            rows = [row for row in rows if self._can_draft(row)]
             if not rows:
                 return
             self._read({"safe": rows, "risky": []})
@@ -127,16 +127,16 @@ class SpeculativeBatch(PairedBatch):
             may_spend, unread = (self._allowances > 0.0).tolist(), self._unread["risky"]
             at_once = [r for r in rows if not self._drafts[r] and not (unread[r] and may_spend[r])]
             if at_once:
-                self._bank(at_once, self._draw(at_once))
+                self._enter(at_once, self._draw(at_once))
                 at = uploaded(torch.tensor(at_once), self._device)
                 ahead.index_copy_(0, at, self._seen.index_select(0, at))
             drafting = [row for row in rows if row not in at_once]
             for group in self._settings.together(drafting):
                 self._draft(group, ahead)
 
-    def _can_draft(self, row: int, length: int) -> bool:
+    def _can_draft(self, row: int) -> bool:
         state, drafts = self._state(row), self._drafts[row]
-        if state.is_finished or len(drafts) >= length:
+        if state.is_finished or len(drafts) >= self.draft_length:
             return False
         is_at_horizon = len(state.steps) + len(drafts) >= state.request.max_new_tokens
         return not is_at_horizon and not (drafts and drafts[-1].token_id in self._ends)
@@ -178,7 +178,7 @@ class SpeculativeBatch(PairedBatch):
                 self._logits["risky"][row] = risky_logits[row][kept[row]]
                 self._unread["safe"][row], unread[row] = [], []  # both have read the text so far
             columns = self._draw(walked)  # (A, 7)
-            self._bank(walked, columns)
+            self._enter(walked, columns)
             going_on = []
             for row, draft, token in zip(walked, drafts, columns[:, TOKEN].tolist(), strict=True):
                 if draft.token_id == token >= 0:
@@ -193,13 +193,13 @@ class SpeculativeBatch(PairedBatch):
             drafts, self._drafts[row] = self._drafts[row], []
             if self._state(row).is_finished:
                 continue
-            streams["safe"].roll_back(row, self._text_length(row, "safe") - 1)
+            streams["safe"].cache.roll_back(row, self._text_length(row, "safe") - 1)
             if drafts[-1].token_id < 0:
-                streams["safe"].erase_rest(row)
+                streams["safe"].cache.erase_rest(row)
             if num_kept == len(drafts) < len(risky_logits[row]):
                 self._logits["risky"][row], unread[row] = risky_logits[row][-1], []
             else:
-                streams["risky"].roll_back(row, self._text_length(row, "risky") - 1)
+                streams["risky"].cache.roll_back(row, self._text_length(row, "risky") - 1)
 
     def _read_drafts(self, rows: list[int]) -> dict[int, Tensor]:
         """The risky logits of the drafted positions by row: (drafts or one more, V)."""
@@ -217,7 +217,7 @@ class SpeculativeBatch(PairedBatch):
         risky_logits: dict[int, Tensor] = {}
         for group in filter(None, groups):
             counts = [len(fed[row]) - len(unread[row]) + 1 for row in group]
-            logits = stream.feed_ends(group, [fed[row] for row in group], max(counts))
+            logits = stream.feed(group, [fed[row] for row in group], max(counts))
             is_broken = logits[..., 0].isnan().any(1).tolist()
             for i, row in enumerate(group):
                 self._state(row).num_forwards["risky"] += 1
@@ -226,11 +226,11 @@ class SpeculativeBatch(PairedBatch):
                     continue
                 # 2. NaN of a later draft spreads back through the mask, as 0 * NaN: the first
                 #    draft, the only one left, is read for again without any draft.
-                stream.roll_back(row, self._text_length(row, "risky") - len(unread[row]))
-                stream.erase_rest(row)
+                stream.cache.roll_back(row, self._text_length(row, "risky") - len(unread[row]))
+                stream.cache.erase_rest(row)
                 self._state(row).num_forwards["risky"] += 1
                 del self._drafts[row][1:]
-                risky_logits[row] = stream.feed_ends([row], [unread[row]], 1)[0]
+                risky_logits[row] = stream.feed([row], [unread[row]])[0]
         return risky_logits
 
     def _text_length(self, row: int, name: str) -> int:

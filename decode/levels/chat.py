@@ -29,7 +29,7 @@ def chat_prompt(
     if level.name != "token":
         raise ValueError("messages need the token level: templates hold tokens that are no text")
     tokenizers = level.pair.chat_tokenizers
-    # A safe model with tokens of its own reads text, whatever its template is.
+    # A safe model with other tokens reads text, whatever its template is.
     names = ("safe", "risky") if level.compares_models else ("risky",)
     with_template = [name for name in names if tokenizers[name].chat_template]
     if not with_template:

@@ -53,10 +53,6 @@ class Level(ABC):
     def settings(self) -> dict[str, Any]:
         """Plain JSON values: with the pair, they make the same level again."""
 
-    def ratio_settings(self) -> dict[str, Any]:
-        """The settings that decide the ratios of prompts."""
-        return self.settings()
-
     @abstractmethod
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Symbols of a prompt, its text or the symbols themselves; RequestError for bad ones."""

@@ -1,4 +1,4 @@
-"""Two tokenizers, decoded in the tokens of one: the safe model reads their text in its own."""
+"""Two tokenizers, decoded in the tokens of one: the safe model reads their text in its tokens."""
 
 import codecs
 import itertools
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from ...kernels.devices import work_device
 from ..pair.model_pair import ModelPair
@@ -22,11 +21,14 @@ from ..tokenizer.tokenizer_file import TokenizerFile, read_tokenizer
 from ..warpers import Warpers, alike_or_new
 from .level import StreamSize, TokenLevel, open_stream, rows_join
 
-# R rows of one call, T new columns, V symbols, which are tokens of the risky model.
+# R rows of one call, V symbols, which are tokens of the risky model.
+
+# Half a second of large vocabularies: once for all decoders and ledgers of a pair.
+_read_once = lru_cache(maxsize=4)(read_tokenizer)
 
 
 class RetokenizedLevel(TokenLevel):
-    """Symbols are the risky model's tokens; the safe model reads their text in tokens of its own.
+    """Symbols are the risky model's tokens; the safe model reads their text in its tokens.
 
     What it says of the next symbol is what it says of tokens that both have: a distribution of some
     symbols alone, so nothing bounds a divergence from it. For rules that ask no more
@@ -39,7 +41,8 @@ class RetokenizedLevel(TokenLevel):
         self.pair = pair
         self._tokenizer = pair.tokenizers["risky"]
         self._decoder = TokenDecoder(self._tokenizer)
-        self._files = {name: tokenizer_file(whole) for name, whole in pair.tokenizers.items()}
+        tokenizers = pair.tokenizers.items()
+        self._files = {name: _read_once(whole.backend_tokenizer) for name, whole in tokenizers}
         self.vocab_size = pair.runners["risky"].vocab_size
         self.stop_token_ids = pair.stop_tokens_of("risky")
         self.special_token_ids = sorted(self._tokenizer.all_special_ids)
@@ -84,7 +87,7 @@ class RetokenizedLevel(TokenLevel):
     def too_long(self, prompt: list[int], max_new_symbols: int) -> str:
         """Counted in as many new tokens of either model; the safe one may outgrow its context yet,
         see `outgrown`."""
-        prompts = {"risky": prompt, "safe": self.safe_text().tokens(prompt)}
+        prompts = {"risky": prompt, "safe": self.safe_tokens(prompt)}
         for name, limit in self.pair.context_lengths.items():
             if len(prompts[name]) + max_new_symbols > limit:
                 return (
@@ -132,15 +135,23 @@ class RetokenizedLevel(TokenLevel):
                 return f"the text outgrows the safe model's context of {stream.reach} tokens"
         return ""
 
-    def safe_text(self) -> "OtherTokens":
-        """The safe model's tokens of a text."""
-        return OtherTokens(self._files["risky"], self.pair.tokenizer)
+    def spelled(self, symbols: Sequence[int]) -> str:
+        """Whole characters: an unfinished one at the end is left out, ill-formed ones replaced."""
+        file = self._files["risky"]
+        text = b"".join(file.token_bytes.get(symbol, b"") for symbol in symbols)
+        if file.sentence_piece is not None and file.sentence_piece.puts_space:
+            text = text.removeprefix(b" ")  # which the tokenizer put first
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(text)
 
-
-@lru_cache(maxsize=4)  # of large vocabularies half a second: once for all decoders and ledgers
-def tokenizer_file(tokenizer: PreTrainedTokenizerFast) -> TokenizerFile:
-    """A tokenizer's tokens as bytes; ValueError for one that `read_tokenizer` refuses."""
-    return read_tokenizer(tokenizer.backend_tokenizer)
+    def safe_tokens(self, symbols: Sequence[int]) -> list[int]:
+        """The safe model's tokens of the text of symbols, with the special tokens that its
+        tokenizer adds; one at least, before an empty text."""
+        tokenizer = self.pair.tokenizer
+        tokens = encoded(tokenizer, self.spelled(symbols), add_special_tokens=True)
+        if tokens:
+            return tokens
+        first = tokenizer.bos_token_id
+        return [tokenizer.eos_token_id or 0 if first is None else first]
 
 
 def same_tokens(file: TokenizerFile, other: TokenizerFile, vocab_size: int) -> dict[int, int]:
@@ -157,33 +168,8 @@ def same_tokens(file: TokenizerFile, other: TokenizerFile, vocab_size: int) -> d
     }
 
 
-class OtherTokens:
-    """The tokens that a text has in another tokenizer."""
-
-    def __init__(self, file: TokenizerFile, tokenizer: PreTrainedTokenizerFast) -> None:
-        """file: of the tokens that texts are made of. tokenizer: the other one."""
-        self._token_bytes, self._tokenizer = file.token_bytes, tokenizer
-        self._has_space = file.sentence_piece is not None and file.sentence_piece.puts_space
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Whole characters: an unfinished one at the end is left out, ill-formed ones replaced."""
-        text = b"".join(self._token_bytes.get(token_id, b"") for token_id in token_ids)
-        if self._has_space:  # which the tokenizer put first
-            text = text.removeprefix(b" ")
-        return codecs.getincrementaldecoder("utf-8")("replace").decode(text)
-
-    def tokens(self, token_ids: Sequence[int]) -> list[int]:
-        """With the special tokens that the tokenizer adds; one at least, before an empty text."""
-        tokenizer = self._tokenizer
-        tokens = encoded(tokenizer, self.text(token_ids), add_special_tokens=True)
-        if tokens:
-            return tokens
-        first = tokenizer.bos_token_id
-        return [tokenizer.eos_token_id or 0 if first is None else first]
-
-
 class RetokenizedStream:
-    """A model that reads the text of symbols in tokens of its own.
+    """A model that reads the text of symbols in its tokens.
 
     With every new symbol the whole text is tokenized again, as its last tokens may change; the
     model's cache is cut back to the tokens that stayed, and it reads the others. A model whose rows
@@ -199,7 +185,7 @@ class RetokenizedStream:
     ) -> None:
         """size: of the rows, in the model's tokens."""
         self.vocab_size, self.reach, num_rows = level.vocab_size, size.max_length, size.num_rows
-        self._inner, self._text, self._warps = inner, level.safe_text(), [warp] * num_rows
+        self._inner, self._tokens, self._warps = inner, level.safe_tokens, [warp] * num_rows
         self._device = work_device(inner.model.device)
         symbols, twins = list(level.same_tokens), list(level.same_tokens.values())
         self._symbols = torch.tensor(symbols, dtype=torch.long, device=self._device)
@@ -213,30 +199,26 @@ class RetokenizedStream:
 
     def is_outgrown(self, row: int) -> bool:
         """Whether the text of a row has more tokens than the model has positions."""
-        return len(self._text.tokens(self._rows[row])) > self.reach
+        return len(self._tokens(self._rows[row])) > self.reach
 
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
         """Read whole prompts into empty rows; see Stream."""
-        return PromptLogits(self.feed_rows(rows, prompts), [UNSCORED] * len(rows), 1)
-
-    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """(B, T, V) after each new column, which is read by itself; see Stream."""
-        columns = []
-        for tokens, is_new in zip(token_ids.T.tolist(), mask.T.tolist(), strict=True):
-            rows = [row for row, is_read in enumerate(is_new) if is_read]
-            logits = self.feed_rows(rows, [[tokens[row]] for row in rows])
-            column = logits.new_full((len(is_new), self.vocab_size), -torch.inf)
-            column[rows] = logits
-            columns.append(column)
-        return torch.stack(columns, dim=1)
+        return PromptLogits(self.feed(rows, prompts)[:, 0], [UNSCORED] * len(rows), 1)
 
     @torch.inference_mode()
-    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
-        """(R, V) log-probabilities after the last of each row's new symbols, warped and -inf for
-        symbols that the model does not have; NaN for a row that the model cannot hold."""
-        for row, new in zip(rows, tokens, strict=True):
-            self._rows[row] += new
-        texts = {row: self._text.tokens(self._rows[row]) for row in rows}
+    def feed(self, rows: list[int], tokens: list[list[int]], num_last: int = 1) -> Tensor:
+        """Log-probabilities, warped and -inf for symbols that the model does not have; NaN for a
+        row that the model cannot hold; see Stream."""
+        before, columns = [self._rows[row] for row in rows], []
+        for num_left in reversed(range(num_last)):
+            for row, text, new in zip(rows, before, tokens, strict=True):
+                self._rows[row] = text + new[: max(0, len(new) - num_left)]
+            columns.append(self._next(rows))
+        return torch.stack(columns, dim=1)
+
+    def _next(self, rows: list[int]) -> Tensor:
+        """(R, V) after the texts of some rows, read anew where their tokens have changed."""
+        texts = {row: self._tokens(self._rows[row]) for row in rows}
         size = len(rows), self.vocab_size
         of_symbols = torch.full(size, torch.nan, dtype=torch.float64, device=self._device)
         for row, log_probs in self._log_probs(texts):
@@ -277,7 +259,7 @@ class RetokenizedStream:
     def _logits(
         self, rows: list[int], texts: Mapping[int, list[int]], kept: Mapping[int, int]
     ) -> Tensor:
-        """(R, the model's own tokens) raw; rows that have as many tokens to read, or all."""
+        """(R, the model's tokens) raw; rows that have as many tokens to read, or all."""
         whole = [texts[row] for row in rows]
         self._read.update(zip(rows, whole, strict=True))
         if isinstance(self._inner, LoneStream) or not kept[rows[0]]:
@@ -285,5 +267,5 @@ class RetokenizedStream:
                 self._inner.free(row)
             return self._inner.read(whole, rows).logits
         for row in rows:
-            self._inner.roll_back(row, kept[row])
-        return self._inner.feed_rows(rows, [texts[row][kept[row] :] for row in rows])
+            self._inner.cache.roll_back(row, kept[row])
+        return self._inner.feed(rows, [texts[row][kept[row] :] for row in rows])[:, 0]

@@ -60,11 +60,6 @@ class Past:
     log_probs: Mapping[StreamName, Tensor]
     """Nats by stream: (batch,) float64, log p(symbols | prompt) under its raw logits."""
 
-    def of(self, rows: Sequence[int]) -> "Past":
-        """The past of some of the rows, in this order."""
-        log_probs = {name: nats[list(rows)] for name, nats in self.log_probs.items()}
-        return Past([self.texts[row] for row in rows], log_probs)
-
 
 class PastRows:
     """The texts that each row of a batch has generated so far, kept step by step."""

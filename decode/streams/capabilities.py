@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from .configs import rotary_kinds
 from .kv_cache import RowAttention
 from .lean import LeanBackbone, is_hooked
-from .row_stream import ModelRunner, RowStream, right_padded
+from .row_stream import ModelRunner, RowStream
 from .stream import BatchStream, LoneStream, Stream
 
 logger = logging.getLogger(__name__)
@@ -186,9 +186,8 @@ class RowCheck:
         longest = max(map(sum, LENGTHS))
         stream = RowStream(self.runner, attention, num_rows=len(LENGTHS), max_length=longest)
         yield from _distances([(stream, self.texts)])
-        stream.roll_back(0, sum(LENGTHS[0]) - 1)
-        last = torch.tensor([self.texts[0].fed[-1:]] * len(LENGTHS))
-        again = stream.feed(last, torch.tensor([[1], [0]]))
+        stream.cache.roll_back(0, sum(LENGTHS[0]) - 1)
+        again = stream.feed([0], [self.texts[0].fed[-1:]])
         yield _gap(again[0], self.texts[0].log_probs[-1:])
 
     def _plain_logits(self, tokens: list[int]) -> Tensor:
@@ -229,15 +228,15 @@ def _distances(runs: Sequence[tuple[Stream, list[_Text]]]) -> Distances:
             last = len(text.prompt) - 1
             yield _gap(logits, text.log_probs[last])
             yield _difference(scored, text.log_probs[range(last), text.prompt[1:]])
-    for stream, texts in runs:
-        first = stream.feed_rows(list(range(len(texts))), [text.fed[:1] for text in texts])
-        for logits, text in zip(first, texts, strict=True):
-            yield _gap(logits, text.log_probs[len(text.prompt)])
-    for stream, texts in runs:
-        columns, counts = right_padded([text.fed[1:] for text in texts])
-        mask = (torch.arange(columns.shape[1]) < torch.tensor(counts)[:, None]).long()
-        for logits, text, count in zip(stream.feed(columns, mask), texts, counts, strict=True):
-            yield _gap(logits[:count], text.log_probs[-count:])
+    for fed in (slice(1), slice(1, None)):
+        for stream, texts in runs:
+            new = [text.fed[fed] for text in texts]
+            longest = max(map(len, new))
+            logits = stream.feed(list(range(len(texts))), new, longest)
+            for of_row, text, tokens in zip(logits, texts, new, strict=True):
+                end = len(text.prompt) + len(text.fed[: fed.stop])
+                expected = text.log_probs[end - len(tokens) : end]
+                yield _gap(of_row[longest - len(tokens) :], expected)
 
 
 def _gap(logits: Tensor, log_probs: Tensor) -> float:
@@ -301,5 +300,5 @@ def largest_leak(runner: ModelRunner, attention: RowAttention) -> float:
     for rest in (tokens[half:], tokens[: half - 1 : -1]):
         stream = RowStream(runner, attention, num_rows=1, max_length=len(tokens) + 1)
         stream.read([[0]], [0])
-        logits.append(stream.feed_ends([0], [tokens[:half] + rest], len(tokens))[0, :half])
+        logits.append(stream.feed([0], [tokens[:half] + rest], len(tokens))[0, :half])
     return (logits[0] - logits[1]).nan_to_num().abs().max().item()

@@ -89,25 +89,39 @@ class RowCache(Cache):
         self.lengths[row] = length
 
     def keep(self, row: int, first: int, columns: Sequence[int]) -> None:
-        """Forget the columns of a row from `first` on but `columns`, which move up in order."""
+        """Forget the columns of a row from `first` on but `columns`, ascending, which move up."""
+        index = torch.tensor(columns, dtype=torch.long)
         for layer in self._layers:
-            layer.move(row, first, columns)
+            for storage in (layer.keys, layer.values):
+                kept = storage[row].index_select(1, uploaded(index, storage.device))
+                storage[row, :, first : first + len(columns)] = kept
         self.lengths[row] = first + len(columns)
 
     def states(self, row: int) -> list[tuple[Tensor, Tensor]]:
         """A copy of a row's keys and values, (H, columns, D) each, by layer."""
-        return [layer.states(row, self.lengths[row]) for layer in self._layers]
+        part = row, slice(None), slice(self.lengths[row])
+        return [(layer.keys[part].clone(), layer.values[part].clone()) for layer in self._layers]
 
     def restore(self, row: int, states: list[tuple[Tensor, Tensor]]) -> None:
         """Fill an empty row with what `states` gave."""
+        self.lengths[row] = length = states[0][0].shape[1]
         for layer, (keys, values) in zip(self._layers, states, strict=True):
-            layer.restore(row, keys, values)
-        self.lengths[row] = states[0][0].shape[1]
+            layer.make_room(keys[None], values[None], length)
+            layer.keys[row, :, :length], layer.values[row, :, :length] = keys, values
+
+    @torch.inference_mode()
+    def copy(self, row: int, others: Sequence[int]) -> None:
+        """Let other rows, which are free, hold what this one holds."""
+        states = self.states(row)
+        for other in others:
+            self.restore(other, states)
 
     def erase_rest(self, row: int) -> None:
         """Zero the columns of a row that do not count; for NaN, which spreads though masked."""
         for layer in self._layers:
-            layer.clear(row, self.lengths[row])
+            if layer.is_initialized:
+                layer.keys[row, :, self.lengths[row] :].zero_()
+                layer.values[row, :, self.lengths[row] :].zero_()
 
     def free(self, row: int) -> None:
         """Empty a row, so that another request can have it."""
@@ -139,10 +153,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Store new states (R, H, T, D); returns those to attend to, (R, H, columns, D) each."""
         placement = self.placement
         assert placement is not None, "RowCache.prepare comes before every forward"
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        if placement.num_columns > self.keys.shape[2]:
-            self._grow(placement.num_columns)
+        self.make_room(key_states, value_states, placement.num_columns)
         for storage, states in ((self.keys, key_states), (self.values, value_states)):
             if placement.is_level and placement.is_whole:
                 # A slice takes half the time of an index for a few columns.
@@ -157,30 +168,16 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             keys, values = keys[placement.rows], values[placement.rows]
         return keys[:, :, : placement.num_columns], values[:, :, : placement.num_columns]
 
-    def move(self, row: int, first: int, columns: Sequence[int]) -> None:
-        """Copy columns of a row, ascending, to `first` and those after it."""
-        index = uploaded(torch.tensor(columns, dtype=torch.long), self.keys.device)
-        for storage in (self.keys, self.values):
-            storage[row, :, first : first + len(columns)] = storage[row].index_select(1, index)
-
-    def states(self, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """A copy of a row's first columns: (H, length, D) each."""
-        return self.keys[row, :, :length].clone(), self.values[row, :, :length].clone()
-
-    def restore(self, row: int, keys: Tensor, values: Tensor) -> None:
-        """Fill the first columns of a row."""
+    def make_room(self, key_states: Tensor, value_states: Tensor, num_columns: int) -> None:
+        """Have storage of so many columns for states like these."""
         if not self.is_initialized:
-            self.lazy_initialization(keys[None], values[None])
-        length = keys.shape[1]
-        if length > self.keys.shape[2]:
-            self._grow(length)
-        self.keys[row, :, :length], self.values[row, :, :length] = keys, values
-
-    def clear(self, row: int, start: int) -> None:
-        """Zero one row from a column on."""
-        if self.is_initialized:
-            self.keys[row, :, start:].zero_()
-            self.values[row, :, start:].zero_()
+            self.lazy_initialization(key_states, value_states)
+        if (capacity := self.keys.shape[2]) < num_columns:
+            wanted = min(max(num_columns, capacity + capacity // 2), self.max_length)
+            new = (0, 0, 0, wanted - capacity)
+            # One after the other: the old keys are freed before the values are copied.
+            self.keys = functional.pad(self.keys, new)
+            self.values = functional.pad(self.values, new)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(columns, first column) that a mask made by the model itself covers: level rows only."""
@@ -195,14 +192,6 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def get_max_length(self) -> int:
         """Most columns of a row."""
         return self.max_length
-
-    def _grow(self, num_columns: int) -> None:
-        capacity = self.keys.shape[2]
-        wanted = min(max(num_columns, capacity + capacity // 2), self.max_length)
-        new = (0, 0, 0, wanted - capacity)
-        # One after the other: the old keys are freed before the values are copied.
-        self.keys = functional.pad(self.keys, new)
-        self.values = functional.pad(self.values, new)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

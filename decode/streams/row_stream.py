@@ -12,7 +12,7 @@ from ...kernels.devices import work_device
 from ...kernels.token_log_probs import hidden_token_log_probs, token_log_probs
 from .kv_cache import Masks, RowAttention, RowCache, uploaded
 from .lean import LeanBackbone, PackedLinear, can_be_lean, can_pack, has_room, is_hooked
-from .stream import CACHE, UNSCORED, PromptLogits
+from .stream import CACHE, UNSCORED, PromptLogits, last_columns
 
 # B rows of the batch, R rows of one forward, T new columns, N rows of hidden states, D hidden size.
 
@@ -88,13 +88,12 @@ class ModelRunner:
 
         token_ids: (V,) int64, the token of each column.
         """
-        known = self._in_order
-        if known is None or not torch.equal(known[0], token_ids):
+        if self._in_order is None or not torch.equal(self._in_order[0], token_ids):
             other = copy.copy(self)
             other.vocab_size, other._packed = len(token_ids), None
             other._columns = token_ids.to(self._work_device)
-            self._in_order = known = token_ids, other
-        return known[1]
+            self._in_order = token_ids, other
+        return self._in_order[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., vocab_size) of hidden states (..., D), in the model's dtype, on the
@@ -150,17 +149,11 @@ class RowStream:
         max_length: int,
         scores_prompts: bool = True,
     ) -> None:
-        """scores_prompts: whether reading gives log-probabilities of the prompts' tokens."""
         self.model, self.attention = runner.model, attention
         self.vocab_size, self.scores_prompts = runner.vocab_size, scores_prompts
-        self._backbone = runner.backbone(attention)
+        self.backbone = runner.backbone(attention)
         self._runner = runner
-        self._cache = RowCache(self.model.config.num_hidden_layers, num_rows, max_length)
-
-    @property
-    def is_lean(self) -> bool:
-        """True if the model's forwards are those of `LeanBackbone`."""
-        return isinstance(self._backbone, LeanBackbone)
+        self.cache = RowCache(self.model.config.num_hidden_layers, num_rows, max_length)
 
     @torch.inference_mode()
     def read(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
@@ -173,85 +166,52 @@ class RowStream:
         return PromptLogits(torch.cat(logits), log_probs, num_forwards=1)
 
     @torch.inference_mode()
-    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """Logits (B, T, vocab_size) after each new column; see Stream."""
-        rows = list(range(len(token_ids)))
-        return self._runner.logits(self._hidden(rows, token_ids, mask.sum(1).tolist()))
-
-    @torch.inference_mode()
-    def copy(self, row: int, others: Sequence[int]) -> None:
-        """Let other rows, which are free, hold what this one has read."""
-        states = self._cache.states(row)
-        for other in others:
-            self._cache.restore(other, states)
-
-    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
-        """Logits (R, vocab_size) after the last of each row's new tokens; see Stream."""
-        return self.feed_ends(rows, tokens, 1)[:, 0]
-
-    @torch.inference_mode()
-    def feed_ends(self, rows: list[int], tokens: list[list[int]], num_last: int) -> Tensor:
-        """Logits (R, num_last, vocab_size) after the last new tokens of some rows, in order.
-
-        tokens: one list a row, none empty; if shorter than `num_last`, its first logits mean
-        nothing.
-        """
+    def feed(self, rows: list[int], tokens: list[list[int]], num_last: int = 1) -> Tensor:
+        """See Stream."""
         token_ids, counts = right_padded(tokens)
         hidden = self._hidden(rows, token_ids, counts)
         if min(counts) == num_last == hidden.shape[1]:
             return self._runner.logits(hidden)
-        ends = torch.tensor(counts)[:, None]
-        last = (ends - num_last + torch.arange(num_last)).clamp(min=0)
+        last = uploaded(last_columns(counts, num_last), hidden.device)
         row = torch.arange(len(rows), device=hidden.device)[:, None]
-        return self._runner.logits(hidden[row, uploaded(last, hidden.device)])
+        return self._runner.logits(hidden[row, last])
 
     @torch.inference_mode()
     def free(self, row: int) -> None:
         """Empty a row for the next request."""
-        self._cache.free(row)
-
-    def roll_back(self, row: int, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens of a row."""
-        self._cache.roll_back(row, num_tokens)
-
-    def erase_rest(self, row: int) -> None:
-        """Zero what lies after a row's end."""
-        self._cache.erase_rest(row)
+        self.cache.free(row)
 
     def _hidden(self, rows: list[int], token_ids: Tensor, counts: list[int]) -> Tensor:
         """(R, T, D) after new columns (R, T), of which each row's first `counts` are tokens."""
-        placement = self._cache.prepare(rows, token_ids.shape[1], self.model.device)
+        placement = self.cache.prepare(rows, token_ids.shape[1], self.model.device)
         # 1. Padding has no position: one past the context would be out of range.
         positions = placement.columns
         if min(counts) < token_ids.shape[1]:
             lengths = zip(rows, counts, strict=True)
-            ends = torch.tensor([[max(0, self._cache.lengths[row] + n - 1)] for row, n in lengths])
+            ends = torch.tensor([[self.cache.lengths[row] + n - 1] for row, n in lengths])
             positions = torch.minimum(positions, uploaded(ends, positions.device))
         # 2. Without a mask of ours one row decodes by the fused kernels, which repeat no keys.
         masks = None
         if not placement.is_level:
             masks = self.attention.masks(placement.columns, placement.num_columns, self.model.dtype)
         token_ids = uploaded(token_ids, self.model.device)
-        hidden = self._backbone(token_ids, positions, masks, self._cache)
-        self._cache.advance(rows, counts)
+        hidden = self.backbone(token_ids, positions, masks, self.cache)
+        self.cache.advance(rows, counts)
         return hidden
 
     def _read_together(self, prompts: list[list[int]], rows: list[int]) -> PromptLogits:
+        assert not any(self.cache.lengths[row] for row in rows), f"rows {rows} were not freed"
         token_ids, lengths = right_padded(prompts)
-        token_ids = uploaded(token_ids, self.model.device)
-        placement = self._cache.prepare(rows, token_ids.shape[1], token_ids.device)
-        assert placement.is_fresh, f"rows {rows} were not freed"
         # Nothing lies before these tokens and padding only after them: no mask is needed, which
         # leaves the fused attention kernels usable.
-        hidden = self._backbone(token_ids, placement.columns, None, self._cache)
-        self._cache.advance(rows, lengths)
+        hidden = self._hidden(rows, token_ids, lengths)
         ends = uploaded(torch.tensor(lengths) - 1, hidden.device)
         last = hidden[torch.arange(len(rows), device=hidden.device), ends]
         log_probs = [UNSCORED] * len(rows)
         if self.scores_prompts:
             is_followed = torch.arange(1, token_ids.shape[1]) < torch.tensor(lengths)[:, None]
             chosen = is_followed.to(hidden.device)
-            targets = token_ids[:, 1:][chosen].to(hidden.device)
+            targets = token_ids[:, 1:][is_followed].to(hidden.device)
             values = self._runner.token_log_probs(hidden[:, :-1][chosen], targets)
             log_probs = list(torch.split(values.cpu(), [length - 1 for length in lengths]))
         return PromptLogits(self._runner.logits(last), log_probs, 1)

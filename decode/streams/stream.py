@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -46,16 +47,13 @@ class Stream(Protocol):
         """Read whole prompts, one into each of some empty rows."""
         ...
 
-    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """Logits (B, T, vocab_size) after each of T new columns, in the model's dtype, on the
-        `work_device` of the model's.
+    def feed(self, rows: list[int], tokens: list[list[int]], num_last: int = 1) -> Tensor:
+        """Logits (R, num_last, vocab_size) after the last new tokens of some rows, in order, in the
+        model's dtype, on the `work_device` of the model's.
 
-        token_ids, mask: (B, T) int64; a row's ones come before its zeros, which are padding.
+        tokens: one list a row, none empty; if shorter than `num_last`, its first logits mean
+        nothing.
         """
-        ...
-
-    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
-        """Logits (R, vocab_size) after the last of each row's new tokens, none of them empty."""
         ...
 
     def free(self, row: int) -> None:
@@ -72,6 +70,12 @@ def chunks(vocab_size: int, batch_size: int, num_columns: int) -> Iterator[slice
     width = max(2, CHUNK_LOGITS // (batch_size * vocab_size))
     for start in range(0, num_columns, width):
         yield slice(start, min(start + width, num_columns))
+
+
+def last_columns(counts: list[int], num_last: int) -> Tensor:
+    """(R, num_last) int64 indices of the last of so many columns of each row; 0 for those before
+    the first."""
+    return (torch.tensor(counts)[:, None] - num_last + torch.arange(num_last)).clamp(min=0)
 
 
 @runtime_checkable
@@ -92,7 +96,6 @@ class BatchStream:
     def __init__(
         self, model: PreTrainedModel, num_rows: int, vocab_size: int, *, scores_prompts: bool = True
     ) -> None:
-        """scores_prompts: whether reading gives log-probabilities of the prompts' tokens."""
         self.model, self.vocab_size = model, vocab_size
         self.scores_prompts, self._work_device = scores_prompts, work_device(model.device)
         self._cache = DynamicCache(config=model.config)
@@ -107,7 +110,7 @@ class BatchStream:
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
         gathered, num_forwards = [], 0
         for columns in chunks(self.vocab_size, *token_ids.shape):
-            logits = self.feed(token_ids[:, columns], mask[:, columns])
+            logits = self._forward(token_ids[:, columns], mask[:, columns])
             num_forwards += 1
             if self.scores_prompts:
                 targets = token_ids[:, columns.start + 1 : columns.stop + 1].to(logits.device)
@@ -119,8 +122,23 @@ class BatchStream:
         by_prompt = [row[start:] for row, start in zip(log_probs, padding, strict=True)]
         return PromptLogits(logits[:, -1], by_prompt, num_forwards)
 
+    def feed(self, rows: list[int], tokens: list[list[int]], num_last: int = 1) -> Tensor:
+        """See Stream; columns are shared, so rows with fewer tokens are padded after them."""
+        counts = [len(new) for new in tokens]
+        token_ids = torch.zeros(len(self._mask), max(counts), dtype=torch.long)
+        mask = torch.zeros_like(token_ids)
+        for row, new in zip(rows, tokens, strict=True):
+            token_ids[row, : len(new)], mask[row, : len(new)] = torch.tensor(new), 1
+        first, kept = max(0, min(counts) - num_last), []
+        for columns in chunks(self.vocab_size, *token_ids.shape):
+            logits = self._forward(token_ids[:, columns], mask[:, columns])
+            if columns.stop > first:
+                kept.append(logits[rows, max(0, first - columns.start) :])
+        last = last_columns(counts, num_last).sub(first).clamp(min=0).to(self._work_device)
+        return torch.cat(kept, dim=1)[torch.arange(len(rows))[:, None], last]
+
     @torch.inference_mode()
-    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+    def _forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Logits (B, T, vocab_size) after each new column; zeros of the mask may be anywhere."""
         token_ids, mask = token_ids.to(self.model.device), mask.to(self.model.device)
         self._mask = torch.cat([self._mask, mask], dim=1)
@@ -134,16 +152,6 @@ class BatchStream:
         )
         logits: Tensor = output.logits[..., : self.vocab_size]
         return logits.to(self._work_device)
-
-    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
-        """See Stream; columns are shared, so all rows that go on are fed as many tokens."""
-        new = torch.tensor(tokens)
-        token_ids = new.new_zeros(len(self._mask), new.shape[1])
-        mask = torch.zeros_like(token_ids)
-        token_ids[rows], mask[rows] = new, 1
-        for columns in chunks(self.vocab_size, *token_ids.shape):
-            logits = self.feed(token_ids[:, columns], mask[:, columns])[:, -1]
-        return logits[rows]
 
     def free(self, row: int) -> None:
         """Nothing: the row stays in the batch until the batch ends."""
@@ -167,7 +175,6 @@ class LoneStream:
     def __init__(
         self, model: PreTrainedModel, num_rows: int, vocab_size: int, *, scores_prompts: bool = True
     ) -> None:
-        """scores_prompts: whether reading gives log-probabilities of the prompts' tokens."""
         self.model, self.vocab_size = model, vocab_size
         self.scores_prompts, self._work_device = scores_prompts, work_device(model.device)
         self._texts: list[list[int]] = [[] for _ in range(num_rows)]
@@ -195,29 +202,13 @@ class LoneStream:
         return PromptLogits(torch.cat(last), log_probs, 1)
 
     @torch.inference_mode()
-    def feed(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """See Stream; logits of padding are zeros."""
-        counts = mask.sum(1).tolist()
-        texts = [row[:count] for row, count in zip(token_ids.tolist(), counts, strict=True)]
-        fed = {
-            row: torch.cat([self._forward(row, [token]) for token in tokens])
-            for row, tokens in enumerate(texts)
-            if tokens
-        }
-        logits = next(iter(fed.values())).new_zeros(*token_ids.shape, self.vocab_size)
-        for row, values in fed.items():
-            logits[row, : len(values)] = values
-        return logits
-
-    @torch.inference_mode()
-    def feed_rows(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
-        """See Stream."""
-        last = []
+    def feed(self, rows: list[int], tokens: list[list[int]], num_last: int = 1) -> Tensor:
+        """See Stream; logits that mean nothing are zeros."""
+        fed = []
         for row, new in zip(rows, tokens, strict=True):
-            for token in new:
-                logits = self._forward(row, [token])
-            last.append(logits)
-        return torch.cat(last)
+            logits = torch.cat([self._forward(row, [token]) for token in new][-num_last:])
+            fed.append(functional.pad(logits, (0, 0, num_last - len(logits), 0)))
+        return torch.stack(fed)
 
     def free(self, row: int) -> None:
         """Forget a text."""

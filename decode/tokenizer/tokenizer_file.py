@@ -11,32 +11,20 @@ from itertools import combinations
 from typing import Any
 
 from tokenizers import Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from .sentence_piece import MARK, SentencePiece, merged_pairs, read_sentence_piece, steps_of
 
-PRINTABLE_BYTES = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-
-
-def byte_characters() -> list[str]:
-    """The character of each byte 0..255: itself where Latin-1 prints it, else chr(256 + n).
-
-    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", encoder.
-    """
-    characters = {byte: chr(byte) for byte in PRINTABLE_BYTES}
-    for byte in range(256):
-        characters.setdefault(byte, chr(256 + len(characters) - len(PRINTABLE_BYTES)))
-    return [characters[byte] for byte in range(256)]
-
-
-_BYTES = str.maketrans({character: chr(byte) for byte, character in enumerate(byte_characters())})
-_ALPHABET = frozenset(byte_characters())
+LETTER_OF: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+"""The letter of each byte in the vocabulary of a byte-level BPE."""
+_BYTE_OF = {letter: byte for byte, letter in LETTER_OF.items()}
 
 
 def token_bytes(token: str) -> bytes:
     """The bytes of a vocabulary entry. Raises ValueError outside the alphabet."""
-    if not _ALPHABET.issuperset(token):
+    if not _BYTE_OF.keys() >= {*token}:
         raise ValueError(f"vocabulary entry {token!r} is not written in the byte-level alphabet")
-    return token.translate(_BYTES).encode("latin-1")
+    return bytes(map(_BYTE_OF.__getitem__, token))
 
 
 OTHER_MODELS = {
@@ -193,7 +181,7 @@ def _refuse_added(
         if option := next((o for o in options if entry[o] and entry["id"] in literals), ""):
             raise ValueError(f"added token {content!r} has unsupported {option}=true")
         # The library takes its id for both, so merges make it of text that is not the literal.
-        is_made = content in vocab and _ALPHABET.issuperset(content)
+        is_made = content in vocab and _BYTE_OF.keys() >= {*content}
         if is_made and (entry["single_word"] or not content.isascii()):
             made = token_bytes(content)
             raise ValueError(f"added token {content!r} is also an ordinary one, of bytes {made!r}")

@@ -52,10 +52,6 @@ class ByteTrie:
         """The rows whose bytes start with the node's prefix and are longer, half-open."""
         return self.low[node] + self.num_ends[node], self.high[node]
 
-    def has_children(self, node: int) -> bool:
-        """True if some token goes on."""
-        return bool(self.num_children[node])
-
     def ends(self, node: int) -> list[int]:
         """The tokens whose bytes are exactly the node's prefix."""
         low = self.low[node]

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...fields import field_error
 from ...kernels.sampler import uniforms
 from ..byte.byte_level import ByteLevel
 from ..byte.byte_stream import ByteStream
 from ..engine.prompts import asks_for_ratios, prompts_by_stream, read_prompts
 from ..engine.request import recorded_key
-from ..engine.score import given_columns
+from ..engine.score import forced_columns
 from ..ledger import Ledger, LedgerHeader
 from ..levels.level import Level, TokenLevel
 from ..levels.retokenized import RetokenizedLevel
@@ -22,7 +21,7 @@ from ..rules.budget import Budget
 from ..rules.claims import opened, warn_of_left_out
 from ..rules.registry import make_rule
 from ..rules.rule import BOTH, NextToken, OpenRule, StepInputs
-from ..settings import ByteSettings, SamplingConfig
+from ..settings import SamplingConfig
 from ..warpers import largest_logit
 
 # V symbols.
@@ -73,7 +72,7 @@ class Replay:
     def steps(self) -> Iterator[ForcedStep]:
         """p* at every step under the budget that the ledger records for it."""
         uniform, warpers = self._uniforms(), self.level.warpers(self.sampling)
-        columns = given_columns(
+        columns = forced_columns(
             self._streams, self.prompt, [self.ledger.token_ids], looks_back=self.rule.looks_back
         )
         for column, recorded in zip(columns, self.ledger.steps, strict=True):
@@ -125,10 +124,7 @@ def recorded_level(pair: ModelPair, name: str, settings: dict[str, Any]) -> Leve
         return RetokenizedLevel(pair) if "tokens_of" in settings else TokenLevel(pair)
     if name != "byte":
         raise ValueError(f'level must be "token" or "byte", got {name!r}')
-    plain = {key: value for key, value in settings.items() if key != "tokenizers"}
-    if error := field_error(ByteSettings, plain):
-        raise ValueError(f"level_settings: {error}")
-    level = ByteLevel(pair, ByteSettings(**plain))
-    if level.settings()["tokenizers"] != settings.get("tokenizers"):
+    level = ByteLevel(pair)
+    if level.settings() != settings:
         raise ValueError("the tokenizers, or their stop tokens, are not the recorded ones")
     return level

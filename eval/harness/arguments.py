@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ...decode.levels.level import Level
 from ...decode.pair.loading import device_of
 from ...decode.pair_options import PairOptions, RuleOptions
-from ...decode.settings import SAMPLING_NAMES, ByteSettings
+from ...decode.settings import SAMPLING_NAMES
 from ...fields import from_record
 
 logger = logging.getLogger(__name__)
@@ -75,23 +75,19 @@ def pair_arguments(
         pair = from_record(PairOptions, _tables(settings), "model argument ")
     except ValueError as error:  # by the name that the argument has here
         words = str(error).replace("model argument rule.", "model argument ")
-        raise ValueError(words.replace("model argument byte.", "model argument byte_")) from None
+        raise ValueError(words) from None
     return pair, counts
 
 
 def _tables(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as tables of `PairOptions`, with a table each of the rule and of bytes, such as
-    byte_prefetch. Unknown names are settings of the rule."""
-    tables: dict[str, Any] = {"rule": {"setting": []}, "byte": {}}
-    of_pair, of_rule, of_bytes = (
-        {field.name for field in fields(kind)} for kind in (PairOptions, RuleOptions, ByteSettings)
+    """The arguments as `PairOptions` and a table of the rule; unknown names are settings of it."""
+    tables: dict[str, Any] = {"rule": {"setting": []}}
+    of_pair, of_rule = (
+        {field.name for field in fields(kind)} for kind in (PairOptions, RuleOptions)
     )
     for name, value in settings.items():
-        byte_name = name.removeprefix("byte_")
         if name in of_rule:
             tables["rule"][name] = value
-        elif byte_name != name and byte_name in of_bytes:
-            tables["byte"][byte_name] = value
         elif name in of_pair:
             tables[name] = value
         else:

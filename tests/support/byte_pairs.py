@@ -7,7 +7,7 @@ from byte_reference import ReferenceDistributions
 from tiny_models import TEXT, tiny_llama, train_tokenizer
 from torch import Tensor
 
-from anchored import ByteSettings, ModelPair
+from anchored import ModelPair
 from anchored.decode.byte.byte_level import ByteLevel
 from anchored.pretrain.tokens.bpe import pre_tokenizer
 
@@ -27,7 +27,7 @@ def llama3_tokenizer(vocab_size: int):
 
 
 def reference_of(pair: ModelPair, name: str, **changes) -> ReferenceDistributions:
-    vocabulary = ByteLevel(pair, ByteSettings()).vocabularies[name]
+    vocabulary = ByteLevel(pair).vocabularies[name]
     return ReferenceDistributions(pair.models[name], vocabulary, **changes)
 
 

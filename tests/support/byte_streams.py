@@ -76,13 +76,9 @@ def alive(tree: TokenTree) -> list[int]:
 
 def feed(stream: ByteStream, texts: dict[int, list[int]]) -> dict[int, Tensor]:
     """Feed whole texts to some rows in one call; returns (bytes, 257) by row."""
-    width = max(map(len, texts.values()))
-    token_ids = torch.zeros(3, width, dtype=torch.long)
-    mask = torch.zeros_like(token_ids)
-    for row, text in texts.items():
-        token_ids[row, : len(text)], mask[row, : len(text)] = torch.tensor(text), 1
-    logits = stream.feed(token_ids, mask)
-    return {row: logits[row, : len(text)] for row, text in texts.items()}
+    logits = stream.feed([*texts], [*texts.values()], max(map(len, texts.values())))
+    pairs = zip(texts.items(), logits, strict=True)
+    return {row: values[len(values) - len(text) :] for (row, text), values in pairs}
 
 
 def feed_byte_by_byte(stream: ByteStream, row: int, text: list[int]) -> Tensor:

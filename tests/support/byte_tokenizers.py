@@ -7,7 +7,7 @@ from pathlib import Path
 from hard_strings import draw_hard_strings
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from anchored.decode.tokenizer.tokenizer_file import byte_characters
+from anchored.decode.tokenizer.tokenizer_file import LETTER_OF
 
 WORKS = Path(__file__).parents[2] / "tools" / "quickstart" / "works"
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -100,7 +100,7 @@ SMOLLM2_LACKS = frozenset({0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2})
 
 def without_bytes(tokenizer: Tokenizer, missing: frozenset[int] = SMOLLM2_LACKS) -> Tokenizer:
     """The same tokenizer without the tokens of single bytes, which no merge needs."""
-    content, letters = json.loads(tokenizer.to_str()), byte_characters()
+    content, letters = json.loads(tokenizer.to_str()), LETTER_OF
     for byte in missing:
         del content["model"]["vocab"][letters[byte]]
     return Tokenizer.from_str(json.dumps(content))

@@ -6,9 +6,7 @@ from functools import cache
 from tokenizers import Tokenizer
 
 from anchored.decode.tokenizer.merges import MergeTable
-from anchored.decode.tokenizer.tokenizer_file import byte_characters, read_tokenizer
-
-CHARACTERS = byte_characters()
+from anchored.decode.tokenizer.tokenizer_file import LETTER_OF, read_tokenizer
 
 
 @cache
@@ -39,7 +37,7 @@ def adversarial_pairs(table: MergeTable, number: int) -> list[tuple[int, int]]:
 
 def encoded(tokenizer: Tokenizer, texts: list[bytes]) -> list[list[int]]:
     """The tokens that the library's BPE makes of bytes taken as one pretoken each."""
-    written = ["".join(CHARACTERS[byte] for byte in text) for text in texts]
+    written = ["".join(LETTER_OF[byte] for byte in text) for text in texts]
     batch = Tokenizer(tokenizer.model).encode_batch_fast(written, add_special_tokens=False)
     return [encoding.ids for encoding in batch]
 

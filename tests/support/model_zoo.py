@@ -46,25 +46,16 @@ _SIZES = {
 }
 """Settings for every config that knows the name."""
 
-_WINDOWS = {
-    "sliding_window": WINDOW,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
+_WINDOWS = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+_EXPERTS = {"n_routed_experts": 4, **_all(1, "n_group topk_group first_k_dense_replace")}
 _LATENT = {
-    "kv_lora_rank": 8,
-    "q_lora_rank": 8,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "head_dim": 4,
-    "v_head_dim": 8,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
+    **_all(8, "kv_lora_rank q_lora_rank qk_nope_head_dim v_head_dim"),
+    **_all(4, "qk_rope_head_dim head_dim num_key_value_heads"),
+    **_EXPERTS,
 }
+_MAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4}
 
 
 def _rotary(kind: str, factor: float = 4.0, **more) -> dict:
@@ -117,19 +108,9 @@ FAMILIES = {
         **_rotary("longrope", short_factor=[1.0] * 4, long_factor=[4.0] * 4),
         "original_max_position_embeddings": 24,
     },
-    "qwen2, sliding": {
-        "use_sliding_window": True,
-        "sliding_window": WINDOW,
-        "max_window_layers": 1,
-    },
+    "qwen2, sliding": dict(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
     "falcon, ALiBi": {"alibi": True},
-    "zamba": {
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "mamba_dt_rank": 4,
-        "n_mamba_heads": 2,
-        "num_hidden_layers": 7,
-    },
+    "zamba": {**_MAMBA, "n_mamba_heads": 2, "num_hidden_layers": 7},
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention"],
         "mamba_expand": 2,
@@ -139,7 +120,7 @@ FAMILIES = {
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "jetmoe": {"kv_channels": 8},
-    "glm4_moe": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    "glm4_moe": _EXPERTS,
     "bert, causal": {"is_decoder": True},
     "bart": {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64},
     "xlnet": {"d_head": 8, "d_inner": 64},
@@ -150,16 +131,13 @@ FAMILIES = {
         "attention_window_size": WINDOW,
         "lru_width": 32,
     },
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "jamba": _MAMBA,
     "minimax": {**_LINEAR, "block_size": 8},
     "zamba2": {
-        "n_mamba_heads": 4,
-        "mamba_ngroups": 1,
-        "mamba_headdim": 16,
+        **_all(4, "n_mamba_heads adapter_rank"),
+        **_all(1, "mamba_ngroups num_mem_blocks"),
+        **_all(16, "mamba_headdim attention_head_dim"),
         "layers_block_type": ["mamba", "hybrid"],
-        "num_mem_blocks": 1,
-        "attention_head_dim": 16,
-        "adapter_rank": 4,
     },
     "xlstm": {"num_blocks": 2, "mode": "inference"},
 }
@@ -167,24 +145,12 @@ FAMILIES = {
 
 
 _VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
+    **_all(16, "hidden_size intermediate_size"),
+    **{"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
 }
+_IMAGES = {"image_token_index": 60, "boi_token_index": 61, "eoi_token_index": 62}
 COMPOSITE = {
-    "gemma3": (
-        "gemma3_text",
-        {
-            "vision_config": _VISION,
-            "mm_tokens_per_image": 4,
-            "image_token_index": 60,
-            "boi_token_index": 61,
-            "eoi_token_index": 62,
-        },
-    ),
+    "gemma3": ("gemma3_text", {"vision_config": _VISION, "mm_tokens_per_image": 4, **_IMAGES}),
     "llama4": ("llama4_text", {}),
     "qwen3_5": ("qwen3_5_text", {}),
     "fuyu": ("persimmon", {"patch_size": 4, "num_channels": 1}),
@@ -201,19 +167,14 @@ def _text_settings(model_type: str) -> dict:
     return {**sizes, **FAMILIES.get(model_type, {})}
 
 
-def composite_model(family: str, seed: int) -> PreTrainedModel:
-    """A float32 model of text and images in evaluation mode."""
-    text, more = COMPOSITE[family]
-    text_config = {**_text_settings(text), "model_type": text}
-    config = AutoConfig.for_model(family, text_config=text_config, **more)
-    torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(config).float().eval()
-
-
 def zoo_model(family: str, seed: int, **changes) -> PreTrainedModel:
     """A float32 model in evaluation mode."""
     model_type = family.split(",")[0]
-    settings = {**_text_settings(model_type), **FAMILIES[family], **changes}
+    if family in COMPOSITE:
+        text, settings = COMPOSITE[family]
+        settings = {**settings, "text_config": {**_text_settings(text), "model_type": text}}
+    else:
+        settings = {**_text_settings(model_type), **FAMILIES[family], **changes}
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **settings)
     return AutoModelForCausalLM.from_config(config).float().eval()

@@ -13,21 +13,13 @@ NUM_ROWS = 3
 MAX_LENGTH = 24
 
 
-def stream_of(model) -> RowStream:
-    return RowStream(
-        ModelRunner(model, VOCAB_SIZE),
-        row_attention(model),
-        num_rows=NUM_ROWS,
-        max_length=MAX_LENGTH,
-    )
-
-
 class RowTexts:
     """The tokens that each row of a stream should hold, and what the plain forward says."""
 
     def __init__(self, model, seed: int) -> None:
         self.model, self.random = model, random.Random(seed)
-        self.stream = stream_of(model)
+        runner, size = ModelRunner(model, VOCAB_SIZE), {"num_rows": NUM_ROWS}
+        self.stream = RowStream(runner, row_attention(model), max_length=MAX_LENGTH, **size)
         self.texts: list[list[int]] = [[] for _ in range(NUM_ROWS)]
 
     def is_close(self, actual: Tensor, expected: Tensor) -> bool:
@@ -55,31 +47,20 @@ class RowTexts:
             self.texts[row] = prompt
 
     def feed(self) -> None:
-        width = self.random.randint(1, 3)
-        new = [self.tokens(self.random.randint(0, width) if text else 0) for text in self.texts]
-        # Part of a wider tensor, as the chunks of a text are.
-        columns = torch.tensor(
-            [[5, *token_ids] + [5] * (width - len(token_ids)) for token_ids in new]
-        )[:, 1:]
-        mask = torch.tensor([[1] * len(t) + [0] * (width - len(t)) for t in new])
-        logits = self.stream.feed(columns, mask)
-        for row, tokens in enumerate(new):
+        """Up to three tokens of some rows."""
+        new = {row: self.tokens(self.random.randint(0, 3)) for row in range(NUM_ROWS)}
+        new = {row: tokens for row, tokens in new.items() if tokens and self.texts[row]}
+        if not new:
+            return
+        logits = self.stream.feed([*new], [*new.values()], 3)
+        for (row, tokens), values in zip(new.items(), logits, strict=True):
             self.texts[row] = self.texts[row] + tokens
-            if tokens:
-                assert self.is_close(
-                    logits[row, : len(tokens)], self.plain(self.texts[row])[-len(tokens) :]
-                )
-
-    def feed_alone(self, row: int) -> None:
-        """Several tokens of one row, which needs no masks of ours."""
-        tokens = self.tokens(3)
-        self.texts[row] = self.texts[row] + tokens
-        last = self.stream.feed_rows([row], [tokens])[0]
-        assert self.is_close(last, self.plain(self.texts[row])[-1])
+            expected = self.plain(self.texts[row])[-len(tokens) :]
+            assert self.is_close(values[3 - len(tokens) :], expected)
 
     def roll_back(self, row: int) -> None:
         length = self.random.randint(1, len(self.texts[row]))
-        self.stream.roll_back(row, length)
+        self.stream.cache.roll_back(row, length)
         self.texts[row] = self.texts[row][:length]
 
     def leave(self, row: int) -> None:
@@ -89,7 +70,7 @@ class RowTexts:
     def check_history(self) -> None:
         """Rows join, grow, go back and leave."""
         self.join([1])
-        self.feed_alone(1)
+        self.feed()  # one row alone needs no masks of ours
         self.feed()
         self.join([2, 0])
         for _ in range(12):

@@ -110,13 +110,6 @@ def cleaned_up() -> PreTrainedTokenizerFast:
     return word_piece(cleans_up=True)
 
 
-def words_alone() -> PreTrainedTokenizerFast:
-    """No decoder at all: tokens with spaces between them."""
-    tokenizer = Tokenizer(models.WordLevel(_words([]), unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return _finished(tokenizer, None)
-
-
 def suffixes() -> PreTrainedTokenizerFast:
     """GPT-1's: a mark at the end of each word becomes a space, but that of the last."""
     vocab = _words([f"{word}</w>" for word in WORDS])
@@ -127,7 +120,5 @@ def suffixes() -> PreTrainedTokenizerFast:
 
 STYLES = {
     style.__name__: style
-    for style in (
-        *(llama2, gemma, metaspace, byte_level, word_piece, cleaned_up, words_alone, suffixes),
-    )
+    for style in (llama2, gemma, metaspace, byte_level, word_piece, cleaned_up, suffixes)
 }

@@ -119,7 +119,7 @@ def byte_words(pair_words, tmp_path):
 def test_models_with_two_tokenizers_generate_score_and_verify_bytes(capsys, byte_words, tmp_path):
     ledger = tmp_path / "one.jsonl"
     words = ["--prompt", "caf\u00e9", "--max-new-bytes", "9", "--ledger", str(ledger)]
-    _, err = run(capsys, "generate", *byte_words, "--byte.prefetch", "0", *words)
+    _, err = run(capsys, "generate", *byte_words, *words)
     assert "K=13.5 (k=1.5 x 9)" in err and "9 bytes" in err
     run(capsys, "verify", *byte_words, "--ledger", str(ledger))
     words = ["--prompt", "caf\u00e9", "--continuation", " \u00e9"]

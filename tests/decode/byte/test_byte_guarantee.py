@@ -2,16 +2,13 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 from itertools import repeat
 
 import numpy as np
-import pathwise_oracle as oracle
 import pytest
 import torch
 from byte_pairs import PROMPTS, log_probs_along
 from scipy.stats import chi2
-from text_oracle import OracleDistributions, TextOracle
 from tiny_models import tiny_llama
 
 from anchored import Anchored, Decoder, ModelPair, Pathwise, SafeOnly
@@ -102,54 +99,6 @@ def test_no_text_of_bytes_leaves_what_a_pathwise_budget_has(scored_texts):
     scores, safe = scored_texts(Pathwise(k=0.1, bank=0.3, debt="none"))
     most = max(score.log_prob - nats for score, nats in zip(scores, safe, strict=True))
     assert 0.8 * scores[0].bound < most <= scores[0].bound == 0.3 + HORIZON * 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", [Pathwise(k=0.3, bank=2.0), Pathwise(k=0.0, bank=6.0)], ids=str)
-def test_a_pathwise_text_of_two_tokenizers_has_its_bounds_by_an_oracle(pair, rule):
-    """Texts that were drawn, and two that spend what they can, the second one after saving."""
-    prompt, length, rule = PROMPTS[0], 8, replace(rule, debt="none")
-    models = [
-        OracleDistributions(
-            TextOracle(pair.tokenizers[name].backend_tokenizer), pair.models[name], [0], 1
-        )
-        for name in ("risky", "safe")
-    ]
-
-    def log_probs(begun: tuple[int, ...]) -> list[np.ndarray]:
-        text = prompt.encode() + bytes(begun)
-        return [model.next_symbol(text).astype(np.longdouble) for model in models]
-
-    bucket = {"k": rule.k, "bank": rule.bank, "debt": 0.0}
-    node = oracle.nodes_of(log_probs, **bucket)
-
-    def spending(num_saving: int) -> list[int]:
-        """A text that gives back what it can for some symbols, and then costs what it can."""
-        text: list[int] = []
-        while len(text) < length:
-            here = node(tuple(text))
-            symbols = np.flatnonzero(np.exp(here.star[:END_SYMBOL]) > 1e-9)
-            costs = here.star[symbols] - here.safe[symbols]
-            index = costs.argmin() if len(text) < num_saving else costs.argmax()
-            text.append(int(symbols[index]))
-        return text
-
-    plain = {"temperature": 1.0, "repetition_penalty": 1.0}
-    decoder = Decoder(pair, rule, level="byte")
-    drawn = decoder.generate(prompt, max_new_bytes=length, num_return_sequences=3, **plain)
-    texts = [*(result.token_ids for result in drawn), spending(0), spending(length // 2)]
-    star, safe = oracle.figures_of(node, texts)
-    scores = decoder.score([prompt] * len(texts), texts, horizon=length, **plain)
-    excesses = []
-    for i, score in enumerate(scores):
-        symbols = slice(len(texts[i]))
-        ours, expected = np.array(score.token_log_probs), star[i, symbols]
-        assert np.abs(np.exp(ours) - np.exp(expected)).max() < 1e-7
-        assert (score.spends >= ours - safe[i, symbols] - 1e-9).all()
-        excesses.append(oracle.excesses(ours[None], safe[[i], symbols], **bucket))
-        assert max(excesses[-1][:2]) <= 1e-9
-    # The first one uses the whole bound, and the second one that of a window.
-    assert excesses[-2][2] > 0.9 and excesses[-1][1] > -0.1
 
 
 def test_no_budget_gives_the_safe_model_exactly(pair):

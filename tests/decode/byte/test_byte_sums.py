@@ -11,7 +11,6 @@ from byte_pairs import tiny_byte_pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anchored import ByteSettings
 from anchored.decode.byte.byte_level import ByteLevel
 from anchored.decode.byte.node_distribution import NodeDistribution, log_sum
 from anchored.decode.tokenizer.trie import ROOT
@@ -24,7 +23,7 @@ SCALES = st.sampled_from([1.0, 40.0, 500.0, 1e4])
 
 @cache
 def vocabulary():
-    return ByteLevel(tiny_byte_pair(), ByteSettings()).vocabularies["safe"]
+    return ByteLevel(tiny_byte_pair()).vocabularies["safe"]
 
 
 def log_sum_of_60_digits(terms) -> float:

@@ -65,23 +65,3 @@ def test_rows_agree_with_the_library_for_merges_in_any_order(merges, order):
 def test_bpe_by_definition_agrees_with_the_library(tokenizer, table):
     texts = [bytes(random.Random(seed).choices(b" the'nrsao", k=9)) for seed in range(500)]
     assert [table.encode(text) for text in texts] == encoded(tokenizer, texts)
-
-
-def test_a_split_of_higher_rank_pieces_is_irregular():
-    # "abc" is made by rank 0 from "bc", which only rank 1 makes: ranks do not increase.
-    bytes_of = {0: b"a", 1: b"b", 2: b"c", 3: b"bc", 4: b"abc", 5: b"aa"}
-    table = MergeTable(bytes_of, [(0, 3, 4), (1, 2, 3), (0, 0, 5)])
-    assert table.irregular == {4}
-    rows = PairRows(table, np.arange(6, dtype=np.int32))
-    for left in range(6):
-        for right in range(6):
-            valid = table.encode(bytes_of[left] + bytes_of[right]) == [left, right]
-            assert table.is_valid_pair(left, right) == valid
-            assert rows.invalid(left)[right] == (not valid)
-
-
-@pytest.mark.parametrize(("left", "right", "valid"), [(3, 0, True), (0, 0, False), (5, 0, True)])
-def test_equal_ranks_merge_leftmost_first(left, right, valid):
-    bytes_of = {0: b"a", 3: b"b", 5: b"aa"}
-    table = MergeTable(bytes_of, [(0, 0, 5)])
-    assert table.is_valid_pair(left, right) == valid

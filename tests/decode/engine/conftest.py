@@ -25,9 +25,9 @@ def forwards(pair, monkeypatch) -> Counter[str]:
     names = {id(model.model): name for name, model in pair.models.items()}
     forward = LlamaModel.forward
 
-    def counted(self, *given, **settings):
+    def counted(self, *arguments, **options):
         counts.update([names[id(self)]])
-        return forward(self, *given, **settings)
+        return forward(self, *arguments, **options)
 
     monkeypatch.setattr(LlamaModel, "forward", counted)
     return counts

@@ -60,14 +60,6 @@ FAULTS = {
         raising(CompilationError("x = 1", None, "no fp64 here")),
         "CompilationError: .*no fp64 here",
     ),
-    "has no compiler": (
-        raising(FileNotFoundError(2, "No such file or directory", "gcc")),
-        "FileNotFoundError: .*'gcc'",
-    ),
-    "fails at a launch": (
-        raising(RuntimeError("Triton Error [CUDA]: invalid device function")),
-        r"RuntimeError: Triton Error \[CUDA\]: invalid device function",
-    ),
     "spends wrongly": (
         wrong("spend", lambda nats: nats + 1e-3),
         "RuntimeError: the spend of row 0 is not that of the CPU",

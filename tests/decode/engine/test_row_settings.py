@@ -6,7 +6,7 @@ import pytest
 from byte_pairs import tiny_byte_pair
 from tiny_models import word_prompts
 
-from anchored import Anchored, Decoder, Pathwise, RiskyOnly, TokenSwap, verify
+from anchored import Anchored, Decoder, Pathwise, TokenSwap, verify
 from anchored.decode.engine.paired_batch import MOST_ALONE, PairedBatch
 from anchored.decode.engine.request import Request, RequestState
 from anchored.decode.generation import request_ledger
@@ -148,10 +148,3 @@ def test_rows_that_may_spend_nothing_hold_up_the_others_for_a_while_only(pair):
         if state.is_finished:
             return
     pytest.fail(f"{len(state.steps)} tokens of 3 were drawn")
-
-
-def test_rules_that_read_other_streams_are_no_requests_of_a_batch(pair):
-    decoder = Decoder(pair, Anchored(k=1.0))
-    other = opened(RiskyOnly(compared=False), decoder.level)
-    with pytest.raises(AssertionError, match="other streams"):
-        decoder.open_batch(1, 64, PLAIN).admit([Request(prompt_token_ids=[0, 5], rule=other)])

@@ -27,12 +27,7 @@ def generate(pair, rule, speculate, texts, *, batch_size=16, order=None, **setti
 
 @pytest.mark.parametrize(
     ("rule", "speculate"),
-    [
-        (KL, 1),
-        (Pathwise(k=0.5, bank=3.0), 4),
-        *(pytest.param(KL, n, marks=pytest.mark.slow) for n in (8,)),
-        pytest.param(BANK, 2, marks=pytest.mark.slow),
-    ],
+    [(KL, 1), (Pathwise(k=0.5, bank=3.0), 4), pytest.param(BANK, 8, marks=pytest.mark.slow)],
     ids=str,
 )
 def test_every_draft_length_gives_the_plain_tokens_and_ledgers(ending_pair, rule, speculate):
@@ -85,19 +80,11 @@ def test_few_tokens_are_drafted_and_replaced_in_every_way_as_plainly(
     assert_same(plain, ours)
 
 
-WAYS = {
-    "alone, penalized and truncated": (
-        KL,
-        {"repetition_penalty": 1.5, "top_k": 20, "top_p": 0.9, "batch_size": 1},
-    ),
-    "the risky model next to the safe one": (RiskyOnly(), {}),
-    "greedily": (KL, {"temperature": 0.0}),
-}
-
-
-@pytest.mark.parametrize(("rule", "settings"), WAYS.values(), ids=WAYS)
-def test_other_ways_to_decode_give_the_plain_tokens_too(ending_pair, rule, settings):
-    plain, ours = (generate(ending_pair, rule, n, word_prompts(4), **settings) for n in ("off", 3))
+@pytest.mark.parametrize(("rule", "temperature"), [(RiskyOnly(), 1.0), (KL, 0.0)], ids=str)
+def test_other_rules_and_greedy_texts_give_the_plain_tokens_too(ending_pair, rule, temperature):
+    plain, ours = (
+        generate(ending_pair, rule, n, word_prompts(4), temperature=temperature) for n in ("off", 3)
+    )
     assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from anchored import Anchored, Decoder, LedgerError, ModelPair, TokenSwap, verify
 from anchored import with_divergences as longer
-from anchored.decode.levels.retokenized import OtherTokens, tokenizer_file
+from anchored.decode.levels.retokenized import RetokenizedLevel
 from anchored.decode.tokenizer.tokenizer_file import token_bytes
 from anchored.decode.verify.replay import Replay
 
@@ -111,13 +111,13 @@ def test_tokens_that_later_ones_change_are_read_again(pair):
 
 def test_texts_are_whole_characters(pair):
     risky = pair.tokenizers["risky"]
-    other = OtherTokens(tokenizer_file(risky), pair.tokenizer)
+    level = RetokenizedLevel(pair)
     whole = ids_of(risky, "a\u4e2db")
-    assert other.text(whole) == "a\u4e2db"  # and no special token's name
-    assert [other.text(whole[: 2 + cut]) for cut in range(4)] == ["a", "a", "a", "a\u4e2d"]
+    assert level.spelled(whole) == "a\u4e2db"  # and no special token's name
+    assert [level.spelled(whole[: 2 + cut]) for cut in range(4)] == ["a", "a", "a", "a\u4e2d"]
     lone = ids_of(risky, "\u4e2d", add_special_tokens=False)[1]
-    assert other.text([whole[1], lone, whole[1]]) == "a\ufffda"
-    assert other.tokens([0]) == [0]  # a prompt of a begin token alone
+    assert level.spelled([whole[1], lone, whole[1]]) == "a\ufffda"
+    assert level.safe_tokens([0]) == [0]  # a prompt of a begin token alone
 
 
 @pytest.mark.parametrize(

@@ -190,25 +190,14 @@ def test_the_end_of_a_cleaned_up_text_waits_for_what_may_change_it():
     assert "".join(pieces) == added(tokenizer, [], new)
 
 
-def test_a_space_before_the_first_word_is_streamed_and_kept():
-    """A tokenizer like Llama 2's: its decoder takes away the first space of what it is given."""
-    tokenizer, pair = style("llama2"), pair_of("llama2")
-    upon = tokenizer.convert_tokens_to_ids(["\u2581upon", "\u2581a", "\u2581time"])
-    stream = TextStream(TokenText(TokenDecoder(tokenizer), pair.encode("once")))
-    assert [stream.push(token) for token in upon] == [" upon", " a", " time"]
-    cut = TextStream(TokenText(TokenDecoder(tokenizer), pair.encode("once")), (" upon a",))
-    for token in upon:
-        cut.push(token)
-    assert cut.is_stopped and cut.text == ""
-    alone = TextStream(TokenText(TokenDecoder(tokenizer), pair.encode("\u2603")[:1]))
-    assert alone.push(upon[0]) == "upon"  # after the begin token alone
-
-
 def test_characters_of_a_fallback_come_with_their_last_bytes_and_others_lose_none():
     tokenizer = style("llama2")
-    text = TokenText(TokenDecoder(tokenizer), tokenizer("once")["input_ids"])
-    stream = TextStream(text, ("\n",))
+    once = tokenizer("once")["input_ids"]
+    stream = TextStream(TokenText(TokenDecoder(tokenizer), once), ("\n",))
     assert stream.push(10) == "" and stream.is_stopped and stream.text == ""
+    stream = TextStream(TokenText(TokenDecoder(tokenizer), once))
+    upon = tokenizer.convert_tokens_to_ids(["\u2581upon", "\u2581a"])
+    assert [stream.push(token) for token in upon] == [" upon", " a"]
     stream = TextStream(TokenText(TokenDecoder(tokenizer)))
     a = tokenizer.convert_tokens_to_ids("a")
     pushed = [stream.push(token) for token in (a, 10, *SNOWMAN, 0xE2, a, *SNOWMAN[:2], 0xFF)]

@@ -1,4 +1,4 @@
-"""The lean layers give the logits of the model's own modules, whatever is asked of them."""
+"""The lean layers give the logits of transformers' modules, whatever the rows hold."""
 
 import logging
 
@@ -17,16 +17,6 @@ VARIANTS = {
     "biases": {"attention_bias": True, "mlp_bias": True},
     "a large epsilon": {"rms_norm_eps": 0.05},
     "a key head for each query head": {"num_key_value_heads": 4},
-    "llama3 positions": {
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10_000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        }
-    },
     "yarn positions": {
         "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
     },
@@ -55,13 +45,6 @@ def test_any_history_gives_the_plain_logits(name):
     RowTexts(lean_model(name), seed=7).check_history()
 
 
-def test_models_made_in_inference_mode_are_lean_too():
-    with torch.inference_mode():
-        model = tiny_llama(1).float()
-    assert isinstance(backbone_of(model), LeanBackbone)
-    RowTexts(model, seed=7).check_history()
-
-
 def of_two_dtypes():
     model = tiny_llama(1).float()
     model.model.layers[0].mlp.double()
@@ -82,22 +65,15 @@ def test_other_models_keep_their_modules(make):
     assert isinstance(backbone_of(make()), ModuleBackbone)
 
 
-def test_the_user_s_model_is_not_touched():
+def test_layers_are_packed_once_and_the_user_s_model_is_not_touched():
+    """A model that changes afterwards is refused: see test_model_state."""
     model = tiny_llama(1, tie_word_embeddings=True).float()
-    before = {
-        name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()
-    }
-    backbone_of(model)
+    before = {name: (w.data_ptr(), w.clone()) for name, w in model.state_dict().items()}
+    runner, attention = ModelRunner(model, 320), row_attention(model)
+    first = runner.backbone(attention)
     for name, weight in model.state_dict().items():
         pointer, values = before[name]
         assert weight.data_ptr() == pointer and torch.equal(weight, values)
-
-
-def test_layers_are_packed_once():
-    """A model that changes afterwards is refused: see test_model_state."""
-    model = tiny_llama(1).float()
-    runner, attention = ModelRunner(model, 320), row_attention(model)
-    first = runner.backbone(attention)
     assert runner.backbone(attention) is first
     assert runner.in_order(torch.arange(300)).backbone(attention) is first
 
@@ -133,16 +109,20 @@ def test_without_room_for_packed_weights_the_modules_are_run(monkeypatch):
 
 @pytest.mark.parametrize("fault", [0.1, OutOfResources(9, 1, "")])
 def test_lean_layers_that_differ_or_fail_are_left_to_the_modules(fault, monkeypatch, caplog):
-    exact = LeanBackbone._rotation
+    class Wrong(PackedLinear):
+        def __init__(self, weight, bias):
+            super().__init__(weight, bias)
+            exact = self.product
 
-    def wrong(backbone, positions):
-        if isinstance(fault, Exception):
-            raise fault
-        cos, sin = exact(backbone, positions)
-        return cos, sin + fault
+            def product(rows):
+                if isinstance(fault, Exception):
+                    raise fault
+                return exact(rows) + fault
+
+            self.product = product
 
     model = tiny_llama(1).float()
-    monkeypatch.setattr(LeanBackbone, "_rotation", wrong)
+    monkeypatch.setattr(lean, "PackedLinear", Wrong)
     with caplog.at_level(logging.WARNING):
         attention, is_alone = row_support(ModelRunner(model, 320), "safe")
     assert attention.keeps_modules and not is_alone

@@ -7,7 +7,6 @@ import torch
 from plain_forward import assert_recorded
 from tiny_models import tiny_llama
 from torch import nn
-from torch.nn.utils import parametrize
 from transformers import LlamaForCausalLM
 
 from anchored import Anchored, Decoder, ModelPair
@@ -16,17 +15,12 @@ from anchored.decode.levels.level import StreamSize, open_stream
 PROMPTS = ["the keeper of the lamp", "salt"]
 
 
-def favors_one_token(module, given, logits):
-    """A forward hook that makes one token likelier by far."""
-    return logits + 5.0 * (torch.arange(logits.shape[-1]) == 40)
-
-
-def halved(module, given):
+def halved(module, inputs):
     """A forward pre-hook."""
-    return (given[0] / 2, *given[1:])
+    return (inputs[0] / 2, *inputs[1:])
 
 
-def backwards(module, given, hidden):
+def backwards(module, inputs, hidden):
     """A forward hook."""
     return hidden.flip(-1)
 
@@ -42,11 +36,6 @@ class Adapted(nn.Module):
         return self.base(hidden) - hidden.sum(-1, keepdim=True) * self.weight[:, 0]
 
 
-class Doubled(nn.Module):
-    def forward(self, weight):
-        return 2.0 * weight
-
-
 def replace_forward(layer) -> None:
     forward = layer.forward
     layer.forward = lambda hidden: forward(hidden).flip(-1)
@@ -55,9 +44,6 @@ def replace_forward(layer) -> None:
 CHANGES = {
     "a pre-hook on the output layer": lambda m: m.lm_head.register_forward_pre_hook(halved),
     "another output layer": lambda m: setattr(m, "lm_head", nn.Linear(32, 320)),
-    "a parametrized output layer": lambda m: parametrize.register_parametrization(
-        m.lm_head, "weight", Doubled()
-    ),
     "a forward of a layer": lambda m: replace_forward(m.model.layers[0].mlp),
     "an adapted layer": lambda m: setattr(
         m.model.layers[0].self_attn, "o_proj", Adapted(m.model.layers[0].self_attn.o_proj)
@@ -94,7 +80,12 @@ def test_a_changed_model_is_recorded_as_it_is(change, tokenizer):
 
 
 def test_a_hook_on_the_whole_model_decodes_in_batches_if_it_was_there_before(tokenizer, caplog):
-    safe = with_hook_on_logits(tiny_llama(1).float())
+    def favors(module, inputs, output):
+        output.logits = output.logits + 5.0 * (torch.arange(output.logits.shape[-1]) == 40)
+        return output
+
+    safe = tiny_llama(1).float()
+    safe.register_forward_hook(favors)
     with caplog.at_level(logging.WARNING):
         pair = ModelPair(safe, tiny_llama(2).float(), tokenizer)
     assert caplog.messages == [
@@ -102,15 +93,6 @@ def test_a_hook_on_the_whole_model_decodes_in_batches_if_it_was_there_before(tok
         "which rows would pass by"
     ]
     check_recorded(pair)
-
-
-def with_hook_on_logits(model):
-    def favors(module, given, output):
-        output.logits = favors_one_token(module, given, output.logits)
-        return output
-
-    model.register_forward_hook(favors)
-    return model
 
 
 def test_logits_that_a_model_changes_after_its_output_layer_are_not_taken_from_rows(

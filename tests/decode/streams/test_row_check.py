@@ -55,14 +55,14 @@ def test_a_mask_that_is_dropped_is_found_and_logged(family, monkeypatch, caplog)
     assert f"the risky model ({family}) decodes in whole batches: in rows its log-" in line
 
 
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
         (tiny_neox(1), "the family gpt_neox has not been tested with rows"),
-        (
-            tiny_llama(1, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
-            "its rotary embedding, dynamic, depends on the longest row",
-        ),
+        (tiny_llama(1, **DYNAMIC), "its rotary embedding, dynamic, depends on the longest row"),
     ],
 )
 def test_other_models_decode_in_batches_with_one_log_line(model, reason, caplog):

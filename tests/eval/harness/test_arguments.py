@@ -10,7 +10,7 @@ from forked_program import start_ranks
 from json_lines import read_json_lines
 from local_tasks import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, write_task
 
-from anchored import RCAD, Anchored, ByteSettings
+from anchored import RCAD, Anchored
 from anchored.eval.harness.arguments import pair_arguments
 from anchored.eval.harness.model import AnchoredLM
 
@@ -36,10 +36,9 @@ def test_a_model_is_made_from_an_argument_string(pair_folders, tmp_path):
     named = tmp_path / "pair.json"
     named.write_text(json.dumps({"schema": "anchored-pair/1", "safe": safe, "risky": risky}))
     as_bytes = AnchoredLM.create_from_arg_obj(
-        {"pair": str(named), "k": 2, "level": "byte", "byte_prefetch": 2}, {"device": "cpu"}
+        {"pair": str(named), "k": 2, "level": "byte"}, {"device": "cpu"}
     )
-    assert as_bytes.decoder.rule.k == 2
-    assert as_bytes.decoder.level.byte_settings == ByteSettings(prefetch=2)
+    assert (as_bytes.decoder.rule.k, as_bytes.decoder.level.name) == (2, "byte")
 
 
 @pytest.mark.parametrize(

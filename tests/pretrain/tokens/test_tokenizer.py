@@ -9,7 +9,7 @@ from token_styles import STYLES
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from anchored.decode.tokenizer.tokenizer_file import byte_characters
+from anchored.decode.tokenizer.tokenizer_file import LETTER_OF
 from anchored.pretrain.tokens.documents import Document, DocumentRules
 from anchored.pretrain.tokens.tokenizer import (
     NO_TOKEN,
@@ -18,13 +18,12 @@ from anchored.pretrain.tokens.tokenizer import (
     tokenizer_file,
 )
 
-BYTES = byte_characters()
 CONTROLS = [*range(0x20), 0x7F]
 
 
 def byte_level(without=(), **options):
     """GPT-2's kind, without merges; its special tokens are <|end|> and <|turn|>."""
-    names = [name for byte, name in enumerate(BYTES) if byte not in without]
+    names = [name for byte, name in sorted(LETTER_OF.items()) if byte not in without]
     vocabulary = {name: token_id for token_id, name in enumerate(names)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], **options))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -44,11 +44,11 @@ def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
     )
 
 
-def test_nested_options_and_switches_keep_the_defaults_of_the_others(pair_words):
+def test_flat_options_and_switches_keep_the_defaults_of_the_others(pair_words):
     words = ["--prompt", "a", "--prompt", "b", "--no-chat", "--max_new_tokens", "3", "--k", "2"]
-    config = parse(GenerateConfig, "generate", [*pair_words, *words, "--byte.prefetch", "0"])
+    config = parse(GenerateConfig, "generate", [*pair_words, *words])
     assert config.prompt == ("a", "b") and not config.chat and config.max_new_tokens == 3
-    assert (config.rule.k, config.rule.debt, config.byte.prefetch) == (2.0, "top", 0)
+    assert (config.rule.k, config.rule.debt) == (2.0, "top")
     serve = parse(CLASSES["serve"], "serve", [*pair_words, "--bank", "3"])
     assert (serve.rule.rule, serve.rule.bank) == ("pathwise", 3.0)
 
