@@ -2,18 +2,30 @@
 
 import io
 import json
-import signal
 import sys
+from itertools import islice
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from command_line import refused, run, with_options
-from forked_program import ForkedProgram
+from command_line import refused, run
 from json_lines import write_json_lines
 
-from anchored import Anchored, AnchoredError, Decoder, Generation, Ledger, ModelPair
+from anchored import (
+    RCAD,
+    Anchored,
+    AnchoredError,
+    CPFuse,
+    Decoder,
+    Generation,
+    GlobalSwitch,
+    Ledger,
+    MemFree,
+    ModelPair,
+)
 from anchored.tools.cli import main
+from anchored.tools.commands.generate import GenerateConfig
+from anchored.tools.commands.words import parse
 
 PROMPTS = [
     {"prompt": "the keeper", "id": "first", "seed": 3},
@@ -63,11 +75,8 @@ def test_lines_of_json_give_lines_of_json_with_ledgers_to_verify(
     rows = by_index(out)
     assert err == ""
     assert [row["text"] for row in rows] == [result.text for result in expected]
-    assert [(row["id"], row["seed"], row["k"]) for row in rows] == [
-        ("first", 3, 1.5),
-        (None, 0, 0.25),
-        (7, 0, 1.5),
-    ]
+    asked = [(row["id"], row["seed"], row["k"]) for row in rows]
+    assert asked == [("first", 3, 1.5), (None, 0, 0.25), (7, 0, 1.5)]
     for row, result in zip(rows, expected, strict=True):
         ledger = Ledger.load(row["ledger"])
         assert ledger.lines() == result.ledger.lines()
@@ -122,8 +131,7 @@ def test_an_instruct_model_is_decoded_with_a_base_model(
     out, _ = run(capsys, *words, *asked, "--ledger", str(tmp_path / "l.jsonl"))
     rows = by_index(out)
     assert [(row["prompt"], row["messages"], row["id"]) for row in rows] == [
-        (None, chats[0], 0),
-        (None, chats[1], 1),
+        *((None, chat, index) for index, chat in enumerate(chats))
     ]
     header = Ledger.load(rows[0]["ledger"]).header
     assert pair.tokenizer.decode(header.prompt_token_ids) == "<|begin|>the keeper\n\n"
@@ -134,43 +142,67 @@ def test_an_instruct_model_is_decoded_with_a_base_model(
     assert run(capsys, *words, "--prompt", "the keeper", "--chat")[0] == rows[0]["text"] + "\n"
 
 
-@pytest.mark.slow
-def test_an_interrupted_call_keeps_what_has_ended(words, tmp_path):
-    file = write_json_lines(tmp_path / "prompts.jsonl", [{"prompt": "the keeper"}] * 500)
-    more = ["--max-new-tokens", "100", "--batch-size", "1", "--ledger", str(tmp_path / "l.jsonl")]
-    words = with_options(words, [*more, "--prompt-file", file])
-    program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
-    status = program.end_when(lambda: len(list(tmp_path.glob("l-*.jsonl"))) > 2, signal.SIGINT)
-    assert status == 130
-    *lines, last = program.output.read_text().splitlines()
-    assert last == "anchored generate: interrupted" and 2 <= len(lines) < 500
-    for row in map(json.loads, lines):
-        num_steps = len(Ledger.load(row["ledger"]).steps)
-        assert num_steps == 100 or row["finish_reason"] == "stop_token"
-
-
-def test_texts_that_fail_do_so_alone_as_lines_of_json_and_by_their_ids(
-    capsys, words, expected, tmp_path
+def test_an_interrupted_call_keeps_what_has_ended(
+    capsys, words, prompt_file, tmp_path, monkeypatch
 ):
-    prompts = [
-        {"prompt": "the keeper", "seed": 3},
-        {"prompt": "the keeper " * 90},
-        {"prompt": "a \ud800 b", "id": "torn"},
-    ]
+    generate_each = Decoder.generate_each
+
+    def interrupted(*arguments, **options):
+        yield from islice(generate_each(*arguments, **options), 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Decoder, "generate_each", interrupted)
+    more = ["--prompt-file", prompt_file, "--ledger", str(tmp_path / "l.jsonl")]
+    out, err = run(capsys, *words, *more, status=130)
+    assert err == "anchored generate: interrupted\n"
+    assert [len(Ledger.load(row["ledger"]).steps) for row in by_index(out)] == [5, 5]
+
+
+def test_texts_that_fail_do_so_alone_as_lines_of_json(capsys, words, expected, tmp_path):
+    prompts = [{"prompt": "the keeper", "seed": 3}, {"prompt": "a \ud800 b", "id": "torn"}]
     asked = ["--prompt-file", write_json_lines(tmp_path / "prompts.jsonl", prompts)]
     out, err = run(capsys, *words, *asked, "--ledger", str(tmp_path / "l.jsonl"), status=1)
-    good, long, torn = by_index(out)
-    assert err.startswith("anchored generate: 2 of 3 texts failed: ")
+    good, torn = by_index(out)
+    assert err.startswith("anchored generate: 1 of 2 texts failed: torn: ")
     assert good["text"] == expected[0].text and not good["error"]
     assert Ledger.load(good["ledger"]).certified
-    assert "exceeds the pair's context" in long["error"]
     assert "lone surrogate" in torn["error"] and torn["id"] == "torn"
-    assert all(bad["ledger"] is None and not bad["certified"] for bad in (long, torn))
+    assert torn["ledger"] is None and not torn["certified"]
+
+
+LINES = [
+    {"prompt": "the keeper", "passage": "the keeper of the lamp wrote", "passage_id": 0},
+    {"prompt": "every wave", "passage": "every wave into a ledger", "score": 1.5},
+]
+RULES = {
+    "--rule memfree --passages some.jsonl --setting n=2": MemFree(
+        n=2, passages=[line["passage"] for line in LINES]
+    ),
+    "--rule cp_fuse --setting grid_size=3 --setting warping=before": CPFuse(
+        grid_size=3, warping="before"
+    ),
+    "--rule global_switch --K 5": GlobalSwitch(K=5.0),
+}
+
+
+def test_a_rule_with_its_settings_is_that_of_the_library(
+    capsys, words, pair_folders, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    write_json_lines(tmp_path / "some.jsonl", [*LINES, {"prompt": "what no passage shares"}])
+    for line, rule in RULES.items():
+        config = parse(GenerateConfig, "generate", [*words[1:], "--prompt", "a", *line.split()])
+        assert config.rule.make() == rule
+    asked = ["--prompt-file", write_json_lines(tmp_path / "lines.jsonl", LINES)]
+    out, _ = run(capsys, *words, *asked, "--rule", "rcad", "--setting", "alpha=0.25")
+    passages = [line["passage"] for line in LINES]
+    results = Decoder(ModelPair.from_pretrained(*pair_folders), RCAD(alpha=0.25)).generate(
+        [line["prompt"] for line in LINES], max_new_tokens=5, passages=passages
+    )
+    assert [row["text"] for row in by_index(out)] == [result.text for result in results]
 
 
 def test_a_bug_is_a_traceback_and_so_is_an_error_with_debug(capsys, words, monkeypatch):
-    with pytest.raises(FileNotFoundError):
-        main(["--debug", *words, "--prompt-file", "nowhere"])
     with pytest.raises(FileNotFoundError):
         main([*words, "--prompt-file", "nowhere", "--debug"])
     generate = Mock(side_effect=[RuntimeError("shapes do not match"), AnchoredError("one\ntwo")])
@@ -185,8 +217,7 @@ def test_json_has_infinite_nats_as_strings_and_what_holds_for_all_samples(capsys
     row = json.loads(out, parse_constant=pytest.fail)
     assert row["K"] == "inf" and not row["certified"]
     out, err = run(capsys, *words, "--prompt", "a", "--prompt", "b", "--K", "2")
-    headers = [line for line in out.splitlines() if line.startswith("==>")]
-    assert sorted(headers) == ["==> 1 of 2 <==", "==> 2 of 2 <=="]
+    assert all(f"==> {number} of 2 <==" in out for number in (1, 2))
     assert err.count("K=2 (k=0.4 x 5)") == 2
     more = ["--prompt", "the keeper", "--num-return-sequences", "3", "--json", "--debt", "none"]
     out, _ = run(capsys, *words, *more)

@@ -3,7 +3,6 @@
 import io
 import json
 
-import pytest
 from command_line import refused, run
 from json_lines import read_json_lines, write_json_lines
 
@@ -15,49 +14,29 @@ KEYS = {
     "prompt": "the keeper",
     "reference": " of the lamp",
     "title": "The keeper",
-    "domain": "books",
     "characters": [["Ann"], ["Ben", "Benny"]],
     "group": "rare",
     "answer": "a lamp",
-    "seed": 3,
-    "k": 0.5,
 }
 
 
-def written_by_prompts(capsys, folder):
-    record = {"id": "one", "input": "the keeper", "reference": "of the lamp", "title": "A"}
-    record |= {"characters": [["Ann"]], "group": 3, "answer": "a lamp"}
-    source = write_json_lines(folder / "books.jsonl", [record])
-    output = str(folder / "prompts.jsonl")
-    run(capsys, "prompts", "--kind", "books", "--input", source, "--output", output)
-    return output
-
-
-def written_by_retrieve(capsys, folder):
-    prompts = write_json_lines(folder / "plain.jsonl", [KEYS])
-    corpus = write_json_lines(folder / "corpus.jsonl", [{"id": 7, "text": "the keeper of it"}])
-    output = str(folder / "prompts.jsonl")
-    run(capsys, "retrieve", "--corpus", corpus, "--prompt-file", prompts, "--output", output)
-    (row,) = read_json_lines(folder / "prompts.jsonl")
-    assert row == KEYS | {"passage": "the keeper of it", "passage_id": 7, "score": row["score"]}
-    return output
-
-
-@pytest.mark.parametrize("write", [written_by_prompts, written_by_retrieve])
-def test_what_one_command_writes_every_other_takes(capsys, pair_words, tmp_path, write):
-    file = ["--prompt-file", write(capsys, tmp_path)]
-    corpus = write_json_lines(tmp_path / "c.jsonl", [{"text": "the keeper"}])
-    (asked,) = read_json_lines(tmp_path / "prompts.jsonl")
-    kept = {key: asked[key] for key in asked.keys() - {"passage", "passage_id", "score"}}
-    for words in (
-        ["generate", *pair_words, *file, "--max-new-tokens", "2"],
-        ["score", *pair_words, *file],
-        ["retrieve", "--corpus", corpus, *file],
-    ):
-        (row,) = map(json.loads, run(capsys, *words)[0].splitlines())
-        assert kept.items() <= row.items()
+def test_what_prompts_and_retrieve_write_every_other_command_takes(capsys, pair_words, tmp_path):
+    record = {"input" if key == "prompt" else key: value for key, value in KEYS.items()}
+    source = write_json_lines(tmp_path / "books.jsonl", [record])
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", [{"id": 7, "text": "the keeper of it"}])
+    made, output = str(tmp_path / "made.jsonl"), str(tmp_path / "prompts.jsonl")
+    run(capsys, "prompts", "--kind", "books", "--input", source, "--output", made)
+    run(capsys, "retrieve", "--corpus", corpus, "--prompt-file", made, "--output", output)
+    ((asked,), (line,)) = map(
+        read_json_lines, (tmp_path / "made.jsonl", tmp_path / "prompts.jsonl")
+    )
+    assert asked == KEYS | {"prompt": f"Complete the prefix:\n{KEYS['prompt']}", "domain": "books"}
+    assert line == asked | {"passage": "the keeper of it", "passage_id": 7, "score": line["score"]}
+    for words in (["generate", "--max-new-tokens", "2"], ["score"]):
+        out, _ = run(capsys, *words, *pair_words, "--prompt-file", output)
+        assert asked.items() <= json.loads(out).items()
     # It counts the prompts that it has read before it loads a model.
-    words = ["calibrate", *pair_words, *file, "--output", str(tmp_path / "calibration")]
+    words = ["calibrate", *pair_words, "--prompt-file", output, "--output", str(tmp_path / "c")]
     assert "1 prompts show an NCR of at most" in refused(capsys, *words)
 
 
