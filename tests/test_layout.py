@@ -1,6 +1,7 @@
 """The repository folders are the sub-packages of `anchored`; a few rules keep that sound."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -23,52 +24,22 @@ MAY_IMPORT = {
     "eval": {"eval", "decode", "kernels", "configs"},
     "tools": set(AREAS),
 }
-# Rooms, folders or files by themselves, in order: each may import from itself and those before it.
-STOREYS = {
-    "configs": ("configs",),
-    "kernels": (
-        *("kernels/spend.py", "kernels/certificate.py"),
-        *(
-            "kernels/sampler.py",
-            "kernels/projection.py",
-            "kernels/cpu",
-            "kernels/gpu",
-            "kernels",
-        ),
-    ),
-    "decode": (
-        *(
-            "decode/ambient.py",
-            "decode/settings.py",
-            "decode/event_bound.py",
-            "decode/ledger.py",
-            "decode/warpers.py",
-            "decode/tokenizer",
-        ),
-        *(
-            "decode/rules",
-            "decode/streams",
-            "decode/pair",
-            "decode/levels",
-            "decode/byte",
-            "decode/engine",
-        ),
-        *("decode/verify", "decode"),
-        *("decode/serving", "decode/serving/accounts", "decode/vllm"),
-    ),
-    "pretrain": (
-        *("pretrain/tokens", "pretrain/plan", "pretrain/titan.py", "pretrain/job_config.py"),
-        *("pretrain/model", "pretrain/run", "pretrain/export.py", "pretrain"),
-    ),
-    "eval": (
-        *("eval", "eval/copying", "eval/retrieval", "eval/quality", "eval/harness"),
-        *("eval/figures", "eval/report", "eval/analysis", "eval/experiments", "eval/calibration"),
-    ),
-    "tools": (
-        *("tools/commands", "tools/commands/training", "tools/commands/evaluation"),
-        *("tools/quickstart", "tools/bench", "tools"),
-    ),
-}
+# Rooms of the areas, folders or files by themselves: each may import from itself and those of its
+# area before it.
+IN_ORDER = """
+configs
+kernels/spend.py kernels/certificate.py kernels/sampler.py kernels/projection.py kernels/cpu
+kernels/gpu kernels
+decode/ambient.py decode/settings.py decode/event_bound.py decode/ledger.py decode/warpers.py
+decode/tokenizer decode/rules decode/streams decode/pair decode/levels decode/byte decode/engine
+decode/verify decode decode/serving decode/serving/accounts decode/vllm
+pretrain/tokens pretrain/plan pretrain/titan.py pretrain/job_config.py pretrain/model pretrain/run
+pretrain/export.py pretrain
+eval eval/copying eval/retrieval eval/quality eval/harness eval/figures eval/report eval/analysis
+eval/experiments eval/calibration
+tools/commands tools/commands/training tools/commands/evaluation tools/quickstart tools/bench tools
+"""
+ROOMS = IN_ORDER.split()
 # Side by side: neither imports from the other, though one comes first.
 APART = (
     ("kernels/cpu", "kernels/gpu"),
@@ -77,11 +48,10 @@ APART = (
     ("decode/rules", "decode/streams"),
     ("eval/harness", "eval/figures"),
 )
-KERNEL_SHELF = {"kernels", *(room for room in STOREYS["kernels"] if room.endswith(".py"))}
+KERNEL_SHELF = {"kernels", *(room for room in ROOMS if re.match(r"kernels/.*\.py", room))}
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 50  # one function in a hundred may be longer: the bodies of kernels
 MOST_FILES_OF_A_TOKEN = 31  # each is one that a reader of a step opens
-ROOMS = {room for rooms in STOREYS.values() for room in rooms}
 
 
 def sources(area: str) -> list[Path]:
@@ -92,10 +62,9 @@ def every_file() -> list[Path]:
     return [*sorted(ROOT.glob("*.py")), *(path for area in AREAS for path in sources(area))]
 
 
-@pytest.mark.parametrize("area", AREAS)
-def test_area_folders_have_no_init(area):
+def test_area_folders_have_no_init():
     # With an __init__.py, `kernels/` would shadow the PyPI package that transformers imports.
-    assert not list((ROOT / area).rglob("__init__.py"))
+    assert [path for path in every_file() if path.name == "__init__.py"] == [ROOT / "__init__.py"]
 
 
 def test_every_folder_with_code_is_listed_for_the_wheel():
@@ -106,10 +75,8 @@ def test_every_folder_with_code_is_listed_for_the_wheel():
 
 
 def test_programs_of_the_makefile_see_every_folder_and_root_file():
-    (line,) = (
-        line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("AREAS :=")
-    )
-    assert set(line.split()[2:]) == {*AREAS, *(path.name for path in ROOT.glob("*.py"))}
+    (line,) = re.findall(r"^AREAS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(line.split()) == {*AREAS, *(path.name for path in ROOT.glob("*.py"))}
 
 
 def imports(path: Path) -> set[tuple[str, str]]:
@@ -135,7 +102,7 @@ def imported(path: Path) -> set[Path]:
 
 
 def _file(module: str, name: str) -> Path | None:
-    """Where a name that is imported from a module stands; None outside of the project."""
+    """The file of a name that is imported from a module; None outside of the project."""
     if module.split(".")[0] != "anchored":
         return None
     if module == "anchored" and name in anchored._HOME:  # lazily, from the root
@@ -153,27 +120,25 @@ def room(path: Path) -> str:
     return name if name in ROOMS else name.rpartition("/")[0]
 
 
-@pytest.mark.parametrize("area", AREAS)
-def test_dependencies_point_one_way(area):
-    for path in sources(area):
+def test_dependencies_point_one_way():
+    for path in (path for area in AREAS for path in sources(area)):
         targets = {file.relative_to(ROOT).parts[0] for file in imported(path)}
+        area = path.relative_to(ROOT).parts[0]
         assert targets & set(AREAS) <= MAY_IMPORT[area], path
 
 
-@pytest.mark.parametrize("area", STOREYS)
+@pytest.mark.parametrize("area", AREAS)
 def test_rooms_import_only_from_the_rooms_below_them(area):
-    order = STOREYS[area]
     for path in sources(area):
-        position = order.index(room(path))
+        position = ROOMS.index(room(path))
         for target in imported(path):
             if target.relative_to(ROOT).parts[0] == area:
-                assert order.index(room(target)) <= position, f"{path} imports {target}"
+                assert ROOMS.index(room(target)) <= position, f"{path} imports {target}"
                 assert (room(target), room(path)) not in APART, f"{path} imports {target}"
 
 
-@pytest.mark.parametrize("area", ["decode", "pretrain", "eval"])
-def test_other_areas_reach_no_backend_of_kernels(area):
-    for path in sources(area):
+def test_other_areas_reach_no_backend_of_kernels():
+    for path in (path for area in ("decode", "pretrain", "eval") for path in sources(area)):
         rooms = {room(file) for file in imported(path) if file.is_relative_to(ROOT / "kernels")}
         assert rooms <= KERNEL_SHELF, path
 
@@ -217,11 +182,9 @@ def test_a_token_passes_few_files():
         decoder.generate("the keeper", max_new_tokens=1)
     finally:
         sys.settrace(None)
-    root = Path(anchored.__file__).parent
-    passed = sorted(
-        file for file in files if any(Path(file).is_relative_to(root / area) for area in AREAS)
-    )
-    assert len(passed) <= MOST_FILES_OF_A_TOKEN, sorted(passed)
+    areas = [Path(anchored.__file__).parent / area for area in AREAS]
+    passed = sorted(file for file in files if any(map(Path(file).is_relative_to, areas)))
+    assert len(passed) <= MOST_FILES_OF_A_TOKEN, passed
 
 
 @pytest.mark.parametrize("area", ["configs", "kernels", "decode", "pretrain", "eval"])
