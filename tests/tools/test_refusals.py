@@ -111,6 +111,7 @@ bench decode
     = --methods nonsense | methods must be all or of
 bench pretrain
     = --rounds 3 | rounds must be even, got 3
+    ~ --config common_pile | must give training.local_batch_size
 bench
     = | is the first word of bench kernel, bench decode, bench pretrain
 nonsense

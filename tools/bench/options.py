@@ -45,8 +45,6 @@ class BenchKernelConfig:
     """Rows of logits in a call."""
     vocab_size: int = LLAMA_3_VOCAB_SIZE
     """Tokens of the vocabulary; Llama 3's unless given."""
-    seed: int = 0
-    """Seed of the random logits."""
     threads: int = 1
     """Threads of torch."""
 
