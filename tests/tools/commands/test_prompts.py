@@ -6,7 +6,6 @@ import pytest
 from command_line import run
 
 from anchored.eval.experiments.experiment import load_prompts
-from anchored.tools.commands.evaluation.prompts import Template, load_templates
 
 BOOK = {"id": "bookmia.00.11", "title": "Tides", "input": "The bell {rang}", "reference": "twice."}
 
@@ -51,11 +50,3 @@ def test_the_answer_of_a_question_is_no_text_to_protect(written):
     (prompt,) = written("questions", [record], "data.qa.json")
     assert prompt.prompt.endswith("\n\nQuestion: Who rang the bell?\nAnswer:")
     assert prompt.reference == "" and prompt.about == {"answer": "the keeper"}
-
-
-def test_templates_are_checked(tmp_path):
-    with pytest.raises(ValueError, match=r"must hold {text} once, got 'Once'"):
-        Template(template="Once", text="input")
-    (tmp_path / "some.toml").write_text('[books]\ntemplate = "{text}"\ntext = "input"\n')
-    with pytest.raises(ValueError, match="no template of bios, creative, news, nonliteral"):
-        load_templates(tmp_path / "some.toml")

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from anchored.configs.config_file import CONFIGS, from_table, read_config_file
 from anchored.durable_files import write_durably
@@ -63,22 +63,11 @@ class Template:
     aliases: dict[str, str] = field(default_factory=dict)
     """By a field, what a data set calls it; of a list of values the first is taken."""
 
-    def __post_init__(self) -> None:
-        if self.template.count(SLOT) != 1:
-            raise ValueError(f"a template must hold {SLOT} once, got {self.template!r}")
-
-
-def load_templates(path: Path = TEMPLATES) -> dict[str, Template]:
-    """Templates by kind; ValueError for a kind that is missing, a key or a value."""
-    tables = read_config_file(path)
-    if missing := sorted(set(get_args(Kind)) - tables.keys()):
-        raise ValueError(f"{path} has no template of {', '.join(missing)}")
-    return {name: from_table(Template, table, f"{name}.") for name, table in tables.items()}
-
 
 def run(config: PromptsConfig) -> int:
     """Write the prompts; returns 0."""
-    template = load_templates()[config.kind]
+    table = read_config_file(TEMPLATES)[config.kind]
+    template: Template = from_table(Template, table, f"{config.kind}.")
     prompts = [
         _prompt(config, template, number, record)
         for number, record in enumerate(_records(config.input, template.text), 1)
