@@ -5,10 +5,10 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from command_line import refused, run
-from tiny_models import tiny_llama, train_tokenizer
 
 from anchored.tools.cli import COMMANDS, GROUPS
 
@@ -73,23 +73,23 @@ def test_help_and_mistyped_words_import_no_slow_library():
     assert ended == [f"{words} {code}" for words, code in zip(lines, statuses, strict=True)]
 
 
-def test_generate_writes_a_ledger_that_verify_accepts_unless_it_is_changed(
-    capsys, pair_words, tmp_path
-):
-    ledger = tmp_path / "ledgers" / "one.jsonl"
+def test_ledgers_are_verified_and_texts_go_on_from_them(capsys, pair_words, tmp_path):
     words = ["generate", *pair_words, "--prompt", "the keeper", "--k", "0.8"]
-    words += ["--max-new-tokens", "12", "--ledger", str(ledger)]
+    words += ["--max-new-tokens", "12", "--num-return-sequences", "2"]
+    words += ["--ledger", str(tmp_path / "new" / "one.jsonl")]
     text, err = run(capsys, *words)
     assert text.strip() and "K=9.6" in err and "certified" in err
     assert run(capsys, *words, "--overwrite")[0] == text
-    verify = ["verify", *pair_words, "--ledger", str(ledger)]
-    assert run(capsys, *verify)[0].startswith("OK: 12 tokens reproduced, ")
-    ledger.write_text(ledger.read_text().replace('"step": 2', '"step": 3'))
-    assert "line 4 holds step 3, expected 2" in refused(capsys, *verify)
-    several = ["--num-return-sequences", "2", "--ledger", str(tmp_path / "one.jsonl")]
-    run(capsys, *words[:-2], *several)
-    earlier = ["--continue-from", str(tmp_path / "one-1.jsonl"), "--max-new-tokens", "3"]
+    ledgers = [str(path) for path in sorted((tmp_path / "new").iterdir())]
+    verify = ["verify", *pair_words, "--ledger"]
+    assert run(capsys, *verify, ledgers[0])[0].startswith("OK: 12 tokens reproduced, ")
+    out, _ = run(capsys, *verify, *ledgers)
+    assert [line.split(": ")[:2] for line in out.splitlines()] == [[name, "OK"] for name in ledgers]
+    earlier = ["--continue-from", ledgers[1], "--max-new-tokens", "3"]
     assert "(in total " in run(capsys, "generate", *pair_words, *earlier)[1]
+    Path(ledgers[0]).write_text("{}\n")
+    out, _ = run(capsys, *verify, *ledgers, status=1)  # the others are verified too
+    assert f"{ledgers[0]}: FAILED" in out and f"{ledgers[1]}: OK" in out
 
 
 def test_the_extra_with_a_missing_library_is_named_once(capsys, monkeypatch):
@@ -98,20 +98,6 @@ def test_the_extra_with_a_missing_library_is_named_once(capsys, monkeypatch):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert refused(capsys, "lm-eval", "run").count("pip install 'anchored[eval]'") == 1
-
-
-def test_models_with_two_tokenizers_generate_score_and_verify_bytes(capsys, pair_words, tmp_path):
-    tiny_llama(1, vocab_size=290).float().save_pretrained(tmp_path / "safe")
-    train_tokenizer(vocab_size=290).save_pretrained(tmp_path / "safe")
-    pair = ["--safe", str(tmp_path / "safe"), *pair_words[2:], "--prompt", "caf\u00e9"]
-    ledger = ["--ledger", str(tmp_path / "one.jsonl")]
-    more = ["--byte.prefetch", "0", "--max-new-bytes", "9", *ledger]
-    _, err = run(capsys, "generate", *pair, *more)
-    assert "K=13.5 (k=1.5 x 9)" in err and "9 bytes" in err
-    run(capsys, "verify", *pair[:4], *ledger)
-    figures = json.loads(run(capsys, "score", *pair, "--continuation", " \u00e9")[0])
-    assert figures["num_bytes"] == 3 and figures["log_prob"] < 0
-    assert figures["spend"] <= figures["bound"]
 
 
 # A shell starts what runs in its background with SIGINT ignored, and programs inherit that.

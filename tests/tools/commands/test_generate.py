@@ -85,24 +85,13 @@ def test_lines_of_json_give_lines_of_json_with_ledgers_to_verify(
         assert row["certified"] and row["finish_reason"] == "length" and row["error"] == ""
 
 
-class Terminal(io.StringIO):
-    """Remembers what was on it at each flush."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def isatty(self) -> bool:
-        return True
-
-    def flush(self) -> None:
-        self.seen.append(self.getvalue())
-
-
 def test_an_interrupted_text_leaves_the_ledger_of_what_its_reader_saw(
     capsys, words, expected, monkeypatch, tmp_path
 ):
-    class Interrupted(Terminal):
+    class Interrupted(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
         def write(self, text: str) -> int:
             if len(self.getvalue()) >= 3:
                 raise KeyboardInterrupt
@@ -117,29 +106,24 @@ def test_an_interrupted_text_leaves_the_ledger_of_what_its_reader_saw(
     recorded = Ledger.load(ledger)
     assert recorded.finish_reason == "aborted" and recorded.steps
     assert recorded.token_ids == expected[0].token_ids[: len(recorded.steps)]
+    assert 3 <= len(terminal.getvalue()) < len(expected[0].text)
     assert expected[0].text.startswith(terminal.getvalue())
-    assert any(0 < len(seen) < len(expected[0].text) for seen in terminal.seen)
 
 
 def test_an_instruct_model_is_decoded_with_a_base_model(
     capsys, words, pair_words, pair_folders, pair, tmp_path
 ):
     words[4] = pair_words[3] = with_template(pair_folders[1], tmp_path / "instruct")
-    chats = [[{"role": "user", "content": text}] for text in ("the keeper", "the lamp")]
-    lines = [{"messages": chat, "id": index} for index, chat in enumerate(chats)]
-    asked = ["--messages", write_json_lines(tmp_path / "chats.jsonl", lines)]
-    out, _ = run(capsys, *words, *asked, "--ledger", str(tmp_path / "l.jsonl"))
-    rows = by_index(out)
-    assert [(row["prompt"], row["messages"], row["id"]) for row in rows] == [
-        *((None, chat, index) for index, chat in enumerate(chats))
-    ]
-    header = Ledger.load(rows[0]["ledger"]).header
+    chat = [{"role": "user", "content": "the keeper"}]
+    asked = ["--messages", write_json_lines(tmp_path / "c.jsonl", [{"messages": chat, "id": 7}])]
+    (row,) = by_index(run(capsys, *words, *asked, "--ledger", str(tmp_path / "l.jsonl"))[0])
+    assert (row["prompt"], row["messages"], row["id"]) == (None, chat, 7)
+    header = Ledger.load(row["ledger"]).header
     assert pair.tokenizer.decode(header.prompt_token_ids) == "<|begin|>the keeper\n\n"
     assert pair.tokenizer.decode(header.chat_prompts["risky"]) == (
         "<|begin|><|turn|>the keeper<|turn|>"
     )
-    run(capsys, "verify", *pair_words, "--ledger", rows[0]["ledger"])
-    assert run(capsys, *words, "--prompt", "the keeper", "--chat")[0] == rows[0]["text"] + "\n"
+    assert run(capsys, *words, "--prompt", "the keeper", "--chat")[0] == row["text"] + "\n"
 
 
 def test_an_interrupted_call_keeps_what_has_ended(

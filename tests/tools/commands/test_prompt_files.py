@@ -56,24 +56,3 @@ def test_a_text_comes_from_a_word_a_file_or_stdin(capsys, pair_words, tmp_path, 
     assert outputs[0] == outputs[1] == outputs[2]
     words = [*pair_words, "--prompt", "a", "--stop", r"a\t", "."]
     assert parse(GenerateConfig, "generate", words).stop == ("a\t", ".")
-
-
-def test_verify_takes_several_ledgers_and_goes_on_after_one_that_fails(
-    capsys, pair_words, tmp_path
-):
-    words = [*pair_words, "--prompt", "the keeper", "--max-new-tokens", "2"]
-    several = ["--num-return-sequences", "3", "--ledger", str(tmp_path / "l.jsonl")]
-    run(capsys, "generate", *words, *several)
-    files = [str(tmp_path / f"l-{number}.jsonl") for number in range(3)]
-    verify = ["verify", *pair_words, "--ledger", *files]
-    lines = run(capsys, *verify)[0].splitlines()
-    assert [line.split(": ")[:2] for line in lines] == [[file, "OK"] for file in files]
-    (tmp_path / "l-0.jsonl").write_text("{}\n")
-    changed = (tmp_path / "l-1.jsonl").read_text().replace('"seed": 0', '"seed": 1')
-    (tmp_path / "l-1.jsonl").write_text(changed)
-    lines = run(capsys, *verify, status=1)[0].splitlines()
-    assert [line.split(": ")[1] for line in lines if not line.startswith(" ")] == [
-        "FAILED",
-        "FAILED",
-        "OK",
-    ]

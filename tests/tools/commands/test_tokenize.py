@@ -150,13 +150,10 @@ def test_a_run_that_is_killed_goes_on(config, tmp_path, whole, monkeypatch):
     assert contents(tmp_path / "cut") == contents(whole)
 
 
-BY = "Creative Commons - Attribution - https://creativecommons.org/licenses/by/4.0/"
 # Kept and refused values of metadata.license, by source.
 FORMS = {
-    "peS2o": ([BY, "CC BY"], ["Creative Commons - Attribution Non-Commercial", ""]),
     "stackv2_edu": (["MIT,Apache-2.0", "BSD-3-Clause"], ["MIT,GPL-3.0-only", "", None]),
     "github_archive": (["MIT", "", None], ["GPL-3.0"]),
-    "data_provenance_initiative": ([[BY], [BY, "MIT License"]], [[BY, "CC BY-NC"], []]),
 }
 
 
