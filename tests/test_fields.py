@@ -16,8 +16,6 @@ from anchored import (
     GlobalSwitch,
     MemFree,
     Pathwise,
-    RiskyOnly,
-    System,
     TokenSwap,
 )
 from anchored.decode.settings import SamplingConfig
@@ -103,6 +101,8 @@ def test_a_table_becomes_the_dataclass_with_paths_and_tuples():
     made = from_record(Whole, {**table, "only": {"path": "p"}, "level": 3})
     assert made == Whole("a", (1, 2), (part,), 2, 3, Part(Path("p")))
     assert type(made.k) is int  # a number of a file stays as it is
+    assert field_error(Whole, {"name": "a", "k": None}) == ""
+    assert field_error(Whole, {"k": 1.0}) == "field name is missing"
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,6 @@ def test_a_wrong_table_is_refused_by_the_dotted_name_of_its_key(values, message)
     assert str(refusal.value).startswith(message)
 
 
-def test_the_first_wrong_field_of_a_record_is_reported():
-    assert field_error(Whole, {"name": "a", "k": None}) == ""
-    assert field_error(Whole, {"k": 1.0}) == "field name is missing"
-    assert field_error(Whole, {"name": "a", "nam": 1}) == "unknown field nam (did you mean name?)"
-
-
 @dataclass(frozen=True)
 class Options:
     k: float = 1.0
@@ -148,8 +142,6 @@ def test_the_fields_of_options_are_converted_in_place():
     ("make", "message"),
     [
         (lambda: Anchored(), "give either k or K"),
-        (lambda: Anchored(k=True), "k must be a number, got True"),
-        (lambda: Anchored(K=2.0**20 + 1), r"K must be in .* nats, got 1048577.0"),
         (lambda: Anchored(k=1.0, budget=10), "budget must be one of adaptive, global, fixed"),
         (lambda: Anchored(k=1.0, divergence="js"), "divergence must be one of kl, max, got 'js'"),
         (lambda: Anchored(k=1.0, debt_window=0), "debt_window must be >= 1, got 0"),
@@ -157,14 +149,12 @@ def test_the_fields_of_options_are_converted_in_place():
         (lambda: ColdStart(k=-1.0), "k must be in"),
         (lambda: GlobalSwitch(K=float("nan")), "K must be in"),
         (lambda: RCAD(alpha=float("nan")), "alpha must be finite and >= 0, got nan"),
-        (lambda: System(prompt="\ud800"), "prompt cannot be written as UTF-8"),
         (lambda: MemFree(), "MemFree needs passages, a corpus or both"),
         (lambda: MemFree(corpus="none.jsonl"), "corpus must be a file of texts, there is none at"),
         (lambda: MemFree(passages=[], corpus_sha256="0"), "corpus_sha256 is that of a corpus"),
         (lambda: MemFree(passages=["a"], n=1001), r"n must be in \[1, 1000\], got 1001"),
         (lambda: CPFuse(grid_size=101), r"grid_size must be in \[2, 100\], got 101"),
         (lambda: TokenSwap(words=[]), "words must be a list of at least one word"),
-        (lambda: RiskyOnly(compared="maybe"), "compared must be true or false, got 'maybe'"),
         (lambda: SamplingConfig(temperature=-0.1), "temperature must be finite and >= 0, got -0.1"),
         (lambda: SamplingConfig(repetition_penalty=0), "repetition_penalty must be > 0, got 0"),
         (lambda: SamplingConfig(top_k=-1), "top_k must be >= 0 .*, got -1"),

@@ -54,15 +54,13 @@ BLEND = ("[anchored.rules]", "blend = stranger:Blend")
 def test_a_package_s_rule_decodes_and_its_ledger_is_verified_by_name(install, pair):
     install("stranger", *BLEND)
     rule = make_rule("blend", {"k": 0.5, "halvings": 32})
-    results = Decoder(pair, rule).generate(["the keeper", "every wave"], max_new_tokens=12)
-    for result in results:
-        ledger = result.ledger
-        assert (ledger.header.rule, ledger.header.rule_settings["halvings"]) == ("blend", 32)
-        assert ledger.certified and 0.0 < ledger.spent <= ledger.header.bound
-        assert verify(ledger, pair).failures == []
-        other = replace(ledger.steps[0], token_id=ledger.steps[0].token_id - 1)
-        forged = replace(ledger, steps=[other, *ledger.steps[1:]])
-        assert not verify(forged, pair).is_ok
+    ledger = Decoder(pair, rule).generate("the keeper", max_new_tokens=12)[0].ledger
+    assert (ledger.header.rule, ledger.header.rule_settings["halvings"]) == ("blend", 32)
+    assert ledger.certified and 0.0 < ledger.spent <= ledger.header.bound
+    assert verify(ledger, pair).failures == []
+    other = replace(ledger.steps[0], token_id=ledger.steps[0].token_id - 1)
+    forged = replace(ledger, steps=[other, *ledger.steps[1:]])
+    assert not verify(forged, pair).is_ok
 
 
 def test_the_command_line_takes_its_name_its_settings_and_the_options_it_has_as_fields(install):

@@ -40,7 +40,6 @@ def test_every_method_has_a_row_for_every_batch_size_with_transformers(capsys):
     assert a_token["safe_only"] == 0 and a_token["anchored"] == 1 > a_token["anchored, drafts 2"]
     for name, figures in rows:
         assert figures[1] > 0 and figures[-1] > 0  # first ms, peak GB
-        assert all(map(math.isfinite, (figures[2], figures[slowdown])))
         if name == names[0]:
             assert figures[slowdown : slowdown + 2] == [1.0, 0.0]
 
@@ -91,7 +90,6 @@ def test_methods_take_turns_and_one_that_ends_at_once_has_no_speed():
 
 COSTS = {  # by hand: 2 N of every stream, their prompts, passes over a row of logits
     "rcad": (4 * 3000, {"risky": 6, "passage": 26}, 2 + 1),
-    "cp_fuse": (2 * 4000, {"safe": 6, "risky": 6}, 2 + 18 * 18 + 1),
     "anchored_debt": (2 * 4000, {"safe": 6, "risky": 6}, 2 * 3),
     "no_opt": (2 * 4000, {"safe": 6, "risky": 6}, 2 * 2 * 3),
 }

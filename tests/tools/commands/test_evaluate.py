@@ -220,21 +220,19 @@ def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, ju
     assert not any(b"secret" in path.read_bytes() for path in everything)
 
 
-@pytest.mark.parametrize("name", ["win-rate", "factuality"])
-def test_what_is_asked_is_known_before_it_is_paid(name, server, tmp_path, file_of, judged):
+def test_what_is_asked_is_known_before_it_is_paid(server, tmp_path, file_of, judged):
     texts = file_of(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": "grade 3"})
-    line = [name, texts, "--price-in", "1", "--price-out", "10"]
-    if name == "factuality":
-        evidence = [{"claim": "grade", "results": [{"text": "yes"}]}]
-        line += ["--evidence", write_json_lines(tmp_path / "evidence.jsonl", evidence)]
+    claims = [{"claim": "grade", "results": [{"text": "yes"}]}]
+    evidence = write_json_lines(tmp_path / "evidence.jsonl", claims)
+    line = ["factuality", texts, "--price-in", "1", "--price-out", "10", "--evidence", evidence]
     out, _ = judged(*line, "--dry-run")
-    assert not server.requests and "at most about 0.0" in out
-    assert not list(tmp_path.glob("*.evaluation"))
-    count = {"win-rate": 2, "factuality": 3}[name]  # the texts of q are equal
-    assert out.startswith(f"{name}: {count} requests, about ")
-    assert out in judged(*line)[1]  # the same before the first request
+    assert not server.requests and not list(tmp_path.glob("*.evaluation"))
+    assert out.startswith("factuality: 3 requests, about ")  # the texts of q are equal
+    assert "at most about 0.0" in out and out in judged(*line)[1]  # the same before the first one
     first = [body for body in server.requests if "Claim: " not in user_text(body)]
-    assert len(first) == count
+    assert len(first) == 3
+    out, _ = judged("win-rate", texts, "--dry-run")
+    assert out.startswith("win-rate: 2 requests, about ")
 
 
 def test_factuality_searches_for_each_claim_once(server, tmp_path, file_of, judged):
