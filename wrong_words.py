@@ -10,7 +10,7 @@ class Refused(Exception):
 
 
 def boxes_refused() -> AbstractContextManager[None]:
-    """What tyro would draw a box of raises Refused meanwhile.
+    """A context in which words that tyro would draw a box of raise Refused.
 
     Its hook has a private name: a version of tyro without one draws its boxes, and ends with the
     same status.

@@ -115,7 +115,7 @@ def _file(module: str, name: str) -> Path | None:
 
 
 def room(path: Path) -> str:
-    """The file itself where it is a room of its own, else its folder."""
+    """The file itself where it is a room, else its folder."""
     name = path.relative_to(ROOT).as_posix()
     return name if name in ROOMS else name.rpartition("/")[0]
 

@@ -205,7 +205,7 @@ def _named(name: str) -> Any:
 
 def _one_line(error: Exception) -> str:
     """The message; of one with several lines as much as a screen's few lines hold, because the
-    reason often stands after a first line that only says what failed. The system's errors name the
+    reason is often after a first line that only says what failed. The system's errors name the
     file first and have no number."""
     text = str(error).strip() or type(error).__name__
     if (extra := _missing_extra(error)) and "pip install" not in text:

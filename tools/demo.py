@@ -229,7 +229,7 @@ def verdict_of(pair: ModelPair, ledger: Ledger | None) -> str:
 
 
 def _facts(generation: Generation, reference: str) -> str:
-    """What a text spent and copied, and why it could not spend anything."""
+    """Lines on what a text spent and copied, and on why it could not spend anything."""
     header, spent = generation.ledger.header, generation.ledger.spent
     lines = [f"{len(generation.token_ids)} {header.level}s, {spent:.1f} nats"]
     if generation.ledger.certified and header.bound > 0.0:

@@ -28,7 +28,7 @@ def compose():
 
 @pytest.fixture
 def models(tmp_path, monkeypatch, pair_folders):
-    """What the containers mount, where the tests have it: (their words) -> ours."""
+    """The files that the containers mount, where the tests have it: (their words) -> ours."""
     (tmp_path / "keys").write_text("sesame\n")
     places = {"/models/safe": pair_folders[0], "/models/risky": pair_folders[1]}
     policy_file(tmp_path, alice=5000.0)

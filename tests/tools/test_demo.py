@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # gradio's use of pandas is deprecated by it
 ]
 (PROMPT,) = cut_prompts(read_works()[:1])
-"""What the page offers first."""
+"""The page's first example."""
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +87,10 @@ def test_a_question_is_asked_as_a_chat(pair, tmp_path):
     from anchored.tools.demo import RULES, decode
 
     empty_seed = None
-    asked = ("Who keeps the lamp?", True, "", 4.0, "2.5", 8, next(iter(RULES)), empty_seed)
-    *_, last = decode(pair, tmp_path, *asked)
+    values = ("Who keeps the lamp?", True, "", 4.0, "2.5", 8, next(iter(RULES)), empty_seed)
+    *_, last = decode(pair, tmp_path, *values)
     (result,) = Decoder(pair, Pathwise(k=4.0, bank=2.5)).generate(
-        messages=[{"role": "user", "content": asked[0]}], max_new_tokens=8
+        messages=[{"role": "user", "content": values[0]}], max_new_tokens=8
     )
     assert unescape(re.sub(r"</?span[^>]*>", "", last[1])) == result.text
     assert last[8].header.bank == 2.5
@@ -101,7 +101,7 @@ def test_a_bank_that_is_no_number_is_refused_in_one_line(pair, tmp_path):
 
     from anchored.tools.demo import RULES, decode
 
-    asked = ("Who keeps the lamp?", False, "", 4.0, "much", 8, next(iter(RULES)), 0)
+    values = ("Who keeps the lamp?", False, "", 4.0, "much", 8, next(iter(RULES)), 0)
     with pytest.raises(gr.Error, match=r"bank must be .*'much'") as error:
-        list(decode(pair, tmp_path, *asked))
+        list(decode(pair, tmp_path, *values))
     assert not error.value.print_exception and "\n" not in error.value.message

@@ -38,7 +38,7 @@ class GenerateConfig(PairOptions):
 
     anchored generate --safe A --risky B --prompt-file prompts.jsonl --output results.jsonl
 
-    An instruct model takes --chat or --messages, beside which the safe model may be a base model.
+    An instruct model takes --chat or --messages, with which the safe model may be a base model.
     """
 
     prompt: Annotated[tuple[str, ...], REPEATED] = ()
@@ -50,7 +50,7 @@ class GenerateConfig(PairOptions):
     "domain" and so on, travel along into the results; implies --json."""
     messages: Path | None = None
     """File of conversations, JSON lines {"messages": [{"role": ..., "content": ...}, ...]} with the
-    same keys beside them as in --prompt-file, or - for stdin; implies --json."""
+    same other keys as in --prompt-file, or - for stdin; implies --json."""
     continue_from: Path | None = None
     """Ledger of a generation that reached its length, which goes on in place of a prompt."""
     chat: bool = False

@@ -53,10 +53,10 @@ def few_resamples():
 @pytest.fixture(scope="module")
 def command(reciting, prompt_file):
     """The words of the command but for its output."""
-    asked = ["calibrate", *reciting, "--prompt-file", prompt_file]
-    asked += ["--max-new-tokens", str(LENGTH), "--debt", "none", "--largest-k", "30"]
-    asked += ["--no-strict", "--seeds", "2", "--check-seeds", "1", "--first-ks", "2"]
-    return [*asked, "--resolution", "2", "--smallest-k", "0.05", "--output"]
+    options = ["calibrate", *reciting, "--prompt-file", prompt_file]
+    options += ["--max-new-tokens", str(LENGTH), "--debt", "none", "--largest-k", "30"]
+    options += ["--no-strict", "--seeds", "2", "--check-seeds", "1", "--first-ks", "2"]
+    return [*options, "--resolution", "2", "--smallest-k", "0.05", "--output"]
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,8 @@ def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys
     assert not drawn.count and read(folder) == figures
     assert f"k = {met[-1]:g} nats per token: NCR " in out and "On 1 fresh seeds: NCR" in out
     # Another target reads what the first search measured.
-    asked = ["--metric", "char_lcs", "--target", "4", "--resolution", "700", "--check-seeds", "0"]
-    out, _ = run(capsys, *with_options([*command, str(folder)], asked))
+    options = ["--metric", "char_lcs", "--target", "4", "--resolution", "700", "--check-seeds", "0"]
+    out, _ = run(capsys, *with_options([*command, str(folder)], options))
     assert "longest copy, characters" in out and not drawn.count
     assert [row["k"] for row in read(folder)["curve"]] == ks
     assert read(folder)["check"] is None
@@ -137,12 +137,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "message"), REFUSED)
-def test_what_has_no_answer_is_one_line(command, capsys, folder, asked, message):
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_what_has_no_answer_is_one_line(command, capsys, folder, options, message):
     if "smallest" in message:  # k that were recorded below the smallest count too
         (folder / "measurements" / "calibrated_ks.json").unlink()
-    words = [word for word in command if f"--no{asked[0][1:]}" != word]
-    out, err = run(capsys, *with_options([*words, str(folder)], asked), status=1)
+    words = [word for word in command if f"--no{options[0][1:]}" != word]
+    out, err = run(capsys, *with_options([*words, str(folder)], options), status=1)
     assert not out and message in err
 
 

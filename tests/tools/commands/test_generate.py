@@ -42,7 +42,7 @@ def words(pair_words) -> list[str]:
 
 @pytest.fixture
 def expected(pair_folders) -> list[Generation]:
-    """What the library says to PROMPTS."""
+    """The library's answers to PROMPTS."""
     decoder = Decoder(ModelPair.from_pretrained(*pair_folders), Anchored(k=1.5))
     texts = [prompt["prompt"] for prompt in PROMPTS]
     return decoder.generate(texts, max_new_tokens=5, seed=[3, 0, 0], k=[1.5, 0.25, 1.5])
@@ -75,8 +75,8 @@ def test_lines_of_json_give_lines_of_json_with_ledgers_to_verify(
     rows = by_index(out)
     assert err == ""
     assert [row["text"] for row in rows] == [result.text for result in expected]
-    asked = [(row["id"], row["seed"], row["k"]) for row in rows]
-    assert asked == [("first", 3, 1.5), (None, 0, 0.25), (7, 0, 1.5)]
+    options = [(row["id"], row["seed"], row["k"]) for row in rows]
+    assert options == [("first", 3, 1.5), (None, 0, 0.25), (7, 0, 1.5)]
     for row, result in zip(rows, expected, strict=True):
         ledger = Ledger.load(row["ledger"])
         assert ledger.lines() == result.ledger.lines()
@@ -98,11 +98,11 @@ def test_an_interrupted_text_leaves_the_ledger_of_what_its_reader_saw(
             return super().write(text)
 
     ledger = tmp_path / "one.jsonl"
-    asked = [*words, "--prompt", "the keeper", "--seed", "3", "--ledger", str(ledger)]
+    options = [*words, "--prompt", "the keeper", "--seed", "3", "--ledger", str(ledger)]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", terminal := Interrupted())
         with pytest.raises(SystemExit, match="130"):
-            main(asked)
+            main(options)
     recorded = Ledger.load(ledger)
     assert recorded.finish_reason == "aborted" and recorded.steps
     assert recorded.token_ids == expected[0].token_ids[: len(recorded.steps)]
@@ -115,8 +115,8 @@ def test_an_instruct_model_is_decoded_with_a_base_model(
 ):
     words[4] = pair_words[3] = with_template(pair_folders[1], tmp_path / "instruct")
     chat = [{"role": "user", "content": "the keeper"}]
-    asked = ["--messages", write_json_lines(tmp_path / "c.jsonl", [{"messages": chat, "id": 7}])]
-    (row,) = by_index(run(capsys, *words, *asked, "--ledger", str(tmp_path / "l.jsonl"))[0])
+    options = ["--messages", write_json_lines(tmp_path / "c.jsonl", [{"messages": chat, "id": 7}])]
+    (row,) = by_index(run(capsys, *words, *options, "--ledger", str(tmp_path / "l.jsonl"))[0])
     assert (row["prompt"], row["messages"], row["id"]) == (None, chat, 7)
     header = Ledger.load(row["ledger"]).header
     assert pair.tokenizer.decode(header.prompt_token_ids) == "<|begin|>the keeper\n\n"
@@ -144,8 +144,8 @@ def test_an_interrupted_call_keeps_what_has_ended(
 
 def test_texts_that_fail_do_so_alone_as_lines_of_json(capsys, words, expected, tmp_path):
     prompts = [{"prompt": "the keeper", "seed": 3}, {"prompt": "a \ud800 b", "id": "torn"}]
-    asked = ["--prompt-file", write_json_lines(tmp_path / "prompts.jsonl", prompts)]
-    out, err = run(capsys, *words, *asked, "--ledger", str(tmp_path / "l.jsonl"), status=1)
+    options = ["--prompt-file", write_json_lines(tmp_path / "prompts.jsonl", prompts)]
+    out, err = run(capsys, *words, *options, "--ledger", str(tmp_path / "l.jsonl"), status=1)
     good, torn = by_index(out)
     assert err.startswith("anchored generate: 1 of 2 texts failed: torn: ")
     assert good["text"] == expected[0].text and not good["error"]
@@ -177,8 +177,8 @@ def test_a_rule_with_its_settings_is_that_of_the_library(
     for line, rule in RULES.items():
         config = parse(GenerateConfig, "generate", [*words[1:], "--prompt", "a", *line.split()])
         assert config.rule.make() == rule
-    asked = ["--prompt-file", write_json_lines(tmp_path / "lines.jsonl", LINES)]
-    out, _ = run(capsys, *words, *asked, "--rule", "rcad", "--setting", "alpha=0.25")
+    options = ["--prompt-file", write_json_lines(tmp_path / "lines.jsonl", LINES)]
+    out, _ = run(capsys, *words, *options, "--rule", "rcad", "--setting", "alpha=0.25")
     passages = [line["passage"] for line in LINES]
     results = Decoder(ModelPair.from_pretrained(*pair_folders), RCAD(alpha=0.25)).generate(
         [line["prompt"] for line in LINES], max_new_tokens=5, passages=passages

@@ -27,14 +27,14 @@ def test_what_prompts_and_retrieve_write_every_other_command_takes(capsys, pair_
     made, output = str(tmp_path / "made.jsonl"), str(tmp_path / "prompts.jsonl")
     run(capsys, "prompts", "--kind", "books", "--input", source, "--output", made)
     run(capsys, "retrieve", "--corpus", corpus, "--prompt-file", made, "--output", output)
-    ((asked,), (line,)) = map(
+    ((first,), (line,)) = map(
         read_json_lines, (tmp_path / "made.jsonl", tmp_path / "prompts.jsonl")
     )
-    assert asked == KEYS | {"prompt": f"Complete the prefix:\n{KEYS['prompt']}", "domain": "books"}
-    assert line == asked | {"passage": "the keeper of it", "passage_id": 7, "score": line["score"]}
+    assert first == KEYS | {"prompt": f"Complete the prefix:\n{KEYS['prompt']}", "domain": "books"}
+    assert line == first | {"passage": "the keeper of it", "passage_id": 7, "score": line["score"]}
     for words in (["generate", "--max-new-tokens", "2"], ["score"]):
         out, _ = run(capsys, *words, *pair_words, "--prompt-file", output)
-        assert asked.items() <= json.loads(out).items()
+        assert first.items() <= json.loads(out).items()
     # It counts the prompts that it has read before it loads a model.
     words = ["calibrate", *pair_words, "--prompt-file", output, "--output", str(tmp_path / "c")]
     assert "1 prompts show an NCR of at most" in refused(capsys, *words)

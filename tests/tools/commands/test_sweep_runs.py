@@ -50,7 +50,7 @@ SETTINGS = ["p_s", "p_r", "MemFree", "RCAD", "Anchored, k=0.5", "Anchored, k=4",
 
 @pytest.fixture(scope="module", autouse=True)
 def one_format() -> Iterator[None]:
-    """Of pictures, which take longest here."""
+    """One format of pictures, which take longest here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(style, "SUFFIXES", (".svg",))
         yield
@@ -104,7 +104,7 @@ def swept(command, tmp_path_factory) -> Path:
 
 
 def recorded(folder: Path) -> dict[str, str]:
-    """What one process leaves and several do, by file: texts, figures, tables."""
+    """Files that one process leaves and several do: texts, figures, tables."""
     # Ledgers of MemFree name a file in the folder, so that they are as long as its path.
     texts = [*folder.glob("generations/*"), *folder.glob("ledgers/*")]
     kept = [path for path in texts if path.stem != "MemFree"]
@@ -147,8 +147,8 @@ def test_the_ledgers_of_a_setting_are_verified_and_drawn_together(
     with pytest.raises(LedgerError, match="holds several ledgers: `ledger_parts` says where"):
         Ledger.load(ledgers)
     longer, picture = tmp_path / "longer.jsonl", tmp_path / "means.svg"
-    asked = ["--divergences", str(longer), "--picture", str(picture)]
-    out, _ = run(capsys, *words, str(ledgers), *asked)
+    options = ["--divergences", str(longer), "--picture", str(picture)]
+    out, _ = run(capsys, *words, str(ledgers), *options)
     assert out.count("OK: ") == 4 == len(ledger_parts(longer))
     assert "Means of 4 generations" in picture.read_text()
     ledgers = tmp_path / "changed.jsonl"

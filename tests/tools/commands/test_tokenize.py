@@ -177,8 +177,8 @@ def mirror(tmp_path):
 def test_a_sample_of_all_sources_tells_what_would_be_refused_or_cannot_be_read(
     mirror, tokenizer_folder, capsys
 ):
-    asked = {"mixture": COMMON_PILE, "heldout_fraction": 0.0, "sample": 1000, "input": (mirror,)}
-    assert run(TokenizeConfig(tokenizer=str(tokenizer_folder), **asked)) == 1
+    options = {"mixture": COMMON_PILE, "heldout_fraction": 0.0, "sample": 1000, "input": (mirror,)}
+    assert run(TokenizeConfig(tokenizer=str(tokenizer_folder), **options)) == 1
     head, _, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["source", "documents", "kept", "refused"]
     shown = {row.split()[0]: row.split()[1:4] for row in rows if row}

@@ -1,4 +1,4 @@
-"""What holds for the options of every command: repeats, paths, help, names of configs."""
+"""Options of every command: repeats, paths, help, names of configs."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_the_packages_configs_are_listed_by_names_that_find_them(capsys):
     for name, config in (("sweep", "quickstart-methods"), ("plan", "common_pile")):
         out, _ = run(capsys, name, "--list")
         listed = dict(line.split(maxsplit=1) for line in out.splitlines())
-        assert all(find_config(Path(each)).is_file() for each in listed) and config in listed
+        assert all(find_config(Path(file)).is_file() for file in listed) and config in listed
         assert not {"token", "byte", "prompts"} & listed.keys() and all(listed.values())
 
 

@@ -22,8 +22,8 @@ def test_forty_facts_have_questions_in_words_that_training_does_not_have():
         assert not any(fact.answer in question for question in fact.questions)
     for relation in tomllib.loads(FACTS_FILE.read_text())["relations"]:
         for question in relation["questions"]:
-            asked = spans(question.format(subject="s"))
-            assert asked and not asked & spans("\n".join(relation["statements"]))
+            values = spans(question.format(subject="s"))
+            assert values and not values & spans("\n".join(relation["statements"]))
 
 
 def spans(text: str) -> set[tuple[str, ...]]:
@@ -42,10 +42,10 @@ def test_lm_eval_asks_each_question_and_takes_the_fact_for_right(tmp_path, monke
     expected = [(fact, question) for fact in FACTS for question in fact.questions]
     for doc, (fact, question) in zip(task.test_docs(), expected, strict=True):
         requests = task.construct_requests(doc, task.doc_to_text(doc))
-        asked = [request.args for request in requests]
-        assert asked[task.doc_to_target(doc)] == (question, f" {fact.answer}")
-        assert {answer[1:] for _, answer in asked} <= {fact.answer, *fact.others}
-        assert len(set(asked)) == 4
+        values = [request.args for request in requests]
+        assert values[task.doc_to_target(doc)] == (question, f" {fact.answer}")
+        assert {answer[1:] for _, answer in values} <= {fact.answer, *fact.others}
+        assert len(set(values)) == 4
 
 
 def test_a_trained_adapter_makes_its_texts_likelier(pair_folders, tmp_path):

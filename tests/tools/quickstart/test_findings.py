@@ -1,4 +1,4 @@
-"""What the quickstart claims: each finding can fail, and figures that are not defined stay so."""
+"""Findings of the quickstart: each can fail, and figures that are not defined stay so."""
 
 import math
 

@@ -29,7 +29,7 @@ class PromptsConfig:
     """Make prompts for a sweep: anchored prompts --kind books --input data.literal.json --output F
 
     Reads JSON lines, a JSON array, or one text a line (.txt), and writes lines of "id", "prompt",
-    "reference", "title" and "domain", which is what anchored sweep reads, with a record's own
+    "reference", "title" and "domain", which is what anchored sweep reads, with the record's
     "characters" and "group" for the measures. The templates are those of the paper, in
     configs/eval/methods/prompts.toml.
     """
@@ -50,14 +50,14 @@ class PromptsConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """What is read of a record, and what a model reads."""
+    """The fields of a record that are read, and the text that a model reads."""
 
     template: str
     """With one {text}."""
     text: str
-    """Field of a record that stands there."""
+    """Field of a record that is put there."""
     reference: str = ""
-    """Field of the text's own continuation; "" for none."""
+    """Field of the text's continuation; "" for none."""
     whole: list[str] = field(default_factory=list)
     """Fields of which one may hold a whole text, which is cut into both: an article, a story."""
     aliases: dict[str, str] = field(default_factory=dict)

@@ -36,7 +36,7 @@ _NUM_NAMED = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceConfig:
-    """Where the texts of a source are."""
+    """The texts of a source."""
 
     source: str = ""
     """Name of the source, recorded in the manifest; where only reports are written, every source of
