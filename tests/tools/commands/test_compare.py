@@ -43,9 +43,9 @@ def config(pair_folders, tmp_path, monkeypatch):
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     (tmp_path / "tasks").mkdir()
-    write_task(tmp_path / "tasks", "bells", MULTIPLE_CHOICE)
-    write_task(tmp_path / "tasks", "chimes", MULTIPLE_CHOICE)
-    write_task(tmp_path / "tasks", "tides", GENERATION | {"unsafe_code": True})
+    code = GENERATION | {"unsafe_code": True}
+    for name, task in (("bells", MULTIPLE_CHOICE), ("chimes", MULTIPLE_CHOICE), ("tides", code)):
+        write_task(tmp_path / "tasks", name, task)
     safe, risky = pair_folders
     file = tmp_path / "two.toml"
     file.write_text(CONFIG.format(safe=safe, risky=risky))

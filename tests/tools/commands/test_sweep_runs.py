@@ -17,7 +17,6 @@ from anchored import Ledger, LedgerError
 from anchored.decode.ledger import ledger_parts
 from anchored.durable_files import locked
 from anchored.eval.figures import style
-from anchored.eval.recorded_texts import read_texts
 from anchored.tools.cli import main
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain "
@@ -114,23 +113,18 @@ def recorded(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in kept}
 
 
-def rows_of(folder: Path, name: str) -> list[dict]:
-    return read_json_lines(folder / "generations" / f"{name}.jsonl")
-
-
 def test_every_setting_prompt_and_seed_is_recorded_with_its_ledger(swept):
     figures = json.loads((swept / "results.json").read_text(), parse_constant=pytest.fail)
     assert figures["schema"] == "anchored-sweep/1" and "inputs" not in figures["settings"]
     assert [row["setting"] for row in figures["rows"]] == SETTINGS
     assert len(figures["examples"]) == 7 * 2 * 2
-    rows = rows_of(swept, "Anchored-k=4")
+    rows = read_json_lines(swept / "generations" / "Anchored-k=4.jsonl")
     assert [(row["id"], row["seed"]) for row in rows] == [
         (f"work-{i}", seed) for seed in (0, 1) for i in (0, 1)
     ]
     header = Ledger.load(swept / rows[0]["ledger"], rows[0]["ledger_part"]).header
     assert (header.k, header.horizon, header.sampling["temperature"]) == (4.0, 6, 0.7)
     assert all(row["is_within_bound"] for row in rows)
-    assert {text.reference for text in read_texts(swept)} == {" " + TEXT}
     assert figures["rows"][2]["bits_per_byte/extra"] is None  # MemFree blocks the held-out text
     (blocked,) = (swept / "blocked.jsonl").read_text().splitlines()
     assert json.loads(blocked) == {"text": TEXT}  # what BM25 found for both prompts
@@ -164,8 +158,7 @@ def test_tables_have_the_paper_s_parts_and_the_page_its_pictures(swept):
     parts = ["*Reference LMs*", *SETTINGS[:2], "*Single-model methods*", *SETTINGS[2:4]]
     assert first == [*parts, "*Anchored Decoding*", *SETTINGS[4:6], "*Ablations*", "NoDebt"]
     figures = json.loads((swept / "results.json").read_text())
-    recited = {row["setting"]: row["recited"] for row in figures["rows"]}
-    assert {name for name, chance in recited.items() if chance is None} == {*SETTINGS[1:4]}
+    assert [r["setting"] for r in figures["rows"] if r["recited"] is None] == SETTINGS[1:4]
     page = (swept / "report.html").read_text()
     assert page.count("<article") == 2
     for name in ("methods", "ablations", "debt_window"):
