@@ -1,6 +1,7 @@
 """The repository folders are the sub-packages of `anchored`; a few rules keep that sound."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -54,6 +55,16 @@ MOST_FUNCTION_LINES = 50  # one function in a hundred may be longer: the bodies 
 MOST_FILES_OF_A_TOKEN = 31  # each is one that a reader of a step opens
 
 
+ROOT_FILE = ast.parse((ROOT / "__init__.py").read_text())
+# Modules of the public names, as a type checker reads them.
+PUBLIC = {
+    alias.name: node.module
+    for node in ast.walk(ROOT_FILE)
+    if isinstance(node, ast.ImportFrom) and node.level
+    for alias in node.names
+}
+
+
 def sources(area: str) -> list[Path]:
     return sorted((ROOT / area).rglob("*.py"))
 
@@ -105,8 +116,8 @@ def _file(module: str, name: str) -> Path | None:
     """The file of a name that is imported from a module; None outside of the project."""
     if module.split(".")[0] != "anchored":
         return None
-    if module == "anchored" and name in anchored._HOME:  # lazily, from the root
-        module = f"anchored.{anchored._HOME[name]}"
+    if module == "anchored" and name in PUBLIC:  # lazily, from the root
+        module = f"anchored.{PUBLIC[name]}"
     for dotted in (f"{module}.{name}", module):
         file = ROOT.joinpath(*dotted.split(".")[1:]).with_suffix(".py")
         if file.is_file():
@@ -195,18 +206,10 @@ def test_importing_the_package_loads_neither_torch_nor_transformers():
 
 
 def test_public_names_have_types_and_no_other_name_has_one():
-    tree = ast.parse((ROOT / "__init__.py").read_text())
-    typed = {
-        alias.name: f"{node.module}.{alias.name}"
-        for typing in tree.body
-        if isinstance(typing, ast.If) and getattr(typing.test, "id", "") == "TYPE_CHECKING"
-        for node in typing.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert typed.pop("engine") == "decode.vllm.engine"
-    assert typed == {name: f"{module}.{name}" for name, module in anchored._HOME.items()}
-    assert anchored.__all__ == [*anchored._HOME]
+    assert {*PUBLIC} == {*anchored.__all__, "engine"}
+    for name in anchored.__all__:
+        home = importlib.import_module(f"anchored.{PUBLIC[name]}")
+        assert getattr(anchored, name) is getattr(home, name)
     # Read by a type checker, `__getattr__` would make every name Any.
-    (block,) = (node for node in tree.body if "def __getattr__" in ast.unparse(node))
+    (block,) = (node for node in ROOT_FILE.body if "def __getattr__" in ast.unparse(node))
     assert isinstance(block, ast.If) and ast.unparse(block.test) == "not TYPE_CHECKING"

@@ -81,8 +81,9 @@ def test_methods_are_named_by_spaces_or_commas_in_one_order():
 def test_methods_take_turns_and_one_that_ends_at_once_has_no_speed():
     calls = []
     generate = lambda name: lambda length: calls.append((name, length)) or 2 * length  # noqa: E731
-    clock = (float(tick**2) for tick in count()).__next__  # one call never lasts as long as another
-    speeds({"a": generate("a"), "b": generate("b")}, 4, runs=2, clock=clock)
+    clock = (float(tick**2) for tick in count()).__next__  # a call lasts 4 s longer than the last
+    measured = speeds({"a": generate("a"), "b": generate("b")}, 4, runs=2, clock=clock)
+    assert measured["a"][0] == (17.0, (8 - 2) / (21 - 17))
     assert calls == [("a", 1), ("a", 4), ("b", 1), ("b", 4)] * 3  # the first ones warm up
     with pytest.raises(ValueError, match="a ends its texts at once"):
         speeds({"a": lambda length: 2}, 4, runs=1)
