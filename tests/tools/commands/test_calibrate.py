@@ -5,7 +5,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from command_line import run, with_options
+from command_line import run
 from json_lines import write_json_lines
 from tiny_models import tiny_llama
 
@@ -88,6 +88,15 @@ def drawn(monkeypatch):
 
     monkeypatch.setattr(Decoder, "generate_each", counted)
     return made
+
+
+def with_options(words: list[str], more: list[str]) -> list[str]:
+    """The words with these options, of one value or none, in place of theirs."""
+    for flag in (word for word in more if word.startswith("--")):
+        if flag in words:
+            place = words.index(flag)
+            words = [*words[:place], *words[place + 2 :]]
+    return [*words, *more]
 
 
 def read(folder):

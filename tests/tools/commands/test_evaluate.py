@@ -161,19 +161,14 @@ def test_what_a_judge_could_not_judge_is_asked_for_again_and_the_page_is_there(
     assert err.count("done before") == 2  # what was judged stays, and so does the page with it
 
 
-@pytest.fixture
-def texts(tmp_path) -> str:
-    """A file of a user's texts."""
+def test_texts_of_a_file_are_measured_recorded_and_may_be_moved(capsys, tmp_path):
     kettle = "the grey kettle hummed on the stove today"
     by_setting = {"p_s": "no", "k=1": "the grey kettle sat", "p_r": kettle}
-    lines = [
+    rows = [
         {"setting": name, "id": "w", "text": text, "reference": kettle}
         for name, text in by_setting.items()
     ]
-    return write_json_lines(tmp_path / "one" / "texts.jsonl", lines)
-
-
-def test_texts_of_a_file_are_measured_recorded_and_may_be_moved(capsys, texts, tmp_path):
+    texts = write_json_lines(tmp_path / "one" / "texts.jsonl", rows)
     out, err = run(capsys, "evaluate", texts)
     assert err == "[1/1] copying\n"
     assert "word LCS" in out and "> 6 words" in out

@@ -231,10 +231,11 @@ def judged(name: str, texts: Sequence[RecordedText], options: Judging, run: Path
     finally:
         if client.requests.counts:
             print(_usage_line(client.usage()), file=sys.stderr)
-    names = {"model": "judge_model", "base_url": "judge_url", "seed": "judge_seed"}
     return {
         **{"schema": "anchored-judge/1", "judge": name},
-        "endpoint": {called: getattr(options, option) for called, option in names.items()},
+        "endpoint": {
+            name: getattr(client.endpoint, name) for name in ("model", "base_url", "seed")
+        },
         "metric_set": metric_set,
         "sampling": asdict(client.endpoint.sampled(judge.SAMPLING)),
         **more,
