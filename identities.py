@@ -1,4 +1,4 @@
-"""What decides the results in a folder, and how it differs from what is asked for now.
+"""The settings that decide the results in a folder, and how they differ from a call's.
 
 An identity holds no path, so that a folder may be copied or moved with its models and texts: it
 has files by their sha256, models by their fingerprint or Hub id.

@@ -1,4 +1,4 @@
-"""What a user hands in: files, texts, JSON, prompts, numbers; and how what is wrong is named."""
+"""Files, texts, JSON, prompts and numbers of a user; and how what is wrong is named."""
 
 import json
 import re

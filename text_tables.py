@@ -1,4 +1,4 @@
-"""Tables of text: as Markdown, LaTeX or HTML, aligned for a terminal, or line by line."""
+"""Tables of text: as Markdown, LaTeX or HTML, or aligned for a terminal."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -68,13 +68,3 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     return "\n".join([first, rule, *others])
-
-
-def print_lines(rows: Iterable[Iterable[str]], width: int, *, name_width: int = 0) -> None:
-    """Print rows as they come, the titles being the first.
-
-    width: of every cell, aligned to the right; name_width: of the first, to the left.
-    """
-    for name, *others in rows:
-        first = f"{name:<{name_width}}" if name_width else f"{name:>{width}}"
-        print(first + "".join(f"{cell:>{width}}" for cell in others), flush=True)

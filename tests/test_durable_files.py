@@ -2,8 +2,8 @@
 
 import errno
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,30 +23,15 @@ def test_writers_of_one_file_at_once_each_write_a_whole_one(tmp_path):
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_of_several_writers_that_replace_nothing_one_gets_the_name(
-    tmp_path, monkeypatch, has_links
-):
+def test_of_two_writers_that_replace_nothing_one_gets_the_name(tmp_path, monkeypatch, has_links):
     if not has_links:
-
-        def link(*_):
-            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-        monkeypatch.setattr(os, "link", link)
-
-    def written(number: int) -> Path | None:
-        """Where what could not get its name is kept."""
-        try:
-            write_durably(tmp_path / "a", str(number), overwrite=False)
-        except FileExistsError as error:
-            assert f"{tmp_path / 'a'} has appeared meanwhile and is kept; " in str(error)
-            return Path(str(error).split("; ")[1].split(" holds")[0])
-        return None
-
-    with ThreadPoolExecutor(8) as pool:
-        kept = list(pool.map(written, range(8)))
-    winner = kept.index(None)
-    assert (tmp_path / "a").read_text() == str(winner) and kept.count(None) == 1
-    assert [path.read_text() for path in kept if path] == [str(n) for n in range(8) if n != winner]
+        error = OSError(errno.EPERM, os.strerror(errno.EPERM))
+        monkeypatch.setattr(os, "link", Mock(side_effect=error))
+    write_durably(tmp_path / "a", "first", overwrite=False)
+    with pytest.raises(FileExistsError, match="a has appeared meanwhile and is kept; ") as refusal:
+        write_durably(tmp_path / "a", "second", overwrite=False)
+    kept = Path(str(refusal.value).split("; ")[1].split(" holds")[0])
+    assert (tmp_path / "a").read_text() == "first" and kept.read_text() == "second"
 
 
 def test_an_error_leaves_nothing_and_names_the_file(tmp_path):

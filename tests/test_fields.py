@@ -16,8 +16,6 @@ from anchored import (
     GlobalSwitch,
     MemFree,
     Pathwise,
-    RiskyOnly,
-    System,
     TokenSwap,
 )
 from anchored.decode.settings import SamplingConfig
@@ -31,17 +29,16 @@ from anchored.fields import (
     from_record,
 )
 
-HALF = [np.float64(0.5), np.float32(0.5), np.float16(0.5), torch.tensor(0.5), np.array(0.5)]
-TWO = [np.int64(2), np.uint8(2), torch.tensor(2), np.array(2)]
 NO_NUMBERS = [True, np.bool_(True), torch.tensor(True), "2", None, [2], torch.tensor([2]), 2j]
 NOT_WHOLE = [*NO_NUMBERS, 2.0, np.float64(2.0), INT_LIMIT, -INT_LIMIT]
 
 
 def test_a_callers_numbers_become_plain_ones():
-    for value in (*HALF, 0.5, *TWO, 2):
+    two = (np.int64(2), torch.tensor(2), np.array(2), 2)
+    for value in (np.float32(0.5), torch.tensor(0.5), np.array(0.5), 0.5, *two):
         number = converted("n", value, float)
         assert number == value and type(number) is float
-    for value in (*TWO, 2):
+    for value in two:
         assert converted("n", value, int) == 2 and type(converted("n", value, int)) is int
     assert converted("flag", np.bool_(True), bool) is True
     assert type(converted("text", np.str_("a"), str)) is str
@@ -104,6 +101,8 @@ def test_a_table_becomes_the_dataclass_with_paths_and_tuples():
     made = from_record(Whole, {**table, "only": {"path": "p"}, "level": 3})
     assert made == Whole("a", (1, 2), (part,), 2, 3, Part(Path("p")))
     assert type(made.k) is int  # a number of a file stays as it is
+    assert field_error(Whole, {"name": "a", "k": None}) == ""
+    assert field_error(Whole, {"k": 1.0}) == "field name is missing"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,6 @@ def test_a_table_becomes_the_dataclass_with_paths_and_tuples():
         ({"seeds": [10**30]}, "key seeds[0] must be a whole number of 64 bits, got 1"),
         ({"parts": {"path": "p"}}, "key parts must be a list of tables, got {'path': 'p'}"),
         ({"parts": [{}]}, "key parts[0].path is missing"),
-        ({"only": {"path": "p", "weights": {"w": "1"}}}, "key only.weights.w must be a number"),
         ({"k": np.float64(1.0)}, "key k must be a number, got "),
         ({"level": "word"}, "key level must be one of token, byte or a whole number, got 'word'"),
     ],
@@ -124,12 +122,6 @@ def test_a_wrong_table_is_refused_by_the_dotted_name_of_its_key(values, message)
     with pytest.raises(ValueError) as refusal:
         from_record(Whole, {"name": "a", **values}, "key ")
     assert str(refusal.value).startswith(message)
-
-
-def test_the_first_wrong_field_of_a_record_is_reported():
-    assert field_error(Whole, {"name": "a", "k": None}) == ""
-    assert field_error(Whole, {"k": 1.0}) == "field name is missing"
-    assert field_error(Whole, {"name": "a", "nam": 1}) == "unknown field nam (did you mean name?)"
 
 
 @dataclass(frozen=True)
@@ -150,8 +142,6 @@ def test_the_fields_of_options_are_converted_in_place():
     ("make", "message"),
     [
         (lambda: Anchored(), "give either k or K"),
-        (lambda: Anchored(k=True), "k must be a number, got True"),
-        (lambda: Anchored(K=2.0**20 + 1), r"K must be in .* nats, got 1048577.0"),
         (lambda: Anchored(k=1.0, budget=10), "budget must be one of adaptive, global, fixed"),
         (lambda: Anchored(k=1.0, divergence="js"), "divergence must be one of kl, max, got 'js'"),
         (lambda: Anchored(k=1.0, debt_window=0), "debt_window must be >= 1, got 0"),
@@ -159,14 +149,12 @@ def test_the_fields_of_options_are_converted_in_place():
         (lambda: ColdStart(k=-1.0), "k must be in"),
         (lambda: GlobalSwitch(K=float("nan")), "K must be in"),
         (lambda: RCAD(alpha=float("nan")), "alpha must be finite and >= 0, got nan"),
-        (lambda: System(prompt="\ud800"), "prompt cannot be written as UTF-8"),
         (lambda: MemFree(), "MemFree needs passages, a corpus or both"),
         (lambda: MemFree(corpus="none.jsonl"), "corpus must be a file of texts, there is none at"),
         (lambda: MemFree(passages=[], corpus_sha256="0"), "corpus_sha256 is that of a corpus"),
         (lambda: MemFree(passages=["a"], n=1001), r"n must be in \[1, 1000\], got 1001"),
         (lambda: CPFuse(grid_size=101), r"grid_size must be in \[2, 100\], got 101"),
         (lambda: TokenSwap(words=[]), "words must be a list of at least one word"),
-        (lambda: RiskyOnly(compared="maybe"), "compared must be true or false, got 'maybe'"),
         (lambda: SamplingConfig(temperature=-0.1), "temperature must be finite and >= 0, got -0.1"),
         (lambda: SamplingConfig(repetition_penalty=0), "repetition_penalty must be > 0, got 0"),
         (lambda: SamplingConfig(top_k=-1), "top_k must be >= 0 .*, got -1"),

@@ -1,6 +1,5 @@
 """Rules and metrics of other packages: found by entry points, used like those of the package."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -55,15 +54,13 @@ BLEND = ("[anchored.rules]", "blend = stranger:Blend")
 def test_a_package_s_rule_decodes_and_its_ledger_is_verified_by_name(install, pair):
     install("stranger", *BLEND)
     rule = make_rule("blend", {"k": 0.5, "halvings": 32})
-    results = Decoder(pair, rule).generate(["the keeper", "every wave"], max_new_tokens=12)
-    for result in results:
-        ledger = result.ledger
-        assert (ledger.header.rule, ledger.header.rule_settings["halvings"]) == ("blend", 32)
-        assert ledger.certified and 0.0 < ledger.spent <= ledger.header.bound
-        assert verify(ledger, pair).failures == []
-        other = replace(ledger.steps[0], token_id=ledger.steps[0].token_id - 1)
-        forged = replace(ledger, steps=[other, *ledger.steps[1:]])
-        assert not verify(forged, pair).is_ok
+    ledger = Decoder(pair, rule).generate("the keeper", max_new_tokens=12)[0].ledger
+    assert (ledger.header.rule, ledger.header.rule_settings["halvings"]) == ("blend", 32)
+    assert ledger.certified and 0.0 < ledger.spent <= ledger.header.bound
+    assert verify(ledger, pair).failures == []
+    other = replace(ledger.steps[0], token_id=ledger.steps[0].token_id - 1)
+    forged = replace(ledger, steps=[other, *ledger.steps[1:]])
+    assert not verify(forged, pair).is_ok
 
 
 def test_the_command_line_takes_its_name_its_settings_and_the_options_it_has_as_fields(install):
@@ -87,7 +84,6 @@ def test_nothing_of_a_package_is_imported_before_its_rule_is_asked_for(install, 
     [
         ("rcad = stranger:Blend", "rcad", "'rcad' of stranger 1.0 is a name of anchored"),
         ("blend = stranger:Blend", "bland", "must be one of anchored, .*, blend, got 'bland'"),
-        ("blend = stranger:copied_share", "blend", "must be a dataclass"),
         ("mix = stranger:Blend", "mix", "has the name 'blend': both must be the same"),
     ],
 )
@@ -103,53 +99,24 @@ def test_the_options_of_a_budget_are_the_fields_of_a_rule():
         assert set(BUDGETED.get(name, ())) == {name for name in BUDGET_OPTIONS if name in names}
 
 
-SWEEP = """
-safe = "{safe}"
-risky = "{risky}"
-prompts = "prompts.jsonl"
-max_new_tokens = 6
-seeds = [0]
-device = "cpu"
-
-[[methods]]
-rule = "blend"
-label = "Blend"
-settings = {{ k = [0.5, 4.0], halvings = 20 }}
-"""
-
-
 @pytest.mark.slow
-def test_a_package_that_pip_installs_decodes_is_verified_swept_and_tabled(tmp_path, pair_folders):
+def test_a_package_that_pip_installs_decodes_and_is_verified(tmp_path, pair_folders):
     source, target = tmp_path / "source", tmp_path / "target"
     shutil.copytree(STRANGER, source)  # where pip builds
     pip = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     path = os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])
+    cli, models = ("-m", "anchored"), ("--safe", pair_folders[0], "--risky", pair_folders[1])
+    ledger = ("--ledger", tmp_path / "ledger.jsonl")
 
     def python(*words: str | Path) -> str:
-        return subprocess.run(
-            [sys.executable, *words],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        environment = {**os.environ, "PYTHONPATH": path}
+        return subprocess.check_output([sys.executable, *words], env=environment, text=True)
 
-    safe, risky = pair_folders
-    cli, models = ("-m", "anchored.tools.cli"), ("--safe", safe, "--risky", risky)
     python(*pip, "--target", target, source)
     rule = ("--rule", "blend", "--setting", "halvings=20", "--k", "2")
-    options = ("--prompt", "the keeper", "--max-new-tokens", "6", "--ledger", "ledger.jsonl")
-    python(*cli, "generate", *models, *rule, *options)
-    assert python(*cli, "verify", *models, "--ledger", "ledger.jsonl").startswith("OK: 6 tokens")
-    prompt = {"id": "work", "prompt": "the keeper of", "reference": " the lamp wrote every wave"}
-    (tmp_path / "prompts.jsonl").write_text(json.dumps(prompt))
-    (tmp_path / "sweep.toml").write_text(SWEEP.format(safe=safe, risky=risky))
-    table = python(*cli, "sweep", "sweep.toml", "--output", "run")
-    assert "copied_share" in table and "Blend, k=4" in table
-    rows = json.loads((tmp_path / "run/results.json").read_text())["rows"]
-    assert [row["setting"] for row in rows] == ["p_s", "p_r", "Blend, k=0.5", "Blend, k=4"]
-    assert all(0.0 <= row["copying/copied_share"]["mean"] <= 1.0 for row in rows)
+    options = ("--prompt", "the keeper", "--max-new-tokens", "6")
+    python(*cli, "generate", *models, *rule, *options, *ledger)
+    assert python(*cli, "verify", *models, *ledger).startswith("OK: 6 tokens")
 
 
 TEXTS = [

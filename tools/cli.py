@@ -20,7 +20,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from traceback import clear_frames
-from typing import Any, NamedTuple, NoReturn, TextIO, cast
+from typing import Any, NamedTuple, TextIO, cast
 
 import anchored
 from anchored import AnchoredError
@@ -120,10 +120,11 @@ def main(arguments: list[str] | None = None) -> None:
         codecs.register_error(_escaped.__name__, _escaped)
         sys.stdout.reconfigure(errors=_escaped.__name__)
     words = sys.argv[1:] if arguments is None else arguments
-    name = "anchored"
+    plain = [word for word in words if word != DEBUG_FLAG]
+    command = next((name for n in (2, 1) if (name := " ".join(plain[:n])) in COMMANDS), "")
+    name = f"anchored {command}".strip()
     try:
-        name, work = _asked_for([word for word in words if word != DEBUG_FLAG])
-        status = _status(name, work, has_traceback=DEBUG_FLAG in words)
+        status = _status(name, partial(_run, command, plain), has_traceback=DEBUG_FLAG in words)
     except KeyboardInterrupt as error:
         clear_frames(error.__traceback__)
         print(f"{name}: interrupted", file=sys.stderr)
@@ -135,31 +136,6 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
     """Escape, as JSON does, the characters that an encoding lacks, so that no text is lost."""
     assert isinstance(error, UnicodeEncodeError), "stdout is written"
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
-
-
-def _asked_for(words: list[str]) -> tuple[str, Callable[[], int]]:
-    """The name of what the words ask for, and a call that does it and returns the exit status."""
-    if not words or words[0] in ("-h", "--help"):
-        return "anchored", partial(_show, _overview())
-    if words[0] == "--version":
-        return "anchored", partial(_show, anchored.__version__)
-    for length in (2, 1):
-        if (name := " ".join(words[:length])) in COMMANDS:
-            return f"anchored {name}", partial(_run, name, words[length:])
-    if longer := [name for name in COMMANDS if name.split()[0] == words[0]]:
-        problem = f"{words[0]!r} is the first word of {', '.join(longer)}: give the whole name"
-    else:
-        problem = f"unknown command {words[0]!r}; anchored --help lists all"
-    return "anchored", partial(_raise, Refused(problem))
-
-
-def _show(text: str) -> int:
-    print(text)
-    return 0
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
 
 
 def _status(name: str, work: Callable[[], int], *, has_traceback: bool) -> int:
@@ -189,15 +165,29 @@ def _status(name: str, work: Callable[[], int], *, has_traceback: bool) -> int:
         return FAILED_STATUS
 
 
-def _run(name: str, arguments: list[str]) -> int:
+def _run(command: str, words: list[str]) -> int:
+    """Do what the words ask for, which begin with the name of the command; the exit status."""
+    if not command:
+        return _without_command(words)
     # Threads that spin long while they wait halve the speed where another process runs; threads
     # that sleep at once lose a third on an idle machine. 2,000 turns are a few microseconds.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"  # without a line of source
-    kind = options_class(name)
-    options: Any = parse(kind, name, arguments) if kind else arguments
-    return int(_named(COMMANDS[name].function)(options))
+    kind, arguments = options_class(command), words[len(command.split()) :]
+    options: Any = parse(kind, command, arguments) if kind else arguments
+    return int(_named(COMMANDS[command].function)(options))
+
+
+def _without_command(words: list[str]) -> int:
+    """Print help or the version; Refused for a word that is no command."""
+    if words and words[0] not in ("-h", "--help", "--version"):
+        if longer := [name for name in COMMANDS if name.split()[0] == words[0]]:
+            names = ", ".join(longer)
+            raise Refused(f"{words[0]!r} is the first word of {names}: give the whole name")
+        raise Refused(f"unknown command {words[0]!r}; anchored --help lists all")
+    print(anchored.__version__ if words[:1] == ["--version"] else _overview())
+    return 0
 
 
 def options_class(name: str) -> type | None:
@@ -215,7 +205,7 @@ def _named(name: str) -> Any:
 
 def _one_line(error: Exception) -> str:
     """The message; of one with several lines as much as a screen's few lines hold, because the
-    reason often stands after a first line that only says what failed. The system's errors name the
+    reason is often after a first line that only says what failed. The system's errors name the
     file first and have no number."""
     text = str(error).strip() or type(error).__name__
     if (extra := _missing_extra(error)) and "pip install" not in text:

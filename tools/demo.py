@@ -150,7 +150,7 @@ def _budget_row() -> list[Any]:
         bank = gr.Textbox(f"{FIRST.bank:g}", label="Bank", info=info)
         length = gr.Slider(8, 256, 64, step=8, label="Length", info="tokens")
         rule = gr.Dropdown(list(RULES), label="Rule of p*", min_width=220)
-        seed = gr.Number(0, label="Seed")
+        seed = gr.Number(0, label="Seed", precision=0)
     return [k, bank, length, rule, seed]
 
 
@@ -171,11 +171,11 @@ def decode(
     bank: str,
     length: int,
     rule_name: str,
-    seed: float | None,
+    seed: int | None,
 ) -> Iterator[tuple[Any, ...]]:
     """The values of every output, after each step of the three texts and once they have ended.
 
-    Raises gr.Error, which the page shows, for a prompt, a bank or a seed that cannot be used.
+    Raises gr.Error, which the page shows, for a prompt or a bank that cannot be used.
     """
     request: dict[str, Any] = {"prompt": prompt}
     if is_chat:
@@ -185,7 +185,7 @@ def decode(
     try:
         rules = (SafeOnly(), RULES[rule_name](k=k, bank=_bank(bank)), RiskyOnly())
         streams = [
-            Decoder(pair, rule).stream(**request, max_new_tokens=int(length), seed=_whole(seed))
+            Decoder(pair, rule).stream(**request, max_new_tokens=int(length), seed=seed or 0)
             for rule in rules
         ]
         for pieces in itertools.zip_longest(*streams):
@@ -221,13 +221,6 @@ def _bank(text: str) -> float | None:
         raise ValueError(f"the bank must be a number of nats, or empty, got {text!r}") from None
 
 
-def _whole(seed: float | None) -> int:
-    """A seed as a browser sends it, 0 for an empty field; ValueError for a fraction."""
-    if seed is not None and seed != int(seed):
-        raise ValueError(f"the seed must be a whole number, got {seed}")
-    return int(seed or 0)
-
-
 def verdict_of(pair: ModelPair, ledger: Ledger | None) -> str:
     """The verdict of `verify` on the middle column."""
     if ledger is None:
@@ -236,7 +229,7 @@ def verdict_of(pair: ModelPair, ledger: Ledger | None) -> str:
 
 
 def _facts(generation: Generation, reference: str) -> str:
-    """What a text spent and copied, and why it could not spend anything."""
+    """Lines on what a text spent and copied, and on why it could not spend anything."""
     header, spent = generation.ledger.header, generation.ledger.spent
     lines = [f"{len(generation.token_ids)} {header.level}s, {spent:.1f} nats"]
     if generation.ledger.certified and header.bound > 0.0:

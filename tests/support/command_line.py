@@ -5,16 +5,6 @@ import pytest
 from anchored.tools.cli import main
 
 
-def with_options(words: list[str], more: list[str]) -> list[str]:
-    """The words with these options in place of their own, as each may be given once."""
-    given = {word for word in more if word.startswith("--")}
-    kept, is_kept = [], True
-    for word in words:
-        is_kept = word not in given if word.startswith("--") else is_kept
-        kept += [word] if is_kept else []
-    return [*kept, *more]
-
-
 def run(capsys, *words: str, status: int = 0) -> tuple[str, str]:
     """(stdout, stderr) of a command, which ends with this exit status."""
     with pytest.raises(SystemExit) as end:

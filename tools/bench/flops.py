@@ -19,7 +19,7 @@ def token_cost(
 ) -> dict[str, float]:
     """FLOPs that one generated token costs, by term; prompt of L, continuation of T tokens.
 
-    prompt_tokens: by stream of the rule, with what stands before the prompt there.
+    prompt_tokens: by stream of the rule, with what is put before the prompt there.
     steps: 2 N, one forward, for every stream: 2 (N_r + N_s) of two models, 4 N_r of RCAD. prompt:
     2 N L / T a stream, the token's share of reading the prompt. debt: O(L V / T), its share of the
     prefix debt of both models, of rules that charge one. projection: O(I V), `num_passes` over a

@@ -41,21 +41,17 @@ CHARGES: tuple[Charge, ...] = ("mean", "worst", "drawn")
 @torch.inference_mode()
 def run(config: BenchKernelConfig) -> int:
     """Print two tables and return 0; in inference mode, as decoding runs."""
-    threads_before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
-    try:
-        print(
-            f"KL projection, V = {config.vocab_size}, float32 logits, budget {BUDGET_NATS} nats, "
-            f"CPU, torch {torch.__version__}, {config.threads} thread(s), "
-            f"median of {NUM_RUNS} runs, {'CPU time' if config.threads == 1 else 'elapsed time'}"
-        )
-        print("solve: the projection alone; step: with a token drawn; over, shortfall: nats")
-        print_table(TITLES, (_row(config, size) for size in config.batch_sizes), WIDTH)
-        print("\nWith a token drawn, by what the step is charged, in turns")
-        rows = chain.from_iterable(_charge_rows(config, size) for size in config.batch_sizes)
-        print_table(CHARGE_TITLES, rows, WIDTH)
-    finally:
-        torch.set_num_threads(threads_before)
+    print(
+        f"KL projection, V = {config.vocab_size}, float32 logits, budget {BUDGET_NATS} nats, "
+        f"CPU, torch {torch.__version__}, {config.threads} thread(s), "
+        f"median of {NUM_RUNS} runs, {'CPU time' if config.threads == 1 else 'elapsed time'}"
+    )
+    print("solve: the projection alone; step: with a token drawn; over, shortfall: nats")
+    print_table(TITLES, (_row(config, size) for size in config.batch_sizes), WIDTH)
+    print("\nWith a token drawn, by what the step is charged, in turns")
+    rows = chain.from_iterable(_charge_rows(config, size) for size in config.batch_sizes)
+    print_table(CHARGE_TITLES, rows, WIDTH)
     return 0
 
 
@@ -178,7 +174,7 @@ def _seconds(
 
 def sample_logits(config: BenchKernelConfig, batch_size: int) -> tuple[Tensor, Tensor]:
     """(B, V) each, Zipf-like with noise, as next tokens are; the budget binds nearly always."""
-    generator = torch.Generator().manual_seed(config.seed)
+    generator = torch.Generator().manual_seed(0)
     shape = (batch_size, config.vocab_size)
     rank = torch.rand(shape, generator=generator).argsort(-1)
     base = -1.5 * torch.log(rank + 2.0)

@@ -36,7 +36,7 @@ def method_names(words: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchKernelConfig:
-    """Time one projection and draw beside the paper's algorithm: anchored bench kernel --threads 1
+    """Time one projection and draw next to the paper's algorithm: anchored bench kernel --threads 1
 
     Prints a row for every batch size: milliseconds of both, and their errors in nats.
     """
@@ -45,8 +45,6 @@ class BenchKernelConfig:
     """Rows of logits in a call."""
     vocab_size: int = LLAMA_3_VOCAB_SIZE
     """Tokens of the vocabulary; Llama 3's unless given."""
-    seed: int = 0
-    """Seed of the random logits."""
     threads: int = 1
     """Threads of torch."""
 
@@ -56,7 +54,7 @@ class BenchKernelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchDecodeConfig:
-    """Time methods beside the risky model alone in transformers: anchored bench decode
+    """Time methods next to the risky model alone in transformers: anchored bench decode
 
     The pair has random weights unless --safe FOLDER --risky FOLDER name one, which then goes on
     from the quickstart's works. Prints the speeds and costs of the paper's tables of efficiency.
@@ -91,7 +89,7 @@ class BenchDecodeConfig:
     """Words of a text that MemFree blocks and RCAD reads before each prompt."""
     k: float = 0.1
     """Nats a token or byte, without prefix debt. The default binds at every step of the default
-    pair; with 1.5 every step is the risky model's own distribution."""
+    pair; with 1.5 every step is the risky model's distribution."""
     runs: int = 3
     """Timed runs, in each of which the methods take turns."""
 

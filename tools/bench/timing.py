@@ -9,8 +9,6 @@ from typing import Final, Literal, TypeVar
 
 import torch
 
-from anchored.text_tables import print_lines
-
 T = TypeVar("T")
 Clock = Callable[[], float]
 WALL: Final[Clock] = time.perf_counter
@@ -69,5 +67,10 @@ def ratio_cells(values: Sequence[float], baseline: Sequence[float], decimals: in
 def print_table(
     titles: Iterable[str], rows: Iterable[Iterable[str]], width: int, *, name_width: int = 0
 ) -> None:
-    """Print a benchmark's titles, and its rows as they are measured."""
-    print_lines(chain([titles], rows), width, name_width=name_width)
+    """Print a benchmark's titles, and its rows as they are measured.
+
+    width: of every cell, aligned to the right; name_width: of the first, to the left.
+    """
+    for name, *others in chain([titles], rows):
+        first = f"{name:<{name_width}}" if name_width else f"{name:>{width}}"
+        print(first + "".join(f"{cell:>{width}}" for cell in others), flush=True)

@@ -178,7 +178,7 @@ def _write_divergences(config: VerifyConfig, ledgers: "list[anchored.Ledger]") -
 class RetrieveConfig:
     """Find a passage for each prompt: anchored retrieve --corpus books.jsonl --prompt-file P.jsonl
 
-    Writes the prompts' own lines with "passage", "passage_id" and "score". The command generate
+    Writes the prompts' lines with "passage", "passage_id" and "score". The command generate
     takes them as --prompt-file for the rules that read a passage, and as --passages for MemFree.
     """
 

@@ -1,7 +1,6 @@
 """The command that continues prompts, its options and what it prints."""
 
 import json
-import logging
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from anchored import AnchoredError
 from anchored.decode.pair_options import PairOptions
 from anchored.decode.settings import FLAT, REPEATED, SamplingConfig
 from anchored.durable_files import appended, json_value, named_errors
-from anchored.fields import check_least, checked_seed, whole_number
+from anchored.fields import check_least, checked_seed
 from anchored.inputs import PromptLine, read_prompts, text_of, unescaped
 from anchored.wrong_words import Refused
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from anchored.decode.generation import PieceStream
     from anchored.decode.rules.rule import Rule
 
-logger = logging.getLogger(__name__)
 MAX_TEXTS = 1_000_000
 """Most texts of a call, which plans all of them before the first: about a GB of requests."""
 
@@ -40,7 +38,7 @@ class GenerateConfig(PairOptions):
 
     anchored generate --safe A --risky B --prompt-file prompts.jsonl --output results.jsonl
 
-    An instruct model takes --chat or --messages, beside which the safe model may be a base model.
+    An instruct model takes --chat or --messages, with which the safe model may be a base model.
     """
 
     prompt: Annotated[tuple[str, ...], REPEATED] = ()
@@ -52,7 +50,7 @@ class GenerateConfig(PairOptions):
     "domain" and so on, travel along into the results; implies --json."""
     messages: Path | None = None
     """File of conversations, JSON lines {"messages": [{"role": ..., "content": ...}, ...]} with the
-    same keys beside them as in --prompt-file, or - for stdin; implies --json."""
+    same other keys as in --prompt-file, or - for stdin; implies --json."""
     continue_from: Path | None = None
     """Ledger of a generation that reached its length, which goes on in place of a prompt."""
     chat: bool = False
@@ -93,14 +91,10 @@ class GenerateConfig(PairOptions):
                 raise ValueError(f"--{option} must not be empty")
         object.__setattr__(self, "stop", tuple(map(unescaped, self.stop)))
         check_least(self, 1, "num_return_sequences", "max_new_tokens", "max_new_bytes")
-        for name in ("max_new_tokens", "max_new_bytes", "seed"):
-            whole_number(f"--{name.replace('_', '-')}", getattr(self, name) or 1)
         checked_seed(self.seed)
         if self.max_new_bytes is not None and self.level == "token":
             raise ValueError("--max-new-bytes is for --level byte, got --level token")
         PairOptions.__post_init__(self)
-        if self.prompt:
-            check_passages(self.rule.checked(), [PromptLine(prompt=text) for text in self.prompt])
 
     @property
     def writes_json(self) -> bool:
@@ -129,8 +123,6 @@ def run(config: GenerateConfig) -> int:
     check_outputs(config, config.output, *ledgers)
     rule = config.rule.make()
     check_passages(rule, lines)
-    if config.is_chat:
-        _check_templates(config)
     results, errors = _results(config, rule, lines, earlier, num_texts), []
     if config.output is not None:  # FileExistsError where one has appeared meanwhile
         config.output.parent.mkdir(parents=True, exist_ok=True)
@@ -157,14 +149,7 @@ def _lines(config: GenerateConfig) -> list[PromptLine]:
         return read_prompts(config.prompt_file)
     if config.messages is not None:
         return read_prompts(config.messages, holds="messages")
-    return [PromptLine(prompt=_prompt_text(prompt)) for prompt in config.prompt]
-
-
-def _prompt_text(word: str) -> str:
-    text = text_of(word)
-    if text == word and len(word) < 256 and Path(word).is_file():
-        logger.warning("the prompt %s is the name of a file: @%s reads its text", word, word)
-    return text
+    return [PromptLine(prompt=text_of(prompt)) for prompt in config.prompt]
 
 
 def raise_first(errors: list[str], num_texts: int) -> None:
@@ -187,21 +172,6 @@ def check_passages(rule: "Rule", lines: list[PromptLine]) -> None:
                 f'{named} has no "passage", which the rule {rule.name} reads: take the output of '
                 "anchored retrieve as --prompt-file"
             )
-
-
-def _check_templates(config: GenerateConfig) -> None:
-    """Raise ValueError where the tokenizer of neither model has a chat template."""
-    from anchored.decode.pair.folder import ModelFolder
-    from anchored.decode.pair.loading import load_tokenizer
-
-    revisions = (config.safe_revision, config.risky_revision)
-    models = zip(config.locations.values(), revisions, strict=True)
-    folders = [ModelFolder.find(model, revision).tokenizer for model, revision in models]
-    if not any(load_tokenizer(folder).chat_template for folder in folders):
-        raise ValueError(
-            "messages need a chat template: the tokenizers of both models have none "
-            f"({', '.join(map(str, folders))})"
-        )
 
 
 def _results(

@@ -145,7 +145,7 @@ def _parser(kind: type, name: str, options: list[Option]) -> _Parser:
         usage=" ".join(["anchored", name, *shown, "[OPTIONS]"]),
         description="\n\n".join(textwrap.fill(text, width) for text in paragraphs),
         formatter_class=lambda prog: _Help(prog, max_help_position=6, width=width),
-        argument_default=argparse.SUPPRESS,  # so that the dataclass's own defaults hold
+        argument_default=argparse.SUPPRESS,  # so that the dataclass's defaults hold
         allow_abbrev=False,
     )
     for option in options:

@@ -91,7 +91,7 @@ def findings(
 
 
 def _proved(settings: Sequence[Row]) -> tuple[str, bool, str]:
-    """Of each rule, the budget that proves most of the worst work, if one of any is useful."""
+    """The finding on each rule's budget that proves most of the worst work, if one is useful."""
     useful = [row for row in settings if row[ACCURACY] >= USEFUL]
     best: dict[str, Row] = {}
     for row in sorted(useful or settings, key=lambda row: row["recited"]):

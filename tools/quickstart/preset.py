@@ -99,7 +99,7 @@ def load_preset(name: str) -> Preset:
 
 
 def stage_tables(name: str, stage: str) -> Tables:
-    """The tables of one training stage, with ${folder} and ${shards} for the quickstart's own."""
+    """The tables of one training stage, with ${folder} and ${shards} in it."""
     return read_config_file(PRESETS / name / f"{stage}.toml")
 
 

@@ -19,7 +19,7 @@ training windows."""
 
 
 def make_tokenizer(folders: Folders, preset: Preset) -> None:
-    """Train a tokenizer of the miniature's own on what it will read."""
+    """Train the miniature's tokenizer on what it will read."""
     texts = [text for source in read_sources(folders.corpus) for text in source.texts]
     tokenizer = train_tokenizer(texts, preset.bytes.vocab_size)
     save_tokenizer(tokenizer, folders.tokenizer, model_max_length=CONTEXT_LENGTH)
@@ -41,7 +41,7 @@ def write_shards(folders: Folders) -> None:
 
 
 def train(folders: Folders, preset_name: str, stage: str) -> None:
-    """Train one stage as a process of its own; one that was interrupted resumes."""
+    """Train one stage in another process; one that was interrupted resumes."""
     config = folders.run_config(stage)
     write_durably(config, run_config(preset_name, stage, folders))
     launch(config)

@@ -189,7 +189,7 @@ def _measure(steps: Steps, prefix: str, experiment: Experiment, pair: ModelPair)
 
 
 def _measure_at_bytes(steps: Steps, preset_name: str, folders: Folders, tokens: Experiment) -> None:
-    """Both halves of the paper: the safe model made here beside the same risky model."""
+    """Both halves of the paper: the safe model made here with the same risky model."""
     preset = load_preset(preset_name)
     prefix = "bytes: "
     steps.run(f"{prefix}train a tokenizer", lambda: pretraining.make_tokenizer(folders, preset))

@@ -30,32 +30,20 @@ class Work:
         return self.text.partition("\n\n")[2]
 
 
-def read_works(folder: Path = WORKS_FOLDER) -> list[Work]:
-    """Every work of the folder, in the order of their file names, which are their ids.
-
-    Raises FileNotFoundError if there is none, ValueError if a file lacks the blank second line.
-    """
-    works = [_read_work(path) for path in sorted(folder.glob("*.txt"))]
-    if not works:
-        raise FileNotFoundError(f"no protected works in {folder}")
-    return works
-
-
-def _read_work(path: Path) -> Work:
-    text = path.read_text(encoding="utf-8").strip()
-    title, separator, _ = text.partition("\n\n")
-    if not separator or "\n" in title:
-        raise ValueError(f"{path} must be a title, a blank line and a text")
-    return Work(id=path.stem, title=title, text=text)
+def read_works() -> list[Work]:
+    """Every work of the package, in the order of their file names, which are their ids."""
+    texts = {path.stem: path.read_text("utf-8").strip() for path in WORKS_FOLDER.glob("*.txt")}
+    return [
+        Work(id=name, title=text.partition("\n\n")[0], text=text)
+        for name, text in sorted(texts.items())
+    ]
 
 
 def cut_prompts(works: Iterable[Work]) -> list[Prompt]:
-    """One prompt a work, from its title on; ValueError, naming it, for a work of too few words."""
+    """One prompt a work, from its title on."""
     prompts = []
     for work in works:
         words = list(re.finditer(r"\S+", work.text))
-        if len(words) < NUM_WORDS:
-            raise ValueError(f"{work.id} must have >= {NUM_WORDS} words, got {len(words)}")
         cut, end = words[PROMPT_WORDS - 1].end(), words[NUM_WORDS - 1].end()
         prompt, reference = work.text[:cut], work.text[cut:end]
         prompts.append(Prompt(id=work.id, title=work.title, prompt=prompt, reference=reference))

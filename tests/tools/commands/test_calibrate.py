@@ -2,20 +2,18 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
-from command_line import run, with_options
+from command_line import run
 from json_lines import write_json_lines
 from tiny_models import tiny_llama
 
 from anchored import Decoder, Ledger, ModelPair, RiskyOnly
 from anchored.decode.ledger import ledger_parts
 from anchored.eval.calibration import search
-from anchored.eval.experiments import generations
 from anchored.eval.figures import style
 from anchored.tools.cli import main
-
-# A random model writes letters that ROUGE cannot read.
 
 STARTS = ("the keeper of", "every wave into", "import math")
 LENGTH = 10
@@ -55,10 +53,10 @@ def few_resamples():
 @pytest.fixture(scope="module")
 def command(reciting, prompt_file):
     """The words of the command but for its output."""
-    asked = ["calibrate", *reciting, "--prompt-file", prompt_file]
-    asked += ["--max-new-tokens", str(LENGTH), "--debt", "none", "--largest-k", "30"]
-    asked += ["--no-strict", "--seeds", "2", "--check-seeds", "1", "--first-ks", "2"]
-    return [*asked, "--resolution", "2", "--smallest-k", "0.05", "--output"]
+    options = ["calibrate", *reciting, "--prompt-file", prompt_file]
+    options += ["--max-new-tokens", str(LENGTH), "--debt", "none", "--largest-k", "30"]
+    options += ["--no-strict", "--seeds", "2", "--check-seeds", "1", "--first-ks", "2"]
+    return [*options, "--resolution", "2", "--smallest-k", "0.05", "--output"]
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +76,27 @@ def folder(finished, tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Every generation that is made from here on."""
-    row, made = generations._row, []
-    monkeypatch.setattr(generations, "_row", lambda *asked: made.append(asked) or row(*asked))
+    """The texts that are generated from here on; so many more end with Ctrl-C."""
+    generate_each, made = Decoder.generate_each, SimpleNamespace(count=0, most=None)
+
+    def counted(*arguments, **options):
+        for result in generate_each(*arguments, **options):
+            if made.count == made.most:
+                raise KeyboardInterrupt
+            made.count += 1
+            yield result
+
+    monkeypatch.setattr(Decoder, "generate_each", counted)
     return made
+
+
+def with_options(words: list[str], more: list[str]) -> list[str]:
+    """The words with these options, of one value or none, in place of theirs."""
+    for flag in (word for word in more if word.startswith("--")):
+        if flag in words:
+            place = words.index(flag)
+            words = [*words[:place], *words[place + 2 :]]
+    return [*words, *more]
 
 
 def read(folder):
@@ -99,72 +114,51 @@ def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys
     ks = [row["k"] for row in figures["curve"]]
     met = [row["k"] for row in figures["curve"] if row["is_met"]]
     assert ks == sorted(ks) and {0.05, 30.0} < set(ks) and ks[: len(met)] == met
-    assert figures["k"] == met[-1] and ks[len(met)] <= 2 * met[-1]
-    assert figures["settings"]["seeds"] == [0, 1]
-    assert figures["check"]["k"] == figures["k"] and figures["alone"][0]["setting"] == "p_s"
+    assert figures["k"] == met[-1] == figures["check"]["k"] and ks[len(met)] <= 2 * met[-1]
     safe, risky = figures["alone"]
     assert 0 <= safe["recited"] < figures["curve"][-1]["recited"] <= 1 and risky["recited"] is None
     assert (folder / "calibration.png").read_bytes().startswith(b"\x89PNG")
     out, _ = run(capsys, *command, str(folder), status=status_of(folder))
-    assert not drawn and read(folder) == figures
+    assert not drawn.count and read(folder) == figures
     assert f"k = {met[-1]:g} nats per token: NCR " in out and "On 1 fresh seeds: NCR" in out
-    assert f"k={met[-1]:g} (fresh seeds)" in out
-
-
-def test_another_target_reads_what_is_recorded(folder, command, capsys, drawn):
-    before = [row["k"] for row in read(folder)["curve"]]
-    asked = ["--metric", "char_lcs", "--target", "4", "--resolution", "700", "--check-seeds", "0"]
-    out, _ = run(capsys, *with_options([*command, str(folder)], asked))
-    assert "longest copy, characters" in out and not drawn
-    # What the first search measured is part of the curve.
-    assert [row["k"] for row in read(folder)["curve"]] == before
+    # Another target reads what the first search measured.
+    options = ["--metric", "char_lcs", "--target", "4", "--resolution", "700", "--check-seeds", "0"]
+    out, _ = run(capsys, *with_options([*command, str(folder)], options))
+    assert "longest copy, characters" in out and not drawn.count
+    assert [row["k"] for row in read(folder)["curve"]] == ks
     assert read(folder)["check"] is None
 
 
-def test_an_interrupted_search_goes_on_where_it_was(
-    folder, command, capsys, tmp_path, monkeypatch, drawn
-):
-    row = generations._row
-
-    def interrupted(*asked):
-        if len(drawn) == 14:
-            raise KeyboardInterrupt
-        return row(*asked)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(generations, "_row", interrupted)
-        run(capsys, *command, str(tmp_path / "d"), status=130)
+def test_an_interrupted_search_goes_on_where_it_was(folder, command, capsys, tmp_path, drawn):
+    drawn.most = 14
+    run(capsys, *command, str(tmp_path / "d"), status=130)
+    drawn.most = None
     run(capsys, *command, str(tmp_path / "d"), status=status_of(folder))
-    asked = [(call[1].name, call[2].id, call[3]) for call in drawn]
-    parts = [ledger_parts(path) for path in folder.rglob("ledgers/*.jsonl")]
-    assert len(asked) == len(set(asked)) == sum(map(len, parts))
+    assert drawn.count == sum(len(ledger_parts(path)) for path in folder.rglob("ledgers/*.jsonl"))
     again, before = read(tmp_path / "d"), read(folder)
     assert again["curve"] == before["curve"] and again["check"] == before["check"]
 
 
 REFUSED = [
     (["--smallest-k", "29"], "is missed at the smallest k: NCR "),
-    (["--largest-k", "0.06"], "is met at every k up to 0.06 "),
-    (["--metric", "char_lcs", "--target", "0.01"], "the safe model alone misses the target"),
     (["--max-new-tokens", "9"], "made with other settings (max_new_tokens was 10 and is now 9)"),
     (["--strict"], "3 prompts show an NCR of at most 0.368"),
 ]
 
 
-@pytest.mark.parametrize(("asked", "message"), REFUSED)
-def test_what_has_no_answer_is_one_line(command, capsys, folder, asked, message):
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_what_has_no_answer_is_one_line(command, capsys, folder, options, message):
     if "smallest" in message:  # k that were recorded below the smallest count too
         (folder / "measurements" / "calibrated_ks.json").unlink()
-    words = [word for word in command if f"--no{asked[0][1:]}" != word]
-    out, err = run(capsys, *with_options([*words, str(folder)], asked), status=1)
+    words = [word for word in command if f"--no{options[0][1:]}" != word]
+    out, err = run(capsys, *with_options([*words, str(folder)], options), status=1)
     assert not out and message in err
 
 
-@pytest.mark.parametrize("rule", [["--divergence", "max"], ["--rule", "pathwise", "--bank", "2"]])
 def test_no_k_is_chosen_whose_bound_leaves_a_reference_more_than_is_asked(
-    capsys, command, tmp_path, rule
+    capsys, command, tmp_path
 ):
-    words = [*command, str(tmp_path / "c"), *rule]
+    words = [*command, str(tmp_path / "c"), "--rule", "pathwise", "--bank", "2"]
     _, err = run(capsys, *words, "--certify", "1e-300", status=1)
     assert "k=0.05 is not certified, but up to k=0: take less" in err
     out, _ = run(capsys, *words, "--certify", "1e-6")
@@ -174,15 +168,13 @@ def test_no_k_is_chosen_whose_bound_leaves_a_reference_more_than_is_asked(
     assert "a chance of at most 1e-06" in out
     ledgers = tmp_path / "c" / "ledgers" / f"k={results['k']:g}.jsonl"
     header = Ledger.load(ledgers, ledger_parts(ledgers)[0]).header
-    assert header.charge == ("drawn" if "pathwise" in rule else "worst")
-    assert header.bank == (2.0 if "pathwise" in rule else None)
+    assert (header.charge, header.bank) == ("drawn", 2.0)
 
 
-def test_the_table_has_a_row_for_each_rule_and_names_what_nothing_certifies(
+def test_certificates_are_tabled_and_recorded_and_what_nothing_certifies_is_named(
     capsys, pair_words, tmp_path
 ):
     lines = [
-        {"id": "waves", "prompt": "the keeper of", "reference": " every wave into the ledger"},
         {"id": "bell", "prompt": "salt and rain", "reference": " the harbour bell rang"},
         {"id": "short", "prompt": "import", "reference": "a"},
     ]
@@ -190,17 +182,10 @@ def test_the_table_has_a_row_for_each_rule_and_names_what_nothing_certifies(
     command = ["certify", *pair_words, "--prompt-file", file, "--output", str(tmp_path / "c")]
     words = ["--bank", "1", "4", "--target", "1e-3", "--window", "4", "--length", "24"]
     out, _ = run(capsys, *command, *words)
-    title, *lines = out.splitlines()
-    assert title == (
-        "Largest k, nats per token, with which an answer of 24 tokens recites none of 3 texts with "
-        "a chance above 0.001:"
-    )
-    assert lines[1].split("  ")[0] == "recited" and lines[1].endswith("no bank  bank 1  bank 4")
-    assert [line.split()[-4] for line in lines[3:9]] == 2 * ["Anchored", "Anchored_inf", "Pathwise"]
+    assert out.startswith("Largest k, nats per token, with which an answer of 24 tokens recites")
+    assert "no bank  bank 1  bank 4\n" in out
     assert "No k > 0 certifies a whole text of short, at e^-" in out
     results = json.loads((tmp_path / "c" / "certificates.json").read_text())
     assert results["schema"] == "anchored-certificates/1" and results["target"] == 1e-3
-    assert [row["id"] for row in results["events"]["texts"]] == ["waves", "bell", "short"]
-    assert results["largest_k"][5]["rule"] == "Pathwise"
-    table = (tmp_path / "c" / "certificates.md").read_text()
-    assert "| a whole text | Pathwise |" in table and "of short" in table
+    assert [row["id"] for row in results["events"]["texts"]] == ["bell", "short"]
+    assert "| a whole text | Pathwise |" in (tmp_path / "c" / "certificates.md").read_text()

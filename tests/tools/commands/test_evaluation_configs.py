@@ -8,6 +8,10 @@ from json_lines import write_json_lines
 
 import anchored
 from anchored.configs.config_file import read_config_file
+from anchored.eval.analysis.paper_table import PAIRS as PAPERS_PAIRS
+from anchored.eval.analysis.paper_table import printed_rows
+from anchored.eval.experiments.plan import sweep_settings
+from anchored.eval.experiments.sweep import load_sweep
 
 FOLDER = Path(anchored.__file__).parent / "configs" / "eval"
 CONFIGS = sorted(FOLDER.glob("*.toml"))
@@ -61,15 +65,15 @@ def test_the_settings_are_the_papers():
         assert tables["level"] == ("token" if is_token else "auto")
 
 
-@pytest.mark.parametrize(("name", "level"), [("domains", "token"), ("domains-bytes", "byte")])
-def test_the_domains_are_the_papers(name, level):
-    tables = read_config_file(FOLDER / f"{name}.toml")
-    assert len(tables["prompts"]) == 3 and tables["max_prompts"] == 180
-    assert (tables["max_new_tokens"], tables["level"]) == (50, level)  # of bytes four each
-
-
-def test_all_pairs_are_there():
+def test_all_pairs_are_there_and_the_domains_are_the_papers():
     pairs = {(t["safe"], t["risky"]) for t in map(read_config_file, PAPER)}
-    assert len(pairs) == 7
     books = [file.stem for file in PAPER if "+" in file.stem and "bios" not in file.stem]
-    assert len(books) == 7 and all((FOLDER / f"{name}-bios.toml").is_file() for name in books)
+    assert len(pairs) == len(books) == 7
+    assert all((FOLDER / f"{name}-bios.toml").is_file() for name in books)
+    for name in PAPERS_PAIRS:  # those of the paper's full table
+        names = [setting.name for setting in sweep_settings(load_sweep(FOLDER / f"{name}.toml"))]
+        assert {row["setting"] for row in printed_rows(name)} == {*names}
+    for name, level in (("domains", "token"), ("domains-bytes", "byte")):
+        tables = read_config_file(FOLDER / f"{name}.toml")
+        assert len(tables["prompts"]) == 3 and tables["max_prompts"] == 180
+        assert (tables["max_new_tokens"], tables["level"]) == (50, level)  # of bytes four each

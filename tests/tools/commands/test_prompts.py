@@ -6,16 +6,8 @@ import pytest
 from command_line import run
 
 from anchored.eval.experiments.experiment import load_prompts
-from anchored.tools.commands.evaluation.prompts import Template, load_templates
 
 BOOK = {"id": "bookmia.00.11", "title": "Tides", "input": "The bell {rang}", "reference": "twice."}
-PROMPTS = {
-    "books": "Complete the prefix:\nThe bell {rang}",
-    "news": "Complete the prefix:\nThe bell {rang}",
-    "creative": "Complete the prefix:\nThe bell {rang}",
-    "nonliteral": "Continue the text to compose an original story about 500 words in length:\n"
-    "The bell {rang}",
-}
 
 
 @pytest.fixture
@@ -33,32 +25,22 @@ def written(capsys, tmp_path):
     return write
 
 
-@pytest.mark.parametrize("kind", PROMPTS)
+@pytest.mark.parametrize("kind", ["books", "nonliteral"])
 def test_records_stand_in_the_template(kind, written):
     first, second = written(kind, [BOOK, BOOK | {"id": "b"}], "array.json")
-    assert first.prompt == PROMPTS[kind] and second.id == "b"
+    begin = "Complete the prefix" if kind == "books" else "Continue the text to compose an original"
+    assert first.prompt.startswith(begin) and first.prompt.endswith(":\nThe bell {rang}")
     assert (first.id, first.title, first.domain) == ("bookmia.00.11", "Tides", kind)
+    assert second.id == "b"
+    # The seam between a text and its continuation belongs to the reference.
     assert first.reference == ("" if kind == "nonliteral" else " twice.")
+    (comma,) = written("books", BOOK | {"reference": ", they say"})
+    assert comma.reference == ", they say"
 
 
-@pytest.mark.parametrize(
-    ("text", "reference", "seam"),
-    [
-        ("The bell", "rang", " rang"),  # as in all records of CopyBench
-        ("The bell", ", they say", ", they say"),
-    ],
-)
-def test_the_seam_between_a_text_and_its_continuation_belongs_to_the_reference(
-    text, reference, seam, written
-):
-    (prompt,) = written("books", {"id": "a", "input": text, "reference": reference})
-    assert (prompt.prompt, prompt.reference) == ("Complete the prefix:\nThe bell", seam)
-
-
-@pytest.mark.parametrize(("kind", "name"), [("news", "article"), ("creative", "body")])
-def test_a_whole_text_is_cut_into_what_is_given_and_how_it_goes_on(kind, name, written):
+def test_a_whole_text_is_cut_into_what_is_given_and_how_it_goes_on(written):
     words = [f"word{number}" for number in range(400)]
-    (prompt,) = written(kind, {name: " ".join(words)})
+    (prompt,) = written("news", {"article": " ".join(words)})
     assert prompt.prompt == "Complete the prefix:\n" + " ".join(words[:170])
     assert prompt.reference == " " + " ".join(words[170:340])
 
@@ -68,11 +50,3 @@ def test_the_answer_of_a_question_is_no_text_to_protect(written):
     (prompt,) = written("questions", [record], "data.qa.json")
     assert prompt.prompt.endswith("\n\nQuestion: Who rang the bell?\nAnswer:")
     assert prompt.reference == "" and prompt.about == {"answer": "the keeper"}
-
-
-def test_templates_are_checked(tmp_path):
-    with pytest.raises(ValueError, match=r"must hold {text} once, got 'Once'"):
-        Template(template="Once", text="input")
-    (tmp_path / "some.toml").write_text('[books]\ntemplate = "{text}"\ntext = "input"\n')
-    with pytest.raises(ValueError, match="no template of bios, creative, news, nonliteral"):
-        load_templates(tmp_path / "some.toml")

@@ -42,8 +42,8 @@ def test_a_port_in_use_is_said_before_models_are_loaded(pair_folders, capsys, mo
     ("more", "status", "message"),
     [
         (["--host", "0.0.0.0"], 2, "give an --api-key-file"),
-        (["--max-bank", "1"], 2, "bank 20 of the rule is above max_bank 1"),
         (["--max-length", "100000", "--port", "0"], 1, "--max-length must be <= 128"),
+        (["--max-bank", "1"], 2, "bank 20 of the rule is above max_bank 1"),
     ],
     ids=str,
 )

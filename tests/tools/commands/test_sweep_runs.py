@@ -2,19 +2,21 @@
 
 import base64
 import json
+import re
+import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command_line import refused, run
-from forked_program import ForkedProgram, start_ranks
+from forked_program import start_ranks
 from json_lines import read_json_lines, write_json_lines
 
 from anchored import Ledger, LedgerError
 from anchored.decode.ledger import ledger_parts
 from anchored.durable_files import locked
 from anchored.eval.figures import style
-from anchored.eval.recorded_texts import read_texts
 from anchored.tools.cli import main
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain "
@@ -44,12 +46,10 @@ figures = ["debt", "debt_window"]
 PAIR = ("safe", "risky")
 SETTINGS = ["p_s", "p_r", "MemFree", "RCAD", "Anchored, k=0.5", "Anchored, k=4", "NoDebt"]
 
-# A random model writes letters that ROUGE cannot read.
-
 
 @pytest.fixture(scope="module", autouse=True)
 def one_format() -> Iterator[None]:
-    """Of pictures, which take longest here."""
+    """One format of pictures, which take longest here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(style, "SUFFIXES", (".svg",))
         yield
@@ -70,7 +70,6 @@ def inputs(tmp_path_factory, pair_folders) -> Path:
     texts = [{"text": TEXT * n} for n in (2, 3, 2, 3)]
     write_json_lines(folder / "extra.jsonl", texts)
     (folder / "sweep.toml").write_text(f"""
-inputs = "{folder}"
 safe = "safe"
 risky = "risky"
 prompts = "prompts.jsonl"
@@ -104,7 +103,7 @@ def swept(command, tmp_path_factory) -> Path:
 
 
 def recorded(folder: Path) -> dict[str, str]:
-    """What one process leaves and several do, by file: texts, figures, tables."""
+    """Files that one process leaves and several do: texts, figures, tables."""
     # Ledgers of MemFree name a file in the folder, so that they are as long as its path.
     texts = [*folder.glob("generations/*"), *folder.glob("ledgers/*")]
     kept = [path for path in texts if path.stem != "MemFree"]
@@ -114,23 +113,18 @@ def recorded(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in kept}
 
 
-def rows_of(folder: Path, name: str) -> list[dict]:
-    return read_json_lines(folder / "generations" / f"{name}.jsonl")
-
-
 def test_every_setting_prompt_and_seed_is_recorded_with_its_ledger(swept):
     figures = json.loads((swept / "results.json").read_text(), parse_constant=pytest.fail)
     assert figures["schema"] == "anchored-sweep/1" and "inputs" not in figures["settings"]
     assert [row["setting"] for row in figures["rows"]] == SETTINGS
     assert len(figures["examples"]) == 7 * 2 * 2
-    rows = rows_of(swept, "Anchored-k=4")
+    rows = read_json_lines(swept / "generations" / "Anchored-k=4.jsonl")
     assert [(row["id"], row["seed"]) for row in rows] == [
         (f"work-{i}", seed) for seed in (0, 1) for i in (0, 1)
     ]
     header = Ledger.load(swept / rows[0]["ledger"], rows[0]["ledger_part"]).header
     assert (header.k, header.horizon, header.sampling["temperature"]) == (4.0, 6, 0.7)
     assert all(row["is_within_bound"] for row in rows)
-    assert {text.reference for text in read_texts(swept)} == {" " + TEXT}
     assert figures["rows"][2]["bits_per_byte/extra"] is None  # MemFree blocks the held-out text
     (blocked,) = (swept / "blocked.jsonl").read_text().splitlines()
     assert json.loads(blocked) == {"text": TEXT}  # what BM25 found for both prompts
@@ -147,8 +141,8 @@ def test_the_ledgers_of_a_setting_are_verified_and_drawn_together(
     with pytest.raises(LedgerError, match="holds several ledgers: `ledger_parts` says where"):
         Ledger.load(ledgers)
     longer, picture = tmp_path / "longer.jsonl", tmp_path / "means.svg"
-    asked = ["--divergences", str(longer), "--picture", str(picture)]
-    out, _ = run(capsys, *words, str(ledgers), *asked)
+    options = ["--divergences", str(longer), "--picture", str(picture)]
+    out, _ = run(capsys, *words, str(ledgers), *options)
     assert out.count("OK: ") == 4 == len(ledger_parts(longer))
     assert "Means of 4 generations" in picture.read_text()
     ledgers = tmp_path / "changed.jsonl"
@@ -164,46 +158,88 @@ def test_tables_have_the_paper_s_parts_and_the_page_its_pictures(swept):
     parts = ["*Reference LMs*", *SETTINGS[:2], "*Single-model methods*", *SETTINGS[2:4]]
     assert first == [*parts, "*Anchored Decoding*", *SETTINGS[4:6], "*Ablations*", "NoDebt"]
     figures = json.loads((swept / "results.json").read_text())
-    recited = {row["setting"]: row["recited"] for row in figures["rows"]}
-    assert {name for name, chance in recited.items() if chance is None} == {*SETTINGS[1:4]}
+    assert [r["setting"] for r in figures["rows"] if r["recited"] is None] == SETTINGS[1:4]
     page = (swept / "report.html").read_text()
     assert page.count("<article") == 2
     for name in ("methods", "ablations", "debt_window"):
         assert base64.b64encode((swept / f"{name}.svg").read_bytes()).decode() in page
 
 
-def test_a_sweep_that_is_done_does_nothing_again(capsys, command, swept):
-    before = recorded(swept)
-    times = {path: path.stat().st_mtime_ns for path in swept.glob("*s/**/*.json*")}
-    out, err = run(capsys, *command, str(swept))
+def test_a_sweep_that_is_moved_does_nothing_again_and_says_what_differs(
+    capsys, inputs, swept, tmp_path
+):
+    for path in inputs.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    output = shutil.copytree(swept, tmp_path / "moved")
+    times = {path: path.stat().st_mtime_ns for path in output.glob("*s/**/*.json*")}
+    words = ["sweep", str(tmp_path / "sweep.toml"), "--output", str(output)]
+    out, err = run(capsys, *words)
     assert "Best utility" in out and err.count("done before, skipped") == 6
     assert {path: path.stat().st_mtime_ns for path in times} == times
-    assert recorded(swept) == before
-
-
-def test_a_dry_run_says_what_would_be_generated_and_writes_nothing(capsys, command, tmp_path):
-    out, _ = run(capsys, *command, str(tmp_path / "run"), "--dry-run")
-    total = "7 settings x 2 prompts x 2 seeds = 28 generations of at most 6 tokens: 168 tokens"
-    assert total in out and not (tmp_path / "run").exists()
-    assert [line.split("  ")[0] for line in out.splitlines()[2:9]] == SETTINGS
-    assert "each process: 1 GPU(s), device = cpu" in out
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('safe = "safe"', 'safe = "/gone"', "gone"),
-        ('"works.jsonl"', '""', "MemFree reads passages: name a corpus of texts as passages"),
-        ("seeds = ", "seed = ", "unknown config key seed (did you mean seeds?)"),
-    ],
-)
-def test_a_bad_file_is_one_line_and_makes_no_folder(capsys, inputs, tmp_path, old, new, message):
+    assert recorded(output) == recorded(swept)
+    assert str(tmp_path) not in (output / "steps.json").read_text()
     text = (inputs / "sweep.toml").read_text()
-    assert text.count(old) == 1
-    (tmp_path / "bad.toml").write_text(text.replace(old, new))
-    words = ["sweep", str(tmp_path / "bad.toml"), "--output", str(tmp_path / "run")]
-    assert message in refused(capsys, *words)
-    assert not (tmp_path / "run").exists()
+    for old, new, message in (
+        (
+            "settings = { n = 2 }",
+            "settings = { n = 3 }",
+            "methods[0].settings.n was 2 and is now 3",
+        ),
+        ('safe = "safe"', 'safe = "risky"', "safe was "),
+    ):
+        (tmp_path / "other.toml").write_text(text.replace(old, new))
+        err = refused(capsys, "sweep", str(tmp_path / "other.toml"), *words[2:])
+        assert f"{output} was made with other settings ({message}" in err
+
+
+@pytest.mark.parametrize("place", ["configs", "run"])
+def test_all_is_next_to_the_file_or_where_the_command_runs_or_named_as_missing(
+    capsys, inputs, tmp_path, monkeypatch, place
+):
+    file = tmp_path / "configs" / "some.toml"
+    for folder in ("configs", "run"):
+        (tmp_path / folder).mkdir()
+    file.write_text((inputs / "sweep.toml").read_text())
+    for path in inputs.iterdir():
+        (tmp_path / place / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path / "run")
+    out, _ = run(capsys, "sweep", str(file), "--dry-run")
+    total = "7 settings x 2 prompts x 2 seeds = 28 generations of at most 6 tokens: 168 tokens"
+    assert total in out and "missing" not in out and not (tmp_path / "run" / "runs").exists()
+    assert [line.split("  ")[0] for line in out.splitlines()[2:9]] == SETTINGS
+    (tmp_path / place / "works.jsonl").unlink()
+    places = f"{tmp_path}/configs/works.jsonl, nor {tmp_path}/run/works.jsonl"
+    message = f"passages: there is no file or folder {places}"
+    assert message in refused(capsys, "sweep", str(file))
+    assert not (tmp_path / "run" / "runs").exists()
+
+
+def test_a_dry_run_in_a_fresh_folder_names_all_that_is_missing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out, err = run(capsys, "sweep", "domains", "--dry-run")
+    assert "anchored prompts --kind creative" in out and err == ""
+    missing = [line for line in out.splitlines() if re.match(r"  [a-z_]+: \S+$", line)]
+    assert missing and f"missing: {len(missing)} input" in out
+    models = ["--model", "A=./none", "--model", "B=gpt2"]
+    out, _ = run(capsys, "compare", "downstream", *models, "--dry-run")
+    assert "missing: A: there is no folder ./none" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_disk_is_full_names_the_file_and_goes_on_later(
+    capsys, command, swept, tmp_path
+):
+    output = tmp_path / "run"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
+    try:
+        _, err = run(capsys, *command, str(output), status=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert re.match(rf"anchored sweep: {output}/\S+: File too large$", err.splitlines()[-1])
+    run(capsys, *command, str(output))
+    assert recorded(output) == recorded(swept)
 
 
 @pytest.mark.slow
@@ -217,27 +253,6 @@ def test_two_processes_leave_what_one_leaves(inputs, swept, tmp_path):
     first, second = (rank.wait_for_success() for rank in ranks)
     assert "Best utility" in first and "Best utility" not in second
     assert recorded(tmp_path / "run") == recorded(swept)
-
-
-@pytest.mark.slow
-def test_a_killed_sweep_goes_on_without_a_generation_lost_or_done_twice(inputs, swept, tmp_path):
-    output, file = tmp_path / "run", tmp_path / "one-by-one.toml"
-    file.write_text(f'base = "{inputs / "sweep.toml"}"\nbatch_size = 1\n')  # ends one by one
-    words = ["sweep", str(file), "--output", str(output)]
-    killed = ForkedProgram("anchored.tools.cli", words, tmp_path / "killed.txt")
-    killed.end_when(lambda: any(map(Path.read_text, output.glob("generations/R*.jsonl"))))
-    whole = [
-        path for path in output.glob("ledgers/*") if (output / "generations" / path.name).exists()
-    ]
-    times = {path: path.stat().st_mtime_ns for path in whole}
-    assert len(times) >= 2
-    ForkedProgram("anchored.tools.cli", words, tmp_path / "resumed.txt").wait_for_success()
-    assert {path: path.stat().st_mtime_ns for path in times} == times
-    names = [path.stem for path in (swept / "generations").iterdir()]
-    for name in names:
-        keys = [(row["id"], row["seed"], row["text"]) for row in rows_of(output, name)]
-        assert keys == [(row["id"], row["seed"], row["text"]) for row in rows_of(swept, name)]
-    assert len(list(output.glob("ledgers/*"))) == 7
 
 
 def test_a_second_first_process_is_refused(command, swept, capsys):

@@ -2,17 +2,13 @@
 
 import gzip
 import json
-import os
-import signal
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from forked_program import ForkedProgram
-from waiting import until
+from json_lines import write_json_lines
 
 from anchored.durable_files import locked
-from anchored.pretrain.tokens.shards import Manifest, TokenShards
+from anchored.pretrain.tokens.shards import Manifest
 from anchored.pretrain.tokens.writer import Segment
 from anchored.tools.commands.training.plan import COMMON_PILE
 from anchored.tools.commands.training.tokenize import TokenizeConfig, run
@@ -100,28 +96,19 @@ def damaged_folder(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("limit", "counts"),
-    [
-        (4, "3 no text in the text field, 1 not JSON, 1 the rest of a damaged file"),  # together
-        (1, "1 not JSON, 1 no text in the text field"),  # the first file alone
-    ],
-)
 def test_a_source_with_more_invalid_records_ends_and_goes_on_when_more_are_allowed(
-    config, tmp_path, damaged_folder, limit, counts, capsys
+    config, tmp_path, damaged_folder, capsys
 ):
-    message = (
-        rf"letters has more than {limit} records without text .* \({counts}; text field 'text'"
-    )
+    counts = "3 no text in the text field, 1 not JSON, 1 the rest of a damaged file"  # together
+    message = rf"letters has more than 4 records without text .* \({counts}; text field 'text'"
     settings = {"input": (damaged_folder,), "shard_tokens": 99}
     with pytest.raises(ValueError, match=message):
-        run(config(tmp_path / "s", **settings, max_invalid_documents=limit))
+        run(config(tmp_path / "s", **settings, max_invalid_documents=4))
     assert not (tmp_path / "s" / "manifest.json").exists()
     assert run(config(tmp_path / "s", **settings, max_invalid_documents=5)) == 0
-    out = capsys.readouterr().out
+    assert "  left out, no text in the text field: 3\n" in capsys.readouterr().out
     of_all = {"not JSON": 1, "no text in the text field": 3, "the rest of a damaged file": 1}
     assert Manifest.read(tmp_path / "s").invalid_documents == of_all
-    assert all(f"  left out, {problem}: {count}\n" in out for problem, count in of_all.items())
     run(config(tmp_path / "whole", **settings))
     assert contents(tmp_path / "s") == contents(tmp_path / "whole")
 
@@ -136,8 +123,8 @@ def test_processes_share_the_files_by_locks_and_the_last_completes_the_folder(
         done = {path.name[8:13] for path in held[0].parent.glob("segment-*")}
         assert done == {"00001", "00002", "00004"}
     assert not (tmp_path / "many" / "manifest.json").exists()
-    # Where they were killed their files are free again.
-    assert run(config(tmp_path / "many")) == 0
+    # Where they were killed their files are free again, and worker processes write the same bytes.
+    assert run(config(tmp_path / "many", workers=2)) == 0
     assert contents(tmp_path / "many") == contents(whole)
 
 
@@ -145,13 +132,12 @@ class Killed(BaseException):
     """Stands for a process that ends here."""
 
 
-@pytest.mark.parametrize("killed_at", [16])
-def test_a_run_goes_on_after_any_segment(config, tmp_path, whole, monkeypatch, killed_at):
+def test_a_run_that_is_killed_goes_on(config, tmp_path, whole, monkeypatch):
     write, calls = Segment.write, []
 
     def write_or_die(self, path):
         calls.append(path)
-        if len(calls) == killed_at:  # as kill -9 does, in the midst of it
+        if len(calls) == 16:  # as kill -9 does, in the midst of it
             path.with_name(f"{path.name}.partial-0123abcd").write_text("{")
             raise Killed
         write(self, path)
@@ -164,43 +150,10 @@ def test_a_run_goes_on_after_any_segment(config, tmp_path, whole, monkeypatch, k
     assert contents(tmp_path / "cut") == contents(whole)
 
 
-def is_running(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-@pytest.mark.slow
-def test_kill_nine_and_a_second_run_give_the_same_bytes(config, tmp_path, whole):
-    first = config(tmp_path / "cut", shard_tokens=300)
-    words = ["tokenize", "--source", "letters", "--tokenizer", first.tokenizer]
-    words += ["--output", str(first.output), "--input", str(first.input[0])]
-    words += ["--heldout-fraction", "0.1", "--shard-tokens", "300", "--workers", "2"]
-    program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
-    progress = tmp_path / "cut" / "progress"
-    program.wait_until(lambda: any(progress.glob("segment-*.json")))
-    os.kill(program.pid, signal.SIGKILL)
-    assert program.wait() == -signal.SIGKILL
-    assert not (tmp_path / "cut" / "manifest.json").exists()
-    until(lambda: not is_running(program.pid))  # the workers, too, end by themselves
-    assert run(replace(first, workers=2)) == 0  # worker processes write the same bytes
-    run(config(tmp_path / "again", shard_tokens=300, workers=1))
-    assert contents(tmp_path / "cut") == contents(tmp_path / "again")
-
-
-BY = "Creative Commons - Attribution - https://creativecommons.org/licenses/by/4.0/"
-BY_NC = "Creative Commons - Attribution Non-Commercial"
-NONE_GIVEN = "(none given)"
 # Kept and refused values of metadata.license, by source.
 FORMS = {
-    "peS2o": ([BY, "CC BY", "CCBYSA", "https://creativecommons.org/licenses/by/4.0/"], [BY_NC, ""]),
     "stackv2_edu": (["MIT,Apache-2.0", "BSD-3-Clause"], ["MIT,GPL-3.0-only", "", None]),
-    "cccc": ([BY, "CC-BY-SA-3.0", "CC0-1.0"], ["CC-BY-NC-4.0", "CC-BY-ND-4.0"]),
-    "github_archive": (["MIT", "Apache-2.0", "", None], ["GPL-3.0", "NOASSERTION"]),
-    "data_provenance_initiative": ([[BY], [BY, "MIT License"]], [[BY, BY_NC], []]),
-    "project_gutenberg": (["Public Domain"], ["Public Domain in the USA only"]),
+    "github_archive": (["MIT", "", None], ["GPL-3.0"]),
 }
 
 
@@ -221,15 +174,11 @@ def mirror(tmp_path):
     return tmp_path / "mirror"
 
 
-def options(tokenizer_folder, **settings):
-    common = {"tokenizer": str(tokenizer_folder), "mixture": COMMON_PILE, "heldout_fraction": 0.0}
-    return TokenizeConfig(**common | settings)
-
-
 def test_a_sample_of_all_sources_tells_what_would_be_refused_or_cannot_be_read(
     mirror, tokenizer_folder, capsys
 ):
-    assert run(options(tokenizer_folder, sample=1000, input=(mirror,))) == 1
+    options = {"mixture": COMMON_PILE, "heldout_fraction": 0.0, "sample": 1000, "input": (mirror,)}
+    assert run(TokenizeConfig(tokenizer=str(tokenizer_folder), **options)) == 1
     head, _, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["source", "documents", "kept", "refused"]
     shown = {row.split()[0]: row.split()[1:4] for row in rows if row}
@@ -237,37 +186,36 @@ def test_a_sample_of_all_sources_tells_what_would_be_refused_or_cannot_be_read(
         total = len(kept) + len(refused)
         shares = [f"{len(part) / total:.1%}" for part in (kept, refused)]
         assert shown[name] == [str(total), *shares]
-    assert f"stackv2_edu: refused {NONE_GIVEN}: 2" in rows
+    assert "stackv2_edu: refused (none given): 2" in rows
     assert "stackv2_edu: kept MIT AND Apache-2.0: 1" in rows
     assert "github_archive: kept Blue Oak list: license of the repository, not stated: 2" in rows
     assert "foodista: not JSON: 1" in rows
     assert any(row.startswith("news: ") for row in rows)
 
 
-def test_enough_tokens_are_taken_from_all_files_and_the_same_after_a_stop(
-    tokenizer_folder, tmp_path, monkeypatch
-):
-    folder = tmp_path / "texts"
-    folder.mkdir()
+def test_enough_tokens_are_taken_from_all_files(tokenizer_folder, tmp_path):
     for number, count in enumerate((40, 120)):
-        rows = [json.dumps({"text": "salt and rain " * 5}) for _ in range(count)]
-        (folder / f"{number}.jsonl").write_text("\n".join(rows))
-    common = {"tokenizer": str(tokenizer_folder), "source": "s", "input": (folder,), "workers": 1}
+        rows = [{"text": "salt and rain " * 5}] * count
+        write_json_lines(tmp_path / "texts" / f"{number}.jsonl", rows)
 
     def tokenized(name, **changes):
-        config = TokenizeConfig(**common, output=tmp_path / name, heldout_fraction=0.1, **changes)
+        config = TokenizeConfig(
+            tokenizer=str(tokenizer_folder),
+            source="s",
+            input=(tmp_path / "texts",),
+            workers=1,
+            output=tmp_path / name,
+            **changes,
+        )
         assert run(config) == 0
-        return TokenShards.open(tmp_path / name).manifest
+        return Manifest.read(tmp_path / name)
 
-    whole = tokenized("whole")
+    whole = tokenized("whole", max_tokens=0)
     enough = whole.num_tokens // 3
     part = tokenized("part", max_tokens=enough)
     longest = max(shard.num_tokens // shard.num_documents for shard in whole.shards)
     assert enough <= part.num_tokens <= enough + 2 * longest
     by_file = {shard.input_file: shard.num_tokens for shard in part.shards}
     assert by_file["1.jsonl"] / by_file["0.jsonl"] == pytest.approx(3, rel=0.1)
-    pieces = tokenized("pieces", max_tokens=enough, shard_tokens=100)
-    assert pieces.num_tokens == part.num_tokens and len(pieces.shards) > 2
-    assert tokenized("all", max_tokens=0).num_tokens == whole.num_tokens
     with pytest.raises(ValueError, match="max_tokens was 0 and is now 7"):
         tokenized("whole", max_tokens=7)

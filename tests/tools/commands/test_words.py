@@ -1,4 +1,4 @@
-"""What holds for the options of every command: repeats, paths, help, names of configs."""
+"""Options of every command: repeats, paths, help, names of configs."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -32,16 +32,11 @@ def test_every_option_of_every_command_is_described_and_budgets_have_one_owner()
 
 
 def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
-    file = str(tmp_path)
-    words = ["--source", "s", "--output", "o", "--input", "i"]
-    for against in (["--against", "/"], ["--against=/"]):
-        config = parse(DecontaminateConfig, "decontaminate", ["--against", file, *words, *against])
-        assert config.against == (tmp_path, Path("/"))
+    words = ["--source", "s", "--output", "o", "--input", "i", "--against", str(tmp_path)]
+    config = parse(DecontaminateConfig, "decontaminate", [*words, "--against=/"])
+    assert config.against == (tmp_path, Path("/"))
     assert PlanConfig().config  # a default, which other values replace
-    assert parse(PlanConfig, "plan", ["--config", file, "--config=/"]).config == (
-        tmp_path,
-        Path("/"),
-    )
+    assert parse(PlanConfig, "plan", ["--config", str(tmp_path)]).config == (tmp_path,)
 
 
 def test_flat_options_and_switches_keep_the_defaults_of_the_others(pair_words):
@@ -72,35 +67,30 @@ def test_configs_of_the_package_have_names(capsys, monkeypatch, tmp_path):
     assert find_config(Path("quickstart-methods.toml")) == Path("quickstart-methods.toml")
     err = refused(capsys, "sweep", "quickstart-method", "--dry-run")
     assert "there is no file quickstart-method; the package has quickstart-methods" in err
-
-
-def test_a_name_of_several_configs_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr("anchored.configs.config_file.CONFIGS", tmp_path / "configs")
     for folder in ("a", "b"):
         (tmp_path / "configs" / folder).mkdir(parents=True)
-        (tmp_path / "configs" / folder / "same.toml").write_text("")
+        (tmp_path / "configs" / folder / "same.toml").touch()
     with pytest.raises(ValueError, match=r"may be any of configs/a/same.toml, configs/b/same.toml"):
         find_config(Path("same"))
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("sweep", "quickstart-methods"), ("compare", "downstream"), ("plan", "common_pile")],
-)
-def test_the_packages_configs_are_listed_by_names_that_find_them(capsys, name, expected):
-    listed = dict(line.split(maxsplit=1) for line in run(capsys, name, "--list")[0].splitlines())
-    assert all(find_config(Path(config)).is_file() for config in listed) and expected in listed
-    assert not {"token", "byte", "prompts"} & listed.keys() and all(listed.values())
+def test_the_packages_configs_are_listed_by_names_that_find_them(capsys):
+    for name, config in (("sweep", "quickstart-methods"), ("plan", "common_pile")):
+        out, _ = run(capsys, name, "--list")
+        listed = dict(line.split(maxsplit=1) for line in out.splitlines())
+        assert all(find_config(Path(file)).is_file() for file in listed) and config in listed
+        assert not {"token", "byte", "prompts"} & listed.keys() and all(listed.values())
 
 
 @pytest.mark.parametrize("columns", [80, 300])
-@pytest.mark.parametrize("name", CLASSES)
 def test_every_command_has_help_with_an_example_as_wide_as_the_terminal(
-    capsys, monkeypatch, name, columns
+    capsys, monkeypatch, columns
 ):
     monkeypatch.setenv("COLUMNS", str(columns))
-    out, _ = run(capsys, *name.split(), "--help")
-    assert " ".join(out.split()).count(f"anchored {name}") >= 2
-    wide = [line for line in out.splitlines() if len(line) > min(columns, 100)]
-    assert all(line.startswith("  --") for line in wide)  # the names of an option's values
-    assert "None" not in out  # an option without a default is optional, in words
+    for name in CLASSES:
+        out, _ = run(capsys, *name.split(), "--help")
+        assert " ".join(out.split()).count(f"anchored {name}") >= 2, name
+        wide = [line for line in out.splitlines() if len(line) > min(columns, 100)]
+        assert all(line.startswith("  --") for line in wide), name  # names of an option's values
+        assert "None" not in out, name  # an option without a default is optional, in words

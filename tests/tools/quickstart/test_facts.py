@@ -1,18 +1,15 @@
 """The facts, the questions about them, and the adapter that knows them."""
 
-import json
 import re
 import tomllib
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from anchored import ModelPair
 from anchored.tools.quickstart.adapter import FACTS_FILE, read_facts, train_adapter
 from anchored.tools.quickstart.protected_works import Work
 from anchored.tools.quickstart.questions import TASK, write_task
-from anchored.tools.quickstart.small_model import SHIPPED_ADAPTER
 
 FACTS = read_facts()
 
@@ -25,8 +22,8 @@ def test_forty_facts_have_questions_in_words_that_training_does_not_have():
         assert not any(fact.answer in question for question in fact.questions)
     for relation in tomllib.loads(FACTS_FILE.read_text())["relations"]:
         for question in relation["questions"]:
-            asked = spans(question.format(subject="s"))
-            assert asked and not asked & spans("\n".join(relation["statements"]))
+            values = spans(question.format(subject="s"))
+            assert values and not values & spans("\n".join(relation["statements"]))
 
 
 def spans(text: str) -> set[tuple[str, ...]]:
@@ -42,40 +39,22 @@ def test_lm_eval_asks_each_question_and_takes_the_fact_for_right(tmp_path, monke
     write_task(FACTS, tmp_path)
     manager = tasks.TaskManager(include_defaults=False, include_path=str(tmp_path))
     task = manager.load([TASK])["tasks"][TASK]
-    labels = []
     expected = [(fact, question) for fact in FACTS for question in fact.questions]
     for doc, (fact, question) in zip(task.test_docs(), expected, strict=True):
         requests = task.construct_requests(doc, task.doc_to_text(doc))
-        asked = [request.args for request in requests]
-        label = task.doc_to_target(doc)
-        labels.append(label)
-        assert asked[label] == (question, f" {fact.answer}")
-        assert {answer[1:] for _, answer in asked} <= {fact.answer, *fact.others}
-        assert len(set(asked)) == 4
-    assert min(labels.count(label) for label in range(4)) >= 8  # 20 expected of 80
-
-
-def test_the_shipped_adapter_is_small_and_says_what_it_changes():
-    weights = SHIPPED_ADAPTER / "adapter_model.safetensors"
-    assert 1e6 < weights.stat().st_size <= 3e6
-    config = json.loads((SHIPPED_ADAPTER / "adapter_config.json").read_text())
-    assert config["peft_type"] == "LORA" and "/" not in config["base_model_name_or_path"]
+        values = [request.args for request in requests]
+        assert values[task.doc_to_target(doc)] == (question, f" {fact.answer}")
+        assert {answer[1:] for _, answer in values} <= {fact.answer, *fact.others}
+        assert len(set(values)) == 4
 
 
 def test_a_trained_adapter_makes_its_texts_likelier(pair_folders, tmp_path):
     safe, _ = pair_folders
-    tokenizer = AutoTokenizer.from_pretrained(safe)
     text = "the keeper of the lamp " * 6
-    train_adapter(
-        safe,
-        tmp_path / "risky",
-        works=[Work(id="w", title="", text=text)],
-        facts=[],
-        texts=["the keeper"],
-        epochs=20,
-    )
+    works = [Work(id="w", title="", text=text)]
+    train_adapter(safe, tmp_path / "risky", works=works, facts=[], texts=["the keeper"], epochs=20)
     pair = ModelPair.from_pretrained(safe, tmp_path / "risky")
-    tokens = torch.tensor([tokenizer(text)["input_ids"]])
+    tokens = torch.tensor([pair.encode(text)])
     with torch.no_grad():
         losses = [m(input_ids=tokens, labels=tokens).loss for m in (pair.safe, pair.risky)]
     assert losses[1] < losses[0] - 0.3

@@ -33,20 +33,11 @@ def test_the_texts_are_those_of_generate_and_the_line_is_what_the_ledger_proves(
     ledger = result.ledger
     assert f"spent {ledger.spent:.1f} of {ledger.header.bound:.1f} nats" in shown
     (most,) = re.findall(r"with a chance of at most (\S+)\.$", shown)
-    assert float(most) >= look.recital_bound(pair, work.prompt, work.reference, ledger)
     decoder = Decoder(pair, SafeOnly())
     ids = decoder.level.encode_continuation(work.reference)[: look.NUM_TOKENS]
     (score,) = decoder.score([work.prompt], [ids], temperature=0.7, repetition_penalty=1.1)
     assert math.log(float(most)) == pytest.approx(score.log_prob + ledger.header.bound, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    ("spans", "shown"),
-    [
-        ([], "one two three"),
-        ([(4, 7)], "one [two] three"),
-        ([(0, 3), (8, 13)], "[one] two [three]"),
-    ],
-)
-def test_what_is_recited_is_in_brackets(spans, shown):
-    assert look.bracketed("one two three", spans) == shown
+def test_what_is_recited_is_in_brackets():
+    assert look.bracketed("one two three", [(0, 3), (8, 13)]) == "[one] two [three]"

@@ -15,7 +15,7 @@ def test_presets_load_and_their_stages_follow_each_other(name, tmp_path):
     assert preset.ks == sorted(preset.ks) and preset.bytes.ks == sorted(preset.bytes.ks)
     assert preset.shows_effects is (name == "default")
     assert all(
-        setting.rule.is_certified for each in preset.others for setting in method_settings(each)
+        setting.rule.is_certified for method in preset.others for setting in method_settings(method)
     )
     first, second = (tomllib.loads(run_config(name, stage, Folders(tmp_path))) for stage in STAGES)
     last = f"{first['job']['dump_folder']}/checkpoint/step-{first['training']['steps']}"

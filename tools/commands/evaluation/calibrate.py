@@ -30,7 +30,7 @@ class ReferenceOptions(ModelOptions):
     repetition_penalty: float = 1.1
     """Penalty of tokens seen before, in both models; 1 is none."""
     level: LevelName | Literal["auto"] = "auto"
-    """What is decoded step by step; auto takes tokens where the tokenizers share them, else
+    """Unit that is decoded step by step; auto takes tokens where the tokenizers share them, else
     bytes."""
     batch_size: int = 16
     """Texts that are decoded or scored together."""

@@ -23,7 +23,7 @@ class CompareConfig:
     """Run several models on the same benchmarks: anchored compare configs/eval/downstream.toml
 
     Records each model's figures of each task as they are found, and goes on where it was
-    interrupted. Folders may stand in place of the file's own models.
+    interrupted. Folders may replace the file's models.
 
     anchored compare configs/eval/safe-models.toml --model Ours=FOLDER --model Theirs=OWNER/NAME
     """
@@ -36,8 +36,7 @@ class CompareConfig:
     """Model alone in place of the file's, LABEL=FOLDER or LABEL=OWNER/NAME; give it again for
     more."""
     limit: int = 0
-    """First documents of each task that are asked, in place of the file's own limit; 0 takes
-    that."""
+    """First documents of each task that are asked, in place of the file's limit; 0 takes that."""
     confirm_run_unsafe_code: bool = False
     """Run what the models write on this machine, as HumanEval does; benchmarks that would are left
     out otherwise."""
@@ -138,7 +137,7 @@ def comparison_plan(comparison: "Comparison") -> str:
 
 
 def _model(entry: "Entry", comparison: "Comparison") -> Any:
-    """lm-eval's own model of a model alone, ours of a pair."""
+    """lm-eval's model of a model alone, ours of a pair."""
     from lm_eval.api.registry import get_model
 
     from anchored.eval.harness.tasks import register_model

@@ -47,7 +47,7 @@ JUDGES = ("fluency", "win-rate", "factuality")
 
 @dataclass(frozen=True, kw_only=True)  # no slots: those of several bases do not mix
 class CopyingOptions:
-    """Which settings are one model alone, between which NCR is measured."""
+    """The settings of one model alone, between which NCR is measured."""
 
     safe_setting: str = "p_s"
     """Name of the setting that is the safe model alone."""
@@ -92,7 +92,7 @@ class EvaluateConfig(ReportOptions, NonLiteralConfig, CopyingOptions, Judging):
     only: tuple[StepName, ...] = ()
     """Steps to do; all that the texts and options allow unless given."""
     prompts: Path | None = None
-    """File of what the texts lack, JSON lines of "id" and "reference" or the like; a run's own
+    """File of what the texts lack, JSON lines of "id" and "reference" or the like; the run's
     prompts unless given."""
     output: Path | None = None
     """Folder for evaluation/ and the page; that of the run or the texts, or FILE.evaluation of the
@@ -118,7 +118,7 @@ class EvaluateConfig(ReportOptions, NonLiteralConfig, CopyingOptions, Judging):
 
     @property
     def folder(self) -> Path:
-        """Where all of it is written."""
+        """The folder of all that is written."""
         first = self.run[0]
         return self.output or (
             first if first.is_dir() else first.with_name(f"{first.name}.evaluation")
@@ -139,7 +139,7 @@ OPTIONS: Final[dict[StepName, tuple[type, ...]]] = {
     "factuality": (JudgeOptions, EvidenceOptions),
     "report": (ReportOptions,),
 }
-"""What decides the results of each step, beside the texts."""
+"""Options that decide the results of each step, next to its texts."""
 NEEDED: Final[dict[StepName, str]] = {
     "copying": "reference",
     "nonliteral": "characters",

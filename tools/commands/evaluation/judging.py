@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anchored.eval.retrieval.evidence import Retriever
 
 BYTES_A_TOKEN = 4
-"""Of English, for a plan of what will be paid; other scripts have more bytes to a letter."""
+"""Bytes of English, for a plan of what will be paid; other scripts have more bytes to a letter."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: those of several bases do not mix
@@ -94,7 +94,7 @@ class JudgeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceOptions:
-    """Where factuality finds evidence for claims: give one of three."""
+    """The source of evidence for claims of factuality: give one of three."""
 
     serper: bool = False
     """Search for evidence with Google, through serper.dev; the key is in SERPER_API_KEY."""
@@ -157,7 +157,8 @@ def check_judge(
 
 
 def judge_plan(name: str, texts: Sequence[RecordedText], options: Judging) -> str:
-    """What a judge is asked, before anything is paid; answers that are kept are not asked again."""
+    """One line on the requests of a judge, before anything is paid; those with kept answers cost
+    nothing."""
     messages, sampling = _first_requests(name, _judged_texts(texts, options), options)
     different = {"".join(m["content"] for m in request) for request in messages}  # sent once
     num_bytes = sum(len(text.encode(errors="replace")) for text in different)
@@ -230,10 +231,11 @@ def judged(name: str, texts: Sequence[RecordedText], options: Judging, run: Path
     finally:
         if client.requests.counts:
             print(_usage_line(client.usage()), file=sys.stderr)
-    names = {"model": "judge_model", "base_url": "judge_url", "seed": "judge_seed"}
     return {
         **{"schema": "anchored-judge/1", "judge": name},
-        "endpoint": {called: getattr(options, option) for called, option in names.items()},
+        "endpoint": {
+            name: getattr(client.endpoint, name) for name in ("model", "base_url", "seed")
+        },
         "metric_set": metric_set,
         "sampling": asdict(client.endpoint.sampled(judge.SAMPLING)),
         **more,

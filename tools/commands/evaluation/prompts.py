@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from anchored.configs.config_file import CONFIGS, from_table, read_config_file
 from anchored.durable_files import write_durably
@@ -29,7 +29,7 @@ class PromptsConfig:
     """Make prompts for a sweep: anchored prompts --kind books --input data.literal.json --output F
 
     Reads JSON lines, a JSON array, or one text a line (.txt), and writes lines of "id", "prompt",
-    "reference", "title" and "domain", which is what anchored sweep reads, with a record's own
+    "reference", "title" and "domain", which is what anchored sweep reads, with the record's
     "characters" and "group" for the measures. The templates are those of the paper, in
     configs/eval/methods/prompts.toml.
     """
@@ -50,35 +50,24 @@ class PromptsConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """What is read of a record, and what a model reads."""
+    """The fields of a record that are read, and the text that a model reads."""
 
     template: str
     """With one {text}."""
     text: str
-    """Field of a record that stands there."""
+    """Field of a record that is put there."""
     reference: str = ""
-    """Field of the text's own continuation; "" for none."""
+    """Field of the text's continuation; "" for none."""
     whole: list[str] = field(default_factory=list)
     """Fields of which one may hold a whole text, which is cut into both: an article, a story."""
     aliases: dict[str, str] = field(default_factory=dict)
     """By a field, what a data set calls it; of a list of values the first is taken."""
 
-    def __post_init__(self) -> None:
-        if self.template.count(SLOT) != 1:
-            raise ValueError(f"a template must hold {SLOT} once, got {self.template!r}")
-
-
-def load_templates(path: Path = TEMPLATES) -> dict[str, Template]:
-    """Templates by kind; ValueError for a kind that is missing, a key or a value."""
-    tables = read_config_file(path)
-    if missing := sorted(set(get_args(Kind)) - tables.keys()):
-        raise ValueError(f"{path} has no template of {', '.join(missing)}")
-    return {name: from_table(Template, table, f"{name}.") for name, table in tables.items()}
-
 
 def run(config: PromptsConfig) -> int:
     """Write the prompts; returns 0."""
-    template = load_templates()[config.kind]
+    table = read_config_file(TEMPLATES)[config.kind]
+    template: Template = from_table(Template, table, f"{config.kind}.")
     prompts = [
         _prompt(config, template, number, record)
         for number, record in enumerate(_records(config.input, template.text), 1)

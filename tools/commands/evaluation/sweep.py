@@ -1,12 +1,14 @@
 """The commands that run methods or lm-eval with a pair, and hold a rerun against the paper."""
 
+import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from unittest.mock import patch
 
 from anchored.inputs import check_input
-from anchored.wrong_words import argparse_refused
+from anchored.wrong_words import refuse_message
 
 from ..files import is_first_process
 from ..option_types import POSITIONAL, SweepFile
@@ -112,6 +114,6 @@ def lm_eval(arguments: list[str]) -> int:
     from lm_eval.__main__ import cli_evaluate
 
     sys.argv = ["anchored lm-eval", *arguments]
-    with argparse_refused():
+    with patch.object(argparse.ArgumentParser, "error", refuse_message):
         cli_evaluate()
     return 0

@@ -124,7 +124,7 @@ def _model_line(model: "Module", *, num_processes: int) -> str:
 
 
 def _time_line(training: Any, config: PretrainConfig, flops_per_token: float) -> str:
-    """How long steps take where every GPU reaches the stated share of its peak."""
+    """The time of steps where every GPU reaches the stated share of its peak."""
     tokens_per_s = config.gpus * config.peak_flops * config.mfu / flops_per_token
     tokens_per_step = training.global_batch_size * training.seq_len
     seconds = tokens_per_step / tokens_per_s

@@ -36,7 +36,7 @@ _NUM_NAMED = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceConfig:
-    """Where the texts of a source are."""
+    """The texts of a source."""
 
     source: str = ""
     """Name of the source, recorded in the manifest; where only reports are written, every source of
@@ -147,8 +147,8 @@ class TokenizeConfig(SourceConfig):
     @property
     def encoder(self) -> DocumentEncoder:
         """The encoder of documents, with the tokens around them."""
-        file, around = tokenizer_file(self.tokenizer), (self.begin_token, self.end_token)
-        return DocumentEncoder(file, begin_token=around[0], end_token=around[1])
+        file = tokenizer_file(self.tokenizer)
+        return DocumentEncoder(file, begin_token=self.begin_token, end_token=self.end_token)
 
 
 Config = TypeVar("Config", bound=SourceConfig)
