@@ -223,7 +223,7 @@ def is_verified(folder: Path) -> bool:
     """True if the folder's stamp is of its files as they are now; none of them is read."""
     try:
         return (folder / STAMP_NAME).read_text() == _stamp(folder)
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return False
 
 

@@ -32,7 +32,7 @@ def test_every_start_is_recorded_with_its_machine_and_what_changed(begin, tmp_pa
     assert (second["step"], second["num_processes"]) == (5, 2)
     assert second["changes"] == {"metrics.log_freq": [1, 7]}
 
-    card = model_card(record, steps=[5], title="model")
+    card = model_card(record, step=5, title="model")
     assert f"| 0 | 1 | cpu | {versions['torch']} | {versions['torchtitan']} |" in card
     assert "| 5 | 2 | cpu |" in card
 

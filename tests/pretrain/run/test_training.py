@@ -22,6 +22,7 @@ from training_runs import (
     losses,
     start_run,
     train,
+    wait_for,
 )
 from transformers import AutoModelForCausalLM
 
@@ -40,13 +41,13 @@ def final_weights(dump_folder):
 
 def signalled(config_file, step, number, monkeypatch):
     """The exit status of a run that gets a signal in the midst of a step."""
-    begun = config_file.with_name(f"step-{step}")
+    end_of_step = config_file.with_name(f"step-{step}-ends")
     monkeypatch.setenv("FAULTS", json.dumps({step: "long step"}))
-    monkeypatch.setenv("LONG_STEP", str(begun))
+    monkeypatch.setenv("LONG_STEP", str(end_of_step))
     (process,) = start_run(config_file, program="faulty_pretrain")
-    process.wait_until(begun.exists)
+    wait_for(process, "long step")
     os.kill(process.pid, number)
-    begun.with_name(f"{begun.name}.over").touch()
+    end_of_step.touch()
     return process.wait()
 
 
@@ -133,7 +134,6 @@ REPLICAS = {"parallelism": {"data_parallel_replicate_degree": 2}}
 @pytest.mark.parametrize(
     ("num_processes", "settings"),
     [
-        pytest.param(2, REPLICAS, id="replicas", marks=pytest.mark.slow),
         pytest.param(4, REPLICAS, id="replicas-of-shards", marks=pytest.mark.slow),
         pytest.param(2, {"loss": {"chunk_tokens": 24}} | REPLICAS, id="replicas-in-chunks"),
     ],
