@@ -242,11 +242,7 @@ def search_summary(summary: Mapping[str, Any]) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    if not (files := sorted(file for file in path.rglob("*") if file.is_file())):
-        raise ValueError(f"folder {path} holds no texts to look for")
-    return files
+    return sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
 
 
 def _texts(path: Path) -> Iterator[tuple[str, list[str]]]:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -18,31 +17,25 @@ from anchored.pretrain.run.start import record_of
 from anchored.tools.commands.training.plan import PlanConfig
 from anchored.tools.commands.training.plan import run as plan_command
 
-
-@pytest.fixture(scope="module")
-def plan(corpus):
-    return corpus.plan({"quarry": 1.0})
-
-
-def run_config(plan):
-    """The config of a run in which every section is at work."""
-    config = JobConfig()
-    config.model.flavor = "smoke"
-    config.model.converters = ["quantize.linear.float8"]
-    config.training.global_batch_size = 8
-    config.lr_scheduler.total_steps = 10_000
-    config.spike_guard = SpikeGuardConfig(action="skip")
-    config.data = replace(plan.config, max_epochs=4.0)
-    return config
+AT_WORK = {
+    "model.flavor": "smoke",
+    "model.converters": ["quantize.linear.float8"],
+    "training.global_batch_size": 8,
+    "lr_scheduler.total_steps": 10_000,
+    "spike_guard": SpikeGuardConfig(action="skip"),
+}
+"""Settings of a run in which every section is at work."""
 
 
 @pytest.fixture(scope="module")
-def record(plan):
-    """Builds the record of a run with some settings, by dotted names, changed."""
+def record(corpus):
+    """Builds the record of such a run with some settings, by dotted names, changed."""
+
+    plan = corpus.plan({"quarry": 1.0})
 
     def build(changes=None):
-        config = run_config(plan)
-        for key, value in (changes or {}).items():
+        config = JobConfig(data=plan.config)
+        for key, value in (AT_WORK | (changes or {})).items():
             section, _, name = key.rpartition(".")
             owner = attrgetter(section)(config) if section else config
             object.__setattr__(owner, name, value)  # some sections are frozen
@@ -51,27 +44,17 @@ def record(plan):
     return build
 
 
-NAMED_WHERE_THEY_DIFFER = {
-    "quantize.linear.float8.recipe_name": "rowwise",
-    "checkpoint.keep_moments": True,
-    "checkpoint.fork_skip_steps": 3,
-    "model.flavor": "trial",
-    "data.mask_documents": True,
-    "lr_scheduler.decay_ratio": 0.5,
-    "training.global_batch_size": 16,
-}
-ROUNDING_OR_WATCHING = {
-    "job.dump_folder": "elsewhere",
-    "checkpoint.interval": 3,
-    "compile.enable": True,
-    "loss.chunk_tokens": 8,
-}
-
-
 def test_settings_that_decide_weights_are_named_where_they_differ_and_others_may(record):
-    for key, value in NAMED_WHERE_THEY_DIFFER.items():
+    for key, value in {
+        "quantize.linear.float8.recipe_name": "rowwise",
+        "checkpoint.keep_moments": True,
+        "checkpoint.fork_skip_steps": 3,
+        "model.flavor": "trial",
+        "training.global_batch_size": 16,
+    }.items():
         assert record().difference(record({key: value})).startswith(f"{key} was ")
-    assert record().difference(record(ROUNDING_OR_WATCHING)) is None
+    rounding = {"checkpoint.interval": 3, "compile.enable": True, "loss.chunk_tokens": 8}
+    assert record().difference(record(rounding)) is None
     # A section that nothing reads may differ.
     idle = {"model.converters": [], "spike_guard": SpikeGuardConfig(action="log")}
     other = {
