@@ -189,13 +189,10 @@ class JobConfig(titan.JobConfig):
 def place_of(config: JobConfig, key: str, name: str) -> Path:
     """The file or folder that a key names: next to the config, or where the run is.
 
-    Raises: ValueError with the key and both places.
+    Raises: FileNotFoundError with the key and both places.
     """
     file = config.job.config_file
-    try:
-        return located(key, name, [Path(file).parent, Path()] if file else [Path()])
-    except FileNotFoundError as missing:
-        raise ValueError(str(missing)) from None
+    return located(key, name, [Path(file).parent, Path()] if file else [Path()])
 
 
 def load_job_config(arguments: Sequence[str]) -> JobConfig:

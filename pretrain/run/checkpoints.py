@@ -40,7 +40,7 @@ BYTES_PER_PARAMETER = 12
 SLOW_DISK_BYTES_PER_S = 100e6
 """Speed of a network's disk that many share."""
 OPTIMIZER = "optimizer"
-_RETRY_SECONDS = 60.0  # a disk that is full is asked again, not at every step
+_RETRY_SECONDS = 60.0  # a disk that is full is tried again, not at every step
 logger = logging.getLogger(__name__)
 
 

@@ -126,7 +126,7 @@ class RunMetrics(MetricsProcessor):
     def __init__(self, job_config: JobConfig, parallel_dims: ParallelDims) -> None:
         folder = Path(job_config.job.dump_folder)
         self._is_writer = dist.get_rank() == 0
-        # torchtitan would go on where Weights & Biases does not start, so it is not asked to.
+        # torchtitan would go on where Weights & Biases does not start, so it starts none.
         without_wandb = replace(job_config, metrics=copy(job_config.metrics))
         without_wandb.metrics.enable_wandb = False
         super().__init__(without_wandb, parallel_dims)

@@ -48,7 +48,8 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     """Refuse a run that cannot work, and write its record; returns remarks for the user.
 
     Called by the first process only, which has locked the dump folder, before the processes meet.
-    Incomplete checkpoints of this very run are set aside. Raises: ValueError with one line.
+    Incomplete checkpoints of this very run are set aside.
+    Raises: ValueError or FileNotFoundError with one line.
     """
     # 1. What settings and machine say by themselves.
     check_settings(config)

@@ -25,7 +25,7 @@ from anchored.pretrain.run.trainer import Trainer
 FAULTS = {int(step): fault for step, fault in json.loads(os.environ["FAULTS"]).items()}
 RANK, LAST_RANK = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")) - 1
 START = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-backward = Trainer._backward
+backward = Trainer.backward
 is_full = False
 
 
@@ -62,5 +62,5 @@ def faulty_backward(trainer: Trainer, *batch: object) -> Tensor:
 
 FileSystemWriter.write_data = when_there_is_room(FileSystemWriter.write_data)
 metrics.sync = when_there_is_room(metrics.sync)
-Trainer._backward = faulty_backward
+Trainer.backward = faulty_backward
 program.main()

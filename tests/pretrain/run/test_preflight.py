@@ -20,7 +20,7 @@ def check(begin, tmp_path):
 
 
 def refusal(check, **arguments):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
         check(**arguments)
     assert "\n" not in str(error.value)
     return str(error.value)

@@ -36,7 +36,7 @@ def test_every_start_is_recorded_with_its_machine_and_what_changed(begin, tmp_pa
 
 
 def test_all_starts_are_one_run_in_wandb(begin, tmp_path, monkeypatch):
-    # It only notes what it is told: nothing is sent.
+    # It only notes what it gets: nothing is sent.
     wandb, run = Mock(run=None, __spec__=ModuleSpec("wandb", None)), tmp_path / "run"
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(os, "environ", dict(os.environ))

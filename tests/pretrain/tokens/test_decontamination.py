@@ -1,4 +1,4 @@
-"""Planted passages are found whatever was done to them, others are not, and are left out."""
+"""Planted passages are reported in any disguise, others are not, and they are left out."""
 
 import json
 import random
@@ -160,8 +160,8 @@ def test_other_texts_or_inputs_need_another_folder(haystack, report, tmp_path):
 
 
 def test_a_passage_across_the_blocks_of_a_long_document_is_found(monkeypatch):
-    monkeypatch.setattr(passages, "_BLOCK", 1 << 10)
-    monkeypatch.setattr(passages, "_OVERLAP", 1 << 8)
+    monkeypatch.setattr(passages, "BLOCK", 1 << 10)
+    monkeypatch.setattr(passages, "OVERLAP", 1 << 8)
     generator = random.Random(3)
     work = " ".join(words(generator, 30))
     sought, _ = Passages.of([(0, work)])
