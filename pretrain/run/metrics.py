@@ -76,9 +76,9 @@ class StepLog:
 
 
 def _is_until(step: int, line: bytes) -> bool:
-    """True for a line about `step` or one before; a kill may leave one that cannot be read."""
+    """True for a whole line about `step` or one before; a kill may leave a part of one."""
     try:
-        return bool(json.loads(line)["step"] <= step)
+        return line.endswith(b"\n") and bool(json.loads(line)["step"] <= step)
     except (ValueError, KeyError, TypeError):
         return False
 

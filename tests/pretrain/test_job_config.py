@@ -1,7 +1,5 @@
 """The config of a run: defaults, file, arguments, and one clear line for every mistake."""
 
-import re
-
 import pytest
 
 from anchored.pretrain.job_config import load_job_config
@@ -72,10 +70,7 @@ def test_a_run_may_name_a_stage_of_a_mixture_next_to_its_file(tmp_path):
 def test_a_missing_file_is_named_and_an_unknown_argument_is_a_wrong_word(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config file no/such\.toml does not exist"):
         load_job_config(["--job.config_file=no/such.toml"])
-    for words, said in (
-        (["--training.stps", "3"], "there is no option --training.stps; anchored.pretrain --help"),
-        (["--training.steps", "x"], "--training.steps"),
-        (["--training.steps"], "--training.steps needs a value"),
+    with pytest.raises(
+        Refused, match=r"^there is no option --training\.stps; anchored\.pretrain --h"
     ):
-        with pytest.raises(Refused, match=f"^{re.escape(said)}"):
-            load(tmp_path, "", *words)
+        load(tmp_path, "", "--training.stps", "3")

@@ -34,8 +34,6 @@ def test_a_sound_run_leaves_its_record_and_is_known_by_it(check, tmp_path, corpu
     save_steps(tmp_path / "run", 5)
     message = refusal(check, optimizer={"lr": 1e-3})
     assert "another run (optimizer.lr was 0.003 and is now 0.001)" in message
-    message = refusal(check, data={"seed": 8})
-    assert "another run (data.seed was 7 and is now 8)" in message
     weights = {"harbour": 1.0, "orchard": 1.0, "quarry": 1.0}
     message = refusal(check, data={"sources": weights | {"quarry": 2.0}})
     assert "another run (data.sources.quarry.weight was 1.0 and is now 2.0)" in message

@@ -71,7 +71,9 @@ def watched(monkeypatch):
     clock, ends = SimpleNamespace(monotonic=lambda: clock.now, now=5.0), []
     monkeypatch.setattr(stop_signals, "time", clock)
     monkeypatch.setattr(os, "_exit", ends.append)
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    # A shell may have started the tests with SIGINT ignored.
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [(number, signal.signal(number, signal.SIG_DFL)) for number in numbers]
 
     def watch():
         request = stop_signals.StopRequest()
