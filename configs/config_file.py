@@ -15,7 +15,7 @@ from ..fields import from_record
 Tables = dict[str, Any]
 BASE_KEY = "base"
 CONFIGS = Path(__file__).parent
-"""The package's own configs, which an installation has too."""
+"""The package's configs, which an installation has too."""
 
 
 def find_config(name: Path) -> Path:
@@ -105,7 +105,7 @@ def _read(
     path: Path, expanded: Callable[[Tables, Path], Tables], readers: tuple[Path, ...]
 ) -> Tables:
     if path.resolve() in readers:
-        raise ValueError(f"config file {path} is its own base")
+        raise ValueError(f"config file {path} is a base of itself")
     table = expanded(read_toml(path), path.parent)
     if BASE_KEY not in table:
         return table

@@ -26,7 +26,7 @@ def main() -> None:
             if os.environ["RANK"] == "0":
                 print(f"anchored.pretrain: {error}", file=sys.stderr, flush=True)
                 if has_torchrun():
-                    # torchrun is asked to stop: what is refused would be refused on each restart.
+                    # torchrun is ended: what is refused would be refused on each restart.
                     os.kill(os.getppid(), signal.SIGTERM)
             sys.exit(2 if isinstance(error, Refused) else 1)
         sys.exit(run(config))

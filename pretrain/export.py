@@ -20,7 +20,7 @@ from transformers import GenerationConfig, LlamaConfig
 from .. import text_tables
 from ..durable_files import new_folder
 from .plan.data_plan import epochs_read, tokens_read
-from .run.checkpoints import checkpoint_step, last_complete
+from .run.checkpoints import checkpoint_step, damage
 from .run.record import RunRecord
 from .tokens.decontamination import search_summary
 from .tokens.tokenizer import (
@@ -42,32 +42,29 @@ of several documents, {masking}.
 
 
 def model_card(
-    record: RunRecord, *, steps: Sequence[int], title: str, max_position_embeddings: int = 0
+    record: RunRecord, *, step: int, title: str, max_position_embeddings: int = 0
 ) -> str:
     """Markdown with every stage's data plan, tokens and licenses by source, and settings.
 
-    steps: of the checkpoints whose weights were averaged, in ascending order; one is no average.
-    max_position_embeddings: of config.json, where it is not the length of a training sequence.
+    step: of the checkpoint. max_position_embeddings: of config.json, where it is not the length of
+    a training sequence.
     """
     shape = dict(record.model)
     shape["tokens of a training sequence"] = trained_length = shape["max_position_embeddings"]
     shape["max_position_embeddings"] = max_position_embeddings or trained_length
-    stages = record.stages(steps[-1])
-    average = ""
-    if len(steps) > 1:
-        listed = ", ".join(f"{step:,}" for step in steps)
-        average = f" Its weights are the mean of {len(steps)} checkpoints, of steps {listed}."
+    stages = record.stages(step)
     begin = "" if record.bos_id is None else "began with the tokenizer's `bos_token` and "
     sections = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n",
         f"# {title}\n",
-        f"A Llama-style language model, pretrained with torchtitan in {len(stages)} stage(s)."
-        f"{average} Its data was tokenized by a `tokenizer.json` with sha256 "
+        f"A Llama-style language model, pretrained with torchtitan in {len(stages)} stage(s). "
+        f"Its data was tokenized by a `tokenizer.json` with sha256 "
         f"`{record.tokenizer_sha256}`. Every document {begin}ended with its `eos_token`.\n",
         _table(("shape", "value"), sorted(shape.items())),
     ]
-    for number, (stage, step) in enumerate(stages, start=1):
-        sections += [f"## Stage {number}: {step:,} steps\n", *_stage_sections(stage, step)]
+    for number, (stage, last_step) in enumerate(stages, start=1):
+        sections.append(f"## Stage {number}: {last_step:,} steps\n")
+        sections += _stage_sections(stage, last_step)
     is_masked = [bool(stage.identity.get("data.mask_documents")) for stage, _ in stages]
     masking = f"without a mask between them{', in some stages' * any(is_masked)}"
     if all(is_masked):
@@ -155,7 +152,6 @@ def export_checkpoint(
     *,
     max_position_embeddings: int = 0,
     dtype: Dtype = "float32",
-    average_last: int = 1,
 ) -> None:
     """Write a Hugging Face folder from one checkpoint; it appears only when it is complete.
 
@@ -164,29 +160,29 @@ def export_checkpoint(
         files only the license is copied: ends and chat templates are those of some other model.
     max_position_embeddings: 0, or at least the training length: rotary embeddings go on beyond
         it without new weights, at a quality that training did not see.
-    average_last: whole checkpoints of the run, ending with this one, whose mean is exported.
     transformers loads the result as LlamaForCausalLM; in float32 its logits agree with the trained
     model's to 1e-4. Padding is done with the end-of-text token; config.json names none, whose
     embedding would never be trained further. README.md is the model card.
-    Raises: ValueError if the output exists, the checkpoint is missing or incomplete, there are
-    too few to average, or the tokenizer is another one.
+    Raises: ValueError if the output exists, the checkpoint is missing or incomplete, or the
+    tokenizer is another one.
     """
     if output.exists():
         raise ValueError(f"export writes a new folder, and {output} exists")
-    checkpoints = last_complete(checkpoint, average_last)
+    step = checkpoint_step(checkpoint)
+    if reason := damage(checkpoint):
+        raise ValueError(f"{checkpoint} is not a complete checkpoint: {reason}")
     record = RunRecord.read(checkpoint.resolve().parents[1])
     check_tokenizer(tokenizer_folder / TOKENIZER_NAME, record.tokenizer_sha256)
     config = _llama_config(record, max_position_embeddings, dtype)
     length = config.max_position_embeddings
-    steps = [checkpoint_step(path) for path in checkpoints]
     with new_folder(output) as folder:
         config.save_pretrained(folder)
         ids = {"bos_token_id": record.bos_id, "eos_token_id": record.eos_id}
         GenerationConfig(**ids, pad_token_id=record.eos_id).save_pretrained(folder)
         _write_tokenizer(tokenizer_folder, folder, record, length)
-        card = model_card(record, steps=steps, title=output.name, max_position_embeddings=length)
+        card = model_card(record, step=step, title=output.name, max_position_embeddings=length)
         (folder / "README.md").write_text(card)
-        weights = _mean_weights(checkpoints, record.model, getattr(torch, dtype))
+        weights = llama_weights(checkpoint, record.model, getattr(torch, dtype))
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -229,29 +225,16 @@ def _write_tokenizer(tokenizer_folder: Path, output: Path, record: RunRecord, le
     (output / TOKENIZER_CONFIG_NAME).write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def _mean_weights(
-    checkpoints: Sequence[Path], model: dict[str, Any], dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """The mean of equal weights, in float32, as `dtype`.
-
-    Source: Izmailov et al. 2018, "Averaging weights leads to wider optima and better
-    generalization".
-    """
-    weights = llama_weights(checkpoints[0], model)
-    for count, path in enumerate(checkpoints[1:], start=2):
-        for name, weight in llama_weights(path, model).items():
-            weights[name].lerp_(weight, 1 / count)
-    return {name: weight.to(dtype) for name, weight in weights.items()}
-
-
 _MODEL_PARTS = ("tok_embeddings", "layers", "norm", "output")
 
 
-def llama_weights(checkpoint: Path, model: dict[str, Any]) -> dict[str, Tensor]:
+def llama_weights(
+    checkpoint: Path, model: dict[str, Any], dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     """Read a step folder's model weights, and nothing else of it, for LlamaForCausalLM.
 
     model: the shape, in the names of a Hugging Face config.
-    Returns: contiguous CPU tensors in float32.
+    Returns: contiguous CPU tensors.
     Raises: ValueError if a weight is not finite.
     """
     from .titan import Llama3StateDictAdapter, TransformerModelArgs  # takes seconds
@@ -277,4 +260,4 @@ def llama_weights(checkpoint: Path, model: dict[str, Any]) -> dict[str, Tensor]:
         n_kv_heads=model["num_key_value_heads"],
     )
     exported = Llama3StateDictAdapter(args, None).to_hf(weights)
-    return {name: weight.float().contiguous() for name, weight in exported.items()}
+    return {name: weight.to(dtype).contiguous() for name, weight in exported.items()}

@@ -156,25 +156,13 @@ class ActivationCheckpoint(titan.ActivationCheckpoint):
     """Type of activation checkpointing to use"""
 
 
-# Less would be divided by, or refused by torch once the processes have met.
-_LEAST: Final[dict[int, tuple[str, ...]]] = {
-    0: (
-        *("optimizer.eps", "optimizer.weight_decay", "lr_scheduler.warmup_steps"),
-        *("profiling.profiler_warmup", "checkpoint.interval_minutes", "loss.chunk_tokens"),
-        *("checkpoint.milestone_interval", "checkpoint.fork_skip_steps"),
-        *("spike_guard.deviations", "spike_guard.min_rise_nats"),
-    ),
-    1: (
-        *("training.steps", "training.seq_len", "training.local_batch_size", "training.gc_freq"),
-        *("comm.init_timeout_seconds", "comm.train_timeout_seconds", "metrics.log_freq"),
-        *("parallelism.data_parallel_replicate_degree", "profiling.profile_freq"),
-        *("profiling.profiler_active", "checkpoint.interval", "heldout.interval"),
-        *("heldout.num_sequences", "spike_guard.max_nonfinite_steps"),
-    ),
-    2: ("spike_guard.window",),
-}
-_POSITIVE: Final = ("optimizer.lr", "training.max_norm")
-"""Zero would train nothing."""
+_POSITIVE: Final = (
+    *("training.steps", "training.seq_len", "training.local_batch_size", "training.max_norm"),
+    *("optimizer.lr", "parallelism.data_parallel_replicate_degree", "metrics.log_freq"),
+    *("checkpoint.interval", "heldout.interval", "heldout.num_sequences"),
+    *("spike_guard.window", "spike_guard.max_nonfinite_steps"),
+)
+"""Zero would be divided by, or would train nothing."""
 
 
 @dataclass
@@ -193,9 +181,6 @@ class JobConfig(titan.JobConfig):
     data: Annotated[DataConfig, tyro.conf.Suppress] = field(default_factory=DataConfig)
 
     def __post_init__(self) -> None:
-        for name, least in ((name, least) for least, names in _LEAST.items() for name in names):
-            if not (value := attrgetter(name)(self)) >= least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
         for name in _POSITIVE:
             if not (value := attrgetter(name)(self)) > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
@@ -204,13 +189,10 @@ class JobConfig(titan.JobConfig):
 def place_of(config: JobConfig, key: str, name: str) -> Path:
     """The file or folder that a key names: next to the config, or where the run is.
 
-    Raises: ValueError with the key and both places.
+    Raises: FileNotFoundError with the key and both places.
     """
     file = config.job.config_file
-    try:
-        return located(key, name, [Path(file).parent, Path()] if file else [Path()])
-    except FileNotFoundError as missing:
-        raise ValueError(str(missing)) from None
+    return located(key, name, [Path(file).parent, Path()] if file else [Path()])
 
 
 def load_job_config(arguments: Sequence[str]) -> JobConfig:

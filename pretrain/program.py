@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -131,5 +130,3 @@ def _start_log(config: "JobConfig") -> None:
         force=True,  # in place of those of the command line
     )
     logging.captureWarnings(True)
-    # TensorBoard's, on a full disk: who gives it the next figure gets the error too.
-    threading.excepthook = lambda end: logger.info("a thread ended", exc_info=end.exc_value)

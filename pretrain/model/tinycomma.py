@@ -73,7 +73,7 @@ class TinyComma(Transformer):
         super().__init__(model_args)
         for layer in self.layers.values():
             layer.attention = RotaryAttention(model_args)
-        self._share_rotary_table()
+        self.share_rotary_table()
         if model_args.loss_chunk_tokens:
             self.output = LossHead(
                 model_args.dim, model_args.vocab_size, chunk_tokens=model_args.loss_chunk_tokens
@@ -95,11 +95,11 @@ class TinyComma(Transformer):
 
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
         with torch.device(buffer_device or self.freqs_cis.device):
-            self._share_rotary_table()
+            self.share_rotary_table()
         args = self.model_args
         initialize_weights(self, dim=args.dim, hidden_dim=args.hidden_dim, seed=args.init_seed)
 
-    def _share_rotary_table(self) -> None:
+    def share_rotary_table(self) -> None:
         """Compute the table of all layers on torch's present device."""
         args = self.model_args
         angles = precompute_freqs_cis(

@@ -1,7 +1,6 @@
 """The data of a training: the [data] section of a run, and a mixture of sources for stages."""
 
 import copy
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
@@ -86,10 +85,6 @@ class MixtureSource:
     license_if_none: str = ""
     """Name under which documents without a license are counted; empty: they are refused."""
 
-    def __post_init__(self) -> None:
-        if self.num_tokens < 0:
-            raise ValueError(f"num_tokens of source {self.name} must be at least 0")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixtureStage:
@@ -136,9 +131,6 @@ class MixtureConfig:
         for kind, names in (("stages", stages), ("sources", [one.name for one in self.sources])):
             if not names or len(set(names)) != len(names):
                 raise ValueError(f"{kind} must be at least one, with different names, got {names}")
-        datasets = Counter(source.dataset for source in self.sources if source.dataset)
-        if datasets and (most := datasets.most_common(1)[0])[1] > 1:
-            raise ValueError(f"sources must be of different data sets, got twice: {most[0]}")
         for source in self.sources:
             if unknown := sorted(set(source.weights) - set(stages)):
                 raise ValueError(f"source {source.name} has a weight for no stage: {unknown[0]}")
@@ -159,16 +151,18 @@ class MixtureConfig:
 
     def data_config(self, stage: MixtureStage) -> DataConfig:
         """The [data] section of the stage's run: with the same shards, the same plan hash."""
-        folder, read = (
-            Path(self.shards_folder),
-            [s for s in self.sources if stage.name in s.weights],
+        folder, name = Path(self.shards_folder), stage.name
+        sources = (
+            DataSource(name=s.name, path=str(folder / s.name), weight=s.weights[name])
+            for s in self.sources
+            if name in s.weights
         )
-        sources = tuple(
-            DataSource(name=s.name, path=str(folder / s.name), weight=s.weights[stage.name])
-            for s in read
+        return DataConfig(
+            sources=tuple(sources),
+            weight_unit=self.weight_unit,
+            seed=stage.seed,
+            max_epochs=self.max_epochs,
         )
-        unit, epochs = self.weight_unit, self.max_epochs
-        return DataConfig(sources=sources, weight_unit=unit, seed=stage.seed, max_epochs=epochs)
 
 
 def _named(kind: str, entries: Sequence[Entry], name: str) -> Entry:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tokens.shards import TokenShards, encoding_difference
+from ..tokens.shards import Manifest, TokenShards, encoding_difference
 from .data_config import DataConfig
 from .order import KeyedPermutation, Mixture
 
@@ -49,14 +49,7 @@ class DataPlan:
         self.bos_id, self.eos_id = first.bos_id, first.eos_id
         weights, self.num_windows = [], list[int]()
         for source, manifest in zip(config.sources, [one.manifest for one in shards], strict=True):
-            if difference := encoding_difference(first, manifest):
-                both = f"{config.sources[0].name} and {source.name}"
-                raise ValueError(f"sources {both} were tokenized differently: {difference}")
-            if manifest.num_tokens <= seq_len:
-                raise ValueError(
-                    f"source {source.name} has {manifest.num_tokens} tokens, "
-                    f"too few for one sequence of {seq_len} and its labels"
-                )
+            check_source(f"source {source.name}", manifest, self, seq_len=seq_len)
             self.num_windows.append((manifest.num_tokens - 1) // seq_len)
             # repr keeps the decimal that was written: 0.1 means one tenth, not its nearest binary.
             weights.append(Fraction(repr(source.weight)))
@@ -147,6 +140,17 @@ class DataPlan:
         key = f"{self.config.seed}/{self.config.sources[source].name}/{epoch}"
         phase = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
         return phase % self.seq_len, KeyedPermutation(self.num_windows[source], key)
+
+
+def check_source(name: str, manifest: Manifest, data: Any, *, seq_len: int) -> None:
+    """Raises ValueError for too few tokens, or others than those of `data`, a plan for example."""
+    if difference := encoding_difference(data, manifest):
+        raise ValueError(f"the data and {name} were tokenized differently: {difference}")
+    if manifest.num_tokens <= seq_len:
+        raise ValueError(
+            f"{name} has {manifest.num_tokens} tokens, too few for one sequence of {seq_len} and "
+            "its labels"
+        )
 
 
 def data_record(plan: DataPlan, *, batch_size: int) -> dict[str, Any]:

@@ -35,8 +35,6 @@ class Mixture:
 
     def __init__(self, weights: Sequence[Fraction]) -> None:
         """weights: one positive number per source; only their ratios matter."""
-        if not weights or min(weights) <= 0:
-            raise ValueError(f"a mixture needs positive weights, got {[float(w) for w in weights]}")
         scale = lcm(*(weight.denominator for weight in weights))
         self.weights = [int(weight * scale) for weight in weights]
         self._root, self._paths = _huffman_tree(self.weights)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..job_config import HeldoutConfig
 from ..model.loss import IGNORE_INDEX
-from ..plan.data_plan import DataPlan
-from ..tokens.shards import Manifest, TokenShards, encoding_difference
+from ..plan.data_plan import DataPlan, check_source
+from ..tokens.shards import Manifest, TokenShards
 
 Batch = tuple[Tensor, Tensor]
 BatchLoss = Callable[[Tensor, Tensor], Tensor]
@@ -58,17 +58,8 @@ def read_batches(
 def check_heldout(config: HeldoutConfig, *, trained: DataPlan) -> None:
     """Raises ValueError if a source is missing, too short or of another tokenizer."""
     for source in config.sources:
-        shards = TokenShards.open(source.path)
-        if difference := encoding_difference(shards.manifest, trained):
-            raise ValueError(
-                f"heldout source {source.name} and the data were tokenized differently: "
-                f"{difference}"
-            )
-        if shards.num_tokens <= trained.seq_len:
-            raise ValueError(
-                f"heldout source {source.name} has {shards.num_tokens} tokens, too few for one "
-                f"sequence of {trained.seq_len} and its labels"
-            )
+        manifest = TokenShards.open(source.path).manifest
+        check_source(f"heldout source {source.name}", manifest, trained, seq_len=trained.seq_len)
 
 
 def check_not_trained_on(config: HeldoutConfig, trained: Mapping[str, str]) -> None:

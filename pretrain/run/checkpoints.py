@@ -40,7 +40,7 @@ BYTES_PER_PARAMETER = 12
 SLOW_DISK_BYTES_PER_S = 100e6
 """Speed of a network's disk that many share."""
 OPTIMIZER = "optimizer"
-_RETRY_SECONDS = 60.0  # a disk that is full is asked again, not at every step
+_RETRY_SECONDS = 60.0  # a disk that is full is tried again, not at every step
 logger = logging.getLogger(__name__)
 
 
@@ -77,19 +77,12 @@ def seal(checkpoint: Path) -> None:
 def damage(checkpoint: Path) -> str | None:
     """Say what differs from the seal of a checkpoint, all of which is read; None if it is whole."""
     try:
-        table = json.loads((checkpoint / SEAL_NAME).read_bytes())
-        if table["schema"] != _SCHEMA:
-            return f"{SEAL_NAME} is of another schema"
-        hashes = dict(table["files"])
-        if missing := [name for name in hashes if not (checkpoint / name).is_file()]:
-            return f"{missing[0]} is missing"
+        hashes = json.loads((checkpoint / SEAL_NAME).read_bytes())["files"]
         actual = files_sha256(checkpoint / name for name in hashes)
-    except FileNotFoundError:
-        return f"it has no {SEAL_NAME}"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{SEAL_NAME} is damaged"
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
+    except FileNotFoundError as error:
+        return f"it has no {Path(error.filename).name}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"it cannot be read: {error!r}"
     changed = [name for name, sha256 in zip(hashes, actual, strict=True) if sha256 != hashes[name]]
     return f"{changed[0]} is not what was written" if changed else None
 
@@ -100,26 +93,6 @@ def set_aside(path: Path) -> Path:
     target = next(new for new in map(path.with_name, names) if not new.exists())
     os.replace(path, target)
     return target
-
-
-def last_complete(checkpoint: Path, num_wanted: int) -> list[Path]:
-    """A checkpoint and the whole ones before it, `num_wanted` together, in ascending order.
-
-    Raises: ValueError if it is not whole, or if there are fewer.
-    """
-    if reason := damage(checkpoint):
-        raise ValueError(f"{checkpoint} is not a complete checkpoint: {reason}")
-    step, whole = checkpoint_step(checkpoint), [checkpoint]
-    earlier = [path for one, path in sealed_steps(checkpoint.parent).items() if one < step]
-    while earlier and len(whole) < num_wanted:
-        if damage(path := earlier.pop()) is None:
-            whole.insert(0, path)
-    if num_wanted < 1 or len(whole) < num_wanted:
-        raise ValueError(
-            f"{checkpoint.parent} has {len(whole)} complete checkpoints up to {checkpoint.name}, "
-            f"and {num_wanted} were asked for"
-        )
-    return whole
 
 
 class Checkpointer:

@@ -44,16 +44,7 @@ class StepLog:
         if not self.path.exists():
             return
         lines = self.path.read_bytes().splitlines(keepends=True)
-        # A process killed while writing leaves a last line without its end. Other lines that cannot
-        # be read are kept next to the file: a log is no reason to end a run.
-        steps = {line: _step_of(line) for line in lines if line.endswith(b"\n")}
-        if damaged := [line for line, its in steps.items() if its is None]:
-            aside = self.path.with_name(f"{self.path.name}.damaged")
-            with aside.open("ab") as file:
-                file.writelines(damaged)
-            message = "%s: %d damaged lines were set aside as %s"
-            logger.warning(message, self.path, len(damaged), aside)
-        kept = [line for line, its in steps.items() if its is not None and its <= step]
+        kept = [line for line in lines if _is_until(step, line)]
         if kept != lines:
             write_durably(self.path, b"".join(kept).decode())
 
@@ -84,13 +75,12 @@ class StepLog:
                 logger.warning("%s cannot be written (%s): its lines wait", self.path, error)
 
 
-def _step_of(line: bytes) -> int | None:
-    """The step that a line says; None if it cannot be read."""
+def _is_until(step: int, line: bytes) -> bool:
+    """True for a whole line about `step` or one before; a kill may leave a part of one."""
     try:
-        step = json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return step if type(step) is int else None
+        return line.endswith(b"\n") and bool(json.loads(line)["step"] <= step)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 class _Curves(BaseLogger):
@@ -136,7 +126,7 @@ class RunMetrics(MetricsProcessor):
     def __init__(self, job_config: JobConfig, parallel_dims: ParallelDims) -> None:
         folder = Path(job_config.job.dump_folder)
         self._is_writer = dist.get_rank() == 0
-        # torchtitan would go on where Weights & Biases does not start, so it is not asked to.
+        # torchtitan would go on where Weights & Biases does not start, so it starts none.
         without_wandb = replace(job_config, metrics=copy(job_config.metrics))
         without_wandb.metrics.enable_wandb = False
         super().__init__(without_wandb, parallel_dims)
@@ -163,10 +153,8 @@ class RunMetrics(MetricsProcessor):
             self._heldout_log.keep_until(step)
             # The default lock is for several processes, and warns where one of them is interrupted.
             tqdm.set_lock(threading.RLock())
-            total, title = (
-                self.job_config.training.steps,
-                Path(self.job_config.job.dump_folder).name,
-            )
+            total = self.job_config.training.steps
+            title = Path(self.job_config.job.dump_folder).name
             interval = 0.1 if sys.stderr.isatty() else _LOG_SECONDS
             shown = {"desc": title, "unit": "step", "file": sys.stderr, "mininterval": interval}
             self._bar = tqdm(total=total, initial=step, **shown)

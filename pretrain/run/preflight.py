@@ -1,13 +1,14 @@
 """Checks before training: everything that would fail later, or train the wrong thing, fails now."""
 
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
-from itertools import chain
+from operator import attrgetter
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -28,6 +29,18 @@ _FLOAT8 = "quantize.linear.float8"
 # The allocator's fragments, NCCL and the CUDA context take the rest.
 _USABLE_MEMORY_FRACTION = 0.92
 _GB = 10**9
+_ONLY_VALUES: Final = {
+    "model.name": "tinycomma",
+    # A model of this size is trained in data-parallel shards.
+    "parallelism.tensor_parallel_degree": 1,
+    "parallelism.pipeline_parallel_degree": 1,
+    "parallelism.context_parallel_degree": 1,
+    "parallelism.expert_parallel_degree": 1,
+    "training.enable_cpu_offload": False,
+    # Whether a step is taken depends on all of its gradients.
+    "optimizer.early_step_in_backward": False,
+}
+"""Settings of torchtitan of which this program knows one value."""
 _UNUSED_SECTIONS = ("validation", "fault_tolerance", "experimental", "memory_estimation")
 
 
@@ -35,7 +48,8 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     """Refuse a run that cannot work, and write its record; returns remarks for the user.
 
     Called by the first process only, which has locked the dump folder, before the processes meet.
-    Incomplete checkpoints of this very run are set aside. Raises: ValueError with one line.
+    Incomplete checkpoints of this very run are set aside.
+    Raises: ValueError or FileNotFoundError with one line.
     """
     # 1. What settings and machine say by themselves.
     check_settings(config)
@@ -68,7 +82,7 @@ def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
     record.write(Path(config.job.dump_folder))
     if start.forked:
         copy_fork(config, start.forked)
-    return list(_remarks(config, start))
+    return list(_remarks(start))
 
 
 def _checked_plan(config: JobConfig) -> DataPlan:
@@ -104,15 +118,9 @@ def _check_reading(config: JobConfig, start: StartingPoint) -> None:
     check_not_trained_on(config.heldout, trained)
 
 
-def _remarks(config: JobConfig, start: StartingPoint) -> Iterator[str]:
+def _remarks(start: StartingPoint) -> Iterator[str]:
     if start.remark:
         yield start.remark
-    steps, warmup = config.training.steps, config.lr_scheduler.warmup_steps
-    if steps < warmup:
-        yield (
-            f"training.steps {steps} are fewer than lr_scheduler.warmup_steps {warmup}: the "
-            "learning rate never reaches optimizer.lr"
-        )
     sources = start.record.data["sources"]
     if unsearched := [source["name"] for source in sources if "decontamination" not in source]:
         yield (
@@ -123,101 +131,53 @@ def _remarks(config: JobConfig, start: StartingPoint) -> Iterator[str]:
 
 def check_settings(config: JobConfig) -> None:
     """Raises ValueError with one line about the first setting that cannot work."""
-    checks = (_model_refusals(config), _optimizer_refusals(config), _interval_refusals(config))
-    for is_wrong, message in chain.from_iterable(checks):
-        if is_wrong:
-            raise ValueError(message)
-
-
-_Refusals = Iterator[tuple[bool, str]]
-"""Pairs of whether a setting cannot work, and why, one after another."""
-
-
-def _model_refusals(config: JobConfig) -> _Refusals:
-    yield (
-        config.model.name != "tinycomma" or config.model.flavor not in flavors(),
-        f"model.flavor must be one of {', '.join(flavors())} of model.name tinycomma, "
-        f"got {config.model.flavor} of {config.model.name}",
-    )
-    seed = "debug.seed is not set: the initial weights are drawn from it"
-    yield config.debug.seed is None, seed
-    for kind in ("tensor", "pipeline", "context", "expert"):
-        degree = getattr(config.parallelism, f"{kind}_parallel_degree")
-        yield (
-            degree != 1,
-            f"parallelism.{kind}_parallel_degree must be 1, got {degree}: a model of this size "
-            "is trained in data-parallel shards (data_parallel_replicate_degree for HSDP)",
-        )
-    wandb = "metrics.enable_wandb needs a package: pip install wandb"
-    yield config.metrics.enable_wandb and find_spec("wandb") is None, wandb
-    is_float8 = _FLOAT8 in config.model.converters
-    yield (
-        is_float8 and "output" not in config.quantize.linear.float8.filter_fqns,
-        'quantize.linear.float8.filter_fqns must hold "output": the vocabulary projection '
-        "stays in bfloat16",
-    )
-    torchao = f"model.converters {_FLOAT8} needs a package: pip install torchao"
-    yield is_float8 and find_spec("torchao") is None, torchao
-
-
-def _optimizer_refusals(config: JobConfig) -> _Refusals:
-    """A schedule gives, outside of its steps, rates outside the settings, below zero even."""
-    adam = config.optimizer
-    yield (
-        adam.name not in ("Adam", "AdamW") or not (0 <= adam.beta1 < 1 and 0 <= adam.beta2 < 1),
-        "optimizer must be Adam or AdamW with beta1 and beta2 in [0, 1), got "
-        f"{adam.name} with {adam.beta1} and {adam.beta2}",
-    )
-    offload = "training.enable_cpu_offload must be false: weights stay where they are trained"
-    yield config.training.enable_cpu_offload, offload
-    yield (
-        adam.early_step_in_backward,
-        "optimizer.early_step_in_backward must be false: whether a step is taken depends on "
-        "all of its gradients",
-    )
-    schedule, steps = config.lr_scheduler, config.training.steps
-    total = steps if schedule.total_steps is None else schedule.total_steps
-    decay, warmup = schedule.decay_ratio or 0.0, schedule.warmup_steps
-    for name, factor in (("min_lr_factor", schedule.min_lr_factor), ("decay_ratio", decay)):
-        yield not 0 <= factor <= 1, f"lr_scheduler.{name} must be in [0, 1], got {factor}"
-    yield (
-        total < steps,
-        f"lr_scheduler.total_steps {total} is below training.steps {steps}: the schedule must "
-        "be as long as the run, or longer",
-    )
-    length = f"of {total} steps (lr_scheduler.total_steps, or training.steps if that is not set)"
-    yield (
-        warmup + round(total * decay) > total,
-        f"lr_scheduler.warmup_steps {warmup} and decay_ratio {decay} are more than the schedule "
-        f"{length}",
-    )
-
-
-def _interval_refusals(config: JobConfig) -> _Refusals:
-    saves, profiling = config.checkpoint, config.profiling
-    yield (
-        bool(saves.milestone_interval % saves.interval),
-        f"checkpoint.milestone_interval {saves.milestone_interval} is not a multiple of "
-        f"checkpoint.interval {saves.interval}: some milestones would never be saved",
-    )
-    num_profiled = profiling.profiler_warmup + profiling.profiler_active
-    yield (
-        profiling.enable_profiling and profiling.profile_freq < num_profiled,
-        f"profiling.profile_freq {profiling.profile_freq} is below profiler_warmup and "
-        f"profiler_active together, {num_profiled}",
-    )
+    for name, value in _ONLY_VALUES.items():
+        if (actual := attrgetter(name)(config)) != value:
+            raise ValueError(f"{name} must be {json.dumps(value)}, got {json.dumps(actual)}")
     for section in _UNUSED_SECTIONS:
-        is_set = (settings := getattr(config, section)) != type(settings)()
-        yield is_set, f"the settings of {section} are not supported: nothing reads them"
+        if (settings := getattr(config, section)) != type(settings)():
+            raise ValueError(f"the settings of {section} are not supported: nothing reads them")
+    if config.model.flavor not in flavors():
+        names = ", ".join(flavors())
+        raise ValueError(f"model.flavor must be one of {names}, got {config.model.flavor}")
+    if config.debug.seed is None:
+        raise ValueError("debug.seed is not set: the initial weights are drawn from it")
+    is_float8 = _FLOAT8 in config.model.converters
+    if is_float8 and "output" not in config.quantize.linear.float8.filter_fqns:
+        raise ValueError(
+            'quantize.linear.float8.filter_fqns must hold "output": the vocabulary projection '
+            "stays in bfloat16"
+        )
+    saves = config.checkpoint
+    if saves.milestone_interval % saves.interval:
+        raise ValueError(
+            f"checkpoint.milestone_interval {saves.milestone_interval} is not a multiple of "
+            f"checkpoint.interval {saves.interval}: some milestones would never be saved"
+        )
+    _check_schedule(config)
+
+
+def _check_schedule(config: JobConfig) -> None:
+    """Outside of its steps a schedule gives rates outside the settings, below zero even."""
+    schedule, steps = config.lr_scheduler, config.training.steps
+    total = schedule.total_steps or steps
+    if total < steps:
+        raise ValueError(
+            f"lr_scheduler.total_steps {total} is below training.steps {steps}: the schedule must "
+            "be as long as the run, or longer"
+        )
+    decay, warmup = schedule.decay_ratio or 0.0, schedule.warmup_steps
+    if warmup + round(total * decay) > total:
+        raise ValueError(
+            f"lr_scheduler.warmup_steps {warmup} and decay_ratio {decay} are more than the "
+            f"schedule of {total} steps"
+        )
 
 
 def check_batch(config: JobConfig, num_processes: int) -> None:
     """Raises ValueError if a step cannot be shared equally among that many processes."""
     num_replicas = config.parallelism.data_parallel_replicate_degree
     num_shards = config.parallelism.data_parallel_shard_degree
-    if (batch_size := config.training.global_batch_size) < 1 and batch_size != -1:
-        sizes = "at least 1, or -1 for a local batch on each process"
-        raise ValueError(f"training.global_batch_size must be {sizes}, got {batch_size}")
     if num_processes % num_replicas or num_shards not in (-1, num_processes // num_replicas):
         raise ValueError(
             f"parallelism: {num_replicas} replicas of {num_shards} shards (-1: the rest) do not "
@@ -232,11 +192,8 @@ def check_batch(config: JobConfig, num_processes: int) -> None:
 
 
 def _check_gpus(config: JobConfig) -> None:
-    num_gpus, num_local = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if config.job.needs_gpu and num_gpus == 0:
+    if config.job.needs_gpu and not torch.cuda.device_count():
         raise ValueError("job.needs_gpu is true, and torch sees no GPU on this machine")
-    if 0 < num_gpus < num_local:
-        raise ValueError(f"{num_local} processes were started on a machine of {num_gpus} GPUs")
 
 
 def check_memory(config: JobConfig, estimate: MemoryEstimate) -> None:

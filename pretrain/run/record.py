@@ -44,17 +44,14 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> "RunRecord":
-        """The record in a dump folder. Raises ValueError if it is absent or damaged."""
+        """The record in a dump folder. Raises ValueError if it is absent or of another schema."""
         path = folder / RECORD_NAME
         if not path.is_file():
             raise ValueError(f"{folder} has no {RECORD_NAME}: it is not the folder of a run")
-        try:
-            fields = json.loads(path.read_text())
-            if fields.pop("schema") != SCHEMA:
-                raise ValueError(f"its schema is not {SCHEMA}")
-            return cls(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not the record of a run: {error}") from error
+        fields = json.loads(path.read_text())
+        if fields.pop("schema", None) != SCHEMA:
+            raise ValueError(f"{path} is not the record of a run: its schema is not {SCHEMA}")
+        return cls(**fields)
 
     def write(self, folder: Path) -> None:
         """Replace the record in a dump folder."""

@@ -3,11 +3,10 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from ...durable_files import file_sha256, json_value, new_folder
+from ...durable_files import json_value, new_folder
 from ..job_config import JobConfig, place_of
 from ..model.tinycomma import model_args
 from ..plan.data_plan import DataPlan, data_record
@@ -27,10 +26,10 @@ IDENTITY: Final = (
 )
 """Settings and whole sections that decide a run's weights: they are the same on every start.
 
-Contents count, not paths, so that runs may be copied and moved: of the data as its plan names them,
-of another run's checkpoint in its seal. Parallelism, compilation and the size of a process's batch
-are missing because they change nothing but rounding, training.steps because a run may be made
-longer: the length of its schedule is compared.
+Runs may be copied and moved: of the data its contents count, as its plan names them, of another
+run's checkpoint the end of its path, RUN/checkpoint/step-N. Parallelism, compilation and the size
+of a process's batch are missing because they change nothing but rounding, training.steps because a
+run may be made longer: the length of its schedule is compared.
 """
 _CHECKPOINTS: Final = ("checkpoint.initial_load_path", "checkpoint.fork_from")
 MAY_CHANGE: Final = ("optimizer.", "lr_scheduler.", "spike_guard.", "training.max_norm")
@@ -69,7 +68,9 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
     settings = dict(_settings(asdict(config)))
     settings["training.global_batch_size"] = global_batch_size(config, num_processes)
     settings["lr_scheduler.total_steps"] = config.lr_scheduler.total_steps or config.training.steps
-    settings |= {name: _sealed(config, name, settings[name]) for name in _CHECKPOINTS}
+    for name in _CHECKPOINTS:
+        if path := settings[name]:
+            settings[name] = "/".join(Path(path).resolve().parts[-3:])
     # Another guard than "skip" only watches.
     at_work = {
         "spike_guard": config.spike_guard.action == "skip",
@@ -77,15 +78,6 @@ def _identity(config: JobConfig, num_processes: int) -> dict[str, Any]:
     }
     names = {*IDENTITY, *(name for name, is_used in at_work.items() if is_used)}
     return {key: value for key, value in settings.items() if {key, key.split(".")[0]} & names}
-
-
-def _sealed(config: JobConfig, name: str, path: str | None) -> str | None:
-    """Another run's checkpoint as its step and its seal's sha256; as its path once it is gone."""
-    try:
-        checkpoint = place_of(config, name, path).resolve() if path else Path()
-        return path and f"{checkpoint.name} with sha256 {file_sha256(checkpoint / SEAL_NAME)}"
-    except (ValueError, OSError):
-        return path
 
 
 def resolved_settings(config: JobConfig) -> dict[str, Any]:
@@ -200,22 +192,12 @@ def _same_run(config: JobConfig, record: RunRecord) -> RunRecord:
     dump_folder = Path(config.job.dump_folder)
     folder = dump_folder / config.checkpoint.folder
     if not (dump_folder / RECORD_NAME).exists():
-        shadowed = config.checkpoint.initial_load_path
-        effect = f"shadow checkpoint.initial_load_path {shadowed}" if shadowed else "be resumed"
         raise ValueError(
-            f"{folder} exists without the record of a run and would {effect}: "
-            "remove it or choose another job.dump_folder"
+            f"{folder} exists without the record of a run: remove it or choose another "
+            "job.dump_folder"
         )
     before = RunRecord.read(dump_folder)
-    # 1. A checkpoint that is gone, as it may be once there is one here, is taken as recorded.
-    paths = {name: attrgetter(name)(config) for name in _CHECKPOINTS}
-    gone = [name for name, path in paths.items() if path and path == record.identity[name]]
-    recorded = {name: before.identity[name] for name in gone if before.identity[name]}
-    record = replace(record, identity=record.identity | recorded)
-    # 2. All else is compared as it is.
     if difference := before.difference(record):
-        if difference.startswith(_CHECKPOINTS):
-            difference += f"; its path was {before.settings.get(difference.partition(' ')[0])}"
         raise ValueError(
             f"{folder} holds checkpoints of another run ({difference}): "
             "restore the setting or choose another job.dump_folder"
@@ -226,11 +208,7 @@ def _same_run(config: JobConfig, record: RunRecord) -> RunRecord:
 def _other_run(name: str, config: JobConfig, record: RunRecord) -> tuple[Path, RunRecord]:
     """A checkpoint to start from and its run's record; ValueError if not of this model, or torn."""
     path = getattr(config.checkpoint, name)
-    try:
-        checkpoint = place_of(config, f"checkpoint.{name}", path).resolve()  # for its run above it
-    except ValueError as missing:
-        advice = ": train the stage before first" if name == "initial_load_path" else ""
-        raise ValueError(f"{missing}{advice}") from None
+    checkpoint = place_of(config, f"checkpoint.{name}", path).resolve()  # for its run above it
     if reason := damage(checkpoint):
         raise ValueError(f"checkpoint.{name} {path} is not whole: {reason}")
     other = RunRecord.read(checkpoint.parents[1])

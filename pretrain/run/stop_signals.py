@@ -9,8 +9,9 @@ from types import FrameType
 
 INTERRUPTED_STATUS = 130
 """128 + SIGINT, as shells have it."""
-# torchrun passes on what its processes have from the terminal too, and `launch` ends what it began.
-_SAME_PRESS_S = 1.0
+SAME_PRESS_S = 1.0
+"""torchrun passes on what its processes have from the terminal too, and `launch` ends what it
+began: a signal within this time is no second press."""
 
 
 def end_on_interrupt() -> None:
@@ -44,7 +45,7 @@ class StopRequest:
         if not self.is_made:
             self.is_made, self._time, self._was_interrupt = True, now, is_interrupt
             _say("stopping after this step, with a checkpoint (Ctrl-C again to stop at once)")
-        elif (is_interrupt or self._was_interrupt) and now - self._time > _SAME_PRESS_S:
+        elif (is_interrupt or self._was_interrupt) and now - self._time > SAME_PRESS_S:
             _end("stopped at once; the same command goes on from the last checkpoint")
 
 

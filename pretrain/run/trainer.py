@@ -240,10 +240,10 @@ class Trainer:
             self.metrics.count(batch[1].numel(), seconds=time.perf_counter() - start)
             # The loader pins what it reads, so that the copies need no waiting for.
             inputs, labels = (one.to(self.device, non_blocking=True) for one in batch)
-            losses.append(self._backward(inputs, labels, num_tokens))
+            losses.append(self.backward(inputs, labels, num_tokens))
         return torch.stack(losses).sum()
 
-    def _backward(self, inputs: Tensor, labels: Tensor, num_tokens: Tensor) -> Tensor:
+    def backward(self, inputs: Tensor, labels: Tensor, num_tokens: Tensor) -> Tensor:
         loss = self._loss(inputs, labels) / num_tokens
         loss.backward()
         return loss.detach()

@@ -11,7 +11,7 @@ from typing import Any
 from ...durable_files import file_sha256, locked, new_file, new_folder, write_durably
 from ...identities import check_same
 from .documents import RecordFields, input_documents, text_digest
-from .input_files import DamagedFile, InputFile, SourceFiles, file_lines
+from .input_files import DamagedFile, InputFile, SourceFiles, json_records
 from .passages import NUM_LETTERS, NUM_WORDS, Passages
 from .workers import ADVICE, FileJob, FileWork, Observer
 
@@ -212,9 +212,7 @@ class Report:
             head, *documents = map(json.loads, path.read_bytes().splitlines())
             if head.pop("schema") != SCHEMA:
                 raise ValueError(f"its schema is not {SCHEMA}")
-            report = cls(**head, documents=documents)
-            _ = report.left_out
-            return report
+            return cls(**head, documents=documents)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a decontamination report: {error}") from error
 
@@ -244,18 +242,14 @@ def search_summary(summary: Mapping[str, Any]) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    if not (files := sorted(file for file in path.rglob("*") if file.is_file())):
-        raise ValueError(f"folder {path} holds no texts to look for")
-    return files
+    return sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
 
 
 def _texts(path: Path) -> Iterator[tuple[str, list[str]]]:
     """The texts of a file: a name, and all strings that it consists of."""
     try:
         if path.name.endswith(_JSON_LINES):
-            lines = file_lines(InputFile(path.name, str(path), 0))
+            lines = json_records(InputFile(path.name, str(path), 0))
             rows: Iterator[tuple[int, Any]]
             rows = ((number, json.loads(line)) for number, line in enumerate(lines, 1) if line)
         elif path.suffix == ".parquet":
@@ -271,9 +265,7 @@ def _texts(path: Path) -> Iterator[tuple[str, list[str]]]:
             return
         for number, row in rows:
             yield f"{path.name}:{number}", list(_strings(row))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error.reason}") from None
-    except (DamagedFile, OSError, ValueError, RecursionError) as error:
+    except (DamagedFile, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as texts to look for: {error}") from None
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from itertools import chain
 from typing import Any, Final
 
 from .input_files import DamagedFile, InputFile, json_records
@@ -196,7 +195,7 @@ def _json_document(line: bytes, record: int, fields: RecordFields) -> Document:
 def _parquet_rows(file: InputFile, fields: RecordFields) -> Iterator[Any]:
     """The rows of a file, their texts as bytes."""
     # Not the Parquet reader of datasets: it decodes row groups ahead in threads, so that how much
-    # it gives before a damaged one is a race. One group after another always ends at one record.
+    # it gives before a damaged one is a race.
     import fsspec
     import pyarrow
     from pyarrow.parquet import ParquetFile
@@ -204,26 +203,15 @@ def _parquet_rows(file: InputFile, fields: RecordFields) -> Iterator[Any]:
     name = fields.text
     columns = {name} if fields.fixed_license else {name, fields.license.partition(".")[0]}
     try:
-        with fsspec.open(file.url, "rb") as stream, ParquetFile(stream, pre_buffer=False) as groups:
-            names = groups.schema_arrow.names
+        with fsspec.open(file.url, "rb") as stream, ParquetFile(stream, pre_buffer=False) as table:
+            names = table.schema_arrow.names
             if name not in names:
                 raise ValueError(f"input file {file.name} has no column {name!r}: {names}")
             columns &= set(names)
-            batches = (
-                groups.iter_batches(
-                    _PARQUET_ROWS, row_groups=[group], columns=sorted(columns), use_threads=False
-                )
-                for group in range(groups.num_row_groups)
-            )
-            for rows in chain.from_iterable(batches):
+            for rows in table.iter_batches(_PARQUET_ROWS, columns=[*columns], use_threads=False):
+                # As bytes: one invalid string would fail the conversion of the whole batch.
                 index = rows.schema.get_field_index(name)
-                texts = rows.column(index)
-                try:  # as bytes: one invalid string would fail the conversion of the whole batch
-                    raw = texts.cast(pyarrow.large_binary())
-                except pyarrow.ArrowNotImplementedError as error:
-                    raise ValueError(
-                        f"column {name!r} of input file {file.name} is {texts.type}, not text"
-                    ) from error
+                raw = rows.column(index).cast(pyarrow.large_binary())
                 yield from rows.set_column(index, name, raw).to_pylist()
     except pyarrow.ArrowInvalid as error:
         raise DamagedFile(error) from error

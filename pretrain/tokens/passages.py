@@ -19,7 +19,7 @@ letter. So NUM_LETTERS + LETTER_STRIDE - 1 shared letters always match, whatever
 _LEAST_LETTERS = 30
 # Texts are hashed in blocks, so that a document of 20 MB takes no more memory than one of 1 MB;
 # what begins in a block may end so many characters after it.
-_BLOCK, _OVERLAP = 1 << 18, 1 << 12
+BLOCK, OVERLAP = 1 << 18, 1 << 12
 _FILTER_BITS = 16  # of the filter in front of the hashes, a hash: one look-up in 16 goes on
 _ACCENTS = re.compile("[\u0300-\u036f]+")  # the combining marks of Latin, Greek and Cyrillic
 _ARRAYS = ("hashes", "texts", "filter")
@@ -113,7 +113,7 @@ class Passages:
         likely = np.flatnonzero(self.filter[slot >> np.uint64(3)] & _bit(slot))
         entries = np.searchsorted(self.hashes, hashes[likely])
         entries = np.minimum(entries, len(self.hashes) - 1)
-        is_there = self.hashes[entries] == hashes[likely] if len(self.hashes) else likely < 0
+        is_there = self.hashes[entries] == hashes[likely]
         return likely[is_there], entries[is_there]
 
     def shared_with(self, text: str, names: list[str]) -> SharedText | None:
@@ -181,8 +181,8 @@ class _Block:
 
 
 def _blocks(plain: str) -> Iterator[tuple[int, _Block]]:
-    for offset in range(0, len(plain), _BLOCK):
-        yield offset, _Block(plain[offset : offset + _BLOCK + _OVERLAP])
+    for offset in range(0, len(plain), BLOCK):
+        yield offset, _Block(plain[offset : offset + BLOCK + OVERLAP])
 
 
 def _union(starts: Indices, ends: Indices) -> tuple[Indices, Indices]:
@@ -199,7 +199,7 @@ def _bit(slot: Hashes) -> NDArray[np.uint8]:
 
 @lru_cache(maxsize=2)
 def _powers(base: int) -> Hashes:
-    factors = np.full(_BLOCK + _OVERLAP, base, np.uint64)
+    factors = np.full(BLOCK + OVERLAP, base, np.uint64)
     factors[0] = 1
     return np.cumprod(factors)
 

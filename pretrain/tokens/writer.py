@@ -233,7 +233,9 @@ def write_manifests(
     """
     tally = DocumentTally.total(segment.tally for segment in segments)
     if not tally.verdicts[Verdict.TRAIN]:
-        raise ValueError(f"source {source} has no text to write: {_reasons(tally)}")
+        refused = list(tally.histogram(Verdict.REFUSED))[:5]
+        counts = dict(tally.verdicts + tally.problems)
+        raise ValueError(f"source {source} has no text to write: {counts}, refused {refused}")
     for split, target in ((Verdict.HELDOUT, folder / HELDOUT_FOLDER), (Verdict.TRAIN, folder)):
         shards = tuple(segment.shards[split] for segment in segments if split in segment.shards)
         if not shards:
@@ -262,11 +264,3 @@ def write_manifests(
             shards=shards,
         )
         write_durably(target / MANIFEST_NAME, manifest.to_json())
-
-
-def _reasons(tally: DocumentTally) -> str:
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(tally.verdicts.items()))
-    problems = f"; invalid: {', '.join(tally.problems)}" if tally.problems else ""
-    refused = ", ".join(list(tally.histogram(Verdict.REFUSED))[:5])
-    licenses = f"; refused licenses: {refused}" if refused else ""
-    return (counts or "no document at all") + problems + licenses

@@ -3,7 +3,6 @@
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from anchored.pretrain.model.tinycomma import TinyComma, model_args
 from anchored.pretrain.plan.data_config import load_mixture
 from anchored.pretrain.plan.stages import missing_sources, mixture_specs, plan_stage
 from anchored.pretrain.run.memory import estimate_memory
-from anchored.pretrain.run.preflight import check_memory
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
 
@@ -65,12 +63,9 @@ def test_the_plan_is_the_papers_and_that_of_both_runs(mixture, stages):
     assert [round(plan.num_tokens / 1e9, 1) for plan in (first, second)] == [156.0, 13.5]
     shares = {source.name: round(source.share, 12) for source in second.sources}
     assert shares == {"wikimedia": 0.7, "doab": 0.15, "data_provenance_initiative": 0.15}
-    sizes = {source.name: source.source_tokens for source in first.sources}
-    assert sizes["stackexchange"] == pytest.approx(23.9e9, rel=0.12)
     # Stage 1 hardly repeats anything, stage 2 its smallest source.
     epochs = [{source.name: source.epochs for source in plan.sources} for plan in (first, second)]
     assert epochs[0]["wikimedia"] == pytest.approx(0.955, abs=0.001)
-    assert max(epochs[0].values()) < 1.13
     assert epochs[1]["data_provenance_initiative"] == pytest.approx(2.478, abs=0.001)
     for spec, job in zip(specs, stages, strict=True):
         for setting in ("sources", "seed", "weight_unit", "max_epochs"):
@@ -83,23 +78,17 @@ def test_the_plan_is_the_papers_and_that_of_both_runs(mixture, stages):
 @pytest.mark.parametrize(
     ("name", "num_gpus", "gibibytes"),
     [
-        ("tinycomma-1.8b-stage1", 8, 131),  # H200
-        ("tinycomma-1.8b-stage1-multinode", 16, 131),
+        ("tinycomma-1.8b-stage1-multinode", 16, 131),  # H200
         ("tinycomma-1.8b-stage1-1gpu", 1, 79),  # H100
     ],
 )
-def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes, monkeypatch):
+def test_a_step_is_estimated_to_fit_into_a_gpu(name, num_gpus, gibibytes):
     config = load(name)
     num_shards = num_gpus // config.parallelism.data_parallel_replicate_degree
     with torch.device("meta"):
         model = TinyComma(model_args(config))
-    estimate = estimate_memory(config, model, num_shards=num_shards)
-    size = gibibytes << 30
-    gpu = SimpleNamespace(name="", total_memory=size)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: gpu)
-    check_memory(config, estimate)
-    assert 0.4 * size < estimate.total
+    share = estimate_memory(config, model, num_shards=num_shards).total / (gibibytes << 30)
+    assert 0.4 < share < 0.92
 
 
 @pytest.mark.slow

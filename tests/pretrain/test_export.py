@@ -15,7 +15,6 @@ from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.model.tinycomma import TinyComma, model_args
 from anchored.pretrain.run.record import RunRecord
 
-SOURCES = {"harbour": 60, "orchard": 40, "quarry": 25}
 FORM = {"model": {"flavor": "quickstart"}, "training": {"seq_len": 48}}
 
 
@@ -43,19 +42,15 @@ def exported(trained, corpus, tmp_path_factory):
     return output
 
 
-def test_logits_agree_with_the_trained_model(trained, exported):
-    model, _ = trained
-    loaded = AutoModelForCausalLM.from_pretrained(exported)
+def test_logits_config_and_tokenizer_are_what_decoding_needs(trained, exported):
+    trained_model, _ = trained
+    model = AutoModelForCausalLM.from_pretrained(exported)
     token_ids = torch.randint(300, (3, 48), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        expected = model(token_ids)
-        actual = loaded(token_ids).logits
+        expected = trained_model(token_ids)
+        actual = model(token_ids).logits
     assert expected.std() > 0.5
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
-
-
-def test_config_and_tokenizer_say_what_decoding_needs(exported):
-    model = AutoModelForCausalLM.from_pretrained(exported)
     config, tokenizer = model.config, AutoTokenizer.from_pretrained(exported)
     assert config.max_position_embeddings == tokenizer.model_max_length == 512
     for one in (config, tokenizer, model.generation_config):
@@ -94,16 +89,13 @@ def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported
     save_weights(lost, folder / "step-99")
     data = folder / "step-24" / "__0_0.distcp"
     data.write_bytes(data.read_bytes()[:-1] + b"x")
-    other = shutil.copytree(corpus.tokenizer_folder, tmp_path / "tokenizer")
-    (other / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
     for change, message in (
         ({"output": exported}, r"and .* exists"),
-        ({"checkpoint": folder / "step-9"}, "step-9 is not a complete checkpoint"),
-        ({"checkpoint": folder / "step-24"}, "__0_0.distcp is not what was written"),
+        ({"checkpoint": folder / "step-24"}, "complete checkpoint: __0_0.distcp is not what was w"),
         ({"checkpoint": folder / "step-99"}, "holds norm.weight, which is not finite"),
         ({"max_position_embeddings": 40}, "at least the training length 48, got 40"),
-        ({"tokenizer_folder": other}, "is not the tokenizer of the run"),
-        ({"tokenizer_folder": tmp_path}, r"tokenizer file .* does not exist"),
+        ({"tokenizer_folder": tmp_path}, "is not the tokenizer of the run"),
     ):
         sound = {"checkpoint": checkpoint, "tokenizer_folder": corpus.tokenizer_folder}
         with pytest.raises(ValueError, match=message):
@@ -111,35 +103,14 @@ def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported
     assert not (tmp_path / "m").exists()
 
 
-def test_the_last_checkpoints_are_averaged(trained, corpus, tmp_path):
-    model, checkpoint = trained
-    run_folder = tmp_path / "run"
-    shutil.copytree(checkpoint.parents[1], run_folder)
-    for step, factor in ((30, 2.0), (36, 6.0)):
-        scaled = {name: factor * weight for name, weight in model.state_dict().items()}
-        save_weights(scaled, run_folder / "checkpoint" / f"step-{step}")
-    last = run_folder / "checkpoint" / "step-36"
-    export_checkpoint(last, corpus.tokenizer_folder, tmp_path / "mean", average_last=3)
-    weights = AutoModelForCausalLM.from_pretrained(tmp_path / "mean").state_dict()
-    expected = 3.0 * model.state_dict()["output.weight"]  # of 1, 2 and 6
-    torch.testing.assert_close(weights["lm_head.weight"], expected)
-    card = (tmp_path / "mean/README.md").read_text()
-    assert "mean of 3 checkpoints, of steps 24, 30, 36." in card
-    with pytest.raises(ValueError, match="has 3 complete checkpoints up to step-36, and 4 were"):
-        export_checkpoint(last, corpus.tokenizer_folder, tmp_path / "m", average_last=4)
-
-
 def test_the_model_card_says_what_was_read_under_which_licenses(exported, trained, corpus):
     card = (exported / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: transformers\n")
     # 24 steps of 4 sequences of 48 tokens, from three equal sources.
     assert "4,608 tokens in sequences of 48; weights count tokens" in card
     assert "| max_position_embeddings | 512 |" in card
     assert "| tokens of a training sequence | 48 |" in card
-    for name, count in SOURCES.items():
-        row = next(line for line in card.splitlines() if line.startswith(f"| {name} |"))
-        assert f"| {name} @ 1 | 1,536 | 33.33% |" in row
-        assert f"| CC0-1.0 ({count}) |" in row
+    (row,) = (line for line in card.splitlines() if line.startswith("| quarry | quarry"))
+    assert "| quarry @ 1 | 1,536 | 33.33% |" in row and "| CC0-1.0 (25) |" in row
     assert "| harbour | not searched |" in card and "| optimizer.weight_decay | 0.033 |" in card
     assert card.endswith("several documents, without a mask between them.\n")
     assert RunRecord.read(trained[1].parents[1]).identity["data.plan_hash"] in card
@@ -149,16 +120,16 @@ def test_the_card_of_a_second_stage_tells_of_the_first(trained, begin, tmp_path)
     stage = {"checkpoint": {"initial_load_path": str(trained[1])}}
     data = {"sources": {"quarry": 2.0}, "mask_documents": True}
     _, record = begin(tmp_path / "second", data=data, **stage, **FORM)
-    card = model_card(record, steps=[10], title="second")
+    card = model_card(record, step=10, title="second")
     first, second = card.split("## Stage 2: 10 steps")
     assert "## Stage 1: 24 steps" in first and "| harbour |" in first
     assert "| quarry | quarry @ 1 | 1,920 | 100.00% |" in second and "harbour" not in second
     assert card.endswith("several documents, without a mask between them, in some stages.\n")
-    card = model_card(replace(record, earlier=None), steps=[10], title="alone")
+    card = model_card(replace(record, earlier=None), step=10, title="alone")
     assert card.endswith("several documents, and attention did not cross from one to another.\n")
 
 
-@pytest.mark.parametrize(("adds", "began"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("adds", "began"), [(True, False), (False, True)])
 def test_prompts_begin_as_the_documents_of_training_began(trained, corpus, tmp_path, adds, began):
     folder = shutil.copytree(trained[1].parents[1], tmp_path / "run")
     table = json.loads((corpus.tokenizer_folder / "tokenizer.json").read_text())
@@ -167,7 +138,6 @@ def test_prompts_begin_as_the_documents_of_training_began(trained, corpus, tmp_p
     record = replace(RunRecord.read(folder), tokenizer_sha256=file_sha256(file))
     replace(record, bos_id=record.bos_id if began else None).write(folder)
     export_checkpoint(folder / "checkpoint" / "step-24", tmp_path, tmp_path / "model")
-    assert ((tmp_path / "model" / file.name).read_bytes() == file.read_bytes()) == (adds == began)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (298 if began else None, 299)
     first, *rest = tokenizer("salt and rain").input_ids

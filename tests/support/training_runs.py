@@ -4,9 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +27,11 @@ def start_run(
     return start_ranks(program, words, config_file.with_suffix(""), num_processes)
 
 
+def wait_for(program: ForkedProgram, text: str) -> None:
+    """Wait until a run has written a text; AssertionError if it ends before."""
+    program.wait_until(lambda: program.output.exists() and text in program.output.read_text())
+
+
 def train(config_file: Path, *, num_processes: int = 1) -> None:
     """Run to the end; AssertionError with the output of a process that fails."""
     for program in start_run(config_file, num_processes=num_processes):
@@ -38,20 +41,23 @@ def train(config_file: Path, *, num_processes: int = 1) -> None:
 def torchrun(
     config_file: Path, *, max_restarts: int = 0, program: str = "anchored.pretrain"
 ) -> subprocess.Popen[str]:
-    """A run on two processes under torchrun, whose stderr is a pipe."""
+    """A run on two processes under torchrun, whose stderr, its log too, is a pipe."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", f"--max-restarts={max_restarts}", "-m", program]
-    command += ["--job.config_file", str(config_file)]
+    command += ["--job.config_file", str(config_file), "--job.verbose"]
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])  # of faulty_pretrain too
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def wait_until(process: subprocess.Popen[str], is_reached: Callable[[], object]) -> None:
-    """Wait while a run goes on; AssertionError if it ends before."""
-    while not is_reached():
-        assert process.poll() is None, "the run ended too early"
-        time.sleep(0.01)
+def read_until(process: subprocess.Popen[str], text: str) -> list[str]:
+    """The lines that a run writes until one that holds a text; AssertionError without one."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if text in line:
+            return lines
+    raise AssertionError("".join(lines))
 
 
 def curve(run: Path, name: str = "metrics.jsonl") -> list[dict[str, object]]:

@@ -64,7 +64,7 @@ def test_rotary_angles_are_not_scaled():
     model = build("tinycomma-1.8b", device="meta")
     with torch.device("cpu"):
         model.model_args.max_seq_len = 2048
-        model._share_rotary_table()
+        model.share_rotary_table()
         cosines, signed_sines = model.freqs_cis[1]
     expected = 10000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
     angles = torch.atan2(signed_sines[1::2], cosines[1::2]).double()

@@ -2,7 +2,6 @@
 
 from fractions import Fraction
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,9 +58,3 @@ def test_positions_are_spread_over_the_keys():
     for key in range(4000):
         counts[KeyedPermutation(16, str(key))[0]] += 1
     assert sum((count - 250) ** 2 / 250 for count in counts) < 44.3
-
-
-def test_what_has_no_order_is_refused():
-    for weights in ([], [Fraction(0)], [Fraction(1), Fraction(-1)]):
-        with pytest.raises(ValueError, match="positive weights"):
-            Mixture(weights)

@@ -1,11 +1,11 @@
 """The loader: the same global batches for any number of ranks, resumable at any step."""
 
 import threading
+from queue import Queue
 
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import until
 
 from anchored.pretrain.plan.data_plan import DataPlan
 from anchored.pretrain.run.batches import read_batches
@@ -56,24 +56,24 @@ def test_any_number_of_ranks_reads_the_same_sequences_from_any_step_on(
 def test_sequences_are_read_ahead_by_a_thread_that_ends_with_the_iteration(
     plan, loaders, monkeypatch
 ):
-    reads, threads, tokens = [], set(), DataPlan.tokens
+    reads, threads, tokens = Queue(), set(), DataPlan.tokens
 
     def spied(plan, sequence):
-        reads.append(sequence)
         threads.add(threading.current_thread())
-        return tokens(plan, sequence)
+        row = tokens(plan, sequence)
+        reads.put(sequence)
+        return row
 
     monkeypatch.setattr(DataPlan, "tokens", spied)
     (batches,) = loaders(1, 2, num_prefetched=3, first_sequence=10**9)
     next(batches)
-    until(lambda: len(reads) == 8)  # 1 batch handed out, 3 ready
+    assert [reads.get() for _ in range(8)] == list(range(10**9, 10**9 + 8))  # 1 handed out, 3 ready
     next(batches)
-    until(lambda: len(reads) == 10)
+    assert [reads.get() for _ in range(2)] == [10**9 + 8, 10**9 + 9]
     batches.close()
     (thread,) = threads
     thread.join()
-    assert thread is not threading.main_thread()
-    assert reads == list(range(10**9, 10**9 + 10))
+    assert thread is not threading.main_thread() and reads.empty()
 
 
 def test_an_error_is_raised_where_its_batch_would_come(plan, loaders, monkeypatch):

@@ -1,6 +1,5 @@
 """Runs that cannot work, or would train the wrong thing, are refused before they start."""
 
-import json
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from training_runs import save_steps
 
 from anchored.pretrain.run.checkpoints import SEAL_NAME
 from anchored.pretrain.run.record import RunRecord
-from anchored.pretrain.tokens.shards import TokenShards
+from anchored.pretrain.tokens.shards import Manifest, TokenShards
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def check(begin, tmp_path):
 
 
 def refusal(check, **arguments):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
         check(**arguments)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -35,19 +34,11 @@ def test_a_sound_run_leaves_its_record_and_is_known_by_it(check, tmp_path, corpu
     save_steps(tmp_path / "run", 5)
     message = refusal(check, optimizer={"lr": 1e-3})
     assert "another run (optimizer.lr was 0.003 and is now 0.001)" in message
-    message = refusal(check, data={"seed": 8})
-    assert "another run (data.seed was 7 and is now 8)" in message
     weights = {"harbour": 1.0, "orchard": 1.0, "quarry": 1.0}
     message = refusal(check, data={"sources": weights | {"quarry": 2.0}})
     assert "another run (data.sources.quarry.weight was 1.0 and is now 2.0)" in message
     message = refusal(check, data={"sources": dict(reversed(weights.items()))})
     assert "another run (data.plan_hash was " in message  # as their order is another
-    (remark,) = check(folder="short", steps=3)
-    assert remark.startswith("training.steps 3 are fewer than lr_scheduler.warmup_steps 4: ")
-
-
-FLOAT8 = "quantize.linear.float8"
-TENSORS = {"parallelism": {"tensor_parallel_degree": 2}}
 
 
 @pytest.mark.parametrize(
@@ -55,39 +46,22 @@ TENSORS = {"parallelism": {"tensor_parallel_degree": 2}}
     [
         ({"model": {"flavor": "small"}}, "model.flavor must be one of smoke, trial, narrow"),
         ({"validation": {"enable": True}}, "the settings of validation are not supported"),
-        ({"optimizer": {"early_step_in_backward": True}}, "early_step_in_backward must be false"),
-        ({"optimizer": {"beta2": 1.0}}, "in [0, 1), got AdamW with 0.9 and 1.0"),
-        (TENSORS, "tensor_parallel_degree must be 1, got 2"),
-        ({"model": {"converters": [FLOAT8]}}, 'must hold "output"'),
+        ({"training": {"enable_cpu_offload": True}}, "enable_cpu_offload must be false, got true"),
+        ({"model": {"converters": ["quantize.linear.float8"]}}, 'must hold "output"'),
         ({"model": {"tokenizer": "none"}}, "model.tokenizer: there is no file or folder /"),
-        ({"training": {"global_batch_size": 5}}, "must be a multiple of local_batch_size"),
         ({"num_processes": 4}, "got 4 and 2 * 4"),
         ({"without": "debug = {seed = 3}\n"}, "debug.seed is not set"),
-        ({"heldout": {"sources": ["absent"]}}, "heldout.sources, absent: there is no file"),
         ({"steps": 25}, "lr_scheduler.total_steps 24 is below training.steps 25"),
         (
             {"lr_scheduler": {"warmup_steps": 13, "decay_ratio": 0.5}},
             "lr_scheduler.warmup_steps 13 and decay_ratio 0.5 are more than the schedule of 24",
         ),
-        ({"lr_scheduler": {"decay_ratio": 1.5}}, "decay_ratio must be in [0, 1], got 1.5"),
         ({"checkpoint": {"milestone_interval": 12}}, "12 is not a multiple of checkpoint.interv"),
-        ({"training": {"global_batch_size": 0}}, "or -1 for a local batch on each process, got 0"),
-        (
-            {"profiling": {"enable_profiling": True, "profile_freq": 3}},
-            "profiling.profile_freq 3 is below profiler_warmup and profiler_active together, 4",
-        ),
+        ({"parallelism": {"data_parallel_replicate_degree": 2}}, "do not make 1 processes"),
     ],
 )
 def test_a_run_that_cannot_work_is_refused(check, arguments, message):
     assert message in refusal(check, **arguments)
-
-
-def test_a_package_that_is_not_installed_is_refused_by_name(check, monkeypatch):
-    monkeypatch.setattr("anchored.pretrain.run.preflight.find_spec", lambda name: None)
-    message = refusal(check, metrics={"enable_wandb": True})
-    assert message == "metrics.enable_wandb needs a package: pip install wandb"
-    float8 = {FLOAT8: {"filter_fqns": ["output"]}, "model": {"converters": [FLOAT8]}}
-    assert "needs a package: pip install torchao" in refusal(check, **float8)
 
 
 def test_a_machine_that_is_too_small_is_refused(check, monkeypatch, tmp_path):
@@ -96,7 +70,6 @@ def test_a_machine_that_is_too_small_is_refused(check, monkeypatch, tmp_path):
     gpu = SimpleNamespace(name="NVIDIA Small", total_memory=1 << 20)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: gpu.name)
     message, unchecked = refusal(check), {"check_memory": False}
     assert "and NVIDIA Small has 0.0 GiB: lower training.local_batch_size" in message
     # A checkpoint of the smoke model is 0.5 MB.
@@ -105,8 +78,6 @@ def test_a_machine_that_is_too_small_is_refused(check, monkeypatch, tmp_path):
     message = refusal(check, job=unchecked, checkpoint=settings)
     assert message.startswith("5 checkpoints of 0.0 GB will be kept")
     assert check(job=unchecked, checkpoint={"interval": 24, "keep_latest_k": 2}) == []
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert "8 processes were started on a machine of 4 GPUs" in refusal(check)
 
 
 def test_another_tokenizer_is_refused_in_the_model_and_in_held_out_shards(check, corpus, tmp_path):
@@ -114,11 +85,10 @@ def test_another_tokenizer_is_refused_in_the_model_and_in_held_out_shards(check,
     message = refusal(check, model={"tokenizer": str(tmp_path)})
     assert "tokenizer.json is not the tokenizer of the run: its sha256 is 44136fa355b3" in message
     other = shutil.copytree(corpus.source("quarry"), tmp_path / "other")
-    manifest = other / "manifest.json"
-    text = manifest.read_text()
-    manifest.write_text(text.replace('"tokenizer_sha256": "', '"tokenizer_sha256": "0'))
+    manifest = replace(Manifest.read(other), tokenizer_sha256="0")
+    (other / "manifest.json").write_text(manifest.to_json())
     message = refusal(check, heldout={"num_sequences": 3, "sources": [str(other)]})
-    assert "other and the data were tokenized differently: tokenizer" in message
+    assert "other were tokenized differently: tokenizer" in message
 
 
 # Stage 2: starting from another run's weights.
@@ -138,19 +108,17 @@ def test_the_epochs_of_stage_one_count_in_stage_two(check, first_stage, corpus):
     stage = {"initial_load_path": str(first_stage)}
     message = refusal(check, steps=3, checkpoint=stage, data=limit)
     assert message.startswith(f"source quarry would be read {44 / num_windows:.2f} times")
-    assert "would be read" in refusal(check, folder="alone", data=limit | {"max_epochs": 0.1})
-    schedule = {"warmup_steps": 0}
-    assert check(steps=3, folder="alone", data=limit, lr_scheduler=schedule) == []
+    assert check(steps=3, folder="alone", data=limit) == []
 
 
 @pytest.fixture
 def twin(corpus, tmp_path):
     """Another name of the tokens in quarry's first shard."""
     folder = shutil.copytree(corpus.source("quarry"), tmp_path / "twin")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["shards"] = manifest["shards"][:1]
-    manifest["num_tokens"] = manifest["shards"][0]["num_tokens"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    manifest = Manifest.read(folder)
+    first = manifest.shards[:1]
+    manifest = replace(manifest, shards=first, num_tokens=first[0].num_tokens)
+    (folder / "manifest.json").write_text(manifest.to_json())
     return folder
 
 
@@ -185,11 +153,10 @@ def test_stage_two_is_refused_from_another_model_or_without_a_whole_checkpoint(c
     assert "trained on data that was tokenized differently: begin token None and 298" in message
     record.write(first_stage.parents[1])
     (first_stage / ".metadata").unlink()
-    assert refusal(check, **stage).endswith("step-24 is not whole: .metadata is missing")
+    assert refusal(check, **stage).endswith("step-24 is not whole: it has no .metadata")
     shutil.rmtree(first_stage)
     message = refusal(check, **stage)
     assert f"checkpoint.initial_load_path: there is no file or folder {first_stage}" in message
-    assert message.endswith(": train the stage before first")
 
 
 def test_a_run_that_would_train_nothing_is_refused_but_for_one_that_is_finished(
@@ -208,16 +175,11 @@ def test_a_run_that_would_train_nothing_is_refused_but_for_one_that_is_finished(
 
 def test_shards_changed_in_place_are_refused(check, corpus, tmp_path):
     folder = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
-    check(data={"sources": {str(folder): 1.0}})
     shard = folder / "tokens-00000.bin"
     tokens = shard.read_bytes()
     shard.write_bytes(tokens[8:] + tokens[:8])
-    for sections in (
-        {"data": {"sources": {str(folder): 1.0}}},
-        {"heldout": {"sources": [str(folder)]}, "data": {"sources": {"harbour": 1.0}}},
-    ):
-        message = refusal(check, folder="new", **sections)
-        assert "quarry/tokens-00000.bin has sha256 " in message
+    sections = {"heldout": {"sources": [str(folder)]}, "data": {"sources": {"harbour": 1.0}}}
+    assert "quarry/tokens-00000.bin has sha256 " in refusal(check, **sections)
 
 
 @pytest.fixture
@@ -247,7 +209,7 @@ def test_a_run_that_had_checkpoints_does_not_start_from_0(check, checkpoints, tm
         (folder / "__0_0.distcp").rename(tmp_path / folder.name)
     before = sorted(checkpoints.rglob("*"))
     message = refusal(check)
-    assert "holds no whole checkpoint (step-15: __0_0.distcp is missing; step-10: " in message
+    assert "holds no whole checkpoint (step-15: it has no __0_0.distcp; step-10: " in message
     assert "does not start from 0" in message
     assert sorted(checkpoints.rglob("*")) == before
     (tmp_path / "step-10").rename(checkpoints / "step-10" / "__0_0.distcp")  # mended

@@ -2,78 +2,59 @@
 
 import json
 import shutil
-from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import pytest
-import torch
-from training_runs import curve, losses, save_steps, save_weights, train
+from training_runs import curve, losses, save_steps, train
 
 from anchored.pretrain.export import model_card
 from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig
 from anchored.pretrain.plan.data_plan import tokens_read
-from anchored.pretrain.run.checkpoints import SEAL_NAME, checkpoint_steps
+from anchored.pretrain.run.checkpoints import checkpoint_steps
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.run.start import record_of
 from anchored.tools.commands.training.plan import PlanConfig
 from anchored.tools.commands.training.plan import run as plan_command
 
-
-@pytest.fixture(scope="module")
-def plan(corpus):
-    return corpus.plan({"quarry": 1.0})
-
-
-def run_config(plan):
-    """The config of a run in which every section is at work."""
-    config = JobConfig()
-    config.model.flavor = "smoke"
-    config.model.converters = ["quantize.linear.float8"]
-    config.training.global_batch_size = 8
-    config.lr_scheduler.total_steps = 10_000
-    config.spike_guard = SpikeGuardConfig(action="skip")
-    config.data = replace(plan.config, max_epochs=4.0)
-    return config
+AT_WORK = {
+    "model.flavor": "smoke",
+    "model.converters": ["quantize.linear.float8"],
+    "training.global_batch_size": 8,
+    "lr_scheduler.total_steps": 10_000,
+    "spike_guard": SpikeGuardConfig(action="skip"),
+}
+"""Settings of a run in which every section is at work."""
 
 
 @pytest.fixture(scope="module")
-def record(plan):
-    """Builds the record of a run with some settings, by dotted names, changed."""
+def record(corpus):
+    """Builds the record of such a run with some settings, by dotted names, changed."""
+
+    plan = corpus.plan({"quarry": 1.0})
 
     def build(changes=None):
-        config = run_config(plan)
-        for key, value in (changes or {}).items():
-            *sections, name = key.split(".")
-            owner = config
-            for section in sections:
-                owner = getattr(owner, section)
+        config = JobConfig(data=plan.config)
+        for key, value in (AT_WORK | (changes or {})).items():
+            section, _, name = key.rpartition(".")
+            owner = attrgetter(section)(config) if section else config
             object.__setattr__(owner, name, value)  # some sections are frozen
         return record_of(config, plan, num_processes=1)
 
     return build
 
 
-NAMED_WHERE_THEY_DIFFER = {
-    "quantize.linear.float8.recipe_name": "rowwise",
-    "checkpoint.keep_moments": True,
-    "checkpoint.fork_skip_steps": 3,
-    "model.flavor": "trial",
-    "data.mask_documents": True,
-    "lr_scheduler.decay_ratio": 0.5,
-    "training.global_batch_size": 16,
-}
-ROUNDING_OR_WATCHING = {
-    "job.dump_folder": "elsewhere",
-    "checkpoint.interval": 3,
-    "compile.enable": True,
-    "loss.chunk_tokens": 8,
-}
-
-
 def test_settings_that_decide_weights_are_named_where_they_differ_and_others_may(record):
-    for key, value in NAMED_WHERE_THEY_DIFFER.items():
+    for key, value in {
+        "quantize.linear.float8.recipe_name": "rowwise",
+        "checkpoint.keep_moments": True,
+        "checkpoint.fork_skip_steps": 3,
+        "model.flavor": "trial",
+        "training.global_batch_size": 16,
+    }.items():
         assert record().difference(record({key: value})).startswith(f"{key} was ")
-    assert record().difference(record(ROUNDING_OR_WATCHING)) is None
+    rounding = {"checkpoint.interval": 3, "compile.enable": True, "loss.chunk_tokens": 8}
+    assert record().difference(record(rounding)) is None
     # A section that nothing reads may differ.
     idle = {"model.converters": [], "spike_guard": SpikeGuardConfig(action="log")}
     other = {
@@ -131,59 +112,35 @@ def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(parent,
     _, record = begin(tmp_path / "again", checkpoint=again)
     assert record.data["skips"] == [[10, 2], [15, 1]]
     assert [one["step"] for one in record.forks] == [10, 15]
-    card = model_card(record, steps=[20], title="model")
+    card = model_card(record, step=20, title="model")
     assert "| 10 | 2 | optimizer.lr: 0.003, then 0.001 |" in card
     assert "| 15 | 1 | optimizer.lr: 0.001, then 0.003 |" in card
 
 
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"checkpoint": {"fork_from": "step-7"}}, "checkpoint.fork_from: there is no file"),
-        ({"checkpoint": {"fork_from": "step-15"}}, "step-15 is not whole: it has no sha256.json"),
-        ({"data": {"seed": 1}}, "has another data.seed (7 there, 1 here)"),
-        ({"debug": {"seed": 1}}, "has another debug.seed (3 there, 1 here): only optimizer."),
-    ],
-)
-def test_what_cannot_be_forked_is_refused_and_nothing_is_copied(
-    parent, begin, tmp_path, sections, message
-):
-    (parent / "checkpoint" / "step-15" / SEAL_NAME).unlink()
-    name = sections.pop("checkpoint", {}).get("fork_from", "step-10")
-    fork = {"fork_from": str(parent / "checkpoint" / name)}
-    with pytest.raises(ValueError) as error:
-        begin(tmp_path / "run", checkpoint=fork, **sections)
-    assert message in str(error.value)
+def test_a_fork_changes_nothing_that_its_checkpoint_holds(parent, begin, tmp_path):
+    fork = {"fork_from": str(parent / "checkpoint" / "step-10")}
+    with pytest.raises(ValueError, match=r"another debug.seed \(3 there, 1 here\): only optimizer"):
+        begin(tmp_path / "run", checkpoint=fork, debug={"seed": 1})
     assert not (tmp_path / "run" / "checkpoint").exists()
 
 
-@pytest.mark.parametrize("name", ["initial_load_path", "fork_from"])
-def test_runs_that_are_moved_are_resumed_and_another_checkpoint_is_named(begin, tmp_path, name):
+def test_runs_that_are_moved_are_resumed_and_another_checkpoint_is_named(begin, tmp_path):
     def resumed(folder, source):
-        checkpoint = {name: str(tmp_path / folder / source)}
-        return begin(tmp_path / folder / "run", checkpoint=checkpoint)[0][0]
+        stage = {"initial_load_path": str(folder / source)}
+        return begin(folder / "run", checkpoint=stage)[0]
 
-    source = "first/checkpoint/step-10"
-    begin(tmp_path / "one" / "first")
-    save_steps(tmp_path / "one" / "first", 10, 15)
-    begin(tmp_path / "one" / "run", checkpoint={name: str(tmp_path / "one" / source)})
-    save_steps(tmp_path / "one" / "run", 20)
-    # Both are moved, then one of them alone, then what was read is deleted.
-    (tmp_path / "one").rename(tmp_path / "two")
-    assert resumed("two", source).endswith("two/run/checkpoint/step-20")
-    identity = RunRecord.read(tmp_path / "two" / "run").identity
-    assert identity[f"checkpoint.{name}"].startswith("step-10 with sha256 ")
-    assert str(tmp_path) not in json.dumps(identity)
-    shutil.copytree(tmp_path / "two" / "run", tmp_path / "three" / "run")
-    assert resumed("three", source).endswith("three/run/checkpoint/step-20")
-    shutil.rmtree(tmp_path / "two" / source)
-    assert resumed("two", source).endswith("two/run/checkpoint/step-20")
-    # Other weights, or none.
-    save_weights({"weight": torch.ones(9)}, tmp_path / "two" / "other/checkpoint/step-10")
-    with pytest.raises(ValueError, match=rf"checkpoint\.{name} was step-10 with .* its path"):
-        resumed("two", "other/checkpoint/step-10")
-    with pytest.raises(ValueError, match=rf"checkpoint\.{name} was step-10 with .* now None; its"):
-        begin(tmp_path / "two" / "run")
+    one, two, source = tmp_path / "one", tmp_path / "two", "first/checkpoint/step-10"
+    begin(one / "first")
+    save_steps(one / "first", 10)
+    resumed(one, source)
+    save_steps(one / "run", 20)
+    one.rename(two)
+    assert resumed(two, source) == [f"resuming from {two}/run/checkpoint/step-20"]
+    shutil.rmtree(two / "first")  # once there is a checkpoint it is no longer read
+    assert resumed(two, source) == [f"resuming from {two}/run/checkpoint/step-20"]
+    assert str(tmp_path) not in json.dumps(RunRecord.read(two / "run").identity)
+    with pytest.raises(ValueError, match=f"path was {source} and is now other/checkpoint/st"):
+        resumed(two, "other/checkpoint/step-10")
 
 
 @pytest.mark.slow

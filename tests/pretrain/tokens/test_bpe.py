@@ -87,10 +87,8 @@ def test_special_tokens_come_last_and_the_begin_token_is_added_once(tokenizer, l
     assert loaded("")["input_ids"] == [loaded.bos_token_id]
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "message"),
-    [(257, "vocab_size must be >= 258, got 257"), (4096, "vocab_size must be at most")],
-)
-def test_a_vocabulary_that_cannot_be_filled_is_refused(vocab_size, message):
-    with pytest.raises(ValueError, match=message):
-        train_tokenizer(TEXTS, vocab_size)
+def test_a_vocabulary_that_cannot_be_filled_is_refused():
+    with pytest.raises(ValueError, match="vocab_size must be >= 258, got 257"):
+        train_tokenizer(TEXTS, 257)
+    with pytest.raises(ValueError, match="vocab_size must be at most"):
+        train_tokenizer(TEXTS, 4096)

@@ -1,19 +1,14 @@
-"""Planted passages are found whatever was done to them, others are not, and are left out."""
+"""Planted passages are reported in any disguise, others are not, and they are left out."""
 
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
-from anchored.pretrain.export import model_card
-from anchored.pretrain.plan.data_config import DataConfig, DataSource
-from anchored.pretrain.plan.data_plan import DataPlan, data_record
-from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens import passages
-from anchored.pretrain.tokens.decontamination import ForbiddenTexts, Report
+from anchored.pretrain.tokens.decontamination import ForbiddenTexts, Report, search_summary
 from anchored.pretrain.tokens.passages import Passages, normalized
 from anchored.pretrain.tokens.shards import Manifest
 from anchored.tools.commands.training.decontaminate import DecontaminateConfig, run
@@ -59,17 +54,10 @@ def capitals(generator, text):
 DISGUISES = [str, capitals, respaced, unspaced, twenty_words, numbered, accented]
 
 
-@dataclass(frozen=True)
-class Haystack:
-    """Documents with passages of works in some of them; a common phrase is in many."""
-
-    folder: Path
-    planted: dict[tuple[str, int], str]
-    """The work in the document of an input file and a record."""
-
-
 @pytest.fixture(scope="module")
-def haystack(tmp_path_factory) -> Haystack:
+def haystack(tmp_path_factory):
+    """A folder of documents, some with a passage of a work and many with a common phrase, and the
+    work in the document of each input file and record."""
     folder, generator = tmp_path_factory.mktemp("haystack"), random.Random(11)
     vocabulary = words(generator, 8000)
     frequencies = [1 / rank for rank in range(1, len(vocabulary) + 1)]
@@ -97,53 +85,48 @@ def haystack(tmp_path_factory) -> Haystack:
         (folder / "texts" / f"{number}.jsonl").write_text("\n".join(lines))
     table = [{"title": "A", "text": " ".join(work)} for work in works]
     (folder / "works.jsonl").write_text("\n".join(map(json.dumps, table)))
-    return Haystack(folder, planted)
+    return folder, planted
 
 
-def search(haystack: Haystack, **changes) -> Report:
-    settings = {"source": "hay", "workers": 1, "output": haystack.folder / "reports"}
-    texts = {"input": (haystack.folder / "texts",), "against": (haystack.folder / "works.jsonl",)}
+def search(folder: Path, **changes) -> Report:
+    settings = {"source": "hay", "workers": 1, "output": folder / "reports"}
+    texts = {"input": (folder / "texts",), "against": (folder / "works.jsonl",)}
     assert run(DecontaminateConfig(**settings | texts | changes)) == 0
-    return Report.read(haystack.folder / "reports" / "hay.jsonl")
+    return Report.read(folder / "reports" / "hay.jsonl")
 
 
 @pytest.fixture(scope="module")
 def report(haystack):
-    return search(haystack)
+    return search(haystack[0])
 
 
-def test_planted_passages_are_found_and_nothing_else(haystack, report, capsys):
+def test_planted_passages_are_reported_and_nothing_else(haystack, report, capsys):
+    folder, planted = haystack
     matches = {(one["input_file"], one["record"]): one["texts"] for one in report.documents}
-    assert report.num_documents == NUM_DOCUMENTS and matches.keys() == haystack.planted.keys()
-    assert all(work in matches[one] for one, work in haystack.planted.items())
+    assert report.num_documents == NUM_DOCUMENTS and matches.keys() == planted.keys()
+    assert all(work in matches[one] for one, work in planted.items())
     least = sorted(one["num_chars"] for one in report.documents)[5]
-    kept = search(haystack, least_chars=least)  # others are reported and kept
+    kept = search(folder, least_chars=least)  # others are reported and kept
     assert len(kept.documents) == NUM_PLANTED
     assert kept.num_left_out == sum(one["num_chars"] >= least for one in report.documents)
-    assert search(haystack) == report
+    assert search(folder) == report
     out = capsys.readouterr().out
     assert f"{NUM_PLANTED} of" in out and f"{NUM_PLANTED} to be left out" in out
 
 
-def test_what_was_searched_before_an_interruption_is_not_searched_again(
-    haystack, report, monkeypatch
-):
-    progress = haystack.folder / "reports" / "progress" / "hay"
-    (progress / "file-00001.json").unlink()
-    searched, before = [], Passages.shared_with
-
-    def counted(self, text, names):
-        searched.append(text)
-        return before(self, text, names)
-
-    monkeypatch.setattr(Passages, "shared_with", counted)
-    assert search(haystack) == report
-    lines = (haystack.folder / "texts" / "1.jsonl").read_text().splitlines()
-    assert searched == [json.loads(line)["text"] for line in lines]
+def test_what_was_searched_before_an_interruption_is_not_searched_again(haystack, report):
+    folder, _ = haystack
+    kept, lost = (folder / f"reports/progress/hay/file-0000{index}.json" for index in range(2))
+    lost.unlink()
+    table = json.loads(kept.read_text())
+    kept.write_text(json.dumps(table | {"num_bytes": 0}))
+    assert search(folder).num_bytes == json.loads(lost.read_text())["num_bytes"] > 0
+    kept.write_text(json.dumps(table))
+    assert search(folder) == report
 
 
 def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_path, capsys):
-    texts, file = haystack.folder / "texts", haystack.folder / "reports" / "hay.jsonl"
+    texts, file = haystack[0] / "texts", haystack[0] / "reports" / "hay.jsonl"
     config = {"source": "hay", "tokenizer": str(corpus.tokenizer_folder), "input": (texts,)}
     config |= {"heldout_fraction": 0.0, "workers": 1, "leave_out": file}
     assert tokenize(TokenizeConfig(**config, output=tmp_path / "s")) == 0
@@ -152,14 +135,10 @@ def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_
     assert manifest.num_documents == NUM_DOCUMENTS - NUM_PLANTED
     assert manifest.num_contaminated_documents == NUM_PLANTED
     assert manifest.decontamination == report.summary()
-    data = DataConfig(sources=(DataSource(name="hay", path=str(tmp_path / "s"), weight=1.0),))
-    read = data_record(DataPlan.open(data, seq_len=32), batch_size=4)
-    shape = {"max_position_embeddings": 16}
-    ids = {"tokenizer_sha256": "", "bos_id": 0, "eos_id": 1}
-    record = RunRecord(model=shape, **ids, identity={}, data=read)
-    said = f"{NUM_PLANTED} of {NUM_DOCUMENTS} documents share 13 words or 64 letters in a row with "
-    said += f"works.jsonl; {NUM_PLANTED} left out"
-    assert said in model_card(record, steps=[3], title="model")
+    assert search_summary(manifest.decontamination) == (
+        f"{NUM_PLANTED} of {NUM_DOCUMENTS} documents share 13 words or 64 letters in a row with "
+        f"works.jsonl; {NUM_PLANTED} left out"
+    )
     (tmp_path / "0.jsonl").write_text("{}")
     other = TokenizeConfig(**config | {"input": (tmp_path / "0.jsonl",)}, output=tmp_path / "t")
     with pytest.raises(ValueError, match="was made of other inputs: their files differ"):
@@ -169,14 +148,14 @@ def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_
 def test_other_texts_or_inputs_need_another_folder(haystack, report, tmp_path):
     (tmp_path / "other.txt").write_text("salt and rain " * 20)
     with pytest.raises(ValueError, match="was made with other settings"):
-        search(haystack, against=(tmp_path / "other.txt",))
+        search(haystack[0], against=(tmp_path / "other.txt",))
     with pytest.raises(ValueError, match=r"was made with other settings \(files was"):
-        search(haystack, input=(haystack.folder / "texts" / "0.jsonl",))
+        search(haystack[0], input=(haystack[0] / "texts" / "0.jsonl",))
 
 
 def test_a_passage_across_the_blocks_of_a_long_document_is_found(monkeypatch):
-    monkeypatch.setattr(passages, "_BLOCK", 1 << 10)
-    monkeypatch.setattr(passages, "_OVERLAP", 1 << 8)
+    monkeypatch.setattr(passages, "BLOCK", 1 << 10)
+    monkeypatch.setattr(passages, "OVERLAP", 1 << 8)
     generator = random.Random(3)
     work = " ".join(words(generator, 30))
     sought, _ = Passages.of([(0, work)])
@@ -216,6 +195,6 @@ def test_every_string_of_every_file_is_looked_for(tmp_path):
         assert shared is not None and shared.texts == (name,)
     assert [file["num_texts"] for file in texts.files] == [1, 1, 1, 2]
     assert not any(file["num_short"] for file in texts.files)
-    files[3].write_bytes(files[3].read_bytes()[:-8] + b"PAR1PAR1")
+    files[3].write_bytes(files[3].read_bytes()[:-8])
     with pytest.raises(ValueError, match="cannot be read as texts to look for"):
         ForbiddenTexts.prepare(files, tmp_path / "other")

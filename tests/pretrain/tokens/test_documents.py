@@ -21,41 +21,31 @@ from anchored.pretrain.tokens.documents import (
     Verdict,
     input_documents,
 )
-from anchored.pretrain.tokens.input_files import InputFile, hub_files, local_files
+from anchored.pretrain.tokens.input_files import hub_files, local_files
 
-PATTERNS = ("CC0", "Public Domain*", "Creative Commons - Attribution - *", "CC BY [1-4].*")
-PATTERNS += ("NCSA", "My Non-Commercial Licence")
-TRAINED = [
-    *("CC0", "Public Domain - USA", "public domain", "NCSA", ("CC0", "CC BY 4.0")),
-    "Creative Commons - Attribution - https://example.org/and/",
-    "My Non-Commercial Licence",  # a list that names it means it
-]
+PATTERNS = ("CC0", "Public Domain*", "CC BY [1-4].*", "NCSA", "My Non-Commercial Licence")
+TRAINED = [("CC0",), ("public domain - USA",), ("NCSA",), ("CC0", "CC BY 4.0")]
+TRAINED.append(("My Non-Commercial Licence",))  # a list that names it means it
 # What may not be sold or changed is refused whatever pattern it matches.
-REFUSED = [
-    *((), "CC BY-NC", ("CC0", "GPL"), "CC BY 4.0 NonCommercial", "CC BY 4.0_nc_sa", "CC BY 4.0 ND"),
-    "Creative Commons - Attribution - No Derivs 4.0",
-    "Public Domain + Commons Clause",
-]
+REFUSED = [(), ("CC0", "GPL"), ("CC BY 4.0 NonCommercial",), ("CC BY 4.0_nc_sa",)]
+REFUSED += [("CC BY 4.0 No Derivs",), ("CC BY 4.0 ND",), ("Public Domain + Commons Clause",)]
 
 
 def test_documents_are_judged_by_all_of_their_licenses():
     rules = DocumentRules(licenses=PATTERNS)
     for verdict, cases in ((Verdict.TRAIN, TRAINED), (Verdict.REFUSED, REFUSED)):
         for licenses in cases:
-            named = (licenses,) if isinstance(licenses, str) else licenses
-            assert rules.verdict(Document(0, b"salt", named)) is verdict, licenses
+            assert rules.verdict(Document(0, b"salt", licenses)) is verdict, licenses
 
 
-def test_documents_are_judged_by_their_text_and_rules_must_make_sense():
+def test_documents_are_judged_by_their_text():
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 1.0"):
+        DocumentRules(heldout_fraction=1.0)
     rules = DocumentRules(max_document_bytes=10)
     texts = (b"ten bytes!", b"ten bytes!!", b"", None)
     assert [rules.verdict(Document(0, text)) for text in texts] == [
         *(Verdict.TRAIN, Verdict.OVERSIZED, Verdict.EMPTY, Verdict.INVALID)
     ]
-    with pytest.raises(ValueError, match="max_document_bytes must be at least 1, got 0"):
-        DocumentRules(max_document_bytes=0)
-    with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 1.0"):
-        DocumentRules(heldout_fraction=1.0)
 
 
 def test_the_held_out_share_depends_on_the_text_alone():
@@ -118,23 +108,20 @@ def test_lines_without_text_that_can_be_read_are_single_invalid_documents(tmp_pa
         b'{"text": "\\ud800"}': Problem.NOT_UTF8,
         b'{"text": "cut': Problem.NOT_JSON,
         b"[" * 200_000: Problem.NOT_JSON,
-        b'{"text": null}': Problem.NO_TEXT,
         b'{"text": 3}': Problem.NO_TEXT,
-        b'["text"]': Problem.NO_TEXT,
         b"": None,
-        b'{"text": "x"}': None,
+        b'["text"]': Problem.NO_TEXT,
     }
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
     read = documents(tmp_path / "a.jsonl")
     assert [document.problem for document in read] == list(lines.values())
-    assert [document.text for document in read] == [b"salt", *[None] * 7, b"", b"x"]
+    assert [document.text for document in read] == [b"salt", *[None] * 5, b"", None]
 
 
 def test_an_array_that_is_not_whole_or_too_large_is_refused(tmp_path, monkeypatch):
-    for text in ('[{"text": "salt"}', "[" * 9999):
-        (tmp_path / "a.json").write_text(text)
-        with pytest.raises(ValueError, match=r"input file a\.json is no whole JSON array: "):
-            documents(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text('[{"text": "salt"}')
+    with pytest.raises(ValueError, match=r"input file a\.json is no whole JSON array: "):
+        documents(tmp_path / "a.json")
     monkeypatch.setattr("anchored.pretrain.tokens.input_files.MAX_ARRAY_BYTES", 100_000)
     write(tmp_path / "array.json.gz", ROWS * 200)
     with pytest.raises(ValueError, match=r"a JSON array of more than 100,000 bytes: write lines"):
@@ -178,18 +165,12 @@ def test_a_line_that_is_too_long_is_not_held_in_memory_and_counts_as_oversized(t
     assert DocumentRules().verdict(read[1]) is Verdict.OVERSIZED
 
 
-def test_zeros_after_a_member_of_gzip_are_no_damage_and_elsewhere_they_are(tmp_path):
-    row, zeros = b'{"text": "salt"}\n', bytes(512)
-    member = gzip.compress(row)
+def test_zeros_after_a_member_of_gzip_are_no_damage_and_before_it_they_are(tmp_path):
+    member, zeros = gzip.compress(b'{"text": "salt"}\n'), bytes(512)
     (tmp_path / "a.jsonl.gz").write_bytes(member + zeros + member + zeros)
     assert [one.text for one in documents(tmp_path / "a.jsonl.gz")] == [b"salt", b"salt"]
-    for name, data in {
-        "b.jsonl.gz": zeros + member,
-        "c.jsonl.gz": member + zeros + b"salt",
-        "d.jsonl.zst": zstandard.compress(row) + zeros,
-    }.items():
-        (tmp_path / name).write_bytes(data)
-        assert documents(tmp_path / name)[-1].problem is Problem.DAMAGED
+    (tmp_path / "b.jsonl.gz").write_bytes(member + zeros + b"salt")
+    assert documents(tmp_path / "b.jsonl.gz")[-1].problem is Problem.DAMAGED
 
 
 @pytest.mark.parametrize(
@@ -198,7 +179,6 @@ def test_zeros_after_a_member_of_gzip_are_no_damage_and_elsewhere_they_are(tmp_p
         ("a.jsonl.gz", True, 2900, 3000),
         # zstd decodes blocks of 128 KiB, some 1200 rows, and one of them may be lost.
         ("a.json.zst", True, 1800, 3000),
-        ("a.parquet", True, 0, 0),  # its footer, without which nothing can be read
         ("a.parquet", False, 2400, 3000),
     ],
 )
@@ -224,22 +204,12 @@ def test_what_cannot_be_read_now_is_an_error_and_no_damage(tmp_path, monkeypatch
     def broken(*arguments):
         raise ConnectionError("server disconnected")
 
-    with pytest.raises(ValueError, match=r"input file a cannot be read: .*No such file"):
-        list(input_documents(InputFile("a", str(tmp_path / "a"), 1), RecordFields()))
-    write(tmp_path / "a.parquet", ROWS)
+    write(tmp_path / "a.parquet", [{"body": "salt", "metadata": 1}])
+    with pytest.raises(ValueError, match=r"a\.parquet has no column 'text': \['body', 'metadata'"):
+        documents(tmp_path / "a.parquet")
     monkeypatch.setattr("fsspec.open", broken)
     with pytest.raises(ValueError, match=r"a\.parquet cannot be read: server disconnected"):
         documents(tmp_path / "a.parquet")
-
-
-def test_a_parquet_file_without_a_column_of_texts_is_refused(tmp_path):
-    for row, message in (
-        ({"body": "salt", "metadata": 1}, r"a\.parquet has no column 'text': \['body', 'metadata'"),
-        ({"text": 3}, r"column 'text' of input file a\.parquet is int64"),
-    ):
-        write(tmp_path / "a.parquet", [row])
-        with pytest.raises(ValueError, match=message):
-            documents(tmp_path / "a.parquet")
 
 
 def test_folders_are_read_in_the_order_of_names_wherever_they_are(tmp_path):
@@ -250,36 +220,25 @@ def test_folders_are_read_in_the_order_of_names_wherever_they_are(tmp_path):
     named = [(file.name, file.num_bytes) for file in files.files]
     assert named == [("a/9.parquet", 5), ("b/10.jsonl", 5), ("b/2.jsonl", 5)]
     assert files.revision == "v1"
-
-
-def test_inputs_that_cannot_be_read_are_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("")
-    for path, message in (
-        (tmp_path / "missing", r"input .*missing does not exist"),
-        (tmp_path, r"supported format: \.jsonl, .*\.parquet \(.*gz"),
-        (tmp_path / "a.csv", r"a.csv is of no supported format: .jsonl"),
+    (tmp_path / "empty").mkdir()
+    for paths, message in (
+        ([tmp_path / "missing"], r"input .*missing does not exist"),
+        ([tmp_path / "empty"], r"supported format: \.jsonl, .*\.parquet \(.*gz"),
+        ([tmp_path / "a/readme.md"], r"readme.md is of no supported format: .jsonl"),
+        ([tmp_path / "b", tmp_path / "b"], r"different names, got twice: 10\.jsonl"),
     ):
         with pytest.raises(ValueError, match=message):
-            local_files([path], revision="1")
-    (tmp_path / "a.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"different names, got twice: a\.jsonl"):
-        local_files([tmp_path / "a.jsonl", tmp_path], revision="1")
-
-
-def hub_answers(monkeypatch, urls):
-    builder = SimpleNamespace(config=SimpleNamespace(data_files={"train": urls}))
-    monkeypatch.setattr("datasets.load_dataset_builder", lambda name, revision: builder)
+            local_files(paths, revision="1")
 
 
 def test_hub_files_need_a_revision_and_carry_the_full_commit(monkeypatch):
     with pytest.raises(ValueError, match="a/b needs a revision"):
         hub_files("a/b", revision="")
-    hub_answers(monkeypatch, [])
-    with pytest.raises(ValueError, match="a/b at revision 1 has no training files"):
-        hub_files("a/b", revision="1")
     commit = "0641bb8" + "0" * 33
     folder = f"datasets/common-pile/wikimedia_filtered@{commit}"
-    hub_answers(monkeypatch, [f"hf://{folder}/b.json.gz", f"hf://{folder}/a/c.json.gz"])
+    urls = [f"hf://{folder}/b.json.gz", f"hf://{folder}/a/c.json.gz"]
+    builder = SimpleNamespace(config=SimpleNamespace(data_files={"train": urls}))
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda name, revision: builder)
     sizes = {f"{folder}/a/c.json.gz": {"size": 300}, f"{folder}/b.json.gz": {"size": 100}}
     find = "huggingface_hub.HfFileSystem.find"
     monkeypatch.setattr(find, lambda system, path, *, detail: {folder: sizes}[path])

@@ -153,11 +153,8 @@ class ExportConfig:
     """Longest context that the model declares; 0 takes the length it was trained at."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the stored weights."""
-    average_last: int = 1
-    """Checkpoints whose weights are averaged: this one and the whole ones before it."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "average_last")
         check_least(self, 0, "max_position_embeddings")
         for folder in (self.checkpoint, self.tokenizer):
             check_input(folder, "folder")
@@ -174,7 +171,6 @@ def export(config: ExportConfig) -> int:
         config.output,
         max_position_embeddings=config.max_position_embeddings,
         dtype=config.dtype,
-        average_last=config.average_last,
     )
     print(config.output)
     return 0
