@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import refused, run
+from tiny_models import tiny_llama, train_tokenizer
 
 from anchored.tools.cli import COMMANDS, GROUPS
 
