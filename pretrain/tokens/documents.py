@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Final
 
 from .input_files import DamagedFile, InputFile, json_records
@@ -195,7 +196,7 @@ def _json_document(line: bytes, record: int, fields: RecordFields) -> Document:
 def _parquet_rows(file: InputFile, fields: RecordFields) -> Iterator[Any]:
     """The rows of a file, their texts as bytes."""
     # Not the Parquet reader of datasets: it decodes row groups ahead in threads, so that how much
-    # it gives before a damaged one is a race.
+    # it gives before a damaged one is a race. One group after another always ends at one record.
     import fsspec
     import pyarrow
     from pyarrow.parquet import ParquetFile
@@ -203,16 +204,22 @@ def _parquet_rows(file: InputFile, fields: RecordFields) -> Iterator[Any]:
     name = fields.text
     columns = {name} if fields.fixed_license else {name, fields.license.partition(".")[0]}
     try:
-        with fsspec.open(file.url, "rb") as stream, ParquetFile(stream, pre_buffer=False) as table:
-            names = table.schema_arrow.names
+        with fsspec.open(file.url, "rb") as stream, ParquetFile(stream, pre_buffer=False) as groups:
+            names = groups.schema_arrow.names
             if name not in names:
                 raise ValueError(f"input file {file.name} has no column {name!r}: {names}")
             columns &= set(names)
-            for rows in table.iter_batches(_PARQUET_ROWS, columns=[*columns], use_threads=False):
-                # As bytes: one invalid string would fail the conversion of the whole batch.
-                index = rows.schema.get_field_index(name)
-                raw = rows.column(index).cast(pyarrow.large_binary())
-                yield from rows.set_column(index, name, raw).to_pylist()
+            read = partial(groups.iter_batches, _PARQUET_ROWS, use_threads=False)
+            for group in range(groups.num_row_groups):
+                for rows in read(row_groups=[group], columns=sorted(columns)):
+                    # As bytes: one invalid string would fail the conversion of the whole batch.
+                    index = rows.schema.get_field_index(name)
+                    raw = rows.column(index).cast(pyarrow.large_binary())
+                    yield from rows.set_column(index, name, raw).to_pylist()
+    except pyarrow.ArrowNotImplementedError as error:
+        raise ValueError(
+            f"column {name!r} of input file {file.name} is not text: {error}"
+        ) from None
     except pyarrow.ArrowInvalid as error:
         raise DamagedFile(error) from error
     except OSError as error:

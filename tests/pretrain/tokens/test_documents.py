@@ -207,6 +207,9 @@ def test_what_cannot_be_read_now_is_an_error_and_no_damage(tmp_path, monkeypatch
     write(tmp_path / "a.parquet", [{"body": "salt", "metadata": 1}])
     with pytest.raises(ValueError, match=r"a\.parquet has no column 'text': \['body', 'metadata'"):
         documents(tmp_path / "a.parquet")
+    write(tmp_path / "a.parquet", [{"text": 3}])
+    with pytest.raises(ValueError, match=r"column 'text' of input file a\.parquet is not text"):
+        documents(tmp_path / "a.parquet")
     monkeypatch.setattr("fsspec.open", broken)
     with pytest.raises(ValueError, match=r"a\.parquet cannot be read: server disconnected"):
         documents(tmp_path / "a.parquet")
