@@ -11,9 +11,7 @@ import torch
 from anchored import (
     RCAD,
     Anchored,
-    ColdStart,
     CPFuse,
-    GlobalSwitch,
     MemFree,
     Pathwise,
     TokenSwap,
@@ -142,12 +140,9 @@ def test_the_fields_of_options_are_converted_in_place():
     ("make", "message"),
     [
         (lambda: Anchored(), "give either k or K"),
-        (lambda: Anchored(k=1.0, budget=10), "budget must be one of adaptive, global, fixed"),
         (lambda: Anchored(k=1.0, divergence="js"), "divergence must be one of kl, max, got 'js'"),
         (lambda: Anchored(k=1.0, debt_window=0), "debt_window must be >= 1, got 0"),
         (lambda: Pathwise(bank=2.0**21), r"bank must be in \[0, 1048576\] nats, got 2097152.0"),
-        (lambda: ColdStart(k=-1.0), "k must be in"),
-        (lambda: GlobalSwitch(K=float("nan")), "K must be in"),
         (lambda: RCAD(alpha=float("nan")), "alpha must be finite and >= 0, got nan"),
         (lambda: MemFree(), "MemFree needs passages, a corpus or both"),
         (lambda: MemFree(corpus="none.jsonl"), "corpus must be a file of texts, there is none at"),

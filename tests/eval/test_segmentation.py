@@ -25,9 +25,7 @@ def test_words_are_the_lower_cased_split_and_point_back_at_the_text(text):
     [
         ("他来了\uff0c她走了。", "他 来 了 她 走 了"),
         ("「iPhone」を買った", "iphone を 買 っ た"),
-        ("ロボット 2台", "ロ ボ ッ ト 2 台"),
         ("ขับ\u200bรถ", "ขั บ ร ถ"),  # a zero-width space
-        ("他 来 \uff0c 了 . \u201c 她 \u201d", "他 来 了 她"),
         ("ខ្ញុំ", "ខ្ ញុំ"),
         ("나는 간다.", "나는 간다."),  # Korean has spaces
         ("他来 - the owl - sat", "他 来 the owl - sat"),  # a dash between spaces is a word

@@ -8,7 +8,6 @@ import pytest
 from recorded_runs import HOSTILE, record_run
 
 from anchored.eval.analysis.evaluated import (
-    character_overlap,
     copying_distribution,
     judged_figures,
     judgement,
@@ -88,16 +87,6 @@ def test_judges_have_their_figures_and_what_failed_is_counted(run):
     figures = judged_figures(run)
     assert list(figures) == ["fluency", "factuality", "win-rate", "answers"]
     assert figures["win-rate"] == {"p_s": 0.75, "k=1": 0.75, f"k=2 {HOSTILE}": 0.75, "p_r": None}
-
-
-def test_characters_are_shown_with_fluency_where_that_was_judged(run):
-    rows = character_overlap(run).rows
-    assert [rows[1][name]["mean"] for name in ("overlap", "fluency")] == [0.5, 4.0]
-    assert rows[1]["with debt"] == 1
-    (run.folder / "evaluation/fluency.json").unlink()
-    alone = character_overlap(RecordedRun(run.folder))
-    assert alone.rows[1]["fluency"] is None
-    assert alone.draw is None  # nothing has both figures
 
 
 def test_trade_offs_are_of_the_methods_without_a_sweep_s_ablations(run):

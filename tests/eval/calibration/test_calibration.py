@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anchored import Anchored, Pathwise, event_bound
+from anchored import Anchored, event_bound
 from anchored.eval.calibration import calibration as calibrating
 from anchored.eval.calibration import search as searching
 from anchored.eval.calibration.calibration import FIRST_CHECK_SEED, Calibration, calibrate
@@ -132,15 +132,6 @@ def test_a_generation_or_a_reference_that_fails_is_refused(calibrated, monkeypat
     monkeypatch.setattr(calibrating, "failed_generations", lambda *_: failed)
     with pytest.raises(ValueError, match=r"^p_s, 3: the risky model's logits are NaN"):
         calibrated(2)
-
-
-def test_what_the_settings_do_not_decide_is_not_part_of_the_rule(tmp_path):
-    original = calibration(tmp_path, Target())
-    assert "k" not in original.rule_settings
-    other = replace(original, rule=Anchored(k=3.0))
-    assert other.rule_settings == original.rule_settings
-    assert other.setting(0.5).rule == Anchored(k=0.5)
-    assert replace(original, rule=Pathwise(k=3.0, bank=9.0)).setting(0.5).rule == Pathwise(0.5, 9.0)
 
 
 WORD_LCS = METRICS.index("word_lcs")

@@ -1,6 +1,5 @@
 """The largest k that certifies texts: bounds of events, their search, and what p* then does."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -104,15 +103,6 @@ def test_the_options_to_start_with_are_named_last(tmp_path):
         last = out.splitlines()[-1]
         assert last.startswith(f"To start with: --rule pathwise {words}")
         assert (tmp_path / "certificates.md").read_text().endswith(f"{last}\n")
-
-
-def test_a_text_that_the_safe_model_writes_itself_is_named(tmp_path):
-    events = events_of(recital(), recital(id="likely", safe_log_prob=-2.0, debt=0.0))
-    out = write_certificates(tmp_path, events, banks=(), target=1e-3, about={})
-    assert "No k > 0 certifies a whole text of likely, at e^-2.0" in out and "of a," not in out
-    assert "The likeliest of a whole text is in likely" in out
-    rows = json.loads((tmp_path / "certificates.json").read_text())["largest_k"]
-    assert [row["no bank"] for row in rows] == [None, None]
 
 
 TEXTS = {"the keeper of": " every wave", "salt and rain": " the harbour bell rang twice"}

@@ -10,11 +10,9 @@ import pytest
 from byte_pairs import tiny_byte_pair
 
 from anchored import (
-    RCAD,
     Anchored,
     Decoder,
     Ledger,
-    MemFree,
     ModelPair,
     Pathwise,
     PromptRatios,
@@ -41,8 +39,6 @@ from anchored.eval.experiments.measures import (
 from anchored.eval.experiments.results import write_budget_results
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
-
-# A random model writes letters that ROUGE cannot read.
 
 
 @pytest.fixture(scope="module")
@@ -171,17 +167,6 @@ def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
         check_requests(cut_off, ModelPair(pair.safe, pair.safe, pair.tokenizer))
 
 
-def test_what_cannot_be_decoded_is_refused(experiment, pair):
-    check_requests(experiment, pair)
-    for rule, message in (
-        (TokenSwap(), "cannot decode at byte level"),
-        (RCAD(alpha=0.5), "a reads a passage before each prompt: name a corpus"),
-    ):
-        refused = replace(experiment, level="byte", settings=(Setting("a", rule),))
-        with pytest.raises(ValueError, match=message):
-            check_requests(refused, pair)
-
-
 def test_bytes_and_the_risky_model_s_tokens_are_measured_alike(experiment, tmp_path):
     """TokenSwap decodes tokens of a pair with two tokenizers; what it is worth is counted alike."""
     pair = tiny_byte_pair()
@@ -200,14 +185,3 @@ def test_bytes_and_the_risky_model_s_tokens_are_measured_alike(experiment, tmp_p
     assert all(row["num_bytes"] == rows[0]["num_bytes"] for row in rows[:4])
     bits = {row["setting"]: sum(row["nats"]) for row in rows[4:]}
     assert bits["swap"] > 0 and abs(bits["swap"] / bits["p_r"] - 1) < 0.5
-
-
-def test_a_text_that_a_rule_cannot_write_costs_infinitely_many_bits(experiment, pair, copied):
-    block = Setting("blocks", MemFree(n=1, passages=[TEXT]))
-    blocked = copied(settings=(*experiment.settings, block))
-    generate_all(blocked, pair)
-    measure(blocked, "utility", pair)
-    assert blocked.read_rows("utility")[-1]["nats"] == [None, None]
-    assert "Infinity" not in blocked.rows_file("utility").read_text()
-    *_, last = summarize(blocked)
-    assert last["bits_per_byte/extra"] == math.inf and math.isnan(last["gap_closed"])

@@ -26,8 +26,6 @@ METHODS = (
     Method(rule="anchored", label="Anchored", settings={"k": [0.5, 4.0]}),
 )
 
-# A random model writes letters that ROUGE cannot read.
-
 
 @pytest.fixture(scope="module")
 def broken(tokenizer) -> ModelPair:

@@ -1,6 +1,5 @@
 """Pictures that are drawn anew from what a quickstart recorded."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -36,17 +35,3 @@ def test_recorded_results_give_every_picture_in_both_formats(folder, tmp_path, m
     monkeypatch.setattr(style, "SUFFIXES", (".svg",))
     assert draw_pictures(tmp_path) == [tmp_path / f"{name}.svg" for name in names]
     assert "<!-- TokenSwap -->" in (tmp_path / "methods.svg").read_text()
-
-
-def test_what_a_run_did_not_record_or_could_not_define_is_not_drawn(folder, monkeypatch):
-    results = json.loads((folder / "results.json").read_text())
-    del results["trajectories"]
-    for row in results["rows"]:
-        row["ncr"] = {"mean": None, "std": None, "num_seeds": 3}
-    (folder / "results.json").write_text(json.dumps(results))
-    (folder / DIVERGENCES).unlink()
-    monkeypatch.setattr(style, "SUFFIXES", (".svg",))
-    names = [file.name for file in draw_pictures(folder)]
-    proved = ["proved_quickstart_facts.svg", "proved.svg"]
-    assert names == ["trade_off.svg", "accuracy_quickstart_facts.svg", *proved]
-    assert "<!-- k=3 -->" not in (folder / "trade_off.svg").read_text()  # a text, as a comment

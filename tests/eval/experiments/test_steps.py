@@ -69,28 +69,3 @@ def test_a_record_that_no_quickstart_wrote_is_refused(tmp_path):
         with pytest.raises(ValueError, match=r"steps.json is not what a quickstart writes"):
             Steps(tmp_path, {"a": 1}, owner="quickstart")
         assert (tmp_path / "steps.json").read_text() == content
-
-
-def test_a_step_is_done_again_where_what_decides_it_has_changed_or_its_file_is_gone(
-    tmp_path, capsys
-):
-    output, ran = tmp_path / "evaluation" / "one.json", []
-
-    def run(identity, is_done=True):
-        options = {"identity": identity, "output": output}
-        Steps(output.parent, {}, total=1).run(
-            "one", lambda: ran.append(identity) or is_done, **options
-        )
-
-    output.parent.mkdir()
-    output.touch()  # another command's
-    run({"a": 1}, is_done=False)
-    for identity in ({"a": 1}, {"a": 1}, {"a": 2}):
-        run(identity)
-    output.unlink()
-    run({"a": 2})
-    assert ran == [{"a": 1}, {"a": 1}, {"a": 2}, {"a": 2}]
-    assert capsys.readouterr().err.splitlines()[2:4] == [
-        "[1/1] one: done before, skipped",
-        "[1/1] one: again, as a was 1 and is now 2",
-    ]

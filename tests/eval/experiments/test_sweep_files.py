@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,21 +61,6 @@ def test_lists_are_all_combinations_and_names_say_what_differs():
     slash = replace(both, label="a / b", settings={"k": [1.0]})
     *_, setting = sweep_settings(replace(SWEEP, methods=(slash,)))
     assert setting.file_name == "a-b-k=1"
-
-
-def test_what_decides_results_identifies_a_sweep_and_where_files_lie_does_not(
-    tmp_path, pair_folders
-):
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        for name in ("prompts.jsonl", "works.jsonl", "extra.jsonl"):
-            (tmp_path / folder / name).write_text(name)
-        shutil.copytree(pair_folders[0], tmp_path / folder / "safe")
-    one, two = (replace(SWEEP, inputs=str(tmp_path / name)) for name in ("one", "two"))
-    assert one.identity() == two.identity() == replace(one, batch_size=1).identity()
-    assert one.identity() != replace(one, temperature=0.8).identity()
-    (tmp_path / "one" / "works.jsonl").write_text("other works")
-    assert one.identity() != two.identity()
 
 
 GOOD = {"id": "a-1", "prompt": "the", "reference": " keeper", "group": 3}

@@ -10,7 +10,7 @@ from forked_program import start_ranks
 from json_lines import read_json_lines
 from local_tasks import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, write_task
 
-from anchored import RCAD, Anchored
+from anchored import Anchored
 from anchored.eval.harness.arguments import pair_arguments
 from anchored.eval.harness.model import AnchoredLM
 
@@ -76,12 +76,6 @@ def test_what_the_command_passes_unasked_is_16_requests_at_once_on_the_cpu_with_
     assert (pair.batch_size, pair.device) == (16, "cpu")
     line = "there is no CUDA device here: the pair runs on the CPU, not on cuda:0"
     assert caplog.messages == [line]
-
-
-def test_what_no_option_is_called_is_a_setting_of_the_rule():
-    names = {"safe": "a", "risky": "b", "rule": "rcad", "alpha": 0.25, "compared": False}
-    pair, _ = pair_arguments(names, {})
-    assert pair.rule.make() == RCAD(alpha=0.25, compared=False)
 
 
 TASKS = {"bells": MULTIPLE_CHOICE, "tides": GENERATION, "waves": PERPLEXITY}

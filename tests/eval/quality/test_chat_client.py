@@ -125,14 +125,6 @@ def number(answer):
     return int(answer) if answer.isdecimal() else None
 
 
-def test_an_answer_without_the_form_is_asked_for_again_at_another_temperature(server, chat_client):
-    server.script = in_turn([Say("four"), Say(None), Say("4")])
-    asked = chat_client().ask(HELLO, Sampling(temperature=0.0), number)
-    assert (asked.value, asked.problem, asked.answer) == (4, None, "4")
-    temperatures = [body["temperature"] for body in server.requests]
-    assert temperatures == [0.0, RETRY_TEMPERATURE, RETRY_TEMPERATURE]
-
-
 @pytest.mark.parametrize(
     ("message", "reason", "problem"),
     [
@@ -152,7 +144,9 @@ def test_only_what_was_read_is_kept(message, reason, problem, server, chat_clien
     for _ in range(2):
         asked = client.ask(HELLO, SAMPLING, number)
         assert (asked.value, asked.problem) == (None, f"none of 3 answers could be read{problem}")
-    assert len(server.requests) == 3 and client.usage()["tokens_paid"] == {"in": 30, "out": 0}
+    temperatures = [body["temperature"] for body in server.requests]
+    assert temperatures == [0.5, RETRY_TEMPERATURE, RETRY_TEMPERATURE]
+    assert client.usage()["tokens_paid"] == {"in": 30, "out": 0}
     assert not list(tmp_path.rglob("*.json"))
     server.script = in_turn([useless, Say("<think>3 or</think>4")])
     for num_requests in (5, 5):  # the second answer was read, and is kept
