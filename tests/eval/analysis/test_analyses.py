@@ -9,7 +9,6 @@ from recorded_runs import HOSTILE, record_run
 
 from anchored.eval.analysis.evaluated import (
     copying_distribution,
-    judged_figures,
     judgement,
     precision_by_group,
 )
@@ -75,18 +74,6 @@ def test_precision_is_split_by_group_and_ordered_by_k(run, tmp_path):
     path.write_text('{"judge": "fluency"}')
     with pytest.raises(ValueError, match=r"factuality\.json is not what anchored evaluate"):
         precision_by_group(run)
-
-
-def test_judges_have_their_figures_and_what_failed_is_counted(run):
-    safe, *_, risky = judgement("fluency", run).rows
-    assert (safe["fluency"]["mean"], safe["fluency"]["std"], safe["failed"]) == (4.0, 0.5, 1)
-    assert risky["fluency"] is None and risky["failed"] == 1
-    assert judgement("factuality", run).rows[1]["failed"] == 2
-    rate = judgement("win-rate", run).rows[1]
-    assert (rate["win rate"], rate["from"], rate["to"]) == (0.75, 0.5, 1.0)
-    figures = judged_figures(run)
-    assert list(figures) == ["fluency", "factuality", "win-rate", "answers"]
-    assert figures["win-rate"] == {"p_s": 0.75, "k=1": 0.75, f"k=2 {HOSTILE}": 0.75, "p_r": None}
 
 
 def test_trade_offs_are_of_the_methods_without_a_sweep_s_ablations(run):

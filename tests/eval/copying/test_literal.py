@@ -39,25 +39,11 @@ def test_quantiles_and_shares_show_the_few_that_copy_much():
     assert plain["quantiles"]["word_acs"] == {"0.5": 0, "0.9": 0, "0.99": 21, "1.0": 51}
 
 
-def ncr_of(texts):
-    results = copying_results(texts)["settings"]
-    return {figures["setting"]: figures["ncr"] for figures in results}
-
-
-def test_settings_are_reduced_over_the_texts_that_all_of_them_have():
-    """A setting with the risky model's very texts, of which those that copy have failed."""
-    risky = [text("p_r", seed, 10 * n, str(n)) for seed in (0, 1) for n in range(4)]
-    safe = [replace(each, setting="p_s", text="nothing here") for each in risky]
-    some = [replace(each, setting="some") for each in risky if each.id != "3"]
-    ncr = ncr_of([*safe, *risky, *some])
-    assert ncr["some"]["mean"] == 0 and ncr_scope(ncr["some"]).endswith(" {6 of 8}")
-    assert ncr_scope(ncr["p_s"]) == ncr_scope(ncr["p_r"]) == "" and ncr["p_s"]["mean"] == 1
-
-
 def test_seeds_are_paired_by_their_numbers():
     texts = [text(setting, seed, n) for setting, n in (("p_s", 0), ("p_r", 40)) for seed in (0, 1)]
     # Of the seeds 1 and 7 the risky model has drawn one alone.
-    ncr = ncr_of([*texts, text("one", 7, 40), text("one", 1, 20), text("none", 8, 0)])
+    texts += [text("one", 7, 40), text("one", 1, 20), text("none", 8, 0)]
+    ncr = {row["setting"]: row["ncr"] for row in copying_results(texts)["settings"]}
     assert 0 < ncr["one"]["mean"] < 1 and ncr["one"]["num_seeds"] == ncr["one"]["num_texts"] == 1
     assert ncr["none"]["mean"] is None and ncr_scope(ncr["none"]) == " {0 of 3}"
 

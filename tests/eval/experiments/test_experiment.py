@@ -37,6 +37,7 @@ from anchored.eval.experiments.measures import (
     summarize,
 )
 from anchored.eval.experiments.results import write_budget_results
+from anchored.eval.figures import style
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
 
@@ -72,7 +73,7 @@ def copied(experiment, tmp_path):
     return copy
 
 
-def test_results_have_the_figures_of_every_measure(pair, copied):
+def test_results_have_the_figures_of_every_measure(pair, copied, monkeypatch):
     """Bounds on recitals, and answers to questions, in the table, the pictures and the page."""
     run = copied(tasks=("toy",))
     assert summarize(run)[1]["recited"] is None  # not measured
@@ -88,6 +89,7 @@ def test_results_have_the_figures_of_every_measure(pair, copied):
     assert some == pytest.approx(sum(event_bound(each, nats) for each in bounds) / 4)
     assert safe < some < more <= 1
     assert [row["accuracy/toy"] for row in rows] == [n / 4 for n in range(4)]
+    monkeypatch.setattr(style, "SUFFIXES", (".svg",))
     write_budget_results(run, rows, {"schema": "test/1", "settings": {"seeds": [0, 1]}})
     table, page = ((run.folder / name).read_text() for name in ("table.md", "report.html"))
     for title in ("recited, at most", "bits per byte, mixture | bits per byte, extra"):
@@ -95,7 +97,8 @@ def test_results_have_the_figures_of_every_measure(pair, copied):
     assert "| accuracy, toy |" in table and "accuracy, toy" in page
     proved = "proved: begins with the reference with a chance of at most"
     assert page.count(proved) == 2 * 3  # texts with a bound
-    assert "questions answered right, toy" in (run.folder / "accuracy_toy.svg").read_text()
+    pictures = {path.stem for path in run.folder.glob("*.svg")}
+    assert pictures == {"trade_off", "accuracy_toy", "proved", "proved_toy", "budgets"}
     results = json.loads((run.folder / "results.json").read_text())
     assert results["schema"] == "test/1" and results["recommended"] in ("k=0.5", "k=2")
     assert [row["setting"] for row in results["rows"]] == ["p_s", "k=0.5", "k=2", "p_r"]

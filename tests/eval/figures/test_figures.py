@@ -65,11 +65,6 @@ def line_of(axes, label):
     return line
 
 
-def legend_of(axes):
-    (legend,) = axes.get_figure(root=False).legends
-    return [text.get_text() for text in legend.get_texts()]
-
-
 @pytest.mark.parametrize(
     "rule",
     [Pathwise(0.5, 6.0), Anchored(k=0.5, budget="fixed"), Anchored(K=3, budget="global")],
@@ -159,7 +154,13 @@ def test_methods_have_a_look_each_the_same_in_all_panels(drawn, tmp_path):
         line = line_of(two, name)
         assert (line.get_color(), line.get_marker()) == looks[method]
     assert len(set(looks.values())) == 4
-    assert legend_of(one) == ["Anchored: k=1, 9", "NoOpt: n=2", "NoDebt: n=1", "Pareto front"]
+    (legend,) = one.get_figure(root=False).legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "Anchored: k=1, 9",
+        "NoOpt: n=2",
+        "NoDebt: n=1",
+        "Pareto front",
+    ]
     (left, right), (bottom, top) = one.get_xlim(), one.get_ylim()
     span = one.patches[0].get_extents().transformed(one.transData.inverted())
     assert (span.x0, span.x1) == pytest.approx((0.75, right)) and left < 0.75 and bottom > top
