@@ -18,6 +18,7 @@ from anchored.eval.experiments.generations import draw_by_vllm
 from anchored.eval.experiments.measures import reference_log_probs
 from anchored.eval.experiments.plan import run_sweep, sweep_experiment
 from anchored.eval.experiments.sweep import Method, Placement, Sweep
+from anchored.eval.figures import style
 from anchored.eval.recorded_texts import read_texts
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
@@ -76,7 +77,9 @@ def swept(tmp_path_factory, broken) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("failing")
     texts = ["import math " + TEXT, TEXT * 2]
     sweep = sweep_of(folder, {"fine": "the keeper of", "broken": "import math"}, texts=texts)
-    shown = run_sweep(sweep, folder / "run", lambda: broken)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "SUFFIXES", ())  # no pictures
+        shown = run_sweep(sweep, folder / "run", lambda: broken)
     return SimpleNamespace(sweep=sweep, run=folder / "run", shown=shown)
 
 

@@ -60,16 +60,6 @@ def test_requests_that_cannot_be_are_refused(safe_lm):
         texts(safe_lm, (CONTEXT, {"max_gen_toks": 128}))  # all of the context
 
 
-def test_failed_requests_are_refused_rather_than_averaged(safe_lm, monkeypatch):
-    broken = SimpleNamespace(error="the safe model's logits are NaN")
-    monkeypatch.setattr(safe_lm.decoder, "score", lambda *_, **__: [broken])
-    monkeypatch.setattr(safe_lm.decoder, "generate_each", lambda *_, **__: [(0, broken)])
-    with pytest.raises(ValueError, match="request 0 cannot be scored: the safe model's logits"):
-        likelihoods(safe_lm, ("a", " b"))
-    with pytest.raises(ValueError, match="request 0 cannot be generated: the safe model's logits"):
-        texts(safe_lm, ("a", {}))
-
-
 def test_every_answer_reaches_the_cache_as_it_comes(safe_lm):
     kept, settings = [], {"max_gen_toks": 3}
     hook = SimpleNamespace(dbdict=None, add_partial=lambda *entry: kept.append(entry))

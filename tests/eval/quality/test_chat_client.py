@@ -56,7 +56,8 @@ GATEWAY = Say(raw='{"choices": null, "error": {"code": "502"}}')
 
 def test_what_may_pass_is_tried_again(server, chat_client):
     """A gateway passes on a service's error with status 200."""
-    server.script = in_turn([Say(status=503, raw="<html>busy"), GATEWAY, Say("well")])
+    busy = [Say(status=status, raw="<html>busy") for status in (429, 500, 503)]
+    server.script = in_turn([*busy, GATEWAY, Say("well")])
     client = chat_client()
     assert client.complete(HELLO, SAMPLING)["text"] == "well"
     assert client.usage()["requests"][server.url] == {"asked": 1, "sent": 1}
