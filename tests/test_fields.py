@@ -9,11 +9,8 @@ import pytest
 import torch
 
 from anchored import (
-    RCAD,
     Anchored,
-    ColdStart,
     CPFuse,
-    GlobalSwitch,
     MemFree,
     Pathwise,
     TokenSwap,
@@ -114,7 +111,6 @@ def test_a_table_becomes_the_dataclass_with_paths_and_tuples():
         ({"seeds": [10**30]}, "key seeds[0] must be a whole number of 64 bits, got 1"),
         ({"parts": {"path": "p"}}, "key parts must be a list of tables, got {'path': 'p'}"),
         ({"parts": [{}]}, "key parts[0].path is missing"),
-        ({"k": np.float64(1.0)}, "key k must be a number, got "),
         ({"level": "word"}, "key level must be one of token, byte or a whole number, got 'word'"),
     ],
 )
@@ -142,22 +138,14 @@ def test_the_fields_of_options_are_converted_in_place():
     ("make", "message"),
     [
         (lambda: Anchored(), "give either k or K"),
-        (lambda: Anchored(k=1.0, budget=10), "budget must be one of adaptive, global, fixed"),
-        (lambda: Anchored(k=1.0, divergence="js"), "divergence must be one of kl, max, got 'js'"),
         (lambda: Anchored(k=1.0, debt_window=0), "debt_window must be >= 1, got 0"),
         (lambda: Pathwise(bank=2.0**21), r"bank must be in \[0, 1048576\] nats, got 2097152.0"),
-        (lambda: ColdStart(k=-1.0), "k must be in"),
-        (lambda: GlobalSwitch(K=float("nan")), "K must be in"),
-        (lambda: RCAD(alpha=float("nan")), "alpha must be finite and >= 0, got nan"),
         (lambda: MemFree(), "MemFree needs passages, a corpus or both"),
-        (lambda: MemFree(corpus="none.jsonl"), "corpus must be a file of texts, there is none at"),
         (lambda: MemFree(passages=[], corpus_sha256="0"), "corpus_sha256 is that of a corpus"),
         (lambda: MemFree(passages=["a"], n=1001), r"n must be in \[1, 1000\], got 1001"),
         (lambda: CPFuse(grid_size=101), r"grid_size must be in \[2, 100\], got 101"),
         (lambda: TokenSwap(words=[]), "words must be a list of at least one word"),
-        (lambda: SamplingConfig(temperature=-0.1), "temperature must be finite and >= 0, got -0.1"),
         (lambda: SamplingConfig(repetition_penalty=0), "repetition_penalty must be > 0, got 0"),
-        (lambda: SamplingConfig(top_k=-1), "top_k must be >= 0 .*, got -1"),
         (lambda: SamplingConfig(top_p=1.9), r"top_p must be in \(0, 1\], got 1.9"),
         (lambda: SamplingConfig(min_p=1), r"min_p must be in \[0, 1\), got 1"),
     ],

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -90,6 +91,7 @@ def test_programs_of_the_makefile_see_every_folder_and_root_file():
     assert set(line.split()) == {*AREAS, *(path.name for path in ROOT.glob("*.py"))}
 
 
+@cache
 def imports(path: Path) -> set[tuple[str, str]]:
     """(module, name) of all that a file imports anywhere in it, but for the sake of types."""
     tree = ast.parse(path.read_text())
@@ -106,6 +108,7 @@ def imports(path: Path) -> set[tuple[str, str]]:
     return pairs
 
 
+@cache
 def imported(path: Path) -> set[Path]:
     """The project's files that a file imports."""
     files = {_file(module, name) for module, name in imports(path)}

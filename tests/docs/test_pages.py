@@ -200,11 +200,6 @@ def assert_extras_exist(words: list[str]) -> None:
         assert set(extras.split(",")) <= set(project["optional-dependencies"])
 
 
-def test_every_line_that_is_not_run_is_in_some_page():
-    lines = [line for page in PAGES for block in blocks(page) for line in block.lines]
-    assert [words for words in NOT_RUN if not any(words in line for line in lines)] == []
-
-
 def links(page: Path) -> Iterator[Path]:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):

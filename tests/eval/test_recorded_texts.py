@@ -1,7 +1,6 @@
 """Recorded generations in the forms that they come in."""
 
 import json
-import logging
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,17 +23,6 @@ def test_json_lines_name_their_settings_and_what_they_lack_has_defaults(tmp_path
     assert second == RecordedText(setting="mine", id="2", seed=0, text="c")
 
 
-def test_copybench_s_files_are_read(tmp_path):
-    row = {"id": 1, "input": "A sentence.", "prompt": "demonstrations ... A sentence."}
-    row |= {"reference_characters": [["Ann"]], "model": "m", "decoding": "greedy"}
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps([row | {"output": "x"}, row | {"id": 2, "output": None}]))
-    (first,) = read_texts(path)
-    assert (first.setting, first.prompt) == ("m/greedy", "A sentence.")
-    assert first.characters == [["Ann"]]
-    assert first.text == "x"  # null is a text that could not be made
-
-
 def test_a_run_s_folder_has_a_file_a_setting_and_its_prompts(tmp_path):
     write(tmp_path / "generations/k=1.jsonl", {"id": "w", "seed": 2, "text": "a", "debt": 0.5})
     write(tmp_path / "generations/p_s.jsonl", {"id": "w", "seed": 2, "text": "b"})
@@ -49,11 +37,18 @@ def test_a_run_s_folder_has_a_file_a_setting_and_its_prompts(tmp_path):
 
 def copybench_file(path, *outputs, reference="of the lamp"):
     """As CopyBench's program writes it: an array, with indents."""
-    row = {"input": "the keeper", "reference": reference, "model": "m", "decoding": "greedy"}
+    row = {"input": "the keeper", "prompt": "demonstrations ... the keeper", "model": "m"}
+    row |= {"reference": reference, "reference_characters": [["Ann"]], "decoding": "greedy"}
     rows = [{"id": str(n), **row, "output": output} for n, output in enumerate(outputs)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=4))
     return path
+
+
+def test_copybench_s_files_are_read(tmp_path):
+    (first,) = read_texts(copybench_file(tmp_path / "results.json", "x", None))  # null: no text
+    assert (first.setting, first.prompt, first.text) == ("m/greedy", "the keeper", "x")
+    assert first.characters == [["Ann"]]
 
 
 def test_each_of_several_files_or_of_a_folder_of_them_is_a_setting(tmp_path):
@@ -64,7 +59,6 @@ def test_each_of_several_files_or_of_a_folder_of_them_is_a_setting(tmp_path):
     assert [text.setting for text in texts] == [name for name in names for _ in "ab"]
     assert [text.group for text in texts[:2]] == ["rare", None]
     assert [text.setting for text in read_texts(files[::-1])] == [text.setting for text in texts]
-    assert {text.setting for text in read_texts(files[0])} == {"m/greedy"}  # alone
     rows = [{"input": prompt, "reference": "r", "output": "o"} for prompt in "pqr"]
     without_ids = [write(tmp_path / "x.jsonl", *rows), write(tmp_path / "y.jsonl", *rows[1:])]
     of_x, of_y = by_setting(read_texts(without_ids)).values()  # paired by their prompts
@@ -81,26 +75,6 @@ def test_files_that_mean_other_prompts_by_one_id_and_texts_that_occur_twice_are_
     path = write(tmp_path / "mine.jsonl", {**row, "error": "long"}, row, {**row, "text": "b"})
     with pytest.raises(ValueError, match=r"'k=1'.*'id': 'w', 'seed': 3.* occurs twice"):
         read_texts(path)
-
-
-def test_settings_of_a_run_that_ended_have_their_names_in_its_results(tmp_path):
-    write(tmp_path / "generations/Anchored-k=1.jsonl", {"id": "w", "seed": 0, "text": "a"})
-    write(tmp_path / "results.json", {"rows": [{"setting": "Anchored, k=1"}, {"setting": "p_s"}]})
-    assert [text.setting for text in read_texts(tmp_path)] == ["Anchored, k=1"]
-    (tmp_path / "results.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"results\.json is not what anchored quickstart or sweep"):
-        read_texts(tmp_path)
-
-
-def test_what_generate_could_not_make_is_left_out_with_a_line(tmp_path, caplog):
-    path = write(
-        tmp_path / "mine.jsonl",
-        {"id": None, "text": "a", "error": None},
-        {"id": None, "text": "", "error": "too long"},
-    )
-    with caplog.at_level(logging.WARNING):
-        assert [text.id for text in read_texts(path)] == ["1"]
-    assert "1 of 2 rows have no text: left out" in caplog.text
 
 
 def test_other_files_and_folders_are_refused_by_name(tmp_path):

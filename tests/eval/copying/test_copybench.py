@@ -22,7 +22,6 @@ CHARACTERS = (("Theo Decker", "Theo"), ("Boris",), ("Mrs. Barbour",), ("Hobie", 
         ("THEO, and theory", "Theo"),
         ("mrs Barbour; James\nHobart.", "Mrs. Barbour, James Hobart"),
         ("James saw Hobart", ""),
-        ("Boris's", "Boris"),
         ("小明去了北京。", "小明"),
         ("रीम", ""),  # marks are a part of a name
         ("Rene\u0301 came", "Ren\u00e9"),
@@ -78,7 +77,6 @@ def test_what_cannot_be_measured_is_refused():
     [
         (" The keeper.\n\nQuestion: Who", "the keeper", 1.0),
         (" a Keeper of lamps", "the keeper", 0.5),  # 1 of 3, and 1 of 1
-        ("ships", "the keeper", 0.0),
         ("bell bell", "bell", 2 / 3),  # a word counts once
         ("A.", "a", 1.0),  # an article alone is an answer
         ("南京。", "北京", 0.5),

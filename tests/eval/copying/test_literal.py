@@ -39,44 +39,11 @@ def test_quantiles_and_shares_show_the_few_that_copy_much():
     assert plain["quantiles"]["word_acs"] == {"0.5": 0, "0.9": 0, "0.99": 21, "1.0": 51}
 
 
-def test_settings_are_measured_by_seed_and_reduced_between_both_models():
-    texts = [
-        text(setting, seed, num_copied, place)
-        for setting, lengths in {"p_s": (0, 0), "k=1": (10, 0), "p_r": (20, 40)}.items()
-        for seed, num_copied in enumerate(lengths)
-        for place in "ab"
-    ]
-    results = copying_results(texts)
-    rows = [row for row in results["rows"] if row["setting"] == "k=1"]
-    assert [row["word_lcs"] for row in rows] == [10, 10, 0, 0]
-    assert {"id": "b", "seed": 1}.items() <= rows[3].items()
-    safe, middle, risky = results["settings"]
-    assert middle["word_lcs"]["mean"] == 5
-    assert middle["word_lcs"]["std"] == pytest.approx(10 / math.sqrt(2))
-    assert (risky["ncr"]["mean"], safe["ncr"]["mean"]) == (0, 1)
-    assert 0.5 < middle["ncr"]["mean"] < 1 and middle["ncr"]["num_seeds"] == 2
-    assert not any(figures["ncr"] for figures in copying_results(texts, risky="other")["settings"])
-
-
-def ncr_of(texts):
-    results = copying_results(texts)["settings"]
-    return {figures["setting"]: figures["ncr"] for figures in results}
-
-
-def test_settings_are_reduced_over_the_texts_that_all_of_them_have():
-    """A setting with the risky model's very texts, of which those that copy have failed."""
-    risky = [text("p_r", seed, 10 * n, str(n)) for seed in (0, 1) for n in range(4)]
-    safe = [replace(each, setting="p_s", text="nothing here") for each in risky]
-    some = [replace(each, setting="some") for each in risky if each.id != "3"]
-    ncr = ncr_of([*safe, *risky, *some])
-    assert ncr["some"]["mean"] == 0 and ncr_scope(ncr["some"]).endswith(" {6 of 8}")
-    assert ncr_scope(ncr["p_s"]) == ncr_scope(ncr["p_r"]) == "" and ncr["p_s"]["mean"] == 1
-
-
 def test_seeds_are_paired_by_their_numbers():
     texts = [text(setting, seed, n) for setting, n in (("p_s", 0), ("p_r", 40)) for seed in (0, 1)]
     # Of the seeds 1 and 7 the risky model has drawn one alone.
-    ncr = ncr_of([*texts, text("one", 7, 40), text("one", 1, 20), text("none", 8, 0)])
+    texts += [text("one", 7, 40), text("one", 1, 20), text("none", 8, 0)]
+    ncr = {row["setting"]: row["ncr"] for row in copying_results(texts)["settings"]}
     assert 0 < ncr["one"]["mean"] < 1 and ncr["one"]["num_seeds"] == ncr["one"]["num_texts"] == 1
     assert ncr["none"]["mean"] is None and ncr_scope(ncr["none"]) == " {0 of 3}"
 
@@ -175,13 +142,6 @@ def test_seeds_are_reduced_one_by_one_and_then_averaged():
     assert ncr["mean"] == pytest.approx((first + 1) / 2)
     assert ncr["std"] == pytest.approx((1 - first) / math.sqrt(2))
     assert (ncr["num_seeds"], ncr["num_metrics"], ncr_scope(ncr)) == (2, 6, "")
-
-
-def test_an_ncr_says_over_how_many_metrics_it_is_at_least():
-    ncr = paired_ncr(seeds_of(0.0, 0.0), risky=seeds_of(2.0, 0.3), safe=seeds_of(0.0, 0.0))
-    assert (ncr["num_metrics"], ncr_scope(ncr)) == (4, " [4 of 6]")
-    alike = paired_ncr(seeds_of(1.0), risky=seeds_of(1.0), safe=seeds_of(1.0))
-    assert alike["mean"] is None and alike["num_metrics"] == 0
 
 
 def test_the_best_protected_row_of_each_method_is_chosen_whole():

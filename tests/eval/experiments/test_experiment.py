@@ -10,11 +10,8 @@ import pytest
 from byte_pairs import tiny_byte_pair
 
 from anchored import (
-    RCAD,
     Anchored,
     Decoder,
-    Ledger,
-    MemFree,
     ModelPair,
     Pathwise,
     PromptRatios,
@@ -39,10 +36,9 @@ from anchored.eval.experiments.measures import (
     summarize,
 )
 from anchored.eval.experiments.results import write_budget_results
+from anchored.eval.figures import style
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
-
-# A random model writes letters that ROUGE cannot read.
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +72,7 @@ def copied(experiment, tmp_path):
     return copy
 
 
-def test_results_have_the_figures_of_every_measure(pair, copied):
+def test_results_have_the_figures_of_every_measure(pair, copied, monkeypatch):
     """Bounds on recitals, and answers to questions, in the table, the pictures and the page."""
     run = copied(tasks=("toy",))
     assert summarize(run)[1]["recited"] is None  # not measured
@@ -92,6 +88,7 @@ def test_results_have_the_figures_of_every_measure(pair, copied):
     assert some == pytest.approx(sum(event_bound(each, nats) for each in bounds) / 4)
     assert safe < some < more <= 1
     assert [row["accuracy/toy"] for row in rows] == [n / 4 for n in range(4)]
+    monkeypatch.setattr(style, "SUFFIXES", (".svg",))
     write_budget_results(run, rows, {"schema": "test/1", "settings": {"seeds": [0, 1]}})
     table, page = ((run.folder / name).read_text() for name in ("table.md", "report.html"))
     for title in ("recited, at most", "bits per byte, mixture | bits per byte, extra"):
@@ -99,7 +96,8 @@ def test_results_have_the_figures_of_every_measure(pair, copied):
     assert "| accuracy, toy |" in table and "accuracy, toy" in page
     proved = "proved: begins with the reference with a chance of at most"
     assert page.count(proved) == 2 * 3  # texts with a bound
-    assert "questions answered right, toy" in (run.folder / "accuracy_toy.svg").read_text()
+    pictures = {path.stem for path in run.folder.glob("*.svg")}
+    assert pictures == {"trade_off", "accuracy_toy", "proved", "proved_toy", "budgets"}
     results = json.loads((run.folder / "results.json").read_text())
     assert results["schema"] == "test/1" and results["recommended"] in ("k=0.5", "k=2")
     assert [row["setting"] for row in results["rows"]] == ["p_s", "k=0.5", "k=2", "p_r"]
@@ -171,43 +169,15 @@ def test_an_interrupted_run_does_no_generation_twice_and_loses_none(
         check_requests(cut_off, ModelPair(pair.safe, pair.safe, pair.tokenizer))
 
 
-def test_what_cannot_be_decoded_is_refused(experiment, pair):
-    check_requests(experiment, pair)
-    for rule, message in (
-        (TokenSwap(), "cannot decode at byte level"),
-        (RCAD(alpha=0.5), "a reads a passage before each prompt: name a corpus"),
-    ):
-        refused = replace(experiment, level="byte", settings=(Setting("a", rule),))
-        with pytest.raises(ValueError, match=message):
-            check_requests(refused, pair)
-
-
 def test_bytes_and_the_risky_model_s_tokens_are_measured_alike(experiment, tmp_path):
     """TokenSwap decodes tokens of a pair with two tokenizers; what it is worth is counted alike."""
     pair = tiny_byte_pair()
     settings = (*budget_sweep([2.0]), Setting("swap", TokenSwap(words=["the", "of"])))
-    both = replace(experiment, folder=tmp_path, settings=settings, seeds=[0], max_new_tokens=2)
+    both = replace(experiment, folder=tmp_path, settings=settings, seeds=[0])
     read_all_prompts(both, pair)
     check_requests(both, pair)
-    generate_all(both, pair)
     measure(both, "utility", pair)
-    paths = {s.name: tmp_path / f"ledgers/{s.file_name}.jsonl" for s in settings}
-    levels = {
-        name: Ledger.load(path, ledger_parts(path)[1]).header.level for name, path in paths.items()
-    }
-    assert levels == {"p_s": "byte", "k=2": "byte", "p_r": "byte", "swap": "token"}
     rows = both.read_rows("utility")
     assert all(row["num_bytes"] == rows[0]["num_bytes"] for row in rows[:4])
     bits = {row["setting"]: sum(row["nats"]) for row in rows[4:]}
     assert bits["swap"] > 0 and abs(bits["swap"] / bits["p_r"] - 1) < 0.5
-
-
-def test_a_text_that_a_rule_cannot_write_costs_infinitely_many_bits(experiment, pair, copied):
-    block = Setting("blocks", MemFree(n=1, passages=[TEXT]))
-    blocked = copied(settings=(*experiment.settings, block))
-    generate_all(blocked, pair)
-    measure(blocked, "utility", pair)
-    assert blocked.read_rows("utility")[-1]["nats"] == [None, None]
-    assert "Infinity" not in blocked.rows_file("utility").read_text()
-    *_, last = summarize(blocked)
-    assert last["bits_per_byte/extra"] == math.inf and math.isnan(last["gap_closed"])

@@ -3,7 +3,6 @@
 import copy
 import json
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +10,15 @@ import torch
 from json_lines import read_json_lines, write_json_lines
 from tiny_models import tiny_llama
 
-from anchored import Anchored, Decoder, Ledger, ModelPair
+from anchored import Anchored, Decoder, Ledger, ModelPair, Pathwise
 from anchored.decode.ledger import ledger_parts
+from anchored.eval.experiments import results
 from anchored.eval.experiments.experiment import Experiment, Prompt
-from anchored.eval.experiments.generations import draw_by_vllm, generate_all
+from anchored.eval.experiments.generations import draw_by_vllm
 from anchored.eval.experiments.measures import reference_log_probs
 from anchored.eval.experiments.plan import run_sweep, sweep_experiment
 from anchored.eval.experiments.sweep import Method, Placement, Sweep
+from anchored.eval.figures import style
 from anchored.eval.recorded_texts import read_texts
 
 TEXT = "the keeper of the lamp wrote every wave into a ledger while salt and rain rang the bells "
@@ -25,8 +26,6 @@ METHODS = (
     Method(rule="rcad", label="RCAD", settings={"alpha": 0.5}),
     Method(rule="anchored", label="Anchored", settings={"k": [0.5, 4.0]}),
 )
-
-# A random model writes letters that ROUGE cannot read.
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +77,9 @@ def swept(tmp_path_factory, broken) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("failing")
     texts = ["import math " + TEXT, TEXT * 2]
     sweep = sweep_of(folder, {"fine": "the keeper of", "broken": "import math"}, texts=texts)
-    shown = run_sweep(sweep, folder / "run", lambda: broken)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "SUFFIXES", ())  # no pictures
+        shown = run_sweep(sweep, folder / "run", lambda: broken)
     return SimpleNamespace(sweep=sweep, run=folder / "run", shown=shown)
 
 
@@ -103,8 +104,9 @@ def fine_ledgers(run, name: str) -> list[Ledger]:
 
 
 def test_failures_are_tried_again_only_if_asked_and_nothing_else_is(
-    swept, broken, healed, tmp_path
+    swept, broken, healed, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(results, "write_results", lambda *_: None)
     run = shutil.copytree(swept.run, tmp_path / "run")  # other tests read what failed
     before = {name: recorded(run, name) for name in ("p_s", "RCAD", "Anchored-k=4")}
     ledgers = {name: fine_ledgers(run, name) for name in before}
@@ -151,11 +153,11 @@ def test_what_has_no_fitting_length_is_refused_before_the_first_token(
     assert not list(tmp_path.glob("run/generations/*"))
 
 
-def test_vllm_draws_the_settings_of_anchored_decoding_from_one_engine(
+def test_vllm_s_one_engine_draws_the_settings_of_anchored_decoding_and_ends(
     tmp_path, broken, monkeypatch
 ):
-    """An engine for all rules, which has ended when all is drawn; the texts are the same."""
-    events: list[str] = []
+    """The texts of a real one are compared in tests/vllm."""
+    events: list[object] = []
 
     class Fake(Decoder):
         """Steps of transformers by the names of a `PairDecoder`."""
@@ -163,27 +165,18 @@ def test_vllm_draws_the_settings_of_anchored_decoding_from_one_engine(
         def __init__(self, llm, pair, rule):
             super().__init__(pair, rule, level="token")
             self.llm = llm
-            events.append(f"{rule.name}, k = {rule.k:g}")
+            events.append(rule)
 
     def open_pair(safe, risky, **arguments):
-        events.append(f"open {safe} {risky} {arguments}")
+        events.append((safe, risky, arguments))
         end = SimpleNamespace(shutdown=lambda: events.append("shut down"))
         llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=end))
-        return Fake(llm, broken, Anchored(k=1.0))
+        return Fake(llm, broken, Pathwise(1.0))
 
     monkeypatch.setattr("anchored.decode.vllm.engine.open_pair", open_pair)
-    placement = Placement(gpus=2, options={"risky_device_map": "auto"}, vllm={"max_model_len": 64})
-    methods = (*METHODS, Method(rule="pathwise", label="Pathwise", settings={"k": 2.0}))
-    named = {"safe": "org/safe", "risky": "org/risky", "level": "token", "methods": methods}
-    sweep = sweep_of(tmp_path, {"one": "the keeper"}, **named, engine="vllm", placement=placement)
-    fast, plain = (sweep_experiment(sweep, tmp_path / name, None) for name in ("fast", "plain"))
-    draw_by_vllm(sweep, fast)
-    arguments = {"tensor_parallel_size": 2, "max_model_len": 64}
-    drawn = ["anchored, k = 1", "anchored, k = 0.5", "anchored, k = 4", "pathwise, k = 2"]
-    assert events == [f"open org/safe org/risky {arguments}", *drawn, "shut down"]
-    generate_all(replace(plain, settings=plain.settings[-3:]), broken)
-    for name in ("Anchored-k=0.5", "Anchored-k=4", "Pathwise"):
-        ours, theirs = (recorded(tmp_path / run, name) for run in ("fast", "plain"))
-        assert [row["pieces"] for row in ours] == [row["pieces"] for row in theirs]
-    draw_by_vllm(sweep, fast)
-    assert len(events) == 6  # all is recorded
+    named = {"level": "token", "engine": "vllm", "placement": Placement(vllm={"max_model_len": 64})}
+    sweep = sweep_of(tmp_path, {"one": "the keeper"}, **named)
+    for _ in range(2):  # the second time all is recorded
+        draw_by_vllm(sweep, sweep_experiment(sweep, tmp_path / "run", None))
+    opened = ("safe", "risky", {"tensor_parallel_size": 1, "max_model_len": 64})
+    assert events == [opened, Pathwise(1.0), Anchored(k=0.5), Anchored(k=4.0), "shut down"]

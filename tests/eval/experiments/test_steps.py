@@ -1,23 +1,13 @@
 """Tasks that processes share: each is done once, and what a dead process was at is done again."""
 
-import subprocess
-import sys
 from contextlib import contextmanager
 from functools import partial
 
 import pytest
 
+from anchored.durable_files import locked
 from anchored.eval.experiments import steps
 from anchored.eval.experiments.steps import Steps, Task, share
-
-HOLDER = """
-import sys
-from pathlib import Path
-from anchored.durable_files import locked
-with locked(Path(sys.argv[1]), waits=False) as is_ours:
-    print(is_ours, flush=True)
-    sys.stdin.read()  # until it is killed
-"""
 
 
 def tasks_of(folder, done):
@@ -28,14 +18,11 @@ def tasks_of(folder, done):
     return [Task(name, folder / name, partial(work, name)) for name in "abc"]
 
 
-def test_what_another_process_is_at_is_left_to_it_until_it_is_killed(tmp_path):
-    words, done = [sys.executable, "-c", HOLDER, str(tmp_path / "locks" / "b")], []
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, **pipes) as process:
-        assert process.stdout.readline() == "True\n"
+def test_what_another_process_is_at_is_left_to_it_and_done_when_it_has_ended(tmp_path):
+    done = []
+    with locked(tmp_path / "locks" / "b", waits=False):
         share(tasks_of(tmp_path, done), tmp_path / "locks", waits=False)
         assert done == ["a", "c"]
-        process.kill()
     share(tasks_of(tmp_path, done), tmp_path / "locks")
     assert done == ["a", "c", "b"]
 
@@ -69,28 +56,3 @@ def test_a_record_that_no_quickstart_wrote_is_refused(tmp_path):
         with pytest.raises(ValueError, match=r"steps.json is not what a quickstart writes"):
             Steps(tmp_path, {"a": 1}, owner="quickstart")
         assert (tmp_path / "steps.json").read_text() == content
-
-
-def test_a_step_is_done_again_where_what_decides_it_has_changed_or_its_file_is_gone(
-    tmp_path, capsys
-):
-    output, ran = tmp_path / "evaluation" / "one.json", []
-
-    def run(identity, is_done=True):
-        options = {"identity": identity, "output": output}
-        Steps(output.parent, {}, total=1).run(
-            "one", lambda: ran.append(identity) or is_done, **options
-        )
-
-    output.parent.mkdir()
-    output.touch()  # another command's
-    run({"a": 1}, is_done=False)
-    for identity in ({"a": 1}, {"a": 1}, {"a": 2}):
-        run(identity)
-    output.unlink()
-    run({"a": 2})
-    assert ran == [{"a": 1}, {"a": 1}, {"a": 2}, {"a": 2}]
-    assert capsys.readouterr().err.splitlines()[2:4] == [
-        "[1/1] one: done before, skipped",
-        "[1/1] one: again, as a was 1 and is now 2",
-    ]

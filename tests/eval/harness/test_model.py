@@ -1,4 +1,4 @@
-"""The lm-eval model, but for what test_hf.py shows: refusals, cache, bytes, chats."""
+"""The lm-eval model: lm-eval's of the same folders, refusals, cache, bytes, chats."""
 
 import copy
 import logging
@@ -20,7 +20,7 @@ CONTINUATION = " every wave into rain"
 
 
 def request(*args):
-    return SimpleNamespace(args=args)
+    return SimpleNamespace(args=args, task_name="")
 
 
 @pytest.fixture
@@ -58,16 +58,6 @@ def test_requests_that_cannot_be_are_refused(safe_lm):
         texts(safe_lm, (CONTEXT, {"num_beams": 4}))
     with pytest.raises(ValueError, match=r"max_gen_toks must leave room.* got 128"):
         texts(safe_lm, (CONTEXT, {"max_gen_toks": 128}))  # all of the context
-
-
-def test_failed_requests_are_refused_rather_than_averaged(safe_lm, monkeypatch):
-    broken = SimpleNamespace(error="the safe model's logits are NaN")
-    monkeypatch.setattr(safe_lm.decoder, "score", lambda *_, **__: [broken])
-    monkeypatch.setattr(safe_lm.decoder, "generate_each", lambda *_, **__: [(0, broken)])
-    with pytest.raises(ValueError, match="request 0 cannot be scored: the safe model's logits"):
-        likelihoods(safe_lm, ("a", " b"))
-    with pytest.raises(ValueError, match="request 0 cannot be generated: the safe model's logits"):
-        texts(safe_lm, ("a", {}))
 
 
 def test_every_answer_reaches_the_cache_as_it_comes(safe_lm):
@@ -195,3 +185,43 @@ def test_an_instruct_model_brings_its_template_to_a_base_one(pair):
     text = lm.apply_chat_template(CHAT)
     assert text == "[user]hello<|reserved|>>"
     assert lm.tok_encode(text) == instruct(text.replace("reserved", "turn"))["input_ids"]
+
+
+TEXT = "the keeper of the lamp wrote every wave into a ledger of salt and rain"
+WORDS = TEXT.split()
+LONG = " ".join(f"{number} waves" for number in range(40))  # beyond the context of 128
+CHOICES = [
+    (" ".join(WORDS[: 2 + number]), " " + " ".join(WORDS[number : number + 1 + length]))
+    for number in range(3)
+    for length in range(3)
+]
+LIKELIHOODS = [*CHOICES, ("", "Nine tides ago"), ("two tides ", "ago"), (LONG, " salt and rain")]
+TEXTS = ["", "Nine tides ago, the harbour bell rang twice", LONG]
+GENERATIONS = [
+    ("the keeper of", {"until": ["e"], "max_gen_toks": 24}),
+    ("Nine tides", {"until": [], "max_gen_toks": 8}),
+    (LONG, {"until": ["\n", " a"], "max_gen_toks": 16}),
+    ("import math\ndef", {"until": ["a", "z"], "max_gen_toks": 24}),
+]
+
+
+def all_answers(lm):
+    written = texts(lm, *GENERATIONS)
+    likeliest = (GENERATIONS[1][0], written[1])  # what greedy decoding writes
+    totals = lm.loglikelihood_rolling([request(text) for text in TEXTS], disable_tqdm=True)
+    return likelihoods(lm, *LIKELIHOODS, likeliest), totals, written
+
+
+def test_one_model_alone_answers_as_the_model_of_lm_eval(pair_folders):
+    from lm_eval.models.huggingface import HFLM
+
+    pair = ModelPair.from_pretrained(*pair_folders, device="cpu")
+    for rule, folder in zip((SafeOnly(), RiskyOnly()), pair_folders, strict=True):
+        theirs = HFLM(str(folder), device="cpu", batch_size=4)
+        scores, totals, written = all_answers(theirs)
+        our_scores, our_totals, ours = all_answers(AnchoredLM(Decoder(pair, rule, batch_size=4)))
+        assert [s for s, _ in our_scores] == pytest.approx([s for s, _ in scores], abs=1e-4)
+        assert [bool(g) for _, g in our_scores] == [bool(g) for _, g in scores]
+        # lm-eval adds up in float32, whose digits end at 1e-4 of 2,000 nats.
+        assert our_totals == pytest.approx(totals, rel=1e-6, abs=1e-4)
+        assert ours == written

@@ -1,9 +1,11 @@
 """Factual precision: sentences, windows, claims, verdicts, and figures worked out by hand."""
 
+from pathlib import Path
+
 import pytest
 from chat_server import Say, user_text
+from json_lines import write_json_lines
 
-from anchored.eval.paid_requests import RequestFailed
 from anchored.eval.quality.factuality import (
     claims_in,
     factuality_rows,
@@ -12,7 +14,7 @@ from anchored.eval.quality.factuality import (
     windows,
 )
 from anchored.eval.recorded_texts import RecordedText
-from anchored.eval.retrieval.evidence import Evidence
+from anchored.eval.retrieval.evidence import RecordedEvidence
 
 
 def test_windows_slide_with_the_first_sentence_in_long_texts_alone():
@@ -46,18 +48,6 @@ def test_a_verdict_is_between_its_marks():
     assert verdict("### Supported ### would be wrong") is None
 
 
-class Library:
-    """Evidence of every claim but lost ones, which repeats the claim."""
-
-    def evidence(self, claim):
-        if "lost" in claim:
-            raise RequestFailed("status 500")
-        return [Evidence("title", "link", claim)]
-
-    def record(self):
-        return {"evidence": "test"}
-
-
 def judge(body):
     """A claim for each word of the sentence in focus; those with a "t" are true."""
     words = user_text(body)
@@ -77,7 +67,7 @@ def bio(words, *, group=None, seed=0):
     return RecordedText(setting="k=1", id=words, seed=seed, text=words, group=group)
 
 
-def test_precision_is_that_of_claims_with_a_verdict(server, chat_client):
+def test_precision_is_that_of_claims_with_a_verdict(server, chat_client, tmp_path):
     texts = [
         bio("T1 F1. T1 T2 F2.", group="rare"),  # T1 once: 2 of 4
         bio("T3 T4 T5.", group="frequent"),  # 3 of 3
@@ -88,15 +78,18 @@ def test_precision_is_that_of_claims_with_a_verdict(server, chat_client):
         bio("lost.", seed=1),
     ]
     server.script = judge
-    rows = factuality_rows([bio("...")], chat_client(), Library())
+    claims = [*(f"{kind}{number}" for kind in "TF" for number in range(1, 7)), "mute"]
+    results = [{"claim": claim, "results": [{"text": claim}]} for claim in claims]
+    library = RecordedEvidence(Path(write_json_lines(tmp_path / "library.jsonl", results)))
+    rows = factuality_rows([bio("...")], chat_client(), library)
     (summary,) = factuality_summary(rows)  # of nothing that could be judged
     assert (summary["macro"], summary["micro"], summary["num_without_claims"]) == (None, None, 1)
     assert server.requests == []
-    rows = factuality_rows(texts, chat_client(), Library())
+    rows = factuality_rows(texts, chat_client(), library)
     assert [row["precision"] for row in rows] == [0.5, 1.0, 0.0, None, None, 1.0, None]
     assert [claim["claim"] for claim in rows[0]["claims"]] == ["T1", "F1", "T2", "F2"]
     assert [claim["supported"] for claim in rows[2]["claims"]] == [False, False, None, None]
-    assert rows[2]["claims"][2]["problem"] == "no evidence: status 500"
+    assert "has no evidence for this claim" in rows[2]["claims"][2]["problem"]
     assert rows[2]["claims"][3]["problem"] == "none of 3 answers could be read"
     (summary,) = factuality_summary(rows)
     groups = summary.pop("by_group")

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,15 +71,6 @@ def test_a_shown_bound_is_no_less_than_the_bound_and_little_more(chance):
 
 def test_a_bound_is_rounded_up_to_two_digits():
     assert [*map(at_most, (0.1, 0.7601, 1.42e-8, 0.0))] == ["0.1", "0.77", "1.5e-8", "0"]
-
-
-def test_mean_and_sample_standard_deviation():
-    spread = {"mean": 3.0, "std": pytest.approx(math.sqrt(7)), "num_seeds": 3}
-    assert over_seeds([1.0, 2.0, 6.0]) == spread
-    assert over_seeds([0.5]) == {"mean": 0.5, "std": None, "num_seeds": 1}
-    assert over_seeds([0.5, math.nan]) == {"mean": None, "std": None, "num_seeds": 2}
-    with pytest.raises(ValueError, match="at least one value, got none"):
-        over_seeds([])
 
 
 def test_a_latex_table_has_rules_between_its_parts_and_escapes_what_is_special():

@@ -4,11 +4,9 @@ import json
 
 import pytest
 from chat_server import Say, chat_server, in_turn
-from json_lines import write_json_lines
 
 from anchored.eval.paid_requests import PaidRequests, RequestFailed
-from anchored.eval.retrieval.evidence import CorpusSearch, Evidence, RecordedEvidence, SerperSearch
-from anchored.eval.retrieval.passages import WordIndex
+from anchored.eval.retrieval.evidence import Evidence, RecordedEvidence, SerperSearch
 
 
 def search(server, folder):
@@ -41,16 +39,6 @@ def test_a_search_may_find_nothing_or_fail(tmp_path):
                 search(server, tmp_path).evidence("b")
     with pytest.raises(RequestFailed, match="no connection"):
         search(server, tmp_path).evidence("d")
-
-
-def test_a_corpus_gives_the_passages_that_share_words(tmp_path):
-    corpus = tmp_path / "corpus.jsonl"
-    texts = ["Ada met Boris in London", "the lamp keeper", "Ada wrote notes", "London fog"]
-    write_json_lines(corpus, [{"text": text, "id": text[:3]} for text in texts])
-    index = WordIndex(corpus, tmp_path / "index")
-    hits = CorpusSearch(index, name="c").evidence("Ada met Boris")
-    assert hits == [Evidence("Ada", "", texts[0]), Evidence("Ada", "", texts[2])]
-    assert CorpusSearch(index, name="c").evidence("nobody") == []
 
 
 def test_recorded_evidence_is_by_claim_and_what_is_not_there_is_a_failure(tmp_path):
