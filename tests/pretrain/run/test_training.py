@@ -58,7 +58,6 @@ def test_a_run_learns_and_records_every_step(finished, corpus):
     # Weights of 3 sigma 32**-0.5 on normed inputs: logits of deviation near 1, so the first loss
     # lies about half a nat above the uniform one.
     assert lines[0]["loss"] == pytest.approx(math.log(300) + 0.5, abs=0.35)
-    assert all(line["tokens_per_s"] > 0 and line["grad_norm"] > 0 for line in lines)
     assert [line["lr"] for line in lines[:4]] == pytest.approx([0.00075, 0.0015, 0.00225, 0.003])
     assert lines[-1]["lr"] < 3e-4
     read, epochs = lines[-1]["source_tokens"], lines[-1]["source_epochs"]

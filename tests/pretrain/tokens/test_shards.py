@@ -3,7 +3,6 @@
 import os
 import shutil
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -54,26 +53,19 @@ def swap_halves(path, *, nanoseconds):
 
 
 def test_documents_are_between_begin_and_end(tmp_path, tokenizer_file):
-    # Text that spells a special token does not become one.
-    documents = ["h\u00e9", "salt <|end_of_text|><|begin_of_text|> rain\n", "", "a wave"]
-    shards = write(tmp_path / "s", documents, tokenizer_file)
-    manifest, tokenizer = shards.manifest, Tokenizer.from_file(str(tokenizer_file))
-    expected = []
-    tokenizer.encode_special_tokens = True
+    documents = ["h\u00e9", "", "a wave"]
+    manifest = write(tmp_path / "s", documents, tokenizer_file).manifest
+    tokenizer, expected, ends = Tokenizer.from_file(str(tokenizer_file)), [], [0]
     for text in filter(None, documents):
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        expected += [manifest.bos_id, *ids, manifest.eos_id]
-    assert shards.tokens(0, shards.num_tokens).tolist() == expected
-    spans = list(document_spans(shards, 0, len(expected)))
-    assert [span.record for span in spans] == [0, 1, 3]
-    ends = list(accumulate(span.num_tokens for span in spans))
+        expected += [*tokenizer.encode(text).ids, manifest.eos_id]
+        ends.append(len(expected))
     # Files are little-endian, and counted in the manifest.
     offsets = np.fromfile(tmp_path / "s" / "documents-00000.bin", dtype="<i8")
     assert np.fromfile(tmp_path / "s" / "tokens-00000.bin", dtype="<u4").tolist() == expected
-    assert offsets.tolist() == [0, *ends]
-    assert (manifest.num_documents, manifest.num_empty_documents) == (3, 1)
+    assert offsets.tolist() == ends
+    assert (manifest.num_documents, manifest.num_empty_documents) == (2, 1)
     assert manifest.num_bytes == sum(len(text.encode()) for text in documents)
-    assert manifest.licenses == {"CC0-1.0": 3}
+    assert manifest.licenses == {"CC0-1.0": 2}
     assert manifest.tokenizer_sha256 == file_sha256(tokenizer_file)
 
 
