@@ -77,9 +77,16 @@ def test_the_plan_is_the_papers_and_that_of_both_runs(mixture, stages):
 
 def test_a_step_is_estimated_to_fit_into_one_gpu():
     config = load("tinycomma-1.8b-stage1-1gpu")
+    num_weights, num_tokens = 1_758_562_304, 4 * 2048
     with torch.device("meta"):
         model = TinyComma(model_args(config))
-    assert 0.4 < estimate_memory(config, model, num_shards=1).total / (79 << 30) < 0.92  # H100
+    memory = estimate_memory(config, model, num_shards=1)
+    assert memory.weights == memory.gradients == memory.optimizer / 2 == 4 * num_weights
+    assert memory.gathered == 2 * num_weights  # in bfloat16
+    # Logits and gradients in bfloat16; the gradient of their weight in float32 too.
+    assert memory.logits == 128256 * (num_tokens * 4 + 6 * 2048)
+    assert memory.activations == num_tokens * 24 * 2 * (8 * 2048 + 3 * 5632 + 32)
+    assert memory.total < 0.92 * (79 << 30)  # H100
 
 
 @pytest.mark.slow

@@ -1,8 +1,11 @@
-"""Which settings make another run, and where a run that forks from another one begins."""
+"""Settings that make another run, what run.json says of a start, and where a fork begins."""
 
 import json
 import shutil
+import sys
+from importlib.machinery import ModuleSpec
 from operator import attrgetter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,9 +50,7 @@ def record(corpus):
 def test_settings_that_decide_weights_are_named_where_they_differ_and_others_may(record):
     for key, value in {
         "quantize.linear.float8.recipe_name": "rowwise",
-        "checkpoint.keep_moments": True,
         "checkpoint.fork_skip_steps": 3,
-        "model.flavor": "trial",
         "training.global_batch_size": 16,
     }.items():
         assert record().difference(record({key: value})).startswith(f"{key} was ")
@@ -68,6 +69,30 @@ def test_settings_that_decide_weights_are_named_where_they_differ_and_others_may
         (name,) = harmful
         difference = record().difference(record({harmless: value} | harmful))
         assert difference.startswith(f"{name} was ") and difference.endswith(f"is now {value}")
+
+
+def test_every_start_is_recorded_with_its_machine_and_what_changed(begin, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(__spec__=ModuleSpec("wandb", None)))
+    _, before = begin(tmp_path / "run", metrics={"enable_wandb": True})
+    (first,) = before.starts
+    versions = first["environment"]["packages"]
+    assert (first["step"], first["num_processes"], first["changes"]) == (0, 1, {})
+    # Everything that was decided, defaults and infinite ones included.
+    assert before.settings["optimizer.lr"] == 3e-3 and before.settings["optimizer.eps"] == 1e-8
+    assert before.settings["data.max_epochs"] == "inf"
+
+    save_steps(tmp_path / "run", 5)
+    _, record = begin(
+        tmp_path / "run", num_processes=2, metrics={"enable_wandb": True, "log_freq": 7}
+    )
+    second = record.starts[1]
+    assert (second["step"], second["num_processes"]) == (5, 2)
+    assert second["changes"] == {"metrics.log_freq": [1, 7]}
+    assert record.wandb_id == before.wandb_id != ""  # all starts are one run there
+
+    card = model_card(record, step=5, title="model")
+    assert f"| 0 | 1 | cpu | {versions['torch']} | {versions['torchtitan']} |" in card
+    assert "| 5 | 2 | cpu |" in card
 
 
 # Forks: a run that goes on from another one's checkpoint.
@@ -133,12 +158,11 @@ def test_a_fork_is_the_unbroken_run_but_for_what_it_changes(
     whole, fork = curve(finished), {"fork_from": str(finished / "checkpoint" / "step-10")}
     train(write_config(tmp_path / "same", checkpoint=fork))
     assert losses(tmp_path / "same") == losses(finished)
-    # One that leaves data out, at half the rate; it is resumed on two processes.
+    # One that leaves data out, at half the rate.
     run, fork = tmp_path / "run", fork | {"fork_skip_steps": 3}
     settings = {"checkpoint": fork, "optimizer": {"lr": 1.5e-3}}
-    train(write_config(run, steps=11, **settings))
     config = write_config(run, **settings)
-    train(config, num_processes=2)
+    train(config)
     after = curve(run)
     assert [line["step"] for line in after] == list(range(1, 25)) and after[:10] == whole[:10]
     for line, before in zip(after[10:], whole[10:], strict=True):

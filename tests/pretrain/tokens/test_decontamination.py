@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from json_lines import write_json_lines
 
 from anchored.pretrain.tokens import passages
 from anchored.pretrain.tokens.decontamination import ForbiddenTexts, Report, search_summary
@@ -51,7 +52,7 @@ def capitals(generator, text):
     return generator.choice([text.upper(), text.title(), text.swapcase()])
 
 
-DISGUISES = [str, capitals, respaced, unspaced, twenty_words, numbered, accented]
+DISGUISES = [lambda _, text: text, capitals, respaced, unspaced, twenty_words, numbered, accented]
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +74,14 @@ def haystack(tmp_path_factory):
     for number, index in enumerate(generator.sample(range(NUM_DOCUMENTS), NUM_PLANTED)):
         work = generator.randrange(len(works))
         first = generator.randrange(len(works[work]) - 60)
-        disguise, passage = DISGUISES[number % 7], " ".join(works[work][first : first + 60])
-        passage = passage if disguise is str else disguise(generator, passage)
+        passage = DISGUISES[number % 7](generator, " ".join(works[work][first : first + 60]))
         before = generator.randrange(len(documents[index]))
         documents[index] = f"{documents[index][:before]} {passage} {documents[index][before:]}"
         planted[f"{index // per_file}.jsonl", index % per_file] = f"works.jsonl:{work + 1}"
-    (folder / "texts").mkdir()
     for number in range(NUM_FILES):
-        rows = documents[number * per_file :][:per_file]
-        lines = (json.dumps({"text": row, "metadata": {"license": "CC0"}}) for row in rows)
-        (folder / "texts" / f"{number}.jsonl").write_text("\n".join(lines))
-    table = [{"title": "A", "text": " ".join(work)} for work in works]
-    (folder / "works.jsonl").write_text("\n".join(map(json.dumps, table)))
+        rows = [{"text": text} for text in documents[number * per_file :][:per_file]]
+        write_json_lines(folder / "texts" / f"{number}.jsonl", rows)
+    write_json_lines(folder / "works.jsonl", [{"text": " ".join(work)} for work in works])
     return folder, planted
 
 

@@ -151,11 +151,9 @@ def test_a_line_that_is_too_long_is_not_held_in_memory_and_counts_as_oversized(t
     num_chars = 10_000_000
     write(tmp_path / "a.jsonl.gz", [{"text": one} for one in ("salt", "x" * num_chars, "rain")])
     tracemalloc.start()
-    try:
-        read = documents(tmp_path / "a.jsonl.gz")
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    read = documents(tmp_path / "a.jsonl.gz")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert peak < num_chars  # 1 MiB of a record and a block's pieces
     assert [one.text for one in read] == [b"salt", None, b"rain"]
     assert DocumentRules().verdict(read[1]) is Verdict.OVERSIZED

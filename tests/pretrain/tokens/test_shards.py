@@ -17,7 +17,6 @@ from anchored.pretrain.tokens.shards import (
     Manifest,
     TokenShards,
     check_shards,
-    encoding_difference,
     file_sha256,
     is_verified,
     verify_shards,
@@ -137,22 +136,16 @@ def test_a_folder_appears_only_when_complete(corpus, tmp_path, tokenizer_file):
 
 
 def test_shards_of_other_tokens_around_documents_are_not_mixed(corpus, tmp_path):
-    manifest = Manifest.read(corpus.source("quarry"))
-    assert encoding_difference(manifest, manifest) == ""
+    copy = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
     for change, difference in (
-        ({"tokenizer_sha256": "0" * 64}, f"tokenizer {manifest.tokenizer_sha256[:12]} and 0000000"),
         ({"eos_id": 7}, "end token 299 and 7"),
         ({"bos_id": None}, "begin token 298 and None"),
     ):
-        other = replace(manifest, **change)
-        assert encoding_difference(manifest, other).startswith(difference)
-    copy = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
-    (copy / "manifest.json").write_text(other.to_json())
-    assert Manifest.read(copy) == other  # None is kept
-    with pytest.raises(
-        ValueError, match=f"source {copy} were tokenized differently: begin token 2"
-    ):
-        corpus.plan({"harbour": 1.0, str(copy): 1.0})
+        manifest = replace(Manifest.read(corpus.source("quarry")), **change)
+        (copy / "manifest.json").write_text(manifest.to_json())
+        assert Manifest.read(copy) == manifest  # None is kept
+        with pytest.raises(ValueError, match=f"{copy} were tokenized differently: {difference}"):
+            corpus.plan({"harbour": 1.0, str(copy): 1.0})
 
 
 def test_a_stamp_holds_until_a_file_changes(folder, monkeypatch):
