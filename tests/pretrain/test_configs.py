@@ -96,8 +96,8 @@ def test_the_model_is_built_and_sharded_over_two_nodes(tmp_path):
     words = ["pretrain", "--dry-run", "--gpus", str(num_processes), "--config", name]
     program = ForkedProgram("anchored.tools.cli", words, tmp_path / "output.txt")
     model, memory, time, end = program.wait_for_success().splitlines()
-    each = f"{1_758_562_304 // 8:,}"
-    assert f"1,758,562,304 parameters, {each} of them on each of {num_processes}" in model
+    share = f"{1_758_562_304 // 8:,}"
+    assert f"1,758,562,304 parameters, {share} of them on each of {num_processes}" in model
     # layers, embedding, norm, output, the whole
     assert model.endswith(f"in {24 + 4} modules with placements (Replicate(), Shard(dim=0))")
     assert "71.8 GiB" in memory and "logits" in memory

@@ -7,12 +7,11 @@ from anchored.pretrain.model.tinycomma import TinyComma, flavors, initialize_wei
 from anchored.pretrain.run.memory import parameter_count
 
 
-def build(flavor="quickstart", *, seed=0, device="cpu", **changes):
+def build(flavor="quickstart", *, seed=0, device="cpu"):
     args = flavors()[flavor]
     if args.needs_shards:
         args.vocab_size = 2048
-    for name, value in {"init_seed": seed, "max_seq_len": 64, **changes}.items():
-        setattr(args, name, value)
+    args.init_seed, args.max_seq_len = seed, 64
     with torch.device("meta"):
         model = TinyComma(args)
     if device != "meta":

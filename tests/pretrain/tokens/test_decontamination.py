@@ -171,22 +171,19 @@ def test_any_71_shared_letters_are_found_63_are_not_and_numbers_are_nobodys():
 
 
 def test_every_string_of_every_file_is_looked_for(tmp_path):
-    works = [" ".join(words(random.Random(seed), 14)) for seed in range(5)]
+    works = [" ".join(words(random.Random(seed), 14)) for seed in range(4)]
     files = [tmp_path / name for name in ("a.jsonl", "b.json", "c.txt", "d.parquet")]
     files[0].write_text(json.dumps({"doc": {"question": works[0], "choices": ["no", 3]}}))
     files[1].write_text(json.dumps([{"prompt": works[1]}]))
     files[2].write_text(works[2])
-    rows = [
-        {"question": "no", "choices": {"text": ["no", works[3]], "label": [0, 1]}},
-        {"question": works[4], "choices": {"text": [], "label": []}},
-    ]
+    rows = [{"question": "no", "choices": {"text": ["no", works[3]], "label": [0, 1]}}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), files[3])
     texts = ForbiddenTexts.prepare(files, tmp_path / "out")
-    names = ["a.jsonl:1", "b.json:1", "c.txt", "d.parquet:1", "d.parquet:2"]
+    names = ["a.jsonl:1", "b.json:1", "c.txt", "d.parquet:1"]
     for work, name in zip(works, names, strict=True):
         shared = texts.passages.shared_with(work.upper(), texts.names)
         assert shared is not None and shared.texts == (name,)
-    assert [file["num_texts"] for file in texts.files] == [1, 1, 1, 2]
+    assert [file["num_texts"] for file in texts.files] == [1, 1, 1, 1]
     assert not any(file["num_short"] for file in texts.files)
     files[3].write_bytes(files[3].read_bytes()[:-8])
     with pytest.raises(ValueError, match="cannot be read as texts to look for"):
