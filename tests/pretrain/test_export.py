@@ -36,10 +36,16 @@ def trained(begin, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exported(trained, corpus, tmp_path_factory):
-    output = tmp_path_factory.mktemp("exported") / "model"
-    _, checkpoint = trained
-    export_checkpoint(checkpoint, corpus.tokenizer_folder, output, max_position_embeddings=512)
-    return output
+    """With the tokenizer's file from a model that had other ends and a chat template."""
+    folder = tmp_path_factory.mktemp("exported")
+    instruct = shutil.copytree(corpus.tokenizer_folder, folder / "instruct")
+    path = instruct / "tokenizer_config.json"
+    other = {"eos_token": "the", "bos_token": "rain", "chat_template": "{{ x }}"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | other | {"model_max_length": 9}))
+    (instruct / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    (instruct / "LICENSE").write_text("free")
+    export_checkpoint(trained[1], instruct, folder / "model", max_position_embeddings=512)
+    return folder / "model"
 
 
 def test_logits_config_and_tokenizer_are_what_decoding_needs(trained, exported):
@@ -57,28 +63,9 @@ def test_logits_config_and_tokenizer_are_what_decoding_needs(trained, exported):
         assert (one.bos_token_id, one.eos_token_id) == (298, 299)
     assert config.pad_token_id is None
     assert tokenizer.pad_token_id == model.generation_config.pad_token_id == 299
-    assert not config.tie_word_embeddings
+    assert not config.tie_word_embeddings and tokenizer.chat_template is None
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
-    assert len(tokenizer) == config.vocab_size
-
-
-def test_ends_and_chat_template_of_another_model_are_left(trained, corpus, tmp_path):
-    folder = shutil.copytree(corpus.tokenizer_folder, tmp_path / "instruct")
-    path = folder / "tokenizer_config.json"
-    other = {"eos_token": "the", "bos_token": "rain", "chat_template": "{{ x }}"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | other | {"model_max_length": 9}))
-    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-    (folder / "LICENSE").write_text("free")
-    export_checkpoint(trained[1], folder, tmp_path / "model", dtype="bfloat16")
-    names = ["LICENSE", "README.md", "config.json", "generation_config.json", "model.safetensors"]
-    names += ["tokenizer.json", "tokenizer_config.json"]
-    assert sorted(file.name for file in (tmp_path / "model").iterdir()) == names
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    for one in (model.config, model.generation_config, tokenizer):
-        assert (one.bos_token_id, one.eos_token_id) == (298, 299)
-    assert tokenizer.chat_template is None and tokenizer.model_max_length == 48
-    assert model.dtype == torch.bfloat16
+    assert len(tokenizer) == config.vocab_size and (exported / "LICENSE").read_text() == "free"
 
 
 def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported, tmp_path):
@@ -89,13 +76,11 @@ def test_an_unfit_export_is_refused_and_leaves_nothing(trained, corpus, exported
     save_weights(lost, folder / "step-99")
     data = folder / "step-24" / "__0_0.distcp"
     data.write_bytes(data.read_bytes()[:-1] + b"x")
-    (tmp_path / "tokenizer.json").write_text("{}")
     for change, message in (
         ({"output": exported}, r"and .* exists"),
         ({"checkpoint": folder / "step-24"}, "complete checkpoint: __0_0.distcp is not what was w"),
         ({"checkpoint": folder / "step-99"}, "holds norm.weight, which is not finite"),
         ({"max_position_embeddings": 40}, "at least the training length 48, got 40"),
-        ({"tokenizer_folder": tmp_path}, "is not the tokenizer of the run"),
     ):
         sound = {"checkpoint": checkpoint, "tokenizer_folder": corpus.tokenizer_folder}
         with pytest.raises(ValueError, match=message):
@@ -108,7 +93,6 @@ def test_the_model_card_says_what_was_read_under_which_licenses(exported, traine
     # 24 steps of 4 sequences of 48 tokens, from three equal sources.
     assert "4,608 tokens in sequences of 48; weights count tokens" in card
     assert "| max_position_embeddings | 512 |" in card
-    assert "| tokens of a training sequence | 48 |" in card
     (row,) = (line for line in card.splitlines() if line.startswith("| quarry | quarry"))
     assert "| quarry @ 1 | 1,536 | 33.33% |" in row and "| CC0-1.0 (25) |" in row
     assert "| harbour | not searched |" in card and "| optimizer.weight_decay | 0.033 |" in card
@@ -137,9 +121,12 @@ def test_prompts_begin_as_the_documents_of_training_began(trained, corpus, tmp_p
     file.write_text(json.dumps(table if adds else table | {"post_processor": None}))
     record = replace(RunRecord.read(folder), tokenizer_sha256=file_sha256(file))
     replace(record, bos_id=record.bos_id if began else None).write(folder)
-    export_checkpoint(folder / "checkpoint" / "step-24", tmp_path, tmp_path / "model")
+    checkpoint = folder / "checkpoint" / "step-24"
+    export_checkpoint(checkpoint, tmp_path, tmp_path / "model", dtype="bfloat16")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").dtype == torch.bfloat16
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (298 if began else None, 299)
+    assert tokenizer.model_max_length == 48
     first, *rest = tokenizer("salt and rain").input_ids
     assert (first == 298) == began and not {298, 299} & {*rest}
     card = (tmp_path / "model/README.md").read_text()

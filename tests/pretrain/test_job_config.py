@@ -4,6 +4,7 @@ import pytest
 
 from anchored.pretrain.job_config import load_job_config
 from anchored.pretrain.plan.data_config import DataSource
+from anchored.tools.commands.training.plan import COMMON_PILE
 from anchored.wrong_words import Refused
 
 
@@ -31,7 +32,10 @@ def test_file_goes_over_defaults_and_arguments_over_the_file(tmp_path):
         ("[data]\n[[data.sources]]\nname = 'a'\n", r"data\.sources\[0\]\.path is missing$"),
         ("[job]\nverbose = 1\n", r"job\.verbose must be true or false, got 1$"),
         ("[checkpoint]\nkeep_latest_k = 1\n", r"keep_latest_k must be 0 \(all\) or at least 2"),
-        ("[checkpoint]\nkeep_moments = true\n", r"needs checkpoint\.initial_load_path"),
+        (
+            f"[data]\nmixture = '{COMMON_PILE}'\nstage = 'three'\n",
+            r"has no stage three; known: stage1",
+        ),
         ("[training]\nseq_len = 0\n", r"training\.seq_len must be positive, got 0$"),
     ],
 )
@@ -39,32 +43,6 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(tmp_path, text, message
     with pytest.raises(ValueError, match=message) as error:
         load(tmp_path, text)
     assert "\n" not in str(error.value)
-
-
-MIXTURE = """
-shards_folder = "shards"
-seq_len = 8
-tokens_per_step = 16
-max_epochs = 4
-stages = [{ name = "one", tokens = 9.0, seed = 5 }, { name = "two", tokens = 9.0, seed = 6 }]
-
-[[sources]]
-name = "a"
-dataset = "d"
-revision = "1"
-weights = { one = 0.25, two = 1.0 }
-"""
-
-
-def test_a_run_may_name_a_stage_of_a_mixture_next_to_its_file(tmp_path):
-    (tmp_path / "mixture.toml").write_text(MIXTURE)
-    (tmp_path / "base.toml").write_text('[data]\nmixture = "mixture.toml"\nstage = "one"\n')
-    (tmp_path / "deeper").mkdir()
-    data = load(tmp_path / "deeper", 'base = "../base.toml"\n[data]\nmax_epochs = 2\n').data
-    assert data.sources == (DataSource(name="a", path="shards/a", weight=0.25),)
-    assert (data.seed, data.max_epochs, data.weight_unit) == (5, 2, "tokens")
-    with pytest.raises(ValueError, match="the mixture has no stage three; known: one, two"):
-        load(tmp_path, '[data]\nmixture = "mixture.toml"\nstage = "three"\n')
 
 
 def test_a_missing_file_is_named_and_an_unknown_argument_is_a_wrong_word(tmp_path):

@@ -95,7 +95,8 @@ def _free_port() -> int:
 @cache
 def _server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training_imports"])
+    preloaded = ("anchored.pretrain.run.preflight", "torch.distributed.checkpoint")
+    context.set_forkserver_preload([*preloaded, "torch.utils.tensorboard"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         patch.setenv("OMP_NUM_THREADS", "1")

@@ -1,27 +1,32 @@
-"""Rotary embeddings in real numbers: torchtitan's to the bit."""
+"""Attention: rotations to the bit, and documents under a mask as if they were alone."""
+
+from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
 
-from anchored.pretrain.model.attention import rotary_table, rotate
+from anchored.pretrain.model.attention import (
+    DocumentAttention,
+    document_mask,
+    rotary_table,
+    rotate,
+)
 from anchored.pretrain.model.tinycomma import TinyComma, flavors
-from anchored.pretrain.titan import Transformer
 
-SEQ_LEN = 40
-
-
-def tiny_args():
-    args = flavors()["smoke"]
-    args.vocab_size, args.max_seq_len = 50, SEQ_LEN
-    return args
+EOS = 0
+VOCAB_SIZE = 50
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_turning_is_the_complex_multiplication_to_the_bit(dtype):
     head_dim, generator = 64, torch.Generator().manual_seed(1)
-    angles = 30 * torch.rand(SEQ_LEN, head_dim // 2, generator=generator)
+    angles = 30 * torch.rand(40, head_dim // 2, generator=generator)
     freqs_cis = torch.polar(torch.ones_like(angles), angles)
-    shape = (2, SEQ_LEN, 3, head_dim)
+    shape = (2, 40, 3, head_dim)
     heads, gradient = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
     heads.requires_grad_()
     pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
@@ -32,9 +37,75 @@ def test_turning_is_the_complex_multiplication_to_the_bit(dtype):
     assert torch.equal(*gradients)
 
 
-def test_the_model_is_torchtitans_to_the_bit():
-    model, theirs = TinyComma(tiny_args()), Transformer(tiny_args())
-    model.init_weights()
-    theirs.load_state_dict(model.state_dict())
-    token_ids = torch.randint(50, (2, SEQ_LEN), generator=torch.Generator().manual_seed(2))
-    assert torch.equal(model(token_ids), theirs(token_ids))
+@pytest.fixture(scope="module")
+def models():
+    """One set of weights, with and without the mask between documents."""
+    built = []
+    for attn_type in ("flex", "sdpa"):
+        args = flavors()["smoke"]
+        args.vocab_size, args.max_seq_len, args.attn_type = VOCAB_SIZE, 64, attn_type
+        model = TinyComma(args)
+        model.init_weights()
+        built.append(model)
+    return built
+
+
+def documents(*lengths, seed):
+    """Token ids (1, sum of lengths); each document ends with EOS."""
+    generator = torch.Generator().manual_seed(seed)
+    pieces = [torch.randint(1, VOCAB_SIZE, (length,), generator=generator) for length in lengths]
+    for piece in pieces:
+        piece[-1] = EOS
+    return torch.cat(pieces)[None]
+
+
+def masked_logits(model, token_ids):
+    return model(token_ids, document_mask(token_ids, eos_id=EOS))
+
+
+def test_the_logits_of_a_document_are_those_it_has_alone(models):
+    masked, plain = models
+    row = documents(9, 1, 30, 12, seed=4)
+    logits = masked_logits(masked, row)
+    assert (logits - plain(row))[:, 9:].abs().max() > 0.1
+    for first, last in ((0, 9), (9, 10), (10, 40), (40, 52)):
+        alone = plain(row[:, first:last])
+        torch.testing.assert_close(logits[:, first:last], alone, rtol=0, atol=2e-5)
+
+
+def attention_inputs(num_rows, num_tokens, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (3, num_rows, 2, num_tokens, 16)
+    return torch.randn(shape, generator=generator, dtype=dtype).unbind()
+
+
+@given(
+    ends=st.lists(st.lists(st.booleans(), min_size=20, max_size=20), min_size=1, max_size=3),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=10)
+def test_attention_is_causal_attention_in_each_document_by_itself(ends, seed):
+    token_ids = torch.where(torch.tensor(ends), EOS, 1)
+    query, key, value = attention_inputs(*token_ids.shape, torch.float64, seed)
+    mask = document_mask(token_ids, eos_id=EOS)
+    attended = DocumentAttention()(query, key, value, block_mask=mask)
+    for row, is_end in enumerate(ends):
+        begins = [index + 1 for index, ends_here in enumerate(is_end[:-1]) if ends_here]
+        for first, last in pairwise([0, *begins, len(is_end)]):
+            pieces = [one[row : row + 1, :, first:last] for one in (query, key, value)]
+            alone = F.scaled_dot_product_attention(*pieces, is_causal=True)
+            torch.testing.assert_close(attended[row : row + 1, :, first:last], alone)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_cpu_computes_what_flex_attention_does():
+    # Blocks of 128: some are full, some empty, some partial.
+    token_ids = torch.cat([documents(100, 200, 84, seed=s) for s in (6, 7)])
+    token_ids[1, 99] = 1  # its first two documents are one
+    mask = document_mask(token_ids, eos_id=EOS)
+    query, key, value = attention_inputs(2, 384, torch.float32, seed=8)
+    with torch.no_grad():
+        expected = flex_attention(query, key, value, block_mask=mask)
+        actual = DocumentAttention()(query, key, value, block_mask=mask)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)

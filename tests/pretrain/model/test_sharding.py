@@ -49,12 +49,12 @@ class CommunicationCount(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def collectives(model, *, is_due, keeps_weights=True):
+def collectives(model, *, is_due):
     """Gathers and reductions of a step; is_due: whether to reduce in a round."""
     token_ids = torch.zeros(1, 16, dtype=torch.int64)
     with CommunicationCount() as communication:
         for number in range(NUM_ROUNDS):
-            schedule_reduction(model, is_due=is_due(number), keeps_weights=keeps_weights)
+            schedule_reduction(model, is_due=is_due(number), keeps_weights=True)
             model(token_ids, labels=token_ids).backward()
     counts = communication.counts
     assert len(counts) == 2
@@ -65,12 +65,9 @@ def test_a_step_of_several_rounds_takes_the_collectives_of_one(model):
     every_round = collectives(model, is_due=lambda number: True)
     assert every_round == [NUM_ROUNDS * NUM_MODULES] * 2
     model.zero_grad()
-    assert collectives(model, is_due=is_last) == [NUM_MODULES] * 2
+    last = NUM_ROUNDS - 1
+    assert collectives(model, is_due=lambda number: number == last) == [NUM_MODULES] * 2
     assert all(weight.grad.dtype == torch.float32 for weight in model.parameters())
-
-
-def is_last(number):
-    return number == NUM_ROUNDS - 1
 
 
 def test_angles_stay_float32_where_fsdp_casts_what_modules_are_given(model, monkeypatch):

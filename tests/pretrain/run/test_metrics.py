@@ -1,10 +1,10 @@
-"""Files of one line a step that stay one curve, and the share of a GPU's arithmetic."""
+"""Files of one line a step that stay one curve."""
 
 from pathlib import Path
 
 from training_runs import curve
 
-from anchored.pretrain.run.metrics import StepLog, peak_flops_per_s
+from anchored.pretrain.run.metrics import StepLog
 
 
 def test_whole_lines_up_to_the_checkpoint_are_kept(tmp_path):
@@ -28,8 +28,3 @@ def test_lines_that_cannot_be_written_wait_for_the_next_one(tmp_path, caplog):
     log.append({"step": 4})
     log.append({"step": 5})
     assert [line["step"] for line in curve(tmp_path)] == [1, 2, 3, 4, 5]
-
-
-def test_the_peak_of_a_gpu_that_is_not_known_is_not_guessed():
-    assert peak_flops_per_s("NVIDIA H200") == 989e12
-    assert peak_flops_per_s("cpu") is peak_flops_per_s("NVIDIA GeForce RTX 4090") is None

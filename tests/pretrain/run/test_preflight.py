@@ -32,8 +32,6 @@ def test_a_sound_run_leaves_its_record_and_is_known_by_it(check, tmp_path, corpu
     assert (record.model["hidden_size"], record.model["vocab_size"]) == (32, 300)
     assert len(record.identity["data.plan_hash"]) == 64
     save_steps(tmp_path / "run", 5)
-    message = refusal(check, optimizer={"lr": 1e-3})
-    assert "another run (optimizer.lr was 0.003 and is now 0.001)" in message
     weights = {"harbour": 1.0, "orchard": 1.0, "quarry": 1.0}
     message = refusal(check, data={"sources": weights | {"quarry": 2.0}})
     assert "another run (data.sources.quarry.weight was 1.0 and is now 2.0)" in message
@@ -113,7 +111,7 @@ def test_the_epochs_of_stage_one_count_in_stage_two(check, first_stage, corpus):
 
 @pytest.fixture
 def twin(corpus, tmp_path):
-    """Another name of the tokens in quarry's first shard."""
+    """Quarry's first shard under another name."""
     folder = shutil.copytree(corpus.source("quarry"), tmp_path / "twin")
     manifest = Manifest.read(folder)
     first = manifest.shards[:1]
@@ -151,7 +149,6 @@ def test_stage_two_is_refused_from_another_model_or_without_a_whole_checkpoint(c
     replace(record, bos_id=None).write(first_stage.parents[1])
     message = refusal(check, **stage)
     assert "trained on data that was tokenized differently: begin token None and 298" in message
-    record.write(first_stage.parents[1])
     (first_stage / ".metadata").unlink()
     assert refusal(check, **stage).endswith("step-24 is not whole: it has no .metadata")
     shutil.rmtree(first_stage)
@@ -173,18 +170,17 @@ def test_a_run_that_would_train_nothing_is_refused_but_for_one_that_is_finished(
 # Resuming this very run.
 
 
-def test_shards_changed_in_place_are_refused(check, corpus, tmp_path):
-    folder = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
-    shard = folder / "tokens-00000.bin"
+def test_shards_changed_in_place_are_refused(check, twin):
+    shard = twin / "tokens-00000.bin"
     tokens = shard.read_bytes()
     shard.write_bytes(tokens[8:] + tokens[:8])
-    sections = {"heldout": {"sources": [str(folder)]}, "data": {"sources": {"harbour": 1.0}}}
-    assert "quarry/tokens-00000.bin has sha256 " in refusal(check, **sections)
+    sections = {"heldout": {"sources": [str(twin)]}, "data": {"sources": {"harbour": 1.0}}}
+    assert "twin/tokens-00000.bin has sha256 " in refusal(check, **sections)
 
 
 @pytest.fixture
 def checkpoints(check, tmp_path):
-    """The folder of a run that was killed after step 15, with checkpoints of steps 5, 10, 15."""
+    """The folder of a run that was killed after step 15."""
     check()
     save_steps(tmp_path / "run", 5, 10, 15)
     return tmp_path / "run" / "checkpoint"
@@ -199,19 +195,15 @@ def test_torn_checkpoints_are_set_aside_and_the_last_whole_one_resumed(check, ch
         "set aside step-15.torn (__0_0.distcp is not what was written); "
         f"step-10.torn (it has no {SEAL_NAME}): {resuming}"
     ]
-    names = {path.name for path in checkpoints.iterdir()}
-    assert names == {"step-10.torn", "step-15.torn", "step-5"}
     assert check(num_processes=2) == [resuming]
 
 
 def test_a_run_that_had_checkpoints_does_not_start_from_0(check, checkpoints, tmp_path):
     for folder in checkpoints.iterdir():
         (folder / "__0_0.distcp").rename(tmp_path / folder.name)
-    before = sorted(checkpoints.rglob("*"))
     message = refusal(check)
     assert "holds no whole checkpoint (step-15: it has no __0_0.distcp; step-10: " in message
     assert "does not start from 0" in message
-    assert sorted(checkpoints.rglob("*")) == before
     (tmp_path / "step-10").rename(checkpoints / "step-10" / "__0_0.distcp")  # mended
     assert check()[0].endswith(f"resuming from {checkpoints}/step-10")
 
@@ -225,6 +217,3 @@ def test_a_run_killed_in_its_first_save_begins_again_with_stage_one(check, tmp_p
     remark = f"no complete checkpoint, set aside as {folder}.torn: starting from the beginning"
     assert check(**stage) == [remark]
     assert not folder.exists() and (tmp_path / "run" / "checkpoint.torn" / "step-5").is_dir()
-    save_steps(tmp_path / "run", 5)
-    shutil.rmtree(first_stage)  # no longer needed once there is a checkpoint
-    assert check(**stage) == [f"resuming from {folder}/step-5"]

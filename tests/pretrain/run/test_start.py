@@ -1,8 +1,11 @@
-"""Which settings make another run, and where a run that forks from another one begins."""
+"""Settings that make another run, what run.json says of a start, and where a fork begins."""
 
 import json
 import shutil
+import sys
+from importlib.machinery import ModuleSpec
 from operator import attrgetter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,24 +50,16 @@ def record(corpus):
 def test_settings_that_decide_weights_are_named_where_they_differ_and_others_may(record):
     for key, value in {
         "quantize.linear.float8.recipe_name": "rowwise",
-        "checkpoint.keep_moments": True,
         "checkpoint.fork_skip_steps": 3,
-        "model.flavor": "trial",
         "training.global_batch_size": 16,
     }.items():
         assert record().difference(record({key: value})).startswith(f"{key} was ")
     rounding = {"checkpoint.interval": 3, "compile.enable": True, "loss.chunk_tokens": 8}
     assert record().difference(record(rounding)) is None
     # A section that nothing reads may differ.
-    idle = {"model.converters": [], "spike_guard": SpikeGuardConfig(action="log")}
-    other = {
-        "quantize.linear.float8.recipe_name": "rowwise",
-        "spike_guard": SpikeGuardConfig(action="off", window=9),
-    }
-    assert record(idle).difference(record(idle | other)) is None
-
-
-def test_a_setting_is_compared_as_what_it_means(record):
+    idle = {"spike_guard": SpikeGuardConfig(action="log")}
+    other = {"spike_guard": SpikeGuardConfig(action="off", window=9)}
+    assert record(idle).difference(record(other)) is None
     # A run may be made longer, but not its schedule; its batch cut otherwise, but not another.
     for harmless, harmful, value in (
         ("training.steps", {"lr_scheduler.total_steps": None}, 5000),
@@ -76,23 +71,44 @@ def test_a_setting_is_compared_as_what_it_means(record):
         assert difference.startswith(f"{name} was ") and difference.endswith(f"is now {value}")
 
 
+def test_every_start_is_recorded_with_its_machine_and_what_changed(begin, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(__spec__=ModuleSpec("wandb", None)))
+    _, before = begin(tmp_path / "run", metrics={"enable_wandb": True})
+    (first,) = before.starts
+    versions = first["environment"]["packages"]
+    assert (first["step"], first["num_processes"], first["changes"]) == (0, 1, {})
+    # Everything that was decided, defaults and infinite ones included.
+    assert before.settings["optimizer.lr"] == 3e-3 and before.settings["optimizer.eps"] == 1e-8
+    assert before.settings["data.max_epochs"] == "inf"
+
+    save_steps(tmp_path / "run", 5)
+    _, record = begin(
+        tmp_path / "run", num_processes=2, metrics={"enable_wandb": True, "log_freq": 7}
+    )
+    second = record.starts[1]
+    assert (second["step"], second["num_processes"]) == (5, 2)
+    assert second["changes"] == {"metrics.log_freq": [1, 7]}
+    assert record.wandb_id == before.wandb_id != ""  # all starts are one run there
+
+    card = model_card(record, step=5, title="model")
+    assert f"| 0 | 1 | cpu | {versions['torch']} | {versions['torchtitan']} |" in card
+    assert "| 5 | 2 | cpu |" in card
+
+
 # Forks: a run that goes on from another one's checkpoint.
 
 
-@pytest.fixture
-def parent(begin, tmp_path):
-    """A run with checkpoints of steps 5, 10 and 15, none of which a model could be read from."""
-    begin(tmp_path / "parent")
-    save_steps(tmp_path / "parent", 5, 10, 15)
-    (tmp_path / "parent" / "metrics.jsonl").write_text('{"step": 15}\n')
-    return tmp_path / "parent"
-
-
-def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(parent, begin, tmp_path):
+def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(begin, tmp_path):
+    parent = tmp_path / "parent"
+    begin(parent)
+    save_steps(parent, 10, 15)
+    (parent / "metrics.jsonl").write_text('{"step": 15}\n')
     before = {path: path.read_bytes() for path in parent.rglob("*") if path.is_file()}
     source = parent / "checkpoint" / "step-10"
     fork = {"fork_from": str(source), "fork_skip_steps": 2}
     settings = {"checkpoint": fork, "optimizer": {"lr": 1e-3}}
+    with pytest.raises(ValueError, match=r"another debug.seed \(3 there, 1 here\): only optimizer"):
+        begin(tmp_path / "run", debug={"seed": 1}, **settings)
     (remark,), record = begin(tmp_path / "run", **settings)
     assert remark == f"going on from {source}, as another run"
     assert list(checkpoint_steps(tmp_path / "run" / "checkpoint")) == [10]
@@ -117,13 +133,6 @@ def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(parent,
     assert "| 15 | 1 | optimizer.lr: 0.001, then 0.003 |" in card
 
 
-def test_a_fork_changes_nothing_that_its_checkpoint_holds(parent, begin, tmp_path):
-    fork = {"fork_from": str(parent / "checkpoint" / "step-10")}
-    with pytest.raises(ValueError, match=r"another debug.seed \(3 there, 1 here\): only optimizer"):
-        begin(tmp_path / "run", checkpoint=fork, debug={"seed": 1})
-    assert not (tmp_path / "run" / "checkpoint").exists()
-
-
 def test_runs_that_are_moved_are_resumed_and_another_checkpoint_is_named(begin, tmp_path):
     def resumed(folder, source):
         stage = {"initial_load_path": str(folder / source)}
@@ -135,7 +144,6 @@ def test_runs_that_are_moved_are_resumed_and_another_checkpoint_is_named(begin, 
     resumed(one, source)
     save_steps(one / "run", 20)
     one.rename(two)
-    assert resumed(two, source) == [f"resuming from {two}/run/checkpoint/step-20"]
     shutil.rmtree(two / "first")  # once there is a checkpoint it is no longer read
     assert resumed(two, source) == [f"resuming from {two}/run/checkpoint/step-20"]
     assert str(tmp_path) not in json.dumps(RunRecord.read(two / "run").identity)
@@ -150,12 +158,11 @@ def test_a_fork_is_the_unbroken_run_but_for_what_it_changes(
     whole, fork = curve(finished), {"fork_from": str(finished / "checkpoint" / "step-10")}
     train(write_config(tmp_path / "same", checkpoint=fork))
     assert losses(tmp_path / "same") == losses(finished)
-    # One that leaves data out, at half the rate; it is resumed on two processes.
+    # One that leaves data out, at half the rate.
     run, fork = tmp_path / "run", fork | {"fork_skip_steps": 3}
     settings = {"checkpoint": fork, "optimizer": {"lr": 1.5e-3}}
-    train(write_config(run, steps=11, **settings))
     config = write_config(run, **settings)
-    train(config, num_processes=2)
+    train(config)
     after = curve(run)
     assert [line["step"] for line in after] == list(range(1, 25)) and after[:10] == whole[:10]
     for line, before in zip(after[10:], whole[10:], strict=True):

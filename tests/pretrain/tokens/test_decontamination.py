@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from json_lines import write_json_lines
 
 from anchored.pretrain.tokens import passages
 from anchored.pretrain.tokens.decontamination import ForbiddenTexts, Report, search_summary
@@ -51,7 +52,7 @@ def capitals(generator, text):
     return generator.choice([text.upper(), text.title(), text.swapcase()])
 
 
-DISGUISES = [str, capitals, respaced, unspaced, twenty_words, numbered, accented]
+DISGUISES = [lambda _, text: text, capitals, respaced, unspaced, twenty_words, numbered, accented]
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +74,14 @@ def haystack(tmp_path_factory):
     for number, index in enumerate(generator.sample(range(NUM_DOCUMENTS), NUM_PLANTED)):
         work = generator.randrange(len(works))
         first = generator.randrange(len(works[work]) - 60)
-        disguise, passage = DISGUISES[number % 7], " ".join(works[work][first : first + 60])
-        passage = passage if disguise is str else disguise(generator, passage)
+        passage = DISGUISES[number % 7](generator, " ".join(works[work][first : first + 60]))
         before = generator.randrange(len(documents[index]))
         documents[index] = f"{documents[index][:before]} {passage} {documents[index][before:]}"
         planted[f"{index // per_file}.jsonl", index % per_file] = f"works.jsonl:{work + 1}"
-    (folder / "texts").mkdir()
     for number in range(NUM_FILES):
-        rows = documents[number * per_file :][:per_file]
-        lines = (json.dumps({"text": row, "metadata": {"license": "CC0"}}) for row in rows)
-        (folder / "texts" / f"{number}.jsonl").write_text("\n".join(lines))
-    table = [{"title": "A", "text": " ".join(work)} for work in works]
-    (folder / "works.jsonl").write_text("\n".join(map(json.dumps, table)))
+        rows = [{"text": text} for text in documents[number * per_file :][:per_file]]
+        write_json_lines(folder / "texts" / f"{number}.jsonl", rows)
+    write_json_lines(folder / "works.jsonl", [{"text": " ".join(work)} for work in works])
     return folder, planted
 
 
@@ -139,16 +136,12 @@ def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_
         f"{NUM_PLANTED} of {NUM_DOCUMENTS} documents share 13 words or 64 letters in a row with "
         f"works.jsonl; {NUM_PLANTED} left out"
     )
-    (tmp_path / "0.jsonl").write_text("{}")
-    other = TokenizeConfig(**config | {"input": (tmp_path / "0.jsonl",)}, output=tmp_path / "t")
+    other = TokenizeConfig(**config | {"input": (texts / "0.jsonl",)}, output=tmp_path / "t")
     with pytest.raises(ValueError, match="was made of other inputs: their files differ"):
         tokenize(other)
 
 
-def test_other_texts_or_inputs_need_another_folder(haystack, report, tmp_path):
-    (tmp_path / "other.txt").write_text("salt and rain " * 20)
-    with pytest.raises(ValueError, match="was made with other settings"):
-        search(haystack[0], against=(tmp_path / "other.txt",))
+def test_other_inputs_need_another_folder(haystack, report):
     with pytest.raises(ValueError, match=r"was made with other settings \(files was"):
         search(haystack[0], input=(haystack[0] / "texts" / "0.jsonl",))
 
@@ -178,22 +171,19 @@ def test_any_71_shared_letters_are_found_63_are_not_and_numbers_are_nobodys():
 
 
 def test_every_string_of_every_file_is_looked_for(tmp_path):
-    works = [" ".join(words(random.Random(seed), 14)) for seed in range(5)]
+    works = [" ".join(words(random.Random(seed), 14)) for seed in range(4)]
     files = [tmp_path / name for name in ("a.jsonl", "b.json", "c.txt", "d.parquet")]
     files[0].write_text(json.dumps({"doc": {"question": works[0], "choices": ["no", 3]}}))
     files[1].write_text(json.dumps([{"prompt": works[1]}]))
     files[2].write_text(works[2])
-    rows = [
-        {"question": "no", "choices": {"text": ["no", works[3]], "label": [0, 1]}},
-        {"question": works[4], "choices": {"text": [], "label": []}},
-    ]
+    rows = [{"question": "no", "choices": {"text": ["no", works[3]], "label": [0, 1]}}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), files[3])
     texts = ForbiddenTexts.prepare(files, tmp_path / "out")
-    names = ["a.jsonl:1", "b.json:1", "c.txt", "d.parquet:1", "d.parquet:2"]
+    names = ["a.jsonl:1", "b.json:1", "c.txt", "d.parquet:1"]
     for work, name in zip(works, names, strict=True):
         shared = texts.passages.shared_with(work.upper(), texts.names)
         assert shared is not None and shared.texts == (name,)
-    assert [file["num_texts"] for file in texts.files] == [1, 1, 1, 2]
+    assert [file["num_texts"] for file in texts.files] == [1, 1, 1, 1]
     assert not any(file["num_short"] for file in texts.files)
     files[3].write_bytes(files[3].read_bytes()[:-8])
     with pytest.raises(ValueError, match="cannot be read as texts to look for"):

@@ -6,6 +6,7 @@ import random
 import tracemalloc
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pyarrow
 import pyarrow.parquet
@@ -24,23 +25,18 @@ from anchored.pretrain.tokens.documents import (
 from anchored.pretrain.tokens.input_files import hub_files, local_files
 
 PATTERNS = ("CC0", "Public Domain*", "CC BY [1-4].*", "NCSA", "My Non-Commercial Licence")
-TRAINED = [("CC0",), ("public domain - USA",), ("NCSA",), ("CC0", "CC BY 4.0")]
+TRAINED = [("public domain - USA",), ("NCSA",), ("CC0", "CC BY 4.0")]
 TRAINED.append(("My Non-Commercial Licence",))  # a list that names it means it
 # What may not be sold or changed is refused whatever pattern it matches.
 REFUSED = [(), ("CC0", "GPL"), ("CC BY 4.0 NonCommercial",), ("CC BY 4.0_nc_sa",)]
 REFUSED += [("CC BY 4.0 No Derivs",), ("CC BY 4.0 ND",), ("Public Domain + Commons Clause",)]
 
 
-def test_documents_are_judged_by_all_of_their_licenses():
+def test_documents_are_judged_by_all_of_their_licenses_and_by_their_text():
     rules = DocumentRules(licenses=PATTERNS)
     for verdict, cases in ((Verdict.TRAIN, TRAINED), (Verdict.REFUSED, REFUSED)):
         for licenses in cases:
             assert rules.verdict(Document(0, b"salt", licenses)) is verdict, licenses
-
-
-def test_documents_are_judged_by_their_text():
-    with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 1.0"):
-        DocumentRules(heldout_fraction=1.0)
     rules = DocumentRules(max_document_bytes=10)
     texts = (b"ten bytes!", b"ten bytes!!", b"", None)
     assert [rules.verdict(Document(0, text)) for text in texts] == [
@@ -155,11 +151,9 @@ def test_a_line_that_is_too_long_is_not_held_in_memory_and_counts_as_oversized(t
     num_chars = 10_000_000
     write(tmp_path / "a.jsonl.gz", [{"text": one} for one in ("salt", "x" * num_chars, "rain")])
     tracemalloc.start()
-    try:
-        read = documents(tmp_path / "a.jsonl.gz")
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    read = documents(tmp_path / "a.jsonl.gz")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert peak < num_chars  # 1 MiB of a record and a block's pieces
     assert [one.text for one in read] == [b"salt", None, b"rain"]
     assert DocumentRules().verdict(read[1]) is Verdict.OVERSIZED
@@ -174,16 +168,16 @@ def test_zeros_after_a_member_of_gzip_are_no_damage_and_before_it_they_are(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("name", "is_cut", "least", "most"),
+    ("name", "is_cut", "least"),
     [
-        ("a.jsonl.gz", True, 2900, 3000),
+        ("a.jsonl.gz", True, 2900),
         # zstd decodes blocks of 128 KiB, some 1200 rows, and one of them may be lost.
-        ("a.json.zst", True, 1800, 3000),
-        ("a.parquet", False, 2400, 3000),
+        ("a.json.zst", True, 1800),
+        ("a.parquet", False, 2400),
     ],
 )
 def test_a_file_cut_short_or_damaged_ends_with_one_invalid_document(
-    tmp_path, caplog, name, is_cut, least, most
+    tmp_path, caplog, name, is_cut, least
 ):
     # Texts that do not compress well, so that half of a file is about half of its rows.
     path, generator = tmp_path / name, random.Random(3)
@@ -193,7 +187,7 @@ def test_a_file_cut_short_or_damaged_ends_with_one_invalid_document(
     middle = len(data) // 2
     path.write_bytes(data[:middle] + (b"" if is_cut else bytes(300) + data[middle + 300 :]))
     *whole, rest = documents(path)
-    assert least <= len(whole) <= most
+    assert least <= len(whole) <= 3000
     assert [one.text.decode() for one in whole] == [row["text"] for row in rows[: len(whole)]]
     assert (rest.record, rest.text, rest.problem) == (len(whole), None, Problem.DAMAGED)
     assert f"{name} is damaged from record {len(whole)} on" in caplog.text
@@ -201,16 +195,13 @@ def test_a_file_cut_short_or_damaged_ends_with_one_invalid_document(
 
 
 def test_what_cannot_be_read_now_is_an_error_and_no_damage(tmp_path, monkeypatch):
-    def broken(*arguments):
-        raise ConnectionError("server disconnected")
-
     write(tmp_path / "a.parquet", [{"body": "salt", "metadata": 1}])
     with pytest.raises(ValueError, match=r"a\.parquet has no column 'text': \['body', 'metadata'"):
         documents(tmp_path / "a.parquet")
     write(tmp_path / "a.parquet", [{"text": 3}])
     with pytest.raises(ValueError, match=r"column 'text' of input file a\.parquet is not text"):
         documents(tmp_path / "a.parquet")
-    monkeypatch.setattr("fsspec.open", broken)
+    monkeypatch.setattr("fsspec.open", Mock(side_effect=ConnectionError("server disconnected")))
     with pytest.raises(ValueError, match=r"a\.parquet cannot be read: server disconnected"):
         documents(tmp_path / "a.parquet")
 
@@ -222,7 +213,6 @@ def test_folders_are_read_in_the_order_of_names_wherever_they_are(tmp_path):
     files = local_files([tmp_path], revision="v1")
     named = [(file.name, file.num_bytes) for file in files.files]
     assert named == [("a/9.parquet", 5), ("b/10.jsonl", 5), ("b/2.jsonl", 5)]
-    assert files.revision == "v1"
     (tmp_path / "empty").mkdir()
     for paths, message in (
         ([tmp_path / "missing"], r"input .*missing does not exist"),
@@ -248,7 +238,4 @@ def test_hub_files_need_a_revision_and_carry_the_full_commit(monkeypatch):
     files = hub_files("common-pile/wikimedia_filtered", revision="0641bb8")
     assert files.revision == commit
     named = [(file.name, file.url, file.num_bytes) for file in files.files]
-    assert named == [
-        ("a/c.json.gz", f"hf://{folder}/a/c.json.gz", 300),
-        ("b.json.gz", f"hf://{folder}/b.json.gz", 100),
-    ]
+    assert named == [("a/c.json.gz", urls[1], 300), ("b.json.gz", urls[0], 100)]

@@ -3,7 +3,6 @@
 import os
 import shutil
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from anchored.pretrain.tokens.shards import (
     Manifest,
     TokenShards,
     check_shards,
-    encoding_difference,
     file_sha256,
     is_verified,
     verify_shards,
@@ -54,26 +52,19 @@ def swap_halves(path, *, nanoseconds):
 
 
 def test_documents_are_between_begin_and_end(tmp_path, tokenizer_file):
-    # Text that spells a special token does not become one.
-    documents = ["h\u00e9", "salt <|end_of_text|><|begin_of_text|> rain\n", "", "a wave"]
-    shards = write(tmp_path / "s", documents, tokenizer_file)
-    manifest, tokenizer = shards.manifest, Tokenizer.from_file(str(tokenizer_file))
-    expected = []
-    tokenizer.encode_special_tokens = True
+    documents = ["h\u00e9", "", "a wave"]
+    manifest = write(tmp_path / "s", documents, tokenizer_file).manifest
+    tokenizer, expected, ends = Tokenizer.from_file(str(tokenizer_file)), [], [0]
     for text in filter(None, documents):
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        expected += [manifest.bos_id, *ids, manifest.eos_id]
-    assert shards.tokens(0, shards.num_tokens).tolist() == expected
-    spans = list(document_spans(shards, 0, len(expected)))
-    assert [span.record for span in spans] == [0, 1, 3]
-    ends = list(accumulate(span.num_tokens for span in spans))
+        expected += [*tokenizer.encode(text).ids, manifest.eos_id]
+        ends.append(len(expected))
     # Files are little-endian, and counted in the manifest.
     offsets = np.fromfile(tmp_path / "s" / "documents-00000.bin", dtype="<i8")
     assert np.fromfile(tmp_path / "s" / "tokens-00000.bin", dtype="<u4").tolist() == expected
-    assert offsets.tolist() == [0, *ends]
-    assert (manifest.num_documents, manifest.num_empty_documents) == (3, 1)
+    assert offsets.tolist() == ends
+    assert (manifest.num_documents, manifest.num_empty_documents) == (2, 1)
     assert manifest.num_bytes == sum(len(text.encode()) for text in documents)
-    assert manifest.licenses == {"CC0-1.0": 3}
+    assert manifest.licenses == {"CC0-1.0": 2}
     assert manifest.tokenizer_sha256 == file_sha256(tokenizer_file)
 
 
@@ -145,22 +136,16 @@ def test_a_folder_appears_only_when_complete(corpus, tmp_path, tokenizer_file):
 
 
 def test_shards_of_other_tokens_around_documents_are_not_mixed(corpus, tmp_path):
-    manifest = Manifest.read(corpus.source("quarry"))
-    assert encoding_difference(manifest, manifest) == ""
+    copy = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
     for change, difference in (
-        ({"tokenizer_sha256": "0" * 64}, f"tokenizer {manifest.tokenizer_sha256[:12]} and 0000000"),
         ({"eos_id": 7}, "end token 299 and 7"),
         ({"bos_id": None}, "begin token 298 and None"),
     ):
-        other = replace(manifest, **change)
-        assert encoding_difference(manifest, other).startswith(difference)
-    copy = shutil.copytree(corpus.source("quarry"), tmp_path / "quarry")
-    (copy / "manifest.json").write_text(other.to_json())
-    assert Manifest.read(copy) == other  # None is kept
-    with pytest.raises(
-        ValueError, match=f"source {copy} were tokenized differently: begin token 2"
-    ):
-        corpus.plan({"harbour": 1.0, str(copy): 1.0})
+        manifest = replace(Manifest.read(corpus.source("quarry")), **change)
+        (copy / "manifest.json").write_text(manifest.to_json())
+        assert Manifest.read(copy) == manifest  # None is kept
+        with pytest.raises(ValueError, match=f"{copy} were tokenized differently: {difference}"):
+            corpus.plan({"harbour": 1.0, str(copy): 1.0})
 
 
 def test_a_stamp_holds_until_a_file_changes(folder, monkeypatch):

@@ -1,6 +1,7 @@
 """Tokenizers of training: one that loses text is refused, any other begins and ends documents."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -160,16 +161,12 @@ def test_documents_are_their_texts_between_the_tokens_which_are_nowhere_else(enc
 
 
 def test_a_hub_model_brings_the_config_that_names_its_end_token(tmp_path, monkeypatch):
-    calls = []
-
-    def download(model, *, revision, allow_patterns):
-        calls.append((model, revision, allow_patterns))
-        return str(tmp_path)
-
+    download = Mock(return_value=str(tmp_path))
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(ValueError, match=r"tokenizer a/b@main has no tokenizer\.json"):
         tokenizer_file("a/b@main")
     file = saved(byte_level(), tmp_path, eos_token="<|end|>")
     assert tokenizer_file("a/b@main") == file
     assert DocumentEncoder(file).end_token == "<|end|>"
-    assert calls[0] == ("a/b", "main", ["tokenizer.json", "tokenizer_config.json"])
+    files = ["tokenizer.json", "tokenizer_config.json"]
+    download.assert_called_with("a/b", revision="main", allow_patterns=files)
