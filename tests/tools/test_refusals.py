@@ -17,15 +17,12 @@ TABLE = """
 generate {pair} --max-new-tokens 3
     = --prompt a --k 1 --k 2 | --k: given twice, and takes one value
     = --prompt a --debt some | --debt: invalid choice: 'some'
-    = --prompt a --quiet | unrecognized arguments: --quiet
-    = --prompt a --ledger '' | --ledger: must not be empty
     = --prompt a --ledger {new}/ | names a folder, not a file to write
     = --prompt a --top-p 1.1 | --top-p must be in (0, 1], got 1.1
     = --prompt a --rule rcad --setting alpha=nan | alpha must be
     = --prompt a --level token --max-new-bytes 9 | --max-new-bytes is for --level byte
     = --prompt a --num-return-sequences 1000001 | at most 1,000,000 texts
     = | give either --prompt, --prompt-file, --messages or --continue-from
-    ~ --prompt a --chat | messages need a chat template
     ~ --prompt a --ledger {existing} | exists: give --overwrite to replace it
     ~ --prompt a --ledger {folder} --overwrite | is a folder, not a file to write
     ~ --prompt a --ledger {fifo} --overwrite | is not a regular file
@@ -62,8 +59,8 @@ tokenize --source s --tokenizer {safe} --output {new}
     ~ --input {texts} --end-token nowhere | has no token nowhere (--end-token)
 plan
     ~ --config nothing-of-this-name | there is no file nothing-of-this-name
-    ~ --step 1 | --stage must be one of stage1, stage2, got ''
     = --document a | document must be SOURCE:INPUT_FILE:RECORD, got 'a'
+    ~ --step 1 | --stage must be one of stage1, stage2, got ''
 pretrain --config tinycomma-1.8b-stage1 --dry-run
     = --mfu 2 | mfu must be in (0, 1], got 2.0
 export --checkpoint {folder} --tokenizer {safe}

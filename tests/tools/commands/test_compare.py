@@ -94,7 +94,6 @@ def test_models_are_compared_by_the_best_variant_and_go_on_where_they_were(confi
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('task = "bells"', 'name = "bells"', "unknown config key benchmarks.*name"),
         ('dtype = "float32"', "nonsense = 3", "safe alone: a model alone takes .* got 'nonsense'"),
         ('"safe_only"', '"rcad", beta = 1', "pair: settings of rule rcad"),
     ],

@@ -1,15 +1,15 @@
 """`anchored evaluate`: a recorded run to a page, a user's texts, and judges that are paid once."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 from chat_server import Say, chat_server, user_text
 from command_line import refused, run
+from forked_program import ForkedProgram
 from json_lines import write_json_lines
 from recorded_runs import record_run
 from waiting import HANG_S
@@ -91,14 +91,12 @@ def folder(tmp_path, monkeypatch):
     return run_folder
 
 
-def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
-    capsys, server, folder, tmp_path
-):
-    server.script = lambda body: Say("- T") if "<SOS>" in user_text(body) else judge(body)
-    claims = [{"claim": "T", "results": [{"text": "yes"}]}]
-    evidence = write_json_lines(tmp_path / "evidence.jsonl", claims)
+def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(capsys, server, folder):
+    hits = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
+    server.script = lambda body: Say(raw=hits) if "q" in body else judge(body)
     words = ["evaluate", str(folder), "--judge-url", server.url, "--judge-model", "m"]
-    words += ["--evidence", evidence, "--texts", "1", "--num-comparisons", "3"]
+    words += ["--serper", "--serper-url", server.url + "/search"]
+    words += ["--texts", "1", "--num-comparisons", "3"]
     out, err = run(capsys, *words)
     assert out.splitlines()[-1] == str(folder / "report.html")
     titles = ["copying", "fluency", "win-rate", "factuality", "report"]
@@ -108,6 +106,10 @@ def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
     assert analyses == {"copying", "fluency", "win-rate", "factuality", "steps"}
     page = (folder / "report.html").read_text()
     assert "win rate" in page and "<td>4.00</td>" in page
+    factuality = (folder / "evaluation/factuality.json").read_text()
+    assert '"evidence": "serper"' in factuality and "secret" not in factuality
+    claims = {claim["claim"] for row in json.loads(factuality)["rows"] for claim in row["claims"]}
+    assert server.paths["/v1/search"] == len(claims) > 1
     num_requests, written = len(server.requests), (folder / "report.html").stat().st_mtime_ns
     _, err = run(capsys, *words)
     assert err.count("done before") == 5
@@ -195,6 +197,9 @@ def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, ju
     texts = file_of(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": ""})
     output = Path(f"{texts}.evaluation/evaluation/fluency.json")
     prices = ["--price-in", "1", "--price-out", "10"]
+    limited, _ = judged("fluency", texts, "--limit", "1", "--dry-run")
+    assert limited.startswith("fluency: 2 requests, about ") and not server.requests
+    assert not list(tmp_path.glob("*.evaluation"))
     out, err = judged("fluency", texts, *prices)
     assert cells(out, "p_s") == ["2.500", "2", "0", "0"]
     assert cells(out, "k1") == ["4.000", "1", "1", "0"]
@@ -202,8 +207,6 @@ def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, ju
     results = json.loads(output.read_text())
     assert results["endpoint"] == {"model": "m", "base_url": server.url, "seed": None}
     assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v3")
-    limited, _ = judged("fluency", texts, "--limit", "1", "--dry-run")
-    assert limited.startswith("fluency: 2 requests")
     again, err = judged("fluency", texts, *prices)
     assert again == out and "done before" in err
     output.unlink()
@@ -215,49 +218,11 @@ def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, ju
     assert not any(b"secret" in path.read_bytes() for path in everything)
 
 
-def test_what_is_asked_is_known_before_it_is_paid(server, tmp_path, file_of, judged):
-    texts = file_of(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": "grade 3"})
-    claims = [{"claim": "grade", "results": [{"text": "yes"}]}]
-    evidence = write_json_lines(tmp_path / "evidence.jsonl", claims)
-    line = ["factuality", texts, "--price-in", "1", "--price-out", "10", "--evidence", evidence]
-    out, _ = judged(*line, "--dry-run")
-    assert not server.requests and not list(tmp_path.glob("*.evaluation"))
-    assert out.startswith("factuality: 3 requests, about ")  # the texts of q are equal
-    assert "at most about 0.0" in out and out in judged(*line)[1]  # the same before the first one
-    first = [body for body in server.requests if "Claim: " not in user_text(body)]
-    assert len(first) == 3
-    out, _ = judged("win-rate", texts, "--dry-run")
-    assert out.startswith("win-rate: 2 requests, about ")
-
-
-def test_factuality_searches_for_each_claim_once(server, tmp_path, file_of, judged):
-    response = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
-    server.script = lambda body: Say(raw=response) if "q" in body else judge(body)
-    texts = file_of(k1={"p": "T1 F1 T2. T1 T3.", "q": "F2."})
-    search = ["--serper", "--serper-url", server.url + "/search"]
-    out, _ = judged("factuality", texts, *search)
-    # Of p 3 of 4 (T1 once), of q 0 of 1: macro 0.375, micro 3 of 5; 5 claims in 2 texts.
-    assert cells(out, "k1") == ["0.375", "0.600", "2.500", "0", "0", "0"]
-    assert server.paths == {"/v1/chat/completions": 3 + 5, "/v1/search": 5}
-    results = Path(f"{texts}.evaluation/evaluation/factuality.json")
-    assert '"evidence": "serper"' in results.read_text() and "secret" not in results.read_text()
-    results.unlink()
-    judged("factuality", texts, *search)
-    assert len(server.requests) == 13
-
-
-# A shell starts what runs in its background with SIGINT ignored, and programs inherit that.
-INTERRUPTIBLE = """
-import signal
-from anchored.tools.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)
-main()
-"""
-
-
-@pytest.mark.slow  # starts a program, which loads the library, twice
+@pytest.mark.slow  # starts a program
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, stop, file_of):
+def test_an_interrupted_run_goes_on_without_a_second_payment(
+    capsys, server, stop, file_of, tmp_path
+):
     k1_texts = {str(number): f"grade {number % 5 + 1}, {number}" for number in range(20)}
     texts = file_of(k1=k1_texts)
     both_wait, may_go_on = threading.Event(), threading.Event()
@@ -270,17 +235,15 @@ def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, sto
     server.script = script
     line = ["evaluate", texts, "--only", "fluency", "--concurrency", "2"]
     line += ["--judge-url", server.url, "--judge-model", "m"]
-    program = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, *line], stderr=subprocess.PIPE, text=True
-    )
+    program = ForkedProgram("anchored.tools.cli", line, tmp_path / "output.txt")
     assert both_wait.wait(HANG_S)
-    program.send_signal(stop)
+    os.kill(program.pid, stop)
     if stop == signal.SIGINT:  # it waits for what is on its way, which is paid for
         may_go_on.set()
-    _, err = program.communicate(timeout=HANG_S)
+    status, shown = program.wait(), program.output.read_text()
     may_go_on.set()
-    assert program.returncode == (130 if stop == signal.SIGINT else -signal.SIGKILL)
-    assert stop == signal.SIGKILL or err.endswith("anchored evaluate: interrupted\n")
+    assert status == (130 if stop == signal.SIGINT else -signal.SIGKILL)
+    assert stop == signal.SIGKILL or shown.endswith("anchored evaluate: interrupted\n")
     kept = [json.loads(file.read_text()) for file in Path(f"{texts}.answers").rglob("*.json")]
     asked = [json.loads(answer["request"])["body"]["messages"] for answer in kept]
     num_before, server.script = len(server.requests), judge

@@ -25,17 +25,17 @@ def written(capsys, tmp_path):
     return write
 
 
-@pytest.mark.parametrize("kind", ["books", "nonliteral"])
-def test_records_stand_in_the_template(kind, written):
-    first, second = written(kind, [BOOK, BOOK | {"id": "b"}], "array.json")
-    begin = "Complete the prefix" if kind == "books" else "Continue the text to compose an original"
-    assert first.prompt.startswith(begin) and first.prompt.endswith(":\nThe bell {rang}")
-    assert (first.id, first.title, first.domain) == ("bookmia.00.11", "Tides", kind)
-    assert second.id == "b"
+def test_records_stand_in_the_template(written):
+    first, second = written("books", [BOOK, BOOK | {"id": "b"}], "array.json")
+    assert first.prompt == "Complete the prefix:\nThe bell {rang}"
+    assert (first.id, first.title, first.domain) == ("bookmia.00.11", "Tides", "books")
     # The seam between a text and its continuation belongs to the reference.
-    assert first.reference == ("" if kind == "nonliteral" else " twice.")
+    assert (first.reference, second.id) == (" twice.", "b")
     (comma,) = written("books", BOOK | {"reference": ", they say"})
     assert comma.reference == ", they say"
+    (other,) = written("nonliteral", BOOK)
+    assert other.prompt.startswith("Continue the text to compose an original")
+    assert other.prompt.endswith(":\nThe bell {rang}") and other.reference == ""
 
 
 def test_a_whole_text_is_cut_into_what_is_given_and_how_it_goes_on(written):
