@@ -43,6 +43,15 @@ retrieve --corpus {texts} --prompt-file {prompts}
     = --instruction Find | --instruction needs an --encoder
 serve {pair}
     = --max-k -1 | --max-k must be in
+    = --max-bank 1 | bank 20 of the rule is above max_bank 1
+    = --host 0.0.0.0 | give an --api-key-file
+    ~ --max-length 100000 --port 0 | --max-length must be <= 128
+serve {pair} --engine vllm
+    = --rule no_opt | in vLLM the rule must be Anchored(...) or Pathwise(...), got NoOpt(
+    = --level byte | --engine vllm decodes tokens, got --level byte
+    = --batch-size 4 | --batch-size is of --engine decoder: vLLM has --engine-args
+    = --expose-logprobs | --expose-logprobs is of --engine decoder: vLLM tells those of p_s
+    = --engine-args a=1 a=2 | --engine-args gives a twice: 1 and 2
 ledgers
     ~ --journal {missing} | there is no folder
 accounts

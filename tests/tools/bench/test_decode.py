@@ -9,7 +9,7 @@ import pytest
 
 from anchored.tools.bench import decode, flops
 from anchored.tools.bench.decode import bench_rules, speeds
-from anchored.tools.bench.options import METHODS, BenchDecodeConfig, method_names
+from anchored.tools.bench.options import METHODS, BenchDecodeConfig
 
 TINY = {"safe": "tiny", "risky": "tiny", "vocab_size": 64}
 
@@ -45,7 +45,7 @@ def test_every_method_has_a_row_for_every_batch_size_with_transformers(pair_fold
 
 def test_pairs_of_tokens_and_of_bytes_have_rows_of_every_method_that_they_take(capsys):
     lengths = {"prompt_length": 8, "new_length": 3, "batch_sizes": (1,), "runs": 1}
-    every = {"methods": ("all",), "passage_words": 7, "clock": "cpu"}
+    every = {"methods": ("rcad", "all"), "passage_words": 7, "clock": "cpu"}
     assert decode.run(BenchDecodeConfig(**TINY, **lengths, **every)) == 0
     header, titles, (_, *rows) = table(capsys)
     assert "tiny + tiny, V = 64, auto on cpu" in header
@@ -60,15 +60,6 @@ def test_pairs_of_tokens_and_of_bytes_have_rows_of_every_method_that_they_take(c
     figures = dict(rows)["risky_only"]  # no prompt's positions, and a forward of each other one
     step, positions, gflop = figures[titles.index("step GFLOP") :][:3]
     assert 0 < positions < 8 and gflop == pytest.approx(step * positions, rel=0.1)
-
-
-def test_methods_are_named_by_spaces_or_commas_in_one_order():
-    assert method_names(("rcad,safe_only", "system")) == ("safe_only", "system", "rcad")
-    assert method_names(("rcad", "all")) == METHODS
-    with pytest.raises(ValueError, match=r"all or of safe_only, .*, got 'rcda'"):
-        BenchDecodeConfig(methods=("rcda",))
-    rules = bench_rules(k=1.0, horizon=5, passages=["a"], words=["a"])
-    assert tuple(rules) == METHODS and rules["global_switch"].K == 5.0
 
 
 def test_methods_take_turns_and_one_that_ends_at_once_has_no_speed():

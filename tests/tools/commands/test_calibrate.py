@@ -158,21 +158,13 @@ def test_no_k_is_chosen_whose_bound_leaves_a_reference_more_than_is_asked(
     assert (header.charge, header.bank) == ("drawn", 2.0)
 
 
-def test_certificates_are_tabled_and_recorded_and_what_nothing_certifies_is_named(
-    capsys, pair_words, tmp_path
-):
-    lines = [
-        {"id": "bell", "prompt": "salt and rain", "reference": " the harbour bell rang"},
-        {"id": "short", "prompt": "import", "reference": "a"},
-    ]
-    file = write_json_lines(tmp_path / "prompts.jsonl", lines)
-    command = ["certify", *pair_words, "--prompt-file", file, "--output", str(tmp_path / "c")]
-    words = ["--bank", "1", "4", "--target", "1e-3", "--window", "4", "--length", "24"]
-    out, _ = run(capsys, *command, *words)
+def test_certificates_are_tabled_and_recorded(capsys, reciting, prompt_file, tmp_path):
+    words = ["certify", *reciting, "--prompt-file", prompt_file, "--output", str(tmp_path / "c")]
+    words += ["--bank", "1", "4", "--target", "1e-3", "--window", "4", "--length", "24"]
+    out, _ = run(capsys, *words)
     assert out.startswith("Largest k, nats per token, with which an answer of 24 tokens recites")
     assert "no bank  bank 1  bank 4\n" in out
-    assert "No k > 0 certifies a whole text of short, at e^-" in out
     results = json.loads((tmp_path / "c" / "certificates.json").read_text())
     assert results["schema"] == "anchored-certificates/1" and results["target"] == 1e-3
-    assert [row["id"] for row in results["events"]["texts"]] == ["bell", "short"]
+    assert [row["id"] for row in results["events"]["texts"]] == ["0", "1", "2"]
     assert "| a whole text | Pathwise |" in (tmp_path / "c" / "certificates.md").read_text()

@@ -47,30 +47,14 @@ def server(monkeypatch):
         yield running_server
 
 
-@pytest.fixture
-def file_of(tmp_path):
+def texts_of(folder: Path, **texts) -> str:
     """A file of texts by setting and prompt."""
-
-    def write(**texts) -> str:
-        rows = [
-            {"setting": name, "id": id, "prompt": "BEGIN", "text": text, "group": "rare"}
-            for name, by_prompt in texts.items()
-            for id, text in by_prompt.items()
-        ]
-        return write_json_lines(tmp_path / "t.jsonl", rows)
-
-    return write
-
-
-@pytest.fixture
-def judged(capsys, server):
-    """(stdout, stderr) of a judge's work on a file of texts."""
-
-    def judged(name, texts, *more, status=0) -> tuple[str, str]:
-        options = ["--judge-url", server.url, "--judge-model", "m"]
-        return run(capsys, "evaluate", texts, "--only", name, *options, *more, status=status)
-
-    return judged
+    rows = [
+        {"setting": name, "id": id, "prompt": "BEGIN", "text": text, "group": "rare"}
+        for name, by_prompt in texts.items()
+        for id, text in by_prompt.items()
+    ]
+    return write_json_lines(folder / "t.jsonl", rows)
 
 
 def cells(out, setting):
@@ -92,16 +76,20 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(capsys, server, folder):
-    hits = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
-    server.script = lambda body: Say(raw=hits) if "q" in body else judge(body)
     words = ["evaluate", str(folder), "--judge-url", server.url, "--judge-model", "m"]
     words += ["--serper", "--serper-url", server.url + "/search"]
     words += ["--texts", "1", "--num-comparisons", "3"]
-    out, err = run(capsys, *words)
+    server.script = lambda body: Say(status=400, raw="no")
+    out, err = run(capsys, *words, status=1)
     assert out.splitlines()[-1] == str(folder / "report.html")
     titles = ["copying", "fluency", "win-rate", "factuality", "report"]
     steps = [line for line in err.splitlines() if line.startswith("[")]
     assert steps == [f"[{n}/5] {title}" for n, title in enumerate(titles, 1)]
+    assert "fluency: nothing could be judged: status 400: 'no'" in err
+    hits = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
+    server.script = lambda body: Say(raw=hits) if "q" in body else judge(body)
+    _, err = run(capsys, *words)
+    assert err.count("done before") == 1  # copying
     analyses = {path.stem for path in (folder / "evaluation").glob("*.json")}
     assert analyses == {"copying", "fluency", "win-rate", "factuality", "steps"}
     page = (folder / "report.html").read_text()
@@ -111,9 +99,11 @@ def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(capsys, 
     claims = {claim["claim"] for row in json.loads(factuality)["rows"] for claim in row["claims"]}
     assert server.paths["/v1/search"] == len(claims) > 1
     num_requests, written = len(server.requests), (folder / "report.html").stat().st_mtime_ns
-    _, err = run(capsys, *words)
-    assert err.count("done before") == 5
+    assert run(capsys, *words)[1].count("done before") == 5
     assert (folder / "report.html").stat().st_mtime_ns == written
+    # What was judged stays without a judge, and so does the page with it.
+    _, err = run(capsys, "evaluate", str(folder), "--texts", "1")
+    assert err.count("done before") == 2
     assert len(server.requests) == num_requests
 
 
@@ -147,22 +137,6 @@ def test_a_text_is_scored_once_whatever_is_done_with_it_and_again_when_it_change
     assert len(scored) == 1 + 2
 
 
-def test_what_a_judge_could_not_judge_is_asked_for_again_and_the_page_is_there(
-    capsys, server, folder
-):
-    server.script = lambda body: Say(status=400, raw="no")
-    words = ["evaluate", str(folder), "--judge-url", server.url, "--judge-model", "m"]
-    out, err = run(capsys, *words, status=1)
-    assert "fluency: nothing could be judged: status 400: 'no'" in err
-    assert out.splitlines()[-1] == str(folder / "report.html")
-    server.script = judge
-    _, err = run(capsys, *words)
-    assert err.count("done before") == 1  # copying
-    assert "<td>4.00</td>" in (folder / "report.html").read_text()
-    _, err = run(capsys, "evaluate", str(folder))
-    assert err.count("done before") == 2  # what was judged stays, and so does the page with it
-
-
 def test_texts_of_a_file_are_measured_recorded_and_may_be_moved(capsys, tmp_path):
     kettle = "the grey kettle hummed on the stove today"
     by_setting = {"p_s": "no", "k=1": "the grey kettle sat", "p_r": kettle}
@@ -193,24 +167,26 @@ def test_a_second_evaluation_of_a_run_is_refused_while_the_first_is_at_work(caps
     assert not (folder / "evaluation" / "steps.json").exists()
 
 
-def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, judged):
-    texts = file_of(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": ""})
+def test_fluency_is_printed_recorded_and_paid_once(capsys, server, tmp_path):
+    texts = texts_of(tmp_path, p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": ""})
     output = Path(f"{texts}.evaluation/evaluation/fluency.json")
     prices = ["--price-in", "1", "--price-out", "10"]
-    limited, _ = judged("fluency", texts, "--limit", "1", "--dry-run")
+    words = ["evaluate", texts, "--only", "fluency"]
+    words += ["--judge-url", server.url, "--judge-model", "m"]
+    limited, _ = run(capsys, *words, "--limit", "1", "--dry-run")
     assert limited.startswith("fluency: 2 requests, about ") and not server.requests
     assert not list(tmp_path.glob("*.evaluation"))
-    out, err = judged("fluency", texts, *prices)
+    out, err = run(capsys, *words, *prices)
     assert cells(out, "p_s") == ["2.500", "2", "0", "0"]
     assert cells(out, "k1") == ["4.000", "1", "1", "0"]
     assert "3 asked, 0 kept, 3 sent, 0 failed; 30 + 9 tokens paid, 0.0001 USD" in err
     results = json.loads(output.read_text())
     assert results["endpoint"] == {"model": "m", "base_url": server.url, "seed": None}
     assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v3")
-    again, err = judged("fluency", texts, *prices)
+    again, err = run(capsys, *words, *prices)
     assert again == out and "done before" in err
     output.unlink()
-    again, err = judged("fluency", texts)
+    again, err = run(capsys, *words)
     assert again == out and "3 kept, 0 sent" in err and len(server.requests) == 3
     everything = [path for path in tmp_path.rglob("*") if path.is_file()]
     # Texts, results, which steps are done, a lock, and three answers.
@@ -220,11 +196,9 @@ def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, ju
 
 @pytest.mark.slow  # starts a program
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_goes_on_without_a_second_payment(
-    capsys, server, stop, file_of, tmp_path
-):
+def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, stop, tmp_path):
     k1_texts = {str(number): f"grade {number % 5 + 1}, {number}" for number in range(20)}
-    texts = file_of(k1=k1_texts)
+    texts = texts_of(tmp_path, k1=k1_texts)
     both_wait, may_go_on = threading.Event(), threading.Event()
 
     def script(body):

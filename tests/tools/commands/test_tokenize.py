@@ -67,40 +67,29 @@ def whole(config, tmp_path_factory):
     return folder
 
 
-def test_shards_hold_the_allowed_documents_and_the_manifest_counts_the_rest(config, tmp_path):
-    extra = tmp_path / "extra.jsonl"
-    lines = [b'{"text": ""}', b'{"text": "\xff"}', json.dumps({"text": "salt " * 999}).encode()]
-    extra.write_bytes(b"\n".join(lines))
-    inputs = (*config(tmp_path).input, extra)
-    settings = {"licenses": ("CC0",), "max_document_bytes": 2000, "input": inputs}
-    assert run(config(tmp_path / "s", **settings)) == 0
-    manifest, heldout = (Manifest.read(tmp_path / "s" / split) for split in ("", "heldout"))
-    assert manifest.licenses["CC0"] + heldout.licenses["CC0"] == 540
-    assert manifest.refused_licenses == {"CC BY-NC": 60}
-    assert (manifest.num_empty_documents, manifest.num_invalid_documents) == (1, 1)
-    assert manifest.num_oversized_documents == 1
-    assert (manifest.split, heldout.split) == ("train", "heldout")
-    assert 20 < heldout.num_documents < 100
-
-
-def test_a_source_with_more_invalid_records_ends_and_goes_on_when_more_are_allowed(
+def test_shards_hold_the_allowed_documents_and_the_manifest_counts_the_rest(
     config, tmp_path, capsys
 ):
-    lines = [{"text": f"the keeper wrote {number}"} for number in range(40)]
-    for name in "ab":
-        file = write_json_lines(tmp_path / "texts" / f"{name}.jsonl", [*lines, {"text": None}])
-    with open(file, "a") as of_two:
-        of_two.write("{bad\n")
-    counts = "2 no text in the text field, 1 not JSON"  # of both files together
+    """With more invalid ones than are allowed, it ends, and goes on when more are allowed."""
+    extra = tmp_path / "extra.jsonl"
+    lines = ['{"text": ""}', '{"text": null}', '{"text": 3}', "{bad"]
+    extra.write_text("\n".join([*lines, json.dumps({"text": "salt " * 999})]))
+    inputs = (extra, *config(tmp_path).input)
+    settings = {"licenses": ("CC0",), "max_document_bytes": 2000, "input": inputs}
+    counts = "2 no text in the text field, 1 not JSON"
     message = rf"letters has more than 2 records without text .* \({counts}; text field 'text'"
-    settings = {"input": (tmp_path / "texts",), "shard_tokens": 99}
     with pytest.raises(ValueError, match=message):
         run(config(tmp_path / "s", **settings, max_invalid_documents=2))
     assert not (tmp_path / "s" / "manifest.json").exists()
     assert run(config(tmp_path / "s", **settings, max_invalid_documents=3)) == 0
     assert "  left out, no text in the text field: 2\n" in capsys.readouterr().out
-    of_all = {"not JSON": 1, "no text in the text field": 2}
-    assert Manifest.read(tmp_path / "s").invalid_documents == of_all
+    manifest, heldout = (Manifest.read(tmp_path / "s" / split) for split in ("", "heldout"))
+    assert manifest.licenses["CC0"] + heldout.licenses["CC0"] == 540
+    assert manifest.refused_licenses == {"CC BY-NC": 60}
+    assert manifest.invalid_documents == {"not JSON": 1, "no text in the text field": 2}
+    assert (manifest.num_empty_documents, manifest.num_oversized_documents) == (1, 1)
+    assert (manifest.split, heldout.split) == ("train", "heldout")
+    assert 20 < heldout.num_documents < 100
     run(config(tmp_path / "whole", **settings))
     assert contents(tmp_path / "s") == contents(tmp_path / "whole")
 
