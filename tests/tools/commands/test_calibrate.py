@@ -130,6 +130,10 @@ def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys
     assert "longest copy, characters" in out and not drawn.count
     assert [row["k"] for row in read(folder)["curve"]] == ks
     assert read(folder)["check"] is None
+    (folder / "measurements" / "calibrated_ks.json").unlink()  # smaller k that were recorded count
+    options = ["--smallest-k", "29"]
+    _, err = run(capsys, *with_options([*command, str(folder)], options), status=1)
+    assert "is missed at the smallest k: NCR " in err
 
 
 def test_an_interrupted_search_goes_on_where_it_was(folder, command, capsys, tmp_path, drawn):

@@ -108,7 +108,8 @@ def test_a_training_finds_what_it_reads_next_to_its_file_or_where_it_runs(tmp_pa
     for folder in ("configs/shards", "run/tokenizer"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "run")
-    (tmp_path / "configs" / "mixture.toml").write_text(
+    mixture = tmp_path / "configs" / "mixture.toml"
+    mixture.write_text(
         'shards_folder = "shards"\nseq_len = 4\ntokens_per_step = 8\nmax_epochs = 1.0\n'
         'stages = [{ name = "one", tokens = 80.0, seed = 0 }]\n'
         'sources = [{ name = "a", weights = { one = 1.0 } }]\n'
@@ -121,6 +122,9 @@ def test_a_training_finds_what_it_reads_next_to_its_file_or_where_it_runs(tmp_pa
     paths = [tables["model"]["tokenizer"], tables["data"]["sources"][0]["path"]]
     expected = [tmp_path / "run" / "tokenizer", tmp_path / "configs" / "shards" / "a"]
     assert [(tmp_path / "run" / path).resolve() for path in paths] == expected
+    mixture.write_text(mixture.read_text().replace("{ one =", "{ two ="))
+    with pytest.raises(ValueError, match="source a has a weight for no stage: two"):
+        read_run_config(file)
 
 
 @pytest.mark.parametrize(
