@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from command_line import refused, run
 from tiny_models import tiny_llama, train_tokenizer
 
-from anchored.tools.cli import COMMANDS, GROUPS
+import anchored.tools
+from anchored.tools.cli import COMMANDS, GROUPS, Command
+from anchored.tools.interrupts import defer_during_imports
 
 PRINTING = ["--help", "sweep --list"]
 
@@ -121,17 +124,6 @@ def test_models_with_two_tokenizers_generate_score_and_verify_bytes(capsys, byte
     assert figures["spend"] <= figures["bound"]
 
 
-# A shell starts what runs in its background with SIGINT ignored, and programs inherit that.
-INTERRUPTED = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from anchored.tools import cli
-import anchored.tools
-anchored.tools.__path__.append({folder!r})
-cli.COMMANDS["interrupt"] = cli.Command("interrupting.run", "")
-cli.main(["interrupt"])
-"""
-KILL = "import os, signal, time\n"
 INTERRUPTING = {
     "an import that catches it": (
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    sum(range(10**6))\n"
@@ -147,11 +139,17 @@ INTERRUPTING = {
 
 
 @pytest.mark.parametrize("module", INTERRUPTING.values(), ids=INTERRUPTING)
-def test_ctrl_c_ends_in_one_line_wherever_it_comes(tmp_path, module):
-    code = f"{KILL}def use():\n    pass\n{module}\n"
+def test_ctrl_c_ends_in_one_line_wherever_it_comes(capsys, monkeypatch, tmp_path, module):
+    code = f"import os, signal, time\ndef use():\n    pass\n{module}\n"
     code += "def run(words: list[str]) -> int:\n    use()\n    time.sleep(60)\n    return 0\n"
     (tmp_path / "interrupting.py").write_text(code)
-    command = [sys.executable, "-c", INTERRUPTED.format(folder=str(tmp_path))]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (130, "")
-    assert result.stderr == "anchored interrupt: interrupted\n"
+    monkeypatch.setattr(anchored.tools, "__path__", [*anchored.tools.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "anchored.tools.interrupting", raising=False)
+    monkeypatch.setitem(COMMANDS, "interrupt", Command("interrupting.run", ""))
+    # It is ignored by what a shell started in the background, the tests themselves perhaps.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        defer_during_imports()
+        assert run(capsys, "interrupt", status=130) == ("", "anchored interrupt: interrupted\n")
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -83,25 +83,23 @@ def test_a_page_streams_three_texts_and_verifies_the_ledger(folders, pair, tmp_p
     assert result.ledger.token_ids == ledger.token_ids
 
 
-def test_a_question_is_asked_as_a_chat(pair, tmp_path):
-    from anchored.tools.demo import RULES, decode
-
-    empty_seed = None
-    values = ("Who keeps the lamp?", True, "", 4.0, "2.5", 8, next(iter(RULES)), empty_seed)
-    *_, last = decode(pair, tmp_path, *values)
-    (result,) = Decoder(pair, Pathwise(k=4.0, bank=2.5)).generate(
-        messages=[{"role": "user", "content": values[0]}], max_new_tokens=8
-    )
-    assert unescape(re.sub(r"</?span[^>]*>", "", last[1])) == result.text
-    assert last[8].header.bank == 2.5
-
-
-def test_a_bank_that_is_no_number_is_refused_in_one_line(pair, tmp_path):
+def test_a_question_is_asked_as_a_chat_and_a_bank_that_is_no_number_refused(pair, tmp_path):
     import gradio as gr
 
     from anchored.tools.demo import RULES, decode
 
-    values = ("Who keeps the lamp?", False, "", 4.0, "much", 8, next(iter(RULES)), 0)
+    def decoded(bank):
+        empty_seed = None
+        values = (question, True, "", 4.0, bank, 8, next(iter(RULES)), empty_seed)
+        return list(decode(pair, tmp_path, *values))
+
+    question = "Who keeps the lamp?"
+    last = decoded("2.5")[-1]
+    (result,) = Decoder(pair, Pathwise(k=4.0, bank=2.5)).generate(
+        messages=[{"role": "user", "content": question}], max_new_tokens=8
+    )
+    assert unescape(re.sub(r"</?span[^>]*>", "", last[1])) == result.text
+    assert last[8].header.bank == 2.5
     with pytest.raises(gr.Error, match=r"bank must be .*'much'") as error:
-        list(decode(pair, tmp_path, *values))
+        decoded("much")
     assert not error.value.print_exception and "\n" not in error.value.message

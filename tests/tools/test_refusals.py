@@ -17,15 +17,12 @@ TABLE = """
 generate {pair} --max-new-tokens 3
     = --prompt a --k 1 --k 2 | --k: given twice, and takes one value
     = --prompt a --debt some | --debt: invalid choice: 'some'
-    = --prompt a --quiet | unrecognized arguments: --quiet
-    = --prompt a --ledger '' | --ledger: must not be empty
     = --prompt a --ledger {new}/ | names a folder, not a file to write
     = --prompt a --top-p 1.1 | --top-p must be in (0, 1], got 1.1
     = --prompt a --rule rcad --setting alpha=nan | alpha must be
     = --prompt a --level token --max-new-bytes 9 | --max-new-bytes is for --level byte
     = --prompt a --num-return-sequences 1000001 | at most 1,000,000 texts
     = | give either --prompt, --prompt-file, --messages or --continue-from
-    ~ --prompt a --chat | messages need a chat template
     ~ --prompt a --ledger {existing} | exists: give --overwrite to replace it
     ~ --prompt a --ledger {folder} --overwrite | is a folder, not a file to write
     ~ --prompt a --ledger {fifo} --overwrite | is not a regular file
@@ -46,6 +43,15 @@ retrieve --corpus {texts} --prompt-file {prompts}
     = --instruction Find | --instruction needs an --encoder
 serve {pair}
     = --max-k -1 | --max-k must be in
+    = --max-bank 1 | bank 20 of the rule is above max_bank 1
+    = --host 0.0.0.0 | give an --api-key-file
+    ~ --max-length 100000 --port 0 | --max-length must be <= 128
+serve {pair} --engine vllm
+    = --rule no_opt | in vLLM the rule must be Anchored(...) or Pathwise(...), got NoOpt(
+    = --level byte | --engine vllm decodes tokens, got --level byte
+    = --batch-size 4 | --batch-size is of --engine decoder: vLLM has --engine-args
+    = --expose-logprobs | --expose-logprobs is of --engine decoder: vLLM tells those of p_s
+    = --engine-args a=1 a=2 | --engine-args gives a twice: 1 and 2
 ledgers
     ~ --journal {missing} | there is no folder
 accounts
@@ -62,8 +68,8 @@ tokenize --source s --tokenizer {safe} --output {new}
     ~ --input {texts} --end-token nowhere | has no token nowhere (--end-token)
 plan
     ~ --config nothing-of-this-name | there is no file nothing-of-this-name
-    ~ --step 1 | --stage must be one of stage1, stage2, got ''
     = --document a | document must be SOURCE:INPUT_FILE:RECORD, got 'a'
+    ~ --step 1 | --stage must be one of stage1, stage2, got ''
 pretrain --config tinycomma-1.8b-stage1 --dry-run
     = --mfu 2 | mfu must be in (0, 1], got 2.0
 export --checkpoint {folder} --tokenizer {safe}

@@ -9,7 +9,7 @@ import pytest
 
 from anchored.tools.bench import decode, flops
 from anchored.tools.bench.decode import bench_rules, speeds
-from anchored.tools.bench.options import METHODS, BenchDecodeConfig, method_names
+from anchored.tools.bench.options import METHODS, BenchDecodeConfig
 
 TINY = {"safe": "tiny", "risky": "tiny", "vocab_size": 64}
 
@@ -25,13 +25,12 @@ def table(capsys) -> tuple[str, list[str], list[tuple[str, list[float]]]]:
     return header, re.split(r"\s{2,}", titles.strip()), figures
 
 
-def test_every_method_has_a_row_for_every_batch_size_with_transformers(capsys):
-    config = BenchDecodeConfig(
-        **TINY, batch_sizes=(1, 2), prompt_length=4, new_length=6, drafts=(2,)
-    )
-    assert decode.run(config) == 0
+def test_every_method_has_a_row_for_every_batch_size_with_transformers(pair_folders, capsys):
+    safe, risky = map(str, pair_folders)
+    sizes = {"batch_sizes": (1, 2), "prompt_length": 4, "new_length": 6, "drafts": (2,)}
+    assert decode.run(BenchDecodeConfig(safe=safe, risky=risky, **sizes)) == 0
     header, titles, rows = table(capsys)
-    assert "tiny + tiny, V = 64, auto on cpu" in header
+    assert f"{safe} + {risky}, auto on cpu" in header
     names = ["transformers, risky alone", "safe_only", "anchored", "anchored_inf"]
     names.append("anchored, drafts 2")
     assert [(figures[0], name) for name, figures in rows] == list(product([1, 2], names))
@@ -44,18 +43,12 @@ def test_every_method_has_a_row_for_every_batch_size_with_transformers(capsys):
             assert figures[slowdown : slowdown + 2] == [1.0, 0.0]
 
 
-def test_pairs_of_folders_and_of_bytes_have_rows_of_every_method_that_they_take(
-    pair_folders, capsys
-):
-    safe, risky = map(str, pair_folders)
+def test_pairs_of_tokens_and_of_bytes_have_rows_of_every_method_that_they_take(capsys):
     lengths = {"prompt_length": 8, "new_length": 3, "batch_sizes": (1,), "runs": 1}
-    of_folders = BenchDecodeConfig(safe=safe, risky=risky, methods=("anchored",), **lengths)
-    assert decode.run(of_folders) == 0
-    header, _, rows = table(capsys)
-    assert f"{safe} + {risky}, auto on cpu" in header and len(rows) == 2
-    every = {"methods": ("all",), "passage_words": 7, "clock": "cpu"}
+    every = {"methods": ("rcad", "all"), "passage_words": 7, "clock": "cpu"}
     assert decode.run(BenchDecodeConfig(**TINY, **lengths, **every)) == 0
-    _, titles, (_, *rows) = table(capsys)
+    header, titles, (_, *rows) = table(capsys)
+    assert "tiny + tiny, V = 64, auto on cpu" in header
     assert [name for name, _ in rows] == list(METHODS)
     gflops = {name: figures[titles.index("all GFLOP")] for name, figures in rows}
     assert gflops["memfree"] == gflops["risky_only"] < gflops["rcad"] / 2
@@ -67,15 +60,6 @@ def test_pairs_of_folders_and_of_bytes_have_rows_of_every_method_that_they_take(
     figures = dict(rows)["risky_only"]  # no prompt's positions, and a forward of each other one
     step, positions, gflop = figures[titles.index("step GFLOP") :][:3]
     assert 0 < positions < 8 and gflop == pytest.approx(step * positions, rel=0.1)
-
-
-def test_methods_are_named_by_spaces_or_commas_in_one_order():
-    assert method_names(("rcad,safe_only", "system")) == ("safe_only", "system", "rcad")
-    assert method_names(("rcad", "all")) == METHODS
-    with pytest.raises(ValueError, match=r"all or of safe_only, .*, got 'rcda'"):
-        BenchDecodeConfig(methods=("rcda",))
-    rules = bench_rules(k=1.0, horizon=5, passages=["a"], words=["a"])
-    assert tuple(rules) == METHODS and rules["global_switch"].K == 5.0
 
 
 def test_methods_take_turns_and_one_that_ends_at_once_has_no_speed():

@@ -5,41 +5,23 @@ from training_runs import train
 
 from anchored.tools.bench import pretrain
 from anchored.tools.bench.pretrain import BASELINE, BenchPretrainConfig, levers, run
+from anchored.tools.quickstart.preset import PRESETS
 
-TINY = """
-[job]
-needs_gpu = true
-[model]
-flavor = "smoke"
-tokenizer = "missing"
-[training]
-seq_len = 32
-local_batch_size = 2
-global_batch_size = 64
-mixed_precision_param = "float32"
-[optimizer]
-implementation = "foreach"
-[checkpoint]
-interval_minutes = 5.0
-[debug]
-seed = 0
-[loss]
-chunk_tokens = 16
-[[heldout.sources]]
-name = "missing"
-path = "missing"
-[[data.sources]]
-name = "missing"
-path = "missing"
-weight = 1.0
+CHANGED = f"""
+base = "{PRESETS}/smoke/stage1.toml"
+job = {{ needs_gpu = true }}
+model = {{ tokenizer = "missing" }}
+checkpoint = {{ interval_minutes = 5.0 }}
+heldout = {{ sources = [{{ name = "missing", path = "missing" }}] }}
 """
+"""A run's config, of which all that is not there or would take time is replaced."""
 
 
 @pytest.mark.slow
 def test_every_lever_has_a_row_next_to_the_configuration(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(pretrain, "launch", train)
-    file = tmp_path / "tiny.toml"
-    file.write_text(TINY)
+    file = tmp_path / "changed.toml"
+    file.write_text(CHANGED)
     chosen = ("twice the batch",)
     settings = {"rounds": 2, "steps": 3, "skipped_steps": 1, "vocab_size": 300}
     assert run(BenchPretrainConfig(config=file, levers=chosen, **settings)) == 0

@@ -91,8 +91,8 @@ def drawn(monkeypatch):
 
 
 def with_options(words: list[str], more: list[str]) -> list[str]:
-    """The words with these options, of one value or none, in place of theirs."""
-    for flag in (word for word in more if word.startswith("--")):
+    """The words with these options, of one value each, in place of theirs."""
+    for flag in more[::2]:
         if flag in words:
             place = words.index(flag)
             words = [*words[:place], *words[place + 2 :]]
@@ -121,12 +121,19 @@ def test_the_largest_k_that_keeps_to_the_target_is_taken(folder, command, capsys
     out, _ = run(capsys, *command, str(folder), status=status_of(folder))
     assert not drawn.count and read(folder) == figures
     assert f"k = {met[-1]:g} nats per token: NCR " in out and "On 1 fresh seeds: NCR" in out
+    options = ["--max-new-tokens", "9"]
+    _, err = run(capsys, *with_options([*command, str(folder)], options), status=1)
+    assert "made with other settings (max_new_tokens was 10 and is now 9)" in err
     # Another target reads what the first search measured.
     options = ["--metric", "char_lcs", "--target", "4", "--resolution", "700", "--check-seeds", "0"]
     out, _ = run(capsys, *with_options([*command, str(folder)], options))
     assert "longest copy, characters" in out and not drawn.count
     assert [row["k"] for row in read(folder)["curve"]] == ks
     assert read(folder)["check"] is None
+    (folder / "measurements" / "calibrated_ks.json").unlink()  # smaller k that were recorded count
+    options = ["--smallest-k", "29"]
+    _, err = run(capsys, *with_options([*command, str(folder)], options), status=1)
+    assert "is missed at the smallest k: NCR " in err
 
 
 def test_an_interrupted_search_goes_on_where_it_was(folder, command, capsys, tmp_path, drawn):
@@ -137,22 +144,6 @@ def test_an_interrupted_search_goes_on_where_it_was(folder, command, capsys, tmp
     assert drawn.count == sum(len(ledger_parts(path)) for path in folder.rglob("ledgers/*.jsonl"))
     again, before = read(tmp_path / "d"), read(folder)
     assert again["curve"] == before["curve"] and again["check"] == before["check"]
-
-
-REFUSED = [
-    (["--smallest-k", "29"], "is missed at the smallest k: NCR "),
-    (["--max-new-tokens", "9"], "made with other settings (max_new_tokens was 10 and is now 9)"),
-    (["--strict"], "3 prompts show an NCR of at most 0.368"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_what_has_no_answer_is_one_line(command, capsys, folder, options, message):
-    if "smallest" in message:  # k that were recorded below the smallest count too
-        (folder / "measurements" / "calibrated_ks.json").unlink()
-    words = [word for word in command if f"--no{options[0][1:]}" != word]
-    out, err = run(capsys, *with_options([*words, str(folder)], options), status=1)
-    assert not out and message in err
 
 
 def test_no_k_is_chosen_whose_bound_leaves_a_reference_more_than_is_asked(
@@ -171,21 +162,13 @@ def test_no_k_is_chosen_whose_bound_leaves_a_reference_more_than_is_asked(
     assert (header.charge, header.bank) == ("drawn", 2.0)
 
 
-def test_certificates_are_tabled_and_recorded_and_what_nothing_certifies_is_named(
-    capsys, pair_words, tmp_path
-):
-    lines = [
-        {"id": "bell", "prompt": "salt and rain", "reference": " the harbour bell rang"},
-        {"id": "short", "prompt": "import", "reference": "a"},
-    ]
-    file = write_json_lines(tmp_path / "prompts.jsonl", lines)
-    command = ["certify", *pair_words, "--prompt-file", file, "--output", str(tmp_path / "c")]
-    words = ["--bank", "1", "4", "--target", "1e-3", "--window", "4", "--length", "24"]
-    out, _ = run(capsys, *command, *words)
+def test_certificates_are_tabled_and_recorded(capsys, reciting, prompt_file, tmp_path):
+    words = ["certify", *reciting, "--prompt-file", prompt_file, "--output", str(tmp_path / "c")]
+    words += ["--bank", "1", "4", "--target", "1e-3", "--window", "4", "--length", "24"]
+    out, _ = run(capsys, *words)
     assert out.startswith("Largest k, nats per token, with which an answer of 24 tokens recites")
     assert "no bank  bank 1  bank 4\n" in out
-    assert "No k > 0 certifies a whole text of short, at e^-" in out
     results = json.loads((tmp_path / "c" / "certificates.json").read_text())
     assert results["schema"] == "anchored-certificates/1" and results["target"] == 1e-3
-    assert [row["id"] for row in results["events"]["texts"]] == ["bell", "short"]
+    assert [row["id"] for row in results["events"]["texts"]] == ["0", "1", "2"]
     assert "| a whole text | Pathwise |" in (tmp_path / "c" / "certificates.md").read_text()

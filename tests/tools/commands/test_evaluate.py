@@ -1,15 +1,15 @@
 """`anchored evaluate`: a recorded run to a page, a user's texts, and judges that are paid once."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 from chat_server import Say, chat_server, user_text
 from command_line import refused, run
+from forked_program import ForkedProgram
 from json_lines import write_json_lines
 from recorded_runs import record_run
 from waiting import HANG_S
@@ -47,30 +47,14 @@ def server(monkeypatch):
         yield running_server
 
 
-@pytest.fixture
-def file_of(tmp_path):
+def texts_of(folder: Path, **texts) -> str:
     """A file of texts by setting and prompt."""
-
-    def write(**texts) -> str:
-        rows = [
-            {"setting": name, "id": id, "prompt": "BEGIN", "text": text, "group": "rare"}
-            for name, by_prompt in texts.items()
-            for id, text in by_prompt.items()
-        ]
-        return write_json_lines(tmp_path / "t.jsonl", rows)
-
-    return write
-
-
-@pytest.fixture
-def judged(capsys, server):
-    """(stdout, stderr) of a judge's work on a file of texts."""
-
-    def judged(name, texts, *more, status=0) -> tuple[str, str]:
-        options = ["--judge-url", server.url, "--judge-model", "m"]
-        return run(capsys, "evaluate", texts, "--only", name, *options, *more, status=status)
-
-    return judged
+    rows = [
+        {"setting": name, "id": id, "prompt": "BEGIN", "text": text, "group": "rare"}
+        for name, by_prompt in texts.items()
+        for id, text in by_prompt.items()
+    ]
+    return write_json_lines(folder / "t.jsonl", rows)
 
 
 def cells(out, setting):
@@ -91,27 +75,35 @@ def folder(tmp_path, monkeypatch):
     return run_folder
 
 
-def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(
-    capsys, server, folder, tmp_path
-):
-    server.script = lambda body: Say("- T") if "<SOS>" in user_text(body) else judge(body)
-    claims = [{"claim": "T", "results": [{"text": "yes"}]}]
-    evidence = write_json_lines(tmp_path / "evidence.jsonl", claims)
+def test_a_run_goes_through_all_of_it_and_nothing_is_done_or_paid_twice(capsys, server, folder):
     words = ["evaluate", str(folder), "--judge-url", server.url, "--judge-model", "m"]
-    words += ["--evidence", evidence, "--texts", "1", "--num-comparisons", "3"]
-    out, err = run(capsys, *words)
+    words += ["--serper", "--serper-url", server.url + "/search"]
+    words += ["--texts", "1", "--num-comparisons", "3"]
+    server.script = lambda body: Say(status=400, raw="no")
+    out, err = run(capsys, *words, status=1)
     assert out.splitlines()[-1] == str(folder / "report.html")
     titles = ["copying", "fluency", "win-rate", "factuality", "report"]
     steps = [line for line in err.splitlines() if line.startswith("[")]
     assert steps == [f"[{n}/5] {title}" for n, title in enumerate(titles, 1)]
+    assert "fluency: nothing could be judged: status 400: 'no'" in err
+    hits = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
+    server.script = lambda body: Say(raw=hits) if "q" in body else judge(body)
+    _, err = run(capsys, *words)
+    assert err.count("done before") == 1  # copying
     analyses = {path.stem for path in (folder / "evaluation").glob("*.json")}
     assert analyses == {"copying", "fluency", "win-rate", "factuality", "steps"}
     page = (folder / "report.html").read_text()
     assert "win rate" in page and "<td>4.00</td>" in page
+    factuality = (folder / "evaluation/factuality.json").read_text()
+    assert '"evidence": "serper"' in factuality and "secret" not in factuality
+    claims = {claim["claim"] for row in json.loads(factuality)["rows"] for claim in row["claims"]}
+    assert server.paths["/v1/search"] == len(claims) > 1
     num_requests, written = len(server.requests), (folder / "report.html").stat().st_mtime_ns
-    _, err = run(capsys, *words)
-    assert err.count("done before") == 5
+    assert run(capsys, *words)[1].count("done before") == 5
     assert (folder / "report.html").stat().st_mtime_ns == written
+    # What was judged stays without a judge, and so does the page with it.
+    _, err = run(capsys, "evaluate", str(folder), "--texts", "1")
+    assert err.count("done before") == 2
     assert len(server.requests) == num_requests
 
 
@@ -145,22 +137,6 @@ def test_a_text_is_scored_once_whatever_is_done_with_it_and_again_when_it_change
     assert len(scored) == 1 + 2
 
 
-def test_what_a_judge_could_not_judge_is_asked_for_again_and_the_page_is_there(
-    capsys, server, folder
-):
-    server.script = lambda body: Say(status=400, raw="no")
-    words = ["evaluate", str(folder), "--judge-url", server.url, "--judge-model", "m"]
-    out, err = run(capsys, *words, status=1)
-    assert "fluency: nothing could be judged: status 400: 'no'" in err
-    assert out.splitlines()[-1] == str(folder / "report.html")
-    server.script = judge
-    _, err = run(capsys, *words)
-    assert err.count("done before") == 1  # copying
-    assert "<td>4.00</td>" in (folder / "report.html").read_text()
-    _, err = run(capsys, "evaluate", str(folder))
-    assert err.count("done before") == 2  # what was judged stays, and so does the page with it
-
-
 def test_texts_of_a_file_are_measured_recorded_and_may_be_moved(capsys, tmp_path):
     kettle = "the grey kettle hummed on the stove today"
     by_setting = {"p_s": "no", "k=1": "the grey kettle sat", "p_r": kettle}
@@ -191,23 +167,26 @@ def test_a_second_evaluation_of_a_run_is_refused_while_the_first_is_at_work(caps
     assert not (folder / "evaluation" / "steps.json").exists()
 
 
-def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, judged):
-    texts = file_of(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": ""})
+def test_fluency_is_printed_recorded_and_paid_once(capsys, server, tmp_path):
+    texts = texts_of(tmp_path, p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": ""})
     output = Path(f"{texts}.evaluation/evaluation/fluency.json")
     prices = ["--price-in", "1", "--price-out", "10"]
-    out, err = judged("fluency", texts, *prices)
+    words = ["evaluate", texts, "--only", "fluency"]
+    words += ["--judge-url", server.url, "--judge-model", "m"]
+    limited, _ = run(capsys, *words, "--limit", "1", "--dry-run")
+    assert limited.startswith("fluency: 2 requests, about ") and not server.requests
+    assert not list(tmp_path.glob("*.evaluation"))
+    out, err = run(capsys, *words, *prices)
     assert cells(out, "p_s") == ["2.500", "2", "0", "0"]
     assert cells(out, "k1") == ["4.000", "1", "1", "0"]
     assert "3 asked, 0 kept, 3 sent, 0 failed; 30 + 9 tokens paid, 0.0001 USD" in err
     results = json.loads(output.read_text())
     assert results["endpoint"] == {"model": "m", "base_url": server.url, "seed": None}
     assert (results["judge"], results["metric_set"]) == ("fluency", "fluency_v3")
-    limited, _ = judged("fluency", texts, "--limit", "1", "--dry-run")
-    assert limited.startswith("fluency: 2 requests")
-    again, err = judged("fluency", texts, *prices)
+    again, err = run(capsys, *words, *prices)
     assert again == out and "done before" in err
     output.unlink()
-    again, err = judged("fluency", texts)
+    again, err = run(capsys, *words)
     assert again == out and "3 kept, 0 sent" in err and len(server.requests) == 3
     everything = [path for path in tmp_path.rglob("*") if path.is_file()]
     # Texts, results, which steps are done, a lock, and three answers.
@@ -215,51 +194,11 @@ def test_fluency_is_printed_recorded_and_paid_once(server, tmp_path, file_of, ju
     assert not any(b"secret" in path.read_bytes() for path in everything)
 
 
-def test_what_is_asked_is_known_before_it_is_paid(server, tmp_path, file_of, judged):
-    texts = file_of(p_s={"p": "grade 2", "q": "grade 3"}, k1={"p": "grade 4", "q": "grade 3"})
-    claims = [{"claim": "grade", "results": [{"text": "yes"}]}]
-    evidence = write_json_lines(tmp_path / "evidence.jsonl", claims)
-    line = ["factuality", texts, "--price-in", "1", "--price-out", "10", "--evidence", evidence]
-    out, _ = judged(*line, "--dry-run")
-    assert not server.requests and not list(tmp_path.glob("*.evaluation"))
-    assert out.startswith("factuality: 3 requests, about ")  # the texts of q are equal
-    assert "at most about 0.0" in out and out in judged(*line)[1]  # the same before the first one
-    first = [body for body in server.requests if "Claim: " not in user_text(body)]
-    assert len(first) == 3
-    out, _ = judged("win-rate", texts, "--dry-run")
-    assert out.startswith("win-rate: 2 requests, about ")
-
-
-def test_factuality_searches_for_each_claim_once(server, tmp_path, file_of, judged):
-    response = json.dumps({"organic": [{"title": "t", "link": "l", "snippet": "s"}]})
-    server.script = lambda body: Say(raw=response) if "q" in body else judge(body)
-    texts = file_of(k1={"p": "T1 F1 T2. T1 T3.", "q": "F2."})
-    search = ["--serper", "--serper-url", server.url + "/search"]
-    out, _ = judged("factuality", texts, *search)
-    # Of p 3 of 4 (T1 once), of q 0 of 1: macro 0.375, micro 3 of 5; 5 claims in 2 texts.
-    assert cells(out, "k1") == ["0.375", "0.600", "2.500", "0", "0", "0"]
-    assert server.paths == {"/v1/chat/completions": 3 + 5, "/v1/search": 5}
-    results = Path(f"{texts}.evaluation/evaluation/factuality.json")
-    assert '"evidence": "serper"' in results.read_text() and "secret" not in results.read_text()
-    results.unlink()
-    judged("factuality", texts, *search)
-    assert len(server.requests) == 13
-
-
-# A shell starts what runs in its background with SIGINT ignored, and programs inherit that.
-INTERRUPTIBLE = """
-import signal
-from anchored.tools.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)
-main()
-"""
-
-
-@pytest.mark.slow  # starts a program, which loads the library, twice
+@pytest.mark.slow  # starts a program
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, stop, file_of):
+def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, stop, tmp_path):
     k1_texts = {str(number): f"grade {number % 5 + 1}, {number}" for number in range(20)}
-    texts = file_of(k1=k1_texts)
+    texts = texts_of(tmp_path, k1=k1_texts)
     both_wait, may_go_on = threading.Event(), threading.Event()
 
     def script(body):
@@ -270,17 +209,15 @@ def test_an_interrupted_run_goes_on_without_a_second_payment(capsys, server, sto
     server.script = script
     line = ["evaluate", texts, "--only", "fluency", "--concurrency", "2"]
     line += ["--judge-url", server.url, "--judge-model", "m"]
-    program = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, *line], stderr=subprocess.PIPE, text=True
-    )
+    program = ForkedProgram("anchored.tools.cli", line, tmp_path / "output.txt")
     assert both_wait.wait(HANG_S)
-    program.send_signal(stop)
+    os.kill(program.pid, stop)
     if stop == signal.SIGINT:  # it waits for what is on its way, which is paid for
         may_go_on.set()
-    _, err = program.communicate(timeout=HANG_S)
+    status, shown = program.wait(), program.output.read_text()
     may_go_on.set()
-    assert program.returncode == (130 if stop == signal.SIGINT else -signal.SIGKILL)
-    assert stop == signal.SIGKILL or err.endswith("anchored evaluate: interrupted\n")
+    assert status == (130 if stop == signal.SIGINT else -signal.SIGKILL)
+    assert stop == signal.SIGKILL or shown.endswith("anchored evaluate: interrupted\n")
     kept = [json.loads(file.read_text()) for file in Path(f"{texts}.answers").rglob("*.json")]
     asked = [json.loads(answer["request"])["body"]["messages"] for answer in kept]
     num_before, server.script = len(server.requests), judge

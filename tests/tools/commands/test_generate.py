@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from itertools import islice
 from pathlib import Path
@@ -53,15 +54,6 @@ def prompt_file(tmp_path) -> str:
     return write_json_lines(tmp_path / "prompts.jsonl", PROMPTS)
 
 
-def with_template(folder: Path, copy: Path) -> str:
-    """A copy of a model's folder whose tokenizer has a chat template."""
-    copy.mkdir()
-    for file in folder.iterdir():
-        (copy / file.name).symlink_to(file)
-    (copy / "chat_template.jinja").write_text(TEMPLATE)
-    return str(copy)
-
-
 def by_index(out: str) -> list[dict]:
     return sorted(map(json.loads, out.splitlines()), key=lambda row: row["index"])
 
@@ -111,9 +103,11 @@ def test_an_interrupted_text_leaves_the_ledger_of_what_its_reader_saw(
 
 
 def test_an_instruct_model_is_decoded_with_a_base_model(
-    capsys, words, pair_words, pair_folders, pair, tmp_path
+    capsys, words, pair_folders, pair, tmp_path
 ):
-    words[4] = pair_words[3] = with_template(pair_folders[1], tmp_path / "instruct")
+    instruct = shutil.copytree(pair_folders[1], tmp_path / "instruct")
+    (instruct / "chat_template.jinja").write_text(TEMPLATE)
+    words[4] = str(instruct)
     chat = [{"role": "user", "content": "the keeper"}]
     options = ["--messages", write_json_lines(tmp_path / "c.jsonl", [{"messages": chat, "id": 7}])]
     (row,) = by_index(run(capsys, *words, *options, "--ledger", str(tmp_path / "l.jsonl"))[0])

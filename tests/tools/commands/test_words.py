@@ -31,14 +31,6 @@ def test_every_option_of_every_command_is_described_and_budgets_have_one_owner()
             assert budget.items() <= defaults.items() and "--debt-window" in budget
 
 
-def test_options_take_all_values_and_their_defaults_are_replaced(tmp_path):
-    words = ["--source", "s", "--output", "o", "--input", "i", "--against", str(tmp_path)]
-    config = parse(DecontaminateConfig, "decontaminate", [*words, "--against=/"])
-    assert config.against == (tmp_path, Path("/"))
-    assert PlanConfig().config  # a default, which other values replace
-    assert parse(PlanConfig, "plan", ["--config", str(tmp_path)]).config == (tmp_path,)
-
-
 def test_flat_options_and_switches_keep_the_defaults_of_the_others(pair_words):
     words = ["--prompt", "a", "--prompt", "b", "--no-chat", "--max_new_tokens", "3", "--k", "2"]
     config = parse(GenerateConfig, "generate", [*pair_words, *words])
@@ -48,11 +40,16 @@ def test_flat_options_and_switches_keep_the_defaults_of_the_others(pair_words):
     assert (serve.rule.rule, serve.rule.bank) == ("pathwise", 3.0)
 
 
-def test_a_home_folder_is_expanded_and_no_path_is_empty(monkeypatch, tmp_path):
+def test_options_take_all_values_a_home_folder_is_expanded_and_no_path_is_empty(
+    monkeypatch, tmp_path
+):
     monkeypatch.setenv("HOME", str(tmp_path))
-    words = ["--source", "s", "--output", "~/out", "--input=~/a", "~/b", "--against", "/"]
-    config = parse(DecontaminateConfig, "decontaminate", words)
+    words = ["--source", "s", "--output", "~/out", "--input=~/a", "~/b", "--against", "~"]
+    config = parse(DecontaminateConfig, "decontaminate", [*words, "--against=/"])
     assert config.output == tmp_path / "out" and config.input == (tmp_path / "a", tmp_path / "b")
+    assert config.against == (tmp_path, Path("/"))
+    assert PlanConfig().config  # a default, which other values replace
+    assert parse(PlanConfig, "plan", ["--config", str(tmp_path)]).config == (tmp_path,)
     with pytest.raises(Refused, match="--output: must not be empty"):
         parse(PlanConfig, "plan", ["--output", ""])
 

@@ -34,15 +34,12 @@ def quickstart(tmp_path_factory, tokenizer) -> tuple[Path, str]:
     return folder, start("resumed.txt").wait_for_success()
 
 
-def test_finished_steps_were_not_done_again(quickstart):
-    _, output = quickstart
+def test_all_that_was_promised_is_there_and_finished_steps_were_not_done_again(quickstart):
+    folder, output = quickstart
     skipped = re.findall(r"^\[\d+\] (.*): done before, skipped$", output, re.MULTILINE)
     assert skipped[:2] == ["make the risky model", "write prompts and questions"]
     assert "bytes: tokenize" in skipped and "bytes: pretrain stage1" not in skipped
 
-
-def test_all_that_was_promised_is_there(quickstart):
-    folder, output = quickstart
     for name in ("trade_off.png", "budgets.png", "report.html", "table.md"):
         assert (folder / name).stat().st_size > 0 and not list(folder.glob("*.partial"))
     assert "[yes] every certified ledger satisfies its bound" in output

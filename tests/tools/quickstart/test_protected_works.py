@@ -1,7 +1,4 @@
-"""The protected works: sixteen, short, distinct from each other and the corpus; their prompts."""
-
-import re
-from itertools import combinations
+"""The prompts of the protected works, and the passages that a sweep finds for them."""
 
 from anchored.eval.experiments.experiment import load_prompts
 from anchored.eval.retrieval.passages import WordIndex
@@ -14,20 +11,6 @@ from anchored.tools.quickstart.protected_works import (
 )
 
 WORKS = read_works()
-
-
-def spans(text: str, num_words: int) -> list[tuple[str, ...]]:
-    words = re.findall(r"\w+", text.lower())
-    return [tuple(words[i : i + num_words]) for i in range(len(words) - num_words + 1)]
-
-
-def test_sixteen_works_are_of_a_size_and_repeat_neither_themselves_nor_each_other():
-    assert [work.id[:2] for work in WORKS] == [f"{number:02d}" for number in range(1, 17)]
-    for work in WORKS:
-        assert 250 <= len(work.body.split()) <= 400 and work.text.isascii(), work.id
-        assert len(set(spans(work.text, 5))) == len(spans(work.text, 5)), work.id
-    for one, other in combinations(WORKS, 2):
-        assert not set(spans(one.text, 6)) & set(spans(other.text, 6)), (one.id, other.id)
 
 
 def test_prompt_and_reference_are_a_span_of_the_work_and_meet_before_the_white_space():

