@@ -100,6 +100,13 @@ def test_the_options_to_start_with_are_named_last(tmp_path):
         assert (tmp_path / "certificates.md").read_text().endswith(f"{last}\n")
 
 
+def test_a_text_that_no_k_certifies_is_named(tmp_path):
+    events = events_of(recital(), recital(id="short", safe_log_prob=-2.0))
+    out = write_certificates(tmp_path, events, banks=(5.0,), target=1e-6, about={})
+    assert "No k > 0 certifies a whole text of short, at e^-2.0" in out
+    assert "of a, at" not in out
+
+
 TEXTS = {"the keeper of": " every wave", "salt and rain": " the harbour bell rang twice"}
 
 
