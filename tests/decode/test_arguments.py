@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import math
-import re
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 from anchored import Anchored, Decoder, Ledger, Pathwise, RiskyOnly, verify
 from anchored.decode.engine.request import recorded_key
-from anchored.decode.settings import HINTS
 
 PROMPTS = ["the keeper of the lamp", "import math"]
 SHORT = {"max_new_tokens": 4}
@@ -65,16 +63,14 @@ def test_ids_are_prompts_in_whatever_a_tokenizer_returns_them(decoder, pair):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(({name: 1}, f"setting '{name}': {re.escape(hint)}") for name, hint in HINTS.items()),
+        ({"max_length": 1}, "setting 'max_length': "),
         ({"heat": 2}, "unknown sampling setting 'heat': allowed are temperature"),
         ({"prompts": None}, "give prompts, messages or continue_from"),
         ({"prompts": [5.0, 7.0]}, "a token id must be a whole number, got 5.0"),
         ({"prompts": torch.tensor(5)}, "prompts must be a text, a list of token ids or a list of"),
         ({"prompts": [b"salt"]}, "prompt must be a text or a list of token ids, got bytes"),
         ({"prompts": [{"role": "user"}]}, "give conversations as messages=, not as prompts"),
-        ({"prompts": (), "messages": 5}, "messages must be a list of roles and contents, got 5"),
         ({"prompts": (), "continue_from": "a"}, "continue_from must be .*, got 'a'"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "prompts or messages, not both"),
         ({"seed": True}, "seed must be a whole number, got True"),
         ({"seed": [1, 2]}, "seed must be one value or one per prompt: 1, got 2"),
         ({"stop": [5]}, r"stop\[0\] must be text, got 5"),

@@ -86,14 +86,6 @@ def test_a_folder_that_is_not_whole_is_refused_in_one_line(
     assert "\n" not in str(refusal.value) + "".join(caplog.messages)
 
 
-def test_folders_load_with_the_same_fingerprints_again(pair_folders):
-    pair = ModelPair.from_pretrained(*pair_folders)
-    assert (pair.vocab_size, pair.context_length, pair.stop_token_ids) == (320, 128, [1])
-    again = ModelPair.from_pretrained(*pair_folders)
-    assert again.fingerprints == pair.fingerprints
-    assert not list(pair_folders[0].parent.glob("*.json"))
-
-
 def test_more_embeddings_than_tokens_are_never_predicted_and_fewer_are_refused(tokenizer):
     assert ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=384), tokenizer).vocab_size == 320
     with pytest.raises(ValueError, match=r"the risky model predicts 256 tokens, .* has 320"):

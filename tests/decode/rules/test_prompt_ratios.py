@@ -1,7 +1,6 @@
 """Ratios of prompts that are saved once give the debts of prompts that are read anew."""
 
 import hashlib
-import json
 import struct
 
 import pytest
@@ -108,17 +107,14 @@ def test_nan_among_saved_ratios_fails_their_prompt_alone(pair, saved):
     assert [bool(score.error) for score in decoder.score(PROMPTS, [" a"] * 3)] == [0, 0, 1]
 
 
-def test_other_files_and_sources_are_refused(tmp_path):
-    text, tensors = tmp_path / "text.safetensors", tmp_path / "tensors.safetensors"
-    text.write_text("no tensors")
-    save_file({"weight": torch.zeros(2)}, tensors, {"source": json.dumps({})})
-    for path, message in ((text, "is no safetensors file"), (tensors, "its schema is None")):
-        with pytest.raises(ValueError, match=message):
-            PromptRatios.load(path)
-    ratios = PromptRatios({"level": "token", "dtype": "float32"})
-    for source in ({"level": "token"}, {**ratios.source, "unit": 4}):
-        with pytest.raises(ValueError, match=r"another setting: (dtype|unit)"):
-            ratios.check(source)
+def test_other_files_are_refused(tmp_path):
+    path = tmp_path / "some.safetensors"
+    path.write_text("no tensors")
+    with pytest.raises(ValueError, match="is no safetensors file"):
+        PromptRatios.load(path)
+    save_file({"weight": torch.zeros(2)}, path, {"source": "{}"})
+    with pytest.raises(ValueError, match="its schema is None"):
+        PromptRatios.load(path)
 
 
 def test_prompts_keep_the_name_that_files_have_for_them():
