@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from runpy import run_path
 
 import pytest
 import torch
-from stranger_rules import Blend
 
 from anchored import Anchored, Decoder, verify
 from anchored.decode.rules import registry
 from anchored.decode.rules.rule import BOTH, RISKY, SAFE, NextToken, OpenRule, Rule
 from anchored.decode.rules.unbounded import Categorical
 
+Blend = run_path(str(Path(__file__).parents[2] / "support/stranger/stranger.py"))["Blend"]
+"""The rule of a package that is not installed here."""
 PROMPT = "the keeper of the lamp"
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0, "max_new_tokens": 8}
 LAX = {"k": 0.3, "debt": "none"}
