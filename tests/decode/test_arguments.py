@@ -2,13 +2,12 @@
 
 import copy
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 import torch
 
-from anchored import Anchored, Decoder, Ledger, Pathwise, RiskyOnly, verify
+from anchored import Anchored, Decoder, Ledger, Pathwise, verify
 from anchored.decode.engine.request import recorded_key
 
 PROMPTS = ["the keeper of the lamp", "import math"]
@@ -140,14 +139,6 @@ def test_samples_of_one_call_that_go_on_together_count_each_other(pair):
     assert [result.ledger.total_bound for result in several] == [3 * 2.0 + 6 * 3.0] * 6
     (alone,) = decoder.generate(continue_from=first[1], max_new_tokens=6)
     assert alone.ledger.total_bound == 6.0 + 3.0
-
-
-def test_a_text_without_a_bound_leaves_none(decoder, pair):
-    (greedy,) = decoder.generate(PROMPTS[0], temperature=0.0, **SHORT)
-    (later,) = decoder.generate(continue_from=greedy, **SHORT)
-    assert later.ledger.certified and later.ledger.total_bound == math.inf
-    (risky,) = Decoder(pair, RiskyOnly()).generate(continue_from=later, **SHORT)
-    assert verify(risky.ledger, pair).is_ok and not risky.ledger.certified
 
 
 def test_continuing_at_byte_level_adds_bytes(pair, decoder):

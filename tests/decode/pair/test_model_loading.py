@@ -98,15 +98,6 @@ def test_a_dtype_that_no_model_decodes_in_is_refused_before_loading(pair_folders
             ModelPair.from_pretrained(*pair_folders, dtype=dtype)
 
 
-def test_tied_tensors_that_are_stored_once_are_not_missing(tmp_path, caplog):
-    tied = tiny_llama(1, tie_word_embeddings=True).float()
-    tied.save_pretrained(tmp_path)
-    assert "lm_head.weight" not in load_file(tmp_path / WEIGHTS)
-    loaded = load_model(ModelFolder(tmp_path), "auto", "cpu")
-    assert torch.equal(loaded.lm_head.weight, tied.model.embed_tokens.weight)
-    assert not caplog.messages
-
-
 @pytest.mark.parametrize(
     ("family", "name", "shape"),
     [

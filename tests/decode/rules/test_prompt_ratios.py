@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import TEXT, tiny_gpt2, tiny_llama, train_tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, PromptRatios, RiskyOnly, SafeOnly, verify
+from anchored import Anchored, Decoder, ModelPair, PromptRatios, verify
 from anchored.decode.byte.byte_stream import ByteStream
 from anchored.decode.rules.budget import prompt_digest
 from anchored.decode.streams.row_stream import RowStream
@@ -73,13 +73,6 @@ def test_saved_ratios_give_the_same_texts_and_debts_without_scoring(pair, saved,
         debt = pytest.approx(other.ledger.header.debt, abs=1e-9)
         assert one.ledger.header.debt == debt and score.debt == debt
     assert verify(actual[0].ledger, pair).is_ok
-
-
-@pytest.mark.parametrize("rule", [SafeOnly(), RiskyOnly(), Anchored(k=1.0, debt="none")], ids=str)
-def test_rules_without_a_debt_score_no_prompt(pair, rule, scored):
-    (result,) = Decoder(pair, rule).generate(PROMPTS[0], **SHORT)
-    Decoder(pair, rule).score(PROMPTS[0], " lamp")
-    assert set(scored) == {0} and result.ledger.header.debt == 0
 
 
 def test_ratios_of_another_model_level_or_prompt_are_refused(pair, saved):
