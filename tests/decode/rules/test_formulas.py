@@ -83,10 +83,12 @@ def warped(inputs: StepInputs, name: str) -> np.ndarray:
     return softmax(inputs.warped(name))
 
 
-def memfree_probs(inputs: StepInputs, blocked) -> np.ndarray:
+def memfree_probs(inputs: StepInputs, blocked: list[int], n: int) -> np.ndarray:
     logits = inputs.warped("risky").double().numpy()
+    grams = {tuple(blocked[i : i + n]) for i in range(len(blocked) - n + 1)}
     for row, text in zip(logits, inputs.past.texts, strict=True):
-        is_blocked = np.array([blocked(text, symbol) for symbol in range(len(row))])
+        head = text[len(text) - n + 1 :]
+        is_blocked = np.array([(*head, symbol) in grams for symbol in range(len(row))])
         if np.isfinite(row[~is_blocked]).any():
             row[is_blocked] = -np.inf
     return softmax(logits)
@@ -137,14 +139,10 @@ FORMULAS = {
         TokenSwap(words=[*map(str, listed(size))]), swapped_probs(inputs, sorted({*listed(size)}))
     ),
     "memfree": lambda inputs, size: (
-        MemFree(n=2, passages=[text_of(passage(size))]),
-        memfree_probs(inputs, lambda text, symbol: (*text[-1:], symbol) in {
-            *itertools.pairwise(passage(size))
-        }),
+        MemFree(n=2, passages=[text_of(passage(size))]), memfree_probs(inputs, passage(size), 2)
     ),
     "memfree, of everything": lambda inputs, size: (
-        MemFree(n=1, passages=[text_of(passage(size))]),
-        memfree_probs(inputs, lambda text, symbol: symbol in passage(size)),
+        MemFree(n=1, passages=[text_of(passage(size))]), memfree_probs(inputs, passage(size), 1)
     ),
 }  # fmt: skip
 """(the rule, its distribution by the formula) for these inputs and so many symbols."""
