@@ -101,18 +101,6 @@ def test_a_decoder_says_what_it_is_made_of(pair):
             Decoder(pair, **{"rule": Anchored(k=1.0), **parts})
 
 
-def test_samples_of_a_prompt_differ_and_begin_with_the_one_it_gets_alone(decoder):
-    several = decoder.generate(PROMPTS, seed=[3, 8], num_return_sequences=3, **SHORT)
-    assert [result.ledger.header.seed for result in several] == [3, 3, 3, 8, 8, 8]
-    fewer = decoder.generate(PROMPTS[1], seed=8, num_return_sequences=2, **SHORT)
-    assert token_ids(fewer) == token_ids(several)[3:5]
-    assert len({tuple(result.token_ids) for result in several}) == 6
-    for result in several:
-        bound = result.ledger.header.bound
-        assert bound > 0.0 and result.ledger.total_bound == 3 * bound
-        assert f"(in total {3 * bound:.4g})" in str(result)
-
-
 def test_a_continuation_reads_the_earlier_text_and_adds_its_bound(decoder, pair):
     first = decoder.generate(PROMPTS, num_return_sequences=2, **SHORT)
     second = decoder.generate(continue_from=first, **SHORT)

@@ -90,7 +90,12 @@ def test_results_print_as_one_line(pair):
     (result,) = Decoder(pair, CPFuse()).generate(**options)
     form = r"no budget under the rule cp_fuse, spent=\S+ nats, 4 tokens, length, NOT certified"
     assert re.fullmatch(form, str(result))
-    (result,) = Decoder(pair, Pathwise(k=0.5, bank=3)).generate(**options)
+    (result, *_) = Decoder(pair, Pathwise(k=0.5, bank=3)).generate(
+        **options, num_return_sequences=3
+    )
+    bound = result.ledger.header.bound
+    assert result.ledger.total_bound == 3 * bound > 0.0
+    assert f"(in total {3 * bound:.4g})" in str(result)
     log_ratio = sum(step.log_prob - step.safe_log_prob for step in result.ledger.steps)
     times = f"{math.exp(log_ratio):.3g} times as likely as from the safe model"
     assert log_ratio != 0.0 and str(result).endswith(f", certified, {times}")

@@ -40,17 +40,14 @@ def saved(pair, tmp_path_factory):
 def scored(monkeypatch) -> list[int]:
     """Positions of prompts that any stream has scored, one entry a prompt."""
     counts: list[int] = []
+    for kind in (ByteStream, RowStream):
 
-    def counting(read):
-        def counted(self, prompts, rows):
+        def counted(self, prompts, rows, read=kind.read):
             result = read(self, prompts, rows)
-            counts.extend(len(values) for values in result.token_log_probs)
+            counts.extend(map(len, result.token_log_probs))
             return result
 
-        return counted
-
-    for kind in (ByteStream, RowStream):
-        monkeypatch.setattr(kind, "read", counting(kind.read))
+        monkeypatch.setattr(kind, "read", counted)
     return counts
 
 
@@ -63,6 +60,7 @@ def using(ratios: PromptRatios, *made, **options) -> Decoder:
 def test_saved_ratios_give_the_same_texts_and_debts_without_scoring(pair, saved, scored):
     rule = Anchored(K=9.0, debt="average")
     expected = Decoder(pair, rule).generate(PROMPTS, **SHORT)
+    assert 0 not in scored
     scored.clear()
     decoder = using(PromptRatios.load(saved), pair, rule)
     actual = decoder.generate(PROMPTS, **SHORT)
