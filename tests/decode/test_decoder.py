@@ -70,18 +70,6 @@ def test_greedy_decoding_ignores_seeds_certifies_nothing_and_warns_once(case, ca
     assert [result.token_ids for result in results] == [result.token_ids for result in again]
 
 
-def test_a_stop_string_cuts_the_text_given_in_a_list_or_by_itself(case):
-    decoder = Decoder(case.pair, RiskyOnly())
-    settings = {**case.length, "temperature": 1.0}
-    (whole,) = decoder.generate(case.prompts[0], **settings)
-    stop = whole.text[3:5]
-    (cut,) = decoder.generate(case.prompts[0], stop=[stop], **settings)
-    assert cut.text == whole.text[: whole.text.index(stop)]
-    assert cut.finish_reason == "stop_string" and len(cut.token_ids) < len(whole.token_ids)
-    streamed = decoder.stream(case.prompts[0], stop=stop, **settings)
-    assert "".join(piece.text for piece in streamed) == cut.text
-
-
 def test_results_print_as_one_line(pair):
     options = {"prompts": PROMPTS[0], "max_new_tokens": 4}
     (result,) = Decoder(pair, Anchored(k=1.5)).generate(**options)
