@@ -101,14 +101,6 @@ def test_a_text_goes_on_by_the_charge_that_it_began_with(pair):
         assert second.ledger.certified and second.ledger.total_bound == math.inf
 
 
-def test_bytes_have_a_bank_of_nats_and_windows_of_bytes(pair):
-    decoder = Decoder(pair, PATHWISE, level="byte")
-    (result,) = decoder.generate(TEXTS[0], max_new_bytes=8, temperature=1.0)
-    assert result.ledger.header.level == "byte" and result.ledger.spent > 0.0
-    assert_windows_hold(result.ledger)
-    assert verify(result.ledger, pair)
-
-
 def test_the_bound_of_a_window_is_the_smaller_of_its_steps_and_the_whole(pair):
     banked, plain = (
         Decoder(pair, Anchored(k=0.5, bank=bank, debt="none")).generate(TEXTS[0], **PLAIN)[0].ledger

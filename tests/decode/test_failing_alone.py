@@ -1,9 +1,8 @@
 """An error of one request of a call fails that request alone, in one line."""
 
 import pytest
-from tiny_models import tiny_llama, train_tokenizer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tiny_models import tiny_llama, train_tokenizer, word_tokenizer
+from tokenizers import decoders
 
 from anchored import RCAD, Anchored, Decoder, ModelPair
 
@@ -75,40 +74,23 @@ def test_one_passage_that_is_none_fails_alone_and_none_at_all_is_the_calls_error
         decoder.generate([GOOD, "salt"], passages=["a", "b"], **LENGTH)
 
 
-TEMPLATE = (
-    "{% set said = messages[-1].content %}"
-    "{% if said == 'no' %}{{ raise_exception('no,\n never') }}{% endif %}"
-    "{% if said != 'empty' %}{{ bos_token }}{{ said }}{% endif %}"
-)
-
-
 def test_one_conversation_that_is_none_fails_alone():
-    tokenizers = [train_tokenizer(), train_tokenizer()]
-    tokenizers[1].chat_template = TEMPLATE
-    pair = ModelPair(tiny_llama(1), tiny_llama(2), tokenizers[0], risky_tokenizer=tokenizers[1])
-    decoder = Decoder(pair, Anchored(k=1.0))
-    first, last, refused, empty = (
-        [{"role": "user", "content": text}] for text in (GOOD, "salt", "no", "empty")
-    )
+    tokenizer = train_tokenizer()
+    tokenizer.chat_template = "{{ messages[-1].content }}"
+    decoder = Decoder(ModelPair(tiny_llama(1), tiny_llama(2), tokenizer), Anchored(k=1.0))
+    first, last = ([{"role": "user", "content": text}] for text in (GOOD, "salt"))
     expected = decoder.generate(messages=[first, last], **LENGTH)
-    for chat, message in (
-        (refused, "template refuses the messages: no, never"),
-        (empty, "template of the risky model makes no token"),
-        ([], "messages must be a list of roles"),
-    ):
+    empty = [{"role": "user", "content": ""}]
+    for chat, message in ((empty, "makes no token"), ([], "messages must be a list of roles")):
         results = decoder.generate(messages=[first, chat, last], **LENGTH)
         assert_alone(results, expected, 1, message)
 
 
 def test_a_word_that_the_tokenizer_lacks_fails_its_request_alone():
     """A tokenizer of words without an unknown one raises for others."""
-    vocab = {"a": 319, **{f"t{i}": i for i in range(319)}}
-    words = Tokenizer(models.WordLevel(vocab, unk_token="none"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token="t0", eos_token="t1", clean_up_tokenization_spaces=False
-    )
-    decoder = Decoder(ModelPair(tiny_llama(1), tiny_llama(2), tokenizer), Anchored(k=1.0))
+    pair = ModelPair(tiny_llama(1), tiny_llama(2), word_tokenizer(320))
+    pair.tokenizer.backend_tokenizer.model.unk_token = "none"
+    decoder = Decoder(pair, Anchored(k=1.0))
     expected = decoder.generate(["t5", "t6 t7"], **LENGTH)
     results = decoder.generate(["t5", "salt", "t6 t7"], **LENGTH)
     assert_alone(results, expected, 1, "the tokenizer cannot read the text: .*Missing")

@@ -5,38 +5,19 @@ from functools import partial
 import pytest
 import torch
 from reference_steps import reference_steps
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from anchored import Anchored, Decoder, Pathwise
 from anchored.decode.ledger import LedgerStep
 from anchored.decode.levels.level import Level
 from anchored.decode.reference_decoder import ReferenceStep, project
 from anchored.decode.rules.rule import Rule, StepInputs
+from anchored.decode.settings import SamplingConfig
 from anchored.kernels import reference
 
 LENGTH = 6
 CLOSE = {"mean": 1e-9, "worst": 5e-9, "drawn": 5e-9}
 """Nats: float64 models, so that rounding and the grid of spends (2**-32) are left, and the 2e-9
 that a clipped distribution keeps back of its budget."""
-
-
-def warpers(settings: dict) -> LogitsProcessorList:
-    """Those of transformers, in the order of SamplingConfig."""
-    kinds = {
-        "repetition_penalty": RepetitionPenaltyLogitsProcessor,
-        "temperature": TemperatureLogitsWarper,
-        "top_k": TopKLogitsWarper,
-        "top_p": TopPLogitsWarper,
-        "min_p": MinPLogitsWarper,
-    }
-    return LogitsProcessorList(kinds[name](settings[name]) for name in kinds if name in settings)
 
 
 SAMPLINGS = {
@@ -103,7 +84,7 @@ def test_distributions_spends_and_tokens_of_a_decoder_are_those_of_the_paper(pai
     )
     prompt = result.ledger.header.prompt_token_ids
     debt, steps = reference_steps(
-        pair, prompt, rule, length=LENGTH, seed=5, warpers=warpers(SAMPLINGS[k])
+        pair, prompt, rule, length=LENGTH, seed=5, sampling=SamplingConfig(**SAMPLINGS[k])
     )
     assert result.ledger.header.debt == pytest.approx(debt, abs=1e-9)
     assert result.token_ids == [step.token_id for step in steps]

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from anchored import LoadOptions, ModelPair
 from anchored.decode.pair import folder as model_folder
 from anchored.decode.pair.folder import ModelFolder, fingerprint, folder_fingerprint, model_location
-from anchored.decode.pair.pair_file import PairFile
 
 WEIGHTS = "adapter_model.safetensors"
 READ = [
@@ -86,6 +85,8 @@ def test_a_folder_comes_before_an_id_of_its_name_and_may_begin_at_home(tmp_path,
     [
         ("./none", "there is no folder ./none"),
         ("models/x", "there is no folder models/x, nor is it an id of the Hub, as models is a "),
+        ("a/b/c", "there is no model folder with a config.json at a/b/c, nor is it the id of a"),
+        ("models", "no model folder with a config.json at models: GGUF is not read here, convert"),
     ],
 )
 def test_a_path_is_refused_as_it_was_typed_and_the_hub_is_not_asked(
@@ -94,18 +95,9 @@ def test_a_path_is_refused_as_it_was_typed_and_the_hub_is_not_asked(
     raising(monkeypatch, AssertionError("the Hub is asked"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(FileNotFoundError, match=f"^{re.escape(said)}"):
         ModelFolder.find(name)
-    with pytest.raises(FileNotFoundError, match=f"^{re.escape(said)}"):
-        PairFile.read(name)
-
-
-def test_what_is_neither_a_folder_nor_an_id_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no model folder .* nor is it the id of a model"):
-        ModelFolder.find("a/b/c")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(FileNotFoundError, match=r"config\.json at .*: GGUF is not read here"):
-        ModelFolder.find(tmp_path)
 
 
 @pytest.fixture
@@ -148,16 +140,13 @@ def test_an_adapter_without_peft_is_refused_in_one_line(adapter, pair_folders, m
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
+        (lambda folder: (folder / WEIGHTS).unlink(), f"adapter has no {WEIGHTS}"),
         (
-            lambda adapter: (adapter / WEIGHTS).unlink(),
-            "the adapter in .*adapter has no adapter_model.safetensors",
-        ),
-        (
-            lambda adapter: shutil.copy(adapter / WEIGHTS, adapter / "model.safetensors"),
+            lambda folder: shutil.copy(folder / WEIGHTS, folder / "model.safetensors"),
             "holds a whole model and an adapter: keep them in two folders",
         ),
         (
-            lambda adapter: (adapter / "adapter_config.json").write_text("{}"),
+            lambda folder: (folder / "adapter_config.json").write_text("{}"),
             "the adapter_config.json in .*adapter has no base_model_name_or_path",
         ),
     ],

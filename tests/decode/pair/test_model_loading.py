@@ -86,14 +86,6 @@ def test_a_folder_that_is_not_whole_is_refused_in_one_line(
     assert "\n" not in str(refusal.value) + "".join(caplog.messages)
 
 
-def test_folders_load_with_the_same_fingerprints_again(pair_folders):
-    pair = ModelPair.from_pretrained(*pair_folders)
-    assert (pair.vocab_size, pair.context_length, pair.stop_token_ids) == (320, 128, [1])
-    again = ModelPair.from_pretrained(*pair_folders)
-    assert again.fingerprints == pair.fingerprints
-    assert not list(pair_folders[0].parent.glob("*.json"))
-
-
 def test_more_embeddings_than_tokens_are_never_predicted_and_fewer_are_refused(tokenizer):
     assert ModelPair(tiny_llama(1), tiny_llama(2, vocab_size=384), tokenizer).vocab_size == 320
     with pytest.raises(ValueError, match=r"the risky model predicts 256 tokens, .* has 320"):
@@ -104,15 +96,6 @@ def test_a_dtype_that_no_model_decodes_in_is_refused_before_loading(pair_folders
     for dtype in ("float8", torch.int32):
         with pytest.raises(ValueError, match=r"^dtype must be auto or one of float32, float64, "):
             ModelPair.from_pretrained(*pair_folders, dtype=dtype)
-
-
-def test_tied_tensors_that_are_stored_once_are_not_missing(tmp_path, caplog):
-    tied = tiny_llama(1, tie_word_embeddings=True).float()
-    tied.save_pretrained(tmp_path)
-    assert "lm_head.weight" not in load_file(tmp_path / WEIGHTS)
-    loaded = load_model(ModelFolder(tmp_path), "auto", "cpu")
-    assert torch.equal(loaded.lm_head.weight, tied.model.embed_tokens.weight)
-    assert not caplog.messages
 
 
 @pytest.mark.parametrize(

@@ -121,16 +121,6 @@ def test_a_text_that_goes_on_has_the_bucket_that_its_beginning_left(
     assert indebted[0] <= allowances[0]
 
 
-@given(k=st.floats(1e-8, 40.0), debt=NATS, more=NATS, shares=SHARES)
-def test_a_bank_that_holds_the_whole_bound_frees_all_of_it_at_once(k, debt, more, shares):
-    """As there is nothing to be refilled, and where nothing is lost for want of room."""
-    horizon, bank = len(shares), 100.0 + more
-    banked = replace(Budget.of(horizon=horizon, k=0.0, bank=bank), debt=debt)
-    whole = replace(Budget.of(horizon=horizon, K=bank, schedule="global"), debt=debt)
-    apart = zip(spent_by(banked, shares)[0], spent_by(whole, shares)[0], strict=True)
-    assert all(abs(left - right) <= BANK_MARGIN for left, right in apart)
-
-
 def test_a_bank_needs_a_schedule_that_carries_nats_over_and_is_recorded_alone():
     """So ledgers and sweeps from before there were banks are read as they were."""
     for make in (Anchored, NoOpt):

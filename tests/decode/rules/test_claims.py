@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from runpy import run_path
 
 import pytest
 import torch
-from stranger_rules import Blend
 
 from anchored import Anchored, Decoder, verify
 from anchored.decode.rules import registry
 from anchored.decode.rules.rule import BOTH, RISKY, SAFE, NextToken, OpenRule, Rule
 from anchored.decode.rules.unbounded import Categorical
 
+Blend = run_path(str(Path(__file__).parents[2] / "support/stranger/stranger.py"))["Blend"]
+"""The rule of a package that is not installed here."""
 PROMPT = "the keeper of the lamp"
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0, "max_new_tokens": 8}
 LAX = {"k": 0.3, "debt": "none"}
@@ -107,6 +110,13 @@ def test_a_rule_verifies_by_the_divergence_that_it_names_and_by_no_other(drawn, 
     assert "spend differs" in str(verify(drawn(Wrong, divergence=divergence, **LAX), pair))
 
 
+WRITES = {
+    "safe": lambda inputs: inputs.warped("safe").copy_(inputs.warped("risky")),
+    "budget": lambda inputs: inputs.budget.fill_(50.0),
+    "uniform": lambda inputs: inputs.uniform.fill_(0.5),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Writer(Blend):
     """Writes into its inputs before it blends, or after."""
@@ -115,23 +125,14 @@ class Writer(Blend):
     writes_first: bool = field(default=False, kw_only=True)
 
     def blended(self, inputs) -> NextToken:
-        def write() -> None:
-            if self.what == "budget":
-                inputs.budget.fill_(50.0)
-            elif self.what == "uniform":
-                inputs.uniform.fill_(0.5)
-            else:
-                safe = inputs.warped("safe")
-                safe -= 0.5 * (safe - inputs.warped("risky"))
-
         if self.writes_first:
-            write()
+            WRITES[self.what](inputs)
         result = Blend.blended(self, inputs)
-        write()
+        WRITES[self.what](inputs)
         return result
 
 
-@pytest.mark.parametrize("what", ["safe", "budget", "uniform"])
+@pytest.mark.parametrize("what", WRITES)
 def test_a_rule_that_writes_into_its_inputs_is_handed_copies(drawn, pair, what):
     assert drawn(Writer, what=what, **LAX).steps == drawn(Blend, **LAX).steps
     assert not verify(drawn(Writer, what=what, writes_first=True, **LAX), pair)

@@ -4,7 +4,6 @@ What a stream reads is compared with plain forwards of its model over the text t
 """
 
 import json
-from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -107,6 +106,9 @@ def test_a_text_is_the_same_alone_scored_and_verified(pair, level, rule, tmp_pat
         assert report, report.failures
         assert report.tokens_drawn_again == len(ledger.steps)
         assert ledger.certified == rule.is_certified
+        # A model that no stream reads does not run.
+        models = {spec.model for spec in rule.streams.values()}
+        assert all(getattr(ledger, f"{name}_forwards") == 0 for name in {*pair.models} - models)
         if rule.is_certified:
             assert ledger.is_within_bound
             assert all(step.spend <= step.budget for step in ledger.steps)
@@ -119,25 +121,6 @@ def test_a_text_is_the_same_alone_scored_and_verified(pair, level, rule, tmp_pat
 def test_every_rule_of_the_package_is_among_these():
     names = {rule.name for rule in RULES}
     assert names | {"anchored_inf"} == {*registry.RULES}
-
-
-@pytest.mark.parametrize(
-    ("level", "rule", "idle"),
-    [("token", SafeOnly(), "risky"), ("byte", RiskyOnly(compared=False), "safe")],
-    ids=str,
-)
-def test_of_one_model_alone_the_other_never_runs(pair, level, rule, idle):
-    def refuse(*_, **__):
-        raise AssertionError("this model is not to run")
-
-    broken = deepcopy(pair)
-    for module in (broken.models[idle], broken.models[idle].model):
-        module.__class__ = type("Idle", (type(module),), {"forward": refuse})
-    decoder = Decoder(broken, rule, level=level)
-    (result,) = decoder.generate(PROMPTS[0], max_new_tokens=4)
-    assert result.token_ids and getattr(result.ledger, f"{idle}_forwards") == 0
-    (score,) = decoder.score(PROMPTS[0], " the lamp")
-    assert not score.error
 
 
 def test_streams_read_what_their_rule_says(token_pair):
@@ -195,14 +178,10 @@ def test_another_corpus_is_refused_by_verify(token_pair, tmp_path):
     rule = MemFree(n=2, corpus=file, passages=TEXT)
     assert rule == MemFree(n=2, corpus=str(file), passages=TEXT)
     (result,) = Decoder(token_pair, rule).generate(PROMPTS[0], max_new_tokens=4)
-    header = result.ledger.header
     assert verify(result.ledger, token_pair)
     file.write_text("no JSON")
     message = "is not the corpus that was recorded"
     assert message in verify(result.ledger, token_pair).failures[0]
-    settings = {**header.rule_settings, "corpus_sha256": MemFree(corpus=str(file)).corpus_sha256}
-    forged = replace(result.ledger, header=replace(header, rule_settings=settings))
-    assert "line 1 is no JSON object" in verify(forged, token_pair).failures[0]
     file.unlink()
     assert "there is none at" in verify(result.ledger, token_pair).failures[0]
 
