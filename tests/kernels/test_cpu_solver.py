@@ -1,4 +1,4 @@
-"""The solver of the torch backend: how often it reads a row, and what its sums and bounds hold."""
+"""The sums of the torch backend's solver, and the margins that it counts on."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,6 @@ from logit_kinds import random_logits
 
 from anchored.kernels import reference
 from anchored.kernels.cpu import kl, rows
-from anchored.kernels.project import project_kl
 
 ROUNDING = 1e-12
 """Nats; of the float64 reference."""
@@ -26,12 +25,3 @@ def test_every_certified_point_holds_the_true_divergence_within_its_margin(kind)
     assert np.isfinite(points.nats).all()
     assert (error <= points.margin + ROUNDING * (1.0 + points.nats)).all()
     assert (points.margin <= 1e-6 * (1.0 + points.nats)).all()
-
-
-def test_a_divergence_that_vanishes_in_one_sum_alone_is_not_taken_for_zero():
-    # Under p_s the only tilted token weighs e^-800, which is 0: but p_r puts all its mass there.
-    safe, risky = torch.tensor([[0.0, -800.0]]), torch.tensor([[-800.0, 0.0]])
-    projection = project_kl(risky.double(), safe.double(), torch.tensor([5.0]))
-    log_probs = reference.tilted_log_probs(risky, safe, projection.weight)
-    assert reference.kl_divergence(log_probs, safe) <= projection.spend + ROUNDING
-    assert projection.weight < 1.0

@@ -9,6 +9,7 @@ import math
 import threading
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import triton
+from logit_kinds import random_logits
 from triton.runtime import interpreter
 
 from anchored.kernels.gpu import clip, launch, layout
@@ -26,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
-MOST_TURNS = 10_000
+MOST_TURNS = 2000
 """More would be a program that waits for another for ever."""
 
 
@@ -160,15 +162,11 @@ def programs(monkeypatch) -> Programs:
 
 def launched(seed, charge):
     """Two rows with bans or NaN, and budgets that bind or do not."""
-    generator = torch.Generator().manual_seed(seed)
-    base = 2.0 * torch.randn(2, 2100, generator=generator)
-    safe = (base + torch.randn(2, 2100, generator=generator)).bfloat16()
-    risky = (1.2 * base + torch.randn(2, 2100, generator=generator)).bfloat16()
-    if seed == 1:
-        risky[..., ::3] = -torch.inf
+    kind, nats = [("masked_risky", 2.0), ("masked_safe", 0.5), ("generic", 0.5)][seed - 1]
+    risky, safe = random_logits(kind, 2, 2100, torch.Generator().manual_seed(seed))
     if seed == 2:
         risky[0, 5], safe[1, ::7] = torch.nan, -3e9
-    budget = torch.full((2,), (0.05, 0.5, 3.0)[seed - 1], dtype=torch.float64)
+    budget = torch.full((2,), nats, dtype=torch.float64)
     numbers = uniforms(torch.tensor([seed, seed + 1]), torch.zeros(2, dtype=torch.int64))
     return launch.project(risky, safe, budget, numbers, charge=charge)
 
@@ -197,5 +195,6 @@ def same_sums(step):
 
 def test_a_planted_race_is_found(programs, monkeypatch):
     monkeypatch.setattr(clip, "step_sums", same_sums)
-    launched(3, "worst")
+    with suppress(interpreter.InterpreterError):  # programs that read unlike sums wait for ever
+        launched(3, "worst")
     assert programs.num_races() > 0
