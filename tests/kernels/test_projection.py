@@ -5,6 +5,7 @@ The same of Triton's: tests/gpu/test_kernels.py, in the interpreter where there 
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +21,8 @@ from logit_kinds import (
 )
 
 from anchored.kernels import reference
-from anchored.kernels.cpu.rows import PIECE_SIZE
+from anchored.kernels.cpu import kl
+from anchored.kernels.cpu.rows import PIECE_SIZE, row_groups
 from anchored.kernels.project import project_kl, project_max
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
@@ -38,6 +40,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 REFERENCE_ERROR = 1e-11
 """Nats; rounding of the float64 log-probabilities compared, 1e-16 times the range of the logits."""
+
+
+SUM_ERROR = 1e-12
+"""Nats; of divergences in float64."""
 
 
 def project_on(project, risky, safe, budget, uniform=None, *, backend, **options):
@@ -254,6 +260,20 @@ def test_a_projection_moves_with_its_budget_and_with_nothing_else(project, kind,
     tolerance = torch.clamp(2e-5 * budget, min=2e-7) if is_kl else torch.full_like(budget, 1e-8)
     for other in (permuted, shifted):
         assert bool(((other.spend - projection.spend).abs() <= tolerance).all())
+
+
+@pytest.mark.parametrize("kind", ["generic", "memorized", "disjoint_peaks", "two_atoms", "huge"])
+def test_every_certified_point_holds_the_true_divergence_within_its_margin(kind):
+    risky, safe = random_logits(kind, 40, 300, torch.Generator().manual_seed(4))
+    ((_, group),) = row_groups(risky, safe)
+    beta = np.linspace(0.0, 1.0, 40)
+    points = kl.certified(kl.read_curves(group, np.arange(40)), beta, group.scratch[0])
+    log_probs = reference.tilted_log_probs(risky, safe, torch.from_numpy(beta))
+    true = reference.kl_divergence(log_probs, safe)
+    error = np.abs(points.nats - true.numpy())
+    assert np.isfinite(points.nats).all()
+    assert (error <= points.margin + SUM_ERROR * (1.0 + points.nats)).all()
+    assert (points.margin <= 1e-6 * (1.0 + points.nats)).all()
 
 
 @pytest.mark.parametrize(

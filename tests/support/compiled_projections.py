@@ -9,8 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,15 +63,13 @@ NO_DEVICE = SimpleNamespace(
 """A driver that knows an sm_90 GPU by name alone: enough to compile for it."""
 
 
-@contextmanager
-def compiling() -> Iterator[list[Any]]:
-    """The kernels of the launches within, which are compiled in place of being run."""
+def kernel_of(call: Callable[[], object]) -> Any:
+    """The kernel that a call launches, which is compiled in place of being run."""
     kernels: list[Any] = []
     run = JITFunction.run
 
-    def compile_only(function: Any, *args: Any, **options: Any) -> Any:
+    def compile_only(function: Any, *args: Any, **options: Any) -> None:
         kernels.append(run(function, *args, **options | {"warmup": True}))
-        return kernels[-1]
 
     driver.set_active(NO_DEVICE)
     with (
@@ -80,7 +77,8 @@ def compiling() -> Iterator[list[Any]]:
         patch.object(launch, "check_device", lambda device: None),
         patch.object(launch, "resident_splits", lambda n, size, _: splits_of(n, size, PROCESSORS)),
     ):
-        yield kernels
+        call()
+    return kernels[-1]
 
 
 def compiled(
@@ -95,30 +93,20 @@ def compiled(
     logits = torch.empty(num_rows, vocab_size, dtype=dtype)
     numbers = torch.empty(num_rows, 3, dtype=torch.float64)
     keys = torch.empty(num_rows, dtype=torch.int64)
-    with compiling() as kernels:
-        launch.project(
-            *(logits, logits, numbers[:, 0]),
-            numbers if mode == "draw" else None,
-            (keys, keys) if mode == "keyed" else None,
-            charge=charge,
-        )
-    return kernels[-1]
+    uniform, keyed = {"draw": (numbers, None), "keyed": (None, (keys, keys))}.get(
+        mode, (None, None)
+    )
+    rows = logits, logits, numbers[:, 0], uniform, keyed
+    return kernel_of(lambda: launch.project(*rows, charge=charge))
 
 
 def compiled_warp(dtype: torch.dtype, *, num_drafts: int, vocab_size: int) -> Any:
     """The kernel that warps the rows of vLLM's requests."""
     index = torch.zeros(4, 1 + num_drafts, dtype=torch.int64)
-    with compiling() as kernels:
-        warped_rows(
-            torch.empty(4, vocab_size + 64, dtype=dtype),
-            index,
-            index[:, 0],
-            index[:, 1:],
-            torch.zeros(4, vocab_size, dtype=torch.bool),
-            torch.ones(4),
-            torch.ones(4),
-        )
-    return kernels[-1]
+    logits, seen = torch.empty(4, vocab_size + 64, dtype=dtype), torch.zeros(4, vocab_size).bool()
+    slots, numbers = index[:, 0], torch.ones(4)
+    arguments = logits, index, slots, index[:, 1:], seen, numbers, numbers
+    return kernel_of(lambda: warped_rows(*arguments))
 
 
 def usage(kernel: Any) -> dict[str, int]:

@@ -89,7 +89,6 @@ BY_THEMSELVES = {
     "token": ("kl", put(1, token_id=320), "step 1: token 320 is not in [0, 320)"),
     "prompt": ("kl", put(H, prompt_token_ids=[0, 999]), "prompt: token ids must be in [0, 320)"),
     "seed": ("kl", put(H, seed=-1), "seed must be in [0, 2**63), got -1"),
-    "prior bound": ("kl", put(H, prior_bound=-5.0), "prior_bound must be >= 0, got -5.0"),
     "weight": ("kl", put(3, weight=7.0), "weight 7.0 is not in"),
     # what wrote them
     "level": ("kl", put(H, level="word"), 'level must be "token" or "byte"'),
