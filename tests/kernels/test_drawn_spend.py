@@ -111,18 +111,6 @@ def test_ordinary_tokens_cost_hardly_more_than_their_log_ratio_as_the_reference_
     torch.testing.assert_close((p_s + costs(projection)).exp(), star, rtol=0, atol=1e-8)
 
 
-def test_costs_by_hand():
-    # min(c p_r, 2 p_s) = (1/4, 1/2, 1/4), and p_r itself where the budget pays for it.
-    safe, risky = (
-        torch.tensor([probs] * 2, dtype=torch.float64).log()
-        for probs in ([0.5, 0.25, 0.25], [0.125, 0.75, 0.125])
-    )
-    budget = torch.tensor([math.log(2.0), 9.0], dtype=torch.float64)
-    expected = torch.tensor([[0.5, 2.0, 1.0], [0.25, 3.0, 0.5]], dtype=torch.float64).log()
-    actual = costs(project_drawn(risky, safe, budget))
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-8)
-
-
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_rows_whose_tokens_all_cost_the_same(backend):
     inf = math.inf

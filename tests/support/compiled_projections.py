@@ -9,10 +9,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -30,9 +30,8 @@ from anchored.kernels.projection import Charge
 VOCAB_SIZE = 128_256
 VOCAB_SIZES = 256, 257, 49_152, 151_665, 202_048
 """Bytes, bytes with an end, and vocabularies of models; two are odd."""
-NUM_PROCESSORS = 132
+PROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
-CPU = torch.device("cpu")
 DTYPES = torch.bfloat16, torch.float16, torch.float32
 CHARGES: tuple[Charge, ...] = "mean", "worst", "drawn"
 
@@ -50,44 +49,36 @@ LAUNCHES: list[dict[str, Any]] = [
 """Every variant that projections, decoding and scoring launch: nothing is drawn, by uniforms, or by
 keys and positions."""
 
+WARPS: list[dict[str, Any]] = [
+    {"dtype": dtype, "num_drafts": num_drafts, "vocab_size": vocab_size}
+    for dtype, num_drafts, vocab_size in product(DTYPES, (3, 0), (151_665, VOCAB_SIZE))
+]
 
-class _NoDevice:
-    """A driver that knows an sm_90 GPU by name alone: enough to compile for it."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return CPU
+NO_DEVICE = SimpleNamespace(
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device=0: 0,
+    get_active_torch_device=lambda: torch.device("cpu"),
+)
+"""A driver that knows an sm_90 GPU by name alone: enough to compile for it."""
 
 
-def _splits(num_rows: int, vocab_size: int, device: torch.device) -> int:
-    return splits_of(num_rows, vocab_size, NUM_PROCESSORS)
-
-
-@contextmanager
-def compiling() -> Iterator[list[Any]]:
-    """The kernels of the launches within, which are compiled in place of being run."""
+def kernel_of(call: Callable[[], object]) -> Any:
+    """The kernel that a call launches, which is compiled in place of being run."""
     kernels: list[Any] = []
     run = JITFunction.run
 
-    def compile_only(function: Any, *args: Any, **options: Any) -> Any:
+    def compile_only(function: Any, *args: Any, **options: Any) -> None:
         kernels.append(run(function, *args, **options | {"warmup": True}))
-        return kernels[-1]
 
-    driver.set_active(_NoDevice())
+    driver.set_active(NO_DEVICE)
     with (
         patch.object(JITFunction, "run", compile_only),
         patch.object(launch, "check_device", lambda device: None),
-        patch.object(launch, "resident_splits", _splits),
+        patch.object(launch, "resident_splits", lambda n, size, _: splits_of(n, size, PROCESSORS)),
     ):
-        yield kernels
+        call()
+    return kernels[-1]
 
 
 def compiled(
@@ -102,30 +93,20 @@ def compiled(
     logits = torch.empty(num_rows, vocab_size, dtype=dtype)
     numbers = torch.empty(num_rows, 3, dtype=torch.float64)
     keys = torch.empty(num_rows, dtype=torch.int64)
-    with compiling() as kernels:
-        launch.project(
-            *(logits, logits, numbers[:, 0]),
-            numbers if mode == "draw" else None,
-            (keys, keys) if mode == "keyed" else None,
-            charge=charge,
-        )
-    return kernels[-1]
+    uniform, keyed = {"draw": (numbers, None), "keyed": (None, (keys, keys))}.get(
+        mode, (None, None)
+    )
+    rows = logits, logits, numbers[:, 0], uniform, keyed
+    return kernel_of(lambda: launch.project(*rows, charge=charge))
 
 
-def compiled_warp(dtype: torch.dtype, *, num_drafts: int, vocab_size: int = VOCAB_SIZE) -> Any:
+def compiled_warp(dtype: torch.dtype, *, num_drafts: int, vocab_size: int) -> Any:
     """The kernel that warps the rows of vLLM's requests."""
     index = torch.zeros(4, 1 + num_drafts, dtype=torch.int64)
-    with compiling() as kernels:
-        warped_rows(
-            torch.empty(4, vocab_size + 64, dtype=dtype),
-            index,
-            index[:, 0],
-            index[:, 1:],
-            torch.zeros(4, vocab_size, dtype=torch.bool),
-            torch.ones(4),
-            torch.ones(4),
-        )
-    return kernels[-1]
+    logits, seen = torch.empty(4, vocab_size + 64, dtype=dtype), torch.zeros(4, vocab_size).bool()
+    slots, numbers = index[:, 0], torch.ones(4)
+    arguments = logits, index, slots, index[:, 1:], seen, numbers, numbers
+    return kernel_of(lambda: warped_rows(*arguments))
 
 
 def usage(kernel: Any) -> dict[str, int]:
@@ -140,10 +121,9 @@ def usage(kernel: Any) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    step = {"first": len(LAUNCHES), "sample": 6, "whole": 1}[sys.argv[1]]
-    usages = [[str(values), usage(compiled(**values))] for values in LAUNCHES[::step]]
-    for dtype, num_drafts, vocab_size in product(DTYPES, (3, 0), (151_665, VOCAB_SIZE)):
-        if step == 1 or (step == 6 and dtype == DTYPES[0] and num_drafts):
-            kernel = compiled_warp(dtype, num_drafts=num_drafts, vocab_size=vocab_size)
-            usages.append([f"warp {dtype} {num_drafts} {vocab_size}", usage(kernel)])
-    print(json.dumps(usages))
+    launches = [(compiled, values) for values in LAUNCHES]
+    launches += [(compiled_warp, values) for values in WARPS]
+    step = {"first": len(launches), "sample": 6, "whole": 1}[sys.argv[1]]
+    print(
+        json.dumps([[str(values), usage(kernel(**values))] for kernel, values in launches[::step]])
+    )

@@ -145,14 +145,6 @@ def test_log_ratios_before_they_are_clipped_give_the_distribution_of_the_referen
         assert (scale.item() == math.inf) == (ratios == math.inf).any()
 
 
-def test_steps_that_noise_moved_are_explained():
-    for number, (noise, uniform) in enumerate(zip(*noises(2, TOLERANCE, 40), strict=True)):
-        rows, budget = random_pair(number), (0.01, 0.1, 1.0, 5.0)[number % 4]
-        record = recorded_step(rows + noise, budget, "drawn", uniform)
-        step = honest_step(rows, budget, "drawn", uniform, record=record)
-        assert check_step(step).failures == []
-
-
 def test_a_token_is_the_seeds_if_one_tolerance_moves_the_distributions_so_that_it_is():
     step, needed = honest_step(random_pair(0), 1.0), []
     for number in range(40):

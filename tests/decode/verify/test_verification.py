@@ -18,7 +18,6 @@ from anchored import (
     Pathwise,
     RiskyOnly,
     SafeOnly,
-    event_bound,
     verify,
     with_divergences,
 )
@@ -81,6 +80,7 @@ UNBANKED = Pathwise(k=1.0, bank=0.0, debt="none")
 LAX_DRAWN = Pathwise(k=0.0, bank=5000.0, debt="none")
 COLD = {"num_symbols": 12, "temperature": 0.1}
 LAST = {"prompts": PROMPTS[2:]}
+NEARLY_GREEDY = {"num_symbols": 3, "temperature": 1e-7} | LAST
 
 
 def is_large(step) -> bool:
@@ -90,35 +90,31 @@ def is_large(step) -> bool:
 # The first of every three are in the fast suite.
 HONEST = [
     ("bfloat16", K, {"top_k": 20}, None),
-    ("float64", K_INF, {"temperature": 0.1}, None),
     ("float16", K_INF, {}, None),
-    ("bfloat16", DRAWN, {"num_symbols": 20}, None),
+    ("float64", SafeOnly(), {"temperature": 0.1, "top_k": 20}, None),
+    ("bfloat16", DRAWN, {"num_symbols": 20, "top_k": 20}, None),
     ("float16", DRAWN, {"speculate": 3}, None),
-    ("bfloat16", DRAWN, {"top_k": 20}, None),
-    ("bfloat16", K, {"top_p": 0.9}, None),
     ("bfloat16", DRAWN, {"level": "byte", "num_symbols": 12}, None),
+    ("bfloat16", K, {"top_p": 0.9}, None),
     ("bfloat16", K, {"min_p": 0.05}, None),
-    ("bfloat16", K, {"temperature": 0.0}, None),
     ("float16", RiskyOnly(), {"top_k": 20}, None),
-    ("float16", SafeOnly(), {"top_k": 20}, None),
-    # The ends of numbers.
-    ("float32", K, {"temperature": 4e-5} | LAST, None),
+    ("bfloat16", K, {"temperature": 0.0}, None),
     ("agreeing", DRAWN, {}, lambda step: step.spend < 0.0),
+    # The ends of numbers.
     ("float32", K_INF, {"repetition_penalty": 1e300} | LAST, None),
-    ("agreeing", K, {}, lambda step: step.spend > 0.0),
+    ("float32", K, {"temperature": 4e-5} | LAST, None),
     ("enlarging", UNDEBTED, COLD | {"temperature": 1.0}, lambda step: step.spend > 0.0),
     ("enlarging", Anchored(k=9.0), {"temperature": 1.0}, lambda step: step.weight == 1.0),
+    ("agreeing", K, {}, lambda step: step.spend > 0.0),
+    # Rules that ban nothing.
+    ("float64", CPFuse(grid_size=3), NEARLY_GREEDY, is_large),
+    ("float64", RiskyOnly(), NEARLY_GREEDY, is_large),
     # What solvers charge for their rounding grows with the square of the warped logits.
     ("float64", UNDEBTED, {"temperature": 1e-6} | LAST, None),
-    # Rules that ban nothing.
-    *(
-        ("float64", rule, {"num_symbols": 3, "temperature": 1e-7} | LAST, is_large)
-        for rule in (CPFuse(grid_size=3), RiskyOnly())
-    ),
     # Weights below the normal numbers, or 0; no step uses more than 600 nats.
-    ("sharp", LAX_INF, COLD, lambda step: 0.0 < step.weight < 2e-308),
     ("sharp", LAX_DRAWN, COLD, lambda step: step.budget > 700.0 and step.weight < 1e-10),
     ("sharp", UNBANKED, COLD, lambda step: step.weight == 0.0 < step.spend),
+    ("sharp", LAX_INF, COLD, lambda step: 0.0 < step.weight < 2e-308),
 ]
 
 
@@ -183,9 +179,7 @@ FIXED = Anchored(k=0.5, debt="none", budget="fixed")
 BANKED = Pathwise(k=0.5, bank=20.0, debt="none")
 FORGED = [
     ("bfloat16", FIXED, 0.7, nothing_spent, "differs"),
-    ("float32", FIXED, 0.7, nothing_spent, "differs"),
     ("bfloat16", FIXED, 0.7, shaved, "budget left differs"),
-    ("bfloat16", Anchored(k=0.1, debt="none"), 0.7, nothing_spent, "differs"),
     ("bfloat16", BANKED, 0.7, less_free, "nats in steps 0 to "),
     ("bfloat16", BANKED, 0.7, nothing_spent, "differs"),
     # Where rounding is large.
@@ -220,32 +214,21 @@ def test_the_risky_model_is_not_looked_at_where_nothing_may_be_spent(pairs):
 
 
 @pytest.mark.parametrize(
-    ("level", "name", "room"),
-    [
-        ("token", "bfloat16", 3.0),
-        pytest.param("byte", "bfloat16", 3.0, marks=pytest.mark.slow),
-        pytest.param("token", "float16", 1.0, marks=pytest.mark.slow),
-        pytest.param("byte", "float64", 1.0, marks=pytest.mark.slow),
-    ],
+    ("level", "length"), [("token", 60), pytest.param("byte", 120, marks=pytest.mark.slow)]
 )
 def test_the_figures_of_another_temperature_are_refused_though_each_is_within_rounding(
-    pairs, level, name, room, monkeypatch
+    pairs, level, length, monkeypatch
 ):
-    """With more rounding, as of a model of larger logits, no step by itself tells 0.8 from 0.7.
-
-    room: how much more rounding is granted.
-    """
-    dtype = getattr(torch, name)
-    monkeypatch.setitem(LOGIT_TOLERANCE, dtype, room * LOGIT_TOLERANCE[dtype])
-    length = {"token": 60, "byte": 120}[level]
-    (ledger,) = decoded(pairs[name], UNDEBTED, length, PROMPTS[:1], level=level)
-    assert verify(ledger, pairs[name])
+    """With more rounding, as of a model of larger logits, no step by itself tells 0.8 from 0.7."""
+    monkeypatch.setitem(LOGIT_TOLERANCE, torch.bfloat16, 3.0 * LOGIT_TOLERANCE[torch.bfloat16])
+    pair = pairs["bfloat16"]
+    (ledger,) = decoded(pair, UNDEBTED, length, PROMPTS[:1], level=level)
+    assert verify(ledger, pair)
     for temperature in (0.6, 0.8):
         settings = ledger.header.sampling | {"temperature": temperature}
         header = replace(ledger.header, sampling=settings)
-        failures = verify(replace(ledger, header=header), pairs[name]).failures
-        assert failures
-        assert room == 1.0 or any("another temperature" in failure for failure in failures)
+        failures = verify(replace(ledger, header=header), pair).failures
+        assert any("another temperature" in failure for failure in failures)
 
 
 def test_a_debt_is_checked_within_the_rounding_of_a_ratio(pairs):
@@ -295,5 +278,3 @@ def test_results_lists_and_files_are_verified_and_else_it_says_what_to_write(pai
     ):
         with pytest.raises(ValueError, match=message):
             verify(*arguments)
-    with pytest.raises(ValueError, match="K must be a number, got Ledger"):
-        event_bound(first, -300.0)
