@@ -137,6 +137,17 @@ def test_support_rules(backend):
 
 @both_backends
 @all_projections
+def test_identical_models_give_the_risky_distribution_for_nothing(project, backend):
+    _, safe = random_logits("masked_safe", 3, 1100, torch.Generator().manual_seed(2))
+    rows = torch.full((3,), 0.1).double(), uniforms(torch.arange(3), torch.arange(3))
+    projection = project_on(project, safe, safe, *rows, backend=backend)
+    torch.testing.assert_close(projection.weight, torch.ones_like(projection.weight))
+    assert projection.spend.tolist() == [0.0] * 3
+    assert not projection.is_safe_only.any()
+
+
+@both_backends
+@all_projections
 def test_invalid_rows_are_flagged_and_leave_the_others_alone(project, backend):
     risky, safe = random_logits("generic", 5, 40, torch.Generator().manual_seed(3))
     clean = risky.clone(), safe.clone()
