@@ -182,14 +182,6 @@ def test_a_text_that_follows_a_prompt_is_scored_as_it_is_written(name, text):
     assert text_of(tokenizer, prompt + score.token_ids) == "once" + text
 
 
-def test_the_end_of_a_cleaned_up_text_waits_for_what_may_change_it():
-    tokenizer = style("cleaned_up")
-    new = tokenizer.convert_tokens_to_ids(["a", "n", "'", "t", "s", "."] * 20)
-    stream = TextStream(TokenText(TokenDecoder(tokenizer)))
-    pieces = [stream.push(token) for token in new] + [stream.finish()]
-    assert "".join(pieces) == added(tokenizer, [], new)
-
-
 def test_characters_of_a_fallback_come_with_their_last_bytes_and_others_lose_none():
     tokenizer = style("llama2")
     once = tokenizer("once")["input_ids"]
