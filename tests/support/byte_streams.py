@@ -19,13 +19,15 @@ from anchored.decode.tokenizer.trie import ROOT
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 from anchored.decode.warpers import Warpers
 
+ENDS = ("<|end|>", "<|endoftext|>", "<|end_of_text|>")
 PROMPT = "the harbour's  12345 \n\n\t caf\u00e9 "
 CONTINUATION = " I'll  go\n\u4e2d 12!"
 
 
 @cache
 def vocabulary_of(tokenizer: Tokenizer) -> ByteVocabulary:
-    return ByteVocabulary(tokenizer, [tokenizer.token_to_id("<|end|>")])
+    ends = map(tokenizer.token_to_id, ENDS)
+    return ByteVocabulary(tokenizer, [end for end in ends if end is not None])
 
 
 def model_of(vocabulary: ByteVocabulary, name: str = "llama", seed: int = 1):
@@ -68,10 +70,6 @@ def closed_path(tree: TokenTree) -> list[int] | None:
     may_end = tree.vocabulary.viability.may_end
     ends = (h.node for h in tree.heads if h.prefix == ROOT and may_end(tree.state[h.node]))
     return next((path_of(tree, node) for node in ends), None)
-
-
-def alive(tree: TokenTree) -> list[int]:
-    return [node for node in range(len(tree)) if tree.is_alive(node)]
 
 
 def feed(stream: ByteStream, texts: dict[int, list[int]]) -> dict[int, Tensor]:

@@ -4,11 +4,14 @@ import json
 from functools import cache
 from pathlib import Path
 
+import pytest
 from hard_strings import draw_hard_strings
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from anchored.decode.tokenizer.tokenizer_file import LETTER_OF
 
+PUBLISHED = Path(__file__).parents[3] / "shared" / "tokenizers"
+PUBLISHED_NAMES = ("gpt2", "olmo1", "olmo2", "llama3")
 WORKS = Path(__file__).parents[2] / "tools" / "quickstart" / "works"
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -79,6 +82,9 @@ def pre_tokenizer_of(family: str) -> pre_tokenizers.PreTokenizer:
 
 @cache
 def trained(family: str, num_merges: int = 700) -> Tokenizer:
+    """A published one by its name, or one of a family."""
+    if family in PUBLISHED_NAMES:
+        return Tokenizer.from_file(str(PUBLISHED / family / "tokenizer.json"))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer_of(family)
     if family == "Qwen":
@@ -93,6 +99,17 @@ def trained(family: str, num_merges: int = 700) -> Tokenizer:
     tokenizer.train_from_iterator([*works, *draw_hard_strings(1500, seed=0)], trainer)
     return tokenizer
 
+
+published = [
+    pytest.param(
+        name,
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(not PUBLISHED.exists(), reason="shared/tokenizers is not here"),
+        ],
+    )
+    for name in PUBLISHED_NAMES
+]
 
 SMOLLM2_LACKS = frozenset({0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2})
 """Bytes of UTF-8 texts that have no token in the vocabulary of SmolLM2."""

@@ -15,24 +15,20 @@ def merge_table(tokenizer: Tokenizer) -> MergeTable:
     return MergeTable(file.token_bytes, file.merges)
 
 
-def random_pairs(table: MergeTable, number: int) -> list[tuple[int, int]]:
-    source = random.Random(1)
-    tokens = list(table.rank)
-    return [(source.choice(tokens), source.choice(tokens)) for _ in range(number)]
-
-
-def adversarial_pairs(table: MergeTable, number: int) -> list[tuple[int, int]]:
-    """Pairs whose junction is that of a merge, with longer tokens on both sides."""
-    source = random.Random(2)
+def hard_pairs(table: MergeTable, number: int) -> list[tuple[int, int]]:
+    """Half of them are random; in the others the junction is that of a merge, with longer tokens on
+    both sides."""
+    source, tokens = random.Random(1), list(table.rank)
     ending, starting = {}, {}
-    for token in table.rank:
+    for token in tokens:
         for piece in table.right_spine(token):
             ending.setdefault(piece, []).append(token)
         for piece in table.left_spine(token):
             starting.setdefault(piece, []).append(token)
     merges = [pair for pair in table.merged if pair[0] in ending and pair[1] in starting]
-    chosen = source.choices(merges, k=number)
-    return [(source.choice(ending[u]), source.choice(starting[w])) for u, w in chosen]
+    chosen = source.choices(merges, k=number // 2)
+    joined = [(source.choice(ending[u]), source.choice(starting[w])) for u, w in chosen]
+    return joined + [(source.choice(tokens), source.choice(tokens)) for _ in chosen]
 
 
 def encoded(tokenizer: Tokenizer, texts: list[bytes]) -> list[list[int]]:
@@ -40,11 +36,6 @@ def encoded(tokenizer: Tokenizer, texts: list[bytes]) -> list[list[int]]:
     written = ["".join(LETTER_OF[byte] for byte in text) for text in texts]
     batch = Tokenizer(tokenizer.model).encode_batch_fast(written, add_special_tokens=False)
     return [encoding.ids for encoding in batch]
-
-
-def hard_pairs(table: MergeTable, number: int) -> list[tuple[int, int]]:
-    """Half of them random and half adversarial."""
-    return random_pairs(table, number // 2) + adversarial_pairs(table, number // 2)
 
 
 def library_says(

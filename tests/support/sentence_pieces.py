@@ -1,13 +1,12 @@
 """Small SentencePiece-style tokenizers with byte fallback, in the styles of published models."""
 
 import json
-from collections.abc import Sequence
 from functools import cache
 from itertools import product
 
 from byte_tokenizers import WORKS
 from hard_strings import draw_hard_strings
-from text_oracle import CONTINUATIONS, decoded, num_missing
+from text_oracle import CONTINUATIONS, TextOracle, num_missing
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 MARK = "\u2581"
@@ -79,16 +78,15 @@ def text_of(style: str, text: str) -> str:
     return text if has_space else " " + text
 
 
-class SentencePieceOracle:
-    """Which token sequences occur in texts, by the library's word; see
-    `text_oracle.OracleDistributions`.
+class SentencePieceOracle(TextOracle):
+    """Which token sequences occur in texts, by the library's word.
 
     A sequence of whole characters occurs if it is the tokenization of its text; one that ends
     inside a character, if it begins that of its text with some end of that character.
     """
 
     def __init__(self, style: str, tokenizer: Tokenizer) -> None:
-        self._style, self._tokenizer = style, tokenizer
+        self._has_prefix, self._library = style in ("Llama 2", "Phi-3"), tokenizer
         unwritten = {*SPECIAL, "<|end|>"}
         self.bytes_of = {
             token: bytes([BYTES.index(name)]) if name in BYTES else name.replace(MARK, " ").encode()
@@ -96,14 +94,6 @@ class SentencePieceOracle:
             if name not in unwritten
         }
         self._followers: dict[tuple[int, ...], list[int]] = {}
-
-    def text(self, path: Sequence[int]) -> bytes:
-        """The bytes that a sequence spells."""
-        return b"".join(self.bytes_of[token] for token in path)
-
-    def may_end(self, path: tuple[int, ...]) -> bool:
-        """Whether the sequence is the tokenization of a text."""
-        return self._tokens(self.text(path)) == path
 
     def followers(self, path: tuple[int, ...]) -> list[int]:
         """The tokens with which a sequence that occurs may go on."""
@@ -118,15 +108,11 @@ class SentencePieceOracle:
         # Two missing bytes leave 4,096 ends, of which a few show what any does.
         choices = [CONTINUATIONS, range(0x80, 0xC0, 13), range(0x80, 0xC0, 13)][:missing]
         ends = map(bytes, product(*choices))
-        tokenizations = (self._tokens(text + end) for end in ends)
+        tokenizations = (self.tokens(text + end) for end in ends)
         return any(tokens is not None and tokens[: len(path)] == path for tokens in tokenizations)
 
-    def _tokens(self, spelled: bytes) -> tuple[int, ...] | None:
-        """The tokens of the text that is spelled so; None where there is none."""
-        text = decoded(spelled)
-        if text is None or self._style not in ("Llama 2", "Phi-3"):
-            return None if text is None else self._encoded(text)
-        return self._encoded(text[1:]) if text.startswith(" ") else None
-
-    def _encoded(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+    def tokens(self, spelled: bytes) -> tuple[int, ...] | None:
+        """Read without the space that a normalizer puts before a text."""
+        if self._has_prefix:
+            return super().tokens(spelled[1:]) if spelled.startswith(b" ") else None
+        return super().tokens(spelled)

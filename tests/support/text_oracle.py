@@ -90,10 +90,14 @@ class TextOracle:
 
     def may_end(self, path: tuple[int, ...]) -> bool:
         """Whether the sequence is the tokenization of a text."""
-        text = decoded(self.text(path))
+        return self.tokens(self.text(path)) == path
+
+    def tokens(self, spelled: bytes) -> tuple[int, ...] | None:
+        """The tokens of the text that is spelled so; None where there is none."""
+        text = decoded(spelled)
         if text is None:
-            return False
-        return tuple(self._library.encode(text, add_special_tokens=False).ids) == path
+            return None
+        return tuple(self._library.encode(text, add_special_tokens=False).ids)
 
     def followers(self, path: tuple[int, ...]) -> list[int]:
         """The tokens with which a sequence that occurs may go on."""

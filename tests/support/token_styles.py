@@ -65,12 +65,6 @@ def llama2() -> PreTrainedTokenizerFast:
     )
 
 
-def gemma() -> PreTrainedTokenizerFast:
-    """Bytes as a fallback, and no space that the text does not have."""
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    return _fallback(normalizers.Replace(" ", SPACE), None, decoders.Sequence(steps))
-
-
 def metaspace() -> PreTrainedTokenizerFast:
     """Mistral's later form: a space before a text that begins with none."""
     split = {"replacement": SPACE, "prepend_scheme": "first", "split": False}
@@ -120,5 +114,5 @@ def suffixes() -> PreTrainedTokenizerFast:
 
 STYLES = {
     style.__name__: style
-    for style in (llama2, gemma, metaspace, byte_level, word_piece, cleaned_up, suffixes)
+    for style in (llama2, metaspace, byte_level, word_piece, cleaned_up, suffixes)
 }

@@ -8,7 +8,6 @@ from merge_pairs import merge_table
 from tokenizers import Tokenizer
 
 from anchored import ModelPair
-from anchored.decode.byte.token_tree import TokenTree
 from anchored.decode.tokenizer.merges import MergeTable
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
@@ -37,11 +36,6 @@ def vocabulary(tokenizer) -> ByteVocabulary:
 @pytest.fixture
 def table(tokenizer) -> MergeTable:
     return merge_table(tokenizer)
-
-
-@pytest.fixture
-def tree(vocabulary) -> TokenTree:
-    return TokenTree(vocabulary)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from byte_pairs import PROMPTS, log_probs_along
 from scipy.stats import chi2
 from tiny_models import tiny_llama
 
-from anchored import Anchored, Decoder, ModelPair, Pathwise, SafeOnly
+from anchored import Anchored, Decoder, ModelPair, Pathwise
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL
 from anchored.kernels import reference
@@ -99,17 +99,6 @@ def test_no_text_of_bytes_leaves_what_a_pathwise_budget_has(scored_texts):
     scores, safe = scored_texts(Pathwise(k=0.1, bank=0.3, debt="none"))
     most = max(score.log_prob - nats for score, nats in zip(scores, safe, strict=True))
     assert 0.8 * scores[0].bound < most <= scores[0].bound == 0.3 + HORIZON * 0.1
-
-
-def test_no_budget_gives_the_safe_model_exactly(pair):
-    (anchored,) = Decoder(pair, Anchored(k=0.0)).generate(PROMPTS[0], max_new_bytes=8)
-    (safe,) = Decoder(pair, SafeOnly()).generate(PROMPTS[0], max_new_bytes=8)
-    assert anchored.token_ids == safe.token_ids
-    sampling = {"sampling": SamplingConfig()}
-    safe_log_probs = log_probs_along(pair, "safe", PROMPTS[0], safe.token_ids, **sampling)
-    for step, log_probs in zip(anchored.ledger.steps, safe_log_probs, strict=True):
-        assert step.spend == 0.0 and step.accepted
-        assert step.log_prob == pytest.approx(log_probs[step.token_id].item(), abs=1e-9)
 
 
 def test_an_ample_budget_draws_the_texts_of_the_masked_risky_model(pair):

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from byte_tokenizers import PUBLISHED_NAMES, published
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_pairs import encoded, hard_pairs, library_says
@@ -14,21 +15,12 @@ from anchored.decode.tokenizer.merges import MergeTable, PairRows
 one_tokenizer = pytest.mark.parametrize("family", ["cl100k"])
 
 
-@one_tokenizer
-def test_pairs_agree_with_the_library(tokenizer, table):
-    pairs = hard_pairs(table, 5_000)
+@pytest.mark.parametrize("family", ["cl100k", *published])
+def test_pairs_agree_with_the_library(family, tokenizer, table):
+    pairs = hard_pairs(table, 50_000 if family in PUBLISHED_NAMES else 5_000)
     expected = library_says(tokenizer, table, pairs)
     assert [table.is_valid_pair(*pair) for pair in pairs] == expected
-    assert 0.1 < np.mean(expected) < 0.99
-
-
-@one_tokenizer
-def test_rows_agree_with_pairs(table):
-    tokens = np.array(sorted(table.bytes_of), np.int32)
-    rows = PairRows(table, tokens)
-    for left in random.Random(3).sample(sorted(table.rank), 60):
-        expected = [not table.is_valid_pair(left, right) for right in tokens.tolist()]
-        assert rows.invalid(left).tolist() == expected
+    assert 0.1 < np.mean(expected) < 0.999
 
 
 @given(

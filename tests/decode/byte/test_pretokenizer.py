@@ -46,7 +46,6 @@ UNUSUAL = {
     "(?i:[^q]+)|q+": "xQx",
     r"(?i:\p{Lu}+)": "aBc",
     r"\w+|[^\w\s]+": "m\u00b2!\u00bd",
-    r"\p{Co}+": "\U000f0000\U000ffffe",
     "(?i:'s|'re|'ve|'ll)": "I\u017f'\u017f'RE'vE'Ll",
     "(?i:s+|f+|t(?:x|h))": "\u00dfS\ufb00Ft\ufb06hTH",
 }
@@ -78,11 +77,8 @@ def strings_of_all_kinds(classes: CharacterClasses, number: int) -> list[str]:
 OTHERS = {
     "GPT-2's ByteLevel": (pre_tokenizers.ByteLevel(add_prefix_space=False),),
     "symbols in runs": (pre_tokenizers.Punctuation("contiguous"), r"\p{N}{1,2}"),
-    "lines": (r"\s+$",),
     "words of the engine": (r" ?\w+| ?[^\w\s]+|\s+",),
-    "cl100k ignoring case": (f"(?i:{REGEXES['cl100k']})",),
     "nothing": (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),),
-    "a text": (pre_tokenizers.Split("a.", "isolated"),),
     "a text inverted": (pre_tokenizers.Split("^\n", "isolated", invert=True), r"\p{L}+"),
     "a private character": (pre_tokenizers.Split("\U000f0001", "isolated"),),
     "matches in runs": (pre_tokenizers.Split(Regex(r"a(?=b)|ab?"), "contiguous"),),

@@ -144,27 +144,16 @@ def test_a_pair_of_both_kinds_decodes_and_its_ledgers_verify(style):
         assert verify(result.ledger, pair).is_ok
 
 
-def changed(style: str, **parts) -> Tokenizer:
-    content = json.loads(sentence_piece(style).to_str())
-    for name, change in parts.items():
-        content[name] = change(content[name]) if callable(change) else change
-    return Tokenizer.from_str(json.dumps(content))
-
-
-def without_a_byte(model: dict) -> dict:
-    vocab = {name: token for name, token in model["vocab"].items() if name != "<0xC3>"}
-    return {**model, "vocab": vocab}
-
-
-def with_tokens(style: str, added: list, merges: list[tuple[str, str]]) -> Tokenizer:
-    """A tokenizer with more added tokens, and merges before all others."""
-    content = json.loads(sentence_piece(style).to_str())
-    vocab, ordinary = content["model"]["vocab"], content["model"]["merges"]
+def changed(style: str, *, added=(), merges=(), lacks="", **parts) -> Tokenizer:
+    """A tokenizer with other parts, merges before all others, more added tokens, or a byte less."""
+    content = {**json.loads(sentence_piece(style).to_str()), **parts}
+    vocab = content["model"]["vocab"]
     for part in (part for pair in merges for part in (*pair, "".join(pair))):
         vocab.setdefault(part, len(vocab))
-    content["model"]["merges"] = [*map(list, merges), *ordinary]
+    vocab.pop(lacks, None)
+    content["model"]["merges"][:0] = map(list, merges)
     tokenizer = Tokenizer.from_str(json.dumps(content))
-    tokenizer.add_tokens(added)
+    tokenizer.add_tokens([*added])
     return tokenizer
 
 
@@ -180,11 +169,11 @@ def test_a_tokenizer_that_reads_otherwise_than_its_file_says_is_refused(monkeypa
 @pytest.mark.parametrize(
     ("tokenizer", "reason"),
     [
-        (lambda: changed("Yi", model=without_a_byte), "tokens of all 256 bytes, got Replace"),
+        (lambda: changed("Yi", lacks="<0xC3>"), "tokens of all 256 bytes, got Replace"),
         (lambda: changed("Yi", normalizer=LOWERCASE), "step Lowercase of a SentencePiece"),
         (lambda: changed("Yi", normalizer=None), "writes spaces as U\\+2581"),
-        (lambda: with_tokens("Yi", ["<0xC5>"], []), "<0xC5> as an added token"),
-        (lambda: with_tokens("Llama 2", ["x"], []), "not know how the tokenizer reads .The"),
+        (lambda: changed("Yi", added=["<0xC5>"]), "<0xC5> as an added token"),
+        (lambda: changed("Llama 2", added=["x"]), "not know how the tokenizer reads .The"),
     ],
 )
 def test_what_is_not_exact_is_refused_by_name(tokenizer, reason):
@@ -207,7 +196,7 @@ def test_what_is_not_exact_is_refused_by_name(tokenizer, reason):
 )
 def test_added_tokens_are_where_the_library_cuts_them_out(style, added):
     """U+2581 is written by a normalizer before they are sought, or by Metaspace after that."""
-    tokenizer = with_tokens(style, [added], merges=[("z", "z"), (MARK, "zz"), ("#", "#")])
+    tokenizer = changed(style, added=[added], merges=[("z", "z"), (MARK, "zz"), ("#", "#")])
     vocabulary, literal = ByteVocabulary(tokenizer, [2]), added.content.replace(MARK, " ")
     for text in ("a zzq", "azz", "  zzqa", "aqu", "a#b", f"a{' ' * 9}b"):
         ids = tokenizer.encode(text, add_special_tokens=False).ids

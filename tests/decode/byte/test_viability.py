@@ -3,13 +3,12 @@
 import random
 
 import pytest
-from byte_streams import alive, closed_path, grown, path_of, vocabulary_of
-from byte_tokenizers import REGEXES, STEPS, regex_split, trained
+from byte_streams import closed_path, grown, vocabulary_of
+from byte_tokenizers import REGEXES, STEPS, published, trained
 from hard_strings import draw_hard_strings
-from tokenizers import AddedToken, Tokenizer, models, normalizers
+from tokenizers import AddedToken, Tokenizer, normalizers
 
 from anchored.decode.byte.token_tree import TokenTree
-from anchored.decode.tokenizer.tokenizer_file import LETTER_OF
 from anchored.decode.tokenizer.viability import Viability, ViabilityState
 
 
@@ -36,20 +35,29 @@ def assert_row_is_right(viability: Viability, state: ViabilityState) -> None:
     assert viability.allowed(state).tolist() == expected
 
 
+# BPE alone makes none of the first as Llama 3 writes them: a whole pretoken, a split out of order.
+# In the others a merge that ranks before one of its parts comes too late.
+LLAMA3_ODDITIES = (
+    *(" vi\u1ec7c", " vi\u1ec7cs", ".:.:", " nghi\u1ec7m", "x.:.:."),
+    *(" :.:.:", " \u043f\u043e\u0432\u0435\u0440\u0430\u0442\u0443", "\u016fj\u00edc\u00ed"),
+    *(" \u0431\u0435\u0440\u0430\u0442\u0443", " nghi\u1ec7nh", " th\u1eddiyle"),
+)
+
+
 @pytest.mark.sampled(9)
-@pytest.mark.parametrize("family", [*REGEXES, *STEPS])
-def test_texts_may_end_where_their_tokenization_does(tokenizer, vocabulary):
-    for text in draw_hard_strings(300, seed=8):
-        tree = grown(vocabulary, vocabulary.normalize(text))
-        assert closed_path(tree) == tokenizer.encode(text).ids
+@pytest.mark.parametrize("family", [*REGEXES, *STEPS, *published])
+def test_texts_may_end_where_their_tokenization_does(family, tokenizer, vocabulary):
+    texts = draw_hard_strings(300, seed=8) + draw_hard_strings(300, seed=10, longest=30)
+    for text in (*texts, *(LLAMA3_ODDITIES if family == "llama3" else ())):
+        tree, ids = TokenTree(vocabulary), tokenizer.encode(text, add_special_tokens=False).ids
+        for byte in vocabulary.normalize(text):
+            tree.append(byte)
+            trunk = [tree.token[node] for node in tree.trunk()]
+            assert trunk == ids[: len(trunk)], text
+        assert closed_path(tree) == ids, text
 
 
 one_tokenizer = pytest.mark.parametrize("family", ["GPT-2"])
-
-
-@one_tokenizer
-def test_no_text_ends_inside_a_character(vocabulary):
-    assert closed_path(grown(vocabulary, b"a\xe4\xb8")) is None
 
 
 @one_tokenizer
@@ -83,34 +91,6 @@ def test_added_tokens_are_sought_as_the_library_seeks_them(name):
         if len(text) == 2:
             for head in tree.heads:
                 assert_row_is_right(vocabulary.viability, tree.state[head.node])
-
-
-def test_a_literal_is_matched_where_its_last_byte_alone_is_another_token():
-    vocab = {letter: byte for byte, letter in LETTER_OF.items()}
-    vocab["ab"] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab, [("a", "b")]))
-    tokenizer.pre_tokenizer = regex_split(REGEXES["GPT-2"])
-    tokenizer.add_special_tokens(["<|end|>"])
-    tokenizer.add_tokens(["abc"])
-    tree = grown(vocabulary_of(tokenizer), b"xabc")
-    ends = [path_of(tree, node) for node in alive(tree) if tree.end[node] == 4]
-    assert ends == [tokenizer.encode("xabc").ids]
-
-
-PROSE = "The harbor bell rang twice; nobody'd pulled its rope.\n\n  It's  1234 caf\u00e9s! " * 2
-
-
-@pytest.mark.sampled(4)
-def test_the_trunk_only_grows_and_begins_the_final_tokenization(tokenizer, tree):
-    final = tokenizer.encode(PROSE).ids
-    before: list[int] = []
-    for byte in tree.vocabulary.normalize(PROSE):
-        tree.append(byte)
-        trunk = list(tree.trunk())
-        assert trunk[: len(before)] == before
-        assert [tree.token[node] for node in trunk] == final[: len(trunk)]
-        before = trunk
-    assert len(before) > 0.9 * len(final)
 
 
 @one_tokenizer

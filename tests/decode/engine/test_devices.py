@@ -1,5 +1,6 @@
 """Where Triton fails on a device, decoding goes on by the CPU's solver, with one warning."""
 
+import importlib
 import logging
 import re
 from dataclasses import replace
@@ -23,16 +24,18 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
-def interpreted(monkeypatch):
-    """Triton takes the CPU's tensors, of which nothing is known yet."""
-    for name in ("_failed", "_agreed"):
-        monkeypatch.setattr(project, name, set())
-    monkeypatch.setattr(project, "takes_triton", lambda device: device not in project._failed)
-    for cached in (project.check_rows, work_device):
-        cached.cache_clear()
+def new_process():
+    """Nothing is known of any device, as in a new process."""
+    importlib.reload(project)
     yield
-    for cached in (project.check_rows, work_device):
-        cached.cache_clear()
+    importlib.reload(project)
+    work_device.cache_clear()
+
+
+@pytest.fixture
+def interpreted(new_process, monkeypatch):
+    """Triton takes the CPU's tensors until it fails."""
+    monkeypatch.setattr(project, "takes_triton", lambda device: not project.falls_back())
 
 
 def raising(error):
@@ -71,19 +74,14 @@ FAULTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def word_pair() -> ModelPair:
-    models = (tiny_llama(seed, vocab_size=VOCAB_SIZE, layers=1).float() for seed in (1, 2))
-    return ModelPair(*models, word_tokenizer(VOCAB_SIZE))
-
-
 @pytest.mark.parametrize(("launched", "reason"), FAULTS.values(), ids=FAULTS)
-def test_the_cpu_solver_decodes_in_its_place(launched, reason, word_pair, monkeypatch, caplog):
+def test_the_cpu_solver_decodes_in_its_place(launched, reason, request, monkeypatch, caplog):
+    models = (tiny_llama(seed, vocab_size=VOCAB_SIZE, layers=1).float() for seed in (1, 2))
+    word_pair = ModelPair(*models, word_tokenizer(VOCAB_SIZE))
     decoder = Decoder(word_pair, Anchored(k=0.5, debt="none"))
     options = {"max_new_tokens": 4, "temperature": 1.0, "seed": [3, 4]}
-    with monkeypatch.context() as patch:
-        patch.setattr(project, "takes_triton", lambda device: False)
-        expected = decoder.generate([[5, 6, 7], [8, 9]], **options)
+    expected = decoder.generate([[5, 6, 7], [8, 9]], **options)
+    request.getfixturevalue("interpreted")
     monkeypatch.setattr(launch, "project", launched)
     with caplog.at_level(logging.WARNING):
         actual = decoder.generate([[5, 6, 7], [8, 9]], **options)
@@ -102,6 +100,7 @@ def drawn(backend: str) -> torch.Tensor:
     return project_kl(risky, safe, budget, keyed=keyed, backend=backend).token_ids
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_launch_that_fails_later_is_made_up_for(monkeypatch, caplog):
     expected = drawn("torch")
     assert torch.equal(drawn("auto"), expected) and not caplog.messages
@@ -110,6 +109,7 @@ def test_a_launch_that_fails_later_is_made_up_for(monkeypatch, caplog):
     assert len(caplog.messages) == 1 and "an illegal instruction" in caplog.text
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_what_says_nothing_of_triton_is_raised(monkeypatch, caplog):
     monkeypatch.setattr(launch, "project", raising(torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(torch.OutOfMemoryError):
@@ -121,8 +121,6 @@ def test_what_says_nothing_of_triton_is_raised(monkeypatch, caplog):
 
 
 def test_a_device_of_another_maker_is_left_to_the_cpu_solver_without_a_try(monkeypatch, caplog):
-    monkeypatch.undo()
-    monkeypatch.setattr(project, "_failed", set())
     assert not project.takes_triton(CPU) and project.takes_triton(CUDA)
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert not project.takes_triton(CUDA) and not project.takes_triton(CUDA)
@@ -135,24 +133,21 @@ def test_a_device_of_another_maker_is_left_to_the_cpu_solver_without_a_try(monke
 def test_processes_that_draw_the_same_tokens_project_by_one_solver(monkeypatch, caplog):
     """A group in which another process has failed, then one in which this one fails later."""
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda failed, *_: failed.fill_(1))
-    project.agree(CPU, None)
+    project.agree(CUDA, None)
     other = "Triton fails in another process that draws the same tokens"
     assert caplog.messages == [f"{other}, so the CPU's solver projects from here on"]
-    assert not project.takes_triton(CPU)
+    assert not project.takes_triton(CUDA)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda failed, *_: failed)
-    project.agree(CUDA, None)
-    assert project.takes_triton(CUDA)
-    with pytest.raises(RuntimeError, match="fails later, where other processes draw the same"):
-        project._give_up(CUDA, "Triton fails later")
+    monkeypatch.setattr(project, "takes_triton", lambda device: True)
+    project.agree(CPU, None)
+    monkeypatch.setattr(launch, "project", raising(OSError("no compiler")))
+    with pytest.raises(RuntimeError, match=r"where other processes draw the same .* no compiler"):
+        drawn("auto")
 
 
 def test_work_stays_where_float64_is_and_other_errors_are_raised(monkeypatch):
     assert work_device(CPU) == CPU
-
-    def refusing(*_, **__):
-        raise TypeError("the device has no float64")
-
-    monkeypatch.setattr(torch, "ones", refusing)
+    monkeypatch.setattr(torch, "ones", raising(TypeError("the device has no float64")))
     assert work_device(CUDA) == CPU
     monkeypatch.setattr(torch, "ones", raising(RuntimeError("an illegal memory access")))
     with pytest.raises(RuntimeError, match="illegal memory access"):

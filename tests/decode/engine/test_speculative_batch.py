@@ -12,7 +12,6 @@ from tiny_models import TEXT, tiny_llama, word_prompts, word_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, Pathwise, RiskyOnly, verify
 
-KL, BANK = Anchored(k=0.4), Anchored(k=2.7, bank=0.1, debt="none")
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
 
 
@@ -26,9 +25,7 @@ def generate(pair, rule, speculate, texts, *, batch_size=16, order=None, **setti
 
 
 @pytest.mark.parametrize(
-    ("rule", "speculate"),
-    [(KL, 1), (Pathwise(k=0.5, bank=3.0), 4), pytest.param(BANK, 8, marks=pytest.mark.slow)],
-    ids=str,
+    ("rule", "speculate"), [(Anchored(k=0.4), 1), (Pathwise(k=0.5, bank=3.0), 4)], ids=str
 )
 def test_every_draft_length_gives_the_plain_tokens_and_ledgers(ending_pair, rule, speculate):
     texts = word_prompts(8)
@@ -62,8 +59,11 @@ def make_pair(vocab_size: int) -> ModelPair:
         debt=st.sampled_from(["top", "none"]),
     )
     | st.builds(Anchored, k=st.just(0.3), bank=st.sampled_from([0.0, 0.2]), debt=st.just("none"))
+    | st.just(RiskyOnly())
     | st.builds(Pathwise, k=st.sampled_from([0.0, 0.3]), bank=st.sampled_from([0.0, 0.5, 3.0])),
-    sampling=st.sampled_from([{}, {"temperature": 0.8, "repetition_penalty": 1.3, "top_k": 3}]),
+    sampling=st.sampled_from(
+        [{}, {"temperature": 0.8, "repetition_penalty": 1.3, "top_k": 3}, {"temperature": 0.0}]
+    ),
     seed=st.integers(0, 2**62),
 )
 def test_few_tokens_are_drafted_and_replaced_in_every_way_as_plainly(
@@ -78,14 +78,6 @@ def test_few_tokens_are_drafted_and_replaced_in_every_way_as_plainly(
         for speculate in ("off", gamma)
     )
     assert_same(plain, ours)
-
-
-@pytest.mark.parametrize(("rule", "temperature"), [(RiskyOnly(), 1.0), (KL, 0.0)], ids=str)
-def test_other_rules_and_greedy_texts_give_the_plain_tokens_too(ending_pair, rule, temperature):
-    plain, ours = (
-        generate(ending_pair, rule, n, word_prompts(4), temperature=temperature) for n in ("off", 3)
-    )
-    assert [r.token_ids for r in ours] == [r.token_ids for r in plain]
 
 
 @pytest.mark.parametrize(("gamma", "num_tokens"), [(1, 13), (5, 13), (30, 1)])

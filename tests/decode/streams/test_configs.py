@@ -24,13 +24,6 @@ def test_an_end_that_is_no_token_id_is_refused_when_the_pair_is_made(tokenizer, 
     assert "\n" not in str(refusal.value) and str(refusal.value).endswith(place)
 
 
-@pytest.mark.parametrize("ends", [2, (1, 2)])
-def test_ends_are_one_or_several_token_ids_of_either_model(tokenizer, ends):
-    risky = tiny_llama(2)
-    risky.generation_config.eos_token_id = ends
-    assert ModelPair(tiny_llama(1), risky, tokenizer).stop_token_ids == [1, 2]
-
-
 def test_an_end_that_no_model_draws_is_said_once_when_the_pair_is_made(tokenizer, caplog):
     risky = tiny_llama(2)
     risky.config.eos_token_id = [1, 320]

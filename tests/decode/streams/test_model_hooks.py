@@ -20,11 +20,6 @@ def halved(module, inputs):
     return (inputs[0] / 2, *inputs[1:])
 
 
-def backwards(module, inputs, hidden):
-    """A forward hook."""
-    return hidden.flip(-1)
-
-
 class Adapted(nn.Module):
     """A layer with its weight, and something more."""
 
@@ -43,12 +38,10 @@ def replace_forward(layer) -> None:
 
 CHANGES = {
     "a pre-hook on the output layer": lambda m: m.lm_head.register_forward_pre_hook(halved),
-    "another output layer": lambda m: setattr(m, "lm_head", nn.Linear(32, 320)),
     "a forward of a layer": lambda m: replace_forward(m.model.layers[0].mlp),
     "an adapted layer": lambda m: setattr(
         m.model.layers[0].self_attn, "o_proj", Adapted(m.model.layers[0].self_attn.o_proj)
     ),
-    "a hook before all layers": lambda m: m.model.embed_tokens.register_forward_hook(backwards),
 }
 
 
