@@ -19,12 +19,6 @@ from ..settings import Divergence
 FIELD: Final = "anchored"
 """The field of a request's body, of each choice of an answer, and of an answer with one choice."""
 
-EXTRA_FIELD: Final = "vllm_xargs"
-"""Another field of a request's body for the same, where each name has the prefix below."""
-
-PREFIX: Final = "anchored_"
-"""Begins the names of a request's extra arguments that are for us."""
-
 AVAILABLE: Final = "available"
 """A K of a request: the nats that are left in its accounts; see `Limits.rule_within`."""
 
@@ -141,7 +135,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnchoredOptions:
-    """The `anchored` object of a request, or what its extra arguments say in its place."""
+    """The `anchored` object of a request."""
 
     k: float | None = None
     """Nats per step; K = bank + k * max_tokens."""
@@ -160,8 +154,6 @@ class AnchoredOptions:
     """A text for a rule that reads one before the prompt."""
     group: str | None = None
     """A group whose account is charged too, where the server keeps accounts."""
-    client_id: str = ""
-    """The id by which the client names its request, which is in the journal."""
 
     def __post_init__(self) -> None:
         for name in ("k", "K", "bank"):
@@ -173,7 +165,6 @@ class AnchoredOptions:
             raise ValueError(f"debt must be >= 0 nats, got {self.debt}")
         if self.sample < 0:
             raise ValueError(f"sample must be >= 0, got {self.sample}")
-        client_id_of(self.client_id)
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "AnchoredOptions":
@@ -181,11 +172,10 @@ class AnchoredOptions:
 
         Raises ValueError, in one line, for what is no object and for an unknown or a wrong option.
         """
-        named, extra = body.get(FIELD) or {}, body.get(EXTRA_FIELD) or {}
-        if not isinstance(named, dict) or not isinstance(extra, dict):
-            raise ValueError(f"{FIELD} and {EXTRA_FIELD} must be objects")
-        prefixed = {n.removeprefix(PREFIX): v for n, v in extra.items() if n.startswith(PREFIX)}
-        values = {n: v for n, v in {**prefixed, **named}.items() if v is not None}
+        named = body.get(FIELD) or {}
+        if not isinstance(named, dict):
+            raise ValueError(f"{FIELD} must be an object")
+        values = {name: value for name, value in named.items() if value is not None}
         if error := field_error(cls, values):
             names = ", ".join(each.name for each in fields(cls))
             raise ValueError(f"anchored: {error}; known are {names}")

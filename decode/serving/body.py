@@ -8,7 +8,7 @@ from typing import Any, Final
 from ...fields import from_record
 from ...inputs import RepeatedName, with_each_once
 from ..settings import SAMPLING_NAMES, UNWARPED, SamplingConfig
-from .anchored_options import EXTRA_FIELD, FIELD, AnchoredOptions
+from .anchored_options import FIELD, AnchoredOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,41 +27,26 @@ OTHER_TEXT: Final = "it would change what the models read"
 REFUSED: Final[dict[str, Refusal]] = {
     "best_of": Refusal((1,), "choosing among texts draws none of them from p*"),
     "use_beam_search": Refusal((False,), "beams are not drawn from p*"),
-    "length_penalty": Refusal((1.0,), "it is of beams, which are not drawn from p*"),
     "presence_penalty": Refusal((0.0,), "use repetition_penalty, which acts on both models"),
     "frequency_penalty": Refusal((0.0,), "use repetition_penalty, which acts on both models"),
     "logit_bias": Refusal((), AFTER),
-    "watermarking": Refusal((), AFTER),
-    "thinking_token_budget": Refusal((), AFTER),
     "min_tokens": Refusal((0,), BEYOND),
     "structured_outputs": Refusal((), BEYOND),
     "response_format": Refusal(({"type": "text"},), BEYOND),
-    "guided_json": Refusal((), BEYOND),
-    "guided_regex": Refusal((), BEYOND),
-    "guided_choice": Refusal((), BEYOND),
-    "guided_grammar": Refusal((), BEYOND),
     "allowed_token_ids": Refusal((), BEYOND),
     "bad_words": Refusal((), BEYOND),
     "tools": Refusal((), "the models call no tools"),
     "tool_choice": Refusal(("none", "auto"), "the models call no tools"),
-    "functions": Refusal((), "the models call no tools"),
-    "function_call": Refusal(("none", "auto"), "the models call no tools"),
-    "modalities": Refusal((["text"],), "the models write text"),
-    "audio": Refusal((), "the models write text"),
-    "prediction": Refusal((), "drafts are the safe model's"),
     "reasoning_effort": Refusal((), OTHER_TEXT),
-    "verbosity": Refusal((), OTHER_TEXT),
-    "web_search_options": Refusal((), OTHER_TEXT),
     "chat_template": Refusal((), OTHER_TEXT),
-    "chat_template_kwargs": Refusal((), OTHER_TEXT),
-    "documents": Refusal((), OTHER_TEXT),
+    "add_generation_prompt": Refusal((True,), "a last message of the assistant goes on"),
+    "continue_final_message": Refusal((False,), "a last message of the assistant goes on"),
+    "stop_token_ids": Refusal((), "give the texts of these tokens as stop"),
     "truncate_prompt_tokens": Refusal((), OTHER_TEXT),
     "add_special_tokens": Refusal((True,), OTHER_TEXT),
-    "suffix": Refusal((), "the models read from left to right"),
     "prompt_logprobs": Refusal((), "ask for echo and logprobs"),
     "include_stop_str_in_output": Refusal((False,), "texts are cut before the stop"),
     "skip_special_tokens": Refusal((True,), "special tokens are no text"),
-    "spaces_between_special_tokens": Refusal((True,), "special tokens are no text"),
     "return_tokens_as_token_ids": Refusal((False,), "ask for return_token_ids"),
 }
 """Would change the distribution after the projection, or could not be honored."""
@@ -73,7 +58,7 @@ HARMLESS: Final = (
 """Fields that change no text: who asks, and how other services keep or order it."""
 
 
-MOST_ITEMS: Final = {"prompt": 256, "stop": 64, "stop_token_ids": 64, FIELD: 64, EXTRA_FIELD: 64}
+MOST_ITEMS: Final = {"prompt": 256, "stop": 64, FIELD: 64}
 """Most items of a field that is a list or an object: far more than clients send, and few enough
 that reading them, and looking for all stops after each token, holds up nobody else."""
 
@@ -86,8 +71,6 @@ MOST_TEXTS: Final = MOST_ITEMS["prompt"]
 
 MOST_TOP: Final = 20
 """Likeliest tokens of a place at most, as OpenAI has it."""
-
-STREAM_OPTIONS: Final = ("include_usage", "continuous_usage_stats")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +87,6 @@ class Body:
     max_completion_tokens: int | None = None
     seed: int | None = None
     stop: str | list[str] = field(default_factory=list)
-    stop_token_ids: list[int] = field(default_factory=list)
     n: int = 1
     logprobs: bool | int | None = None
     """Of a completion, likeliest tokens of each place; of a chat, whether it has log-probabilities,
@@ -114,24 +96,15 @@ class Body:
     """Have a completion begin with its prompt."""
     ignore_eos: bool = False
     """Have the text go on after a token that would end it."""
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
     sampling: SamplingConfig = UNWARPED
     anchored: AnchoredOptions = field(default_factory=AnchoredOptions)
 
     def __post_init__(self) -> None:
         for name, value in self.stream_options.items():
-            if name not in STREAM_OPTIONS or type(value) is not bool:
+            if name != "include_usage" or type(value) is not bool:
                 raise ValueError(f"stream_options: {name}={value!r} is not known here")
         if self.n < 1:
             raise ValueError(f"n must be >= 1, got {self.n}")
-        # A last message of the assistant goes on, any other is answered, whether that is said or
-        # not; the other way round neither can be had.
-        is_begun = _is_begun(self.messages)
-        if self.continue_final_message and not is_begun:
-            raise ValueError("continue_final_message is of a last message of the assistant")
-        if not (self.add_generation_prompt or is_begun):
-            raise ValueError("add_generation_prompt=false is of a last message of the assistant")
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Body":
@@ -142,7 +115,7 @@ class Body:
         """
         refuse_unhonored(values)
         check_sizes(values)
-        left_out = {*HARMLESS, *REFUSED, FIELD, EXTRA_FIELD}
+        left_out = {*HARMLESS, *REFUSED, FIELD}
         kept = {n: v for n, v in values.items() if v is not None and n not in left_out}
         warped = {name: kept.pop(name) for name in SAMPLING_NAMES if name in kept}
         if warped.get("top_k") == -1:  # says as much as 0, in vLLM too
@@ -179,7 +152,7 @@ class Body:
 
 
 HONORED: Final = frozenset(
-    {*(each.name for each in fields(Body)), *SAMPLING_NAMES, EXTRA_FIELD} - {"sampling"}
+    {*(option.name for option in fields(Body)), *SAMPLING_NAMES} - {"sampling"}
 )
 """Fields that decide a text or its answer."""
 
@@ -201,12 +174,6 @@ def parsed(content: bytes) -> dict[str, Any]:
 
 def _refused(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON")
-
-
-def _is_begun(messages: Any) -> bool:
-    """Whether the last message is one of the assistant, which goes on."""
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
 def check_sizes(body: Mapping[str, Any]) -> None:

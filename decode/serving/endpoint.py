@@ -142,7 +142,7 @@ class Endpoint:
                 request=request,
                 request_id=self._form.name(answer.answer_id, place),
                 updates=updates,
-                client_id=client_id or options.client_id,
+                client_id=client_id,
                 place=place,
                 settle=None if keeper is None else keeper.settle,
             )
@@ -276,8 +276,7 @@ class _Talk:
                 chunks.append(answer.last(text, update))
             elif update.text or (update.token_ids and answer.shows_tokens):
                 chunks.append(answer.piece(text, update))
-        so_far = self._answer.usage_so_far(self._texts)
-        return [sent_event({**chunk, **so_far}) for chunk in chunks]
+        return [sent_event(chunk) for chunk in chunks]
 
     async def _begin(self, content_type: bytes, *more: tuple[bytes, bytes]) -> None:
         headers = [(b"content-type", content_type), *more]

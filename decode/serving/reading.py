@@ -12,7 +12,6 @@ from ..rules.anchored import Anchored, Budgeted, NoOpt, Pathwise
 from ..rules.claims import opened
 from ..rules.rule import OpenRule, Rule, takes_passage
 from ..texts import prompt_requests, request_list
-from ..tokenizer.text import special_names
 from ..verify.rounding import least_temperature, temperature_error
 from .anchored_options import (
     AVAILABLE,
@@ -47,19 +46,15 @@ class Reader:
         p*. chat_length: symbols of a chat that names no number, None for all there is room for."""
         self._secret, self._exposes, self._chat_length = secret, exposes, chat_length
         self._level, self._decoder, self.max_length = decoder.level, decoder, max_length
-        pair, self.limits, names = decoder.pair, limits, {}
-        if decoder.level.name == "token" and decoder.level.compares_models:
-            names = special_names(pair.tokenizers.values(), pair.has_token)
-        self._special = {token_id: name for name, token_id in names.items()}
-        """Names of special tokens."""
-        vocabularies = [tokenizer.get_vocab() for tokenizer in pair.tokenizers.values()]
+        self.limits = limits
+        vocabularies = [tokenizer.get_vocab() for tokenizer in decoder.pair.tokenizers.values()]
         by_byte = decoder.level.name == "byte"
         self._longest = 1 if by_byte else max(len(token) for v in vocabularies for token in v)
         """Characters that one symbol of a prompt stands for at most."""
         # Clients know the error by these words.
         unit = f"{decoder.level.name}s"
         self._most = f"this model's maximum context length is {max_length} {unit}, prompt included"
-        self._least = least_temperature(model.dtype for model in pair.models.values())
+        self._least = least_temperature(model.dtype for model in decoder.pair.models.values())
         self._opened = cache(partial(opened, level=self._level))
 
     def requests(
@@ -113,7 +108,7 @@ class Reader:
             len(texts),
             1 if most is None else self._level.horizon(most, None),
             horizon_name="max_tokens",
-            stop=self._stops(body),
+            stop=[body.stop] if isinstance(body.stop, str) else body.stop,
             passages=body.anchored.passage,
             num_return_sequences=body.n,
         )
@@ -229,20 +224,6 @@ class Reader:
         if isinstance(rule, Budgeted | Pathwise) and type(rule) in (Anchored, NoOpt, Pathwise):
             return replace(self._opened(rule.without_nats), rule=rule)
         return self._decoder.open_rule if rule == self._decoder.rule else opened(rule, self._level)
-
-    def _stops(self, body: Body) -> list[str]:
-        """The texts that end a text, with the names of special tokens that do."""
-        stop = [body.stop] if isinstance(body.stop, str) else list(body.stop)
-        for token_id in body.stop_token_ids:
-            if token_id in self._level.stop_token_ids and self._level.name == "token":
-                continue  # ends every text
-            if token_id not in self._special:
-                raise ValueError(
-                    f"stop_token_ids: {token_id} is no special token of this pair: give its text "
-                    "as stop"
-                )
-            stop.append(self._special[token_id])
-        return stop
 
 
 def _lengthy(prompts: Any, messages: Any = None) -> list[str | list[Any]]:

@@ -21,7 +21,7 @@ from .answers import LogProbTexts
 from .app import PairApp
 from .endpoint import Served
 from .engine import SHUT_DOWN, Engine, Refused
-from .http import Guard, patient_protocol, read_keys
+from .http import Guard, read_keys
 from .reading import Reader
 from .server_options import ServerOptions
 
@@ -114,7 +114,8 @@ class PairServer:
         )
         config = uvicorn.Config(
             _guarded(served, options),
-            http=patient_protocol(options.max_connections),
+            http="h11",
+            limit_concurrency=options.max_connections,
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -43,7 +43,7 @@ class ServerOptions:
     max_waiting: int = 256
     """Texts that wait for a row; more are answered by 429."""
     max_connections: int = 512
-    """Connections of clients at once; more are closed."""
+    """Connections of clients at once; more are answered by 503."""
     max_body: int = MAX_BODY
     """Most bytes of a request's body."""
     expose_logprobs: bool = False

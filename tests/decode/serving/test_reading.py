@@ -73,7 +73,6 @@ def test_null_is_the_default_of_every_field():
         ({"prompt": "a", "max_tokens": 2, "max_completion_tokens": 3}, "not both"),
         ({"prompt": "a", "stop": [1]}, "stop must be"),
         ({"prompt": "a", "stop": "x<|turn|>"}, r"holds the special token .*: give '<\|turn"),
-        ({"prompt": "a", "stop_token_ids": [50]}, "50 is no special token"),
         ({"prompt": "a", "stream_options": {"include_usage": 1}}, "include_usage=1 is not known"),
         ({"prompt": "a", "seed": -1}, "seed must be in"),
         ({"prompt": "a", "seed": 1 << 63}, "seed must be"),
@@ -92,9 +91,7 @@ def test_null_is_the_default_of_every_field():
         ({"prompt": ["a", [5] * 101]}, "got a prompt of 101 token ids"),
         ({"prompt": [1, *["a"] * 256]}, "prompt has at most 256 items here, got 257"),
         ({"prompt": "a", "stop": "b" * 1025}, "a stop has at most 1024 characters, got 1025"),
-        ({"prompt": "a", "stop_token_ids": [2] * 65}, "stop_token_ids has at most 64 items"),
         ({"prompt": "a", "anchored": {"passage": "b"}}, "reads no passage"),
-        ({"prompt": "a", "anchored": {"client_id": "a b"}}, "must have up to 128 letters"),
         ({"prompt": "a", "anchored": {"debt": -1.0}}, "debt must be >= 0"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
@@ -173,11 +170,6 @@ def test_with_accounts_nobody_knows_a_seed_and_what_certifies_nothing_is_refused
     ):
         with pytest.raises(ValueError, match=said):
             read(reader, {"prompt": "a", **wrong}, available=9.0)
-
-
-def test_special_tokens_end_a_text_by_their_ids(reader):
-    (text,) = read(reader, {"prompt": "a", "stop": "x", "stop_token_ids": [2, 1]})
-    assert text.stop == ("x", "<|turn|>")
 
 
 @pytest.mark.parametrize(
