@@ -6,10 +6,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from ...fields import INT_LIMIT, MAX_NATS, checked_nats, field_error
-from ...kernels.spend import SPEND_QUANTUM
+from ...fields import INT_LIMIT, checked_nats, field_error
 from ..engine.request import Request
 from ..rules.anchored import Pathwise
 from ..rules.budget import Budget
@@ -18,9 +17,6 @@ from ..settings import Divergence
 
 FIELD: Final = "anchored"
 """The field of a request's body, of each choice of an answer, and of an answer with one choice."""
-
-AVAILABLE: Final = "available"
-"""A K of a request: the nats that are left in its accounts; see `Limits.rule_within`."""
 
 GREEDY: Final = (
     "anchored: temperature 0 has no bound, so a server with accounts refuses it: send a "
@@ -66,8 +62,6 @@ class Limits:
         ValueError, in one line, for values that no rule has, for what the server's rule does not
         take, and for bounds of a mean where the server's hold for every text.
         """
-        if options.K == AVAILABLE or options.group is not None:
-            raise ValueError(f"anchored: K={AVAILABLE!r} and group need a server with accounts")
         rule: Any = self.rule
         taken = {each.name for each in fields(rule)}
         named: dict[str, Any] = {n: getattr(options, n) for n in ("k", "K", "bank", "divergence")}
@@ -88,29 +82,6 @@ class Limits:
                 f"{options.divergence} for a mean alone: ask for {rule.divergence} or for none"
             )
         return changed
-
-    def rule_within(self, options: "AnchoredOptions", available: float, horizon: int) -> Rule:
-        """As `rule_of`, of a request for so many symbols whose accounts have these nats left.
-
-        K="available" of a rule without a bank is all of them, within the limits. One with a bank
-        stays as it is where they are enough; else its bank, and then its k, are what is left.
-        """
-        takes_all = options.K == AVAILABLE
-        options = replace(options, K=None if takes_all else options.K, group=None)
-        rule = self.rule_of(options)
-        if not takes_all:
-            return rule
-        most = min(available, MAX_NATS if self.max_total is None else self.max_total)
-        budget = rule.budget_for(horizon=horizon, k=None)
-        if budget.bank is None:
-            by_step = math.inf if self.max_k is None else self.max_k * horizon
-            return self.rule_of(replace(options, K=min(most, by_step)))
-        if budget.total <= most:
-            return rule
-        bank = min(budget.bank, most)
-        # A quantum less, so that bank + k * horizon is not rounded to more than there is.
-        k = max(0.0, (most - bank) / horizon - SPEND_QUANTUM)
-        return self.rule_of(replace(options, k=k, bank=bank))
 
     def check_horizon(self, horizon: int) -> None:
         """Raise ValueError, in one line, for more symbols than a request may ask for."""
@@ -139,8 +110,8 @@ class AnchoredOptions:
 
     k: float | None = None
     """Nats per step; K = bank + k * max_tokens."""
-    K: float | Literal["available"] | None = None
-    """Nats for the whole text, in place of k; see AVAILABLE."""
+    K: float | None = None
+    """Nats for the whole text, in place of k."""
     divergence: Divergence | None = None
     bank: float | None = None
     """Nats of a bucket that is full at the start, gets k per step and holds no more."""
@@ -157,7 +128,7 @@ class AnchoredOptions:
 
     def __post_init__(self) -> None:
         for name in ("k", "K", "bank"):
-            if (nats := getattr(self, name)) not in (None, AVAILABLE):
+            if (nats := getattr(self, name)) is not None:
                 checked_nats(name, nats)
         if None not in (self.k, self.K):
             raise ValueError(f"give either k or K, got k={self.k} and K={self.K}")

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from ..engine.request import Request
-from .anchored_options import AVAILABLE, client_id_of, most_nats
+from .anchored_options import client_id_of, most_nats
 from .answers import Answer, Form, LogProbTexts, TextSoFar
 from .engine import Engine, Job, Refused, Update
 from .http import (
@@ -85,8 +85,8 @@ class Endpoint:
         try:
             client_id = client_id_of(request.headers.get(REQUEST_ID, ""))
             content = await body_of(request, self._served.max_body)
-            answer, requests = await self._read(content, client := scope.get(CLIENT, ""))
-            jobs = await self._reserved(answer, requests, client_id, client)
+            answer, requests = await self._read(content)
+            jobs = await self._reserved(answer, requests, client_id, scope.get(CLIENT, ""))
             self._submit(jobs)
         except ClientDisconnect:
             return
@@ -112,22 +112,17 @@ class Endpoint:
                     await task
             self._served.engine.cancel(talk.open_jobs)
 
-    async def _read(self, content: bytes, client: str) -> tuple[Answer, list[Request]]:
-        """The answer to a body, and the texts that it has.
-
-        client: the name of who asks, where clients have accounts. Raises ValueError for what cannot
-        be decoded, Refused for another model.
-        """
-        served, keeper, available = self._served, self._served.keeper, 0.0
+    async def _read(self, content: bytes) -> tuple[Answer, list[Request]]:
+        """The answer to a body, and the texts that it has; ValueError for what cannot be decoded,
+        Refused for another model."""
+        served = self._served
         answer_id = f"{self._form.prefix}-{uuid.uuid4().hex}"
         async with served.reading:
             body = await self._in_thread(served.reader.body, content)
             if body.model not in (None, served.model):
                 raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
-            if body.anchored.K == AVAILABLE and keeper is not None:
-                available = await keeper.available(client, body.anchored.group)
             read = served.reader.requests
-            requests = await self._in_thread(read, body, self._form, answer_id, available)
+            requests = await self._in_thread(read, body, self._form, answer_id)
         answer = Answer(self._form, answer_id, served.model, body, served.texts, requests[0])
         return answer, requests
 
@@ -217,9 +212,11 @@ class _Talk:
     async def _whole(self) -> None:
         """Answer once all texts have ended."""
         async for updates in self._news():
-            if (refused := _refusal(updates)) is not None:
-                await self._send_refusal(refused)
-                return
+            for job, update in updates:
+                self._note(job, update)
+                if update.refused is not None:
+                    await self._send_refusal(update.refused)
+                    return
         body = json.dumps(self._answer.whole(self._texts)).encode()
         await self._begin(b"application/json", (b"content-length", str(len(body)).encode()))
         await self._body(body, more=False)
@@ -228,14 +225,14 @@ class _Talk:
         """Send pieces as they are drawn; an error after the first is the stream's last event."""
         has_begun = False
         async for updates in self._news():
-            refused = _refusal(updates)
+            events = [event for news in updates for event in self._events(*news)]
+            refused = next((u.refused for _, u in updates if u.refused is not None), None)
             if not has_begun:
                 if refused is not None:
                     await self._send_refusal(refused)
                     return
                 await self._begin(b"text/event-stream; charset=utf-8", *UNBUFFERED)
                 has_begun = True
-            events = [*self._events(updates)]
             if refused is not None:
                 events.append(sent_event(error_body(refused.status, refused.reason)))
             if events:
@@ -245,18 +242,15 @@ class _Talk:
         usage = self._answer.counted(self._texts)
         await self._body((sent_event(usage) if usage else b"") + DONE, more=False)
 
-    async def _news(self) -> AsyncIterator[dict[Job, Update]]:
-        """Updates by job, as many as have come, until each text has had its last one."""
+    async def _news(self) -> AsyncIterator[list[tuple[Job, Update]]]:
+        """Updates, as many as have come, until each text has had its last one."""
         while self.open_jobs:
-            merged: dict[Job, Update] = {}
-            while not (merged and self._updates.empty()):
-                job, update = await self._updates.get()
-                merged[job] = _joined(merged[job], update) if job in merged else update
-            for job, update in merged.items():
-                self._note(job, update)
-            yield merged
+            updates = [await self._updates.get()]
+            while not self._updates.empty():
+                updates.append(self._updates.get_nowait())
+            yield updates
 
-    def _note(self, job: Job, update: Update) -> None:
+    def _note(self, job: Job, update: Update) -> TextSoFar:
         text = self._texts[job.place]
         text.pieces.append(update.text)
         text.token_ids += update.token_ids
@@ -265,17 +259,16 @@ class _Talk:
         if update.is_last:
             text.ledger, text.error = update.ledger, update.error
             self.open_jobs.remove(job)
+        return text
 
-    def _events(self, updates: dict[Job, Update]) -> list[bytes]:
-        chunks = []
-        for job, update in updates.items():
-            answer, text = self._answer, self._texts[job.place]
-            if answer.form.is_chat and len(text.token_ids) == len(update.token_ids):
-                chunks.append(answer.begun(job.place))
-            if update.ledger is not None:
-                chunks.append(answer.last(text, update))
-            elif update.text or (update.token_ids and answer.shows_tokens):
-                chunks.append(answer.piece(text, update))
+    def _events(self, job: Job, update: Update) -> list[bytes]:
+        text, answer, chunks = self._note(job, update), self._answer, []
+        if answer.form.is_chat and len(text.token_ids) == len(update.token_ids):
+            chunks.append(answer.begun(job.place))
+        if update.ledger is not None:
+            chunks.append(answer.last(text, update))
+        elif update.text or (update.token_ids and answer.shows_tokens):
+            chunks.append(answer.piece(text, update))
         return [sent_event(chunk) for chunk in chunks]
 
     async def _begin(self, content_type: bytes, *more: tuple[bytes, bytes]) -> None:
@@ -284,18 +277,3 @@ class _Talk:
 
     async def _body(self, body: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def _refusal(updates: dict[Job, Update]) -> Refused | None:
-    return next((each.refused for each in updates.values() if each.refused is not None), None)
-
-
-def _joined(first: Update, then: Update) -> Update:
-    """Two updates of one text as one."""
-    return replace(
-        then,
-        text=first.text + then.text,
-        token_ids=[*first.token_ids, *then.token_ids],
-        log_probs=[*first.log_probs, *then.log_probs],
-        prompt_log_probs=first.prompt_log_probs,
-    )

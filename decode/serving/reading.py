@@ -13,14 +13,7 @@ from ..rules.claims import opened
 from ..rules.rule import OpenRule, Rule, takes_passage
 from ..texts import prompt_requests, request_list
 from ..verify.rounding import least_temperature, temperature_error
-from .anchored_options import (
-    AVAILABLE,
-    GREEDY,
-    AnchoredOptions,
-    Limits,
-    seed_of_name,
-    seed_of_secret,
-)
+from .anchored_options import GREEDY, Limits, seed_of_name, seed_of_secret
 from .answers import Form
 from .body import Body, parsed
 
@@ -57,31 +50,22 @@ class Reader:
         self._least = least_temperature(model.dtype for model in decoder.pair.models.values())
         self._opened = cache(partial(opened, level=self._level))
 
-    def requests(
-        self, body: Body, form: Form, answer_id: str, available: float = 0.0
-    ) -> list[Request]:
-        """One `Request` for each text that the body asks for.
-
-        available: nats that are left in the accounts of its client. Raises ValueError, in one line,
-        for what cannot be decoded, or not within the limits.
-        """
+    def requests(self, body: Body, form: Form, answer_id: str) -> list[Request]:
+        """One `Request` for each text that the body asks for; ValueError, in one line, for what
+        cannot be decoded, or not within the limits."""
         options, is_chat = body.anchored, form.is_chat
         seed, num_top = options.seed_of(body.seed), body.num_top(is_chat=is_chat)
         # 1. The rule, and what it cannot be asked for.
-        rule = self._rule(options)
+        if self._secret is None and options.group is not None:
+            raise ValueError("anchored: a group needs a server with accounts")
+        rule = self.limits.rule_of(options)
         open_rule = self._open(rule)
         self._check_values(body, open_rule, num_top, is_chat=is_chat)
         # 2. What the models read, how much may follow, and where it ends.
         texts = self._texts(body, open_rule, is_chat=is_chat)
-        # 3. The budget: how many symbols share all that is left is known by now.
-        if options.K == AVAILABLE:
-            if len(texts) > 1:
-                raise ValueError(f"anchored: K={AVAILABLE!r} is of one text, got {len(texts)}")
-            rule = self._rule(options, available, texts[0].max_new_tokens)
-            open_rule = self._open(rule)
         for text in texts:
             self._check(text, rule)
-        # 4. Each text with what all share, and a seed.
+        # 3. Each text with what all share, and a seed.
         return [
             replace(
                 text,
@@ -167,11 +151,6 @@ class Reader:
             raise ValueError(f"logprobs are those of p_s, which the rule {rule.name} does not read")
         if body.echo and takes_passage(rule):
             raise ValueError(f"echo with logprobs is of prompts alone, {rule.name} reads a passage")
-
-    def _rule(self, options: AnchoredOptions, available: float = 0.0, horizon: int = 1) -> Rule:
-        if self._secret is None:
-            return self.limits.rule_of(options)
-        return self.limits.rule_within(options, available, horizon)
 
     def _seed(self, request_id: str, seed: int | None) -> int:
         if self._secret is not None:

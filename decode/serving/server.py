@@ -3,12 +3,10 @@
 import asyncio
 import logging
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,30 +50,6 @@ def bound_socket(options: ServerOptions) -> Iterator[socket.socket]:
             where = f"{options.host}:{options.port}"
             raise OSError(f"cannot listen on {where}: {error.strerror}") from None
         yield bound
-
-
-def serve(
-    open_engine: Callable[[Path], Engine],
-    limits: Limits,
-    options: ServerOptions,
-    ledgers: Path | None,
-    bound: socket.socket,
-    open_accounts: Callable[[Path], AbstractContextManager["Keeper"]] | None = None,
-) -> None:
-    """Serve until a signal ends it.
-
-    open_engine: makes the engine, which writes its journal into that folder. ledgers: the folder,
-    None for one that is removed. open_accounts: opens the accounts of clients for a server with
-    such a folder, None where they have none. Raises AnchoredError if the models fail, and
-    ValueError for keys that cannot be read.
-    """
-    with ExitStack() as stack:
-        if ledgers is None:
-            ledgers = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="anchored-")))
-        # Accounts first: what a server before this one wrote is told by the files that are there.
-        keeper = None if open_accounts is None else stack.enter_context(open_accounts(ledgers))
-        engine = open_engine(ledgers)
-        asyncio.run(PairServer(engine, limits, options, keeper).run(bound))
 
 
 class PairServer:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ...errors import AnchoredError
 from ..decoder import Decoder
 from ..engine.log_probs import TokenLogProbs
-from ..engine.request import Request, RequestState
+from ..engine.request import RequestState
 from ..serving.engine import BROKEN, SHUT_DOWN, Job, Refused, Update
 from ..serving.gauges import Metrics
 from ..serving.journal import UNWRITTEN, Recording
@@ -28,7 +28,7 @@ from ..serving.journal_reader import (
     journal_names,
 )
 from ..settings import SamplingConfig
-from .admission import parameters
+from .admission import begun, follow, parameters
 from .engine import WORKER, engine_arguments, register
 from .pair_description import ONE_PROMPT, DescribedPair, EngineSettings, PairRule
 
@@ -162,7 +162,7 @@ class AsyncEngine:
 
     async def _run(self, job: Job) -> None:
         """Draw one job to its end, in the steps above."""
-        state = job.state = self._new_state(job.request)
+        state = job.state = begun(self.decoder, job.request)
         try:
             if job not in self._broken_off:
                 await self._draw(job, state)
@@ -179,12 +179,6 @@ class AsyncEngine:
                 job.updates.put_nowait((job, Update(refused=refused)))
         else:
             self._tell(job)
-
-    def _new_state(self, request: Request) -> RequestState:
-        rule, level = request.rule or self.decoder.open_rule, self.decoder.level
-        budget = rule.budget_for(horizon=request.max_new_tokens, k=request.k)
-        text = level.text_stream(request.stop, request.prompt_token_ids)
-        return RequestState(request=request, budget=budget, text=text)
 
     async def _draw(self, job: Job, state: RequestState) -> None:
         assert self._llm is not None, "the engine has started"
@@ -205,15 +199,10 @@ class AsyncEngine:
                     state.prompt_log_probs = _log_probs(rest, of_prompt, num_top)
                 record = await self._record(job.request_id, num_drawn)
                 # 2. The steps of the journal become the state, as a batch would have it.
-                if not state.steps:
-                    state.budget = replace(state.budget, debt=record.header.debt)
+                is_first = not state.steps
+                follow(state, record, num_drawn, ends)
+                if is_first:
                     self.metrics.joined([job])
-                for step in record.steps[len(state.steps) : min(num_drawn, record.num_drawn)]:
-                    state.append(step, is_end=step.token_id in ends)
-                    if state.is_finished:
-                        break
-                if record.error and not state.is_finished:
-                    state.fail(record.error)
                 # 3. Clients hear of it; of the end once it is settled.
                 if state.is_finished:
                     return

@@ -103,14 +103,20 @@ def _ranked(places: list[TokenLogProbs]) -> list[dict[int, Any]]:
 
 
 def replaced_engine(
-    decoder: Decoder, journal: Path, *, max_length: int | None, max_waiting: int
+    decoder: Decoder,
+    journal: Path,
+    *,
+    max_length: int | None,
+    max_waiting: int,
+    written: Path | None = None,
 ) -> AsyncEngine:
+    """written: the folder in which the engine writes, where it is another one."""
     if max_length is not None:
         decoder.level.context_length = max_length
     return AsyncEngine(
         decoder,
         journal,
-        lambda: ReplacedLLM(decoder, JournalWriter(journal)),
+        lambda: ReplacedLLM(decoder, JournalWriter(written or journal)),
         lambda job: job,
         Metrics(),
         max_waiting=max_waiting,

@@ -162,14 +162,6 @@ def test_another_length_of_a_period_counts_from_the_next_one_on(clock, store):
     assert store.state("client/a").period_ends == clock[0] + 7 * DAY
 
 
-def test_extra_nats_are_an_operators_and_the_file_changes_its_allowance(store):
-    store.set_extra("client/a", 5.0)
-    store.apply({"client/a": Account(name="a", nats=2.0)})
-    assert nats(store) == (0.0, 0.0, 7.0)
-    with pytest.raises(KeyError):
-        store.set_extra("client/nobody", 5.0)
-
-
 def test_eight_clients_of_one_account_get_all_that_it_has_and_no_more(store, tmp_path):
     charged = spend_all(lambda: Store("accounts.db", tmp_path), 8)
     spent, reserved, _ = nats(store, "group/g")

@@ -27,8 +27,8 @@ def reader(pair):
     return Reader(decoder, Limits(rule=decoder.rule, max_horizon=50), 100)
 
 
-def read(reader, values, form=COMPLETIONS, **more):
-    return reader.requests(reader.body(json.dumps(values).encode()), form, "text", **more)
+def read(reader, values, form=COMPLETIONS):
+    return reader.requests(reader.body(json.dumps(values).encode()), form, "text")
 
 
 def chat(content, **more):
@@ -147,17 +147,6 @@ def test_requests_whose_rules_differ_in_nats_alone_share_what_draws_them(pair, r
         assert read(reader, kind)[0].rule.next_token != rules[0].next_token
 
 
-@pytest.mark.parametrize(("body", "horizon"), [({}, 96), ({"max_tokens": 10}, 10)], ids=str)
-def test_all_that_is_left_is_shared_by_the_tokens_that_a_chat_may_have(pair, body, horizon):
-    rule = Pathwise()
-    reader = Reader(Decoder(pair, rule), Limits(rule=rule), 100, secret=b"of the server")
-    values = chat("the keeper", anchored={"K": "available"}, **body)
-    (text,) = read(reader, values, CHATS, available=25.0)
-    assert text.max_new_tokens == horizon
-    budget = text.rule.budget_for(horizon=horizon, k=None)
-    assert (budget.bank, budget.total) == (20.0, pytest.approx(25.0, abs=1e-6))
-
-
 def test_with_accounts_nobody_knows_a_seed_and_what_certifies_nothing_is_refused(pair):
     rule = Pathwise()
     reader = Reader(Decoder(pair, rule), Limits(rule=rule), 100, secret=b"of the server")
@@ -166,10 +155,9 @@ def test_with_accounts_nobody_knows_a_seed_and_what_certifies_nothing_is_refused
     for wrong, said in (
         ({"seed": -1}, "seed must be in"),
         ({"temperature": 0.0}, "temperature 0 has no bound"),
-        ({"n": 2, "anchored": {"K": "available"}}, "is of one text, got 2"),
     ):
         with pytest.raises(ValueError, match=said):
-            read(reader, {"prompt": "a", **wrong}, available=9.0)
+            read(reader, {"prompt": "a", **wrong})
 
 
 @pytest.mark.parametrize(

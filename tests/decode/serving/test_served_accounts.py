@@ -3,7 +3,9 @@
 import asyncio
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -32,12 +34,14 @@ from anchored.decode.serving.accounts.keeper import kept
 from anchored.decode.serving.accounts.policy import Group, Policy
 from anchored.decode.serving.accounts.recovery import lock_of, recover, settle_whole
 from anchored.decode.serving.accounts.store import QUANTUM, Server, Store, opened, quanta_above
+from anchored.decode.serving.engine import Refused
 from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.journal_reader import journal_ledgers
 from anchored.tools.commands.accounts import AccountsConfig, accounts
 
 RULE = Pathwise()
 ONE = Policy(clients=(client("alice", **MEANS),))
+ONE_MAX = Policy(clients=(client("alice"),))
 
 
 @pytest.mark.parametrize(
@@ -66,10 +70,8 @@ def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
         error = refused.json()["error"]
         assert (refused.status_code, error["type"]) == (429, "budget_exhausted")
         assert error["available"] == 25.0 - spent
-        rest = ask(address, "alice", anchored={"K": "available"}).json()["anchored"]
-        assert 0.0 <= 25.0 - spent - rest["K"] < 1e-6
     ledgers = dict(journal_ledgers(tmp_path / "journal"))
-    assert len({ledger.header.seed for ledger in ledgers.values()}) == len(ledgers) == 4
+    assert len({ledger.header.seed for ledger in ledgers.values()}) == len(ledgers) == 3
     assert all(ledger.certified and verify(ledger, pair).is_ok for ledger in ledgers.values())
     with opened("accounts.db", tmp_path) as store:
         charged = sum(nats(store, f"client/{name}")[0] for name in KEYS)
@@ -97,52 +99,57 @@ def test_what_is_refused_reserves_nothing(pair, tmp_path):
         assert account(address, "alice")["available"] == 1000.0
 
 
-def test_a_chat_without_a_length_and_all_that_a_group_has_left_fit_into_accounts(pair, tmp_path):
-    groups = {"groups": ("lab",)}
-    policy = Policy(
-        clients=(client("alice", nats=2.0**21, **groups), client("bob", **groups)),
-        groups=(Group(name="lab", nats=90.0),),
-    )
+def test_a_chat_without_a_length_has_one_where_its_bound_is_reserved(pair, tmp_path):
     messages = [{"role": "user", "content": "the keeper"}]
-    chat = {"messages": messages, "prompt": None, "max_tokens": None}
-    with serving(pair, tmp_path, policy, RULE, chat_length=40) as (address, _):
-        answer = ask(address, "alice", path="/v1/chat/completions", **chat).json()
+    chat = {"path": "/v1/chat/completions", "messages": messages, "prompt": None}
+    with serving(pair, tmp_path, ONE, chat_length=40) as (address, _):
+        answer = ask(address, "alice", **chat, max_tokens=None).json()
         assert answer["anchored"]["horizon"] == 40
-        left = account(address, "bob")["available"]
-        assert left == 1000.0
-        whole = ask(address, "alice", max_tokens=30, anchored={"K": "available"}).json()
-        spent = max(0.0, answer["anchored"]["spent"])
-        assert whole["anchored"]["K"] == pytest.approx((90.0 - spent) / 2, abs=1e-6)
     with embedded(Decoder(pair, RULE), tmp_path / "free", chat_length=40) as (address, _):
-        chat["max_tokens"] = 1  # without accounts it has the rest of the context
-        assert ask(address, "alice", path="/v1/chat/completions", **chat).status_code == 200
-        for option in ({"K": "available"}, {"group": "work"}):
-            answer = posted(address, prompt="a", anchored=option)
-            assert answer.status_code == 400 and "accounts" in answer.json()["error"]["message"]
+        # Without accounts it has the rest of the context.
+        assert ask(address, "alice", **chat, max_tokens=41).status_code == 200
+        answer = posted(address, prompt="a", anchored={"group": "work"})
+        assert answer.status_code == 400 and "accounts" in answer.json()["error"]["message"]
         assert httpx.get(f"{address}/v1/anchored/account", timeout=HANG_S).status_code == 404
 
 
 @pytest.mark.parametrize("engine", ["decoder", "vllm"])
-def test_a_client_that_leaves_pays_what_was_drawn_and_a_full_queue_nothing(pair, tmp_path, engine):
-    nats_of_text = {"anchored": {"k": 0.5}}
-    with (
-        serving(pair, tmp_path, ONE, max_waiting=0, engine=engine) as (address, server),
-        held(wait_s=0.1),
-        streamed(address, ALICE, **nats_of_text) as response,
-    ):
-        lines = response.iter_lines()  # which closes the connection where nobody has it
-        next(lines)
-        assert account(address, "alice")["reserved"] == 450.0
-        full = ask(address, "alice", prompt=["a", "b", "c"])
-        assert full.status_code == 429 and "available" not in full.json()["error"]
-        response.close()
+def test_a_client_that_leaves_frees_its_row_and_pays_what_was_drawn(pair, tmp_path, engine):
+    with serving(pair, tmp_path, ONE, max_waiting=0, engine=engine) as (address, server):
+        with held(4), streamed(address, ALICE, anchored={"k": 0.5}) as response:
+            lines = filter(None, response.iter_lines())
+            chunks = [json.loads(next(lines)[6:]) for _ in range(4)]
+            assert account(address, "alice")["reserved"] == 450.0
+            full = ask(address, "alice", prompt=["a", "b", "c"])
+            assert full.status_code == 429 and "available" not in full.json()["error"]
+            with called(server.engine, "cancel") as has_left:
+                response.close()
+                assert has_left.wait(HANG_S)
         until(lambda: server.engine.num_running == 0)
-    (ledger,) = dict(journal_ledgers(tmp_path / "journal")).values()
-    assert len(ledger.steps) < 900
+        page = httpx.get(f"{address}/metrics", headers=ALICE, timeout=HANG_S).text
+        assert 'anchored_texts_total{finish_reason="aborted"} 1.0' in page
+    ((name, ledger),) = dict(journal_ledgers(tmp_path / "journal")).items()
+    sent = [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
+    assert ledger.token_ids[:4] == sent and len(ledger.steps) < 900
+    assert (name, ledger.finish_reason) == (f"{chunks[0]['id']}-0", "aborted")
     with opened("accounts.db", tmp_path) as store:
         charged = quanta_above(max(0.0, ledger.spent)) * QUANTUM
         assert nats(store, "client/alice")[:2] == (charged, 0.0)
         assert store.servers() == []
+
+
+@contextmanager
+def called(thing, name: str) -> Iterator[threading.Event]:
+    """An event that is set after the method was called."""
+    was_called, method = threading.Event(), getattr(thing, name)
+
+    def noted(*args):
+        method(*args)
+        was_called.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thing, name, noted)
+        yield was_called
 
 
 @pytest.mark.parametrize("engine", ["decoder", "vllm"])
@@ -150,37 +157,37 @@ def test_a_full_disk_charges_what_was_sent_and_lets_nothing_begin(
     pair, tmp_path, monkeypatch, engine
 ):
     monkeypatch.setattr("anchored.decode.vllm.async_engine.WAIT_S", 0.2)
-    is_full, sent, plain = False, 0, JournalWriter._append
+    plain, is_full = {name: getattr(JournalWriter, name) for name in ("steps", "try_again")}, False
 
-    def append(writer, line):
+    def steps(journal, rows):
+        nonlocal is_full
+        is_full = is_full or any(step.step == 5 for _, step in rows)
+        try_again(journal)
+        plain["steps"](journal, rows)
+
+    def try_again(journal):
         if is_full:
             raise OSError("No space left on device")
-        plain(writer, line)
+        plain["try_again"](journal)
 
-    monkeypatch.setattr(JournalWriter, "_append", append)
-    policy = Policy(clients=(client("alice"),))
-    with serving(pair, tmp_path, policy, RULE, engine=engine) as (address, _):
-        with held(wait_s=0.1), streamed(address, ALICE) as stream:
-            for line in filter(None, stream.iter_lines()):
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    break
-                sent += len(chunk["choices"][0]["token_ids"])
-                is_full = is_full or sent >= 5
-        assert chunk["error"]["message"] == "the journal cannot be written"
+    monkeypatch.setattr(JournalWriter, "steps", steps)
+    monkeypatch.setattr(JournalWriter, "try_again", try_again)
+    with serving(pair, tmp_path, ONE_MAX, RULE, engine=engine) as (address, _):
+        with streamed(address, ALICE) as stream:
+            *chunks, last = [json.loads(line[6:]) for line in stream.iter_lines() if line]
+        sent = [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
+        assert last["error"]["message"] == "the journal cannot be written"
         assert httpx.get(f"{address}/ready", timeout=HANG_S).status_code == 503
-        for _ in range(2):
-            refused = ask(address, "alice")
-            assert refused.status_code == 503
-            assert refused.headers["x-should-retry"] == "false"
+        refused = ask(address, "alice")
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (503, "false")
         until(lambda: account(address, "alice")["reserved"] == 0.0)
         (ledger,) = dict(journal_ledgers(tmp_path / "journal")).values()
-        assert len(ledger.steps) == sent
+        assert ledger.token_ids == sent and len(sent) == 5
         charged = quanta_above(max(0.0, ledger.spent)) * QUANTUM
         assert account(address, "alice")["spent"] == charged
         is_full = False
         until(lambda: httpx.get(f"{address}/ready", timeout=HANG_S).status_code == 200)
-        assert ask(address, "alice").status_code == 200
+        assert ask(address, "alice", max_tokens=4).status_code == 200
 
 
 def test_what_is_reserved_may_pass_and_what_is_spent_does_not(pair, tmp_path):
@@ -199,7 +206,7 @@ def test_what_is_reserved_may_pass_and_what_is_spent_does_not(pair, tmp_path):
         spent = ask(address, "alice", anchored={"bank": 25.0})
         assert spent.json()["error"]["type"] == "budget_exhausted"
         assert spent.headers["x-should-retry"] == "false"
-        may_go_on.set()
+        may_go_on.release(10_000)
         assert first.result().status_code == 200
 
 
@@ -220,7 +227,7 @@ def test_while_the_store_does_not_answer_nothing_is_drawn_and_what_ended_is_sett
             assert refused.json()["error"]["type"] == "accounts_unavailable"
             shown = httpx.get(f"{address}/v1/anchored/account", headers=ALICE, timeout=HANG_S)
             assert shown.status_code == 503
-            may_go_on.set()
+            may_go_on.release(10_000)
             assert first.result().status_code == 200
             until(lambda: "1 texts are not settled yet" in caplog.text)
         assert account(address, "alice")["reserved"] == 8.0
@@ -230,33 +237,32 @@ def test_while_the_store_does_not_answer_nothing_is_drawn_and_what_ended_is_sett
         assert account(address, "alice")["spent"] == sum(map(quanta_above, spent)) * QUANTUM
 
 
-def test_a_store_that_is_locked_for_long_lets_no_request_wait_for_all_before_it(
+def test_what_waits_for_a_store_that_is_locked_for_long_is_refused_and_what_has_begun_ends(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(keeper_file, "BUSY_S", 0.2)
     (tmp_path / "journal").mkdir()
-    reserve, may_go_on, begun = Store.reserve, threading.Event(), []
-
-    def locked(*args, **options):
-        begun.append(args)
-        may_go_on.wait()
-        return reserve(*args, **options)
-
-    monkeypatch.setattr(Store, "reserve", locked)
+    reserve, has_begun, may_go_on = Store.reserve, asyncio.Event(), threading.Event()
 
     async def reserve_all(keeper) -> list:
-        calls = [keeper.reserve("alice", None, {f"x-{n}": 1.0}, KL) for n in range(3)]
-        reserved = asyncio.gather(*calls, return_exceptions=True)
-        while len(asyncio.all_tasks()) > 2:  # others wait for none that waits itself
-            await asyncio.sleep(0.01)
+        loop = asyncio.get_running_loop()
+
+        def locked(*args, **options):
+            loop.call_soon_threadsafe(has_begun.set)
+            may_go_on.wait()
+            return reserve(*args, **options)
+
+        monkeypatch.setattr(Store, "reserve", locked)
+        first = asyncio.ensure_future(keeper.reserve("alice", None, {"x": 1.0}, KL))
+        await has_begun.wait()
+        monkeypatch.setattr(keeper_file, "BUSY_S", 0.0)
+        with pytest.raises(Refused) as refused:
+            await keeper.reserve("alice", None, {"y": 1.0}, KL)
+        assert (refused.value.status, refused.value.more["type"]) == (503, "accounts_unavailable")
         may_go_on.set()
-        return await reserved
+        await first
 
     with kept(ONE, tmp_path, tmp_path / "journal", is_synced=False) as keeper:
-        first, *refusals = asyncio.run(reserve_all(keeper))
-    assert first is None and len(begun) == 1
-    kinds = {(refused.status, refused.more["type"]) for refused in refusals}
-    assert kinds == {(503, "accounts_unavailable")}
+        asyncio.run(reserve_all(keeper))
     with opened("accounts.db", tmp_path) as store:
         assert nats(store, "client/alice") == (0.0, 1.0, 999.0)
 
