@@ -35,11 +35,6 @@ def chat(content, **more):
     return {"messages": [{"role": "user", "content": content}], **more}
 
 
-def test_tables_of_fields_name_each_once():
-    names = [name for table in (HONORED, HARMLESS, REFUSED) for name in table]
-    assert len(names) == len(set(names))
-
-
 def test_what_cannot_be_honored_is_refused_with_its_reason_unless_it_asks_for_nothing():
     for name, refusal in REFUSED.items():
         for neutral in (*refusal.neutral, None, "", [], {}):
@@ -51,11 +46,10 @@ def test_what_cannot_be_honored_is_refused_with_its_reason_unless_it_asks_for_no
         Body.of({"prompt": "a", "min_tokens": False})  # which is not 0
 
 
-def test_what_changes_no_text_is_taken():
+def test_null_is_the_default_of_every_field_and_some_change_no_text():
+    names = [name for table in (HONORED, HARMLESS, REFUSED) for name in table]
+    assert len(names) == len(set(names))
     assert Body.of({"prompt": "a", **{name: {"any": 1} for name in HARMLESS}}) == Body(prompt="a")
-
-
-def test_null_is_the_default_of_every_field():
     nothing = dict.fromkeys([*HONORED, *HARMLESS])
     assert Body.of(nothing) == Body()
     assert Body().sampling == SamplingConfig(temperature=1.0, repetition_penalty=1.0)
@@ -67,32 +61,25 @@ def test_null_is_the_default_of_every_field():
     [
         ({"prompt": "a", "best": 1}, "'best' is not known"),
         ({"prompt": "a", "temperature": "hot"}, "temperature must be a number"),
-        ({"prompt": "a", "sampling": {"top_k": 3}}, "'sampling' is not known"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens must be >= 1"),
         ({"prompt": "a", "max_tokens": 51}, "max_tokens must be at most 50"),
         ({"prompt": "a", "max_tokens": 2, "max_completion_tokens": 3}, "not both"),
-        ({"prompt": "a", "stop": [1]}, "stop must be"),
         ({"prompt": "a", "stop": "x<|turn|>"}, r"holds the special token .*: give '<\|turn"),
         ({"prompt": "a", "stream_options": {"include_usage": 1}}, "include_usage=1 is not known"),
         ({"prompt": "a", "seed": -1}, "seed must be in"),
-        ({"prompt": "a", "seed": 1 << 63}, "seed must be"),
         ({"prompt": "a", "n": 0}, "n must be >= 1"),
         ({"prompt": "a", "n": 257}, "at most 256 texts"),
         ({"prompt": "a", "logprobs": 21}, "at most 20 likeliest"),
-        ({"prompt": "a", "top_logprobs": 2}, "as logprobs says"),
         ({"prompt": "a", "temperature": 1e-20}, "temperature must be at least"),
         ({"prompt": "a", "messages": []}, "messages belongs to the other endpoint"),
         ({}, "prompt is missing"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": [["a"], ["b"]]}, "prompt must be a text or a list of token ids"),
-        ({"prompt": [320]}, "token ids must be in"),
         ({"prompt": "a " * 90}, "context length is 100 tokens, .* and max_tokens 16"),
         ({"prompt": "a" * 10_000}, "100 tokens, .* got a prompt of 10000 characters"),
-        ({"prompt": ["a", [5] * 101]}, "got a prompt of 101 token ids"),
         ({"prompt": [1, *["a"] * 256]}, "prompt has at most 256 items here, got 257"),
         ({"prompt": "a", "stop": "b" * 1025}, "a stop has at most 1024 characters, got 1025"),
         ({"prompt": "a", "anchored": {"passage": "b"}}, "reads no passage"),
-        ({"prompt": "a", "anchored": {"debt": -1.0}}, "debt must be >= 0"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )
@@ -105,7 +92,6 @@ def test_one_line_says_what_is_wrong(reader, values, message):
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        (5, "messages must be a list"),
         ([], "the conversation is empty"),
         ([{"role": "user", "content": 5}], 'must have a "role" and a "content"'),
         ([{"role": "user", "content": "a", "name": "joe"}], "a message's 'name' is not known"),
@@ -164,10 +150,8 @@ def test_with_accounts_nobody_knows_a_seed_and_what_certifies_nothing_is_refused
     ("content", "message"),
     [
         (b"", "the body is not JSON"),
-        (b"[1]", "the body must be an object"),
         (b'{"a": NaN}', "NaN is no JSON"),
         (b'{"a": 1, "a": 2}', "the body"),
-        (b'{"a": "\xff"}', "the body is not JSON"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
     ],
     ids=lambda value: value[:12] if isinstance(value, bytes) else "",
