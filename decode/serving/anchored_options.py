@@ -168,20 +168,14 @@ def most_nats(text: Request) -> float:
     return replace(budget, debt=text.least_debt).bound
 
 
-def seed_of_name(request_id: str) -> int:
-    """The seed, in [0, 2**63), of a request that names none: that of its id."""
-    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big") >> 1
+def seed_of_text(request_id: str, seed: int | None, secret: bytes | None) -> int:
+    """The seed, in [0, 2**63), of a text: the request's, or that of its id.
 
-
-def seed_of_secret(secret: bytes, request_id: str, seed: int | None) -> int:
-    """The seed, in [0, 2**63), of a text that is charged to an account: nobody knows its noise
-    before it is drawn, and no two texts share it, whatever seeds clients send."""
-    message = f"{request_id} {seed}".encode()
-    return int.from_bytes(hmac.digest(secret, message, hashlib.sha256)[:8], "big") >> 1
-
-
-def client_id_of(name: str) -> str:
-    """The id of a header's value, "" for none; ValueError for one that fits no line of a log."""
-    if name and not CLIENT_ID.fullmatch(name):
-        raise ValueError("x-request-id must have up to 128 letters, digits or any of .:/+=@_-")
-    return name
+    secret: of a server with accounts, where nobody knows a text's noise before it is drawn, and no
+    two texts share it, whatever seeds clients send.
+    """
+    if secret is None and seed is not None:
+        return seed
+    named = request_id if secret is None else f"{request_id} {seed}"
+    digest = hmac.digest(secret or b"anchored", named.encode(), hashlib.sha256)
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -11,7 +11,6 @@ from dataclasses import replace
 from threading import Condition, Thread
 from typing import Final
 
-from ...kernels.project import falls_back
 from ..ambient import plain_torch
 from ..arguments import TextValues
 from ..decoder import Decoder
@@ -77,8 +76,7 @@ class BatchThread:
         # Of both threads, under the lock of `_changed`.
         self._waiting: deque[Job] = deque()
         self._cancelled: list[tuple[Job, Refused | None]] = []
-        self._refusal: Refused | None = None
-        """Why no job is taken any more."""
+        self.refusal: Refused | None = None
         self._is_ending = False
         # Of the batch's thread alone.
         self._running: list[Job] = []
@@ -115,13 +113,6 @@ class BatchThread:
         if update.refused is not None or update.error:
             raise update.refused or Refused(503, update.error)
 
-    async def falls_back(self) -> bool:
-        return falls_back()
-
-    @property
-    def refusal(self) -> Refused | None:
-        return self._refusal
-
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
@@ -137,8 +128,8 @@ class BatchThread:
             self._changed.notify()
 
     def check(self, jobs: Sequence[Job]) -> None:
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
         try:
             self._journal.try_again()
         except OSError as error:
@@ -164,7 +155,7 @@ class BatchThread:
     def refuse_new(self, refused: Refused) -> None:
         """Take no more jobs, and drop those that wait."""
         with self._changed:
-            self._refusal = self._refusal or refused
+            self.refusal = self.refusal or refused
             waiting = list(self._waiting)
         self.cancel(waiting, refused)
 
@@ -277,7 +268,7 @@ class BatchThread:
     def _fail(self, error: BaseException) -> None:
         refused = Refused(500, f"{BROKEN}: {type(error).__name__}: {error}")
         with self._changed:
-            self.failure, self._refusal = error, refused
+            self.failure, self.refusal = error, refused
             jobs = [*self._running, *self._waiting]
             self._waiting.clear()
             self._running = []

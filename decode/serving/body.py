@@ -58,16 +58,13 @@ HARMLESS: Final = (
 """Fields that change no text: who asks, and how other services keep or order it."""
 
 
-MOST_ITEMS: Final = {"prompt": 256, "stop": 64, FIELD: 64}
-"""Most items of a field that is a list or an object: far more than clients send, and few enough
-that reading them, and looking for all stops after each token, holds up nobody else."""
-
-LONGEST_STOP: Final = 1024
-"""Most characters of a stop, for the same reason."""
-
-
-MOST_TEXTS: Final = MOST_ITEMS["prompt"]
+MOST_TEXTS: Final = 256
 """Most texts of one answer, of all prompts together."""
+
+MOST_STOPS: Final = 64
+LONGEST_STOP: Final = 1024
+"""Most stops, and characters of one: far more than clients send, and few enough that looking for
+all of them after each token holds up nobody else."""
 
 MOST_TOP: Final = 20
 """Likeliest tokens of a place at most, as OpenAI has it."""
@@ -134,18 +131,11 @@ class Body:
 
     def num_top(self, *, is_chat: bool) -> int | None:
         """Likeliest tokens of each place whose log-probabilities are wanted, None for none of any
-        token; ValueError for too many, and for the other endpoint's way to ask."""
-        wanted, count = self.logprobs, self.top_logprobs
+        token; ValueError for too many."""
         if is_chat:
-            if type(wanted) is int:
-                raise ValueError(f"logprobs of a chat must be true or false, got {wanted}")
-            if count is not None and not wanted:
-                raise ValueError("top_logprobs needs logprobs=true")
-            num_top = count or 0 if wanted else None
+            num_top = self.top_logprobs or 0 if self.logprobs else None
         else:
-            if count is not None or wanted is True:
-                raise ValueError("a completion has as many likeliest tokens as logprobs says")
-            num_top = wanted if type(wanted) is int else None
+            num_top = None if self.logprobs is None else int(self.logprobs)
         if num_top is not None and not 0 <= num_top <= MOST_TOP:
             raise ValueError(f"at most {MOST_TOP} likeliest tokens are told, got {num_top}")
         return num_top
@@ -178,26 +168,18 @@ def _refused(constant: str) -> float:
 
 def check_sizes(body: Mapping[str, Any]) -> None:
     """Raise ValueError, in one line, for fields of a body that would hold up all other requests."""
-    for name, most in MOST_ITEMS.items():
-        items = body.get(name)
-        if name == "prompt" and _is_one_prompt(items):
-            continue
-        if isinstance(items, list | dict) and len(items) > most:
-            raise ValueError(f"{name} has at most {most} items here, got {len(items)}")
-    prompts, n = body.get("prompt"), body.get("n")
-    num_prompts = len(prompts) if isinstance(prompts, list) and not _is_one_prompt(prompts) else 1
-    num_texts = num_prompts * (n if type(n) is int else 1)
+    prompts, n, stops = body.get("prompt"), body.get("n"), body.get("stop")
+    if not isinstance(prompts, list) or all(type(token_id) is int for token_id in prompts):
+        prompts = [prompts]  # one text, or its token ids
+    num_texts = len(prompts) * (n if type(n) is int else 1)
     if num_texts > MOST_TEXTS:
         raise ValueError(f"an answer has at most {MOST_TEXTS} texts, got {num_texts}")
-    stops = body.get("stop")
-    for stop in stops if isinstance(stops, list) else [stops]:
+    stops = stops if isinstance(stops, list) else [stops]
+    if len(stops) > MOST_STOPS:
+        raise ValueError(f"a text has at most {MOST_STOPS} stops, got {len(stops)}")
+    for stop in stops:
         if isinstance(stop, str) and len(stop) > LONGEST_STOP:
             raise ValueError(f"a stop has at most {LONGEST_STOP} characters, got {len(stop)}")
-
-
-def _is_one_prompt(prompt: Any) -> bool:
-    """Whether it is token ids, or no list."""
-    return not isinstance(prompt, list) or all(type(token_id) is int for token_id in prompt)
 
 
 def refuse_unhonored(body: Mapping[str, Any]) -> None:

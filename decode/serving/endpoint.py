@@ -8,17 +8,18 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from ..engine.request import Request
-from .anchored_options import client_id_of, most_nats
+from .anchored_options import most_nats
 from .answers import Answer, Form, LogProbTexts, TextSoFar
+from .body import Body, parsed
 from .engine import Engine, Job, Refused, Update
 from .http import (
     CLIENT,
@@ -34,8 +35,6 @@ from .reading import Reader
 
 if TYPE_CHECKING:
     from .accounts.keeper import Keeper  # imports a database's toolkit
-
-Returned = TypeVar("Returned")
 
 RETRY: Final = {"retry-after": "1"}
 """Seconds after which a full queue may have room, a few steps, or an account's nats come back."""
@@ -61,9 +60,8 @@ class Served:
     engine: Engine
     reader: Reader
     readers: Executor
-    """Has one thread, in which bodies are read and prompts become tokens while streams go on."""
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while one body is read: others wait unread, as an object takes 40 times its bytes."""
+    """Has one thread, which reads bodies while streams go on: the others wait unread, as an object
+    takes 40 times its bytes."""
     texts: LogProbTexts
     model: str
     max_body: int
@@ -83,11 +81,10 @@ class Endpoint:
         request = HttpRequest(scope, receive)
         send_refusal = partial(_send_refusal, scope, receive, send)
         try:
-            client_id = client_id_of(request.headers.get(REQUEST_ID, ""))
             content = await body_of(request, self._served.max_body)
             answer, requests = await self._read(content)
-            jobs = await self._reserved(answer, requests, client_id, scope.get(CLIENT, ""))
-            self._submit(jobs)
+            client_id = request.headers.get(REQUEST_ID, "")
+            jobs = await self._begun(answer, requests, client_id, scope.get(CLIENT, ""))
         except ClientDisconnect:
             return
         except (ValueError, TimeoutError, Refused) as error:
@@ -117,20 +114,23 @@ class Endpoint:
         Refused for another model."""
         served = self._served
         answer_id = f"{self._form.prefix}-{uuid.uuid4().hex}"
-        async with served.reading:
-            body = await self._in_thread(served.reader.body, content)
-            if body.model not in (None, served.model):
-                raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
-            read = served.reader.requests
-            requests = await self._in_thread(read, body, self._form, answer_id)
+
+        def read() -> tuple[Body, list[Request]]:
+            body = Body.of(parsed(content))
+            return body, served.reader.requests(body, self._form, answer_id)
+
+        body, requests = await asyncio.get_running_loop().run_in_executor(served.readers, read)
+        if body.model not in (None, served.model):
+            raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
         answer = Answer(self._form, answer_id, served.model, body, served.texts, requests[0])
         return answer, requests
 
-    async def _reserved(
+    async def _begun(
         self, answer: Answer, requests: Sequence[Request], client_id: str, client: str
     ) -> list[Job]:
-        """The texts to be drawn, whose bounds are reserved; Refused for nats that are used up."""
-        keeper, options = self._served.keeper, answer.body.anchored
+        """The texts that are drawn, whose bounds are reserved; Refused where there is no room, or
+        for nats that are used up."""
+        engine, keeper, options = self._served.engine, self._served.keeper, answer.body.anchored
         updates: asyncio.Queue[tuple[Job, Update]] = asyncio.Queue()
         jobs = [
             Job(
@@ -143,27 +143,20 @@ class Endpoint:
             )
             for place, request in enumerate(requests)
         ]
+        engine.check(jobs)
         # Last of all: whatever would refuse the request has been looked at.
-        self._served.engine.check(jobs)
         if keeper is not None:
             bounds = {job.request_id: most_nats(job.request) for job in jobs}
             rule = requests[0].rule
             assert rule is not None
             await keeper.reserve(client, options.group, bounds, rule)
-        return jobs
-
-    async def _in_thread(self, call: Callable[..., Returned], *args: Any) -> Returned:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._served.readers, call, *args)
-
-    def _submit(self, jobs: list[Job]) -> None:
-        """Queue the jobs; Refused where there is no room, with nothing reserved any more."""
         try:
-            self._served.engine.submit(jobs)
-        except Refused:
+            engine.submit(jobs)
+        except Refused:  # the queue was filled meanwhile
             for job in jobs:
                 job.end()
             raise
+        return jobs
 
 
 def refused_of(error: Exception) -> tuple[str, Refused]:
@@ -201,9 +194,7 @@ class _Talk:
         """The jobs whose last update has not come."""
         self._answer, self._send, self._send_refusal = answer, send, send_refusal
         self._updates = jobs[0].updates
-        self._texts = [
-            TextSoFar(job.place, job.request.prompt_token_ids, job.request_id) for job in jobs
-        ]
+        self._texts = [TextSoFar(job) for job in jobs]
 
     async def answer(self) -> None:
         """Answer whole, or as a stream."""

@@ -108,10 +108,8 @@ class Engine(Protocol):
     metrics: Metrics
     failure: BaseException | None
     """Why nothing is drawn any more."""
-
-    @property
-    def refusal(self) -> Refused | None:
-        """Why no job is taken any more, None while they are."""
+    refusal: Refused | None
+    """Why no job is taken any more."""
 
     @property
     def num_waiting(self) -> int:
@@ -144,6 +142,3 @@ class Engine(Protocol):
 
     async def probe(self) -> None:
         """Return where a request would be drawn for now; Refused where it would not."""
-
-    async def falls_back(self) -> bool:
-        """Whether the CPU's solver draws for an accelerator."""

@@ -52,7 +52,7 @@ not, for which one row is drawn at a time."""
 PATHS: Final = frozenset(
     {
         *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/anchored/account"),
-        *(*OPEN_PATHS, "/metrics", "/tokenize", "/detokenize"),
+        *(*OPEN_PATHS, "/metrics"),
     }
 )
 """Paths that metrics name; others are counted together."""
@@ -92,13 +92,11 @@ class Guard:
         *,
         keys_now: Callable[[], Mapping[bytes, str]],
         hosts: Collection[str],
-        root_path: str = "",
     ) -> None:
         """keys_now: names of clients by the digests of their keys, none for a server without keys.
-        hosts: names that clients call the server by, without ports, none for any. root_path: a
-        prefix of paths that a proxy may have left."""
+        hosts: names that clients call the server by, without ports, none for any."""
         self._app, self._metrics, self._keys_now = app, metrics, keys_now
-        self._hosts, self._root = {host.lower() for host in hosts}, root_path.rstrip("/")
+        self._hosts = {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
@@ -106,11 +104,8 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return  # no websocket is served: the server closes it
-        path = scope["path"]
-        if self._root and (path == self._root or path.startswith(self._root + "/")):
-            path = path[len(self._root) :] or "/"
-        scope = {**scope, "path": path, "raw_path": path.encode(), "root_path": ""}
-        label, headers = path if path in PATHS else "other", Headers(scope=scope)
+        headers = Headers(scope=scope)
+        label = scope["path"] if scope["path"] in PATHS else "other"
         named = headers.get(REQUEST_ID, "")
         if not CLIENT_ID.fullmatch(named):
             named = f"req-{uuid.uuid4().hex}"
@@ -137,6 +132,8 @@ class Guard:
         host = headers.get("host", "").lower()
         if self._hosts and _without_port(host) not in self._hosts:
             return 403, "the Host header names another server: --allowed-host lets it in"
+        if not CLIENT_ID.fullmatch(headers.get(REQUEST_ID, "-")):
+            return 400, "x-request-id must have up to 128 letters, digits or any of .:/+=@_-"
         # A browser asks without its key what it may send.
         is_open = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"
         if self._keys_now() and not is_open and client is None:

@@ -13,9 +13,9 @@ from ..rules.claims import opened
 from ..rules.rule import OpenRule, Rule, takes_passage
 from ..texts import prompt_requests, request_list
 from ..verify.rounding import least_temperature, temperature_error
-from .anchored_options import GREEDY, Limits, seed_of_name, seed_of_secret
+from .anchored_options import GREEDY, Limits, seed_of_text
 from .answers import Form
-from .body import Body, parsed
+from .body import Body
 
 DEFAULT_MAX_TOKENS: Final = 16
 """Of a completion, as OpenAI and vLLM have it; a chat gets the rest of the context."""
@@ -69,7 +69,7 @@ class Reader:
         return [
             replace(
                 text,
-                seed=self._seed(form.name(answer_id, place), seed),
+                seed=seed_of_text(form.name(answer_id, place), seed, self._secret),
                 place=options.sample + text.place,
                 rule=open_rule,
                 sampling=body.sampling,
@@ -104,30 +104,6 @@ class Reader:
             texts = [replace(text, max_new_tokens=self._rest(text)) for text in texts]
         return texts
 
-    def body(self, content: bytes) -> Body:
-        """A request's body; ValueError, in one line, for one that cannot be honored."""
-        return Body.of(parsed(content))
-
-    def symbols(self, content: bytes) -> dict[str, Any]:
-        """The answer to a body that asks what its prompt, or its messages, are to the models."""
-        body = self.body(content)
-        prompts = self._prompts(body, is_chat=body.messages is not None)
-        requests = prompt_requests(self._level, **prompts)
-        if len(requests) != 1 or requests[0].error:
-            raise ValueError(requests[0].error if requests else "give one prompt")
-        token_ids = requests[0].prompt_token_ids
-        return {"count": len(token_ids), "max_model_len": self.max_length, "tokens": token_ids}
-
-    def text(self, content: bytes) -> dict[str, Any]:
-        """The answer to a body that asks for the text of tokens, or bytes."""
-        values = parsed(content)
-        if not isinstance(values.get("tokens"), list):
-            raise ValueError("tokens must be a list of token ids")
-        self._check_unread(values["tokens"])
-        stream = self._level.text_stream()
-        pieces = [stream.push(token_id) for token_id in self._level.encode(values["tokens"])]
-        return {"prompt": "".join(pieces) + stream.finish()}
-
     def _check_values(
         self, body: Body, rule: OpenRule, num_top: int | None, *, is_chat: bool
     ) -> None:
@@ -152,11 +128,6 @@ class Reader:
         if body.echo and takes_passage(rule):
             raise ValueError(f"echo with logprobs is of prompts alone, {rule.name} reads a passage")
 
-    def _seed(self, request_id: str, seed: int | None) -> int:
-        if self._secret is not None:
-            return seed_of_secret(self._secret, request_id, seed)
-        return seed_of_name(request_id) if seed is None else seed
-
     def _prompts(self, body: Body, *, is_chat: bool) -> dict[str, Any]:
         """The prompts or the conversation of a body, for its endpoint; ValueError for what is too
         long, whatever it becomes."""
@@ -165,22 +136,11 @@ class Reader:
             raise ValueError(f"{other} belongs to the other endpoint")
         if (value := getattr(body, wanted)) is None:
             raise ValueError(f"{wanted} is missing")
-        prompts = {"prompts": None, "messages": plain_messages(value)}
-        if not is_chat:
-            prompts = {"prompts": value}
-        for prompt in _lengthy(**prompts):
-            self._check_unread(prompt)
-        return prompts
-
-    def _check_unread(self, prompt: str | list[Any]) -> None:
-        """Raise ValueError for a text or token ids that are too long, whatever they become: a text
-        of megabytes takes seconds to become tokens, for which others would wait."""
-        is_text = isinstance(prompt, str)
-        if len(prompt) > self.max_length * (self._longest if is_text else 1):
-            raise ValueError(
-                f"{self._most}, got a prompt of {len(prompt)} "
-                f"{'characters' if is_text else 'token ids'}"
-            )
+        value = plain_messages(value) if is_chat else value
+        for text in _strings(value):  # of megabytes, which others would wait for, becomes no tokens
+            if len(text) > self.max_length * self._longest:
+                raise ValueError(f"{self._most}, got a prompt of {len(text)} characters")
+        return {"prompts": None, "messages": value} if is_chat else {"prompts": value}
 
     def _check(self, text: Request, rule: Rule) -> None:
         """Raise ValueError for a text that is too long, or may cost too much."""
@@ -205,15 +165,11 @@ class Reader:
         return self._decoder.open_rule if rule == self._decoder.rule else opened(rule, self._level)
 
 
-def _lengthy(prompts: Any, messages: Any = None) -> list[str | list[Any]]:
-    """The texts and token ids of a request, those that are some."""
-    if messages is not None:
-        said = messages if isinstance(messages, list) else []
-        parts = [message.get("content") for message in said if isinstance(message, Mapping)]
-    else:
-        are_many = isinstance(prompts, list) and any(isinstance(p, str | list) for p in prompts)
-        parts = prompts if are_many else [prompts]
-    return [part for part in parts if isinstance(part, str | list)]
+def _strings(value: Any) -> list[str]:
+    """The texts of a body's prompts or messages, those that are some."""
+    parts = value if isinstance(value, list) else [value]
+    parts = [part.get("content") if isinstance(part, Mapping) else part for part in parts]
+    return [part for part in parts if isinstance(part, str)]
 
 
 def plain_messages(messages: Any) -> Any:

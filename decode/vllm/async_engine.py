@@ -82,15 +82,13 @@ class AsyncEngine:
         """Those that are drawn no further, and what their last updates say."""
         self._is_unwritten = False
         """The journal has not come to hold what was drawn."""
-        self._look: asyncio.Future[None] | None = None
-        """The look into the journal for which all late jobs wait."""
 
     async def start(self, on_failure: Callable[[], None]) -> None:
         """Raises AnchoredError for a journal that is not read here."""
         self._on_failure = on_failure
         self._llm = self._open_llm()
         await self._llm.collective_rpc("anchored_served")
-        await self._noted()
+        await self._llm.collective_rpc("anchored_noted")
         if not self._reader.refresh():
             raise AnchoredError("the engine's first process and the server need one file system")
 
@@ -151,15 +149,6 @@ class AsyncEngine:
             self._is_unwritten = not all(await self._llm.collective_rpc("anchored_written"))
         return not self._is_unwritten
 
-    async def falls_back(self) -> bool:
-        return self._llm is not None and any(await self._noted())
-
-    async def _noted(self) -> list[bool]:
-        """The engine's promise that the journal holds all that was drawn, and whether the CPU's
-        solver draws in each of its processes."""
-        assert self._llm is not None, "the engine has started"
-        return list(await self._llm.collective_rpc("anchored_noted"))
-
     async def _run(self, job: Job) -> None:
         """Draw one job to its end, in the steps above."""
         state = job.state = begun(self.decoder, job.request)
@@ -214,7 +203,8 @@ class AsyncEngine:
         record = self._reader.find(job.request_id)
         try:
             if job.settle is not None and (record is None or not record.is_whole):
-                await self._noted()
+                assert self._llm is not None, "the engine has started"
+                await self._llm.collective_rpc("anchored_noted")  # all that was drawn is there
                 self._reader.refresh()
                 record = self._reader.find(job.request_id)
             job.settled(0.0 if record is None else record.spent)
@@ -245,10 +235,8 @@ class AsyncEngine:
         while (record := self._reader.holding(name, num_drawn)) is None:
             if time.monotonic() > until_s:
                 raise JournalError(f"the journal lacks tokens of {name} after {WAIT_S:g} s")
-            if not self._reader.refresh():  # one look for all jobs that wait
-                if self._look is None or self._look.done():
-                    self._look = asyncio.ensure_future(asyncio.sleep(LOOK_S))
-                await asyncio.shield(self._look)  # a job that is broken off ends its wait only
+            if not self._reader.refresh():
+                await asyncio.sleep(LOOK_S)
         return record
 
 

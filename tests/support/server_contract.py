@@ -7,11 +7,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import torch
-from waiting import HANG_S
 
 from anchored import Anchored, Decoder, Generation, ModelPair, Pathwise, verify
 from anchored.decode.serving.journal_reader import journal_ledgers
@@ -229,19 +227,3 @@ def test_a_chat_tells_log_probabilities_and_goes_on_with_its_answers(served):
         heard = bytes(byte for place in told for byte in place.bytes).decode("utf-8", "replace")
         assert heard == said["content"] and said["refusal"] is None
         messages += [{**said, "name": None}, {"role": "user", "content": PROMPTS[1]}]
-
-
-def test_a_prompt_becomes_tokens_and_text_again(served):
-    def said(path: str, **body: Any) -> httpx.Response:
-        address = str(served.client.base_url).removesuffix("/v1/")
-        return httpx.post(f"{address}{path}", json=body, timeout=HANG_S)
-
-    token_ids = served.pair.encode(PROMPTS[0])
-    prompt = said("/tokenize", model="anchored", prompt=PROMPTS[0]).json()
-    assert prompt == {"count": len(token_ids), "max_model_len": 256, "tokens": token_ids}
-    assert said("/detokenize", tokens=token_ids).json() == {"prompt": PROMPTS[0]}
-    text = served.template.format("salt")
-    chat = said("/tokenize", messages=[{"role": "user", "content": "salt"}]).json()
-    assert chat["tokens"] == served.pair.tokenizer(text, add_special_tokens=False)["input_ids"]
-    answer = said("/detokenize", tokens=[10_000])
-    assert answer.status_code == 400 and answer.headers["x-request-id"].startswith("req-")

@@ -154,15 +154,9 @@ def test_a_journal_that_cannot_be_written_fails_the_request(fast, monkeypatch):
 
 
 def test_a_request_that_comes_back_with_a_token_of_others_draws_nothing(fast):
-    state = state_of(fast)
-    data = SimpleNamespace(
-        req_id="other",
-        prefill_token_ids=[0, 5, 9],
-        prompt_len=2,
-        sampling_params=SamplingParams(max_tokens=8),
-        mm_features=[],
-    )
-    state.add_request(3, data)
+    state, params = state_of(fast), SamplingParams(max_tokens=8)
+    data = {"req_id": "other", "prefill_token_ids": [0, 5, 9], "prompt_len": 2, "mm_features": []}
+    state.add_request(3, SimpleNamespace(**data, sampling_params=params))
     assert state.slots.is_failed[3]
     state.remove_request("other")
 
@@ -182,10 +176,8 @@ def test_other_releases_and_an_engine_without_triton_are_refused_in_one_line(fol
 def test_engine_arguments_that_cannot_go_with_a_pair_are_refused(settings, monkeypatch):
     for options in (
         {"enable_lora": True},
-        {"pipeline_parallel_size": 2},
         {"max_model_len": 257},
         {"speculative_config": {"rejection_sample_method": "synthetic"}},
-        {"compilation_config": {"cudagraph_mode": "FULL"}},
         {"compilation_config": CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)},
     ):
         with pytest.raises(ValueError, match=r"cannot go with a pair|must be"):

@@ -19,7 +19,7 @@ from vllm_server import end, server
 from waiting import HANG_S, until
 
 import anchored
-from anchored.decode.serving.accounts.recovery import recover
+from anchored.decode.serving.accounts.journals import recover
 from anchored.decode.serving.accounts.store import QUANTUM, opened, quanta_above
 from anchored.decode.serving.journal_reader import journal_ledgers
 from anchored.tools.commands.accounts import AccountsConfig, accounts

@@ -7,8 +7,7 @@ pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm
 import torch
 from tiny_models import FAMILIES, TEXT
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
-from vllm_pair import KINDS, assert_same_as_decoder, check_texts
-from vllm_requests import KL, mixed_requests, run
+from vllm_pair import KINDS, KL, assert_same_as_decoder, check_texts, mixed_requests, run
 
 import anchored
 from anchored.decode.vllm.pair_state import PairState

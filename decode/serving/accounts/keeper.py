@@ -20,8 +20,8 @@ from ...rules.rule import OpenRule, Rule
 from ..engine import Refused
 from ..journal import PATTERN
 from .database import BUSY_S
+from .journals import boot_of_system, lock_of, recover
 from .policy import Policy, client_account
-from .recovery import boot_of_system, lock_of, recover
 from .store import Exhausted, Server, Store, opened
 
 logger = logging.getLogger(__name__)

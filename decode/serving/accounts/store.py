@@ -103,7 +103,6 @@ class Charge:
 
     request_id: str
     account: str
-    server: str
     reserved: int
     spent: int | None
     """None while the text is drawn."""

@@ -31,10 +31,6 @@ class Texts:
         self.begin(text, spend)
         self.store.settle({text: spend if charged is None else charged})
 
-    def edit(self, statement: str) -> None:
-        with closing(sqlite3.connect(self.folder / "accounts.db")) as connection, connection:
-            connection.execute(statement)
-
 
 @pytest.fixture
 def texts(tmp_path):
@@ -64,9 +60,10 @@ def test_a_charge_that_is_not_what_the_journal_says_is_reported(texts, checked):
     assert checked() == (1, [said])
 
 
-def test_an_account_that_is_not_the_sum_of_its_charges_is_reported(texts, checked):
+def test_an_account_that_is_not_the_sum_of_its_charges_is_reported(texts, checked, tmp_path):
     texts.draw("x", 5.0)
-    texts.edit("UPDATE anchored_accounts SET spent = spent - 1")
+    with closing(sqlite3.connect(tmp_path / "accounts.db")) as connection, connection:
+        connection.execute("UPDATE anchored_accounts SET spent = spent - 1")
     status, (problem,) = checked()
     assert status == 1 and problem.startswith("client/alice: spent is 5.000000000 nats, and its")
     assert problem.endswith("off by -1 quanta")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from server_accounts import HEADER, drawn
 
-from anchored.decode.serving.accounts import recovery
+from anchored.decode.serving.accounts import journals
+from anchored.decode.serving.accounts.journals import lock_of, recover
 from anchored.decode.serving.accounts.policy import Account
-from anchored.decode.serving.accounts.recovery import lock_of, recover
 from anchored.decode.serving.accounts.store import (
     QUANTUM,
     Exhausted,
@@ -46,7 +46,7 @@ class Crashes(RuleBasedStateMachine):
         self.name = f"server-{self.count}"
         self.lock = locked(lock_of(self.root, self.name))
         self.lock.__enter__()
-        boot = recovery.boot_of_system()
+        boot = journals.boot_of_system()
         files = "\n".join(journal_names(self.root))  # of servers before, which are not read
         self.store.join(Server(self.name, str(self.root), boot, False, 0, files))
         self.journal = JournalWriter(self.root)
@@ -89,7 +89,7 @@ class Crashes(RuleBasedStateMachine):
         before = self.store.state("client/a")
         with pytest.MonkeyPatch.context() as patch:
             if other_boot:
-                patch.setattr(recovery, "boot_of_system", lambda: "another")
+                patch.setattr(journals, "boot_of_system", lambda: "another")
             recover(self.store)
         self._start()
         self.open = []

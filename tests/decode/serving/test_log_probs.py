@@ -42,15 +42,6 @@ def test_those_of_a_drawn_text_are_the_ledgers_and_no_bound_covers_the_answer(ex
     assert plain["anchored"]["certified"] is True
 
 
-def test_an_echoed_prompt_is_scored_as_a_text_after_its_first_token(exposing, pair):
-    token_ids = pair.encode(PROMPT)
-    body = {"prompt": PROMPT, "max_tokens": 1, "logprobs": 1, "echo": True}
-    answer = posted(exposing[0], **body).json()
-    told = answer["choices"][0]["logprobs"]["token_logprobs"][1:-1]
-    (score,) = Decoder(pair, RULE).score([token_ids[:1]], [token_ids[1:]])
-    assert told == pytest.approx(score.token_log_probs, abs=1e-6)
-
-
 def test_lm_eval_generates_and_answers_multiple_choice_by_the_server(exposing, pair, tmp_path):
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, Pathwise
-from anchored.decode.serving.anchored_options import Limits, seed_of_name
+from anchored.decode.serving.anchored_options import Limits, seed_of_text
 from anchored.decode.serving.answers import CHATS, COMPLETIONS
 from anchored.decode.serving.body import HARMLESS, HONORED, REFUSED, Body, parsed
 from anchored.decode.serving.reading import Reader
@@ -28,7 +28,7 @@ def reader(pair):
 
 
 def read(reader, values, form=COMPLETIONS):
-    return reader.requests(reader.body(json.dumps(values).encode()), form, "text")
+    return reader.requests(Body.of(parsed(json.dumps(values).encode())), form, "text")
 
 
 def chat(content, **more):
@@ -60,24 +60,18 @@ def test_null_is_the_default_of_every_field_and_some_change_no_text():
     ("values", "message"),
     [
         ({"prompt": "a", "best": 1}, "'best' is not known"),
-        ({"prompt": "a", "temperature": "hot"}, "temperature must be a number"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens must be >= 1"),
         ({"prompt": "a", "max_tokens": 51}, "max_tokens must be at most 50"),
         ({"prompt": "a", "max_tokens": 2, "max_completion_tokens": 3}, "not both"),
-        ({"prompt": "a", "stop": "x<|turn|>"}, r"holds the special token .*: give '<\|turn"),
         ({"prompt": "a", "stream_options": {"include_usage": 1}}, "include_usage=1 is not known"),
         ({"prompt": "a", "seed": -1}, "seed must be in"),
-        ({"prompt": "a", "n": 0}, "n must be >= 1"),
         ({"prompt": "a", "n": 257}, "at most 256 texts"),
         ({"prompt": "a", "logprobs": 21}, "at most 20 likeliest"),
-        ({"prompt": "a", "temperature": 1e-20}, "temperature must be at least"),
         ({"prompt": "a", "messages": []}, "messages belongs to the other endpoint"),
         ({}, "prompt is missing"),
         ({"prompt": ""}, "the prompt is empty"),
-        ({"prompt": [["a"], ["b"]]}, "prompt must be a text or a list of token ids"),
         ({"prompt": "a " * 90}, "context length is 100 tokens, .* and max_tokens 16"),
         ({"prompt": "a" * 10_000}, "100 tokens, .* got a prompt of 10000 characters"),
-        ({"prompt": [1, *["a"] * 256]}, "prompt has at most 256 items here, got 257"),
+        ({"prompt": "a", "stop": ["b"] * 65}, "at most 64 stops"),
         ({"prompt": "a", "stop": "b" * 1025}, "a stop has at most 1024 characters, got 1025"),
         ({"prompt": "a", "anchored": {"passage": "b"}}, "reads no passage"),
     ],
@@ -93,8 +87,6 @@ def test_one_line_says_what_is_wrong(reader, values, message):
     ("messages", "message"),
     [
         ([], "the conversation is empty"),
-        ([{"role": "user", "content": 5}], 'must have a "role" and a "content"'),
-        ([{"role": "user", "content": "a", "name": "joe"}], "a message's 'name' is not known"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of the type text"),
         ([{"role": "user", "content": "a" * 10_000}], "got a prompt of 10000 characters"),
     ],
@@ -116,7 +108,7 @@ def test_a_chat_without_a_length_gets_the_rest_of_the_context_within_the_limit(r
 
 def test_texts_of_one_request_have_seeds_of_their_ids_or_places_of_one_seed(reader):
     by_id = read(reader, {"prompt": ["a", "a"]})
-    assert [text.seed for text in by_id] == [seed_of_name("text-0"), seed_of_name("text-1")]
+    assert [text.seed for text in by_id] == [seed_of_text(f"text-{n}", None, None) for n in (0, 1)]
     by_seed = read(reader, {"prompt": ["a", "a", "b"], "anchored": {"seed": 3, "sample": 2}})
     assert [(text.seed, text.place) for text in by_seed] == [(3, 2), (3, 3), (3, 2)]
 

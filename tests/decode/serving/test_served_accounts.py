@@ -14,7 +14,6 @@ from embedded_server import embedded, held, posted, streamed
 from server_accounts import (
     ALICE,
     HEADER,
-    KEYS,
     KL,
     MEANS,
     account,
@@ -30,9 +29,9 @@ from waiting import HANG_S, until
 
 from anchored import Anchored, Decoder, Pathwise, RiskyOnly, verify
 from anchored.decode.serving.accounts import keeper as keeper_file
+from anchored.decode.serving.accounts.journals import lock_of, recover, settle_whole
 from anchored.decode.serving.accounts.keeper import kept
 from anchored.decode.serving.accounts.policy import Group, Policy
-from anchored.decode.serving.accounts.recovery import lock_of, recover, settle_whole
 from anchored.decode.serving.accounts.store import QUANTUM, Server, Store, opened, quanta_above
 from anchored.decode.serving.engine import Refused
 from anchored.decode.serving.journal import JournalWriter
@@ -58,14 +57,14 @@ def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
     policy = Policy(clients=(alice, client("bob", **bounded)), groups=groups)
     with serving(pair, tmp_path, policy, rule) as (address, _):
         named = {"seed": 3, "group": "work", **options}
-        answers = [ask(address, "alice", anchored=named) for _ in range(2)]
+        answers = [ask(address, "alice", anchored=named).json() for _ in range(2)]
         ask(address, "bob")
-        spends = [answer.json()["anchored"]["spent"] for answer in answers]
-        spent = sum(quanta_above(max(0.0, each)) for each in spends) * QUANTUM
+        spends = [answer["anchored"]["spent"] for answer in answers]
+        spent = sum(quanta_above(max(0.0, nats)) for nats in spends) * QUANTUM
         shown = account(address, "alice")
-        assert shown["id"] == "client/alice" and shown["spent"] == spent
-        assert (shown["limit"], shown["reserved"]) == (25.0, 0.0)
-        assert shown["divergence"] == divergence
+        assert shown.pop("period_ends") is None
+        shown_to_be = {"id": "client/alice", "limit": 25.0, "spent": spent, "reserved": 0.0}
+        assert shown == {**shown_to_be, **bounded, "available": 25.0 - spent}
         refused = ask(address, "alice", anchored={"K": 26.0 - spent})
         error = refused.json()["error"]
         assert (refused.status_code, error["type"]) == (429, "budget_exhausted")
@@ -73,10 +72,6 @@ def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
     ledgers = dict(journal_ledgers(tmp_path / "journal"))
     assert len({ledger.header.seed for ledger in ledgers.values()}) == len(ledgers) == 3
     assert all(ledger.certified and verify(ledger, pair).is_ok for ledger in ledgers.values())
-    with opened("accounts.db", tmp_path) as store:
-        charged = sum(nats(store, f"client/{name}")[0] for name in KEYS)
-    quanta = [quanta_above(max(0.0, ledger.spent)) for ledger in ledgers.values()]
-    assert charged == sum(quanta) * QUANTUM > 0.0
     file = policy_file(tmp_path, '[[groups]]\nname = "work"\nnats = 100.0\n', alice=25.0, bob=1e3)
     assert accounts(AccountsConfig(accounts=file, journal=(tmp_path / "journal",))) == 0
 
@@ -190,36 +185,25 @@ def test_a_full_disk_charges_what_was_sent_and_lets_nothing_begin(
         assert ask(address, "alice", max_tokens=4).status_code == 200
 
 
-def test_what_is_reserved_may_pass_and_what_is_spent_does_not(pair, tmp_path):
-    policy = Policy(clients=(client("alice", nats=30.0),))
-    with (
-        serving(pair, tmp_path, policy, RULE) as (address, _),
-        ThreadPoolExecutor(1) as threads,
-        held() as may_go_on,
-    ):
-        first = threads.submit(ask, address, "alice")
-        until(lambda: account(address, "alice")["reserved"] > 0.0)
-        refused = ask(address, "alice")
-        error = refused.json()["error"]
-        assert (error["type"], error["reserved"]) == ("budget_reserved", 28.0)
-        assert refused.headers["retry-after"] == "1"
-        spent = ask(address, "alice", anchored={"bank": 25.0})
-        assert spent.json()["error"]["type"] == "budget_exhausted"
-        assert spent.headers["x-should-retry"] == "false"
-        may_go_on.release(10_000)
-        assert first.result().status_code == 200
-
-
-def test_while_the_store_does_not_answer_nothing_is_drawn_and_what_ended_is_settled_later(
+def test_what_is_reserved_may_pass_and_a_store_that_does_not_answer_is_settled_later(
     pair, tmp_path, caplog
 ):
     def broken(*_, **__):
         raise OperationalError("", {}, Exception("disk I/O error"))
 
-    with serving(pair, tmp_path, ONE) as (address, _), ThreadPoolExecutor(1) as threads:
-        with held() as may_go_on, pytest.MonkeyPatch.context() as patch:
+    policy = Policy(clients=(client("alice", nats=40.0),))
+    with serving(pair, tmp_path, policy, RULE) as (address, _), ThreadPoolExecutor(1) as threads:
+        with pytest.MonkeyPatch.context() as patch, held() as may_go_on:
+            # 1. A text is drawn, whose nats may come back.
             first = threads.submit(ask, address, "alice")
-            until(lambda: account(address, "alice")["reserved"] == 8.0)
+            until(lambda: account(address, "alice")["reserved"] == 28.0)
+            refused = ask(address, "alice")
+            assert refused.json()["error"]["type"] == "budget_reserved"
+            assert refused.headers["retry-after"] == "1"
+            spent = ask(address, "alice", anchored={"bank": 35.0})
+            assert spent.json()["error"]["type"] == "budget_exhausted"
+            assert spent.headers["x-should-retry"] == "false"
+            # 2. The database does not answer any more.
             for name in ("reserve", "settle", "state"):
                 patch.setattr(Store, name, broken)
             refused = ask(address, "alice")
@@ -230,11 +214,13 @@ def test_while_the_store_does_not_answer_nothing_is_drawn_and_what_ended_is_sett
             may_go_on.release(10_000)
             assert first.result().status_code == 200
             until(lambda: "1 texts are not settled yet" in caplog.text)
-        assert account(address, "alice")["reserved"] == 8.0
-        second = ask(address, "alice").json()["anchored"]
+        # 3. It answers again: the next text that ends settles both.
+        assert account(address, "alice")["reserved"] == 28.0
+        second = ask(address, "alice", anchored={"k": 0.0, "bank": 5.0}).json()["anchored"]
         until(lambda: account(address, "alice")["reserved"] == 0.0)
-        spent = first.result().json()["anchored"]["spent"], second["spent"]
-        assert account(address, "alice")["spent"] == sum(map(quanta_above, spent)) * QUANTUM
+        spends = first.result().json()["anchored"]["spent"], second["spent"]
+        charged = sum(quanta_above(max(0.0, nats)) for nats in spends) * QUANTUM
+        assert account(address, "alice")["spent"] == charged
 
 
 def test_what_waits_for_a_store_that_is_locked_for_long_is_refused_and_what_has_begun_ends(
@@ -289,39 +275,33 @@ def test_a_rule_without_a_bound_keeps_no_accounts(pair, tmp_path):
         pass
 
 
-def server_of(folder: Path, name: str, files: str = "") -> Server:
-    return Server(name, str(folder), boot="", is_synced=True, joined_s=0, files=files)
-
-
 def test_a_server_whose_journal_is_gone_is_charged_whole_and_files_before_it_are_not_read(
     tmp_path,
 ):
-    folder, named = tmp_path / "journal", ["client/alice"]
-    before = JournalWriter(folder)
+    folder, before = tmp_path / "journal", JournalWriter(tmp_path / "journal")
     before.open("x", HEADER, has_stops=False)
     before.steps([("x", drawn(0, 5.0))])
     before.close()
     with opened("accounts.db", tmp_path) as store:
         store.apply(ONE.accounts)
+
+        def charged(name: str, folder: Path, text: str, bound: float) -> tuple[float, float]:
+            """What is spent and reserved once a server that had this text open was looked for."""
+            store.join(Server(name, str(folder), "", True, 0, before.path.name))
+            store.reserve({text: bound}, ["client/alice"], name)
+            recover(store)
+            return nats(store, "client/alice")[:2]
+
         # 1. The lock is there, and no file that it wrote: the next server charges all.
-        store.join(server_of(folder, "moved", files=before.path.name))
         lock_of(folder, "moved").touch()
-        store.reserve({"x": 8.0}, named, "moved")
-        recover(store)
-        assert nats(store, "client/alice")[:2] == (8.0, 0.0)
+        assert charged("moved", folder, "x", 8.0) == (8.0, 0.0)
         # 2. Nothing of it is there: an operator says so.
-        store.join(server_of(tmp_path / "gone", "gone"))
-        store.reserve({"y": 3.0}, named, "gone")
-        recover(store)
-        assert nats(store, "client/alice")[:2] == (8.0, 3.0)
+        assert charged("gone", tmp_path / "gone", "y", 3.0) == (8.0, 3.0)
         with pytest.raises(ValueError, match="the server must be one of gone, got other"):
             settle_whole(store, "other")
         settle_whole(store, "gone")
         assert nats(store, "client/alice")[:2] == (11.0, 0.0) and store.servers() == []
         # 3. It has begun a file, in which its text has not begun: nothing was drawn.
-        store.join(server_of(folder, "server", files=before.path.name))
         lock_of(folder, "server").touch()
         JournalWriter(folder).close()
-        store.reserve({"z": 8.0}, named, "server")
-        recover(store)
-        assert nats(store, "client/alice")[:2] == (11.0, 0.0)
+        assert charged("server", folder, "z", 8.0) == (11.0, 0.0)

@@ -112,19 +112,6 @@ def test_every_rule_is_served_and_certified_as_it_claims(pair, rule, tmp_path):
     assert ledger == result.ledger and verify(ledger, pair).is_ok
 
 
-def test_drafts_change_no_text_of_the_server(pair, tmp_path):
-    body = {"prompt": ["the keeper", "salt"], "max_tokens": 24, "seed": 4, "top_k": 50}
-    with embedded(Decoder(pair, Pathwise(), speculate=3), tmp_path) as (address, _):
-        answers = posted_at_once(address, [body, {**body, "temperature": 0.0}])
-    settings = {"seed": 4, "top_k": 50, "max_new_tokens": 24, "repetition_penalty": 1.0}
-    for answer, temperature in zip(answers, (1.0, 0.0), strict=True):
-        settings["temperature"] = temperature
-        plain = Decoder(pair, Pathwise()).generate(body["prompt"], **settings)
-        for choice, result in zip(answer.json()["choices"], plain, strict=True):
-            assert choice["text"] == result.text
-            assert choice["anchored"]["spent"] == pytest.approx(result.ledger.spent, abs=1e-4)
-
-
 def test_texts_that_cannot_join_a_batch_begin_once_the_others_have_ended(tmp_path):
     pair = ModelPair(tiny_llama(1), tiny_llama(2), train_tokenizer())
     pair.row_attention["risky"] = None  # as of a family whose rows are padded to each other
@@ -187,8 +174,9 @@ def test_the_id_of_a_gateway_comes_back_and_is_in_the_journal(serving, tmp_path)
     assert record.client_id == "trace-1"
 
 
-def test_at_its_end_texts_go_on_and_others_are_503_until_a_second_signal(serving):
-    with serving(shutdown_s=HANG_S) as (address, server), held(1) as may_go_on:
+@pytest.mark.parametrize("engine", ["decoder", "vllm"])
+def test_at_its_end_texts_go_on_and_others_are_503_until_a_second_signal(serving, engine):
+    with serving(shutdown_s=HANG_S, engine=engine) as (address, server), held(1) as may_go_on:
         with streamed(address) as response, httpx.Client(timeout=HANG_S) as client:
             lines = filter(None, response.iter_lines())
             next(lines)
