@@ -18,11 +18,6 @@ from ..settings import Divergence
 FIELD: Final = "anchored"
 """The field of a request's body, of each choice of an answer, and of an answer with one choice."""
 
-GREEDY: Final = (
-    "anchored: temperature 0 has no bound, so a server with accounts refuses it: send a "
-    "temperature > 0"
-)
-
 CLIENT_ID: Final = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 """Ids by which gateways name requests: of UUIDs, trace contexts and the like."""
 

@@ -101,8 +101,6 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
             return  # no websocket is served: the server closes it
         headers = Headers(scope=scope)
         label = scope["path"] if scope["path"] in PATHS else "other"

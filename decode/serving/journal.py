@@ -21,9 +21,8 @@ from .server_options import MEGABYTE, JournalOptions
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = "anchored-journal/1"
 PATTERN = "journal-*.jsonl"
-SCHEMA_LINE: Final = {"schema": SCHEMA}
+SCHEMA_LINE: Final = {"schema": "anchored-journal/1"}
 
 # A line is one of
 #   {"schema": ...}                        the first, and one after lines that could not be written

@@ -13,7 +13,7 @@ from ..rules.claims import opened
 from ..rules.rule import OpenRule, Rule, takes_passage
 from ..texts import prompt_requests, request_list
 from ..verify.rounding import least_temperature, temperature_error
-from .anchored_options import GREEDY, Limits, seed_of_text
+from .anchored_options import Limits, seed_of_text
 from .answers import Form
 from .body import Body
 
@@ -112,7 +112,7 @@ class Reader:
         if error and rule.is_certified:
             raise ValueError(error)
         if self._secret is not None and body.sampling.is_greedy:
-            raise ValueError(GREEDY)
+            raise ValueError("anchored: temperature 0 has no bound, so accounts need one > 0")
         if body.anchored.passage is not None and not takes_passage(rule):
             raise ValueError(f"anchored: the rule {rule.name} reads no passage")
         if body.ignore_eos and self._level.name == "byte":

@@ -56,7 +56,8 @@ class PairApp:
             Route("/ready", self._ready),
             Route("/metrics", self._page),
         ]
-        self.routes = Starlette(routes=routes, exception_handlers={HTTPException: _error})
+        handlers = {HTTPException: _error, Refused: _error}
+        self.routes = Starlette(routes=routes, exception_handlers=handlers)
         self.routes.router.redirect_slashes = False
 
     async def _models(self, _: HttpRequest) -> Response:
@@ -91,21 +92,15 @@ class PairApp:
     async def _account(self, request: HttpRequest) -> Response:
         if (keeper := self._served.keeper) is None:
             raise HTTPException(404, "no accounts are kept here")
-        try:
-            return JSONResponse(await keeper.figures(request.scope[CLIENT]))
-        except Refused as refused:
-            return _answered(refused)
+        return JSONResponse(await keeper.figures(request.scope[CLIENT]))
 
     async def _health(self, _: HttpRequest) -> Response:
         if (refusal := self._served.engine.refusal) is not None:
-            return _answered(refusal)
+            raise refusal
         return JSONResponse({"status": "up"})
 
     async def _ready(self, _: HttpRequest) -> Response:
-        try:
-            await self._served.engine.probe()
-        except Refused as refused:
-            return _answered(refused)
+        await self._served.engine.probe()
         return JSONResponse({"status": "ready"})
 
     async def _page(self, _: HttpRequest) -> Response:
@@ -116,11 +111,9 @@ class PairApp:
         return Response(metrics.page(), media_type="text/plain; version=0.0.4")
 
 
-def _answered(refused: Refused) -> Response:
-    return refusal_of(refused.status, refused.reason, **refused.more)
-
-
 async def _error(_: HttpRequest, error: Exception) -> Response:
+    if isinstance(error, Refused):
+        return refusal_of(error.status, error.reason, **error.more)
     assert isinstance(error, HTTPException)
     status = error.status_code if error.status_code in ERROR_TYPES else 400
     return refusal_of(status, error.detail, error.headers)
@@ -179,6 +172,7 @@ class PairServer:
         config = uvicorn.Config(
             _guarded(served, options),
             http="h11",
+            lifespan="off",
             limit_concurrency=options.max_connections,
             log_level="warning",
             access_log=False,
@@ -236,7 +230,7 @@ class PairServer:
 
 
 def _guarded(served: Served, options: ServerOptions) -> Any:
-    """The endpoints behind the checks of hosts, keys and origins, as one ASGI application."""
+    """The endpoints after the checks of hosts, keys and origins, as one ASGI application."""
     keeper = served.keeper
     keys = read_keys(options.api_key_file) if options.api_key_file else {}
     guard = Guard(

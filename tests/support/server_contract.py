@@ -67,19 +67,19 @@ class Served:
 
 
 def test_completions_are_the_decoders_and_say_what_they_spent(served):
-    asked = list(product(KINDS[served.rule.name], WARPERS))
+    kinds = list(product(KINDS[served.rule.name], WARPERS))
 
     def complete(number: int) -> tuple[list[int], str, Any]:
-        nats, warpers = asked[number]
+        nats, warpers = kinds[number]
         more = {"anchored": {**nats, "seed": number}, "stream": number % 2 == 1}
         return served.answered(prompt=PROMPTS[number % 4], **warpers, **more)
 
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(complete, range(len(asked))))
+        answers = list(threads.map(complete, range(len(kinds))))
     ledgers = dict(journal_ledgers(served.journal))
     is_drawn = served.rule.name == "pathwise"
     for number, (token_ids, text, figures) in enumerate(answers):
-        nats, warpers = asked[number]
+        nats, warpers = kinds[number]
         (result,) = served.decoded([PROMPTS[number % 4]], nats, seed=number, **warpers)
         assert (token_ids, text) == (result.token_ids, result.text)
         header, spent = result.ledger.header, figures["spent"]
@@ -131,21 +131,16 @@ def test_what_cannot_be_honored_or_is_not_there_is_refused_in_one_line(served):
         served.client.completions.create(model="other", prompt="salt", max_tokens=1)
 
 
-def test_a_client_can_only_raise_the_debt(served):
+def test_a_client_can_only_raise_the_debt_and_a_greedy_text_certifies_nothing(served):
     total = 24.0 + (served.rule.bank or 0.0)
     for debt in (0.0, 9.0):
         nats = {"k": 2.0, "seed": 1, "debt": debt}
         _, _, figures = served.answered(prompt=PROMPTS[0], anchored=nats)
         assert figures["debt"] > 0.0 and figures["bound"] == total - figures["debt"]
     assert figures["debt"] == 9.0
-
-
-def test_a_greedy_text_is_the_decoders_and_certifies_nothing(served):
-    greedy = {"temperature": 0.0}
-    _, text, figures = served.answered(prompt=PROMPTS[2], anchored={"k": 1.0}, **greedy)
-    (result,) = served.decoded([PROMPTS[2]], {"k": 1.0}, **greedy)
-    assert text == result.text
-    assert figures["certified"] is False
+    _, text, figures = served.answered(prompt=PROMPTS[2], anchored={"k": 1.0}, temperature=0.0)
+    (result,) = served.decoded([PROMPTS[2]], {"k": 1.0}, temperature=0.0)
+    assert text == result.text and figures["certified"] is False
 
 
 def test_samples_of_several_prompts_are_those_of_generate(served):

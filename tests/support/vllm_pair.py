@@ -241,11 +241,12 @@ def mixed_requests(
 
 
 def run(
-    llm: Any, requests: list[MixedRequest], *, last_join: int = 60, aborts_at: tuple[int, ...] = ()
+    llm: Any, requests: list[MixedRequest], *, last_join: int = 60, abort_at: int = 0
 ) -> dict[int, list[int]]:
-    """Join, step and abort; the tokens of the requests that ended by themselves, by index.
+    """Join and step; the tokens of the requests that ended by themselves, by index.
 
-    last_join: the step of the engine by which all have joined.
+    last_join: the step of the engine by which all have joined. abort_at: the one at which two of
+    them are aborted.
     """
     rng, engine, step, waiting = random.Random(6), llm.llm_engine, 0, list(range(len(requests)))
     joins_at = sorted(rng.randrange(last_join) for _ in requests)
@@ -262,7 +263,7 @@ def run(
                 live.remove(output.request_id)
                 ended[int(output.request_id)] = list(output.outputs[0].token_ids)
         step += 1
-        if step in aborts_at:
+        if step == abort_at:
             names = sorted(live)[:2]
             engine.abort_request(names, internal=False)
             live -= set(names)

@@ -34,11 +34,7 @@ class Crashes(RuleBasedStateMachine):
         self.root = Path(self.folder.name)
         self.store = Store("accounts.db", self.root)
         self.store.apply({"client/a": Account(name="a", nats=30.0)})
-        self.bounds: dict[str, float] = {}
-        self.drawn: dict[str, list[float]] = {}
-        self.begun: list[str] = []
-        self.open: list[str] = []
-        self.count = 0
+        self.bounds, self.drawn, self.begun, self.open, self.count = {}, {}, [], [], 0
         self._start()
 
     def _start(self) -> None:

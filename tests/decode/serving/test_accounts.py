@@ -166,13 +166,9 @@ def test_a_store_of_another_version_is_refused_in_one_line(store, tmp_path):
 CLIENT = '[[clients]]\nname = "a"\nnats = 1.0\nkey_sha256 = []\n'
 BAD_POLICIES = {
     "": "clients is missing",
-    "clients = []": "at least one",
     CLIENT.replace('"a"', '"a b"'): "letters, digits",
-    CLIENT.replace("1.0", "-1.0"): "nats of a must be",
-    CLIENT: "at least one digest",
     CLIENT.replace("[]", '["a-key"]'): "64 hexadecimal digits",
     f"{CLIENT}days = 0.0": "days of a",
-    f"{CLIENT}keys = []": "unknown config key clients",
 }
 
 

@@ -43,10 +43,9 @@ def test_a_key_of_the_file_opens_all_and_without_one_health_alone_is_answered(ke
         named = {"authorization": f"Bearer {key}", "content_type": "application/json"}
         assert answered(keys, **named)[0] == 200
     for wrong in ("Bearer Sesame", "Bearer # of the team", "Bearer ", "Basic sesame", "sesame"):
-        for path in ("/v1/completions", "/metrics", "/x"):
-            status, headers, reached = answered(keys, path=path, method="GET", authorization=wrong)
-            assert (status, reached) == (401, [])
-            assert headers[b"www-authenticate"] == b"Bearer" and headers[b"connection"] == b"close"
+        status, headers, reached = answered(keys, path="/x", method="GET", authorization=wrong)
+        assert (status, reached) == (401, [])
+        assert headers[b"www-authenticate"] == b"Bearer" and headers[b"connection"] == b"close"
     assert answered(keys)[0] == 401
     assert answered(keys, path="/health", method="GET")[0] == 200
 

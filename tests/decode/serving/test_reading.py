@@ -74,6 +74,7 @@ def test_null_is_the_default_of_every_field_and_some_change_no_text():
         ({"prompt": "a", "stop": ["b"] * 65}, "at most 64 stops"),
         ({"prompt": "a", "stop": "b" * 1025}, "a stop has at most 1024 characters, got 1025"),
         ({"prompt": "a", "anchored": {"passage": "b"}}, "reads no passage"),
+        ({"prompt": "a", "anchored": {"group": "b"}}, "a group needs a server with accounts"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )
@@ -126,10 +127,11 @@ def test_requests_whose_rules_differ_in_nats_alone_share_what_draws_them(pair, r
 
 
 def test_with_accounts_nobody_knows_a_seed_and_what_certifies_nothing_is_refused(pair):
-    rule = Pathwise()
-    reader = Reader(Decoder(pair, rule), Limits(rule=rule), 100, secret=b"of the server")
+    named = {"secret": b"of the server", "chat_length": 40}
+    reader = Reader(Decoder(pair, Pathwise()), Limits(rule=Pathwise()), 100, **named)
     one, other = read(reader, {"prompt": ["a", "a"], "seed": 3})
     assert len({one.seed, other.seed, 3}) == 3
+    assert read(reader, chat("a"), CHATS)[0].max_new_tokens == 40  # its bound is reserved
     for wrong, said in (
         ({"seed": -1}, "seed must be in"),
         ({"temperature": 0.0}, "temperature 0 has no bound"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from embedded_server import embedded, held, posted, streamed
+from embedded_server import embedded, held, streamed
 from server_accounts import (
     ALICE,
     HEADER,
@@ -31,7 +31,7 @@ from anchored import Anchored, Decoder, Pathwise, RiskyOnly, verify
 from anchored.decode.serving.accounts import keeper as keeper_file
 from anchored.decode.serving.accounts.journals import lock_of, recover, settle_whole
 from anchored.decode.serving.accounts.keeper import kept
-from anchored.decode.serving.accounts.policy import Group, Policy
+from anchored.decode.serving.accounts.policy import Account, Policy
 from anchored.decode.serving.accounts.store import QUANTUM, Server, Store, opened, quanta_above
 from anchored.decode.serving.engine import Refused
 from anchored.decode.serving.journal import JournalWriter
@@ -53,7 +53,7 @@ def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
 ):
     bounded = {"divergence": divergence}
     alice = client("alice", nats=25.0, may_name=("work",), **bounded)
-    groups = (Group(name="work", nats=100.0, **bounded),)
+    groups = (Account(name="work", nats=100.0, **bounded),)
     policy = Policy(clients=(alice, client("bob", **bounded)), groups=groups)
     with serving(pair, tmp_path, policy, rule) as (address, _):
         named = {"seed": 3, "group": "work", **options}
@@ -92,20 +92,6 @@ def test_what_is_refused_reserves_nothing(pair, tmp_path):
             patch.setattr(Store, "reserve", lambda *_, **__: 1 / 0)
             assert ask(address, "alice", prompt=["a", "b", "c"]).status_code == 429
         assert account(address, "alice")["available"] == 1000.0
-
-
-def test_a_chat_without_a_length_has_one_where_its_bound_is_reserved(pair, tmp_path):
-    messages = [{"role": "user", "content": "the keeper"}]
-    chat = {"path": "/v1/chat/completions", "messages": messages, "prompt": None}
-    with serving(pair, tmp_path, ONE, chat_length=40) as (address, _):
-        answer = ask(address, "alice", **chat, max_tokens=None).json()
-        assert answer["anchored"]["horizon"] == 40
-    with embedded(Decoder(pair, RULE), tmp_path / "free", chat_length=40) as (address, _):
-        # Without accounts it has the rest of the context.
-        assert ask(address, "alice", **chat, max_tokens=41).status_code == 200
-        answer = posted(address, prompt="a", anchored={"group": "work"})
-        assert answer.status_code == 400 and "accounts" in answer.json()["error"]["message"]
-        assert httpx.get(f"{address}/v1/anchored/account", timeout=HANG_S).status_code == 404
 
 
 @pytest.mark.parametrize("engine", ["decoder", "vllm"])
