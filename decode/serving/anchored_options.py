@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from ...fields import INT_LIMIT, checked_nats, field_error
+from ...fields import INT_LIMIT, MAX_NATS, checked_nats, field_error
+from ...kernels.spend import SPEND_QUANTUM
 from ..engine.request import Request
 from ..rules.anchored import Pathwise
 from ..rules.budget import Budget
@@ -17,6 +18,9 @@ from ..settings import Divergence
 
 FIELD: Final = "anchored"
 """The field of a request's body, of each choice of an answer, and of an answer with one choice."""
+
+AVAILABLE: Final = "available"
+"""A K of a request: the nats that are left in its accounts; see `Limits.rule_within`."""
 
 CLIENT_ID: Final = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 """Ids by which gateways name requests: of UUIDs, trace contexts and the like."""
@@ -59,6 +63,8 @@ class Limits:
         """
         rule: Any = self.rule
         taken = {each.name for each in fields(rule)}
+        if options.K == AVAILABLE:
+            options = replace(options, K=None)
         named: dict[str, Any] = {n: getattr(options, n) for n in ("k", "K", "bank", "divergence")}
         named = {name: value for name, value in named.items() if value is not None}
         if "K" in named and "K" not in taken and {"k", "bank"} <= taken:
@@ -77,6 +83,26 @@ class Limits:
                 f"{options.divergence} for a mean alone: ask for {rule.divergence} or for none"
             )
         return changed
+
+    def rule_within(self, options: "AnchoredOptions", available: float, horizon: int) -> Rule:
+        """The rule of a request with K="available", for so many symbols, whose accounts have these
+        nats left.
+
+        A rule without a bank gets all of them, within the limits. One with a bank stays as it is
+        where they are enough; else its bank, and then its k, are what is left.
+        """
+        rule = self.rule_of(options)
+        most = min(available, MAX_NATS if self.max_total is None else self.max_total)
+        budget = rule.budget_for(horizon=horizon, k=None)
+        if budget.bank is None:
+            by_step = math.inf if self.max_k is None else self.max_k * horizon
+            return self.rule_of(replace(options, K=min(most, by_step)))
+        if budget.total <= most:
+            return rule
+        bank = min(budget.bank, most)
+        # A quantum less, so that bank + k * horizon is not rounded to more than there is.
+        k = max(0.0, (most - bank) / horizon - SPEND_QUANTUM)
+        return self.rule_of(replace(options, K=None, k=k, bank=bank))
 
     def check_horizon(self, horizon: int) -> None:
         """Raise ValueError, in one line, for more symbols than a request may ask for."""
@@ -105,8 +131,8 @@ class AnchoredOptions:
 
     k: float | None = None
     """Nats per step; K = bank + k * max_tokens."""
-    K: float | None = None
-    """Nats for the whole text, in place of k."""
+    K: float | Literal["available"] | None = None
+    """Nats for the whole text, in place of k; see AVAILABLE."""
     divergence: Divergence | None = None
     bank: float | None = None
     """Nats of a bucket that is full at the start, gets k per step and holds no more."""
@@ -123,7 +149,7 @@ class AnchoredOptions:
 
     def __post_init__(self) -> None:
         for name in ("k", "K", "bank"):
-            if (nats := getattr(self, name)) is not None:
+            if (nats := getattr(self, name)) not in (None, AVAILABLE):
                 checked_nats(name, nats)
         if None not in (self.k, self.K):
             raise ValueError(f"give either k or K, got k={self.k} and K={self.K}")

@@ -2,6 +2,7 @@
 
 import math
 import time
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from .engine import Job, Update
 FINISHED: Final = {"stop_token": "stop", "stop_string": "stop", "length": "length"}
 """OpenAI's words for how a text ended; others stay as they are."""
 
+
+UTF8: Final = getincrementaldecoder("utf-8")
 
 EXPOSED: Final = (
     "log-probabilities of p* tell of tokens that were not drawn and of which no nats are counted: "
@@ -58,6 +61,10 @@ class TextSoFar:
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[TokenLogProbs] = field(default_factory=list)
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list)
+    told: IncrementalDecoder = field(default_factory=lambda: UTF8("replace"))
+    """Decodes the bytes of the tokens whose log-probabilities were told."""
+    num_told: int = 0
+    """Characters of these tokens."""
     ledger: Ledger | None = None
     error: str = ""
 
@@ -78,16 +85,24 @@ class LogProbTexts:
                 self._token_bytes = file.token_bytes
 
     def of_completion(
-        self, places: Sequence[TokenLogProbs], *, first: int | None = None
+        self, places: Sequence[TokenLogProbs], text: TextSoFar, *, first: int | None = None
     ) -> dict[str, Any]:
         """The `logprobs` of a completion, or of the next part of one. first: the prompt's first
         symbol, which follows nothing, where the prompt is echoed."""
         begun = [] if first is None else [first]
+        symbols, offsets = [*begun, *(place.token_id for place in places)], []
+        for symbol in symbols:
+            content = self._bytes(symbol)
+            begins = bool(content) and content[0] & 0xC0 != 0x80  # what came before has ended
+            text.num_told += len(text.told.decode(b"", final=begins))
+            offsets.append(text.num_told)
+            text.num_told += len(text.told.decode(content))
         none = [None] * len(begun)
         return {
-            "tokens": [self._name(symbol) for symbol in (*begun, *(p.token_id for p in places))],
+            "tokens": [self._name(symbol) for symbol in symbols],
             "token_logprobs": [*none, *(_finite(place.log_prob) for place in places)],
             "top_logprobs": [*none, *map(self._likeliest, places)],
+            "text_offset": offsets,
         }
 
     def of_chat(self, places: Sequence[TokenLogProbs]) -> dict[str, Any]:
@@ -195,6 +210,12 @@ class Answer:
             return {}
         return {**self._chunk([]), "usage": self.usage(texts)}
 
+    def usage_so_far(self, texts: Sequence[TextSoFar]) -> dict[str, Any]:
+        """The field of each chunk that counts tokens; {} unless the client asks for it."""
+        if not self.body.stream_options.get("continuous_usage_stats"):
+            return {}
+        return {"usage": self.usage(texts)}
+
     def usage(self, texts: Sequence[TextSoFar]) -> dict[str, int]:
         """Symbols that were read and drawn so far, tokens or bytes; a prompt was read once."""
         read = sum(len(text.job.request.prompt_token_ids) for text in texts[:: self.body.n])
@@ -250,7 +271,7 @@ class Answer:
         elif self.has_log_probs:
             first = text.job.request.prompt_token_ids[0] if is_first and self.body.echo else None
             places = log_probs if first is None else [*text.prompt_log_probs, *log_probs]
-            part["logprobs"] = self.texts.of_completion(places, first=first)
+            part["logprobs"] = self.texts.of_completion(places, text, first=first)
         return {**part, "token_ids": list(token_ids)} if self.body.return_token_ids else part
 
     def _end(self, text: TextSoFar) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from threading import Condition, Thread
 from typing import Final
 
+from ...kernels.project import falls_back
 from ..ambient import plain_torch
 from ..arguments import TextValues
 from ..decoder import Decoder
@@ -112,6 +113,9 @@ class BatchThread:
                 self.cancel([job])
         if update.refused is not None or update.error:
             raise update.refused or Refused(503, update.error)
+
+    async def falls_back(self) -> bool:
+        return falls_back()
 
     @property
     def num_waiting(self) -> int:

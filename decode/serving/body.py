@@ -27,26 +27,41 @@ OTHER_TEXT: Final = "it would change what the models read"
 REFUSED: Final[dict[str, Refusal]] = {
     "best_of": Refusal((1,), "choosing among texts draws none of them from p*"),
     "use_beam_search": Refusal((False,), "beams are not drawn from p*"),
+    "length_penalty": Refusal((1.0,), "it is of beams, which are not drawn from p*"),
     "presence_penalty": Refusal((0.0,), "use repetition_penalty, which acts on both models"),
     "frequency_penalty": Refusal((0.0,), "use repetition_penalty, which acts on both models"),
     "logit_bias": Refusal((), AFTER),
+    "watermarking": Refusal((), AFTER),
+    "thinking_token_budget": Refusal((), AFTER),
     "min_tokens": Refusal((0,), BEYOND),
     "structured_outputs": Refusal((), BEYOND),
     "response_format": Refusal(({"type": "text"},), BEYOND),
+    "guided_json": Refusal((), BEYOND),
+    "guided_regex": Refusal((), BEYOND),
+    "guided_choice": Refusal((), BEYOND),
+    "guided_grammar": Refusal((), BEYOND),
     "allowed_token_ids": Refusal((), BEYOND),
     "bad_words": Refusal((), BEYOND),
     "tools": Refusal((), "the models call no tools"),
     "tool_choice": Refusal(("none", "auto"), "the models call no tools"),
+    "functions": Refusal((), "the models call no tools"),
+    "function_call": Refusal(("none", "auto"), "the models call no tools"),
+    "modalities": Refusal((["text"],), "the models write text"),
+    "audio": Refusal((), "the models write text"),
+    "prediction": Refusal((), "drafts are the safe model's"),
     "reasoning_effort": Refusal((), OTHER_TEXT),
+    "verbosity": Refusal((), OTHER_TEXT),
+    "web_search_options": Refusal((), OTHER_TEXT),
     "chat_template": Refusal((), OTHER_TEXT),
-    "add_generation_prompt": Refusal((True,), "a last message of the assistant goes on"),
-    "continue_final_message": Refusal((False,), "a last message of the assistant goes on"),
-    "stop_token_ids": Refusal((), "give the texts of these tokens as stop"),
+    "chat_template_kwargs": Refusal((), OTHER_TEXT),
+    "documents": Refusal((), OTHER_TEXT),
     "truncate_prompt_tokens": Refusal((), OTHER_TEXT),
     "add_special_tokens": Refusal((True,), OTHER_TEXT),
+    "suffix": Refusal((), "the models read from left to right"),
     "prompt_logprobs": Refusal((), "ask for echo and logprobs"),
     "include_stop_str_in_output": Refusal((False,), "texts are cut before the stop"),
     "skip_special_tokens": Refusal((True,), "special tokens are no text"),
+    "spaces_between_special_tokens": Refusal((True,), "special tokens are no text"),
     "return_tokens_as_token_ids": Refusal((False,), "ask for return_token_ids"),
 }
 """Would change the distribution after the projection, or could not be honored."""
@@ -69,6 +84,8 @@ all of them after each token holds up nobody else."""
 MOST_TOP: Final = 20
 """Likeliest tokens of a place at most, as OpenAI has it."""
 
+STREAM_OPTIONS: Final = ("include_usage", "continuous_usage_stats")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Body:
@@ -84,6 +101,7 @@ class Body:
     max_completion_tokens: int | None = None
     seed: int | None = None
     stop: str | list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
     n: int = 1
     logprobs: bool | int | None = None
     """Of a completion, likeliest tokens of each place; of a chat, whether it has log-probabilities,
@@ -93,15 +111,24 @@ class Body:
     """Have a completion begin with its prompt."""
     ignore_eos: bool = False
     """Have the text go on after a token that would end it."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     sampling: SamplingConfig = UNWARPED
     anchored: AnchoredOptions = field(default_factory=AnchoredOptions)
 
     def __post_init__(self) -> None:
         for name, value in self.stream_options.items():
-            if name != "include_usage" or type(value) is not bool:
+            if name not in STREAM_OPTIONS or type(value) is not bool:
                 raise ValueError(f"stream_options: {name}={value!r} is not known here")
         if self.n < 1:
             raise ValueError(f"n must be >= 1, got {self.n}")
+        # A last message of the assistant goes on, any other is answered, whether that is said or
+        # not; the other way round neither can be had.
+        is_begun = _is_begun(self.messages)
+        if self.continue_final_message and not is_begun:
+            raise ValueError("continue_final_message is of a last message of the assistant")
+        if not (self.add_generation_prompt or is_begun):
+            raise ValueError("add_generation_prompt=false is of a last message of the assistant")
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Body":
@@ -131,11 +158,18 @@ class Body:
 
     def num_top(self, *, is_chat: bool) -> int | None:
         """Likeliest tokens of each place whose log-probabilities are wanted, None for none of any
-        token; ValueError for too many."""
+        token; ValueError for too many, and for the other endpoint's way to ask."""
+        wanted, count = self.logprobs, self.top_logprobs
         if is_chat:
-            num_top = self.top_logprobs or 0 if self.logprobs else None
+            if type(wanted) is int:
+                raise ValueError(f"logprobs of a chat must be true or false, got {wanted}")
+            if count is not None and not wanted:
+                raise ValueError("top_logprobs needs logprobs=true")
+            num_top = count or 0 if wanted else None
         else:
-            num_top = None if self.logprobs is None else int(self.logprobs)
+            if count is not None or wanted is True:
+                raise ValueError("a completion has as many likeliest tokens as logprobs says")
+            num_top = wanted if type(wanted) is int else None
         if num_top is not None and not 0 <= num_top <= MOST_TOP:
             raise ValueError(f"at most {MOST_TOP} likeliest tokens are told, got {num_top}")
         return num_top
@@ -166,20 +200,26 @@ def _refused(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON")
 
 
+def _is_begun(messages: Any) -> bool:
+    """Whether the last message is one of the assistant, which goes on."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
+
+
 def check_sizes(body: Mapping[str, Any]) -> None:
     """Raise ValueError, in one line, for fields of a body that would hold up all other requests."""
-    prompts, n, stops = body.get("prompt"), body.get("n"), body.get("stop")
+    prompts, n, stop = body.get("prompt"), body.get("n"), body.get("stop")
     if not isinstance(prompts, list) or all(type(token_id) is int for token_id in prompts):
         prompts = [prompts]  # one text, or its token ids
     num_texts = len(prompts) * (n if type(n) is int else 1)
     if num_texts > MOST_TEXTS:
         raise ValueError(f"an answer has at most {MOST_TEXTS} texts, got {num_texts}")
-    stops = stops if isinstance(stops, list) else [stops]
-    if len(stops) > MOST_STOPS:
-        raise ValueError(f"a text has at most {MOST_STOPS} stops, got {len(stops)}")
-    for stop in stops:
-        if isinstance(stop, str) and len(stop) > LONGEST_STOP:
-            raise ValueError(f"a stop has at most {LONGEST_STOP} characters, got {len(stop)}")
+    for name in ("stop", "stop_token_ids"):
+        if isinstance(ends := body.get(name), list) and len(ends) > MOST_STOPS:
+            raise ValueError(f"{name} has at most {MOST_STOPS} items here, got {len(ends)}")
+    for text in stop if isinstance(stop, list) else [stop]:
+        if isinstance(text, str) and len(text) > LONGEST_STOP:
+            raise ValueError(f"a stop has at most {LONGEST_STOP} characters, got {len(text)}")
 
 
 def refuse_unhonored(body: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from ..engine.request import Request
-from .anchored_options import most_nats
+from .anchored_options import AVAILABLE, most_nats
 from .answers import Answer, Form, LogProbTexts, TextSoFar
 from .body import Body, parsed
 from .engine import Engine, Job, Refused, Update
@@ -60,8 +60,9 @@ class Served:
     engine: Engine
     reader: Reader
     readers: Executor
-    """Has one thread, which reads bodies while streams go on: the others wait unread, as an object
-    takes 40 times its bytes."""
+    """Has one thread, in which bodies are read and prompts become tokens while streams go on."""
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while one body is read: others wait unread, as an object takes 40 times its bytes."""
     texts: LogProbTexts
     model: str
     max_body: int
@@ -82,9 +83,9 @@ class Endpoint:
         send_refusal = partial(_send_refusal, scope, receive, send)
         try:
             content = await body_of(request, self._served.max_body)
-            answer, requests = await self._read(content)
+            answer, requests = await self._read(content, client := scope.get(CLIENT, ""))
             client_id = request.headers.get(REQUEST_ID, "")
-            jobs = await self._begun(answer, requests, client_id, scope.get(CLIENT, ""))
+            jobs = await self._begun(answer, requests, client_id, client)
         except ClientDisconnect:
             return
         except (ValueError, TimeoutError, Refused) as error:
@@ -109,19 +110,23 @@ class Endpoint:
                     await task
             self._served.engine.cancel(talk.open_jobs)
 
-    async def _read(self, content: bytes) -> tuple[Answer, list[Request]]:
-        """The answer to a body, and the texts that it has; ValueError for what cannot be decoded,
-        Refused for another model."""
-        served = self._served
+    async def _read(self, content: bytes, client: str) -> tuple[Answer, list[Request]]:
+        """The answer to a body, and the texts that it has.
+
+        client: the name of who asks, where clients have accounts. Raises ValueError for what cannot
+        be decoded, Refused for another model.
+        """
+        served, keeper, available = self._served, self._served.keeper, 0.0
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, served.readers)
         answer_id = f"{self._form.prefix}-{uuid.uuid4().hex}"
-
-        def read() -> tuple[Body, list[Request]]:
-            body = Body.of(parsed(content))
-            return body, served.reader.requests(body, self._form, answer_id)
-
-        body, requests = await asyncio.get_running_loop().run_in_executor(served.readers, read)
-        if body.model not in (None, served.model):
-            raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
+        async with served.reading:
+            body = await in_thread(lambda: Body.of(parsed(content)))
+            if body.model not in (None, served.model):
+                raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
+            if body.anchored.K == AVAILABLE and keeper is not None:
+                available = await keeper.available(client, body.anchored.group)
+            read = served.reader.requests
+            requests = await in_thread(read, body, self._form, answer_id, available)
         answer = Answer(self._form, answer_id, served.model, body, served.texts, requests[0])
         return answer, requests
 
@@ -260,7 +265,8 @@ class _Talk:
             chunks.append(answer.last(text, update))
         elif update.text or (update.token_ids and answer.shows_tokens):
             chunks.append(answer.piece(text, update))
-        return [sent_event(chunk) for chunk in chunks]
+        so_far = answer.usage_so_far(self._texts)
+        return [sent_event({**chunk, **so_far}) for chunk in chunks]
 
     async def _begin(self, content_type: bytes, *more: tuple[bytes, bytes]) -> None:
         headers = [(b"content-type", content_type), *more]

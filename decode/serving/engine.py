@@ -142,3 +142,6 @@ class Engine(Protocol):
 
     async def probe(self) -> None:
         """Return where a request would be drawn for now; Refused where it would not."""
+
+    async def falls_back(self) -> bool:
+        """Whether the CPU's solver draws for an accelerator."""

@@ -48,6 +48,7 @@ class Metrics:
         self._steps = histogram("step_seconds", "Steps of the batch", SECONDS)
         self.waiting = Gauge("waiting_texts", "Texts without a row", **named)
         self.running = Gauge("running_texts", "Texts that are decoded", **named)
+        self.fallback = Gauge("solver_fallback", "1 where the CPU's solver draws", **named)
 
     def page(self) -> bytes:
         """All series, in the text format of Prometheus."""

@@ -1,21 +1,28 @@
-"""HTTP before the endpoints: hosts, keys, bodies, refusals, events."""
+"""HTTP before and below the endpoints: connections, hosts, keys, bodies, refusals, events."""
 
 import asyncio
 import hashlib
 import hmac
 import json
+import logging
+import resource
+import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .anchored_options import CLIENT_ID
 from .gauges import Metrics
+
+logger = logging.getLogger(__name__)
 
 REQUEST_ID: Final = "x-request-id"
 
@@ -52,7 +59,7 @@ not, for which one row is drawn at a time."""
 PATHS: Final = frozenset(
     {
         *("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/anchored/account"),
-        *(*OPEN_PATHS, "/metrics"),
+        *(*OPEN_PATHS, "/metrics", "/tokenize", "/detokenize"),
     }
 )
 """Paths that metrics name; others are counted together."""
@@ -60,6 +67,15 @@ PATHS: Final = frozenset(
 
 CLIENT: Final = "anchored.client"
 """The entry of a scope with the name of the client whose key a request has, "" for none."""
+
+HEAD_S: Final = 10.0
+"""Seconds that the head of a request may take to come: a few packets."""
+
+SPARE: Final = 64
+"""File descriptors that a server needs besides its connections: journal, accounts, models."""
+
+QUIET_S: Final = 60.0
+"""Seconds between two lines of the log that say the same."""
 
 
 def read_keys(path: Path) -> dict[bytes, str]:
@@ -92,18 +108,23 @@ class Guard:
         *,
         keys_now: Callable[[], Mapping[bytes, str]],
         hosts: Collection[str],
+        root_path: str = "",
     ) -> None:
         """keys_now: names of clients by the digests of their keys, none for a server without keys.
-        hosts: names that clients call the server by, without ports, none for any."""
+        hosts: names that clients call the server by, without ports, none for any. root_path: a
+        prefix of paths that a proxy may have left."""
         self._app, self._metrics, self._keys_now = app, metrics, keys_now
-        self._hosts = {host.lower() for host in hosts}
+        self._hosts, self._root = {host.lower() for host in hosts}, root_path.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["type"] != "http":
             return  # no websocket is served: the server closes it
-        headers = Headers(scope=scope)
-        label = scope["path"] if scope["path"] in PATHS else "other"
+        path = scope["path"]
+        if self._root and f"{path}/".startswith(f"{self._root}/"):
+            path = path[len(self._root) :] or "/"
+            scope = {**scope, "path": path}
+        label, headers = path if path in PATHS else "other", Headers(scope=scope)
         named = headers.get(REQUEST_ID, "")
         if not CLIENT_ID.fullmatch(named):
             named = f"req-{uuid.uuid4().hex}"
@@ -158,6 +179,66 @@ def _without_port(host: str) -> str:
     if host.startswith("["):  # an IPv6 address
         return host.partition("]")[0][1:]
     return host.partition(":")[0]
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP as uvicorn has it, but that a head comes within HEAD_S and that connections beyond a
+    number are closed at once, which a system without descriptors could not do."""
+
+    most_connections: ClassVar[int] = 512
+    last_said_s: ClassVar[float] = -QUIET_S
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come."""
+        if len(self.connections) >= self.most_connections:
+            self.transport = transport
+            self._say_full()
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """A part of a request."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._wait_for_head()
+        else:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait_for_head(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_S, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        if self.conn.their_state is h11.IDLE:
+            self.transport.close()
+
+    def _say_full(self) -> None:
+        if time.monotonic() - PatientProtocol.last_said_s >= QUIET_S:
+            PatientProtocol.last_said_s = time.monotonic()
+            logger.warning("%d connections are open: more are closed", self.most_connections)
+
+
+def patient_protocol(most_connections: int) -> type[PatientProtocol]:
+    """The protocol with so many connections, or as many as the system lets this process have."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(1, min(most_connections, descriptors - SPARE))
+    if most < most_connections:
+        logger.warning("%d connections at most, as the system allows %d files", most, descriptors)
+    return type("Protocol", (PatientProtocol,), {"most_connections": most})
 
 
 class BodyTooLarge(ValueError):

@@ -122,14 +122,18 @@ class JournalWriter:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         content, descriptor = (json.dumps(json_value(line)) + "\n").encode(), self._file.fileno()
-        # A line of which nobody was told is taken back: the journal has what was sent and no more.
         if self._has_failed:
             os.ftruncate(descriptor, self._size)
         self._has_failed = True
-        if self._file.write(content) != len(content):
-            raise OSError(f"{self.path}: the disk is full")
-        if self._is_synced:
-            os.fsync(descriptor)
+        try:
+            if self._file.write(content) != len(content):
+                raise OSError(f"{self.path}: the disk is full")
+            if self._is_synced:
+                os.fsync(descriptor)
+        except OSError:
+            # What nobody is told is taken back: the journal has what was sent and no more.
+            os.ftruncate(descriptor, self._size)
+            raise
         self._size += len(content)
         self._has_failed = False
 

@@ -12,10 +12,11 @@ from ..rules.anchored import Anchored, Budgeted, NoOpt, Pathwise
 from ..rules.claims import opened
 from ..rules.rule import OpenRule, Rule, takes_passage
 from ..texts import prompt_requests, request_list
+from ..tokenizer.text import special_names
 from ..verify.rounding import least_temperature, temperature_error
-from .anchored_options import Limits, seed_of_text
+from .anchored_options import AVAILABLE, Limits, seed_of_text
 from .answers import Form
-from .body import Body
+from .body import Body, parsed
 
 DEFAULT_MAX_TOKENS: Final = 16
 """Of a completion, as OpenAI and vLLM have it; a chat gets the rest of the context."""
@@ -39,33 +40,48 @@ class Reader:
         p*. chat_length: symbols of a chat that names no number, None for all there is room for."""
         self._secret, self._exposes, self._chat_length = secret, exposes, chat_length
         self._level, self._decoder, self.max_length = decoder.level, decoder, max_length
-        self.limits = limits
-        vocabularies = [tokenizer.get_vocab() for tokenizer in decoder.pair.tokenizers.values()]
+        pair, self.limits, names = decoder.pair, limits, {}
+        if decoder.level.name == "token" and decoder.level.compares_models:
+            names = special_names(pair.tokenizers.values(), pair.has_token)
+        self._special = {token_id: name for name, token_id in names.items()}
+        """Names of special tokens."""
+        vocabularies = [tokenizer.get_vocab() for tokenizer in pair.tokenizers.values()]
         by_byte = decoder.level.name == "byte"
         self._longest = 1 if by_byte else max(len(token) for v in vocabularies for token in v)
         """Characters that one symbol of a prompt stands for at most."""
         # Clients know the error by these words.
         unit = f"{decoder.level.name}s"
         self._most = f"this model's maximum context length is {max_length} {unit}, prompt included"
-        self._least = least_temperature(model.dtype for model in decoder.pair.models.values())
+        self._least = least_temperature(model.dtype for model in pair.models.values())
         self._opened = cache(partial(opened, level=self._level))
 
-    def requests(self, body: Body, form: Form, answer_id: str) -> list[Request]:
-        """One `Request` for each text that the body asks for; ValueError, in one line, for what
-        cannot be decoded, or not within the limits."""
+    def requests(
+        self, body: Body, form: Form, answer_id: str, available: float = 0.0
+    ) -> list[Request]:
+        """One `Request` for each text that the body asks for.
+
+        available: nats that are left in the accounts of its client. Raises ValueError, in one line,
+        for what cannot be decoded, or not within the limits.
+        """
         options, is_chat = body.anchored, form.is_chat
         seed, num_top = options.seed_of(body.seed), body.num_top(is_chat=is_chat)
         # 1. The rule, and what it cannot be asked for.
-        if self._secret is None and options.group is not None:
-            raise ValueError("anchored: a group needs a server with accounts")
+        if self._secret is None and (options.K == AVAILABLE or options.group is not None):
+            raise ValueError(f"anchored: K={AVAILABLE!r} and group need a server with accounts")
         rule = self.limits.rule_of(options)
         open_rule = self._open(rule)
         self._check_values(body, open_rule, num_top, is_chat=is_chat)
         # 2. What the models read, how much may follow, and where it ends.
         texts = self._texts(body, open_rule, is_chat=is_chat)
+        # 3. The budget: how many symbols share all that is left is known by now.
+        if options.K == AVAILABLE:
+            if len(texts) > 1:
+                raise ValueError(f"anchored: K={AVAILABLE!r} is of one text, got {len(texts)}")
+            rule = self.limits.rule_within(options, available, texts[0].max_new_tokens)
+            open_rule = self._open(rule)
         for text in texts:
             self._check(text, rule)
-        # 3. Each text with what all share, and a seed.
+        # 4. Each text with what all share, and a seed.
         return [
             replace(
                 text,
@@ -92,7 +108,7 @@ class Reader:
             len(texts),
             1 if most is None else self._level.horizon(most, None),
             horizon_name="max_tokens",
-            stop=[body.stop] if isinstance(body.stop, str) else body.stop,
+            stop=self._stops(body),
             passages=body.anchored.passage,
             num_return_sequences=body.n,
         )
@@ -103,6 +119,27 @@ class Reader:
         if most is None:
             texts = [replace(text, max_new_tokens=self._rest(text)) for text in texts]
         return texts
+
+    def symbols(self, content: bytes) -> dict[str, Any]:
+        """The answer to a body that asks what its prompt, or its messages, are to the models."""
+        body = Body.of(parsed(content))
+        prompts = self._prompts(body, is_chat=body.messages is not None)
+        requests = prompt_requests(self._level, **prompts)
+        if len(requests) != 1 or requests[0].error:
+            raise ValueError(requests[0].error if requests else "give one prompt")
+        token_ids = requests[0].prompt_token_ids
+        return {"count": len(token_ids), "max_model_len": self.max_length, "tokens": token_ids}
+
+    def text(self, content: bytes) -> dict[str, Any]:
+        """The answer to a body that asks for the text of tokens, or bytes."""
+        token_ids = parsed(content).get("tokens")
+        if not isinstance(token_ids, list):
+            raise ValueError("tokens must be a list of token ids")
+        if len(token_ids) > self.max_length:
+            raise ValueError(f"{self._most}, got {len(token_ids)} token ids")
+        stream = self._level.text_stream()
+        pieces = [stream.push(token_id) for token_id in self._level.encode(token_ids)]
+        return {"prompt": "".join(pieces) + stream.finish()}
 
     def _check_values(
         self, body: Body, rule: OpenRule, num_top: int | None, *, is_chat: bool
@@ -163,6 +200,20 @@ class Reader:
         if isinstance(rule, Budgeted | Pathwise) and type(rule) in (Anchored, NoOpt, Pathwise):
             return replace(self._opened(rule.without_nats), rule=rule)
         return self._decoder.open_rule if rule == self._decoder.rule else opened(rule, self._level)
+
+    def _stops(self, body: Body) -> list[str]:
+        """The texts that end a text, with the names of special tokens that do."""
+        stop = [body.stop] if isinstance(body.stop, str) else list(body.stop)
+        for token_id in body.stop_token_ids:
+            if token_id in self._level.stop_token_ids and self._level.name == "token":
+                continue  # ends every text
+            if token_id not in self._special:
+                raise ValueError(
+                    f"stop_token_ids: {token_id} is no special token of this pair: give its text "
+                    "as stop"
+                )
+            stop.append(self._special[token_id])
+        return stop
 
 
 def _strings(value: Any) -> list[str]:

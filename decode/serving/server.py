@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,9 +22,17 @@ from starlette.routing import Route
 from ...errors import AnchoredError
 from .anchored_options import Limits
 from .answers import CHATS, COMPLETIONS, LogProbTexts
-from .endpoint import Endpoint, Served
+from .endpoint import Endpoint, Served, refused_of
 from .engine import SHUT_DOWN, Engine, Refused
-from .http import CLIENT, ERROR_TYPES, Guard, read_keys, refusal_of
+from .http import (
+    CLIENT,
+    ERROR_TYPES,
+    Guard,
+    body_of,
+    patient_protocol,
+    read_keys,
+    refusal_of,
+)
 from .reading import Reader
 from .server_options import ServerOptions
 
@@ -49,6 +58,8 @@ class PairApp:
         routes = [
             Route("/v1/completions", Endpoint(COMPLETIONS, served), methods=["POST"]),
             Route("/v1/chat/completions", Endpoint(CHATS, served), methods=["POST"]),
+            Route("/tokenize", partial(self._converted, served.reader.symbols), methods=["POST"]),
+            Route("/detokenize", partial(self._converted, served.reader.text), methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._one_model),
             Route("/v1/anchored/account", self._account),
@@ -59,6 +70,17 @@ class PairApp:
         handlers = {HTTPException: _error, Refused: _error}
         self.routes = Starlette(routes=routes, exception_handlers=handlers)
         self.routes.router.redirect_slashes = False
+
+    async def _converted(
+        self, convert: Callable[[bytes], dict[str, Any]], request: HttpRequest
+    ) -> Response:
+        """What becomes of a body in the readers' thread."""
+        served, loop = self._served, asyncio.get_running_loop()
+        try:
+            content = await body_of(request, served.max_body)
+            return JSONResponse(await loop.run_in_executor(served.readers, convert, content))
+        except (ValueError, TimeoutError) as error:
+            raise refused_of(error)[1] from error
 
     async def _models(self, _: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
@@ -108,6 +130,7 @@ class PairApp:
         metrics = engine.metrics
         metrics.waiting.set(engine.num_waiting)
         metrics.running.set(engine.num_running)
+        metrics.fallback.set(await engine.falls_back())
         return Response(metrics.page(), media_type="text/plain; version=0.0.4")
 
 
@@ -171,9 +194,8 @@ class PairServer:
         )
         config = uvicorn.Config(
             _guarded(served, options),
-            http="h11",
+            http=patient_protocol(options.max_connections),
             lifespan="off",
-            limit_concurrency=options.max_connections,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -238,6 +260,7 @@ def _guarded(served: Served, options: ServerOptions) -> Any:
         served.engine.metrics,
         keys_now=lambda: keys if keeper is None else keeper.keys,
         hosts=options.hosts,
+        root_path=options.root_path,
     )
     if not options.allowed_origin:
         return guard

@@ -31,6 +31,8 @@ class ServerOptions:
     allowed_host: Annotated[tuple[str, ...], REPEATED] = ()
     """Name by which clients call the server, in their Host header, besides this machine's; any
     where keys are asked for unless given. Give it again for more."""
+    root_path: str = ""
+    """Prefix of all paths that a proxy in front leaves."""
     served_name: str = "anchored"
     """Name of the pair as a model."""
     max_length: int | None = None
@@ -41,7 +43,7 @@ class ServerOptions:
     max_waiting: int = 256
     """Texts that wait for a row; more are answered by 429."""
     max_connections: int = 512
-    """Connections of clients at once; more are answered by 503."""
+    """Connections of clients at once; more are closed."""
     max_body: int = MAX_BODY
     """Most bytes of a request's body."""
     expose_logprobs: bool = False
@@ -64,6 +66,8 @@ class ServerOptions:
         check_least(self, 1, "max_length", "max_body", "max_connections", "chat_length")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must be in [0, 65535], got {self.port}")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ValueError(f"--root-path must begin with /, got {self.root_path!r}")
         if not self.asks_for_keys and not _is_local(self.host):
             raise ValueError(
                 f"--host {self.host} lets other machines in: give an --api-key-file with the keys "

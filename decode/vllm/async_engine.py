@@ -88,7 +88,7 @@ class AsyncEngine:
         self._on_failure = on_failure
         self._llm = self._open_llm()
         await self._llm.collective_rpc("anchored_served")
-        await self._llm.collective_rpc("anchored_noted")
+        await self._noted()
         if not self._reader.refresh():
             raise AnchoredError("the engine's first process and the server need one file system")
 
@@ -149,6 +149,15 @@ class AsyncEngine:
             self._is_unwritten = not all(await self._llm.collective_rpc("anchored_written"))
         return not self._is_unwritten
 
+    async def falls_back(self) -> bool:
+        return self._llm is not None and any(await self._noted())
+
+    async def _noted(self) -> list[bool]:
+        """The engine's promise that the journal holds all that was drawn, and whether the CPU's
+        solver draws in each of its processes."""
+        assert self._llm is not None, "the engine has started"
+        return list(await self._llm.collective_rpc("anchored_noted"))
+
     async def _run(self, job: Job) -> None:
         """Draw one job to its end, in the steps above."""
         state = job.state = begun(self.decoder, job.request)
@@ -203,8 +212,7 @@ class AsyncEngine:
         record = self._reader.find(job.request_id)
         try:
             if job.settle is not None and (record is None or not record.is_whole):
-                assert self._llm is not None, "the engine has started"
-                await self._llm.collective_rpc("anchored_noted")  # all that was drawn is there
+                await self._noted()
                 self._reader.refresh()
                 record = self._reader.find(job.request_id)
             job.settled(0.0 if record is None else record.spent)

@@ -13,6 +13,7 @@ from weakref import ReferenceType
 from torch import Tensor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
+from ...kernels.project import falls_back
 from .pair_description import KEY, NOT_OURS, EngineSettings
 
 current: ReferenceType[Any] | None = None
@@ -56,9 +57,11 @@ class PairWorker:
         after it."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def anchored_noted(self) -> None:
-        """Return once the journal holds all that was drawn, of texts that were broken off too."""
+    def anchored_noted(self) -> bool:
+        """Return once the journal holds all that was drawn, of texts that were broken off too;
+        whether the CPU's solver draws here for an accelerator."""
         self.model_runner.model_state.recorder.drain()
+        return falls_back()
 
     def anchored_written(self) -> bool:
         """Whether the journal can be written now."""

@@ -7,9 +7,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import torch
+from waiting import HANG_S
 
 from anchored import Anchored, Decoder, Generation, ModelPair, Pathwise, verify
 from anchored.decode.serving.journal_reader import journal_ledgers
@@ -200,7 +202,11 @@ def test_log_probabilities_are_the_safe_models_of_the_prompt_too(served, stream)
     assert [max(place.values()) for place in top] == pytest.approx(rows.amax(-1).tolist(), abs=1e-3)
     text = "".join(choice.text for choice in choices)
     assert text.startswith(PROMPTS[0])
-    assert told[0].tokens[0] == "<|begin|>"
+    tokens = [token for each in told for token in each.tokens]
+    offsets = [offset for each in told for offset in each.text_offset]
+    assert (tokens[0], offsets[0]) == ("<|begin|>", 0)
+    for token, offset in zip(tokens[1:], offsets[1:], strict=True):
+        assert token.startswith(("bytes:", "<|")) or text[offset:].startswith(token)
 
 
 def test_a_chat_tells_log_probabilities_and_goes_on_with_its_answers(served):
@@ -222,3 +228,46 @@ def test_a_chat_tells_log_probabilities_and_goes_on_with_its_answers(served):
         heard = bytes(byte for place in told for byte in place.bytes).decode("utf-8", "replace")
         assert heard == said["content"] and said["refusal"] is None
         messages += [{**said, "name": None}, {"role": "user", "content": PROMPTS[1]}]
+
+
+def test_a_begun_answer_goes_on_whether_that_is_said_or_not(served):
+    begun = {"role": "assistant", "content": "salt and"}
+    messages = [{"role": "user", "content": PROMPTS[0]}, begun]
+    said = {"add_generation_prompt": False, "continue_final_message": True}
+    plain, other = (
+        served.answered(chat=True, messages=messages, seed=5, **body)[1] for body in ({}, said)
+    )
+    assert plain == other
+    with pytest.raises(openai.BadRequestError):
+        served.answered(chat=True, messages=messages[:1], **said)
+
+
+def test_each_part_of_a_stream_counts_where_a_client_asks_for_it(served):
+    parts = served.client.completions.create(
+        model="anchored",
+        prompt=PROMPTS[0],
+        max_tokens=LENGTH,
+        stream=True,
+        seed=1,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        extra_body={"ignore_eos": True},
+    )
+    counts = [part.usage.completion_tokens for part in parts]
+    assert counts == sorted(counts) and counts[-1] == LENGTH
+
+
+def test_a_prompt_becomes_tokens_and_text_again(served):
+    def said(path: str, **body: Any) -> httpx.Response:
+        address = str(served.client.base_url).removesuffix("/v1/")
+        return httpx.post(f"{address}{path}", json=body, timeout=HANG_S)
+
+    prompt = said("/tokenize", model="anchored", prompt=PROMPTS[0]).json()
+    assert prompt["tokens"] == served.pair.encode(PROMPTS[0])
+    assert prompt["count"] == len(prompt["tokens"]) and prompt["max_model_len"] == 256
+    assert said("/detokenize", tokens=prompt["tokens"]).json() == {"prompt": PROMPTS[0]}
+    chat = said("/tokenize", messages=[{"role": "user", "content": "salt"}]).json()
+    text = served.template.format("salt")
+    assert chat["tokens"] == served.pair.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert said("/tokenize", prompt=3).status_code == 400
+    answer = said("/detokenize", tokens=[10_000])
+    assert answer.status_code == 400 and answer.headers["x-request-id"].startswith("req-")

@@ -58,8 +58,10 @@ FEW_BLOCKS: dict[str, Any] = {
 }
 KINDS = {
     "mixed requests": Kind(),
-    "drafts": Kind(rule=Pathwise(), num_drafts=4, event=DRAFTS),
-    "preemptions": Kind(rule=Pathwise(), **FEW_BLOCKS),
+    "drafts": Kind(num_drafts=2, event=DRAFTS),
+    "preemptions": Kind(**FEW_BLOCKS),
+    "pathwise, drafts": Kind(rule=Pathwise(), num_drafts=4, event=DRAFTS),
+    "pathwise, preemptions": Kind(rule=Pathwise(), **FEW_BLOCKS),
     # 1 to 3 tokens: slots are taken and left at every step, and most budgets are not yet free.
     "short requests": Kind(lengths=(1, 1, 2, 3)),
 }

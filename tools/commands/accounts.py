@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from anchored.configs.config_file import from_table, read_toml
+from anchored.fields import checked_nats
 from anchored.inputs import check_input
 from anchored.text_tables import aligned
 
@@ -71,20 +72,35 @@ class ApplyConfig:
     """Have the accounts that a file names: anchored accounts apply accounts.toml
 
     Servers that run follow within seconds: a key that the file has no more lets nobody in, and a
-    period that has begun ends when it would have.
+    period that has begun ends when it would have. With --account and --extra one account gets nats
+    besides.
     """
 
     accounts: Annotated[Path, POSITIONAL]
     """File accounts.toml of the servers."""
+    account: str | None = None
+    """Name of an account, as client/alice or group/lab."""
+    extra: float | None = None
+    """Nats of this account in every period besides those of the file, in place of what was set
+    before."""
 
     def __post_init__(self) -> None:
         check_input(self.accounts)
+        if (self.account is None) != (self.extra is None):
+            raise ValueError("--account and --extra go together: which account gets how many nats")
+        if self.extra is not None:
+            checked_nats("extra", self.extra)
 
 
 def apply(config: ApplyConfig) -> int:
     """Write the accounts, and show them; returns the exit status."""
     with _opened(config.accounts) as (store, policy):
+        if config.account is not None and config.account not in policy.accounts:
+            names = ", ".join(policy.accounts)
+            raise ValueError(f"--account must be one of {names}, got {config.account}")
         store.apply(policy.accounts, policy.to_json())
+        if config.account is not None and config.extra is not None:
+            store.set_extra(config.account, config.extra)
         _show(store)
     return 0
 
@@ -130,7 +146,7 @@ def _show(store: "Store") -> None:
     """Print the accounts, and the servers that have not left, where there is one."""
     from anchored.decode.serving.accounts.store import QUANTUM
 
-    numbers = ("allowed", "spent", "reserved", "available")
+    numbers = ("allowed", "extra", "spent", "reserved", "available")
     rows = [
         [
             state.account,

@@ -18,6 +18,7 @@ ACCOUNTS: Final = sa.Table(
     TABLES,
     sa.Column("account", sa.String, primary_key=True),
     sa.Column("allowed", sa.BigInteger, nullable=False),  # quanta of a period, by accounts.toml
+    sa.Column("extra", sa.BigInteger, nullable=False),  # quanta besides, set by an operator
     sa.Column("spent", sa.BigInteger, nullable=False),  # quanta of the period
     sa.Column("reserved", sa.BigInteger, nullable=False),
     sa.Column("divergence", sa.String, nullable=False),  # that the sum of its nats bounds
@@ -53,7 +54,7 @@ STORE: Final = sa.Table(
     sa.Column("seen_s", sa.BigInteger, nullable=False),  # the system's clock when that went on last
     sa.Column("policy", sa.Text, nullable=False),  # that was applied last, as JSON
 )
-VERSION: Final = 4
+VERSION: Final = 3
 
 
 def database(where: str, root: Path) -> sa.Engine:

@@ -73,7 +73,15 @@ class Keeper:
         """A client's account as it is shown to it; nats, and seconds since 1970."""
         state = await self._made(partial(self._store.state, client_account(client)))
         shown = asdict(state)
-        return {"id": shown.pop("account"), "limit": shown.pop("allowed"), **shown}
+        limit = shown.pop("allowed") + shown.pop("extra")
+        return {"id": shown.pop("account"), "limit": limit, **shown}
+
+    async def available(self, client: str, group: str | None) -> float:
+        """Nats that one request may take of all accounts that it would charge: what is left, and of
+        a group's an equal share, which leaves others theirs."""
+        accounts = self.policy.accounts_of(self.policy.client(client), group)
+        states = [await self._made(partial(self._store.state, account)) for account in accounts]
+        return min(state.available / self.policy.num_clients(state.account) for state in states)
 
     async def reserve(
         self, client: str, group: str | None, bounds: Mapping[str, float], rule: Rule | OpenRule

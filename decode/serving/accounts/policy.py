@@ -129,6 +129,11 @@ class Policy:
         """The client of a name that `keys` has."""
         return next(client for client in self.clients if client.name == name)
 
+    def num_clients(self, account: str) -> int:
+        """The clients whose requests may be charged to an account: of a client's it is one."""
+        groups = [(*client.groups, *client.may_name) for client in self.clients]
+        return max(1, sum(account in map(group_account, each) for each in groups))
+
     def accounts_of(self, client: Client, group: str | None) -> list[str]:
         """The accounts that a request charges; ValueError for a group that it may not name."""
         if group is not None and group not in (*client.groups, *client.may_name):

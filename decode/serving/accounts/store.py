@@ -60,6 +60,8 @@ class AccountState:
     account: str
     allowed: float
     """Nats that accounts.toml allows."""
+    extra: float
+    """Nats that an operator has set besides."""
     spent: float
     """Nats of texts that have ended in this period."""
     reserved: float
@@ -132,7 +134,7 @@ class Store:
                 row["divergence"] = account.divergence
                 of_account = ACCOUNTS.c.account == name
                 if connection.execute(update(ACCOUNTS).where(of_account).values(row)).rowcount == 0:
-                    row |= {"account": name, "spent": 0, "reserved": 0}
+                    row |= {"account": name, "extra": 0, "spent": 0, "reserved": 0}
                     row |= {"began_s": now_s, "ends_s": ends_s}
                     connection.execute(insert(ACCOUNTS).values(row))
                 else:  # what would never have ended ends a period from now
@@ -145,6 +147,14 @@ class Store:
         with self._engine.begin() as connection:
             _clock(connection)
             return str(connection.execute(select(STORE.c.policy)).scalar_one())
+
+    def set_extra(self, account: str, nats: float) -> None:
+        """Let an account have so many nats besides its allowance; KeyError for one that is none."""
+        changed = update(ACCOUNTS).where(ACCOUNTS.c.account == account)
+        with self._engine.begin() as connection:
+            extra = math.floor(nats / QUANTUM)
+            if connection.execute(changed.values(extra=extra)).rowcount == 0:
+                raise KeyError(account)
 
     def reserve(
         self,
@@ -341,11 +351,11 @@ def _settle(connection: Connection, texts: Mapping[str, float | None]) -> None:
 
 
 def _room(row: Mapping[str, Any]) -> int:
-    return int(row["allowed"] - row["spent"] - row["reserved"])
+    return int(row["allowed"] + row["extra"] - row["spent"] - row["reserved"])
 
 
 def _state(row: Mapping[str, Any]) -> AccountState:
-    nats = {name: row[name] * QUANTUM for name in ("allowed", "spent", "reserved")}
+    nats = {name: row[name] * QUANTUM for name in ("allowed", "extra", "spent", "reserved")}
     return AccountState(
         account=row["account"],
         **nats,

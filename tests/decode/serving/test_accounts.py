@@ -126,6 +126,14 @@ def test_a_clock_that_jumps_begins_no_period_and_another_length_counts_from_the_
     assert store.state("client/a").period_ends == ends + 7 * DAY
 
 
+def test_extra_nats_are_an_operators_and_the_file_changes_its_allowance(store):
+    store.set_extra("client/a", 5.0)
+    store.apply({"client/a": Account(name="a", nats=2.0)})
+    assert nats(store) == (0.0, 0.0, 7.0)
+    with pytest.raises(KeyError):
+        store.set_extra("client/nobody", 5.0)
+
+
 @pytest.mark.parametrize(
     ("database", "num_clients"),
     [("sqlite", 8), pytest.param("postgresql", 16, marks=pytest.mark.slow)],

@@ -1,10 +1,15 @@
 """The `anchored` object of a request, and the limits of a server."""
 
+import math
+
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import anchored
 from anchored import Anchored, Pathwise
 from anchored.decode.serving.anchored_options import AnchoredOptions, Limits
+from anchored.kernels.spend import SPEND_QUANTUM
 
 KL, MAX, PATHWISE = Anchored(k=1.0), Anchored(k=1.0, divergence="max"), Pathwise(k=1.0, bank=20.0)
 
@@ -40,6 +45,37 @@ def test_a_request_has_no_weaker_bound_than_the_servers_and_none_that_its_rule_l
     with pytest.raises(ValueError, match=refused) as error:
         Limits(rule=rule).rule_of(AnchoredOptions(**options))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "left", "made"),
+    [
+        (KL, 30.0, Anchored(K=30.0)),
+        (KL, 100.0, Anchored(K=40.0)),  # within max_total
+        (PATHWISE, 30.0, PATHWISE),
+        (PATHWISE, 25.0, Pathwise(k=0.5 - SPEND_QUANTUM, bank=20.0)),
+        (PATHWISE, 0.0, Pathwise(k=0.0, bank=0.0)),
+        (Anchored(K=80.0, bank=20.0), 25.0, Anchored(k=0.5 - SPEND_QUANTUM, bank=20.0)),
+    ],
+    ids=str,
+)
+def test_all_that_is_left_is_a_budget_within_it(rule, left, made):
+    limits = Limits(rule=rule, max_k=4.0, max_total=40.0)
+    rule = limits.rule_within(AnchoredOptions(K="available"), left, 10)
+    assert rule == made
+    assert rule.budget_for(horizon=10, k=None).total <= left
+
+
+@given(left=st.floats(0.0, 2000.0), bank=st.floats(0.0, 100.0), horizon=st.integers(1, 5000))
+@example(left=120.82050399715081, bank=20.0, horizon=268)  # 20 + 268 * (left - 20) / 268 > left
+@settings(max_examples=40, deadline=None)
+def test_a_bank_and_a_k_that_share_what_is_left_are_never_rounded_above_it(left, bank, horizon):
+    left = math.floor(left / SPEND_QUANTUM) * SPEND_QUANTUM  # as accounts have it
+    limits = Limits(rule=Pathwise(k=1.0, bank=bank))
+    rule = limits.rule_within(AnchoredOptions(K="available"), left, horizon)
+    total = rule.budget_for(horizon=horizon, k=None).total
+    assert total <= left
+    assert total >= min(left, bank + horizon) - 2 * horizon * SPEND_QUANTUM
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def keys(tmp_path):
     return read_keys(file)
 
 
-def answered(keys=None, hosts=(), path="/v1/completions", method="POST", **sent):
+def answered(keys=None, hosts=(), root_path="", path="/v1/completions", method="POST", **sent):
     """(the status, the headers, the paths that reached the application)"""
     reached, said = [], []
 
@@ -33,7 +33,7 @@ def answered(keys=None, hosts=(), path="/v1/completions", method="POST", **sent)
 
     headers = [(k.replace("_", "-").encode(), v.encode()) for k, v in sent.items()]
     scope = {"type": "http", "path": path, "method": method, "headers": headers}
-    guard = Guard(app, Metrics(), keys_now=lambda: keys or {}, hosts=hosts)
+    guard = Guard(app, Metrics(), keys_now=lambda: keys or {}, hosts=hosts, root_path=root_path)
     asyncio.run(guard(scope, receive, send))
     return said[0]["status"], dict(said[0]["headers"]), reached
 
@@ -78,10 +78,17 @@ def test_what_a_page_of_another_site_can_send_is_no_request():
     assert answered(content_type="application/json; charset=utf-8")[0] == 200
 
 
+def test_the_prefix_of_a_proxy_may_be_left_or_not():
+    for path in ("/api/v1/models", "/v1/models"):
+        assert answered(root_path="/api/", path=path, method="GET")[2] == ["/v1/models"]
+    assert answered(root_path="/api", path="/apiv1", method="GET")[2] == ["/apiv1"]
+
+
 def test_other_machines_come_in_with_a_key_by_any_name(tmp_path):
     for options, said in (
         ({"host": "0.0.0.0"}, "lets other machines in"),
         ({"port": 70_000}, "port must be in"),
+        ({"root_path": "api"}, "must begin with /"),
         ({"max_body": 0}, "max-body must be >= 1"),
     ):
         with pytest.raises(ValueError, match=said):

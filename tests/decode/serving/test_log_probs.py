@@ -9,7 +9,7 @@ from server_accounts import policy_file
 from anchored import Decoder, Pathwise, RiskyOnly
 from anchored.decode.engine.log_probs import TokenLogProbs
 from anchored.decode.serving.anchored_options import Limits
-from anchored.decode.serving.answers import COMPLETIONS, LogProbTexts
+from anchored.decode.serving.answers import COMPLETIONS, LogProbTexts, TextSoFar
 from anchored.decode.serving.body import Body
 from anchored.decode.serving.journal_reader import journal_ledgers
 from anchored.decode.serving.reading import Reader
@@ -71,9 +71,10 @@ def test_tokens_that_are_parts_of_a_letter_are_told_by_their_bytes(pair):
     texts = LogProbTexts(Decoder(pair, RULE).level)
     content = texts.of_chat(places)["content"]
     assert bytes(byte for place in content for byte in place["bytes"]).decode() == "a\U0001f30ab"
-    told = texts.of_completion(places)
+    told = texts.of_completion(places, TextSoFar(None))
     parts = ["bytes:\\xf0", "bytes:\\x9f", "bytes:\\x8c", "bytes:\\x8a"]
     assert told["tokens"] == ["a", *parts, "b"]
+    assert told["text_offset"] == [0, 1, 1, 1, 1, 2]
 
 
 def test_a_rule_without_the_safe_model_and_drafts_tell_none(pair, tmp_path):

@@ -27,8 +27,9 @@ def reader(pair):
     return Reader(decoder, Limits(rule=decoder.rule, max_horizon=50), 100)
 
 
-def read(reader, values, form=COMPLETIONS):
-    return reader.requests(Body.of(parsed(json.dumps(values).encode())), form, "text")
+def read(reader, values, form=COMPLETIONS, **more):
+    body = Body.of(parsed(json.dumps(values).encode()))
+    return reader.requests(body, form, "text", **more)
 
 
 def chat(content, **more):
@@ -66,15 +67,18 @@ def test_null_is_the_default_of_every_field_and_some_change_no_text():
         ({"prompt": "a", "seed": -1}, "seed must be in"),
         ({"prompt": "a", "n": 257}, "at most 256 texts"),
         ({"prompt": "a", "logprobs": 21}, "at most 20 likeliest"),
+        ({"prompt": "a", "top_logprobs": 2}, "as logprobs says"),
         ({"prompt": "a", "messages": []}, "messages belongs to the other endpoint"),
         ({}, "prompt is missing"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": "a " * 90}, "context length is 100 tokens, .* and max_tokens 16"),
         ({"prompt": "a" * 10_000}, "100 tokens, .* got a prompt of 10000 characters"),
-        ({"prompt": "a", "stop": ["b"] * 65}, "at most 64 stops"),
+        ({"prompt": "a", "stop_token_ids": [50]}, "50 is no special token"),
+        ({"prompt": "a", "stop": ["b"] * 65}, "stop has at most 64 items"),
         ({"prompt": "a", "stop": "b" * 1025}, "a stop has at most 1024 characters, got 1025"),
         ({"prompt": "a", "anchored": {"passage": "b"}}, "reads no passage"),
-        ({"prompt": "a", "anchored": {"group": "b"}}, "a group needs a server with accounts"),
+        ({"prompt": "a", "anchored": {"K": "available"}}, "need a server with accounts"),
+        ({"prompt": "a", "anchored": {"group": "b"}}, "need a server with accounts"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )
@@ -126,6 +130,17 @@ def test_requests_whose_rules_differ_in_nats_alone_share_what_draws_them(pair, r
         assert read(reader, kind)[0].rule.next_token != rules[0].next_token
 
 
+@pytest.mark.parametrize(("body", "horizon"), [({}, 96), ({"max_tokens": 10}, 10)], ids=str)
+def test_all_that_is_left_is_shared_by_the_tokens_that_a_chat_may_have(pair, body, horizon):
+    rule = Pathwise()
+    reader = Reader(Decoder(pair, rule), Limits(rule=rule), 100, secret=b"of the server")
+    values = chat("the keeper", anchored={"K": "available"}, **body)
+    (text,) = read(reader, values, CHATS, available=25.0)
+    assert text.max_new_tokens == horizon
+    budget = text.rule.budget_for(horizon=horizon, k=None)
+    assert (budget.bank, budget.total) == (20.0, pytest.approx(25.0, abs=1e-6))
+
+
 def test_with_accounts_nobody_knows_a_seed_and_what_certifies_nothing_is_refused(pair):
     named = {"secret": b"of the server", "chat_length": 40}
     reader = Reader(Decoder(pair, Pathwise()), Limits(rule=Pathwise()), 100, **named)
@@ -135,9 +150,15 @@ def test_with_accounts_nobody_knows_a_seed_and_what_certifies_nothing_is_refused
     for wrong, said in (
         ({"seed": -1}, "seed must be in"),
         ({"temperature": 0.0}, "temperature 0 has no bound"),
+        ({"n": 2, "anchored": {"K": "available"}}, "is of one text, got 2"),
     ):
         with pytest.raises(ValueError, match=said):
             read(reader, {"prompt": "a", **wrong})
+
+
+def test_special_tokens_end_a_text_by_their_ids(reader):
+    (text,) = read(reader, {"prompt": "a", "stop": "x", "stop_token_ids": [2, 1]})
+    assert text.stop == ("x", "<|turn|>")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,18 @@ def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
     assert accounts(AccountsConfig(accounts=file, journal=(tmp_path / "journal",))) == 0
 
 
+def test_all_that_a_group_has_left_is_shared_by_its_clients(pair, tmp_path):
+    groups = {"groups": ("lab",)}
+    policy = Policy(
+        clients=(client("alice", **groups), client("bob", **groups)),
+        groups=(Account(name="lab", nats=90.0),),
+    )
+    with serving(pair, tmp_path, policy, RULE) as (address, _):
+        answer = ask(address, "alice", max_tokens=30, anchored={"K": "available"}).json()
+        assert answer["anchored"]["K"] == pytest.approx(45.0, abs=1e-6)
+        assert account(address, "bob")["available"] == 1000.0
+
+
 def test_what_is_refused_reserves_nothing(pair, tmp_path):
     refused = [
         ({"temperature": 0}, "temperature 0 has no bound"),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import httpx
@@ -25,6 +26,7 @@ from anchored import (
     verify,
 )
 from anchored.decode.engine.paired_batch import PairedBatch
+from anchored.decode.serving import http
 from anchored.decode.serving.journal_reader import JournalReader, journal_ledgers
 
 LONG = {"prompt": "the keeper", "max_tokens": 900, "temperature": 1.0, "seed": 1}
@@ -185,11 +187,50 @@ def test_at_its_end_texts_go_on_and_others_are_503_until_a_second_signal(serving
         assert json.loads(last[6:])["error"]["code"] == 503
 
 
-def test_a_client_that_leaves_inside_a_body_troubles_nobody(serving, caplog):
+async def leave_inside_the_body(address: str) -> bytes:
+    reader, writer = await asyncio.open_connection(*address.removeprefix("http://").split(":"))
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with serving() as (address, _):
-        host, port = address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=HANG_S) as connection:
-            connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
+    writer.write(head + b"Content-Length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    return await reader.read()
+
+
+def half_a_head(address: str) -> socket.socket:
+    host, port = address.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=HANG_S)
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: loc")
+    return connection
+
+
+def test_clients_that_leave_inside_a_request_or_send_half_a_head_trouble_nobody(
+    serving, caplog, monkeypatch
+):
+    with serving() as (address, server):
+        asyncio.run(leave_inside_the_body(address))
+        with monkeypatch.context() as patch:
+            patch.setattr(http, "HEAD_S", 0.2)
+            with half_a_head(address) as silent, half_a_head(address):
+                assert silent.recv(100) == b""
         assert posted(address, **{**LONG, "max_tokens": 1}).status_code == 200
+        # Clients keep connections for less: they would else ask in one that is being closed.
+        assert server._http.config.timeout_keep_alive > httpx.Limits().keepalive_expiry
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_connections_beyond_the_limit_are_closed_and_said_once(serving, monkeypatch, caplog):
+    monkeypatch.setattr(http, "HEAD_S", HANG_S)
+    monkeypatch.setattr(http.PatientProtocol, "last_said_s", -http.QUIET_S)
+    monkeypatch.setattr(http, "QUIET_S", HANG_S)
+    with serving(max_connections=4) as (address, server), ExitStack() as stack:
+        open_ones = server._http.server_state.connections
+        until(lambda: not open_ones)  # those of the start
+        for _ in range(4):
+            stack.enter_context(half_a_head(address))
+        for _ in range(2):
+            with half_a_head(address) as refused, suppress(ConnectionError):
+                assert refused.recv(100) == b""
+        stack.close()
+        until(lambda: not open_ones)
+        assert httpx.get(f"{address}/health", timeout=HANG_S).status_code == 200
+    assert caplog.text.count("connections are open: more are closed") == 1
