@@ -151,8 +151,6 @@ class Guard:
         host = headers.get("host", "").lower()
         if self._hosts and _without_port(host) not in self._hosts:
             return 403, "the Host header names another server: --allowed-host lets it in"
-        if not CLIENT_ID.fullmatch(headers.get(REQUEST_ID, "-")):
-            return 400, "x-request-id must have up to 128 letters, digits or any of .:/+=@_-"
         # A browser asks without its key what it may send.
         is_open = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"
         if self._keys_now() and not is_open and client is None:
@@ -162,6 +160,8 @@ class Guard:
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 return 415, "the body must be JSON: send Content-Type: application/json"
+            if not CLIENT_ID.fullmatch(headers.get(REQUEST_ID, "-")):
+                return 400, "x-request-id must have up to 128 letters, digits or any of .:/+=@_-"
         return None
 
     def _client_of(self, headers: Headers) -> str | None:

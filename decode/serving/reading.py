@@ -135,8 +135,7 @@ class Reader:
         token_ids = parsed(content).get("tokens")
         if not isinstance(token_ids, list):
             raise ValueError("tokens must be a list of token ids")
-        if len(token_ids) > self.max_length:
-            raise ValueError(f"{self._most}, got {len(token_ids)} token ids")
+        self._check_unread(token_ids)
         stream = self._level.text_stream()
         pieces = [stream.push(token_id) for token_id in self._level.encode(token_ids)]
         return {"prompt": "".join(pieces) + stream.finish()}
@@ -174,10 +173,19 @@ class Reader:
         if (value := getattr(body, wanted)) is None:
             raise ValueError(f"{wanted} is missing")
         value = plain_messages(value) if is_chat else value
-        for text in _strings(value):  # of megabytes, which others would wait for, becomes no tokens
-            if len(text) > self.max_length * self._longest:
-                raise ValueError(f"{self._most}, got a prompt of {len(text)} characters")
+        for prompt in _lengthy(value):
+            self._check_unread(prompt)
         return {"prompts": None, "messages": value} if is_chat else {"prompts": value}
+
+    def _check_unread(self, prompt: str | list[Any]) -> None:
+        """Raise ValueError for a text or token ids that are too long, whatever they become: a text
+        of megabytes takes seconds to become tokens, for which others would wait."""
+        is_text = isinstance(prompt, str)
+        if len(prompt) > self.max_length * (self._longest if is_text else 1):
+            raise ValueError(
+                f"{self._most}, got a prompt of {len(prompt)} "
+                f"{'characters' if is_text else 'token ids'}"
+            )
 
     def _check(self, text: Request, rule: Rule) -> None:
         """Raise ValueError for a text that is too long, or may cost too much."""
@@ -216,11 +224,12 @@ class Reader:
         return stop
 
 
-def _strings(value: Any) -> list[str]:
-    """The texts of a body's prompts or messages, those that are some."""
-    parts = value if isinstance(value, list) else [value]
+def _lengthy(value: Any) -> list[str | list[Any]]:
+    """The texts and token ids of a body's prompts or messages, those that are some."""
+    are_many = isinstance(value, list) and not all(type(part) is int for part in value)
+    parts = value if are_many else [value]
     parts = [part.get("content") if isinstance(part, Mapping) else part for part in parts]
-    return [part for part in parts if isinstance(part, str)]
+    return [part for part in parts if isinstance(part, str | list)]
 
 
 def plain_messages(messages: Any) -> Any:

@@ -16,7 +16,7 @@ from anchored.decode.serving.accounts.store import (
     opened,
     quanta_above,
 )
-from anchored.tools.commands.accounts import read_policy
+from anchored.tools.commands.accounts import ApplyConfig, apply, read_policy
 
 DAY = 86400
 LIMITS = {"client/a": Account(name="a", nats=10.0), "group/g": Account(name="g", nats=6.0)}
@@ -126,12 +126,12 @@ def test_a_clock_that_jumps_begins_no_period_and_another_length_counts_from_the_
     assert store.state("client/a").period_ends == ends + 7 * DAY
 
 
-def test_extra_nats_are_an_operators_and_the_file_changes_its_allowance(store):
-    store.set_extra("client/a", 5.0)
-    store.apply({"client/a": Account(name="a", nats=2.0)})
-    assert nats(store) == (0.0, 0.0, 7.0)
-    with pytest.raises(KeyError):
-        store.set_extra("client/nobody", 5.0)
+def test_extra_nats_are_an_operators_and_the_file_changes_its_allowance(tmp_path):
+    apply(ApplyConfig(accounts=policy_file(tmp_path, alice=2.0), account="client/alice", extra=5.0))
+    with opened("accounts.db", tmp_path) as store:
+        assert nats(store, "client/alice") == (0.0, 0.0, 7.0)
+        apply(ApplyConfig(accounts=policy_file(tmp_path, alice=3.0)))
+        assert nats(store, "client/alice") == (0.0, 0.0, 8.0)
 
 
 @pytest.mark.parametrize(

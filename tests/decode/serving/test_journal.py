@@ -96,8 +96,12 @@ def test_a_reader_follows_the_writer_and_waits_for_whole_lines(tmp_path, written
         line = json.dumps({"failed": "a", "error": "NaN"}).encode()
         file.write(line[:20])
         file.flush()
+        # As a killed server leaves it: the next one goes on in another file.
+        with closing(JournalWriter(tmp_path)) as following:
+            following.open("b", header(), has_stops=False)
         reader.refresh()
         assert reader.find("a").error == "" and reader.holding("a", 2) is None
+        assert reader.find("b") is not None
         file.write(line[20:] + b"\n")
     reader.refresh()
     assert reader.holding("a", 2).error == "NaN" and reader.find("a").spent is None

@@ -73,6 +73,7 @@ def test_null_is_the_default_of_every_field_and_some_change_no_text():
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": "a " * 90}, "context length is 100 tokens, .* and max_tokens 16"),
         ({"prompt": "a" * 10_000}, "100 tokens, .* got a prompt of 10000 characters"),
+        ({"prompt": ["a", [5] * 101]}, "got a prompt of 101 token ids"),
         ({"prompt": "a", "stop_token_ids": [50]}, "50 is no special token"),
         ({"prompt": "a", "stop": ["b"] * 65}, "stop has at most 64 items"),
         ({"prompt": "a", "stop": "b" * 1025}, "a stop has at most 1024 characters, got 1025"),

@@ -103,6 +103,19 @@ def test_every_rule_is_served_and_certified_as_it_claims(pair, rule, tmp_path):
     assert ledger == result.ledger and verify(ledger, pair).is_ok
 
 
+def test_drafts_change_no_text_of_the_server(pair, tmp_path):
+    body = {"prompt": ["the keeper", "salt"], "max_tokens": 24, "seed": 4, "top_k": 50}
+    with embedded(Decoder(pair, Pathwise(), speculate=3), tmp_path) as (address, _):
+        answers = posted_at_once(address, [body, {**body, "temperature": 0.0}])
+    settings = {"seed": 4, "top_k": 50, "max_new_tokens": 24, "repetition_penalty": 1.0}
+    for answer, temperature in zip(answers, (1.0, 0.0), strict=True):
+        settings["temperature"] = temperature
+        plain = Decoder(pair, Pathwise()).generate(body["prompt"], **settings)
+        for choice, result in zip(answer.json()["choices"], plain, strict=True):
+            assert choice["text"] == result.text
+            assert choice["anchored"]["spent"] == pytest.approx(result.ledger.spent, abs=1e-4)
+
+
 def test_texts_that_cannot_join_a_batch_begin_once_the_others_have_ended(tmp_path):
     pair = ModelPair(tiny_llama(1), tiny_llama(2), train_tokenizer())
     pair.row_attention["risky"] = None  # as of a family whose rows are padded to each other
