@@ -61,7 +61,8 @@ def test_a_text_that_waits_is_drawn_once_a_row_is_free_and_a_full_queue_is_429(s
         assert [answer.result().status_code for answer in answers] == [200] * 3
         page = httpx.get(f"{address}/metrics", timeout=HANG_S).text
         assert 'anchored_refused_requests_total{reason="queue"} 1.0' in page
-        assert "anchored_running_texts 0.0" in page and "anchored_waiting_texts 0.0" in page
+        for name in ("running_texts", "waiting_texts", "solver_fallback"):
+            assert f"anchored_{name} 0.0" in page
         assert httpx.get(f"{address}/ready", timeout=HANG_S).status_code == 200
 
 
