@@ -1,13 +1,17 @@
 """Accounts of clients: what is reserved, what is charged, and what is left."""
 
+import asyncio
 import math
 import sqlite3
+import threading
 from contextlib import closing
 
 import pytest
 from server_accounts import client, digest, nats, policy_file, spend_all
 
+from anchored import Pathwise
 from anchored.decode.serving.accounts import store as store_file
+from anchored.decode.serving.accounts.keeper import kept
 from anchored.decode.serving.accounts.policy import Account, Policy
 from anchored.decode.serving.accounts.store import (
     QUANTUM,
@@ -63,6 +67,31 @@ def test_texts_of_several_accounts_are_settled_and_read_a_page_at_a_time(store, 
     assert spent == {(name, each): quanta_above(of_texts[name]) for name, each in spent}
     assert len(spent) == 5 and store.open_texts("server") == {}
     store.settle({})
+
+
+def test_texts_that_end_together_are_settled_in_one_transaction_and_each_once(
+    tmp_path, monkeypatch
+):
+    policy, folder = Policy(clients=(client("alice"),)), tmp_path / "journal"
+    folder.mkdir()
+    settled, settle, may_go_on = [], Store.settle, threading.Event()
+
+    def counted(self, texts):
+        may_go_on.wait()
+        settled.append(len(texts))
+        settle(self, texts)
+
+    monkeypatch.setattr(Store, "settle", counted)
+    names = [f"x-{place}" for place in range(20)]
+    with kept(policy, tmp_path, folder, is_synced=False) as keeper:
+        asyncio.run(keeper.reserve("alice", None, dict.fromkeys(names, 1.0), Pathwise()))
+        for name in names:
+            keeper.settle(name, 0.5)
+            keeper.settle(name, None)  # the first counts
+        may_go_on.set()
+    assert sum(settled) >= 20 and len([count for count in settled if count]) <= 2
+    with opened("accounts.db", tmp_path) as store:
+        assert nats(store, "client/alice") == (10.0, 0.0, 990.0)
 
 
 def test_nothing_is_reserved_in_any_account_where_one_has_no_room(store):

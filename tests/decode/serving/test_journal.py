@@ -89,6 +89,27 @@ def test_a_line_that_cannot_be_written_is_taken_back_and_others_follow(tmp_path,
     assert ledger.certified is True and ledger.token_ids == [9, 9]
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_line_that_is_not_on_the_disk_is_taken_back_at_once_or_before_the_next_one(
+    tmp_path, monkeypatch, is_late
+):
+    def broken(*_):
+        raise OSError("disk I/O error")
+
+    with closing(JournalWriter(tmp_path, is_synced=True)) as writer:
+        writer.open("a", header(), has_stops=False)
+        whole = writer.path.read_bytes()
+        with monkeypatch.context() as patch:
+            for call in ("fsync", "ftruncate") if is_late else ("fsync",):
+                patch.setattr(journal_file.os, call, broken)
+            with pytest.raises(OSError, match="disk I/O error"):
+                writer.fail("a", "NaN")
+        assert (writer.path.read_bytes() == whole) is not is_late
+        writer.steps([("a", step(0))])
+    ledger = ledger_of(tmp_path)
+    assert (ledger.token_ids, ledger.finish_reason) == ([9], "aborted")
+
+
 def test_a_reader_follows_the_writer_and_waits_for_whole_lines(tmp_path, written):
     writer, reader = written(tmp_path, step(0)), JournalReader(tmp_path)
     assert reader.refresh() and not reader.refresh()

@@ -76,15 +76,18 @@ def test_each_client_is_charged_what_its_ledgers_say_and_gets_no_more(
     assert accounts(AccountsConfig(accounts=file, journal=(tmp_path / "journal",))) == 0
 
 
-def test_all_that_a_group_has_left_is_shared_by_its_clients(pair, tmp_path):
+def test_a_chat_without_a_length_shares_all_that_a_group_has_left(pair, tmp_path):
     groups = {"groups": ("lab",)}
     policy = Policy(
         clients=(client("alice", **groups), client("bob", **groups)),
         groups=(Account(name="lab", nats=90.0),),
     )
-    with serving(pair, tmp_path, policy, RULE) as (address, _):
-        answer = ask(address, "alice", max_tokens=30, anchored={"K": "available"}).json()
-        assert answer["anchored"]["K"] == pytest.approx(45.0, abs=1e-6)
+    messages = [{"role": "user", "content": "the keeper"}]
+    chat = {"messages": messages, "prompt": None, "max_tokens": None}
+    with serving(pair, tmp_path, policy, RULE, chat_length=40) as (address, _):
+        rest = {"anchored": {"K": "available"}, "path": "/v1/chat/completions"}
+        figures = ask(address, "alice", **chat, **rest).json()["anchored"]
+        assert (figures["horizon"], figures["K"]) == (40, pytest.approx(45.0, abs=1e-6))
         assert account(address, "bob")["available"] == 1000.0
 
 
