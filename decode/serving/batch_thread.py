@@ -138,7 +138,7 @@ class BatchThread:
             self._journal.try_again()
         except OSError as error:
             logger.error("%s: %s", UNWRITTEN.reason, error)
-            raise UNWRITTEN from None
+            raise UNWRITTEN.with_traceback(None) from None
         num_rows = self.decoder.batch_size - self.num_running
         if len(self._waiting) + len(jobs) > self.max_waiting + max(0, num_rows):
             raise Refused(429, f"{len(self._waiting)} texts wait already: try again later")

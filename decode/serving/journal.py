@@ -36,6 +36,7 @@ SCHEMA_LINE: Final = {"schema": "anchored-journal/1"}
 # A step that comes twice counts by its last line: a preempted request draws it again.
 
 UNWRITTEN: Final = Refused(503, "the journal cannot be written", may_pass=False)
+"""Raised without the frames of the last time, which would add up while a disk is full."""
 
 DEFAULT_BYTES: Final = JournalOptions().journal_mb * MEGABYTE
 

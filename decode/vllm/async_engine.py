@@ -105,7 +105,7 @@ class AsyncEngine:
             raise self.refusal
         if self._is_unwritten:
             self._retry = asyncio.ensure_future(self._try_again())  # a later request may pass
-            raise UNWRITTEN
+            raise UNWRITTEN.with_traceback(None)
         if any(job.request.stream_prompts for job in jobs):
             raise ValueError(ONE_PROMPT)
         if len(self._tasks) + len(jobs) > self.max_waiting + self.decoder.batch_size:
@@ -141,7 +141,7 @@ class AsyncEngine:
         assert self._llm is not None, "the engine has started"
         await self._llm.check_health()
         if not await self._try_again():
-            raise UNWRITTEN
+            raise UNWRITTEN.with_traceback(None)
 
     async def _try_again(self) -> bool:
         """Whether the engine can write its journal, where it could not."""

@@ -27,7 +27,9 @@ from .store import Exhausted, Server, Store, opened
 logger = logging.getLogger(__name__)
 Returned = TypeVar("Returned")
 
-UNREACHED: Final = Refused(503, "the accounts cannot be reached", type="accounts_unavailable")
+UNREACHED: Final = partial(
+    Refused, 503, "the accounts cannot be reached", type="accounts_unavailable"
+)
 
 LOOK_S: Final = 5.0
 """Seconds between two looks at what was applied: a key that is taken away ends so soon."""
@@ -131,12 +133,12 @@ class Keeper:
         # What has begun may reserve something: its end is waited for.
         if called.cancel():
             logger.error("the accounts were not read or written in %g seconds", BUSY_S)
-            raise UNREACHED
+            raise UNREACHED()
         try:
             return await done
         except SQLAlchemyError as error:
             logger.error("the accounts cannot be read or written: %s", error)
-            raise UNREACHED from error
+            raise UNREACHED() from error
 
 
 @contextmanager
