@@ -122,7 +122,8 @@ def test_a_reader_follows_the_writer_and_waits_for_whole_lines(tmp_path, written
             following.open("b", header(), has_stops=False)
         reader.refresh()
         assert reader.find("a").error == "" and reader.holding("a", 2) is None
-        assert reader.find("b") is not None
+        names = {record.request_id for record in JournalReader(tmp_path).ended_records()}
+        assert names == {"a", "b"}
         file.write(line[20:] + b"\n")
     reader.refresh()
     assert reader.holding("a", 2).error == "NaN" and reader.find("a").spent is None
