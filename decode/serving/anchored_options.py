@@ -19,19 +19,8 @@ from ..settings import Divergence
 FIELD: Final = "anchored"
 """The field of a request's body, of each choice of an answer, and of an answer with one choice."""
 
-EXTRA_FIELD: Final = "vllm_xargs"
-"""Another field of a request's body for the same, where each name has the prefix below."""
-
-PREFIX: Final = "anchored_"
-"""Begins the names of a request's extra arguments that are for us."""
-
 AVAILABLE: Final = "available"
 """A K of a request: the nats that are left in its accounts; see `Limits.rule_within`."""
-
-GREEDY: Final = (
-    "anchored: temperature 0 has no bound, so a server with accounts refuses it: send a "
-    "temperature > 0"
-)
 
 CLIENT_ID: Final = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 """Ids by which gateways name requests: of UUIDs, trace contexts and the like."""
@@ -72,10 +61,10 @@ class Limits:
         ValueError, in one line, for values that no rule has, for what the server's rule does not
         take, and for bounds of a mean where the server's hold for every text.
         """
-        if options.K == AVAILABLE or options.group is not None:
-            raise ValueError(f"anchored: K={AVAILABLE!r} and group need a server with accounts")
         rule: Any = self.rule
         taken = {each.name for each in fields(rule)}
+        if options.K == AVAILABLE:
+            options = replace(options, K=None)
         named: dict[str, Any] = {n: getattr(options, n) for n in ("k", "K", "bank", "divergence")}
         named = {name: value for name, value in named.items() if value is not None}
         if "K" in named and "K" not in taken and {"k", "bank"} <= taken:
@@ -96,16 +85,13 @@ class Limits:
         return changed
 
     def rule_within(self, options: "AnchoredOptions", available: float, horizon: int) -> Rule:
-        """As `rule_of`, of a request for so many symbols whose accounts have these nats left.
+        """The rule of a request with K="available", for so many symbols, whose accounts have these
+        nats left.
 
-        K="available" of a rule without a bank is all of them, within the limits. One with a bank
-        stays as it is where they are enough; else its bank, and then its k, are what is left.
+        A rule without a bank gets all of them, within the limits. One with a bank stays as it is
+        where they are enough; else its bank, and then its k, are what is left.
         """
-        takes_all = options.K == AVAILABLE
-        options = replace(options, K=None if takes_all else options.K, group=None)
         rule = self.rule_of(options)
-        if not takes_all:
-            return rule
         most = min(available, MAX_NATS if self.max_total is None else self.max_total)
         budget = rule.budget_for(horizon=horizon, k=None)
         if budget.bank is None:
@@ -116,7 +102,7 @@ class Limits:
         bank = min(budget.bank, most)
         # A quantum less, so that bank + k * horizon is not rounded to more than there is.
         k = max(0.0, (most - bank) / horizon - SPEND_QUANTUM)
-        return self.rule_of(replace(options, k=k, bank=bank))
+        return self.rule_of(replace(options, K=None, k=k, bank=bank))
 
     def check_horizon(self, horizon: int) -> None:
         """Raise ValueError, in one line, for more symbols than a request may ask for."""
@@ -141,7 +127,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnchoredOptions:
-    """The `anchored` object of a request, or what its extra arguments say in its place."""
+    """The `anchored` object of a request."""
 
     k: float | None = None
     """Nats per step; K = bank + k * max_tokens."""
@@ -160,8 +146,6 @@ class AnchoredOptions:
     """A text for a rule that reads one before the prompt."""
     group: str | None = None
     """A group whose account is charged too, where the server keeps accounts."""
-    client_id: str = ""
-    """The id by which the client names its request, which is in the journal."""
 
     def __post_init__(self) -> None:
         for name in ("k", "K", "bank"):
@@ -173,7 +157,6 @@ class AnchoredOptions:
             raise ValueError(f"debt must be >= 0 nats, got {self.debt}")
         if self.sample < 0:
             raise ValueError(f"sample must be >= 0, got {self.sample}")
-        client_id_of(self.client_id)
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "AnchoredOptions":
@@ -181,11 +164,10 @@ class AnchoredOptions:
 
         Raises ValueError, in one line, for what is no object and for an unknown or a wrong option.
         """
-        named, extra = body.get(FIELD) or {}, body.get(EXTRA_FIELD) or {}
-        if not isinstance(named, dict) or not isinstance(extra, dict):
-            raise ValueError(f"{FIELD} and {EXTRA_FIELD} must be objects")
-        prefixed = {n.removeprefix(PREFIX): v for n, v in extra.items() if n.startswith(PREFIX)}
-        values = {n: v for n, v in {**prefixed, **named}.items() if v is not None}
+        named = body.get(FIELD) or {}
+        if not isinstance(named, dict):
+            raise ValueError(f"{FIELD} must be an object")
+        values = {name: value for name, value in named.items() if value is not None}
         if error := field_error(cls, values):
             names = ", ".join(each.name for each in fields(cls))
             raise ValueError(f"anchored: {error}; known are {names}")
@@ -207,20 +189,14 @@ def most_nats(text: Request) -> float:
     return replace(budget, debt=text.least_debt).bound
 
 
-def seed_of_name(request_id: str) -> int:
-    """The seed, in [0, 2**63), of a request that names none: that of its id."""
-    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big") >> 1
+def seed_of_text(request_id: str, seed: int | None, secret: bytes | None) -> int:
+    """The seed, in [0, 2**63), of a text: the request's, or that of its id.
 
-
-def seed_of_secret(secret: bytes, request_id: str, seed: int | None) -> int:
-    """The seed, in [0, 2**63), of a text that is charged to an account: nobody knows its noise
-    before it is drawn, and no two texts share it, whatever seeds clients send."""
-    message = f"{request_id} {seed}".encode()
-    return int.from_bytes(hmac.digest(secret, message, hashlib.sha256)[:8], "big") >> 1
-
-
-def client_id_of(name: str) -> str:
-    """The id of a header's value, "" for none; ValueError for one that fits no line of a log."""
-    if name and not CLIENT_ID.fullmatch(name):
-        raise ValueError("x-request-id must have up to 128 letters, digits or any of .:/+=@_-")
-    return name
+    secret: of a server with accounts, where nobody knows a text's noise before it is drawn, and no
+    two texts share it, whatever seeds clients send.
+    """
+    if secret is None and seed is not None:
+        return seed
+    named = request_id if secret is None else f"{request_id} {seed}"
+    digest = hmac.digest(secret or b"anchored", named.encode(), hashlib.sha256)
+    return int.from_bytes(digest[:8], "big") >> 1

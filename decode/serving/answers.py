@@ -17,7 +17,7 @@ from ..levels.level import Level
 from ..tokenizer.tokenizer_file import read_tokenizer
 from .anchored_options import FIELD
 from .body import Body
-from .engine import Update
+from .engine import Job, Update
 
 FINISHED: Final = {"stop_token": "stop", "stop_string": "stop", "length": "length"}
 """OpenAI's words for how a text ended; others stay as they are."""
@@ -56,10 +56,7 @@ CHATS: Final = Form("chatcmpl", "chat.completion", "chat.completion.chunk", True
 class TextSoFar:
     """One text of an answer, as its updates report it."""
 
-    place: int
-    """Index among the texts of the answer."""
-    prompt_token_ids: list[int]
-    request_id: str = ""
+    job: Job
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[TokenLogProbs] = field(default_factory=list)
@@ -113,7 +110,7 @@ class LogProbTexts:
         content = [
             {
                 **self._one(place.token_id, place.log_prob),
-                "top_logprobs": [self._one(*each) for each in place.top],
+                "top_logprobs": [self._one(*top) for top in place.top],
             }
             for place in places
         ]
@@ -221,7 +218,7 @@ class Answer:
 
     def usage(self, texts: Sequence[TextSoFar]) -> dict[str, int]:
         """Symbols that were read and drawn so far, tokens or bytes; a prompt was read once."""
-        read = sum(len(text.prompt_token_ids) for text in texts[:: self.body.n])
+        read = sum(len(text.job.request.prompt_token_ids) for text in texts[:: self.body.n])
         drawn = sum(len(text.token_ids) for text in texts)
         return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
 
@@ -253,11 +250,11 @@ class Answer:
         part = self._part(text, content, text.token_ids, text.log_probs, True)
         choice = {**part, **self._end(text)}
         if self.body.return_token_ids:
-            choice["prompt_token_ids"] = text.prompt_token_ids
+            choice["prompt_token_ids"] = text.job.request.prompt_token_ids
         return choice
 
     def _echoed(self, text: TextSoFar) -> str:
-        return self.texts.prompt(text.prompt_token_ids) if self.body.echo else ""
+        return self.texts.prompt(text.job.request.prompt_token_ids) if self.body.echo else ""
 
     def _part(
         self,
@@ -268,11 +265,11 @@ class Answer:
         is_first: bool,
     ) -> dict[str, Any]:
         """log_probs: of these tokens. is_first: they are the text's first ones."""
-        part = {"index": text.place, **content, "logprobs": None, "finish_reason": None}
+        part = {"index": text.job.place, **content, "logprobs": None, "finish_reason": None}
         if self.has_log_probs and self.form.is_chat:
             part["logprobs"] = self.texts.of_chat(log_probs)
         elif self.has_log_probs:
-            first = text.prompt_token_ids[0] if is_first and self.body.echo else None
+            first = text.job.request.prompt_token_ids[0] if is_first and self.body.echo else None
             places = log_probs if first is None else [*text.prompt_log_probs, *log_probs]
             part["logprobs"] = self.texts.of_completion(places, text, first=first)
         return {**part, "token_ids": list(token_ids)} if self.body.return_token_ids else part
@@ -291,7 +288,7 @@ class Answer:
         """
         header, names = ledger.header, ("rule", "horizon", "k", "K", "debt")
         figures: dict[str, Any] = {
-            "id": text.request_id,
+            "id": text.job.request_id,
             **{name: getattr(header, name) for name in names},
             "spent": ledger.spent,
             "bound": header.bound,

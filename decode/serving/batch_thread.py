@@ -76,8 +76,7 @@ class BatchThread:
         # Of both threads, under the lock of `_changed`.
         self._waiting: deque[Job] = deque()
         self._cancelled: list[tuple[Job, Refused | None]] = []
-        self._refusal: Refused | None = None
-        """Why no job is taken any more."""
+        self.refusal: Refused | None = None
         self._is_ending = False
         # Of the batch's thread alone.
         self._running: list[Job] = []
@@ -118,10 +117,6 @@ class BatchThread:
         return falls_back()
 
     @property
-    def refusal(self) -> Refused | None:
-        return self._refusal
-
-    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
@@ -136,13 +131,13 @@ class BatchThread:
             self._changed.notify()
 
     def check(self, jobs: Sequence[Job]) -> None:
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
         try:
             self._journal.try_again()
         except OSError as error:
             logger.error("%s: %s", UNWRITTEN.reason, error)
-            raise UNWRITTEN from None
+            raise UNWRITTEN.with_traceback(None) from None
         num_rows = self.decoder.batch_size - self.num_running
         if len(self._waiting) + len(jobs) > self.max_waiting + max(0, num_rows):
             raise Refused(429, f"{len(self._waiting)} texts wait already: try again later")
@@ -163,7 +158,7 @@ class BatchThread:
     def refuse_new(self, refused: Refused) -> None:
         """Take no more jobs, and drop those that wait."""
         with self._changed:
-            self._refusal = self._refusal or refused
+            self.refusal = self.refusal or refused
             waiting = list(self._waiting)
         self.cancel(waiting, refused)
 
@@ -276,7 +271,7 @@ class BatchThread:
     def _fail(self, error: BaseException) -> None:
         refused = Refused(500, f"{BROKEN}: {type(error).__name__}: {error}")
         with self._changed:
-            self.failure, self._refusal = error, refused
+            self.failure, self.refusal = error, refused
             jobs = [*self._running, *self._waiting]
             self._waiting.clear()
             self._running = []

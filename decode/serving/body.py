@@ -8,7 +8,7 @@ from typing import Any, Final
 from ...fields import from_record
 from ...inputs import RepeatedName, with_each_once
 from ..settings import SAMPLING_NAMES, UNWARPED, SamplingConfig
-from .anchored_options import EXTRA_FIELD, FIELD, AnchoredOptions
+from .anchored_options import FIELD, AnchoredOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,13 @@ HARMLESS: Final = (
 """Fields that change no text: who asks, and how other services keep or order it."""
 
 
-MOST_ITEMS: Final = {"prompt": 256, "stop": 64, "stop_token_ids": 64, FIELD: 64, EXTRA_FIELD: 64}
-"""Most items of a field that is a list or an object: far more than clients send, and few enough
-that reading them, and looking for all stops after each token, holds up nobody else."""
-
-LONGEST_STOP: Final = 1024
-"""Most characters of a stop, for the same reason."""
-
-
-MOST_TEXTS: Final = MOST_ITEMS["prompt"]
+MOST_TEXTS: Final = 256
 """Most texts of one answer, of all prompts together."""
+
+MOST_STOPS: Final = 64
+LONGEST_STOP: Final = 1024
+"""Most stops, and characters of one: far more than clients send, and few enough that looking for
+all of them after each token holds up nobody else."""
 
 MOST_TOP: Final = 20
 """Likeliest tokens of a place at most, as OpenAI has it."""
@@ -142,7 +139,7 @@ class Body:
         """
         refuse_unhonored(values)
         check_sizes(values)
-        left_out = {*HARMLESS, *REFUSED, FIELD, EXTRA_FIELD}
+        left_out = {*HARMLESS, *REFUSED, FIELD}
         kept = {n: v for n, v in values.items() if v is not None and n not in left_out}
         warped = {name: kept.pop(name) for name in SAMPLING_NAMES if name in kept}
         if warped.get("top_k") == -1:  # says as much as 0, in vLLM too
@@ -179,7 +176,7 @@ class Body:
 
 
 HONORED: Final = frozenset(
-    {*(each.name for each in fields(Body)), *SAMPLING_NAMES, EXTRA_FIELD} - {"sampling"}
+    {*(option.name for option in fields(Body)), *SAMPLING_NAMES} - {"sampling"}
 )
 """Fields that decide a text or its answer."""
 
@@ -211,26 +208,18 @@ def _is_begun(messages: Any) -> bool:
 
 def check_sizes(body: Mapping[str, Any]) -> None:
     """Raise ValueError, in one line, for fields of a body that would hold up all other requests."""
-    for name, most in MOST_ITEMS.items():
-        items = body.get(name)
-        if name == "prompt" and _is_one_prompt(items):
-            continue
-        if isinstance(items, list | dict) and len(items) > most:
-            raise ValueError(f"{name} has at most {most} items here, got {len(items)}")
-    prompts, n = body.get("prompt"), body.get("n")
-    num_prompts = len(prompts) if isinstance(prompts, list) and not _is_one_prompt(prompts) else 1
-    num_texts = num_prompts * (n if type(n) is int else 1)
+    prompts, n, stop = body.get("prompt"), body.get("n"), body.get("stop")
+    if not isinstance(prompts, list) or all(type(token_id) is int for token_id in prompts):
+        prompts = [prompts]  # one text, or its token ids
+    num_texts = len(prompts) * (n if type(n) is int else 1)
     if num_texts > MOST_TEXTS:
         raise ValueError(f"an answer has at most {MOST_TEXTS} texts, got {num_texts}")
-    stops = body.get("stop")
-    for stop in stops if isinstance(stops, list) else [stops]:
-        if isinstance(stop, str) and len(stop) > LONGEST_STOP:
-            raise ValueError(f"a stop has at most {LONGEST_STOP} characters, got {len(stop)}")
-
-
-def _is_one_prompt(prompt: Any) -> bool:
-    """Whether it is token ids, or no list."""
-    return not isinstance(prompt, list) or all(type(token_id) is int for token_id in prompt)
+    for name in ("stop", "stop_token_ids"):
+        if isinstance(ends := body.get(name), list) and len(ends) > MOST_STOPS:
+            raise ValueError(f"{name} has at most {MOST_STOPS} items here, got {len(ends)}")
+    for text in stop if isinstance(stop, list) else [stop]:
+        if isinstance(text, str) and len(text) > LONGEST_STOP:
+            raise ValueError(f"a stop has at most {LONGEST_STOP} characters, got {len(text)}")
 
 
 def refuse_unhonored(body: Mapping[str, Any]) -> None:

@@ -8,17 +8,18 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from ..engine.request import Request
-from .anchored_options import AVAILABLE, client_id_of, most_nats
+from .anchored_options import AVAILABLE, most_nats
 from .answers import Answer, Form, LogProbTexts, TextSoFar
+from .body import Body, parsed
 from .engine import Engine, Job, Refused, Update
 from .http import (
     CLIENT,
@@ -34,8 +35,6 @@ from .reading import Reader
 
 if TYPE_CHECKING:
     from .accounts.keeper import Keeper  # imports a database's toolkit
-
-Returned = TypeVar("Returned")
 
 RETRY: Final = {"retry-after": "1"}
 """Seconds after which a full queue may have room, a few steps, or an account's nats come back."""
@@ -83,11 +82,10 @@ class Endpoint:
         request = HttpRequest(scope, receive)
         send_refusal = partial(_send_refusal, scope, receive, send)
         try:
-            client_id = client_id_of(request.headers.get(REQUEST_ID, ""))
             content = await body_of(request, self._served.max_body)
             answer, requests = await self._read(content, client := scope.get(CLIENT, ""))
-            jobs = await self._reserved(answer, requests, client_id, client)
-            self._submit(jobs)
+            client_id = request.headers.get(REQUEST_ID, "")
+            jobs = await self._begun(answer, requests, client_id, client)
         except ClientDisconnect:
             return
         except (ValueError, TimeoutError, Refused) as error:
@@ -119,56 +117,51 @@ class Endpoint:
         be decoded, Refused for another model.
         """
         served, keeper, available = self._served, self._served.keeper, 0.0
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, served.readers)
         answer_id = f"{self._form.prefix}-{uuid.uuid4().hex}"
         async with served.reading:
-            body = await self._in_thread(served.reader.body, content)
+            body = await in_thread(lambda: Body.of(parsed(content)))
             if body.model not in (None, served.model):
                 raise Refused(404, f"there is no model {body.model!r} here, only {served.model!r}")
             if body.anchored.K == AVAILABLE and keeper is not None:
                 available = await keeper.available(client, body.anchored.group)
             read = served.reader.requests
-            requests = await self._in_thread(read, body, self._form, answer_id, available)
+            requests = await in_thread(read, body, self._form, answer_id, available)
         answer = Answer(self._form, answer_id, served.model, body, served.texts, requests[0])
         return answer, requests
 
-    async def _reserved(
+    async def _begun(
         self, answer: Answer, requests: Sequence[Request], client_id: str, client: str
     ) -> list[Job]:
-        """The texts to be drawn, whose bounds are reserved; Refused for nats that are used up."""
-        keeper, options = self._served.keeper, answer.body.anchored
+        """The texts that are drawn, whose bounds are reserved; Refused where there is no room, or
+        for nats that are used up."""
+        engine, keeper, options = self._served.engine, self._served.keeper, answer.body.anchored
         updates: asyncio.Queue[tuple[Job, Update]] = asyncio.Queue()
         jobs = [
             Job(
                 request=request,
                 request_id=self._form.name(answer.answer_id, place),
                 updates=updates,
-                client_id=client_id or options.client_id,
+                client_id=client_id,
                 place=place,
                 settle=None if keeper is None else keeper.settle,
             )
             for place, request in enumerate(requests)
         ]
+        engine.check(jobs)
         # Last of all: whatever would refuse the request has been looked at.
-        self._served.engine.check(jobs)
         if keeper is not None:
             bounds = {job.request_id: most_nats(job.request) for job in jobs}
             rule = requests[0].rule
             assert rule is not None
             await keeper.reserve(client, options.group, bounds, rule)
-        return jobs
-
-    async def _in_thread(self, call: Callable[..., Returned], *args: Any) -> Returned:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._served.readers, call, *args)
-
-    def _submit(self, jobs: list[Job]) -> None:
-        """Queue the jobs; Refused where there is no room, with nothing reserved any more."""
         try:
-            self._served.engine.submit(jobs)
-        except Refused:
+            engine.submit(jobs)
+        except Refused:  # the queue was filled meanwhile
             for job in jobs:
                 job.end()
             raise
+        return jobs
 
 
 def refused_of(error: Exception) -> tuple[str, Refused]:
@@ -206,9 +199,7 @@ class _Talk:
         """The jobs whose last update has not come."""
         self._answer, self._send, self._send_refusal = answer, send, send_refusal
         self._updates = jobs[0].updates
-        self._texts = [
-            TextSoFar(job.place, job.request.prompt_token_ids, job.request_id) for job in jobs
-        ]
+        self._texts = [TextSoFar(job) for job in jobs]
 
     async def answer(self) -> None:
         """Answer whole, or as a stream."""
@@ -217,9 +208,11 @@ class _Talk:
     async def _whole(self) -> None:
         """Answer once all texts have ended."""
         async for updates in self._news():
-            if (refused := _refusal(updates)) is not None:
-                await self._send_refusal(refused)
-                return
+            for job, update in updates:
+                self._note(job, update)
+                if update.refused is not None:
+                    await self._send_refusal(update.refused)
+                    return
         body = json.dumps(self._answer.whole(self._texts)).encode()
         await self._begin(b"application/json", (b"content-length", str(len(body)).encode()))
         await self._body(body, more=False)
@@ -228,14 +221,14 @@ class _Talk:
         """Send pieces as they are drawn; an error after the first is the stream's last event."""
         has_begun = False
         async for updates in self._news():
-            refused = _refusal(updates)
+            events = [event for news in updates for event in self._events(*news)]
+            refused = next((u.refused for _, u in updates if u.refused is not None), None)
             if not has_begun:
                 if refused is not None:
                     await self._send_refusal(refused)
                     return
                 await self._begin(b"text/event-stream; charset=utf-8", *UNBUFFERED)
                 has_begun = True
-            events = [*self._events(updates)]
             if refused is not None:
                 events.append(sent_event(error_body(refused.status, refused.reason)))
             if events:
@@ -245,18 +238,15 @@ class _Talk:
         usage = self._answer.counted(self._texts)
         await self._body((sent_event(usage) if usage else b"") + DONE, more=False)
 
-    async def _news(self) -> AsyncIterator[dict[Job, Update]]:
-        """Updates by job, as many as have come, until each text has had its last one."""
+    async def _news(self) -> AsyncIterator[list[tuple[Job, Update]]]:
+        """Updates, as many as have come, until each text has had its last one."""
         while self.open_jobs:
-            merged: dict[Job, Update] = {}
-            while not (merged and self._updates.empty()):
-                job, update = await self._updates.get()
-                merged[job] = _joined(merged[job], update) if job in merged else update
-            for job, update in merged.items():
-                self._note(job, update)
-            yield merged
+            updates = [await self._updates.get()]
+            while not self._updates.empty():
+                updates.append(self._updates.get_nowait())
+            yield updates
 
-    def _note(self, job: Job, update: Update) -> None:
+    def _note(self, job: Job, update: Update) -> TextSoFar:
         text = self._texts[job.place]
         text.pieces.append(update.text)
         text.token_ids += update.token_ids
@@ -265,18 +255,17 @@ class _Talk:
         if update.is_last:
             text.ledger, text.error = update.ledger, update.error
             self.open_jobs.remove(job)
+        return text
 
-    def _events(self, updates: dict[Job, Update]) -> list[bytes]:
-        chunks = []
-        for job, update in updates.items():
-            answer, text = self._answer, self._texts[job.place]
-            if answer.form.is_chat and len(text.token_ids) == len(update.token_ids):
-                chunks.append(answer.begun(job.place))
-            if update.ledger is not None:
-                chunks.append(answer.last(text, update))
-            elif update.text or (update.token_ids and answer.shows_tokens):
-                chunks.append(answer.piece(text, update))
-        so_far = self._answer.usage_so_far(self._texts)
+    def _events(self, job: Job, update: Update) -> list[bytes]:
+        text, answer, chunks = self._note(job, update), self._answer, []
+        if answer.form.is_chat and len(text.token_ids) == len(update.token_ids):
+            chunks.append(answer.begun(job.place))
+        if update.ledger is not None:
+            chunks.append(answer.last(text, update))
+        elif update.text or (update.token_ids and answer.shows_tokens):
+            chunks.append(answer.piece(text, update))
+        so_far = answer.usage_so_far(self._texts)
         return [sent_event({**chunk, **so_far}) for chunk in chunks]
 
     async def _begin(self, content_type: bytes, *more: tuple[bytes, bytes]) -> None:
@@ -285,18 +274,3 @@ class _Talk:
 
     async def _body(self, body: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def _refusal(updates: dict[Job, Update]) -> Refused | None:
-    return next((each.refused for each in updates.values() if each.refused is not None), None)
-
-
-def _joined(first: Update, then: Update) -> Update:
-    """Two updates of one text as one."""
-    return replace(
-        then,
-        text=first.text + then.text,
-        token_ids=[*first.token_ids, *then.token_ids],
-        log_probs=[*first.log_probs, *then.log_probs],
-        prompt_log_probs=first.prompt_log_probs,
-    )

@@ -79,15 +79,13 @@ class Job:
     """Symbols of its updates so far."""
     is_open: bool = False
     """The journal holds its header."""
-    is_unwritten: bool = False
-    """Nobody knows whether the journal has tokens that were drawn and not reported."""
     settle: Callable[[str, float | None], None] | None = None
     """Takes its name and the nats that it has spent, None where they are not known, at its end."""
 
     def end(self) -> None:
         """Settle what all tokens spent that were reported; nothing is drawn any more."""
         steps = () if self.state is None else self.state.steps[: self.num_reported]
-        self.settled(None if self.is_unwritten else math.fsum(step.spend for step in steps))
+        self.settled(math.fsum(step.spend for step in steps))
 
     def settled(self, spent: float | None) -> None:
         """Settle so many nats, None where they are not known, unless that was done before."""
@@ -110,10 +108,8 @@ class Engine(Protocol):
     metrics: Metrics
     failure: BaseException | None
     """Why nothing is drawn any more."""
-
-    @property
-    def refusal(self) -> Refused | None:
-        """Why no job is taken any more, None while they are."""
+    refusal: Refused | None
+    """Why no job is taken any more."""
 
     @property
     def num_waiting(self) -> int:

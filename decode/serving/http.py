@@ -119,13 +119,11 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
             return  # no websocket is served: the server closes it
         path = scope["path"]
-        if self._root and (path == self._root or path.startswith(self._root + "/")):
+        if self._root and f"{path}/".startswith(f"{self._root}/"):
             path = path[len(self._root) :] or "/"
-        scope = {**scope, "path": path, "raw_path": path.encode(), "root_path": ""}
+            scope = {**scope, "path": path}
         label, headers = path if path in PATHS else "other", Headers(scope=scope)
         named = headers.get(REQUEST_ID, "")
         if not CLIENT_ID.fullmatch(named):
@@ -162,6 +160,8 @@ class Guard:
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 return 415, "the body must be JSON: send Content-Type: application/json"
+            if not CLIENT_ID.fullmatch(headers.get(REQUEST_ID, "-")):
+                return 400, "x-request-id must have up to 128 letters, digits or any of .:/+=@_-"
         return None
 
     def _client_of(self, headers: Headers) -> str | None:

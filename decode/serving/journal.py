@@ -21,22 +21,22 @@ from .server_options import MEGABYTE, JournalOptions
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = "anchored-journal/1"
 PATTERN = "journal-*.jsonl"
-SCHEMA_LINE: Final = {"schema": SCHEMA}
+SCHEMA_LINE: Final = {"schema": "anchored-journal/1"}
 
 # A line is one of
-#   {"schema": ...}                        the first, and one after a line that could not be written
+#   {"schema": ...}                        the first, and one after lines that could not be written
 #   {"open": id, "header": {...}, "stops": bool}, with "uncertified": true for a rule that certifies
 #     nothing, and "client_id", the id by which the client names its request, if it does
 #   {"steps": [[id, step, token_id, accepted, budget, spend, weight, log p*, log p_s], ...]}
 #   {"failed": id, "error": "..."}
 #   {"ended": id}, after its last step, with "footer": {...} where the engine knows what a ledger's
 #     footer says
-#   {"continued": "NAME"}, the last one of a file that is full: the name of the next one
+#   {"full": true}, the last one of a file that the next one continues
 # A step that comes twice counts by its last line: a preempted request draws it again.
 
 UNWRITTEN: Final = Refused(503, "the journal cannot be written", may_pass=False)
+"""Raised without the frames of the last time, which would add up while a disk is full."""
 
 DEFAULT_BYTES: Final = JournalOptions().journal_mb * MEGABYTE
 
@@ -53,19 +53,16 @@ class JournalWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._max_bytes, self._is_synced = max_bytes, is_synced
         self._lock = Lock()
-        self.has_failed = False
-        """The last line could not be written."""
-        self.is_torn = False
-        """What the file has of that line is not known."""
+        self._has_failed = False
+        """The file may have a part of a line that could not be written."""
         self._begin()
 
     def _begin(self) -> None:
         path = self._folder / f"journal-{time.time_ns()}-{os.getpid()}.jsonl"
-        self._file: BinaryIO = path.open("xb", buffering=0)
-        self.path = path
+        self._file: BinaryIO = path.open("ab", buffering=0)
+        self.path, self._size = path, 0
         # An engine in the caller's process says nothing when it is dropped.
         self._closing = weakref.finalize(self, self._file.close)
-        self.is_torn, self._size = False, 0
         self._append(SCHEMA_LINE)
         if self._is_synced:
             sync_folder(self._folder)
@@ -111,47 +108,35 @@ class JournalWriter:
     def try_again(self) -> None:
         """Return where lines can be written; OSError where they still cannot. The line that shows
         it says nothing."""
-        if self.has_failed:
+        if self._has_failed:
             self._write(SCHEMA_LINE)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         """Raises OSError where the line is not on the file, whole."""
         with self._lock:
-            try:
-                if self._size >= self._max_bytes:
-                    self._continue()
-                self._append(line)
-                self.has_failed = False
-            except OSError:
-                self.has_failed = True
-                raise
-
-    def _continue(self) -> None:
-        """Go on in a new file, which is there before the full one names it."""
-        full, close, start = self._file, self._closing, "\n" if self.is_torn else ""
-        self._begin()
-        try:  # a reader that misses this line finds the new file as it looks into the folder
-            full.write(f"{start}{json.dumps({'continued': self.path.name})}\n".encode())
-        finally:
-            close()
+            if self._size >= self._max_bytes:
+                self._append({"full": True})
+                close = self._closing
+                self._begin()
+                close()
+            self._append(line)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        text = ("\n" if self.is_torn else "") + json.dumps(json_value(line)) + "\n"
-        content, descriptor = text.encode(), self._file.fileno()
-        self.is_torn = True
+        content, descriptor = (json.dumps(json_value(line)) + "\n").encode(), self._file.fileno()
+        if self._has_failed:
+            os.ftruncate(descriptor, self._size)
+        self._has_failed = True
         try:
             if self._file.write(content) != len(content):
                 raise OSError(f"{self.path}: the disk is full")
             if self._is_synced:
                 os.fsync(descriptor)
-            self._size += len(content)
         except OSError:
-            # What nobody is told is taken back, so that the journal has what was sent and no more.
+            # What nobody is told is taken back: the journal has what was sent and no more.
             os.ftruncate(descriptor, self._size)
-            os.lseek(descriptor, self._size, os.SEEK_SET)
-            self.is_torn = False
             raise
-        self.is_torn = False
+        self._size += len(content)
+        self._has_failed = False
 
 
 STEP_FIELDS: Final = (
@@ -184,8 +169,6 @@ class Recording:
                 self._write(self._journal, [(j, update) for j, update in news if j.is_recorded])
         except OSError as error:
             logger.error("%s: %s", UNWRITTEN, error)
-            for job, _ in news:
-                job.is_unwritten = self._journal is None or self._journal.is_torn
             return [(job, Update(refused=UNWRITTEN)) for job, _ in news]
         for job, update in news:
             job.num_reported += len(update.token_ids)

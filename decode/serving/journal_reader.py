@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ LOOK_S = 0.002
 """Seconds between two looks into a journal that is late: a fraction of a step, and more than a look
 takes."""
 
-CONTINUED: Final = b'{"continued": '
+FULL: Final = b'{"full": '
 """Begins the last line of a file that is full."""
 
 
@@ -182,10 +181,8 @@ class JournalReader:
             yield from self._lines_of([name for name in names if name not in self._offsets])
 
     def _lines_of(self, names: Sequence[str]) -> Iterator[bytes]:
-        """The whole lines of files, and of those that continue them, from where they were read."""
-        waiting = deque(names)
-        while waiting:
-            name = waiting.popleft()
+        """The whole lines of files from where they were read."""
+        for name in names:
             offset, path = self._offsets.setdefault(name, 0), os.path.join(self._folder, name)
             try:
                 if offset is None or os.stat(path).st_size <= offset:
@@ -199,10 +196,7 @@ class JournalReader:
                     if not line.endswith(b"\n"):
                         break
                     offset += len(line)
-                    self._offsets[name] = offset
-                    if line.startswith(CONTINUED):
-                        self._offsets[name] = None
-                        waiting.append(json.loads(line)["continued"])
+                    self._offsets[name] = None if line.startswith(FULL) else offset
                     yield line
 
     def _take(self, line: bytes) -> str | None:

@@ -13,14 +13,7 @@ from ..rules.rule import OpenRule, Rule, takes_passage
 from ..texts import prompt_requests, request_list, with_values
 from ..tokenizer.text import special_names
 from ..verify.rounding import least_temperature, temperature_error
-from .anchored_options import (
-    AVAILABLE,
-    GREEDY,
-    AnchoredOptions,
-    Limits,
-    seed_of_name,
-    seed_of_secret,
-)
+from .anchored_options import AVAILABLE, Limits, seed_of_text
 from .answers import Form
 from .body import Body, parsed
 
@@ -72,7 +65,9 @@ class Reader:
         options, is_chat = body.anchored, form.is_chat
         seed, num_top = options.seed_of(body.seed), body.num_top(is_chat=is_chat)
         # 1. The rule, and what it cannot be asked for.
-        rule = self._rule(options)
+        if self._secret is None and (options.K == AVAILABLE or options.group is not None):
+            raise ValueError(f"anchored: K={AVAILABLE!r} and group need a server with accounts")
+        rule = self.limits.rule_of(options)
         open_rule = self._open(rule)
         self._check_values(body, open_rule, num_top, is_chat=is_chat)
         # 2. What the models read, how much may follow, and where it ends.
@@ -81,7 +76,7 @@ class Reader:
         if options.K == AVAILABLE:
             if len(texts) > 1:
                 raise ValueError(f"anchored: K={AVAILABLE!r} is of one text, got {len(texts)}")
-            rule = self._rule(options, available, texts[0].max_new_tokens)
+            rule = self.limits.rule_within(options, available, texts[0].max_new_tokens)
             open_rule = self._open(rule)
         for text in texts:
             self._check(text, rule)
@@ -89,7 +84,7 @@ class Reader:
         return [
             replace(
                 text,
-                seed=self._seed(form.name(answer_id, place), seed),
+                seed=seed_of_text(form.name(answer_id, place), seed, self._secret),
                 place=options.sample + text.place,
                 rule=open_rule,
                 sampling=body.sampling,
@@ -124,13 +119,9 @@ class Reader:
             texts = [replace(text, max_new_tokens=self._rest(text)) for text in texts]
         return texts
 
-    def body(self, content: bytes) -> Body:
-        """A request's body; ValueError, in one line, for one that cannot be honored."""
-        return Body.of(parsed(content))
-
     def symbols(self, content: bytes) -> dict[str, Any]:
         """The answer to a body that asks what its prompt, or its messages, are to the models."""
-        body = self.body(content)
+        body = Body.of(parsed(content))
         prompts = self._prompts(body, is_chat=body.messages is not None)
         requests = prompt_requests(self._level, **prompts)
         if len(requests) != 1 or requests[0].error:
@@ -140,12 +131,12 @@ class Reader:
 
     def text(self, content: bytes) -> dict[str, Any]:
         """The answer to a body that asks for the text of tokens, or bytes."""
-        values = parsed(content)
-        if not isinstance(values.get("tokens"), list):
+        token_ids = parsed(content).get("tokens")
+        if not isinstance(token_ids, list):
             raise ValueError("tokens must be a list of token ids")
-        self._check_unread(values["tokens"])
+        self._check_unread(token_ids)
         stream = self._level.text_stream()
-        pieces = [stream.push(token_id) for token_id in self._level.encode(values["tokens"])]
+        pieces = [stream.push(token_id) for token_id in self._level.encode(token_ids)]
         return {"prompt": "".join(pieces) + stream.finish()}
 
     def _check_values(
@@ -156,7 +147,7 @@ class Reader:
         if error and rule.is_certified:
             raise ValueError(error)
         if self._secret is not None and body.sampling.is_greedy:
-            raise ValueError(GREEDY)
+            raise ValueError("anchored: temperature 0 has no bound, so accounts need one > 0")
         if body.anchored.passage is not None and not takes_passage(rule):
             raise ValueError(f"anchored: the rule {rule.name} reads no passage")
         if body.ignore_eos and self._level.name == "byte":
@@ -172,16 +163,6 @@ class Reader:
         if body.echo and takes_passage(rule):
             raise ValueError(f"echo with logprobs is of prompts alone, {rule.name} reads a passage")
 
-    def _rule(self, options: AnchoredOptions, available: float = 0.0, horizon: int = 1) -> Rule:
-        if self._secret is None:
-            return self.limits.rule_of(options)
-        return self.limits.rule_within(options, available, horizon)
-
-    def _seed(self, request_id: str, seed: int | None) -> int:
-        if self._secret is not None:
-            return seed_of_secret(self._secret, request_id, seed)
-        return seed_of_name(request_id) if seed is None else seed
-
     def _prompts(self, body: Body, *, is_chat: bool) -> dict[str, Any]:
         """The prompts or the conversation of a body, for its endpoint; ValueError for what is too
         long, whatever it becomes."""
@@ -190,12 +171,10 @@ class Reader:
             raise ValueError(f"{other} belongs to the other endpoint")
         if (value := getattr(body, wanted)) is None:
             raise ValueError(f"{wanted} is missing")
-        prompts = {"prompts": None, "messages": plain_messages(value)}
-        if not is_chat:
-            prompts = {"prompts": value}
-        for prompt in _lengthy(**prompts):
+        value = plain_messages(value) if is_chat else value
+        for prompt in _lengthy(value):
             self._check_unread(prompt)
-        return prompts
+        return {"prompts": None, "messages": value} if is_chat else {"prompts": value}
 
     def _check_unread(self, prompt: str | list[Any]) -> None:
         """Raise ValueError for a text or token ids that are too long, whatever they become: a text
@@ -244,14 +223,11 @@ class Reader:
         return stop
 
 
-def _lengthy(prompts: Any, messages: Any = None) -> list[str | list[Any]]:
-    """The texts and token ids of a request, those that are some."""
-    if messages is not None:
-        said = messages if isinstance(messages, list) else []
-        parts = [message.get("content") for message in said if isinstance(message, Mapping)]
-    else:
-        are_many = isinstance(prompts, list) and any(isinstance(p, str | list) for p in prompts)
-        parts = prompts if are_many else [prompts]
+def _lengthy(value: Any) -> list[str | list[Any]]:
+    """The texts and token ids of a body's prompts or messages, those that are some."""
+    are_many = isinstance(value, list) and not all(type(part) is int for part in value)
+    parts = value if are_many else [value]
+    parts = [part.get("content") if isinstance(part, Mapping) else part for part in parts]
     return [part for part in parts if isinstance(part, str | list)]
 
 

@@ -1,27 +1,38 @@
-"""The server of a pair: its engine, its endpoints, its port and its end."""
+"""The server of a pair: its endpoints, its engine, its port and its end."""
 
 import asyncio
 import logging
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from ...errors import AnchoredError
 from .anchored_options import Limits
-from .answers import LogProbTexts
-from .app import PairApp
-from .endpoint import Served
+from .answers import CHATS, COMPLETIONS, LogProbTexts
+from .endpoint import Endpoint, Served, refused_of
 from .engine import SHUT_DOWN, Engine, Refused
-from .http import Guard, patient_protocol, read_keys
+from .http import (
+    CLIENT,
+    ERROR_TYPES,
+    Guard,
+    body_of,
+    patient_protocol,
+    read_keys,
+    refusal_of,
+)
 from .reading import Reader
 from .server_options import ServerOptions
 
@@ -38,6 +49,99 @@ IDLE_S: Final = 65
 of which would else send a request into a connection that is just being closed."""
 
 
+class PairApp:
+    """A pair's endpoints: texts by two of them, and what a server says of itself."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._created = int(time.time())
+        routes = [
+            Route("/v1/completions", Endpoint(COMPLETIONS, served), methods=["POST"]),
+            Route("/v1/chat/completions", Endpoint(CHATS, served), methods=["POST"]),
+            Route("/tokenize", partial(self._converted, served.reader.symbols), methods=["POST"]),
+            Route("/detokenize", partial(self._converted, served.reader.text), methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._one_model),
+            Route("/v1/anchored/account", self._account),
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/metrics", self._page),
+        ]
+        handlers = {HTTPException: _error, Refused: _error}
+        self.routes = Starlette(routes=routes, exception_handlers=handlers)
+        self.routes.router.redirect_slashes = False
+
+    async def _converted(
+        self, convert: Callable[[bytes], dict[str, Any]], request: HttpRequest
+    ) -> Response:
+        """What becomes of a body in the readers' thread."""
+        served, loop = self._served, asyncio.get_running_loop()
+        try:
+            content = await body_of(request, served.max_body)
+            return JSONResponse(await loop.run_in_executor(served.readers, convert, content))
+        except (ValueError, TimeoutError) as error:
+            raise refused_of(error)[1] from error
+
+    async def _models(self, _: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def _one_model(self, request: HttpRequest) -> Response:
+        if (name := request.path_params["name"]) != (model := self._served.model):
+            raise HTTPException(404, f"there is no model {name!r} here, only {model!r}")
+        return JSONResponse(self._described())
+
+    def _described(self) -> dict[str, Any]:
+        """The pair as OpenAI's clients list a model, with what decides a text and its bound."""
+        decoder, limits = self._served.engine.decoder, self._served.reader.limits
+        rule = {"name": decoder.rule.name, **decoder.rule.settings()}
+        most = {name: getattr(limits, name) for name in ("max_k", "max_total", "max_bank")}
+        pair = {
+            "level": decoder.level.name,
+            "rule": {name: value for name, value in rule.items() if value is not None},
+            "certified": decoder.open_rule.is_certified,
+            "fingerprints": dict(decoder.pair.fingerprints),
+            **{name: value for name, value in most.items() if value is not None},
+        }
+        return {
+            "id": self._served.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "anchored",
+            "max_model_len": self._served.reader.max_length,
+            "anchored": pair,
+        }
+
+    async def _account(self, request: HttpRequest) -> Response:
+        if (keeper := self._served.keeper) is None:
+            raise HTTPException(404, "no accounts are kept here")
+        return JSONResponse(await keeper.figures(request.scope[CLIENT]))
+
+    async def _health(self, _: HttpRequest) -> Response:
+        if (refusal := self._served.engine.refusal) is not None:
+            raise refusal
+        return JSONResponse({"status": "up"})
+
+    async def _ready(self, _: HttpRequest) -> Response:
+        await self._served.engine.probe()
+        return JSONResponse({"status": "ready"})
+
+    async def _page(self, _: HttpRequest) -> Response:
+        engine = self._served.engine
+        metrics = engine.metrics
+        metrics.waiting.set(engine.num_waiting)
+        metrics.running.set(engine.num_running)
+        metrics.fallback.set(await engine.falls_back())
+        return Response(metrics.page(), media_type="text/plain; version=0.0.4")
+
+
+async def _error(_: HttpRequest, error: Exception) -> Response:
+    if isinstance(error, Refused):
+        return refusal_of(error.status, error.reason, **error.more)
+    assert isinstance(error, HTTPException)
+    status = error.status_code if error.status_code in ERROR_TYPES else 400
+    return refusal_of(status, error.detail, error.headers)
+
+
 @contextmanager
 def bound_socket(options: ServerOptions) -> Iterator[socket.socket]:
     """A socket at the address; before models are loaded, OSError for one that is in use."""
@@ -52,30 +156,6 @@ def bound_socket(options: ServerOptions) -> Iterator[socket.socket]:
             where = f"{options.host}:{options.port}"
             raise OSError(f"cannot listen on {where}: {error.strerror}") from None
         yield bound
-
-
-def serve(
-    open_engine: Callable[[Path], Engine],
-    limits: Limits,
-    options: ServerOptions,
-    ledgers: Path | None,
-    bound: socket.socket,
-    open_accounts: Callable[[Path], AbstractContextManager["Keeper"]] | None = None,
-) -> None:
-    """Serve until a signal ends it.
-
-    open_engine: makes the engine, which writes its journal into that folder. ledgers: the folder,
-    None for one that is removed. open_accounts: opens the accounts of clients for a server with
-    such a folder, None where they have none. Raises AnchoredError if the models fail, and
-    ValueError for keys that cannot be read.
-    """
-    with ExitStack() as stack:
-        if ledgers is None:
-            ledgers = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="anchored-")))
-        # Accounts first: what a server before this one wrote is told by the files that are there.
-        keeper = None if open_accounts is None else stack.enter_context(open_accounts(ledgers))
-        engine = open_engine(ledgers)
-        asyncio.run(PairServer(engine, limits, options, keeper).run(bound))
 
 
 class PairServer:
@@ -115,6 +195,7 @@ class PairServer:
         config = uvicorn.Config(
             _guarded(served, options),
             http=patient_protocol(options.max_connections),
+            lifespan="off",
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -171,7 +252,7 @@ class PairServer:
 
 
 def _guarded(served: Served, options: ServerOptions) -> Any:
-    """The endpoints behind the checks of hosts, keys and origins, as one ASGI application."""
+    """The endpoints after the checks of hosts, keys and origins, as one ASGI application."""
     keeper = served.keeper
     keys = read_keys(options.api_key_file) if options.api_key_file else {}
     guard = Guard(

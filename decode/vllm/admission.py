@@ -1,17 +1,21 @@
-"""A request on its way through vLLM: as SamplingParams, and as the engine's processes read it."""
+"""A request on its way through vLLM: as SamplingParams, as the engine's processes read it, and as
+the journal has its text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..engine.request import Request
+from ..decoder import Decoder
+from ..engine.request import Request, RequestState
 from ..rules.anchored import Anchored
 from ..rules.budget import Budget
 from ..rules.registry import make_rule
 from ..rules.rule import Rule
+from ..serving.journal_reader import Record
 from ..settings import SamplingConfig
 from .pair_description import KEY, PairRule, checked_rule
 
@@ -55,6 +59,29 @@ def parameters(
         extra_args={KEY: entry},
         **how,
     )
+
+
+def begun(decoder: Decoder, request: Request) -> RequestState:
+    """A request as a batch of a `Decoder` begins it."""
+    rule, level = request.rule or decoder.open_rule, decoder.level
+    budget = rule.budget_for(horizon=request.max_new_tokens, k=request.k)
+    text = level.text_stream(request.stop, request.prompt_token_ids)
+    return RequestState(request=request, budget=budget, text=text)
+
+
+def follow(state: RequestState, record: Record, num_drawn: int, ends: Container[int]) -> None:
+    """Append what the journal has of a text, up to so many steps, as a batch of a `Decoder` would.
+
+    The engine may have drawn on after a stop string. ends: tokens that end the text.
+    """
+    if not state.steps:
+        state.budget = replace(state.budget, debt=record.header.debt)
+    for step in record.steps[len(state.steps) : min(num_drawn, record.num_drawn)]:
+        state.append(step, is_end=step.token_id in ends)
+        if state.is_finished:
+            return
+    if record.error:
+        state.fail(record.error)
 
 
 @dataclass(kw_only=True, slots=True)

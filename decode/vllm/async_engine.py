@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ...errors import AnchoredError
 from ..decoder import Decoder
 from ..engine.log_probs import TokenLogProbs
-from ..engine.request import Request, RequestState
+from ..engine.request import RequestState
 from ..serving.engine import BROKEN, SHUT_DOWN, Job, Refused, Update
 from ..serving.gauges import Metrics
 from ..serving.journal import UNWRITTEN, Recording
@@ -28,7 +28,7 @@ from ..serving.journal_reader import (
     journal_names,
 )
 from ..settings import SamplingConfig
-from .admission import parameters
+from .admission import begun, follow, parameters
 from .engine import WORKER, engine_arguments, register
 from .pair_description import ONE_PROMPT, DescribedPair, EngineSettings, PairRule
 
@@ -82,8 +82,6 @@ class AsyncEngine:
         """Those that are drawn no further, and what their last updates say."""
         self._is_unwritten = False
         """The journal has not come to hold what was drawn."""
-        self._look: asyncio.Future[None] | None = None
-        """The look into the journal for which all late jobs wait."""
 
     async def start(self, on_failure: Callable[[], None]) -> None:
         """Raises AnchoredError for a journal that is not read here."""
@@ -107,7 +105,7 @@ class AsyncEngine:
             raise self.refusal
         if self._is_unwritten:
             self._retry = asyncio.ensure_future(self._try_again())  # a later request may pass
-            raise UNWRITTEN
+            raise UNWRITTEN.with_traceback(None)
         if any(job.request.stream_prompts for job in jobs):
             raise ValueError(ONE_PROMPT)
         if len(self._tasks) + len(jobs) > self.max_waiting + self.decoder.batch_size:
@@ -143,7 +141,7 @@ class AsyncEngine:
         assert self._llm is not None, "the engine has started"
         await self._llm.check_health()
         if not await self._try_again():
-            raise UNWRITTEN
+            raise UNWRITTEN.with_traceback(None)
 
     async def _try_again(self) -> bool:
         """Whether the engine can write its journal, where it could not."""
@@ -162,7 +160,7 @@ class AsyncEngine:
 
     async def _run(self, job: Job) -> None:
         """Draw one job to its end, in the steps above."""
-        state = job.state = self._new_state(job.request)
+        state = job.state = begun(self.decoder, job.request)
         try:
             if job not in self._broken_off:
                 await self._draw(job, state)
@@ -179,12 +177,6 @@ class AsyncEngine:
                 job.updates.put_nowait((job, Update(refused=refused)))
         else:
             self._tell(job)
-
-    def _new_state(self, request: Request) -> RequestState:
-        rule, level = request.rule or self.decoder.open_rule, self.decoder.level
-        budget = rule.budget_for(horizon=request.max_new_tokens, k=request.k)
-        text = level.text_stream(request.stop, request.prompt_token_ids)
-        return RequestState(request=request, budget=budget, text=text)
 
     async def _draw(self, job: Job, state: RequestState) -> None:
         assert self._llm is not None, "the engine has started"
@@ -205,15 +197,10 @@ class AsyncEngine:
                     state.prompt_log_probs = _log_probs(rest, of_prompt, num_top)
                 record = await self._record(job.request_id, num_drawn)
                 # 2. The steps of the journal become the state, as a batch would have it.
-                if not state.steps:
-                    state.budget = replace(state.budget, debt=record.header.debt)
+                is_first = not state.steps
+                follow(state, record, num_drawn, ends)
+                if is_first:
                     self.metrics.joined([job])
-                for step in record.steps[len(state.steps) : min(num_drawn, record.num_drawn)]:
-                    state.append(step, is_end=step.token_id in ends)
-                    if state.is_finished:
-                        break
-                if record.error and not state.is_finished:
-                    state.fail(record.error)
                 # 3. Clients hear of it; of the end once it is settled.
                 if state.is_finished:
                     return
@@ -256,10 +243,8 @@ class AsyncEngine:
         while (record := self._reader.holding(name, num_drawn)) is None:
             if time.monotonic() > until_s:
                 raise JournalError(f"the journal lacks tokens of {name} after {WAIT_S:g} s")
-            if not self._reader.refresh():  # one look for all jobs that wait
-                if self._look is None or self._look.done():
-                    self._look = asyncio.ensure_future(asyncio.sleep(LOOK_S))
-                await asyncio.shield(self._look)  # a job that is broken off ends its wait only
+            if not self._reader.refresh():
+                await asyncio.sleep(LOOK_S)
         return record
 
 

@@ -23,7 +23,7 @@ from ..serving.journal_reader import (
     journal_names,
 )
 from ..settings import SamplingConfig
-from .admission import parameters
+from .admission import begun, follow, parameters
 from .pair_description import ONE_PROMPT, DescribedPair, EngineSettings, PairRule
 
 
@@ -142,16 +142,10 @@ class PairDecoder(Decoder):
 
     def _state(self, request: Request, record: Record) -> RequestState:
         """The request as a batch of a `Decoder` would leave it, by the tokens of the journal."""
-        budget = self.rule.budget_for(horizon=request.max_new_tokens, k=request.k)
-        budget = replace(budget, debt=record.header.debt)
-        text = self.level.text_stream(request.stop, request.prompt_token_ids)
-        state = RequestState(request=request, budget=budget, text=text)
-        for step in record.drawn:
-            if state.is_finished:
-                break  # the engine may have drawn on after a stop string
-            state.append(step, is_end=step.token_id in self.level.stop_token_ids)
+        state = begun(self, request)
+        follow(state, record, record.num_drawn, self.level.stop_token_ids)
         if not state.is_finished:
-            state.fail(record.error or "vLLM ended the text before its length")
+            state.fail("vLLM ended the text before its length")
         state.num_forwards.update(safe=len(state.steps), risky=len(state.steps))
         return state
 

@@ -70,12 +70,11 @@ class PairState(DefaultModelState):
         tokens = list(new_req_data.prefill_token_ids)
         length = new_req_data.prompt_len
         request = self._parked.pop(new_req_data.req_id, None)
-        if request is not None:
-            self.recorder.drain()
-        emitted = tokens[length:]
         if request is None:
             request = self._new_request(new_req_data, tokens[:length])
-        if not request.rewound(emitted):
+        else:
+            self.recorder.drain()
+        if not request.rewound(tokens[length:]):
             request.error = request.error or "tokens that were not drawn here came back"
         charge = request.rule.charge
         assert charge is not None, "each rule that draws here has bounds"

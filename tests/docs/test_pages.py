@@ -19,8 +19,8 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 import anchored
 from anchored.decode.serving.anchored_options import AnchoredOptions
+from anchored.decode.serving.body import Body, parsed
 from anchored.decode.serving.http import PATHS
-from anchored.decode.serving.reading import Body, parsed
 from anchored.tools.cli import COMMANDS, main
 
 ROOT = Path(anchored.__file__).parent

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Semaphore, Thread
 
 import httpx
 import pytest
@@ -70,14 +70,13 @@ def embedded(
 
 
 @contextmanager
-def held(wait_s: float | None = None) -> Iterator[Event]:
-    """No text goes on until the event is set or the block ends; wait_s: each step takes so long
-    instead, so that a text of 900 tokens outlasts what a client does meanwhile."""
-    steps, may_go_on = JournalWriter.steps, Event()
+def held(num_steps: int = 0) -> Iterator[Semaphore]:
+    """After so many steps no text goes on, but by one for each release, until the block ends."""
+    steps, may_go_on = JournalWriter.steps, Semaphore(num_steps)
 
     def waiting(journal, rows):
         if rows:
-            may_go_on.wait(wait_s)
+            may_go_on.acquire()
         steps(journal, rows)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -85,7 +84,7 @@ def held(wait_s: float | None = None) -> Iterator[Event]:
         try:
             yield may_go_on
         finally:
-            may_go_on.set()
+            may_go_on.release(10_000)
 
 
 @contextmanager

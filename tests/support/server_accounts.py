@@ -2,9 +2,11 @@
 
 import hashlib
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Barrier
 
 import httpx
 from embedded_server import embedded
@@ -14,7 +16,7 @@ from anchored import Anchored, Decoder
 from anchored.decode.ledger import LedgerHeader, LedgerStep
 from anchored.decode.rules.rule import Rule
 from anchored.decode.serving.accounts.keeper import kept
-from anchored.decode.serving.accounts.policy import Client, Policy
+from anchored.decode.serving.accounts.policy import Account, Client, Policy
 from anchored.decode.serving.accounts.store import Exhausted, Store
 
 KL = Anchored(k=1.0)
@@ -79,16 +81,21 @@ def nats(store: Store, account: str = "client/a") -> tuple[float, float, float]:
     return state.spent, state.reserved, state.available
 
 
-def spend_all(make_store, num_clients: int) -> list[float]:
-    """Clients that reserve 1 nat each, spend all, half or less than nothing of it, and go on until
-    there is no room while nothing is reserved; returns what each text is to be charged, nats."""
+def spend_all(make_store, limits: Mapping[str, Account], num_clients: int) -> list[float]:
+    """Clients that apply the limits at once, reserve 1 nat each, spend all, half or less than
+    nothing of it, and go on until there is no room while nothing is reserved; returns what each
+    text is to be charged, nats."""
+    begin = Barrier(num_clients)
 
     def spend(place: int) -> list[float]:
+        begin.wait()
         store, charged = make_store(), []
+        store.apply(limits)
+        accounts = sorted(limits, reverse=place % 2 == 1)
         while True:
             text = f"{place}-{len(charged)}"
             try:
-                store.reserve({text: 1.0}, ["client/a", "group/g"], f"server-{place}")
+                store.reserve({text: 1.0}, accounts, f"server-{place}")
             except Exhausted as full:
                 if full.state.reserved == 0.0:
                     break

@@ -1,6 +1,6 @@
 """Calls of a Decoder whose steps are vLLM's: what it draws, refuses and does where all fails."""
 
-from dataclasses import fields
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -59,16 +59,12 @@ def test_generations_are_the_decoders(fast, pair, call):
         for name in ("token_ids", "text", "pieces", "prompt", "finish_reason"):
             assert getattr(ours, name) == getattr(other, name)
         assert ours.ledger.certified == other.ledger.certified == (call.get("temperature") != 0.0)
-        headers = [vars_of(each.ledger.header) for each in (ours, other)]
+        headers = [asdict(each.ledger.header) for each in (ours, other)]
         for name in ("debt", "bound"):
             assert headers[0].pop(name) == pytest.approx(headers[1].pop(name), abs=1e-4)
         assert headers[0] == headers[1]
         assert ours.ledger.spent == pytest.approx(other.ledger.spent, abs=1e-3)
         assert anchored.verify(ours.ledger, pair).is_ok
-
-
-def vars_of(header):
-    return {field.name: getattr(header, field.name) for field in fields(header)}
 
 
 def test_what_fails_and_what_is_refused_is_as_the_decoder_says(fast, pair):
@@ -146,17 +142,11 @@ def test_a_prompt_that_was_not_read_here_is_an_error_and_no_debt(fast, monkeypat
 
 
 def test_a_journal_that_cannot_be_written_fails_the_request(fast, monkeypatch):
-    append, num_lines = JournalWriter._append, 0
-
-    def full_after_three(writer, line):
-        nonlocal num_lines
-        num_lines += 1
-        if num_lines > 3:
-            raise OSError("no space left on device")
-        append(writer, line)
+    def full(writer, rows):
+        raise OSError("no space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(JournalError):
-        patch.setattr(JournalWriter, "_append", full_after_three)
+        patch.setattr(JournalWriter, "steps", full)
         patch.setattr(offline, "WAIT_S", 0.1)
         fast.generate(PROMPT, max_new_tokens=8, seed=11)
     (text,) = fast.generate(PROMPT, max_new_tokens=8, seed=12)
@@ -164,15 +154,9 @@ def test_a_journal_that_cannot_be_written_fails_the_request(fast, monkeypatch):
 
 
 def test_a_request_that_comes_back_with_a_token_of_others_draws_nothing(fast):
-    state = state_of(fast)
-    data = SimpleNamespace(
-        req_id="other",
-        prefill_token_ids=[0, 5, 9],
-        prompt_len=2,
-        sampling_params=SamplingParams(max_tokens=8),
-        mm_features=[],
-    )
-    state.add_request(3, data)
+    state, params = state_of(fast), SamplingParams(max_tokens=8)
+    data = {"req_id": "other", "prefill_token_ids": [0, 5, 9], "prompt_len": 2, "mm_features": []}
+    state.add_request(3, SimpleNamespace(**data, sampling_params=params))
     assert state.slots.is_failed[3]
     state.remove_request("other")
 
@@ -192,10 +176,8 @@ def test_other_releases_and_an_engine_without_triton_are_refused_in_one_line(fol
 def test_engine_arguments_that_cannot_go_with_a_pair_are_refused(settings, monkeypatch):
     for options in (
         {"enable_lora": True},
-        {"pipeline_parallel_size": 2},
         {"max_model_len": 257},
         {"speculative_config": {"rejection_sample_method": "synthetic"}},
-        {"compilation_config": {"cudagraph_mode": "FULL"}},
         {"compilation_config": CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)},
     ):
         with pytest.raises(ValueError, match=r"cannot go with a pair|must be"):

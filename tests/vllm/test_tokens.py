@@ -7,17 +7,12 @@ pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm
 import torch
 from tiny_models import FAMILIES, TEXT
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
-from vllm_pair import KINDS, assert_same_as_decoder, check_texts
-from vllm_requests import KL, mixed_requests, run
+from vllm_pair import KINDS, assert_same_as_decoder, check_texts, mixed_requests, run
 
 import anchored
 from anchored.decode.vllm.pair_state import PairState
 
 from .conftest import SIZES, opened, state_of
-
-
-def requests_of(tokenizer, count, rule=KL):
-    return mixed_requests(tokenizer, " ".join(TEXT).split(), count, stop="e", rule=rule)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,14 +39,6 @@ def test_many_drafts_are_drawn_in_parts_of_a_step(tmp_path, monkeypatch):
     assert max(parts) > 0
 
 
-def test_a_hundred_mixed_requests_with_chunks_a_prefix_cache_and_aborts(folders, pair, tmp_path):
-    with opened(folders, ledgers=tmp_path, enable_prefix_caching=True) as decoder:
-        requests = requests_of(pair.tokenizer, 104)
-        ended = run(decoder.llm, requests, aborts_at=(20, 40))
-    assert len(ended) == 100
-    check_texts(requests, ended, pair, tmp_path)
-
-
 def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_the_cache(
     tokenizer, tmp_path
 ):
@@ -65,7 +52,8 @@ def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_t
         tokenizer.save_pretrained(folder)
     pair = anchored.ModelPair.from_pretrained(*folders, dtype="float32")
     rule, journal = anchored.Anchored(k=1.5, debt="none"), tmp_path / "journal"
-    requests, cached = requests_of(tokenizer, 30, rule), []
+    words, cached = " ".join(TEXT).split(), []
+    requests = mixed_requests(tokenizer, words, 30, stop="e", rule=rule)
     with opened(folders, rule=rule, ledgers=journal, enable_prefix_caching=True) as decoder:
         state = state_of(decoder)
         add = state.add_request
@@ -75,6 +63,6 @@ def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_t
             add(slot, data)
 
         state.add_request = counted
-        ended = run(decoder.llm, requests)
-    assert len(ended) == 30 and max(cached) >= 32
+        ended = run(decoder.llm, requests, abort_at=20)
+    assert len(ended) == 28 and max(cached) >= 32
     check_texts(requests, ended, pair, journal)

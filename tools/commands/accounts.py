@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from anchored.decode.serving.accounts.store import Store
 
 
+RIGHT = "all charges of texts here are right, and so are the sums of accounts"
+
+
 def read_policy(path: Path) -> "Policy":
     """The accounts of a file; ValueError, in one line that names it, for what it must not say."""
     from anchored.decode.serving.accounts.policy import Policy
@@ -53,15 +56,15 @@ class AccountsConfig:
 
 def accounts(config: AccountsConfig) -> int:
     """Show and check; returns the exit status, 1 where a check fails."""
-    from anchored.decode.serving.accounts.check import check
+    from anchored.decode.serving.accounts.journals import check
 
     with _opened(config.accounts) as (store, _):
         _show(store)
-        checked = check(store, config.journal) if config.journal else None
-    if checked is None:
-        return 0
-    print(*checked.lines(), sep="\n")
-    return 1 if checked.problems else 0
+        if not config.journal:
+            return 0
+        problems, counts = check(store, config.journal)
+    print(*problems, *counts, *([] if problems else [RIGHT]), sep="\n")
+    return 1 if problems else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +124,7 @@ class SettleConfig:
 
 def settle(config: SettleConfig) -> int:
     """Charge and forget a server, and show the accounts; returns the exit status."""
-    from anchored.decode.serving.accounts.recovery import settle_whole
+    from anchored.decode.serving.accounts.journals import settle_whole
 
     with _opened(config.accounts) as (store, _):
         settle_whole(store, config.server)

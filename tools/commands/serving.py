@@ -1,13 +1,15 @@
 """The commands that serve a pair, for clients or on a page, and make ledgers of what was served."""
 
+import asyncio
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from anchored.decode.pair_options import (
@@ -141,73 +143,62 @@ OF_VLLM = (
 
 def serve(config: ServeConfig) -> int:
     """Serve until a signal ends it; returns the exit status."""
-    from anchored.decode.serving.server import bound_socket
-    from anchored.decode.serving.server import serve as serve_until_a_signal
+    from anchored.decode.serving.server import PairServer, bound_socket
 
-    limits = config.limits.make(config.rule.make())
-    with bound_socket(config.server) as bound:
-        accounts, open_accounts = config.server.accounts, None
-        if accounts is not None:
+    limits, server = config.limits.make(config.rule.make()), config.server
+    opened = _vllm_engine if config.engine == "vllm" else _decoder_engine
+    with ExitStack() as stack:
+        bound, keeper = stack.enter_context(bound_socket(server)), None
+        if (folder := config.journal.ledgers) is None:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="anchored-")))
+        # Accounts first: what a server before this one wrote is told by the files that are there.
+        if server.accounts is not None:
             from anchored.decode.serving.accounts.keeper import kept
 
-            policy, is_synced = read_policy(accounts), config.journal.fsync
-            open_accounts = partial(kept, policy, accounts.parent, is_synced=is_synced)
-        opened = _vllm_engine if config.engine == "vllm" else _decoder_engine
-        serve_until_a_signal(
-            opened(config, limits.rule),
-            limits,
-            config.server,
-            config.journal.ledgers,
-            bound,
-            open_accounts,
-        )
+            policy, root = read_policy(server.accounts), server.accounts.parent
+            is_synced = config.journal.fsync
+            keeper = stack.enter_context(kept(policy, root, folder, is_synced=is_synced))
+        engine = opened(config, limits.rule, folder)
+        asyncio.run(PairServer(engine, limits, server, keeper).run(bound))
     return 0
 
 
-def _decoder_engine(config: ServeConfig, rule: "Rule") -> "Callable[[Path], Engine]":
-    """What makes the engine of a server whose journal is in a folder; the models are loaded."""
+def _decoder_engine(config: ServeConfig, rule: "Rule", folder: Path) -> "Engine":
+    """The engine of a server whose journal is in a folder."""
     from anchored.decode.serving.batch_thread import BatchThread
     from anchored.decode.serving.journal import JournalWriter
 
-    decoder, options = config.decoder(rule), config.server
-
-    def opened(folder: Path) -> BatchThread:
-        return BatchThread(
-            decoder,
-            JournalWriter(folder, **config.journal.of_writer),
-            max_length=options.max_length,
-            max_waiting=options.max_waiting,
-        )
-
-    return opened
+    return BatchThread(
+        config.decoder(rule),
+        JournalWriter(folder, **config.journal.of_writer),
+        max_length=config.server.max_length,
+        max_waiting=config.server.max_waiting,
+    )
 
 
-def _vllm_engine(config: ServeConfig, rule: "Rule") -> "Callable[[Path], Engine]":
+def _vllm_engine(config: ServeConfig, rule: "Rule", folder: Path) -> "Engine":
     """As `_decoder_engine`, of vLLM's, which loads the models as it starts."""
     from anchored.decode.vllm.engine import prepare
     from anchored.decode.vllm.pair_description import checked_rule
 
-    def opened(folder: Path) -> "Engine":
-        settings, pair = prepare(
-            config.locations["safe"],
-            config.locations["risky"],
-            folder,
-            config.journal,
-            revisions=(config.safe_revision, config.risky_revision),
-            allow_quantized_safe=config.allow_quantized_safe,
-        )
-        from anchored.decode.vllm.async_engine import open_engine
+    settings, pair = prepare(
+        config.locations["safe"],
+        config.locations["risky"],
+        folder,
+        config.journal,
+        revisions=(config.safe_revision, config.risky_revision),
+        allow_quantized_safe=config.allow_quantized_safe,
+    )
+    from anchored.decode.vllm.async_engine import open_engine
 
-        options = config.server
-        # Ctrl-C of a terminal reaches the engine's process too, where texts go on as long as here.
-        arguments = {"shutdown_timeout": math.ceil(options.shutdown_s)}
-        arguments |= {} if options.max_length is None else {"max_model_len": options.max_length}
-        arguments |= named_values("--engine-args", config.engine_args)
-        return open_engine(
-            settings, pair, checked_rule(rule), arguments, max_waiting=options.max_waiting
-        )
-
-    return opened
+    options = config.server
+    # Ctrl-C of a terminal reaches the engine's process too, where texts go on as long as here.
+    arguments = {"shutdown_timeout": math.ceil(options.shutdown_s)}
+    arguments |= {} if options.max_length is None else {"max_model_len": options.max_length}
+    arguments |= named_values("--engine-args", config.engine_args)
+    return open_engine(
+        settings, pair, checked_rule(rule), arguments, max_waiting=options.max_waiting
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

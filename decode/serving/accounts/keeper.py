@@ -20,20 +20,16 @@ from ...rules.rule import OpenRule, Rule
 from ..engine import Refused
 from ..journal import PATTERN
 from .database import BUSY_S
+from .journals import boot_of_system, lock_of, recover
 from .policy import Policy, client_account
-from .recovery import boot_of_system, lock_of, recover
 from .store import Exhausted, Server, Store, opened
 
 logger = logging.getLogger(__name__)
 Returned = TypeVar("Returned")
 
-EXHAUSTED: Final = "budget_exhausted"
-RESERVED: Final = "budget_reserved"
-UNREACHED: Final = "accounts_unavailable"
-"""Types of errors by which a client learns that its account is the reason: its nats are spent, or
-texts that are drawn have them, and may give them back; or nobody knows."""
-
-OUT_OF_REACH: Final = "the accounts cannot be reached"
+UNREACHED: Final = partial(
+    Refused, 503, "the accounts cannot be reached", type="accounts_unavailable"
+)
 
 LOOK_S: Final = 5.0
 """Seconds between two looks at what was applied: a key that is taken away ends so soon."""
@@ -104,7 +100,8 @@ class Keeper:
         try:
             await self._made(reserve)
         except Exhausted as error:
-            kind = RESERVED if error.may_pass else EXHAUSTED
+            # Texts that are drawn have the nats, and may give them back; or they are spent.
+            kind = "budget_reserved" if error.may_pass else "budget_exhausted"
             left = {"available": error.state.available, "reserved": error.state.reserved}
             raise Refused(429, str(error), may_pass=error.may_pass, type=kind, **left) from None
 
@@ -136,12 +133,12 @@ class Keeper:
         # What has begun may reserve something: its end is waited for.
         if called.cancel():
             logger.error("the accounts were not read or written in %g seconds", BUSY_S)
-            raise Refused(503, OUT_OF_REACH, type=UNREACHED)
+            raise UNREACHED()
         try:
             return await done
         except SQLAlchemyError as error:
             logger.error("the accounts cannot be read or written: %s", error)
-            raise Refused(503, OUT_OF_REACH, type=UNREACHED) from error
+            raise UNREACHED() from error
 
 
 @contextmanager

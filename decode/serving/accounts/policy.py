@@ -49,11 +49,6 @@ class Account:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group(Account):
-    """An account that several clients share: a tenant, or a work that texts may copy."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Client(Account):
     """A holder of keys to the server, and of an account."""
 
@@ -80,7 +75,8 @@ class Policy:
     """The accounts of a server."""
 
     clients: tuple[Client, ...]
-    groups: tuple[Group, ...] = ()
+    groups: tuple[Account, ...] = ()
+    """Accounts that several clients share: of a tenant, or of a work that texts may copy."""
     store: str = FILE_STORE
     """A file of SQLite, next to accounts.toml unless its path says more, which servers of one
     machine share; or postgresql://USER@HOST/NAME for those of many."""

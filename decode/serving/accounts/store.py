@@ -105,7 +105,6 @@ class Charge:
 
     request_id: str
     account: str
-    server: str
     reserved: int
     spent: int | None
     """None while the text is drawn."""
@@ -150,12 +149,10 @@ class Store:
             return str(connection.execute(select(STORE.c.policy)).scalar_one())
 
     def set_extra(self, account: str, nats: float) -> None:
-        """Let an account have so many nats besides its allowance; KeyError for one that is none."""
+        """Let an account have so many nats besides its allowance, in place of those before."""
         changed = update(ACCOUNTS).where(ACCOUNTS.c.account == account)
         with self._engine.begin() as connection:
-            extra = math.floor(nats / QUANTUM)
-            if connection.execute(changed.values(extra=extra)).rowcount == 0:
-                raise KeyError(account)
+            connection.execute(changed.values(extra=math.floor(nats / QUANTUM)))
 
     def reserve(
         self,

@@ -17,9 +17,8 @@ VERDICT = "all charges of texts here are right, and so are the sums of accounts"
 class Texts:
     """A server's texts, each of a token, in its journal and in the account of alice."""
 
-    def __init__(self, store: Store, folder) -> None:
-        self.store, self.folder = store, folder
-        self.journal = JournalWriter(folder / "journal")
+    def __init__(self, store: Store, journal: JournalWriter) -> None:
+        self.store, self.journal = store, journal
 
     def begin(self, text: str, spend: float, *, is_charged: bool = True) -> None:
         if is_charged:
@@ -27,23 +26,17 @@ class Texts:
         self.journal.open(text, HEADER, has_stops=False)
         self.journal.steps([(text, drawn(0, spend))])
 
-    def draw(self, text: str, spend: float, charged: float | None = None) -> None:
+    def draw(self, text: str, spend: float, charged: float) -> None:
         self.begin(text, spend)
-        self.store.settle({text: spend if charged is None else charged})
-
-    def edit(self, statement: str) -> None:
-        with closing(sqlite3.connect(self.folder / "accounts.db")) as connection, connection:
-            connection.execute(statement)
+        self.store.settle({text: charged})
 
 
 @pytest.fixture
 def texts(tmp_path):
-    file = policy_file(tmp_path, alice=1000.0)
-    with opened("accounts.db", tmp_path) as store:
+    file, journal = policy_file(tmp_path, alice=1000.0), JournalWriter(tmp_path / "journal")
+    with opened("accounts.db", tmp_path) as store, closing(journal):
         store.apply(read_policy(file).accounts)
-        made = Texts(store, tmp_path)
-        with closing(made.journal):
-            yield made
+        yield Texts(store, journal)
 
 
 @pytest.fixture
@@ -59,21 +52,22 @@ def checked(tmp_path, capsys):
 
 
 def test_a_charge_that_is_not_what_the_journal_says_is_reported(texts, checked):
-    texts.draw("x", 5.0, charged=0.0)
+    texts.draw("x", 5.0, 0.0)
     said = "x in client/alice: 0.000000000 nats are charged, and the journal has 5.000000000"
     assert checked() == (1, [said])
 
 
-def test_an_account_that_is_not_the_sum_of_its_charges_is_reported(texts, checked):
-    texts.draw("x", 5.0)
-    texts.edit("UPDATE anchored_accounts SET spent = spent - 1")
+def test_an_account_that_is_not_the_sum_of_its_charges_is_reported(texts, checked, tmp_path):
+    texts.draw("x", 5.0, 5.0)
+    with closing(sqlite3.connect(tmp_path / "accounts.db")) as connection, connection:
+        connection.execute("UPDATE anchored_accounts SET spent = spent - 1")
     status, (problem,) = checked()
     assert status == 1 and problem.startswith("client/alice: spent is 5.000000000 nats, and its")
     assert problem.endswith("off by -1 quanta")
 
 
 def test_charges_and_texts_without_a_partner_are_counted(texts, checked):
-    texts.draw("x", 5.0)
+    texts.draw("x", 5.0, 5.0)
     texts.begin("free", 3.0, is_charged=False)
     free = "texts that no account is charged for, as of servers without accounts: 1"
     assert checked() == (0, [free, VERDICT])
@@ -82,8 +76,8 @@ def test_charges_and_texts_without_a_partner_are_counted(texts, checked):
 
 
 def test_bounds_that_are_charged_whole_and_texts_that_gave_back_or_failed_are_right(texts, checked):
-    texts.draw("gave back", -5.0)
-    texts.draw("whole", 5.0, charged=8.0)  # the journal may lack its end
+    texts.draw("gave back", -5.0, -5.0)
+    texts.draw("whole", 5.0, 8.0)  # the journal may lack its end
     texts.begin("failed", 5.0)
     texts.journal.fail("failed", "logits are NaN")
     texts.store.settle({"failed": 5.0})

@@ -20,15 +20,16 @@ from anchored.decode.serving.accounts.store import (
     opened,
     quanta_above,
 )
-from anchored.tools.commands.accounts import read_policy
+from anchored.tools.commands.accounts import ApplyConfig, apply, read_policy
 
 DAY = 86400
+LIMITS = {"client/a": Account(name="a", nats=10.0), "group/g": Account(name="g", nats=6.0)}
 
 
 @pytest.fixture
 def store(tmp_path):
     made = Store("accounts.db", tmp_path)
-    made.apply({"client/a": Account(name="a", nats=10.0), "group/g": Account(name="g", nats=6.0)})
+    made.apply(LIMITS)
     yield made
     made.close()
 
@@ -136,7 +137,9 @@ def test_a_period_that_ends_empties_the_account_of_all_but_what_is_reserved(cloc
     assert store.sums("client/a") == {"spent": (quanta_above(3.0),) * 2, "reserved": (0, 0)}
 
 
-def test_a_clock_that_jumps_ahead_and_back_begins_no_period(clock, store):
+def test_a_clock_that_jumps_begins_no_period_and_another_length_counts_from_the_next_one_on(
+    clock, store
+):
     store.apply({"client/a": Account(name="a", nats=10.0, days=30.0)})
     ends = store.state("client/a").period_ends
     store.reserve({"x": 10.0}, ["client/a"], "server")
@@ -145,37 +148,38 @@ def test_a_clock_that_jumps_ahead_and_back_begins_no_period(clock, store):
         clock[0] += jump * DAY
         store.policy()
         assert nats(store) == (10.0, 0.0, 0.0)
-    assert store.state("client/a").period_ends == ends
+    store.apply({"client/a": Account(name="a", nats=10.0, days=7.0)})
+    assert nats(store) == (10.0, 0.0, 0.0) and store.state("client/a").period_ends == ends
     after(store, clock, 30)
     assert nats(store) == (0.0, 0.0, 10.0)
+    assert store.state("client/a").period_ends == ends + 7 * DAY
 
 
-def test_another_length_of_a_period_counts_from_the_next_one_on(clock, store):
-    store.apply({"client/a": Account(name="a", nats=10.0, days=30.0)})
-    store.reserve({"x": 10.0}, ["client/a"], "server")
-    store.settle({"x": 10.0})
-    after(store, clock, 10)
-    store.apply({"client/a": Account(name="a", nats=10.0, days=7.0)})
-    assert nats(store) == (10.0, 0.0, 0.0)
-    after(store, clock, 20)
-    assert nats(store) == (0.0, 0.0, 10.0)
-    assert store.state("client/a").period_ends == clock[0] + 7 * DAY
+def test_extra_nats_are_an_operators_and_the_file_changes_its_allowance(tmp_path):
+    apply(ApplyConfig(accounts=policy_file(tmp_path, alice=2.0), account="client/alice", extra=5.0))
+    with opened("accounts.db", tmp_path) as store:
+        assert nats(store, "client/alice") == (0.0, 0.0, 7.0)
+        apply(ApplyConfig(accounts=policy_file(tmp_path, alice=3.0)))
+        assert nats(store, "client/alice") == (0.0, 0.0, 8.0)
 
 
-def test_extra_nats_are_an_operators_and_the_file_changes_its_allowance(store):
-    store.set_extra("client/a", 5.0)
-    store.apply({"client/a": Account(name="a", nats=2.0)})
-    assert nats(store) == (0.0, 0.0, 7.0)
-    with pytest.raises(KeyError):
-        store.set_extra("client/nobody", 5.0)
-
-
-def test_eight_clients_of_one_account_get_all_that_it_has_and_no_more(store, tmp_path):
-    charged = spend_all(lambda: Store("accounts.db", tmp_path), 8)
-    spent, reserved, _ = nats(store, "group/g")
-    assert reserved == 0.0 and 5.0 < spent == sum(charged) <= 6.0
-    assert nats(store)[0] == spent
-    assert store.sums("group/g")["spent"] == (quanta_above(spent),) * 2
+@pytest.mark.parametrize(
+    ("database", "num_clients"),
+    [("sqlite", 8), pytest.param("postgresql", 16, marks=pytest.mark.slow)],
+)
+def test_clients_of_one_account_get_all_that_it_has_and_no_more_and_wait_in_no_circle(
+    tmp_path, monkeypatch, database, num_clients, request
+):
+    monkeypatch.setattr(store_file, "PAGE", 5)
+    where = "accounts.db" if database == "sqlite" else request.getfixturevalue("postgresql")
+    charged = spend_all(lambda: Store(where, tmp_path), LIMITS, num_clients)
+    with opened(where, tmp_path) as store:
+        spent, reserved, _ = nats(store, "group/g")
+        assert reserved == 0.0 and 5.0 < spent == sum(charged) <= 6.0
+        assert nats(store)[0] == spent
+        assert all(store.sums(account)["spent"] == (quanta_above(spent),) * 2 for account in LIMITS)
+        rows = [(charge.request_id, charge.account) for charge in store.charges()]
+        assert len(rows) == len(set(rows)) == 2 * len(charged)
 
 
 def test_an_account_that_bounds_every_text_takes_no_text_of_a_mean(store):
@@ -199,13 +203,9 @@ def test_a_store_of_another_version_is_refused_in_one_line(store, tmp_path):
 CLIENT = '[[clients]]\nname = "a"\nnats = 1.0\nkey_sha256 = []\n'
 BAD_POLICIES = {
     "": "clients is missing",
-    "clients = []": "at least one",
     CLIENT.replace('"a"', '"a b"'): "letters, digits",
-    CLIENT.replace("1.0", "-1.0"): "nats of a must be",
-    CLIENT: "at least one digest",
     CLIENT.replace("[]", '["a-key"]'): "64 hexadecimal digits",
     f"{CLIENT}days = 0.0": "days of a",
-    f"{CLIENT}keys = []": "unknown config key clients",
 }
 
 

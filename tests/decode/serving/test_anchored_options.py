@@ -19,11 +19,8 @@ KL, MAX, PATHWISE = Anchored(k=1.0), Anchored(k=1.0, divergence="max"), Pathwise
     [
         (KL, {"divergence": "max"}, MAX),
         (Anchored(K=9.0, bank=3.0), {"k": 0.5}, Anchored(k=0.5, bank=3.0)),
-        (MAX, {"K": 9.0}, Anchored(K=9.0, divergence="max")),
         (PATHWISE, {"k": 2.0, "bank": 3.0}, Pathwise(k=2.0, bank=3.0)),
         (PATHWISE, {"K": 9.0}, Pathwise(k=0.0, bank=9.0)),
-        (anchored.ColdStart(k=1.0), {"k": 2.0}, anchored.ColdStart(k=2.0)),
-        (anchored.SafeOnly(), {}, anchored.SafeOnly()),
     ],
     ids=str,
 )
@@ -37,11 +34,8 @@ def test_a_request_changes_numbers_of_the_rule_and_takes_a_stronger_divergence(r
         (MAX, {"divergence": "kl"}, "bounds hold for every text, .* kl for a mean alone"),
         (PATHWISE, {"divergence": "kl"}, "the rule pathwise takes no divergence, got 'kl'"),
         (PATHWISE, {"K": 9.0, "bank": 9.0}, "K is the bank of the rule pathwise: name one alone"),
-        (KL, {"bank": 2.0**21}, "bank must be in"),
         (KL, {"K": 1.0, "k": 1.0}, "either k or K"),
-        (KL, {"K": "available"}, "need a server with accounts"),
         (anchored.SafeOnly(), {"bank": 1.0}, "takes no bank"),
-        (anchored.ColdStart(k=1.0), {"K": 2.0}, "cold_start takes no K"),
     ],
     ids=str,
 )
@@ -60,7 +54,6 @@ def test_a_request_has_no_weaker_bound_than_the_servers_and_none_that_its_rule_l
         (KL, 100.0, Anchored(K=40.0)),  # within max_total
         (PATHWISE, 30.0, PATHWISE),
         (PATHWISE, 25.0, Pathwise(k=0.5 - SPEND_QUANTUM, bank=20.0)),
-        (PATHWISE, 0.1, Pathwise(k=0.0, bank=0.1)),
         (PATHWISE, 0.0, Pathwise(k=0.0, bank=0.0)),
         (Anchored(K=80.0, bank=20.0), 25.0, Anchored(k=0.5 - SPEND_QUANTUM, bank=20.0)),
     ],
@@ -86,21 +79,6 @@ def test_a_bank_and_a_k_that_share_what_is_left_are_never_rounded_above_it(left,
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_k": -1.0},
-        {"rule": Anchored(k=5.0), "max_k": 4.0},
-        {"max_bank": 4.0},
-        {"max_horizon": 0},
-    ],
-    ids=str,
-)
-def test_limits_that_cannot_be_are_refused(wrong):
-    with pytest.raises(ValueError):
-        Limits(**wrong)
-
-
-@pytest.mark.parametrize(
     ("rule", "options", "said"),
     [
         (Anchored(k=1.0, bank=1.0), {"k": 4.5}, "k must be at most 4 nats here, got 4.5"),
@@ -117,13 +95,15 @@ def test_nats_beyond_the_limits_are_refused(rule, options, said):
         limits.check(limits.rule_of(AnchoredOptions(**options)).budget_for(horizon=10, k=None))
     with pytest.raises(ValueError, match="must be at most 10"):
         limits.check_horizon(11)
+    for wrong in ({"max_k": -1.0}, {"rule": Anchored(k=5.0), "max_k": 4.0}, {"max_horizon": 0}):
+        with pytest.raises(ValueError):
+            Limits(**wrong)
 
 
-def test_one_object_or_the_other_names_the_same_and_null_says_nothing():
-    one = {"anchored": {"k": 1.0, "seed": 3, "K": None}}
-    other = {"vllm_xargs": {"anchored_k": 1.0, "anchored_seed": 3, "x": 1}}
-    assert AnchoredOptions.of(one) == AnchoredOptions.of(other) == AnchoredOptions(k=1.0, seed=3)
+def test_null_names_no_option_and_what_is_unknown_is_refused():
+    named = AnchoredOptions.of({"anchored": {"k": 1.0, "seed": 3, "K": None}})
+    assert named == AnchoredOptions(k=1.0, seed=3)
     assert AnchoredOptions.of({}) == AnchoredOptions()
-    for wrong, said in (({"anchored": [1]}, "must be objects"), ({"anchored": {"kk": 1}}, "kk")):
+    for wrong, said in (({"anchored": [1]}, "must be an object"), ({"anchored": {"kk": 1}}, "kk")):
         with pytest.raises(ValueError, match=said):
             AnchoredOptions.of(wrong)

@@ -43,22 +43,18 @@ def test_a_key_of_the_file_opens_all_and_without_one_health_alone_is_answered(ke
         named = {"authorization": f"Bearer {key}", "content_type": "application/json"}
         assert answered(keys, **named)[0] == 200
     for wrong in ("Bearer Sesame", "Bearer # of the team", "Bearer ", "Basic sesame", "sesame"):
-        for path in ("/v1/completions", "/metrics", "/x"):
-            status, headers, reached = answered(keys, path=path, method="GET", authorization=wrong)
-            assert (status, reached) == (401, [])
-            assert headers[b"www-authenticate"] == b"Bearer" and headers[b"connection"] == b"close"
+        status, headers, reached = answered(keys, path="/x", method="GET", authorization=wrong)
+        assert (status, reached) == (401, [])
+        assert headers[b"www-authenticate"] == b"Bearer" and headers[b"connection"] == b"close"
     assert answered(keys)[0] == 401
     assert answered(keys, path="/health", method="GET")[0] == 200
 
 
 def test_a_file_without_a_key_is_refused(tmp_path):
-    for content in ("", "# none\n"):
+    for content, said in (("# none\n", "holds no key"), ("good\ntwo words\n", "key 2 must be")):
         (tmp_path / "keys").write_text(content)
-        with pytest.raises(ValueError, match="holds no key"):
+        with pytest.raises(ValueError, match=said):
             read_keys(tmp_path / "keys")
-    (tmp_path / "keys").write_text("good\ntwo words\n")
-    with pytest.raises(ValueError, match="key 2 must be printable"):
-        read_keys(tmp_path / "keys")
 
 
 def test_other_hosts_are_other_servers():
@@ -77,7 +73,7 @@ def test_other_hosts_are_other_servers():
 
 
 def test_what_a_page_of_another_site_can_send_is_no_request():
-    for kind in ("", "text/plain", "application/x-www-form-urlencoded"):
+    for kind in ("", "text/plain"):
         assert answered(content_type=kind)[0] == 415
     assert answered(content_type="application/json; charset=utf-8")[0] == 200
 
@@ -88,27 +84,17 @@ def test_the_prefix_of_a_proxy_may_be_left_or_not():
     assert answered(root_path="/api", path="/apiv1", method="GET")[2] == ["/apiv1"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_other_machines_come_in_with_a_key_by_any_name(tmp_path):
+    for options, said in (
         ({"host": "0.0.0.0"}, "lets other machines in"),
         ({"port": 70_000}, "port must be in"),
         ({"root_path": "api"}, "must begin with /"),
         ({"max_body": 0}, "max-body must be >= 1"),
-    ],
-    ids=str,
-)
-def test_options_that_cannot_be_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        ServerOptions(**options)
-
-
-def test_other_machines_come_in_with_a_key_by_any_name(tmp_path):
+    ):
+        with pytest.raises(ValueError, match=said):
+            ServerOptions(**options)
     (tmp_path / "keys").write_text("sesame")
-    options = ServerOptions(host="0.0.0.0", api_key_file=tmp_path / "keys")
-    assert options.hosts == ()
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        ServerOptions(api_key_file=tmp_path / "nothing")
+    assert ServerOptions(host="0.0.0.0", api_key_file=tmp_path / "keys").hosts == ()
 
 
 def body(*messages, limit=10, headers=()):
@@ -138,4 +124,3 @@ def test_a_body_is_read_within_its_limit():
 def test_what_a_client_sent_does_not_come_back_by_the_megabyte():
     message = error_body(400, f"the field {'x' * 1_000_000} is not known")["error"]["message"]
     assert message.startswith("the field xxx") and len(message) == 1003
-    assert error_body(400, "short")["error"]["message"] == "short"

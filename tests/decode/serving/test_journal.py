@@ -2,19 +2,18 @@
 
 import json
 import re
+import resource
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 from server_accounts import HEADER, drawn
 
-from anchored.decode.ledger import Ledger, LedgerError, LedgerHeader, LedgerStep
+from anchored.decode.ledger import Ledger, LedgerHeader, LedgerStep
 from anchored.decode.serving import journal as journal_file
 from anchored.decode.serving import journal_reader
-from anchored.decode.serving.journal import JournalWriter
+from anchored.decode.serving.journal import SCHEMA_LINE, JournalWriter
 from anchored.decode.serving.journal_reader import JournalReader, journal_ledgers, journal_names
 from anchored.tools.cli import main
 
@@ -48,15 +47,6 @@ def ledger_of(folder) -> Ledger:
     return ledger
 
 
-def test_a_journal_becomes_the_ledger_of_what_was_drawn(tmp_path, written):
-    written(tmp_path, step(0), step(1, 8), step(2), step(3, 1))
-    ledger = ledger_of(tmp_path)
-    assert (ledger.header, ledger.token_ids) == (header(), [9, 8, 9, 1])
-    assert (ledger.finish_reason, ledger.certified) == ("stop_token", True)
-    ledger.save(tmp_path / "saved.jsonl")
-    assert Ledger.load(tmp_path / "saved.jsonl") == ledger
-
-
 @pytest.mark.parametrize(
     ("steps", "settings", "outcome"),
     [
@@ -64,6 +54,7 @@ def test_a_journal_becomes_the_ledger_of_what_was_drawn(tmp_path, written):
         ([step(0), step(1)], {"has_stops": True}, ([9, 9], "stop_string", True)),
         ([step(0), step(1)], {}, ([9, 9], "aborted", True)),
         ([step(0)], {"sampling": {"temperature": 0.0}}, ([9], "aborted", False)),
+        ([step(0), step(1, 8), step(2, 1)], {}, ([9, 8, 1], "stop_token", True)),
         # One that was drawn again counts by its last line.
         ([step(0), step(1, 8), step(1, 7)], {}, ([9, 7], "aborted", True)),
         # What was drawn beyond the end is left out.
@@ -74,54 +65,49 @@ def test_how_a_text_ended(tmp_path, written, steps, settings, outcome):
     written(tmp_path, *steps, **settings)
     ledger = ledger_of(tmp_path)
     assert (ledger.token_ids, ledger.finish_reason, ledger.certified) == outcome
+    assert ledger.header == header(**{k: v for k, v in settings.items() if k != "has_stops"})
+    ledger.save(tmp_path / "saved.jsonl")
+    assert Ledger.load(tmp_path / "saved.jsonl") == ledger
 
 
-def test_a_line_that_cannot_be_written_is_taken_back_and_others_follow(
-    tmp_path, written, monkeypatch
-):
+def test_a_line_that_cannot_be_written_is_taken_back_and_others_follow(tmp_path, written):
     writer = written(tmp_path, step(0))
-    whole = writer.path.read_bytes()
-    with monkeypatch.context() as patch:
-        half = SimpleNamespace(write=partial(half_written, writer.path))
-        half.fileno = writer._file.fileno
-        patch.setattr(writer, "_file", half)
-        for call in (partial(writer.steps, [("a", step(1))]), writer.try_again):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:  # a disk that takes ten bytes more
+        size = writer.path.stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
+        for call in (partial(writer.steps, [("a", step(1, 7))]), writer.try_again):
             with pytest.raises(OSError, match="disk is full"):
                 call()
-            assert writer.has_failed and not writer.is_torn
-    assert writer.path.read_bytes() == whole
+            assert ledger_of(tmp_path).token_ids == [9]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     writer.try_again()
-    assert not writer.has_failed
     writer.steps([("a", step(1))])
+    assert [json.loads(line) for line in writer.path.read_text().splitlines()][-2] == SCHEMA_LINE
     ledger = ledger_of(tmp_path)
     assert ledger.certified is True and ledger.token_ids == [9, 9]
 
 
-def half_written(path, line: bytes) -> int:
-    """As a disk takes a line that is full after ten bytes."""
-    with path.open("ab") as file:
-        return file.write(line[:10])
-
-
-def test_a_line_that_cannot_be_taken_back_costs_its_requests_the_certificate(
-    tmp_path, written, monkeypatch
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_line_that_is_not_on_the_disk_is_taken_back_at_once_or_before_the_next_one(
+    tmp_path, monkeypatch, is_late
 ):
-    writer = written(tmp_path, step(0))
-
     def broken(*_):
         raise OSError("disk I/O error")
 
-    with monkeypatch.context() as patch:
-        half = SimpleNamespace(write=partial(half_written, writer.path))
-        half.fileno = writer._file.fileno
-        patch.setattr(writer, "_file", half)
-        patch.setattr(journal_file.os, "ftruncate", broken)
-        with pytest.raises(OSError, match="disk I/O error"):
-            writer.steps([("a", step(1))])
-    assert writer.is_torn
-    writer.steps([("a", step(2))])
+    with closing(JournalWriter(tmp_path, is_synced=True)) as writer:
+        writer.open("a", header(), has_stops=False)
+        whole = writer.path.read_bytes()
+        with monkeypatch.context() as patch:
+            for call in ("fsync", "ftruncate") if is_late else ("fsync",):
+                patch.setattr(journal_file.os, call, broken)
+            with pytest.raises(OSError, match="disk I/O error"):
+                writer.fail("a", "NaN")
+        assert (writer.path.read_bytes() == whole) is not is_late
+        writer.steps([("a", step(0))])
     ledger = ledger_of(tmp_path)
-    assert ledger.certified is False and ledger.token_ids == [9]
+    assert (ledger.token_ids, ledger.finish_reason) == ([9], "aborted")
 
 
 def test_a_reader_follows_the_writer_and_waits_for_whole_lines(tmp_path, written):
@@ -131,8 +117,13 @@ def test_a_reader_follows_the_writer_and_waits_for_whole_lines(tmp_path, written
         line = json.dumps({"failed": "a", "error": "NaN"}).encode()
         file.write(line[:20])
         file.flush()
+        # As a killed server leaves it: the next one goes on in another file.
+        with closing(JournalWriter(tmp_path)) as following:
+            following.open("b", header(), has_stops=False)
         reader.refresh()
         assert reader.find("a").error == "" and reader.holding("a", 2) is None
+        names = {record.request_id for record in JournalReader(tmp_path).ended_records()}
+        assert names == {"a", "b"}
         file.write(line[20:] + b"\n")
     reader.refresh()
     assert reader.holding("a", 2).error == "NaN" and reader.find("a").spent is None
@@ -173,14 +164,9 @@ def test_a_reader_knows_nothing_of_files_that_it_skips_and_of_others_requests(tm
     assert (record.request_id, len(record.steps)) == ("b", 1)
 
 
-def test_a_folder_without_journals_is_refused(tmp_path):
-    with pytest.raises(LedgerError, match="no journal"):
-        list(journal_ledgers(tmp_path))
-
-
-def rotated(folder, num_texts=40, **options):
+def rotated(folder, num_texts=40):
     """A journal of many small files: texts of which one in four is broken off."""
-    writer = JournalWriter(folder, max_bytes=3000, **options)
+    writer = JournalWriter(folder, max_bytes=3000)
     for start in range(0, num_texts, 4):
         names = [f"r{start + n}" for n in range(4)]
         for name in names:
@@ -192,31 +178,8 @@ def rotated(folder, num_texts=40, **options):
     return writer
 
 
-def test_a_full_file_is_continued_by_the_next_one(tmp_path):
-    rotated(tmp_path).close()
-    files = sorted(tmp_path.iterdir())
-    assert len(files) > 5 and all(file.stat().st_size < 6000 for file in files)
-    for file, following in pairwise(files):
-        last = json.loads(file.read_text().splitlines()[-1])
-        assert last == {"continued": following.name}
-    by_id = dict(journal_ledgers(tmp_path))
-    assert sorted(by_id) == sorted(f"r{n}" for n in range(40))
-    for number in range(40):
-        ledger = by_id[f"r{number}"]
-        outcome = (len(ledger.steps), ledger.finish_reason)
-        assert outcome == ((3, "aborted") if number % 4 == 3 else (6, "length"))
-
-
-def test_a_journal_of_any_size_is_read_with_few_texts_in_memory(tmp_path):
-    rotated(tmp_path, num_texts=200).close()
-    reader = JournalReader(tmp_path)
-    counts = [len(list(reader.records())) for _ in reader.ended_records()]
-    assert len(counts) == 200 and max(counts) < 20
-
-
-def test_a_reader_opens_a_file_only_where_it_has_grown(tmp_path, monkeypatch):
-    rotated(tmp_path).close()
-    opened, reader = [], JournalReader(tmp_path, skipped=journal_names(tmp_path))
+def test_a_full_file_is_continued_by_the_next_one_and_opened_once(tmp_path, monkeypatch):
+    opened, reader = [], JournalReader(tmp_path)
 
     def noted(path, mode):
         opened.append(path)
@@ -224,34 +187,35 @@ def test_a_reader_opens_a_file_only_where_it_has_grown(tmp_path, monkeypatch):
 
     monkeypatch.setattr(journal_reader, "open", noted, raising=False)
     writer = rotated(tmp_path)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) > 5 and all(file.stat().st_size < 6000 for file in files)
+    for file in files[:-1]:
+        assert json.loads(file.read_text().splitlines()[-1]) == {"full": True}
     while reader.refresh():
         pass
-    assert len(opened) == len(set(opened)) > 5  # each once, and none of the files before
-    assert len(list(reader.records())) == 40
-    opened.clear()
-    for place in range(3):
-        writer.steps([("r3", step(3 + place))])
-        assert reader.refresh()
-    assert not reader.refresh() and set(opened) <= {str(writer.path)}
+    assert sorted(opened) == list(map(str, files)) and len(list(reader.records())) == 40
+    writer.steps([("r3", step(3))])
+    assert reader.refresh() and not reader.refresh() and opened[-1] == str(writer.path)
+    writer.path.unlink()  # its operator has moved it away
+    assert not reader.refresh() and len(list(reader.records())) == 40
     writer.close()
 
 
-def test_a_file_that_was_moved_away_is_missed_by_nobody(tmp_path):
-    writer, reader = rotated(tmp_path), JournalReader(tmp_path)
-    reader.refresh()
-    writer.path.unlink()
-    reader.refresh()
-    assert len(list(reader.records())) == 40
-    writer.close()
+def test_a_journal_of_any_size_is_read_with_few_texts_in_memory(tmp_path):
+    rotated(tmp_path, num_texts=200).close()
+    reader, counts = JournalReader(tmp_path), []
+    for number, record in enumerate(reader.ended_records()):
+        counts.append(len(list(reader.records())))
+        outcome = (len(record.drawn), record.ledger().finish_reason)
+        assert outcome == ((3, "aborted") if number % 4 == 3 else (6, "length"))
+    assert len(counts) == 200 and max(counts) < 20
 
 
 def test_a_synced_journal_is_on_the_disk_with_each_line(tmp_path, monkeypatch):
-    with closing(JournalWriter(tmp_path, is_synced=True)) as writer:
-        synced, descriptor = [], writer._file.fileno()
-        monkeypatch.setattr(journal_file.os, "fsync", synced.append)
-        writer.open("a", header(), has_stops=False)
-        writer.steps([("a", step(0))])
-        assert synced == [descriptor] * 2
-    with closing(JournalWriter(tmp_path)) as writer:
-        writer.open("a", header(), has_stops=False)
-    assert synced == [descriptor] * 2
+    synced: list[int] = []
+    for is_synced in (True, False):
+        with closing(JournalWriter(tmp_path, is_synced=is_synced)) as writer:
+            monkeypatch.setattr(journal_file.os, "fsync", synced.append)
+            writer.open("a", header(), has_stops=False)
+            writer.steps([("a", step(0))])
+        assert len(synced) == 2

@@ -42,31 +42,23 @@ def test_those_of_a_drawn_text_are_the_ledgers_and_no_bound_covers_the_answer(ex
     assert plain["anchored"]["certified"] is True
 
 
-def test_an_echoed_prompt_is_scored_as_a_text_after_its_first_token(exposing, pair):
-    token_ids = pair.encode(PROMPT)
-    body = {"prompt": PROMPT, "max_tokens": 1, "logprobs": 1, "echo": True}
-    answer = posted(exposing[0], **body).json()
-    told = answer["choices"][0]["logprobs"]["token_logprobs"][1:-1]
-    (score,) = Decoder(pair, RULE).score([token_ids[:1]], [token_ids[1:]])
-    assert told == pytest.approx(score.token_log_probs, abs=1e-6)
-
-
-def test_lm_eval_answers_multiple_choice_by_the_server(exposing, pair, tmp_path):
+def test_lm_eval_generates_and_answers_multiple_choice_by_the_server(exposing, pair, tmp_path):
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
     pair.tokenizer.save_pretrained(tmp_path)
-    model = LocalCompletionsAPI(
-        base_url=f"{exposing[0]}/v1/completions",
-        model="anchored",
-        tokenizer=str(tmp_path),
-        tokenizer_backend="huggingface",
-    )
-    asked = [("the keeper", " lit the lamp"), ("import", " math")]
-    instances = [Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(asked)]
-    decoder = Decoder(pair, RULE)
+    names = {"model": "anchored", "tokenizer": str(tmp_path), "tokenizer_backend": "huggingface"}
+    url, decoder = f"{exposing[0]}/v1/completions", Decoder(pair, RULE)
+    model = LocalCompletionsAPI(base_url=url, tokenized_requests=False, seed=7, **names)
+    settings = {"until": ["e"], "max_gen_toks": 12, "temperature": 0.8, "do_sample": True}
+    generated = model.generate_until([Instance("generate_until", {}, (PROMPT, settings), 0)])
+    sampling = {"temperature": 0.8, "repetition_penalty": 1.0, "max_new_tokens": 12, "stop": "e"}
+    assert generated == [text.text for text in decoder.generate([PROMPT], seed=7, **sampling)]
+    choices = [("the keeper", " lit the lamp"), ("import", " math")]
+    instances = [Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(choices)]
+    scored = LocalCompletionsAPI(base_url=url, **names).loglikelihood(instances)
     encode = partial(pair.tokenizer.encode, add_special_tokens=False)  # as lm-eval does
-    for (context, choice), (told, _) in zip(asked, model.loglikelihood(instances), strict=True):
+    for (context, choice), (told, _) in zip(choices, scored, strict=True):
         whole = encode(context + choice)
         (score,) = decoder.score([whole[:1]], [whole[1:]])
         num_read = len(encode(context)) - 1  # the first token follows nothing
@@ -79,7 +71,7 @@ def test_tokens_that_are_parts_of_a_letter_are_told_by_their_bytes(pair):
     texts = LogProbTexts(Decoder(pair, RULE).level)
     content = texts.of_chat(places)["content"]
     assert bytes(byte for place in content for byte in place["bytes"]).decode() == "a\U0001f30ab"
-    told = texts.of_completion(places, TextSoFar(0, []))
+    told = texts.of_completion(places, TextSoFar(None))
     parts = ["bytes:\\xf0", "bytes:\\x9f", "bytes:\\x8c", "bytes:\\x8a"]
     assert told["tokens"] == ["a", *parts, "b"]
     assert told["text_offset"] == [0, 1, 1, 1, 1, 2]
@@ -96,6 +88,5 @@ def test_a_rule_without_the_safe_model_and_drafts_tell_none(pair, tmp_path):
 
 
 def test_accounts_and_exposed_log_probabilities_exclude_each_other(tmp_path):
-    file = policy_file(tmp_path, alice=10.0)
     with pytest.raises(ValueError, match="--expose-logprobs tells what costs none"):
-        ServerOptions(accounts=file, expose_logprobs=True)
+        ServerOptions(accounts=policy_file(tmp_path, alice=10.0), expose_logprobs=True)

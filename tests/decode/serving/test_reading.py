@@ -7,7 +7,7 @@ import pytest
 from tiny_models import tiny_llama, train_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, Pathwise
-from anchored.decode.serving.anchored_options import Limits, seed_of_name
+from anchored.decode.serving.anchored_options import Limits, seed_of_text
 from anchored.decode.serving.answers import CHATS, COMPLETIONS
 from anchored.decode.serving.body import HARMLESS, HONORED, REFUSED, Body, parsed
 from anchored.decode.serving.reading import Reader
@@ -28,16 +28,12 @@ def reader(pair):
 
 
 def read(reader, values, form=COMPLETIONS, **more):
-    return reader.requests(reader.body(json.dumps(values).encode()), form, "text", **more)
+    body = Body.of(parsed(json.dumps(values).encode()))
+    return reader.requests(body, form, "text", **more)
 
 
 def chat(content, **more):
     return {"messages": [{"role": "user", "content": content}], **more}
-
-
-def test_tables_of_fields_name_each_once():
-    names = [name for table in (HONORED, HARMLESS, REFUSED) for name in table]
-    assert len(names) == len(set(names))
 
 
 def test_what_cannot_be_honored_is_refused_with_its_reason_unless_it_asks_for_nothing():
@@ -51,11 +47,10 @@ def test_what_cannot_be_honored_is_refused_with_its_reason_unless_it_asks_for_no
         Body.of({"prompt": "a", "min_tokens": False})  # which is not 0
 
 
-def test_what_changes_no_text_is_taken():
+def test_null_is_the_default_of_every_field_and_some_change_no_text():
+    names = [name for table in (HONORED, HARMLESS, REFUSED) for name in table]
+    assert len(names) == len(set(names))
     assert Body.of({"prompt": "a", **{name: {"any": 1} for name in HARMLESS}}) == Body(prompt="a")
-
-
-def test_null_is_the_default_of_every_field():
     nothing = dict.fromkeys([*HONORED, *HARMLESS])
     assert Body.of(nothing) == Body()
     assert Body().sampling == SamplingConfig(temperature=1.0, repetition_penalty=1.0)
@@ -66,36 +61,25 @@ def test_null_is_the_default_of_every_field():
     ("values", "message"),
     [
         ({"prompt": "a", "best": 1}, "'best' is not known"),
-        ({"prompt": "a", "temperature": "hot"}, "temperature must be a number"),
-        ({"prompt": "a", "sampling": {"top_k": 3}}, "'sampling' is not known"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens must be >= 1"),
         ({"prompt": "a", "max_tokens": 51}, "max_tokens must be at most 50"),
         ({"prompt": "a", "max_tokens": 2, "max_completion_tokens": 3}, "not both"),
-        ({"prompt": "a", "stop": [1]}, "stop must be"),
-        ({"prompt": "a", "stop": "x<|turn|>"}, r"holds the special token .*: give '<\|turn"),
-        ({"prompt": "a", "stop_token_ids": [50]}, "50 is no special token"),
         ({"prompt": "a", "stream_options": {"include_usage": 1}}, "include_usage=1 is not known"),
         ({"prompt": "a", "seed": -1}, "seed must be in"),
-        ({"prompt": "a", "seed": 1 << 63}, "seed must be"),
-        ({"prompt": "a", "n": 0}, "n must be >= 1"),
         ({"prompt": "a", "n": 257}, "at most 256 texts"),
         ({"prompt": "a", "logprobs": 21}, "at most 20 likeliest"),
         ({"prompt": "a", "top_logprobs": 2}, "as logprobs says"),
-        ({"prompt": "a", "temperature": 1e-20}, "temperature must be at least"),
         ({"prompt": "a", "messages": []}, "messages belongs to the other endpoint"),
         ({}, "prompt is missing"),
         ({"prompt": ""}, "the prompt is empty"),
-        ({"prompt": [["a"], ["b"]]}, "prompt must be a text or a list of token ids"),
-        ({"prompt": [320]}, "token ids must be in"),
         ({"prompt": "a " * 90}, "context length is 100 tokens, .* and max_tokens 16"),
         ({"prompt": "a" * 10_000}, "100 tokens, .* got a prompt of 10000 characters"),
         ({"prompt": ["a", [5] * 101]}, "got a prompt of 101 token ids"),
-        ({"prompt": [1, *["a"] * 256]}, "prompt has at most 256 items here, got 257"),
+        ({"prompt": "a", "stop_token_ids": [50]}, "50 is no special token"),
+        ({"prompt": "a", "stop": ["b"] * 65}, "stop has at most 64 items"),
         ({"prompt": "a", "stop": "b" * 1025}, "a stop has at most 1024 characters, got 1025"),
-        ({"prompt": "a", "stop_token_ids": [2] * 65}, "stop_token_ids has at most 64 items"),
         ({"prompt": "a", "anchored": {"passage": "b"}}, "reads no passage"),
-        ({"prompt": "a", "anchored": {"client_id": "a b"}}, "must have up to 128 letters"),
-        ({"prompt": "a", "anchored": {"debt": -1.0}}, "debt must be >= 0"),
+        ({"prompt": "a", "anchored": {"K": "available"}}, "need a server with accounts"),
+        ({"prompt": "a", "anchored": {"group": "b"}}, "need a server with accounts"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
 )
@@ -108,10 +92,7 @@ def test_one_line_says_what_is_wrong(reader, values, message):
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        (5, "messages must be a list"),
         ([], "the conversation is empty"),
-        ([{"role": "user", "content": 5}], 'must have a "role" and a "content"'),
-        ([{"role": "user", "content": "a", "name": "joe"}], "a message's 'name' is not known"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of the type text"),
         ([{"role": "user", "content": "a" * 10_000}], "got a prompt of 10000 characters"),
     ],
@@ -133,7 +114,7 @@ def test_a_chat_without_a_length_gets_the_rest_of_the_context_within_the_limit(r
 
 def test_texts_of_one_request_have_seeds_of_their_ids_or_places_of_one_seed(reader):
     by_id = read(reader, {"prompt": ["a", "a"]})
-    assert [text.seed for text in by_id] == [seed_of_name("text-0"), seed_of_name("text-1")]
+    assert [text.seed for text in by_id] == [seed_of_text(f"text-{n}", None, None) for n in (0, 1)]
     by_seed = read(reader, {"prompt": ["a", "a", "b"], "anchored": {"seed": 3, "sample": 2}})
     assert [(text.seed, text.place) for text in by_seed] == [(3, 2), (3, 3), (3, 2)]
 
@@ -162,17 +143,18 @@ def test_all_that_is_left_is_shared_by_the_tokens_that_a_chat_may_have(pair, bod
 
 
 def test_with_accounts_nobody_knows_a_seed_and_what_certifies_nothing_is_refused(pair):
-    rule = Pathwise()
-    reader = Reader(Decoder(pair, rule), Limits(rule=rule), 100, secret=b"of the server")
+    named = {"secret": b"of the server", "chat_length": 40}
+    reader = Reader(Decoder(pair, Pathwise()), Limits(rule=Pathwise()), 100, **named)
     one, other = read(reader, {"prompt": ["a", "a"], "seed": 3})
     assert len({one.seed, other.seed, 3}) == 3
+    assert read(reader, chat("a"), CHATS)[0].max_new_tokens == 40  # its bound is reserved
     for wrong, said in (
         ({"seed": -1}, "seed must be in"),
         ({"temperature": 0.0}, "temperature 0 has no bound"),
         ({"n": 2, "anchored": {"K": "available"}}, "is of one text, got 2"),
     ):
         with pytest.raises(ValueError, match=said):
-            read(reader, {"prompt": "a", **wrong}, available=9.0)
+            read(reader, {"prompt": "a", **wrong})
 
 
 def test_special_tokens_end_a_text_by_their_ids(reader):
@@ -184,10 +166,8 @@ def test_special_tokens_end_a_text_by_their_ids(reader):
     ("content", "message"),
     [
         (b"", "the body is not JSON"),
-        (b"[1]", "the body must be an object"),
         (b'{"a": NaN}', "NaN is no JSON"),
         (b'{"a": 1, "a": 2}', "the body"),
-        (b'{"a": "\xff"}', "the body is not JSON"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
     ],
     ids=lambda value: value[:12] if isinstance(value, bytes) else "",
