@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from ....durable_files import locked
+
 LOCK: Final = 0x616E63686F726564
 """A number of ours among PostgreSQL's locks that applications name: "anchored" in ASCII."""
 
@@ -67,6 +69,9 @@ def database(where: str, root: Path) -> sa.Engine:
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _prepare_sqlite)
         sa.event.listen(engine, "begin", _begin_sqlite)
+        # SQLite refuses at once, whatever its timeout, what meets another who turns on the WAL.
+        with locked(root / f"{where}.lock"), engine.connect():
+            pass
     with engine.begin() as connection:
         wait_for_others(connection)
         TABLES.create_all(connection)
