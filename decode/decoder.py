@@ -81,7 +81,6 @@ class Decoder:
         self.level = choose_level(pair, level, prompt_cache, retokenizes=rule.retokenizes)
         self.rule, self.open_rule = rule, opened(rule, self.level)
         warn_of_left_out(self.open_rule)
-        self._least_temperature = least_temperature(model.dtype for model in pair.models.values())
         self.draft_length = 0
         """Tokens that the safe model drafts before the risky one reads them; 0 drafts none."""
         if speculate not in ("off", None):
@@ -257,8 +256,9 @@ class Decoder:
         """The requests of a call. values: of `with_values`."""
         if config.is_greedy and self.open_rule.is_certified:
             logger.warning("temperature 0 samples nothing, so no bound holds: ledgers uncertified")
-        if self.open_rule.is_certified and 0.0 < config.temperature < self._least_temperature:
-            raise ValueError(temperature_error(config.temperature, self._least_temperature))
+        least = least_temperature(model.dtype for model in self.pair.models.values())
+        if self.open_rule.is_certified and 0.0 < config.temperature < least:
+            raise ValueError(temperature_error(config.temperature, least))
         texts = prompt_requests(self.level, prompts, continue_from, messages)
         horizon = self.level.horizon(max_new_tokens, max_new_bytes)
         texts = with_values(texts, horizon, **values)

@@ -53,7 +53,7 @@ APART = (
 KERNEL_SHELF = {"kernels", *(room for room in ROOMS if re.match(r"kernels/.*\.py", room))}
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 50  # one function in a hundred may be longer: the bodies of kernels
-MOST_FILES_OF_A_TOKEN = 29  # each is one that a reader of a step opens
+MOST_FILES_OF_A_TOKEN = 30  # each is one that a reader of a step opens
 
 
 ROOT_FILE = ast.parse((ROOT / "__init__.py").read_text())
