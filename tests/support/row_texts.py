@@ -46,9 +46,10 @@ class RowTexts:
             assert self.is_close(read.token_log_probs[place], chosen[:, 0])
             self.texts[row] = prompt
 
-    def feed(self) -> None:
-        """Up to three tokens of some rows."""
-        new = {row: self.tokens(self.random.randint(0, 3)) for row in range(NUM_ROWS)}
+    def feed(self, counts: list[int] | None = None) -> None:
+        """Tokens of rows that are there, so many of each, up to three at random unless named."""
+        counts = counts or [self.random.randint(0, 3) for _ in range(NUM_ROWS)]
+        new = {row: self.tokens(count) for row, count in enumerate(counts)}
         new = {row: tokens for row, tokens in new.items() if tokens and self.texts[row]}
         if not new:
             return
@@ -70,15 +71,17 @@ class RowTexts:
     def check_history(self) -> None:
         """Rows join, grow, go back and leave."""
         self.join([1])
-        self.feed()  # one row alone needs no masks of ours
+        self.feed([0, 3, 0])  # one row alone needs no masks of ours
         self.feed()
         self.join([2, 0])
+        longest = 0
         for _ in range(12):
             self.feed()
-            row = self.random.randrange(NUM_ROWS)
-            if len(self.texts[row]) > MAX_LENGTH - 5:
-                self.leave(row)
-                self.join([row])
-            elif self.random.random() < 0.5:
-                self.roll_back(row)
-        assert max(len(text) for text in self.texts) > 10
+            longest = max(longest, *map(len, self.texts))
+            for row, text in enumerate(self.texts):
+                if len(text) > MAX_LENGTH - 3:  # no room for another feed
+                    self.leave(row)
+                    self.join([row])
+            if self.random.random() < 0.5:
+                self.roll_back(self.random.randrange(NUM_ROWS))
+        assert longest > 10
