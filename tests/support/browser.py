@@ -81,7 +81,7 @@ class Page:
 
 @contextmanager
 def browser_page(address: str, profile: Path) -> Iterator[Page]:
-    """A page of a browser of its own, with everything loaded; profile: a folder for its files."""
+    """A page of a new browser, with everything loaded; profile: a folder for its files."""
     command_fd, to_browser = os.pipe()
     from_browser, answer_fd = os.pipe()
     # The browser reads its commands at 3 and answers at 4, whatever the numbers are here.

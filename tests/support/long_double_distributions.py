@@ -26,7 +26,7 @@ def tilted(risky: Array, safe: Array, weight: float) -> Array:
     is_shared = np.isfinite(p_r) & np.isfinite(p_s)
     w = np.longdouble(weight)
     p_s, p_r = np.where(is_shared, p_s, 0.0), np.where(is_shared, p_r, 0.0)
-    # Either form loses digits at its own end; this one is exact at w = 0.
+    # Either form loses digits at one end; this one is exact at w = 0.
     mixed = np.where(is_shared, p_s + w * (p_r - p_s), -np.inf)
     mixed = mixed - mixed.max()
     return mixed - np.log(np.exp(mixed).sum())

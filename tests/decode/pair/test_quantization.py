@@ -19,7 +19,7 @@ from anchored.decode.warpers import largest_logit
 
 @register_quantization_config("rounded")
 class RoundedConfig(QuantizationConfigMixin):
-    """Weights of the output layer rounded to eighths: as real as transformers' own methods."""
+    """Weights of the output layer rounded to eighths: as real as those of transformers."""
 
     def __init__(self, **_) -> None:
         self.quant_method = "rounded"
