@@ -73,7 +73,7 @@ class ByteLevel(Level):
         return [token for token in self.pair.stop_tokens_of(name) if token not in suppressed]
 
     def settings(self) -> dict[str, Any]:
-        """What the tokenizers are, by "safe" and "risky"."""
+        """The identities of the tokenizers, by "safe" and "risky"."""
         return {"tokenizers": self._tokenizers}
 
     @property

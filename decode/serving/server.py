@@ -74,7 +74,7 @@ class PairApp:
     async def _converted(
         self, convert: Callable[[bytes], dict[str, Any]], request: HttpRequest
     ) -> Response:
-        """What becomes of a body in the readers' thread."""
+        """Answer with a body converted, in the readers' thread."""
         served, loop = self._served, asyncio.get_running_loop()
         try:
             content = await body_of(request, served.max_body)

@@ -82,6 +82,8 @@ class AsyncEngine:
         """Those that are drawn no further, and what their last updates say."""
         self._is_unwritten = False
         """The journal has not come to hold what was drawn."""
+        self._look: asyncio.Future[None] | None = None
+        """The look into the journal for which all late jobs wait."""
 
     async def start(self, on_failure: Callable[[], None]) -> None:
         """Raises AnchoredError for a journal that is not read here."""
@@ -243,8 +245,10 @@ class AsyncEngine:
         while (record := self._reader.holding(name, num_drawn)) is None:
             if time.monotonic() > until_s:
                 raise JournalError(f"the journal lacks tokens of {name} after {WAIT_S:g} s")
-            if not self._reader.refresh():
-                await asyncio.sleep(LOOK_S)
+            if not self._reader.refresh():  # one look for all jobs that wait
+                if self._look is None or self._look.done():
+                    self._look = asyncio.ensure_future(asyncio.sleep(LOOK_S))
+                await asyncio.shield(self._look)  # a job that is broken off ends its wait only
         return record
 
 

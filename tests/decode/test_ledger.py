@@ -79,7 +79,7 @@ def test_nats_that_were_given_back_are_saved_and_read_again(drawn, pair, tmp_pat
 
 
 def test_an_event_is_bounded_by_what_the_charge_says(pair, drawn):
-    """By KL where steps are charged their mean, else by the largest log-ratio of a text."""
+    """KL bounds it where steps are charged their mean, else the largest log-ratio of a text."""
     (mean,), (worst,) = (
         Decoder(pair, Anchored(k=1.0, divergence=kind)).generate(PROMPT, max_new_tokens=2)
         for kind in ("kl", "max")

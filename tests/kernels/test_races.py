@@ -34,11 +34,11 @@ MOST_TURNS = 2000
 
 @dataclass
 class Cell:
-    """What programs did to an element between two barriers of its row."""
+    """Accesses of programs to an element between two barriers of its row."""
 
     before: bytes | None
     values: set = field(default_factory=set)
-    """What was written."""
+    """The values that were written."""
     readers: set = field(default_factory=set)
     """Programs that had not written it themselves."""
     writers: dict = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Programs:
 
 @pytest.fixture
 def programs(monkeypatch) -> Programs:
-    """Those of later launches; memory that is not set holds NaN."""
+    """The programs of later launches; memory that is not set holds NaN."""
     programs, builder = Programs(), type(interpreter.interpreter_builder)
     load, store = builder.create_masked_load, builder.create_masked_store
     atomic = builder.create_atomic_rmw

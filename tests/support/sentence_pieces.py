@@ -79,7 +79,7 @@ def text_of(style: str, text: str) -> str:
 
 
 class SentencePieceOracle(TextOracle):
-    """Which token sequences occur in texts, by the library's word.
+    """Decide which token sequences occur in texts, by the library's word.
 
     A sequence of whole characters occurs if it is the tokenization of its text; one that ends
     inside a character, if it begins that of its text with some end of that character.

@@ -1,5 +1,5 @@
-"""What journals say of accounts: charges of servers that ended without settling, and whether all
-charges are right.
+"""Accounts compared with journals: texts of servers that ended without settling are charged, and
+all charges are checked.
 
 A server holds the lock of a file in its journal's folder for as long as it runs, and the system
 ends the lock with the process. Whoever gets that lock reads the journal, in which every token is

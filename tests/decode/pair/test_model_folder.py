@@ -102,7 +102,7 @@ def test_a_path_is_refused_as_it_was_typed_and_the_hub_is_not_asked(
 
 @pytest.fixture
 def adapter(pair_folders, tmp_path) -> Path:
-    """Of the risky model, with one tensor: it is never loaded."""
+    """An adapter of the risky model, with one tensor: it is never loaded."""
     folder = tmp_path / "adapter"
     folder.mkdir()
     config = {"base_model_name_or_path": str(pair_folders[1])}

@@ -287,7 +287,7 @@ def test_a_server_whose_journal_is_gone_is_charged_whole_and_files_before_it_are
         store.apply(ONE.accounts)
 
         def charged(name: str, folder: Path, text: str, bound: float) -> tuple[float, float]:
-            """What is spent and reserved once a server that had this text open was looked for."""
+            """Nats spent and reserved once a server that had this text open was looked for."""
             store.join(Server(name, str(folder), "", True, 0, before.path.name))
             store.reserve({text: bound}, ["client/alice"], name)
             recover(store)

@@ -29,9 +29,9 @@ class Traffic:
 
     def __init__(self) -> None:
         self.token_ids: dict[str, list[int]] = {}
-        """Of texts, by their names in the journal."""
+        """Tokens that were sent of texts, by their names in the journal."""
         self.figures: dict[str, dict[str, Any]] = {}
-        """Of texts that have ended."""
+        """Figures of texts that have ended."""
 
     def send(self, address: str, number: int) -> None:
         rng, kind = random.Random(number), KINDS[number % len(KINDS)]
