@@ -65,7 +65,7 @@ def records(corpus: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(lines):
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):  # the latter for brackets without end
                 record = None
             if not isinstance(record, dict) or not isinstance(record.get("text"), str):
                 raise ValueError(f'{corpus}: line {number + 1} is no JSON object with a "text"')

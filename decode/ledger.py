@@ -50,7 +50,7 @@ class LedgerHeader:
     quantization: dict[str, str] = field(default_factory=dict)
     """The quantization of "safe" and "risky"; exact models are left out."""
     level: str = "token"
-    """At level "byte" token ids are bytes and 256 is the end of the text."""
+    """Token ids at level "byte" are bytes, and 256 is the end of the text."""
     level_settings: dict[str, Any] = field(default_factory=dict)
     num_return_sequences: int = 1
     """Samples of the prompt that were drawn together; each has its ledger."""

@@ -46,8 +46,8 @@ class PairNames:
     risky: ModelName = None
     """Hugging Face folder or Hub id of the risky model."""
     pair: ModelName = None
-    """In place of both, a folder or Hub id with a pair.json that names them, with their revisions
-    and perhaps k and level."""
+    """A folder or Hub id with a pair.json, which replaces both: it names them, their revisions and
+    perhaps k and level."""
     safe_revision: str | None = None
     """Branch, tag or commit of the safe model's Hub id; its main branch unless given."""
     risky_revision: str | None = None
@@ -260,7 +260,7 @@ class PairOptions(ModelOptions):
     rule: Annotated[RuleOptions, FLAT] = field(default_factory=RuleOptions)
     """Rule of decoding, which chooses the next token, and its budget."""
     level: LevelName | Literal["auto"] = "auto"
-    """What is decoded step by step; auto takes tokens where the tokenizers share them, else
+    """The unit of one decoding step; auto takes tokens where the tokenizers share them, else
     bytes."""
     speculate: Speculate = "off"
     """Tokens that the safe model drafts before one forward of the risky model checks them; off

@@ -172,9 +172,9 @@ class StreamOptions(_Options, total=False):
     seed: int | None
     """0 by default."""
     k: float | None
-    """In place of the rule's."""
+    """Replaces the rule's k."""
     passage: str | None
-    """For a rule that reads one before the prompt."""
+    """Text that some rules read before the prompt."""
     messages: "Conversation | None"
     """A conversation in place of the prompt."""
 
@@ -187,7 +187,7 @@ class GenerateOptions(_Options, total=False):
     their batch; those of other prompts or seeds are drawn independently, and so are equal prompts
     of one call."""
     k: float | Sequence[float | None] | None
-    """In place of the rule's, for all prompts or one per prompt."""
+    """Replaces the rule's k, for all prompts or one per prompt."""
     num_return_sequences: int | None
     """Samples of each prompt, next to each other in the result, the first of them what one alone
     would be; 1 by default. Their bounds add up, see `Ledger.total_bound`."""
@@ -196,7 +196,7 @@ class GenerateOptions(_Options, total=False):
     ledger that contradicts itself is refused, see `continuation`: `verify` first what you did not
     write. Bounds add up."""
     passages: str | Sequence[str] | None
-    """For rules that read one before each prompt, such as RCAD: one for all, or one per prompt."""
+    """Texts that some rules, such as RCAD, read before prompts: one for all, or one per prompt."""
     messages: "Conversation | Sequence[Conversation] | None"
     """Conversations in place of prompts, lists of {"role": ..., "content": ...}. Each model reads
     them by its own chat template, a safe model without one as plain text, which the prefix debt is

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 NO_FLOAT64 = re.compile("float64|fp64|double")
-"""In what a device without float64 raises: Apple's GPUs TypeError, some of Intel's RuntimeError."""
+"""A device without float64 says this: Apple's in a TypeError, some of Intel's in a RuntimeError."""
 
 
 @cache

@@ -61,8 +61,8 @@ class Projection:
     ceiling: Tensor
     """(B,) float64, bits; inf where there is none."""
     token_bounds: tuple[Tensor, Tensor] | None = None
-    """Of charge "drawn": the most that any token costs and the margin of its log-ratio, (B,)
-    float64 nats each; None where a step costs the same whatever is drawn."""
+    """The most that any token costs and the margin of its log-ratio, (B,) float64 nats each, where
+    the charge is "drawn"; None where a step costs the same whatever is drawn."""
 
     def log_probs(self) -> Tensor:
         """log p* of every token.
@@ -83,7 +83,7 @@ class Projection:
         return self._log_probs(*self._logits_of(token_ids))[0][:, 0]
 
     def token_spend(self, token_ids: Tensor) -> Tensor:
-        """What a draw of these tokens costs: (B,) int64 in, (B,) float64 nats out.
+        """Nats that a draw of these tokens costs: (B,) int64 in, (B,) float64 nats out.
 
         That is `spend` unless the charge is "drawn"; then -inf for a token that p* cannot draw.
         """
@@ -120,7 +120,7 @@ class Projection:
 
 
 def drawn_spend(log2_ratio: Tensor, most: Tensor, margin: Tensor) -> Tensor:
-    """What a token costs: its log-ratio, rounded up by what it may be off by.
+    """Nats that a token costs: its log-ratio, rounded up by its largest error.
 
     log2_ratio: (B,) bits, p* / p_s with OFFSET_MARGIN units of its tilt and its safe weight.
     most, margin: `Projection.token_bounds`.

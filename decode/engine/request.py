@@ -93,9 +93,9 @@ class Request:
     error: str = ""
     """Why it cannot be decoded, "" if it can."""
     rule: OpenRule | None = None
-    """In place of the batch's; it reads the same streams."""
+    """Replaces the batch's rule; it reads the same streams."""
     sampling: SamplingConfig | None = None
-    """In place of the batch's."""
+    """Replaces the batch's sampling."""
     least_debt: float = 0.0
     """Nats of debt that the prompt has at least."""
     num_top: int | None = None
@@ -187,9 +187,9 @@ class RequestState:
     """Text that each step made certain: whole characters only, "" while a character or a
     possible stop string is incomplete."""
     log_probs: list[TokenLogProbs] = field(default_factory=list)
-    """Of each step, where the request wants them."""
+    """Log-probabilities of each step, where the request wants them."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list)
-    """Of each token of the prompt but the first, where the request wants them."""
+    """Those of each token of the prompt but the first, where the request wants them."""
     num_forwards: Counter[str] = field(default_factory=Counter)
     """Forwards by model that the request took part in."""
     work: dict[str, dict[str, float]] = field(default_factory=dict)

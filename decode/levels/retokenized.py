@@ -50,7 +50,7 @@ class RetokenizedLevel(TokenLevel):
         self.same_tokens = same_tokens(self._files["risky"], self._files["safe"], self.vocab_size)
 
     def settings(self) -> dict[str, Any]:
-        """Whose tokens are drawn, and what both tokenizers are."""
+        """The model whose tokens are drawn, and the digests of both tokenizers."""
         tokenizers = {name: file.sha256 for name, file in self._files.items()}
         suppressed = {name: tokens for name, tokens in self.pair.suppressed.items() if tokens}
         named = {"suppressed_token_ids": suppressed} if suppressed else {}

@@ -65,7 +65,7 @@ class Budgeted(BudgetOptions, BudgetSize, Indebted):
         Indebted.__post_init__(self)
 
     def settings(self) -> dict[str, Any]:
-        """As of `Rule`, but for a bank of None: without one a ledger is the paper's."""
+        """The settings of `Rule` without a bank of None: a ledger without one is the paper's."""
         settings = Rule.settings(self)
         return {name: value for name, value in settings.items() if (name, value) != ("bank", None)}
 
@@ -154,7 +154,7 @@ class Pathwise(Indebted):
 
     @property
     def without_nats(self) -> Self:
-        """As of `Budgeted`."""
+        """The rule with a budget of 0 nats; see `Budgeted`."""
         return replace(self, k=0.0, bank=0.0)
 
     @property

@@ -1,4 +1,4 @@
-"""What one request may spend: its budget, the prefix debt, and the ratios that it follows from."""
+"""The budget of a request, its prefix debt, and the ratios that the debt follows from."""
 
 import hashlib
 import json
@@ -204,7 +204,7 @@ def prefix_debt(ratios: Tensor, *, mode: DebtMode = "top", window: int = 5) -> f
 
 
 def debt_nats(ratios: Tensor, *, mode: DebtMode, window: int) -> Tensor:
-    """As `prefix_debt`, () on the device of the ratios, which is not waited for; NaN for NaN."""
+    """`prefix_debt` as a tensor (), without waiting for the device of the ratios; NaN for NaN."""
     if ratios.numel() == 0:
         return ratios.new_zeros(())
     if mode == "top":

@@ -66,7 +66,7 @@ class CPFuse(Unbounded):
 
 
 LOWEST = torch.finfo(torch.float64).min / (4 * LARGEST_WEIGHT)
-"""In place of -inf where it is multiplied by a weight of 0; both models' sum stays finite."""
+"""Replaces -inf where it is multiplied by a weight of 0; both models' sum stays finite."""
 
 
 def grid(size: int) -> list[float]:
@@ -114,7 +114,7 @@ class RCAD(Unbounded):
     """
 
     alpha: float = 0.5
-    """At least 0; the paper has 0.1 to 1. 0 is the risky model alone."""
+    """Weight of 0 or more; the paper has 0.1 to 1. 0 is the risky model alone."""
 
     name = "rcad"
 

@@ -75,7 +75,7 @@ class PastRows:
             log_probs[row] = 0.0
 
     def of(self, rows: Sequence[int]) -> Past:
-        """As rules see it, on the CPU."""
+        """The past of these rows as rules see it, on the CPU."""
         return Past(
             texts=[list(self._texts[row]) for row in rows],
             log_probs={name: nats[list(rows)] for name, nats in self._log_probs.items()},
@@ -107,7 +107,7 @@ class StepInputs:
     uniform: Tensor | None
     """(batch, 3) float64 in [0, 1) for the coupled sampler; None draws nothing."""
     past: Past | None = None
-    """For rules that look back."""
+    """The texts so far, for rules that look back."""
 
     def warped(self, name: StreamName) -> Tensor:
         """(batch, vocab_size) warped logits of one stream."""

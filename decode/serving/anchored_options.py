@@ -137,7 +137,7 @@ class AnchoredOptions:
     bank: float | None = None
     """Nats of a bucket that is full at the start, gets k per step and holds no more."""
     seed: int | None = None
-    """In place of the request's `seed`, which counts too."""
+    """Replaces the request's `seed`, which counts too."""
     debt: float = 0.0
     """Least debt of the prompt, nats: the debt that is computed can only be raised."""
     sample: int = 0

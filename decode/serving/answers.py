@@ -166,7 +166,7 @@ class Answer:
     model: str
     body: Body
     texts: LogProbTexts
-    """Of the pair's symbols."""
+    """Texts of the pair's symbols."""
     first: Request
     """The first of its texts: all have log-probabilities, or none, and of one model."""
     created: int = field(default_factory=lambda: int(time.time()))

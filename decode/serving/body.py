@@ -104,8 +104,8 @@ class Body:
     stop_token_ids: list[int] = field(default_factory=list)
     n: int = 1
     logprobs: bool | int | None = None
-    """Of a completion, likeliest tokens of each place; of a chat, whether it has log-probabilities,
-    with `top_logprobs` likeliest tokens of each place."""
+    """A completion gets this many likeliest tokens of each place; a chat says true here, and how
+    many in `top_logprobs`."""
     top_logprobs: int | None = None
     echo: bool = False
     """Have a completion begin with its prompt."""
@@ -237,5 +237,5 @@ def refuse_unhonored(body: Mapping[str, Any]) -> None:
 
 
 def _is_equal(value: Any, other: Any) -> bool:
-    """As JSON has it: true is not 1, but 1 is 1.0."""
+    """Whether JSON values are equal: true is not 1, but 1 is 1.0."""
     return bool(value == other) and (type(value) is bool) == (type(other) is bool)

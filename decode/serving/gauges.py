@@ -66,7 +66,7 @@ class Metrics:
         self._steps.observe(seconds)
 
     def reported(self, updates: Sequence[tuple[Job, Update]]) -> None:
-        """What is new of some jobs, after it was journalled."""
+        """Count the updates of some jobs, which are in the journal."""
         steps: list[LedgerStep] = []
         for job, update in updates:
             if not job.is_recorded:

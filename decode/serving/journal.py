@@ -159,7 +159,7 @@ class Recording:
         self._decoder, self._journal = decoder, journal
 
     def updates(self, jobs: Sequence[Job]) -> list[tuple[Job, Update]]:
-        """What is new of some jobs, once it is in the journal.
+        """The new tokens of some jobs, once they are in the journal.
 
         Where that cannot be written, none of them hears of it: that is the last update of each.
         """

@@ -93,7 +93,7 @@ class Record:
         return may_be and keeps_budget(self.header, self.drawn)
 
     def ledger(self) -> Ledger:
-        """As the Decoder would have written it."""
+        """The ledger that the Decoder would have written."""
         steps = self.drawn
         ending = self.footer or {
             "finish_reason": self._finish_reason(steps),

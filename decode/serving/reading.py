@@ -18,7 +18,7 @@ from .answers import Form
 from .body import Body, parsed
 
 DEFAULT_MAX_TOKENS: Final = 16
-"""Of a completion, as OpenAI and vLLM have it; a chat gets the rest of the context."""
+"""A completion's, as OpenAI and vLLM have it; a chat gets the rest of the context."""
 
 
 class Reader:

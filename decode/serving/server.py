@@ -229,7 +229,7 @@ class PairServer:
             raise AnchoredError(f"the server has ended: {failure}") from failure
 
     def end(self) -> None:
-        """As SIGTERM or Ctrl-C: texts go on for a while; at a second call they end at once."""
+        """Stop as SIGTERM does: texts go on for a while; a second call ends them at once."""
         self._loop.call_soon_threadsafe(self._begin_to_end)
 
     def _begin_to_end(self) -> None:

@@ -17,7 +17,7 @@ LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerOptions:
-    """Where a pair is served, to whom, and how much of it at once."""
+    """The address that a pair is served at, its clients, and how much they get at once."""
 
     host: str = "127.0.0.1"
     """Address to listen at; another than this machine's needs an api_key_file or accounts."""

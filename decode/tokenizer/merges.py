@@ -84,7 +84,7 @@ class MergeTable:
         self._find_splits()
         self.irregular = self._find_irregular()
         self.encoded_pair_is_valid = lru_cache(MAX_CACHED_PAIRS)(self._encoded_pair_is_valid)
-        """As `is_valid_pair` by running BPE: slow, right for irregular tokens too; remembered."""
+        """`is_valid_pair` by running BPE: slow, right for irregular tokens too; remembered."""
 
     def _spine(self, side: int, token: int) -> tuple[int, ...]:
         halves = self.split.get(token)

@@ -1,4 +1,4 @@
-"""How far rounding must move the distributions of a step for its uniforms to give a token."""
+"""The least rounding of a step's distributions with which its uniforms give a token."""
 
 import math
 from dataclasses import dataclass

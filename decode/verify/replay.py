@@ -32,7 +32,7 @@ class ForcedStep:
     """p* of one recorded step, whose token is given."""
 
     inputs: StepInputs
-    """With the risky model's logits even where nothing may be spent."""
+    """Inputs with the risky model's logits even where nothing may be spent."""
     drawn: NextToken
     seen: Tensor
     """(1, V) bool: symbols before this step."""

@@ -45,7 +45,7 @@ def steepness(steps: Sequence[Step]) -> float:
 
 
 def sums_apart(spends: Sequence[float], steps: Sequence[Step]) -> str:
-    """What steps in a row spent and rounding does not explain, "" for nothing.
+    """The first run of steps that spent what rounding does not explain, "" for none.
 
     No run of steps may have spent less than the replay says: passages have bounds as texts do, and
     what one step states too much makes up for no other one. More is harmless, up to the slack.

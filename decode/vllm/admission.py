@@ -92,7 +92,7 @@ class SlotRequest:
     engine_id: str
     prompt: list[int]
     name: str = ""
-    """In the journal; "" for one that is no user's, of which the journal holds nothing."""
+    """Its name in the journal; "" for one that is no user's, which the journal leaves out."""
     rule: PairRule = field(default_factory=lambda: Anchored(k=0.0))
     k: float | None = None
     """Nats per step in place of the rule's k."""

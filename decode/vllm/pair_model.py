@@ -54,7 +54,7 @@ class AnchoredPairForCausalLM(nn.Module):
         self.rows: tuple[Tensor, Tensor] | None = None
         """(R, V) each, of the safe and the risky model: the rows that were computed last."""
         self.num_drawn = 0
-        """How many of these rows were drawn from: the engine asks for parts of many drafts."""
+        """Number of these rows that were drawn from: the engine asks for parts of many drafts."""
         self.hidden: Tensor | None = None
         """(N, H_s + H_r) of the step's tokens; None where a CUDA graph was replayed."""
         self.last_hidden: Tensor | None = None

@@ -1,4 +1,4 @@
-"""What vLLM loads by name: the hook by which a row of logits becomes the token that was drawn from
+"""The hook that vLLM loads by name, by which a row of logits becomes the token that was drawn from
 p*, and calls of the server to the engine's processes.
 
 The front end loads this file too, so it imports no module of the runner.

@@ -46,7 +46,7 @@ class NonLiteralConfig:
 
 
 def character_matches(text: str, characters: Sequence[Sequence[str]]) -> list[bool]:
-    """For each character, whether the text has one of its names. characters: the names of each. A
+    """Whether the text has one of the names of each character. characters: the names of each. A
     name matches as whole words in a row (`bare_words`), whatever their case and what is between
     them. Raises: ValueError for a name without any of these. Source: Chen et al. 2024, "CopyBench",
     character overlap."""

@@ -32,7 +32,7 @@ BATCH_SIZE = 16
 UNASKED_BATCH_SIZE = 1
 """The size that lm-eval passes by default; one from its command line is a text."""
 LONGEST_WAIT = timedelta(days=7)
-"""For the slowest process: lm-eval waits for it after each kind of request."""
+"""The slowest process may take so long: lm-eval waits for it after each kind of request."""
 OFF = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "n", "best_of"), 1),
     **dict.fromkeys(("encoder_repetition_penalty", "typical_p"), 1),

@@ -124,7 +124,7 @@ def _excerpt(
 
 
 def _ratio_standard_error(numerators: Sequence[float], denominators: Sequence[int]) -> float:
-    """With a variance over count - 1; nan of a single excerpt."""
+    """`ratio_standard_error` with a variance over count - 1; nan of a single excerpt."""
     if (count := len(numerators)) < 2:
         return math.nan
     return math.sqrt(count / (count - 1)) * ratio_standard_error(numerators, denominators)

@@ -145,7 +145,7 @@ def token_bounds(row, offset, excess):
 
 @triton.jit
 def token_spend(row, ratio, reach):
-    """What a token costs, nats; see `projection.drawn_spend`."""
+    """Nats that a token costs; see `projection.drawn_spend`."""
     nats = (ratio + reach * (OFFSET_MARGIN * at.EPSILON)) * at.LN_2
     nats += tl.load(row.facts + at.TOKEN_MARGIN)
     nats = tl.minimum(nats, tl.load(row.facts + at.TOKEN_MOST))

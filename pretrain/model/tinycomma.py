@@ -46,7 +46,7 @@ class TinyCommaArgs(TransformerModelArgs):
     """True if vocab_size is known from the token shards alone; else only if these are there."""
     init_seed: int = 0
     loss_chunk_tokens: int = 0
-    """With labels, the forward returns their loss, from logits of this many tokens at a time."""
+    """Logits of this many tokens at a time make the loss, which a forward with labels returns."""
 
     @property
     def hidden_dim(self) -> int:

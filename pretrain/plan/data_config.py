@@ -47,7 +47,7 @@ class DataConfig:
     """The data that the model is trained on."""
 
     sources: tuple[DataSource, ...] = ()
-    """At least one; all tokenized by the same tokenizer."""
+    """One source or more, all tokenized by the same tokenizer."""
     weight_unit: WeightUnit = "tokens"
     seed: int = 0
     """Keys the order of windows in every source and epoch."""

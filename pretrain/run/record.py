@@ -44,12 +44,16 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> "RunRecord":
-        """The record in a dump folder. Raises ValueError if it is absent or of another schema."""
+        """The record in a dump folder. Raises ValueError if it is absent, damaged or of another
+        schema."""
         path = folder / RECORD_NAME
         if not path.is_file():
             raise ValueError(f"{folder} has no {RECORD_NAME}: it is not the folder of a run")
-        fields = json.loads(path.read_text())
-        if fields.pop("schema", None) != SCHEMA:
+        try:
+            fields = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+        if not isinstance(fields, dict) or fields.pop("schema", None) != SCHEMA:
             raise ValueError(f"{path} is not the record of a run: its schema is not {SCHEMA}")
         return cls(**fields)
 

@@ -335,7 +335,7 @@ def global_batch_size(config: JobConfig, num_processes: int) -> int:
 
 
 def any_rank(*flags: bool, device: torch.device) -> list[bool]:
-    """For each flag, whether it is set on at least one process; the same answer on every process.
+    """Whether each flag is set on at least one process; the same answer on every process.
 
     device: where the process group communicates. One small reduction, so call it once a step.
     """

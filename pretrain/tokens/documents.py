@@ -66,7 +66,7 @@ class Document:
     text: bytes | None
     """UTF-8; None if the record could not be read as such."""
     licenses: tuple[str, ...] = ()
-    """As the record states them; none if it does not."""
+    """The licences that the record states; none if it states none."""
     problem: Problem | None = None
     """Why a record has no text; None where it has."""
     is_too_long: bool = False

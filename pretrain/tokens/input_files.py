@@ -129,7 +129,7 @@ def json_records(file: InputFile, *, max_bytes: int = sys.maxsize) -> Iterator[b
             raise ValueError(f"input file {file.name} is a JSON array of {size}: write lines")
     try:
         records = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for brackets without end
         raise ValueError(f"input file {file.name} is no whole JSON array: {error}") from None
     yield from (json.dumps(record).encode() for record in records)
 

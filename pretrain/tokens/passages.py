@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 NUM_WORDS = 13
 NUM_LETTERS = 64  # 13 words of English have about 61
 LETTER_STRIDE = 8
-"""In the texts looked for, a stretch begins at every so many letters; documents are tried at each
+"""A stretch begins at every so many letters of the texts looked for; documents are tried at each
 letter. So NUM_LETTERS + LETTER_STRIDE - 1 shared letters always match, whatever the spaces."""
 # 13 words of one or two letters are columns of a table or an alphabet, which have no author.
 _LEAST_LETTERS = 30

@@ -235,9 +235,9 @@ def _stamp(folder: Path) -> str:
 
 
 def check_shards(folders: Sequence[Path]) -> None:
-    """At the start of a run: all folders are verified, and a few files are read once more.
+    """Verify all folders at the start of a run, and read a few files once more.
 
-    What has no stamp is verified here if that is soon done.
+    A folder without a stamp is verified here if that is soon done.
     Raises: ValueError with one line about shards that are damaged or were never verified.
     """
     pending = [folder for folder in folders if not is_verified(folder)]

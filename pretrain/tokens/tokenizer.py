@@ -102,7 +102,7 @@ _HARD_TEXTS = (
     "\n".join(map(chr, (*range(0x800, 0xD800, 0x1000), 0xD7A3, 0xE000, 0xF8FF, 0xFFFD))),
     "\n".join(map(chr, (0x1F600, 0x20000, 0x30000, 0xE0100))),
 )
-"""What normalizers, decoders and vocabularies that do not spell everything are known to change."""
+"""Texts that normalizers, decoders and small vocabularies are known to change."""
 
 
 def _hard_texts(tokenizer: Tokenizer) -> Iterator[str]:

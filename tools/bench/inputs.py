@@ -32,7 +32,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 assert set(SHAPES) == set(get_args(Shape))
 BOS_ID, EOS_ID = 0, 1
 NUM_TEXTS = 16
-"""As many as the quickstart has works."""
+"""The quickstart has as many works."""
 BEFORE_PROMPT = 512
 """Positions of random models for what rules put before a prompt: a passage or a system prompt."""
 NUM_SWAPPED = 110

@@ -16,7 +16,7 @@ LLAMA_3_VOCAB_SIZE = 128_256
 LEAST_VOCAB = 3
 """Tokens of random weights: those that begin and end a text, and a word."""
 LEAST_BYTE_VOCAB = 258
-"""As many at level byte: those that begin and end a text, and the bytes."""
+"""Tokens of random weights at level byte: those that begin and end a text, and the bytes."""
 METHODS = (
     *("safe_only", "risky_only", "system", "memfree", "rcad", "cp_fuse", "token_swap"),
     *("anchored", "anchored_debt", "anchored_inf", "pathwise"),

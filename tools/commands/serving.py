@@ -90,13 +90,13 @@ class ServeConfig(PairOptions):
     rule: Annotated[RuleOptions, FLAT] = field(default_factory=pathwise)
     """Rule of decoding, which chooses the next token, and its budget."""
     engine: Literal["decoder", "vllm"] = "decoder"
-    """What draws the texts: the library's decoder, or vLLM, which needs pip install
+    """The engine that draws the texts: the library's decoder, or vLLM, which needs pip install
     'anchored[vllm]', draws by the rules anchored and pathwise, and has options of its engine alone
     for devices, numbers and sizes."""
     engine_args: tuple[str, ...] = ()
     """Arguments of vLLM's engine, NAME=VALUE, as tensor_parallel_size=8 or max_model_len=8192."""
     server: Annotated[ServerOptions, FLAT] = field(default_factory=ServerOptions)
-    """Where the pair is served, to whom, and how much of it at once."""
+    """The address that the pair is served at, its clients, and how much they get at once."""
     journal: Annotated[JournalOptions, FLAT] = field(default_factory=JournalOptions)
     """The folder of the journal, the size of its files, and its safety."""
     limits: Annotated[LimitOptions, FLAT] = field(default_factory=LimitOptions)
@@ -177,7 +177,7 @@ def _decoder_engine(config: ServeConfig, rule: "Rule", folder: Path) -> "Engine"
 
 
 def _vllm_engine(config: ServeConfig, rule: "Rule", folder: Path) -> "Engine":
-    """As `_decoder_engine`, of vLLM's, which loads the models as it starts."""
+    """vLLM's engine, which loads the models as it starts; else as `_decoder_engine`."""
     from anchored.decode.vllm.engine import prepare
     from anchored.decode.vllm.pair_description import checked_rule
 

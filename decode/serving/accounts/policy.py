@@ -33,8 +33,8 @@ class Account:
     days: float | None = None
     """Length of a period, after which the account is empty again; None for one that never ends."""
     divergence: Divergence = "max"
-    """What the nats bound: "max" every text, "kl" a mean over texts, which a server with the KL
-    budget of the paper needs."""
+    """The nats bound every text with "max"; with "kl" they bound a mean over texts, which a server
+    with the KL budget of the paper needs."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -101,12 +101,12 @@ class Policy:
                     )
 
     def to_json(self) -> str:
-        """As the store keeps it."""
+        """The policy as the store keeps it."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of_json(cls, text: str) -> "Policy":
-        """What `to_json` has made."""
+        """The policy that `to_json` wrote."""
         policy: Policy = from_record(cls, json.loads(text))
         return policy
 

@@ -88,9 +88,10 @@ def test_an_index_is_made_once_whole_and_for_one_corpus(corpus, tmp_path, monkey
         with pytest.raises(ZeroDivisionError):
             WordIndex(corpus, folder)
     assert not folder.exists()
-    (tmp_path / "bad.jsonl").write_text('{"text": 3}\n')
-    with pytest.raises(ValueError, match='line 1 is no JSON object with a "text"'):
-        WordIndex(tmp_path / "bad.jsonl", folder)
+    for line in ('{"text": 3}', "[" * 200_000):
+        (tmp_path / "bad.jsonl").write_text(line + "\n")
+        with pytest.raises(ValueError, match='line 1 is no JSON object with a "text"'):
+            WordIndex(tmp_path / "bad.jsonl", folder)
     with pytest.raises(ValueError, match="exists and is no index of passages"):
         WordIndex(corpus, tmp_path)
     first = WordIndex(corpus, folder).search(["harbour"])

@@ -133,6 +133,16 @@ def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(begin, 
     assert "| 15 | 1 | optimizer.lr: 0.001, then 0.003 |" in card
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "is damaged: "), ("[" * 200_000, "is damaged: "), ("[]", "its schema is not")],
+)
+def test_a_record_that_is_none_is_named(tmp_path, content, message):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"run\.json.*{message}"):
+        RunRecord.read(tmp_path)
+
+
 def test_runs_that_are_moved_are_resumed_and_another_checkpoint_is_named(begin, tmp_path):
     def resumed(folder, source):
         stage = {"initial_load_path": str(folder / source)}

@@ -115,9 +115,10 @@ def test_lines_without_text_that_can_be_read_are_single_invalid_documents(tmp_pa
 
 
 def test_an_array_that_is_not_whole_or_too_large_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "a.json").write_text('[{"text": "salt"}')
-    with pytest.raises(ValueError, match=r"input file a\.json is no whole JSON array: "):
-        documents(tmp_path / "a.json")
+    for content in ('[{"text": "salt"}', "[" * 200_000):
+        (tmp_path / "a.json").write_text(content)
+        with pytest.raises(ValueError, match=r"input file a\.json is no whole JSON array: "):
+            documents(tmp_path / "a.json")
     monkeypatch.setattr("anchored.pretrain.tokens.input_files.MAX_ARRAY_BYTES", 100_000)
     write(tmp_path / "array.json.gz", ROWS * 200)
     with pytest.raises(ValueError, match=r"a JSON array of more than 100,000 bytes: write lines"):

@@ -53,7 +53,7 @@ class Template:
     """The fields of a record that are read, and the text that a model reads."""
 
     template: str
-    """With one {text}."""
+    """A text with one {text}."""
     text: str
     """Field of a record that is put there."""
     reference: str = ""
@@ -61,7 +61,7 @@ class Template:
     whole: list[str] = field(default_factory=list)
     """Fields of which one may hold a whole text, which is cut into both: an article, a story."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """By a field, what a data set calls it; of a list of values the first is taken."""
+    """The name in a data set of each field here; of a list of values the first is taken."""
 
 
 def run(config: PromptsConfig) -> int:
