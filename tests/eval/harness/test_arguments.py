@@ -13,16 +13,19 @@ from local_tasks import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, QUESTIONS, writ
 from anchored import Anchored, Decoder
 from anchored.eval.harness.arguments import pair_arguments
 from anchored.eval.harness.model import AnchoredLM
-from anchored.eval.harness.tasks import task_figures
+from anchored.eval.harness.tasks import register_model, task_figures
 
 pytest.importorskip("lm_eval")
 
 NAMES = {"safe": "a", "risky": "b", "k": 1.0}
 
 
-def test_a_model_is_made_from_an_argument_string(pair_folders, tmp_path):
+def test_a_model_is_made_by_its_name_from_an_argument_string(pair_folders, tmp_path):
+    from lm_eval.api.registry import get_model
+
+    register_model()
     safe, risky = map(str, pair_folders)
-    lm = AnchoredLM.create_from_arg_string(
+    lm = get_model("anchored").create_from_arg_string(
         f"safe={safe},risky={risky},k=0.5,debt_window=3,seed=7,dtype=float64,risky_device=cpu,"
         "speculate=2,safe_attn_implementation=eager,level=token",
         {"batch_size": "4", "device": "cpu", "max_batch_size": None},
