@@ -170,5 +170,7 @@ def test_tables_have_all_settings_and_the_best_protected_one_of_each_method(tmp_
     protected = (tmp_path / "high_protection.md").read_text()
     assert "| Anchored | Anchored, k=2 | 2.500 | 0.50 | 0.750 (0.010) |\n" in protected
     assert "| CP-Fuse | - | - | - | - |\n" in protected
+    parts = [line.split("*")[1] for line in protected.splitlines() if "*" in line]
+    assert parts == ["Reference LMs", "Two-model baselines", "Anchored Decoding"]
     assert "| inf | 0.50 |" in (tmp_path / "table.md").read_text()
     assert r"CP-Fuse & 0.250 & 0.250 &" in (tmp_path / "table.tex").read_text()
