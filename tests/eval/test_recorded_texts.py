@@ -75,16 +75,3 @@ def test_files_that_mean_other_prompts_by_one_id_and_texts_that_occur_twice_are_
     path = write(tmp_path / "mine.jsonl", {**row, "error": "long"}, row, {**row, "text": "b"})
     with pytest.raises(ValueError, match=r"'k=1'.*'id': 'w', 'seed': 3.* occurs twice"):
         read_texts(path)
-
-
-def test_other_files_and_folders_are_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no generations/\*\.jsonl"):
-        read_texts(tmp_path)
-    for content, message in (
-        ('{"prompt": "a"}', "row 1 lacks 'text' or 'output'"),
-        ('{"text": "a", "seed": true}', "seed must be a whole number, got True"),
-        ('{"text": "a", "error": "e"}', "holds no texts"),
-    ):
-        (tmp_path / "mine.jsonl").write_text(content)
-        with pytest.raises(ValueError, match=rf"mine\.jsonl.*{message}"):
-            read_texts(tmp_path / "mine.jsonl")

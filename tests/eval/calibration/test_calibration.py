@@ -1,4 +1,4 @@
-"""The search for k, what a choice by seeds is worth on others, figures and their intervals."""
+"""The search for k, its check on fresh seeds, figures and their intervals."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from anchored.eval.calibration import search as searching
 from anchored.eval.calibration.calibration import FIRST_CHECK_SEED, Calibration, calibrate
 from anchored.eval.calibration.search import Figure, Search, Target, bracket
 from anchored.eval.copying.metrics import METRICS
-from anchored.eval.experiments.experiment import RISKY, SAFE, Experiment, Prompt
+from anchored.eval.experiments.experiment import RISKY, Experiment, Prompt
 
 
 def searched(search: Search, meets) -> dict[float, bool]:
@@ -41,93 +41,58 @@ def test_a_k_above_one_that_misses_is_not_taken():
     assert is_met[4.0] and low <= 1.5 < high < 4.0
 
 
-PROMPTS = [Prompt(id=f"{n}", title=f"{n}", prompt="a", reference="b") for n in range(24)]
-
-
-def world(seed: int):
-    """Copying of texts that are recited from some k on, which prompts and seeds decide."""
-    limits = np.random.default_rng([seed, 1]).normal(math.log(4.0), 0.5, size=len(PROMPTS))
-
-    def copied(experiment):
-        """A recited text has 50 words of its reference, another one 1."""
-        alone, (setting,) = {SAFE: -math.inf, RISKY: math.inf}, experiment.settings
-        log_k = alone[setting.name] if setting.k is None else math.log(setting.k)
-        generators = [np.random.default_rng([seed, 2, each]) for each in experiment.seeds]
-        noise = np.array([each.normal(size=len(PROMPTS)) for each in generators])
-        is_recited = log_k + 0.8 * noise.T > limits[:, None]
-        return np.where(is_recited, 50.0, 1.0).mean(1)[:, None] * np.ones(len(METRICS))
-
-    return copied
-
-
 @pytest.fixture
 def calibrated(monkeypatch, tmp_path):
-    """Calibrate in a world, in a folder by its seed; `seen` has the seeds of each folder."""
+    """Calibrates with prompts that are all recited from k = 4 on, whatever the seed; `seen` has the
+    seeds of each folder."""
     seen: dict[Path, list[int]] = {}
-    generations = {
+    prompts = [Prompt(id=f"{n}", title=f"{n}", prompt="a", reference="b") for n in range(24)]
+    made = {
         "reference_log_probs": {"0": -5.0, "1": -9.0},
-        "failed_generations": [],
+        **{"generate_all": None, "read_all_prompts": None, "failed_generations": []},
         "read_generations": [
             {"id": "0", "certified": True, "bound": 1.0, "spent": 0.5},
             {"id": "1", "certified": True, "bound": 3.0, "spent": None},
         ],
     }
-    for name, made in (generations | {"generate_all": None, "read_all_prompts": None}).items():
-        monkeypatch.setattr(calibrating, name, lambda *_, made=made: made)
+
+    def copied_in(experiment):
+        seen[experiment.folder.relative_to(tmp_path)] = experiment.seeds
+        (setting,) = experiment.settings
+        is_recited = setting.name == RISKY or (setting.k or 0.0) > 4.0
+        return np.full((len(prompts), len(METRICS)), 50.0 if is_recited else 1.0)
+
+    def calibrate_made(**changed):
+        for name, rows in (made | changed).items():
+            monkeypatch.setattr(calibrating, name, lambda *_, rows=rows: rows)
+        experiment = Experiment(folder=tmp_path, prompts=prompts, settings=(), seeds=[0, 1, 2])
+        search = Search(smallest=0.5, num_first=4, resolution=1.04)
+        options = {"rule": Anchored(k=1.0), "search": search, "num_check_seeds": 9}
+        return calibrate(Calibration(experiment=experiment, **options), None)
+
+    monkeypatch.setattr(calibrating, "copied_in", copied_in)
     monkeypatch.setattr(searching, "NUM_RESAMPLES", 50)
-
-    def calibrate_in(seed: int, **target):
-        copied = world(seed)
-        seen.clear()
-
-        def noted(experiment):
-            seen[experiment.folder.relative_to(tmp_path)] = experiment.seeds
-            return copied(experiment)
-
-        monkeypatch.setattr(calibrating, "copied_in", noted)
-        return calibrate(calibration(tmp_path / str(seed), Target(**target)), None)
-
-    calibrate_in.seen = seen
-    return calibrate_in
+    calibrate_made.seen = seen
+    return calibrate_made
 
 
-def calibration(folder: Path, target: Target) -> Calibration:
-    experiment = Experiment(folder=folder, prompts=PROMPTS, settings=(), seeds=[0, 1, 2])
-    search = Search(smallest=0.5, num_first=4, resolution=1.04)
-    return Calibration(
-        experiment=experiment, rule=Anchored(k=1.0), target=target, search=search, num_check_seeds=9
-    )
-
-
-def test_a_choice_by_the_mean_is_optimistic_and_a_strict_one_is_not(calibrated):
-    """Prompts are few here; fresh seeds see what the choice added."""
-    by_mean = [calibrated(seed, value=0.8, is_strict=False) for seed in range(8)]
+def test_a_choice_is_checked_on_fresh_seeds_and_its_bounds_are_of_the_worst_reference(calibrated):
+    result = calibrated()
+    assert 4.0 / 1.04 <= result.k <= 4.0 and result.check.is_met
     fresh = [FIRST_CHECK_SEED + number for number in range(9)]
-    assert calibrated.seen == {Path("7"): [0, 1, 2], Path("7/check/9-seeds"): fresh}
-    assert min(each.chosen.figure.value for each in by_mean) >= 0.8
-    num_missed = sum(not each.check.is_met for each in by_mean)
-    assert num_missed >= 2  # about half of them
-    strict = [calibrated(seed, value=0.8) for seed in range(4)]
-    assert all(each.chosen.figure.low >= 0.8 for each in strict)
-    assert all(each.check.is_met and each.check.figure.value >= 0.8 for each in strict)
-
-
-def test_bounds_say_how_often_the_worst_reference_may_be_recited(calibrated):
-    result = calibrated(1)
+    assert calibrated.seen == {Path(): [0, 1, 2], Path("check/9-seeds"): fresh}
     both = event_bound(1.0, -5.0), event_bound(3.0, -9.0)
     assert result.chosen.recited == max(both) > min(both)
     assert (result.chosen.bound, result.chosen.spent) == (2.0, None)
     assert result.alone[1].recited is None and result.alone[1].bound is None
 
 
-def test_a_generation_or_a_reference_that_fails_is_refused(calibrated, monkeypatch):
-    monkeypatch.setattr(calibrating, "reference_log_probs", lambda *_: {"0": -5.0})
+def test_a_generation_or_a_reference_that_fails_is_refused(calibrated):
     with pytest.raises(ValueError, match=r"^1: its reference has no probability under p_s"):
-        calibrated(1)
+        calibrated(reference_log_probs={"0": -5.0})
     failed = [{"id": "3", "seed": 0, "error": "the risky model's logits are NaN"}]
-    monkeypatch.setattr(calibrating, "failed_generations", lambda *_: failed)
     with pytest.raises(ValueError, match=r"^p_s, 3: the risky model's logits are NaN"):
-        calibrated(2)
+        calibrated(failed_generations=failed)
 
 
 WORD_LCS = METRICS.index("word_lcs")
@@ -166,22 +131,6 @@ def test_strictness_asks_the_worse_end_of_the_interval():
     rare = copied([40], [1], [1], [1])  # a third of all resamples leave out the first prompt
     figure = Target().figure(QUIET, safe=QUIET, risky=rare)
     assert figure.value == 1.0 and figure.low == -math.inf
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Target(value=1.5), r"must be in \(0, 1\], got 1.5"),
-        (lambda: Target(metric="word_lcs", value=0.0), "must be finite and > 0, got 0.0"),
-        (lambda: Search(smallest=2.0, largest=1.0), "0 < smallest < largest, got 2 and 1"),
-        (lambda: Target().check_prompts(8), "give more prompts, or --no-strict"),
-    ],
-)
-def test_targets_and_searches_that_mean_nothing_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-    Target().check_prompts(11)
-    Target(is_strict=False).check_prompts(1)
 
 
 def test_what_no_prompt_showed_is_part_of_the_interval():

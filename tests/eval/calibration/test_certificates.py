@@ -67,13 +67,6 @@ def test_the_largest_k_is_within_the_target_and_the_next_is_not(
     assert worst(round((k or 0.0) + 0.01, 2)) > target
 
 
-def test_of_max_the_largest_k_is_what_is_left_of_the_text_s_nats():
-    k = largest_k([recital()], Pathwise(bank=20.0), length=64, target=1e-6)
-    assert k == math.floor(100 * (400 - math.log(1e6) - 20 + 10) / 64) / 100
-    longest = largest_k([recital(num_steps=1)], MAX, length=10**6, target=1e-6)
-    assert longest == math.floor(100 * 2**20 / 10**6) / 100  # as no budget is larger
-
-
 def events_of(*texts, passages=()):
     texts, passages = list(texts), list(passages)
     return Events(symbol="token", length=64, window=32, texts=texts, passages=passages)
@@ -98,13 +91,6 @@ def test_the_options_to_start_with_are_named_last(tmp_path):
         last = out.splitlines()[-1]
         assert last.startswith(f"To start with: --rule pathwise {words}")
         assert (tmp_path / "certificates.md").read_text().endswith(f"{last}\n")
-
-
-def test_a_text_that_no_k_certifies_is_named(tmp_path):
-    events = events_of(recital(), recital(id="short", safe_log_prob=-2.0))
-    out = write_certificates(tmp_path, events, banks=(5.0,), target=1e-6, about={})
-    assert "No k > 0 certifies a whole text of short, at e^-2.0" in out
-    assert "of a, at" not in out
 
 
 TEXTS = {"the keeper of": " every wave", "salt and rain": " the harbour bell rang twice"}

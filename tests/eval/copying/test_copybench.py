@@ -64,12 +64,10 @@ def test_the_share_follows_the_comparator(comparator, by_seed, least):
 
 
 def test_what_cannot_be_measured_is_refused():
-    with pytest.raises(ValueError, match="names 'Boris' already"):
-        character_rows([story("x", prompt="Boris met nobody.")])
     with pytest.raises(ValueError, match='has no "characters"'):
         character_rows([RecordedText(setting="s", id="i", seed=0, text="x")])
-    with pytest.raises(ValueError, match=r"must have a letter or digit, got '\.\.\.'"):
-        character_matches("x", [["..."]])
+    with pytest.raises(ValueError, match="names 'Boris' already"):
+        character_rows([story("x", prompt="Boris met nobody.")])
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,7 @@ from anchored.eval.experiments.generations import (
     read_all_prompts,
     read_generations,
 )
-from anchored.eval.experiments.measures import (
-    VERBATIM,
-    measure,
-    reference_log_probs,
-    summarize,
-)
+from anchored.eval.experiments.measures import VERBATIM, measure, reference_log_probs, summarize
 from anchored.eval.experiments.results import write_budget_results
 from anchored.eval.figures import style
 

@@ -13,9 +13,7 @@ from tiny_models import tiny_llama
 from anchored import Anchored, Decoder, Ledger, ModelPair, Pathwise
 from anchored.decode.ledger import ledger_parts
 from anchored.eval.experiments import results
-from anchored.eval.experiments.experiment import Experiment, Prompt
 from anchored.eval.experiments.generations import draw_by_vllm
-from anchored.eval.experiments.measures import reference_log_probs
 from anchored.eval.experiments.plan import run_sweep, sweep_experiment
 from anchored.eval.experiments.sweep import Method, Placement, Sweep
 from anchored.eval.figures import style
@@ -120,20 +118,6 @@ def test_failures_are_tried_again_only_if_asked_and_nothing_else_is(
         assert len(ledger_parts(run / f"ledgers/{name}.jsonl")) == 4
     utility = json.loads((run / "measurements" / "utility.json").read_text())
     assert all(None not in row["nats"] for row in utility)
-
-
-def test_a_reference_whose_score_fails_is_left_out_with_a_warning(tokenizer, caplog, tmp_path):
-    (token,) = tokenizer(" math")["input_ids"][1:]
-    safe = tiny_llama(1)
-    safe.model.embed_tokens.weight.data[token] = torch.nan
-    pair = ModelPair(safe, tiny_llama(2, layers=3), tokenizer)
-    prompts = [
-        Prompt(id="a", title="A", prompt="the keeper of", reference=" the lamp"),
-        Prompt(id="b", title="B", prompt="import", reference=" math and salt"),
-    ]
-    experiment = Experiment(folder=tmp_path, prompts=prompts, settings=(), max_new_tokens=4)
-    assert list(reference_log_probs(experiment, pair)) == ["a"]
-    assert "the reference of b has no probability: " in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from json_lines import write_json_lines
 
-from anchored import MemFree
 from anchored.eval.copying.metrics import METRICS
 from anchored.eval.experiments import results
 from anchored.eval.experiments.experiment import Experiment, Prompt, load_prompts, save_prompts
@@ -29,21 +28,6 @@ SWEEP = Sweep(
 
 def names_of(*methods):
     return [setting.name for setting in sweep_settings(replace(SWEEP, methods=methods))]
-
-
-def test_both_models_come_first_and_methods_in_the_order_of_the_paper(tmp_path):
-    fuse = Method(rule="cp_fuse", label="CP-Fuse")
-    block = Method(rule="memfree", label="MemFree", settings={"n": 3})
-    fixed = Method(
-        rule="anchored", label="Fixed", settings={"k": 2.0, "budget": "fixed"}, figures=["budget"]
-    )
-    blocked = tmp_path / "blocked.jsonl"
-    blocked.write_text('{"text": "b"}\n')
-    settings = sweep_settings(replace(SWEEP, methods=(fixed, ANCHORED, fuse, block)), blocked)
-    names = ["p_s", "p_r", "MemFree", "CP-Fuse", "Anchored, k=0.5", "Anchored, k=2", "Fixed"]
-    assert [setting.name for setting in settings] == names
-    assert [setting.k for setting in settings] == [None] * 4 + [0.5, 2.0] + [None]
-    assert settings[2].rule == MemFree(n=3, corpus=str(blocked))
 
 
 def test_lists_are_all_combinations_and_names_say_what_differs():
@@ -70,8 +54,10 @@ def test_only_the_paper_s_budgets_in_kl_are_the_swept_ones():
         Method(rule="anchored", label="c", settings={"k": [0.5], "divergence": "max"}),
         Method(rule="pathwise", label="d", settings={"k": [0.5]}),
     ]
-    settings = sweep_settings(replace(SWEEP, methods=(ANCHORED, *others)))
-    assert [setting.k for setting in settings[2:]] == [0.5, 2.0, None, None, None]
+    ablated = Method(rule="anchored", label="e", settings={"k": 1.0}, figures=["budget"])
+    settings = sweep_settings(replace(SWEEP, methods=(ablated, ANCHORED, *others)))
+    assert [setting.k for setting in settings[2:]] == [0.5, 2.0, None, None, None, None]
+    assert settings[-1].name == "e"  # as in the paper's table
     assert {other.section for other in others} == {ANCHORED.section} == {"Anchored Decoding"}
 
 
@@ -106,7 +92,7 @@ def test_what_cannot_be_is_named(change, message, tmp_path):
         sweep_plan(replace(SWEEP, **change(), folders=[str(tmp_path)]))
 
 
-def test_a_file_s_inputs_may_be_replaced_and_its_keys_are_checked(tmp_path):
+def test_a_file_s_inputs_and_its_sets_may_be_replaced(tmp_path):
     file = tmp_path / "a.toml"
     text = 'safe = "S"\nrisky = "org/name"\nprompts = "p"\ninputs = "there"\nheld_out.a = ["b"]\n'
     methods = '[[methods]]\nrule = "system"\nlabel = "System"\n'
@@ -120,23 +106,9 @@ def test_a_file_s_inputs_may_be_replaced_and_its_keys_are_checked(tmp_path):
     other = tmp_path / "other.toml"
     other.write_text('base = "a.toml"\nheld_out = { a = [] }\n')
     assert load_sweep(other).held_out == {} and load_sweep(other).utility_set == ""
-    file.write_text(text + "seed = [1]\n" + methods)
-    with pytest.raises(ValueError, match=r"unknown config key seed \(did you mean seeds\?\)"):
-        load_sweep(file)
 
 
-def test_prompts_that_cannot_be_are_named(tmp_path):
-    for rows, message in (
-        ([{"id": "a", "prompt": "b"}], 'line 1 must have the key "reference"'),
-        ([GOOD | {"id": "../a"}], r"an id names a file, got '\.\./a'"),
-        ([GOOD, GOOD], "id 'a-1' occurs twice"),
-    ):
-        write_json_lines(tmp_path / "prompts.jsonl", rows)
-        with pytest.raises(ValueError, match=message):
-            load_prompts(tmp_path / "prompts.jsonl")
-
-
-def test_prompts_that_are_saved_are_read_again_and_those_of_files_are_joined(tmp_path):
+def test_prompts_that_are_saved_are_read_again_and_those_of_files_are_joined_and_checked(tmp_path):
     prompts = [
         Prompt(id="a", title="a", prompt="the", reference=" keeper"),
         Prompt(id="b", title="B", prompt="x", reference="z", domain="books", passage="y"),
@@ -152,6 +124,9 @@ def test_prompts_that_are_saved_are_read_again_and_those_of_files_are_joined(tmp
     ]
     with pytest.raises(ValueError, match="prompt id 'a' occurs twice"):
         sweep_prompts(replace(both, prompts=files[:1] * 2))
+    write_json_lines(tmp_path / "more.jsonl", [GOOD | {"id": "../a"}])
+    with pytest.raises(ValueError, match=r"an id names a file, got '\.\./a'"):
+        sweep_prompts(both)
 
 
 def test_a_process_sees_the_gpus_of_its_group(monkeypatch):
@@ -187,20 +162,15 @@ def test_tables_have_all_settings_and_the_best_protected_one_of_each_method(tmp_
         folder=tmp_path, prompts=[], settings=settings, held_out={"extra": []}, extra="extra"
     )
     monkeypatch.setattr(results, "summarize", lambda _: rows)
-    monkeypatch.setattr(results, "write_results", lambda *_: None)
+    recorded = {}
+    monkeypatch.setattr(results, "write_results", lambda _, rows, about: recorded.update(about))
     results.write_sweep_results(experiment, sweep)
-    assert (tmp_path / "high_protection.md").read_text().splitlines() == [
-        "| method | setting | bits per byte, extra | gap closed | NCR |",
-        "| :-- | --: | --: | --: | --: |",
-        "| *Reference LMs* |  |  |  |  |",
-        "| p_s | p_s | 3.000 | 0.50 | 1.000 (0.010) |",
-        "| p_r | - | - | - | - |",
-        "| *Two-model baselines* |  |  |  |  |",
-        "| CP-Fuse | - | - | - | - |",
-        "| *Anchored Decoding* |  |  |  |  |",
-        "| Anchored | Anchored, k=2 | 2.500 | 0.50 | 0.750 (0.010) |",
-        "",
-        "mean (standard deviation) over 3 seeds",
-    ]
+    chosen = {"p_s": "p_s", "p_r": None, "CP-Fuse": None, "Anchored": "Anchored, k=2"}
+    assert recorded["high_protection"] == chosen
+    protected = (tmp_path / "high_protection.md").read_text()
+    assert "| Anchored | Anchored, k=2 | 2.500 | 0.50 | 0.750 (0.010) |\n" in protected
+    assert "| CP-Fuse | - | - | - | - |\n" in protected
+    parts = [line.split("*")[1] for line in protected.splitlines() if "*" in line]
+    assert parts == ["Reference LMs", "Two-model baselines", "Anchored Decoding"]
     assert "| inf | 0.50 |" in (tmp_path / "table.md").read_text()
     assert r"CP-Fuse & 0.250 & 0.250 &" in (tmp_path / "table.tex").read_text()

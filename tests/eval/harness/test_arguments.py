@@ -1,28 +1,31 @@
-"""The lm-eval model from its arguments; processes that share its documents."""
+"""The lm-eval model from its arguments; processes that share its documents; a local task."""
 
 import json
 import logging
-import re
+import socket
 
 import pytest
 import torch
 from forked_program import start_ranks
 from json_lines import read_json_lines
-from local_tasks import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, write_task
+from local_tasks import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, QUESTIONS, write_task
 
-from anchored import Anchored
+from anchored import Anchored, Decoder
 from anchored.eval.harness.arguments import pair_arguments
 from anchored.eval.harness.model import AnchoredLM
+from anchored.eval.harness.tasks import register_model, task_figures
 
 pytest.importorskip("lm_eval")
 
 NAMES = {"safe": "a", "risky": "b", "k": 1.0}
-NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a machine without CUDA")
 
 
-def test_a_model_is_made_from_an_argument_string(pair_folders, tmp_path):
+def test_a_model_is_made_by_its_name_from_an_argument_string(pair_folders, tmp_path):
+    from lm_eval.api.registry import get_model
+
+    register_model()
     safe, risky = map(str, pair_folders)
-    lm = AnchoredLM.create_from_arg_string(
+    lm = get_model("anchored").create_from_arg_string(
         f"safe={safe},risky={risky},k=0.5,debt_window=3,seed=7,dtype=float64,risky_device=cpu,"
         "speculate=2,safe_attn_implementation=eager,level=token",
         {"batch_size": "4", "device": "cpu", "max_batch_size": None},
@@ -39,36 +42,21 @@ def test_a_model_is_made_from_an_argument_string(pair_folders, tmp_path):
         {"pair": str(named), "k": 2, "level": "byte"}, {"device": "cpu"}
     )
     assert (as_bytes.decoder.rule.k, as_bytes.decoder.level.name) == (2, "byte")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("risky=somewhere", "model arguments need safe: a model folder each"),
-        ("safe=a,risky=b,k=1,seed=-1", "seed must be a whole number, got -1"),
-        ("safe=a,risky=b,k=much", "model argument k must be a number, got 'much'"),
-        ("safe=a,risky=b,k=1,kk=2", "settings of rule anchored"),
-    ],
-)
-def test_bad_argument_strings_are_refused(arguments, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
-        AnchoredLM.create_from_arg_string(arguments)
+    with pytest.raises(ValueError, match="settings of rule anchored"):
+        AnchoredLM.create_from_arg_string("safe=a,risky=b,k=1,kk=2")
 
 
 def options(given, defaults=None):
     return pair_arguments(NAMES | given, defaults or {})[0]
 
 
-def test_a_batch_size_is_that_of_the_user():
-    assert options({}, {"batch_size": "1"}).batch_size == 1  # --batch_size 1
-    assert options({"batch_size": 1}, {"batch_size": 1}).batch_size == 1
-    assert options({}, {"batch_size": "auto:4", "max_batch_size": 8}).batch_size == 8
-
-
-@NO_CUDA
-def test_what_the_command_passes_unasked_is_16_requests_at_once_on_the_cpu_with_a_line(caplog):
+def test_what_the_command_passes_unasked_is_16_requests_at_once_on_the_cpu_with_a_line(
+    monkeypatch, caplog
+):
+    """On a machine without CUDA; a batch size is that of the user."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     unasked = {name: getattr(EvaluatorConfig(), name) for name in ("batch_size", "device")}
     assert unasked == {"batch_size": 1, "device": "cuda:0"}
     with caplog.at_level(logging.WARNING):
@@ -76,6 +64,9 @@ def test_what_the_command_passes_unasked_is_16_requests_at_once_on_the_cpu_with_
     assert (pair.batch_size, pair.device) == (16, "cpu")
     line = "there is no CUDA device here: the pair runs on the CPU, not on cuda:0"
     assert caplog.messages == [line]
+    assert options({}, {"batch_size": "1"}).batch_size == 1  # --batch_size 1
+    assert options({"batch_size": 1}, {"batch_size": 1}).batch_size == 1
+    assert options({}, {"batch_size": "auto:4", "max_batch_size": 8}).batch_size == 8
 
 
 TASKS = {"bells": MULTIPLE_CHOICE, "tides": GENERATION, "waves": PERPLEXITY}
@@ -122,3 +113,33 @@ def test_each_process_has_another_device(monkeypatch, caplog):
     assert not caplog.messages
     with pytest.raises(ValueError, match="risky_device_map needs one process"):
         options({"risky_device_map": "auto"}, asked)
+
+
+def share_right(decoder, per_byte):
+    num_right = 0
+    for question in QUESTIONS:
+        # Each continuation by itself: its horizon is its length.
+        scores = [
+            decoder.score(question["text"], f" {choice}")[0].log_prob
+            / (len(choice.encode()) if per_byte else 1)
+            for choice in question["choices"]
+        ]
+        num_right += scores.index(max(scores)) == question["answer"]
+    return num_right / len(QUESTIONS)
+
+
+def test_accuracy_on_a_local_task_is_that_of_the_scores_without_the_network(
+    pair, tmp_path, monkeypatch
+):
+    def refuse(*_):
+        raise AssertionError("a local task must not use the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    write_task(tmp_path, "bells", MULTIPLE_CHOICE)
+    decoder = Decoder(pair, Anchored(k=1.0))
+    figures = task_figures(AnchoredLM(decoder), "bells", tmp_path)
+    assert figures["acc"] == pytest.approx(share_right(decoder, per_byte=False))
+    assert figures["acc_norm"] == pytest.approx(share_right(decoder, per_byte=True))
+    assert figures["acc_stderr"] >= 0
+    assert json.loads(json.dumps(figures)) == figures

@@ -1,18 +1,16 @@
-"""The chat client over real HTTP: what is retried, kept, counted, and never recorded."""
+"""The chat client and the search for evidence over real HTTP: what is retried, kept, counted, and
+never recorded."""
 
 import json
 import threading
 
 import pytest
-from chat_server import Say, in_turn, user_text
+from chat_server import Say, chat_server, in_turn, user_text
 from waiting import HANG_S
 
-from anchored.eval.paid_requests import REPEATED, RequestFailed, RequestRefused
-from anchored.eval.quality.chat_client import (
-    RETRY_TEMPERATURE,
-    Endpoint,
-    Sampling,
-)
+from anchored.eval.paid_requests import REPEATED, PaidRequests, RequestFailed, RequestRefused
+from anchored.eval.quality.chat_client import RETRY_TEMPERATURE, Sampling
+from anchored.eval.retrieval.evidence import Evidence, SerperSearch
 
 SAMPLING = Sampling(temperature=0.5, max_tokens=7)
 HELLO = [{"role": "user", "content": "hello"}]
@@ -70,6 +68,8 @@ def test_a_refused_key_ends_everything_and_is_not_repeated(server, chat_client):
     with pytest.raises(RequestRefused, match="status 401: is the key") as error:
         client.each(lambda text: client.complete(HELLO, SAMPLING, draw=text), range(50), "x")
     assert len(server.requests) == 1 and "secret" not in str(error.value)
+    with pytest.raises(ValueError, match="base_url must hold no key"):
+        chat_client(endpoint={"base_url": "http://host/v1?key=k"})
 
 
 def test_failures_of_one_kind_in_a_row_end_everything(server, chat_client):
@@ -168,11 +168,33 @@ def test_threads_that_make_one_request_pay_once_and_answers_keep_their_order(ser
     assert len(server.requests) == 3
 
 
-def test_bad_endpoints_are_refused():
-    for options, message in (
-        ({"base_url": "localhost:8000"}, "base_url must be an http or https address"),
-        ({"base_url": "http://host/v1?key=k"}, "base_url must hold no key"),
-        ({"price_in": -1.0}, "price_in must be at least 0, got -1.0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Endpoint(**{"model": "m"} | options)
+def search(url, folder):
+    return SerperSearch(PaidRequests(folder), api_key="secret", url=url, max_retries=1)
+
+
+def results(*snippets):
+    organic = [{"title": f"t{s}", "link": f"l{s}", "snippet": s, "position": 1} for s in snippets]
+    return Say(raw=json.dumps({"searchParameters": {}, "organic": organic}))
+
+
+def test_a_search_is_paid_for_once_with_its_key_in_the_header_alone(server, tmp_path):
+    server.script = in_turn([Say(status=429, raw="{}"), results(*"abcdef")])
+    hits = search(server.url, tmp_path).evidence("Ada met Bo.")
+    assert hits == [Evidence(f"t{snippet}", f"l{snippet}", snippet) for snippet in "abcde"]
+    assert search(server.url, tmp_path).evidence("Ada met Bo.") == hits
+    assert server.requests == [{"q": "Ada met Bo.", "num": 5}] * 2 and server.keys == {"secret"}
+    kept = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+    assert "Ada met Bo." in kept and "secret" not in kept
+
+
+def test_a_search_may_find_nothing_or_fail(server, tmp_path):
+    server.script = in_turn([Say(raw='{"organic": []}')])
+    assert search(server.url, tmp_path).evidence("a") == []
+    for reply in ("[3]", '{"message": "Not enough credits"}'):
+        server.script = in_turn([Say(raw=reply)])
+        with pytest.raises(RequestFailed, match="malformed reply"):
+            search(server.url, tmp_path).evidence("b")
+    with chat_server(server.script) as ended:
+        pass
+    with pytest.raises(RequestFailed, match="no connection"):
+        search(ended.url, tmp_path).evidence("d")

@@ -48,13 +48,6 @@ def test_pairs_are_of_one_prompt_and_seed_and_the_same_for_all_settings():
     assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4 and len(few) == 8
 
 
-def test_what_cannot_be_compared_is_refused():
-    with pytest.raises(ValueError, match="there are no texts of 'z' for the pool; settings: a, b"):
-        comparisons([text("a", "x"), text("b", "y")], WinRateConfig(pool=("z",)))
-    with pytest.raises(ValueError, match="no two settings have a text of the same prompt and seed"):
-        comparisons([text("a", "x"), text("b", "y", seed=1)], WHOLE)
-
-
 def judge(body):
     """The longer continuation wins; "first" takes the first one; "broken" is an error."""
     _, _, rest = user_text(body).partition("### Continuation A\n")

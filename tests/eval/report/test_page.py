@@ -115,6 +115,7 @@ def test_every_analysis_has_its_picture_its_table_and_its_figures_in_json(page, 
     assert len(pictures) == len(ANALYSES) + 1
     assert pictures[0] == NO_SVG and all(picture.startswith(b"<?xml") for picture in pictures)
     assert list(report.not_measured) == ["speed"]
+    assert "Finding 1: yes. It holds: 1 of 2" in page.within("li")
     tables = [section for section in report.sections if section.rows]
     assert len(tables) == len(ANALYSES) + 1
     figures = json.loads(report.json(), parse_constant=pytest.fail)["tables"]
@@ -218,24 +219,17 @@ def test_copied_characters_are_marked_rejected_tokens_underlined_and_the_text_is
     assert "".join(page.within("article", "u")) == "".join(underlined)
 
 
-def test_spend_bound_ending_and_what_the_bound_says_of_the_reference_are_stated(html):
-    pieces = [("a", True), ("b", False)]
-    facts = "2 tokens, 1 by the risky model; spent 1.25 nats; bound 4.00 nats; reached its length"
-    shown = records_page(pieces=pieces, spent=1.25, bound=4.0, finish_reason="length")
-    assert facts in shown and "begins with" not in shown
-    assert "no bound" in records_page()
-    proved = "proved: begins with the reference with a chance of at most 0.068"
-    assert proved in records_page(copy_probability=0.0674)
-    assert "<li>Finding 1: yes. It holds: 1 of 2</li>" in html
-
-
-def test_tokens_are_colored_by_what_they_spent_and_tell_it():
+def test_tokens_are_colored_by_what_they_spent_and_the_text_tells_its_sum_and_its_proof():
     figures = ("spend", "budget", "weight", "log_prob", "safe_log_prob")
     steps = [
         LedgerStep(step=0, token_id=0, accepted=True, **dict(zip(figures, values, strict=True)))
         for values in ((0.0, 1.0, 0.0, -1.0, -1.0), (2.5, 3.0, 1.0, -0.5, None))
     ]
-    html = records_page(pieces=[("a", True), ("b", False)], copied_spans=[(1, 2)], steps=steps)
+    pieces, row = [("a", True), ("b", False)], {"spent": 2.5, "bound": 4.0}
+    row["copy_probability"] = 0.0674
+    html = records_page(pieces=pieces, copied_spans=[(1, 2)], steps=steps, **row)
+    assert "2 tokens, 1 by the risky model; spent 2.50 nats; bound 4.00 nats" in html
+    assert "proved: begins with the reference with a chance of at most 0.068" in html
     assert '<span title="&#x27;a&#x27;: spend 0, allowance 1, weight 0, log p*/p_s 0">a<' in html
     assert '<span class="s5" title="&#x27;b&#x27;: spend 2.5, allowance 3, weight 1, ' in html
     assert 'log p*/p_s unknown"><mark><u>b</u></mark></span>' in html

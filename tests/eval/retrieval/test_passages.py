@@ -103,23 +103,9 @@ def test_an_index_is_made_once_whole_and_for_one_corpus(corpus, tmp_path, monkey
         WordIndex(corpus, folder)
 
 
-def test_the_nearest_of_all_parts_is_found(embedded, encoder, tmp_path):
-    index = DenseIndex(embedded, tmp_path / "index", encoder, instruction="Query: ")
-    assert len(list((tmp_path / "index").glob("part-*.npy"))) == 3
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    model = sentence_transformers.SentenceTransformer(str(encoder), device="cpu")
-    vectors = model.encode(EMBEDDED, show_progress_bar=False).astype(np.float64)
-    asked = model.encode([f"Query: {q}" for q in QUERIES], show_progress_bar=False)
-    vectors, asked = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (vectors, asked))
-    cosines = asked @ vectors.T
-    hits = index.search(QUERIES)
-    assert [passage.id for passage in hits] == cosines.argmax(1).tolist()
-    assert [passage.text for passage in hits] == [EMBEDDED[passage.id] for passage in hits]
-    assert [passage.score for passage in hits] == pytest.approx(cosines.max(1).tolist(), abs=1e-5)
-
-
-def test_an_interrupted_index_goes_on_where_it_was(embedded, encoder, tmp_path, monkeypatch):
-    whole = DenseIndex(embedded, tmp_path / "whole", encoder).search(QUERIES)
+def test_the_nearest_of_all_parts_is_found_though_making_them_was_interrupted(
+    embedded, encoder, tmp_path, monkeypatch
+):
     save, calls = np.save, []
 
     def counted(file, vectors):
@@ -130,10 +116,19 @@ def test_an_interrupted_index_goes_on_where_it_was(embedded, encoder, tmp_path, 
 
     monkeypatch.setattr(passages.np, "save", counted)
     with pytest.raises(KeyboardInterrupt):
-        DenseIndex(embedded, tmp_path / "index", encoder)
-    resumed = DenseIndex(embedded, tmp_path / "index", encoder)
+        DenseIndex(embedded, tmp_path / "index", encoder, instruction="Query: ")
+    index = DenseIndex(embedded, tmp_path / "index", encoder, instruction="Query: ")
     assert calls == [8, 8, 8, 5]
-    assert resumed.search(QUERIES) == whole
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    model = sentence_transformers.SentenceTransformer(str(encoder), device="cpu")
+    vectors = model.encode(EMBEDDED, show_progress_bar=False).astype(np.float64)
+    asked = model.encode([f"Query: {q}" for q in QUERIES], show_progress_bar=False)
+    vectors, asked = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (vectors, asked))
+    cosines = asked @ vectors.T
+    hits = index.search(QUERIES)
+    assert [passage.id for passage in hits] == cosines.argmax(1).tolist()
+    assert [passage.text for passage in hits] == [EMBEDDED[passage.id] for passage in hits]
+    assert [passage.score for passage in hits] == pytest.approx(cosines.max(1).tolist(), abs=1e-5)
 
 
 def test_an_index_is_of_its_encoder_wherever_that_is_moved(
