@@ -116,11 +116,11 @@ def test_a_token_before_texts_that_the_risky_tokenizer_lacks_is_a_difference(tok
     assert shared.difference == "token 2 with every text, which the risky one lacks"
 
 
-def pair_of(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast, **changes) -> ModelPair:
+def pair_of(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast) -> ModelPair:
     """Models with rows for both tokenizers' tokens."""
     return ModelPair(
         tiny_llama(1, vocab_size=328),
-        tiny_llama(2, vocab_size=328, layers=3, **changes),
+        tiny_llama(2, vocab_size=328, layers=3),
         safe,
         risky_tokenizer=risky,
     )
