@@ -9,7 +9,7 @@ from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
 
 
-@pytest.mark.parametrize("values", [(4, 1.0, 0.0), (4, 0.7, 0.2)])
+@pytest.mark.parametrize("values", [(0, 1.0, 0.0), (4, 1.0, 0.0), (4, 0.7, 0.2)])
 def test_warpers_act_in_the_order_of_transformers(values):
     """Which tokens are left depends on it: a mass is one of what the steps before have left."""
     config = SamplingConfig(

@@ -4,8 +4,9 @@ import pytest
 import torch
 from model_zoo import COMPOSITE, FAMILIES, zoo_model, zoo_pair
 from plain_forward import assert_recorded, assert_same, plain_log_probs
+from tiny_models import tiny_family, tiny_llama
 
-from anchored import Anchored, Decoder, verify
+from anchored import Anchored, Decoder, ModelPair, verify
 from anchored.decode.streams.stream import CACHE
 
 PROMPTS = [[0, 5, 9, 33, 7, 8, 41, 22, 17], [0, 12, 60], [0, 7]]
@@ -122,3 +123,15 @@ def test_texts_are_the_same_together_alone_scored_and_streamed_by_turns(family):
         assert score.safe_token_log_probs == pytest.approx(plain, abs=1e-4, rel=0)
         assert verify(result.ledger, pair).is_ok
     assert sum(result.ledger.spent for result in together) > 0
+
+
+def test_llama4_texts_of_unequal_lengths_beyond_its_reach_decode_alone(tokenizer):
+    models = (tiny_family("llama4_text", 1).float(), tiny_llama(2).float())
+    pair = ModelPair(*models, tokenizer)
+    prompts = [[0, *range(5, 40)], [0, *range(7, 18)]]  # rows of up to 39 tokens share a forward
+    decoder = Decoder(pair, Anchored(k=1.0))
+    results = decoder.generate(prompts, max_new_tokens=8)
+    for prompt, result in zip(prompts, results, strict=True):
+        (alone,) = decoder.generate([prompt], max_new_tokens=8)
+        assert result.token_ids == alone.token_ids
+        assert_recorded(pair, result)
