@@ -62,9 +62,7 @@ def test_ids_are_prompts_in_whatever_a_tokenizer_returns_them(decoder, pair):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_length": 1}, "setting 'max_length': "),
         ({"heat": 2}, "unknown sampling setting 'heat': allowed are temperature"),
-        ({"prompts": None}, "give prompts, messages or continue_from"),
         ({"prompts": [5.0, 7.0]}, "a token id must be a whole number, got 5.0"),
         ({"prompts": torch.tensor(5)}, "prompts must be a text, a list of token ids or a list of"),
         ({"prompts": [b"salt"]}, "prompt must be a text or a list of token ids, got bytes"),

@@ -115,10 +115,6 @@ def test_a_certified_text_has_a_temperature_that_its_dtype_can_verify(tokenizer)
     assert "temperature must be at least" in str(verify(forged, pair))
 
 
-def test_a_k_next_to_a_rules_K_and_inexact_budgets_are_refused(pair):
-    for rule, k, message in (
-        (Anchored(K=1.0), 50, "has K=1 for a whole text"),
-        (Anchored(k=3e5), None, r"k \* horizon = 300000.0 \* 5 must be in .*, got 1500000.0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Decoder(pair, rule).generate(PROMPTS, max_new_tokens=5, k=k)
+def test_a_k_next_to_a_rules_K_is_refused(pair):
+    with pytest.raises(ValueError, match="has K=1 for a whole text"):
+        Decoder(pair, Anchored(K=1.0)).generate(PROMPTS, max_new_tokens=5, k=50)

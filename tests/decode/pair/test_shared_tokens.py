@@ -93,17 +93,6 @@ def test_whatever_changes_plain_text_is_a_difference(tokenizer, edit, difference
     assert harmless is None or shared.harmless_difference.startswith(harmless)
 
 
-def test_scores_and_unknown_tokens_of_other_models_are_compared():
-    words = [models.WordLevel({"a": 0, "b": 1}, unk_token=name) for name in "ab"]
-    pieces = [models.Unigram([("a", -1.0), ("b", score)], 0) for score in (-1.0, -2.0)]
-    for both, difference in (
-        (words, "unk_token 0 and 1"),
-        (pieces, "scores [-1.0, -1.0] and [-1.0, -2.0]"),
-    ):
-        made = [PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model)) for model in both]
-        assert shared_tokens(*made).difference == difference
-
-
 def test_a_token_before_texts_that_the_risky_tokenizer_lacks_is_a_difference(tokenizer):
     def begin_with_turn(content: dict) -> None:
         template = content["post_processor"]
