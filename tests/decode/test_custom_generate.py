@@ -112,12 +112,3 @@ def test_what_says_what_happens_anyway_is_taken(decoder, inputs):
     )
     assert ids.shape == (2, width + 2)
     assert custom.generations[0].ledger.header.sampling["top_p"] == 0.5
-
-
-def test_another_model_and_a_pair_of_bytes_are_refused(decoder, inputs):
-    with pytest.raises(ValueError, match="the pair's risky model"):
-        decoder.pair.safe.generate(
-            **inputs, custom_generate=CustomGenerate(decoder), max_new_tokens=2
-        )
-    with pytest.raises(ValueError, match="generate deals in tokens"):
-        CustomGenerate(Decoder(decoder.pair, decoder.rule, level="byte"))

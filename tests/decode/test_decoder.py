@@ -5,7 +5,6 @@ Tests of a `case` hold at token and at byte level.
 
 import logging
 import math
-import re
 from dataclasses import dataclass, replace
 
 import byte_pairs
@@ -16,7 +15,6 @@ from tiny_models import tiny_llama
 from anchored import (
     Anchored,
     AnchoredError,
-    CPFuse,
     Decoder,
     ModelPair,
     Pathwise,
@@ -70,17 +68,9 @@ def test_greedy_decoding_ignores_seeds_certifies_nothing_and_warns_once(case, ca
     assert [result.token_ids for result in results] == [result.token_ids for result in again]
 
 
-def test_results_print_as_one_line(pair):
-    options = {"prompts": PROMPTS[0], "max_new_tokens": 4}
-    (result,) = Decoder(pair, Anchored(k=1.5)).generate(**options)
-    assert str(result).startswith("K=6 (k=1.5 x 4) debt=") and "\n" not in str(result)
-    assert all(x in str(result) for x in ("spent=", "bound=", "4 tokens", "length", "certified"))
-    (result,) = Decoder(pair, CPFuse()).generate(**options)
-    form = r"no budget under the rule cp_fuse, spent=\S+ nats, 4 tokens, length, NOT certified"
-    assert re.fullmatch(form, str(result))
-    (result, *_) = Decoder(pair, Pathwise(k=0.5, bank=3)).generate(
-        **options, num_return_sequences=3
-    )
+def test_a_result_says_what_its_text_means_in_one_line(pair):
+    decoder = Decoder(pair, Pathwise(k=0.5, bank=3))
+    (result, *_) = decoder.generate(PROMPTS[0], max_new_tokens=4, num_return_sequences=3)
     bound = result.ledger.header.bound
     assert result.ledger.total_bound == 3 * bound > 0.0
     assert f"(in total {3 * bound:.4g})" in str(result)
@@ -88,15 +78,6 @@ def test_results_print_as_one_line(pair):
     times = f"{math.exp(log_ratio):.3g} times as likely as from the safe model"
     assert log_ratio != 0.0 and str(result).endswith(f", certified, {times}")
     assert str(result).startswith("K=5 (3 + k=0.5 x 4) debt=")
-
-
-def test_a_debt_above_k_means_safe_only_and_warns_in_one_line(pair, caplog):
-    decoder = Decoder(pair, Anchored(k=0.001), batch_size=2)
-    with caplog.at_level(logging.WARNING):
-        results = decoder.generate(PROMPTS, max_new_tokens=4)
-    (line,) = caplog.messages
-    assert "the safe model decodes alone" in line and "of 5 requests" in line
-    assert results[2].ledger.spent == results[2].ledger.header.bound == 0.0
 
 
 def test_a_row_with_nan_logits_fails_alone_and_the_request_that_joins_it_is_sound(tokenizer):
@@ -134,10 +115,6 @@ def test_a_certified_text_has_a_temperature_that_its_dtype_can_verify(tokenizer)
     assert "temperature must be at least" in str(verify(forged, pair))
 
 
-def test_a_k_next_to_a_rules_K_and_inexact_budgets_are_refused(pair):
-    for rule, k, message in (
-        (Anchored(K=1.0), 50, "has K=1 for a whole text"),
-        (Anchored(k=3e5), None, r"k \* horizon = 300000.0 \* 5 must be in .*, got 1500000.0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Decoder(pair, rule).generate(PROMPTS, max_new_tokens=5, k=k)
+def test_a_k_next_to_a_rules_K_is_refused(pair):
+    with pytest.raises(ValueError, match="has K=1 for a whole text"):
+        Decoder(pair, Anchored(K=1.0)).generate(PROMPTS, max_new_tokens=5, k=50)

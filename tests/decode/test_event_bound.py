@@ -49,16 +49,3 @@ def test_the_ends():
     assert event_bound(math.inf, -700.0) == event_bound(0.0, 0.0) == 1.0
     assert event_bound(0.0, math.log(0.25)) == pytest.approx(0.25, rel=1e-6)
     assert event_bound(1.0, -1e6) < 2e-6  # of an event that no float64 probability can hold
-
-
-@pytest.mark.parametrize(
-    ("K", "log_safe", "kind", "message"),
-    [
-        (-1.0, -1.0, "kl", "K must be >= 0 nats, got -1.0"),
-        (1.0, 0.5, "kl", "safe_log_prob must be a log-probability <= 0, got 0.5"),
-        (1.0, -1.0, "tv", "divergence must be kl or max, got 'tv'"),
-    ],
-)
-def test_bad_values_are_named(K, log_safe, kind, message):
-    with pytest.raises(ValueError, match=message):
-        event_bound(K, log_safe, divergence=kind)

@@ -4,19 +4,16 @@ import pytest
 import torch
 from byte_streams import model_of, stream_of
 from real_pair import needs_real_model, real_folders
-from reference_steps import reference_steps
 from text_oracle import FRESH_OF_SMOLLM2, OracleDistributions, TextOracle, worst_error
 from tokenizers import Tokenizer
 
-from anchored import Anchored, Decoder, ModelPair, Pathwise, RiskyOnly, verify
+from anchored import Anchored, Decoder, ModelPair, RiskyOnly, verify
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 from anchored.eval.copying.metrics import copying_score
 from anchored.tools.quickstart.protected_works import cut_prompts, read_works
 
 pytestmark = [pytest.mark.slow, needs_real_model]
 LENGTH = 12
-PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
-"""Without warpers."""
 PROMPTS = cut_prompts(read_works()[:3])
 
 
@@ -25,12 +22,8 @@ def folders(tmp_path_factory):
     return real_folders(tmp_path_factory.mktemp("real"))
 
 
-@pytest.fixture(scope="module")
-def pair(folders) -> ModelPair:
-    return ModelPair.from_pretrained(*folders)
-
-
-def test_the_shipped_adapter_recites_and_a_budget_keeps_it_from_it(pair):
+def test_the_shipped_adapter_recites_and_a_budget_keeps_it_from_it(folders):
+    pair = ModelPair.from_pretrained(*folders)
     texts = [prompt.prompt for prompt in PROMPTS]
     longest = []
     for rule in (RiskyOnly(compared=False), Anchored(k=0.5)):
@@ -41,24 +34,6 @@ def test_the_shipped_adapter_recites_and_a_budget_keeps_it_from_it(pair):
         scores = [copying_score(result.text, prompt.reference) for result, prompt in rows]
         longest.append([score["word_lcs"] for score in scores])
     assert sum(longest[0]) / len(PROMPTS) >= 15 and max(longest[1]) <= 5
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [Anchored(k=2.0), Anchored(k=2.0, divergence="max"), Pathwise(k=2.0)],
-    ids=lambda rule: rule.charge,
-)
-def test_a_decoder_writes_and_spends_what_the_papers_algorithm_does(pair, rule):
-    (result,) = Decoder(pair, rule).generate(
-        PROMPTS[0].prompt, max_new_tokens=LENGTH, seed=3, **PLAIN
-    )
-    prompt = pair.tokenizer(PROMPTS[0].prompt)["input_ids"]
-    debt, steps = reference_steps(pair, prompt, rule, length=LENGTH, seed=3)
-    assert result.ledger.header.debt == pytest.approx(debt, abs=1e-3)  # float32 forwards
-    assert result.token_ids == [step.token_id for step in steps]
-    spends = [step.spend for step in result.ledger.steps]
-    assert spends == pytest.approx([step.spend for step in steps], abs=2e-3)
-    assert sum(spends) > 5
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.5])

@@ -12,21 +12,7 @@ import pytest
 import torch
 from tiny_models import every_text, tiny_llama, word_tokenizer
 
-from anchored import (
-    RCAD,
-    Anchored,
-    ColdStart,
-    CPFuse,
-    Decoder,
-    GlobalSwitch,
-    MemFree,
-    ModelPair,
-    NoOpt,
-    RiskyOnly,
-    System,
-    TokenSwap,
-    event_bound,
-)
+from anchored import Anchored, Decoder, ModelPair, NoOpt, event_bound
 
 PROMPT, HORIZON = [0, 2, 3, 2], 4
 ORACLE_ERROR = 1e-11
@@ -81,17 +67,6 @@ def safe_log_probs(four_tokens):
     ]
 
 
-def scored_texts(pair, rule, sampling, safe, **options):
-    """(probability, log-ratio to the safe model) of every text, and the bound."""
-    decoder = Decoder(pair, rule, batch_size=len(TEXTS))
-    scores = decoder.score([PROMPT] * len(TEXTS), TEXTS, horizon=HORIZON, **sampling, **options)
-    star = np.array([score.log_prob for score in scores])
-    is_possible = star > -np.inf
-    assert np.isfinite(safe[is_possible]).all()  # never a text that the safe model cannot write
-    ratios = np.where(is_possible, star, 0.0) - np.where(is_possible, safe, 0.0)
-    return np.exp(star), ratios, scores[0].bound
-
-
 def nats_apart(probs, ratios, divergence) -> float:
     """The divergence of a distribution from the safe model's, in 80 bits."""
     probs, ratios = (x[probs > 0].astype(np.longdouble) for x in (probs, ratios))
@@ -107,7 +82,15 @@ def test_no_distribution_of_texts_leaves_its_bound(
     four_tokens, safe_log_probs, kind, budget, divergence, sampling
 ):
     rule, safe = kind(divergence=divergence, **budget), safe_log_probs[sampling]
-    probs, ratios, bound = scored_texts(four_tokens, rule, SAMPLING[sampling], safe)
+    decoder = Decoder(four_tokens, rule, batch_size=len(TEXTS))
+    scores = decoder.score([PROMPT] * len(TEXTS), TEXTS, horizon=HORIZON, **SAMPLING[sampling])
+    star, bound = np.array([score.log_prob for score in scores]), scores[0].bound
+    is_possible = star > -np.inf
+    assert np.isfinite(safe[is_possible]).all()  # never a text that the safe model cannot write
+    probs, ratios = (
+        np.exp(star),
+        np.where(is_possible, star, 0.0) - np.where(is_possible, safe, 0.0),
+    )
     assert abs(probs.sum() - 1.0) < 1e-7  # a clipped one may miss 1e-9 of its mass at each step
     assert nats_apart(probs, ratios, divergence) <= bound + ORACLE_ERROR
     # Nor does the chance of any one text leave that of its event.
@@ -176,32 +159,3 @@ def test_with_a_bank_no_steps_in_a_row_leave_their_bound_after_any_beginning(
                 assert nats <= bank + width * k + ORACLE_ERROR
                 is_tight |= nats > 0.8 * (bank + width * k)
     assert is_tight
-
-
-K = 0.04
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        RiskyOnly(),
-        System(prompt="t3 t2"),
-        MemFree(n=2, passages=["t2 t3 t2"]),
-        RCAD(alpha=0.5),
-        CPFuse(),
-        TokenSwap(words=["t2", "t3"]),
-        ColdStart(k=K / HORIZON),
-        GlobalSwitch(K=K),
-    ],
-    ids=lambda rule: rule.name,
-)
-def test_rules_without_a_certificate_do_leave_that_bound(four_tokens, safe_log_probs, rule):
-    """A counterexample each, for a K that Anchored keeps."""
-    assert not rule.is_certified
-    settings = {"passages": "t2 t3 t2"} if isinstance(rule, RCAD) else {}
-    probs, ratios, _ = scored_texts(four_tokens, rule, {}, safe_log_probs[0], **settings)
-    assert abs(probs.sum() - 1.0) < 1e-9
-    assert (probs * ratios).sum() > K
-    anchored = Anchored(K=K, debt="none")
-    kept, kept_ratios, _ = scored_texts(four_tokens, anchored, {}, safe_log_probs[0])
-    assert (kept * kept_ratios).sum() <= K

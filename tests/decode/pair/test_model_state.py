@@ -160,14 +160,6 @@ def test_a_model_in_training_mode_is_evaluated_again(tokenizer, caplog):
         assert caplog.messages == [f"the {name} model was in training mode: set to evaluation"]
 
 
-def test_a_copy_of_a_pair_is_a_pair(pair):
-    other = copy.deepcopy(pair)
-    assert generate(other) == generate(pair)
-    doubled(other.safe.lm_head.weight)
-    with pytest.raises(ValueError, match="the safe model has changed"):
-        generate(other)
-
-
 ODD_WEIGHTS = {
     "meta": lambda: torch.empty(4, 4, device="meta"),
     "parts": lambda: torch.nested.nested_tensor([torch.ones(4, 2)], layout=torch.jagged),

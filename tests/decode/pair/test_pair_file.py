@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from anchored import ModelPair
 from anchored.decode.pair import folder as model_folder
@@ -72,20 +71,6 @@ def test_a_file_that_holds_anything_else_is_refused(content, message, tmp_path, 
     (tmp_path / "here").mkdir()
     with pytest.raises(ValueError, match=rf"pair\.json: .*{message}"):
         PairFile.read(write(tmp_path / "named", **content))
-
-
-def test_what_is_no_pair_is_not_found(tmp_path, monkeypatch):
-    def unreachable(*args):
-        raise LocalEntryNotFoundError("no connection")
-
-    monkeypatch.setattr(pair_file, "hf_hub_download", unreachable)
-    for name, reason in (
-        (tmp_path, "there is no pair.json in"),
-        ("./none", "there is no folder ./none"),
-        ("a/b", "no pair.json on the Hub or in its cache: no "),
-    ):
-        with pytest.raises(FileNotFoundError, match=reason):
-            PairFile.read(name)
 
 
 def test_a_pair_of_the_hub_is_uploaded_at_the_commits_that_were_loaded(

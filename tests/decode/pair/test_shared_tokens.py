@@ -93,17 +93,6 @@ def test_whatever_changes_plain_text_is_a_difference(tokenizer, edit, difference
     assert harmless is None or shared.harmless_difference.startswith(harmless)
 
 
-def test_scores_and_unknown_tokens_of_other_models_are_compared():
-    words = [models.WordLevel({"a": 0, "b": 1}, unk_token=name) for name in "ab"]
-    pieces = [models.Unigram([("a", -1.0), ("b", score)], 0) for score in (-1.0, -2.0)]
-    for both, difference in (
-        (words, "unk_token 0 and 1"),
-        (pieces, "scores [-1.0, -1.0] and [-1.0, -2.0]"),
-    ):
-        made = [PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model)) for model in both]
-        assert shared_tokens(*made).difference == difference
-
-
 def test_a_token_before_texts_that_the_risky_tokenizer_lacks_is_a_difference(tokenizer):
     def begin_with_turn(content: dict) -> None:
         template = content["post_processor"]
@@ -116,11 +105,11 @@ def test_a_token_before_texts_that_the_risky_tokenizer_lacks_is_a_difference(tok
     assert shared.difference == "token 2 with every text, which the risky one lacks"
 
 
-def pair_of(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast, **changes) -> ModelPair:
+def pair_of(safe: PreTrainedTokenizerFast, risky: PreTrainedTokenizerFast) -> ModelPair:
     """Models with rows for both tokenizers' tokens."""
     return ModelPair(
         tiny_llama(1, vocab_size=328),
-        tiny_llama(2, vocab_size=328, layers=3, **changes),
+        tiny_llama(2, vocab_size=328, layers=3),
         safe,
         risky_tokenizer=risky,
     )

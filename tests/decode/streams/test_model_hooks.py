@@ -1,7 +1,5 @@
 """Hooks that a model had before its pair, and layers of other kinds, are in what ledgers record."""
 
-import logging
-
 import pytest
 import torch
 from plain_forward import assert_recorded
@@ -36,12 +34,33 @@ def replace_forward(layer) -> None:
     layer.forward = lambda hidden: forward(hidden).flip(-1)
 
 
+def favors(module, inputs, output):
+    """A hook."""
+    output.logits = output.logits + 5.0 * (torch.arange(output.logits.shape[-1]) == 40)
+    return output
+
+
+class Capped(LlamaForCausalLM):
+    """A model that changes its logits after its output layer."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = torch.tanh(output.logits / 2) * 2
+        return output
+
+
 CHANGES = {
     "a pre-hook on the output layer": lambda m: m.lm_head.register_forward_pre_hook(halved),
     "a forward of a layer": lambda m: replace_forward(m.model.layers[0].mlp),
     "an adapted layer": lambda m: setattr(
         m.model.layers[0].self_attn, "o_proj", Adapted(m.model.layers[0].self_attn.o_proj)
     ),
+    "a hook on the whole model": lambda m: m.register_forward_hook(favors),
+    "another class": lambda m: setattr(m, "__class__", Capped),
+}
+WHOLE_BATCHES = {
+    "a hook on the whole model": "it has a hook or a replaced forward, which rows would pass by",
+    "another class": "in rows its log-probabilities are off by",
 }
 
 
@@ -65,40 +84,11 @@ def check_recorded(pair: ModelPair) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_model_is_recorded_as_it_is(change, tokenizer):
+def test_a_changed_model_is_recorded_as_it_is(change, tokenizer, caplog):
     """Later changes are refused: see test_model_state."""
     safe, risky = tiny_llama(1).float(), tiny_llama(2).float()
     CHANGES[change](safe)
-    check_recorded(ModelPair(safe, risky, tokenizer))
-
-
-def test_a_hook_on_the_whole_model_decodes_in_batches_if_it_was_there_before(tokenizer, caplog):
-    def favors(module, inputs, output):
-        output.logits = output.logits + 5.0 * (torch.arange(output.logits.shape[-1]) == 40)
-        return output
-
-    safe = tiny_llama(1).float()
-    safe.register_forward_hook(favors)
-    with caplog.at_level(logging.WARNING):
-        pair = ModelPair(safe, tiny_llama(2).float(), tokenizer)
-    assert caplog.messages == [
-        "the safe model (llama) decodes in whole batches: it has a hook or a replaced forward, "
-        "which rows would pass by"
-    ]
-    check_recorded(pair)
-
-
-def test_logits_that_a_model_changes_after_its_output_layer_are_not_taken_from_rows(
-    tokenizer, caplog
-):
-    class Capped(LlamaForCausalLM):
-        def forward(self, *args, **kwargs):
-            output = super().forward(*args, **kwargs)
-            output.logits = torch.tanh(output.logits / 2) * 2
-            return output
-
-    safe = tiny_llama(1).float()
-    safe.__class__ = Capped
-    pair = ModelPair(safe, tiny_llama(2).float(), tokenizer)
-    assert "decodes in whole batches: in rows its log-probabilities are off by" in caplog.text
+    pair = ModelPair(safe, risky, tokenizer)
+    if change in WHOLE_BATCHES:
+        assert f"decodes in whole batches: {WHOLE_BATCHES[change]}" in caplog.text
     check_recorded(pair)
