@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logit_kinds import (
+    DEVICE,
     FEW_SIZES,
     KINDS,
     SIZES,
@@ -26,8 +27,6 @@ from anchored.kernels.cpu.rows import PIECE_SIZE, row_groups
 from anchored.kernels.project import project_kl, project_max
 from anchored.kernels.sampler import uniforms
 from anchored.kernels.spend import SPEND_QUANTUM
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 LOGITS = "risky_logits", "safe_logits"
 FIGURES = "weight", "spend", "offset", "ceiling", "log2_safe_mass", "token_ids", "accepted"
@@ -211,22 +210,6 @@ def test_a_row_has_the_same_digits_on_any_number_of_threads(project):
             assert torch.equal(getattr(alone, name), getattr(shared, name)), name
 
 
-def test_token_log_probs_are_those_of_the_whole_row():
-    generator = torch.Generator().manual_seed(4)
-    for kind in KINDS:
-        risky, safe = random_logits(kind, 30, 50, generator)
-        projection = project_kl(risky, safe, random_budgets(30, generator))
-        token_ids = torch.randint(50, (30,), generator=generator)
-        whole = projection.log_probs().gather(1, token_ids[:, None])[:, 0]
-        torch.testing.assert_close(
-            projection.token_log_probs(token_ids), whole, rtol=1e-9, atol=1e-9
-        )
-        whole_safe = reference.log_softmax(safe).gather(1, token_ids[:, None])[:, 0]
-        torch.testing.assert_close(
-            projection.safe_token_log_probs(token_ids), whole_safe, rtol=1e-9, atol=1e-9
-        )
-
-
 @both_backends
 def test_strided_logits_are_read_in_place(backend):
     risky, safe = random_logits("generic", 4, 80, torch.Generator().manual_seed(5))
@@ -238,12 +221,6 @@ def test_strided_logits_are_read_in_place(backend):
     expected = spends(risky[::2, ::2].contiguous(), safe[::2, 1::2].contiguous())
     assert torch.equal(spends(risky[::2, ::2], safe[::2, 1::2]), expected)
     assert torch.equal(spends(risky.T.contiguous().T[:2], safe[:2]), spends(risky[:2], safe[:2]))
-    budgets = torch.tensor([[0.2, 5.0], [0.4, 6.0]]).double()
-    uneven = [
-        project_on(project_kl, risky[:2], safe[:2], column, backend=backend).spend
-        for column in (budgets[:, 0], budgets[:, 0].clone())
-    ]
-    assert torch.equal(*uneven)
 
 
 @both_projections

@@ -10,20 +10,42 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchored.decode.rules.anchored import Anchored, NoOpt, Pathwise
+from anchored.decode.rules.anchored import Anchored, Pathwise
 from anchored.decode.rules.budget import (
     Budget,
     log_likelihood_ratios,
     opened_accounts,
     prefix_debt,
 )
-from anchored.decode.rules.registry import make_rule
-from anchored.kernels.spend import BANK_MARGIN, SPEND_QUANTUM, allowance, charged
+from anchored.kernels.spend import (
+    BANK_MARGIN,
+    BUDGET_CAP,
+    SPEND_QUANTUM,
+    allowance,
+    ceil_to_quantum,
+    charged,
+    floor_to_quantum,
+    usable_budget,
+)
 
 NATS = st.floats(0.0, 40.0)
 DEBTS = NATS | st.just(math.inf)
 SCHEDULES = st.sampled_from(["adaptive", "global", "fixed"])
 SHARES = st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=1, max_size=30)
+
+
+@given(st.floats(-(2.0**20), 2.0**20))
+def test_rounding_brackets_the_value_by_less_than_a_quantum(nats):
+    value = torch.tensor([nats], dtype=torch.float64)
+    low, high = floor_to_quantum(value), ceil_to_quantum(value)
+    assert low <= value <= high
+    assert high - low in (0.0, SPEND_QUANTUM)
+    assert (low / SPEND_QUANTUM).frac() == 0
+
+
+def test_a_budget_is_capped_and_rounded_down():
+    budget = torch.tensor([math.inf, 1e-10, -3.0, 0.5], dtype=torch.float64)
+    assert usable_budget(budget).tolist() == [BUDGET_CAP, 0.0, -3.0, 0.5]
 
 
 def spent_by(budget: Budget, shares: list[float]) -> tuple[list[float], list[float]]:
@@ -121,17 +143,6 @@ def test_a_text_that_goes_on_has_the_bucket_that_its_beginning_left(
     assert indebted[0] <= allowances[0]
 
 
-def test_a_bank_needs_a_schedule_that_carries_nats_over_and_is_recorded_alone():
-    """So ledgers and sweeps from before there were banks are read as they were."""
-    for make in (Anchored, NoOpt):
-        with pytest.raises(ValueError, match=r"^a bank is filled by budget=.*, got 'fixed'$"):
-            make(k=1.0, budget="fixed", bank=5.0)
-    assert "bank" not in Anchored(k=1.0).settings()
-    banked = Anchored(K=30.0, bank=4)
-    assert banked.settings()["bank"] == 4.0
-    assert make_rule("anchored", banked.settings()) == banked
-
-
 def test_a_budget_is_a_full_bank_and_the_nats_of_its_steps():
     for rule, nats in (
         (Anchored(K=30.0, bank=4), (2.6, 30.0, 4.0)),
@@ -146,6 +157,8 @@ def test_a_budget_is_a_full_bank_and_the_nats_of_its_steps():
         Anchored(K=3.0, bank=4.0)
     with pytest.raises(ValueError, match=r"^K = bank \+ k \* horizon .* must be in .* nats"):
         Pathwise().budget_for(horizon=2**21, k=None)
+    with pytest.raises(ValueError, match=r"^a bank is filled by budget=.*, got 'fixed'$"):
+        Anchored(k=1.0, budget="fixed", bank=5.0)
 
 
 @given(

@@ -9,12 +9,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from extreme_logits import EXTREME_KINDS, extreme_pair
+from logit_kinds import EXTREME_KINDS, random_logits
 
-from anchored.decode.rules.anchored import Anchored, NoOpt, Pathwise, SafeOnly
+from anchored.decode.rules.anchored import NoOpt, SafeOnly
 from anchored.decode.rules.memfree import MemFree
 from anchored.decode.rules.mixtures import RCAD, CPFuse, TokenSwap, fused_weights, grid
-from anchored.decode.rules.rule import Past, StepInputs, token_spend
+from anchored.decode.rules.rule import Past, StepInputs
 from anchored.decode.rules.unbounded import ColdStart, GlobalSwitch, RiskyOnly
 from anchored.decode.settings import SamplingConfig
 from anchored.decode.warpers import Warpers
@@ -47,8 +47,8 @@ class Symbols:
 
 def step_inputs(kind: str, vocab_size: int, sampling: SamplingConfig, seed: int) -> StepInputs:
     generator = torch.Generator().manual_seed(seed)
-    risky, safe = extreme_pair(kind, NUM_ROWS, vocab_size, generator)
-    passage, _ = extreme_pair(kind, NUM_ROWS, vocab_size, generator)
+    risky, safe = random_logits(kind, NUM_ROWS, vocab_size, generator)
+    passage, _ = random_logits(kind, NUM_ROWS, vocab_size, generator)
     seen = torch.rand(NUM_ROWS, vocab_size, generator=generator) < 0.2
     stops = [0, vocab_size - 1] if vocab_size > 2 else [0]
     texts = torch.randint(vocab_size, (NUM_ROWS, 4), generator=generator).tolist()
@@ -113,6 +113,15 @@ def switched_probs(inputs: StepInputs, is_safe) -> np.ndarray:
     return np.where(np.array(is_safe)[:, None], warped(inputs, "safe"), warped(inputs, "risky"))
 
 
+def affordable_probs(inputs: StepInputs) -> np.ndarray:
+    """p_r on what both models allow, where the budget pays for all of it."""
+    risky, safe = inputs.warped("risky"), inputs.warped("safe")
+    whole = reference.tilted_log_probs(risky, safe, torch.ones(NUM_ROWS))
+    nats = reference.kl_divergence(whole, safe)
+    is_paid = (inputs.budget > 0.0) & (nats <= inputs.budget)
+    return np.where(is_paid[:, None], whole.exp(), softmax(safe))
+
+
 def passage(size: int) -> list[int]:
     return [symbol % size for symbol in range(0, 3 * size, 2)]
 
@@ -126,6 +135,7 @@ def text_of(symbols: list[int]) -> str:
 
 
 FORMULAS = {
+    "no_opt": lambda inputs, size: (NoOpt(k=1.0), affordable_probs(inputs)),
     "risky_only": lambda inputs, size: (RiskyOnly(), warped(inputs, "risky")),
     "safe_only": lambda inputs, size: (SafeOnly(), warped(inputs, "safe")),
     "cold_start": lambda inputs, size: (
@@ -165,7 +175,11 @@ def test_a_rule_is_its_formula(name):
         assert (chosen > 0).all(), where
         safe = inputs.warped("safe").double().log_softmax(-1)
         spends = [kl(*pair) for pair in zip(drawn.log_probs().double(), safe, strict=True)]
-        np.testing.assert_allclose(drawn.spend, spends, rtol=1e-5, atol=1e-5, err_msg=where)
+        if rule.is_certified:  # a solver's margin grows with the logits
+            assert (drawn.spend.numpy() >= np.array(spends) - 1e-5).all(), where
+            assert (drawn.spend <= inputs.budget).all(), where
+        else:
+            np.testing.assert_allclose(drawn.spend, spends, rtol=1e-5, atol=1e-5, err_msg=where)
 
 
 @pytest.mark.parametrize("warping", ["after", "before"])
@@ -218,40 +232,3 @@ def test_cp_fuse_takes_the_weights_of_the_authors_solver(earlier):
         if earlier == (0.0, 0.0) and case == 0:  # by the authors' program
             assert weights == pytest.approx((0.4444444444444444, 0.4444444444444444), abs=1e-12)
     assert len(grid(10)) == 18
-
-
-BUDGETED = [
-    Anchored(k=1.0),
-    Anchored(k=1.0, divergence="max"),
-    Pathwise(),
-    NoOpt(k=1.0),
-    NoOpt(k=1.0, divergence="max"),
-]
-
-
-@pytest.mark.parametrize("rule", BUDGETED, ids=lambda rule: f"{rule.name}, {rule.charge}")
-def test_rules_with_a_budget_keep_it_and_end_at_both_models(rule):
-    least = 0.0  # nats
-    for seed, (kind, vocab_size, sampling) in enumerate(CASES):
-        inputs = step_inputs(kind, vocab_size, SAMPLINGS[sampling], seed)
-        safe = inputs.warped("safe")
-        drawn = rule.open(Symbols(vocab_size)).next_token(inputs)
-        assert drawn.is_valid.all()
-        assert (drawn.spend <= inputs.budget).all()
-        if rule.charge == "mean":
-            spent = reference.kl_divergence(drawn.log_probs(), safe)
-            assert (spent <= drawn.spend + 1e-5).all()
-        else:
-            # Of the token that was drawn, which is no likelier than the worst.
-            tokens = drawn.token_ids
-            spent = drawn.token_log_probs(tokens) - drawn.safe_token_log_probs(tokens)
-            assert (spent <= drawn.spend).all()
-            assert torch.equal(token_spend(drawn, tokens), drawn.spend)
-        is_safe = inputs.budget == 0.0
-        if is_safe.any():
-            assert (drawn.spend[is_safe] == 0.0).all()
-            np.testing.assert_allclose(
-                drawn.log_probs().exp()[is_safe], softmax(safe)[is_safe], atol=1e-6
-            )
-        least = min(least, drawn.spend.min().item())
-    assert (least < 0.0) == (rule.charge == "drawn")

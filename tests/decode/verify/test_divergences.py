@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from byte_pairs import tiny_byte_pair
 
-from anchored import Anchored, Decoder, Ledger, RiskyOnly, verify, with_divergences
+from anchored import Anchored, Decoder, Ledger, RiskyOnly, with_divergences
 
 PROMPT = "the keeper of the lamp wrote"
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
@@ -54,12 +53,3 @@ def test_tokens_that_a_distribution_lacks_make_it_infinite(pair, tmp_path):
     assert any(step.kl_risky_safe == math.inf for step in longer.steps)
     assert all(step.kl_star_risky == pytest.approx(0.0, abs=1e-6) for step in longer.steps)
     assert Ledger.load(tmp_path / "risky.jsonl") == longer
-
-
-def test_bytes_have_divergences_too():
-    pair = tiny_byte_pair()
-    (result,) = Decoder(pair, Anchored(k=0.5)).generate("the keeper", max_new_bytes=6)
-    longer = with_divergences(result.ledger, pair)
-    assert all(step.kl_risky_safe >= step.spend - 1e-9 for step in longer.steps)
-    assert len(longer.header.prompt_ratios) == len("the keeper") - 1
-    assert verify(longer, pair).is_ok

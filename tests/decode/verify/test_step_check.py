@@ -1,7 +1,8 @@
-"""What a recorded step says, how far rounding may move it, and what is refused."""
+"""What recorded steps say, how far rounding may move them and their sums, and what is refused."""
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from anchored.decode.verify.rounding import NUM_DEVIATIONS
 from anchored.decode.verify.step import Step, unclipped_ratios
 from anchored.decode.verify.step_check import check_step
 from anchored.decode.verify.supports import other_supports
+from anchored.decode.verify.text_check import sums_apart
 from anchored.decode.warpers import Warpers
 from anchored.kernels import reference
 from anchored.kernels.project import project
@@ -284,3 +286,26 @@ def test_two_symbols_that_are_nearly_alike_may_change_sides_of_a_cut(sampling):
     """A top-k and a top-p keep so many symbols, and rounding decides which of two is the last."""
     kept, others = supports([0.5, 0.2001, 0.2, 0.06, 0.0399], 0.001, **sampling)
     assert ({0, 2} in others) == (kept == {0, 1})
+
+
+@pytest.mark.parametrize(
+    ("errors", "steps"),
+    [
+        ([0.45] * 4, ""),
+        ([0.625] * 4, "divergence 3.0 nats in steps 0 to 2, spent 1.125"),
+        # What is too much before or after does not make up for what is missing.
+        ([-3.0] + [0.625] * 3, "in steps 1 to 3, spent 1.125"),
+        ([0.625] * 3 + [-3.0], "in steps 0 to 2, spent 1.125"),
+        ([0.9, -0.9, 0.9, -0.9], ""),
+        ([0.0, 1.1, -2.0], "in steps 1 to 1, spent -0.1"),
+        # More than the replay says is harmless, up to the slack.
+        ([-1.9] * 4, ""),
+        ([-2.1] * 4, "divergence 4.0 nats, spent 12.4"),
+        ([math.nan], "divergence 1.0 nats in steps 0 to 0, spent nan"),
+    ],
+)
+def test_no_run_of_steps_spent_less_than_rounding_explains(errors, steps):
+    spends = [1.0 - error for error in errors]
+    step = SimpleNamespace(nats=1.0, nats_by=1.0, slack=1.5)
+    failure = sums_apart(spends, [step] * len(spends))
+    assert steps in failure and bool(failure) == bool(steps)
