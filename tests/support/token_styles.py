@@ -100,6 +100,5 @@ def cleaned_up() -> PreTrainedTokenizerFast:
 
 
 STYLES = {
-    style.__name__: style
-    for style in (llama2, metaspace, byte_level, word_piece, cleaned_up)
+    style.__name__: style for style in (llama2, metaspace, byte_level, word_piece, cleaned_up)
 }
