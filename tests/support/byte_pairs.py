@@ -3,7 +3,7 @@
 from functools import cache
 
 import torch
-from byte_reference import ReferenceDistributions
+from byte_streams import ReferenceDistributions
 from tiny_models import TEXT, tiny_llama, train_tokenizer
 from torch import Tensor
 

@@ -1,11 +1,11 @@
 """Small byte-level BPEs with the pretokenizers of published models, trained on hard text."""
 
 import json
+import random
 from functools import cache
 from pathlib import Path
 
 import pytest
-from hard_strings import draw_hard_strings
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from anchored.decode.tokenizer.tokenizer_file import LETTER_OF
@@ -17,6 +17,19 @@ CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 CL100K = CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES
 CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+_HARD = (
+    *"    \t\n\r\u00a0\u3000''sStTrReElLdaAbX09.!/-\u4e2d\u65e5\u00e9\u0301\u02b0\u01c5\u0663",
+    *("'re", "'LL", "  ", "\n\n", "\u017f", "\U0001f600", "\U0001f44d\U0001f3fd", "\u200d"),
+)
+"""White space, line ends, apostrophes, combining marks, CJK, digits, emoji."""
+
+
+def draw_hard_strings(number: int, *, seed: int, longest: int = 12) -> list[str]:
+    """`number` strings of one to `longest` of these, the same ones for a seed."""
+    source = random.Random(seed)
+    return ["".join(source.choices(_HARD, k=source.randint(1, longest))) for _ in range(number)]
 
 
 def cased(ending: str, digits: str) -> str:

@@ -2,7 +2,7 @@
 
 import string
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
@@ -13,10 +13,9 @@ SPACE = "\u2581"
 
 
 def _finished(
-    tokenizer: Tokenizer, decoder: decoders.Decoder | None, **options
+    tokenizer: Tokenizer, decoder: decoders.Decoder, **options
 ) -> PreTrainedTokenizerFast:
-    if decoder is not None:
-        tokenizer.decoder = decoder
+    tokenizer.decoder = decoder
     tokenizer.add_special_tokens([BEGIN, END, TURN])
     begin = tokenizer.token_to_id(BEGIN)
     tokenizer.post_processor = TemplateProcessing(
@@ -84,15 +83,11 @@ def byte_level() -> PreTrainedTokenizerFast:
     return _finished(tokenizer, decoders.ByteLevel())
 
 
-def _words(pieces: list[str]) -> dict[str, int]:
-    letters = [*string.ascii_lowercase, *"?!,'.", "n't", "'s", "'ve"]
-    tokens = ["[UNK]", *WORDS, *letters, *pieces]
-    return {token: i for i, token in enumerate(dict.fromkeys(tokens))}
-
-
 def word_piece(*, cleans_up: bool = False) -> PreTrainedTokenizerFast:
     """BERT's: words, and "##" before the later parts of one."""
-    vocab = _words([f"##{letter}" for letter in string.ascii_lowercase])
+    letters, endings = string.ascii_lowercase, ["n't", "'s", "'ve"]
+    tokens = ["[UNK]", *WORDS, *letters, *"?!,'", *endings, *(f"##{letter}" for letter in letters)]
+    vocab = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     decoder = decoders.WordPiece(cleanup=False)
@@ -104,15 +99,6 @@ def cleaned_up() -> PreTrainedTokenizerFast:
     return word_piece(cleans_up=True)
 
 
-def suffixes() -> PreTrainedTokenizerFast:
-    """GPT-1's: a mark at the end of each word becomes a space, but that of the last."""
-    vocab = _words([f"{word}</w>" for word in WORDS])
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")
-    return _finished(tokenizer, decoders.BPEDecoder(suffix="</w>"))
-
-
 STYLES = {
-    style.__name__: style
-    for style in (llama2, metaspace, byte_level, word_piece, cleaned_up, suffixes)
+    style.__name__: style for style in (llama2, metaspace, byte_level, word_piece, cleaned_up)
 }

@@ -4,11 +4,9 @@ import pytest
 from byte_pairs import tiny_byte_pair
 from byte_streams import CONTINUATION, PROMPT, bytes_of, model_of, vocabulary_of
 from byte_tokenizers import REGEXES, trained
-from merge_pairs import merge_table
 from tokenizers import Tokenizer
 
 from anchored import ModelPair
-from anchored.decode.tokenizer.merges import MergeTable
 from anchored.decode.tokenizer.vocabulary import ByteVocabulary
 
 
@@ -31,11 +29,6 @@ def tokenizer(family) -> Tokenizer:
 @pytest.fixture
 def vocabulary(tokenizer) -> ByteVocabulary:
     return vocabulary_of(tokenizer)
-
-
-@pytest.fixture
-def table(tokenizer) -> MergeTable:
-    return merge_table(tokenizer)
 
 
 @pytest.fixture

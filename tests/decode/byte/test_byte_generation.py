@@ -9,15 +9,7 @@ from byte_tokenizers import SMOLLM2_LACKS, without_bytes
 from tiny_models import tiny_llama
 from transformers import PreTrainedTokenizerFast
 
-from anchored import (
-    Anchored,
-    Decoder,
-    ModelPair,
-    PromptCache,
-    RiskyOnly,
-    SafeOnly,
-    verify,
-)
+from anchored import Anchored, Decoder, ModelPair, PromptCache, RiskyOnly, SafeOnly, verify
 from anchored.decode.rules.budget import prefix_debt
 from anchored.decode.tokenizer.vocabulary import END_SYMBOL
 
@@ -115,7 +107,8 @@ def test_bytes_without_a_token_in_one_model_are_never_drawn(pair):
 
 
 def test_the_debt_is_that_of_all_bytes_but_the_first_in_nats_of_a_token(pair):
-    (result,) = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS[0], max_new_bytes=1)
+    (result,) = Decoder(pair, Anchored(k=1.0)).generate(PROMPTS[0], max_new_tokens=1)
+    assert (result.ledger.header.horizon, result.ledger.header.K) == (4, 4.0)
     prompt = list(PROMPTS[0].encode())
     walks = {name: reference_of(pair, name).walk(prompt[:-1]) for name in pair.models}
     scores = {n: log_probs[range(len(log_probs)), prompt[1:]] for n, log_probs in walks.items()}
@@ -148,19 +141,6 @@ def test_a_text_that_truncation_gave_no_probability_is_verified_by_what_it_begin
     assert all(verify([result.ledger for result in results], half))
 
 
-def test_tokenizers_and_work_are_recorded_and_verified(pair):
-    (result,) = Decoder(pair, Anchored(k=0.5)).generate(PROMPTS[0], max_new_tokens=3)
-    ledger = result.ledger
-    assert (ledger.header.horizon, ledger.header.K) == (12, 6.0) and "12 bytes" in str(result)
-    assert ledger.header.level == "byte" and ledger.is_within_bound
-    assert ledger.header.level_settings["tokenizers"].keys() == {"safe", "risky"}
-    forwards = {"safe": ledger.safe_forwards, "risky": ledger.risky_forwards}
-    for name, work in ledger.work.items():
-        assert work["num_forwards"] == forwards[name] and 0 < work["masked_mass"] < 1
-    report = verify(ledger, pair)
-    assert report.is_ok, report
-
-
 def test_what_a_level_cannot_do_is_refused_in_one_line(pair):
     one = ModelPair(pair.safe, pair.safe, pair.tokenizer)
     for prompt, message in [
@@ -172,11 +152,7 @@ def test_what_a_level_cannot_do_is_refused_in_one_line(pair):
             Decoder(pair, Anchored(k=1.0)).generate(prompt, max_new_bytes=200)
     with pytest.raises(ValueError, match=r'different tokenizers \(320 and 300 tokens\): .*"byte"'):
         Decoder(pair, Anchored(k=1.0), level="token")
-    with pytest.raises(ValueError, match='level must be "auto", "token" or "byte", got \'char\''):
-        Decoder(pair, Anchored(k=1.0), level="char")
     with pytest.raises(ValueError, match='max_new_bytes needs level="byte"'):
         Decoder(one, Anchored(k=1.0)).generate("salt", max_new_bytes=5)
-    with pytest.raises(ValueError, match="max_new_bytes must be >= 1, got 0"):
-        Decoder(pair, Anchored(k=1.0)).generate("salt", max_new_bytes=0)
     with pytest.raises(ValueError, match='a prompt cache needs level="byte"'):
         Decoder(one, Anchored(k=1.0), prompt_cache=PromptCache())

@@ -4,8 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from byte_tokenizers import REGEXES, STEPS, regex_split
-from hard_strings import draw_hard_strings
+from byte_tokenizers import REGEXES, STEPS, draw_hard_strings, regex_split
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers

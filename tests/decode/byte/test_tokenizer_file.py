@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from anchored.decode.tokenizer.tokenizer_file import LETTER_OF, read_tokenizer, token_bytes
+from anchored.decode.tokenizer.tokenizer_file import LETTER_OF, read_tokenizer
 
 
 def byte_level(*, added=(), special=(), parts: dict | None = None, **options) -> Tokenizer:
@@ -61,9 +61,3 @@ def test_special_tokens_have_no_bytes_and_added_ones_have():
     assert (file.special_token_ids, file.added_token_ids, file.vocab_size) == ({256}, {257}, 258)
     assert 256 not in file.token_bytes and file.token_bytes[257] == b"<think>"
     assert file.leading_token_ids == (256,)
-
-
-def test_entries_outside_the_alphabet_are_refused():
-    assert token_bytes("\u0120a") == b" a"
-    with pytest.raises(ValueError, match="is not written in the byte-level alphabet"):
-        token_bytes("\u2581a")

@@ -4,8 +4,7 @@ import random
 
 import pytest
 from byte_streams import closed_path, grown, vocabulary_of
-from byte_tokenizers import REGEXES, STEPS, published, trained
-from hard_strings import draw_hard_strings
+from byte_tokenizers import REGEXES, STEPS, draw_hard_strings, published, trained
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from anchored.decode.byte.token_tree import TokenTree

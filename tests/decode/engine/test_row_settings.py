@@ -94,18 +94,6 @@ def test_rows_at_byte_level_and_of_two_tokenizers_warp_each_by_its_request(rule)
     assert_alone(decoder, decoded(batch, requests_of(decoder, 4, [rule], SAMPLINGS[:2])))
 
 
-def test_a_least_debt_only_raises_the_debt(pair):
-    decoder = Decoder(pair, Anchored(k=1.0))
-    (request,) = requests_of(decoder, 1, [Anchored(k=1.0)], [PLAIN])
-    batch, debts = decoder.open_batch(2, 64, PLAIN), []
-    for least in (0.0, 0.01, 7.0):
-        (state,) = decoded(batch, [replace(request, least_debt=least)])
-        ledger = request_ledger(decoder.level, request.rule, PLAIN, state)
-        assert verify(ledger, pair).is_ok
-        debts.append(ledger.header.debt)
-    assert debts[0] == debts[1] > 0.01 and debts[2] == 7.0
-
-
 def test_a_row_that_is_cancelled_is_free_and_leaves_the_others_as_they_were(pair):
     decoder = Decoder(pair, Anchored(k=1.0))
     requests = requests_of(decoder, 4)

@@ -65,12 +65,6 @@ def test_a_model_whose_predictions_depend_on_later_drafts_is_seen_by_running_it(
     check_refused(llama_pair, "logits depend on later drafts")
 
 
-@pytest.mark.parametrize("value", [0, True, "on"])
-def test_a_bad_length_is_refused(pair, value):
-    with pytest.raises(ValueError, match='speculate must be "off" or >= 1, got'):
-        Decoder(pair, Anchored(k=1.0), speculate=value)
-
-
 def test_a_draft_beyond_the_models_reach_is_refused(tokenizer):
     models = [tiny_family("llama4_text", seed) for seed in (1, 2)]  # rows of up to 39 tokens
     pair = ModelPair(*models, tokenizer)

@@ -1,5 +1,7 @@
-"""Speculative rounds give the tokens and ledgers of plain decoding."""
+"""Speculative rounds give the tokens and ledgers of plain decoding, and leave nothing else."""
 
+import copy
+import itertools
 import math
 import random
 from functools import cache
@@ -11,27 +13,30 @@ from plain_forward import assert_same
 from tiny_models import TEXT, tiny_llama, word_prompts, word_tokenizer
 
 from anchored import Anchored, Decoder, ModelPair, Pathwise, RiskyOnly, verify
+from anchored.decode.streams.row_stream import RowStream
 
 PLAIN = {"temperature": 1.0, "repetition_penalty": 1.0}
 
 
-def generate(pair, rule, speculate, texts, *, batch_size=16, order=None, **settings):
-    """Results in the order of the prompts, generated in the given order."""
-    order = order or list(range(len(texts)))
-    settings = {"max_new_tokens": 12, "temperature": 1.0, **settings}
-    decoder = Decoder(pair, rule, batch_size=batch_size, speculate=speculate)
-    results = decoder.generate([texts[i] for i in order], seed=order, **settings)
-    return [result for _, result in sorted(zip(order, results, strict=True), key=lambda x: x[0])]
+@pytest.fixture(scope="module")
+def ending_pair(tokenizer) -> ModelPair:
+    """Texts end at stop tokens after anything from 1 to 30 steps, drafts do too."""
+    safe, risky = tiny_llama(1), tiny_llama(2, layers=3)
+    for model in (safe, risky):
+        model.lm_head.weight.data[1] += 1.25
+    return ModelPair(safe, risky, tokenizer)
 
 
 @pytest.mark.parametrize(
     ("rule", "speculate"), [(Anchored(k=0.4), 1), (Pathwise(k=0.5, bank=3.0), 4)], ids=str
 )
 def test_every_draft_length_gives_the_plain_tokens_and_ledgers(ending_pair, rule, speculate):
-    texts = word_prompts(8)
-    plain = generate(ending_pair, rule, "off", texts)
+    texts, options = word_prompts(8), {"max_new_tokens": 12, "temperature": 1.0}
+    plain = Decoder(ending_pair, rule).generate(texts, seed=range(8), **options)
     order = random.Random(1).sample(range(8), 8)
-    ours = generate(ending_pair, rule, speculate, texts, batch_size=5, order=order)
+    decoder = Decoder(ending_pair, rule, batch_size=5, speculate=speculate)
+    drawn = decoder.generate([texts[i] for i in order], seed=order, **options)
+    ours = [drawn[order.index(i)] for i in range(8)]
     assert_same(plain, ours)
     assert len({len(result.token_ids) for result in ours}) > 2
     assert any(result.ledger.accepted for result in ours)
@@ -102,16 +107,6 @@ def test_a_debt_above_k_leaves_the_risky_model_with_the_prompt(pair):
     assert result.ledger.skipped_risky == len(result.token_ids) - 1
 
 
-@pytest.mark.parametrize("speculate", ["off", 3])
-def test_the_forwards_of_one_request_are_those_of_its_ledger(pair, forwards, speculate):
-    decoder = Decoder(pair, Anchored(k=0.4), speculate=speculate)
-    forwards.clear()
-    (result,) = decoder.generate(TEXT[2], max_new_tokens=20)
-    ledger = result.ledger
-    assert forwards == {"safe": ledger.safe_forwards, "risky": ledger.risky_forwards}
-    assert ledger.risky_forwards < len(result.token_ids) - 1
-
-
 def test_a_stop_string_inside_a_draft_drops_what_comes_after_it(pair):
     settings = {"max_new_tokens": 20, "temperature": 1.0}
     same = ModelPair(pair.safe, pair.safe, pair.tokenizer)
@@ -133,3 +128,44 @@ def test_a_row_that_catches_up_with_all_others_keeps_its_distributions(pair):
     assert len({result.ledger.skipped_risky for result in plain}) > 1
     decoder = Decoder(pair, Anchored(k=1.0), batch_size=3, speculate=2)
     assert_same(plain, decoder.generate(texts, k=ks, seed=[0, 1, 2], **settings))
+
+
+def broken_pair(pair: ModelPair, name: str, token_ids: list[int]) -> ModelPair:
+    """The same pair, of which one model says NaN after these tokens."""
+    models = copy.deepcopy(pair.models)
+    models[name].model.embed_tokens.weight.data[token_ids] = math.nan
+    return ModelPair(*models.values(), pair.tokenizer)
+
+
+@pytest.mark.parametrize("name", ["safe", "risky"])
+def test_nan_after_a_rejection_is_ignored(pair, name, monkeypatch):
+    """Tokens that are drafted and never drawn break one model: their traces are wiped out."""
+    texts = ["salt", "a", "rain", TEXT[1]]  # what short rows left lies among the longest one's
+    options, feed, read = {"max_new_tokens": 12, "temperature": 1.0}, RowStream.feed, set()
+
+    def noted(stream, rows, tokens, num_last=1):
+        read.update(itertools.chain(*tokens))
+        return feed(stream, rows, tokens, num_last)
+
+    monkeypatch.setattr(RowStream, "feed", noted)
+    plain = Decoder(pair, Anchored(k=1.0), speculate=3).generate(texts, **options)
+    rejected = read.difference(*(r.token_ids for r in plain), *map(pair.encode, texts))
+    rejected = {token for token in rejected if token > 70}  # the check of a pair reads others
+    assert rejected
+    broken = Decoder(broken_pair(pair, name, [*rejected]), Anchored(k=1.0), speculate=3)
+    read.clear()
+    for result, expected in zip(broken.generate(texts, **options), plain, strict=True):
+        assert not result.error and result.token_ids == expected.token_ids
+    assert rejected & read
+
+
+@pytest.mark.parametrize("name", ["safe", "risky"])
+def test_nan_that_is_reached_fails_the_request_alone(pair, name):
+    options = {"max_new_tokens": 12, "temperature": 1.0}
+    (plain,) = Decoder(pair, Anchored(k=1.0)).generate(TEXT[1], **options)
+    broken = broken_pair(pair, name, [plain.token_ids[4]])
+    for speculate in ("off", 3):
+        decoder = Decoder(broken, Anchored(k=1.0), speculate=speculate)
+        (failed,) = decoder.generate([TEXT[1]], **options)
+        assert failed.token_ids == plain.token_ids[:5]
+        assert f"the {name} model's logits at step 5 are NaN" in failed.error

@@ -108,24 +108,6 @@ def test_tokens_that_later_ones_change_are_read_again(pair):
     assert score.token_log_probs[-1] == pytest.approx(math.log(expected), abs=1e-9)
 
 
-def test_a_text_is_the_same_alone_scored_and_verified(pair):
-    sampling = {"top_k": 5}
-    decoder = Decoder(pair, TokenSwap(words=WORDS), batch_size=2)
-    together = decoder.generate(PROMPTS, max_new_tokens=6, seed=3, **sampling)
-    for prompt, result in zip(PROMPTS, together, strict=True):
-        (alone,) = decoder.generate([prompt], max_new_tokens=6, seed=3, **sampling)
-        assert alone.token_ids == result.token_ids
-        assert not result.ledger.certified and result.ledger.spent == math.inf
-        report = verify(result.ledger, pair)
-        assert report, report.failures
-    texts, warped = [result.token_ids for result in together], {"temperature": 0.7, **sampling}
-    scores = decoder.score(PROMPTS, texts, repetition_penalty=1.1, **warped)
-    for score, result in zip(scores, together, strict=True):
-        recorded = [step.log_prob for step in result.ledger.steps]
-        assert score.token_log_probs == pytest.approx(recorded, abs=1e-8)
-        assert all(map(math.isnan, score.safe_token_log_probs))
-
-
 def test_a_safe_model_whose_rows_cannot_be_cut_back_reads_the_text_again(pair):
     """A recurrent one, in float32."""
     recurrent = zoo_model("mamba2", 1)

@@ -56,14 +56,6 @@ def test_either_model_s_name_of_a_shared_token_is_a_stop():
     assert ours.token_ids == theirs.token_ids
 
 
-def test_a_special_token_that_is_never_drawn_is_text_like_any_other(pair):
-    """At byte level no special token is drawn."""
-    by_bytes = Decoder(pair, Anchored(k=1.0), level="byte")
-    (plain,) = by_bytes.generate("salt", max_new_bytes=6)
-    (result,) = by_bytes.generate("salt", stop=["<|turn|>", "a <|turn|>"], max_new_bytes=6)
-    assert result.token_ids == plain.token_ids
-
-
 def test_a_special_token_among_other_text_is_refused_in_one_line(pair):
     decoder = Decoder(pair, Anchored(k=1.0))
     with pytest.raises(ValueError, match=r"stop .* holds the special token .*: give '<\|") as error:

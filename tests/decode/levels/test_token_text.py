@@ -147,18 +147,6 @@ def test_calls_of_random_models_give_the_text_and_go_on_where_it_was_cut(name):
         assert verify(result.ledger, decoder.pair).is_ok
 
 
-def test_a_stop_of_replaced_bytes_is_met_at_the_end_of_a_text_too():
-    decoder = Decoder(pair_of("llama2"), RiskyOnly(), batch_size=24)
-    prompts, options = prompts_of(style("llama2")) * 4, {"max_new_tokens": 3, "temperature": 2.0}
-    plain = decoder.generate(prompts, **options)
-    stopped = decoder.generate(prompts, **options, stop="\ufffd")
-    for result, cut in zip(plain, stopped, strict=True):
-        text, mark, _ = result.text.partition("\ufffd")
-        assert cut.text == text
-        assert cut.finish_reason == ("stop_string" if mark else result.finish_reason)
-    assert any(one.text.endswith("\ufffd") and one.text.count("\ufffd") == 1 for one in plain)
-
-
 @pytest.mark.parametrize("name", ["llama2", "metaspace", "byte_level"])
 @pytest.mark.parametrize("text", [" upon a time", "upon", "\n", "\u2603 a", ""])
 def test_a_text_that_follows_a_prompt_is_scored_as_it_is_written(name, text):
