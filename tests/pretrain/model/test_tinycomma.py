@@ -1,10 +1,10 @@
-"""The model: its size and its initial weights."""
+"""The model: its size, its initial weights, and what a step keeps of it in memory."""
 
 import pytest
 import torch
 
 from anchored.pretrain.model.tinycomma import TinyComma, flavors, initialize_weights
-from anchored.pretrain.run.memory import parameter_count
+from anchored.pretrain.run.memory import layer_activation_values, parameter_count
 
 
 def build(flavor="quickstart", *, seed=0, device="cpu"):
@@ -56,3 +56,25 @@ def test_initial_weights_depend_on_seed_and_name_and_not_on_wrappers():
     assert not torch.equal(plain.output.weight, other["output.weight"])
     one, next_one = (plain.layers[layer].attention.wq.weight for layer in "01")
     assert not torch.equal(one, next_one)
+
+
+def test_a_layer_saves_the_activations_that_are_counted():
+    model = build("trial")
+    args = model.model_args
+    hidden = torch.randn(12, 64, args.dim, requires_grad=True)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved = {}
+
+    def remember(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
+        output = model.layers["0"](hidden, None, None)
+    # On a CPU both norms also keep their output before it is scaled; the fused ones do not.
+    values = layer_activation_values(args, is_compiled=False) + 2 * args.dim
+    # Rotary angles and the norms' reciprocals are not counted.
+    assert sum(saved.values()) == pytest.approx(4 * 12 * 64 * values, rel=0.01)
+    del output  # which kept the storages apart until here

@@ -74,18 +74,3 @@ def test_sequences_are_read_ahead_by_a_thread_that_ends_with_the_iteration(
     (thread,) = threads
     thread.join()
     assert thread is not threading.main_thread() and reads.empty()
-
-
-def test_an_error_is_raised_where_its_batch_would_come(plan, loaders, monkeypatch):
-    tokens = DataPlan.tokens
-
-    def failing(plan, sequence):
-        if sequence == 2:
-            raise ValueError("corrupt token shard")
-        return tokens(plan, sequence)
-
-    monkeypatch.setattr(DataPlan, "tokens", failing)
-    (batches,) = loaders(1, 1)
-    assert len([next(batches), next(batches)]) == 2
-    with pytest.raises(ValueError, match="corrupt token shard"):
-        next(batches)

@@ -1,4 +1,5 @@
-"""Checkpoints: when one is saved, which are deleted and which whole, and a disk that is full."""
+"""Checkpoints: when one is saved, which are deleted and which whole, curves up to them, and a disk
+that is full."""
 
 import errno
 import random
@@ -13,6 +14,7 @@ from training_runs import save_weights
 
 from anchored.pretrain.job_config import Checkpoint
 from anchored.pretrain.run.checkpoints import SEAL_NAME, Checkpointer, checkpoint_steps, damage
+from anchored.pretrain.run.metrics import StepLog
 
 
 @pytest.fixture
@@ -73,6 +75,16 @@ def test_the_save_of_the_last_step_waits_for_an_asynchronous_one(checkpointer, t
     folders = checkpoint_steps(tmp_path / "checkpoint")
     assert list(folders) == [2, 3]
     assert not any(map(damage, folders.values()))
+
+
+def test_whole_lines_of_a_curve_up_to_the_checkpoint_are_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    StepLog(path).keep_until(10)
+    assert not path.exists()  # a run without metrics starts its file later
+    # Later ones are about to be trained again; a kill or a crash may leave others torn.
+    path.write_bytes(b'{"step": 2}\n\x00\xff\n{"step": 10}\n{"step": 11}\n{"step": 9}')
+    StepLog(path).keep_until(10)
+    assert path.read_text() == '{"step": 2}\n{"step": 10}\n'
 
 
 def test_every_flipped_bit_and_lost_byte_is_damage(tmp_path):

@@ -30,7 +30,6 @@ def test_a_sound_run_leaves_its_record_and_is_known_by_it(check, tmp_path, corpu
     assert check(model={"tokenizer": str(corpus.tokenizer_folder)}) == []
     record = RunRecord.read(tmp_path / "run")
     assert (record.model["hidden_size"], record.model["vocab_size"]) == (32, 300)
-    assert len(record.identity["data.plan_hash"]) == 64
     save_steps(tmp_path / "run", 5)
     weights = {"harbour": 1.0, "orchard": 1.0, "quarry": 1.0}
     message = refusal(check, data={"sources": weights | {"quarry": 2.0}})

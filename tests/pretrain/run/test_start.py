@@ -2,97 +2,55 @@
 
 import json
 import shutil
-import sys
-from importlib.machinery import ModuleSpec
-from operator import attrgetter
-from types import SimpleNamespace
+from itertools import count
 
 import numpy as np
 import pytest
 from training_runs import curve, losses, save_steps, train
 
 from anchored.pretrain.export import model_card
-from anchored.pretrain.job_config import JobConfig, SpikeGuardConfig
 from anchored.pretrain.plan.data_plan import tokens_read
 from anchored.pretrain.run.checkpoints import checkpoint_steps
 from anchored.pretrain.run.record import RunRecord
-from anchored.pretrain.run.start import record_of
 from anchored.tools.commands.training.plan import PlanConfig
 from anchored.tools.commands.training.plan import run as plan_command
 
+FLOAT8 = {"filter_fqns": ["output"]}
 AT_WORK = {
-    "model.flavor": "smoke",
-    "model.converters": ["quantize.linear.float8"],
-    "training.global_batch_size": 8,
-    "lr_scheduler.total_steps": 10_000,
-    "spike_guard": SpikeGuardConfig(action="skip"),
+    "model": {"converters": ["quantize.linear.float8"]},
+    "quantize": {"linear": {"float8": FLOAT8}},
+    "spike_guard": {"action": "skip"},
 }
 """Settings of a run in which every section is at work."""
 
 
-@pytest.fixture(scope="module")
-def record(corpus):
-    """Builds the record of such a run with some settings, by dotted names, changed."""
+def test_settings_that_decide_weights_are_named_where_they_differ_and_others_may(begin, tmp_path):
+    numbers = count()
 
-    plan = corpus.plan({"quarry": 1.0})
+    def record(**changes):
+        return begin(tmp_path / f"{next(numbers)}", **AT_WORK | changes)[1]
 
-    def build(changes=None):
-        config = JobConfig(data=plan.config)
-        for key, value in (AT_WORK | (changes or {})).items():
-            section, _, name = key.rpartition(".")
-            owner = attrgetter(section)(config) if section else config
-            object.__setattr__(owner, name, value)  # some sections are frozen
-        return record_of(config, plan, num_processes=1)
-
-    return build
-
-
-def test_settings_that_decide_weights_are_named_where_they_differ_and_others_may(record):
-    for key, value in {
-        "quantize.linear.float8.recipe_name": "rowwise",
-        "checkpoint.fork_skip_steps": 3,
-        "training.global_batch_size": 16,
-    }.items():
-        assert record().difference(record({key: value})).startswith(f"{key} was ")
-    rounding = {"checkpoint.interval": 3, "compile.enable": True, "loss.chunk_tokens": 8}
-    assert record().difference(record(rounding)) is None
-    # A section that nothing reads may differ.
-    idle = {"spike_guard": SpikeGuardConfig(action="log")}
-    other = {"spike_guard": SpikeGuardConfig(action="off", window=9)}
-    assert record(idle).difference(record(other)) is None
-    # A run may be made longer, but not its schedule; its batch cut otherwise, but not another.
-    for harmless, harmful, value in (
-        ("training.steps", {"lr_scheduler.total_steps": None}, 5000),
-        ("training.local_batch_size", {"training.global_batch_size": -1}, 4),
+    before, rowwise = record(), FLOAT8 | {"recipe_name": "rowwise"}
+    for changes, difference in (
+        ({"quantize": {"linear": {"float8": rowwise}}}, "recipe_name was None and is now rowwise"),
+        ({"training": {"global_batch_size": 8}}, "global_batch_size was 4 and is now 8"),
+        # As they count: where they are not set, those of the run and of a process.
+        ({"steps": 20, "without": ", total_steps = 24"}, "total_steps was 24 and is now 20"),
+        (
+            {"training": {"local_batch_size": 1, "global_batch_size": -1}},
+            "training.global_batch_size was 4 and is now 1",
+        ),
     ):
-        assert record().difference(record({harmless: value})) is None
-        (name,) = harmful
-        difference = record().difference(record({harmless: value} | harmful))
-        assert difference.startswith(f"{name} was ") and difference.endswith(f"is now {value}")
-
-
-def test_every_start_is_recorded_with_its_machine_and_what_changed(begin, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(__spec__=ModuleSpec("wandb", None)))
-    _, before = begin(tmp_path / "run", metrics={"enable_wandb": True})
-    (first,) = before.starts
-    versions = first["environment"]["packages"]
-    assert (first["step"], first["num_processes"], first["changes"]) == (0, 1, {})
-    # Everything that was decided, defaults and infinite ones included.
-    assert before.settings["optimizer.lr"] == 3e-3 and before.settings["optimizer.eps"] == 1e-8
-    assert before.settings["data.max_epochs"] == "inf"
-
-    save_steps(tmp_path / "run", 5)
-    _, record = begin(
-        tmp_path / "run", num_processes=2, metrics={"enable_wandb": True, "log_freq": 7}
-    )
-    second = record.starts[1]
-    assert (second["step"], second["num_processes"]) == (5, 2)
-    assert second["changes"] == {"metrics.log_freq": [1, 7]}
-    assert record.wandb_id == before.wandb_id != ""  # all starts are one run there
-
-    card = model_card(record, step=5, title="model")
-    assert f"| 0 | 1 | cpu | {versions['torch']} | {versions['torchtitan']} |" in card
-    assert "| 5 | 2 | cpu |" in card
+        assert before.difference(record(**changes)).endswith(difference)
+    for changes in (
+        {"checkpoint": {"interval": 3}, "compile": {"enable": True}, "loss": {"chunk_tokens": 8}},
+        {"steps": 20},
+        {"training": {"local_batch_size": 1}},
+    ):
+        assert before.difference(record(**changes)) is None
+    # A section that nothing reads may differ.
+    idle = record(spike_guard={"action": "log"})
+    assert idle.difference(record(spike_guard={"action": "off", "window": 9})) is None
 
 
 # Forks: a run that goes on from another one's checkpoint.
@@ -118,9 +76,13 @@ def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(begin, 
     assert (entry["from"], entry["settings"]) == (str(source), {"optimizer.lr": [3e-3, 1e-3]})
     # It is resumed as any run, without the other one, and of a fork of it the same is true.
     shutil.rmtree(source)
-    (remark,), record = begin(tmp_path / "run", **settings)
+    (remark,), record = begin(tmp_path / "run", metrics={"log_freq": 7}, **settings)
     assert remark == f"resuming from {tmp_path}/run/checkpoint/step-10"
     assert record.data["skips"] == [[10, 2]] and len(record.forks) == 1
+    assert record.starts[1]["changes"] == {"metrics.log_freq": [1, 7]}
+    settings["checkpoint"] = fork | {"fork_skip_steps": 3}
+    with pytest.raises(ValueError, match="fork_skip_steps was 2 and is now 3"):
+        begin(tmp_path / "run", **settings)
     after = {path: path.read_bytes() for path in parent.rglob("*") if path.is_file()}
     assert before.items() >= after.items()
     save_steps(tmp_path / "run", 15)
@@ -130,17 +92,16 @@ def test_a_fork_has_a_copy_of_the_checkpoint_and_goes_on_by_its_settings(begin, 
     assert [one["step"] for one in record.forks] == [10, 15]
     card = model_card(record, step=20, title="model")
     assert "| 10 | 2 | optimizer.lr: 0.003, then 0.001 |" in card
+    assert "| 15 | 1 | cpu |" in card  # the start
     assert "| 15 | 1 | optimizer.lr: 0.001, then 0.003 |" in card
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("{", "is damaged: "), ("[" * 200_000, "is damaged: "), ("[]", "its schema is not")],
-)
-def test_a_record_that_is_none_is_named(tmp_path, content, message):
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises(ValueError, match=rf"run\.json.*{message}"):
-        RunRecord.read(tmp_path)
+def test_a_record_that_is_none_is_named(tmp_path):
+    damaged, other = "is damaged: ", "its schema is not"
+    for content, message in (("{", damaged), ("[" * 200_000, damaged), ("[]", other)):
+        (tmp_path / "run.json").write_text(content)
+        with pytest.raises(ValueError, match=rf"run\.json.*{message}"):
+            RunRecord.read(tmp_path)
 
 
 def test_runs_that_are_moved_are_resumed_and_another_checkpoint_is_named(begin, tmp_path):

@@ -23,9 +23,7 @@ from training_runs import (
 )
 from transformers import AutoModelForCausalLM
 
-from anchored import AnchoredError
 from anchored.pretrain.export import export_checkpoint, llama_weights
-from anchored.pretrain.program import launch
 from anchored.pretrain.run.checkpoints import OPTIMIZER, checkpoint_steps, damage
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import TokenShards
@@ -183,13 +181,3 @@ def test_the_second_stage_goes_on_with_the_moments_of_the_first_where_they_are_k
 def optimizer_state(checkpoint, tmp_path):
     dcp_to_torch_save(checkpoint, tmp_path / "state.pt")
     return torch.load(tmp_path / "state.pt")[OPTIMIZER]
-
-
-@pytest.mark.slow
-def test_a_refused_run_is_one_line_and_status_1(write_config, tmp_path, capfd):
-    config_file = write_config(tmp_path / "run", training={"stepz": 3})
-    line = "anchored.pretrain: unknown config key training.stepz (did you mean steps?)"
-    with pytest.raises(AnchoredError) as error:
-        launch(config_file)
-    assert str(error.value) == f"pretraining with {config_file} failed with status 1"
-    assert capfd.readouterr() == ("", f"{line}\n")

@@ -6,20 +6,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from anchored.pretrain.tokens.bpe import (
-    BOS_TOKEN,
-    EOS_TOKEN,
-    pre_tokenizer,
-    save_tokenizer,
-    train_tokenizer,
-)
+from anchored.pretrain.tokens.bpe import pre_tokenizer, save_tokenizer, train_tokenizer
 
 LLAMA3 = Path(__file__).parents[4] / "shared" / "tokenizers" / "llama3" / "tokenizer.json"
 TEXTS = ["the cat sat on the mat, the rat ran", "def f(x):\n    return x + 1234567\n"] * 3
-VOCAB_SIZE = 280
 
 NASTY = [
     "I'LL we've DON'T can't rock'n'roll 's't",
@@ -35,7 +27,7 @@ NASTY = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_tokenizer(TEXTS, VOCAB_SIZE)
+    return train_tokenizer(TEXTS, 280)
 
 
 @pytest.fixture(scope="module")
@@ -73,21 +65,3 @@ def llama3_pre_tokenizer():
 def test_any_text_is_cut_as_llama3_cuts_it(llama3_pre_tokenizer, text):
     ours, theirs = pre_tokenizer(), llama3_pre_tokenizer
     assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
-
-
-def test_special_tokens_come_last_and_the_begin_token_is_added_once(tokenizer, loaded):
-    assert {tokenizer.id_to_token(i) for i in range(256)} == set(ByteLevel.alphabet())
-    assert tokenizer.get_vocab_size() == len(loaded) == VOCAB_SIZE
-    assert (loaded.bos_token, loaded.eos_token) == (BOS_TOKEN, EOS_TOKEN)
-    assert loaded.all_special_ids == [VOCAB_SIZE - 2, VOCAB_SIZE - 1]
-    assert loaded.model_max_length == 512
-    begin, *token_ids = loaded("the cat")["input_ids"]
-    assert begin == loaded.bos_token_id and begin not in token_ids
-    assert loaded("")["input_ids"] == [loaded.bos_token_id]
-
-
-def test_a_vocabulary_that_cannot_be_filled_is_refused():
-    with pytest.raises(ValueError, match="vocab_size must be >= 258, got 257"):
-        train_tokenizer(TEXTS, 257)
-    with pytest.raises(ValueError, match="vocab_size must be at most"):
-        train_tokenizer(TEXTS, 4096)

@@ -111,17 +111,6 @@ def test_planted_passages_are_reported_and_nothing_else(haystack, report, capsys
     assert f"{NUM_PLANTED} of" in out and f"{NUM_PLANTED} to be left out" in out
 
 
-def test_what_was_searched_before_an_interruption_is_not_searched_again(haystack, report):
-    folder, _ = haystack
-    kept, lost = (folder / f"reports/progress/hay/file-0000{index}.json" for index in range(2))
-    lost.unlink()
-    table = json.loads(kept.read_text())
-    kept.write_text(json.dumps(table | {"num_bytes": 0}))
-    assert search(folder).num_bytes == json.loads(lost.read_text())["num_bytes"] > 0
-    kept.write_text(json.dumps(table))
-    assert search(folder) == report
-
-
 def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_path, capsys):
     texts, file = haystack[0] / "texts", haystack[0] / "reports" / "hay.jsonl"
     config = {"source": "hay", "tokenizer": str(corpus.tokenizer_folder), "input": (texts,)}
@@ -139,11 +128,6 @@ def test_tokenize_leaves_out_what_the_report_says(haystack, report, corpus, tmp_
     other = TokenizeConfig(**config | {"input": (texts / "0.jsonl",)}, output=tmp_path / "t")
     with pytest.raises(ValueError, match="was made of other inputs: their files differ"):
         tokenize(other)
-
-
-def test_other_inputs_need_another_folder(haystack, report):
-    with pytest.raises(ValueError, match=r"was made with other settings \(files was"):
-        search(haystack[0], input=(haystack[0] / "texts" / "0.jsonl",))
 
 
 def test_a_passage_across_the_blocks_of_a_long_document_is_found(monkeypatch):

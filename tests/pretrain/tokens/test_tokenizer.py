@@ -1,7 +1,6 @@
 """Tokenizers of training: one that loses text is refused, any other begins and ends documents."""
 
 import json
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -12,12 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from anchored.decode.tokenizer.tokenizer_file import LETTER_OF
 from anchored.pretrain.tokens.documents import Document, DocumentRules
-from anchored.pretrain.tokens.tokenizer import (
-    NO_TOKEN,
-    DocumentEncoder,
-    read_tokenizer,
-    tokenizer_file,
-)
+from anchored.pretrain.tokens.tokenizer import NO_TOKEN, DocumentEncoder, read_tokenizer
 
 CONTROLS = [*range(0x20), 0x7F]
 
@@ -158,15 +152,3 @@ def test_documents_are_their_texts_between_the_tokens_which_are_nowhere_else(enc
         inner = ids[len(begin) : -1]
         assert not {encoder.eos_id, *begin} & {*inner} and max(ids) < encoder.vocab_size
         assert tokenizer.decode(inner, skip_special_tokens=False) == text
-
-
-def test_a_hub_model_brings_the_config_that_names_its_end_token(tmp_path, monkeypatch):
-    download = Mock(return_value=str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(ValueError, match=r"tokenizer a/b@main has no tokenizer\.json"):
-        tokenizer_file("a/b@main")
-    file = saved(byte_level(), tmp_path, eos_token="<|end|>")
-    assert tokenizer_file("a/b@main") == file
-    assert DocumentEncoder(file).end_token == "<|end|>"
-    files = ["tokenizer.json", "tokenizer_config.json"]
-    download.assert_called_with("a/b", revision="main", allow_patterns=files)
