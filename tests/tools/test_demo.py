@@ -1,6 +1,8 @@
 """The demonstration's page, in a browser, on the quickstart's pair."""
 
+import gc
 import re
+from collections.abc import Iterator
 
 import pytest
 from browser import CHROMIUM, Page, browser_page
@@ -23,6 +25,13 @@ LARGEST_GAP = """Math.max(...[...document.querySelectorAll('.answer span')].map(
     parseFloat(getComputedStyle(token).paddingLeft) + parseFloat(getComputedStyle(token).marginLeft)
 ))"""
 """Pixels between a token and the one before, which are one word as often as not."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_gradio_is_left() -> Iterator[None]:
+    """It leaves event loops open, whose warnings would be another test's."""
+    yield
+    gc.collect()
 
 
 def wait_for(page: Page, words: str) -> None:
