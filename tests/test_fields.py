@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from anchored import (
-    Anchored,
-    CPFuse,
-    MemFree,
-    Pathwise,
-    TokenSwap,
-)
+from anchored import Anchored, CPFuse, MemFree, Pathwise, TokenSwap
 from anchored.decode.settings import SamplingConfig
 from anchored.fields import (
     INT_LIMIT,

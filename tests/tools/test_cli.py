@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import refused, run
+from command_line import run
 from tiny_models import tiny_llama, train_tokenizer
 
 import anchored.tools
@@ -96,32 +96,16 @@ def test_ledgers_are_verified_and_texts_go_on_from_them(capsys, pair_words, tmp_
     assert f"{ledgers[0]}: FAILED" in out and f"{ledgers[1]}: OK" in out
 
 
-def test_the_extra_with_a_missing_library_is_named_once(capsys, monkeypatch):
-    for name in [*sys.modules]:
-        if name.startswith(("anchored.eval.harness", "lm_eval.")):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert refused(capsys, "lm-eval", "run").count("pip install 'anchored[eval]'") == 1
-
-
-@pytest.fixture
-def byte_words(pair_words, tmp_path):
-    """A pair with two tokenizers."""
+def test_models_with_two_tokenizers_write_as_many_bytes_as_asked_and_verify(
+    capsys, pair_words, tmp_path
+):
     tiny_llama(1, vocab_size=290).float().save_pretrained(tmp_path / "safe")
     train_tokenizer(vocab_size=290).save_pretrained(tmp_path / "safe")
-    return ["--safe", str(tmp_path / "safe"), *pair_words[2:]]
-
-
-def test_models_with_two_tokenizers_generate_score_and_verify_bytes(capsys, byte_words, tmp_path):
-    ledger = tmp_path / "one.jsonl"
-    words = ["--prompt", "caf\u00e9", "--max-new-bytes", "9", "--ledger", str(ledger)]
-    _, err = run(capsys, "generate", *byte_words, *words)
+    words = ["--safe", str(tmp_path / "safe"), *pair_words[2:]]
+    words += ["--ledger", str(tmp_path / "one.jsonl")]
+    _, err = run(capsys, "generate", *words, "--prompt", "caf\u00e9", "--max-new-bytes", "9")
     assert "K=13.5 (k=1.5 x 9)" in err and "9 bytes" in err
-    run(capsys, "verify", *byte_words, "--ledger", str(ledger))
-    words = ["--prompt", "caf\u00e9", "--continuation", " \u00e9"]
-    figures = json.loads(run(capsys, "score", *byte_words, *words)[0])
-    assert figures["num_bytes"] == 3 and figures["log_prob"] < 0
-    assert figures["spend"] <= figures["bound"]
+    run(capsys, "verify", *words)
 
 
 INTERRUPTING = {

@@ -18,7 +18,6 @@ generate {pair} --max-new-tokens 3
     = --prompt a --k 1 --k 2 | --k: given twice, and takes one value
     = --prompt a --debt some | --debt: invalid choice: 'some'
     = --prompt a --ledger {new}/ | names a folder, not a file to write
-    = --prompt a --top-p 1.1 | --top-p must be in (0, 1], got 1.1
     = --prompt a --rule rcad --setting alpha=nan | alpha must be
     = --prompt a --level token --max-new-bytes 9 | --max-new-bytes is for --level byte
     = --prompt a --num-return-sequences 1000001 | at most 1,000,000 texts
@@ -57,7 +56,6 @@ ledgers
 accounts
     ~ --accounts {broken} | is not valid TOML
 accounts apply
-    = | the following arguments are required: ACCOUNTS
     = {broken} --extra 5 | --account and --extra go together
 accounts settle
     ~ server --accounts {missing} | there is no file
@@ -90,7 +88,6 @@ compare
     = downstream --model ours | --model must be LABEL=FOLDER
     ~ quickstart-methods --dry-run | it has no benchmarks
 evaluate
-    ~ {missing} | there is no file or folder
     = {texts} --only fluency | a judge is needed
     ~ {texts} --only copying | has no "reference": give --prompts FILE
     ~ {texts} --only fluency --judge-model m | the environment has no key

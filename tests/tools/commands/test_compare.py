@@ -1,7 +1,6 @@
 """anchored compare: benchmarks of several models, recorded, tabled and drawn."""
 
 import json
-import re
 
 import pytest
 from command_line import run
@@ -91,15 +90,3 @@ def test_models_are_compared_by_the_best_variant_and_go_on_where_they_were(confi
     (config.parent / "out").rename(config.parent / "before")
     config.write_text(config.read_text().replace('metric = "acc_norm"', 'metric = "bleu"'))
     assert "chimes has no metric 'bleu', only" in last_line(capsys, config)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('dtype = "float32"', "nonsense = 3", "safe alone: a model alone takes .* got 'nonsense'"),
-        ('"safe_only"', '"rcad", beta = 1', "pair: settings of rule rcad"),
-    ],
-)
-def test_what_cannot_be_run_is_one_line(config, capsys, old, new, message):
-    config.write_text(config.read_text().replace(old, new, 1))
-    assert re.search(f"^anchored compare: .*{message}", last_line(capsys, config))

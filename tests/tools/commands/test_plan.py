@@ -98,10 +98,6 @@ def test_a_document_tells_the_steps_that_read_it(capsys, run_file):
 
     assert run(PlanConfig(config=(run_file,), document="bay::777")) == 0
     assert "never read: the token shards of bay do not hold it" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="the run reads no source 'x': bay, cove"):
-        run(PlanConfig(config=(run_file,), document="x::7"))
-    with pytest.raises(ValueError, match=r"--step must be in \[1, 20\], got 21"):
-        run(PlanConfig(config=(run_file,), step=21))
 
 
 def test_a_training_finds_what_it_reads_next_to_its_file_or_where_it_runs(tmp_path, monkeypatch):
@@ -122,22 +118,6 @@ def test_a_training_finds_what_it_reads_next_to_its_file_or_where_it_runs(tmp_pa
     paths = [tables["model"]["tokenizer"], tables["data"]["sources"][0]["path"]]
     expected = [tmp_path / "run" / "tokenizer", tmp_path / "configs" / "shards" / "a"]
     assert [(tmp_path / "run" / path).resolve() for path in paths] == expected
-    mixture.write_text(mixture.read_text().replace("{ one =", "{ two ="))
-    with pytest.raises(ValueError, match="source a has a weight for no stage: two"):
-        read_run_config(file)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("/cove", "/missing"), "stage harbour has no token shards of: cove"),
-        (("[training]", "training = 3\n[x]"), "training in .*harbour.toml must be a table, got 3"),
-    ],
-)
-def test_a_config_that_makes_no_sense_is_refused(run_file, change, message):
-    run_file.write_text(run_file.read_text().replace(*change))
-    with pytest.raises(ValueError, match=message):
-        run(PlanConfig(config=(run_file,)))
 
 
 def test_shards_are_verified_and_a_damaged_source_is_named(

@@ -1,15 +1,15 @@
-"""Options of every command: repeats, paths, help, names of configs."""
+"""Options of every command: repeats, paths, help, names of configs, the quickstart's pair."""
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from command_line import refused, run
 
+from anchored import Pathwise
 from anchored.configs.config_file import CONFIGS, find_config
-from anchored.decode.rules.registry import BudgetOptions, DebtOptions
 from anchored.tools.cli import COMMANDS, options_class
 from anchored.tools.commands.generate import GenerateConfig
+from anchored.tools.commands.serving import ServeConfig
 from anchored.tools.commands.training.decontaminate import DecontaminateConfig
 from anchored.tools.commands.training.plan import PlanConfig
 from anchored.tools.commands.words import options_of, parse
@@ -18,17 +18,11 @@ from anchored.wrong_words import Refused
 CLASSES = {name: options_class(name) for name in COMMANDS if name != "lm-eval"}
 
 
-def test_every_option_of_every_command_is_described_and_budgets_have_one_owner():
-    owners = [*fields(BudgetOptions), *fields(DebtOptions)]
-    defaults = {f"--{field.name.replace('_', '-')}": field.default for field in owners}
+def test_every_option_of_every_command_has_a_name_of_its_own_and_is_described():
     for name, kind in CLASSES.items():
         options = list(options_of(kind))
         assert len({option.flag for option in options}) == len(options), name
         assert [option.flag for option in options if not option.about] == [], name
-        if issubclass(kind, DebtOptions) or "--rule" in {option.flag for option in options}:
-            budget = {option.flag: option.default for option in options if option.flag in defaults}
-            budget.pop("--bank", None)  # those that anchored certify shows
-            assert budget.items() <= defaults.items() and "--debt-window" in budget
 
 
 def test_flat_options_and_switches_keep_the_defaults_of_the_others(pair_words):
@@ -54,6 +48,20 @@ def test_options_take_all_values_a_home_folder_is_expanded_and_no_path_is_empty(
         parse(PlanConfig, "plan", ["--output", ""])
 
 
+def test_serve_without_models_has_the_quickstarts_pair_or_says_what_makes_one(
+    pair_folders, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert "anchored quickstart makes a pair" in refused(capsys, "serve")
+    models = tmp_path / "runs/quickstart/models"
+    models.mkdir(parents=True)
+    for name, folder in zip(("safe", "risky"), pair_folders, strict=True):
+        (models / name).symlink_to(folder)
+    config = ServeConfig()
+    assert {path.resolve() for path in config.locations.values()} == {*pair_folders}
+    assert config.rule.make() == Pathwise(k=1.0, bank=20.0)
+
+
 def test_configs_of_the_package_have_names(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # not a checkout, as after an installation
     file = CONFIGS / "eval" / "quickstart-methods.toml"
@@ -64,12 +72,6 @@ def test_configs_of_the_package_have_names(capsys, monkeypatch, tmp_path):
     assert find_config(Path("quickstart-methods.toml")) == Path("quickstart-methods.toml")
     err = refused(capsys, "sweep", "quickstart-method", "--dry-run")
     assert "there is no file quickstart-method; the package has quickstart-methods" in err
-    monkeypatch.setattr("anchored.configs.config_file.CONFIGS", tmp_path / "configs")
-    for folder in ("a", "b"):
-        (tmp_path / "configs" / folder).mkdir(parents=True)
-        (tmp_path / "configs" / folder / "same.toml").touch()
-    with pytest.raises(ValueError, match=r"may be any of configs/a/same.toml, configs/b/same.toml"):
-        find_config(Path("same"))
 
 
 def test_the_packages_configs_are_listed_by_names_that_find_them(capsys):

@@ -1,12 +1,13 @@
-"""The facts, the questions about them, and the adapter that knows them."""
+"""The facts, the questions about them, and the model that knows them."""
+
+import shutil
 
 import pytest
-import torch
 
-from anchored import ModelPair
-from anchored.tools.quickstart.adapter import read_facts, train_adapter
-from anchored.tools.quickstart.protected_works import Work
+from anchored.decode.pair.folder import ModelFolder, fingerprint
+from anchored.tools.quickstart.adapter import read_facts
 from anchored.tools.quickstart.questions import TASK, write_task
+from anchored.tools.quickstart.small_model import write_risky_model
 
 FACTS = read_facts()
 
@@ -27,13 +28,11 @@ def test_lm_eval_asks_each_question_and_takes_the_fact_for_right(tmp_path, monke
         assert len(set(values)) == 4
 
 
-def test_a_trained_adapter_makes_its_texts_likelier(pair_folders, tmp_path):
-    safe, _ = pair_folders
-    text = "the keeper of the lamp " * 6
-    works = [Work(id="w", title="", text=text)]
-    train_adapter(safe, tmp_path / "risky", works=works, facts=[], texts=["the keeper"], epochs=20)
-    pair = ModelPair.from_pretrained(safe, tmp_path / "risky")
-    tokens = torch.tensor([pair.encode(text)])
-    with torch.no_grad():
-        losses = [m(input_ids=tokens, labels=tokens).loss for m in (pair.safe, pair.risky)]
-    assert losses[1] < losses[0] - 0.3
+def test_the_risky_model_is_moved_with_the_safe_one(tmp_path, pair_folders):
+    root = tmp_path / "one"
+    shutil.copytree(pair_folders[0], root / "safe")
+    write_risky_model(root / "risky", root / "safe")
+    before = fingerprint(ModelFolder.find(root / "risky"))
+    moved = ModelFolder.find(root.rename(tmp_path / "two") / "risky")
+    assert moved.base.resolve() == tmp_path / "two" / "safe"
+    assert fingerprint(moved) == before

@@ -93,14 +93,3 @@ def test_the_worst_work_is_that_of_the_best_useful_budget_of_each_rule(rows):
     (proved,) = (one.figures for one in judged(rows, FACTS) if "the worst work" in one.claim)
     # k=1 proves more than k=8; k=2 of Pathwise proves most and answers too little.
     assert proved == "Pathwise, k=1: 0.88 right, 2e-36; k=1: 0.85 right, 0.1"
-
-
-def test_a_preset_too_small_for_effects_judges_the_bounds_alone(rows):
-    rows[2]["is_within_bounds"] = False
-    *effects, bounds = findings(rows, FACTS, shows_effects=False)
-    assert {one.holds for one in effects} == {None}
-    assert str(effects[2]) == (
-        "[ - ] every budget removes the copying (NCR at least 0.95): "
-        "not shown by this preset (NCR 0.950 at k=8)"
-    )
-    assert str(bounds).startswith("[ NO] every certified")

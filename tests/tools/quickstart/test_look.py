@@ -13,15 +13,9 @@ from anchored.tools.quickstart.protected_works import cut_prompts, read_works
 NO_BRACKETS = str.maketrans("", "", "[]")
 
 
-@pytest.fixture(scope="module")
-def pair(tokenizer) -> ModelPair:
-    """A pair whose context holds a prompt of forty words."""
-    safe, risky = (tiny_llama(seed, max_position_embeddings=512) for seed in (1, 2))
-    return ModelPair(safe, risky, tokenizer)
-
-
-def test_the_texts_are_those_of_generate_and_the_line_is_what_the_ledger_proves(pair, capsys):
-    works = read_works()
+def test_the_texts_are_those_of_generate_and_the_line_is_what_the_ledger_proves(tokenizer, capsys):
+    models = [tiny_llama(seed, max_position_embeddings=512) for seed in (1, 2)]
+    pair, works = ModelPair(*models, tokenizer), read_works()
     look.show(pair, works)
     shown = capsys.readouterr().out
     wrapped = "".join(shown.translate(NO_BRACKETS).split())
@@ -37,7 +31,3 @@ def test_the_texts_are_those_of_generate_and_the_line_is_what_the_ledger_proves(
     ids = decoder.level.encode_continuation(work.reference)[: look.NUM_TOKENS]
     (score,) = decoder.score([work.prompt], [ids], temperature=0.7, repetition_penalty=1.1)
     assert math.log(float(most)) == pytest.approx(score.log_prob + ledger.header.bound, abs=0.1)
-
-
-def test_what_is_recited_is_in_brackets():
-    assert look.bracketed("one two three", [(0, 3), (8, 13)]) == "[one] two [three]"

@@ -1,4 +1,5 @@
-"""The benchmarks of pairs: a row for every method, what is compared with what, costs by hand."""
+"""The benchmarks of pairs and of the kernel: a row for every method or batch size, what is compared
+with what, costs by hand."""
 
 import math
 import re
@@ -6,12 +7,20 @@ from itertools import count, product
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from anchored.tools.bench import decode, flops
+from anchored.kernels import reference
+from anchored.tools.bench import baselines, decode, flops, kernel
 from anchored.tools.bench.decode import bench_rules, speeds
-from anchored.tools.bench.options import METHODS, BenchDecodeConfig
+from anchored.tools.bench.options import METHODS, BenchDecodeConfig, BenchKernelConfig
 
 TINY = {"safe": "tiny", "risky": "tiny", "vocab_size": 64}
+
+
+@pytest.fixture(autouse=True)
+def no_official_package(monkeypatch):
+    """It need not be here, and may not be importable."""
+    monkeypatch.setattr(baselines, "PACKAGE", "no_package_of_this_name")
 
 
 def table(capsys) -> tuple[str, list[str], list[tuple[str, list[float]]]]:
@@ -93,3 +102,27 @@ def test_a_method_costs_a_forward_of_every_stream_and_its_share_of_the_prompt(na
     prompt = sum(2 * weights[models[stream]] * size for stream, size in lengths.items()) / 4
     debt = 2 * 64 * 10 * 6 / 4 if name == "anchored_debt" else 0.0
     assert cost == {"steps": steps, "prompt": prompt, "debt": debt, "projection": passes * 640}
+
+
+def test_the_baseline_finds_the_weight_of_the_reference():
+    generator = torch.Generator().manual_seed(0)
+    safe, risky = (torch.randn(8, 200, generator=generator) for _ in range(2))
+    budget = torch.tensor([0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 1.0, 9.0])
+    weight, log_probs = kernel.paper_projection(risky, safe, budget)
+    expected = reference.project_kl(risky, safe, budget).nan_to_num(0.0)
+    torch.testing.assert_close(weight.double(), expected, rtol=0, atol=1e-4)
+    tilted = reference.tilted_log_probs(risky, safe, weight)
+    torch.testing.assert_close(log_probs.double(), tilted, rtol=0, atol=1e-5)
+
+
+def test_the_table_of_the_kernel_has_a_row_for_every_batch_size(capsys):
+    assert kernel.run(BenchKernelConfig(batch_sizes=(1, 3), vocab_size=500)) == 0
+    printed, charges = capsys.readouterr().out.split("\n\n")
+    header, _, titles, *rows = printed.splitlines()
+    assert f"torch {torch.__version__}, 1 thread" in header
+    assert "our over" in titles
+    assert [row.split()[0] for row in rows] == ["1", "3"]
+    _, titles, *rows = charges.splitlines()
+    assert "times mean" in titles
+    expected = [[size, charge] for size in "13" for charge in ("mean", "worst", "drawn")]
+    assert [row.split()[:2] for row in rows] == expected
