@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from embedded_server import saved
 
 import anchored
 from anchored import Anchored, Decoder, Generation, ModelPair, Pathwise, verify
@@ -83,7 +84,14 @@ def assert_same_as_decoder(
     and a boundary of the sampler may be decided by rounding.
     """
     kind = KINDS[name]
-    folders = saved_pair(root, shapes, vocab_size)
+    made = random_pair(
+        *shapes,
+        vocab_size=vocab_size,
+        context_length=256,
+        dtype=torch.float32,
+        initializer_range=0.06,  # budgets bind, and no attention is sharp
+    )
+    folders = saved(made, root)
     pair = ModelPair.from_pretrained(*folders, dtype="float32", device=str(device))
     requests = mixed_requests(
         pair.tokenizer,
@@ -129,22 +137,6 @@ def check_texts(
     assert all(ledger.certified and ledger.is_within_bound for ledger in ledgers.values())
     reports = verify(list(ledgers.values()), pair)
     assert [report.failures for report in reports if not report.is_ok] == []
-
-
-def saved_pair(root: Path, shapes: tuple[str, str], vocab_size: int) -> tuple[Path, Path]:
-    """Folders of a float32 pair of random weights, each with the tokenizer."""
-    pair = random_pair(
-        *shapes,
-        vocab_size=vocab_size,
-        context_length=256,
-        dtype=torch.float32,
-        initializer_range=0.06,  # budgets bind, and no attention is sharp
-    )
-    folders = root / "safe", root / "risky"
-    for folder, model in zip(folders, pair.models.values(), strict=True):
-        model.save_pretrained(folder)
-        pair.tokenizer.save_pretrained(folder)
-    return folders
 
 
 @contextmanager
