@@ -110,7 +110,7 @@ def assert_same_as_decoder(
         }
     journal = root / "journal"
     with opened(folders, rule=kind.rule, ledgers=journal, **arguments) as decoder:
-        ended = run(decoder.llm, requests, last_join=1)
+        ended = run(decoder.llm, requests)
         metrics = decoder.llm.get_metrics()
     num_events = sum(each.value for each in metrics if each.name == kind.event)
     if kind.event:
@@ -234,24 +234,15 @@ def mixed_requests(
     return requests
 
 
-def run(
-    llm: Any, requests: list[MixedRequest], *, last_join: int = 60, abort_at: int = 0
-) -> dict[int, list[int]]:
-    """Join and step; the tokens of the requests that ended by themselves, by index.
-
-    last_join: the step of the engine by which all have joined. abort_at: the one at which two of
-    them are aborted.
-    """
-    rng, engine, step, waiting = random.Random(6), llm.llm_engine, 0, list(range(len(requests)))
-    joins_at = sorted(rng.randrange(last_join) for _ in requests)
-    live, ended = set(), {}
-    while waiting or engine.has_unfinished_requests():
-        while waiting and (joins_at[waiting[0]] <= step or not live):
-            name = str(waiting[0])
-            request = requests[waiting.pop(0)]
-            prompt = {"prompt_token_ids": request.prompt}
-            engine.add_request(name, prompt, request.params(name))
-            live.add(name)
+def run(llm: Any, requests: list[MixedRequest], *, abort_at: int = 0) -> dict[int, list[int]]:
+    """The tokens of the requests that ended by themselves, by index; abort_at: the step of the
+    engine at which two are aborted."""
+    engine, step, ended = llm.llm_engine, 0, {}
+    live = {str(index) for index in range(len(requests))}
+    for name, request in enumerate(requests):
+        prompt = {"prompt_token_ids": request.prompt}
+        engine.add_request(str(name), prompt, request.params(str(name)))
+    while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished and output.request_id in live:
                 live.remove(output.request_id)

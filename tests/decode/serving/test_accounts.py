@@ -58,11 +58,10 @@ def test_bounds_are_given_up_once_for_what_was_spent_rounded_up_to_quanta(store,
 def test_texts_that_end_together_are_settled_in_one_transaction_and_each_once(
     tmp_path, monkeypatch
 ):
-    policy, folder = Policy(clients=(client("alice"),)), tmp_path / "journal"
-    folder.mkdir()
+    policy = Policy(clients=(client("alice"),))
     settled, settle, may_go_on = [], Store.settle, threading.Event()
     names = [f"x-{place}" for place in range(20)]
-    with kept(policy, tmp_path, folder, is_synced=False) as keeper:
+    with kept(policy, tmp_path, tmp_path / "journal", is_synced=False) as keeper:
         asyncio.run(keeper.reserve("alice", None, dict.fromkeys(names, 1.0), Pathwise()))
         keeper._thread.submit(may_go_on.wait)  # a transaction before them
         monkeypatch.setattr(

@@ -8,19 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from embedded_server import held, streamed
-from server_accounts import (
-    ALICE,
-    account,
-    ask,
-    client,
-    nats,
-    policy_file,
-    serving,
-)
+from server_accounts import ALICE, account, ask, client, nats, policy_file, serving
 from sqlalchemy.exc import OperationalError
 from waiting import HANG_S, until
 
-from anchored import Anchored, Pathwise, verify
+from anchored import Anchored, Pathwise, RiskyOnly, verify
 from anchored.decode.serving.accounts import keeper as keeper_file
 from anchored.decode.serving.accounts.keeper import kept
 from anchored.decode.serving.accounts.policy import Account, Policy
@@ -205,7 +197,6 @@ def test_what_is_reserved_may_pass_and_a_store_that_does_not_answer_is_settled_l
 def test_what_waits_for_a_store_that_is_locked_for_long_is_refused_and_reserves_nothing(
     tmp_path, monkeypatch
 ):
-    (tmp_path / "journal").mkdir()
     monkeypatch.setattr(keeper_file, "BUSY_S", 0.0)
     may_go_on = threading.Event()
     with kept(ONE, tmp_path, tmp_path / "journal", is_synced=False) as keeper:
@@ -218,6 +209,12 @@ def test_what_waits_for_a_store_that_is_locked_for_long_is_refused_and_reserves_
     assert (refused.value.status, refused.value.more["type"]) == (503, "accounts_unavailable")
     with opened("accounts.db", tmp_path) as store:
         assert nats(store, "client/alice") == (0.0, 0.0, 1000.0)
+
+
+def test_a_rule_without_a_bound_keeps_no_accounts(pair, tmp_path):
+    message = "accounts need a rule with a bound: .* has none"
+    with pytest.raises(ValueError, match=message), serving(pair, tmp_path, ONE, RiskyOnly()):
+        pass
 
 
 def test_a_key_that_is_taken_away_ends_without_a_restart(pair, tmp_path, monkeypatch):

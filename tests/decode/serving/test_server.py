@@ -19,16 +19,7 @@ from server_contract import MOST_K, MOST_TOKENS, PROMPTS, RULES, Served
 from tiny_models import never_end, tiny_llama, train_tokenizer
 from waiting import HANG_S, until
 
-from anchored import (
-    RCAD,
-    Anchored,
-    AnchoredError,
-    Decoder,
-    ModelPair,
-    Pathwise,
-    RiskyOnly,
-    verify,
-)
+from anchored import RCAD, Anchored, AnchoredError, Decoder, ModelPair, Pathwise, RiskyOnly, verify
 from anchored.decode.engine.log_probs import TokenLogProbs
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.serving import http
