@@ -23,8 +23,6 @@ from anchored.decode.serving.journal import JournalWriter
 from anchored.decode.serving.server import PairServer, bound_socket
 from anchored.decode.serving.server_options import ServerOptions
 
-PROGRAM = (sys.executable, "-m", "anchored", "serve")
-
 
 def batch_engine(decoder: Decoder, journal: Path, **sizes: int) -> Engine:
     return BatchThread(decoder, JournalWriter(journal), **sizes)
@@ -92,7 +90,7 @@ def program(
     words: list[str],
     log: Path,
     *,
-    command: Sequence[str] = PROGRAM,
+    command: Sequence[str] = (sys.executable, "-m", "anchored", "serve"),
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[tuple[str, subprocess.Popen]]:
     """(its address, its process) of `anchored serve`; killed at the end if it still runs."""

@@ -12,16 +12,13 @@ import httpx
 from embedded_server import embedded
 from waiting import HANG_S
 
-from anchored import Anchored, Decoder
+from anchored import Decoder, Pathwise
 from anchored.decode.ledger import LedgerHeader, LedgerStep
 from anchored.decode.rules.rule import Rule
 from anchored.decode.serving.accounts.keeper import kept
 from anchored.decode.serving.accounts.policy import Account, Client, Policy
 from anchored.decode.serving.accounts.store import Exhausted, Store
 
-KL = Anchored(k=1.0)
-MEANS = {"divergence": "kl"}
-"""An account of a server with the paper's budget."""
 KEYS = {"alice": "a-key", "bob": "b-key"}
 ALICE = {"authorization": f"Bearer {KEYS['alice']}"}
 
@@ -123,8 +120,8 @@ def account(address: str, name: str) -> dict[str, float]:
 
 
 @contextmanager
-def serving(pair, folder: Path, policy: Policy, rule: Rule = KL, **options):
-    decoder = Decoder(pair, rule, batch_size=2)
+def serving(pair, folder: Path, policy: Policy, rule: Rule | None = None, **options):
+    decoder = Decoder(pair, rule or Pathwise(), batch_size=2)
     with (
         kept(policy, folder, folder / "journal", is_synced=False) as keeper,
         embedded(decoder, folder / "journal", keeper=keeper, **options) as (address, server),

@@ -1,8 +1,15 @@
-"""vLLM's V2 runner on a CPU: its Triton kernels under Triton's interpreter."""
+"""vLLM's V2 runner on a CPU: its Triton kernels under Triton's interpreter, and as a program
+`anchored serve --engine vllm` with it."""
 
 import os
+import subprocess
+import sys
+from contextlib import AbstractContextManager
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
+
+from embedded_server import program
 
 ENVIRONMENT = {
     "TRITON_INTERPRET": "1",
@@ -11,6 +18,17 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
+
+ARGUMENTS = ("dtype=float32", "enforce_eager=true", "block_size=32", "max_num_seqs=16")
+"""Of an engine that runs in Triton's interpreter."""
+
+
+def server(words: list[str], log: Path) -> AbstractContextManager[tuple[str, subprocess.Popen]]:
+    """(its address, its process); gone with its engine afterwards."""
+    environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    command = [sys.executable, str(Path(__file__)), "serve", "--engine", "vllm"]
+    arguments = ["--engine-args", *ARGUMENTS]
+    return program([*words, *arguments], log, command=command, environment=environment)
 
 
 def interpret() -> None:
@@ -47,3 +65,12 @@ def _find_triton() -> None:
         import vllm.triton_utils  # noqa: F401
     finally:
         metadata.version = plain
+
+
+if __name__ in ("__main__", "__mp_main__"):  # the server, and its engine's
+    interpret()
+
+if __name__ == "__main__":
+    from anchored.tools.cli import main
+
+    main()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from embedded_server import saved
 
 import anchored
 from anchored import Anchored, Decoder, Generation, ModelPair, Pathwise, verify
@@ -83,7 +84,14 @@ def assert_same_as_decoder(
     and a boundary of the sampler may be decided by rounding.
     """
     kind = KINDS[name]
-    folders = saved_pair(root, shapes, vocab_size)
+    made = random_pair(
+        *shapes,
+        vocab_size=vocab_size,
+        context_length=256,
+        dtype=torch.float32,
+        initializer_range=0.06,  # budgets bind, and no attention is sharp
+    )
+    folders = saved(made, root)
     pair = ModelPair.from_pretrained(*folders, dtype="float32", device=str(device))
     requests = mixed_requests(
         pair.tokenizer,
@@ -102,7 +110,7 @@ def assert_same_as_decoder(
         }
     journal = root / "journal"
     with opened(folders, rule=kind.rule, ledgers=journal, **arguments) as decoder:
-        ended = run(decoder.llm, requests, last_join=1)
+        ended = run(decoder.llm, requests)
         metrics = decoder.llm.get_metrics()
     num_events = sum(each.value for each in metrics if each.name == kind.event)
     if kind.event:
@@ -129,22 +137,6 @@ def check_texts(
     assert all(ledger.certified and ledger.is_within_bound for ledger in ledgers.values())
     reports = verify(list(ledgers.values()), pair)
     assert [report.failures for report in reports if not report.is_ok] == []
-
-
-def saved_pair(root: Path, shapes: tuple[str, str], vocab_size: int) -> tuple[Path, Path]:
-    """Folders of a float32 pair of random weights, each with the tokenizer."""
-    pair = random_pair(
-        *shapes,
-        vocab_size=vocab_size,
-        context_length=256,
-        dtype=torch.float32,
-        initializer_range=0.06,  # budgets bind, and no attention is sharp
-    )
-    folders = root / "safe", root / "risky"
-    for folder, model in zip(folders, pair.models.values(), strict=True):
-        model.save_pretrained(folder)
-        pair.tokenizer.save_pretrained(folder)
-    return folders
 
 
 @contextmanager
@@ -242,24 +234,15 @@ def mixed_requests(
     return requests
 
 
-def run(
-    llm: Any, requests: list[MixedRequest], *, last_join: int = 60, abort_at: int = 0
-) -> dict[int, list[int]]:
-    """Join and step; the tokens of the requests that ended by themselves, by index.
-
-    last_join: the step of the engine by which all have joined. abort_at: the one at which two of
-    them are aborted.
-    """
-    rng, engine, step, waiting = random.Random(6), llm.llm_engine, 0, list(range(len(requests)))
-    joins_at = sorted(rng.randrange(last_join) for _ in requests)
-    live, ended = set(), {}
-    while waiting or engine.has_unfinished_requests():
-        while waiting and (joins_at[waiting[0]] <= step or not live):
-            name = str(waiting[0])
-            request = requests[waiting.pop(0)]
-            prompt = {"prompt_token_ids": request.prompt}
-            engine.add_request(name, prompt, request.params(name))
-            live.add(name)
+def run(llm: Any, requests: list[MixedRequest], *, abort_at: int = 0) -> dict[int, list[int]]:
+    """The tokens of the requests that ended by themselves, by index; abort_at: the step of the
+    engine at which two are aborted."""
+    engine, step, ended = llm.llm_engine, 0, {}
+    live = {str(index) for index in range(len(requests))}
+    for name, request in enumerate(requests):
+        prompt = {"prompt_token_ids": request.prompt}
+        engine.add_request(str(name), prompt, request.params(str(name)))
+    while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished and output.request_id in live:
                 live.remove(output.request_id)

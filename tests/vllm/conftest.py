@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import vllm_pair
+from embedded_server import saved
 from tiny_models import never_end, tiny_llama, train_tokenizer
 
 import anchored
@@ -22,27 +23,16 @@ if find_spec("vllm"):
 SIZES = {"hidden_size": 128, "max_position_embeddings": 256, "initializer_range": 0.15}
 """Heads of 32, the smallest that vLLM's CPU attention takes, and no sharp attention."""
 
-ENGINE = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "max_num_seqs": 32,
-    "max_num_batched_tokens": 64,
-    "block_size": 32,
-    "disable_log_stats": True,
-}
+ENGINE = {**vllm_pair.ENGINE, "enforce_eager": True, "max_num_batched_tokens": 64}
 
 
 def saved_pair(root: Path, *, is_endless: bool = False, **sizes: int) -> tuple[Path, Path]:
     """A safe and a risky model in float32, with one tokenizer; is_endless: no text ends before its
     length."""
-    tokenizer = train_tokenizer()
-    for seed, name in enumerate(("safe", "risky"), start=1):
-        model = tiny_llama(seed, layers=1 + seed, **{**SIZES, **sizes})
-        if is_endless:
-            never_end(model)
-        model.float().save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
-    return root / "safe", root / "risky"
+    models = [tiny_llama(seed, layers=1 + seed, **{**SIZES, **sizes}) for seed in (1, 2)]
+    for model in models if is_endless else ():
+        never_end(model)
+    return saved(anchored.ModelPair(*(model.float() for model in models), train_tokenizer()), root)
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,13 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm")
 
+import embedded_server
 import httpx
 import openai
 from server_accounts import ALICE, account, ask, policy_file
 from server_contract import *  # noqa: F403
 from server_contract import MOST_K, MOST_TOKENS, RULES, Served
-from vllm_server import end, server
+from vllm_on_cpu import server
 from waiting import HANG_S, until
 
 import anchored
@@ -60,10 +61,8 @@ def with_accounts(root):
 
 def streamed(address: str, number: int, max_tokens: int):
     """The chunks of a stream, as they come, and "" for its end."""
-    body = {"prompt": f"the keeper {number}", "max_tokens": max_tokens, "stream": True}
-    body |= {"return_token_ids": True}
-    url = f"{address}/v1/completions"
-    with httpx.stream("POST", url, json=body, headers=ALICE, timeout=HANG_S) as answer:
+    body = {"prompt": f"the keeper {number}", "max_tokens": max_tokens}
+    with embedded_server.streamed(address, ALICE, **body) as answer:
         for line in filter(None, answer.iter_lines()):
             yield "" if line == "data: [DONE]" else json.loads(line[6:])
 
@@ -110,7 +109,8 @@ def test_what_a_killed_server_drew_is_charged_by_its_journal_which_has_all_that_
         for number in range(6):
             threads.submit(stream, number)
         until(lambda: sum(map(len, list(sent.values()))) > 100)
-        end(process)
+        os.killpg(process.pid, signal.SIGKILL)  # the server and its engine
+        process.wait(HANG_S)
     with opened("accounts.db", root) as store:
         assert store.state("client/alice").reserved >= TOKENS
         recover(store)

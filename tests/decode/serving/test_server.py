@@ -1,4 +1,4 @@
-"""The server next to its contract: who joins and leaves, what fails, connections, its end."""
+"""The server's contract, and next to it: who joins and leaves, what fails, connections, its end."""
 
 import asyncio
 import json
@@ -6,31 +6,47 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 
 import httpx
+import openai
 import pytest
 from byte_pairs import tiny_byte_pair
 from embedded_server import embedded, held, posted, streamed
 from replaced_llm import replaced_engine
+from server_contract import *  # noqa: F403
+from server_contract import MOST_K, MOST_TOKENS, PROMPTS, RULES, Served
 from tiny_models import never_end, tiny_llama, train_tokenizer
 from waiting import HANG_S, until
 
-from anchored import (
-    RCAD,
-    Anchored,
-    AnchoredError,
-    Decoder,
-    ModelPair,
-    Pathwise,
-    RiskyOnly,
-    verify,
-)
+from anchored import RCAD, Anchored, AnchoredError, Decoder, ModelPair, Pathwise, RiskyOnly, verify
+from anchored.decode.engine.log_probs import TokenLogProbs
 from anchored.decode.engine.paired_batch import PairedBatch
 from anchored.decode.serving import http
+from anchored.decode.serving.anchored_options import Limits
+from anchored.decode.serving.answers import LogProbTexts, TextSoFar
 from anchored.decode.serving.journal_reader import JournalReader, journal_ledgers
 
 LONG = {"prompt": "the keeper", "max_tokens": 900, "temperature": 1.0, "seed": 1}
 URL = "/v1/completions"
+TIGHT = Pathwise(k=0.5, bank=2.0)
+ENGINES = (("decoder", "pathwise"), ("vllm", "anchored"))
+"""Engines and rules; what both rules are to vLLM's engine, its tests have."""
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids="-".join)
+def served(tmp_path_factory, request):
+    """The server under contract."""
+    engine, rule = request.param
+    journal, tokenizer = tmp_path_factory.mktemp("journal"), train_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    models = (tiny_llama(seed, layers=1 + seed, max_position_embeddings=256) for seed in (1, 2))
+    pair = ModelPair(*models, tokenizer)
+    decoder = Decoder(pair, RULES[rule], batch_size=4)
+    limits = Limits(rule=decoder.rule, max_k=MOST_K, max_total=900.0, max_horizon=MOST_TOKENS)
+    with embedded(decoder, journal, limits=limits, engine=engine) as (address, _):
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="-", max_retries=0)
+        yield Served(client, pair, decoder.rule, journal, "{} ")
 
 
 @pytest.fixture
@@ -104,31 +120,81 @@ def test_every_rule_is_served_and_certified_as_it_claims(pair, rule, tmp_path):
     assert ledger == result.ledger and verify(ledger, pair).is_ok
 
 
-def test_drafts_change_no_text_of_the_server(pair, tmp_path):
-    body = {"prompt": ["the keeper", "salt"], "max_tokens": 24, "seed": 4, "top_k": 50}
-    with embedded(Decoder(pair, Pathwise(), speculate=3), tmp_path) as (address, _):
-        answers = posted_at_once(address, [body, {**body, "temperature": 0.0}])
-    settings = {"seed": 4, "top_k": 50, "max_new_tokens": 24, "repetition_penalty": 1.0}
-    for answer, temperature in zip(answers, (1.0, 0.0), strict=True):
-        settings["temperature"] = temperature
-        plain = Decoder(pair, Pathwise()).generate(body["prompt"], **settings)
-        for choice, result in zip(answer.json()["choices"], plain, strict=True):
-            assert choice["text"] == result.text
-            assert choice["anchored"]["spent"] == pytest.approx(result.ledger.spent, abs=1e-4)
-
-
-def test_texts_that_cannot_join_a_batch_begin_once_the_others_have_ended(tmp_path):
+@pytest.mark.parametrize("num_drafts", [3, None], ids=["drafts", "rows that cannot join"])
+def test_texts_that_are_drawn_together_are_those_of_each_alone(tmp_path, num_drafts):
     pair = ModelPair(tiny_llama(1), tiny_llama(2), train_tokenizer())
-    pair.row_attention["risky"] = None  # as of a family whose rows are padded to each other
-    decoder = Decoder(pair, Anchored(k=1.5), batch_size=2)
-    assert not decoder.level.rows_can_join(64)
-    body = {"prompt": "the keeper", "max_tokens": 12}
+    if num_drafts is None:  # as of a family whose rows are padded to each other
+        pair.row_attention["risky"] = None
+    decoder = Decoder(pair, Pathwise(), batch_size=2, speculate=num_drafts)
+    assert decoder.level.rows_can_join(64) == (num_drafts is not None)
+    prompt, ways = "the keeper", [{"seed": n, "temperature": (1.0, 0.0)[n % 2]} for n in range(6)]
+    bodies = [{"prompt": prompt, "max_tokens": 24, **way} for way in ways]
     with embedded(decoder, tmp_path) as (address, _):
-        answers = posted_at_once(address, [{**body, "seed": seed} for seed in range(5)])
-    settings = {"temperature": 1.0, "repetition_penalty": 1.0, "max_new_tokens": 12}
-    results = decoder.generate(["the keeper"] * 5, seed=list(range(5)), **settings)
-    texts = [answer.json()["choices"][0]["text"] for answer in answers]
-    assert texts == [result.text for result in results]
+        answers = posted_at_once(address, bodies)
+    settings = {"max_new_tokens": 24, "repetition_penalty": 1.0}
+    for way, answer in zip(ways, answers, strict=True):
+        (plain,) = Decoder(pair, Pathwise()).generate(prompt, **way, **settings)
+        (choice,) = answer.json()["choices"]
+        assert choice["text"] == plain.text
+        assert choice["anchored"]["spent"] == pytest.approx(plain.ledger.spent, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def exposing(pair, tmp_path_factory):
+    journal = tmp_path_factory.mktemp("journal")
+    with embedded(Decoder(pair, TIGHT), journal, expose_logprobs=True) as (address, _):
+        yield address, journal
+
+
+def test_log_probabilities_of_p_are_the_ledgers_and_no_bound_covers_the_answer(exposing):
+    address, journal = exposing
+    body = {"prompt": PROMPTS[0], "max_tokens": 20, "logprobs": 3, "seed": 5}
+    (choice,) = posted(address, **body).json()["choices"]
+    ledger = dict(journal_ledgers(journal))[choice["anchored"]["id"]]
+    told = choice["logprobs"]
+    assert told["token_logprobs"] == pytest.approx([s.log_prob for s in ledger.steps], abs=1e-6)
+    for log_prob, top in zip(told["token_logprobs"], told["top_logprobs"], strict=True):
+        assert max(top.values()) >= log_prob - 1e-6
+    figures = choice["anchored"]
+    assert ledger.certified is True and figures["certified"] is False
+    assert "no bound covers this answer" in figures["uncertified"]
+    plain = posted(address, **{**body, "logprobs": None}).json()["choices"][0]
+    assert plain["anchored"]["certified"] is True
+
+
+def test_lm_eval_generates_and_answers_multiple_choice_by_the_server(exposing, pair, tmp_path):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    pair.tokenizer.save_pretrained(tmp_path)
+    names = {"model": "anchored", "tokenizer": str(tmp_path), "tokenizer_backend": "huggingface"}
+    url, decoder = f"{exposing[0]}/v1/completions", Decoder(pair, TIGHT)
+    model = LocalCompletionsAPI(base_url=url, tokenized_requests=False, seed=7, **names)
+    settings = {"until": ["e"], "max_gen_toks": 12, "temperature": 0.8, "do_sample": True}
+    generated = model.generate_until([Instance("generate_until", {}, (PROMPTS[0], settings), 0)])
+    sampling = {"temperature": 0.8, "repetition_penalty": 1.0, "max_new_tokens": 12, "stop": "e"}
+    assert generated == [text.text for text in decoder.generate([PROMPTS[0]], seed=7, **sampling)]
+    choices = [("the keeper", " lit the lamp"), ("import", " math")]
+    instances = [Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(choices)]
+    scored = LocalCompletionsAPI(base_url=url, **names).loglikelihood(instances)
+    encode = partial(pair.tokenizer.encode, add_special_tokens=False)  # as lm-eval does
+    for (context, choice), (told, _) in zip(choices, scored, strict=True):
+        whole = encode(context + choice)
+        (score,) = decoder.score([whole[:1]], [whole[1:]])
+        num_read = len(encode(context)) - 1  # the first token follows nothing
+        assert told == pytest.approx(sum(score.token_log_probs[num_read:]), abs=1e-4)
+
+
+def test_tokens_that_are_parts_of_a_letter_are_told_by_their_bytes(pair):
+    token_ids = pair.tokenizer.encode("a\U0001f30ab")[1:]
+    places = [TokenLogProbs(token_id, -1.0, [(token_id, -1.0)]) for token_id in token_ids]
+    texts = LogProbTexts(Decoder(pair, TIGHT).level)
+    content = texts.of_chat(places)["content"]
+    assert bytes(byte for place in content for byte in place["bytes"]).decode() == "a\U0001f30ab"
+    told = texts.of_completion(places, TextSoFar(None))
+    parts = ["bytes:\\xf0", "bytes:\\x9f", "bytes:\\x8c", "bytes:\\x8a"]
+    assert told["tokens"] == ["a", *parts, "b"]
+    assert told["text_offset"] == [0, 1, 1, 1, 1, 2]
 
 
 def test_a_prompt_whose_logits_are_nan_fails_alone(tmp_path):
@@ -201,15 +267,6 @@ def test_at_its_end_texts_go_on_and_others_are_503_until_a_second_signal(serving
         assert json.loads(last[6:])["error"]["code"] == 503
 
 
-async def leave_inside_the_body(address: str) -> bytes:
-    reader, writer = await asyncio.open_connection(*address.removeprefix("http://").split(":"))
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    writer.write(head + b"Content-Length: 100\r\n\r\n{")
-    await writer.drain()
-    writer.close()
-    return await reader.read()
-
-
 def half_a_head(address: str) -> socket.socket:
     host, port = address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=HANG_S)
@@ -217,11 +274,8 @@ def half_a_head(address: str) -> socket.socket:
     return connection
 
 
-def test_clients_that_leave_inside_a_request_or_send_half_a_head_trouble_nobody(
-    serving, caplog, monkeypatch
-):
+def test_clients_that_send_half_a_head_trouble_nobody(serving, caplog, monkeypatch):
     with serving() as (address, server):
-        asyncio.run(leave_inside_the_body(address))
         with monkeypatch.context() as patch:
             patch.setattr(http, "HEAD_S", 0.2)
             with half_a_head(address) as silent, half_a_head(address):

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from importlib.util import find_spec
 
 import pytest
+from command_line import run
 
 import anchored
 from anchored.decode.vllm.pair_description import KEY, DescribedPair, EngineSettings, PairFacts
-from anchored.tools.cli import main
 
 
 def facts_of(safe, risky, *, allow_quantized_safe=False):
@@ -46,8 +46,6 @@ def test_a_quantized_safe_model_is_refused_unless_it_is_allowed(pair_folders, tm
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here")
 def test_without_vllm_one_line_says_what_to_install(pair_folders, capsys):
-    safe, risky = map(str, pair_folders)
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", "--engine", "vllm", "--port", "0", "--safe", safe, "--risky", risky])
-    assert ended.value.code == 1
-    assert "pip install 'anchored[vllm]'" in capsys.readouterr().err
+    words = ["--safe", str(pair_folders[0]), "--risky", str(pair_folders[1]), "--port", "0"]
+    _, err = run(capsys, "serve", "--engine", "vllm", *words, status=1)
+    assert "pip install 'anchored[vllm]'" in err
