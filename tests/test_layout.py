@@ -3,9 +3,11 @@
 import ast
 import importlib
 import re
+import subprocess
 import sys
 import tomllib
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,15 @@ eval/experiments eval/calibration
 tools/commands tools/commands/training tools/commands/evaluation tools/quickstart tools/bench tools
 """
 ROOMS = IN_ORDER.split()
+# Side by side: neither imports from the other, though one comes first.
+APART = (
+    ("kernels/cpu", "kernels/gpu"),
+    ("decode/byte", "decode/engine"),
+    ("decode/tokenizer", "decode/rules"),
+    ("decode/rules", "decode/streams"),
+    ("eval/harness", "eval/figures"),
+)
+KERNEL_SHELF = {"kernels", *(room for room in ROOMS if re.match(r"kernels/.*\.py", room))}
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 50  # one function in a hundred may be longer: the bodies of kernels
 MOST_FILES_OF_A_TOKEN = 30  # each is one that a reader of a step opens
@@ -59,9 +70,13 @@ def sources(area: str) -> list[Path]:
     return sorted((ROOT / area).rglob("*.py"))
 
 
+def every_file() -> list[Path]:
+    return [*sorted(ROOT.glob("*.py")), *(path for area in AREAS for path in sources(area))]
+
+
 def test_area_folders_have_no_init():
     # With an __init__.py, `kernels/` would shadow the PyPI package that transformers imports.
-    assert not [p for area in AREAS for p in sources(area) if p.name == "__init__.py"]
+    assert [path for path in every_file() if path.name == "__init__.py"] == [ROOT / "__init__.py"]
 
 
 def test_every_folder_with_code_is_listed_for_the_wheel():
@@ -77,20 +92,27 @@ def test_programs_of_the_makefile_see_every_folder_and_root_file():
 
 
 @cache
-def imported(path: Path) -> set[Path]:
-    """The project's files that a file imports anywhere in it, but for the sake of types."""
+def imports(path: Path) -> set[tuple[str, str]]:
+    """(module, name) of all that a file imports anywhere in it, but for the sake of types."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             node.body = []
     package = ("anchored", *path.relative_to(ROOT).parts[:-1])
-    files = set()
+    pairs = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join((*base, *filter(None, [node.module])))
-            files |= {_file(module, alias.name) for alias in node.names}
-    return files - {None}
+            pairs |= {(module, alias.name) for alias in node.names}
+    return pairs
+
+
+@cache
+def imported(path: Path) -> set[Path]:
+    """The project's files that a file imports."""
+    files = {_file(module, name) for module, name in imports(path)}
+    return {file for file in files if file is not None}
 
 
 def _file(module: str, name: str) -> Path | None:
@@ -126,6 +148,27 @@ def test_rooms_import_only_from_the_rooms_below_them(area):
         for target in imported(path):
             if target.relative_to(ROOT).parts[0] == area:
                 assert ROOMS.index(room(target)) <= position, f"{path} imports {target}"
+                assert (room(target), room(path)) not in APART, f"{path} imports {target}"
+
+
+def test_other_areas_reach_no_backend_of_kernels():
+    for path in (path for area in ("decode", "pretrain", "eval") for path in sources(area)):
+        rooms = {room(file) for file in imported(path) if file.is_relative_to(ROOT / "kernels")}
+        assert rooms <= KERNEL_SHELF, path
+
+
+def test_no_file_imports_itself_through_others():
+    graph = {path: imported(path) for path in every_file()}
+    assert list(TopologicalSorter(graph).static_order())  # CycleError names the circle
+
+
+def test_the_library_imports_relatively_and_no_public_name_from_the_root():
+    """Each is imported from its file: the root imports them, so that they would go in a circle."""
+    files = {path.stem for path in ROOT.glob("*.py")}
+    for path in (path for area in AREAS[:-1] for path in sources(area)):
+        names = {name for module, name in imports(path) if module == "anchored"}
+        assert names <= files or path.is_relative_to(ROOT / "eval"), path
+        assert not re.search(r"^\s*(from|import) anchored\b", path.read_text(), re.MULTILINE), path
 
 
 def test_files_and_functions_can_be_read_at_once():
@@ -156,6 +199,13 @@ def test_a_token_passes_few_files():
     areas = [Path(anchored.__file__).parent / area for area in AREAS]
     passed = sorted(file for file in files if any(map(Path(file).is_relative_to, areas)))
     assert len(passed) <= MOST_FILES_OF_A_TOKEN, passed
+
+
+def test_importing_the_package_loads_neither_torch_nor_transformers():
+    code = "import sys, anchored; print({'torch', 'transformers'} & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
 
 
 def test_public_names_have_types_and_no_other_name_has_one():

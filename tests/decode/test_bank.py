@@ -7,15 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anchored import (
-    Anchored,
-    Decoder,
-    Ledger,
-    NoOpt,
-    Pathwise,
-    verify,
-    with_divergences,
-)
+from anchored import Anchored, Decoder, Ledger, NoOpt, Pathwise, verify, with_divergences
 from anchored.decode.ledger import most_spent
 
 TEXTS = ["the keeper of", "Nine tides ago", "salt", "every wave into a ledger"]

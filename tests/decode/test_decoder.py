@@ -12,15 +12,7 @@ import pytest
 from byte_pairs import tiny_byte_pair
 from tiny_models import tiny_llama
 
-from anchored import (
-    Anchored,
-    AnchoredError,
-    Decoder,
-    ModelPair,
-    Pathwise,
-    RiskyOnly,
-    verify,
-)
+from anchored import Anchored, AnchoredError, Decoder, ModelPair, Pathwise, RiskyOnly, verify
 
 PROMPTS = [
     "the keeper of the lamp",

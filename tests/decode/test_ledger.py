@@ -6,15 +6,7 @@ import math
 
 import pytest
 
-from anchored import (
-    Anchored,
-    Decoder,
-    Ledger,
-    LedgerError,
-    Pathwise,
-    event_bound,
-    verify,
-)
+from anchored import Anchored, Decoder, Ledger, LedgerError, Pathwise, event_bound, verify
 
 PROMPT = "the keeper of the lamp wrote"
 

@@ -22,13 +22,7 @@ that a clipped distribution keeps back of its budget."""
 
 SAMPLINGS = {
     0.4: {"temperature": 0.7, "repetition_penalty": 1.1},
-    3.0: {
-        "temperature": 1.3,
-        "repetition_penalty": 1.4,
-        "top_k": 40,
-        "top_p": 0.9,
-        "min_p": 0.01,
-    },
+    3.0: {"temperature": 1.3, "repetition_penalty": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
 }
 """By k, nats a step: models of truncated vocabularies share little, which takes a larger one."""
 

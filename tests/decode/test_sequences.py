@@ -28,11 +28,7 @@ BUDGETS = [
 ]
 DIVERGENCES = ("kl", "max")
 WARPED = {"temperature": 1.0, "repetition_penalty": 1.0}
-SAMPLING = [
-    {},
-    {"temperature": 0.5, "repetition_penalty": 1.3},
-    {"temperature": 0.05, "top_k": 2},
-]
+SAMPLING = [{}, {"temperature": 0.5, "repetition_penalty": 1.3}, {"temperature": 0.05, "top_k": 2}]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""README.md and docs/: what they tell a reader to run does run; make docs follows their links."""
+"""README.md and docs/: what they tell a reader to run does run, and their links lead somewhere."""
 
 import functools
 import importlib
@@ -7,6 +7,7 @@ import runpy
 import shlex
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -197,6 +198,30 @@ def assert_extras_exist(words: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for extras in re.findall(r"\[(.*?)\]", " ".join(words)):
         assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def links(page: Path) -> Iterator[Path]:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            yield page.parent / target
+
+
+def test_links_lead_to_files_and_the_front_page_to_every_page():
+    assert [link for page in PAGES for link in links(page) if not link.exists()] == []
+    named = {link.resolve() for link in links(ROOT / "README.md")}
+    assert [page for page in PAGES[1:] if page.resolve() not in named] == []
+
+
+def test_every_record_is_named_with_the_command_that_made_it():
+    folder = ROOT / "docs" / "results"
+    first_cells = re.findall(r"^\| (`.*?) \|", (folder / "README.md").read_text(), re.MULTILINE)
+    named = {
+        name.strip("/") for cell in first_cells for name in re.findall(r"`([^`.][^`]*)`", cell)
+    }
+    assert [name for name in sorted(named) if not (folder / name).exists()] == []
+    stems = {name.split(".")[0].split("/")[0] for name in named} | {"README"}
+    assert [path.name for path in folder.iterdir() if path.stem not in stems] == []
 
 
 def test_the_reference_has_every_public_name():

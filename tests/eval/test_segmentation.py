@@ -60,11 +60,7 @@ def test_sentences_end_at_their_marks_and_at_lines_but_not_at_abbreviations():
 
 @pytest.mark.parametrize(
     "expected",
-    [
-        ["他来了。", "好吗\uff1f\uff01", "「是。」", "他说。"],
-        ["สวัสดี ", "ผมมา"],
-        ["យើង។", "មក។"],
-    ],
+    [["他来了。", "好吗\uff1f\uff01", "「是。」", "他说。"], ["สวัสดี ", "ผมมา"], ["យើង។", "មក។"]],
 )
 def test_sentences_of_other_scripts_end_at_their_marks(expected):
     assert sentences("".join(expected)) == [sentence.strip() for sentence in expected]

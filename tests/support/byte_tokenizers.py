@@ -61,11 +61,7 @@ STEPS: dict[str, tuple[str | pre_tokenizers.PreTokenizer, ...]] = {
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False),
     ),
-    "DeepSeek-V3": (
-        r"\p{N}{1,3}",
-        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-        DEEPSEEK_WORDS,
-    ),
+    "DeepSeek-V3": (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", DEEPSEEK_WORDS),
     "DeepSeek-V2": (
         "[\r\n]",
         DEEPSEEK_LETTERS,

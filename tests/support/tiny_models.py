@@ -29,9 +29,7 @@ TEXT = [
 
 
 def train_tokenizer(
-    vocab_size: int = 320,
-    text: list[str] = TEXT,
-    split: pre_tokenizers.PreTokenizer | None = None,
+    vocab_size: int = 320, text: list[str] = TEXT, split: pre_tokenizers.PreTokenizer | None = None
 ) -> PreTrainedTokenizerFast:
     """split: GPT-2's unless given."""
     tokenizer = Tokenizer(models.BPE())

@@ -141,6 +141,16 @@ def test_a_text_that_truncation_gave_no_probability_is_verified_by_what_it_begin
     assert all(verify([result.ledger for result in results], half))
 
 
+def test_the_work_of_both_models_is_recorded_and_verified(pair):
+    (result,) = Decoder(pair, Anchored(k=0.5)).generate(PROMPTS[0], max_new_tokens=3)
+    ledger = result.ledger
+    forwards = {"safe": ledger.safe_forwards, "risky": ledger.risky_forwards}
+    for name, work in ledger.work.items():
+        assert work["num_forwards"] == forwards[name] and 0 < work["masked_mass"] < 1
+    report = verify(ledger, pair)
+    assert report.is_ok, report
+
+
 def test_what_a_level_cannot_do_is_refused_in_one_line(pair):
     one = ModelPair(pair.safe, pair.safe, pair.tokenizer)
     for prompt, message in [

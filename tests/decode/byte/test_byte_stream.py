@@ -17,7 +17,7 @@ from tiny_models import FAMILIES
 
 from anchored.decode.byte import byte_row, byte_stream
 from anchored.decode.settings import SamplingConfig
-from anchored.decode.tokenizer.vocabulary import ByteVocabulary
+from anchored.decode.tokenizer.vocabulary import END_SYMBOL, ByteVocabulary
 from anchored.decode.warpers import Warpers
 
 one_tokenizer = pytest.mark.parametrize("family", ["cl100k"])
@@ -65,6 +65,15 @@ def test_rows_depend_neither_on_each_other_nor_on_what_they_held_before(
     stream.read([prompt + text[:3]], [1])
     fed = feed(stream, {2: text[4:], 1: text[3:]})
     assert_same(fed[2], fed[1][1:])
+
+
+@one_tokenizer
+def test_nothing_follows_the_end(vocabulary, model):
+    stream = stream_of(model, vocabulary)
+    stream.read([bytes_of(vocabulary, PROMPT)], [0])
+    logits = feed(stream, {0: [ord("a"), END_SYMBOL, ord("b")]})[0]
+    assert logits[0].exp().sum() == pytest.approx(1, abs=1e-12)
+    assert (logits[1:] == -torch.inf).all()
 
 
 @one_tokenizer

@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchored.decode.rules.anchored import Anchored, Pathwise
-from anchored.decode.rules.budget import (
-    Budget,
-    log_likelihood_ratios,
-    opened_accounts,
-    prefix_debt,
-)
+from anchored.decode.rules.budget import Budget, log_likelihood_ratios, opened_accounts, prefix_debt
 from anchored.kernels.spend import (
     BANK_MARGIN,
     BUDGET_CAP,

@@ -126,9 +126,7 @@ def test_what_a_server_does_while_accounts_and_journals_are_read_is_no_problem(
     assert checked() == (0, [VERDICT])
 
 
-def test_a_server_whose_journal_is_gone_is_charged_whole_and_files_before_it_are_not_read(
-    tmp_path,
-):
+def test_a_server_whose_journal_is_gone_is_charged_whole_and_files_before_it_are_not_read(tmp_path):
     folder, before = tmp_path / "journal", JournalWriter(tmp_path / "journal")
     before.open("x", HEADER, has_stops=False)
     before.steps([("x", drawn(0, 5.0))])

@@ -9,12 +9,7 @@ from model_zoo import zoo_model
 from tiny_models import FAMILIES, tiny_family, tiny_llama
 from transformers import GPTNeoXForCausalLM
 
-from anchored.decode.streams.capabilities import (
-    RowCheck,
-    allowed_nats,
-    row_attention,
-    row_support,
-)
+from anchored.decode.streams.capabilities import RowCheck, allowed_nats, row_attention, row_support
 from anchored.decode.streams.kv_cache import RowAttention
 from anchored.decode.streams.row_stream import ModelRunner
 from anchored.decode.streams.stream import CACHE

@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
-from anchored.pretrain.model.attention import (
-    DocumentAttention,
-    document_mask,
-    rotary_table,
-    rotate,
-)
+from anchored.pretrain.model.attention import DocumentAttention, document_mask, rotary_table, rotate
 
 EOS = 0
 

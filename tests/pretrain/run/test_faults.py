@@ -5,15 +5,7 @@ import math
 
 import pytest
 from forked_program import ForkedProgram
-from training_runs import (
-    HELDOUT,
-    STEPS,
-    assert_same_curves,
-    curve,
-    read_until,
-    start_run,
-    torchrun,
-)
+from training_runs import HELDOUT, STEPS, assert_same_curves, curve, read_until, start_run, torchrun
 
 from anchored.durable_files import locked
 from anchored.pretrain.run.checkpoints import checkpoint_steps, damage
@@ -33,8 +25,7 @@ def run_with(faults, config_file, monkeypatch, *, num_processes=1):
 
 
 @pytest.mark.parametrize(
-    ("action", "faults", "ending"),
-    [("skip", FIGURES, REFUSED), ("log", {5: "nan weight"}, LOST)],
+    ("action", "faults", "ending"), [("skip", FIGURES, REFUSED), ("log", {5: "nan weight"}, LOST)]
 )
 def test_what_is_not_finite_is_never_saved_and_ends_the_run(
     write_config, tmp_path, monkeypatch, action, faults, ending

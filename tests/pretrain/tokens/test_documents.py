@@ -199,6 +199,9 @@ def test_what_cannot_be_read_now_is_an_error_and_no_damage(tmp_path, monkeypatch
     write(tmp_path / "a.parquet", [{"body": "salt", "metadata": 1}])
     with pytest.raises(ValueError, match=r"a\.parquet has no column 'text': \['body', 'metadata'"):
         documents(tmp_path / "a.parquet")
+    write(tmp_path / "a.parquet", [{"text": 3}])
+    with pytest.raises(ValueError, match=r"column 'text' of input file a\.parquet is not text"):
+        documents(tmp_path / "a.parquet")
     monkeypatch.setattr("fsspec.open", Mock(side_effect=ConnectionError("server disconnected")))
     with pytest.raises(ValueError, match=r"a\.parquet cannot be read: server disconnected"):
         documents(tmp_path / "a.parquet")
@@ -211,7 +214,10 @@ def test_folders_are_read_in_the_order_of_names_wherever_they_are(tmp_path):
     files = local_files([tmp_path], revision="v1")
     named = [(file.name, file.num_bytes) for file in files.files]
     assert named == [("a/9.parquet", 5), ("b/10.jsonl", 5), ("b/2.jsonl", 5)]
+    (tmp_path / "empty").mkdir()
     for paths, message in (
+        ([tmp_path / "missing"], r"input .*missing does not exist"),
+        ([tmp_path / "empty"], r"supported format: \.jsonl, .*\.parquet \(.*gz"),
         ([tmp_path / "a/readme.md"], r"readme.md is of no supported format: .jsonl"),
         ([tmp_path / "b", tmp_path / "b"], r"different names, got twice: 10\.jsonl"),
     ):

@@ -106,7 +106,20 @@ def test_a_file_that_is_flipped_cut_or_lost_is_refused_by_name(folder):
         TokenShards.open(folder)
 
 
-def test_a_folder_appears_only_when_complete(tmp_path, tokenizer_file):
+def test_a_damaged_or_missing_manifest_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no token shards in"):
+        TokenShards.open(tmp_path)
+    for text, reason in (
+        ("{", "Expecting property name"),
+        ('{"schema": "other/1"}', "its schema is not anchored-tokens/2"),
+        ('{"schema": "anchored-tokens/2", "bos_id": "0"}', "bos_id must be a whole number"),
+    ):
+        (tmp_path / "manifest.json").write_text(text)
+        with pytest.raises(ValueError, match=f"is not a token shard manifest: .*{reason}"):
+            TokenShards.open(tmp_path)
+
+
+def test_a_folder_appears_only_when_complete(corpus, tmp_path, tokenizer_file):
     def documents():
         yield from ["salt"] * 300
         raise RuntimeError("source failed")
@@ -118,6 +131,8 @@ def test_a_folder_appears_only_when_complete(tmp_path, tokenizer_file):
         write(tmp_path / "s", ["", ""], tokenizer_file)
     assert write(tmp_path / "s", ["salt"], tokenizer_file).manifest.num_documents == 1
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
+    with pytest.raises(ValueError, match="harbour exists"):
+        write(corpus.source("harbour"), ["salt"], tokenizer_file)
 
 
 def test_shards_of_other_tokens_around_documents_are_not_mixed(corpus, tmp_path):

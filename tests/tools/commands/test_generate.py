@@ -6,14 +6,16 @@ import shutil
 import sys
 from itertools import islice
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from command_line import run
+from command_line import refused, run
 from json_lines import write_json_lines
 
 from anchored import (
     RCAD,
     Anchored,
+    AnchoredError,
     CPFuse,
     Decoder,
     Generation,
@@ -178,9 +180,14 @@ def test_a_rule_with_its_settings_is_that_of_the_library(
     assert [row["text"] for row in by_index(out)] == [result.text for result in results]
 
 
-def test_an_error_is_a_traceback_with_debug(words):
+def test_a_bug_is_a_traceback_and_so_is_an_error_with_debug(capsys, words, monkeypatch):
     with pytest.raises(FileNotFoundError):
         main([*words, "--prompt-file", "nowhere", "--debug"])
+    generate = Mock(side_effect=[RuntimeError("shapes do not match"), AnchoredError("one\ntwo")])
+    monkeypatch.setattr(Decoder, "generate_each", generate)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        main([*words, "--prompt", "a"])
+    assert refused(capsys, *words, "--prompt", "a") == "anchored generate: one two\n"
 
 
 def test_json_has_infinite_nats_as_strings_and_what_holds_for_all_samples(capsys, words):

@@ -1,15 +1,13 @@
-"""Options of every command: repeats, paths, help, names of configs, the quickstart's pair."""
+"""Options of every command: repeats, paths, help, names of configs."""
 
 from pathlib import Path
 
 import pytest
 from command_line import refused, run
 
-from anchored import Pathwise
 from anchored.configs.config_file import CONFIGS, find_config
 from anchored.tools.cli import COMMANDS, options_class
 from anchored.tools.commands.generate import GenerateConfig
-from anchored.tools.commands.serving import ServeConfig
 from anchored.tools.commands.training.decontaminate import DecontaminateConfig
 from anchored.tools.commands.training.plan import PlanConfig
 from anchored.tools.commands.words import options_of, parse
@@ -46,20 +44,6 @@ def test_options_take_all_values_a_home_folder_is_expanded_and_no_path_is_empty(
     assert parse(PlanConfig, "plan", ["--config", str(tmp_path)]).config == (tmp_path,)
     with pytest.raises(Refused, match="--output: must not be empty"):
         parse(PlanConfig, "plan", ["--output", ""])
-
-
-def test_serve_without_models_has_the_quickstarts_pair_or_says_what_makes_one(
-    pair_folders, capsys, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    assert "anchored quickstart makes a pair" in refused(capsys, "serve")
-    models = tmp_path / "runs/quickstart/models"
-    models.mkdir(parents=True)
-    for name, folder in zip(("safe", "risky"), pair_folders, strict=True):
-        (models / name).symlink_to(folder)
-    config = ServeConfig()
-    assert {path.resolve() for path in config.locations.values()} == {*pair_folders}
-    assert config.rule.make() == Pathwise(k=1.0, bank=20.0)
 
 
 def test_configs_of_the_package_have_names(capsys, monkeypatch, tmp_path):
