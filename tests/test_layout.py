@@ -201,6 +201,36 @@ def test_a_token_passes_few_files():
     assert len(passed) <= MOST_FILES_OF_A_TOKEN, passed
 
 
+MODULES = {"lm-eval": "lm_eval", "rouge-score": "rouge_score"}
+"""Distributions whose module has another name."""
+
+DECODING = """
+import sys
+sys.modules.update(dict.fromkeys({blocked}))  # importing one of them is an error
+import anchored
+from anchored.tools import cli
+pair = anchored.ModelPair.from_pretrained({safe!r}, {risky!r}, device="cpu")
+(result,) = anchored.Decoder(pair, anchored.Anchored(k=1.0)).generate(["salt"], max_new_tokens=3)
+print(anchored.verify(result.ledger, pair).is_ok)
+"""
+
+
+def extra_modules() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [project["optional-dependencies"][name] for name in ("pretrain", "eval", "plots")]
+    names = [re.split(r"[\[<>=~]", requirement)[0] for extra in extras for requirement in extra]
+    # fsspec comes with torch and huggingface_hub, which use it.
+    return [MODULES.get(name, name) for name in names if name != "fsspec"]
+
+
+@pytest.mark.slow
+def test_a_pair_decodes_and_verifies_without_the_extras(pair_folders):
+    safe, risky = map(str, pair_folders)
+    program = DECODING.format(blocked=extra_modules(), safe=safe, risky=risky)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() == "True", result.stderr
+
+
 def test_importing_the_package_loads_neither_torch_nor_transformers():
     code = "import sys, anchored; print({'torch', 'transformers'} & set(sys.modules))"
     command = [sys.executable, "-c", code]

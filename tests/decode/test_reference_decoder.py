@@ -4,17 +4,23 @@ from functools import partial
 
 import pytest
 import torch
-from reference_steps import reference_steps
+from transformers import GenerationConfig
 
-from anchored import Anchored, Decoder, Pathwise
+from anchored import Anchored, Decoder, ModelPair, Pathwise
+from anchored.decode.engine.request import random_key
 from anchored.decode.ledger import LedgerStep
 from anchored.decode.levels.level import Level
-from anchored.decode.reference_decoder import ReferenceStep, project
+from anchored.decode.reference_decoder import (
+    ReferenceStep,
+    anchored_decode,
+    prefix_debt,
+    project,
+)
 from anchored.decode.rules.rule import Rule, StepInputs
 from anchored.decode.settings import SamplingConfig
 from anchored.kernels import reference
 
-LENGTH = 6
+LENGTH, SEED = 6, 5
 CLOSE = {"mean": 1e-9, "worst": 5e-9, "drawn": 5e-9}
 """Nats: float64 models, so that rounding and the grid of spends (2**-32) are left, and the 2e-9
 that a clipped distribution keeps back of its budget."""
@@ -25,6 +31,29 @@ SAMPLINGS = {
     3.0: {"temperature": 1.3, "repetition_penalty": 1.4, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
 }
 """By k, nats a step: models of truncated vocabularies share little, which takes a larger one."""
+
+
+def reference_steps(
+    pair: ModelPair, rule: Anchored | Pathwise, prompt: list[int], sampling: dict[str, float]
+) -> tuple[float, list[ReferenceStep]]:
+    """The prompt's debt in nats, and what the algorithm draws after transformers' warpers."""
+    models = (pair.safe, pair.risky)
+    config = GenerationConfig(do_sample=True, **SamplingConfig(**sampling).as_dict())
+    debt = prefix_debt(models, prompt, pair.tokenizer.all_special_ids, rule.debt_window)
+    steps = anchored_decode(
+        models,
+        prompt,
+        K=(rule.bank or 0.0) + rule.k * LENGTH,
+        max_new_tokens=LENGTH,
+        key=random_key(SEED, prompt, level="token", place=0),
+        stop_token_ids=pair.stop_token_ids,
+        debt=debt,
+        charge=rule.charge,
+        schedule="adaptive" if isinstance(rule, Pathwise) else rule.budget,
+        bank=rule.bank,
+        warpers=pair.risky._get_logits_processor(config, len(prompt), device="cpu"),
+    )
+    return debt, list(steps)
 
 
 def product_log_probs(rule: Rule, level: Level, step: ReferenceStep, budget: float) -> torch.Tensor:
@@ -74,12 +103,10 @@ def test_distributions_spends_and_tokens_of_a_decoder_are_those_of_the_paper(pai
     rule = kind(k=k)
     decoder, close = Decoder(pair, rule), CLOSE[rule.charge]
     (result,) = decoder.generate(
-        "the keeper of the lamp, salt and rain", max_new_tokens=LENGTH, seed=5, **SAMPLINGS[k]
+        "the keeper of the lamp, salt and rain", max_new_tokens=LENGTH, seed=SEED, **SAMPLINGS[k]
     )
     prompt = result.ledger.header.prompt_token_ids
-    debt, steps = reference_steps(
-        pair, prompt, rule, length=LENGTH, seed=5, sampling=SamplingConfig(**SAMPLINGS[k])
-    )
+    debt, steps = reference_steps(pair, rule, prompt, SAMPLINGS[k])
     assert result.ledger.header.debt == pytest.approx(debt, abs=1e-9)
     assert result.token_ids == [step.token_id for step in steps]
     left_unspent = 0.0  # nats, at most, that searches have left for later steps

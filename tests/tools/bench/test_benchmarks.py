@@ -1,5 +1,5 @@
-"""The benchmarks of pairs and of the kernel: a row for every method or batch size, what is compared
-with what, costs by hand."""
+"""The benchmarks: a row for every method, batch size or lever, what is compared with what, costs by
+hand."""
 
 import math
 import re
@@ -8,11 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from training_runs import train
 
 from anchored.kernels import reference
-from anchored.tools.bench import baselines, decode, flops, kernel
+from anchored.tools.bench import baselines, decode, flops, kernel, pretrain
 from anchored.tools.bench.decode import bench_rules, speeds
 from anchored.tools.bench.options import METHODS, BenchDecodeConfig, BenchKernelConfig
+from anchored.tools.bench.pretrain import BASELINE, BenchPretrainConfig
+from anchored.tools.quickstart.preset import PRESETS
 
 TINY = {"safe": "tiny", "risky": "tiny", "vocab_size": 64}
 
@@ -126,3 +129,30 @@ def test_the_table_of_the_kernel_has_a_row_for_every_batch_size(capsys):
     assert "times mean" in titles
     expected = [[size, charge] for size in "13" for charge in ("mean", "worst", "drawn")]
     assert [row.split()[:2] for row in rows] == expected
+
+
+CHANGED = f"""
+base = "{PRESETS}/smoke/stage1.toml"
+job = {{ needs_gpu = true }}
+model = {{ tokenizer = "missing" }}
+checkpoint = {{ interval_minutes = 5.0 }}
+heldout = {{ sources = [{{ name = "missing", path = "missing" }}] }}
+"""
+"""A run's config, of which all that is not there or would take time is replaced."""
+
+
+@pytest.mark.slow
+def test_every_lever_has_a_row_next_to_the_configuration(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(pretrain, "launch", train)
+    file = tmp_path / "changed.toml"
+    file.write_text(CHANGED)
+    chosen = ("twice the batch",)
+    settings = {"rounds": 2, "steps": 3, "skipped_steps": 1, "vocab_size": 300}
+    assert pretrain.run(BenchPretrainConfig(config=file, levers=chosen, **settings)) == 0
+    _, titles, *rows = capfd.readouterr().out.splitlines()
+    assert "tokens/s a GPU" in titles and "peak GiB" in titles
+    assert [row[:20].strip() for row in rows] == [BASELINE, *chosen]
+    for row in rows:  # the same tokens in the same steps: the same loss
+        *_, mfu, peak, loss, difference = row.split()
+        assert (mfu, peak) == ("-", "-") and float(loss) > 5
+        assert abs(float(difference)) < 1e-4
