@@ -201,8 +201,7 @@ def test_a_token_passes_few_files():
     assert len(passed) <= MOST_FILES_OF_A_TOKEN, passed
 
 
-MODULES = {"lm-eval": "lm_eval", "rouge-score": "rouge_score"}
-"""Distributions whose module has another name."""
+MODULES = {"lm-eval": "lm_eval", "rouge-score": "rouge_score"}  # of distributions named otherwise
 
 DECODING = """
 import sys
