@@ -10,12 +10,7 @@ from anchored import Anchored, Decoder, ModelPair, Pathwise
 from anchored.decode.engine.request import random_key
 from anchored.decode.ledger import LedgerStep
 from anchored.decode.levels.level import Level
-from anchored.decode.reference_decoder import (
-    ReferenceStep,
-    anchored_decode,
-    prefix_debt,
-    project,
-)
+from anchored.decode.reference_decoder import ReferenceStep, anchored_decode, prefix_debt, project
 from anchored.decode.rules.rule import Rule, StepInputs
 from anchored.decode.settings import SamplingConfig
 from anchored.kernels import reference

@@ -79,26 +79,27 @@ def test_bans_that_depend_on_the_place_are_refused_by_name(field, value):
         suppressing("risky", **{field: value})
 
 
-def test_at_byte_level_special_tokens_may_be_suppressed_and_text_may_not():
+def test_at_byte_level_special_tokens_may_be_suppressed_and_text_may_not(monkeypatch):
     pair = tiny_byte_pair()
     for name, model in pair.models.items():
-        model.generation_config.suppress_tokens = pair.stop_tokens_of(name)
+        stops = pair.stop_tokens_of(name)
+        monkeypatch.setattr(model.generation_config, "suppress_tokens", stops)
     endless = remade(pair)
     (result,) = Decoder(endless, SafeOnly(), level="byte").generate("salt", max_new_bytes=40)
     assert result.finish_reason == "length" and verify(result.ledger, endless).is_ok
     assert not verify(result.ledger, pair).is_ok
     text = pair.risky_tokenizer("a", add_special_tokens=False)["input_ids"][0]
-    pair.risky.generation_config.suppress_tokens = [text]
+    monkeypatch.setattr(pair.risky.generation_config, "suppress_tokens", [text])
     with pytest.raises(ValueError, match=f"the risky .* cannot suppress token {text}, which is"):
         Decoder(remade(pair), Anchored(k=1.0))
 
 
-def test_in_the_risky_models_tokens_both_models_suppress_theirs():
+def test_in_the_risky_models_tokens_both_models_suppress_theirs(monkeypatch):
     pair = tiny_byte_pair()
     safe = pair.tokenizer("the o", add_special_tokens=False)["input_ids"]
     risky = pair.risky_tokenizer("a e", add_special_tokens=False)["input_ids"]
-    pair.safe.generation_config.suppress_tokens = safe
-    pair.risky.generation_config.suppress_tokens = risky
+    for model, tokens in zip(pair.models.values(), (safe, risky), strict=True):
+        monkeypatch.setattr(model.generation_config, "suppress_tokens", tokens)
     decoder = Decoder(remade(pair), TokenSwap())
     results = decoder.generate(PROMPTS, max_new_tokens=30, num_return_sequences=4)
     assert not {*risky} & {token for result in results for token in result.token_ids}
