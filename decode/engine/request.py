@@ -189,7 +189,7 @@ class RequestState:
     log_probs: list[TokenLogProbs] = field(default_factory=list)
     """Log-probabilities of each step, where the request wants them."""
     prompt_log_probs: list[TokenLogProbs] = field(default_factory=list)
-    """Those of each token of the prompt but the first, where the request wants them."""
+    """Log-probabilities of the prompt's tokens but the first, where the request wants them."""
     num_forwards: Counter[str] = field(default_factory=Counter)
     """Forwards by model that the request took part in."""
     work: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -52,7 +52,7 @@ SMALL = SimpleNamespace(
     ]
 )
 def device(request) -> torch.device:
-    """Where kernels run."""
+    """The device that kernels run on."""
     if (request.param == "cuda") != torch.cuda.is_available():
         pytest.skip("Triton compiles where there is a CUDA device, and is interpreted elsewhere")
     return torch.device(request.param)

@@ -130,7 +130,7 @@ class ReferenceDistributions:
         return row[:, : self.vocabulary.vocab_size].double()
 
     def distribution(self, node: int) -> nodes.NodeDistribution:
-        """Of what may follow alone: the rest is banned before a truncation counts tokens."""
+        """Warped over the tokens that may follow: others are banned before a truncation counts."""
         path, state = path_of(self.tree, node), self.tree.state[node]
         logits = self.raw_logits(path).clone()
         allowed = nodes.allowed_in_order(self.vocabulary, [state])[0]

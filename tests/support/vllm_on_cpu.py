@@ -20,7 +20,7 @@ ENVIRONMENT = {
 }
 
 ARGUMENTS = ("dtype=float32", "enforce_eager=true", "block_size=32", "max_num_seqs=16")
-"""Of an engine that runs in Triton's interpreter."""
+"""Settings of an engine that runs in Triton's interpreter."""
 
 
 def server(words: list[str], log: Path) -> AbstractContextManager[tuple[str, subprocess.Popen]]:

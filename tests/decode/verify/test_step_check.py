@@ -1,4 +1,4 @@
-"""What recorded steps say, how far rounding may move them and their sums, and what is refused."""
+"""Recorded steps against a replay: how far rounding may move them and their sums."""
 
 import math
 from dataclasses import replace

@@ -100,7 +100,7 @@ def test_the_table_of_high_protection_follows_from_the_full_tables_but_for_five_
 def test_differences_are_in_the_rerun_s_deviations_and_what_it_lacks_is_a_dash(
     tmp_path, capsys, monkeypatch
 ):
-    """What the rerun has beyond the paper's table is named."""
+    """Settings of the rerun that the paper's table lacks are named."""
     monkeypatch.setattr(paper_table, "drawn", lambda *_: [])
     changed = {
         "p_r": {"rouge1_ge_tau": 0.293},  # printed: 0.273
