@@ -124,9 +124,8 @@ class ReferenceDistributions:
     def raw_logits(self, path) -> Tensor:
         """(1, vocab_size) after a token sequence after the start tokens, in float64."""
         with torch.inference_mode():
-            row = self.model(torch.tensor([[*self.vocabulary.start_token_ids, *path]])).logits[
-                :, -1
-            ]
+            tokens = torch.tensor([[*self.vocabulary.start_token_ids, *path]])
+            row = self.model(tokens).logits[:, -1]
         return row[:, : self.vocabulary.vocab_size].double()
 
     def distribution(self, node: int) -> nodes.NodeDistribution:
