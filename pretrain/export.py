@@ -226,6 +226,21 @@ def _write_tokenizer(tokenizer_folder: Path, output: Path, record: RunRecord, le
 
 
 _MODEL_PARTS = ("tok_embeddings", "layers", "norm", "output")
+_LLAMA_NAMES = {
+    "tok_embeddings": "model.embed_tokens",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "norm": "model.norm",
+    "output": "lm_head",
+}
+"""transformers' names of the weights of a checkpoint, those of a layer by their place in it."""
 
 
 def llama_weights(
@@ -237,8 +252,6 @@ def llama_weights(
     Returns: contiguous CPU tensors.
     Raises: ValueError if a weight is not finite.
     """
-    from .titan import Llama3StateDictAdapter, TransformerModelArgs  # takes seconds
-
     # 1. Of the optimizer's and the run's states nothing is read.
     stored = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     weights = {
@@ -252,12 +265,14 @@ def llama_weights(
         dcp.load(weights, checkpoint_id=checkpoint, no_dist=True)
     if lost := [name for name, weight in weights.items() if not weight.isfinite().all()]:
         raise ValueError(f"checkpoint {checkpoint} holds {lost[0]}, which is not finite")
-    # 2. Other names, and other rows of queries and keys: torchtitan's rotary embedding turns the
-    # pairs (0, 1), (2, 3), ... of a head, Hugging Face's (0, D / 2), (1, D / 2 + 1), ...
-    args = TransformerModelArgs(
-        dim=model["hidden_size"],
-        n_heads=model["num_attention_heads"],
-        n_kv_heads=model["num_key_value_heads"],
-    )
-    exported = Llama3StateDictAdapter(args, None).to_hf(weights)
-    return {name: weight.to(dtype).contiguous() for name, weight in exported.items()}
+    # 2. Other names, and other rows of queries and keys: in training the rotary embedding turns the
+    # pairs (0, 1), (2, 3), ... of a head, in transformers (0, D / 2), (1, D / 2 + 1), ...
+    exported = {}
+    for name, weight in weights.items():
+        *layer, part = name.removesuffix(".weight").split(".", 2)
+        if part in ("attention.wq", "attention.wk"):
+            pairs = weight.unflatten(0, (model["num_attention_heads"], -1, 2))
+            weight = pairs.transpose(1, 2).flatten(0, 2)
+        whole = ".".join([*(["model", *layer] if layer else []), _LLAMA_NAMES[part], "weight"])
+        exported[whole] = weight.to(dtype).contiguous()
+    return exported

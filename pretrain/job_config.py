@@ -1,4 +1,4 @@
-"""The config of a run: torchtitan's sections with our defaults, and sections that it has not."""
+"""The config of a run: torchtitan's sections, some with our defaults, and ours."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,7 +61,18 @@ class SpikeGuardConfig:
 
 
 @dataclass
-class Job(titan.Job):
+class Job:
+    """The run as a program on this machine."""
+
+    config_file: str | None = None
+    """TOML file with the other settings"""
+
+    dump_folder: str = "./outputs"
+    """Folder of all that the run writes"""
+
+    description: str = ""
+    """Words about the run, for its record"""
+
     verbose: bool = False
     """Show torchtitan's log on stderr too; it always goes to train.log in the dump folder."""
 
@@ -73,19 +84,73 @@ class Job(titan.Job):
 
 
 @dataclass
-class Model(titan.Model):
-    name: str = "tinycomma"
+class Model:
+    """The model, and the tokenizer that its data must have been made by."""
+
+    name: Literal["tinycomma"] = "tinycomma"
     """Family of models to train"""
 
-    hf_assets_path: str = "."
-    """Not used: token shards carry their tokenizer's hash, and export takes its folder"""
+    flavor: str = "tinycomma-1.8b"
+    """Size of the model"""
 
     tokenizer: str = ""
     """Folder of the tokenizer that the token shards must have been made by; empty: any"""
 
+    converters: list[Literal["quantize.linear.float8"]] = field(default_factory=list)
+    """quantize.linear.float8: the layers' matrix products in float8, as its section says"""
+
 
 @dataclass
-class Metrics(titan.Metrics):
+class Float8Linear:
+    """Matrix products in float8, by torchao."""
+
+    recipe_name: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = "tensorwise"
+    """Numbers that share a scale: those of a tensor, or those of a row; gw_hp: but for gradients of
+    weights, which stay in bfloat16"""
+
+    filter_fqns: list[str] = field(default_factory=list)
+    """Parts of names of layers that stay as they are"""
+
+    emulate: bool = False
+    """Round as float8 does, on a machine that has no such products; for trials without compile"""
+
+
+@dataclass
+class QuantizedLinear:
+    """The kinds of quantized linear layers."""
+
+    float8: Float8Linear = field(default_factory=Float8Linear)
+
+
+@dataclass
+class Quantize:
+    """What the converters of model.converters are told."""
+
+    linear: QuantizedLinear = field(default_factory=QuantizedLinear)
+
+
+@dataclass
+class Optimizer:
+    """Adam or AdamW, whose one group holds all weights, norms and embeddings too, as in lingua."""
+
+    name: Literal["Adam", "AdamW"] = "AdamW"
+    lr: float = 8e-4
+    """Learning rate at the height of the schedule"""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    implementation: Literal["for-loop", "foreach", "fused"] = "fused"
+
+
+@dataclass(kw_only=True, slots=True)
+class Parallelism(titan.ParallelismConfig):
+    spmd_backend: Literal["partial_dtensor"] = "partial_dtensor"
+    """Weights are DTensors, and activations are not"""
+
+
+@dataclass(kw_only=True, slots=True)
+class Metrics(titan.MetricsProcessor.Config):
     disable_color_printing: bool = True
     """Disable color printing in logs"""
 
@@ -151,9 +216,14 @@ class Loss:
 
 
 @dataclass
-class ActivationCheckpoint(titan.ActivationCheckpoint):
+class ActivationCheckpoint:
+    """The activations that backward computes again in place of keeping them."""
+
     mode: Literal["selective", "full", "memory_budget", "none"] = "none"
-    """Type of activation checkpointing to use"""
+    """Of cheap operations, of whole layers, or as the compiler chooses within memory_budget"""
+
+    memory_budget: float = 0.5
+    """Share of the memory that activations take without it"""
 
 
 _POSITIVE: Final = (
@@ -166,16 +236,27 @@ _POSITIVE: Final = (
 
 
 @dataclass
-class JobConfig(titan.JobConfig):
-    """All settings of a run; the sections not listed here are torchtitan's."""
+class JobConfig:
+    """All settings of a run."""
 
     job: Job = field(default_factory=Job)
     model: Model = field(default_factory=Model)
-    metrics: Metrics = field(default_factory=Metrics)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    quantize: Quantize = field(default_factory=Quantize)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    lr_scheduler: titan.LRSchedulersContainer.Config = field(
+        default_factory=titan.LRSchedulersContainer.Config
+    )
+    training: titan.TrainingConfig = field(default_factory=titan.TrainingConfig)
+    parallelism: Parallelism = field(default_factory=Parallelism)
     activation_checkpoint: ActivationCheckpoint = field(default_factory=ActivationCheckpoint)
+    compile: titan.CompileConfig = field(default_factory=titan.CompileConfig)
+    comm: titan.CommConfig = field(default_factory=titan.CommConfig)
     loss: Loss = field(default_factory=Loss)
     spike_guard: SpikeGuardConfig = field(default_factory=SpikeGuardConfig)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    metrics: Metrics = field(default_factory=Metrics)
+    profiling: titan.Profiler.Config = field(default_factory=titan.Profiler.Config)
+    debug: titan.DebugConfig = field(default_factory=titan.DebugConfig)
     # Tables of sources do not fit on a command line: they are in the file only.
     heldout: Annotated[HeldoutConfig, tyro.conf.Suppress] = field(default_factory=HeldoutConfig)
     data: Annotated[DataConfig, tyro.conf.Suppress] = field(default_factory=DataConfig)

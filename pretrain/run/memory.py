@@ -6,10 +6,9 @@ d hidden_size, f width of the feed-forward, T tokens of a process in a round, P 
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import nn
 
 from ..job_config import JobConfig
-from ..model.tinycomma import TinyComma, TinyCommaArgs
+from ..model.tinycomma import TinyComma, TinyCommaArgs, parameter_count
 
 _FLOAT32_BYTES = 4
 _ADAM_MOMENTS = 2
@@ -60,13 +59,10 @@ def estimate_memory(config: JobConfig, model: TinyComma, *, num_shards: int) -> 
 
     # 2. Gathered weights: the layer at work and the next one, embedding and output; or all, where
     # they stay gathered. With them the largest gradient, and its float32 form while it is reduced.
-    # Of a process alone they are whole already, and autocast keeps a copy of each in its dtype.
     num_gathered = 2 * (embedding + parameter_count(model.layers["0"]))
     if config.parallelism.fsdp_reshard_after_forward == "never":
         num_gathered = num_parameters
     gathered = width * num_gathered + (width + _FLOAT32_BYTES) * embedding
-    if num_shards * num_replicas == 1:
-        gathered = 0 if width == _FLOAT32_BYTES else width * num_parameters
 
     # 3. Activations: of every layer, or its input alone and all those of the one at work.
     layer = width * layer_activation_values(args, is_compiled="model" in compiled)
@@ -89,11 +85,6 @@ def estimate_memory(config: JobConfig, model: TinyComma, *, num_shards: int) -> 
         activations=num_tokens * activations,
         logits=logits,
     )
-
-
-def parameter_count(module: nn.Module) -> int:
-    """Numbers in all weights of a module."""
-    return sum(weight.numel() for weight in module.parameters())
 
 
 def layer_activation_values(args: TinyCommaArgs, *, is_compiled: bool) -> int:

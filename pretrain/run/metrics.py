@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,16 +125,16 @@ class RunMetrics(MetricsProcessor):
     def __init__(self, job_config: JobConfig, parallel_dims: ParallelDims) -> None:
         folder = Path(job_config.job.dump_folder)
         self._is_writer = dist.get_rank() == 0
+        self._job = job_config
         # torchtitan would go on where Weights & Biases does not start, so it starts none.
-        without_wandb = replace(job_config, metrics=copy(job_config.metrics))
-        without_wandb.metrics.enable_wandb = False
-        super().__init__(without_wandb, parallel_dims)
+        without_wandb = replace(job_config.metrics, enable_wandb=False)
+        super().__init__(without_wandb, parallel_dims=parallel_dims, dump_folder=str(folder))
         wandb = None
         if self._is_writer and job_config.metrics.enable_wandb:
             # Every start of a run writes into the same curves.
             os.environ["WANDB_RUN_ID"] = RunRecord.read(folder).wandb_id
             os.environ.setdefault("WANDB_RESUME", "allow")
-            wandb = WandBLogger(str(folder), job_config)
+            wandb = WandBLogger(str(folder), asdict(job_config))
         self._log = StepLog(folder / "metrics.jsonl")
         self._heldout_log = StepLog(folder / "heldout.jsonl")
         self._bar: tqdm | None = None
@@ -153,8 +152,8 @@ class RunMetrics(MetricsProcessor):
             self._heldout_log.keep_until(step)
             # The default lock is for several processes, and warns where one of them is interrupted.
             tqdm.set_lock(threading.RLock())
-            total = self.job_config.training.steps
-            title = Path(self.job_config.job.dump_folder).name
+            total = self._job.training.steps
+            title = Path(self._job.job.dump_folder).name
             interval = 0.1 if sys.stderr.isatty() else _LOG_SECONDS
             shown = {"desc": title, "unit": "step", "file": sys.stderr, "mininterval": interval}
             self._bar = tqdm(total=total, initial=step, **shown)
@@ -166,7 +165,7 @@ class RunMetrics(MetricsProcessor):
 
     def should_log(self, step: int) -> bool:
         """Also the last step, so that every curve ends where training does."""
-        return super().should_log(step) or step == self.job_config.training.steps
+        return super().should_log(step) or step == self._job.training.steps
 
     def log(
         self,
@@ -214,9 +213,7 @@ class RunMetrics(MetricsProcessor):
         tokens_per_s = (step - self._last_step) * self._tokens_per_step / seconds
         speed = {"tokens": step * self._tokens_per_step, "tokens_per_s": tokens_per_s}
         if self._peak_flops is not None:
-            # A fraction of a GPU's peak in bfloat16, also where float8 is used. FLOPs per token are
-            # torchtitan's 6 (P - E) + 12 L d T: P parameters, E of them embeddings, L layers of
-            # width d, T tokens in a sequence. Source: Chowdhery et al. 2022, "PaLM", appendix B.
+            # A fraction of a GPU's peak in bfloat16, also where float8 is used.
             flops_per_s = tokens_per_s / dist.get_world_size() * self.num_flops_per_token
             speed["mfu"] = flops_per_s / self._peak_flops
         return speed | {"seconds": now - self._start_time}

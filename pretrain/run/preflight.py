@@ -5,8 +5,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
-from operator import attrgetter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,34 +13,39 @@ import torch
 
 from ...environment import environment_record
 from ..job_config import Checkpoint, JobConfig, place_of
-from ..model.tinycomma import TinyComma, flavors, model_args
+from ..model.tinycomma import TinyComma, flavors, model_args, parameter_count
 from ..plan.data_plan import DataPlan, epochs_read
 from ..plan.stages import check_epochs
 from ..tokens.shards import check_shards
 from ..tokens.tokenizer import TOKENIZER_NAME, check_tokenizer
 from .batches import check_heldout, check_not_trained_on
 from .checkpoints import BYTES_PER_PARAMETER, checkpoint_steps
-from .memory import GIB, MemoryEstimate, estimate_memory, parameter_count
+from .memory import GIB, MemoryEstimate, estimate_memory
 from .start import StartingPoint, copy_fork, find_starting_point, record_of, resolved_settings
 from .trainer import global_batch_size
 
-_FLOAT8 = "quantize.linear.float8"
 # The allocator's fragments, NCCL and the CUDA context take the rest.
 _USABLE_MEMORY_FRACTION = 0.92
 _GB = 10**9
-_ONLY_VALUES: Final = {
-    "model.name": "tinycomma",
-    # A model of this size is trained in data-parallel shards.
-    "parallelism.tensor_parallel_degree": 1,
-    "parallelism.pipeline_parallel_degree": 1,
-    "parallelism.context_parallel_degree": 1,
-    "parallelism.expert_parallel_degree": 1,
-    "training.enable_cpu_offload": False,
-    # Whether a step is taken depends on all of its gradients.
-    "optimizer.early_step_in_backward": False,
+_FLOAT8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
+_READ: Final = {
+    "training": {
+        *("local_batch_size", "global_batch_size", "seq_len", "steps", "max_norm", "dtype"),
+        *("mixed_precision_param", "mixed_precision_reduce", "gc_freq", "gc_debug"),
+    },
+    # All of it is in the data, as a model of this size needs no other.
+    "parallelism": {
+        *("data_parallel_replicate_degree", "data_parallel_shard_degree"),
+        *("fsdp_reshard_after_forward", "enable_fsdp_symm_mem"),
+    },
+    "compile": {"enable", "components", "backend"},
+    "comm": {
+        *("init_timeout_seconds", "train_timeout_seconds"),
+        *("trace_buf_size", "save_traces_folder", "save_traces_file_prefix"),
+    },
+    "debug": {"seed", "deterministic", "deterministic_warn_only", "detect_anomaly"},
 }
-"""Settings of torchtitan of which this program knows one value."""
-_UNUSED_SECTIONS = ("validation", "fault_tolerance", "experimental", "memory_estimation")
+"""What a run reads of the sections that torchtitan has for runs of every kind."""
 
 
 def check_run(config: JobConfig, *, num_processes: int) -> list[str]:
@@ -131,19 +135,20 @@ def _remarks(start: StartingPoint) -> Iterator[str]:
 
 def check_settings(config: JobConfig) -> None:
     """Raises ValueError with one line about the first setting that cannot work."""
-    for name, value in _ONLY_VALUES.items():
-        if (actual := attrgetter(name)(config)) != value:
-            raise ValueError(f"{name} must be {json.dumps(value)}, got {json.dumps(actual)}")
-    for section in _UNUSED_SECTIONS:
-        if (settings := getattr(config, section)) != type(settings)():
-            raise ValueError(f"the settings of {section} are not supported: nothing reads them")
+    for section, read in _READ.items():
+        settings, defaults = (asdict(getattr(one, section)) for one in (config, JobConfig()))
+        for name in settings.keys() - read:
+            if (value := settings[name]) != defaults[name]:
+                raise ValueError(
+                    f"{section}.{name} must be {json.dumps(defaults[name])}, as no run here knows "
+                    f"another value, got {json.dumps(value)}"
+                )
     if config.model.flavor not in flavors():
         names = ", ".join(flavors())
         raise ValueError(f"model.flavor must be one of {names}, got {config.model.flavor}")
     if config.debug.seed is None:
         raise ValueError("debug.seed is not set: the initial weights are drawn from it")
-    is_float8 = _FLOAT8 in config.model.converters
-    if is_float8 and "output" not in config.quantize.linear.float8.filter_fqns:
+    if config.model.converters and "output" not in config.quantize.linear.float8.filter_fqns:
         raise ValueError(
             'quantize.linear.float8.filter_fqns must hold "output": the vocabulary projection '
             "stays in bfloat16"
@@ -154,6 +159,8 @@ def check_settings(config: JobConfig) -> None:
             f"checkpoint.milestone_interval {saves.milestone_interval} is not a multiple of "
             f"checkpoint.interval {saves.interval}: some milestones would never be saved"
         )
+    if config.activation_checkpoint.mode == "memory_budget" and not config.compile.enable:
+        raise ValueError("activation_checkpoint.mode memory_budget needs compile.enable")
     _check_schedule(config)
 
 
@@ -194,6 +201,13 @@ def check_batch(config: JobConfig, num_processes: int) -> None:
 def _check_gpus(config: JobConfig) -> None:
     if config.job.needs_gpu and not torch.cuda.device_count():
         raise ValueError("job.needs_gpu is true, and torch sees no GPU on this machine")
+    if not config.model.converters or config.quantize.linear.float8.emulate:
+        return
+    if not torch.cuda.device_count() or torch.cuda.get_device_capability() < _FLOAT8_CAPABILITY:
+        raise ValueError(
+            "model.converters: products in float8 need a GPU of compute capability 8.9 or higher "
+            "(quantize.linear.float8.emulate computes their values on any machine)"
+        )
 
 
 def check_memory(config: JobConfig, estimate: MemoryEstimate) -> None:

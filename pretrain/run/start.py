@@ -45,7 +45,7 @@ def record_of(config: JobConfig, plan: DataPlan, *, num_processes: int) -> RunRe
         "intermediate_size": args.hidden_dim,
         "num_hidden_layers": args.n_layers,
         "num_attention_heads": args.n_heads,
-        "num_key_value_heads": args.n_kv_heads or args.n_heads,
+        "num_key_value_heads": args.n_heads,
         "max_position_embeddings": args.max_seq_len,
         "rms_norm_eps": args.norm_eps,
         "rope_theta": args.rope_theta,

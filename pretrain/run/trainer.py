@@ -20,28 +20,25 @@ from ...durable_files import json_value
 from ...errors import AnchoredError
 from ..job_config import JobConfig
 from ..model.attention import document_mask
+from ..model.float8 import use_float8
 from ..model.tinycomma import (
     TinyComma,
     fsdp_modules,
     model_args,
     parallel_dims,
     parallelized,
+    parameter_count,
     schedule_reduction,
 )
 from ..plan.data_plan import DataPlan, skipped_steps
 from ..titan import (
     GarbageCollection,
-    build_cross_entropy_loss,
-    build_lr_schedulers,
-    build_model_converters,
-    build_optimizers,
+    OptimizersContainer,
+    ParamGroupConfig,
+    Profiler,
     clip_grad_norm_,
     device_module,
     device_type,
-    maybe_enable_amp,
-    maybe_enable_memory_snapshot,
-    maybe_enable_profiling,
-    set_default_dtype,
     set_determinism,
     set_pg_timeouts,
 )
@@ -70,7 +67,6 @@ class Trainer:
         device_module.set_device(self.device)
         join_processes(config)
         self._dims = parallel_dims(config, dist.get_world_size())
-        config.maybe_log()
         self._gc = GarbageCollection(config.training.gc_freq, config.training.gc_debug)
         set_determinism(self._dims, self.device, config.debug, distinct_seed_mesh_dims=[])
         # 2. The model, and what is watched of it.
@@ -99,30 +95,32 @@ class Trainer:
         """The sharded model with its metrics, optimizer and schedule."""
         config = self._config
         # 1. It is built without memory, sharded, and only then filled.
-        args = model_args(config)
-        with torch.device("meta"), set_default_dtype(getattr(torch, config.training.dtype)):
-            model = TinyComma(args)
-        converters = build_model_converters(config, self._dims)
-        converters.convert(model)
+        with torch.device("meta"):
+            model = TinyComma(model_args(config)).to(getattr(torch, config.training.dtype))
+        if config.model.converters:
+            use_float8(model, config)
         self.metrics = RunMetrics(config, self._dims)
-        num_parameters, flops = args.get_nparams_and_flops(model, config.training.seq_len)
-        self._longest_save_s = BYTES_PER_PARAMETER * num_parameters / SLOW_DISK_BYTES_PER_S
-        self.metrics.num_flops_per_token = flops
+        self.metrics.num_flops_per_token = model.flops_per_token()
+        num_bytes = BYTES_PER_PARAMETER * parameter_count(model)
+        self._longest_save_s = num_bytes / SLOW_DISK_BYTES_PER_S
         self.model = parallelized(model, self._dims, config)
         self.model.to_empty(device=device_type)
         with torch.no_grad():
             self.model.init_weights()
         self.model.train()
-        self._amp = maybe_enable_amp(self._dims, config.training.mixed_precision_param, device_type)
-        self._logit_loss = build_cross_entropy_loss(config)
         # 2. One optimizer group for all parameters, as in lingua: norms and embeddings decay too.
-        self.optimizers = build_optimizers([self.model], config.optimizer, self._dims)
-        self.optimizers.register_step_post_hook(
-            lambda *arguments, **options: converters.post_optimizer_hook([self.model])
+        adam = config.optimizer
+        settings = {"betas": (adam.beta1, adam.beta2), "eps": adam.eps}
+        group = ParamGroupConfig(
+            pattern="",
+            optimizer_name=adam.name,
+            optimizer_kwargs=settings | {"lr": adam.lr, "weight_decay": adam.weight_decay},
         )
+        kind = OptimizersContainer.Config(param_groups=[group], implementation=adam.implementation)
+        self.optimizers = OptimizersContainer(kind, model_parts=[self.model])
         # 3. Of the schedule only the factor of each step is used: it has no state to be resumed.
-        (schedule,) = build_lr_schedulers(
-            self.optimizers, config.lr_scheduler, config.training.steps
+        (schedule,) = config.lr_scheduler.build(
+            optimizers=self.optimizers, training_steps=config.training.steps
         )
         (self._lr_factor,) = schedule.lr_lambdas
 
@@ -154,10 +152,7 @@ class Trainer:
         if dist.get_rank() == 0:
             self._spike_log.keep_until(self.step)
         folder = {"global_step": self.step, "base_folder": str(self._run)}
-        with (
-            maybe_enable_profiling(config.profiling, **folder) as profiler,
-            maybe_enable_memory_snapshot(config.profiling, **folder) as snapshot,
-        ):
+        with Profiler(config.profiling, **folder) as profiler:
             batches, first_step, is_stopping = self._batches(), self.step + 1, False
             while not self.is_done and not is_stopping:
                 self.step += 1
@@ -168,9 +163,7 @@ class Trainer:
                     set_pg_timeouts(timedelta(seconds=seconds), self._dims)
                 self._measure_heldout_if_due()
                 is_stopping = self._save_if_due()
-                for observer in (profiler, snapshot):
-                    if observer:
-                        observer.step()
+                profiler.step()
         dist.barrier()  # no process leaves while another still needs it
 
     def close(self) -> None:
@@ -250,14 +243,10 @@ class Trainer:
 
     def _loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Summed cross entropy of a batch."""
-        options: dict[str, Any] = {}
+        masks = None
         if self._config.data.mask_documents:
-            options["attention_masks"] = document_mask(inputs, eos_id=self._plan.eos_id)
-        with self._amp:
-            if self._config.loss.chunk_tokens:  # the forward computes the loss itself
-                loss: Tensor = self.model(inputs, labels=labels, **options)
-            else:
-                loss = self._logit_loss(self.model(inputs, **options), labels)
+            masks = document_mask(inputs, eos_id=self._plan.eos_id)
+        loss: Tensor = self.model(inputs, masks, labels)
         return loss
 
     def _permits_step(self, loss: float, grad_norm: float) -> bool:

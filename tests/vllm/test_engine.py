@@ -161,16 +161,21 @@ def test_a_request_that_comes_back_with_a_token_of_others_draws_nothing(fast):
     state.remove_request("other")
 
 
-def test_other_releases_and_an_engine_without_triton_are_refused_in_one_line(folders, monkeypatch):
+def test_other_releases_and_an_engine_without_triton_are_refused_in_one_line(
+    folders, monkeypatch, caplog
+):
     """vLLM's CPU build outside of these tests: its message is twenty lines of pydantic."""
     monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", False)
     with pytest.raises(ImportError, match=r"finds no Triton .* Model Runner V2 requires") as error:
         anchored.vllm.open_pair(*folders)
     assert "\n" not in str(error.value)
-    for release in ("0.30.2", "0.33.0"):
+    for release in ("0.30.2", "0.34.0"):
         monkeypatch.setattr(engine, "version", lambda name, release=release: release)
         with pytest.raises(ImportError, match=rf"vLLM {release} is not supported"):
             engine.check_version()
+    monkeypatch.setattr(engine, "version", lambda name: "0.33.0")
+    assert engine.check_version() == "0.33.0"
+    assert caplog.messages == ["no pair was ever run in vLLM 0.33.0: its code was only read"]
 
 
 def test_engine_arguments_that_cannot_go_with_a_pair_are_refused(settings, monkeypatch):

@@ -17,22 +17,30 @@ EOS = 0
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_turning_is_the_complex_multiplication_to_the_bit(dtype):
     head_dim, generator = 64, torch.Generator().manual_seed(1)
-    angles = 30 * torch.rand(40, head_dim // 2, generator=generator)
-    freqs_cis = torch.polar(torch.ones_like(angles), angles)
+    rates = torch.tensor([500 ** (-2 * pair / head_dim) for pair in range(head_dim // 2)])
+    angles = torch.outer(torch.arange(40.0), rates)
+    turns = torch.polar(torch.ones_like(angles), angles)
+    table = rotary_table(40, head_dim, 500.0)
+    torch.testing.assert_close(torch.complex(table[:, 0, ::2], table[:, 1, 1::2]), turns)
+    turns = torch.complex(table[:, 0, ::2], table[:, 1, 1::2])  # to the bit
     shape = (2, 40, 3, head_dim)
     heads, gradient = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
     heads.requires_grad_()
     pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
-    expected = torch.view_as_real(pairs * freqs_cis[:, None]).flatten(-2).type_as(heads)
-    turned = rotate(heads, rotary_table(freqs_cis).unsqueeze(-3))
+    expected = torch.view_as_real(pairs * turns[:, None]).flatten(-2).type_as(heads)
+    turned = rotate(heads, table.unsqueeze(-3))
     assert torch.equal(turned, expected) and turned.dtype == dtype
     gradients = [torch.autograd.grad(one, heads, gradient)[0] for one in (turned, expected)]
     assert torch.equal(*gradients)
 
 
+def attend(query, key, value, mask):
+    return DocumentAttention(DocumentAttention.Config())(query, key, value, attention_masks=mask)
+
+
 def attention_inputs(num_rows, num_tokens, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
-    shape = (3, num_rows, 2, num_tokens, 16)
+    shape = (3, num_rows, num_tokens, 2, 16)
     return torch.randn(shape, generator=generator, dtype=dtype).unbind()
 
 
@@ -45,13 +53,13 @@ def test_attention_is_causal_attention_in_each_document_by_itself(ends, seed):
     token_ids = torch.where(torch.tensor(ends), EOS, 1)
     query, key, value = attention_inputs(*token_ids.shape, torch.float64, seed)
     mask = document_mask(token_ids, eos_id=EOS)
-    attended = DocumentAttention()(query, key, value, block_mask=mask)
+    attended = attend(query, key, value, mask)
     for row, is_end in enumerate(ends):
         begins = [index + 1 for index, ends_here in enumerate(is_end[:-1]) if ends_here]
         for first, last in pairwise([0, *begins, len(is_end)]):
-            pieces = [one[row : row + 1, :, first:last] for one in (query, key, value)]
+            pieces = [one[row, first:last].transpose(0, 1) for one in (query, key, value)]
             alone = F.scaled_dot_product_attention(*pieces, is_causal=True)
-            torch.testing.assert_close(attended[row : row + 1, :, first:last], alone)
+            torch.testing.assert_close(attended[row, first:last].transpose(0, 1), alone)
 
 
 @pytest.mark.slow
@@ -63,6 +71,7 @@ def test_the_cpu_computes_what_flex_attention_does():
     mask = document_mask(token_ids, eos_id=EOS)
     query, key, value = attention_inputs(2, 384, torch.float32, seed=8)
     with torch.no_grad():
-        expected = flex_attention(query, key, value, block_mask=mask)
-        actual = DocumentAttention()(query, key, value, block_mask=mask)
+        heads = (one.transpose(1, 2) for one in (query, key, value))
+        expected = flex_attention(*heads, block_mask=mask).transpose(1, 2)
+        actual = attend(query, key, value, mask)
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)

@@ -1,16 +1,23 @@
 """Divided among processes: rounds of a step communicate once, and angles stay float32."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anchored.pretrain.job_config import JobConfig
 from anchored.pretrain.model import attention
 from anchored.pretrain.model.attention import rotate
-from anchored.pretrain.model.tinycomma import TinyComma, flavors, schedule_reduction
+from anchored.pretrain.model.tinycomma import (
+    TinyComma,
+    flavors,
+    parallel_dims,
+    parallelized,
+    schedule_reduction,
+)
 
 # Nothing is added in place to what a module returns.
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -22,17 +29,10 @@ NUM_MODULES = 4  # the embedding, two layers, the norm with the output layer
 def model():
     """Divided among two processes, of which only this one is there."""
     dist.init_process_group("fake", rank=0, world_size=2)
-    args = flavors()["smoke"]
-    args.vocab_size, args.max_seq_len, args.loss_chunk_tokens = 50, 16, 16
-    model = TinyComma(args)
-    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    options = {"mesh": dist.init_device_mesh("cpu", (2,)), "mp_policy": precision}
-    for module in (model.tok_embeddings, *model.layers.values(), [model.norm, model.output], model):
-        fully_shard(module, **options, reshard_after_forward=False)
-    for module in model.modules():
-        if hasattr(module, "set_force_sum_reduction_for_comms"):
-            module.set_force_sum_reduction_for_comms(True)
-    yield model
+    config = JobConfig()
+    config.parallelism.fsdp_reshard_after_forward = "never"
+    args = replace(flavors()["smoke"], vocab_size=50, max_seq_len=16, loss_chunk_tokens=16)
+    yield parallelized(TinyComma(args), parallel_dims(config, 2), config)
     dist.destroy_process_group()
 
 
@@ -70,7 +70,7 @@ def test_a_step_of_several_rounds_takes_the_collectives_of_one(model):
     assert all(weight.grad.dtype == torch.float32 for weight in model.parameters())
 
 
-def test_angles_stay_float32_where_fsdp_casts_what_modules_are_given(model, monkeypatch):
+def test_angles_stay_float32_where_weights_are_cast(model, monkeypatch):
     dtypes = []
 
     def remember(heads, table):

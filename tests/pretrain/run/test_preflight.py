@@ -12,6 +12,8 @@ from anchored.pretrain.run.checkpoints import SEAL_NAME
 from anchored.pretrain.run.record import RunRecord
 from anchored.pretrain.tokens.shards import Manifest, TokenShards
 
+FLOAT8, FILTER = ["quantize.linear.float8"], {"filter_fqns": ["output"]}
+
 
 @pytest.fixture
 def check(begin, tmp_path):
@@ -42,9 +44,13 @@ def test_a_sound_run_leaves_its_record_and_is_known_by_it(check, tmp_path, corpu
     ("arguments", "message"),
     [
         ({"model": {"flavor": "small"}}, "model.flavor must be one of smoke, trial, narrow"),
-        ({"validation": {"enable": True}}, "the settings of validation are not supported"),
-        ({"training": {"enable_cpu_offload": True}}, "enable_cpu_offload must be false, got true"),
-        ({"model": {"converters": ["quantize.linear.float8"]}}, 'must hold "output"'),
+        ({"training": {"enable_cpu_offload": True}}, "cpu_offload must be false, as no run here"),
+        ({"model": {"converters": FLOAT8}}, 'must hold "output"'),
+        (
+            {"model": {"converters": FLOAT8}, "quantize": {"linear": {"float8": FILTER}}},
+            "products in float8 need a GPU of compute capability 8.9 or higher",
+        ),
+        ({"activation_checkpoint": {"mode": "memory_budget"}}, "memory_budget needs compile.enab"),
         ({"model": {"tokenizer": "none"}}, "model.tokenizer: there is no file or folder /"),
         ({"num_processes": 4}, "got 4 and 2 * 4"),
         ({"without": "debug = {seed = 3}\n"}, "debug.seed is not set"),

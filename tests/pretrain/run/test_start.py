@@ -15,7 +15,7 @@ from anchored.pretrain.run.record import RunRecord
 from anchored.tools.commands.training.plan import PlanConfig
 from anchored.tools.commands.training.plan import run as plan_command
 
-FLOAT8 = {"filter_fqns": ["output"]}
+FLOAT8 = {"filter_fqns": ["output"], "emulate": True}
 AT_WORK = {
     "model": {"converters": ["quantize.linear.float8"]},
     "quantize": {"linear": {"float8": FLOAT8}},
@@ -32,7 +32,7 @@ def test_settings_that_decide_weights_are_named_where_they_differ_and_others_may
 
     before, rowwise = record(), FLOAT8 | {"recipe_name": "rowwise"}
     for changes, difference in (
-        ({"quantize": {"linear": {"float8": rowwise}}}, "recipe_name was None and is now rowwise"),
+        ({"quantize": {"linear": {"float8": rowwise}}}, "was tensorwise and is now rowwise"),
         ({"training": {"global_batch_size": 8}}, "global_batch_size was 4 and is now 8"),
         # As they count: where they are not set, those of the run and of a process.
         ({"steps": 20, "without": ", total_steps = 24"}, "total_steps was 24 and is now 20"),

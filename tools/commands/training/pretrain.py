@@ -91,18 +91,16 @@ def _dry_run(config: PretrainConfig) -> int:
     job = load_job_config(["--job.config_file", str(config.config)])
     check_settings(job)
     check_batch(job, config.gpus)
-    args = model_args(job)
     num_replicas = job.parallelism.data_parallel_replicate_degree
     with torch.device("meta"):
-        model = TinyComma(args)
+        model = TinyComma(model_args(job))
     memory = estimate_memory(job, model, num_shards=config.gpus // num_replicas)
     dist.init_process_group("fake", rank=0, world_size=config.gpus)
     model = parallelized(model, parallel_dims(job, config.gpus), job)
-    _, flops_per_token = args.get_nparams_and_flops(model, job.training.seq_len)
     print(f"{config.config.stem}: {_model_line(model, num_processes=config.gpus)}")
     dist.destroy_process_group()
     print(f"memory of a step on one GPU, estimated: {memory}")
-    print(_time_line(job.training, config, flops_per_token))
+    print(_time_line(job.training, config, model.flops_per_token()))
     print("nothing of this was measured")
     return 0
 
