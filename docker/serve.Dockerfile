@@ -7,7 +7,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN useradd --create-home --uid 1000 anchored \
     && install --directory --owner anchored /ledgers
 
-RUN pip install --no-cache-dir "torch>=2.11,<2.14" --index-url "${TORCH_INDEX}"
+RUN pip install --no-cache-dir "torch>=2.11" --index-url "${TORCH_INDEX}"
 
 COPY . /src
 RUN pip install --no-cache-dir "/src[serve,peft]"

@@ -18,8 +18,10 @@ class RotaryAttention(nn.Module):
         """masks_documents: attention_masks say what a token attends to; else all before it."""
         super().__init__()
         self.head_dim = dim // num_heads
-        for name in ("wq", "wk", "wv", "wo"):
-            setattr(self, name, nn.Linear(dim, dim, bias=False))
+        self.wq = nn.Linear(dim, dim, bias=False)
+        self.wk = nn.Linear(dim, dim, bias=False)
+        self.wv = nn.Linear(dim, dim, bias=False)
+        self.wo = nn.Linear(dim, dim, bias=False)
         kind = DocumentAttention if masks_documents else ScaledDotProductAttention
         self.inner_attention = kind(kind.Config())
 
@@ -89,5 +91,6 @@ class DocumentAttention(FlexAttention):
             return super().forward(query, key, value, attention_masks=attention_masks)
         num_rows, seq_len = query.shape[:2]
         mask = create_mask(attention_masks.mask_mod, num_rows, 1, seq_len, seq_len, device="cpu")
-        heads = (one.transpose(1, 2) for one in (query, key, value))
-        return F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2)
+        query, key, value = (one.transpose(1, 2) for one in (query, key, value))
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return attended.transpose(1, 2)

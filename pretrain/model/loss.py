@@ -115,7 +115,12 @@ class LossHead(nn.Linear):
         """chunk_tokens: rows of logits that exist at once with labels; 0: all of them."""
         super().__init__(hidden_size, vocab_size, bias=False)
         self.chunk_tokens = chunk_tokens
-        self.loss = logit_loss_and_gradient if chunk_tokens else summed_cross_entropy
+        self._chunk_loss, self._whole_loss = logit_loss_and_gradient, summed_cross_entropy
+
+    def compile_loss(self, backend: str) -> None:
+        """Make one pass over the logits of six: they are the only memory traffic of the loss."""
+        self._chunk_loss = torch.compile(logit_loss_and_gradient, backend=backend)
+        self._whole_loss = torch.compile(summed_cross_entropy, backend=backend)
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
         """hidden (B, T, D) -> logits (B, T, V); with labels (B, T) a scalar, in nats."""
@@ -123,9 +128,13 @@ class LossHead(nn.Linear):
             return super().forward(hidden)
         rows, row_labels = hidden.flatten(0, 1), labels.flatten()
         if not self.chunk_tokens:
-            return self.loss(super().forward(rows), row_labels)
+            return self._whole_loss(super().forward(rows), row_labels)
         return chunked_cross_entropy(
-            rows, self.weight, row_labels, chunk_tokens=self.chunk_tokens, logit_loss=self.loss
+            rows,
+            self.weight,
+            row_labels,
+            chunk_tokens=self.chunk_tokens,
+            logit_loss=self._chunk_loss,
         )
 
 

@@ -236,8 +236,7 @@ def parallelized(model: TinyComma, dims: ParallelDims, config: JobConfig) -> Tin
     """Compile the parts that the config names and shard the weights with FSDP2, in place."""
     settings, memory_budget = config.compile, config.activation_checkpoint.memory_budget
     if settings.enable and "loss" in settings.components:
-        # One pass over a chunk's logits in place of six: they are its only memory traffic.
-        model.output.loss = torch.compile(model.output.loss, backend=settings.backend)
+        model.output.compile_loss(settings.backend)
     checkpointing = {
         "none": None,
         "full": FullAC.Config(),
@@ -266,11 +265,12 @@ def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def schedule_reduction(model: FSDPModule, *, is_due: bool, keeps_weights: bool) -> None:
+def schedule_reduction(model: nn.Module, *, is_due: bool, keeps_weights: bool) -> None:
     """Say whether the processes add their gradients up in the next backward.
 
     Until that is due, each adds up its rounds, in the dtype of the reduction: a step of any number
     of rounds reduces once. keeps_weights: they stay gathered until then, too.
     """
+    assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(is_due)
     model.set_reshard_after_backward(is_due or not keeps_weights)

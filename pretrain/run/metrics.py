@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from copy import copy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,8 @@ class RunMetrics(MetricsProcessor):
         self._is_writer = dist.get_rank() == 0
         self._job = job_config
         # torchtitan would go on where Weights & Biases does not start, so it starts none.
-        without_wandb = replace(job_config.metrics, enable_wandb=False)
+        without_wandb = copy(job_config.metrics)
+        without_wandb.enable_wandb = False
         super().__init__(without_wandb, parallel_dims=parallel_dims, dump_folder=str(folder))
         wandb = None
         if self._is_writer and job_config.metrics.enable_wandb:

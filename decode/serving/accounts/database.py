@@ -69,6 +69,17 @@ def database(where: str, root: Path) -> sa.Engine:
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _prepare_sqlite)
         sa.event.listen(engine, "begin", _begin_sqlite)
+    try:
+        _prepare_tables(engine, where, root)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def _prepare_tables(engine: sa.Engine, where: str, root: Path) -> None:
+    """Make the tables of a database that has none. ValueError where they are of another version."""
+    if engine.dialect.name == "sqlite":
         # SQLite refuses at once, whatever its timeout, what meets another who turns on the WAL.
         with locked(root / f"{where}.lock"), engine.connect():
             pass
@@ -82,7 +93,6 @@ def database(where: str, root: Path) -> sa.Engine:
             connection.execute(sa.insert(STORE).values(**row, policy=""))
         elif version != VERSION:
             raise ValueError(f"the accounts in {where} are of version {version}, not of {VERSION}")
-    return engine
 
 
 def wait_for_others(connection: sa.Connection) -> None:
