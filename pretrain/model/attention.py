@@ -12,7 +12,7 @@ from ..titan import FlexAttention, ScaledDotProductAttention
 
 
 class RotaryAttention(nn.Module):
-    """Causal attention, in which each head has keys and values of its own."""
+    """Causal attention without grouped queries: as many heads of keys as of queries."""
 
     def __init__(self, dim: int, num_heads: int, *, masks_documents: bool) -> None:
         """masks_documents: attention_masks say what a token attends to; else all before it."""
