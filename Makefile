@@ -16,7 +16,7 @@ AREAS := __init__.py __main__.py durable_files.py environment.py errors.py field
 .PHONY: help quickstart demo test test-newest test-slow test-all test-vllm test-gpu lint typecheck docs bench clean
 
 help: # these words
-	@awk -F ':[^#]*# *' '/^[a-z-]+:.*# / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':[^#]*# *' '/^[a-z-]+:.*# / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 quickstart: $(VENV)/quickstart$(LOCKED) # texts of a real pair in a minute, measured in ten more
 	$(BIN)/anchored quickstart
