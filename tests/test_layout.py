@@ -108,6 +108,12 @@ def imports(path: Path) -> set[tuple[str, str]]:
     return pairs
 
 
+def test_one_file_imports_torchtitan():
+    line = re.compile(r"^\s*(from|import) torchtitan\b", re.MULTILINE)
+    files = [path for path in every_file() if line.search(path.read_text())]
+    assert files == [ROOT / "pretrain" / "titan.py"]
+
+
 @cache
 def imported(path: Path) -> set[Path]:
     """The project's files that a file imports."""

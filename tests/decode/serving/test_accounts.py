@@ -5,7 +5,9 @@ import math
 import sqlite3
 import threading
 from contextlib import closing
+from pathlib import Path
 
+import psutil
 import pytest
 from server_accounts import client, digest, nats, policy_file, spend_all
 
@@ -164,11 +166,14 @@ def test_an_account_that_bounds_every_text_takes_no_text_of_a_mean(store):
     assert store.state("group/g").divergence == "kl"
 
 
-def test_a_store_of_another_version_is_refused_in_one_line(store, tmp_path):
+def test_a_store_of_another_version_is_refused_in_one_line_and_not_left_open(store, tmp_path):
     with closing(sqlite3.connect(tmp_path / "accounts.db")) as connection, connection:
         connection.execute("UPDATE anchored_store SET version = 99")
-    with pytest.raises(ValueError, match=r"accounts.db are of version 99, not of \d$"):
+    store.close()
+    with pytest.raises(ValueError, match=r"accounts.db are of version 99, not of \d$") as refused:
         Store("accounts.db", tmp_path)
+    open_files = {Path(file.path).name for file in psutil.Process().open_files()}
+    assert refused.tb and "accounts.db" not in open_files  # its frames would keep it open
 
 
 def test_a_file_that_is_wrong_is_refused_in_one_line(tmp_path):
