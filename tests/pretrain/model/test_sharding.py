@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anchored.pretrain.job_config import JobConfig
+from anchored.pretrain.job_config import ActivationCheckpoint, JobConfig
 from anchored.pretrain.model import attention
 from anchored.pretrain.model.attention import rotate
 from anchored.pretrain.model.tinycomma import (
@@ -18,6 +19,7 @@ from anchored.pretrain.model.tinycomma import (
     parallelized,
     schedule_reduction,
 )
+from anchored.pretrain.titan import CompileConfig
 
 # Nothing is added in place to what a module returns.
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -26,14 +28,23 @@ NUM_MODULES = 4  # the embedding, two layers, the norm with the output layer
 
 
 @pytest.fixture
-def model():
-    """Divided among two processes, of which only this one is there."""
+def divide():
+    """Divides a model among two processes, of which only this one is there."""
+
+    def divided(**sections):
+        config = replace(JobConfig(), **sections)
+        config.parallelism.fsdp_reshard_after_forward = "never"
+        args = replace(flavors()["smoke"], vocab_size=50, max_seq_len=16, loss_chunk_tokens=16)
+        return parallelized(TinyComma(args), parallel_dims(config, 2), config)
+
     dist.init_process_group("fake", rank=0, world_size=2)
-    config = JobConfig()
-    config.parallelism.fsdp_reshard_after_forward = "never"
-    args = replace(flavors()["smoke"], vocab_size=50, max_seq_len=16, loss_chunk_tokens=16)
-    yield parallelized(TinyComma(args), parallel_dims(config, 2), config)
+    yield divided
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def model(divide):
+    return divide()
 
 
 class CommunicationCount(TorchDispatchMode):
@@ -80,3 +91,13 @@ def test_angles_stay_float32_where_weights_are_cast(model, monkeypatch):
     monkeypatch.setattr(attention, "rotate", remember)
     model(torch.zeros(1, 16, dtype=torch.int64))
     assert dtypes == [(torch.bfloat16, torch.float32)] * 4
+
+
+@pytest.mark.parametrize("mode", ["none", "full", "selective"])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_layers_are_computed_again_and_compiled_where_the_config_says_so(divide, mode, is_compiled):
+    compiled = CompileConfig(enable=is_compiled, backend="eager")
+    model = divide(activation_checkpoint=ActivationCheckpoint(mode=mode), compile=compiled)
+    for layer in model.layers.values():
+        assert isinstance(layer, CheckpointWrapper) == (mode != "none")
+        assert (layer._compiled_call_impl is not None) == is_compiled
