@@ -224,8 +224,8 @@ def extra_modules() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [project["optional-dependencies"][name] for name in ("pretrain", "eval", "plots")]
     names = [re.split(r"[\[<>=~]", requirement)[0] for extra in extras for requirement in extra]
-    # fsspec comes with torch and huggingface_hub, which use it.
-    return [MODULES.get(name, name) for name in names if name != "fsspec"]
+    # Decoding has torch, and fsspec comes with it and with huggingface_hub, which use it.
+    return [MODULES.get(name, name) for name in names if name not in ("torch", "fsspec")]
 
 
 @pytest.mark.slow

@@ -109,12 +109,10 @@ class Trainer:
             self.model.init_weights()
         self.model.train()
         # 2. One optimizer group for all parameters, as in lingua: norms and embeddings decay too.
+        # Its settings, but for the rate of the schedule's height, are set where training begins.
         adam = config.optimizer
-        settings = {"betas": (adam.beta1, adam.beta2), "eps": adam.eps}
         group = ParamGroupConfig(
-            pattern="",
-            optimizer_name=adam.name,
-            optimizer_kwargs=settings | {"lr": adam.lr, "weight_decay": adam.weight_decay},
+            pattern="", optimizer_name=adam.name, optimizer_kwargs={"lr": adam.lr}
         )
         kind = OptimizersContainer.Config(param_groups=[group], implementation=adam.implementation)
         self.optimizers = OptimizersContainer(kind, model_parts=[self.model])
