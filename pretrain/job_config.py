@@ -105,8 +105,7 @@ class Float8Linear:
     """Matrix products in float8, by torchao."""
 
     recipe_name: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = "tensorwise"
-    """Numbers that share a scale: those of a tensor, or those of a row; gw_hp: but for gradients of
-    weights, which stay in bfloat16"""
+    """A scale for each tensor or for each row; gw_hp leaves gradients of weights in bfloat16"""
 
     filter_fqns: list[str] = field(default_factory=list)
     """Parts of names of layers that stay as they are"""
@@ -124,7 +123,7 @@ class QuantizedLinear:
 
 @dataclass
 class Quantize:
-    """What the converters of model.converters are told."""
+    """Settings of the converters that model.converters names."""
 
     linear: QuantizedLinear = field(default_factory=QuantizedLinear)
 
@@ -220,7 +219,7 @@ class ActivationCheckpoint:
     """The activations that backward computes again in place of keeping them."""
 
     mode: Literal["selective", "full", "memory_budget", "none"] = "none"
-    """Of cheap operations, of whole layers, or as the compiler chooses within memory_budget"""
+    """selective: of cheap operations; full: of layers; memory_budget: as the compiler chooses"""
 
     memory_budget: float = 0.5
     """Share of the memory that activations take without it"""

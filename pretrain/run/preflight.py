@@ -45,7 +45,7 @@ _READ: Final = {
     },
     "debug": {"seed", "deterministic", "deterministic_warn_only", "detect_anomaly"},
 }
-"""What a run reads of the sections that torchtitan has for runs of every kind."""
+"""Settings that a run reads, by section of torchtitan; any other must keep its default."""
 
 
 def check_run(config: JobConfig, *, num_processes: int) -> list[str]:

@@ -114,8 +114,10 @@ class Trainer:
         group = ParamGroupConfig(
             pattern="", optimizer_name=adam.name, optimizer_kwargs={"lr": adam.lr}
         )
-        kind = OptimizersContainer.Config(param_groups=[group], implementation=adam.implementation)
-        self.optimizers = OptimizersContainer(kind, model_parts=[self.model])
+        groups = OptimizersContainer.Config(
+            param_groups=[group], implementation=adam.implementation
+        )
+        self.optimizers = groups.build(model_parts=[self.model])
         # 3. Of the schedule only the factor of each step is used: it has no state to be resumed.
         (schedule,) = config.lr_scheduler.build(
             optimizers=self.optimizers, training_steps=config.training.steps

@@ -19,10 +19,9 @@ def test_turning_is_the_complex_multiplication_to_the_bit(dtype):
     head_dim, generator = 64, torch.Generator().manual_seed(1)
     rates = torch.tensor([500 ** (-2 * pair / head_dim) for pair in range(head_dim // 2)])
     angles = torch.outer(torch.arange(40.0), rates)
-    turns = torch.polar(torch.ones_like(angles), angles)
     table = rotary_table(40, head_dim, 500.0)
-    torch.testing.assert_close(torch.complex(table[:, 0, ::2], table[:, 1, 1::2]), turns)
-    turns = torch.complex(table[:, 0, ::2], table[:, 1, 1::2])  # to the bit
+    turns = torch.complex(table[:, 0, ::2], table[:, 1, 1::2])
+    torch.testing.assert_close(turns, torch.polar(torch.ones_like(angles), angles))
     shape = (2, 40, 3, head_dim)
     heads, gradient = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
     heads.requires_grad_()

@@ -17,6 +17,6 @@ def test_a_run_in_float8_rounds_products_of_its_layers_and_learns(
     settings["quantize"] = {"linear": {"float8": float8}}
     train(write_config(tmp_path / "run", **settings), num_processes=2)
     ours, exact = losses(tmp_path / "run"), losses(finished)
-    # Numbers of three bits behind the leading one: the same weights give almost the same loss.
+    # float8 rounds to four significant bits, so the same weights give almost the same loss.
     assert 1e-6 < abs(ours[0] - exact[0]) < 0.05
     assert ours[-1] == pytest.approx(exact[-1], abs=0.1) and ours[-1] < ours[0] - 0.5
