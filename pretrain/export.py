@@ -225,7 +225,6 @@ def _write_tokenizer(tokenizer_folder: Path, output: Path, record: RunRecord, le
     (output / TOKENIZER_CONFIG_NAME).write_text(json.dumps(settings, indent=2) + "\n")
 
 
-_MODEL_PARTS = ("tok_embeddings", "layers", "norm", "output")
 _LLAMA_NAMES = {
     "tok_embeddings": "model.embed_tokens",
     "attention.wq": "self_attn.q_proj",
@@ -257,7 +256,8 @@ def llama_weights(
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in stored.items()
-        if isinstance(entry, TensorStorageMetadata) and name.split(".")[0] in _MODEL_PARTS
+        if isinstance(entry, TensorStorageMetadata)
+        and name.split(".")[0] in ("layers", *_LLAMA_NAMES)
     }
     with warnings.catch_warnings():
         # no_dist asks for exactly what the warning says is assumed.
